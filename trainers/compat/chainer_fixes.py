@@ -1,0 +1,79 @@
+"""What NumPy 2 breaks inside Chainer after it has been imported, and one fault that Chainer 7.8.1 always had."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import numpy
+
+from trainers.compat.import_hook import After
+
+
+def deconvolution_cover_all(module: ModuleType) -> bool:
+    """Lets `Deconvolution2DFunction._set_cover_all` take arrays and variables as well as their shapes.
+
+    Symptom: TypeError or ValueError in the backward of F.deconvolution_2d when only the weights need a gradient: it passes
+    variables where shapes are expected.
+    """
+    function = module.Deconvolution2DFunction
+    original = function._set_cover_all
+
+    def set_cover_all(self, x, W):
+        original(self, getattr(x, "shape", x), getattr(W, "shape", W))
+
+    function._set_cover_all = set_cover_all
+    return True
+
+
+def categorical_log_prob(module: ModuleType) -> bool:
+    """Indexes with a tuple of arrays, whatever `numpy.meshgrid` returns.
+
+    Symptom: TypeError: can only concatenate tuple (not "list") to tuple (distributions.Categorical.log_prob, and with it its
+    Kullback-Leibler divergence).
+    """
+
+    def log_prob(self, x):
+        grid = numpy.meshgrid(*(range(size) for size in self.batch_shape), indexing="ij")
+        chosen = module.chainer.as_array(x).astype(numpy.int32)
+        return self.log_p[(*grid, chosen)]
+
+    module.Categorical.log_prob = log_prob
+    return True
+
+
+def pad_sequence_unsigned(module: ModuleType) -> bool:
+    """Casts the padding to the sequences' type as NumPy 1 did: -1 in uint8 is 255.
+
+    Symptom: OverflowError: Python integer -1 out of bounds for uint8 (F.pad_sequence with padding=-1).
+    """
+    function = module.PadSequence
+    original = function.forward
+
+    def forward(self, xs):
+        self.padding = numpy.asarray(self.padding).astype(xs[0].dtype)[()]
+        return original(self, xs)
+
+    function.forward = forward
+    return True
+
+
+def debug_print_device(module: ModuleType) -> bool:
+    """Writes the device of a NumPy array as Chainer did before NumPy's arrays had a `device`.
+
+    Symptom: Variable.debug_print says "device: cpu", its documentation "device: CPU".
+    """
+    original = module.Variable.debug_print
+
+    def debug_print(self):
+        return original(self).replace("\n- device: cpu\n", "\n- device: CPU\n")
+
+    module.Variable.debug_print = debug_print
+    return hasattr(numpy.ndarray, "device")
+
+
+PATCHES = (
+    After("chainer.functions.connection.deconvolution_2d", deconvolution_cover_all),
+    After("chainer.distributions.categorical", categorical_log_prob),
+    After("chainer.functions.array.pad_sequence", pad_sequence_unsigned),
+    After("chainer.variable", debug_print_device),
+)
