@@ -1,0 +1,124 @@
+"""One update divided over workers: teams, shares, micro-batches. Arithmetic only, all of it exact."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class PlanError(ValueError):
+    """A recipe that these workers cannot serve; the message names what fits nearest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatch:
+    """Samples of one forward and backward on one worker.
+
+    Args:
+        offset: place of its first sample within the update, from 0.
+        size: samples.
+        num_groups: norm groups in it, all of the same size; 1 where the group is shared with the rest of a team.
+    """
+
+    offset: int
+    size: int
+    num_groups: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Division:
+    """How `workers` share an update of `num_groups` norm groups of `norm_span` samples each.
+
+    Teams of `team_size` consecutive workers hold whole groups; within a team a group is split evenly, the first workers
+    one sample more. The groups are given to the teams contiguously, the first teams one more. Workers that are left over
+    have no samples and still join every collective call.
+    """
+
+    workers: int
+    num_groups: int
+    norm_span: int
+    team_size: int
+    groups_per_micro_batch: int
+
+    @property
+    def num_teams(self) -> int:
+        return self.workers // self.team_size
+
+    @property
+    def idle_workers(self) -> int:
+        """Workers without a sample."""
+        return self.workers - self.team_size * min(self.num_teams, self.num_groups)
+
+    def team_of(self, rank: int) -> int | None:
+        """The number of a worker's team, or None for one that is left over."""
+        team = rank // self.team_size
+        return team if team < self.num_teams else None
+
+    def groups_of(self, team: int) -> range:
+        """The norm groups of a team."""
+        return _share(self.num_groups, self.num_teams, team)
+
+    def micro_batches(self, rank: int) -> tuple[MicroBatch, ...]:
+        """What a worker computes in one update, in order."""
+        team = self.team_of(rank)
+        if team is None:
+            return ()
+        groups = self.groups_of(team)
+        span = self.norm_span
+        if self.team_size > 1:
+            part = _share(span, self.team_size, rank % self.team_size)
+            return tuple(MicroBatch(offset=g * span + part.start, size=len(part), num_groups=1) for g in groups)
+        steps = -(-len(groups) // self.groups_per_micro_batch)
+        shares = [_share(len(groups), steps, step) for step in range(steps)]
+        return tuple(
+            MicroBatch(offset=(groups.start + s.start) * span, size=len(s) * span, num_groups=len(s)) for s in shares
+        )
+
+    def samples_of(self, rank: int) -> int:
+        """Samples of a worker in one update."""
+        return sum(m.size for m in self.micro_batches(rank))
+
+
+def _share(total: int, parts: int, part: int) -> range:
+    """The contiguous share of one of `parts`, the first ones one more."""
+    each, more = divmod(total, parts)
+    start = part * each + min(part, more)
+    return range(start, start + each + (part < more))
+
+
+def divide(*, global_batch_size: int, norm_span: int, workers: int, micro_batch_size: int) -> Division:
+    """Divide one update.
+
+    Args:
+        global_batch_size: samples, a multiple of `norm_span`.
+        norm_span: samples whose statistics are shared, at least 1.
+        workers: at least 1.
+        micro_batch_size: the most samples of one forward on one worker, at least 1.
+    Raises:
+        PlanError: a norm group needs more workers than there are.
+
+    >>> division = divide(global_batch_size=96, norm_span=32, workers=2, micro_batch_size=64)
+    >>> [division.samples_of(rank) for rank in range(2)]
+    [64, 32]
+    """
+    num_groups, rest = divmod(global_batch_size, norm_span)
+    assert rest == 0, "the recipe's loader refuses this"
+    needed = -(-norm_span // micro_batch_size)
+    if needed > workers:
+        fits = _largest_divisor(norm_span, at_most=workers * micro_batch_size)
+        raise PlanError(
+            f"a norm group of {norm_span} samples needs {needed} workers at a micro-batch of {micro_batch_size}, "
+            f"there are {workers}; what fits: norm_span {fits}, or a micro-batch of "
+            f"{-(-norm_span // workers)}, or {needed} workers"
+        )
+    team_size = min(max(needed, workers // num_groups), norm_span)
+    return Division(
+        workers=workers,
+        num_groups=num_groups,
+        norm_span=norm_span,
+        team_size=team_size,
+        groups_per_micro_batch=max(1, micro_batch_size // norm_span),
+    )
+
+
+def _largest_divisor(number: int, *, at_most: int) -> int:
+    return next(d for d in range(min(number, at_most), 0, -1) if number % d == 0)

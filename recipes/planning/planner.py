@@ -1,0 +1,190 @@
+"""recipe x data set x cluster -> plan: what every worker does in every update."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from recipes.planning.cluster import Cluster
+from recipes.planning.division import Division, PlanError, divide
+from recipes.planning.timeline import Segment, Timeline, timeline
+from recipes.rates import learning_rate_at
+from recipes.schema import Dataset, Recipe
+
+_AUTO_MICRO_BATCH_SIZE = 64  # samples; a norm group if that is larger. Without a memory model nothing better is known.
+_BYTES = 4  # float32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """What the planner needs to know of a model and its optimizer.
+
+    Args:
+        num_parameters: trained numbers.
+        num_state_values: numbers the optimizer keeps for each of them (momentum SGD 1, Adam 2).
+    """
+
+    num_parameters: int
+    num_state_values: int
+
+    def memory(self) -> dict[str, int | None]:
+        """Bytes on one device: exact for weights, gradients and optimizer state; activations are not known yet."""
+        weights = _BYTES * self.num_parameters
+        return {
+            "weights_bytes": weights,
+            "gradients_bytes": weights,
+            "optimizer_state_bytes": weights * self.num_state_values,
+            "activations_bytes": None,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedSegment:
+    """A segment of the timeline with its division over the workers."""
+
+    segment: Segment
+    division: Division
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The only place where a recipe and a cluster meet.
+
+    Args:
+        recipe, dataset: what is trained, on what.
+        cluster: whose workers.
+        workers: how many of them.
+        timeline: all updates.
+        segments: a division for each segment of the timeline.
+        model: sizes for the memory, or None where the model was not built.
+    """
+
+    recipe: Recipe
+    dataset: Dataset
+    cluster: Cluster
+    workers: int
+    timeline: Timeline
+    segments: tuple[PlannedSegment, ...]
+    model: Model | None = None
+
+    def division_of(self, update: int) -> Division:
+        """How an update is divided."""
+        wanted = self.timeline.segment_of(update)
+        return next(planned.division for planned in self.segments if planned.segment is wanted)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is served, yet not as the user would want it."""
+        found = []
+        for planned in self.segments:
+            idle = planned.division.idle_workers
+            if idle:
+                found.append(
+                    f"from update {planned.segment.update} on {idle} of {self.workers} workers have no samples: "
+                    f"{planned.division.num_groups} norm groups of {planned.segment.norm_span} samples do not give "
+                    f"every worker one; fewer workers or a smaller batch.norm_span would use them all"
+                )
+        return tuple(found)
+
+    def as_tree(self) -> dict[str, Any]:
+        """The plan as plain data, for YAML and JSON."""
+        return {
+            "recipe": self.recipe.name,
+            "dataset": self.dataset.name,
+            "cluster": self.cluster.name,
+            "workers": self.workers,
+            "num_updates": self.timeline.num_updates,
+            "num_samples": self.timeline.num_samples,
+            "segments": [self._segment_tree(planned) for planned in self.segments],
+            "memory": self.model.memory() if self.model else None,
+            "warnings": list(self.warnings),
+        }
+
+    def _segment_tree(self, planned: PlannedSegment) -> dict[str, Any]:
+        segment, division = planned.segment, planned.division
+        micro_batches = [division.micro_batches(rank) for rank in range(self.workers)]
+        ends = (segment.update, segment.update + segment.num_updates - 1)
+        return {
+            **asdict(segment),
+            "epoch": self.timeline.epoch_at(segment.update),
+            "num_groups": division.num_groups,
+            "team_size": division.team_size,
+            "num_teams": division.num_teams,
+            "idle_workers": division.idle_workers,
+            "samples_per_worker": [sum(m.size for m in own) for own in micro_batches],
+            "micro_batch_size": max(m.size for own in micro_batches for m in own),
+            "accumulation_steps": max(len(own) for own in micro_batches),
+            "learning_rate": [learning_rate_at(self.recipe, self.timeline.epoch_at(u)) for u in ends],
+        }
+
+
+def plan(
+    *,
+    recipe: Recipe,
+    dataset: Dataset,
+    cluster: Cluster,
+    workers: int | None = None,
+    micro_batch_size: int | None = None,
+    model: Model | None = None,
+) -> Plan:
+    """Divide a recipe over workers.
+
+    Args:
+        recipe, dataset, cluster: what meets here.
+        workers: how many of the cluster's workers; all of them by default.
+        micro_batch_size: the most samples of one forward on one worker; the cluster's by default.
+        model: sizes for the memory.
+    Raises:
+        PlanError: no workers, more than the cluster has, a norm group that they cannot hold, or a device that is too
+            small for the weights; the message says what fits.
+    """
+    workers = cluster.num_workers if workers is None else workers
+    if not 1 <= workers <= cluster.num_workers:
+        raise PlanError(
+            f"{workers} workers asked of cluster {cluster.name}, which has {cluster.num_workers} "
+            f"({cluster.nodes} x {cluster.workers_per_node}); ask for 1 to {cluster.num_workers}"
+        )
+    if micro_batch_size is not None and micro_batch_size < 1:
+        raise PlanError(f"a micro-batch of {micro_batch_size} samples holds nothing; ask for at least 1")
+    largest = micro_batch_size or cluster.micro_batch_size
+    whole = timeline(
+        global_batch_size=recipe.batch.global_,
+        norm_span=recipe.batch.norm_span,
+        epochs=recipe.epochs,
+        num_train=dataset.num_train,
+    )
+    segments = tuple(
+        PlannedSegment(
+            segment=segment,
+            division=divide(
+                global_batch_size=segment.global_batch_size,
+                norm_span=segment.norm_span,
+                workers=workers,
+                micro_batch_size=max(segment.norm_span, _AUTO_MICRO_BATCH_SIZE) if largest == "auto" else largest,
+            ),
+        )
+        for segment in whole.segments
+    )
+    made = Plan(
+        recipe=recipe,
+        dataset=dataset,
+        cluster=cluster,
+        workers=workers,
+        timeline=whole,
+        segments=segments,
+        model=model,
+    )
+    _require_memory(made)
+    return made
+
+
+def _require_memory(made: Plan) -> None:
+    """Refuse a device that cannot even hold the weights, their gradients and the optimizer's state."""
+    if made.model is None:
+        return
+    held = sum(size or 0 for size in made.model.memory().values())
+    if held > made.cluster.device_memory_bytes:
+        raise PlanError(
+            f"weights, gradients and optimizer state need {held:,} bytes, a device of cluster {made.cluster.name} has "
+            f"{made.cluster.device_memory_bytes:,}; choose a smaller model or a cluster with larger devices"
+        )
