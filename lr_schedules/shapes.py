@@ -1,0 +1,243 @@
+"""Shapes: how the factor of the learning rate moves over the run.
+
+rate(t) = full rate * f(t), t the epochs seen.
+
+Every shape is defined for all t >= 0 and keeps its last value after its end. A change at a boundary holds
+from the boundary on (t >= boundary).
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from dataclasses import dataclass
+
+from lr_schedules.units import Epochs, require_increasing, require_number
+
+__all__ = ["Constant", "Cosine", "Exponential", "MultiStep", "PiecewiseLinear", "Polynomial", "SlowStart"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant:
+    """The same factor from the first update to the last.
+
+        f(t) = factor
+
+    Args:
+        factor: greater than 0.
+    Raises:
+        ValueError: `factor` is not finite or not greater than 0.
+
+    >>> Constant(factor=0.5)(12.0)
+    0.5
+
+    Source: Smith et al. 2017, arXiv 1711.00489: where the batch grows instead, the rate stays constant.
+    """
+
+    factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_number("Constant.factor", self.factor, above=0)
+
+    def __call__(self, epoch: float) -> float:
+        return float(self.factor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiStep:
+    """Multiply by the same factor at each boundary.
+
+        f(t) = factor ** (number of boundaries <= t)
+
+    Args:
+        boundaries: epochs, increasing, each greater than 0.
+        factor: what is left of the rate after a boundary, greater than 0.
+    Raises:
+        ValueError: `boundaries` is empty, not a tuple, not increasing or not above 0; `factor` is not above 0.
+
+    >>> goyal = MultiStep(boundaries=(30.0, 60.0, 80.0), factor=0.1)
+    >>> goyal(29.99), goyal(30.0)
+    (1.0, 0.1)
+
+    Source: Goyal et al. 2017, arXiv 1706.02677, section 5.1 (x0.1 at epochs 30, 60 and 80).
+    """
+
+    boundaries: tuple[Epochs, ...]
+    factor: float = 0.1
+
+    def __post_init__(self) -> None:
+        require_increasing("MultiStep.boundaries", self.boundaries)
+        require_number("MultiStep.boundaries", self.boundaries[0], above=0)
+        require_number("MultiStep.factor", self.factor, above=0)
+
+    def __call__(self, epoch: float) -> float:
+        return float(self.factor ** bisect_right(self.boundaries, epoch))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Polynomial:
+    """Fall from 1 to `end` along a power of the time that is left.
+
+        f(t) = end + (1 - end) * (1 - t / epochs) ** power        t < epochs
+        f(t) = end                                                t >= epochs
+
+    Args:
+        epochs: length of the decay, greater than 0.
+        power: 1 is a straight line, 2 falls faster at first; greater than 0.
+        end: the last factor, in [0, 1].
+    Raises:
+        ValueError: an argument is not finite or outside its range.
+
+    >>> Polynomial(epochs=90.0, power=2.0)(45.0)
+    0.25
+
+    Source: You et al. 2017 use power 2 with LARS, arXiv 1708.03888; MLPerf fixes power 2.
+    Differs: MLPerf's rules and `tf.keras` give the last *rate*; `end` is that rate divided by the full one.
+    """
+
+    epochs: Epochs
+    power: float = 1.0
+    end: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_number("Polynomial.epochs", self.epochs, above=0)
+        require_number("Polynomial.power", self.power, above=0)
+        require_number("Polynomial.end", self.end, at_least=0, at_most=1)
+
+    def __call__(self, epoch: float) -> float:
+        left = max(0.0, 1.0 - epoch / self.epochs)
+        return self.end + (1.0 - self.end) * left**self.power
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cosine:
+    """Fall from 1 to `end` along half a cosine, once, without restarts.
+
+        f(t) = end + (1 - end) * (1 + cos(pi * t / epochs)) / 2   t < epochs
+        f(t) = end                                                t >= epochs
+
+    Args:
+        epochs: length of the decay, greater than 0.
+        end: the last factor, in [0, 1].
+    Raises:
+        ValueError: an argument is not finite or outside its range.
+
+    >>> [round(Cosine(epochs=20.0)(t), 3) for t in (0.0, 10.0, 15.0, 20.0)]
+    [1.0, 0.5, 0.146, 0.0]
+
+    Source: Loshchilov and Hutter 2016, arXiv 1608.03983; the closed form as the documentation of PyTorch's
+        `CosineAnnealingLR` quotes it, paper not checked.
+    Differs: read at every update instead of once an epoch, and it stays at `end` where the cosine would rise again.
+    """
+
+    epochs: Epochs
+    end: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_number("Cosine.epochs", self.epochs, above=0)
+        require_number("Cosine.end", self.end, at_least=0, at_most=1)
+
+    def __call__(self, epoch: float) -> float:
+        seen = min(1.0, epoch / self.epochs)
+        return self.end + (1.0 - self.end) * (1.0 + math.cos(math.pi * seen)) / 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exponential:
+    """Decay by the same ratio every epoch.
+
+        f(t) = ratio ** t
+
+    Args:
+        ratio: what is left of the factor after one epoch, in (0, 1].
+    Raises:
+        ValueError: `ratio` is not finite or outside (0, 1].
+
+    >>> Exponential(ratio=0.5)(2.0)
+    0.25
+
+    Source: the formula itself. Differs: smooth between epochs, where a rate read once an epoch falls in steps.
+    """
+
+    ratio: float
+
+    def __post_init__(self) -> None:
+        require_number("Exponential.ratio", self.ratio, above=0, at_most=1)
+
+    def __call__(self, epoch: float) -> float:
+        return float(self.ratio) ** epoch
+
+
+@dataclass(frozen=True, kw_only=True)
+class PiecewiseLinear:
+    """Straight lines through the points, flat before the first and after the last.
+
+        f(t) = y_i + (y_j - y_i) * (t - x_i) / (x_j - x_i)        x_i <= t < x_j, neighbours
+        f(t) = y_first for t < x_first, y_last for t >= x_last
+
+    Args:
+        points: pairs of (epochs, factor); the epochs increase, no factor is negative. A step is not a line: two
+            points at one position are refused.
+    Raises:
+        ValueError: `points` is empty, not a tuple of pairs, not increasing, or a factor is negative or not finite.
+
+    >>> ffcv = PiecewiseLinear(points=((0.0, 1e-4), (2.0, 1.0), (16.0, 0.0)))
+    >>> ffcv(2.0), ffcv(9.0)
+    (1.0, 0.5)
+
+    Source: FFCV's ResNet-50 recipes rise to the peak at epoch 2 and fall to 0 at the end in straight lines.
+    """
+
+    points: tuple[tuple[Epochs, float], ...]
+
+    def __post_init__(self) -> None:
+        points = self.points
+        if not isinstance(points, tuple) or any(not isinstance(point, tuple) or len(point) != 2 for point in points):
+            raise ValueError(f"PiecewiseLinear.points must be a tuple of pairs (epochs, factor), got {points!r}")
+        require_increasing("PiecewiseLinear.points", tuple(position for position, _ in points))
+        for _, factor in points:
+            require_number("PiecewiseLinear.points", factor, at_least=0)
+
+    def __call__(self, epoch: float) -> float:
+        after = bisect_right(self.points, epoch, key=lambda point: point[0])
+        if after == 0:
+            return float(self.points[0][1])
+        if after == len(self.points):
+            return float(self.points[-1][1])
+        (x_i, y_i), (x_j, y_j) = self.points[after - 1], self.points[after]
+        return y_i + (y_j - y_i) * (epoch - x_i) / (x_j - x_i)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowStart:
+    """One factor for each stage, the first one already below 1.
+
+        f(t) = factors[number of boundaries <= t]
+
+    Args:
+        boundaries: epochs at which the next stage starts, increasing, each greater than 0.
+        factors: one more than boundaries, none negative.
+    Raises:
+        ValueError: `boundaries` is empty, not a tuple, not increasing or not above 0; `factors` has another length than
+            one more, or holds a number that is negative or not finite.
+
+    >>> [SlowStart()(t) for t in (0.0, 39.9, 40.0, 70.0, 85.0)]
+    [0.5, 0.5, 0.075, 0.01, 0.001]
+
+    Source: Akiba et al. 2017, arXiv 1711.04325 (0.5 until epoch 40, 0.075 until 70, 0.01 until 85, then 0.001).
+    Differs: nothing here. There is no gradual warmup in it; the paper's start is the optimizer's RMSprop warmup.
+    """
+
+    boundaries: tuple[Epochs, ...] = (40.0, 70.0, 85.0)
+    factors: tuple[float, ...] = (0.5, 0.075, 0.01, 0.001)
+
+    def __post_init__(self) -> None:
+        require_increasing("SlowStart.boundaries", self.boundaries)
+        require_number("SlowStart.boundaries", self.boundaries[0], above=0)
+        if not isinstance(self.factors, tuple) or len(self.factors) != len(self.boundaries) + 1:
+            raise ValueError(f"SlowStart.factors must be a tuple of {len(self.boundaries) + 1}, got {self.factors!r}")
+        for factor in self.factors:
+            require_number("SlowStart.factors", factor, at_least=0)
+
+    def __call__(self, epoch: float) -> float:
+        return float(self.factors[bisect_right(self.boundaries, epoch)])

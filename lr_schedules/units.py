@@ -1,0 +1,68 @@
+"""The units a schedule counts in, and the refusals all of them share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from numbers import Real
+from typing import Annotated
+
+__all__ = ["Epochs", "Schedule", "require_increasing", "require_number"]
+
+# Marks a field as a position or a duration in epochs: a recipe may write it as 30ep, 500up, 1.5Msp or 0.5run,
+# and the loader turns those words into a float before it builds the dataclass.
+Epochs = Annotated[float, "epochs"]
+
+# What every schedule and warmup is: a factor as a pure function of the epochs seen.
+Schedule = Callable[[float], float]
+
+
+def require_number(
+    name: str, value: object, *, above: float | None = None, at_least: float | None = None, at_most: float | None = None
+) -> None:
+    """Refuse what is not a finite real number in the range.
+
+    Args:
+        name: class and field, for the message.
+        value: what was given; a bool is not a number here.
+        above: the value must be greater than this.
+        at_least: the value must not be less than this.
+        at_most: the value must not be greater than this.
+    Raises:
+        ValueError: `value` is not a finite number, or lies outside the range.
+
+    >>> require_number("Cosine.epochs", -1, above=0)
+    Traceback (most recent call last):
+    ValueError: Cosine.epochs must be > 0, got -1
+    """
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+        raise ValueError(f"{name} must be a finite number, got {value!r}")
+    if above is not None and not value > above:
+        raise ValueError(f"{name} must be > {above}, got {value!r}")
+    if at_least is not None and not value >= at_least:
+        raise ValueError(f"{name} must be >= {at_least}, got {value!r}")
+    if at_most is not None and not value <= at_most:
+        raise ValueError(f"{name} must be <= {at_most}, got {value!r}")
+
+
+def require_increasing(name: str, positions: object) -> None:
+    """Refuse what is not a tuple of finite positions, each greater than the one before, none negative.
+
+    Args:
+        name: class and field, for the message.
+        positions: in epochs. A list is refused: it would make the schedule unhashable.
+    Raises:
+        ValueError: not a tuple, empty, not finite, negative, equal or going backwards.
+
+    >>> require_increasing("MultiStep.boundaries", (30, 80, 60))
+    Traceback (most recent call last):
+    ValueError: MultiStep.boundaries must increase, got 60 after 80
+    """
+    if not isinstance(positions, tuple) or not positions:
+        raise ValueError(f"{name} must be a tuple of at least one position, got {positions!r}")
+    for position in positions:
+        require_number(name, position, at_least=0)
+    for before, after in pairwise(positions):
+        if after <= before:
+            raise ValueError(f"{name} must increase, got {after!r} after {before!r}")

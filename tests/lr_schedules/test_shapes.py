@@ -1,0 +1,73 @@
+import pytest
+
+from lr_schedules import Constant, Cosine, Exponential, MultiStep, PiecewiseLinear, Polynomial, SlowStart
+
+
+def test_constant_is_the_same_everywhere():
+    assert [Constant(factor=0.25)(epoch) for epoch in (0.0, 45.0, 1000.0)] == [0.25, 0.25, 0.25]
+    assert Constant()(7.0) == 1.0
+
+
+def test_multi_step_falls_at_the_boundary_and_not_before():
+    schedule = MultiStep(boundaries=(30.0, 60.0, 80.0), factor=0.5)
+    by_hand = {0.0: 1.0, 29.999: 1.0, 30.0: 0.5, 59.999: 0.5, 60.0: 0.25, 79.999: 0.25, 80.0: 0.125, 500.0: 0.125}
+    assert {epoch: schedule(epoch) for epoch in by_hand} == by_hand
+
+
+def test_multi_step_may_grow():
+    assert MultiStep(boundaries=(1.0,), factor=2.0)(1.0) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("power", "end", "epoch", "factor"),
+    [
+        (1.0, 0.0, 0.0, 1.0),
+        (1.0, 0.0, 2.5, 0.75),
+        (1.0, 0.0, 10.0, 0.0),
+        (1.0, 0.0, 11.0, 0.0),
+        (2.0, 0.0, 5.0, 0.25),
+        (2.0, 0.0, 7.5, 0.0625),
+        (2.0, 0.5, 5.0, 0.625),  # 0.5 + 0.5 * 0.25
+        (2.0, 0.5, 99.0, 0.5),
+        (0.5, 0.0, 7.5, 0.5),
+    ],
+)
+def test_polynomial_by_hand(power, end, epoch, factor):
+    assert Polynomial(epochs=10.0, power=power, end=end)(epoch) == factor
+
+
+@pytest.mark.parametrize(
+    ("end", "epoch", "factor"),
+    [
+        (0.0, 0.0, 1.0),
+        (0.0, 10.0, 0.75),  # cos 60 degrees = 1/2
+        (0.0, 15.0, 0.5),
+        (0.0, 20.0, 0.25),
+        (0.0, 30.0, 0.0),
+        (0.0, 45.0, 0.0),  # stays down where a cosine would rise
+        (0.5, 15.0, 0.75),
+        (0.5, 60.0, 0.5),
+    ],
+)
+def test_cosine_by_hand(end, epoch, factor):
+    assert Cosine(epochs=30.0, end=end)(epoch) == pytest.approx(factor, abs=1e-15)
+
+
+def test_exponential_by_hand():
+    assert [Exponential(ratio=0.25)(epoch) for epoch in (0.0, 0.5, 1.0, 2.0)] == [1.0, 0.5, 0.25, 0.0625]
+
+
+def test_piecewise_linear_passes_through_its_points_and_is_flat_outside():
+    schedule = PiecewiseLinear(points=((1.0, 0.5), (3.0, 1.0), (7.0, 0.0)))
+    by_hand = {0.0: 0.5, 1.0: 0.5, 2.0: 0.75, 3.0: 1.0, 4.0: 0.75, 6.0: 0.25, 7.0: 0.0, 8.0: 0.0}
+    assert {epoch: schedule(epoch) for epoch in by_hand} == by_hand
+
+
+def test_piecewise_linear_of_one_point_is_constant():
+    schedule = PiecewiseLinear(points=((5.0, 0.5),))
+    assert [schedule(epoch) for epoch in (0.0, 5.0, 10.0)] == [0.5, 0.5, 0.5]
+
+
+def test_slow_start_defaults_are_akiba2017s_stages():
+    by_hand = {0.0: 0.5, 39.999: 0.5, 40.0: 0.075, 69.999: 0.075, 70.0: 0.01, 84.999: 0.01, 85.0: 0.001, 89.0: 0.001}
+    assert {epoch: SlowStart()(epoch) for epoch in by_hand} == by_hand
