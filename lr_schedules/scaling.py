@@ -28,7 +28,7 @@ def linear_scaling(global_batch_size: int, *, per: int) -> float:
     >>> 0.1 * linear_scaling(8192, per=256)
     3.2
 
-    Source: Goyal et al. 2017, arXiv 1706.02677, section 2.1 (eta = 0.1 kn / 256).
+    Source: Goyal et al. 2017, arXiv 1706.02677 (eta = 0.1 kn / 256).
     """
     _require_sizes("linear_scaling", global_batch_size, per)
     return global_batch_size / per

@@ -59,7 +59,7 @@ class MultiStep:
     >>> goyal(29.99), goyal(30.0)
     (1.0, 0.1)
 
-    Source: Goyal et al. 2017, arXiv 1706.02677, section 5.1 (x0.1 at epochs 30, 60 and 80).
+    Source: Goyal et al. 2017, arXiv 1706.02677 (x0.1 at epochs 30, 60 and 80).
     """
 
     boundaries: tuple[Epochs, ...]

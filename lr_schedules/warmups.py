@@ -26,7 +26,7 @@ class GradualWarmup:
     >>> warmup(0.0), warmup(5.0)
     (0.03125, 1.0)
 
-    Source: Goyal et al. 2017, arXiv 1706.02677, section 2.2 (a constant increment every iteration, five epochs).
+    Source: Goyal et al. 2017, arXiv 1706.02677 (a constant increment every iteration, five epochs).
     Differs: linear in samples, so that the same moment has the same rate at every batch size.
     """
 
@@ -60,7 +60,7 @@ class ConstantWarmup:
     >>> warmup(4.99), warmup(5.0)
     (0.1, 1.0)
 
-    Source: Goyal et al. 2017, arXiv 1706.02677, section 2.2, which measured it: 25.88 % top-1 error at batch 8192
+    Source: Goyal et al. 2017, arXiv 1706.02677, which measured it: 25.88 % top-1 error at batch 8192
         against 23.74 % with the gradual one.
     """
 
