@@ -1,0 +1,166 @@
+"""Checkpoints: atomic folders with checksums, readable without pickle, belonging to no rank."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import chainer
+import numpy as np
+from safetensors.numpy import load, save
+
+_WEIGHTS, _OPTIMIZER, _STATE, _MANIFEST = "weights.safetensors", "optimizer.safetensors", "state.json", "MANIFEST"
+
+
+class CheckpointError(Exception):
+    """A checkpoint that is not whole, or does not fit the model; names the file."""
+
+
+def weights_of(model: chainer.Link) -> dict[str, np.ndarray]:
+    """Parameters and persistent values (running statistics among them) by path; arrays are the model's own, not copies."""
+    arrays = {path: parameter.array for path, parameter in model.namedparams()}
+    for path, link, name in _persistents(model):
+        value = getattr(link, name)
+        if value is not None:
+            arrays[path] = np.asarray(value)
+    return arrays
+
+
+def _persistents(model: chainer.Link) -> Iterator[tuple[str, chainer.Link, str]]:
+    for path, link in model.namedlinks():
+        for name in link._persistent:
+            yield f"{path.rstrip('/')}/{name}", link, name
+
+
+def optimizer_arrays(optimizer: chainer.Optimizer) -> dict[str, np.ndarray]:
+    """Optimizer state by parameter path and name, e.g. `/fc/W:v`; arrays are the optimizer's own, not copies."""
+    return {
+        f"{path}:{name}": np.asarray(value)
+        for path, parameter in optimizer.target.namedparams()
+        for name, value in (parameter.update_rule.state or {}).items()
+    }
+
+
+def write_checkpoint(
+    folder: Path, *, model: chainer.Link, optimizer: chainer.Optimizer, state: dict[str, Any]
+) -> Path:
+    """Write `folder`/update-000123, where 123 is `state["update"]`; it appears whole or not at all.
+
+    Everything goes to a folder of another name, is flushed to the disk with its checksums, and is renamed.
+
+    Args:
+        folder: the run's `checkpoints`.
+        model, optimizer: what is kept.
+        state: plain data; must hold `update`, the number of updates done.
+    Returns:
+        the folder of the checkpoint.
+    """
+    final = folder / f"update-{state['update']:06d}"
+    partial = folder / f".{final.name}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    steps = {path: parameter.update_rule.t for path, parameter in optimizer.target.namedparams()}
+    files = {
+        _WEIGHTS: save(_contiguous(weights_of(model))),
+        _OPTIMIZER: save(_contiguous(optimizer_arrays(optimizer))),
+        _STATE: json.dumps({**state, "optimizer_steps": {"": optimizer.t, **steps}}, indent=1).encode(),
+    }
+    manifest = "".join(f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in files.items())
+    for name, data in {**files, _MANIFEST: manifest.encode()}.items():
+        with open(partial / name, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    shutil.rmtree(final, ignore_errors=True)  # only ever there when a resumed run comes by again
+    partial.rename(final)
+    _flush_folder(folder)
+    return final
+
+
+def read_checkpoint(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[str, Any]]:
+    """Weights, optimizer arrays and state of one checkpoint.
+
+    Raises:
+        CheckpointError: a file is missing or differs from its checksum.
+    """
+    try:
+        manifest = (folder / _MANIFEST).read_text().splitlines()
+        sums = {name: digest for digest, name in (line.split("  ", 1) for line in manifest)}
+        data = {name: (folder / name).read_bytes() for name in (_WEIGHTS, _OPTIMIZER, _STATE)}
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{folder}: not a whole checkpoint ({error})") from error
+    for name, content in data.items():
+        if hashlib.sha256(content).hexdigest() != sums.get(name):
+            raise CheckpointError(f"{folder / name}: differs from its checksum in {_MANIFEST}; it was damaged")
+    return load(data[_WEIGHTS]), load(data[_OPTIMIZER]), json.loads(data[_STATE])
+
+
+def newest_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
+    """The newest whole checkpoint of a run's `checkpoints`, and what is wrong with newer ones."""
+    complaints = []
+    for candidate in sorted(folder.glob("update-*"), reverse=True):
+        try:
+            read_checkpoint(candidate)
+        except CheckpointError as error:
+            complaints.append(str(error))
+        else:
+            return candidate, complaints
+    return None, complaints
+
+
+def load_into(model: chainer.Link, optimizer: chainer.Optimizer | None, content: Any) -> dict[str, Any]:
+    """Put what `read_checkpoint` gave into a model and its optimizer.
+
+    Returns:
+        the state.
+    Raises:
+        CheckpointError: names or shapes are not those of the model.
+    """
+    weights, optimizer_state, state = content
+    _copy(weights, weights_of(model), "weights")
+    for path, link, name in _persistents(model):
+        if not isinstance(getattr(link, name), np.ndarray) and path in weights:
+            setattr(link, name, weights[path].item())
+    if optimizer is not None:
+        steps = state["optimizer_steps"]
+        optimizer.t = steps[""]
+        for path, parameter in optimizer.target.namedparams():
+            rule = parameter.update_rule
+            rule._init_states(parameter)  # Chainer allocates the state in the first update only
+            rule.t = steps[path]
+        _copy(optimizer_state, optimizer_arrays(optimizer), "optimizer state")
+    return state
+
+
+def prune_checkpoints(folder: Path, *, keep: int, best: str | None) -> None:
+    """Remove all but the newest `keep` checkpoints and the one called `best`."""
+    for old in sorted(folder.glob("update-*"))[:-keep]:
+        if old.name != best:
+            shutil.rmtree(old)
+
+
+def _contiguous(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {path: np.ascontiguousarray(array) for path, array in arrays.items()}
+
+
+def _copy(source: dict[str, np.ndarray], target: dict[str, np.ndarray], what: str) -> None:
+    if source.keys() != target.keys():
+        odd = sorted(source.keys() ^ target.keys())
+        raise CheckpointError(f"{what} of the checkpoint and of the model differ: {', '.join(odd[:5])} ({len(odd)} names)")
+    for path, array in target.items():
+        if array.shape != source[path].shape:
+            raise CheckpointError(f"{what} {path}: {source[path].shape} in the checkpoint, {array.shape} in the model")
+        array[...] = source[path]
+
+
+def _flush_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,71 @@
+"""Checkpoints inside a run: the newest two and the best are kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from chainer.training import Extension, Trainer
+
+from trainers.checkpoint import prune_checkpoints, write_checkpoint
+from trainers.extensions.evaluation import Evaluation
+from trainers.extensions.metrics import Metrics
+
+_KEPT = 2
+
+
+class Checkpoints(Extension):
+    """Rank 0 writes a checkpoint after an update; the other ranks go on.
+
+    Args:
+        folder: the run's `checkpoints`.
+        writes: whether this rank writes.
+        evaluation: whose last score decides which checkpoint is the best.
+        metrics: where a line says so.
+        best: name and accuracy of the best checkpoint so far (of a resumed run).
+        identity: plain data kept in every checkpoint (the recipe's hash).
+    """
+
+    priority = 100
+    default_name = "checkpoints"
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        writes: bool,
+        evaluation: Evaluation,
+        metrics: Metrics,
+        best: dict[str, Any] | None,
+        identity: dict[str, Any],
+    ) -> None:
+        self._folder = folder
+        self._writes = writes
+        self._evaluation = evaluation
+        self._metrics = metrics
+        self._identity = identity
+        self.best = best
+        self.last: str | None = None
+
+    def __call__(self, trainer: Trainer) -> None:
+        updater = trainer.updater
+        name = f"update-{updater.iteration:06d}"
+        if name == self.last:
+            return
+        self.last = name
+        score = self._evaluation.take_last()
+        if score is not None and (self.best is None or score.accuracy > self.best["accuracy"]):
+            self.best = {"checkpoint": name, "accuracy": score.accuracy, "loss": score.loss}
+        if self._writes:
+            state = {
+                "update": updater.iteration,
+                "samples": updater.plan.timeline.samples_at(updater.iteration),
+                "epoch": updater.epoch_detail,
+                "best": self.best,
+                **self._identity,
+            }
+            optimizer = updater.get_optimizer("main")
+            write_checkpoint(self._folder, model=optimizer.target, optimizer=optimizer, state=state)
+            prune_checkpoints(self._folder, keep=_KEPT, best=self.best and self.best["checkpoint"])
+        self._metrics.write("checkpoint", name, update=updater.iteration, epoch=updater.epoch_detail)
+        self._metrics.restart_clock()

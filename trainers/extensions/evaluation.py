@@ -1,0 +1,53 @@
+"""Exact evaluation inside a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from chainer.training import Extension, Trainer
+
+from trainers.extensions.metrics import Metrics
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """Accuracy and mean loss over each evaluation sample once."""
+
+    accuracy: float
+    loss: float
+    num_samples: int
+
+
+class Evaluation(Extension):
+    """Scores the model and writes `eval_accuracy` and `eval_loss`.
+
+    Args:
+        score: computes the score, called by all ranks together.
+        metrics: where the lines go.
+    """
+
+    priority = 240
+    default_name = "evaluation"
+
+    def __init__(self, score: Callable[[], Score], metrics: Metrics) -> None:
+        self._score = score
+        self._metrics = metrics
+        self._last: Score | None = None
+
+    def take_last(self) -> Score | None:
+        """The last score, once: None where no evaluation has been since it was taken."""
+        last, self._last = self._last, None
+        return last
+
+    def __call__(self, trainer: Trainer) -> None:
+        updater = trainer.updater
+        self._last = score = self._score()
+        reached = {
+            "update": updater.iteration,
+            "epoch": updater.epoch_detail,
+            "samples": updater.plan.timeline.samples_at(updater.iteration),
+        }
+        self._metrics.write("eval_accuracy", score.accuracy, **reached)
+        self._metrics.write("eval_loss", score.loss, **reached)
+        self._metrics.restart_clock()

@@ -1,0 +1,30 @@
+"""When an extension runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from chainer.training import Trainer
+
+from recipes.positions import last_multiple
+
+
+@dataclass(frozen=True, kw_only=True)
+class Every:
+    """After the first update that reaches each multiple of `epochs`, and after the last update of the run.
+
+    Args:
+        epochs: above 0.
+        num_updates: updates of the whole run.
+    """
+
+    epochs: float
+    num_updates: int
+
+    def __call__(self, trainer: Trainer) -> bool:
+        updater = trainer.updater
+        if updater.iteration == self.num_updates:
+            return True
+        return last_multiple(updater.epoch_detail, self.epochs) > last_multiple(
+            updater.previous_epoch_detail, self.epochs
+        )

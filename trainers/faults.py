@@ -1,0 +1,63 @@
+"""How a run fails: loudly, on all ranks, with rank, host and cause, and never in a hang."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import traceback
+from types import TracebackType
+
+EXIT_INPUT, EXIT_FAILED, EXIT_STOPPED = 2, 3, 4
+
+
+class RunFailed(Exception):
+    """A run that cannot go on, for a reason its user can act on; needs no traceback."""
+
+
+class NotFinite(RunFailed):
+    """A loss or a weight became infinite or NaN. All ranks raise it at the same update.
+
+    Args:
+        what: loss or weight.
+        rank: the first rank that met it.
+        parameter: path of the first parameter whose gradient (loss) or value (weight) is not finite; None if none is.
+        update: number of the update.
+        learning_rate: its rate.
+    """
+
+    def __init__(self, *, what: str, rank: int, parameter: str | None, update: int, learning_rate: float) -> None:
+        self.rank = rank
+        where = f"first bad parameter {parameter}" if parameter else "all gradients are still finite"
+        super().__init__(
+            f"the {what} is not finite at update {update} on rank {rank} ({where}), learning rate {learning_rate:.6g}. "
+            "Try a longer warmup (learning_rate.warmup.epochs), a lower learning_rate.reference, or a smaller batch; "
+            "a corrupt image or label gives the same picture"
+        )
+
+
+def abort_on_exception(rank: int) -> None:
+    """From now on an exception that reaches the top of this process ends all ranks.
+
+    Plain Python would leave the other ranks waiting in a collective call for ever. The message names rank and host; a
+    `RunFailed`, which all ranks raise together, is printed once and without a traceback.
+
+    Args:
+        rank: this process's rank.
+    """
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        from mpi4py import MPI
+
+        where = f"rank {rank} on {socket.gethostname()}"
+        if not isinstance(error, RunFailed):
+            text = "".join(traceback.format_exception(kind, error, trace))
+            print(f"{where} failed:\n{text}", file=sys.stderr, flush=True)
+        elif rank == 0:
+            print(f"kilobatch: {error}", file=sys.stderr, flush=True)
+        if isinstance(error, RunFailed):
+            MPI.COMM_WORLD.Barrier()  # all ranks raise it: let rank 0 speak before anyone is killed
+        MPI.COMM_WORLD.Abort(EXIT_FAILED)
+        os._exit(EXIT_FAILED)
+
+    sys.excepthook = hook

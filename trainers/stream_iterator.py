@@ -1,0 +1,145 @@
+"""The iterator behind the updater: this worker's part of every update, in the order of the stream."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import chainer
+import numpy as np
+
+from recipes.planning.division import MicroBatch
+from recipes.planning.planner import Plan
+from recipes.planning.stream import Stream
+from recipes.planning.timeline import Segment
+
+LoadImage = Callable[[int, int], tuple[np.ndarray, int]]  # (epoch, index) -> float32 CHW image as the model gets it, label
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedMicroBatch:
+    """Samples of one forward, loaded.
+
+    Args:
+        part: its place in the update.
+        images_NCHW: float32.
+        labels: int32 (samples,).
+        epochs, indices: int64 (samples,): which augmentation of which sample.
+    """
+
+    part: MicroBatch
+    images_NCHW: np.ndarray
+    labels: np.ndarray
+    epochs: np.ndarray
+    indices: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeenSample:
+    """A line of the trace in the making: position in the update, index in the data set, SHA-256 of the image."""
+
+    position: int
+    index: int
+    digest: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateShare:
+    """One worker's share of one update; the micro-batches are loaded as they are asked for.
+
+    Args:
+        update: its number.
+        segment: the segment it belongs to.
+        samples: position in the stream where the update starts.
+        micro_batches: an iterator, to be used once.
+        seen: filled while the micro-batches are loaded, where a trace is wanted.
+    """
+
+    update: int
+    segment: Segment
+    samples: int
+    micro_batches: Iterator[LoadedMicroBatch]
+    seen: list[SeenSample] = field(default_factory=list)
+
+
+class StreamIterator(chainer.dataset.Iterator):
+    """Cuts the stream of samples into updates and gives this worker its share of each.
+
+    Its whole state is the number of the next update, so a resumed run, or one on another number of workers, goes on with
+    the very samples an uninterrupted one would see.
+
+    Args:
+        plan: the timeline and its division.
+        rank: this worker.
+        stream: order of the samples.
+        load: gives one augmented sample.
+        trace: note index and digest of every sample.
+    """
+
+    def __init__(self, *, plan: Plan, rank: int, stream: Stream, load: LoadImage, trace: bool = False) -> None:
+        self._plan = plan
+        self._rank = rank
+        self._stream = stream
+        self._load = load
+        self._trace = trace
+        self.update = 0
+        self.previous_epoch_detail: float | None = None
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of the next update over all workers."""
+        return self._plan.timeline.segment_of(self.update).global_batch_size
+
+    @property
+    def epoch_detail(self) -> float:
+        """Epochs consumed, as a float."""
+        return self._plan.timeline.epoch_at(self.update)
+
+    @property
+    def epoch(self) -> int:
+        """Whole epochs consumed."""
+        return int(self.epoch_detail)
+
+    @property
+    def is_new_epoch(self) -> bool:
+        """Whether the last update reached another epoch."""
+        return self.previous_epoch_detail is not None and int(self.previous_epoch_detail) < self.epoch
+
+    def __next__(self) -> UpdateShare:
+        if self.update >= self._plan.timeline.num_updates:
+            raise StopIteration
+        timeline = self._plan.timeline
+        seen: list[SeenSample] = []
+        parts = self._plan.division_of(self.update).micro_batches(self._rank)
+        samples = timeline.samples_at(self.update)
+        share = UpdateShare(
+            update=self.update,
+            segment=timeline.segment_of(self.update),
+            samples=samples,
+            micro_batches=(self._loaded(part, samples, seen) for part in parts),
+            seen=seen,
+        )
+        self.previous_epoch_detail = self.epoch_detail
+        self.update += 1
+        return share
+
+    def _loaded(self, part: MicroBatch, samples: int, seen: list[SeenSample]) -> LoadedMicroBatch:
+        epochs, indices = self._stream.samples(samples + part.offset, part.size)
+        loaded = [self._load(int(epoch), int(index)) for epoch, index in zip(epochs, indices, strict=True)]
+        images = np.stack([image for image, _ in loaded])
+        if self._trace:
+            for place, (index, image) in enumerate(zip(indices, images, strict=True)):
+                digest = hashlib.sha256(np.ascontiguousarray(image)).digest()
+                seen.append(SeenSample(position=part.offset + place, index=int(index), digest=digest))
+        return LoadedMicroBatch(
+            part=part,
+            images_NCHW=images,
+            labels=np.array([label for _, label in loaded], dtype=np.int32),
+            epochs=epochs,
+            indices=indices,
+        )
+
+    def serialize(self, serializer: chainer.Serializer) -> None:
+        """Read or write the number of the next update."""
+        self.update = int(serializer("update", self.update))
