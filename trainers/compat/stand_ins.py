@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import importlib.util
 import sys
@@ -69,17 +70,21 @@ def environment_check() -> Iterator[bool]:
 
 
 @contextmanager
-def chainercv_version() -> Iterator[bool]:
-    """Answers ChainerCV's question for its own version from `importlib.metadata`, only while it asks.
+def pkg_resources_later() -> Iterator[bool]:
+    """Answers ChainerCV's question for its own version from `importlib.metadata`; whatever else is asked of `pkg_resources` goes
+    to the real one, at that time.
 
-    Symptom: ModuleNotFoundError: No module named 'pkg_resources' (chainercv/__init__.py, at import); before setuptools 81 a
-    deprecation warning.
+    Symptom: ModuleNotFoundError: No module named 'pkg_resources' (chainercv/__init__.py and chainer.testing, at import); before
+    setuptools 81 a UserWarning on its end, and a quarter of a second.
     """
 
     def get_distribution(name: str) -> SimpleNamespace:
         return SimpleNamespace(version=importlib.metadata.version(name))
 
-    with _temporary_modules(_module("pkg_resources", get_distribution=get_distribution)):
+    def real_attribute(name: str) -> object:
+        return getattr(importlib.import_module("pkg_resources"), name)
+
+    with _temporary_modules(_module("pkg_resources", get_distribution=get_distribution, __getattr__=real_attribute)):
         yield True
 
 
@@ -182,7 +187,8 @@ PATCHES = (
     Around("chainer", numpy_float),
     Around("chainer", environment_check),
     Around("chainercv", numpy_int),
-    Around("chainercv", chainercv_version),
+    Around("chainercv", pkg_resources_later),
+    Around("chainer.testing", pkg_resources_later),
     Around("chainercv", chainercv_warnings),
     Around("chainercv.utils.download", distutils_strtobool),
     Around("chainercv.utils.bbox.non_maximum_suppression", nms_gpu_post),

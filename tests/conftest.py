@@ -1,0 +1,3 @@
+"""Patches Chainer before any test imports it."""
+
+import trainers.compat  # noqa: F401

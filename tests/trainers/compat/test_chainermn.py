@@ -1,0 +1,30 @@
+"""ChainerMN on two real MPI ranks, started by the mpiexec of the environment: one launch, one test a check."""
+
+import re
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).with_name("two_ranks.py")
+CHECKS = re.findall(r"^def (check_\w+)", PROGRAM.read_text(), re.MULTILINE)
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.fixture(scope="module")
+def launch():
+    scripts = Path(sysconfig.get_path("scripts"))
+    command = [scripts / "mpiexec", "-n", "2", scripts / "python", "-W", "error", "-m", "mpi4py", PROGRAM]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_chainermn_on_two_ranks(launch, check):
+    assert f"passed {check}\n" in launch.stdout, f"failed here or in an earlier check:\n{launch.stderr}"
+
+
+def test_both_ranks_end_well_after_all_checks(launch):
+    assert len(CHECKS) == 17
+    assert launch.returncode == 0, launch.stderr
