@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from types import ModuleType
 
-import numpy
-
 from trainers.compat.import_hook import After
 
 
 def deconvolution_cover_all(module: ModuleType) -> bool:
     """Lets `Deconvolution2DFunction._set_cover_all` take arrays and variables as well as their shapes.
 
-    Symptom: TypeError or ValueError in the backward of F.deconvolution_2d when only the weights need a gradient: it passes
-    variables where shapes are expected.
+    Symptom: ValueError or TypeError in the backward of F.deconvolution_2d when only the weights need a gradient: it
+    passes variables where shapes are expected.
     """
     function = module.Deconvolution2DFunction
     original = function._set_cover_all
@@ -28,13 +26,13 @@ def deconvolution_cover_all(module: ModuleType) -> bool:
 def categorical_log_prob(module: ModuleType) -> bool:
     """Indexes with a tuple of arrays, whatever `numpy.meshgrid` returns.
 
-    Symptom: TypeError: can only concatenate tuple (not "list") to tuple (distributions.Categorical.log_prob, and with it its
-    Kullback-Leibler divergence).
+    Symptom: TypeError: can only concatenate tuple (not "list") to tuple (distributions.Categorical.log_prob,
+    and with it its Kullback-Leibler divergence).
     """
 
     def log_prob(self, x):
-        grid = numpy.meshgrid(*(range(size) for size in self.batch_shape), indexing="ij")
-        chosen = module.chainer.as_array(x).astype(numpy.int32)
+        grid = module.numpy.meshgrid(*(range(size) for size in self.batch_shape), indexing="ij")
+        chosen = module.chainer.as_array(x).astype(module.numpy.int32)
         return self.log_p[(*grid, chosen)]
 
     module.Categorical.log_prob = log_prob
@@ -50,7 +48,7 @@ def pad_sequence_unsigned(module: ModuleType) -> bool:
     original = function.forward
 
     def forward(self, xs):
-        self.padding = numpy.asarray(self.padding).astype(xs[0].dtype)[()]
+        self.padding = module.numpy.asarray(self.padding).astype(xs[0].dtype)[()]
         return original(self, xs)
 
     function.forward = forward
@@ -68,7 +66,7 @@ def debug_print_device(module: ModuleType) -> bool:
         return original(self).replace("\n- device: cpu\n", "\n- device: CPU\n")
 
     module.Variable.debug_print = debug_print
-    return hasattr(numpy.ndarray, "device")
+    return hasattr(module.numpy.ndarray, "device")
 
 
 PATCHES = (

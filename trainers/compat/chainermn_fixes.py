@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from types import ModuleType
 
-import numpy
-
 from trainers.compat.import_hook import After
 
 
 def unpack_params_dtype(module: ModuleType) -> bool:
     """Receives into an array of the type on the wire and casts from there.
 
-    Symptom: ValueError: Unable to avoid copy while creating an array as requested (`_memory_utility.unpack_params`, where the
-    parameters' type differs from that of the transfer: allreduce_grad_dtype="float16").
+    Symptom: ValueError: Unable to avoid copy while creating an array as requested (`_memory_utility.unpack_params`,
+    where the parameters' type differs from that of the transfer: allreduce_grad_dtype="float16").
     """
 
     def unpack_params(params, attr_name, buffer, transfer_dtype, zero_fill, stream=None):
@@ -22,7 +20,7 @@ def unpack_params_dtype(module: ModuleType) -> bool:
             if attr_name == "grad" and zero_fill and param.grad is None:
                 param.grad = param.xp.zeros_like(param.data)
             target = getattr(param, attr_name)
-            num_bytes = target.size * numpy.dtype(transfer_dtype).itemsize
+            num_bytes = target.size * module.np.dtype(transfer_dtype).itemsize
             received = target if target.dtype == transfer_dtype else target.astype(transfer_dtype)
             buffer.to_device(received, num_bytes, offset, stream)
             offset += num_bytes
@@ -55,10 +53,10 @@ def observed_variable(module: ModuleType) -> bool:
 def multi_node_iterator_size(module: ModuleType) -> bool:
     """Gives the module an `int` that takes the arrays of one element in which the iterator sends its numbers.
 
-    Symptom: TypeError: only 0-dimensional arrays can be converted to Python scalars (create_multi_node_iterator, on every rank but
-    the master, which then waits for ever).
+    Symptom: TypeError: only 0-dimensional arrays can be converted to Python scalars (create_multi_node_iterator, on
+    every rank but the master, which then waits for ever).
     """
-    module.int = lambda value: int(numpy.asarray(value).item())
+    module.int = lambda value: int(module.numpy.asarray(value).item())
     return True
 
 

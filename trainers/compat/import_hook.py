@@ -75,8 +75,10 @@ class ImportHook(MetaPathFinder):
             if isinstance(patch, After) and patch.module in sys.modules:
                 self._needed[patch] = patch.patch(sys.modules[patch.module])
 
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """The spec that another finder has for this module, its execution wrapped in our patches; None for other modules."""
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """For a module we patch: the spec of the finder that has it, its execution wrapped. None for all others."""
         if not any(patch.module == fullname for patch in self._patches):
             return None
         finders = (finder for finder in sys.meta_path if finder is not self)

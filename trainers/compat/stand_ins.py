@@ -10,10 +10,12 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
-
-import numpy
+from typing import TYPE_CHECKING
 
 from trainers.compat.import_hook import Around
+
+if TYPE_CHECKING:
+    import numpy
 
 
 @contextmanager
@@ -22,6 +24,8 @@ def numpy_sctypes() -> Iterator[bool]:
 
     Symptom: AttributeError: `np.sctypes` was removed (chainer/functions/array/as_strided.py, at import).
     """
+    import numpy
+
     yield _add_to_numpy(
         "sctypes",
         {
@@ -53,6 +57,8 @@ def numpy_int() -> Iterator[bool]:
 
 
 def _add_to_numpy(name: str, value: object) -> bool:
+    import numpy
+
     if hasattr(numpy, name):
         return False
     setattr(numpy, name, value)
@@ -63,7 +69,8 @@ def _add_to_numpy(name: str, value: object) -> bool:
 def environment_check() -> Iterator[bool]:
     """Puts an empty check in the place of Chainer's own; `kilobatch doctor` is ours.
 
-    Symptom: ModuleNotFoundError: No module named 'numpy.distutils' or 'pkg_resources' (chainer/_environment_check.py, at import).
+    Symptom: ModuleNotFoundError: No module named 'numpy.distutils' or 'pkg_resources' (chainer/_environment_check.py,
+    at import).
     """
     sys.modules["chainer._environment_check"] = _module("chainer._environment_check", check=lambda: None)
     yield True
@@ -71,11 +78,10 @@ def environment_check() -> Iterator[bool]:
 
 @contextmanager
 def pkg_resources_later() -> Iterator[bool]:
-    """Answers ChainerCV's question for its own version from `importlib.metadata`; whatever else is asked of `pkg_resources` goes
-    to the real one, at that time.
+    """Tells ChainerCV its own version; whatever else is asked of `pkg_resources` goes to the real one, at that time.
 
-    Symptom: ModuleNotFoundError: No module named 'pkg_resources' (chainercv/__init__.py and chainer.testing, at import); before
-    setuptools 81 a UserWarning on its end, and a quarter of a second.
+    Symptom: ModuleNotFoundError: No module named 'pkg_resources' (chainercv/__init__.py and chainer.testing, at
+    import); with setuptools below 81 a UserWarning that announces its end.
     """
 
     def get_distribution(name: str) -> SimpleNamespace:
@@ -96,7 +102,7 @@ def chainercv_warnings() -> Iterator[bool]:
     DeprecationWarning: Overriding method 'to_cpu'.
     """
     with warnings.catch_warnings():
-        for message in ("invalid escape sequence", "\"is( not)?\" with ", "Overriding method '"):
+        for message in ("invalid escape sequence", '"is( not)?" with ', "Overriding method '"):
             warnings.filterwarnings("ignore", message)
         yield True
 
@@ -141,13 +147,16 @@ def select_boxes(
     """The boxes that survive non-maximum suppression, from the bits that the GPU kernel found.
 
     Args:
-        mask: (num_boxes * words_per_box,) uint64; bit i of word w of a box says that it suppresses box w * boxes_per_word + i.
+        mask: (num_boxes * words_per_box,) uint64; bit i of word w of a box says that it suppresses box
+            w * boxes_per_word + i.
         num_boxes: boxes in the order of their scores.
         boxes_per_word: bits used of each word (64).
         words_per_box: words that hold num_boxes bits.
     Returns:
         (num_boxes,) int32 whose first entries are the survivors' indices, and their number.
     """
+    import numpy
+
     suppresses = mask.reshape(num_boxes, words_per_box)
     suppressed = numpy.zeros(words_per_box, numpy.uint64)
     selection = numpy.zeros(num_boxes, numpy.int32)

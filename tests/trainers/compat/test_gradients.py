@@ -15,7 +15,10 @@ def draw(*shape):
 LABELS = numpy.array([1, 0, 3, 2], numpy.int32)
 
 CASES = {
-    "convolution": (lambda x, W, b: F.convolution_2d(x, W, b, stride=2, pad=1), [draw(2, 3, 7, 6), draw(4, 3, 3, 3), draw(4)]),
+    "convolution": (
+        lambda x, W, b: F.convolution_2d(x, W, b, stride=2, pad=1),
+        [draw(2, 3, 7, 6), draw(4, 3, 3, 3), draw(4)],
+    ),
     "convolution 1x1": (F.convolution_2d, [draw(3, 4, 5, 5), draw(2, 4, 1, 1), draw(2)]),
     "dilated convolution": (lambda x, W: F.convolution_2d(x, W, dilate=2), [draw(2, 2, 7, 7), draw(3, 2, 3, 3)]),
     "grouped convolution": (lambda x, W: F.convolution_2d(x, W, pad=1, groups=2), [draw(2, 4, 5, 5), draw(6, 2, 3, 3)]),
@@ -53,7 +56,7 @@ def central_differences(function, arrays, width=1e-5):
     return gradients
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(numpy.float64, 1e-8), (numpy.float32, 1e-4)], ids=["float64", "float32"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-8), ("float32", 1e-4)])
 @pytest.mark.parametrize("name", CASES)
 def test_gradient_equals_central_differences_in_float64(name, dtype, tolerance):
     function, arrays = CASES[name]

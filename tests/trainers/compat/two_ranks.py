@@ -1,13 +1,15 @@
 """ChainerMN's functions on real MPI ranks; `test_chainermn.py` starts this program and reads what it prints.
 
-Every rank runs each check; rank 0 prints its name once all ranks have passed it. A failure ends the program on all ranks.
+Every rank runs each check; rank 0 prints its name once all ranks have passed it. A failure ends all ranks.
 """
 
 import sys
 import tempfile
 import warnings
 
-import trainers  # noqa: F401, I001  first, for its patches
+import trainers  # noqa: F401  first, for its patches
+
+# isort: split
 
 import chainer
 import chainer.functions as F
@@ -28,9 +30,14 @@ class Linear(chainer.Chain):
         return self.layer(x)
 
 
-def trainer_around(comm, iterations, model=None):
+def classifier():
+    """A model whose loss is the mean of its inputs' sums, while its weights are 1."""
+    return L.Classifier(Linear(1.0), lossfun=lambda y, t: F.mean(y), accfun=lambda y, t: F.mean(y))
+
+
+def trainer_around(comm, iterations):
     """A trainer whose loss is the mean of the rank's own samples."""
-    model = model or L.Classifier(Linear(1.0), lossfun=lambda y, t: F.mean(y) + 0 * F.sum(t), accfun=lambda y, t: F.mean(y))
+    model = classifier()
     optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(0.1), comm).setup(model)
     samples = [(numpy.full(2, comm.rank + 1, numpy.float32), numpy.zeros(1, numpy.float32))] * 4
     iterator = chainer.iterators.SerialIterator(samples, 2)
@@ -93,7 +100,7 @@ def check_multi_node_optimizer(comm):
 
 def check_multi_node_evaluator(comm):
     samples = [(numpy.full(2, comm.rank + 1, numpy.float32), numpy.zeros(1, numpy.float32))] * 3
-    model = L.Classifier(Linear(1.0), lossfun=lambda y, t: F.mean(y), accfun=lambda y, t: F.mean(y))
+    model = classifier()
     iterator = chainer.iterators.SerialIterator(samples, 2, repeat=False, shuffle=False)
     evaluator = chainermn.create_multi_node_evaluator(extensions.Evaluator(iterator, model), comm)
     assert evaluator()["main/loss"] == 3.0
@@ -112,7 +119,8 @@ def check_observation_aggregator(comm):
 
 
 def check_scatter_dataset(comm):
-    shard = chainermn.scatter_dataset(list(range(7)) if comm.rank == 0 else None, comm, shuffle=True, seed=1, max_buf_len=64)
+    samples = list(range(7)) if comm.rank == 0 else None
+    shard = chainermn.scatter_dataset(samples, comm, shuffle=True, seed=1, max_buf_len=64)
     both = comm.mpi_comm.allgather(list(shard))
     assert [len(part) for part in both] == [4, 4]
     assert sorted(set(sum(both, []))) == list(range(7))
@@ -153,7 +161,7 @@ def check_multi_node_batch_normalization_equals_the_joined_batch(comm):
         x = chainer.Variable(batch[rows])
         y = link(x)
         F.sum(y * weights[rows]).backward()
-        num_values = x.size // 3  # a channel; ChainerMN unbiases the variance by the number on one rank, Chainer by the batch's
+        num_values = x.size // 3  # a channel; to unbias the variance ChainerMN takes the number on one rank, not all
         return y.array, x.grad, link.avg_mean, link.avg_var * (num_values - 1) / num_values
 
     joined = outputs(L.BatchNormalization(3), whole)
@@ -178,7 +186,7 @@ def check_checkpointer(comm):
     assert run(2)[0] == 0
     start, W = run(4)
     assert start == 2
-    # each call of the optimizer moves by 0.15, but the first of a process, also of a resumed one, only broadcasts the weights
+    # a call of the optimizer moves W by 0.15, but the first of a process, also of a resumed one, only broadcasts it
     numpy.testing.assert_allclose(W, [[1 - 0.15 - 0.15] * 2], rtol=1e-6)
 
 
