@@ -1,0 +1,25 @@
+"""What is trained, on what, and what it will cost: recipes as checked data, without Chainer and MPI."""
+
+from recipes.errors import Problem, RecipeError
+from recipes.open import OpenedRecipe, open_cluster, open_dataset, open_recipe
+from recipes.rates import batch_size_at, learning_rate_at, momentum_at, norm_span_at
+from recipes.schema import Dataset, Recipe
+from recipes.vocabulary import Component, Unbuilt, Vocabulary
+
+__all__ = [
+    "Component",
+    "Dataset",
+    "OpenedRecipe",
+    "Problem",
+    "Recipe",
+    "RecipeError",
+    "Unbuilt",
+    "Vocabulary",
+    "batch_size_at",
+    "learning_rate_at",
+    "momentum_at",
+    "norm_span_at",
+    "open_cluster",
+    "open_dataset",
+    "open_recipe",
+]

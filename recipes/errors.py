@@ -1,0 +1,69 @@
+"""What is wrong with a recipe, where, and a way out."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+__all__ = ["Problem", "RecipeError", "nearest"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One thing that is wrong with a recipe, a data set or a cluster file.
+
+    Args:
+        file: where it was written, as a user would open it; `command line` for `--set`.
+        line: counted from 1; of `--set`, the number of the option.
+        column: counted from 1.
+        path: of the value, with dots; empty where the file as a whole is meant.
+        what: what is wrong.
+        way_out: what to do about it.
+
+    >>> print(Problem(file="a.yaml", line=3, column=9, path="batch.global", what="is 0", way_out="write 1 or more"))
+    a.yaml:3:9: batch.global: is 0; write 1 or more
+    """
+
+    file: str
+    line: int
+    column: int
+    path: str
+    what: str
+    way_out: str
+
+    def __str__(self) -> str:
+        text = ": ".join([f"{self.file}:{self.line}:{self.column}", *filter(None, [self.path]), self.what])
+        return " ".join(f"{text}; {self.way_out}".split())
+
+
+class RecipeError(ValueError):
+    """A recipe, a data set or an override was refused before anything started.
+
+    Args:
+        problems: all that was found, in the order of the file; at least one.
+    """
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = sorted(problems, key=lambda problem: (problem.file, problem.line, problem.column))
+        super().__init__("\n".join(map(str, self.problems)))
+
+    def __reduce__(self) -> tuple:
+        return type(self), (self.problems,)
+
+
+def nearest(word: str, known: Sequence[str], *, called: str = "known") -> str:
+    """A way out of an unknown word: the words that look like it, else all of them.
+
+    >>> nearest("epoch", ["batch", "epochs", "model"])
+    'did you mean epochs?'
+    >>> nearest("x", ["batch", "model"], called="keys here")
+    'keys here: batch, model'
+    """
+    similar = difflib.get_close_matches(word, known, n=2, cutoff=0.6)
+    lower = {name.lower(): name for name in known}
+    if not similar and word.lower() in lower:
+        similar = [lower[word.lower()]]
+    if similar:
+        return f"did you mean {' or '.join(similar)}?"
+    return f"{called}: {', '.join(known)}" if known else f"{called}: none"

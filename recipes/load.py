@@ -1,0 +1,186 @@
+"""A recipe's file as one tree: `extends` merged, `--set` applied, the origin of every value kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from recipes.errors import Problem, RecipeError
+from recipes.registry import UnknownNameError, find, shown
+from recipes.yaml_nodes import Node, Origin, parse_yaml
+
+__all__ = ["Origins", "load_tree"]
+
+Origins = dict[tuple[str | int, ...], Origin]
+
+_VERSION = 1
+# Not inherited: a derived recipe is another run, and nobody has measured it.
+_OWN_KEYS = ("name", "claims")
+
+
+def load_tree(
+    path: Path, *, overrides: Sequence[str] = (), versioned: bool = True
+) -> tuple[dict[str, object], Origins]:
+    """The merged tree of a recipe, a data set or a cluster.
+
+    Args:
+        path: of the file.
+        overrides: `a.b=c` as given to `--set`; c is read as YAML.
+        versioned: the file must say `kilobatch: 1`, as recipes do.
+    Returns:
+        Plain dicts, lists and scalars, and the origin of every value in them by its path of keys and places; the empty
+        path is the file itself.
+    Raises:
+        RecipeError: a file is missing, is not the YAML we read, extends itself, or an override cannot be applied.
+    """
+    root = _load(path, versioned=versioned)
+    for number, override in enumerate(overrides, 1):
+        root = _merge(root, _override(override, number, root))
+    origins: Origins = {}
+    tree = _flatten(root, (), origins)
+    assert isinstance(tree, dict)
+    return tree, origins
+
+
+def _load(path: Path, *, versioned: bool, chain: tuple[Path, ...] = ()) -> Node:
+    file = shown(path)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        what = f"cannot be read: {reason}"
+        problem = Problem(file=file, line=1, column=1, path="", what=what, way_out="check the path")
+        raise RecipeError([problem]) from None
+    root = parse_yaml(data, file=file)
+    if not isinstance(root.value, dict):
+        raise RecipeError([root.origin.problem("", "holds no keys", "write `key: value` lines, see docs/recipes.md")])
+    if versioned or "kilobatch" in root.value:
+        _require_version(root)
+    if "extends" not in root.value:
+        return root
+    link = root.value.pop("extends")
+    chain = (*chain, path.resolve())
+    base = _base(link, path)
+    if base.resolve() in chain:
+        names = " -> ".join(shown(known) for known in (*chain, base))
+        raise RecipeError([link.origin.problem("extends", f"a circle: {names}", "remove one of these links")])
+    inherited = _load(base, versioned=versioned, chain=chain)
+    for key in _OWN_KEYS:
+        inherited.value.pop(key, None)
+    return _merge(inherited, root)
+
+
+def _require_version(root: Node) -> None:
+    version = root.value.get("kilobatch")
+    if version is None:
+        start = replace(root.origin, line=1, column=1)
+        raise RecipeError([start.problem("kilobatch", "is missing", f"begin the file with `kilobatch: {_VERSION}`")])
+    if version.value != _VERSION or isinstance(version.value, bool):
+        what = f"{_plain(version)!r} is not a version that this program reads"
+        raise RecipeError([version.origin.problem("kilobatch", what, f"write `kilobatch: {_VERSION}`")])
+
+
+def _base(link: Node, path: Path) -> Path:
+    """The file that `extends` names: one of the library, or one that lies below the folder of this file."""
+    name = link.value
+    if not isinstance(name, str) or not name:
+        raise RecipeError([link.origin.problem("extends", "must be one name or path", "write `extends: goyal2017`")])
+    if not name.endswith((".yaml", ".yml")):
+        try:
+            return find("recipes", name)
+        except UnknownNameError as error:
+            raise RecipeError([link.origin.problem("extends", error.what, error.way_out)]) from None
+    base, folder = path.parent / name, path.parent.resolve()
+    if Path(name).is_absolute() or not base.resolve().is_relative_to(folder):
+        way_out = "move the file there, or use a name of the library"
+        raise RecipeError([link.origin.problem("extends", f"{name} lies outside {shown(folder)}", way_out)])
+    if not base.is_file():
+        what = f"there is no file {shown(base)}"
+        raise RecipeError([link.origin.problem("extends", what, f"the path counts from {shown(path)}")])
+    return base
+
+
+def _merge(base: Node, over: Node) -> Node:
+    """`over` on top of `base`: mappings key by key, null removes a key, everything else replaces.
+
+    A null where `base` has nothing to remove stays and is judged as a value. A mapping with another `kind` replaces the
+    whole mapping: fields of the other kind would be unknown keys.
+    """
+    if not (isinstance(base.value, dict) and isinstance(over.value, dict)):
+        return over
+    kind = over.value.get("kind")
+    if kind is not None and ("kind" not in base.value or base.value["kind"].value != kind.value):
+        return over
+    merged = dict(base.value)
+    for key, node in over.value.items():
+        if node.value is None and key in merged:
+            del merged[key]
+        else:
+            merged[key] = _merge(merged[key], node) if key in merged else node
+    return Node(value=merged, origin=over.origin)
+
+
+def _override(text: str, number: int, root: Node) -> Node:
+    """`a.b=c` as a tree that `_merge` puts on top; an element of a list is named by its place."""
+    path, equals, value = text.partition("=")
+    keys = path.strip().split(".")
+    origin = Origin(file="command line", line=number, column=1, key_line=number, key_column=1)
+    if not equals or not all(keys):
+        raise RecipeError([origin.problem("", f"--set {text} is no assignment", "write --set key.inner_key=value")])
+    if keys[0] in ("extends", "kilobatch"):
+        raise RecipeError([origin.problem(keys[0], "cannot be set", "give the other recipe instead")])
+    column = len(path) + 2
+    node = parse_yaml((value.strip() or "null").encode(), file="command line", line=number)
+    _shift(node, column - 1, origin)
+    below: list[Node | None] = [root]
+    for key in keys[:-1]:
+        below.append(_child(below[-1], key))
+    for key, parent in zip(reversed(keys), reversed(below), strict=True):
+        if parent is not None and isinstance(parent.value, list):
+            node = _with_item(parent, key, node, origin, path)
+        else:
+            node = Node(value={key: node}, origin=origin)
+    return node
+
+
+def _child(node: Node | None, key: str) -> Node | None:
+    if node is not None and isinstance(node.value, dict):
+        return node.value.get(key)
+    if node is not None and isinstance(node.value, list) and key.isdigit() and int(key) < len(node.value):
+        return node.value[int(key)]
+    return None
+
+
+def _with_item(parent: Node, key: str, node: Node, origin: Origin, path: str) -> Node:
+    """The list with one element merged: a list as a whole replaces a list."""
+    if not key.isdigit() or int(key) >= len(parent.value):
+        what = f"{key} is no place in a list of {len(parent.value)}"
+        way_out = f"count from 0 to {len(parent.value) - 1}, or set the whole list"
+        raise RecipeError([origin.problem(path, what, way_out)])
+    items = list(parent.value)
+    items[int(key)] = _merge(items[int(key)], node)
+    return Node(value=items, origin=parent.origin)
+
+
+def _shift(node: Node, columns: int, key: Origin) -> None:
+    """Moves origins from the text of the value to the text of the whole option."""
+    node.origin = replace(
+        node.origin, column=node.origin.column + columns, key_line=key.key_line, key_column=key.key_column
+    )
+    inner = node.value.values() if isinstance(node.value, dict) else node.value if isinstance(node.value, list) else ()
+    for child in inner:
+        _shift(child, columns, key)
+
+
+def _flatten(node: Node, path: tuple[str | int, ...], origins: Origins) -> object:
+    origins[path] = node.origin
+    if isinstance(node.value, dict):
+        return {key: _flatten(child, (*path, key), origins) for key, child in node.value.items()}
+    if isinstance(node.value, list):
+        return [_flatten(child, (*path, place), origins) for place, child in enumerate(node.value)]
+    return node.value
+
+
+def _plain(node: Node) -> object:
+    return _flatten(node, (), {})

@@ -1,0 +1,151 @@
+"""Opens recipes, data sets and clusters: from a name or a path to checked objects."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recipes.errors import Problem, RecipeError
+from recipes.load import Origins, load_tree
+from recipes.planning.cluster import Cluster
+from recipes.reading import Reading, dotted
+from recipes.registry import UnknownNameError, find
+from recipes.resolve import read_recipe
+from recipes.schema import Dataset, Recipe
+from recipes.vocabulary import Vocabulary
+
+__all__ = ["OpenedRecipe", "open_cluster", "open_dataset", "open_recipe"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenedRecipe:
+    """A recipe, checked.
+
+    Args:
+        recipe: with every position in epochs.
+        dataset: its facts.
+        tree: of the recipe, resolved: every default filled in; as a YAML file it opens to the same recipe.
+        origins: dotted path -> where the value comes from: `file:line`, `default`, `rule: ...` or `command line`.
+        path: of the file.
+    """
+
+    recipe: Recipe
+    dataset: Dataset
+    tree: dict[str, Any]
+    origins: dict[str, str]
+    path: Path
+
+
+def open_recipe(
+    name_or_path: str | Path,
+    *,
+    vocabulary: Vocabulary,
+    overrides: Sequence[str] = (),
+    allow_code: bool = False,
+    data_root: Path | None = None,
+) -> OpenedRecipe:
+    """A recipe by its name in the library or the path of its file.
+
+    Args:
+        name_or_path: such as `goyal2017` or `./mine.yaml`.
+        vocabulary: what `kind` may be.
+        overrides: `a.b=c` as given to `--set`.
+        allow_code: a kind may be a dotted name, imported by the vocabulary.
+        data_root: folder of the data set's files, instead of its own `root`.
+    Raises:
+        RecipeError: with all that is wrong with it, with what it extends, or with its data set.
+    """
+    path = _found("recipes", str(name_or_path))
+    tree, origins = load_tree(path, overrides=overrides)
+    reading = Reading(origins=origins, vocabulary=vocabulary, allow_code=allow_code)
+
+    def dataset_of(name: str) -> Dataset:
+        beside = path.parent / name
+        file = beside if name.endswith((".yaml", ".yml")) and beside.is_file() else find("datasets", name)
+        return _open_dataset(file, vocabulary=vocabulary, allow_code=allow_code, data_root=data_root)
+
+    recipe, dataset, resolved = read_recipe(reading, tree, stem=path.stem, open_dataset=dataset_of)
+    if reading.problems:
+        raise RecipeError(reading.problems)
+    return OpenedRecipe(
+        recipe=recipe, dataset=dataset, tree=resolved, origins=_origins(resolved, reading), path=path
+    )
+
+
+def open_dataset(
+    name: str, *, vocabulary: Vocabulary, allow_code: bool = False, data_root: Path | None = None
+) -> Dataset:
+    """A data set's facts by its name or path.
+
+    Raises:
+        RecipeError: with all that is wrong.
+    """
+    file = _found("datasets", name)
+    return _open_dataset(file, vocabulary=vocabulary, allow_code=allow_code, data_root=data_root)
+
+
+def open_cluster(name: str, *, vocabulary: Vocabulary) -> Cluster:
+    """A cluster by its name or path.
+
+    Raises:
+        RecipeError: with all that is wrong.
+    """
+    tree, origins = load_tree(_found("clusters", name), versioned=False)
+    tree.pop("kilobatch", None)
+    reading = Reading(origins=origins, vocabulary=vocabulary)
+    cluster, _ = reading.record(Cluster, tree, ())
+    if reading.problems:
+        raise RecipeError(reading.problems)
+    return cluster
+
+
+def _found(kind: str, name: str) -> Path:
+    try:
+        return find(kind, name)
+    except UnknownNameError as error:
+        problem = Problem(file=name, line=1, column=1, path="", what=error.what, way_out=error.way_out)
+        raise RecipeError([problem]) from None
+
+
+def _open_dataset(path: Path, *, vocabulary: Vocabulary, allow_code: bool, data_root: Path | None) -> Dataset:
+    tree, origins = load_tree(path, versioned=False)
+    tree.pop("kilobatch", None)
+    lacks = tree.get("lacks")
+    reading = Reading(
+        origins=origins,
+        vocabulary=vocabulary,
+        allow_code=allow_code,
+        lacks=tuple(name for name in lacks if isinstance(name, str)) if isinstance(lacks, list) else (),
+    )
+    tree.setdefault("name", path.stem)
+    dataset, _ = reading.record(Dataset, tree, ())
+    if reading.problems:
+        raise RecipeError(reading.problems)
+    root = data_root or dataset.root and path.parent / dataset.root.expanduser()
+    return dataclasses.replace(dataset, root=root)
+
+
+def _origins(resolved: Mapping[str, Any], reading: Reading) -> dict[str, str]:
+    return {dotted(leaf): _origin(leaf, reading.origins, reading.notes) for leaf in _leaves(resolved, ())}
+
+
+def _leaves(tree: object, path: tuple[str | int, ...]) -> list[tuple[str | int, ...]]:
+    if isinstance(tree, dict) and tree:
+        return [leaf for key, value in tree.items() for leaf in _leaves(value, (*path, key))]
+    if isinstance(tree, list) and tree:
+        return [leaf for place, value in enumerate(tree) for leaf in _leaves(value, (*path, place))]
+    return [path]
+
+
+def _origin(leaf: tuple[str | int, ...], origins: Origins, notes: Mapping[tuple[str | int, ...], str]) -> str:
+    """The nearest thing known about a value: it was written, or what holds it was, or it was filled in."""
+    for length in range(len(leaf), -1, -1):
+        path = leaf[:length]
+        if path in notes:
+            return notes[path]
+        if path in origins and (length or not leaf):
+            return str(origins[path])
+    return "default"

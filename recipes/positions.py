@@ -1,0 +1,96 @@
+"""Positions and durations of a run: 30, 30ep, 500up, 1.5Msp and 0.5run as epochs."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from fractions import Fraction
+
+__all__ = ["first_sample_at", "last_multiple", "multiple", "parse_position"]
+
+_WORD = re.compile(r"(?P<number>[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]{1,2})?|\.[0-9]+)\s*(?P<unit>[A-Za-z]+)")
+_SAMPLES = {"sp": 1, "ksp": 10**3, "Msp": 10**6, "Gsp": 10**9}
+UNITS = "30 or 30ep (epochs), 500up (updates), 1.5Msp (samples) or 0.5run"
+
+
+def parse_position(
+    value: object,
+    *,
+    num_train: int,
+    epochs: float | None = None,
+    updates_to_samples: Callable[[int], int] | None = None,
+) -> float:
+    """A position or a duration in epochs.
+
+    Args:
+        value: a number of epochs, or a text with a unit: `ep` epochs, `up` updates, `sp ksp Msp Gsp` samples, `run`.
+        num_train: samples of the training set.
+        epochs: length of the run; None while it is not known, which refuses `run`.
+        updates_to_samples: samples consumed by so many updates; None while it is not known, which refuses `up`.
+    Raises:
+        ValueError: not a number or a text of these, negative, a fraction of an update or a sample, or a unit that
+            cannot be used here.
+
+    >>> parse_position("1.5Msp", num_train=1_000_000), parse_position("0.5run", num_train=10, epochs=90.0)
+    (1.5, 45.0)
+    """
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"{value} lies before the start of the run")
+        return float(value)
+    found = _WORD.fullmatch(value) if isinstance(value, str) else None
+    if not found:
+        raise ValueError(f"{value!r} is not a position")
+    number, unit = Fraction(found["number"]), found["unit"]
+    if unit == "ep":
+        return float(number)
+    if unit == "run":
+        if epochs is None:
+            raise ValueError(f"{value} needs the length of the run, which is not known here")
+        return float(number * Fraction(repr(epochs)))
+    if unit not in {"up", *_SAMPLES}:
+        raise ValueError(f"{unit!r} is not a unit of time")
+    count = number * _SAMPLES.get(unit, 1)
+    if count.denominator != 1:
+        raise ValueError(f"{value} is not a whole number of {'updates' if unit == 'up' else 'samples'}")
+    if unit == "up":
+        if updates_to_samples is None:
+            raise ValueError(f"{value} needs the batch sizes, which are not known here")
+        count = updates_to_samples(int(count))
+    return float(Fraction(count, num_train))
+
+
+def first_sample_at(position: float, num_train: int) -> int:
+    """The smallest number of samples s with `s / num_train >= position`, compared as floats.
+
+    A decimal position that is a whole number of samples gives that number: the quotient is rounded as the decimal is.
+
+    >>> first_sample_at(0.3, 10), first_sample_at(0.31, 10), first_sample_at(30.0, 1281167)
+    (3, 4, 38435010)
+    """
+    samples = math.ceil(Fraction(position) * num_train)
+    while samples > 0 and (samples - 1) / num_train >= position:
+        samples -= 1
+    return samples
+
+
+def multiple(every: float, times: int) -> float:
+    """`times * every` as if `every` had never been rounded to a float.
+
+    >>> 3 * 0.1, multiple(0.1, 3)
+    (0.30000000000000004, 0.3)
+    """
+    return float(times * Fraction(every).limit_denominator(10**8))
+
+
+def last_multiple(epoch: float, every: float) -> float:
+    """The largest multiple of `every` that is not after `epoch`.
+
+    >>> last_multiple(0.3, 0.1), last_multiple(2.9, 1.0)
+    (0.3, 2.0)
+    """
+    times = int(epoch / every) + 1
+    while multiple(every, times) > epoch:
+        times -= 1
+    return multiple(every, times)

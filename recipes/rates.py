@@ -1,0 +1,69 @@
+"""Learning rate, batch and momentum of a recipe at any time: pure functions of the epochs seen."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from lr_schedules import Joined, linear_scaling, no_scaling, sqrt_scaling
+from lr_schedules.units import Schedule
+from recipes.positions import last_multiple
+from recipes.schema import LearningRate, Recipe
+from recipes.vocabulary import Unbuilt
+
+__all__ = ["batch_size_at", "full_rate", "learning_rate_at", "momentum_at", "norm_span_at"]
+
+_RULES = {"linear": linear_scaling, "sqrt": sqrt_scaling, "none": no_scaling}
+_MOMENTUM_NAMES = ("momentum", "mu1", "beta1")
+
+
+def learning_rate_at(recipe: Recipe, epoch: float) -> float:
+    """The learning rate of an update that starts at `epoch`.
+
+        rate(t) = reference * rule(B / per) * shape(t')
+
+    B is the warmup's `target_batch` until the warmup ends, then the current or the initial batch; shape is schedule and
+    warmup as `joins` says; t' is t, or the last multiple of `every`.
+
+    Args:
+        recipe: whose formula.
+        epoch: samples consumed over samples of the training set.
+    """
+    formula = recipe.learning_rate
+    read_at = epoch if formula.every == "update" else last_multiple(epoch, formula.every)
+    if formula.warmup is not None and read_at < formula.warmup.shape.epochs:
+        size = formula.warmup.target_batch
+    else:
+        size = batch_size_at(recipe, epoch if formula.scale_with == "current" else 0.0)
+    return full_rate(formula.reference, size, rule=formula.rule, per=formula.per) * _shape(formula)(read_at)
+
+
+def full_rate(reference: float, global_batch_size: int, *, rule: str, per: int) -> float:
+    """The rate of a batch before any schedule: `reference * rule(B / per)`.
+
+    >>> full_rate(0.1, 8192, rule="linear", per=256)
+    3.2
+    """
+    return reference * _RULES[rule](global_batch_size, per=per)
+
+
+def batch_size_at(recipe: Recipe, epoch: float) -> int:
+    """The global batch size of an update that starts at `epoch`."""
+    return recipe.batch.global_(epoch)
+
+
+def norm_span_at(recipe: Recipe, epoch: float) -> int:
+    """The samples that share batch-normalisation statistics in an update that starts at `epoch`."""
+    return recipe.batch.norm_span(epoch)
+
+
+def momentum_at(recipe: Recipe, epoch: float) -> float | None:
+    """The momentum coefficient of the optimizer, None where it has none; no published recipe moves it over time."""
+    optimizer = recipe.optimizer
+    fields = optimizer.fields if isinstance(optimizer, Unbuilt) else asdict(optimizer)
+    return next((float(fields[name]) for name in _MOMENTUM_NAMES if name in fields), None)
+
+
+def _shape(formula: LearningRate) -> Schedule:
+    if formula.warmup is None:
+        return formula.schedule
+    return Joined(warmup=formula.warmup.shape, schedule=formula.schedule, joins=formula.warmup.joins)

@@ -1,0 +1,240 @@
+"""From the tree of a YAML file to dataclasses, all problems at once.
+
+What is read is returned twice: as the object, and as the resolved tree with every default filled in.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import TypeAdapter, ValidationError
+
+from recipes.errors import Problem, nearest
+from recipes.hints import Field, component_of, fields_of, is_epochs, options_of, words
+from recipes.load import Origins
+from recipes.positions import UNITS
+from recipes.vocabulary import Component, Unbuilt, Vocabulary
+
+__all__ = ["REFUSED", "Path", "Reading"]
+
+Path = tuple[str | int, ...]
+# (tree, its path, the values of the fields before it) -> (value, resolved tree)
+Reader = Callable[[Any, Path, Mapping[str, Any]], tuple[Any, Any]]
+# Stands for a value that has been refused: what holds it is not built, and is no second problem.
+REFUSED: Any = type("Refused", (), {"__repr__": lambda self: "REFUSED"})()
+
+
+@dataclasses.dataclass(kw_only=True)
+class Reading:
+    """Reads one tree; remembers what is wrong with it and which values it had to fill in.
+
+    Args:
+        origins: of the tree's values.
+        vocabulary: what `kind` may be.
+        lacks: names that the tree says are not built.
+        allow_code: a kind may be a dotted name of the user's own code.
+        to_epochs: a position as written -> epochs, or ValueError; by default a bare number only.
+        rest_of_run: length in epochs of a schedule that does not say it; None where there is none.
+    """
+
+    origins: Origins
+    vocabulary: Vocabulary
+    lacks: tuple[str, ...] = ()
+    allow_code: bool = False
+    to_epochs: Callable[[object], float] = float
+    rest_of_run: float | None = None
+    problems: list[Problem] = dataclasses.field(default_factory=list)
+    notes: dict[Path, str] = dataclasses.field(default_factory=dict)
+
+    def refuse(self, path: Path, what: str, way_out: str, *, at_key: bool = False) -> Any:
+        """Notes a problem at a path, or at the nearest one above it that was written somewhere."""
+        written = path
+        while written not in self.origins:
+            written = written[:-1]
+        at_key = at_key and written == path
+        self.problems.append(self.origins[written].problem(dotted(path), what, way_out, at_key=at_key))
+        return REFUSED
+
+    def record(
+        self, cls: type, raw: object, path: Path, *, using: Mapping[str, Reader] | None = None, beside: tuple = ()
+    ) -> tuple[Any, Any]:
+        """A mapping as a dataclass.
+
+        Args:
+            cls: the dataclass.
+            raw: the tree.
+            path: of the tree.
+            using: key -> how a value that is given is read, where its hint does not say so.
+            beside: keys that belong to whoever calls.
+        """
+        if not isinstance(raw, dict):
+            return self.refuse(path, f"is {_shown(raw)}", f"must be {words(cls)}"), raw
+        using = using or {}
+        fields = fields_of(cls)
+        values: dict[str, Any] = {}
+        resolved = self._unbuilt_keys(raw, path, [*beside, *(field.key for field in fields)])
+        for field in fields:
+            given = raw.get(field.key, dataclasses.MISSING)
+            inner = (*path, field.key)
+            if given is dataclasses.MISSING:
+                value, tree = self._left_out(field, inner)
+            elif field.key in using:
+                value, tree = using[field.key](given, inner, values)
+            else:
+                value, tree = self.value(field.hint, given, inner)
+            values[field.name], resolved[field.key] = value, tree
+        if any(value is REFUSED for value in values.values()):
+            return REFUSED, resolved
+        return self._construct(cls, values, path), resolved
+
+    def value(self, hint: Any, raw: object, path: Path) -> tuple[Any, Any]:
+        """One value by its hint."""
+        options = options_of(hint)
+        if len(options) > 1:
+            # Words and null first: what is none of them must be the option that remains.
+            if any(_is_among(option, raw) for option in options if _is_word(option)):
+                return raw, raw
+            hint = next((option for option in options if not _is_word(option)), options[0])
+        if is_epochs(hint):
+            return self.position(raw, path)
+        if component := component_of(hint):
+            return self.component(component, raw, path)
+        if dataclasses.is_dataclass(hint):
+            return self.record(hint, raw, path)
+        if get_origin(hint) is tuple:
+            return self._list(hint, raw, path)
+        try:
+            return _adapter(hint).validate_json(json.dumps(raw), strict=True), raw
+        except ValidationError:
+            expected = " or ".join(map(words, options))
+            way_out = f"must be {expected}"
+            if isinstance(raw, str) and " or " in expected:
+                guess = nearest(raw, [str(word) for option in options for word in get_args(option)])
+                way_out += f", {guess}" if guess.startswith("did") else ""
+            return self.refuse(path, f"is {_shown(raw)}", way_out), raw
+
+    def position(self, raw: object, path: Path) -> tuple[Any, Any]:
+        """A position or a duration, in epochs."""
+        try:
+            epochs = self.to_epochs(raw)
+        except (TypeError, ValueError) as error:
+            return self.refuse(path, str(error), f"write {UNITS}"), raw
+        return epochs, int(epochs) if epochs.is_integer() else epochs
+
+    def component(self, component: Component, raw: object, path: Path, **options: Any) -> tuple[Any, Any]:
+        """A mapping with `kind` as an object of the vocabulary."""
+        if not isinstance(raw, dict) or not isinstance(raw.get("kind"), str):
+            way_out = f"write `{{kind: {raw}}}`" if isinstance(raw, str) else f"give a {component.word} its `kind`"
+            what = "has no `kind`" if isinstance(raw, dict) else f"is {_shown(raw)}"
+            return self.refuse(path, what, way_out), raw
+        kind = raw["kind"]
+        # Without its schedule and warmup there is no curve and no plan: these two cannot be lacking.
+        if kind in self.lacks and component.group not in ("schedules", "warmups"):
+            fields = {key: value for key, value in raw.items() if key != "kind"}
+            return Unbuilt(kind=kind, fields=fields), raw
+        cls = self._class_of(component, kind, path)
+        if cls is REFUSED:
+            return REFUSED, raw
+        given = dict(raw)
+        needs_epochs = any(field.key == "epochs" and field.required for field in fields_of(cls))
+        if component.group == "schedules" and needs_epochs and "epochs" not in given and self.rest_of_run is not None:
+            given["epochs"] = self.rest_of_run
+            self.notes[(*path, "epochs")] = "rule: the rest of the run"
+        value, resolved = self.record(cls, given, path, beside=("kind", *options.pop("beside", ())), **options)
+        return value, {"kind": kind, **resolved}
+
+    def _class_of(self, component: Component, kind: str, path: Path) -> Any:
+        group: Mapping[str, type] = getattr(self.vocabulary, component.group)
+        inner = (*path, "kind")
+        if "." in kind and not self.allow_code:
+            return self.refuse(inner, f"{kind} is code of your own", "pass --allow-code to run it")
+        try:
+            return group[kind]
+        except KeyError:
+            way_out = f"{nearest(kind, sorted(group), called='known')} (or name it in `lacks` if it is not built)"
+            return self.refuse(inner, f"there is no {component.word} called {kind}", way_out)
+        except (ImportError, AttributeError, TypeError) as error:
+            return self.refuse(inner, f"{kind} cannot be used: {error}", "mend that module, or use another kind")
+
+    def _left_out(self, field: Field, path: Path) -> tuple[Any, Any]:
+        if field.required:
+            way_out = f"add `{field.key}: ...`, {words(field.hint)}"
+            return self.refuse(path, "is missing", way_out), None
+        self.notes[path] = "default"
+        if component_of(field.hint) and field.default is not None:
+            return self.component(component_of(field.hint), {"kind": type(field.default).__name__}, path)
+        if dataclasses.is_dataclass(field.default):
+            return self.record(type(field.default), {}, path)
+        plain = list(field.default) if isinstance(field.default, tuple) else field.default
+        return field.default, plain
+
+    def _list(self, hint: Any, raw: object, path: Path) -> tuple[Any, Any]:
+        inner = get_args(hint)
+        if not isinstance(raw, list) or (... not in inner and len(raw) != len(inner)):
+            return self.refuse(path, f"is {_shown(raw)}", f"must be {words(hint)}"), raw
+        hints = [inner[0]] * len(raw) if ... in inner else inner
+        places = range(len(raw))
+        pairs = [self.value(each, item, (*path, i)) for each, item, i in zip(hints, raw, places, strict=True)]
+        resolved = [tree for _, tree in pairs]
+        if any(value is REFUSED for value, _ in pairs):
+            return REFUSED, resolved
+        return tuple(value for value, _ in pairs), resolved
+
+    def _unbuilt_keys(self, raw: Mapping[str, object], path: Path, known: list[str]) -> dict[str, Any]:
+        """Keys of methods that `lacks` names: `repeated_augmentation: 3` belongs to RepeatedAugmentation."""
+        lacked = {_folded(name) for name in self.lacks}
+        unknown = [key for key in raw if key not in known]
+        for key in unknown:
+            if _folded(key) not in lacked:
+                self.refuse((*path, key), "is not a known key", nearest(key, known, called="known here"), at_key=True)
+        return {key: raw[key] for key in unknown}
+
+    def _construct(self, cls: type, values: dict[str, Any], path: Path) -> Any:
+        try:
+            return cls(**values)
+        except (TypeError, ValueError) as error:
+            text = str(error)
+            # `Cosine.epochs must be > 0, got -1` is said at the key `epochs`.
+            found = re.match(rf"{cls.__name__}\.(\w+) (must .*?)(?:, got (.*))?$", text, re.DOTALL)
+            if found and found[1] in values:
+                inner = (*path, found[1].rstrip("_"))
+                return self.refuse(inner, f"is {found[3]}" if found[3] else "is not possible", found[2])
+            return self.refuse(path, text, f"see {cls.__name__} in docs/recipes.md")
+
+
+def dotted(path: Path) -> str:
+    """A path as it is written in messages and in `assumed`."""
+    return ".".join(map(str, path))
+
+
+def _folded(name: str) -> str:
+    return name.replace("_", "").lower()
+
+
+@cache
+def _adapter(hint: Any) -> TypeAdapter:
+    return TypeAdapter(hint)
+
+
+def _is_word(hint: Any) -> bool:
+    return hint is type(None) or get_origin(hint) is Literal
+
+
+def _is_among(hint: Any, raw: object) -> bool:
+    return raw is None if hint is type(None) else isinstance(raw, str) and raw in get_args(hint)
+
+
+def _shown(raw: object) -> str:
+    """A value in a message: short, and with the type where that is the point."""
+    if isinstance(raw, str):
+        return f"the text {raw[:40]!r}"
+    if isinstance(raw, dict):
+        return "a mapping"
+    if isinstance(raw, list):
+        return f"a list of {len(raw)}"
+    return "null" if raw is None else "true" if raw is True else "false" if raw is False else f"{raw}"

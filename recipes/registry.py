@@ -1,0 +1,100 @@
+"""Where recipes, data sets and clusters are found by name."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from recipes.errors import nearest
+
+__all__ = ["UnknownNameError", "find", "names", "shown"]
+
+_PACKAGE = Path(__file__).resolve().parent
+_LIBRARY = {
+    "recipes": _PACKAGE / "papers",
+    "datasets": _PACKAGE.parent / "configs" / "datasets",
+    "clusters": _PACKAGE.parent / "configs" / "clusters",
+}
+_SUFFIXES = (".yaml", ".yml")
+
+
+class UnknownNameError(LookupError):
+    """No file has this name.
+
+    Args:
+        what: what was looked for and not found.
+        way_out: what to do about it.
+    """
+
+    def __init__(self, what: str, way_out: str) -> None:
+        super().__init__(what)
+        self.what = what
+        self.way_out = way_out
+
+
+def find(kind: str, name: str) -> Path:
+    """The file of a recipe, a data set or a cluster.
+
+    A name that ends in `.yaml` is a path. Any other is looked for in the library, in `./configs/KIND` and in the
+    working directory, in this order, then among the recipes of installed packages. `digits-ramp`, as a run's folder
+    is called, also finds `digits/ramp`.
+
+    Args:
+        kind: `recipes`, `datasets` or `clusters`.
+        name: such as `goyal2017`, `digits/resnet512` or `./mine.yaml`.
+    Raises:
+        UnknownNameError: there is no such file.
+
+    >>> find("recipes", "nothing/here.yaml")
+    Traceback (most recent call last):
+    recipes.registry.UnknownNameError: there is no file nothing/here.yaml
+    """
+    if name.endswith(_SUFFIXES):
+        path = Path(name).expanduser()
+        if path.is_file():
+            return path
+        raise UnknownNameError(f"there is no file {name}", f"give another path, or a name: {_some(kind, name)}")
+    for folder in (_LIBRARY[kind], Path("configs", kind), Path()):
+        for suffix in _SUFFIXES:
+            path = folder / f"{name}{suffix}"
+            if path.is_file() and path.resolve().is_relative_to(folder.resolve()):
+                return path
+    for known, path in _named(kind):
+        if name in (known, known.replace("/", "-")):
+            return path
+    raise UnknownNameError(
+        f"there is no {kind.removesuffix('s')} called {name!r}", f"{_some(kind, name)}; a path ends in .yaml"
+    )
+
+
+def names(kind: str) -> list[str]:
+    """The names `find` knows without looking into the working directory itself, sorted, each once."""
+    return sorted({name for name, _ in _named(kind)})
+
+
+def shown(path: Path) -> str:
+    """A path as a user would open it: relative to the working directory where it lies below it."""
+    path, here = path.resolve(), Path.cwd().resolve()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def _some(kind: str, name: str) -> str:
+    return nearest(name.removesuffix(".yaml"), names(kind), called=f"known {kind}")
+
+
+def _named(kind: str) -> Iterator[tuple[str, Path]]:
+    yield from _below(_LIBRARY[kind])
+    yield from _below(Path("configs", kind))
+    if kind == "recipes":
+        for entry in entry_points(group="kilobatch.recipes"):
+            # find_spec, not load: listing recipes must not run another package's code.
+            spec = importlib.util.find_spec(entry.value)
+            for folder in (spec and spec.submodule_search_locations) or ():
+                yield from ((f"{entry.name}/{name}", path) for name, path in _below(Path(folder)))
+
+
+def _below(folder: Path) -> Iterator[tuple[str, Path]]:
+    for path in sorted(folder.rglob("*.yaml")):
+        yield path.relative_to(folder).with_suffix("").as_posix(), path

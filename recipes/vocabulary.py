@@ -1,0 +1,57 @@
+"""The names a recipe may use, as the dataclasses they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["Component", "Unbuilt", "Vocabulary"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vocabulary:
+    """What `kind` may be, group by group; a value is a frozen dataclass whose fields are the keys beside `kind`.
+
+    `trainers.vocabulary` makes it, so that this package needs no Chainer.
+
+    Args:
+        models, optimizers, losses, augmentations, datasets, schedules, warmups: name -> dataclass. A mapping may know
+            more names than it lists, and may import a dataclass when its name is asked for.
+    """
+
+    models: Mapping[str, type]
+    optimizers: Mapping[str, type]
+    losses: Mapping[str, type]
+    augmentations: Mapping[str, type]
+    datasets: Mapping[str, type]
+    schedules: Mapping[str, type]
+    warmups: Mapping[str, type]
+
+
+@dataclass(frozen=True)
+class Component:
+    """Marks a field, as in `Annotated[object, Component("models")]`, that holds an object of one group.
+
+    Args:
+        group: a field of `Vocabulary`.
+    """
+
+    group: str
+
+    @property
+    def word(self) -> str:
+        """What one of the group is called."""
+        return {"losses": "loss", "datasets": "data set reader"}.get(self.group, self.group.removesuffix("s"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unbuilt:
+    """A component whose kind the recipe names in `lacks`: it is shown and planned, and cannot be trained.
+
+    Args:
+        kind: the name.
+        fields: the keys beside `kind`, as they were written.
+    """
+
+    kind: str
+    fields: Mapping[str, object]

@@ -1,0 +1,233 @@
+"""Safe YAML: text to values that know where they were written.
+
+Scalars follow YAML 1.2's core rules, not the 1.1 of PyYAML's constructors: `1e-4` is a number, `on`, `1:30` and
+`2017-06-08` are text, only `true` and `false` are booleans. Nothing here can construct an object or run code.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+import yaml
+
+from recipes.errors import Problem, RecipeError
+
+__all__ = ["Node", "Origin", "parse_yaml"]
+
+MAX_BYTES = 1_000_000
+MAX_NODES = 10_000
+MAX_DEPTH = 50
+
+_INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_NOT_FINITE = re.compile(r"[-+]?\.inf|\.nan", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where a value was written.
+
+    Args:
+        file: as a user would open it; `command line` for `--set`.
+        line, column: of the value, counted from 1.
+        key_line, key_column: of its key in a mapping; of the value itself in a list.
+    """
+
+    file: str
+    line: int
+    column: int
+    key_line: int
+    key_column: int
+
+    def __str__(self) -> str:
+        return self.file if self.file == "command line" else f"{self.file}:{self.line}"
+
+    def problem(self, path: str, what: str, way_out: str, *, at_key: bool = False) -> Problem:
+        """A problem at this place."""
+        line, column = (self.key_line, self.key_column) if at_key else (self.line, self.column)
+        return Problem(file=self.file, line=line, column=column, path=path, what=what, way_out=way_out)
+
+
+@dataclass(kw_only=True)
+class Node:
+    """A value and its origin; the values inside a dict or a list are nodes too."""
+
+    value: object
+    origin: Origin
+
+
+def parse_yaml(data: bytes, *, file: str, line: int = 1) -> Node:
+    """The one document of a YAML text.
+
+    Args:
+        data: UTF-8.
+        file: for the origins.
+        line: number of the first line.
+    Raises:
+        RecipeError: not UTF-8 or not YAML, more than one document, a tag, a merge key, a key that is given twice or is
+            no text, a number that is not finite, an alias inside its own anchor, or more than the limits above.
+    """
+    source = _Source(file=file, first_line=line)
+    if len(data) > MAX_BYTES:
+        source.refuse(0, 0, f"the file has {len(data):,} bytes", f"a recipe has at most {MAX_BYTES:,}")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        lines = data[: error.start].split(b"\n")
+        source.refuse(len(lines) - 1, len(lines[-1]), "not UTF-8 text", "save the file as UTF-8")
+    try:
+        composer = _Composer(text, source)
+        try:
+            root = composer.get_single_node()
+        finally:
+            composer.dispose()
+    except yaml.MarkedYAMLError as error:
+        source.refuse_syntax(error)
+    except yaml.reader.ReaderError as error:
+        before = text[: error.position].split("\n")
+        what = f"the character {chr(error.character)!r} is not allowed in YAML"
+        source.refuse(len(before) - 1, len(before[-1]), what, "remove it, or write it as an escape in double quotes")
+    if root is None:
+        source.refuse(0, 0, "the file is empty", "write `kilobatch: 1` and the keys of docs/recipes.md")
+    node = _Expansion(source).expand(root, None, frozenset())
+    if source.problems:
+        raise RecipeError(source.problems)
+    return node
+
+
+@dataclass(kw_only=True)
+class _Source:
+    """The text being read: turns PyYAML's marks into problems."""
+
+    file: str
+    first_line: int
+    problems: list[Problem] = field(default_factory=list)
+
+    def origin(self, mark: yaml.Mark, key: yaml.Mark) -> Origin:
+        return Origin(
+            file=self.file,
+            line=mark.line + self.first_line,
+            column=mark.column + 1,
+            key_line=key.line + self.first_line,
+            key_column=key.column + 1,
+        )
+
+    def note(self, line: int, column: int, what: str, way_out: str, path: str = "") -> None:
+        line, column = line + self.first_line, column + 1
+        self.problems.append(Problem(file=self.file, line=line, column=column, path=path, what=what, way_out=way_out))
+
+    def refuse(self, line: int, column: int, what: str, way_out: str) -> NoReturn:
+        self.note(line, column, what, way_out)
+        raise RecipeError(self.problems)
+
+    def refuse_syntax(self, error: yaml.MarkedYAMLError) -> NoReturn:
+        mark = error.problem_mark or error.context_mark
+        what = " ".join(filter(None, [error.context, error.problem]))
+        way_out = "check the indentation, the brackets and the quotes around this place"
+        if "\\t" in what:
+            what, way_out = "a tab begins a value or indents a line", "indent with spaces"
+        elif "mapping values are not allowed" in what:
+            what, way_out = "a second `key: value` on one line", "check the indentation, quote text that contains `: `"
+        elif "single document" in what:
+            what, way_out = "a second document begins", "one file holds one document: remove `---`"
+        elif "undefined alias" in what:
+            way_out = "give the anchor `&name` before the alias `*name`"
+        self.refuse(mark.line, mark.column, what, way_out)
+
+
+class _Composer(yaml.SafeLoader):
+    """PyYAML's reader of node graphs, which stops at the limits and at tags instead of afterwards."""
+
+    def __init__(self, text: str, source: _Source) -> None:
+        super().__init__(text)
+        self.source = source
+        self.depth = 0
+        self.num_nodes = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: object) -> yaml.Node:
+        event = self.peek_event()
+        mark = event.start_mark
+        if getattr(event, "tag", None) is not None:
+            tag = event.tag.replace("tag:yaml.org,2002:", "!!")
+            self.source.refuse(
+                mark.line, mark.column, f"the tag {tag} asks for an object", "a recipe is plain data: remove the tag"
+            )
+        self.num_nodes += 1
+        if self.num_nodes > MAX_NODES:
+            self.source.refuse(mark.line, mark.column, f"more than {MAX_NODES:,} values", "shorten the file")
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            self.source.refuse(mark.line, mark.column, f"more than {MAX_DEPTH} levels of nesting", "flatten this value")
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self.depth -= 1
+
+
+class _Expansion:
+    """PyYAML's node graph as a tree of our nodes, aliases expanded."""
+
+    def __init__(self, source: _Source) -> None:
+        self.source = source
+        self.num_nodes = 0
+
+    def expand(self, node: yaml.Node, key: yaml.Node | None, inside: frozenset[int], path: str = "") -> Node:
+        mark = node.start_mark
+        self.num_nodes += 1
+        if self.num_nodes > MAX_NODES:
+            self.source.refuse(
+                mark.line, mark.column, f"aliases expand to more than {MAX_NODES:,} values", "write the values out"
+            )
+        if id(node) in inside:
+            self.source.refuse(mark.line, mark.column, "an alias stands inside its own anchor", "write the value out")
+        if len(inside) >= MAX_DEPTH:
+            self.source.refuse(mark.line, mark.column, f"more than {MAX_DEPTH} levels of nesting", "flatten this value")
+        origin = self.source.origin(mark, (key or node).start_mark)
+        inside = inside | {id(node)}
+        if isinstance(node, yaml.MappingNode):
+            return Node(value=self.mapping(node, inside, path), origin=origin)
+        if isinstance(node, yaml.SequenceNode):
+            items = [self.expand(item, None, inside, f"{path}.{i}") for i, item in enumerate(node.value)]
+            return Node(value=items, origin=origin)
+        return Node(value=self.scalar(node, path), origin=origin)
+
+    def mapping(self, node: yaml.MappingNode, inside: frozenset[int], path: str) -> dict[str, Node]:
+        made: dict[str, Node] = {}
+        for key, value in node.value:
+            line, column = key.start_mark.line, key.start_mark.column
+            if not isinstance(key, yaml.ScalarNode) or not key.value:
+                self.source.note(line, column, "a key is not text", "write `key: value`", path.strip("."))
+                continue
+            inner = f"{path}.{key.value}".strip(".")
+            if key.value == "<<":
+                self.source.note(line, column, "merge keys are not read", "write the values out", inner)
+            elif key.value in made:
+                first = made[key.value].origin.key_line
+                self.source.note(line, column, f"given twice, first on line {first}", "remove one of the two", inner)
+            else:
+                made[key.value] = self.expand(value, key, inside, inner)
+        return made
+
+    def scalar(self, node: yaml.ScalarNode, path: str) -> object:
+        text = node.value
+        if node.style is not None:
+            return text
+        if text in ("", "~", "null"):
+            return None
+        if text in ("true", "false"):
+            return text == "true"
+        number = None
+        if _INT.fullmatch(text) and len(text) <= 20:
+            number = int(text)
+        elif _FLOAT.fullmatch(text):
+            number = float(text)
+        elif not _NOT_FINITE.fullmatch(text):
+            return text
+        if number is None or not math.isfinite(number):
+            mark = node.start_mark
+            what = f"{text:.40} is not a finite number"
+            self.source.note(mark.line, mark.column, what, "write a number", path.strip("."))
+        return number

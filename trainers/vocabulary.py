@@ -1,0 +1,78 @@
+"""The words of a recipe: what this package, other packages and, on request, a user's own code give to `kind`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+
+import lr_schedules
+from lr_schedules import shapes, warmups
+from recipes.vocabulary import Vocabulary
+from trainers.own_code import own_class
+
+__all__ = ["vocabulary"]
+
+_SCHEDULES = ("Product", *shapes.__all__)
+
+
+def vocabulary(*, allow_code: bool = False) -> Vocabulary:
+    """All names a recipe may use.
+
+    A name of another package comes from the entry-point group `kilobatch.models`, `kilobatch.optimizers`,
+    `kilobatch.losses`, `kilobatch.augmentations`, `kilobatch.datasets` or `kilobatch.schedules`, and is imported when a
+    recipe uses it.
+
+    Args:
+        allow_code: `kind: mymodule.MyNet` imports from the working directory.
+    """
+
+    def group(name: str, package: object, names: tuple[str, ...] | list[str]) -> _Group:
+        return _Group(name=name, package=package, names=tuple(names), allow_code=allow_code)
+
+    def of_trainers(name: str) -> _Group:
+        package = importlib.import_module(f"trainers.{name}")
+        return group(name, package, package.__all__)
+
+    return Vocabulary(
+        models=of_trainers("models"),
+        optimizers=of_trainers("optimizers"),
+        losses=of_trainers("losses"),
+        augmentations=of_trainers("augmentations"),
+        datasets=of_trainers("datasets"),
+        schedules=group("schedules", lr_schedules, _SCHEDULES),
+        warmups=group("warmups", lr_schedules, warmups.__all__),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Group(Mapping[str, type]):
+    """The names of one group; asking whether a name is there, or listing them, imports nothing."""
+
+    name: str
+    package: object
+    names: tuple[str, ...]
+    allow_code: bool
+
+    def __getitem__(self, kind: str) -> type:
+        if kind in self.names:
+            return getattr(self.package, kind)
+        for entry in self._entry_points():
+            if entry.name == kind:
+                return entry.load()
+        if self.allow_code and "." in kind:
+            return own_class(kind, group=self.name)
+        raise KeyError(kind)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted({*self.names, *(entry.name for entry in self._entry_points())}))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __contains__(self, kind: object) -> bool:
+        return any(kind == name for name in self)
+
+    def _entry_points(self) -> list:
+        return list(entry_points(group=f"kilobatch.{self.name}"))
