@@ -22,7 +22,7 @@ class CheckpointError(Exception):
 
 
 def weights_of(model: chainer.Link) -> dict[str, np.ndarray]:
-    """Parameters and persistent values (running statistics among them) by path; arrays are the model's own, not copies."""
+    """Parameters and persistent values (running statistics among them) by path; the model's own arrays, not copies."""
     arrays = {path: parameter.array for path, parameter in model.namedparams()}
     for path, link, name in _persistents(model):
         value = getattr(link, name)
@@ -46,9 +46,7 @@ def optimizer_arrays(optimizer: chainer.Optimizer) -> dict[str, np.ndarray]:
     }
 
 
-def write_checkpoint(
-    folder: Path, *, model: chainer.Link, optimizer: chainer.Optimizer, state: dict[str, Any]
-) -> Path:
+def write_checkpoint(folder: Path, *, model: chainer.Link, optimizer: chainer.Optimizer, state: dict[str, Any]) -> Path:
     """Write `folder`/update-000123, where 123 is `state["update"]`; it appears whole or not at all.
 
     Everything goes to a folder of another name, is flushed to the disk with its checksums, and is renamed.
@@ -151,7 +149,9 @@ def _contiguous(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def _copy(source: dict[str, np.ndarray], target: dict[str, np.ndarray], what: str) -> None:
     if source.keys() != target.keys():
         odd = sorted(source.keys() ^ target.keys())
-        raise CheckpointError(f"{what} of the checkpoint and of the model differ: {', '.join(odd[:5])} ({len(odd)} names)")
+        raise CheckpointError(
+            f"{what} of the checkpoint and of the model differ: {', '.join(odd[:5])} ({len(odd)} names)"
+        )
     for path, array in target.items():
         if array.shape != source[path].shape:
             raise CheckpointError(f"{what} {path}: {source[path].shape} in the checkpoint, {array.shape} in the model")

@@ -19,11 +19,11 @@ class KeyedGenerator:
 
     draws: Draws
 
-    def normal(self, loc: float, scale: float, size: Any) -> np.ndarray:
+    def normal(self, loc: float = 0.0, scale: float = 1.0, *, size: Any) -> np.ndarray:
         """Normal numbers, float64 of shape `size`."""
         return loc + scale * self.draws.normals(int(np.prod(size))).reshape(size)
 
-    def uniform(self, low: float, high: float, size: Any) -> np.ndarray:
+    def uniform(self, low: float = 0.0, high: float = 1.0, *, size: Any) -> np.ndarray:
         """Uniform numbers in [low, high), float64 of shape `size`."""
         return low + (high - low) * self.draws.uniforms(int(np.prod(size))).reshape(size)
 
@@ -112,7 +112,8 @@ class KeyedDropout(chainer.LinkHook):
         key = word(f"{path}#{self._calls[path]}")
         if shape[0] != len(self._samples):
             raise ValueError(
-                f"dropout in {path} on {shape[0]} rows for {len(self._samples)} samples: its first axis is not the sample"
+                f"dropout in {path or 'the model'} on {shape[0]} rows for {len(self._samples)} samples: "
+                "its first axis must be the sample"
             )
         size = int(np.prod(shape[1:]))
         rows = [draws(self._seed, "dropout", epoch, index, key).uniforms(size) for epoch, index in self._samples]

@@ -168,9 +168,7 @@ class NormGroupBatchNormalization(L.BatchNormalization):
         if self.norm_groups.evaluation.norm_statistics != "pooled":
             num_values = node._impl.num_values if team is not None else node.inputs[0].data.size // node.mean.size
             variances = variances * (num_values / max(num_values - 1, 1))  # unbiased, as Chainer and PyTorch have it
-        self._seen += np.concatenate(
-            [[len(means)], means.sum(axis=0), variances.sum(axis=0), (means**2).sum(axis=0)]
-        )
+        self._seen += np.concatenate([[len(means)], means.sum(axis=0), variances.sum(axis=0), (means**2).sum(axis=0)])
 
     def take_statistics(self) -> np.ndarray:
         """What was seen since the last call, float64 (1 + 3 * channels,), and forget it."""

@@ -14,7 +14,9 @@ from recipes.planning.planner import Plan
 from recipes.planning.stream import Stream
 from recipes.planning.timeline import Segment
 
-LoadImage = Callable[[int, int], tuple[np.ndarray, int]]  # (epoch, index) -> float32 CHW image as the model gets it, label
+LoadImage = Callable[
+    [int, int], tuple[np.ndarray, int]
+]  # (epoch, index) -> float32 CHW image as the model gets it, label
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +68,8 @@ class UpdateShare:
 class StreamIterator(chainer.dataset.Iterator):
     """Cuts the stream of samples into updates and gives this worker its share of each.
 
-    Its whole state is the number of the next update, so a resumed run, or one on another number of workers, goes on with
-    the very samples an uninterrupted one would see.
+    Its whole state is the number of the next update, so a resumed run, or one on another number of workers, goes on
+    with the very samples an uninterrupted one would see.
 
     Args:
         plan: the timeline and its division.

@@ -22,7 +22,7 @@ from trainers.stream_iterator import LoadedMicroBatch, SeenSample, StreamIterato
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateRecord:
-    """What one update was: `epoch` and `samples` are those at its start, `loss` the mean over the global batch before it."""
+    """What one update was: `epoch`, `samples` at its start, `loss` the mean over the global batch before it."""
 
     update: int
     epoch: float
@@ -39,9 +39,10 @@ class RecipeUpdater(StandardUpdater):
 
         g = sum over workers and micro-batches of (n / B) * gradient of the mean loss over its n samples
 
-    Each micro-batch's loss is weighted by its share of the global batch B, so that uneven shares are averaged exactly by
-    samples. Gradients cross the wire once an update, through the communicator's mean (hence the factor `world_size` in the
-    weight). Bytes on the wire: one all-reduce of the gradients, one of 24 bytes a normalised channel, 24 bytes a worker.
+    Each micro-batch's loss is weighted by its share of the global batch B, so that uneven shares are averaged exactly
+    by samples. Gradients cross the wire once an update, through the communicator's mean (hence the factor `world_size`
+    in the weight). Bytes on the wire: one all-reduce of the gradients, one of 24 bytes a normalised channel, and 17
+    bytes a worker for loss and flags.
 
     Args:
         iterator: this worker's share of every update.
@@ -112,9 +113,7 @@ class RecipeUpdater(StandardUpdater):
     def _backward(self, model: chainer.Chain, micro_batch: LoadedMicroBatch, global_batch_size: int) -> float:
         """Add this micro-batch's part to the gradients; returns its part of the mean loss."""
         self._norm_groups.num_groups = micro_batch.part.num_groups
-        keyed = KeyedDropout(
-            model, seed=self.plan.recipe.seed, epochs=micro_batch.epochs, indices=micro_batch.indices
-        )
+        keyed = KeyedDropout(model, seed=self.plan.recipe.seed, epochs=micro_batch.epochs, indices=micro_batch.indices)
         with chainer.using_config("train", True), keyed:
             loss = self.loss_func(model(micro_batch.images_NCHW), micro_batch.labels)
         weight = micro_batch.part.size / global_batch_size

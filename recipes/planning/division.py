@@ -28,9 +28,9 @@ class MicroBatch:
 class Division:
     """How `workers` share an update of `num_groups` norm groups of `norm_span` samples each.
 
-    Teams of `team_size` consecutive workers hold whole groups; within a team a group is split evenly, the first workers
-    one sample more. The groups are given to the teams contiguously, the first teams one more. Workers that are left over
-    have no samples and still join every collective call.
+    Teams of `team_size` consecutive workers hold whole groups; within a team a group is split evenly, the first
+    workers one sample more. The groups are given to the teams contiguously, the first teams one more. Workers that are
+    left over have no samples and still join every collective call.
     """
 
     workers: int

@@ -44,7 +44,7 @@ class Stream:
             raise ValueError(f"Stream.num_samples must be at least 1, got {self.num_samples}")
 
     def samples(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """The epochs and indices of the samples at positions start, ..., start + count - 1: two int64 arrays (count,)."""
+        """Epochs and indices of the samples at positions start ... start + count - 1: two int64 arrays (count,)."""
         positions = np.arange(start, start + count, dtype=np.int64)
         epochs, places = np.divmod(positions, self.num_samples)
         indices = np.empty_like(positions)

@@ -73,8 +73,8 @@ class Timeline:
 def timeline(*, global_batch_size: BatchRamp, norm_span: BatchRamp, epochs: float, num_train: int) -> Timeline:
     """Cut a run into updates.
 
-    A segment starts at the first update whose first sample lies at or after its boundary, so that the last update before
-    a boundary is whole; the last update of the run is the first that reaches `epochs`.
+    A segment starts at the first update whose first sample lies at or after its boundary, so that the last update
+    before a boundary is whole; the last update of the run is the first that reaches `epochs`.
 
     Args:
         global_batch_size: samples an update, by epoch.

@@ -20,7 +20,7 @@ class Checkpoints(Extension):
     Args:
         folder: the run's `checkpoints`.
         writes: whether this rank writes.
-        evaluation: whose last score decides which checkpoint is the best.
+        evaluation: whose score decides which checkpoint is the best.
         metrics: where a line says so.
         best: name and accuracy of the best checkpoint so far (of a resumed run).
         identity: plain data kept in every checkpoint (the recipe's hash).
@@ -53,7 +53,7 @@ class Checkpoints(Extension):
         if name == self.last:
             return
         self.last = name
-        score = self._evaluation.take_last()
+        score = self._evaluation.score_after(updater.iteration)
         if score is not None and (self.best is None or score.accuracy > self.best["accuracy"]):
             self.best = {"checkpoint": name, "accuracy": score.accuracy, "loss": score.loss}
         if self._writes:

@@ -33,16 +33,16 @@ class Evaluation(Extension):
     def __init__(self, score: Callable[[], Score], metrics: Metrics) -> None:
         self._score = score
         self._metrics = metrics
-        self._last: Score | None = None
+        self._scores: dict[int, Score] = {}
 
-    def take_last(self) -> Score | None:
-        """The last score, once: None where no evaluation has been since it was taken."""
-        last, self._last = self._last, None
-        return last
+    def score_after(self, update: int) -> Score | None:
+        """The score of the weights after so many updates, or None where they were not evaluated."""
+        return self._scores.get(update)
 
     def __call__(self, trainer: Trainer) -> None:
         updater = trainer.updater
-        self._last = score = self._score()
+        score = self._score()
+        self._scores = {updater.iteration: score}
         reached = {
             "update": updater.iteration,
             "epoch": updater.epoch_detail,

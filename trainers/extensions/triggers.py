@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from chainer.training import Trainer
 
@@ -14,16 +15,16 @@ class Every:
     """After the first update that reaches each multiple of `epochs`, and after the last update of the run.
 
     Args:
-        epochs: above 0.
+        epochs: above 0, or `update` for every update.
         num_updates: updates of the whole run.
     """
 
-    epochs: float
+    epochs: float | Literal["update"]
     num_updates: int
 
     def __call__(self, trainer: Trainer) -> bool:
         updater = trainer.updater
-        if updater.iteration == self.num_updates:
+        if self.epochs == "update" or updater.iteration == self.num_updates:
             return True
         return last_multiple(updater.epoch_detail, self.epochs) > last_multiple(
             updater.previous_epoch_detail, self.epochs

@@ -1,0 +1,79 @@
+"""One update divided: nothing dropped, padded or doubled, whatever the workers."""
+
+import itertools
+
+import pytest
+
+from recipes.planning.division import PlanError, divide
+
+
+def shares(**options):
+    division = divide(**options)
+    return division, [division.micro_batches(rank) for rank in range(options["workers"])]
+
+
+CASES = [
+    {"global_batch_size": b, "norm_span": s, "workers": w, "micro_batch_size": m}
+    for b, s, w, m in itertools.product([96, 192, 512], [8, 16, 32, 96], [1, 2, 3, 4, 5, 7, 16], [16, 32, 40, 64, 512])
+    if b % s == 0 and -(-s // m) <= w
+]
+
+
+@pytest.mark.parametrize("options", CASES, ids=lambda o: "-".join(map(str, o.values())))
+def test_every_sample_is_computed_once_within_the_micro_batch(options):
+    division, parts = shares(**options)
+    places = [p for own in parts for m in own for p in range(m.offset, m.offset + m.size)]
+    assert sorted(places) == list(range(options["global_batch_size"]))
+    assert all(m.size <= max(options["micro_batch_size"], 1) for own in parts for m in own)
+    assert sum(not own for own in parts) == division.idle_workers
+
+
+@pytest.mark.parametrize("options", CASES, ids=lambda o: "-".join(map(str, o.values())))
+def test_a_norm_group_is_whole_on_one_worker_or_one_slot_of_each_of_a_team(options):
+    division, parts = shares(**options)
+    span = options["norm_span"]
+    if division.team_size == 1:
+        assert all(m.offset % span == 0 and m.size == m.num_groups * span for own in parts for m in own)
+        return
+    for team in range(division.num_teams):
+        members = range(team * division.team_size, (team + 1) * division.team_size)
+        for slot in zip(*(parts[rank] for rank in members), strict=True):
+            assert sum(m.size for m in slot) == span
+            assert slot[0].offset % span == 0
+            sizes = [m.size for m in slot]
+            assert sizes == sorted(sizes, reverse=True)
+            assert sizes[0] - sizes[-1] <= 1
+
+
+def test_by_hand_192_samples_on_five_workers():
+    division, parts = shares(global_batch_size=192, norm_span=32, workers=5, micro_batch_size=64)
+    assert division.team_size == 1
+    assert [sum(m.size for m in own) for own in parts] == [64, 32, 32, 32, 32]
+
+
+def test_by_hand_a_span_above_the_micro_batch_takes_teams():
+    division, parts = shares(global_batch_size=96, norm_span=32, workers=5, micro_batch_size=16)
+    assert (division.team_size, division.num_teams, division.idle_workers) == (2, 2, 1)
+    assert [[(m.offset, m.size) for m in own] for own in parts] == [
+        [(0, 16), (32, 16)],
+        [(16, 16), (48, 16)],
+        [(64, 16)],
+        [(80, 16)],
+        [],
+    ]
+
+
+def test_more_workers_than_groups_share_them_in_teams():
+    division, parts = shares(global_batch_size=96, norm_span=32, workers=7, micro_batch_size=64)
+    assert (division.team_size, division.idle_workers) == (2, 1)
+    assert [sum(m.size for m in own) for own in parts] == [16] * 6 + [0]
+
+
+def test_accumulation_is_split_evenly():
+    _, parts = shares(global_batch_size=160, norm_span=32, workers=1, micro_batch_size=64)
+    assert [m.size for m in parts[0]] == [64, 64, 32]
+
+
+def test_a_group_that_the_workers_cannot_hold_is_refused_with_what_fits():
+    with pytest.raises(PlanError, match=r"needs 4 workers .* there are 2; what fits: norm_span 16, or a micro-batch of 16"):
+        divide(global_batch_size=96, norm_span=32, workers=2, micro_batch_size=8)

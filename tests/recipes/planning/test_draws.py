@@ -1,0 +1,70 @@
+"""Draws: fixed for ever, independent of each other and of the order in which they are made."""
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from recipes.planning.draws import draws
+
+
+def test_raw_bits_are_those_of_philox_for_a_key_and_counter_worked_out_here():
+    def philox(counter, key):
+        """Philox4x64-10 of Salmon et al. 2011 on Python integers."""
+        mask = (1 << 64) - 1
+        multipliers, weyl = (0xD2E7470EE14C6C93, 0xCA5A826395121157), (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
+        for _ in range(10):
+            first, second = counter[0] * multipliers[0], counter[2] * multipliers[1]
+            counter = [
+                (second >> 64) ^ counter[1] ^ key[0],
+                second & mask,
+                (first >> 64) ^ counter[3] ^ key[1],
+                first & mask,
+            ]
+            key = [(k + w) & mask for k, w in zip(key, weyl, strict=True)]
+        return counter
+
+    purpose = int.from_bytes(hashlib.blake2b(b"permutation", digest_size=8).digest(), "little")
+    expected = philox([1, 5, 6, 7], [42, purpose])  # NumPy counts before it draws
+    assert [int(bits) for bits in draws(42, "permutation", 5, 6, 7).bits(4)] == expected
+
+
+def test_streams_differ_by_seed_purpose_and_every_word():
+    keys = [(0, "a"), (1, "a"), (0, "b"), (0, "a", 1), (0, "a", 0, 1), (0, "a", 0, 0, 1)]
+    assert len({int(draws(*key).bits(1)[0]) for key in keys}) == len(keys)
+
+
+def test_a_negative_or_huge_seed_is_taken_modulo_two_to_the_64():
+    assert draws(-1, "a").uniform() == draws(2**64 - 1, "a").uniform()
+
+
+def test_a_fourth_word_is_refused():
+    with pytest.raises(ValueError, match="at most 3 words"):
+        draws(0, "a", 1, 2, 3, 4)
+
+
+def test_one_uniform_is_the_first_of_many():
+    assert draws(3, "u").uniform() == draws(3, "u").uniforms(5)[0]
+
+
+def test_uniforms_fill_the_unit_interval_evenly():
+    counts, _ = np.histogram(draws(0, "u").uniforms(100_000), bins=20, range=(0, 1))
+    assert abs(counts - 5_000).max() < 5 * np.sqrt(5_000)
+
+
+def test_integers_are_even_and_stay_below_the_bound():
+    keyed = draws(0, "i")
+    counts = np.bincount([keyed.integers(7) for _ in range(14_000)], minlength=7)
+    assert len(counts) == 7
+    assert abs(counts - 2_000).max() < 5 * np.sqrt(2_000)
+
+
+@pytest.mark.parametrize("count", [1, 2, 99_999])
+def test_normals_have_their_moments(count):
+    normals = draws(0, "n").normals(count)
+    assert normals.shape == (count,)
+    if count > 2:
+        standard_error = 1 / np.sqrt(count)
+        assert abs(normals.mean()) < 5 * standard_error
+        assert abs(normals.var() - 1) < 5 * np.sqrt(2) * standard_error
+        assert abs((normals**4).mean() - 3) < 5 * np.sqrt(96) * standard_error

@@ -1,0 +1,157 @@
+"""Batch normalisation by groups equals batch normalisation of each group alone."""
+
+import trainers  # isort: skip  (before chainer)
+import chainer
+import numpy as np
+import pytest
+from chainer import links as L
+
+from recipes.schema import Evaluation, NormMomentum
+from trainers.norm_groups import NormGroups
+
+
+
+def evaluation(norm_statistics="moving_average", keep=0.9, per="update"):
+    return Evaluation(norm_statistics=norm_statistics, norm_momentum=NormMomentum(keep=keep, per=per))
+
+
+def installed(norm_statistics="moving_average", link=None, **momentum):
+    chain = chainer.Chain()
+    with chain.init_scope():
+        chain.bn = link or L.BatchNormalization(3)
+    chain.bn.gamma.array[...] = [0.5, 1.0, 2.0]
+    chain.bn.beta.array[...] = [-1.0, 0.0, 1.0]
+    groups = NormGroups(evaluation(norm_statistics, **momentum))
+    groups.install(chain)
+    return chain, groups
+
+
+def images(count, seed=0):
+    return np.random.RandomState(seed).normal(2.0, 3.0, (count, 3, 4, 5)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def world():
+    from mpi4py import MPI
+
+    return MPI.COMM_SELF
+
+
+def test_forward_and_gradients_are_those_of_each_group_alone():
+    x, weights = images(24), images(24, seed=1)
+    chain, groups = installed()
+    groups.num_groups = 3
+    with chainer.using_config("train", True):
+        whole = chainer.Variable(x)
+        y = chain.bn(whole)
+        chainer.functions.sum(y * weights).backward()
+
+    expected_y, expected_gx, ggamma, gbeta = [], [], 0, 0
+    for part, weight in zip(np.split(x, 3), np.split(weights, 3), strict=True):
+        alone = L.BatchNormalization(3)
+        alone.gamma.array[...], alone.beta.array[...] = chain.bn.gamma.array, chain.bn.beta.array
+        variable = chainer.Variable(part)
+        with chainer.using_config("train", True):
+            out = alone(variable)
+        chainer.functions.sum(out * weight).backward()
+        expected_y.append(out.array)
+        expected_gx.append(variable.grad)
+        ggamma, gbeta = ggamma + alone.gamma.grad, gbeta + alone.beta.grad
+    np.testing.assert_allclose(y.array, np.concatenate(expected_y), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(whole.grad, np.concatenate(expected_gx), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(chain.bn.gamma.grad, ggamma, rtol=1e-4)
+    np.testing.assert_allclose(chain.bn.beta.grad, gbeta, rtol=1e-4)
+
+
+def test_one_group_moves_the_running_statistics_as_chainer_does(world):
+    x = images(16)
+    plain = L.BatchNormalization(3, decay=0.9)
+    chain, groups = installed()
+    with chainer.using_config("train", True):
+        plain(x)
+        chain.bn(x)
+    assert (chain.bn.avg_mean == 0).all(), "running statistics move once an update, not in the forward"
+    groups.update_running_statistics(world, 16)
+    np.testing.assert_allclose(chain.bn.avg_mean, plain.avg_mean, rtol=1e-6)
+    np.testing.assert_allclose(chain.bn.avg_var, plain.avg_var, rtol=1e-6)
+
+
+@pytest.mark.parametrize("split", [(24,), (16, 8), (8, 8, 8)])
+def test_statistics_do_not_depend_on_the_split_into_micro_batches(world, split):
+    x, groups_of = images(24), 8
+    chain, groups = installed()
+    start = 0
+    for size in split:
+        groups.num_groups = size // groups_of
+        with chainer.using_config("train", True):
+            chain.bn(x[start : start + size])
+        start += size
+    groups.update_running_statistics(world, 24)
+    parts = np.split(x.astype(np.float64), 3)
+    means = np.mean([p.mean(axis=(0, 2, 3)) for p in parts], axis=0)
+    variances = np.mean([p.var(axis=(0, 2, 3), ddof=1) for p in parts], axis=0)
+    np.testing.assert_allclose(chain.bn.avg_mean, 0.1 * means, rtol=1e-5)
+    np.testing.assert_allclose(chain.bn.avg_var, 0.9 + 0.1 * variances, rtol=1e-5)
+
+
+@pytest.mark.parametrize("offset", [0.0, 300.0])
+def test_pooled_statistics_are_those_of_the_whole_update(world, offset):
+    x = images(24) + np.float32(offset)
+    chain, groups = installed("pooled", keep=0.0)
+    groups.num_groups = 3
+    with chainer.using_config("train", True):
+        chain.bn(x)
+    groups.update_running_statistics(world, 24)
+    wide = x.astype(np.float64)
+    np.testing.assert_allclose(chain.bn.avg_mean, wide.mean(axis=(0, 2, 3)), rtol=1e-6)
+    np.testing.assert_allclose(chain.bn.avg_var, wide.var(axis=(0, 2, 3)), rtol=1e-4)
+
+
+def test_last_batch_keeps_nothing_of_the_past(world):
+    chain, groups = installed("last_batch", keep=0.9)
+    for seed in (0, 1):
+        with chainer.using_config("train", True):
+            chain.bn(images(16, seed))
+        groups.update_running_statistics(world, 16)
+    np.testing.assert_allclose(chain.bn.avg_mean, images(16, 1).mean(axis=(0, 2, 3), dtype=np.float64), rtol=1e-5)
+
+
+def test_momentum_by_samples_forgets_as_much_however_large_the_batch(world):
+    chain, groups = installed(keep=0.5, per=64)
+    with chainer.using_config("train", True):
+        chain.bn(np.zeros((2, 3, 4, 5), dtype=np.float32))
+    groups.update_running_statistics(world, 128)  # variance 1 -> 0, kept by 0.5 ** (128 / 64)
+    np.testing.assert_allclose(chain.bn.avg_var, 0.25)
+
+
+def test_a_layer_that_was_not_used_keeps_its_statistics(world):
+    chain, groups = installed()
+    groups.update_running_statistics(world, 16)
+    assert (chain.bn.avg_mean == 0).all()
+    assert (chain.bn.avg_var == 1).all()
+
+
+def test_test_mode_uses_the_running_statistics():
+    chain, _ = installed()
+    chain.bn.avg_mean[...], chain.bn.avg_var[...] = 2.0, 4.0
+    x = images(4)
+    with chainer.using_config("train", False):
+        y = chain.bn(x).array
+    gamma, beta = (p.array[:, None, None] for p in (chain.bn.gamma, chain.bn.beta))
+    np.testing.assert_allclose(y, (x - 2.0) / np.sqrt(4.0 + 2e-5) * gamma + beta, rtol=1e-5, atol=1e-5)
+
+
+def test_rows_without_images_are_normalised_too():
+    chain, groups = installed()
+    groups.num_groups = 2
+    x = images(8)[:, :, 0, 0]
+    with chainer.using_config("train", True):
+        y = chain.bn(x).array
+    for part, out in zip(np.split(x, 2), np.split(y, 2), strict=True):
+        expected = (part - part.mean(axis=0)) / np.sqrt(part.var(axis=0) + 2e-5)
+        np.testing.assert_allclose(out, expected * chain.bn.gamma.array + chain.bn.beta.array, rtol=1e-4, atol=1e-4)
+
+
+def test_other_normalisation_over_the_batch_is_refused():
+    with pytest.raises(TypeError, match=r"/bn is a BatchRenormalization"):
+        installed(link=L.BatchRenormalization(3))

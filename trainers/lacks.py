@@ -1,0 +1,24 @@
+"""What a recipe asks for and kilobatch does not have yet."""
+
+from __future__ import annotations
+
+from recipes.schema import Dataset, Recipe
+
+
+class NotBuilt(Exception):
+    """The recipe or its data set asks for a method that is not built; names it."""
+
+
+def refuse_unbuilt(recipe: Recipe, dataset: Dataset) -> None:
+    """Refuse to train what is not built, by name.
+
+    Raises:
+        NotBuilt: the recipe or the data set lacks something.
+    """
+    lacking = {name: f"recipe {recipe.name}" for name in recipe.lacks}
+    lacking |= {name: f"data set {dataset.name}" for name in dataset.lacks}
+    if lacking:
+        named = ", ".join(f"{name} ({where})" for name, where in lacking.items())
+        raise NotBuilt(f"not built yet: {named}; this recipe can be validated, shown, drawn and planned, but not trained")
+    if dataset.reader is None:
+        raise NotBuilt(f"data set {dataset.name} has no reader; name one in its file, e.g. reader: {{kind: ImageFolder}}")

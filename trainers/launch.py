@@ -1,0 +1,158 @@
+"""Ranks: joining those that an MPI launcher started, or starting them here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+_SIZE_NAMES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "SLURM_STEP_NUM_TASKS")
+_LOCAL_SIZE_NAMES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_TASKS_PER_NODE")
+_RANK_NAMES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_OWN = "KILOBATCH_LAUNCHED"
+
+STOP_FILE = "stop"  # in the run's folder: ask a run to stop at its next update, from anywhere
+
+
+class LaunchError(Exception):
+    """Ranks could not be started or joined; says what to install or to change."""
+
+
+def launched_ranks(environment: Mapping[str, str] = os.environ) -> int | None:
+    """How many ranks the launcher of this process started; None if there was none."""
+    if not any(name in environment for name in _RANK_NAMES):
+        return None
+    sizes = [environment[name] for name in _SIZE_NAMES if environment.get(name, "").isdigit()]
+    return int(sizes[0]) if sizes else None
+
+
+def launched_by_us(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether `start_ranks` started this process."""
+    return _OWN in environment
+
+
+def threads_per_rank(local_ranks: int) -> int:
+    """Cores of this machine divided between the ranks on it, at least one."""
+    return max(1, len(os.sched_getaffinity(0)) // local_ranks)
+
+
+def limit_threads(local_ranks: int | None = None) -> int:
+    """Tell BLAS and OpenMP how many threads a rank may use, where the user has not.
+
+    Must run before NumPy is imported. Too many threads are the usual cause of slow ranks.
+
+    Args:
+        local_ranks: ranks on this machine; what the launcher says by default.
+    Returns:
+        threads a rank.
+    """
+    if local_ranks is None:
+        said = (os.environ.get(name, "").split("(")[0] for name in _LOCAL_SIZE_NAMES)
+        local_ranks = next((int(value) for value in said if value.isdigit()), launched_ranks() or 1)
+    for name in _THREADS:
+        os.environ.setdefault(name, str(threads_per_rank(local_ranks)))
+    return int(os.environ[_THREADS[0]])
+
+
+def find_mpiexec() -> str:
+    """Path of the `mpiexec` beside this Python (the mpich wheel's), else of the one on the PATH.
+
+    Raises:
+        LaunchError: there is none.
+    """
+    beside = Path(sys.executable).parent / "mpiexec"
+    found = str(beside) if beside.exists() else shutil.which("mpiexec")
+    if found is None:
+        raise LaunchError("no mpiexec here; install MPI into this environment: pip install mpich")
+    return found
+
+
+@dataclass
+class Ranks:
+    """Ranks that were started here.
+
+    Args:
+        process: their mpiexec.
+    """
+
+    process: subprocess.Popen[bytes]
+    _errors: list[str]
+    _reader: threading.Thread
+
+    def kill(self) -> None:
+        """End all ranks at once; mpiexec takes them with it."""
+        self.process.terminate()
+
+    def errors(self) -> str:
+        """What the ranks wrote to stderr, once they have ended."""
+        self._reader.join()
+        return "".join(self._errors)
+
+
+def start_ranks(num_ranks: int, arguments: list[str], *, log: Path) -> Ranks:
+    """Start `kilobatch ARGUMENTS` on ranks of this machine.
+
+    They run in a session of their own: a Ctrl-C on the terminal reaches the parent only, which asks them to stop.
+
+    Args:
+        num_ranks: at least 1.
+        arguments: of the command line.
+        log: file that takes what the ranks print.
+    Raises:
+        LaunchError: there is no mpiexec.
+    """
+    environment = {**os.environ, _OWN: "1", "PYTHONUNBUFFERED": "1"}
+    for name in _THREADS:
+        environment.setdefault(name, str(threads_per_rank(num_ranks)))
+    command = [find_mpiexec(), "-n", str(num_ranks), sys.executable, "-P", "-m", "kilobatch", *arguments]
+    with open(log, "ab") as file:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    assert process.stderr is not None
+    errors: list[str] = []
+    reader = threading.Thread(target=_tee, args=(process.stderr, log, errors), daemon=True)
+    reader.start()
+    return Ranks(process=process, _errors=errors, _reader=reader)
+
+
+def _tee(stream: IO[bytes], log: Path, lines: list[str]) -> None:
+    with open(log, "ab") as file:
+        for line in stream:
+            file.write(line)
+            file.flush()
+            lines.append(line.decode(errors="replace"))
+
+
+class StopRequest:
+    """Whether this process was asked to stop: SIGINT, SIGTERM, SIGUSR1, or a file in the run's folder.
+
+    Args:
+        run: the run's folder.
+        watches_file: whether this rank looks for the file (one is enough: the ranks agree).
+    """
+
+    def __init__(self, run: Path, *, watches_file: bool) -> None:
+        self._file = run / STOP_FILE if watches_file else None
+        self._signalled = False
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, self._note)
+
+    def __call__(self) -> bool:
+        return self._signalled or (self._file is not None and self._file.exists())
+
+    def _note(self, number: int, frame: object) -> None:
+        self._signalled = True

@@ -1,0 +1,126 @@
+"""A run's folder: everything needed to resume, compare or reproduce it."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from recipes.schema import Dataset
+
+RUN, METRICS, TRACE, LOG = "run.yaml", "metrics.jsonl", "trace.jsonl", "log.txt"
+ENVIRONMENT, CHECKPOINTS, REPORT = "environment.json", "checkpoints", "report.html"
+_WORDS_ONLY = ("title", "source", "claims", "assumed")  # of a recipe: these change no run
+
+
+class FolderRefused(Exception):
+    """A run's folder that cannot be used as asked; says what to do."""
+
+
+def default_folder(recipe_name: str) -> Path:
+    """`runs/NAME-DATE-TIME` in the working directory."""
+    return Path("runs", f"{recipe_name}-{time.strftime('%Y%m%d-%H%M%S')}")
+
+
+def dataset_facts(dataset: Dataset) -> dict[str, Any]:
+    """A data set as plain data: what two runs must agree on, whatever the folder it lies in."""
+    facts = {key: value for key, value in vars(dataset).items() if key not in ("reader", "root", "lacks")}
+    return json.loads(json.dumps({**facts, "reader": repr(dataset.reader)}))
+
+
+def require_usable(folder: Path, *, resume: bool) -> None:
+    """Refuse a folder that holds something, unless a run in it is resumed.
+
+    Raises:
+        FolderRefused: it is a file, or not empty and not resumed.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise FolderRefused(f"{folder} is a file; give --out a folder")
+    if not resume and folder.is_dir() and any(folder.iterdir()):
+        raise FolderRefused(f"{folder} is not empty; add --resume to go on with the run in it, or choose another --out")
+
+
+def require_same_recipe(folder: Path, recipe: dict[str, Any], dataset: dict[str, Any]) -> None:
+    """Refuse to resume a run with another recipe or other data, naming every difference.
+
+    Raises:
+        FolderRefused: the resolved recipe or the facts of the data differ from those of `folder`'s run.yaml.
+    """
+    if not (folder / RUN).exists():
+        return
+    before = yaml.safe_load((folder / RUN).read_text(encoding="utf-8"))
+    changed = differences(_deciding(before["recipe"]), _deciding(recipe))
+    changed += [f"dataset: {line}" for line in differences(before["dataset"], dataset)]
+    if changed:
+        raise FolderRefused(
+            f"{folder} holds a run of another recipe; "
+            + "; ".join(changed)
+            + "; resume with the recipe it began with, or start anew in another --out"
+        )
+
+
+def differences(before: Any, now: Any, path: str = "") -> list[str]:
+    """Dotted paths at which two trees differ, each with both values."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        keys = sorted(before.keys() | now.keys())
+        inner = (differences(before.get(k), now.get(k), f"{path}.{k}" if path else k) for k in keys)
+        return [line for lines in inner for line in lines]
+    return [] if before == now else [f"{path}: {before!r} in the run, {now!r} now"]
+
+
+def write_run(
+    folder: Path,
+    *,
+    recipe: dict[str, Any],
+    origins: dict[str, str],
+    plan: dict[str, Any],
+    dataset: dict[str, Any],
+    environment: dict[str, Any],
+    command: str,
+) -> None:
+    """Write `run.yaml` and `environment.json`."""
+    run = {
+        "kilobatch": 1,
+        "command": command,
+        "recipe": recipe,
+        "dataset": dataset,
+        "plan": plan,
+        "origins": origins,
+    }
+    text = yaml.safe_dump(run, sort_keys=False, allow_unicode=True, width=120)
+    _replace(folder / RUN, text)
+    _replace(folder / ENVIRONMENT, json.dumps(environment, indent=1) + "\n")
+
+
+def cut_back(folder: Path, update: int) -> None:
+    """Drop from metrics and trace what happened after `update` updates: a resumed run does it again."""
+    for name in (METRICS, TRACE):
+        path = folder / name
+        if not path.exists():
+            continue
+        kept = [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if _before(line, update)]
+        _replace(path, "".join(kept))
+
+
+def _before(text: str, update: int) -> bool:
+    """Whether a line tells of something up to `update` updates; a line cut off by a crash does not."""
+    try:
+        line = json.loads(text)
+    except ValueError:
+        return False
+    if "key" not in line or line["key"] == "train_loss":  # an update's own line carries its number, from 0
+        return line["update"] < update
+    return line.get("update", 0) <= update
+
+
+def _deciding(recipe: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in recipe.items() if key not in _WORDS_ONLY}
+
+
+def _replace(path: Path, text: str) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.rename(path)

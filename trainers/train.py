@@ -1,0 +1,268 @@
+"""Training: the same function on every rank."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import shlex
+import socket
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from chainer.training import Trainer
+
+from recipes.open import OpenedRecipe
+from recipes.planning.planner import Model, Plan
+from recipes.planning.stream import Stream
+from trainers.build import Parts, build
+from trainers.checkpoint import load_into, newest_checkpoint, read_checkpoint
+from trainers.environment import environment
+from trainers.evaluate import score
+from trainers.extensions.checkpoints import Checkpoints
+from trainers.extensions.evaluation import Evaluation
+from trainers.extensions.metrics import Metrics
+from trainers.extensions.trace import Trace
+from trainers.extensions.triggers import Every
+from trainers.faults import EXIT_STOPPED, NotFinite, RunFailed
+from trainers.launch import StopRequest
+from trainers.norm_groups import NormGroups
+from trainers.run_folder import CHECKPOINTS, LOG, METRICS, REPORT, TRACE, cut_back, dataset_facts, write_run
+from trainers.stream_iterator import StreamIterator
+from trainers.updater import RecipeUpdater
+
+log = logging.getLogger("kilobatch")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """How a run is done, as opposed to what it does.
+
+    Args:
+        folder: of the run.
+        resume: go on from its newest checkpoint.
+        stop_after_update: end with a checkpoint after so many updates from the start of the run; None for all.
+        checkpoint_every: epochs, or `update`.
+        trace: write `trace.jsonl`.
+        threads: BLAS and OpenMP threads of a rank, for the log.
+    """
+
+    folder: Path
+    resume: bool = False
+    stop_after_update: int | None = None
+    checkpoint_every: float | str = 1.0
+    trace: bool = False
+    threads: int = 1
+
+
+def train_as_rank(opened: OpenedRecipe, plan: Plan, options: TrainOptions, *, mpi: Any, launched_by_us: bool) -> int:
+    """Train as one of the ranks of `mpi`; all of them call this together.
+
+    Returns:
+        the exit code: 0, or 4 where a signal ended the run.
+    Raises:
+        RunFailed: on all ranks, where the run cannot go on.
+    """
+    _log_to(options.folder, rank=mpi.rank, to_file=not launched_by_us)
+    _require_one_recipe(opened, mpi)
+    run = _Run(opened, plan, options, mpi)
+    run.start()
+    try:
+        run.trainer.run(show_loop_exception_msg=False)
+    except NotFinite as error:
+        raise run.failed(error) from error
+    return run.end()
+
+
+class _Run:
+    """The objects of one run on one rank, and its beginning and end."""
+
+    def __init__(self, opened: OpenedRecipe, plan: Plan, options: TrainOptions, mpi: Any) -> None:
+        self.opened, self.plan, self.options, self.mpi = opened, plan, options, mpi
+        self.leads = mpi.rank == 0
+        self.parts = build(opened.recipe, opened.dataset)
+        self.norm_groups = NormGroups(opened.recipe.evaluation)
+        self.norm_groups.install(self.parts.model)
+        self.stop_request = StopRequest(options.folder, watches_file=self.leads)
+        self.updater = self._updater(self.parts)
+        self.end_update = min(options.stop_after_update or plan.timeline.num_updates, plan.timeline.num_updates)
+
+    def _updater(self, parts: Parts) -> RecipeUpdater:
+        import chainermn
+
+        recipe, dataset = self.opened.recipe, self.opened.dataset
+        iterator = StreamIterator(
+            plan=self.plan,
+            rank=self.mpi.rank,
+            stream=Stream(seed=recipe.seed, num_samples=dataset.num_train),
+            load=parts.load_train,
+            trace=self.options.trace,
+        )
+        return RecipeUpdater(
+            iterator,
+            parts.optimizer,
+            loss=parts.loss,
+            plan=self.plan,
+            communicator=chainermn.create_communicator("naive", self.mpi),
+            norm_groups=self.norm_groups,
+            rate_attribute=recipe.optimizer.rate_attribute,
+            stop_asked=self.stop_request,
+        )
+
+    def start(self) -> None:
+        """Write or read what a run begins with, then set up the trainer."""
+        folder = self.options.folder
+        state = self._resumed_state() if self.options.resume else None
+        if self.leads:
+            (folder / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+            (folder / "stop").unlink(missing_ok=True)
+            cut_back(folder, self.updater.iteration)
+        hosts = self.mpi.gather({"rank": self.mpi.rank, "host": socket.gethostname()}, root=0)
+        if self.leads:
+            self._write_run(hosts)
+        self.metrics = Metrics(folder / METRICS, writes=self.leads)
+        self.trainer = self._trainer(best=state and state["best"])
+        reached = {"update": self.updater.iteration, "epoch": self.updater.epoch_detail}
+        self.metrics.write("run_start", self.opened.recipe.name, workers=self.mpi.size, **reached)
+        for warning in self.plan.warnings:
+            log.info("warning: %s", warning)
+        log.info(
+            "training %s on %d worker(s), %d thread(s) each, updates %d to %d of %d",
+            self.opened.recipe.name,
+            self.mpi.size,
+            self.options.threads,
+            self.updater.iteration,
+            self.end_update,
+            self.plan.timeline.num_updates,
+        )
+
+    def _resumed_state(self) -> dict[str, Any] | None:
+        """Rank 0 reads the newest whole checkpoint; all ranks load it."""
+        content, name = None, None
+        if self.leads:
+            path, complaints = newest_checkpoint(self.options.folder / CHECKPOINTS)
+            for complaint in complaints:
+                log.info("warning: passed over %s", complaint)
+            if path is not None:
+                content, name = read_checkpoint(path), path.name
+        content, name = self.mpi.bcast((content, name), root=0)
+        if content is None:
+            log.info("nothing to resume: no checkpoint in %s; starting at update 0", self.options.folder / CHECKPOINTS)
+            return None
+        state = load_into(self.parts.model, self.parts.optimizer, content)
+        iterator = self.updater.get_iterator("main")
+        iterator.update = self.updater.iteration = state["update"]
+        log.info("resuming from %s", name)
+        return state
+
+    def _write_run(self, hosts: list[dict[str, Any]]) -> None:
+        opened, sizes = self.opened, self._model_sizes()
+        folder = self.options.folder
+        write_run(
+            folder,
+            recipe=opened.tree,
+            origins=opened.origins,
+            plan=replace(self.plan, model=sizes).as_tree(),
+            dataset=dataset_facts(opened.dataset),
+            environment=environment(
+                ranks=hosts,
+                threads=self.options.threads,
+                fingerprint=opened.dataset.reader.fingerprint(opened.dataset.root),
+            ),
+            command=shlex.join(["kilobatch", *sys.argv[1:]]),
+        )
+
+    def _model_sizes(self) -> Model:
+        return Model(
+            num_parameters=sum(parameter.size for parameter in self.parts.model.params()),
+            num_state_values=self.opened.recipe.optimizer.num_state_values,
+        )
+
+    def _trainer(self, best: dict[str, Any] | None) -> Trainer:
+        folder, num_updates = self.options.folder, self.plan.timeline.num_updates
+        trainer = Trainer(self.updater, lambda trainer: self._ends(), out=str(folder))
+        evaluation = Evaluation(self._score, self.metrics)
+        self.checkpoints = Checkpoints(
+            folder / CHECKPOINTS,
+            writes=self.leads,
+            evaluation=evaluation,
+            metrics=self.metrics,
+            best=best,
+            identity={"recipe": self.opened.recipe.name, "recipe_sha256": fingerprint(self.opened.tree)},
+        )
+        every = Every(epochs=self.options.checkpoint_every, num_updates=num_updates)
+        trainer.extend(self.metrics)
+        if self.options.trace:
+            trainer.extend(Trace(folder / TRACE, self.mpi))
+        trainer.extend(evaluation, trigger=Every(epochs=self.opened.recipe.evaluation.every, num_updates=num_updates))
+        trainer.extend(self.checkpoints, trigger=lambda trainer: self._ends() or every(trainer))
+        return trainer
+
+    def _score(self) -> Any:
+        parts = self.parts
+        return score(parts.model, load=parts.load_eval, num_samples=parts.num_eval, loss=parts.loss, mpi=self.mpi)
+
+    def _ends(self) -> bool:
+        return self.updater.stopping or self.updater.iteration >= self.end_update
+
+    def failed(self, error: NotFinite) -> RunFailed:
+        """What to tell the user: the cause, and where the last good state is."""
+        last = self.checkpoints.last or "none was written"
+        self.metrics.write("run_stop", "failed", update=self.updater.iteration, reason=str(error))
+        return RunFailed(f"{error}. Last good checkpoint: {self.options.folder / CHECKPOINTS / last}")
+
+    def end(self) -> int:
+        """Write the last line and the report; returns the exit code."""
+        stopped = self.updater.stopping and self.updater.iteration < self.end_update
+        whole = self.updater.iteration >= self.plan.timeline.num_updates
+        how = "success" if whole else "stopped"
+        reached = {"update": self.updater.iteration, "epoch": self.updater.epoch_detail}
+        self.mpi.Barrier()  # every rank has done its part before the run counts as ended
+        self.metrics.write(
+            "run_stop", how, reason="signal" if stopped else "end", best=self.checkpoints.best, **reached
+        )
+        self.metrics.close()
+        if self.leads:
+            _write_report(self.options.folder)
+        log.info("%s at update %d", how, self.updater.iteration)
+        return EXIT_STOPPED if stopped else 0
+
+
+def fingerprint(tree: dict[str, Any]) -> str:
+    """SHA-256 of a resolved recipe."""
+    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+
+
+def _require_one_recipe(opened: OpenedRecipe, mpi: Any) -> None:
+    """All ranks must have read the same recipe: their files may differ between hosts."""
+    own = fingerprint(opened.tree)
+    found = mpi.allgather((own, socket.gethostname()))
+    others = sorted({host for digest, host in found if digest != found[0][0]})
+    if others:
+        raise RunFailed(
+            f"the recipe on {', '.join(others)} differs from that of rank 0 on {found[0][1]}; copy one to all"
+        )
+
+
+def _log_to(folder: Path, *, rank: int, to_file: bool) -> None:
+    """Rank 0 logs everything, the others their warnings."""
+    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stdout)]
+    if to_file and rank == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+        handlers.append(logging.FileHandler(folder / LOG, encoding="utf-8"))
+    logging.basicConfig(
+        level=logging.WARNING,
+        handlers=handlers,
+        format=f"%(asctime)s rank {rank} %(message)s",
+        force=True,
+    )
+    log.setLevel(logging.INFO if rank == 0 else logging.WARNING)
+
+
+def _write_report(folder: Path) -> None:
+    from recipes.reports.page import write_page
+    from recipes.reports.record import open_run
+
+    write_page([open_run(folder)], folder / REPORT)
