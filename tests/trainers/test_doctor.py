@@ -1,0 +1,79 @@
+"""The doctor's findings on this machine, and each fault that can be had without breaking it."""
+
+import json
+
+import pytest
+
+from trainers import doctor
+
+
+@pytest.fixture(scope="module")
+def diagnosis():
+    return doctor.examine()
+
+
+@pytest.mark.mpi
+def test_this_environment_trains_on_the_cpu(diagnosis):
+    assert [problem for problem in diagnosis.problems if problem.stops_cpu_training] == []
+    assert diagnosis.trains_on_cpu
+    assert diagnosis.sections["versions"]["chainer"] == diagnosis.sections["versions"]["chainermn"] == "7.8.1"
+    assert diagnosis.sections["mpi"]["ranks_started"] == 2
+    assert "MPI" in diagnosis.sections["mpi"]["library"]
+
+
+@pytest.mark.mpi
+def test_json_says_the_same(diagnosis, capsys):
+    doctor.print_diagnosis(diagnosis, as_json=True)
+    said = json.loads(capsys.readouterr().out)
+    assert said == diagnosis.as_dict()
+    assert said["trains_on_cpu"]
+    assert len(said["patches"]) == 16
+
+
+@pytest.mark.mpi
+def test_terminal_shows_versions_patches_and_the_verdict(diagnosis, capsys):
+    doctor.print_diagnosis(diagnosis)
+    shown = capsys.readouterr().out
+    for word in ("7.8.1", "mpiexec", "threads per rank", "numpy_sctypes", "Training on the CPU works."):
+        assert word in shown
+
+
+@pytest.mark.mpi
+def test_ranks_that_do_not_end_in_time_stop_training():
+    diagnosis = doctor.examine(mpi_timeout_seconds=0.001)
+    (problem,) = (problem for problem in diagnosis.problems if problem.stops_cpu_training)
+    assert "did not end within 0.001 s" in problem.what
+    assert "mpich" in problem.way_out
+    assert not diagnosis.trains_on_cpu
+
+
+def test_under_a_launcher_no_ranks_are_started(monkeypatch):
+    monkeypatch.setenv("PMI_RANK", "0")
+    monkeypatch.setenv("PMI_SIZE", "4")
+    problems = []
+    assert "one of 4 ranks" in doctor._mpi(problems, 60.0)["launcher"]
+    assert problems == []
+
+
+def test_too_many_threads_are_named_with_their_way_out(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "100000")
+    problems = []
+    doctor._machine(problems)
+    assert any("OMP_NUM_THREADS=100000" in problem.what and "unset" in problem.way_out for problem in problems)
+    assert not any(problem.stops_cpu_training for problem in problems)
+
+
+@pytest.mark.parametrize(("content", "cores"), [("150000 100000\n", 1.5), ("max 100000\n", None), ("", None)])
+def test_core_quota_is_that_of_the_control_group(tmp_path, content, cores):
+    (tmp_path / "cpu.max").write_text(content)
+    assert doctor._core_quota(tmp_path / "cpu.max") == cores
+
+
+def test_little_shared_memory_names_what_killed_ranks_left(tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor, "_SMALL_SHARED_MEMORY", 1 << 60)
+    (tmp_path / "mpich_shm_1").touch()
+    problems = []
+    assert doctor._shared_memory(problems, tmp_path)["shared_memory_files"] == 1
+    (problem,) = problems
+    assert "--shm-size" in problem.way_out
+    assert "mpich_shm_* (1 files" in problem.way_out
