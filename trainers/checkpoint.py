@@ -101,7 +101,7 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, np.n
 def newest_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
     """The newest whole checkpoint of a run's `checkpoints`, and what is wrong with newer ones."""
     complaints = []
-    for candidate in sorted(folder.glob("update-*"), reverse=True):
+    for candidate in reversed(_checkpoints(folder)):
         try:
             read_checkpoint(candidate)
         except CheckpointError as error:
@@ -137,13 +137,19 @@ def load_into(model: chainer.Link, optimizer: chainer.Optimizer | None, content:
 
 def prune_checkpoints(folder: Path, *, keep: int, best: str | None) -> None:
     """Remove all but the newest `keep` checkpoints and the one called `best`."""
-    for old in sorted(folder.glob("update-*"))[:-keep]:
+    for old in _checkpoints(folder)[:-keep]:
         if old.name != best:
             shutil.rmtree(old)
 
 
+def _checkpoints(folder: Path) -> list[Path]:
+    """All checkpoints of a folder, whole or not, oldest first."""
+    found = (path for path in folder.glob("update-*") if path.name.removeprefix("update-").isdigit())
+    return sorted(found, key=lambda path: int(path.name.removeprefix("update-")))
+
+
 def _contiguous(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {path: np.ascontiguousarray(array) for path, array in arrays.items()}
+    return {path: np.asarray(array, order="C") for path, array in arrays.items()}
 
 
 def _copy(source: dict[str, np.ndarray], target: dict[str, np.ndarray], what: str) -> None:

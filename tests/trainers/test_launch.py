@@ -1,0 +1,40 @@
+"""Ranks: found where a launcher started them, given their share of the cores."""
+
+import os
+
+import pytest
+
+from trainers.launch import launched_by_us, launched_ranks, limit_threads, threads_per_rank
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, None),
+        ({"PMI_RANK": "3", "PMI_SIZE": "4"}, 4),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "8"}, 8),
+        ({"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "16"}, 16),
+        ({"SLURM_PROCID": "0", "SLURM_JOB_ID": "1"}, None),  # inside an allocation, not started by srun
+    ],
+)
+def test_launchers_are_recognised(environment, expected):
+    assert launched_ranks(environment) == expected
+
+
+def test_our_own_ranks_know_it():
+    assert launched_by_us({"KILOBATCH_LAUNCHED": "1"})
+    assert not launched_by_us({})
+
+
+def test_cores_are_divided_and_nobody_gets_none():
+    cores = len(os.sched_getaffinity(0))
+    assert threads_per_rank(1) == cores
+    assert threads_per_rank(10 * cores) == 1
+
+
+def test_a_users_own_setting_is_kept(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+    assert limit_threads(10_000) == 7
+    assert os.environ["OPENBLAS_NUM_THREADS"] == "1"

@@ -1,0 +1,56 @@
+"""A run's folder: never overwritten, never resumed with something else."""
+
+import json
+
+import pytest
+
+from trainers.run_folder import FolderRefused, cut_back, require_same_recipe, require_usable, write_run
+
+RECIPE = {"name": "r", "title": "t", "epochs": 20.0, "batch": {"global": 96}, "claims": []}
+
+
+def begun(folder, recipe=RECIPE):
+    write_run(
+        folder, recipe=recipe, origins={}, plan={}, dataset={"num_train": 1500}, environment={}, command="kilobatch"
+    )
+
+
+def test_a_folder_that_holds_something_is_refused_without_resume(tmp_path):
+    require_usable(tmp_path / "new", resume=False)
+    require_usable(tmp_path, resume=False)
+    (tmp_path / "precious.txt").touch()
+    with pytest.raises(FolderRefused, match=r"is not empty; add --resume"):
+        require_usable(tmp_path, resume=False)
+    require_usable(tmp_path, resume=True)
+    with pytest.raises(FolderRefused, match=r"is a file"):
+        require_usable(tmp_path / "precious.txt", resume=True)
+
+
+def test_another_recipe_is_refused_naming_every_difference(tmp_path):
+    begun(tmp_path)
+    other = {**RECIPE, "epochs": 21.0, "batch": {"global": 192}}
+    with pytest.raises(FolderRefused, match=r"batch.global: 96 in the run, 192 now; epochs: 20.0 in the run, 21.0 now"):
+        require_same_recipe(tmp_path, other, {"num_train": 1500})
+    with pytest.raises(FolderRefused, match=r"dataset: num_train: 1500 in the run, 1501 now"):
+        require_same_recipe(tmp_path, RECIPE, {"num_train": 1501})
+
+
+def test_words_that_change_no_run_may_differ(tmp_path):
+    begun(tmp_path)
+    require_same_recipe(tmp_path, {**RECIPE, "title": "another", "claims": [{"metric": "top1"}]}, {"num_train": 1500})
+
+
+def test_cutting_back_leaves_what_the_resumed_run_will_not_do_again(tmp_path):
+    lines = [{"key": "run_start", "value": "r", "update": 0}]
+    for update in range(4):
+        lines.append({"key": "train_loss", "value": 1.0, "update": update})
+        lines.append({"key": "eval_accuracy", "value": 0.5, "update": update + 1})
+    text = "".join(json.dumps(line) + "\n" for line in lines) + '{"key": "train_loss", "val'
+    (tmp_path / "metrics.jsonl").write_text(text)
+    (tmp_path / "trace.jsonl").write_text("".join(json.dumps({"update": u}) + "\n" for u in range(4)))
+    cut_back(tmp_path, 2)
+    kept = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["update"] for line in kept if line["key"] == "train_loss"] == [0, 1]
+    assert [line["update"] for line in kept if line["key"] == "eval_accuracy"] == [1, 2]
+    assert kept[0]["key"] == "run_start"
+    assert [json.loads(line)["update"] for line in (tmp_path / "trace.jsonl").read_text().splitlines()] == [0, 1]
