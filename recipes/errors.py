@@ -45,7 +45,9 @@ class RecipeError(ValueError):
     """
 
     def __init__(self, problems: Iterable[Problem]) -> None:
-        self.problems = sorted(problems, key=lambda problem: (problem.file, problem.line, problem.column))
+        # Two recipes of one `validate` may share a file that is wrong: each problem is told once.
+        once = dict.fromkeys(problems)
+        self.problems = sorted(once, key=lambda problem: (problem.file, problem.line, problem.column))
         super().__init__("\n".join(map(str, self.problems)))
 
     def __reduce__(self) -> tuple:

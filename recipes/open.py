@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recipes.errors import Problem, RecipeError
+from recipes.errors import RecipeError
 from recipes.load import Origins, load_tree
 from recipes.planning.cluster import Cluster
 from recipes.reading import Reading, dotted
-from recipes.registry import UnknownNameError, find
+from recipes.registry import find, find_or_refuse
 from recipes.resolve import read_recipe
 from recipes.schema import Dataset, Recipe
 from recipes.vocabulary import Vocabulary
@@ -58,7 +58,7 @@ def open_recipe(
     Raises:
         RecipeError: with all that is wrong with it, with what it extends, or with its data set.
     """
-    path = _found("recipes", str(name_or_path))
+    path = find_or_refuse("recipes", str(name_or_path))
     tree, origins = load_tree(path, overrides=overrides)
     reading = Reading(origins=origins, vocabulary=vocabulary, allow_code=allow_code)
 
@@ -70,9 +70,7 @@ def open_recipe(
     recipe, dataset, resolved = read_recipe(reading, tree, stem=path.stem, open_dataset=dataset_of)
     if reading.problems:
         raise RecipeError(reading.problems)
-    return OpenedRecipe(
-        recipe=recipe, dataset=dataset, tree=resolved, origins=_origins(resolved, reading), path=path
-    )
+    return OpenedRecipe(recipe=recipe, dataset=dataset, tree=resolved, origins=_origins(resolved, reading), path=path)
 
 
 def open_dataset(
@@ -83,7 +81,7 @@ def open_dataset(
     Raises:
         RecipeError: with all that is wrong.
     """
-    file = _found("datasets", name)
+    file = find_or_refuse("datasets", name)
     return _open_dataset(file, vocabulary=vocabulary, allow_code=allow_code, data_root=data_root)
 
 
@@ -93,21 +91,13 @@ def open_cluster(name: str, *, vocabulary: Vocabulary) -> Cluster:
     Raises:
         RecipeError: with all that is wrong.
     """
-    tree, origins = load_tree(_found("clusters", name), versioned=False)
+    tree, origins = load_tree(find_or_refuse("clusters", name), versioned=False)
     tree.pop("kilobatch", None)
     reading = Reading(origins=origins, vocabulary=vocabulary)
     cluster, _ = reading.record(Cluster, tree, ())
     if reading.problems:
         raise RecipeError(reading.problems)
     return cluster
-
-
-def _found(kind: str, name: str) -> Path:
-    try:
-        return find(kind, name)
-    except UnknownNameError as error:
-        problem = Problem(file=name, line=1, column=1, path="", what=error.what, way_out=error.way_out)
-        raise RecipeError([problem]) from None
 
 
 def _open_dataset(path: Path, *, vocabulary: Vocabulary, allow_code: bool, data_root: Path | None) -> Dataset:

@@ -38,7 +38,7 @@ class Reading:
         vocabulary: what `kind` may be.
         lacks: names that the tree says are not built.
         allow_code: a kind may be a dotted name of the user's own code.
-        to_epochs: a position as written -> epochs, or ValueError; by default a bare number only.
+        to_epochs: a position as written -> epochs, or ValueError; None while the data set is not known.
         rest_of_run: length in epochs of a schedule that does not say it; None where there is none.
     """
 
@@ -46,7 +46,7 @@ class Reading:
     vocabulary: Vocabulary
     lacks: tuple[str, ...] = ()
     allow_code: bool = False
-    to_epochs: Callable[[object], float] = float
+    to_epochs: Callable[[object], float] | None = None
     rest_of_run: float | None = None
     problems: list[Problem] = dataclasses.field(default_factory=list)
     notes: dict[Path, str] = dataclasses.field(default_factory=dict)
@@ -120,9 +120,11 @@ class Reading:
 
     def position(self, raw: object, path: Path) -> tuple[Any, Any]:
         """A position or a duration, in epochs."""
+        if self.to_epochs is None:
+            return REFUSED, raw
         try:
             epochs = self.to_epochs(raw)
-        except (TypeError, ValueError) as error:
+        except ValueError as error:
             return self.refuse(path, str(error), f"write {UNITS}"), raw
         return epochs, int(epochs) if epochs.is_integer() else epochs
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from recipes.errors import nearest
+from recipes.errors import Problem, RecipeError, nearest
 
-__all__ = ["UnknownNameError", "find", "names", "shown"]
+__all__ = ["UnknownNameError", "find", "find_or_refuse", "names", "shown"]
 
 _PACKAGE = Path(__file__).resolve().parent
 _LIBRARY = {
@@ -67,6 +67,19 @@ def find(kind: str, name: str) -> Path:
     raise UnknownNameError(
         f"there is no {kind.removesuffix('s')} called {name!r}", f"{_some(kind, name)}; a path ends in .yaml"
     )
+
+
+def find_or_refuse(kind: str, name: str) -> Path:
+    """As `find`, for a name that stands in no file.
+
+    Raises:
+        RecipeError: there is no such file.
+    """
+    try:
+        return find(kind, name)
+    except UnknownNameError as error:
+        problem = Problem(file=name, line=1, column=1, path="", what=error.what, way_out=error.way_out)
+        raise RecipeError([problem]) from None
 
 
 def names(kind: str) -> list[str]:

@@ -144,7 +144,7 @@ class _Meaning:
         boundaries: list[float] = []
         sizes: list[int] = []
         trees = []
-        outer, problems = self.ramp, len(self.reading.problems)
+        outer = self.ramp
         for place, item in enumerate(raw):
             if outer is None and boundaries and len(boundaries) == len(sizes):
                 self.ramp = BatchRamp(boundaries=tuple(boundaries), sizes=tuple(sizes))
@@ -157,7 +157,7 @@ class _Meaning:
         self.ramp = outer
         if not raw:
             self.reading.refuse(path, "is an empty list", "write `[{from: 0, size: 256}]`, or one number")
-        if len(self.reading.problems) > problems:
+        if not raw or len(sizes) < len(raw):
             return REFUSED, trees
         return BatchRamp(boundaries=tuple(boundaries), sizes=tuple(sizes)), trees
 

@@ -39,7 +39,7 @@ class Dataset:
     """Facts of a data set and how to read it: a file of `configs/datasets`.
 
     Args:
-        name: of the data set.
+        name: of the data set. Left out: the name of the file.
         title: what it is, in a line.
         source: where its facts come from.
         num_train: training samples, at least 1.

@@ -1,0 +1,121 @@
+"""docs/recipes.md: every key of a recipe, a data set and a cluster, from the dataclasses that read them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+from lr_schedules import BatchRamp
+from recipes.docstrings import argument_texts, first_line
+from recipes.hints import Field, component_of, fields_of, options_of, words
+from recipes.planning.cluster import Cluster
+from recipes.positions import UNITS
+from recipes.schema import (
+    Augmentation,
+    Batch,
+    Claim,
+    Dataset,
+    Evaluation,
+    LearningRate,
+    NormMomentum,
+    RampStep,
+    Recipe,
+    Updater,
+    Warmup,
+)
+from recipes.vocabulary import Component, Vocabulary
+
+__all__ = ["reference"]
+
+_INTRODUCTION = """\
+# Every key of a recipe
+
+Made by `kilobatch recipes schema --markdown` from the dataclasses that read a recipe. `kilobatch recipes schema` prints
+the same as JSON Schema: with the YAML language server an editor completes and checks a recipe whose first line is
+`# yaml-language-server: $schema=recipe.schema.json`.
+
+**The file.** Safe YAML with the scalars of YAML 1.2: `1e-4` is a number, `on` and `1:30` are text, only `true` and
+`false` are booleans. No tags, no merge keys, no second document. It begins with `kilobatch: 1`, the version of these
+keys.
+
+**Positions and durations.** A bare number is epochs; `30ep` too, `500up` are updates, `1.5Msp` samples (`sp`, `ksp`,
+`Msp`, `Gsp`), `0.5run` a part of the run. All are turned into epochs when the recipe is opened.
+
+**`extends`** names a recipe of the library, or a path below the folder of this file. Mappings are merged key by key, a
+list replaces a list, null removes a key; a mapping with another `kind` replaces the whole mapping. `name` and `claims`
+are not inherited: a derived recipe is another run, and nobody has measured it. `--set a.b=c` on the command line is one
+more such layer; `--set augmentation.train.0.size=128` reaches into a list.
+
+**`lacks`** names methods that are not built. A `kind` named there, and a key whose name is the method's in lower case
+with underscores, are accepted as they stand; the recipe validates, shows, curves and plans, and `train` refuses it by
+that name.
+
+**Where a name is looked for**: the library, `configs/recipes` (or `datasets`, `clusters`) in the working directory, the
+working directory, then the recipes of installed packages (entry-point group `kilobatch.recipes`, whose value is a
+package with YAML files). What ends in `.yaml` is a path. `kind: mymodule.MyNet` imports from the working directory
+under `--allow-code` only: a frozen dataclass with the group's method, or for a model a `chainer.Chain`, whose
+constructor's arguments are then the keys.
+"""
+
+_SECTIONS: tuple[tuple[str, type], ...] = (
+    ("A recipe", Recipe),
+    ("`batch`", Batch),
+    ("A step of a ramp", RampStep),
+    ("`learning_rate`", LearningRate),
+    ("`learning_rate.warmup`", Warmup),
+    ("`augmentation`", Augmentation),
+    ("`evaluation`", Evaluation),
+    ("`evaluation.norm_momentum`", NormMomentum),
+    ("`updater`", Updater),
+    ("An entry of `claims`", Claim),
+    ("A data set: `configs/datasets/*.yaml`", Dataset),
+    ("A cluster: `configs/clusters/*.yaml`", Cluster),
+)
+# What is left out there is filled in from the rest of the recipe, as the meaning says.
+_RULES = {(Recipe, "name"), (Dataset, "name"), (Batch, "norm_span"), (Warmup, "target_batch")}
+
+
+def reference(vocabulary: Vocabulary) -> str:
+    """The page, in Markdown."""
+    parts = [_INTRODUCTION]
+    parts += [f"## {title}\n\n{_about(cls)}\n" for title, cls in _SECTIONS]
+    for field in dataclasses.fields(vocabulary):
+        word = Component(field.name).word
+        parts.append(f"## `kind`: {word}\n")
+        for kind, cls in getattr(vocabulary, field.name).items():
+            parts.append(f"### {kind}\n\n{_about(cls)}\n")
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _about(cls: type) -> str:
+    rows = [_row(cls, field, argument_texts(cls).get(field.name, "")) for field in fields_of(cls)]
+    table = ["| key | value | left out | meaning |", "|---|---|---|---|", *rows] if rows else ["No keys beside `kind`."]
+    return "\n".join([first_line(cls), "", *table])
+
+
+def _row(cls: type, field: Field, text: str) -> str:
+    # The warmup's own kind and keys stand in the same mapping as `joins`.
+    key = "`kind` and its keys" if (cls, field.key) == (Warmup, "shape") else f"`{field.key}`"
+    return f"| {key} | {_type(field.hint)} | {_default(cls, field)} | {text} |".replace("  ", " ")
+
+
+def _type(hint: Any) -> str:
+    if hint is BatchRamp:
+        return "a whole number or a ramp"
+    options = [option for option in options_of(hint) if option is not type(None)]
+    if len(options) == 1 and (component := component_of(options[0])):
+        return f"`kind` of {component.word}"
+    return words(hint).replace(UNITS, "a position")
+
+
+def _default(cls: type, field: Field) -> str:
+    if (cls, field.key) in _RULES:
+        return "by rule"
+    if field.required:
+        return "required"
+    if component_of(field.hint) and field.default is not None:
+        return f"`{{kind: {type(field.default).__name__}}}`"
+    if dataclasses.is_dataclass(field.default):
+        return "its defaults"
+    return f"`{json.dumps(field.default)}`" if field.default != "" else "empty"
