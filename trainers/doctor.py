@@ -243,7 +243,8 @@ def print_diagnosis(diagnosis: Diagnosis, *, as_json: bool = False) -> None:
     console = Console()
     patches: dict[str, Any] = {}
     for patch in diagnosis.patches:
-        patches.setdefault(patch.state, {})[patch.name] = None
+        if patch.name not in patches.setdefault(patch.state, []):
+            patches[patch.state].append(patch.name)
     for title, values in {**diagnosis.sections, "patches (--json: their symptoms)": patches}.items():
         table = Table("", "", title=title, title_justify="left", show_header=False, box=None)
         for name, value in values.items():

@@ -36,6 +36,7 @@ def test_terminal_shows_versions_patches_and_the_verdict(diagnosis, capsys):
     shown = capsys.readouterr().out
     for word in ("7.8.1", "mpiexec", "threads per rank", "numpy_sctypes", "Training on the CPU works."):
         assert word in shown
+    assert "None" not in shown
 
 
 @pytest.mark.mpi
