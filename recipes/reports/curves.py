@@ -1,0 +1,85 @@
+"""Curves as points to draw: fine where they move, vertical where they jump."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from recipes.rates import batch_size_at, learning_rate_at, momentum_at
+from recipes.schema import Recipe
+
+_NUM_POINTS = 1024
+_JUMP = 1 / 500  # of the curve's range, between two neighbouring points
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeCurves:
+    """A recipe's formulas over its epochs; each curve is a pair of arrays, epochs and values."""
+
+    learning_rate: tuple[np.ndarray, np.ndarray]
+    global_batch_size: tuple[np.ndarray, np.ndarray]
+    momentum: tuple[np.ndarray, np.ndarray] | None  # None where the optimizer has none
+
+
+def recipe_curves(recipe: Recipe) -> RecipeCurves:
+    """The curves of a recipe from epoch 0 to its end."""
+    end = float(recipe.epochs)
+    has_momentum = momentum_at(recipe, 0.0) is not None
+    return RecipeCurves(
+        learning_rate=traced(lambda epoch: learning_rate_at(recipe, epoch), end),
+        global_batch_size=traced(lambda epoch: batch_size_at(recipe, epoch), end),
+        momentum=traced(lambda epoch: momentum_at(recipe, epoch), end) if has_momentum else None,
+    )
+
+
+def traced(value_at: Callable[[float], float], end: float) -> tuple[np.ndarray, np.ndarray]:
+    """Points of a curve on [0, end]: evenly spaced, and two around each jump, as close as floats can be.
+
+    >>> epochs, values = traced(lambda epoch: 1.0 if epoch < 0.3 else 0.5, 1.0)
+    >>> before = int(np.flatnonzero(values == 1.0)[-1])
+    >>> bool(epochs[before] < 0.3 <= epochs[before + 1] < 0.3 + 1e-12)
+    True
+    """
+    epochs = np.linspace(0.0, end, _NUM_POINTS)
+    values = np.array([value_at(float(epoch)) for epoch in epochs], dtype=np.float64)
+    jump = _JUMP * np.ptp(values)
+    added = []
+    for place in np.flatnonzero(np.abs(np.diff(values)) > jump):
+        low, high = float(epochs[place]), float(epochs[place + 1])
+        while low < (middle := (low + high) / 2) < high:
+            # The half that moves more holds the jump; of a smooth piece it is as good a place for a point as any.
+            at_low, at_middle, at_high = value_at(low), value_at(middle), value_at(high)
+            low, high = (low, middle) if abs(at_middle - at_low) > abs(at_high - at_middle) else (middle, high)
+        added += [(low, value_at(low)), (high, value_at(high))]
+    if added:
+        more = np.array(added, dtype=np.float64)
+        epochs, values = np.concatenate([epochs, more[:, 0]]), np.concatenate([values, more[:, 1]])
+        order = np.argsort(epochs, kind="stable")
+        epochs, values = epochs[order], values[order]
+    return epochs, values
+
+
+def reads_better_in_decades(values: np.ndarray) -> bool:
+    """Whether a rate belongs on a logarithmic axis: half its points lie at a quarter of the peak or below.
+
+    So for rates cut by ten at a few epochs; not for a cosine or a polynomial, whose way down to 0 has no last decade.
+    """
+    positive = values[np.isfinite(values) & (values > 0)]
+    return bool(len(positive)) and bool(np.median(positive) < positive.max() / 4)
+
+
+def smoothed(values: np.ndarray, span: int) -> np.ndarray:
+    """Mean over `span` neighbours, centred, over fewer at both ends; what is not finite is left out of the mean.
+
+    >>> smoothed(np.array([0.0, 3.0, 0.0, 3.0]), 3).tolist()
+    [1.5, 1.0, 2.0, 1.5]
+    """
+    finite = np.isfinite(values)
+    sums = np.concatenate([[0.0], np.cumsum(np.where(finite, values, 0.0))])
+    counts = np.concatenate([[0], np.cumsum(finite)])
+    places = np.arange(len(values))
+    low, high = np.maximum(places - span // 2, 0), np.minimum(places + (span + 1) // 2, len(values))
+    number = counts[high] - counts[low]
+    return np.where(number > 0, (sums[high] - sums[low]) / np.maximum(number, 1), np.nan)

@@ -1,0 +1,170 @@
+"""One self-contained HTML page on one run, or on several beside each other."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from recipes.reports import sections
+from recipes.reports.markup import Markup, inline_svg, joined, table, tag
+from recipes.reports.record import Run
+from recipes.reports.style import PAGE
+from recipes.reports.wording import duration, number, percent
+
+# Even a text that escaped its escaping could load and run nothing.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+
+
+def write_page(runs: Sequence[Run], path: str | Path) -> None:
+    """Writes the report, whole or not at all.
+
+    Args:
+        runs: one run, or several to compare.
+        path: of the HTML file.
+    Raises:
+        ValueError: no runs.
+        OSError: the file cannot be written.
+    """
+    path = Path(path)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(page_text(runs), encoding="utf-8")
+    os.replace(partial, path)
+
+
+def page_text(runs: Sequence[Run]) -> str:
+    """The page as text.
+
+    Raises:
+        ValueError: no runs.
+    """
+    if not runs:
+        raise ValueError("a report needs at least one run")
+    title = runs[0].title if len(runs) == 1 else f"{len(runs)} runs compared"
+    body = _single(runs[0]) if len(runs) == 1 else _comparison(runs)
+    # A style sheet is not escaped by HTML's rules; it is ours and holds no text of a run.
+    head = joined(
+        [
+            Markup('<meta charset="utf-8">'),
+            Markup(f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'),
+            Markup('<meta name="viewport" content="width=device-width, initial-scale=1">'),
+            tag("title", f"{title} – kilobatch"),
+            tag("style", Markup(PAGE)),
+        ]
+    )
+    page = tag("html", tag("head", head), tag("body", tag("main", tag("h1", title), body)), lang="en")
+    return f"<!DOCTYPE html>\n{page}\n"
+
+
+def _single(run: Run) -> Markup:
+    model = run.recipe.get("model")
+    kind = model.get("kind") if isinstance(model, dict) else None
+    facts = [run.name, kind, run.recipe.get("dataset"), run.environment.get("date")]
+    return joined(
+        [
+            tag("div", " · ".join(str(fact) for fact in facts if fact), class_="muted"),
+            sections.verdict(run),
+            sections.tiles(run),
+            _pictures([run]),
+            sections.plan(run),
+            sections.claims(run),
+            sections.recipe(run),
+            sections.warnings(run),
+            sections.environment(run),
+            sections.reproduction(run),
+        ]
+    )
+
+
+def _comparison(runs: Sequence[Run]) -> Markup:
+    finished = [run for run in runs if run.final_accuracy is not None]
+    words = "No run was evaluated."
+    if finished:
+        leader = max(finished, key=lambda run: run.final_accuracy)
+        lowest = min(run.final_accuracy for run in finished)
+        words = f"{_label(leader, runs)} ends best, with {percent(leader.final_accuracy)} accuracy; the lowest of "
+        words += f"{len(finished)} runs is {percent(lowest)}."
+    details = [
+        tag(
+            "details",
+            tag("summary", _label(run, runs)),
+            sections.verdict(run),
+            sections.plan(run),
+            sections.claims(run),
+            sections.recipe(run),
+            sections.warnings(run),
+            sections.environment(run),
+            sections.reproduction(run),
+        )
+        for run in runs
+    ]
+    return joined(
+        [
+            tag("p", words, class_="verdict"),
+            _comparison_table(runs),
+            _pictures(runs),
+            _differences(runs),
+            tag("h2", "Each run"),
+            *details,
+        ]
+    )
+
+
+def _comparison_table(runs: Sequence[Run]) -> Markup:
+    heads = ("run", "", "final accuracy", "best", "final loss", "epochs", "updates", "workers", "time", "samples/s")
+    rows = [
+        (
+            joined([_swatch(place), _label(run, runs)]),
+            sections.OUTCOMES.get(run.outcome, run.outcome),
+            percent(run.final_accuracy),
+            percent(run.evaluations.accuracy[run.best]) if run.best is not None else "–",
+            number(run.final_loss),
+            number(run.epochs_done),
+            number(len(run.updates)),
+            number(run.plan.get("workers")),
+            duration(run.seconds),
+            number(run.samples_per_second, digits=3),
+        )
+        for place, run in enumerate(runs)
+    ]
+    return table(heads, rows, class_="numbers")
+
+
+def _differences(runs: Sequence[Run]) -> Markup:
+    """The keys whose values are not the same in all recipes."""
+    trees = [dict(sections.leaves(run.recipe)) for run in runs]
+    paths = [
+        path
+        for path in dict.fromkeys(path for tree in trees for path in tree)
+        if not path.startswith("claims") and len({tree.get(path) for tree in trees}) > 1
+    ]
+    if not paths:
+        return joined([tag("h2", "What differs"), tag("p", "The recipes of these runs are the same in every value.")])
+    rows = [(path, *(tree.get(path, "–") for tree in trees)) for path in paths]
+    return joined([tag("h2", "What differs"), table(("key", *(_label(run, runs) for run in runs)), rows)])
+
+
+def _label(run: Run, runs: Sequence[Run]) -> str:
+    """The recipe's name, or the folder's where several runs share it."""
+    shared = sum(other.name == run.name for other in runs) > 1
+    return f"{run.name} ({run.folder.name})" if shared else run.name
+
+
+def _pictures(runs: Sequence[Run]) -> Markup:
+    from recipes.reports.plots import run_pictures, svg_text
+
+    figures = []
+    for place, picture in enumerate(run_pictures(runs)):
+        drawing = inline_svg(svg_text(picture.figure), prefix=f"p{place}", label=f"{picture.title}. {picture.caption}")
+        figures.append(tag("figure", drawing, tag("figcaption", picture.caption)))
+    return joined([tag("h2", "Pictures"), tag("div", *figures, class_="pictures")]) if figures else Markup("")
+
+
+def _swatch(place: int) -> Markup:
+    from recipes.reports.plots import run_style
+
+    colour, dashes = run_style(place)
+    pattern = "" if dashes == "-" else ",".join(str(2 * length) for length in dashes[1])
+    stroke = f'stroke="var(--k{colour[1:]})" stroke-width="3" stroke-dasharray="{pattern}"'
+    line = f'<line x1="0" y1="5" x2="24" y2="5" {stroke}/>'
+    return Markup(f'<svg class="swatch" viewBox="0 0 24 10" aria-hidden="true">{line}</svg>')

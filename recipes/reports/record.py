@@ -1,0 +1,190 @@
+"""The record of a run: what its folder says, as arrays."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from recipes.reports.metrics import Evaluations, Lines, RunError, Updates, evaluations_of, read_metrics, updates_of
+
+_LARGEST_TREE = 1_000_000  # values; aliases in a stranger's file could otherwise expand without end
+_DEEPEST_TREE = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run as its folder tells it.
+
+    Args:
+        folder: the run's folder.
+        recipe: the resolved recipe, as the tree written to `run.yaml`.
+        origins: where each value of the recipe comes from, by dotted path.
+        plan: the plan, as a tree.
+        dataset: facts of the data set.
+        command: what was typed.
+        environment: versions, devices, git, data fingerprint.
+        updates: a column a quantity, an entry an update.
+        evaluations: the same for evaluations.
+        seconds: time from the start to the last line written, resumed sessions added up, pauses between them not.
+        outcome: `success`, `stopped`, `failed`, or `unfinished` where the last session has written no end.
+        reason: why it stopped or failed; empty where it did not.
+    """
+
+    folder: Path
+    recipe: dict[str, Any]
+    origins: dict[str, str]
+    plan: dict[str, Any]
+    dataset: dict[str, Any]
+    command: str
+    environment: dict[str, Any]
+    updates: Updates
+    evaluations: Evaluations
+    seconds: float
+    outcome: str
+    reason: str
+
+    @property
+    def name(self) -> str:
+        return str(self.recipe.get("name", self.folder.name))
+
+    @property
+    def title(self) -> str:
+        return str(self.recipe.get("title") or self.name)
+
+    @property
+    def epochs_done(self) -> float:
+        """Epochs consumed, the last update included."""
+        if not len(self.updates):
+            return 0.0
+        last = self.updates.epoch[-1]
+        num_train = self.dataset.get("num_train")
+        known = isinstance(num_train, int) and num_train > 0
+        return float(last + self.updates.global_batch_size[-1] / num_train) if known else float(last)
+
+    @cached_property
+    def best(self) -> int | None:
+        """Index of the evaluation with the best accuracy (the first of equals), None without any."""
+        accuracy = self.evaluations.accuracy
+        return int(np.nanargmax(accuracy)) if np.isfinite(accuracy).any() else None
+
+    @property
+    def final_accuracy(self) -> float | None:
+        """Accuracy of the last evaluation that has one."""
+        accuracy = self.evaluations.accuracy[np.isfinite(self.evaluations.accuracy)]
+        return float(accuracy[-1]) if len(accuracy) else None
+
+    @property
+    def final_loss(self) -> float | None:
+        """Loss of the last evaluation that has one."""
+        loss = self.evaluations.loss[~np.isnan(self.evaluations.loss)]
+        return float(loss[-1]) if len(loss) else None
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """Samples over seconds of all updates: evaluations, checkpoints and start-up not counted."""
+        seconds = float(self.updates.update_seconds.sum())
+        return float(self.updates.global_batch_size.sum()) / seconds if seconds > 0 else None
+
+
+def open_run(path: str | Path) -> Run:
+    """Reads a run's folder.
+
+    Raises:
+        RunError: the folder, `run.yaml`, `metrics.jsonl` or `environment.json` is missing or not what it should be.
+            A half-written last line of `metrics.jsonl` is what a killed run leaves, and is passed over.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise RunError(f"{folder}: no such folder; name the folder that `kilobatch train --out` wrote")
+    head = _read_yaml(folder / "run.yaml")
+    metrics = folder / "metrics.jsonl"
+    lines = read_metrics(metrics)
+    seconds, outcome, reason = _ending(lines)
+    return Run(
+        folder=folder,
+        recipe=_mapping(head, "recipe", folder),
+        origins={str(key): str(text) for key, text in _mapping(head, "origins", folder).items()},
+        plan=_mapping(head, "plan", folder),
+        dataset=_mapping(head, "dataset", folder),
+        command=str(head.get("command", "")),
+        environment=_read_environment(folder / "environment.json"),
+        updates=updates_of(metrics, lines),
+        evaluations=evaluations_of(metrics, lines),
+        seconds=seconds,
+        outcome=outcome,
+        reason=reason,
+    )
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise RunError(f"{path}: missing; is {path.parent} the folder of a run?") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunError(f"{path}: cannot be read: {error}") from None
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        tree = yaml.safe_load(_text(path))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{mark.line + 1}:{mark.column + 1}" if mark else "1:1"
+        raise RunError(f"{path}:{where}: not YAML: {error.problem}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise RunError(f"{path}: not YAML: {error}") from None
+    if not isinstance(tree, dict):
+        raise RunError(f"{path}:1: expected keys such as `recipe` and `plan`, found {type(tree).__name__}")
+    _check_size(tree, path)
+    return tree
+
+
+def _check_size(tree: Any, path: Path) -> None:
+    waiting, seen = [(tree, 0)], 0
+    while waiting:
+        node, depth = waiting.pop()
+        seen += 1
+        if seen > _LARGEST_TREE or depth > _DEEPEST_TREE:
+            raise RunError(f"{path}: over {_LARGEST_TREE:,} values or {_DEEPEST_TREE} levels; not written by a run")
+        children = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+        waiting.extend((child, depth + 1) for child in children)
+
+
+def _mapping(head: dict[str, Any], key: str, folder: Path) -> dict[str, Any]:
+    value = head.get(key)
+    if not isinstance(value, dict):
+        raise RunError(f"{folder / 'run.yaml'}: `{key}` is missing or not a mapping")
+    return value
+
+
+def _read_environment(path: Path) -> dict[str, Any]:
+    try:
+        tree = json.loads(_text(path))
+    except json.JSONDecodeError as error:
+        raise RunError(f"{path}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from None
+    except RecursionError:
+        raise RunError(f"{path}: nested too deeply; not written by a run") from None
+    if not isinstance(tree, dict):
+        raise RunError(f"{path}:1: expected an object, found {type(tree).__name__}")
+    return tree
+
+
+def _ending(numbered: Lines) -> tuple[float, str, str]:
+    """Seconds of all sessions, how the last one ended, and why."""
+    lines = [line for _, line in numbered]
+    milliseconds, outcome, reason, start = 0.0, "unfinished", "", None
+    for line, following in zip(lines, [*lines[1:], None], strict=True):
+        if line["key"] == "run_start":
+            start, outcome, reason = line["time_ms"], "unfinished", ""
+        elif line["key"] == "run_stop":
+            outcome, reason = str(line["value"]), str(line.get("reason") or "")
+        if start is not None and (following is None or following["key"] == "run_start"):
+            milliseconds += line["time_ms"] - start
+    return milliseconds / 1000, outcome, reason

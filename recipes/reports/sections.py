@@ -1,0 +1,224 @@
+"""The words and tables of a report: each part takes a run and gives markup, empty where there is nothing to say."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
+
+from recipes.reports.markup import Markup, joined, table, tag
+from recipes.reports.record import Run
+from recipes.reports.wording import duration, number, percent, size
+
+OUTCOMES = {"success": "Finished", "stopped": "Stopped", "failed": "Failed", "unfinished": "Unfinished"}
+_SECONDS = {"seconds": 1.0, "minutes": 60.0, "hours": 3600.0, "days": 86400.0}
+
+
+def badge(run: Run) -> Markup:
+    """How the run ended, in a word."""
+    known = run.outcome if run.outcome in OUTCOMES else "unfinished"
+    return tag("span", OUTCOMES.get(run.outcome, run.outcome), class_=f"badge {known}")
+
+
+def verdict(run: Run) -> Markup:
+    """What came out, in a sentence or two."""
+    planned = run.plan.get("num_updates")
+    done = len(run.updates)
+    words = [f"{percent(run.final_accuracy)} accuracy " if run.final_accuracy is not None else ""]
+    words.append(f"after {number(run.epochs_done)} epochs in {duration(run.seconds)}.")
+    if run.outcome != "success" and isinstance(planned, int) and done < planned:
+        words.append(f" {number(done)} of {number(planned)} updates were done.")
+    if run.outcome == "unfinished":
+        words.append(" It has not written its end: it is still running, or was killed.")
+    if run.reason:
+        words.append(f" Reason: {run.reason}")
+    return tag("p", badge(run), "".join(words), class_="verdict")
+
+
+def tiles(run: Run) -> Markup:
+    """The numbers a reader looks for first."""
+    best = f"best {percent(run.evaluations.accuracy[run.best])}" if run.best is not None else "not evaluated"
+    if run.best is not None:
+        best += f" at epoch {number(float(run.evaluations.epoch[run.best]))}"
+    batches = sorted({int(size) for size in run.updates.global_batch_size})
+    shown = " to ".join(number(batch) for batch in ([batches[0], batches[-1]] if len(batches) > 1 else batches))
+    last = float(run.updates.loss[-1]) if len(run.updates) else None
+    facts = [
+        (percent(run.final_accuracy), "final accuracy", best),
+        (number(run.final_loss), "final evaluation loss", f"last training loss {number(last)}"),
+        (duration(run.seconds), "time", f"on {_workers(run)}"),
+        (number(run.samples_per_second, digits=3), "samples per second", "while updating"),
+        (number(len(run.updates)), "updates", f"of {shown or 'no'} samples"),
+    ]
+    return tag(
+        "div",
+        *(
+            tag("div", tag("b", big), tag("span", name), tag("span", small), class_="tile")
+            for big, name, small in facts
+        ),
+        class_="tiles",
+    )
+
+
+def claims(run: Run) -> Markup:
+    """The recipe's claims beside what came out."""
+    promised = [claim for claim in _listed(run.recipe.get("claims")) if isinstance(claim, dict)]
+    if not promised:
+        return Markup("")
+    rows = []
+    for claim in promised:
+        said, got, difference = _compared(claim, run)
+        behind = [str(claim[key]) for key in ("on", "source", "status") if claim.get(key)]
+        behind += [f"{number(claim['runs'])} runs"] if claim.get("runs") else []
+        rows.append((number(claim.get("metric")), said, got, difference, "; ".join(behind)))
+    notes = (
+        "One run is one draw: a verdict takes several seeds (kilobatch reproduce). A time holds for its hardware only."
+    )
+    if changed := [path for path, text in run.origins.items() if path and text.startswith("command line")]:
+        notes = f"This run is not the recipe as claimed: the command line sets {', '.join(sorted(changed))}. {notes}"
+    heads = ("metric", "claimed", "this run", "difference", "claimed on")
+    return joined([tag("h2", "Claims and outcome"), table(heads, rows), tag("p", notes, class_="muted")])
+
+
+def plan(run: Run) -> Markup:
+    """What each worker did, by segment of the batch ramp."""
+    segments = [segment for segment in _listed(run.plan.get("segments")) if isinstance(segment, dict)]
+    if not segments:
+        return Markup("")
+    rows = []
+    for segment in segments:
+        first, count = segment.get("update"), segment.get("num_updates")
+        whole = isinstance(first, int) and isinstance(count, int)
+        span = f"{number(first)} to {number(first + count - 1)}" if whole else number(first)
+        idle = f", {number(segment['idle_workers'])} idle" if segment.get("idle_workers") else ""
+        steps = f"{number(segment.get('micro_batch_size'))} × {number(segment.get('accumulation_steps'))}"
+        rates = " to ".join(dict.fromkeys(number(rate) for rate in _listed(segment.get("learning_rate"))))
+        teams = f"{number(segment.get('num_teams'))} of {_ranks(segment.get('team_size'))}{idle}"
+        groups = f"{number(segment.get('num_groups'))} of {number(segment.get('norm_span'))}"
+        shares = _shares(_listed(segment.get("samples_per_worker")))
+        rows.append(
+            (
+                span,
+                number(segment.get("epoch")),
+                number(segment.get("global_batch_size")),
+                rates,
+                groups,
+                teams,
+                shares,
+                steps,
+            )
+        )
+    heads = ("updates", "from epoch", "global batch", "learning rate", "norm groups", "teams", "samples a worker")
+    heads = (*heads, "micro-batch × steps")
+    summary = (
+        f"{_workers(run)} of cluster {run.plan.get('cluster', '–')}, {number(run.plan.get('num_updates'))} updates, "
+    )
+    summary += f"{number(run.plan.get('num_samples'))} samples of {run.plan.get('dataset', '–')}."
+    memory = run.plan.get("memory")
+    if isinstance(memory, dict):
+        parts = [f"{key.removesuffix('_bytes').replace('_', ' ')} {size(memory[key])}" for key in memory]
+        summary += f" Memory on a device: {', '.join(parts)}."
+    return joined([tag("h2", "Plan"), tag("p", summary), table(heads, rows, class_="numbers")])
+
+
+def warnings(run: Run) -> Markup:
+    """What the reader should know before trusting the numbers."""
+    found = [str(text) for text in _listed(run.plan.get("warnings"))]
+    if lacks := _listed(run.recipe.get("lacks")):
+        found.append(f"The recipe needs what is not built: {', '.join(map(str, lacks))}.")
+    if assumed := _listed(run.recipe.get("assumed")):
+        found.append(f"Assumed, for the recipe's source does not give them: {', '.join(map(str, assumed))}.")
+    if diverged := sum(not math.isfinite(loss) for loss in run.updates.loss):
+        found.append(f"The loss was not finite in {number(diverged)} updates.")
+    if not found:
+        return Markup("")
+    return joined([tag("h2", "Warnings"), tag("ul", *(tag("li", text) for text in found), class_="warnings")])
+
+
+def recipe(run: Run) -> Markup:
+    """Every value of the resolved recipe with its origin."""
+    tree = {key: value for key, value in run.recipe.items() if key != "claims"}
+    rows = [(path, text, _origin(path, run.origins)) for path, text in leaves(tree)]
+    return joined([tag("h2", "Recipe"), table(("key", "value", "from"), rows, class_="values")])
+
+
+def environment(run: Run) -> Markup:
+    """Versions, machine and data."""
+    machine = {key: value for key, value in run.environment.items() if key != "ranks"}
+    rows = list(leaves(machine)) + [(f"dataset.{path}", text) for path, text in leaves(run.dataset)]
+    hosts = Counter(str(rank.get("host")) for rank in _listed(run.environment.get("ranks")) if isinstance(rank, dict))
+    rows += [(f"ranks on {host}", number(count)) for host, count in hosts.items()]
+    return joined([tag("h2", "Environment"), table(("what", "value"), rows, class_="values pairs")])
+
+
+def reproduction(run: Run) -> Markup:
+    """How to run it again."""
+    commit = run.environment.get("git")
+    commit = commit.get("commit") if isinstance(commit, dict) else commit
+    lines = [f"git checkout {commit}"] if isinstance(commit, str) and commit else []
+    lines.append(run.command or "# run.yaml does not say which command was typed")
+    words = "The same samples, rates and, up to rounding, weights on any number of workers. "
+    words += f"The seed is {number(run.recipe.get('seed', '–'))}."
+    return joined([tag("h2", "How to reproduce"), tag("pre", tag("code", "\n".join(lines))), tag("p", words)])
+
+
+def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted paths and texts of a tree's values; a list of plain values is one of them."""
+    if isinstance(tree, dict) and tree:
+        for key, value in tree.items():
+            yield from leaves(value, f"{path}.{key}" if path else str(key))
+    elif isinstance(tree, list) and any(isinstance(item, (dict, list)) for item in tree):
+        for place, item in enumerate(tree):
+            yield from leaves(item, f"{path}.{place}")
+    else:
+        yield path, _plain(tree)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(_plain(item) for item in value)}]"
+    words = {None: "null", True: "true", False: "false"}
+    return words[value] if value is None or isinstance(value, bool) else "{}" if value == {} else str(value)
+
+
+def _origin(path: str, origins: dict[str, str]) -> str:
+    """The origin of a value, or of the nearest thing around it that has one."""
+    while path and path not in origins:
+        path = path.rpartition(".")[0]
+    return origins.get(path, "")
+
+
+def _compared(claim: dict[str, Any], run: Run) -> tuple[str, str, str]:
+    value, kind, metric = claim.get("value"), claim.get("kind"), str(claim.get("metric"))
+    known = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if known and kind == "accuracy":
+        if run.final_accuracy is None or run.outcome != "success":
+            return percent(value), "not finished", ""
+        return percent(value), percent(run.final_accuracy), f"{100 * (run.final_accuracy - value):+.2f} points"
+    if known and kind == "time_to_train" and metric in _SECONDS:
+        claimed = value * _SECONDS[metric]
+        if run.outcome != "success" or claimed <= 0:
+            return duration(claimed), "not finished", ""
+        return duration(claimed), duration(run.seconds), f"× {number(run.seconds / claimed, digits=3)}"
+    return number(value), "not measured here", ""
+
+
+def _shares(samples: list[Any]) -> str:
+    """Samples of each worker, equal neighbours counted: `32 on 3, 16 on 1`."""
+    shares = [(number(share), len(list(ranks))) for share, ranks in groupby(samples)]
+    return shares[0][0] if len(shares) == 1 else ", ".join(f"{share} on {count}" for share, count in shares)
+
+
+def _workers(run: Run) -> str:
+    count = run.plan.get("workers")
+    return f"{number(count)} worker{'' if count == 1 else 's'}"
+
+
+def _ranks(count: Any) -> str:
+    return f"{number(count)} rank{'' if count == 1 else 's'}"
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

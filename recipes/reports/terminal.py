@@ -1,0 +1,120 @@
+"""Curves of a recipe as text for a terminal, drawn with braille dots."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from recipes.reports.curves import reads_better_in_decades, recipe_curves
+from recipes.schema import Dataset, Recipe
+
+_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # bits of a braille cell: four rows of two dots
+_BLANK = 0x2800
+_MARGIN = 9  # columns of the axis labels and the axis
+
+_Ticks = Sequence[tuple[float, str]]
+_Curve = tuple[np.ndarray, np.ndarray]
+
+
+def curve_text(recipe: Recipe, dataset: Dataset, width: int = 80, height: int = 24) -> str:
+    """Learning rate and global batch size against epochs.
+
+    Args:
+        recipe: whose curves.
+        dataset: what an epoch is of.
+        width: characters of a line, at least 30.
+        height: lines, at least 12.
+    Returns:
+        Lines without colours or control characters; the batch as one sentence where it does not move.
+    Raises:
+        ValueError: the picture would be too small to read.
+    """
+    if width < 30 or height < 12:
+        raise ValueError(f"a picture of {width} x {height} characters cannot be read; give at least 30 x 12")
+    curves = recipe_curves(recipe)
+    sizes = np.unique(curves.global_batch_size[1])
+    batch_rows = max(3, height // 4) if len(sizes) > 1 else 0
+    canvas = _Canvas(end=float(recipe.epochs), columns=width - _MARGIN)
+    lines = [f"{recipe.name}: {recipe.epochs:g} epochs of {dataset.name}, {dataset.num_train:,} samples each"]
+    lines += _rate_lines(canvas, curves.learning_rate, height - batch_rows - 5)
+    if batch_rows:
+        lines += _batch_lines(canvas, curves.global_batch_size, batch_rows)
+    lines += _epoch_axis(canvas)
+    if not batch_rows:
+        lines.append(f"global batch size: {sizes[0]:,.0f} samples throughout")
+    return "\n".join(line.rstrip()[:width] for line in lines)
+
+
+def _rate_lines(canvas: _Canvas, curve: _Curve, rows: int) -> list[str]:
+    epochs, rates = curve
+    high = float(rates.max())
+    if not reads_better_in_decades(rates):
+        step = _round_step(high / 4)
+        values = [high, *(step * place for place in range(int(high / step) + 1))]
+        ticks = [(value / high, f"{value:.3g}") for value in values]
+        return ["learning rate", *canvas.drawn(epochs, rates / high, ticks, rows)]
+    low = float(rates[rates > 0].min())
+    decades = [10.0**power for power in range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)]
+    over = math.log(high / low)
+    ticks = [(math.log(value / low) / over, f"{value:.3g}") for value in (high, low, *decades)]
+    heights = np.log(np.maximum(rates, low) / low) / over
+    return ["learning rate (logarithmic)", *canvas.drawn(epochs, heights, ticks, rows)]
+
+
+def _batch_lines(canvas: _Canvas, curve: _Curve, rows: int) -> list[str]:
+    epochs, values = curve
+    top = float(values.max())
+    ticks = [(size / top, f"{size:,.0f}") for size in (*np.unique(values)[::-1], 0.0)]
+    return ["global batch size (samples)", *canvas.drawn(epochs, values / top, ticks, rows)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Canvas:
+    """Where curves over [0, end] are drawn: `columns` cells of two dots by four."""
+
+    end: float
+    columns: int
+
+    def drawn(self, epochs: np.ndarray, heights: np.ndarray, ticks: _Ticks, rows: int) -> list[str]:
+        """Lines of a curve whose heights are 0 to 1; of ticks that fall on one line the first is written."""
+        cells = np.full((rows, self.columns), _BLANK)
+        across = np.minimum(epochs / self.end * 2 * self.columns, 2 * self.columns - 1).astype(int)
+        down = np.rint((1 - heights) * (4 * rows - 1)).astype(int)
+        for place, column in enumerate(across):
+            low, high = sorted((down[max(place - 1, 0)], down[place]))
+            for row in range(low, high + 1):
+                cells[row // 4, column // 2] |= _DOTS[row % 4][column % 2]
+        labels: dict[int, str] = {}
+        for height, label in ticks:
+            labels.setdefault(round((1 - height) * (4 * rows - 1)) // 4, label)
+        return [
+            f"{labels.get(row, ''):>{_MARGIN - 2}} {'┤' if row in labels else '│'}{''.join(map(chr, cells[row]))}"
+            for row in range(rows)
+        ]
+
+
+def _epoch_axis(canvas: _Canvas) -> list[str]:
+    axis, labels = ["─"] * canvas.columns, [" "] * (canvas.columns + _MARGIN)
+    step = _round_step(canvas.end / max(2, canvas.columns // 12))
+    for number in range(int(canvas.end / step * (1 + 1e-9)) + 1):
+        place = min(round(number * step / canvas.end * canvas.columns), canvas.columns - 1)
+        axis[place] = "┬"
+        text = f"{number * step:g}"
+        start = min(place + _MARGIN - len(text) // 2, len(labels) - len(text))
+        labels[start : start + len(text)] = text
+    words = "epochs"
+    labels[: len(words)] = words
+    return [" " * (_MARGIN - 1) + "└" + "".join(axis), "".join(labels)]
+
+
+def _round_step(least: float) -> float:
+    """The smallest of 1, 2, 5 times a power of ten that is at least `least`.
+
+    >>> _round_step(15.0), _round_step(0.03)
+    (20.0, 0.05)
+    """
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(factor * power for factor in (1.0, 2.0, 5.0, 10.0) if factor * power >= least * (1 - 1e-9))

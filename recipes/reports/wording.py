@@ -1,0 +1,63 @@
+"""Numbers as a reader wants them."""
+
+from __future__ import annotations
+
+import math
+
+
+def percent(fraction: float | None) -> str:
+    """A fraction in percent.
+
+    >>> percent(0.98611), percent(None)
+    ('98.61 %', '–')
+    """
+    return "–" if fraction is None or math.isnan(fraction) else f"{100 * fraction:.2f} %"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the two largest units that say something.
+
+    >>> duration(4.21), duration(59.99), duration(112.4), duration(7384), duration(200000)
+    ('4.2 s', '1 min 00 s', '1 min 52 s', '2 h 03 min', '2 d 08 h')
+    """
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    minutes = round(seconds / 60)
+    if minutes < 24 * 60:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    hours = round(seconds / 3600)
+    return f"{hours // 24} d {hours % 24:02d} h"
+
+
+def number(value: object, *, digits: int = 4) -> str:
+    """A number with its thousands parted, or to a few digits where it is not whole; anything else as its text.
+
+    >>> number(1281167), number(0.123456), number(3.0), number(None), number(1e-05)
+    ('1,281,167', '0.1235', '3', '–', '1e-05')
+    """
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "–"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return str(value)
+    if isinstance(value, int) or (value.is_integer() and 1000 <= abs(value) < 1e15):
+        return f"{int(value):,}"
+    return f"{value:.{digits}g}"
+
+
+def size(num_bytes: object) -> str:
+    """Bytes in the unit that fits.
+
+    >>> size(102_228_128), size(512), size(None)
+    ('102 MB', '512 B', 'not known')
+    """
+    if isinstance(num_bytes, bool) or not isinstance(num_bytes, (int, float)):
+        return "not known"
+    value = float(num_bytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:,.3g} TB"

@@ -1,0 +1,54 @@
+import numpy as np
+import pytest
+
+from lr_schedules import Cosine, SlowStart
+from recipes.reports.curves import reads_better_in_decades, recipe_curves, smoothed, traced
+
+
+def test_every_jump_is_between_neighbouring_floats():
+    jumps = [0.1, 1 / 3, 0.7]
+    epochs, values = traced(lambda epoch: float(sum(epoch >= jump for jump in jumps)), 1.0)
+    places = np.flatnonzero(np.diff(values))
+    assert epochs[places + 1].tolist() == jumps
+    assert (np.nextafter(epochs[places], 2) == epochs[places + 1]).all()
+    assert (np.diff(epochs) >= 0).all()
+
+
+def test_each_point_is_a_value_of_the_curve():
+    epochs, values = traced(lambda epoch: epoch**3 if epoch < 5 else 1.0, 10.0)
+    assert values.tolist() == [epoch**3 if epoch < 5 else 1.0 for epoch in epochs.tolist()]
+    assert (epochs[0], epochs[-1]) == (0.0, 10.0)
+
+
+def test_recipe_curves_reach_published_values(make_recipe):
+    curves = recipe_curves(make_recipe())
+    epochs, rates = curves.learning_rate
+    levels = [float(rates[np.searchsorted(epochs, at)]) for at in (10, 40, 70, 85)]
+    assert levels == pytest.approx([0.8, 0.16, 0.016, 0.0016])
+    assert np.unique(curves.global_batch_size[1]).tolist() == [2048, 4096]
+    assert np.unique(curves.momentum[1]).tolist() == [0.9]
+
+
+def test_optimizer_without_momentum_has_no_momentum_curve(make_recipe):
+    assert recipe_curves(make_recipe(momentum=None)).momentum is None
+
+
+@pytest.mark.parametrize(
+    ("schedule", "decades"),
+    [(SlowStart(), True), (Cosine(epochs=90.0), False), (None, True)],
+    ids=["slow", "cosine", "step"],
+)
+def test_steps_by_tenths_get_decades_and_a_cosine_does_not(make_recipe, schedule, decades):
+    rates = recipe_curves(make_recipe(schedule=schedule, sizes=(2048,), boundaries=(0.0,))).learning_rate[1]
+    assert reads_better_in_decades(rates) is decades
+
+
+def test_rates_that_are_all_zero_need_no_decades():
+    assert reads_better_in_decades(np.zeros(3)) is False
+
+
+def test_smoothing_leaves_out_what_is_not_finite():
+    values = np.array([1.0, np.nan, 3.0, np.inf, np.nan, np.nan])
+    assert smoothed(values, 3)[:4].tolist() == [1.0, 2.0, 3.0, 3.0]
+    assert np.isnan(smoothed(values, 3)[5])
+    assert len(smoothed(np.array([]), 3)) == 0

@@ -1,0 +1,272 @@
+import http.server
+import re
+import shutil
+import subprocess
+import threading
+from html.parser import HTMLParser
+
+import pytest
+
+from recipes.reports.page import page_text, write_page
+from recipes.reports.record import open_run
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+HOSTILE = "<script>document.title='taken'</script><img src=http://leak.invalid/x onerror=alert(1)>\"'&"
+
+
+class Parsed(HTMLParser):
+    """Tags, attributes and text of a page."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.tags, self.attributes, self.words = [], [], []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.attributes += attributes
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+    @property
+    def text(self):
+        return re.sub(r"\s+", " ", " ".join(self.words))
+
+
+def test_page_opens_with_the_title_and_the_verdict(write_run):
+    text = Parsed(page_text([open_run(write_run())])).text
+    order = [
+        "A small ResNet on digits at batch 480",
+        "Finished 98.57 % accuracy after 12 epochs",
+        "best 98.70 % at epoch 10",
+    ]
+    order += ["Pictures", "Plan", "Claims and outcome", "Recipe", "Warnings", "Environment", "How to reproduce"]
+    body = text[text.index("A small ResNet", text.index("color-scheme")) :]
+    places = [body.index(words) for words in order]
+    assert places == sorted(places)
+
+
+def test_page_embeds_four_pictures_that_follow_light_and_dark(write_run):
+    page = page_text([open_run(write_run())])
+    parsed = Parsed(page)
+    assert parsed.tags.count("figure") == parsed.tags.count("svg") == 4
+    assert "prefers-color-scheme: dark" in page
+    assert "width=device-width" in page
+    assert page.count("var(--k0072b2)") > 4
+    pictures = page[page.index("<figure>") : page.rindex("</figure>")]
+    assert not re.search(r"#[0-9a-f]{6}\b", pictures)
+
+
+def test_page_takes_nothing_from_outside_and_runs_nothing(write_run):
+    page = page_text([open_run(write_run())])
+    parsed = Parsed(page)
+    assert "://" not in page
+    assert not {"script", "link", "iframe", "img", "object", "image", "base"} & set(parsed.tags)
+    assert [value for name, value in parsed.attributes if name in ("src", "href") and not value.startswith("#")] == []
+    assert [name for name, _ in parsed.attributes if name.startswith("on")] == []
+    assert "default-src 'none'" in page
+    assert all(target.startswith("#") for target in re.findall(r"url\((.*?)\)", page))
+
+
+def test_names_within_pictures_are_theirs_alone(write_run):
+    parsed = Parsed(page_text([open_run(write_run())]))
+    names = [value for name, value in parsed.attributes if name == "id"]
+    assert len(names) == len(set(names)) > 50
+    used = {value[1:] for name, value in parsed.attributes if name == "href"}
+    assert used <= set(names)
+
+
+def hostile_run(write_run, name="hostile"):
+    return open_run(
+        write_run(
+            name,
+            recipe={"title": HOSTILE, "name": HOSTILE, "dataset": HOSTILE, "model": {"kind": HOSTILE, HOSTILE: HOSTILE},
+                    "claims": [{"metric": HOSTILE, "kind": "accuracy", "value": HOSTILE, "on": HOSTILE}],
+                    "assumed": [HOSTILE], "lacks": [HOSTILE], "seed": HOSTILE},
+            origins={HOSTILE: HOSTILE, "name": f"command line {HOSTILE}"},
+            plan={"segments": [{"update": HOSTILE, "samples_per_worker": [HOSTILE], "learning_rate": [HOSTILE]}],
+                  "warnings": [HOSTILE], "memory": {HOSTILE: HOSTILE}, "cluster": HOSTILE, "workers": HOSTILE},
+            dataset={HOSTILE: HOSTILE, "num_train": HOSTILE},
+            command=HOSTILE,
+            environment={HOSTILE: HOSTILE, "git": {"commit": HOSTILE}, "ranks": [{"host": HOSTILE}], "date": HOSTILE},
+        )
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("num_runs", [1, 2])
+def test_everything_of_a_run_is_escaped(write_run, num_runs):
+    page = page_text([hostile_run(write_run, f"run{number}") for number in range(num_runs)])
+    parsed = Parsed(page)
+    assert "<script" not in page
+    assert "<img" not in page
+    assert not {"script", "img"} & set(parsed.tags)
+    assert page.count("&lt;script&gt;") > 15
+    assert parsed.text.count(HOSTILE) > 15
+
+
+@pytest.mark.parametrize(
+    "plan", [{}, {"segments": 3}, {"segments": [1, None]}, {"segments": [{}, {}]}, {"warnings": "all", "memory": []}]
+)
+def test_plan_of_another_shape_does_not_stop_the_report(write_run, plan):
+    assert "How to reproduce" in page_text([open_run(write_run(plan=plan))])
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        {"claims": 3, "assumed": "all", "lacks": None, "model": "ResNet50"},
+        {"claims": [None, {}, {"metric": ["hours"], "kind": "time_to_train", "value": float("inf")}]},
+        {
+            "claims": [{"metric": "hours", "kind": "time_to_train", "value": 0}],
+            "assumed": [{}],
+            "name": None,
+            "title": [],
+        },
+    ],
+)
+def test_recipe_of_another_shape_does_not_stop_the_report(write_run, recipe):
+    assert "How to reproduce" in page_text([open_run(write_run(recipe=recipe))])
+
+
+def test_claims_stand_beside_what_came_out(write_run):
+    text = Parsed(page_text([open_run(write_run())])).text
+    assert "top1 98.50 % 98.57 % +0.07 points 2 CPU cores; not run; 3 runs" in text
+    assert "minutes 2 min 00 s 24.6 s × 0.205" in text
+    assert "not the recipe as claimed: the command line sets epochs." in text
+
+
+def test_claims_of_an_unfinished_run_are_not_judged(write_run, metric_lines):
+    text = Parsed(page_text([open_run(write_run(lines=metric_lines(stop="stopped", num_updates=20)))])).text
+    assert "top1 98.50 % not finished" in text
+    assert "Stopped 81.09 % accuracy after 3.333 epochs" in text
+    assert "20 of 54 updates were done. Reason: asked to" in text
+
+
+def test_killed_run_is_said_to_be_unfinished(write_run, metric_lines):
+    text = Parsed(page_text([open_run(write_run(lines=metric_lines(stop=None, num_updates=20)))])).text
+    assert "Unfinished" in text
+    assert "it is still running, or was killed" in text
+
+
+def test_run_without_a_single_update_has_a_page(write_run):
+    text = Parsed(page_text([open_run(write_run(lines=[{"key": "run_start", "value": "x", "time_ms": 5}]))])).text
+    assert "not evaluated" in text
+    assert "after 0 epochs" in text
+
+
+def test_plan_is_shown_by_segment(write_run):
+    text = Parsed(page_text([open_run(write_run())])).text
+    assert "0 to 35 0 240 0.0125 to 0.3 10 of 24 3 of 1 rank 88 on 1, 76 on 2 48 × 2" in text
+    assert "36 to 53 6 480 0.6 to 0.01 20 of 24 3 of 1 rank 168 on 1, 156 on 2 48 × 2" in text
+    assert "weights 312 kB, gradients 312 kB, optimizer state 312 kB, activations not known" in text
+
+
+def test_each_value_stands_with_its_origin_or_the_nearest_above(write_run):
+    text = Parsed(page_text([open_run(write_run())])).text
+    assert "model.widths [16, 32, 64] recipes/papers/digits/large.yaml:7:1" in text
+    assert "epochs 12 command line:1:8" in text
+    assert "batch.global.1.size 480 recipes/papers/digits/large.yaml:1:1" in text
+    assert "optimizer.weight_decay 0.0001" in text
+
+
+def test_ranks_of_a_host_are_counted_and_not_listed(write_run):
+    ranks = [{"rank": rank, "host": f"node{rank // 8}"} for rank in range(16)]
+    text = Parsed(page_text([open_run(write_run(environment={"ranks": ranks}))])).text
+    assert "ranks on node0 8 ranks on node1 8" in text
+
+
+def test_reproduction_names_commit_command_and_seed(write_run):
+    text = Parsed(page_text([open_run(write_run())])).text
+    assert "git checkout 0123abcd kilobatch train digits/large -n 3 --set epochs=12" in text
+    assert "The seed is 0." in text
+
+
+def test_several_runs_are_compared(write_run, metric_lines):
+    runs = [open_run(write_run("a")), open_run(write_run("b", recipe={"seed": 1, "model": {"kind": "Other"}}))]
+    runs.append(open_run(write_run("c", lines=metric_lines(stop="failed", num_updates=9), recipe={"name": "third"})))
+    page = page_text(runs)
+    text = Parsed(page).text
+    assert "3 runs compared" in text
+    assert "digits/large (a) ends best, with 98.57 % accuracy; the lowest of 3 runs is 45.20 %." in text
+    assert "third Failed 45.20 % 45.20 %" in text
+    assert "seed 0 1 0" in text
+    assert "model.kind SmallResNet Other SmallResNet" in text
+    assert "model.widths [16, 32, 64] –" in text
+    assert page.count("<figure>") == 4
+    assert page.count("<details>") == 3
+
+
+def test_runs_of_one_recipe_are_said_to_be_of_one_recipe(write_run):
+    text = Parsed(page_text([open_run(write_run("a")), open_run(write_run("b"))])).text
+    assert "the same in every value" in text
+
+
+def test_no_runs_are_refused():
+    with pytest.raises(ValueError, match="at least one run"):
+        page_text([])
+
+
+def test_file_is_written_whole(write_run, tmp_path):
+    run = open_run(write_run())
+    write_page([run], tmp_path / "report.html")
+    assert (tmp_path / "report.html").read_text(encoding="utf-8") == page_text([run])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "run"]
+
+
+@pytest.fixture
+def outside():
+    """A proxy that notes what a browser asks of the world, and answers nothing."""
+    asked = []
+
+    class Proxy(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            self.send_error(404)
+
+        do_CONNECT = do_POST = do_HEAD = do_GET
+
+        def log_message(self, *words):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server.server_address[1], asked
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def browse(path, port, tmp_path):
+    """The page's document after a real browser has loaded it; whatever it asks for goes to the proxy."""
+    flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
+    flags += " --disable-component-update --disable-sync --disable-default-apps --proxy-bypass-list=<-loopback>"
+    command = [CHROMIUM, *flags.split(), f"--proxy-server=127.0.0.1:{port}", f"--user-data-dir={tmp_path / 'profile'}"]
+    said = subprocess.run(
+        [*command, "--dump-dom", path.as_uri()], capture_output=True, text=True, timeout=120, check=True
+    )
+    return said.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
+def test_browser_shows_the_page_runs_no_script_of_it_and_asks_for_nothing(write_run, outside, tmp_path):
+    port, asked = outside
+    write_page([hostile_run(write_run)], tmp_path / "report.html")
+    document = browse(tmp_path / "report.html", port, tmp_path)
+    assert "<title>&lt;script&gt;" in document
+    assert document.count("<figure>") == 4
+    assert document.count("<svg") == 4
+    assert "How to reproduce" in document
+    assert [path for path in asked if "google" not in path] == []  # its own errands, which end at the proxy
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
+def test_proxy_of_this_test_does_see_what_a_browser_asks_for(outside, tmp_path):
+    port, asked = outside
+    (tmp_path / "leaky.html").write_text("<script>document.title='taken'</script><img src=http://leak.invalid/x>")
+    document = browse(tmp_path / "leaky.html", port, tmp_path)
+    assert "<title>taken</title>" in document
+    assert "http://leak.invalid/x" in asked

@@ -1,0 +1,128 @@
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from PIL import Image
+
+from lr_schedules import Cosine
+from recipes.reports.plots import curve_figure, run_pictures, run_style, save_figure, svg_text
+from recipes.reports.record import open_run
+
+
+def titles(figure):
+    return [axes.get_title(loc="left") for axes in figure.axes]
+
+
+def test_recipe_figure_has_a_panel_a_quantity(make_recipe, imagenet):
+    figure = curve_figure(make_recipe(), imagenet)
+    assert titles(figure) == ["learning rate (logarithmic)", "global batch size (samples)", "momentum"]
+    assert figure.axes[-1].get_xlabel() == "epochs of imagenet (1,281,167 samples)"
+    assert titles(curve_figure(make_recipe(momentum=None), imagenet)) == titles(figure)[:2]
+
+
+def test_recipe_figure_draws_the_curve_with_vertical_steps(make_recipe, imagenet):
+    figure = curve_figure(make_recipe(), imagenet)
+    epochs, rates = figure.axes[0].lines[0].get_data()
+    assert rates[np.searchsorted(epochs, 45.0)] == pytest.approx(0.16)
+    drops = np.flatnonzero(np.diff(rates) < -0.001)
+    assert epochs[drops + 1].tolist() == [30.0, 60.0, 80.0]
+    assert (epochs[drops + 1] - epochs[drops] < 1e-12).all()
+
+
+def test_recipe_figure_labels_levels_and_marks_warmup_and_ramp(make_recipe, imagenet):
+    figure = curve_figure(make_recipe(), imagenet)
+    words = {text.get_text() for text in figure.axes[0].texts}
+    assert words == {"0.8", "0.16", "0.016", "0.0016", " warmup ends"}
+    for axes in figure.axes:
+        assert [line.get_xdata()[0] for line in axes.lines[1:]] == [30.0]
+        assert len(axes.patches) == 1
+    plain = curve_figure(make_recipe(warmup=False, sizes=(2048,), boundaries=(0.0,)), imagenet)
+    assert len(plain.axes[0].lines) == 1
+    assert len(plain.axes[0].patches) == 0
+
+
+def test_cosine_is_drawn_on_a_linear_axis(make_recipe, imagenet):
+    figure = curve_figure(make_recipe(schedule=Cosine(epochs=90.0)), imagenet)
+    assert figure.axes[0].get_yscale() == "linear"
+
+
+@pytest.mark.parametrize("title", ["$\\frac{", "<script>alert(1)</script>", "_hidden", "\N{SNOWMAN} & co", ""])
+def test_any_title_is_drawn_as_it_is(make_recipe, imagenet, tmp_path, title):
+    figure = curve_figure(make_recipe(title=title), imagenet)
+    save_figure(figure, tmp_path / "curve.svg")
+    tree = ElementTree.parse(tmp_path / "curve.svg")
+    written = "".join(tree.getroot().itertext())
+    assert "ramped" in written
+    assert title in written.replace("\n", "")
+    assert not [node for node in tree.iter() if node.tag.endswith("script")]
+
+
+def test_png_is_a_picture_and_another_ending_is_refused(make_recipe, imagenet, tmp_path):
+    figure = curve_figure(make_recipe(), imagenet)
+    save_figure(figure, tmp_path / "curve.PNG")
+    with Image.open(tmp_path / "curve.PNG") as image:
+        assert image.format == "PNG"
+        assert image.width == 1280
+        assert len(image.convert("RGB").getcolors(1 << 20)) > 10
+    with pytest.raises(ValueError, match=r"curve\.jpg: a picture is written as \.png or \.svg"):
+        save_figure(figure, tmp_path / "curve.jpg")
+
+
+def test_same_figure_gives_the_same_bytes(make_recipe, imagenet):
+    assert svg_text(curve_figure(make_recipe(), imagenet)) == svg_text(curve_figure(make_recipe(), imagenet))
+
+
+def test_matplotlib_is_left_as_it_was(make_recipe, imagenet):
+    before = dict(mpl.rcParams)
+    svg_text(curve_figure(make_recipe(), imagenet))
+    assert dict(mpl.rcParams) == before
+
+
+def test_run_has_four_pictures_with_its_numbers(write_run):
+    run = open_run(write_run())
+    accuracy, loss, rate, throughput = (picture.figure for picture in run_pictures([run]))
+    assert titles(accuracy) == ["accuracy (%)"]
+    assert accuracy.axes[0].lines[0].get_ydata().tolist() == (100 * run.evaluations.accuracy).tolist()
+    assert loss.axes[0].lines[0].get_ydata().tolist() == run.updates.loss.tolist()
+    assert titles(rate) == ["learning rate", "global batch size (samples)"]
+    assert rate.axes[1].lines[0].get_ydata()[:-1].tolist() == run.updates.global_batch_size.tolist()
+    drawn = throughput.axes[0].lines[0].get_ydata()
+    assert drawn.tolist() == (run.updates.global_batch_size / run.updates.update_seconds).tolist()
+
+
+def test_runs_are_laid_over_each_other_in_their_colours(write_run):
+    runs = [open_run(write_run(name)) for name in ("a", "b", "c")]
+    accuracy = run_pictures(runs)[0].figure
+    assert [line.get_color() for line in accuracy.axes[0].lines] == [run_style(place)[0] for place in range(3)]
+
+
+def test_twenty_runs_are_told_apart():
+    assert len({run_style(place) for place in range(20)}) == 20
+
+
+def test_run_without_updates_or_evaluations_has_no_pictures_of_them(write_run, metric_lines):
+    empty = open_run(write_run("empty", lines=[{"key": "run_start", "value": "x", "time_ms": 5}]))
+    assert run_pictures([empty]) == []
+    young = open_run(write_run("young", lines=metric_lines(stop=None, num_updates=1)))
+    assert [picture.title for picture in run_pictures([young])] == [
+        "Loss",
+        "Learning rate and batch",
+        "Samples per second",
+    ]
+
+
+def test_run_that_diverged_is_drawn(write_run, metric_lines):
+    lines = metric_lines(stop="failed", num_updates=20)
+    for line in lines[12:]:
+        if line["key"] == "train_loss":
+            line["value"] = float("nan")
+    assert all("<svg" in svg_text(picture.figure) for picture in run_pictures([open_run(write_run(lines=lines))]))
+
+
+def test_reading_and_importing_loads_no_matplotlib():
+    words = "import sys, recipes.reports.page, recipes.reports.terminal; print('matplotlib' in sys.modules)"
+    said = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "False"

@@ -1,0 +1,185 @@
+import json
+import math
+
+import numpy as np
+import pytest
+
+from recipes.reports.record import RunError, open_run
+
+
+def test_columns_are_what_was_written(write_run, metric_lines):
+    run = open_run(write_run())
+    written = [line for line in metric_lines() if line["key"] == "train_loss"]
+    assert len(run.updates) == 54
+    assert run.updates.update.tolist() == list(range(54))
+    assert run.updates.samples.dtype == np.int64
+    for column, field in [("loss", "value"), ("epoch", "epoch"), ("learning_rate", "learning_rate")]:
+        assert getattr(run.updates, column).tolist() == [line[field] for line in written]
+    assert run.updates.global_batch_size.tolist() == [240] * 36 + [480] * 18
+
+
+def test_accuracy_and_loss_of_one_evaluation_share_an_entry(write_run, metric_lines):
+    run = open_run(write_run())
+    lines = metric_lines()
+    assert run.evaluations.update.tolist() == [*range(6, 37, 6), *range(39, 55, 3)]
+    assert run.evaluations.accuracy.tolist() == [line["value"] for line in lines if line["key"] == "eval_accuracy"]
+    assert run.evaluations.loss.tolist() == [line["value"] for line in lines if line["key"] == "eval_loss"]
+
+
+def test_summary_by_hand(write_run):
+    def update(number, loss):
+        return {
+            "key": "train_loss", "value": loss, "time_ms": 2000 + 1000 * number, "update": number, "epoch": number / 2,
+            "samples": 720 * number, "learning_rate": 0.1, "momentum": None, "global_batch_size": 720,
+            "update_seconds": 0.5,
+        }  # fmt: skip
+
+    def accuracy(updates, value):
+        at = {"update": updates, "epoch": updates / 2, "samples": 720 * updates, "time_ms": 2500 + 1000 * updates}
+        return {"key": "eval_accuracy", "value": value, **at}
+
+    start = {"key": "run_start", "value": "x", "time_ms": 1000}
+    stop = {"key": "run_stop", "value": "success", "time_ms": 6000, "reason": ""}
+    lines = [
+        start,
+        update(0, 2.0),
+        accuracy(1, 0.5),
+        update(1, 1.0),
+        accuracy(2, 0.9),
+        update(2, 0.5),
+        accuracy(3, 0.8),
+        stop,
+    ]
+    run = open_run(write_run(lines=lines))
+    assert run.seconds == 5.0
+    assert run.outcome == "success"
+    assert run.samples_per_second == 1440.0
+    assert run.epochs_done == 1.5
+    assert (run.final_accuracy, run.best) == (0.8, 1)
+    assert run.final_loss is None
+    assert np.isnan(run.updates.momentum).all()
+
+
+def test_pause_between_sessions_is_no_time_of_the_run(write_run, metric_lines):
+    first = metric_lines(stop="stopped", num_updates=10)
+    hour = 3_600_000
+    later = [{"key": "run_start", "value": "digits/large", "time_ms": first[-1]["time_ms"] + hour}]
+    later += [{**line, "time_ms": line["time_ms"] + hour} for line in metric_lines() if line.get("update", 0) >= 10]
+    run = open_run(write_run(lines=first + later))
+    alone = open_run(write_run("alone", lines=metric_lines()))
+    assert run.outcome == "success"
+    assert run.reason == ""
+    assert run.seconds == pytest.approx(alone.seconds, abs=1.0)
+    assert len(run.updates) == 54
+
+
+@pytest.mark.parametrize("tail", [b'{"key": "train_lo', b'{"key": "x", "value": "\xc3', b"{"])
+def test_half_written_last_line_is_passed_over(write_run, metric_lines, tail):
+    folder = write_run(lines=metric_lines(stop=None, num_updates=5))
+    with open(folder / "metrics.jsonl", "ab") as file:
+        file.write(tail)
+    run = open_run(folder)
+    assert len(run.updates) == 5
+    assert run.outcome == "unfinished"
+
+
+def test_half_written_line_in_the_middle_is_an_error_with_its_number(write_run):
+    folder = write_run()
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    lines[3] = lines[3][:20]
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    with pytest.raises(RunError, match=r"metrics\.jsonl:4: not JSON"):
+        open_run(folder)
+
+
+def test_loss_that_is_not_finite_is_kept(write_run, metric_lines):
+    lines = metric_lines(stop="failed", num_updates=3)
+    lines[-1]["reason"] = "loss is not finite"
+    lines[2]["value"], lines[3]["value"] = math.nan, None
+    run = open_run(write_run(lines=lines))
+    assert np.isnan(run.updates.loss).tolist() == [False, True, True]
+    assert (run.outcome, run.reason) == ("failed", "loss is not finite")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"epoch": "one"}, r"metrics\.jsonl:2: `epoch` is \"one\", expected a number"),
+        ({"samples": None}, r"metrics\.jsonl:2: `samples` is null"),
+        ({"update": 0.5}, r"metrics\.jsonl:2: `update` is 0.5, expected a whole number"),
+        ({"update": 1e300}, r"metrics\.jsonl:2: `update` is 1e\+300, expected a whole number"),
+        ({"learning_rate": True}, r"`learning_rate` is true"),
+        ({"update_seconds": math.inf}, r"`update_seconds` is Infinity"),
+        ({"update": 10**400}, r"`update` is 10000"),
+        ({"time_ms": "now"}, r"metrics\.jsonl:2: `time_ms`"),
+        ({"update": 7}, r"metrics\.jsonl:3: update 1 follows 7; resumed without a cut\?"),
+    ],
+)
+def test_wrong_field_is_named_with_its_line(write_run, metric_lines, change, message):
+    lines = metric_lines()
+    lines[1].update(change)
+    with pytest.raises(RunError, match=message):
+        open_run(write_run(lines=lines))
+
+
+def test_missing_field_is_named_with_its_line(write_run, metric_lines):
+    lines = metric_lines()
+    del lines[1]["learning_rate"]
+    with pytest.raises(RunError, match=r"metrics\.jsonl:2: train_loss has no `learning_rate`"):
+        open_run(write_run(lines=lines))
+
+
+@pytest.mark.parametrize("name", ["run.yaml", "metrics.jsonl", "environment.json"])
+def test_missing_file_is_named(write_run, name):
+    folder = write_run()
+    (folder / name).unlink()
+    with pytest.raises(RunError, match=f"{name}: missing"):
+        open_run(folder)
+
+
+def test_missing_folder_is_named(tmp_path):
+    with pytest.raises(RunError, match="nowhere: no such folder"):
+        open_run(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("run.yaml", "recipe: [1\nplan: {}\n", r"run\.yaml:2:5: not YAML"),
+        ("run.yaml", "recipe: !!python/object/apply:os.getcwd []\n", r"run\.yaml:1:9: not YAML"),
+        ("run.yaml", "- 1\n", r"run\.yaml:1: expected keys"),
+        ("run.yaml", "recipe: {}\norigins: {}\nplan: 3\n", r"run\.yaml: `plan` is missing or not a mapping"),
+        ("run.yaml", "a: &a [*a]\n", r"run\.yaml: over 1,000,000 values or 60 levels"),
+        ("run.yaml", "recipe: \xff", r"run\.yaml: cannot be read"),
+        ("environment.json", '{"a": 1,\n}', r"environment\.json:2:1: not JSON"),
+        ("environment.json", "[]", r"environment\.json:1: expected an object"),
+        ("metrics.jsonl", "[]\n", r"metrics\.jsonl:1: expected an object"),
+    ],
+)
+def test_damaged_file_is_named_with_its_line(write_run, name, text, message):
+    folder = write_run()
+    (folder / name).write_text(text, encoding="latin-1")
+    with pytest.raises(RunError, match=message):
+        open_run(folder)
+
+
+def test_billion_laughs_are_refused_and_not_laughed(write_run):
+    folder = write_run()
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
+    (folder / "run.yaml").write_text("\n".join(lines))
+    with pytest.raises(RunError, match="over 1,000,000 values"):
+        open_run(folder)
+
+
+def test_run_without_updates_opens(write_run):
+    lines = [{"key": "run_start", "value": "x", "time_ms": 5}]
+    run = open_run(write_run(lines=lines))
+    assert (len(run.updates), len(run.evaluations), run.epochs_done) == (0, 0, 0.0)
+    assert (run.best, run.final_accuracy, run.samples_per_second) == (None, None, None)
+
+
+def test_environment_is_read(write_run):
+    run = open_run(write_run(environment={"cpu": "another"}))
+    assert run.environment["cpu"] == "another"
+    assert json.dumps(run.environment)
