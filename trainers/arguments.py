@@ -1,0 +1,68 @@
+"""The refusals that the fields of all components share, beside `lr_schedules.units.require_number`."""
+
+from __future__ import annotations
+
+from lr_schedules.units import require_number
+
+
+def require_count(name: str, value: object, *, at_least: int = 1) -> None:
+    """Refuse what is not a whole number of at least `at_least`.
+
+    Args:
+        name: class and field, for the message.
+        value: what was given; a bool is not a count, nor is 16.0.
+        at_least: the smallest count that makes sense.
+    Raises:
+        ValueError: `value` is no int or too small.
+
+    >>> require_count("SmallCNN.width", 0)
+    Traceback (most recent call last):
+    ValueError: SmallCNN.width must be a whole number >= 1, got 0
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+        raise ValueError(f"{name} must be a whole number >= {at_least}, got {value!r}")
+
+
+def require_share(name: str, value: object) -> None:
+    """Refuse what is not a number in [0, 1): a momentum, a probability to drop, a part that is given away.
+
+    Args:
+        name: class and field, for the message.
+        value: what was given.
+    Raises:
+        ValueError: `value` is no number or outside [0, 1).
+    """
+    require_number(name, value, at_least=0)
+    if not value < 1:
+        raise ValueError(f"{name} must be < 1, got {value!r}")
+
+
+def require_flag(name: str, value: object) -> None:
+    """Refuse what is neither True nor False.
+
+    Args:
+        name: class and field, for the message.
+        value: what was given; 0 and 1 are numbers.
+    Raises:
+        ValueError: `value` is no bool.
+    """
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be true or false, got {value!r}")
+
+
+def require_range(name: str, value: object, *, at_most: float | None = None) -> None:
+    """Refuse what is not a tuple of two numbers (low, high) with 0 < low <= high.
+
+    Args:
+        name: class and field, for the message.
+        value: what was given; a list is refused: it would make the component unhashable.
+        at_most: the largest value that `high` may have.
+    Raises:
+        ValueError: no tuple of two numbers, not positive, going backwards or too large.
+    """
+    if not isinstance(value, tuple) or len(value) != 2:
+        raise ValueError(f"{name} must be two numbers (low, high), got {value!r}")
+    for number in value:
+        require_number(name, number, above=0, at_most=at_most)
+    if value[0] > value[1]:
+        raise ValueError(f"{name} must be (low, high) with low <= high, got {value!r}")

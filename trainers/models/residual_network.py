@@ -1,0 +1,80 @@
+"""The residual network that `SmallResNet` builds. Imports Chainer: only for use inside `build`."""
+
+from __future__ import annotations
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+from chainer.initializers import HeNormal, Normal
+
+
+class ResidualBlock(chainer.Chain):
+    """Basic block with the activation after the sum ("post-activation").
+
+        y = relu(bn2(conv2(relu(bn1(conv1(x))))) + shortcut(x))
+
+    The shortcut is the identity, or a 1x1 convolution with batch normalisation where the shape changes.
+
+    Args:
+        num_in: channels of `x`.
+        num_out: channels of `y`.
+        stride: of the first convolution and of the shortcut.
+        zero_last_gamma: let bn2's scale start at 0, so that the block starts as its shortcut.
+
+    Source: He et al. 2015, arXiv 1512.03385, figure 2 left. Zero gamma: Goyal et al. 2017, arXiv 1706.02677.
+    """
+
+    def __init__(self, num_in: int, num_out: int, *, stride: int, zero_last_gamma: bool) -> None:
+        super().__init__()
+        self.changes_shape = num_in != num_out or stride != 1
+        with self.init_scope():
+            self.conv1 = L.Convolution2D(num_in, num_out, 3, stride, 1, nobias=True, initialW=HeNormal())
+            self.bn1 = L.BatchNormalization(num_out)
+            self.conv2 = L.Convolution2D(num_out, num_out, 3, 1, 1, nobias=True, initialW=HeNormal())
+            self.bn2 = L.BatchNormalization(num_out, initial_gamma=0 if zero_last_gamma else 1)
+            if self.changes_shape:
+                self.shortcut_conv = L.Convolution2D(num_in, num_out, 1, stride, nobias=True, initialW=HeNormal())
+                self.shortcut_bn = L.BatchNormalization(num_out)
+
+    def forward(self, x: chainer.Variable) -> chainer.Variable:
+        """Samples x `num_out` x height / stride x width / stride."""
+        h = F.relu(self.bn1(self.conv1(x)))
+        h = self.bn2(self.conv2(h))
+        shortcut = self.shortcut_bn(self.shortcut_conv(x)) if self.changes_shape else x
+        return F.relu(h + shortcut)
+
+
+class ResidualNetwork(chainer.Chain):
+    """A 3x3 convolution, stages of residual blocks, a global average and a linear layer.
+
+    Args:
+        num_in: channels of an image.
+        num_classes: logits.
+        width: channels of the first stage; each stage has twice as many as the one before, at half the size.
+        blocks: blocks in each stage.
+        zero_last_gamma: see `ResidualBlock`.
+    """
+
+    def __init__(
+        self, num_in: int, num_classes: int, *, width: int, blocks: tuple[int, ...], zero_last_gamma: bool
+    ) -> None:
+        super().__init__()
+        with self.init_scope():
+            self.conv1 = L.Convolution2D(num_in, width, 3, pad=1, nobias=True, initialW=HeNormal())
+            self.bn1 = L.BatchNormalization(width)
+            self.blocks = chainer.ChainList()
+            num_in = width
+            for stage, num_blocks in enumerate(blocks):
+                num_out = width * 2**stage
+                for place in range(num_blocks):
+                    stride = 2 if stage > 0 and place == 0 else 1
+                    self.blocks.append(ResidualBlock(num_in, num_out, stride=stride, zero_last_gamma=zero_last_gamma))
+                    num_in = num_out
+            self.fc = L.Linear(num_in, num_classes, initialW=Normal(0.01))
+
+    def forward(self, x: chainer.Variable) -> chainer.Variable:
+        """Logits, samples x classes."""
+        h = F.relu(self.bn1(self.conv1(x)))
+        for block in self.blocks:
+            h = block(h)
+        return self.fc(F.average(h, axis=(2, 3)))
