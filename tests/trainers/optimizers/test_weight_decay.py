@@ -1,0 +1,121 @@
+import chainer
+import chainer.links as L
+import numpy as np
+import pytest
+
+from trainers import optimizers
+from trainers.models import ResNet50
+from trainers.optimizers import SGD, Adam, MomentumSGD
+from trainers.optimizers.weight_decay import parameters_without_decay, setup
+
+
+class Derived(L.BatchNormalization):
+    """Stands for the batch normalisation of an updater."""
+
+
+def network():
+    """One link of every kind that the rules tell apart."""
+    inner = chainer.Chain(conv=L.Convolution2D(2, 3, 3), bn=Derived(3), upwards=L.Deconvolution2D(3, 2, 2))
+    last = chainer.Chain(norm=L.LayerNormalization(4), fc=L.Linear(4, 2), swish=L.Swish((4,)))
+    return chainer.Chain(bn=L.BatchNormalization(2), inner=inner, groups=L.GroupNormalization(2, 4), last=last)
+
+
+NORM = {f"/{path}/{name}" for path in ("bn", "inner/bn", "groups", "last/norm") for name in ("gamma", "beta")}
+BIAS = {"/inner/conv/b", "/inner/upwards/b", "/last/fc/b"}
+
+
+def initialised_network():
+    model = network()
+    model.groups(np.zeros((1, 4, 2, 2), np.float32))
+    for parameter in model.params():
+        parameter.array[...] = 1
+        parameter.grad = np.zeros_like(parameter.array)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("no_decay", "expected"),
+    [((), set()), (("norm",), NORM), (("bias",), BIAS), (("norm", "bias"), NORM | BIAS)],
+)
+def test_named_parameters_are_the_ones_exempt(no_decay, expected):
+    assert parameters_without_decay(network(), no_decay) == expected
+
+
+def test_a_parameter_of_another_link_called_beta_decays():
+    paths = {path for path, _ in network().namedparams()}
+    assert "/last/swish/beta" in paths - parameters_without_decay(network(), ("norm", "bias"))
+
+
+@pytest.mark.parametrize("no_decay", [(), ("norm",), ("bias",), ("norm", "bias")])
+def test_one_update_without_gradient_shrinks_exactly_the_others(no_decay):
+    model = initialised_network()
+    optimizer = setup(SGD(weight_decay=0.5, no_decay=no_decay), model)
+    optimizer.lr = 0.25
+    optimizer.update()
+    exempt = parameters_without_decay(model, no_decay)
+    for path, parameter in model.namedparams():
+        assert (parameter.array == (1 if path in exempt else 1 - 0.25 * 0.5)).all(), path
+
+
+def test_no_weight_decay_leaves_no_hook_behind():
+    model = initialised_network()
+    optimizer = setup(MomentumSGD(), model)
+    optimizer.lr = 1.0
+    optimizer.update()
+    assert all((parameter.array == 1).all() for parameter in model.params())
+
+
+def test_decay_goes_through_the_momentum():
+    model = initialised_network()
+    optimizer = setup(MomentumSGD(momentum=0.5, weight_decay=0.1), model)
+    optimizer.lr = 1.0
+    optimizer.update()
+    model.last.fc.W.grad[...] = 0  # the decay is added to the gradient in place
+    optimizer.update()
+    # w: 1, then 0.9; v: -0.1, then -0.05 - 0.09
+    np.testing.assert_allclose(model.last.fc.W.array, 0.9 - 0.14, rtol=1e-6)
+
+
+def test_resnet50_decays_its_54_weights_and_its_bias():
+    model = ResNet50().build(num_classes=10, channels=3, image_size=224)
+    exempt = parameters_without_decay(model, ("norm",))
+    decayed = {path for path, _ in model.namedparams()} - exempt
+    assert len(exempt) == 106
+    assert len(decayed) == 55
+    assert "/fc6/b" in decayed
+    assert {path.rpartition("/")[2] for path in decayed} == {"W", "b"}
+
+
+@pytest.mark.parametrize("name", optimizers.__all__)
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"weight_decay": -1e-4}, "weight_decay must be >= 0, got -0.0001"),
+        ({"weight_decay": "1e-4"}, "weight_decay must be a finite number, got '1e-4'"),
+        ({"weight_decay": float("inf")}, "weight_decay must be a finite number, got inf"),
+        ({"no_decay": ["norm"]}, "no_decay must be a tuple of 'norm' and 'bias', each at most once, got ['norm']"),
+        ({"no_decay": "norm"}, "no_decay must be a tuple of 'norm' and 'bias', each at most once, got 'norm'"),
+        ({"no_decay": ("bn",)}, "no_decay must be a tuple of 'norm' and 'bias', each at most once, got ('bn',)"),
+        ({"no_decay": ("norm", "norm")}, "no_decay must be a tuple of 'norm' and 'bias', each at most once"),
+    ],
+)
+def test_wrong_decay_is_refused_by_every_optimizer(name, fields, message):
+    with pytest.raises(ValueError, match="must be") as refusal:
+        getattr(optimizers, name)(**fields)
+    assert f"{name}.{message}" in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [(Adam, "beta1"), (Adam, "beta2")]
+    + [(getattr(optimizers, name), "momentum") for name in optimizers.__all__ if name not in ("Adam", "SGD")],
+)
+@pytest.mark.parametrize("value", [-0.1, 1, "0.9", float("nan")])
+def test_coefficients_outside_0_to_1_are_refused(make, field, value):
+    with pytest.raises(ValueError, match=rf"{make.__name__}\.{field} must be"):
+        make(**{field: value})
+
+
+def test_adam_needs_an_eps_above_zero():
+    with pytest.raises(ValueError, match=r"Adam\.eps must be > 0, got 0"):
+        Adam(eps=0)

@@ -1,0 +1,15 @@
+"""Optimizers: each a frozen dataclass whose `build` gives a Chainer optimizer without a model and without a rate.
+
+`rate_attribute` names the attribute of the Chainer optimizer that the updater sets before every update, to a Python
+float. `num_state_values` is how many numbers of state it keeps for one number of a parameter.
+`trainers.optimizers.weight_decay.setup` joins an optimizer, its weight decay and a model.
+"""
+
+from trainers.optimizers.adam import Adam
+from trainers.optimizers.corrected_momentum_sgd import CorrectedMomentumSGD
+from trainers.optimizers.corrected_nesterov_ag import CorrectedNesterovAG
+from trainers.optimizers.momentum_sgd import MomentumSGD
+from trainers.optimizers.nesterov_ag import NesterovAG
+from trainers.optimizers.sgd import SGD
+
+__all__ = ["Adam", "CorrectedMomentumSGD", "CorrectedNesterovAG", "MomentumSGD", "NesterovAG", "SGD"]

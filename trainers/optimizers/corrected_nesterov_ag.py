@@ -1,0 +1,55 @@
+"""Nesterov momentum, the rate outside the buffer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from trainers.arguments import require_share
+from trainers.optimizers.weight_decay import RATE_NOT_SET, NoDecay, require_weight_decay
+
+if TYPE_CHECKING:
+    import chainer
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorrectedNesterovAG:
+    """Nesterov momentum; the rate is outside the buffer.
+
+        v <- m v + g
+        w <- w - eta (g + m v)                            # v is the new one
+
+    Notation: w weights, g gradient (with the decay), eta the rate of this update, v starts at 0.
+
+    A change of eta scales the whole buffer at once, as in `CorrectedMomentumSGD`. At a constant rate this is the update
+    of Bengio et al., with v in units of -eta.
+
+    Args:
+        momentum: m, in [0, 1).
+        weight_decay: lambda, at least 0; added to the gradient as lambda * w.
+        no_decay: what is not decayed: `norm` (scales and shifts of normalisation), `bias`, both or neither.
+    Raises:
+        ValueError: `momentum` is outside [0, 1); `weight_decay` is negative; `no_decay`
+            holds another word or one twice.
+
+    Source: PyTorch's documentation of torch.optim.SGD with `nesterov=True, dampening=0` (fb.resnet.torch sets both in
+        Torch's SGD). Bengio et al. 2012, arXiv 1212.0901, eq. (7), as quoted in chainer issue 4274; the paper itself
+        not checked. Chainer has no such optimizer.
+    """
+
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    no_decay: tuple[NoDecay, ...] = ()
+
+    rate_attribute: ClassVar[str] = "lr"
+    num_state_values: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        require_share("CorrectedNesterovAG.momentum", self.momentum)
+        require_weight_decay(self)
+
+    def build(self) -> chainer.Optimizer:
+        """The optimizer; the updater sets its `lr`."""
+        from trainers.optimizers.nesterov_rule import NesterovMethod
+
+        return NesterovMethod(lr=RATE_NOT_SET, momentum=self.momentum)

@@ -1,0 +1,49 @@
+"""The Chainer side of `CorrectedNesterovAG`. Imports Chainer: only for use inside `build`."""
+
+from __future__ import annotations
+
+import chainer
+from chainer import optimizer
+
+
+class NesterovRule(optimizer.UpdateRule):
+    """v <- m v + g; w <- w - eta (g + m v), for one parameter on any device. Formula: `CorrectedNesterovAG`."""
+
+    is_elementwise = True
+
+    def init_state(self, param: chainer.Parameter) -> None:
+        """The buffer, zero, beside the weights."""
+        with chainer.using_device(param.device):
+            self.state["v"] = param.device.xp.zeros_like(param.array)
+
+    def update_core(self, param: chainer.Parameter) -> None:
+        """One update in place; nothing where there is no gradient."""
+        if param.grad is None:
+            return
+        rate, momentum = self.hyperparam.lr, self.hyperparam.momentum
+        with chainer.using_device(param.device):
+            v = self.state["v"]
+            v *= momentum
+            v += param.grad
+            param.array -= rate * (param.grad + momentum * v)
+
+
+class NesterovMethod(optimizer.GradientMethod):
+    """Chainer optimizer with the hyperparameters `lr` and `momentum`, both Python floats.
+
+    Args:
+        lr: rate of the first update.
+        momentum: m, in [0, 1).
+    """
+
+    lr = optimizer.HyperparameterProxy("lr")
+    momentum = optimizer.HyperparameterProxy("momentum")
+
+    def __init__(self, *, lr: float, momentum: float) -> None:
+        super().__init__()
+        self.hyperparam.lr = lr
+        self.hyperparam.momentum = momentum
+
+    def create_update_rule(self) -> NesterovRule:
+        """A rule that reads this optimizer's hyperparameters."""
+        return NesterovRule(self.hyperparam)

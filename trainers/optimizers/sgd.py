@@ -1,0 +1,44 @@
+"""SGD."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from trainers.optimizers.weight_decay import RATE_NOT_SET, NoDecay, require_weight_decay
+
+if TYPE_CHECKING:
+    import chainer
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGD:
+    """Stochastic gradient descent without momentum.
+
+        w <- w - eta g
+
+    Notation: w weights, g gradient (with the decay), eta the rate of this update.
+
+    Args:
+        weight_decay: lambda, at least 0; added to the gradient as lambda * w.
+        no_decay: what is not decayed: `norm` (scales and shifts of normalisation), `bias`, both or neither.
+    Raises:
+        ValueError: `weight_decay` is negative; `no_decay` holds another word or one twice.
+
+    Source: chainer.optimizers.SGD.
+    """
+
+    weight_decay: float = 0.0
+    no_decay: tuple[NoDecay, ...] = ()
+
+    rate_attribute: ClassVar[str] = "lr"
+    num_state_values: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        require_weight_decay(self)
+
+    def build(self) -> chainer.Optimizer:
+        """Chainer's optimizer; the updater sets its `lr`."""
+        import chainer
+
+        return chainer.optimizers.SGD(lr=RATE_NOT_SET)
