@@ -7,8 +7,7 @@ import math
 import os
 import subprocess
 from collections import deque
-from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -32,7 +31,6 @@ def follow(
     *,
     total_samples: int | None = None,
     since_ms: int = 0,
-    ask_to_stop: Callable[[], None] | None = None,
 ) -> int:
     """Shows a run from its `metrics.jsonl` until its process ends.
 
@@ -46,28 +44,16 @@ def follow(
         console: where to show it.
         total_samples: of the whole run; with it the time left is right while the batch grows.
         since_ms: lines older than this are of sessions before a `--resume`, and not shown.
-        ask_to_stop: called at Ctrl-C, after which the run is followed to its end; a second Ctrl-C is raised, and so is
-            the first without it.
     Returns:
         The exit status of the process.
-    Raises:
-        KeyboardInterrupt: see `ask_to_stop`.
     """
     seen = _Seen(total_updates=total_updates, total_samples=total_samples)
     display = _Bar(console, seen) if console.is_terminal else _Lines(console, seen)
     with closing(_Tail(Path(run_folder) / "metrics.jsonl", since_ms)) as tail, display:
         while process.poll() is None:
-            try:
-                display.take(tail.lines())
+            display.take(tail.lines())
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=_POLL_SECONDS)
-            except subprocess.TimeoutExpired:
-                pass
-            except KeyboardInterrupt:
-                if ask_to_stop is None:
-                    raise
-                ask_to_stop()
-                ask_to_stop = None
-                _say(console, "stopping after this update with a checkpoint; Ctrl-C again to leave at once")
         display.take(tail.lines(ended=True))
     if seen.ending:
         _say(console, seen.ending)

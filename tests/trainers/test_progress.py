@@ -202,23 +202,13 @@ def test_resumed_run_shows_nothing_of_the_sessions_before(tmp_path):
     assert "11.00 %" not in shown.getvalue()
 
 
-def test_ctrl_c_asks_to_stop_and_the_run_is_followed_to_its_end(tmp_path):
-    wait = "import pathlib, sys, time\nwhile not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.02)\nsys.exit(4)"
+def test_ctrl_c_gives_the_terminal_back(tmp_path):
     shown = io.StringIO()
-    with subprocess.Popen([sys.executable, "-c", wait, str(tmp_path / "stop")], start_new_session=True) as process:
-        timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
-        status = follow(tmp_path, process, 6, Console(file=shown, _environ={}), ask_to_stop=(tmp_path / "stop").touch)
-        timer.join()
-    assert status == 4
-    assert "stopping after this update" in shown.getvalue()
-
-
-def test_ctrl_c_is_raised_where_nobody_can_be_asked_to_stop(tmp_path):
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True) as process:
         timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
         timer.start()
         with pytest.raises(KeyboardInterrupt):
-            follow(tmp_path, process, 6, Console(file=io.StringIO(), _environ={}))
+            follow(tmp_path, process, 6, Console(file=shown, force_terminal=True, _environ={}))
         process.kill()
         timer.join()
+    assert shown.getvalue().rstrip().endswith("\x1b[?25h")
