@@ -130,9 +130,9 @@ def _override(text: str, number: int, root: Node) -> Node:
         raise RecipeError([origin.problem("", f"--set {text} is no assignment", "write --set key.inner_key=value")])
     if keys[0] in ("extends", "kilobatch"):
         raise RecipeError([origin.problem(keys[0], "cannot be set", "give the other recipe instead")])
-    column = len(path) + 2
-    node = parse_yaml((value.strip() or "null").encode(), file="command line", line=number)
-    _shift(node, column - 1, origin)
+    column = len(text) - len(value.lstrip()) + 1
+    node = parse_yaml((value.strip() or "null").encode(), file="command line", line=number, column=column)
+    node.origin = replace(node.origin, key_line=number, key_column=1)
     below: list[Node | None] = [root]
     for key in keys[:-1]:
         below.append(_child(below[-1], key))
@@ -161,16 +161,6 @@ def _with_item(parent: Node, key: str, node: Node, origin: Origin, path: str) ->
     items = list(parent.value)
     items[int(key)] = _merge(items[int(key)], node)
     return Node(value=items, origin=parent.origin)
-
-
-def _shift(node: Node, columns: int, key: Origin) -> None:
-    """Moves origins from the text of the value to the text of the whole option."""
-    node.origin = replace(
-        node.origin, column=node.origin.column + columns, key_line=key.key_line, key_column=key.key_column
-    )
-    inner = node.value.values() if isinstance(node.value, dict) else node.value if isinstance(node.value, list) else ()
-    for child in inner:
-        _shift(child, columns, key)
 
 
 def _flatten(node: Node, path: tuple[str | int, ...], origins: Origins) -> object:

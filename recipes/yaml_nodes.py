@@ -59,18 +59,18 @@ class Node:
     origin: Origin
 
 
-def parse_yaml(data: bytes, *, file: str, line: int = 1) -> Node:
+def parse_yaml(data: bytes, *, file: str, line: int = 1, column: int = 1) -> Node:
     """The one document of a YAML text.
 
     Args:
         data: UTF-8.
         file: for the origins.
-        line: number of the first line.
+        line, column: where the text begins.
     Raises:
         RecipeError: not UTF-8 or not YAML, more than one document, a tag, a merge key, a key that is given twice or is
             no text, a number that is not finite, an alias inside its own anchor, or more than the limits above.
     """
-    source = _Source(file=file, first_line=line)
+    source = _Source(file=file, first_line=line, first_column=column)
     if len(data) > MAX_BYTES:
         source.refuse(0, 0, f"the file has {len(data):,} bytes", f"a recipe has at most {MAX_BYTES:,}")
     try:
@@ -104,19 +104,20 @@ class _Source:
 
     file: str
     first_line: int
+    first_column: int
     problems: list[Problem] = field(default_factory=list)
 
     def origin(self, mark: yaml.Mark, key: yaml.Mark) -> Origin:
-        return Origin(
-            file=self.file,
-            line=mark.line + self.first_line,
-            column=mark.column + 1,
-            key_line=key.line + self.first_line,
-            key_column=key.column + 1,
-        )
+        line, column = self.place(mark.line, mark.column)
+        key_line, key_column = self.place(key.line, key.column)
+        return Origin(file=self.file, line=line, column=column, key_line=key_line, key_column=key_column)
+
+    def place(self, line: int, column: int) -> tuple[int, int]:
+        """Line and column as a user counts them, from PyYAML's, which begin at 0."""
+        return line + self.first_line, column + (self.first_column if line == 0 else 1)
 
     def note(self, line: int, column: int, what: str, way_out: str, path: str = "") -> None:
-        line, column = line + self.first_line, column + 1
+        line, column = self.place(line, column)
         self.problems.append(Problem(file=self.file, line=line, column=column, path=path, what=what, way_out=way_out))
 
     def refuse(self, line: int, column: int, what: str, way_out: str) -> NoReturn:
