@@ -33,18 +33,18 @@ def duration(seconds: float) -> str:
 
 
 def number(value: object, *, digits: int = 4) -> str:
-    """A number with its thousands parted, or to a few digits where it is not whole; anything else as its text.
+    """A number to a few digits, its thousands parted and not rounded away; anything else as its text.
 
-    >>> number(1281167), number(0.123456), number(3.0), number(None), number(1e-05)
-    ('1,281,167', '0.1235', '3', '–', '1e-05')
+    >>> number(1281167), number(0.123456), number(3.0), number(54321.5), number(1e-05), number(None)
+    ('1,281,167', '0.1235', '3', '54,322', '1e-05', '–')
     """
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "–"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return str(value)
-    if isinstance(value, int) or (value.is_integer() and 1000 <= abs(value) < 1e15):
-        return f"{int(value):,}"
-    return f"{value:.{digits}g}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.0f}" if 10 ** (digits - 1) <= abs(value) < 1e15 else f"{value:.{digits}g}"
 
 
 def size(num_bytes: object) -> str:
