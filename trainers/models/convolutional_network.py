@@ -7,8 +7,6 @@ import chainer.functions as F
 import chainer.links as L
 from chainer.initializers import HeNormal, Normal
 
-from trainers.models.dropout import Dropout
-
 
 class ConvolutionalNetwork(chainer.Chain):
     """Three 3x3 convolutions with batch normalisation and ReLU, 2x2 max pooling between them, average, linear layer.
@@ -22,6 +20,7 @@ class ConvolutionalNetwork(chainer.Chain):
 
     def __init__(self, num_in: int, num_classes: int, *, width: int, dropout: float) -> None:
         super().__init__()
+        self.dropout = dropout
         with self.init_scope():
             self.conv1 = L.Convolution2D(num_in, width, 3, pad=1, nobias=True, initialW=HeNormal())
             self.bn1 = L.BatchNormalization(width)
@@ -29,7 +28,6 @@ class ConvolutionalNetwork(chainer.Chain):
             self.bn2 = L.BatchNormalization(2 * width)
             self.conv3 = L.Convolution2D(2 * width, 4 * width, 3, pad=1, nobias=True, initialW=HeNormal())
             self.bn3 = L.BatchNormalization(4 * width)
-            self.dropout = Dropout(dropout, path="/dropout")
             self.fc = L.Linear(4 * width, num_classes, initialW=Normal(0.01))
 
     def forward(self, x: chainer.Variable) -> chainer.Variable:
@@ -37,4 +35,4 @@ class ConvolutionalNetwork(chainer.Chain):
         h = F.max_pooling_2d(F.relu(self.bn1(self.conv1(x))), ksize=2)
         h = F.max_pooling_2d(F.relu(self.bn2(self.conv2(h))), ksize=2)
         h = F.relu(self.bn3(self.conv3(h)))
-        return self.fc(self.dropout(F.average(h, axis=(2, 3))))
+        return self.fc(F.dropout(F.average(h, axis=(2, 3)), ratio=self.dropout))

@@ -21,7 +21,7 @@ class SmallCNN:
     Args:
         width: channels of the first convolution, at least 1.
         dropout: probability that a feature of the global average is dropped while training, in [0, 1). The masks are
-            drawn by (seed, epoch, index of the sample), see `trainers.models.dropout`.
+            the updater's, see `trainers.keyed_draws.KeyedDropout`.
     Raises:
         ValueError: `width` is no whole number above 0; `dropout` is outside [0, 1).
 

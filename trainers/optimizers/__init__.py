@@ -1,8 +1,8 @@
 """Optimizers: each a frozen dataclass whose `build` gives a Chainer optimizer without a model and without a rate.
 
 `rate_attribute` names the attribute of the Chainer optimizer that the updater sets before every update, to a Python
-float. `num_state_values` is how many numbers of state it keeps for one number of a parameter.
-`trainers.optimizers.weight_decay.setup` joins an optimizer, its weight decay and a model.
+float. `num_state_values` is how many numbers of state it keeps for one number of a parameter. Weight decay is added by
+`trainers.optimizers.weight_decay.decay_parameters` once the Chainer optimizer is set up with a model.
 """
 
 from trainers.optimizers.adam import Adam

@@ -1,4 +1,4 @@
-"""Weight decay that skips what `no_decay` names, and the joining of an optimizer with a model."""
+"""Weight decay that skips what `no_decay` names."""
 
 from __future__ import annotations
 
@@ -57,24 +57,25 @@ def parameters_without_decay(model: chainer.Link, no_decay: Sequence[NoDecay]) -
     return paths
 
 
-def setup(optimizer: Any, model: chainer.Link) -> chainer.Optimizer:
-    """The Chainer optimizer of a component, set up on `model`, with a weight-decay hook on every parameter that decays.
+def decay_parameters(
+    optimizer: chainer.Optimizer, *, weight_decay: float, no_decay: Sequence[NoDecay] = ()
+) -> None:
+    """Give every parameter of the optimizer's model that decays its weight-decay hook.
 
         g <- g + weight_decay * w             before the rule of the optimizer sees g
 
     So the decay is part of the gradient ("L2"): it goes through the momentum and is scaled by the rate. The sum over
-    the workers comes before it, so each gradient is decayed once, whatever their number.
+    the workers comes before it, so each gradient is decayed once, whatever their number. Chainer adds it in place: the
+    gradient that is left after an update contains it.
 
     Args:
-        optimizer: component of `trainers.optimizers`, or another with the same fields.
-        model: with all its links in place; one that is added or replaced later is not decayed.
+        optimizer: already set up with its model, all links of which are in place: one replaced later is not decayed.
+        weight_decay: at least 0; with 0 there is no hook.
+        no_decay: see `parameters_without_decay`.
     """
     import chainer.optimizer_hooks
 
-    chainer_optimizer = optimizer.build().setup(model)
-    exempt = parameters_without_decay(model, optimizer.no_decay)
-    if optimizer.weight_decay:
-        for path, parameter in model.namedparams():
-            if path not in exempt:
-                parameter.update_rule.add_hook(chainer.optimizer_hooks.WeightDecay(optimizer.weight_decay))
-    return chainer_optimizer
+    exempt = parameters_without_decay(optimizer.target, no_decay)
+    for path, parameter in optimizer.target.namedparams():
+        if weight_decay and path not in exempt:
+            parameter.update_rule.add_hook(chainer.optimizer_hooks.WeightDecay(weight_decay))

@@ -6,7 +6,7 @@ import pytest
 
 from trainers import optimizers
 from trainers.optimizers import SGD, Adam, CorrectedMomentumSGD, CorrectedNesterovAG, MomentumSGD, NesterovAG
-from trainers.optimizers.weight_decay import setup
+from trainers.optimizers.weight_decay import decay_parameters
 
 NUM_UPDATES = 50
 DECAY = 0.01
@@ -68,7 +68,8 @@ def weights_of_chainer(component, rates):
     model = chainer.Chain()
     with model.init_scope():
         model.W = chainer.Parameter(w.astype(np.float32))
-    optimizer = setup(component, model)
+    optimizer = component.build().setup(model)
+    decay_parameters(optimizer, weight_decay=component.weight_decay, no_decay=component.no_decay)
     for rate, gradient in zip(rates, gradients, strict=True):
         setattr(optimizer, component.rate_attribute, rate)
         model.W.grad = gradient.astype(np.float32)

@@ -6,7 +6,7 @@ import pytest
 from trainers import optimizers
 from trainers.models import ResNet50
 from trainers.optimizers import SGD, Adam, MomentumSGD
-from trainers.optimizers.weight_decay import parameters_without_decay, setup
+from trainers.optimizers.weight_decay import decay_parameters, parameters_without_decay
 
 
 class Derived(L.BatchNormalization):
@@ -31,6 +31,12 @@ def initialised_network():
         parameter.array[...] = 1
         parameter.grad = np.zeros_like(parameter.array)
     return model
+
+
+def setup(component, model):
+    optimizer = component.build().setup(model)
+    decay_parameters(optimizer, weight_decay=component.weight_decay, no_decay=component.no_decay)
+    return optimizer
 
 
 @pytest.mark.parametrize(

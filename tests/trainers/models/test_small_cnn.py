@@ -1,0 +1,41 @@
+import chainer
+import numpy as np
+import pytest
+
+from trainers.keyed_draws import KeyedDropout
+from trainers.models import SmallCNN
+
+IMAGES = np.random.default_rng(0).standard_normal((6, 1, 8, 8)).astype(np.float32)
+
+
+def model(**fields):
+    return SmallCNN(**fields).build(num_classes=10, channels=1, image_size=8)
+
+
+def test_number_of_weights_by_hand():
+    convolutions = 9 * (1 * 4 + 4 * 8 + 8 * 16)
+    assert model(width=4).count_params() == convolutions + 2 * (4 + 8 + 16) + 16 * 10 + 10
+
+
+def test_dropout_acts_in_training_only():
+    network = model(dropout=0.5)
+    with chainer.using_config("train", False):
+        np.testing.assert_array_equal(network(IMAGES).array, network(IMAGES).array)
+    assert not np.array_equal(network(IMAGES).array, network(IMAGES).array)
+
+
+def test_dropout_follows_the_keys_of_the_samples():
+    network = model(dropout=0.5)
+
+    def logits(seed):
+        with KeyedDropout(network, seed=seed, epochs=np.zeros(6, int), indices=np.arange(6)):
+            return network(IMAGES).array
+
+    np.testing.assert_array_equal(logits(0), logits(0))
+    assert not np.array_equal(logits(0), logits(1))
+
+
+@pytest.mark.parametrize("size", [4, 7, 33])
+def test_odd_sizes_are_pooled_up(size):
+    with chainer.using_config("train", False):
+        assert model(width=2)(np.zeros((1, 1, size, size), np.float32)).shape == (1, 10)
