@@ -17,6 +17,9 @@ app.add_typer(recipes_app, name="recipes")
 Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help="A name of `kilobatch recipes list`, or a path.")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change a value; may be repeated.")]
 AllowCode = Annotated[bool, typer.Option("--allow-code", help="Let `kind: mymodule.MyNet` import from this folder.")]
+Workers = Annotated[int | None, typer.Option("-n", min=1, metavar="N", help="Workers, one process each.")]
+ClusterName = Annotated[str | None, typer.Option("--cluster", help="Name or path of a cluster's file.")]
+MicroBatch = Annotated[int | None, typer.Option(min=1, metavar="M", help="The most samples of one forward.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Data = Annotated[Path | None, typer.Option("--data", help="Folder of the data set's files.")]
 
@@ -26,12 +29,111 @@ def main() -> None:
     try:
         app()
     except ValueError as error:
-        from recipes.errors import RecipeError
+        from recipes.errors import InputRefused, RecipeError
 
-        if not isinstance(error, RecipeError):
+        if not isinstance(error, InputRefused):
             raise
-        print(error, file=sys.stderr)
+        print(error if isinstance(error, RecipeError) else f"kilobatch: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+@app.command()
+def train(
+    recipe: Recipe,
+    workers: Workers = None,
+    cluster: ClusterName = None,
+    overrides: Set = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The run's folder; runs/NAME-DATE-TIME if left out.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in --out.")] = False,
+    stop_after: Annotated[str | None, typer.Option(metavar="30up", help="End there, with a checkpoint.")] = None,
+    checkpoint_every: Annotated[str, typer.Option(metavar="1ep", help="How often to write a checkpoint.")] = "1ep",
+    micro_batch_size: MicroBatch = None,
+    trace: Annotated[bool, typer.Option("--trace", help="Write trace.jsonl: samples, images, loss by update.")] = False,
+    data: Data = None,
+    allow_code: AllowCode = False,
+) -> None:
+    """Train a recipe on N ranks of this machine, or as one of the ranks that mpiexec or srun started."""
+    from trainers.launch import limit_threads
+
+    limit_threads(workers)
+    from trainers.start import TrainRequest, train
+
+    request = TrainRequest(
+        recipe=recipe,
+        workers=workers,
+        cluster=cluster,
+        overrides=tuple(overrides or ()),
+        out=out,
+        resume=resume,
+        stop_after=stop_after,
+        checkpoint_every=checkpoint_every,
+        micro_batch_size=micro_batch_size,
+        trace=trace,
+        data=data,
+        allow_code=allow_code,
+    )
+    raise typer.Exit(train(request))
+
+
+@app.command()
+def plan(
+    recipe: Recipe,
+    cluster: ClusterName = None,
+    workers: Workers = None,
+    micro_batch_size: MicroBatch = None,
+    overrides: Set = None,
+    data: Data = None,
+    allow_code: AllowCode = False,
+    as_json: Json = False,
+) -> None:
+    """Who computes what: workers, shares, micro-batches, norm groups and memory, for every stage of the ramp."""
+    from recipes.open import open_cluster
+    from recipes.planning.planner import plan
+    from recipes.reports.plan_text import plan_text
+    from trainers.build import model_sizes
+    from trainers.vocabulary import vocabulary
+
+    opened = _open(recipe, overrides, data, allow_code)
+    made = plan(
+        recipe=opened.recipe,
+        dataset=opened.dataset,
+        cluster=open_cluster(cluster or "laptop", vocabulary=vocabulary()),
+        workers=workers,
+        micro_batch_size=micro_batch_size,
+        model=model_sizes(opened.recipe, opened.dataset),
+    )
+    print(json.dumps(made.as_tree(), indent=2) if as_json else plan_text(made))
+
+
+@app.command()
+def evaluate(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    checkpoint: Annotated[str, typer.Option(help="newest, best, or a name such as update-000060.")] = "newest",
+    data: Data = None,
+    allow_code: AllowCode = False,
+    as_json: Json = False,
+) -> None:
+    """Score a checkpoint of a run over each evaluation sample once."""
+    from trainers.score_run import score_run, scored_text
+
+    scored = score_run(run, checkpoint=checkpoint, data=data, allow_code=allow_code)
+    print(json.dumps(scored, indent=2) if as_json else scored_text(scored))
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")],
+    out: Annotated[Path | None, typer.Option("-o", metavar="F.html", help="RUN/report.html if left out.")] = None,
+) -> None:
+    """One self-contained HTML page on a run, or on several beside each other."""
+    from recipes.reports.page import write_page
+    from recipes.reports.record import open_run
+
+    target = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
+    write_page([open_run(run) for run in runs], target)
+    print(f"wrote {target}")
 
 
 @recipes_app.command("list")

@@ -6,7 +6,14 @@ import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Problem", "RecipeError", "nearest"]
+__all__ = ["InputRefused", "Problem", "RecipeError", "nearest"]
+
+
+class InputRefused(ValueError):
+    """Something a user gave was refused before anything started; the message says what, where and a way out.
+
+    The command line prints it and ends with exit code 2.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +44,7 @@ class Problem:
         return " ".join(f"{text}; {self.way_out}".split())
 
 
-class RecipeError(ValueError):
+class RecipeError(InputRefused):
     """A recipe, a data set or an override was refused before anything started.
 
     Args:

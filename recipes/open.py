@@ -28,6 +28,7 @@ class OpenedRecipe:
         recipe: with every position in epochs.
         dataset: its facts.
         tree: of the recipe, resolved: every default filled in; as a YAML file it opens to the same recipe.
+        dataset_tree: of the data set, resolved, its `root` absolute; as a YAML file it opens to the same data set.
         origins: dotted path -> where the value comes from: `file:line`, `default`, `rule: ...` or `command line`.
         path: of the file.
     """
@@ -35,6 +36,7 @@ class OpenedRecipe:
     recipe: Recipe
     dataset: Dataset
     tree: dict[str, Any]
+    dataset_tree: dict[str, Any]
     origins: dict[str, str]
     path: Path
 
@@ -62,15 +64,26 @@ def open_recipe(
     tree, origins = load_tree(path, overrides=overrides)
     reading = Reading(origins=origins, vocabulary=vocabulary, allow_code=allow_code)
 
+    dataset_tree: dict[str, Any] = {}
+
     def dataset_of(name: str) -> Dataset:
         beside = path.parent / name
         file = beside if name.endswith((".yaml", ".yml")) and beside.is_file() else find("datasets", name)
-        return _open_dataset(file, vocabulary=vocabulary, allow_code=allow_code, data_root=data_root)
+        dataset, resolved = _open_dataset(file, vocabulary=vocabulary, allow_code=allow_code, data_root=data_root)
+        dataset_tree.update(resolved)
+        return dataset
 
     recipe, dataset, resolved = read_recipe(reading, tree, stem=path.stem, open_dataset=dataset_of)
     if reading.problems:
         raise RecipeError(reading.problems)
-    return OpenedRecipe(recipe=recipe, dataset=dataset, tree=resolved, origins=_origins(resolved, reading), path=path)
+    return OpenedRecipe(
+        recipe=recipe,
+        dataset=dataset,
+        tree=resolved,
+        dataset_tree=dataset_tree,
+        origins=_origins(resolved, reading),
+        path=path,
+    )
 
 
 def open_dataset(
@@ -82,7 +95,7 @@ def open_dataset(
         RecipeError: with all that is wrong.
     """
     file = find_or_refuse("datasets", name)
-    return _open_dataset(file, vocabulary=vocabulary, allow_code=allow_code, data_root=data_root)
+    return _open_dataset(file, vocabulary=vocabulary, allow_code=allow_code, data_root=data_root)[0]
 
 
 def open_cluster(name: str, *, vocabulary: Vocabulary) -> Cluster:
@@ -100,7 +113,9 @@ def open_cluster(name: str, *, vocabulary: Vocabulary) -> Cluster:
     return cluster
 
 
-def _open_dataset(path: Path, *, vocabulary: Vocabulary, allow_code: bool, data_root: Path | None) -> Dataset:
+def _open_dataset(
+    path: Path, *, vocabulary: Vocabulary, allow_code: bool, data_root: Path | None
+) -> tuple[Dataset, dict[str, Any]]:
     tree, origins = load_tree(path, versioned=False)
     tree.pop("kilobatch", None)
     lacks = tree.get("lacks")
@@ -111,11 +126,11 @@ def _open_dataset(path: Path, *, vocabulary: Vocabulary, allow_code: bool, data_
         lacks=tuple(name for name in lacks if isinstance(name, str)) if isinstance(lacks, list) else (),
     )
     tree.setdefault("name", path.stem)
-    dataset, _ = reading.record(Dataset, tree, ())
+    dataset, resolved = reading.record(Dataset, tree, ())
     if reading.problems:
         raise RecipeError(reading.problems)
     root = data_root or dataset.root and path.parent / dataset.root.expanduser()
-    return dataclasses.replace(dataset, root=root)
+    return dataclasses.replace(dataset, root=root), {**resolved, "root": root and str(root.resolve())}
 
 
 def _origins(resolved: Mapping[str, Any], reading: Reading) -> dict[str, str]:

@@ -14,10 +14,12 @@ import chainer
 import numpy as np
 from safetensors.numpy import load, save
 
+from recipes.errors import InputRefused
+
 _WEIGHTS, _OPTIMIZER, _STATE, _MANIFEST = "weights.safetensors", "optimizer.safetensors", "state.json", "MANIFEST"
 
 
-class CheckpointError(Exception):
+class CheckpointError(InputRefused):
     """A checkpoint that is not whole, or does not fit the model; names the file."""
 
 

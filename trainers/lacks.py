@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from recipes.errors import InputRefused
 from recipes.schema import Dataset, Recipe
 
 
-class NotBuilt(Exception):
+class NotBuilt(InputRefused):
     """The recipe or its data set asks for a method that is not built; names it."""
 
 
@@ -15,10 +16,14 @@ def refuse_unbuilt(recipe: Recipe, dataset: Dataset) -> None:
     Raises:
         NotBuilt: the recipe or the data set lacks something.
     """
-    lacking = {name: f"recipe {recipe.name}" for name in recipe.lacks}
-    lacking |= {name: f"data set {dataset.name}" for name in dataset.lacks}
+    lacking = dict.fromkeys(recipe.lacks, f"recipe {recipe.name}")
+    lacking |= dict.fromkeys(dataset.lacks, f"data set {dataset.name}")
     if lacking:
         named = ", ".join(f"{name} ({where})" for name, where in lacking.items())
-        raise NotBuilt(f"not built yet: {named}; this recipe can be validated, shown, drawn and planned, but not trained")
+        raise NotBuilt(
+            f"not built yet: {named}; this recipe can be validated, shown, drawn and planned, but not trained"
+        )
     if dataset.reader is None:
-        raise NotBuilt(f"data set {dataset.name} has no reader; name one in its file, e.g. reader: {{kind: ImageFolder}}")
+        raise NotBuilt(
+            f"data set {dataset.name} has no reader; name one in its file, e.g. reader: {{kind: ImageFolder}}"
+        )

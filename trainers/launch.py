@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from recipes.errors import InputRefused
+
 _SIZE_NAMES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "SLURM_STEP_NUM_TASKS")
 _LOCAL_SIZE_NAMES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_TASKS_PER_NODE")
 _RANK_NAMES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
@@ -22,7 +24,7 @@ _OWN = "KILOBATCH_LAUNCHED"
 STOP_FILE = "stop"  # in the run's folder: ask a run to stop at its next update, from anywhere
 
 
-class LaunchError(Exception):
+class LaunchError(InputRefused):
     """Ranks could not be started or joined; says what to install or to change."""
 
 

@@ -9,14 +9,16 @@ from typing import Any
 
 import yaml
 
+from recipes.errors import InputRefused
 from recipes.schema import Dataset
 
-RUN, METRICS, TRACE, LOG = "run.yaml", "metrics.jsonl", "trace.jsonl", "log.txt"
+RUN, RECIPE, DATASET = "run.yaml", "recipe.yaml", "dataset.yaml"
+METRICS, TRACE, LOG = "metrics.jsonl", "trace.jsonl", "log.txt"
 ENVIRONMENT, CHECKPOINTS, REPORT = "environment.json", "checkpoints", "report.html"
 _WORDS_ONLY = ("title", "source", "claims", "assumed")  # of a recipe: these change no run
 
 
-class FolderRefused(Exception):
+class FolderRefused(InputRefused):
     """A run's folder that cannot be used as asked; says what to do."""
 
 
@@ -78,10 +80,11 @@ def write_run(
     origins: dict[str, str],
     plan: dict[str, Any],
     dataset: dict[str, Any],
+    dataset_tree: dict[str, Any],
     environment: dict[str, Any],
     command: str,
 ) -> None:
-    """Write `run.yaml` and `environment.json`."""
+    """Write `run.yaml` and `environment.json`, and beside them the recipe and its data set as files that open again."""
     run = {
         "kilobatch": 1,
         "command": command,
@@ -90,8 +93,8 @@ def write_run(
         "plan": plan,
         "origins": origins,
     }
-    text = yaml.safe_dump(run, sort_keys=False, allow_unicode=True, width=120)
-    _replace(folder / RUN, text)
+    for name, tree in ((RUN, run), (RECIPE, {**recipe, "dataset": DATASET}), (DATASET, dataset_tree)):
+        _replace(folder / name, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=120))
     _replace(folder / ENVIRONMENT, json.dumps(environment, indent=1) + "\n")
 
 

@@ -7,12 +7,11 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from recipes.errors import Problem, RecipeError
+from recipes.errors import InputRefused, Problem, RecipeError
 from recipes.open import OpenedRecipe, open_cluster, open_recipe
 from recipes.planning.planner import Plan, plan
 from recipes.positions import parse_position
@@ -21,7 +20,7 @@ from trainers.launch import STOP_FILE, LaunchError, Ranks, launched_by_us, launc
 from trainers.run_folder import (
     LOG,
     METRICS,
-    FolderRefused,
+    REPORT,
     dataset_facts,
     default_folder,
     require_same_recipe,
@@ -123,7 +122,9 @@ def prepare(request: TrainRequest, *, workers: int) -> Prepared:
         stop_after_update=request.stop_after
         and made.timeline.first_update_at(position("--stop-after", request.stop_after)),
         checkpoint_every=(
-            "update" if request.checkpoint_every == "update" else position("--checkpoint-every", request.checkpoint_every)
+            "update"
+            if request.checkpoint_every == "update"
+            else position("--checkpoint-every", request.checkpoint_every)
         ),
     )
 
@@ -150,12 +151,11 @@ def check_folder(request: TrainRequest, folder: Path, prepared: Prepared) -> Non
     require_same_recipe(folder, prepared.opened.tree, dataset_facts(prepared.opened.dataset))
 
 
-def train(request: TrainRequest, *, follow: Callable[..., int]) -> int:
-    """Run a request and return the exit code.
+def train(request: TrainRequest) -> int:
+    """Run a request, as the parent of its ranks or as one of them; returns the exit code.
 
-    Args:
-        request: what was asked for.
-        follow: shows the progress of ranks started here until they end, e.g. `trainers.progress.follow`.
+    Raises:
+        InputRefused: before anything was started or written.
     """
     ranks = launched_ranks()
     if ranks is not None:
@@ -164,12 +164,32 @@ def train(request: TrainRequest, *, follow: Callable[..., int]) -> int:
     prepared = prepare(request, workers=workers)
     folder = request.out or default_folder(prepared.opened.recipe.name)
     check_folder(request, folder, prepared)
+    return _start(request, prepared, folder, workers)
+
+
+def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int) -> int:
+    """Start the ranks here and show their progress until they end."""
+    from rich.console import Console
+
+    from trainers.progress import follow
+
+    timeline, console = prepared.plan.timeline, Console()
     folder.mkdir(parents=True, exist_ok=True)
-    began = time.time()
+    began_ms = int(time.time() * 1000)
     started = start_ranks(workers, request.arguments(folder), log=folder / LOG)
     with _asking_to_stop(started, folder):
-        code = follow(folder, started.process, prepared.plan.timeline.num_updates)
-    return _verdict(code, folder, began, started)
+        code = follow(
+            folder,
+            started.process,
+            timeline.num_updates,
+            console,
+            total_samples=timeline.num_samples,
+            since_ms=began_ms,
+        )
+    code = _verdict(code, folder, began_ms, started)
+    if code == 0:
+        console.print(f"run: {folder}  report: {folder / REPORT}", markup=False, highlight=False, soft_wrap=True)
+    return code
 
 
 def _join(request: TrainRequest, ranks: int) -> int:
@@ -181,18 +201,12 @@ def _join(request: TrainRequest, ranks: int) -> int:
 
     world = MPI.COMM_WORLD
     abort_on_exception(world.rank)
-    if world.size != ranks or request.workers not in (None, world.size):
+    if world.size != ranks:
         raise LaunchError(
-            f"{ranks} ranks were launched and {request.workers or 'any number'} asked for, but MPI joins {world.size}; "
-            "the launcher and mpi4py use different MPIs, or -n differs: `kilobatch doctor` tells which MPI this is"
+            f"{ranks} ranks were launched, but MPI joins {world.size}: the launcher and mpi4py use different MPIs; "
+            "`kilobatch doctor` tells which MPI this is"
         )
-    prepared = prepare(request, workers=world.size)
-    folder = world.bcast(request.out or default_folder(prepared.opened.recipe.name), root=0)
-    if not launched_by_us():
-        complaint = _complaint(lambda: check_folder(request, folder, prepared)) if world.rank == 0 else None
-        complaint = world.bcast(complaint, root=0)
-        if complaint:
-            raise FolderRefused(complaint)
+    prepared, folder = _prepared_together(request, world)
     from trainers.train import TrainOptions, train_as_rank
 
     options = TrainOptions(
@@ -203,19 +217,37 @@ def _join(request: TrainRequest, ranks: int) -> int:
         trace=request.trace,
         threads=threads,
     )
-    code = train_as_rank(prepared.opened, prepared.plan, options, mpi=world, launched_by_us=launched_by_us())
+    try:
+        code = train_as_rank(prepared.opened, prepared.plan, options, mpi=world, launched_by_us=launched_by_us())
+    except InputRefused as error:  # on this rank alone, perhaps: nobody may wait for it
+        raise RuntimeError(str(error)) from error
     return 0 if launched_by_us() else code  # mpiexec calls any other code a failure; our parent reads the last line
 
 
-def _complaint(check: Callable[[], None]) -> str | None:
-    try:
-        check()
-    except FolderRefused as error:
-        return str(error)
-    return None
+def _prepared_together(request: TrainRequest, world: Any) -> tuple[Prepared, Path]:
+    """What `prepare` gives and the run's folder; rank 0 checks first, so that a wrong input is told once."""
+    prepared, folder, complaint = None, None, None
+    if world.rank == 0:
+        try:
+            if request.workers not in (None, world.size):
+                raise LaunchError(
+                    f"-n {request.workers} was asked for and {world.size} ranks were launched; leave -n out"
+                )
+            prepared = prepare(request, workers=world.size)
+            folder = request.out or default_folder(prepared.opened.recipe.name)
+            if not launched_by_us():  # our parent has done so, and begun the log there
+                check_folder(request, folder, prepared)
+        except InputRefused as error:
+            complaint = error
+    told = world.bcast((folder, complaint and str(complaint)), root=0)
+    if complaint is not None:
+        raise complaint
+    if told[1]:
+        sys.exit(EXIT_INPUT)
+    return prepared or prepare(request, workers=world.size), told[0]
 
 
-class _asking_to_stop:  # noqa: N801  (used as a statement)
+class _asking_to_stop:
     """While ranks run: the first SIGINT or SIGTERM asks them to stop after their update, the second ends them."""
 
     def __init__(self, ranks: Ranks, folder: Path) -> None:
@@ -239,11 +271,11 @@ class _asking_to_stop:  # noqa: N801  (used as a statement)
         (self._folder / STOP_FILE).touch()
 
 
-def _verdict(code: int, folder: Path, began: float, ranks: Ranks) -> int:
+def _verdict(code: int, folder: Path, began_ms: int, ranks: Ranks) -> int:
     """The exit code of a run: good only if mpiexec says so and the ranks wrote the last line."""
     errors = ranks.errors()
     last = _last_line(folder / METRICS)
-    ended = last.get("key") == "run_stop" and last["time_ms"] >= began * 1000 - 1
+    ended = last.get("key") == "run_stop" and last["time_ms"] >= began_ms
     if code == 0 and ended and last["value"] != "failed":
         return EXIT_STOPPED if last["reason"] == "signal" else 0
     sys.stderr.write(errors)
@@ -252,7 +284,11 @@ def _verdict(code: int, folder: Path, began: float, ranks: Ranks) -> int:
     elif code not in (EXIT_INPUT, EXIT_FAILED):
         print(f"kilobatch: mpiexec ended with {code}: a rank was killed or crashed", file=sys.stderr)
     if code != EXIT_INPUT:
-        print(f"kilobatch: the run failed; log: {folder / LOG}; go on from its newest checkpoint with --resume", file=sys.stderr)
+        print(
+            f"kilobatch: the run failed; log: {folder / LOG}; "
+            f"to go on from its newest checkpoint: --out {folder} --resume",
+            file=sys.stderr,
+        )
     return EXIT_INPUT if code == EXIT_INPUT else EXIT_FAILED
 
 

@@ -166,6 +166,7 @@ class _Run:
             origins=opened.origins,
             plan=replace(self.plan, model=sizes).as_tree(),
             dataset=dataset_facts(opened.dataset),
+            dataset_tree=opened.dataset_tree,
             environment=environment(
                 ranks=hosts,
                 threads=self.options.threads,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from recipes.errors import InputRefused
 
-class PlanError(ValueError):
+
+class PlanError(InputRefused):
     """A recipe that these workers cannot serve; the message names what fits nearest."""
 
 

@@ -11,13 +11,15 @@ from typing import Any
 
 import numpy as np
 
+from recipes.errors import InputRefused
+
 _WHOLE = ("update", "samples", "global_batch_size")
 _MAY_BE_MISSING = ("value", "momentum")  # null, NaN or infinite: a run that diverged, an optimizer without momentum
 
 Lines = list[tuple[int, dict[str, Any]]]
 
 
-class RunError(ValueError):
+class RunError(InputRefused):
     """A run's folder that cannot be read; says which file, which line and why."""
 
 

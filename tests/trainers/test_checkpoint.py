@@ -1,6 +1,5 @@
 """Checkpoints: whole or absent, exact, readable without pickle."""
 
-import trainers  # isort: skip  (before chainer)
 import json
 
 import chainer
@@ -36,9 +35,10 @@ def step(model, optimizer):
 
 
 def same(a, b):
-    return all((x.array == y.array).all() for x, y in zip(a.params(), b.params(), strict=True)) and (
-        a[1].avg_var == b[1].avg_var
-    ).all()
+    return (
+        all((x.array == y.array).all() for x, y in zip(a.params(), b.params(), strict=True))
+        and (a[1].avg_var == b[1].avg_var).all()
+    )
 
 
 @pytest.mark.parametrize("kind", ["Adam", "MomentumSGD", "NesterovAG", "SGD"])
@@ -56,7 +56,9 @@ def test_training_goes_on_exactly_from_a_checkpoint(tmp_path, kind):
 
 
 def test_every_file_is_named_with_its_checksum_and_is_no_pickle(tmp_path):
-    folder = write_checkpoint(tmp_path, **dict(zip(("model", "optimizer"), trained(0), strict=True)), state={"update": 7})
+    folder = write_checkpoint(
+        tmp_path, **dict(zip(("model", "optimizer"), trained(0), strict=True)), state={"update": 7}
+    )
     assert folder.name == "update-000007"
     names = {line.split("  ")[1] for line in (folder / "MANIFEST").read_text().splitlines()}
     assert names == {path.name for path in folder.iterdir()} - {"MANIFEST"}
@@ -95,7 +97,9 @@ def test_a_half_written_checkpoint_is_not_seen(tmp_path):
 
 
 def test_another_model_is_refused_by_name(tmp_path):
-    folder = write_checkpoint(tmp_path, **dict(zip(("model", "optimizer"), trained(0), strict=True)), state={"update": 1})
+    folder = write_checkpoint(
+        tmp_path, **dict(zip(("model", "optimizer"), trained(0), strict=True)), state={"update": 1}
+    )
     with pytest.raises(CheckpointError, match=r"differ: /1/W, /1/b, "):
         load_into(chainer.Sequential(L.Linear(4, 5)), None, read_checkpoint(folder))
     wider = chainer.Sequential(L.Linear(4, 6), L.BatchNormalization(6), L.Linear(6, 2))

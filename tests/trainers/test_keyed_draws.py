@@ -1,6 +1,5 @@
 """Initial weights and dropout: functions of seed and place, of nothing else."""
 
-import trainers  # isort: skip  (before chainer)
 import chainer
 import numpy as np
 import pytest

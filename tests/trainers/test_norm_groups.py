@@ -1,6 +1,5 @@
 """Batch normalisation by groups equals batch normalisation of each group alone."""
 
-import trainers  # isort: skip  (before chainer)
 import chainer
 import numpy as np
 import pytest
@@ -8,7 +7,6 @@ from chainer import links as L
 
 from recipes.schema import Evaluation, NormMomentum
 from trainers.norm_groups import NormGroups
-
 
 
 def evaluation(norm_statistics="moving_average", keep=0.9, per="update"):

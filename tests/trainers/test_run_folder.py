@@ -11,7 +11,14 @@ RECIPE = {"name": "r", "title": "t", "epochs": 20.0, "batch": {"global": 96}, "c
 
 def begun(folder, recipe=RECIPE):
     write_run(
-        folder, recipe=recipe, origins={}, plan={}, dataset={"num_train": 1500}, environment={}, command="kilobatch"
+        folder,
+        recipe=recipe,
+        origins={},
+        plan={},
+        dataset={"num_train": 1500},
+        dataset_tree={},
+        environment={},
+        command="kilobatch",
     )
 
 

@@ -75,5 +75,7 @@ def test_accumulation_is_split_evenly():
 
 
 def test_a_group_that_the_workers_cannot_hold_is_refused_with_what_fits():
-    with pytest.raises(PlanError, match=r"needs 4 workers .* there are 2; what fits: norm_span 16, or a micro-batch of 16"):
+    with pytest.raises(
+        PlanError, match=r"needs 4 workers .* there are 2; what fits: norm_span 16, or a micro-batch of 16"
+    ):
         divide(global_batch_size=96, norm_span=32, workers=2, micro_batch_size=8)

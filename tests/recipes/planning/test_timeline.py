@@ -16,7 +16,9 @@ def simulated(boundaries, sizes, epochs, num_train):
     """Updates one by one, compared as exact fractions: an independent implementation."""
     samples, updates = 0, []
     while samples < Fraction(str(epochs)) * num_train:
-        now = [size for start, size in zip(boundaries, sizes, strict=True) if samples >= Fraction(str(start)) * num_train]
+        now = [
+            size for start, size in zip(boundaries, sizes, strict=True) if samples >= Fraction(str(start)) * num_train
+        ]
         updates.append((samples, now[-1]))
         samples += now[-1]
     return updates, samples

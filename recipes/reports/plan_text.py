@@ -1,0 +1,47 @@
+"""A plan as text for a terminal."""
+
+from __future__ import annotations
+
+from recipes.planning.planner import Plan
+from recipes.reports.points import points_text
+from recipes.reports.wording import number
+
+
+def plan_text(plan: Plan) -> str:
+    """The plan: a row a segment, then memory and warnings."""
+    tree = plan.as_tree()
+    lines = [
+        f"{tree['recipe']} on {tree['dataset']}, {tree['workers']} workers of {tree['cluster']}: "
+        f"{number(tree['num_updates'])} updates, {number(tree['num_samples'])} samples",
+        "",
+        points_text([_row(segment) for segment in tree["segments"]]),
+        "",
+    ]
+    memory = tree["memory"]
+    if memory:
+        lines.append(
+            f"memory of a device: weights {number(memory['weights_bytes'])} + gradients "
+            f"{number(memory['gradients_bytes'])} + optimizer state {number(memory['optimizer_state_bytes'])} bytes, "
+            "and the activations, which are not known yet"
+        )
+    else:
+        lines.append("memory of a device: not known, the model is not built yet")
+    return "\n".join(lines + [f"warning: {warning}" for warning in tree["warnings"]])
+
+
+def _row(segment: dict) -> dict:
+    shares = segment["samples_per_worker"]
+    first, last = segment["learning_rate"]
+    return {
+        "epoch": segment["epoch"],
+        "update": segment["update"],
+        "updates": segment["num_updates"],
+        "batch": segment["global_batch_size"],
+        "share": f"{min(shares)}-{max(shares)}" if min(shares) < max(shares) else shares[0],
+        "micro_batch": segment["micro_batch_size"],
+        "accumulation": segment["accumulation_steps"],
+        "norm_span": segment["norm_span"],
+        "teams": f"{segment['num_teams']} of {segment['team_size']}",
+        "idle": segment["idle_workers"],
+        "rate": f"{first:.6g} to {last:.6g}",
+    }

@@ -1,0 +1,78 @@
+"""`kilobatch evaluate`: scores a checkpoint of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from recipes.errors import InputRefused
+from recipes.open import open_recipe
+from trainers.checkpoint import CheckpointError, load_into, newest_checkpoint, read_checkpoint
+from trainers.run_folder import CHECKPOINTS, RECIPE
+from trainers.vocabulary import vocabulary
+
+
+def score_run(folder: Path, *, checkpoint: str = "newest", data: Path | None = None, allow_code: bool = False) -> Any:
+    """Score one checkpoint over each evaluation sample once.
+
+    Args:
+        folder: the run's.
+        checkpoint: `newest`, `best`, or a name such as update-000060.
+        data: folder of the data set's files, where they are no longer where the run found them.
+        allow_code: as the run was trained.
+    Returns:
+        plain data: run, checkpoint, update, epoch, accuracy, loss, num_samples.
+    Raises:
+        InputRefused: no such run, no such checkpoint, or a damaged one.
+    """
+    if not (folder / RECIPE).is_file():
+        raise InputRefused(f"{folder} is no run's folder: it has no {RECIPE}; name the folder that train printed")
+    opened = open_recipe(
+        folder / RECIPE, vocabulary=vocabulary(allow_code=allow_code), allow_code=allow_code, data_root=data
+    )
+    path = _find(folder / CHECKPOINTS, checkpoint)
+    content = read_checkpoint(path)
+
+    from mpi4py import MPI
+
+    from trainers.build import build
+    from trainers.evaluate import score
+
+    parts = build(opened.recipe, opened.dataset)
+    state = load_into(parts.model, None, content)
+    found = score(parts.model, load=parts.load_eval, num_samples=parts.num_eval, loss=parts.loss, mpi=MPI.COMM_SELF)
+    return {
+        "run": str(folder),
+        "checkpoint": path.name,
+        "update": state["update"],
+        "epoch": state["epoch"],
+        "accuracy": found.accuracy,
+        "loss": found.loss,
+        "num_samples": found.num_samples,
+    }
+
+
+def scored_text(scored: dict[str, Any]) -> str:
+    """A score in one line."""
+    return (
+        f"{scored['checkpoint']} (epoch {scored['epoch']:.2f}): accuracy {scored['accuracy']:.2%}, "
+        f"loss {scored['loss']:.4f} over {scored['num_samples']} samples"
+    )
+
+
+def _find(folder: Path, checkpoint: str) -> Path:
+    newest, complaints = newest_checkpoint(folder)
+    if newest is None:
+        raise CheckpointError(f"no whole checkpoint in {folder}" + "".join(f"; {c}" for c in complaints))
+    if checkpoint == "newest":
+        return newest
+    name = checkpoint
+    if checkpoint == "best":
+        best = read_checkpoint(newest)[2]["best"]
+        if best is None:
+            raise CheckpointError(f"{folder}: no evaluation has fallen on a checkpoint yet; use newest")
+        name = best["checkpoint"]
+    known = sorted(path.name for path in folder.glob("update-*"))
+    if name not in known:
+        raise CheckpointError(f"there is no checkpoint {name} in {folder}; there are: {', '.join(known)}")
+    return folder / name
