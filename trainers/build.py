@@ -15,7 +15,7 @@ from recipes.schema import Dataset, Recipe
 from recipes.vocabulary import Unbuilt
 from trainers.augmentations.pipeline import Pipeline
 from trainers.keyed_draws import draw_initial_weights
-from trainers.optimizers.weight_decay import setup
+from trainers.optimizers.weight_decay import decay_parameters
 from trainers.stream_iterator import LoadImage
 
 
@@ -47,6 +47,9 @@ def build(recipe: Recipe, dataset: Dataset) -> Parts:
     """
     model = build_model(recipe, dataset)
     draw_initial_weights(model, seed=recipe.seed)
+    optimizer = recipe.optimizer.build()
+    optimizer.setup(model)
+    decay_parameters(optimizer, weight_decay=recipe.optimizer.weight_decay, no_decay=recipe.optimizer.no_decay)
     loads = {}
     for split, parts, expected in (
         ("train", recipe.augmentation.train, dataset.num_train),
@@ -62,7 +65,7 @@ def build(recipe: Recipe, dataset: Dataset) -> Parts:
         loads[split] = functools.partial(_load, samples, pipeline)
     return Parts(
         model=model,
-        optimizer=setup(recipe.optimizer, model),
+        optimizer=optimizer,
         loss=recipe.loss.build(),
         load_train=loads["train"],
         load_eval=loads["eval"],
