@@ -11,11 +11,11 @@ from typing import Any
 from recipes.errors import RecipeError
 from recipes.load import Origins, load_tree
 from recipes.planning.cluster import Cluster
-from recipes.reading import Reading, dotted
+from recipes.reading import REFUSED, Reading, dotted
 from recipes.registry import find, find_or_refuse
 from recipes.resolve import read_recipe
 from recipes.schema import Dataset, Recipe
-from recipes.vocabulary import Vocabulary
+from recipes.vocabulary import Component, Unbuilt, Vocabulary
 
 __all__ = ["OpenedRecipe", "open_cluster", "open_dataset", "open_recipe"]
 
@@ -126,11 +126,33 @@ def _open_dataset(
         lacks=tuple(name for name in lacks if isinstance(name, str)) if isinstance(lacks, list) else (),
     )
     tree.setdefault("name", path.stem)
+    root = data_root
+    if root is None and isinstance(tree.get("root"), str):
+        root = path.parent / Path(tree["root"]).expanduser()
+    _count(tree, root, reading)
     dataset, resolved = reading.record(Dataset, tree, ())
     if reading.problems:
         raise RecipeError(reading.problems)
-    root = data_root or dataset.root and path.parent / dataset.root.expanduser()
     return dataclasses.replace(dataset, root=root), {**resolved, "root": root and str(root.resolve())}
+
+
+def _count(tree: dict[str, Any], root: Path | None, reading: Reading) -> None:
+    """Lets the reader count what the file does not say."""
+    missing = [key for key in ("num_train", "num_eval", "num_classes") if key not in tree]
+    if not missing or "reader" not in tree:
+        return
+    # What is wrong with the reader itself is told where the whole file is read.
+    trial = dataclasses.replace(reading, problems=[], notes={})
+    reader, _ = trial.component(Component("datasets"), tree["reader"], ("reader",))
+    if reader is REFUSED or isinstance(reader, Unbuilt):
+        return
+    try:
+        facts = reader.facts(root)
+    except (LookupError, OSError, ValueError) as error:
+        way_out = f"give its folder with --data, or write {missing[0]} here"
+        reading.refuse(("reader",), f"cannot count: {error}", way_out)
+        facts = dict.fromkeys(missing, 1)
+    tree.update({key: facts[key] for key in missing})
 
 
 def _origins(resolved: Mapping[str, Any], reading: Reading) -> dict[str, str]:

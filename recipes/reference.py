@@ -73,7 +73,12 @@ _SECTIONS: tuple[tuple[str, type], ...] = (
     ("A cluster: `configs/clusters/*.yaml`", Cluster),
 )
 # What is left out there is filled in from the rest of the recipe, as the meaning says.
-_RULES = {(Recipe, "name"), (Dataset, "name"), (Batch, "norm_span"), (Warmup, "target_batch")}
+_RULES = {
+    (Recipe, "name"),
+    (Batch, "norm_span"),
+    (Warmup, "target_batch"),
+    *((Dataset, key) for key in ("name", "num_train", "num_eval", "num_classes")),
+}
 
 
 def reference(vocabulary: Vocabulary) -> str:

@@ -42,7 +42,7 @@ class Dataset:
         name: of the data set. Left out: the name of the file.
         title: what it is, in a line.
         source: where its facts come from.
-        num_train: training samples, at least 1.
+        num_train: training samples, at least 1. Left out, as the next two: the reader counts.
         num_eval: samples that are scored, at least 1.
         num_classes: classes, at least 1.
         channels: colour channels of an image, at least 1.

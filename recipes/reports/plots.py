@@ -53,6 +53,7 @@ def curve_figure(recipe: Recipe, dataset: Dataset) -> Figure:
             axes.plot(epochs, values, color=colour)
             axes.set_title(title)
             axes.set_xlim(0, recipe.epochs)
+            _round_epochs(axes)
         _rate_axis(panels[0], [curves.learning_rate[1]])
         _label_plateaus(panels[0], *curves.learning_rate)
         _batch_axis(panels[1], [curves.global_batch_size[1]])
@@ -210,11 +211,17 @@ def _span(run: Run) -> int:
 
 def _epoch_axis(axes: Axes, runs: Sequence[Run], *, labelled: bool = True) -> None:
     axes.set_xlim(0, 1.015 * max(run.epochs_done for run in runs) or 1)  # a dot at the end is not cut in half
+    _round_epochs(axes)
     if labelled:
         axes.set_xlabel("epochs")
     if len(runs) == 1:
         for place in np.flatnonzero(np.diff(runs[0].updates.global_batch_size)):
             _mark_boundary([axes], runs[0].updates.epoch[place + 1])
+
+
+def _round_epochs(axes: Axes) -> None:
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=10, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def _rate_axis(axes: Axes, curves: Sequence[np.ndarray]) -> None:

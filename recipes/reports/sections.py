@@ -32,7 +32,7 @@ def verdict(run: Run) -> Markup:
         words.append(f" {number(done)} of {number(planned)} updates were done.")
     if run.outcome == "unfinished":
         words.append(" It has not written its end: it is still running, or was killed.")
-    if run.reason:
+    if run.reason and run.outcome != "success":
         words.append(f" Reason: {run.reason}")
     return tag("p", badge(run), "".join(words), class_="verdict")
 

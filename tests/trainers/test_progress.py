@@ -42,7 +42,7 @@ def evaluated(updates, accuracy, *, size=100, epoch_samples=200):
     return [{"key": "eval_accuracy", "value": accuracy, **at}, {"key": "eval_loss", "value": 1 - accuracy, **at}]
 
 
-def stopped(updates, value="success", reason=""):
+def stopped(updates, value="success", reason="end"):
     return {
         "key": "run_stop",
         "value": value,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import chainer
 import chainer.functions as F
 import chainer.links as L
-from chainer.initializers import HeNormal, Normal
+from chainer.initializers import HeNormal, LeCunNormal
 
 
 class ConvolutionalNetwork(chainer.Chain):
@@ -28,7 +28,7 @@ class ConvolutionalNetwork(chainer.Chain):
             self.bn2 = L.BatchNormalization(2 * width)
             self.conv3 = L.Convolution2D(2 * width, 4 * width, 3, pad=1, nobias=True, initialW=HeNormal())
             self.bn3 = L.BatchNormalization(4 * width)
-            self.fc = L.Linear(4 * width, num_classes, initialW=Normal(0.01))
+            self.fc = L.Linear(4 * width, num_classes, initialW=LeCunNormal())
 
     def forward(self, x: chainer.Variable) -> chainer.Variable:
         """Logits, samples x classes."""

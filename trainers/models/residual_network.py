@@ -5,7 +5,7 @@ from __future__ import annotations
 import chainer
 import chainer.functions as F
 import chainer.links as L
-from chainer.initializers import HeNormal, Normal
+from chainer.initializers import HeNormal, LeCunNormal
 
 
 class ResidualBlock(chainer.Chain):
@@ -70,7 +70,7 @@ class ResidualNetwork(chainer.Chain):
                     stride = 2 if stage > 0 and place == 0 else 1
                     self.blocks.append(ResidualBlock(num_in, num_out, stride=stride, zero_last_gamma=zero_last_gamma))
                     num_in = num_out
-            self.fc = L.Linear(num_in, num_classes, initialW=Normal(0.01))
+            self.fc = L.Linear(num_in, num_classes, initialW=LeCunNormal())
 
     def forward(self, x: chainer.Variable) -> chainer.Variable:
         """Logits, samples x classes."""

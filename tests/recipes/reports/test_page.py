@@ -42,6 +42,7 @@ def test_page_opens_with_the_title_and_the_verdict(write_run):
         "best 98.70 % at epoch 10",
     ]
     order += ["Pictures", "Plan", "Claims and outcome", "Recipe", "Warnings", "Environment", "How to reproduce"]
+    assert "Reason" not in text
     body = text[text.index("A small ResNet", text.index("color-scheme")) :]
     places = [body.index(words) for words in order]
     assert places == sorted(places)

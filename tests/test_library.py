@@ -1,0 +1,84 @@
+"""Every file of the library opens: recipes, data sets, clusters. The counts catch a file that nobody finds."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from recipes.open import open_cluster, open_dataset, open_recipe
+from recipes.registry import names
+from trainers.vocabulary import vocabulary
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = {"recipes": "recipes/papers", "datasets": "configs/datasets", "clusters": "configs/clusters"}
+COUNTS = {"recipes": 9, "datasets": 3, "clusters": 2}
+
+
+def files_of(kind):
+    folder = ROOT / FOLDERS[kind]
+    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.rglob("*.yaml"))}
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_every_file_is_found_by_its_name(kind):
+    assert len(files_of(kind)) == COUNTS[kind]
+    assert set(files_of(kind)) <= set(names(kind))
+
+
+@pytest.mark.parametrize("name", files_of("recipes"))
+def test_recipe_opens_and_says_where_its_numbers_come_from(name):
+    recipe = open_recipe(name, vocabulary=vocabulary()).recipe
+    assert recipe.name == name.replace("/", "-")
+    assert recipe.title
+    assert recipe.source["title"]
+    assert {claim.status for claim in recipe.claims} <= {"reproduced", "predicted", "not run"}
+    assert all(claim.source and claim.on for claim in recipe.claims)
+    assert sorted(recipe.assumed) == list(recipe.assumed)
+
+
+@pytest.mark.parametrize("name", [name for name in files_of("recipes") if "/" not in name])
+def test_paper_recipe_has_a_year_an_address_claims_and_what_it_assumes(name):
+    recipe = open_recipe(name, vocabulary=vocabulary()).recipe
+    assert recipe.name.endswith(str(recipe.source["year"]))
+    assert recipe.source["url"].startswith("https://")
+    assert {claim.metric for claim in recipe.claims} >= {"top1", "hours"}
+    assert recipe.assumed
+
+
+@pytest.mark.parametrize("name", files_of("recipes"))
+def test_resolved_recipe_opens_to_the_same_recipe(name, tmp_path):
+    opened = open_recipe(name, vocabulary=vocabulary())
+    copy = tmp_path / "copy.yaml"
+    copy.write_text(yaml.safe_dump(opened.tree, sort_keys=False))
+    assert open_recipe(copy, vocabulary=vocabulary()).recipe == opened.recipe
+
+
+@pytest.mark.parametrize("name", files_of("datasets"))
+def test_dataset_opens_with_its_facts_and_their_source(name):
+    dataset = open_dataset(name, vocabulary=vocabulary())
+    assert dataset.name == name
+    assert dataset.title
+    assert dataset.source
+    assert (dataset.reader is None) == bool(dataset.lacks)
+    assert len(dataset.mean) == len(dataset.std) == dataset.channels
+
+
+@pytest.mark.parametrize("name", files_of("clusters"))
+def test_cluster_opens(name):
+    cluster = open_cluster(name, vocabulary=vocabulary())
+    assert cluster.name == name
+    assert cluster.title
+    assert cluster.source
+
+
+def test_mn1_holds_akiba2017_in_one_micro_batch_a_gpu():
+    cluster = open_cluster("mn1", vocabulary=vocabulary())
+    recipe = open_recipe("akiba2017", vocabulary=vocabulary()).recipe
+    assert cluster.num_workers * cluster.micro_batch_size == recipe.batch.global_(0.0) == 32768
+
+
+def test_imagenet_facts():
+    dataset = open_dataset("imagenet", vocabulary=vocabulary())
+    assert (dataset.num_train, dataset.num_eval, dataset.num_classes) == (1_281_167, 50_000, 1000)
+    assert dataset.mean == (0.485, 0.456, 0.406)
+    assert dataset.std == (0.229, 0.224, 0.225)

@@ -1,0 +1,15 @@
+"""Augmentations: each a frozen dataclass called with (image_HWC, draws) that returns an image.
+
+Images are uint8 or float32 in 0..255. All randomness comes from the `draws`, keyed by (seed, epoch, index of the
+sample, place in the list): an image is the same on every worker and after every resume. None changes the image it is
+given.
+"""
+
+from trainers.augmentations.center_crop import CenterCrop
+from trainers.augmentations.horizontal_flip import HorizontalFlip
+from trainers.augmentations.normalize import Normalize
+from trainers.augmentations.random_crop import RandomCrop
+from trainers.augmentations.random_resized_crop import RandomResizedCrop
+from trainers.augmentations.resize import Resize
+
+__all__ = ["CenterCrop", "HorizontalFlip", "Normalize", "RandomCrop", "RandomResizedCrop", "Resize"]

@@ -1,0 +1,48 @@
+"""A crop of fixed size at a random place, after padding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from recipes.planning.draws import Draws
+from trainers.arguments import require_count
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomCrop:
+    """A square at a uniformly random place of the image, padded with zeros on all sides.
+
+    Args:
+        size: side of the square in pixels.
+        padding: pixels of zeros added at each side first, at least 0. Zero is black before `Normalize` and the mean
+            after it.
+    Raises:
+        ValueError: `size` or `padding` is no whole number in range. When called: the padded image is smaller than
+            `size`.
+
+    Source: He et al. 2015, arXiv 1512.03385, section 4.2 (CIFAR-10: padding 4, size 32).
+    """
+
+    size: int
+    padding: int = 0
+
+    def __post_init__(self) -> None:
+        require_count("RandomCrop.size", self.size)
+        require_count("RandomCrop.padding", self.padding, at_least=0)
+
+    def __call__(self, image_HWC: np.ndarray, draws: Draws) -> np.ndarray:
+        """`size` x `size` pixels, channels and type as given."""
+        height, width, channels = image_HWC.shape
+        padding = self.padding
+        rows, columns = height + 2 * padding - self.size + 1, width + 2 * padding - self.size + 1
+        if rows < 1 or columns < 1:
+            raise ValueError(
+                f"RandomCrop.size is {self.size}, but the image is {height}x{width} with a padding of {padding}: "
+                "make the size smaller, the padding larger, or put a Resize before it"
+            )
+        top, left = draws.integers(rows), draws.integers(columns)
+        padded_HWC = np.zeros((height + 2 * padding, width + 2 * padding, channels), dtype=image_HWC.dtype)
+        padded_HWC[padding : padding + height, padding : padding + width] = image_HWC
+        return padded_HWC[top : top + self.size, left : left + self.size]

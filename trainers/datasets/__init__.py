@@ -1,0 +1,12 @@
+"""Data sets: each a frozen dataclass that opens a split as a sequence of (image_HWC, label).
+
+`open(root, split)` gives the samples of "train" or "eval", in an order that depends on the data alone; a sample's index
+is its position in it, and threads may read it together. `facts(root)` counts, `fingerprint(root)` is a SHA-256 over
+what identifies the data.
+"""
+
+from trainers.datasets.digits import Digits
+from trainers.datasets.image_folder import ImageFolder
+from trainers.datasets.synthetic import Synthetic
+
+__all__ = ["Digits", "ImageFolder", "Synthetic"]

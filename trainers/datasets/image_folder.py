@@ -1,0 +1,142 @@
+"""A folder of class folders of JPEG and PNG files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from trainers.datasets.image_files import ImageFiles
+from trainers.datasets.splits import require_split, sha256_of
+
+_SUFFIXES = (".jpeg", ".jpg", ".png")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageFolder:
+    """Your own images: `ROOT/train/CLASS/FILE` and `ROOT/val/CLASS/FILE`, JPEG or PNG.
+
+    The classes are the folders, numbered from 0 in the order of their names as bytes; both splits must have the same.
+    The samples are in the order of their paths below the split, as bytes. Names that begin with a dot are passed over;
+    any other file that is no image is refused, and so is a link that leads out of ROOT.
+
+    Args:
+        train: folder of the training split, below ROOT.
+        eval: folder of the evaluation split, below ROOT.
+        channels: 3 for colour, 1 for grey; images of the other kind are converted.
+    Raises:
+        ValueError: `train` or `eval` is empty, absolute or leads upwards, or they are equal; `channels` is not 1 or 3.
+            When opened: the folder is not as described.
+
+    Source: the layout of ImageNet's class folders, as torchvision.datasets.ImageFolder reads it.
+    """
+
+    train: str = "train"
+    eval: str = "val"
+    channels: int = 3
+
+    def __post_init__(self) -> None:
+        for name in ("train", "eval"):
+            folder = getattr(self, name)
+            path = PurePosixPath(folder) if isinstance(folder, str) else None
+            if path is None or path.is_absolute() or not path.parts or ".." in path.parts:
+                raise ValueError(f"ImageFolder.{name} must be a folder below the data set's root, got {folder!r}")
+        if PurePosixPath(self.train) == PurePosixPath(self.eval):
+            raise ValueError(f"ImageFolder.eval must be another folder than train, got {self.eval!r}")
+        if self.channels not in (1, 3) or isinstance(self.channels, bool):
+            raise ValueError(f"ImageFolder.channels must be 1 or 3, got {self.channels!r}")
+
+    def open(self, root: Path | None, split: str) -> ImageFiles:
+        """The samples of "train" or "eval". Lists that split, reads no image.
+
+        Raises:
+            ValueError: there is no root; a folder is missing or empty; the splits have different classes; a file is no
+                image by its name; a link leads out of the root. Reading a sample: the file is not a readable image.
+        """
+        require_split(split)
+        classes = self._classes(root)
+        paths = _paths(root, getattr(self, split), classes)
+        label_of = {name: label for label, name in enumerate(classes)}
+        return ImageFiles(
+            folder=root / getattr(self, split),
+            paths=paths,
+            labels=np.array([label_of[path.partition("/")[0]] for path in paths], dtype=np.int64),
+            channels=self.channels,
+        )
+
+    def facts(self, root: Path | None) -> dict[str, int]:
+        """num_train, num_eval and num_classes, counted from the folders."""
+        classes = self._classes(root)
+        counts = {f"num_{split}": len(_paths(root, getattr(self, split), classes)) for split in ("train", "eval")}
+        return {**counts, "num_classes": len(classes)}
+
+    def fingerprint(self, root: Path | None) -> str:
+        """SHA-256 over the relative paths and sizes of all files, in order, and the fields."""
+        classes = self._classes(root)
+        parts: list[str | bytes] = [repr(self)]
+        for folder in (self.train, self.eval):
+            for path in _paths(root, folder, classes):
+                parts += [folder, os.fsencode(path), str((root / folder / path).stat().st_size)]
+        return sha256_of(parts)
+
+    def _classes(self, root: Path | None) -> list[str]:
+        """Names of the class folders, in the order of their labels."""
+        if root is None:
+            raise ValueError("ImageFolder needs the folder of the data: give its root in the data set's file or --data")
+        train, evaluation = _class_folders(root, self.train), _class_folders(root, self.eval)
+        if train != evaluation:
+            name = min(set(train) ^ set(evaluation), key=os.fsencode)
+            there, missing = (self.train, self.eval) if name in train else (self.eval, self.train)
+            raise ValueError(
+                f"{root}: class {name!r} is in {there} but not in {missing}: both splits must have the same classes"
+            )
+        return train
+
+
+def _class_folders(root: Path, split: str) -> list[str]:
+    folder = root / split
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: no such folder; the images must lie in {folder}/CLASS/FILE")
+    _refuse_escape(folder, root)
+    entries = list(_entries(folder, root))
+    for entry in entries:
+        if not entry.is_dir():
+            raise ValueError(f"{entry.path}: a file beside the class folders; move it away")
+    if not entries:
+        raise ValueError(f"{folder}: no class folder; the images must lie in {folder}/CLASS/FILE")
+    return sorted((entry.name for entry in entries), key=os.fsencode)
+
+
+def _paths(root: Path, split: str, classes: list[str]) -> list[str]:
+    """Paths of the images below `root/split`, with / between class and file, sorted by their bytes."""
+    paths = []
+    for name in classes:
+        folder = root / split / name
+        images = [_image_name(entry) for entry in _entries(folder, root)]
+        if not images:
+            raise ValueError(f"{folder}: no image in this class; remove the folder or fill it")
+        paths += [f"{name}/{image}" for image in images]
+    return sorted(paths, key=os.fsencode)
+
+
+def _image_name(entry: os.DirEntry) -> str:
+    if not entry.name.lower().endswith(_SUFFIXES) or not entry.is_file():
+        raise ValueError(f"{entry.path}: not a file with one of the suffixes {', '.join(_SUFFIXES)}; move it away")
+    return entry.name
+
+
+def _entries(folder: Path, root: Path) -> Iterator[os.DirEntry]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if not entry.name.startswith("."):
+                if entry.is_symlink():
+                    _refuse_escape(entry.path, root)
+                yield entry
+
+
+def _refuse_escape(path: str | Path, root: Path) -> None:
+    if not Path(path).resolve().is_relative_to(root.resolve()):
+        raise ValueError(f"{path}: leads out of {root}; copy the data there, or name the folder that holds all of it")

@@ -1,0 +1,89 @@
+"""Images made of a class pattern and noise, for trying things without data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from recipes.planning.draws import draws
+from trainers.arguments import require_count
+from trainers.datasets.splits import Sample, require_split, sha256_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Synthetic:
+    """A random pattern for each class under three times as much noise; any number of samples, nothing stored.
+
+        image = (pattern of the class + 3 * noise) // 4          bytes 0..255, uniform and independent
+
+    Sample i has the class i modulo `num_classes`. Its noise is drawn by (seed, split, i), the pattern by (seed, class)
+    and is the same in both splits, so a model that learns it scores on "eval" too.
+
+    Args:
+        num_train, num_eval: samples of the splits, at least 1.
+        num_classes: at least 1.
+        channels: 1 for grey, 3 for colour, or another number.
+        size: side of the images in pixels.
+        seed: of the patterns and the noise; not the recipe's.
+    Raises:
+        ValueError: one of them is no whole number in range.
+
+    Source: none.
+    """
+
+    num_train: int = 1024
+    num_eval: int = 256
+    num_classes: int = 10
+    channels: int = 3
+    size: int = 32
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("num_train", "num_eval", "num_classes", "channels", "size"):
+            require_count(f"Synthetic.{name}", getattr(self, name))
+        require_count("Synthetic.seed", self.seed, at_least=0)
+
+    def open(self, root: Path | None, split: str) -> SyntheticSamples:
+        """The samples of "train" or "eval"; `root` is not looked at."""
+        require_split(split)
+        return SyntheticSamples(dataset=self, split=split)
+
+    def facts(self, root: Path | None) -> dict[str, int]:
+        """num_train, num_eval and num_classes."""
+        return {"num_train": self.num_train, "num_eval": self.num_eval, "num_classes": self.num_classes}
+
+    def fingerprint(self, root: Path | None) -> str:
+        """SHA-256 over the fields."""
+        return sha256_of([repr(self)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyntheticSamples:
+    """One split of `Synthetic`; every sample is computed when it is asked for.
+
+    Args:
+        dataset: its fields.
+        split: "train" or "eval".
+    """
+
+    dataset: Synthetic
+    split: str
+
+    def __len__(self) -> int:
+        return self.dataset.num_train if self.split == "train" else self.dataset.num_eval
+
+    def __getitem__(self, index: int) -> Sample:
+        if not 0 <= index < len(self):
+            raise IndexError(f"sample {index} of {len(self)}")
+        label = index % self.dataset.num_classes
+        pattern = self._bytes("synthetic pattern", label)
+        noise = self._bytes(f"synthetic {self.split}", index)
+        return ((pattern + 3 * noise) // 4).astype(np.uint8), label
+
+    def _bytes(self, purpose: str, key: int) -> np.ndarray:
+        shape = (self.dataset.size, self.dataset.size, self.dataset.channels)
+        count = int(np.prod(shape))
+        words = draws(self.dataset.seed, purpose, key).bits(-(-count // 8))
+        return words.astype("<u8").view(np.uint8)[:count].astype(np.uint16).reshape(shape)
