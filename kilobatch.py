@@ -208,7 +208,8 @@ def schema(
     from recipes.reference import reference
     from trainers.vocabulary import vocabulary
 
-    print(reference(vocabulary()) if markdown else json.dumps(json_schema(vocabulary()), indent=2), end="\n")
+    text = reference(vocabulary()) if markdown else json.dumps(json_schema(vocabulary()), indent=2) + "\n"
+    print(text, end="")
 
 
 @recipes_app.command()

@@ -1,0 +1,207 @@
+"""The commands on recipes, as a user types them."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import kilobatch
+from recipes.errors import RecipeError
+
+ROOT = Path(__file__).parent.parent
+MINE = """\
+kilobatch: 1
+extends: digits/large_batch
+title: mine
+"""
+LAUGHS = "\n".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 10)}]" for a, b in zip("abcdefgh", "bcdefghi", strict=True))
+LAUGHS = f"a: &a [ha, ha]\n{LAUGHS}\n"
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Runs a command in an empty folder: (exit code, stdout, problems)."""
+    monkeypatch.chdir(tmp_path)
+
+    def run_command(*arguments):
+        result = CliRunner().invoke(kilobatch.app, arguments)
+        if isinstance(result.exception, RecipeError):
+            return 2, result.stdout, str(result.exception).splitlines()
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        return result.exit_code, result.stdout, result.stderr.splitlines()
+
+    return run_command
+
+
+def command(*arguments, cwd):
+    """The real thing, in a process of its own."""
+    line = [sys.executable, str(ROOT / "kilobatch.py"), *arguments]
+    return subprocess.run(line, capture_output=True, text=True, cwd=cwd, check=False)
+
+
+def test_list_has_the_keys_programs_read(run):
+    code, out, problems = run("recipes", "list", "--json")
+    rows = {row["name"]: row for row in json.loads(out)}
+    assert (code, problems) == (0, [])
+    assert {"goyal2017", "akiba2017", "suzuki2018", "digits/baseline", "digits/large_batch"} <= set(rows)
+    assert set(rows["goyal2017"]) == {"name", "title", "dataset", "model", "epochs", "global_batch_size", "source"}
+    assert rows["suzuki2018"] | {"title": "", "source": ""} == {
+        "name": "suzuki2018",
+        "title": "",
+        "dataset": "imagenet",
+        "model": "ResNet50",
+        "epochs": 90.0,
+        "global_batch_size": 2048,
+        "source": "",
+    }
+    assert rows["goyal2017"]["source"]["year"] == 2017
+
+
+def test_list_goes_on_after_a_recipe_that_is_wrong(run, tmp_path):
+    (tmp_path / "configs" / "recipes").mkdir(parents=True)
+    (tmp_path / "configs" / "recipes" / "mine.yaml").write_text(MINE + "epocs: 3\n")
+    code, out, problems = run("recipes", "list")
+    assert (code, len(problems)) == (0, 1)
+    assert problems[0].startswith("configs/recipes/mine.yaml:4:1: epocs: ")
+    assert "goyal2017" in out
+
+
+def test_every_listed_name_validates(run):
+    rows = json.loads(run("recipes", "list", "--json")[1])
+    code, out, _ = run("recipes", "validate", *(row["name"] for row in rows))
+    assert (code, len(out.splitlines())) == (0, len(rows))
+    assert "akiba2017: valid; cannot be trained yet, not built: RmspropWarmup" in out
+    assert "digits/baseline: valid\n" in out
+
+
+def test_validate_tells_the_problems_of_all_files(run, tmp_path):
+    (tmp_path / "a.yaml").write_text(MINE + "epocs: 3\n")
+    (tmp_path / "b.yaml").write_text(MINE + "seed: x\n")
+    code, out, problems = run("recipes", "validate", "a.yaml", "goyal2017", "b.yaml")
+    assert code == 2
+    assert out.startswith("goyal2017: valid")
+    assert [problem.split(": ")[0] for problem in problems] == ["a.yaml:4:1", "b.yaml:4:7"]
+
+
+def test_show_prints_every_value_with_its_origin(run, tmp_path):
+    (tmp_path / "mine.yaml").write_text(MINE)
+    out = run("recipes", "show", "mine.yaml", "--set", "seed=7")[1]
+    line_of = {line.split(":")[0].strip(): line for line in out.splitlines()}
+    assert line_of["title"].endswith("# mine.yaml:3")
+    assert line_of["seed"].split() == ["seed:", "7", "#", "command", "line"]
+    assert line_of["name"].endswith("# rule: the name of the file")
+    assert line_of["updater"].endswith("# default")
+    assert "recipes/papers/digits/baseline.yaml:" in line_of["dataset"]
+
+
+def test_what_show_prints_is_a_recipe(run, tmp_path):
+    before = json.loads(run("recipes", "show", "digits/ramp", "--json")[1])
+    (tmp_path / "again.yaml").write_text(run("recipes", "show", "digits/ramp")[1])
+    after = json.loads(run("recipes", "show", "again.yaml", "--json")[1])
+    assert after["recipe"] == before["recipe"]
+    assert set(after["origins"]) == set(before["origins"])
+
+
+def test_copy_is_exact_and_never_overwrites(run, tmp_path):
+    assert run("recipes", "copy", "goyal2017")[0] == 0
+    assert (tmp_path / "goyal2017.yaml").read_bytes() == (ROOT / "recipes/papers/goyal2017.yaml").read_bytes()
+    assert run("recipes", "validate", "goyal2017.yaml")[0] == 0
+    (tmp_path / "goyal2017.yaml").write_text(MINE)
+    code, _, problems = run("recipes", "copy", "goyal2017")
+    assert (code, len(problems)) == (2, 1)
+    assert problems[0].startswith("goyal2017.yaml:1:1: exists")
+    assert (tmp_path / "goyal2017.yaml").read_text() == MINE
+    assert run("recipes", "copy", "digits/ramp", "steps.yaml")[0] == 0
+    assert run("recipes", "copy", "digits/ramp", "no/such/folder.yaml")[0] == 2
+
+
+def test_curve_at_epochs(run):
+    points = json.loads(run("recipes", "curve", "suzuki2018", "--at", "0,2.5,5,30,90", "--json")[1])
+    assert [set(point) for point in points] == [
+        {"epoch", "update", "samples", "global_batch_size", "learning_rate", "momentum"}
+    ] * 5
+    assert [point["learning_rate"] for point in points] == pytest.approx([0.1, 0.45, 0.8, 0.16, 0.0016])
+    assert [point["global_batch_size"] for point in points] == [2048, 2048, 2048, 4096, 4096]
+    assert {point["momentum"] for point in points} == {0.9}
+    # 30 * 1,281,167 / 2048 = 18,767.1: the first update that starts at or after epoch 30 is 18,768.
+    assert [(point["update"], point["samples"]) for point in points[:4]] == [
+        (0, 0),
+        (1564, 1564 * 2048),
+        (3128, 3128 * 2048),
+        (18768, 18768 * 2048),
+    ]
+    assert points[4]["update"] == 37535
+
+
+def test_curve_takes_positions_with_units(run):
+    points = json.loads(run("recipes", "curve", "goyal2017", "--at", "500up, 0.5run, 1.281167Msp", "--json")[1])
+    assert [point["update"] for point in points][0] == 500
+    assert [point["epoch"] for point in points][1:] == [45.0, 1.0]
+
+
+def test_curve_without_epochs_is_a_picture_or_every_epoch(run):
+    _, out, _ = run("recipes", "curve", "goyal2017")
+    assert "learning rate" in out
+    assert any("\u2801" <= character <= "\u28ff" for character in out)
+    points = json.loads(run("recipes", "curve", "goyal2017", "--json")[1])
+    assert [point["epoch"] for point in points] == [float(epoch) for epoch in range(91)]
+
+
+@pytest.mark.parametrize(("name", "magic"), [("c.png", b"\x89PNG"), ("c.svg", b"<?xml")])
+def test_curve_draws_into_a_file(run, tmp_path, name, magic):
+    assert run("recipes", "curve", "goyal2017", "-o", name)[0] == 0
+    assert (tmp_path / name).read_bytes().startswith(magic)
+
+
+@pytest.mark.parametrize("arguments", [("-o", "c.gif"), ("-o", "no/folder/c.png")])
+def test_curve_refuses_a_file_it_cannot_write(run, arguments):
+    assert run("recipes", "curve", "goyal2017", *arguments)[0] == 2
+
+
+@pytest.mark.parametrize(("at", "column"), [("0,x", 3), ("91", 1), ("-1", 1), ("0,,1", 3), ("1,5parsec", 3)])
+def test_curve_refuses_what_is_no_position_of_the_run(run, at, column):
+    code, _, problems = run("recipes", "curve", "goyal2017", f"--at={at}")
+    assert (code, len(problems)) == (2, 1)
+    assert problems[0].startswith(f"command line:1:{column}: --at: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        (MINE + "epocs: 3\n", "4:1: epocs: "),
+        (MINE + "batch: {global: 0}\n", "4:17: batch.global: "),
+        (MINE + "\tseed: 1\n", "4:1: "),
+        (MINE + "loss: !!python/object/apply:os.system [touch pwned]\n", "4:7: "),
+        (MINE.replace("digits/large_batch", "./mine.yaml"), "2:10: extends: "),
+        (LAUGHS, ""),
+    ],
+    ids=["key", "batch", "tab", "tag", "circle", "laughs"],
+)
+def test_wrong_recipe_ends_with_2_and_one_line_in_under_two_seconds(tmp_path, text, place):
+    (tmp_path / "mine.yaml").write_text(text)
+    start = time.perf_counter()
+    done = command("recipes", "validate", "mine.yaml", cwd=tmp_path)
+    assert time.perf_counter() - start < 2
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith(f"mine.yaml:{place}")
+    assert "; " in done.stderr
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_wrong_recipe_starts_no_rank(tmp_path):
+    (tmp_path / "mine.yaml").write_text(MINE + "batch: {global: 0}\n")
+    done = command("train", "mine.yaml", "-n", "2", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("mine.yaml:4:17: batch.global: is 0; ")
+    assert len(done.stderr.splitlines()) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.yaml"]
+
+
+def test_unknown_command_and_missing_argument_end_with_2(tmp_path):
+    assert command("recipes", "curv", cwd=tmp_path).returncode == 2
+    assert command("recipes", "show", cwd=tmp_path).returncode == 2

@@ -1,0 +1,112 @@
+"""The arrows between the packages: lr_schedules <- recipes <- trainers <- kilobatch.py, scripts."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+OURS = {"lr_schedules", "recipes", "trainers", "configs", "scripts", "kilobatch", "tests"}
+MAY_IMPORT = {
+    "lr_schedules": {"lr_schedules"},
+    "recipes": {"lr_schedules", "recipes", "numpy", "yaml", "pydantic"},
+    "trainers": {"lr_schedules", "recipes", "trainers"}
+    | {"chainer", "chainermn", "chainercv", "cupy", "mpi4py", "optuna", "numpy"}
+    | {"PIL", "rich", "safetensors", "sklearn", "threadpoolctl", "yaml"},
+}
+PLOTS = "recipes/reports/plots.py"
+# The folders of components: each knows itself, and build.py knows all of them.
+COMPONENTS = {"augmentations", "datasets", "losses", "models", "optimizers", "communicators", "kernels"}
+FOLDERS = {"compat", "extensions", *COMPONENTS}
+
+
+def imports_of(path):
+    """(module, line) of every import, also those inside functions."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: a relative import"
+            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+
+
+def files_of(package):
+    files = sorted((ROOT / package).rglob("*.py"))
+    assert len(files) > 5
+    return files
+
+
+def strays(package, allowed):
+    """Imports of a package that are neither the standard library's nor allowed."""
+    found = []
+    for path in files_of(package):
+        name = str(path.relative_to(ROOT))
+        for module, line in imports_of(path):
+            top = module.partition(".")[0]
+            is_plot = name == PLOTS and top == "matplotlib"
+            if top not in allowed and top not in sys.stdlib_module_names and not is_plot:
+                found.append(f"{name}:{line}: {module}")
+    return found
+
+
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_package_imports_only_what_lies_to_its_left(package):
+    assert strays(package, MAY_IMPORT[package]) == []
+
+
+def test_configs_hold_no_code():
+    assert list((ROOT / "configs").rglob("*.py")) == []
+
+
+def test_folders_of_trainers_do_not_import_each_other():
+    found = []
+    for path in files_of("trainers"):
+        folder = path.relative_to(ROOT / "trainers").parts[0]
+        for module, line in imports_of(path):
+            parts = module.split(".")
+            other = parts[1] if parts[0] == "trainers" and len(parts) > 1 else folder
+            if folder in FOLDERS and other in FOLDERS and other != folder:
+                found.append(f"{path.relative_to(ROOT)}:{line}: {module}")
+    assert found == []
+
+
+def test_build_alone_knows_the_components():
+    knows = {
+        path.name
+        for path in (ROOT / "trainers").glob("*.py")
+        for module, _ in imports_of(path)
+        if module.startswith("trainers.") and module.split(".")[1] in COMPONENTS
+    }
+    assert knows <= {"build.py"}
+
+
+def test_every_folder_of_trainers_is_one_of_these():
+    folders = {path.name for path in (ROOT / "trainers").iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert folders <= FOLDERS
+
+
+def test_nothing_is_imported_from_the_command_line():
+    assert [
+        f"{path.relative_to(ROOT)}:{line}"
+        for package in MAY_IMPORT
+        for path in files_of(package)
+        for module, line in imports_of(path)
+        if module.partition(".")[0] in OURS - set(MAY_IMPORT)
+    ] == []
+
+
+def test_the_scan_finds_a_forbidden_import(tmp_path, monkeypatch):
+    """The test of this test: an import inside a function counts."""
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    (tmp_path / "recipes").mkdir()
+    for number in range(6):
+        (tmp_path / "recipes" / f"file_{number}.py").write_text("import json\n")
+    assert strays("recipes", MAY_IMPORT["recipes"]) == []
+    (tmp_path / "recipes" / "file_0.py").write_text(
+        "def late():\n    from chainer import links\n    import trainers.build\n"
+    )
+    assert strays("recipes", MAY_IMPORT["recipes"]) == [
+        "recipes/file_0.py:2: chainer.links",
+        "recipes/file_0.py:3: trainers.build",
+    ]
