@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Literal, get_args, get_origin
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from recipes.errors import Problem, nearest
 from recipes.hints import Field, component_of, fields_of, is_epochs, options_of, words
@@ -110,6 +110,9 @@ class Reading:
             return self._list(hint, raw, path)
         try:
             return _adapter(hint).validate_json(json.dumps(raw), strict=True), raw
+        except PydanticUserError:
+            way_out = "annotate it with int, float, str, bool, Literal or a tuple of these"
+            return self.refuse(path, f"has the type {hint}, which no YAML can give", way_out), raw
         except ValidationError:
             expected = " or ".join(map(words, options))
             way_out = f"must be {expected}"
@@ -200,13 +203,15 @@ class Reading:
         try:
             return cls(**values)
         except (TypeError, ValueError) as error:
-            text = str(error)
-            # `Cosine.epochs must be > 0, got -1` is said at the key `epochs`.
-            found = re.match(rf"{cls.__name__}\.(\w+) (must .*?)(?:, got (.*))?$", text, re.DOTALL)
-            if found and found[1] in values:
-                inner = (*path, found[1].rstrip("_"))
-                return self.refuse(inner, f"is {found[3]}" if found[3] else "is not possible", found[2])
-            return self.refuse(path, text, f"see {cls.__name__} in docs/recipes.md")
+            return self.refuse_error(error, cls, path)
+
+    def refuse_error(self, error: Exception, cls: type, path: Path) -> Any:
+        """Notes what a dataclass says against its fields: `Cosine.epochs must be > 0, got -1` at the key `epochs`."""
+        found = re.match(rf"{cls.__name__}\.(\w+) (must .*?)(?:, got (.*))?$", str(error), re.DOTALL)
+        key = found and found[1].rstrip("_")
+        if found and any(field.key == key for field in fields_of(cls)):
+            return self.refuse((*path, key), f"is {found[3]}" if found[3] else "is not possible", found[2])
+        return self.refuse(path, str(error), f"see {cls.__name__} in docs/recipes.md")
 
 
 def dotted(path: Path) -> str:

@@ -49,6 +49,7 @@ def read_recipe(
     recipe, resolved = reading.record(Recipe, given, (), using=using)
     if recipe is not REFUSED:
         _check(reading, recipe, resolved)
+        _check_augmentation(reading, recipe, time.dataset)
     return recipe, time.dataset, {"kilobatch": 1, **resolved}
 
 
@@ -74,6 +75,17 @@ def _check(reading: Reading, recipe: Recipe, resolved: Mapping[str, Any]) -> Non
     for place, path in enumerate(recipe.assumed):
         if not _exists(resolved, path.split(".")):
             reading.refuse(("assumed", place), f"there is no value at {path}", "name a path that `show` prints")
+
+
+def _check_augmentation(reading: Reading, recipe: Recipe, dataset: Dataset) -> None:
+    """An augmentation that takes numbers of the data set must be able to: see `trainers.augmentations.Normalize`."""
+    for split in ("train", "eval"):
+        for place, entry in enumerate(getattr(recipe.augmentation, split)):
+            try:
+                if hasattr(entry, "bound"):
+                    entry.bound(name=dataset.name, mean=dataset.mean, std=dataset.std)
+            except ValueError as error:
+                reading.refuse_error(error, type(entry), ("augmentation", split, place))
 
 
 def _is_built(name: str, vocabulary: Vocabulary) -> bool:

@@ -63,6 +63,13 @@ WRONG = {
     "unknown data set": ({"line_3": "dataset: digit"}, "3:10", "dataset", "no dataset called", "did you mean digits?"),
     "unknown model": ({"line_4": "model: {kind: SmalResNet}"}, "4:15", "model.kind", "SmalResNet", "SmallResNet"),
     "model without kind": ({"line_4": "model: SmallResNet"}, "4:8", "model", "the text", "{kind: SmallResNet}"),
+    "another data set's numbers": (
+        {"line_9": "loss: {kind: SoftmaxCrossEntropy}\naugmentation: {eval: [{kind: Normalize, with: imagenet}]}"},
+        "10:47",
+        "augmentation.eval.0.with",
+        "is 'imagenet'",
+        "must be 'digits'",
+    ),
     "code of one's own": ({"line_4": "model: {kind: my.Net}"}, "4:15", "model.kind", "your own", "--allow-code"),
     "seed below 0": ({"line_9": "loss: {kind: SoftmaxCrossEntropy}\nseed: -1"}, "10:7", "seed", "is -1", "0 or more"),
     "name with a slash": ({"line_2": "name: a/b"}, "2:7", "name", "cannot name a run's folder", "letters"),

@@ -41,6 +41,10 @@ class Own:
     def build(self, *, num_classes, channels, image_size):
         return (self.size, num_classes)
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Odd(Own):
+    link: chainer.Link = None
+
 class Neither:
     pass
 """
@@ -117,6 +121,7 @@ def test_own_model_can_be_sent_to_another_process(opened):
         ("own_code_of_a_test.Net", "model.width: is missing"),
         ("own_code_of_a_test.Net, width: wide", "model.width: is the text 'wide'; must be a whole number"),
         ("own_code_of_a_test.Net, width: 4, hight: 3", "model.hight: is not a known key"),
+        ("own_code_of_a_test.Odd, link: 3", "model.link: has the type .*Link.*, which no YAML can give"),
         ("own_code_of_a_test.No", "cannot be used: .*has no attribute 'No'"),
         ("own_code_of_a_test.Neither", "it is no frozen dataclass with build.. or a chainer.Chain"),
         ("no_such_code.Net", "No module named 'no_such_code'"),
