@@ -102,6 +102,6 @@ class RateReading:
         if rate is REFUSED:
             return REFUSED, raw
         if not 0 <= rate <= target:
-            what = f"a rate of {rate:g} does not lie between 0 and {target:g}, which the warmup aims at"
+            what = f"a rate of {rate:g} does not lie between 0 and the full rate of batch {target_batch}, {target:g}"
             return self.reading.refuse(path, what, "start lower, or remove the warmup"), raw
         return rate / target, raw

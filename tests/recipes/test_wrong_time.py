@@ -76,7 +76,7 @@ WARMUPS = {
     "start above its aim": (
         "{kind: GradualWarmup, epochs: 5, start: {rate: 0.2}}",
         "start",
-        "0.2 does not lie between 0 and 0.15",
+        "0.2 does not lie between 0 and the full rate of batch 96, 0.15",
         "start lower",
     ),
     "start that is a word": ("{kind: GradualWarmup, epochs: 5, start: refrence}", "start", "not where", "reference"),
