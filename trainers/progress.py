@@ -145,9 +145,10 @@ class _Seen:
             done = f"{number(line.get('update', self.updates))} of {number(self.total_updates)} updates"
             at = f"{done}, epoch {line.get('epoch', self.epoch):.2f}"
             scored = f", accuracy {percent(self.accuracy)}" if self.accuracy is not None else ""
-            self.ending = f"{words}: {at}{scored}" + (
-                f"; {line['reason']}" if line.get("reason") and value != "success" else ""
-            )
+            reason = (
+                "" if line.get("reason") in (None, "end") else line["reason"]
+            )  # `end`: it came where it was told to
+            self.ending = f"{words}: {at}{scored}" + (f"; {reason}" if reason else "")
 
     def _take_update(self, line: dict[str, Any]) -> None:
         self._now, self.epoch = line["time_ms"] / 1000, line["epoch"]

@@ -141,7 +141,9 @@ def _differences(runs: Sequence[Run]) -> Markup:
     if not paths:
         return joined([tag("h2", "What differs"), tag("p", "The recipes of these runs are the same in every value.")])
     rows = [(path, *(tree.get(path, "–") for tree in trees)) for path in paths]
-    return joined([tag("h2", "What differs"), table(("key", *(_label(run, runs) for run in runs)), rows)])
+    return joined(
+        [tag("h2", "What differs"), table(("key", *(_label(run, runs) for run in runs)), rows, class_="differences")]
+    )
 
 
 def _label(run: Run, runs: Sequence[Run]) -> str:

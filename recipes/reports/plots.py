@@ -18,7 +18,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullLocator
 
 from recipes.reports.curves import reads_better_in_decades, recipe_curves, smoothed
 from recipes.reports.record import Run
@@ -160,7 +160,7 @@ def throughput_picture(runs: Sequence[Run]) -> RunPicture | None:
             if np.isfinite(per_second).any():
                 top = max(top, float(np.nanpercentile(per_second, 99)))
         axes.set_ylim(0, 1.15 * top if top else None)
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        axes.yaxis.set_major_formatter("{x:,.0f}")
         axes.set_title("samples per second")
         _epoch_axis(axes, runs)
     caption = "Of each update, faint, and over a running window; evaluations and checkpoints not counted."
@@ -221,12 +221,13 @@ def _epoch_axis(axes: Axes, runs: Sequence[Run], *, labelled: bool = True) -> No
 
 def _round_epochs(axes: Axes) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(nbins=10, steps=[1, 2, 5, 10]))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_major_formatter("{x:g}")
 
 
 def _rate_axis(axes: Axes, curves: Sequence[np.ndarray]) -> None:
     rates = np.concatenate(curves)
     rates = rates[np.isfinite(rates)]
+    axes.yaxis.set_major_formatter("{x:g}")
     if reads_better_in_decades(rates):
         axes.set_yscale("log")
         axes.set_ylim(rates[rates > 0].min() / 1.5, rates.max() * 1.6)
@@ -234,13 +235,12 @@ def _rate_axis(axes: Axes, curves: Sequence[np.ndarray]) -> None:
         axes.set_title(f"{axes.get_title(loc='left')} (logarithmic)")
     else:
         axes.set_ylim(0, rates.max() * 1.08 if len(rates) and rates.max() > 0 else 1)
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def _decades(axes: Axes) -> None:
     low, high = axes.get_ylim()
     axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1.0,) if high > 30 * low else (1.0, 2.0, 5.0)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_locator(NullLocator())
 
 
@@ -249,10 +249,10 @@ def _batch_axis(axes: Axes, curves: Sequence[np.ndarray]) -> None:
     if len(sizes) <= 5:
         ticks: list[float] = []
         for size in (*sizes, 0.0):
-            if not ticks or ticks[-1] - size > 0.14 * sizes[0]:  # nearer ones would be written over each other
+            if not ticks or ticks[-1] - size > 0.2 * sizes[0]:  # nearer ones would be written over each other
                 ticks.append(float(size))
         axes.yaxis.set_major_locator(FixedLocator(ticks))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.set_ylim(0, 1.15 * sizes[0] if len(sizes) else 1)
 
 
@@ -262,7 +262,7 @@ def _momentum_axis(axes: Axes, values: np.ndarray) -> None:
         axes.yaxis.set_major_locator(FixedLocator([float(values[0])]))
     else:
         axes.yaxis.set_major_locator(MaxNLocator(3))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_major_formatter("{x:g}")
 
 
 def _label_plateaus(axes: Axes, epochs: np.ndarray, values: np.ndarray) -> None:
@@ -273,10 +273,8 @@ def _label_plateaus(axes: Axes, epochs: np.ndarray, values: np.ndarray) -> None:
     if level.sum() > 8:
         return
     for start, stop in zip(starts[level], stops[level], strict=True):
-        at = ((epochs[start] + epochs[stop]) / 2, values[start])
-        axes.annotate(
-            f"{values[start]:.4g}", at, (0, 3), textcoords="offset points", ha="center", color=MUTED, fontsize=8
-        )
+        place, words = ((epochs[start] + epochs[stop]) / 2, values[start]), f"{values[start]:.4g}"
+        axes.annotate(words, place, (0, 3), textcoords="offset points", ha="center", color=MUTED, fontsize=8)
 
 
 def _mark_boundary(panels: Sequence[Axes], epoch: float) -> None:

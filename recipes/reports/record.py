@@ -33,7 +33,7 @@ class Run:
         evaluations: the same for evaluations.
         seconds: time from the start to the last line written, resumed sessions added up, pauses between them not.
         outcome: `success`, `stopped`, `failed`, or `unfinished` where the last session has written no end.
-        reason: why it stopped or failed; empty where it did not.
+        reason: why it stopped or failed; empty where it came to its end, or to that of `--stop-after`.
     """
 
     folder: Path
@@ -185,6 +185,7 @@ def _ending(numbered: Lines) -> tuple[float, str, str]:
             start, outcome, reason = line["time_ms"], "unfinished", ""
         elif line["key"] == "run_stop":
             outcome, reason = str(line["value"]), str(line.get("reason") or "")
+            reason = "" if reason == "end" else reason  # it came where it was told to
         if start is not None and (following is None or following["key"] == "run_start"):
             milliseconds += line["time_ms"] - start
     return milliseconds / 1000, outcome, reason

@@ -32,7 +32,7 @@ def verdict(run: Run) -> Markup:
         words.append(f" {number(done)} of {number(planned)} updates were done.")
     if run.outcome == "unfinished":
         words.append(" It has not written its end: it is still running, or was killed.")
-    if run.reason and run.outcome != "success":
+    if run.reason:
         words.append(f" Reason: {run.reason}")
     return tag("p", badge(run), "".join(words), class_="verdict")
 
@@ -184,7 +184,9 @@ def _plain(value: Any) -> str:
 
 
 def _origin(path: str, origins: dict[str, str]) -> str:
-    """The origin of a value, or of the nearest thing around it that has one."""
+    """The origin of a value, of a list's first item, or of the nearest thing around it that has one."""
+    if path not in origins and f"{path}.0" in origins:
+        return origins[f"{path}.0"]
     while path and path not in origins:
         path = path.rpartition(".")[0]
     return origins.get(path, "")

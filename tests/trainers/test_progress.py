@@ -126,6 +126,7 @@ def test_process_that_writes_nothing_is_followed_to_its_end(played, tmp_path):
 
 
 def test_why_a_run_ended_is_told(played):
+    assert played([train(0), stopped(1, "stopped")])[0].splitlines()[-1] == "stopped: 1 of 6 updates, epoch 0.50"
     text, _ = played([train(0), stopped(1, "failed", "loss is not finite at [rank] 2")], code=3)
     assert text.splitlines()[-1] == "failed: 1 of 6 updates, epoch 0.50; loss is not finite at [rank] 2"
 

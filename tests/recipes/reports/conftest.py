@@ -45,6 +45,7 @@ ORIGINS = {
     "": "recipes/papers/digits/large.yaml:1:1",
     "model": "recipes/papers/digits/large.yaml:7:1",
     "epochs": "command line:1:8",
+    "optimizer.no_decay.0": "recipes/papers/digits/large.yaml:17:80",
     "augmentation": "default of the schema",
 }
 

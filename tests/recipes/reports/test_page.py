@@ -169,6 +169,7 @@ def test_each_value_stands_with_its_origin_or_the_nearest_above(write_run):
     assert "epochs 12 command line:1:8" in text
     assert "batch.global.1.size 480 recipes/papers/digits/large.yaml:1:1" in text
     assert "optimizer.weight_decay 0.0001" in text
+    assert "optimizer.no_decay [norm] recipes/papers/digits/large.yaml:17:80" in text
 
 
 def test_ranks_of_a_host_are_counted_and_not_listed(write_run):
