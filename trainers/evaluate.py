@@ -33,7 +33,7 @@ def score(
     start, stop = (num_samples * rank // mpi.size for rank in (mpi.rank, mpi.rank + 1))
     for first in range(start, stop, _CHUNK):
         samples = [load(0, index) for index in range(first, min(first + _CHUNK, stop))]
-        images_NCHW = np.stack([image for image, _ in samples])
+        images_NCHW = np.stack([image for image, _ in samples]).astype(chainer.get_dtype(), copy=False)
         labels = np.array([label for _, label in samples], dtype=np.int32)
         with chainer.using_config("train", False), chainer.no_backprop_mode():
             logits = model(images_NCHW)

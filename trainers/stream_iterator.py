@@ -25,7 +25,7 @@ class LoadedMicroBatch:
 
     Args:
         part: its place in the update.
-        images_NCHW: float32.
+        images_NCHW: float32, or what CHAINER_DTYPE says.
         labels: int32 (samples,).
         epochs, indices: int64 (samples,): which augmentation of which sample.
     """
@@ -136,7 +136,7 @@ class StreamIterator(chainer.dataset.Iterator):
                 seen.append(SeenSample(position=part.offset + place, index=int(index), digest=digest))
         return LoadedMicroBatch(
             part=part,
-            images_NCHW=images,
+            images_NCHW=images.astype(chainer.get_dtype(), copy=False),
             labels=np.array([label for _, label in loaded], dtype=np.int32),
             epochs=epochs,
             indices=indices,

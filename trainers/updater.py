@@ -10,6 +10,7 @@ from typing import Any
 import chainer
 import numpy as np
 from chainer.training.updaters import StandardUpdater
+from mpi4py import MPI
 
 from recipes.planning.division import Division
 from recipes.planning.planner import Plan
@@ -37,12 +38,12 @@ class UpdateRecord:
 class RecipeUpdater(StandardUpdater):
     """Does one update of a plan on Chainer's conventions (`Trainer`, extensions, reporter).
 
-        g = sum over workers and micro-batches of (n / B) * gradient of the mean loss over its n samples
+        g = 1/B * sum over workers and micro-batches of n * gradient of the mean loss over its n samples
 
-    Each micro-batch's loss is weighted by its share of the global batch B, so that uneven shares are averaged exactly
-    by samples. Gradients cross the wire once an update, through the communicator's mean (hence the factor `world_size`
-    in the weight). Bytes on the wire: one all-reduce of the gradients, one of 24 bytes a normalised channel, and 17
-    bytes a worker for loss and flags.
+    Gradients are summed over samples and divided once by the global batch B, so that uneven shares are averaged
+    exactly, and a sample's part is rounded alike whatever micro-batch it lies in. Gradients cross the wire once an
+    update. Bytes on the wire: one all-reduce of the gradients, one of 24 bytes a normalised channel, and 17 bytes a
+    worker for loss and flags.
 
     Args:
         iterator: this worker's share of every update.
@@ -71,7 +72,6 @@ class RecipeUpdater(StandardUpdater):
         self.plan = plan
         self.record: UpdateRecord | None = None
         self.stopping = False
-        self._communicator = communicator
         self._mpi = communicator.mpi_comm
         self._norm_groups = norm_groups
         self._rate_attribute = rate_attribute
@@ -92,7 +92,7 @@ class RecipeUpdater(StandardUpdater):
         self._norm_groups.team = self._team(division)
         own_loss = sum(self._backward(model, micro_batch, batch) for micro_batch in share.micro_batches)
         loss = self._agree(own_loss, model, share.update, learning_rate)
-        self._communicator.multi_node_mean_grad(model, zero_fill=True)
+        self._exchange(model, batch)
         self._norm_groups.update_running_statistics(self._mpi, batch)
         setattr(optimizer, self._rate_attribute, learning_rate)
         optimizer.update()
@@ -116,9 +116,18 @@ class RecipeUpdater(StandardUpdater):
         keyed = KeyedDropout(model, seed=self.plan.recipe.seed, epochs=micro_batch.epochs, indices=micro_batch.indices)
         with chainer.using_config("train", True), keyed:
             loss = self.loss_func(model(micro_batch.images_NCHW), micro_batch.labels)
-        weight = micro_batch.part.size / global_batch_size
-        (loss * (weight * self._mpi.size)).backward()
-        return float(loss.array) * weight
+        size = micro_batch.part.size
+        (loss * float(size)).backward()
+        return float(loss.array) * (size / global_batch_size)
+
+    def _exchange(self, model: chainer.Link, global_batch_size: int) -> None:
+        """Sum the gradients over all workers, those of a worker without samples being 0, and divide by the batch."""
+        for _, parameter in sorted(model.namedparams()):
+            if parameter.grad is None:
+                parameter.grad = np.zeros_like(parameter.array)
+            parameter.grad = np.ascontiguousarray(parameter.grad)
+            self._mpi.Allreduce(MPI.IN_PLACE, parameter.grad)
+            parameter.grad *= parameter.dtype.type(1.0 / global_batch_size)
 
     def _agree(self, own_loss: float, model: chainer.Link, update: int, learning_rate: float) -> float:
         """The mean loss over the global batch; all workers learn whether one of them is asked to stop or has failed."""
