@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -61,6 +62,17 @@ def test_dataset_opens_with_its_facts_and_their_source(name):
     assert dataset.source
     assert (dataset.reader is None) == bool(dataset.lacks)
     assert len(dataset.mean) == len(dataset.std) == dataset.channels
+
+
+@pytest.mark.parametrize("name", ["digits", "synthetic"])
+def test_facts_of_a_dataset_are_those_of_its_reader(name):
+    dataset = open_dataset(name, vocabulary=vocabulary())
+    counts = ("num_train", "num_eval", "num_classes")
+    assert dataset.reader.facts(None) == {key: getattr(dataset, key) for key in counts}
+    samples = dataset.reader.open(None, "train")
+    images_NHWC = np.stack([samples[index][0] for index in range(len(samples))]).astype(np.float64) / 255
+    assert images_NHWC.mean(axis=(0, 1, 2)) == pytest.approx(dataset.mean, abs=5e-5)
+    assert images_NHWC.std(axis=(0, 1, 2)) == pytest.approx(dataset.std, abs=5e-5)
 
 
 @pytest.mark.parametrize("name", files_of("clusters"))
