@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -19,7 +20,7 @@ _SIZE_NAMES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "SLURM_STEP_NUM_
 _LOCAL_SIZE_NAMES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_TASKS_PER_NODE")
 _RANK_NAMES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-_OWN = "KILOBATCH_LAUNCHED"
+_OWN = "KILOBATCH_LAUNCHED"  # in the environment of ranks we started: the command line that was typed
 
 STOP_FILE = "stop"  # in the run's folder: ask a run to stop at its next update, from anywhere
 
@@ -39,6 +40,11 @@ def launched_ranks(environment: Mapping[str, str] = os.environ) -> int | None:
 def launched_by_us(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether `start_ranks` started this process."""
     return _OWN in environment
+
+
+def command_line() -> str:
+    """What the user typed, also on the ranks that were started for it."""
+    return os.environ.get(_OWN) or shlex.join(["kilobatch", *sys.argv[1:]])
 
 
 def threads_per_rank(local_ranks: int) -> int:
@@ -111,7 +117,7 @@ def start_ranks(num_ranks: int, arguments: list[str], *, log: Path) -> Ranks:
     Raises:
         LaunchError: there is no mpiexec.
     """
-    environment = {**os.environ, _OWN: "1", "PYTHONUNBUFFERED": "1"}
+    environment = {**os.environ, _OWN: command_line(), "PYTHONUNBUFFERED": "1"}
     for name in _THREADS:
         environment.setdefault(name, str(threads_per_rank(num_ranks)))
     command = [find_mpiexec(), "-n", str(num_ranks), sys.executable, "-P", "-m", "kilobatch", *arguments]

@@ -74,7 +74,7 @@ def claims(run: Run) -> Markup:
         behind += [f"{number(claim['runs'])} runs"] if claim.get("runs") else []
         rows.append((number(claim.get("metric")), said, got, difference, "; ".join(behind)))
     notes = (
-        "One run is one draw: a verdict takes several seeds (kilobatch reproduce). A time holds for its hardware only."
+        "One run is one draw: a verdict takes several seeds. A time holds for its hardware only."
     )
     if changed := [path for path, text in run.origins.items() if path and text.startswith("command line")]:
         notes = f"This run is not the recipe as claimed: the command line sets {', '.join(sorted(changed))}. {notes}"
