@@ -58,7 +58,8 @@ def train(
     from trainers.launch import limit_threads
 
     limit_threads(workers)
-    from trainers.start import TrainRequest, train
+    from trainers.request import TrainRequest
+    from trainers.start import train
 
     request = TrainRequest(
         recipe=recipe,

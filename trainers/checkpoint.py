@@ -48,6 +48,11 @@ def optimizer_arrays(optimizer: chainer.Optimizer) -> dict[str, np.ndarray]:
     }
 
 
+def checkpoint_name(update: int) -> str:
+    """Of the checkpoint after so many updates."""
+    return f"update-{update:06d}"
+
+
 def write_checkpoint(folder: Path, *, model: chainer.Link, optimizer: chainer.Optimizer, state: dict[str, Any]) -> Path:
     """Write `folder`/update-000123, where 123 is `state["update"]`; it appears whole or not at all.
 
@@ -60,7 +65,7 @@ def write_checkpoint(folder: Path, *, model: chainer.Link, optimizer: chainer.Op
     Returns:
         the folder of the checkpoint.
     """
-    final = folder / f"update-{state['update']:06d}"
+    final = folder / checkpoint_name(state["update"])
     partial = folder / f".{final.name}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -137,9 +142,12 @@ def load_into(model: chainer.Link, optimizer: chainer.Optimizer | None, content:
     return state
 
 
-def prune_checkpoints(folder: Path, *, keep: int, best: str | None) -> None:
-    """Remove all but the newest `keep` checkpoints and the one called `best`."""
-    for old in _checkpoints(folder)[:-keep]:
+def prune_checkpoints(folder: Path, *, upto: int, keep: int, best: str | None) -> None:
+    """Remove all but the newest `keep` checkpoints and the one called `best`.
+
+    Those after update `upto` do not count and stay: a resumed run has passed over them as damaged.
+    """
+    for old in [path for path in _checkpoints(folder) if _update_of(path) <= upto][:-keep]:
         if old.name != best:
             shutil.rmtree(old)
 
@@ -147,7 +155,11 @@ def prune_checkpoints(folder: Path, *, keep: int, best: str | None) -> None:
 def _checkpoints(folder: Path) -> list[Path]:
     """All checkpoints of a folder, whole or not, oldest first."""
     found = (path for path in folder.glob("update-*") if path.name.removeprefix("update-").isdigit())
-    return sorted(found, key=lambda path: int(path.name.removeprefix("update-")))
+    return sorted(found, key=_update_of)
+
+
+def _update_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("update-"))
 
 
 def _contiguous(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

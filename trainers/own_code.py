@@ -32,7 +32,7 @@ def own_class(dotted: str, *, group: str) -> type:
     module_name, _, name = dotted.rpartition(".")
     here = str(Path.cwd())
     if here not in sys.path:
-        sys.path.insert(0, here)
+        sys.path.append(here)  # at the end: a folder `recipes` of the user's must not hide ours
     try:
         found = getattr(importlib.import_module(module_name), name)
     except Exception as error:

@@ -51,13 +51,21 @@ def follow(
     display = _Bar(console, seen) if console.is_terminal else _Lines(console, seen)
     with closing(_Tail(Path(run_folder) / "metrics.jsonl", since_ms)) as tail, display:
         while process.poll() is None:
-            display.take(tail.lines())
+            display.take(_told(console, tail.lines()))
             with suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=_POLL_SECONDS)
-        display.take(tail.lines(ended=True))
+        display.take(_told(console, tail.lines(ended=True)))
     if seen.ending:
         _say(console, seen.ending)
     return process.returncode
+
+
+def _told(console: Console, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same lines; the notes of the run's beginning are shown, above a bar where there is one."""
+    for line in lines:
+        for note in line.get("notes", ()) if line["key"] == "run_start" else ():
+            _say(console, note)
+    return lines
 
 
 class _Tail:

@@ -7,17 +7,15 @@ import os
 import signal
 import sys
 import time
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from recipes.errors import InputRefused, Problem, RecipeError
-from recipes.open import OpenedRecipe, open_cluster, open_recipe
-from recipes.planning.planner import Plan, plan
-from recipes.positions import parse_position
-from trainers.lacks import refuse_unbuilt
+from recipes.errors import InputRefused
+from trainers.faults import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED
 from trainers.launch import STOP_FILE, LaunchError, Ranks, launched_by_us, launched_ranks, limit_threads, start_ranks
+from trainers.request import Prepared, TrainRequest, prepare
 from trainers.run_folder import (
+    CHECKPOINTS,
     LOG,
     METRICS,
     REPORT,
@@ -26,119 +24,6 @@ from trainers.run_folder import (
     require_same_recipe,
     require_usable,
 )
-from trainers.vocabulary import vocabulary
-
-EXIT_INPUT, EXIT_FAILED, EXIT_STOPPED = 2, 3, 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainRequest:
-    """What `kilobatch train` was asked for, word for word."""
-
-    recipe: str
-    workers: int | None = None
-    cluster: str | None = None
-    overrides: tuple[str, ...] = ()
-    out: Path | None = None
-    resume: bool = False
-    stop_after: str | None = None
-    checkpoint_every: str = "1ep"
-    micro_batch_size: int | None = None
-    trace: bool = False
-    allow_code: bool = False
-    data: Path | None = None
-
-    def arguments(self, folder: Path) -> list[str]:
-        """The same request as a command line for the ranks, which learn their number from MPI."""
-        words = ["train", self.recipe, "--out", str(folder), "--checkpoint-every", self.checkpoint_every]
-        for flag, value in (
-            ("--cluster", self.cluster),
-            ("--stop-after", self.stop_after),
-            ("--micro-batch-size", self.micro_batch_size),
-            ("--data", self.data),
-        ):
-            words += [] if value is None else [flag, str(value)]
-        for override in self.overrides:
-            words += ["--set", override]
-        flags = (("--resume", self.resume), ("--trace", self.trace), ("--allow-code", self.allow_code))
-        return words + [flag for flag, given in flags if given]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prepared:
-    """A request that has passed every check."""
-
-    opened: OpenedRecipe
-    plan: Plan
-    stop_after_update: int | None
-    checkpoint_every: float | str
-
-
-def prepare(request: TrainRequest, *, workers: int) -> Prepared:
-    """Check recipe, data set, cluster and options, and plan the run; nothing is written.
-
-    Raises:
-        RecipeError, PlanError, NotBuilt: the input is wrong.
-    """
-    words = vocabulary(allow_code=request.allow_code)
-    opened = open_recipe(
-        request.recipe,
-        vocabulary=words,
-        overrides=request.overrides,
-        allow_code=request.allow_code,
-        data_root=request.data,
-    )
-    refuse_unbuilt(opened.recipe, opened.dataset)
-    cluster = open_cluster(request.cluster or "laptop", vocabulary=words)
-    if request.cluster is None:  # as many workers as were asked for, on whatever machine this is
-        cluster = replace(cluster, workers_per_node=max(workers, 1))
-    made = plan(
-        recipe=opened.recipe,
-        dataset=opened.dataset,
-        cluster=cluster,
-        workers=workers,
-        micro_batch_size=request.micro_batch_size,
-    )
-    if cluster.device != "cpu":
-        raise refused("--cluster", f"{cluster.name} has device {cluster.device}", "training on a GPU is not built yet")
-
-    def position(flag: str, word: str) -> float:
-        try:
-            at = parse_position(
-                _number_or_word(word),
-                num_train=opened.dataset.num_train,
-                epochs=opened.recipe.epochs,
-                updates_to_samples=lambda updates: made.timeline.samples_at(min(updates, made.timeline.num_updates)),
-            )
-        except ValueError as error:
-            raise refused(flag, str(error), "write it as 30ep, 500up, 1.5Msp or 0.5run") from None
-        if at <= 0:
-            raise refused(flag, f"{word} is no time at all", "give more than 0")
-        return at
-
-    return Prepared(
-        opened=opened,
-        plan=made,
-        stop_after_update=request.stop_after
-        and made.timeline.first_update_at(position("--stop-after", request.stop_after)),
-        checkpoint_every=(
-            "update"
-            if request.checkpoint_every == "update"
-            else position("--checkpoint-every", request.checkpoint_every)
-        ),
-    )
-
-
-def refused(flag: str, what: str, way_out: str) -> RecipeError:
-    """A wrong option of the command line, as the error that a wrong recipe gives."""
-    return RecipeError([Problem(file="command line", line=1, column=1, path=flag, what=what, way_out=way_out)])
-
-
-def _number_or_word(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def check_folder(request: TrainRequest, folder: Path, prepared: Prepared) -> None:
@@ -176,8 +61,8 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
     timeline, console = prepared.plan.timeline, Console()
     folder.mkdir(parents=True, exist_ok=True)
     began_ms = int(time.time() * 1000)
-    started = start_ranks(workers, request.arguments(folder), log=folder / LOG)
-    with _asking_to_stop(started, folder):
+    with _StopSignals(folder) as signals:
+        started = signals.ranks = start_ranks(workers, request.arguments(folder), log=folder / LOG)
         code = follow(
             folder,
             started.process,
@@ -206,7 +91,16 @@ def _join(request: TrainRequest, ranks: int) -> int:
             f"{ranks} ranks were launched, but MPI joins {world.size}: the launcher and mpi4py use different MPIs; "
             "`kilobatch doctor` tells which MPI this is"
         )
-    prepared, folder = _prepared_together(request, world)
+    prepared, folder = _checked_together(request, world)
+    try:
+        prepared = prepared or prepare(request, workers=world.size)
+        code = _train_together(request, prepared, folder, world, threads)
+    except (InputRefused, SystemExit) as error:  # on this rank alone, perhaps: nobody may wait for it
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
+    return 0 if launched_by_us() else code  # mpiexec calls any other code a failure; our parent reads the last line
+
+
+def _train_together(request: TrainRequest, prepared: Prepared, folder: Path, world: Any, threads: int) -> int:
     from trainers.train import TrainOptions, train_as_rank
 
     options = TrainOptions(
@@ -217,15 +111,14 @@ def _join(request: TrainRequest, ranks: int) -> int:
         trace=request.trace,
         threads=threads,
     )
-    try:
-        code = train_as_rank(prepared.opened, prepared.plan, options, mpi=world, launched_by_us=launched_by_us())
-    except InputRefused as error:  # on this rank alone, perhaps: nobody may wait for it
-        raise RuntimeError(str(error)) from error
-    return 0 if launched_by_us() else code  # mpiexec calls any other code a failure; our parent reads the last line
+    return train_as_rank(prepared.opened, prepared.plan, options, mpi=world, launched_by_us=launched_by_us())
 
 
-def _prepared_together(request: TrainRequest, world: Any) -> tuple[Prepared, Path]:
-    """What `prepare` gives and the run's folder; rank 0 checks first, so that a wrong input is told once."""
+def _checked_together(request: TrainRequest, world: Any) -> tuple[Prepared | None, Path]:
+    """On rank 0 what `prepare` gives, and the run's folder on all.
+
+    Rank 0 checks everything before the others look, so that a wrong input is told once.
+    """
     prepared, folder, complaint = None, None, None
     if world.rank == 0:
         try:
@@ -237,34 +130,41 @@ def _prepared_together(request: TrainRequest, world: Any) -> tuple[Prepared, Pat
             folder = request.out or default_folder(prepared.opened.recipe.name)
             if not launched_by_us():  # our parent has done so, and begun the log there
                 check_folder(request, folder, prepared)
+                (folder / STOP_FILE).unlink(missing_ok=True)
         except InputRefused as error:
             complaint = error
-    told = world.bcast((folder, complaint and str(complaint)), root=0)
+    folder, refusal = world.bcast((folder, complaint is not None), root=0)
     if complaint is not None:
         raise complaint
-    if told[1]:
+    if refusal:
         sys.exit(EXIT_INPUT)
-    return prepared or prepare(request, workers=world.size), told[0]
+    return prepared, folder
 
 
-class _asking_to_stop:
-    """While ranks run: the first SIGINT or SIGTERM asks them to stop after their update, the second ends them."""
+class _StopSignals:
+    """While ranks run: the first SIGINT or SIGTERM asks them to stop after their update, the second ends them.
 
-    def __init__(self, ranks: Ranks, folder: Path) -> None:
-        self._ranks, self._folder, self._asked = ranks, folder, False
+    It stands before the ranks start, and removes a request of before: none is lost, and no rank left alone.
+    """
 
-    def __enter__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        self.ranks: Ranks | None = None
+        self._folder, self._asked = folder, False
+
+    def __enter__(self) -> _StopSignals:
+        (self._folder / STOP_FILE).unlink(missing_ok=True)
         self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
 
     def __exit__(self, *exception: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        if self._ranks.process.poll() is None:
-            self._ranks.kill()
+        if self.ranks is not None and self.ranks.process.poll() is None:
+            self.ranks.kill()
 
     def _note(self, number: int, frame: object) -> None:
-        if self._asked:
-            self._ranks.kill()
+        if self._asked and self.ranks is not None:
+            self.ranks.kill()
             return
         self._asked = True
         os.write(2, b"\nstopping after this update, with a checkpoint; once more to end at once\n")
@@ -277,19 +177,25 @@ def _verdict(code: int, folder: Path, began_ms: int, ranks: Ranks) -> int:
     last = _last_line(folder / METRICS)
     ended = last.get("key") == "run_stop" and last["time_ms"] >= began_ms
     if code == 0 and ended and last["value"] != "failed":
-        return EXIT_STOPPED if last["reason"] == "signal" else 0
+        if last["reason"] != "signal":
+            return 0
+        print(f"kilobatch: stopped by a signal; {_way_on(folder)}", file=sys.stderr)
+        return EXIT_STOPPED
     sys.stderr.write(errors)
     if code == 0:
         print("kilobatch: a rank left before the run ended, without an error of its own", file=sys.stderr)
     elif code not in (EXIT_INPUT, EXIT_FAILED):
         print(f"kilobatch: mpiexec ended with {code}: a rank was killed or crashed", file=sys.stderr)
     if code != EXIT_INPUT:
-        print(
-            f"kilobatch: the run failed; log: {folder / LOG}; "
-            f"to go on from its newest checkpoint: --out {folder} --resume",
-            file=sys.stderr,
-        )
+        print(f"kilobatch: the run failed; log: {folder / LOG}; {_way_on(folder)}", file=sys.stderr)
     return EXIT_INPUT if code == EXIT_INPUT else EXIT_FAILED
+
+
+def _way_on(folder: Path) -> str:
+    names = sorted((path.name for path in (folder / CHECKPOINTS).glob("update-*")), key=lambda name: (len(name), name))
+    if not names:
+        return "no checkpoint was written yet"
+    return f"newest checkpoint: {folder / CHECKPOINTS / names[-1]}; to go on from it: --out {folder} --resume"
 
 
 def _last_line(path: Path) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import shlex
 import socket
 import sys
 from dataclasses import dataclass, replace
@@ -27,7 +26,7 @@ from trainers.extensions.metrics import Metrics
 from trainers.extensions.trace import Trace
 from trainers.extensions.triggers import Every
 from trainers.faults import EXIT_STOPPED, NotFinite, RunFailed
-from trainers.launch import StopRequest
+from trainers.launch import StopRequest, command_line
 from trainers.norm_groups import NormGroups
 from trainers.run_folder import CHECKPOINTS, LOG, METRICS, REPORT, TRACE, cut_back, dataset_facts, write_run
 from trainers.stream_iterator import StreamIterator
@@ -114,20 +113,20 @@ class _Run:
     def start(self) -> None:
         """Write or read what a run begins with, then set up the trainer."""
         folder = self.options.folder
-        state = self._resumed_state() if self.options.resume else None
+        state, notes = self._resumed_state() if self.options.resume else (None, [])
+        notes += [f"warning: {warning}" for warning in self.plan.warnings]
         if self.leads:
             (folder / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
-            (folder / "stop").unlink(missing_ok=True)
             cut_back(folder, self.updater.iteration)
         hosts = self.mpi.gather({"rank": self.mpi.rank, "host": socket.gethostname()}, root=0)
         if self.leads:
             self._write_run(hosts)
         self.metrics = Metrics(folder / METRICS, writes=self.leads)
-        self.trainer = self._trainer(best=state and state["best"])
+        self.trainer = self._trainer(resumed=state)
         reached = {"update": self.updater.iteration, "epoch": self.updater.epoch_detail}
-        self.metrics.write("run_start", self.opened.recipe.name, workers=self.mpi.size, **reached)
-        for warning in self.plan.warnings:
-            log.info("warning: %s", warning)
+        self.metrics.write("run_start", self.opened.recipe.name, workers=self.mpi.size, notes=notes, **reached)
+        for note in notes:
+            log.info("%s", note)
         log.info(
             "training %s on %d worker(s), %d thread(s) each, updates %d to %d of %d",
             self.opened.recipe.name,
@@ -138,24 +137,25 @@ class _Run:
             self.plan.timeline.num_updates,
         )
 
-    def _resumed_state(self) -> dict[str, Any] | None:
-        """Rank 0 reads the newest whole checkpoint; all ranks load it."""
-        content, name = None, None
+    def _resumed_state(self) -> tuple[dict[str, Any] | None, list[str]]:
+        """Rank 0 reads the newest whole checkpoint; all ranks load it. Also what the user should know of it."""
+        content, notes, folder = None, [], self.options.folder / CHECKPOINTS
         if self.leads:
-            path, complaints = newest_checkpoint(self.options.folder / CHECKPOINTS)
-            for complaint in complaints:
-                log.info("warning: passed over %s", complaint)
-            if path is not None:
-                content, name = read_checkpoint(path), path.name
-        content, name = self.mpi.bcast((content, name), root=0)
+            path, complaints = newest_checkpoint(folder)
+            notes = [f"warning: passed over {complaint}" for complaint in complaints]
+            content = path and read_checkpoint(path)
+            notes.append(
+                f"resuming from {path.name}"
+                if path
+                else f"nothing to resume: no whole checkpoint in {folder}; starting at update 0"
+            )
+        content = self.mpi.bcast(content, root=0)
         if content is None:
-            log.info("nothing to resume: no checkpoint in %s; starting at update 0", self.options.folder / CHECKPOINTS)
-            return None
+            return None, notes
         state = load_into(self.parts.model, self.parts.optimizer, content)
         iterator = self.updater.get_iterator("main")
         iterator.update = self.updater.iteration = state["update"]
-        log.info("resuming from %s", name)
-        return state
+        return state, notes
 
     def _write_run(self, hosts: list[dict[str, Any]]) -> None:
         opened, sizes = self.opened, self._model_sizes()
@@ -172,7 +172,7 @@ class _Run:
                 threads=self.options.threads,
                 fingerprint=opened.dataset.reader.fingerprint(opened.dataset.root),
             ),
-            command=shlex.join(["kilobatch", *sys.argv[1:]]),
+            command=command_line(),
         )
 
     def _model_sizes(self) -> Model:
@@ -181,7 +181,7 @@ class _Run:
             num_state_values=self.opened.recipe.optimizer.num_state_values,
         )
 
-    def _trainer(self, best: dict[str, Any] | None) -> Trainer:
+    def _trainer(self, resumed: dict[str, Any] | None) -> Trainer:
         folder, num_updates = self.options.folder, self.plan.timeline.num_updates
         trainer = Trainer(self.updater, lambda trainer: self._ends(), out=str(folder))
         evaluation = Evaluation(self._score, self.metrics)
@@ -190,7 +190,7 @@ class _Run:
             writes=self.leads,
             evaluation=evaluation,
             metrics=self.metrics,
-            best=best,
+            resumed=resumed,
             identity={"recipe": self.opened.recipe.name, "recipe_sha256": fingerprint(self.opened.tree)},
         )
         every = Every(epochs=self.options.checkpoint_every, num_updates=num_updates)
@@ -210,20 +210,19 @@ class _Run:
 
     def failed(self, error: NotFinite) -> RunFailed:
         """What to tell the user: the cause, and where the last good state is."""
-        last = self.checkpoints.last or "none was written"
+        last = self.checkpoints.last and self.options.folder / CHECKPOINTS / self.checkpoints.last
         self.metrics.write("run_stop", "failed", update=self.updater.iteration, reason=str(error))
-        return RunFailed(f"{error}. Last good checkpoint: {self.options.folder / CHECKPOINTS / last}")
+        return RunFailed(f"{error}. Last good checkpoint: {last or 'none was written yet'}")
 
     def end(self) -> int:
         """Write the last line and the report; returns the exit code."""
         stopped = self.updater.stopping and self.updater.iteration < self.end_update
         whole = self.updater.iteration >= self.plan.timeline.num_updates
         how = "success" if whole else "stopped"
+        reason = "signal" if stopped else "" if whole else "--stop-after"
         reached = {"update": self.updater.iteration, "epoch": self.updater.epoch_detail}
         self.mpi.Barrier()  # every rank has done its part before the run counts as ended
-        self.metrics.write(
-            "run_stop", how, reason="signal" if stopped else "end", best=self.checkpoints.best, **reached
-        )
+        self.metrics.write("run_stop", how, reason=reason, best=self.checkpoints.best, **reached)
         self.metrics.close()
         if self.leads:
             _write_report(self.options.folder)

@@ -111,5 +111,15 @@ def test_the_newest_two_and_the_best_are_kept(tmp_path):
     model, optimizer = trained(0, updates=0)
     for update in range(1, 7):
         write_checkpoint(tmp_path, model=model, optimizer=optimizer, state={"update": update})
-        prune_checkpoints(tmp_path, keep=2, best="update-000002")
+        prune_checkpoints(tmp_path, upto=update, keep=2, best="update-000002")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["update-000002", "update-000005", "update-000006"]
+
+
+def test_damaged_ones_that_a_resumed_run_has_passed_over_do_not_count_as_the_newest(tmp_path):
+    model, optimizer = trained(0, updates=0)
+    for update in (10, 20, 30, 40, 12, 14, 16):  # 20 to 40 were damaged, so the run went on from 10
+        write_checkpoint(tmp_path, model=model, optimizer=optimizer, state={"update": update})
+        if 10 < update < 20:
+            prune_checkpoints(tmp_path, upto=update, keep=2, best=None)
+    kept = sorted(int(path.name.removeprefix("update-")) for path in tmp_path.iterdir())
+    assert kept == [14, 16, 20, 30, 40]

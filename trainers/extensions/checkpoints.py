@@ -7,7 +7,7 @@ from typing import Any
 
 from chainer.training import Extension, Trainer
 
-from trainers.checkpoint import prune_checkpoints, write_checkpoint
+from trainers.checkpoint import checkpoint_name, prune_checkpoints, write_checkpoint
 from trainers.extensions.evaluation import Evaluation
 from trainers.extensions.metrics import Metrics
 
@@ -22,7 +22,7 @@ class Checkpoints(Extension):
         writes: whether this rank writes.
         evaluation: whose score decides which checkpoint is the best.
         metrics: where a line says so.
-        best: name and accuracy of the best checkpoint so far (of a resumed run).
+        resumed: the state of the checkpoint that a resumed run began with.
         identity: plain data kept in every checkpoint (the recipe's hash).
     """
 
@@ -36,7 +36,7 @@ class Checkpoints(Extension):
         writes: bool,
         evaluation: Evaluation,
         metrics: Metrics,
-        best: dict[str, Any] | None,
+        resumed: dict[str, Any] | None,
         identity: dict[str, Any],
     ) -> None:
         self._folder = folder
@@ -44,12 +44,12 @@ class Checkpoints(Extension):
         self._evaluation = evaluation
         self._metrics = metrics
         self._identity = identity
-        self.best = best
-        self.last: str | None = None
+        self.best: dict[str, Any] | None = resumed and resumed["best"]
+        self.last: str | None = resumed and checkpoint_name(resumed["update"])
 
     def __call__(self, trainer: Trainer) -> None:
         updater = trainer.updater
-        name = f"update-{updater.iteration:06d}"
+        name = checkpoint_name(updater.iteration)
         if name == self.last:
             return
         self.last = name
@@ -66,6 +66,7 @@ class Checkpoints(Extension):
             }
             optimizer = updater.get_optimizer("main")
             write_checkpoint(self._folder, model=optimizer.target, optimizer=optimizer, state=state)
-            prune_checkpoints(self._folder, keep=_KEPT, best=self.best and self.best["checkpoint"])
+            best = self.best and self.best["checkpoint"]
+            prune_checkpoints(self._folder, upto=updater.iteration, keep=_KEPT, best=best)
         self._metrics.write("checkpoint", name, update=updater.iteration, epoch=updater.epoch_detail)
         self._metrics.restart_clock()

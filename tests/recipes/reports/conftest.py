@@ -83,7 +83,7 @@ def lines_of_a_run(*, stop: str | None = "success", num_updates: int = 54) -> li
             lines.append({"key": "eval_loss", "value": 2.2 * math.exp(-epoch / 2.0) + 0.05, **reached})
     if stop:
         end = {"update": num_updates, "epoch": samples / NUM_TRAIN, "samples": samples, "time_ms": clock + 500}
-        lines.append({"key": "run_stop", "value": stop, "reason": "end" if stop == "success" else "asked to", **end})
+        lines.append({"key": "run_stop", "value": stop, "reason": "" if stop == "success" else "asked to", **end})
     return lines
 
 

@@ -1,0 +1,123 @@
+"""What `kilobatch train` is asked for, and the check of all of it before anything is started or written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from recipes.errors import Problem, RecipeError
+from recipes.open import OpenedRecipe, open_cluster, open_recipe
+from recipes.planning.planner import Plan, plan
+from recipes.positions import parse_position
+from trainers.lacks import refuse_unbuilt
+from trainers.vocabulary import vocabulary
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainRequest:
+    """What `kilobatch train` was asked for, word for word."""
+
+    recipe: str
+    workers: int | None = None
+    cluster: str | None = None
+    overrides: tuple[str, ...] = ()
+    out: Path | None = None
+    resume: bool = False
+    stop_after: str | None = None
+    checkpoint_every: str = "1ep"
+    micro_batch_size: int | None = None
+    trace: bool = False
+    allow_code: bool = False
+    data: Path | None = None
+
+    def arguments(self, folder: Path) -> list[str]:
+        """The same request as a command line for the ranks, which learn their number from MPI."""
+        words = ["train", self.recipe, "--out", str(folder), "--checkpoint-every", self.checkpoint_every]
+        for flag, value in (
+            ("--cluster", self.cluster),
+            ("--stop-after", self.stop_after),
+            ("--micro-batch-size", self.micro_batch_size),
+            ("--data", self.data),
+        ):
+            words += [] if value is None else [flag, str(value)]
+        for override in self.overrides:
+            words += ["--set", override]
+        flags = (("--resume", self.resume), ("--trace", self.trace), ("--allow-code", self.allow_code))
+        return words + [flag for flag, given in flags if given]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A request that has passed every check."""
+
+    opened: OpenedRecipe
+    plan: Plan
+    stop_after_update: int | None
+    checkpoint_every: float | str
+
+
+def prepare(request: TrainRequest, *, workers: int) -> Prepared:
+    """Check recipe, data set, cluster and options, and plan the run; nothing is written.
+
+    Raises:
+        RecipeError, PlanError, NotBuilt: the input is wrong.
+    """
+    words = vocabulary(allow_code=request.allow_code)
+    opened = open_recipe(
+        request.recipe,
+        vocabulary=words,
+        overrides=request.overrides,
+        allow_code=request.allow_code,
+        data_root=request.data,
+    )
+    refuse_unbuilt(opened.recipe, opened.dataset)
+    cluster = open_cluster(request.cluster or "laptop", vocabulary=words)
+    if request.cluster is None:  # as many workers as were asked for, on whatever machine this is
+        cluster = replace(cluster, workers_per_node=max(workers, 1))
+    made = plan(
+        recipe=opened.recipe,
+        dataset=opened.dataset,
+        cluster=cluster,
+        workers=workers,
+        micro_batch_size=request.micro_batch_size,
+    )
+    if cluster.device != "cpu":
+        raise refused("--cluster", f"{cluster.name} has device {cluster.device}", "training on a GPU is not built yet")
+    stop_after, every = request.stop_after, request.checkpoint_every
+    return Prepared(
+        opened=opened,
+        plan=made,
+        stop_after_update=(
+            None if stop_after is None else made.timeline.first_update_at(_epochs("--stop-after", stop_after, made))
+        ),
+        checkpoint_every=every if every == "update" else _epochs("--checkpoint-every", every, made),
+    )
+
+
+def refused(flag: str, what: str, way_out: str) -> RecipeError:
+    """A wrong option of the command line, as the error that a wrong recipe gives."""
+    return RecipeError([Problem(file="command line", line=1, column=1, path=flag, what=what, way_out=way_out)])
+
+
+def _epochs(flag: str, text: str, made: Plan) -> float:
+    """The epochs of a position such as 30ep or 500up, from the start of the run."""
+    timeline = made.timeline
+    try:
+        at = parse_position(
+            _number_or_word(text),
+            num_train=made.dataset.num_train,
+            epochs=made.recipe.epochs,
+            updates_to_samples=lambda updates: timeline.samples_at(min(updates, timeline.num_updates)),
+        )
+    except ValueError as error:
+        raise refused(flag, str(error), "write it as 30ep, 500up, 1.5Msp or 0.5run") from None
+    if at <= 0:
+        raise refused(flag, f"{text} is no time at all", "give more than 0")
+    return at
+
+
+def _number_or_word(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
