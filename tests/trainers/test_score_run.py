@@ -1,0 +1,112 @@
+"""`kilobatch evaluate`, and that a score is the same on any number of ranks."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.mpi
+
+MPIEXEC = Path(sys.executable).parent / "mpiexec"
+SCORE = """\
+import sys
+from pathlib import Path
+import trainers.compat
+from mpi4py import MPI
+from recipes.open import open_recipe
+from trainers.build import build
+from trainers.checkpoint import load_into, read_checkpoint
+from trainers.evaluate import score
+from trainers.vocabulary import vocabulary
+
+folder = Path(sys.argv[1])
+opened = open_recipe(folder / "recipe.yaml", vocabulary=vocabulary())
+parts = build(opened.recipe, opened.dataset)
+load_into(parts.model, None, read_checkpoint(max((folder / "checkpoints").glob("update-*"))))
+found = score(parts.model, load=parts.load_eval, num_samples=parts.num_eval, loss=parts.loss, mpi=MPI.COMM_WORLD)
+for rank in range(MPI.COMM_WORLD.size):
+    if rank == MPI.COMM_WORLD.rank:
+        print(float(found.accuracy).hex(), float(found.loss), found.num_samples, flush=True)
+    MPI.COMM_WORLD.Barrier()
+"""
+
+
+def kilobatch(*words):
+    command = [sys.executable, "-P", "-m", "kilobatch", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run whose accuracy falls again at the end, so that its best and its newest checkpoint differ."""
+    folder = tmp_path_factory.mktemp("run") / "run"
+    words = ("--set", "epochs=4", "--set", "batch.global=32", "--set", "model.width=4")
+    words += ("--set", "learning_rate.schedule={kind: MultiStep, boundaries: [3], factor: 200}")
+    done = kilobatch("train", "digits/baseline", "-n", 2, "--out", folder, *words)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def scores(run, key):
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return {f"update-{line['update']:06d}": line["value"] for line in lines if line["key"] == key}
+
+
+def test_newest_best_and_named_checkpoints_score_what_the_run_wrote(run):
+    accuracy, loss = scores(run, "eval_accuracy"), scores(run, "eval_loss")
+    newest, best = max(accuracy), max(accuracy, key=lambda name: (accuracy[name], -int(name[7:])))
+    assert accuracy[newest] < accuracy[best]
+    for words, name in (((), newest), (("--checkpoint", "best"), best), (("--checkpoint", best), best)):
+        done = kilobatch("evaluate", run, *words, "--json")
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        assert (found["checkpoint"], found["accuracy"], found["num_samples"]) == (name, accuracy[name], 297)
+        assert found["loss"] == pytest.approx(loss[name], rel=1e-6)
+    done = kilobatch("evaluate", run, "--checkpoint", "best")
+    assert done.stdout.startswith(f"{best} (epoch ")
+    assert f"accuracy {accuracy[best]:.2%}, loss {loss[best]:.4f} over 297 samples" in done.stdout
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_evaluation_is_exact_on_any_number_of_ranks(run, tmp_path, ranks):
+    (tmp_path / "score.py").write_text(SCORE)
+
+    def score(ranks):
+        command = [MPIEXEC, "-n", str(ranks), sys.executable, tmp_path / "score.py", run]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return [line.split() for line in done.stdout.splitlines()]
+
+    ((accuracy, loss, num_samples),) = score(1)
+    assert num_samples == "297"
+    found = score(ranks)
+    assert len(found) == ranks
+    for line in found:  # every rank knows the score of all
+        assert (line[0], line[2]) == (accuracy, num_samples)
+        assert float(line[1]) == pytest.approx(float(loss), rel=1e-6)
+
+
+def test_what_cannot_be_scored_is_told_in_a_line(run, tmp_path):
+    damaged = tmp_path / "damaged"
+    shutil.copytree(run, damaged)
+    newest = max((damaged / "checkpoints").iterdir())
+    (newest / "weights.safetensors").write_bytes(b"")
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    (bare / "recipe.yaml").write_text((run / "recipe.yaml").read_text())
+    (bare / "dataset.yaml").write_text((run / "dataset.yaml").read_text())
+    for folder, checkpoint, message in (
+        (tmp_path / "nowhere", "newest", "is no run's folder: it has no recipe.yaml"),
+        (run, "update-000001", "there is no checkpoint update-000001 in "),
+        (run, "../../run", "there is no checkpoint ../../run in "),
+        (damaged, newest.name, "weights.safetensors: differs from its checksum"),
+        (bare, "newest", "no whole checkpoint in "),
+    ):
+        done = kilobatch("evaluate", folder, "--checkpoint", checkpoint)
+        assert done.returncode == 2, done.stderr
+        assert message in done.stderr
+        assert done.stderr.count("\n") == 1, done.stderr
+    assert kilobatch("evaluate", damaged).returncode == 0, "the newest that is whole"
