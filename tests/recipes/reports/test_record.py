@@ -151,7 +151,7 @@ def test_missing_folder_is_named(tmp_path):
         ("run.yaml", "recipe: {}\norigins: {}\nplan: 3\n", r"run\.yaml: `plan` is missing or not a mapping"),
         ("run.yaml", "a: &a [*a]\n", r"run\.yaml: over 1,000,000 values or 60 levels"),
         ("run.yaml", "recipe: \xff", r"run\.yaml: cannot be read"),
-        ("environment.json", '{"a": 1,\n}', r"environment\.json:2:1: not JSON"),
+        ("environment.json", '{"a": 1\n', r"environment\.json:2:1: not JSON"),
         ("environment.json", "[]", r"environment\.json:1: expected an object"),
         ("metrics.jsonl", "[]\n", r"metrics\.jsonl:1: expected an object"),
     ],

@@ -50,8 +50,9 @@ def test_initial_arrays_are_what_their_initialisers_give(built):
     for path, parameter in built[0].namedparams():
         again = np.empty_like(parameter.array)
         parameter.initializer(again)
-        assert np.isclose(again.std(), parameter.array.std(), rtol=0.5, atol=1e-7), path
-        assert np.isclose(again.mean(), parameter.array.mean(), atol=0.5), path
+        spread, errors = parameter.array.std(), 6 / np.sqrt(again.size)  # 6 standard errors of a difference
+        assert np.isclose(again.std(), spread, rtol=errors, atol=1e-7), path
+        assert np.isclose(again.mean(), parameter.array.mean(), atol=6 * errors * spread + 1e-7), path
 
 
 def test_every_parameter_gets_a_finite_gradient(built):
