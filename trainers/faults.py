@@ -6,6 +6,8 @@ import os
 import socket
 import sys
 import traceback
+from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 
 EXIT_INPUT, EXIT_FAILED, EXIT_STOPPED = 2, 3, 4
@@ -57,7 +59,16 @@ def abort_on_exception(rank: int) -> None:
             print(f"kilobatch: {error}", file=sys.stderr, flush=True)
         if isinstance(error, RunFailed):
             MPI.COMM_WORLD.Barrier()  # all ranks raise it: let rank 0 speak before anyone is killed
+        _remove_shared_memory()
         MPI.COMM_WORLD.Abort(EXIT_FAILED)
         os._exit(EXIT_FAILED)
 
     sys.excepthook = hook
+
+
+def _remove_shared_memory() -> None:
+    """Remove this job's segments: MPICH does so in MPI_Finalize only, and an abort leaves 2 MB in /dev/shm."""
+    with suppress(OSError):  # not Linux, or another rank was first
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            if (name := line.split()[-1]).startswith("/dev/shm/mpich_shm_"):
+                Path(name).unlink(missing_ok=True)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -96,7 +97,10 @@ class Ranks:
     _reader: threading.Thread
 
     def kill(self) -> None:
-        """End all ranks at once; mpiexec takes them with it."""
+        """End all ranks at once, also one that hangs: mpiexec would pass on a SIGTERM, which a rank only notes."""
+        for descendant in reversed(_descendants(self.process.pid)):
+            with suppress(ProcessLookupError):
+                os.kill(descendant, signal.SIGKILL)
         self.process.terminate()
 
     def errors(self) -> str:
@@ -135,6 +139,16 @@ def start_ranks(num_ranks: int, arguments: list[str], *, log: Path) -> Ranks:
     reader = threading.Thread(target=_tee, args=(process.stderr, log, errors), daemon=True)
     reader.start()
     return Ranks(process=process, _errors=errors, _reader=reader)
+
+
+def _descendants(parent: int) -> list[int]:
+    """Processes below one of ours, children before their own children."""
+    found = [parent]
+    for process in found:
+        for task in Path(f"/proc/{process}/task").glob("*/children"):
+            with suppress(OSError):  # it has just ended
+                found += [int(word) for word in task.read_text().split()]
+    return found[1:]
 
 
 def _tee(stream: IO[bytes], log: Path, lines: list[str]) -> None:

@@ -1,6 +1,7 @@
 """One rank's trouble ends the run on all of them, loudly and soon."""
 
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 pytestmark = pytest.mark.mpi
 
 OWN = """\
-import os, signal, sys
+import os, signal, sys, time
 import chainer
 import chainer.links as L
 from mpi4py import MPI
@@ -35,12 +36,16 @@ class Net(chainer.Chain):
     def fail(self):
         if MPI.COMM_WORLD.rank != 1:
             return
+        with open("/proc/self/maps") as maps, open("maps", "w") as copy:
+            copy.write(maps.read())
         if self.how in ("raise", "build"):
             raise KeyError("an odd sample")
         if self.how == "_exit":
             os._exit(0)
         if self.how == "exit":
             sys.exit(0)
+        if self.how == "hang":
+            time.sleep(1000)
         os.kill(os.getpid(), signal.SIGKILL)
 """
 SAID = {
@@ -62,6 +67,13 @@ def processes_of(folder):
     return found
 
 
+def assert_nothing_is_left(folder):
+    until = time.monotonic() + 5
+    while processes_of(folder) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert processes_of(folder) == []
+
+
 @pytest.mark.parametrize("how", SAID)
 def test_one_ranks_trouble_ends_all(tmp_path, how):
     (tmp_path / "own_net.py").write_text(OWN)
@@ -78,7 +90,37 @@ def test_one_ranks_trouble_ends_all(tmp_path, how):
         newest = max(path.name for path in (folder / "checkpoints").glob("update-*"))
         assert newest in ("update-000002", "update-000004")  # rank 0 may still have been writing when rank 1 failed
         assert f"newest checkpoint: {folder / 'checkpoints' / newest}; to go on" in done.stderr
-    until = time.monotonic() + 5
-    while processes_of(folder) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert processes_of(folder) == []
+    if how in ("raise", "build", "exit"):
+        segments = set(re.findall(r"/dev/shm/mpich\S+", (tmp_path / "maps").read_text()))
+        assert segments
+        assert not any(Path(name).exists() for name in segments)
+    assert_nothing_is_left(folder)
+
+
+def test_a_recipe_that_only_one_rank_refuses_ends_all(tmp_path):
+    (tmp_path / "own_net.py").write_text(OWN + "\nif MPI.COMM_WORLD.rank == 1:\n    1 / 0\n")
+    (tmp_path / "mine.yaml").write_text("kilobatch: 1\nextends: digits/ramp\nmodel: {kind: own_net.Net, how: none}\n")
+    command = [sys.executable, "-P", "-m", "kilobatch", "train", "mine.yaml", "--allow-code", "-n", "2", "--out", "run"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert f"rank 1 on {socket.gethostname()} failed:" in done.stderr
+    assert "model.kind: own_net.Net cannot be used: ZeroDivisionError" in done.stderr
+    assert "no checkpoint was written yet" in done.stderr
+
+
+def test_two_signals_end_a_run_in_which_a_rank_hangs(tmp_path):
+    (tmp_path / "own_net.py").write_text(OWN)
+    (tmp_path / "mine.yaml").write_text("kilobatch: 1\nextends: digits/ramp\nmodel: {kind: own_net.Net, how: hang}\n")
+    folder = tmp_path / "run"
+    command = [sys.executable, "-P", "-m", "kilobatch", "train", "mine.yaml", "--allow-code", "-n", "2"]
+    with subprocess.Popen([*command, "--out", folder], cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        until = time.monotonic() + 60
+        while not (tmp_path / "maps").exists():
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        for _ in range(2):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+        _, errors = process.communicate(timeout=20)
+    assert process.returncode == 3, errors
+    assert_nothing_is_left(folder)
