@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from recipes.open import open_recipe
 from recipes.reports.record import open_run
@@ -17,7 +17,7 @@ BASELINE = "digits/baseline"
 
 def result(folders: list[Path]) -> Table:
     """The runs in these folders, and what `claims` of the baseline's recipe says was measured for it."""
-    table = Table("run", "global batch", "accuracy", "measured")
+    table = Table("run", "global batch", "accuracy", Column("measured", overflow="fold"))
     for run in map(open_run, folders):
         batch = run.plan["segments"][-1]["global_batch_size"]
         table.add_row(run.name, str(batch), percent(run.final_accuracy), f"now, in {duration(run.seconds)}")
