@@ -42,7 +42,7 @@ CASES = {
         "goyal2017",
         (
             "dataset=synthetic",
-            "batch={global: 32, norm_span: 16}",
+            "batch={global: 16, norm_span: 8}",
             "learning_rate.warmup=null",
             "augmentation={train: [{kind: Resize, shorter: 64}], eval: [{kind: Resize, shorter: 64}]}",
         ),
@@ -226,7 +226,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), help="what to train; all by default")
     parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2], help="numbers of ranks, one after the other")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--updates", type=int, default=10, help="turns of a round")
+    parser.add_argument("--updates", type=int, default=6, help="turns of a round")
     parser.add_argument("--json", type=Path, metavar="F", help="write all figures here, seconds by round")
     options = parser.parse_args()
     how = {"rounds": options.rounds, "updates": options.updates}
