@@ -16,7 +16,7 @@ class SmallCNN:
     """Three times convolution, batch normalisation and ReLU, then a global average and one linear layer.
 
     The 3x3 convolutions have `width`, 2 `width` and 4 `width` channels and no bias; a 2x2 max pooling stands between
-    them. Made for images of 8x8 to 32x32. Weights: He normal (fan in), linear layer N(0, 0.01) with bias 0.
+    them. Made for images of 8x8 to 32x32. Weights: He normal (fan in), linear layer LeCun normal with bias 0.
 
     Args:
         width: channels of the first convolution, at least 1.

@@ -18,7 +18,7 @@ class SmallResNet:
     A 3x3 convolution with `width` channels, then the stages: stage k has `blocks[k]` blocks of `width * 2**k`
     channels, and every stage but the first halves the image. Then a global average and one linear layer. The paper's
     networks for CIFAR-10 are `width=16, blocks=(n, n, n)`, 6n + 2 layers deep. Weights: He normal (fan in), linear
-    layer N(0, 0.01) with bias 0.
+    layer LeCun normal with bias 0.
 
     Args:
         width: channels of the first stage, at least 1.

@@ -1,0 +1,103 @@
+import hashlib
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from recipes.planning.draws import draws
+from trainers.augmentations import HorizontalFlip, Normalize, RandomCrop, RandomResizedCrop
+from trainers.augmentations.pipeline import Pipeline
+
+GREY = SimpleNamespace(name="grey", mean=(0.25,), std=(0.5,))
+GOLDEN = "bbfbff23c9c451a1d009867333999b8803391a226595df0c071b384c6c2c74be"
+COLOUR = SimpleNamespace(name="colour", mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
+
+
+def photo(height=30, width=40, channels=3, dtype=np.uint8):
+    return np.random.default_rng(1).integers(0, 256, (height, width, channels)).astype(dtype)
+
+
+def pipeline(*parts, dataset=COLOUR, seed=0):
+    return Pipeline(parts=parts, dataset=dataset, seed=seed)
+
+
+def test_without_parts_pixels_are_divided_by_255():
+    image_CHW = pipeline()(photo(), epoch=0, index=0)
+    np.testing.assert_array_equal(image_CHW, photo().transpose(2, 0, 1).astype(np.float32) / np.float32(255))
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+@pytest.mark.parametrize(("dataset", "channels"), [(GREY, 1), (COLOUR, 3)])
+def test_normalize_by_name_takes_the_place_of_the_division(dtype, dataset, channels):
+    given = photo(channels=channels, dtype=dtype)
+    image_CHW = pipeline(Normalize(with_=dataset.name), dataset=dataset)(given, epoch=0, index=0)
+    expected = (given.astype(np.float64) / 255 - dataset.mean) / dataset.std
+    np.testing.assert_allclose(image_CHW, expected.transpose(2, 0, 1), rtol=1e-5, atol=1e-5)
+
+
+def test_a_normalisation_of_another_team_is_not_divided_again():
+    class ToMinusOneToOne:
+        scales_pixels = True
+
+        def __call__(self, image_HWC, draws):
+            return image_HWC / np.float32(127.5) - 1
+
+    image_CHW = pipeline(ToMinusOneToOne())(np.full((2, 2, 3), 255, np.uint8), epoch=0, index=0)
+    assert (image_CHW == 1).all()
+
+
+@pytest.mark.parametrize("parts", [(), (HorizontalFlip(probability=1),), (Normalize(with_="colour"),)])
+def test_the_result_is_float32_chw_in_c_order_and_an_array_of_its_own(parts):
+    given = photo(dtype=np.float32)
+    image_CHW = pipeline(*parts)(given, epoch=0, index=0)
+    assert image_CHW.dtype == np.float32
+    assert image_CHW.shape == (3, 30, 40)
+    assert image_CHW.flags.c_contiguous
+    assert not np.shares_memory(image_CHW, given)
+    np.testing.assert_array_equal(given, photo(dtype=np.float32))
+
+
+def test_every_part_draws_by_seed_epoch_index_and_place():
+    crop, flip = RandomResizedCrop(size=8), HorizontalFlip()
+    image_HWC = crop(photo(), draws(5, "augmentation", 3, 17, 0))
+    image_HWC = flip(image_HWC, draws(5, "augmentation", 3, 17, 1))
+    expected = image_HWC.transpose(2, 0, 1).astype(np.float32) / np.float32(255)
+    np.testing.assert_array_equal(pipeline(crop, flip, seed=5)(photo(), epoch=3, index=17), expected)
+
+
+def test_images_differ_by_seed_epoch_and_index():
+    crop = RandomResizedCrop(size=8)
+    found = {
+        pipeline(crop, seed=seed)(photo(), epoch=epoch, index=index).tobytes()
+        for seed, epoch, index in [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
+    }
+    assert len(found) == 4
+
+
+def test_what_was_drawn_before_does_not_matter():
+    parts = (RandomCrop(size=24, padding=2), HorizontalFlip())
+    fresh, used = pipeline(*parts), pipeline(*parts)
+    for index in range(10):
+        used(photo(), epoch=0, index=index)
+    np.testing.assert_array_equal(fresh(photo(), epoch=1, index=4), used(photo(), epoch=1, index=4))
+
+
+def test_the_same_key_gives_the_same_bits_on_every_machine():
+    """Golden: a change here changes every trace, so it must be on purpose."""
+    parts = (RandomCrop(size=24, padding=4), HorizontalFlip(), Normalize(with_="grey"))
+    ramp_HWC = np.arange(28 * 28, dtype=np.uint8).reshape(28, 28, 1)
+    image_CHW = pipeline(*parts, dataset=GREY)(ramp_HWC, epoch=2, index=9)
+    assert hashlib.sha256(image_CHW.tobytes()).hexdigest() == GOLDEN
+
+
+@pytest.mark.parametrize(
+    "image_HWC", [np.zeros((8, 8), np.uint8), np.zeros((8, 8, 1)), np.zeros((8, 8, 1), np.uint16)]
+)
+def test_what_is_no_image_is_refused(image_HWC):
+    with pytest.raises(ValueError, match="sample 4 must be an image height x width x channels of uint8 or float32"):
+        pipeline()(image_HWC, epoch=0, index=4)
+
+
+def test_normalize_by_the_name_of_another_data_set_is_refused_at_once():
+    with pytest.raises(ValueError, match="Normalize.with must be 'grey'"):
+        pipeline(Normalize(with_="colour"), dataset=GREY)
