@@ -1,0 +1,108 @@
+"""Every data set keeps the promises the stream, the trace and the run's record rely on."""
+
+import pickle
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from trainers import datasets
+from trainers.datasets import Digits, ImageFolder, Synthetic
+
+CASES = {
+    "Digits": Digits(num_eval=100),
+    "ImageFolder": ImageFolder(),
+    "Synthetic": Synthetic(num_train=60, num_eval=30, num_classes=3, channels=1, size=8),
+}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("images")
+    draws = np.random.default_rng(0)
+    for split, count in (("train", 8), ("val", 3)):
+        for name in ("cat", "dog"):
+            (folder / split / name).mkdir(parents=True)
+            for number in range(count):
+                pixels = draws.integers(0, 256, (16, 20, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / split / name / f"{number}.jpg")
+    return folder
+
+
+def test_no_data_set_is_missing_here():
+    assert sorted(CASES) == datasets.__all__
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_samples_are_images_and_labels(name, split, root):
+    samples = CASES[name].open(root, split)
+    facts = CASES[name].facts(root)
+    assert len(samples) == facts[f"num_{split}"] > 0
+    labels = set()
+    for index in range(len(samples)):
+        image_HWC, label = samples[index]
+        assert image_HWC.ndim == 3
+        assert image_HWC.dtype in (np.uint8, np.float32)
+        assert 0 <= image_HWC.min() <= image_HWC.max() <= 255
+        assert type(label) is int
+        labels.add(label)
+    assert labels == set(range(facts["num_classes"]))
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_opening_again_gives_the_same_samples(name, root):
+    first, second = (CASES[name].open(root, "eval") for _ in range(2))
+    for index in range(len(first)):
+        assert first[index][0].tobytes() == second[index][0].tobytes()
+        assert first[index][1] == second[index][1]
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_threads_read_the_same_samples(name, root):
+    samples = CASES[name].open(root, "train")
+    alone = [samples[index][0].tobytes() for index in range(len(samples))]
+    with ThreadPoolExecutor(8) as threads:
+        together = list(threads.map(lambda index: samples[index][0].tobytes(), [*range(len(samples))] * 4))
+    assert together == alone * 4
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_a_sample_that_somebody_changes_stays_as_it_was(name, root):
+    samples = CASES[name].open(root, "train")
+    before = samples[0][0].copy()
+    image_HWC = samples[0][0]
+    if image_HWC.flags.writeable:
+        image_HWC[...] = 7
+    np.testing.assert_array_equal(samples[0][0], before)
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_opened_samples_travel_to_other_processes(name, root):
+    samples = CASES[name].open(root, "train")
+    again = pickle.loads(pickle.dumps(samples))
+    assert again[3][0].tobytes() == samples[3][0].tobytes()
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_fingerprints_are_sha256_of_data_and_fields(name, root):
+    fingerprint = CASES[name].fingerprint(root)
+    assert re.fullmatch("[0-9a-f]{64}", fingerprint)
+    assert CASES[name].fingerprint(root) == fingerprint
+    others = {"Digits": Digits(num_eval=101), "ImageFolder": ImageFolder(channels=1), "Synthetic": Synthetic(seed=1)}
+    assert others[name].fingerprint(root) != fingerprint
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_another_split_is_refused(name, root):
+    with pytest.raises(ValueError, match="split must be 'train' or 'eval', got 'val'"):
+        CASES[name].open(root, "val")
+
+
+def test_fields_are_checked_without_loading_scikit_learn():
+    code = "import sys; from trainers.datasets import Digits; Digits().facts(None); print('sklearn' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

@@ -1,0 +1,221 @@
+import os
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from trainers.datasets import ImageFolder
+
+
+def write(path, color=(200, 100, 50), mode="RGB", size=(12, 9)):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, color).save(path, quality=95)
+
+
+@pytest.fixture
+def root(tmp_path):
+    """Two splits of three classes whose names sort differently by bytes, by locale and by path."""
+    for split in ("train", "val"):
+        write(tmp_path / split / "b" / "1.jpg", (255, 0, 0))
+        write(tmp_path / split / "b-c" / "x.png", (0, 0, 255))
+        write(tmp_path / split / "Z" / "photo.JPEG", (0, 255, 0))
+    write(tmp_path / "train" / "b" / "10.png")
+    write(tmp_path / "train" / "b" / "ä.png")
+    write(tmp_path / "train" / "b" / "2.jpg")
+    return tmp_path
+
+
+def names(root, split, **fields):
+    return ImageFolder(**fields).open(root, split).paths
+
+
+def test_samples_are_in_the_order_of_their_paths_as_bytes(root):
+    # '-' comes before '/', so the whole path orders b-c before b; capital letters come first, ä last.
+    assert names(root, "train") == ["Z/photo.JPEG", "b-c/x.png", "b/1.jpg", "b/10.png", "b/2.jpg", "b/ä.png"]
+    assert names(root, "eval") == ["Z/photo.JPEG", "b-c/x.png", "b/1.jpg"]
+
+
+def test_classes_are_numbered_in_the_order_of_their_names_as_bytes(root):
+    samples = ImageFolder().open(root, "train")
+    assert [samples[index][1] for index in range(6)] == [0, 2, 1, 1, 1, 1]
+
+
+def test_images_are_read_as_colour(root):
+    samples = ImageFolder().open(root, "eval")
+    colors = [samples[index][0] for index in range(3)]
+    assert {image_HWC.shape for image_HWC in colors} == {(9, 12, 3)}
+    assert {image_HWC.dtype for image_HWC in colors} == {np.dtype(np.uint8)}
+    np.testing.assert_allclose(np.stack([image.mean((0, 1)) for image in colors]), 255 * np.eye(3)[[1, 2, 0]], atol=3)
+
+
+def test_images_are_read_as_grey_on_request(root):
+    samples = ImageFolder(channels=1).open(root, "eval")
+    image_HWC, _ = samples[0]
+    assert image_HWC.shape == (9, 12, 1)
+    np.testing.assert_allclose(image_HWC, 0.587 * 255, atol=3)  # the weight of green in ITU-R 601
+
+
+@pytest.mark.parametrize(
+    ("mode", "color", "expected"),
+    [("L", 90, 90), ("1", 1, 255), ("P", 0, 0), ("LA", (90, 0), 90), ("RGBA", (90, 90, 90, 0), 90)],
+)
+def test_other_kinds_of_png_become_colour(root, mode, color, expected):
+    write(root / "val" / "b" / "0.png", color, mode)
+    samples = ImageFolder().open(root, "eval")
+    assert samples.paths[2] == "b/0.png"
+    image_HWC, _ = samples[2]
+    assert image_HWC.shape == (9, 12, 3)
+    assert (image_HWC == expected).all()
+
+
+def test_a_jpeg_of_printers_colours_becomes_colour(root):
+    write(root / "val" / "b" / "0.jpg", (0, 0, 0, 255), "CMYK")
+    image_HWC, _ = ImageFolder().open(root, "eval")[2]
+    assert image_HWC.shape == (9, 12, 3)
+    assert image_HWC.max() < 5
+
+
+def test_facts_are_counted(root):
+    assert ImageFolder().facts(root) == {"num_train": 6, "num_eval": 3, "num_classes": 3}
+
+
+def test_other_names_of_the_splits_and_hidden_files(root):
+    (root / "train").rename(root / "one")
+    (root / "val").rename(root / "two")
+    (root / "one" / ".DS_Store").touch()
+    (root / "one" / "b" / "._1.jpg").touch()
+    assert ImageFolder(train="one", eval="./two/").facts(root) == {"num_train": 6, "num_eval": 3, "num_classes": 3}
+
+
+def test_a_split_may_lie_deeper(root):
+    (root / "data").mkdir()
+    (root / "train").rename(root / "data" / "train")
+    (root / "val").rename(root / "data" / "val")
+    assert len(ImageFolder(train="data/train", eval="data/val").open(root, "train")) == 6
+
+
+def test_the_fingerprint_follows_names_and_sizes(root):
+    found = [ImageFolder().fingerprint(root)]
+    (root / "train" / "b" / "2.jpg").rename(root / "train" / "b" / "3.jpg")
+    found.append(ImageFolder().fingerprint(root))
+    with (root / "val" / "b" / "1.jpg").open("ab") as file:
+        file.write(b"\0")
+    found.append(ImageFolder().fingerprint(root))
+    assert len(set(found)) == 3
+    assert ImageFolder().fingerprint(root) == found[-1]
+    assert all(re.fullmatch("[0-9a-f]{64}", text) for text in found)
+
+
+@pytest.mark.parametrize("content", [b"", b"no image at all", "half"])
+def test_a_broken_file_is_named_when_it_is_read(root, content):
+    path = root / "val" / "b" / "1.jpg"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2] if content == "half" else content)
+    samples = ImageFolder().open(root, "eval")
+    with pytest.raises(ValueError, match=re.escape(f"{path}: not a readable image")):
+        samples[2]
+    assert samples[0][1] == 0
+
+
+def test_a_file_that_went_away_is_named(root):
+    samples = ImageFolder().open(root, "eval")
+    (root / "val" / "b" / "1.jpg").unlink()
+    with pytest.raises(ValueError, match=r"b/1\.jpg: not a readable image \(FileNotFoundError"):
+        samples[2]
+
+
+def test_16_bits_a_channel_are_refused_instead_of_clipped(root):
+    deep = np.full((9, 12), 40_000, np.uint16)
+    Image.fromarray(deep).save(root / "val" / "b" / "0.png")
+    with pytest.raises(ValueError, match=r"b/0\.png: .*mode I;16: only 8 bits a channel are read"):
+        ImageFolder().open(root, "eval")[2]
+
+
+def test_different_classes_are_refused_by_name(root):
+    write(root / "val" / "only-here" / "1.jpg")
+    for split in ("train", "eval"):
+        with pytest.raises(ValueError, match="class 'only-here' is in val but not in train"):
+            ImageFolder().open(root, split)
+
+
+def refused(root, message):
+    with pytest.raises(ValueError, match=re.escape(message)) as refusal:
+        ImageFolder().facts(root)
+    return str(refusal.value)
+
+
+def test_what_does_not_belong_there_is_refused_by_path(root):
+    (root / "train" / "notes.txt").touch()
+    assert str(root / "train" / "notes.txt") in refused(root, "a file beside the class folders; move it away")
+    (root / "train" / "notes.txt").rename(root / "train" / "b" / "notes.txt")
+    assert str(root / "train" / "b" / "notes.txt") in refused(root, "not a file with one of the suffixes .jpeg, .jpg")
+    (root / "train" / "b" / "notes.txt").unlink()
+    (root / "train" / "b" / "folder.png").mkdir()
+    refused(root, "folder.png: not a file with one of the suffixes")
+
+
+def test_empty_and_missing_folders_are_refused_by_path(root, tmp_path_factory):
+    for split in ("train", "val"):
+        (root / split / "empty").mkdir()
+    refused(root, f"{root / 'train' / 'empty'}: no image in this class")
+    bare = tmp_path_factory.mktemp("bare")
+    refused(bare, f"{bare / 'train'}: no such folder; the images must lie in {bare / 'train'}/CLASS/FILE")
+    (bare / "train").mkdir()
+    refused(bare, f"{bare / 'train'}: no class folder")
+    with pytest.raises(ValueError, match="ImageFolder needs the folder of the data"):
+        ImageFolder().open(None, "train")
+
+
+@pytest.mark.parametrize("place", ["train/b/link.png", "train/b", "train"])
+def test_a_link_that_leads_out_is_refused(root, tmp_path_factory, place):
+    outside = tmp_path_factory.mktemp("outside")
+    write(outside / "secret.png")
+    link = root / place
+    target = outside / "secret.png" if place.endswith(".png") else outside / "moved"
+    if link.exists():
+        link.rename(target)
+    link.symlink_to(target)
+    assert str(link) in refused(root, "leads out of")
+
+
+def test_a_link_that_stays_inside_is_followed(root):
+    (root / "train" / "b" / "link.png").symlink_to(root / "val" / "b-c" / "x.png")
+    assert ImageFolder().facts(root)["num_train"] == 7
+    samples = ImageFolder().open(root, "train")
+    assert samples[samples.paths.index("b/link.png")][0][0, 0].tolist() == [0, 0, 255]
+
+
+def test_the_root_itself_may_be_a_link(root, tmp_path_factory):
+    link = tmp_path_factory.mktemp("links") / "data"
+    link.symlink_to(root)
+    assert ImageFolder().facts(link)["num_train"] == 6
+
+
+@pytest.mark.skipif(os.name != "posix", reason="other systems have no such names")
+def test_names_that_are_no_text_are_read(root):
+    raw = os.fsencode(root / "train" / "b") + b"/\xff.png"
+    with open(raw, "wb") as file:
+        file.write((root / "train" / "b" / "10.png").read_bytes())
+    samples = ImageFolder().open(root, "train")
+    assert os.fsencode(samples.paths[-1]) == b"b/\xff.png"
+    assert samples[6][0].shape == (9, 12, 3)
+    assert ImageFolder().fingerprint(root)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"train": "../train"}, "ImageFolder.train must be a folder below the data set's root, got '../train'"),
+        ({"eval": "/val"}, "ImageFolder.eval must be a folder below the data set's root, got '/val'"),
+        ({"train": ""}, "ImageFolder.train must be a folder below the data set's root, got ''"),
+        ({"train": None}, "ImageFolder.train must be a folder below the data set's root, got None"),
+        ({"train": "a/../../b"}, "ImageFolder.train must be a folder below the data set's root"),
+        ({"train": "val"}, "ImageFolder.eval must be another folder than train, got 'val'"),
+        ({"channels": 4}, "ImageFolder.channels must be 1 or 3, got 4"),
+        ({"channels": True}, "ImageFolder.channels must be 1 or 3, got True"),
+    ],
+)
+def test_wrong_fields_are_refused(fields, message):
+    with pytest.raises(ValueError, match="must be") as refusal:
+        ImageFolder(**fields)
+    assert message in str(refusal.value)

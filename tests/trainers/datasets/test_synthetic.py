@@ -1,0 +1,65 @@
+import hashlib
+
+import numpy as np
+import pytest
+
+from trainers.datasets import Synthetic
+
+GOLDEN = "e3cfbe14a37229acd3eea9a50b14c4ee9afa081ad800315275b0ca118e7cc6eb"
+
+
+def images(split, **fields):
+    samples = Synthetic(**fields).open(None, split)
+    return np.stack([samples[index][0] for index in range(len(samples))])
+
+
+def test_the_same_fields_give_the_same_bytes_on_every_machine():
+    """Golden: a change here changes every run on synthetic data, so it must be on purpose."""
+    images_NHWC = images("train", num_train=20, size=7, channels=3)
+    assert hashlib.sha256(images_NHWC.tobytes()).hexdigest() == GOLDEN
+    assert images_NHWC.dtype == np.uint8
+
+
+def test_classes_come_in_turn():
+    samples = Synthetic(num_train=7, num_classes=3).open(None, "train")
+    assert [samples[index][1] for index in range(7)] == [0, 1, 2, 0, 1, 2, 0]
+
+
+def test_samples_of_a_class_share_a_pattern_under_their_noise():
+    images_NHWC = images("train", num_train=400, num_classes=2).astype(float)
+    means = [images_NHWC[label::2].mean(axis=0) for label in range(2)]
+    assert images_NHWC.mean() == pytest.approx(127, abs=2)
+    # A pattern has a deviation of 73.9 / 4 over the pixels, the mean of 200 noises one of 3 * 73.9 / 4 / sqrt(200).
+    assert all(mean.std() == pytest.approx(73.9 / 4, rel=0.1) for mean in means)
+    assert abs(np.corrcoef(means[0].ravel(), means[1].ravel())[0, 1]) < 0.1
+
+
+def test_the_pattern_of_training_is_found_in_evaluation():
+    train, evaluation = images("train").astype(float), images("eval").astype(float)
+    means = np.stack([train[label::10].mean(axis=0).ravel() for label in range(10)])
+    distances = ((evaluation.reshape(256, 1, -1) - means) ** 2).sum(axis=2)
+    assert (distances.argmin(axis=1) == np.arange(256) % 10).mean() > 0.95
+    assert not (evaluation[0] == train[0]).all()
+
+
+def test_seeds_give_other_patterns_and_other_noise():
+    first, second = (images("train", num_train=1, seed=seed) for seed in (0, 1))
+    assert (first == second).mean() < 0.05
+
+
+def test_a_sample_past_the_end_is_refused():
+    samples = Synthetic(num_eval=2).open(None, "eval")
+    with pytest.raises(IndexError, match="sample 2 of 2"):
+        samples[2]
+
+
+@pytest.mark.parametrize("field", ["num_train", "num_eval", "num_classes", "channels", "size"])
+@pytest.mark.parametrize("value", [0, -1, 2.0, None])
+def test_wrong_counts_are_refused(field, value):
+    with pytest.raises(ValueError, match=rf"Synthetic\.{field} must be a whole number >= 1"):
+        Synthetic(**{field: value})
+
+
+def test_a_negative_seed_is_refused():
+    with pytest.raises(ValueError, match=r"Synthetic\.seed must be a whole number >= 0, got -1"):
+        Synthetic(seed=-1)
