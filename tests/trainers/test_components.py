@@ -1,0 +1,132 @@
+"""Every public name of the component packages keeps the promises that make it a word of a recipe."""
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import pickle
+import pkgutil
+import re
+import subprocess
+import sys
+import typing
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+GROUPS = ("augmentations", "datasets", "losses", "models", "optimizers")
+METHOD = {"augmentations": "__call__", "datasets": "open", "losses": "build", "models": "build", "optimizers": "build"}
+REQUIRED = {
+    "CenterCrop": {"size": 8},
+    "Normalize": {"with_": "digits"},
+    "RandomCrop": {"size": 8},
+    "RandomResizedCrop": {"size": 8},
+    "Resize": {"shorter": 8},
+}
+
+
+def package(group):
+    return importlib.import_module(f"trainers.{group}")
+
+
+COMPONENTS = [getattr(package(group), name) for group in GROUPS for name in package(group).__all__]
+
+
+def group_of(component):
+    return component.__module__.split(".")[1]
+
+
+def make(component):
+    return component(**REQUIRED.get(component.__name__, {}))
+
+
+@pytest.fixture(params=COMPONENTS, ids=lambda component: component.__name__)
+def component(request):
+    return request.param
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_the_public_names_of_a_package_are_sorted_and_are_all_there_are(group):
+    names = package(group).__all__
+    assert names == sorted(names)
+    found = set()
+    for module in pkgutil.iter_modules(package(group).__path__):
+        source = (ROOT / "trainers" / group / f"{module.name}.py").read_text()
+        for node in ast.parse(source).body:
+            methods = {item.name for item in getattr(node, "body", []) if isinstance(item, ast.FunctionDef)}
+            if isinstance(node, ast.ClassDef) and node.decorator_list and METHOD[group] in methods:
+                found.add(node.name)
+    assert found == set(names)
+
+
+def test_no_word_stands_in_two_packages_and_each_has_a_file_of_its_own():
+    assert len({component.__name__ for component in COMPONENTS}) == len(COMPONENTS) >= 16
+    assert len({component.__module__ for component in COMPONENTS}) == len(COMPONENTS)
+
+
+def test_it_is_a_frozen_dataclass_without_a_parent(component):
+    assert component.__dataclass_params__.frozen
+    assert all(field.kw_only for field in dataclasses.fields(component))
+    assert component.__mro__ == (component, object)
+    made = make(component)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        made.anything = 1
+
+
+def test_it_compares_hashes_and_travels(component):
+    made = make(component)
+    assert made == make(component)
+    assert hash(made) == hash(make(component))
+    assert pickle.loads(pickle.dumps(made)) == made
+    assert repr(made).startswith(f"{component.__name__}(")
+
+
+def test_its_fields_have_types_that_a_loader_can_read(component):
+    hints = typing.get_type_hints(component)
+    assert all(field.name in hints for field in dataclasses.fields(component))
+
+
+def test_its_docstring_explains_every_field_and_refusal_and_names_a_source(component):
+    doc = inspect.getdoc(component)
+    first = doc.splitlines()[0]
+    assert first.endswith(".")
+    assert not first.startswith(component.__name__ + "(")
+    assert re.search(r"^Source: ", doc, re.MULTILINE)
+    assert re.search(r"^Raises:\n    ValueError: ", doc, re.MULTILINE)
+    arguments = re.search(r"^Args:\n((?:    .*\n)+)", doc, re.MULTILINE).group(1)
+    described = re.findall(r"^    ([a-z][\w, ]*): \S", arguments, re.MULTILINE)
+    assert [name for names in described for name in names.split(", ")] == [
+        field.name for field in dataclasses.fields(component)
+    ]
+
+
+def test_it_refuses_what_is_no_value_of_a_field(component):
+    for field in dataclasses.fields(component):
+        with pytest.raises(ValueError, match=rf"^{component.__name__}\.{field.name.removesuffix('_')} must be .*got"):
+            component(**{**REQUIRED.get(component.__name__, {}), field.name: object()})
+
+
+def test_it_has_the_method_of_its_group(component):
+    signature = inspect.signature(getattr(component, METHOD[group_of(component)]))
+    expected = {
+        "augmentations": ["self", "image_HWC", "draws"],
+        "datasets": ["self", "root", "split"],
+        "losses": ["self"],
+        "models": ["self", "num_classes", "channels", "image_size"],
+        "optimizers": ["self"],
+    }
+    assert list(signature.parameters) == expected[group_of(component)]
+
+
+def test_making_all_of_them_loads_no_chainer_and_no_data():
+    calls = "\n".join(
+        f"from {component.__module__} import {component.__name__}\n"
+        f"{component.__name__}(**{REQUIRED.get(component.__name__, {})!r})"
+        for component in COMPONENTS
+    )
+    code = f"import sys\n{calls}\nprint(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    loaded = set(done.stdout.split())
+    assert "trainers" in loaded
+    assert not loaded & {"chainer", "chainercv", "chainermn", "cupy", "mpi4py", "sklearn", "scipy", "matplotlib"}
