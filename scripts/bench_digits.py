@@ -1,4 +1,4 @@
-"""Accuracy of the digits recipes over seeds: how far linear scaling and warmup carry a batch, and what it is without them.
+"""Accuracy of the digits recipes over seeds: how far linear scaling and warmup carry a batch, and how it is without.
 
     .venv/bin/python scripts/bench_digits.py --seeds 3 [--json F]
 

@@ -2,8 +2,8 @@
 
 import dataclasses
 import doctest
-import inspect
 import importlib
+import inspect
 import math
 import pickle
 import pkgutil

@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 pytestmark = pytest.mark.mpi
 
 UPDATES = 30
+EQUAL = ("sample_ids", "images_sha256", "learning_rate", "momentum", "global_batch_size", "epoch", "samples")
 # Sizes of shares: whole groups on a rank (32, 96), or groups on teams of two ranks (16).
 SPLITS = [(1, 32), (2, 32), (3, 32), (4, 32), (5, 32), (2, 96), (3, 96), (4, 96), (5, 96), (2, 16), (4, 16), (5, 16)]
 RECIPE = "digits/ramp"  # a small ResNet, norm_span 32, batch 96, then 192 from epoch 1 (update 16) on
@@ -26,8 +27,9 @@ class Finished:
 
 
 def train(folder, ranks, *options, stop_after=UPDATES, recipe=RECIPE, dtype="float32"):
-    command = [sys.executable, "-P", "-m", "kilobatch", "train", recipe, "-n", str(ranks), "--trace", "--out", str(folder)]
-    command += ["--stop-after", f"{stop_after}up", "--set", "evaluation.every=5ep", *map(str, options)]
+    command = [sys.executable, "-P", "-m", "kilobatch", "train", recipe, "-n", str(ranks), "--trace"]
+    command += ["--out", str(folder), "--stop-after", f"{stop_after}up", "--set", "evaluation.every=5ep"]
+    command += map(str, options)
     environment = {**os.environ, "CHAINER_DTYPE": dtype}
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -52,7 +54,7 @@ def alone_in_float64(tmp_path_factory):
 def assert_same_run(found, expected, *, loss=1e-5, weights=1e-4):
     assert [line["update"] for line in found.trace] == list(range(UPDATES))
     for line, other in zip(found.trace, expected.trace, strict=True):
-        for key in ("sample_ids", "images_sha256", "learning_rate", "momentum", "global_batch_size", "epoch", "samples"):
+        for key in EQUAL:
             assert line[key] == other[key], (line["update"], key)
         assert line["loss"] == pytest.approx(other["loss"], rel=loss), line["update"]
     assert found.weights.keys() == expected.weights.keys()
