@@ -18,7 +18,8 @@ brackets, the smallest and the largest. Before the first round the updater and t
 differ after one update would mean that they do not do the same work.
 
 The script starts itself under mpiexec for each number of ranks and divides the cores between them as `kilobatch train`
-does. Times mean something on an otherwise idle machine only: look at `uptime` first.
+does. Wall times mean something on an otherwise idle machine only: look at `uptime` first. `--clock cpu` counts rank 0's
+processor time instead, which other processes hardly change; on several ranks it contains MPI's busy waiting.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ CASES = {
         ),
     ),
 }
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 LOOPS = ("updater", "bare", "plain norm")
 SAME_WEIGHTS = 1e-5  # after one update in float32; gradients are divided in another order
 
@@ -141,7 +143,7 @@ def bare_loop(
     return update
 
 
-def measure(case: str, *, rounds: int, updates: int) -> dict[str, Any]:
+def measure(case: str, *, rounds: int, updates: int, clock: str) -> dict[str, Any]:
     """Times of one case on the ranks that were launched; all of them call this together."""
     threads = limit_threads()
     import chainer
@@ -160,12 +162,14 @@ def measure(case: str, *, rounds: int, updates: int) -> dict[str, Any]:
     shares = load_shares(prepared, world.rank, updates)
     loops = loops_of(prepared, shares, chainermn.create_communicator("naive", world))
 
+    now = CLOCKS[clock]
+
     def seconds_of(update: Callable[[], None]) -> float:
         world.Barrier()
-        began = time.perf_counter()
+        began = now()
         update()
         world.Barrier()
-        return time.perf_counter() - began
+        return now() - began
 
     with chainer.using_config("train", True):
         for _, update in loops.values():
@@ -187,6 +191,7 @@ def measure(case: str, *, rounds: int, updates: int) -> dict[str, Any]:
         "command": " ".join(["kilobatch train", recipe, *(f"--set '{o}'" for o in overrides)]),
         "ranks": world.size,
         "threads_per_rank": threads,
+        "clock": clock,
         "micro_batches": len(shares[0].micro_batches),
         "micro_batch_size": shares[0].micro_batches[0].part.size,
         "global_batch_size": shares[0].segment.global_batch_size,
@@ -198,12 +203,13 @@ def measure(case: str, *, rounds: int, updates: int) -> dict[str, Any]:
     }
 
 
-def measure_on_ranks(case: str, ranks: int, *, rounds: int, updates: int) -> dict[str, Any]:
+def measure_on_ranks(case: str, ranks: int, *, rounds: int, updates: int, clock: str) -> dict[str, Any]:
     """Start this script on MPI ranks for one case and read what they measured."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "figures.json")
         command = [find_mpiexec(), "-n", str(ranks), sys.executable, __file__, "--cases", case, "--json", str(file)]
-        subprocess.run([*command, "--rounds", str(rounds), "--updates", str(updates)], check=True)
+        command += ["--rounds", str(rounds), "--updates", str(updates), "--clock", clock]
+        subprocess.run(command, check=True)
         return json.loads(file.read_text(encoding="utf-8"))[0]
 
 
@@ -227,9 +233,10 @@ def main() -> None:
     parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2], help="numbers of ranks, one after the other")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--updates", type=int, default=6, help="turns of a round")
+    parser.add_argument("--clock", choices=CLOCKS, default="wall")
     parser.add_argument("--json", type=Path, metavar="F", help="write all figures here, seconds by round")
     options = parser.parse_args()
-    how = {"rounds": options.rounds, "updates": options.updates}
+    how = {"rounds": options.rounds, "updates": options.updates, "clock": options.clock}
     if launched_ranks() is not None:
         results = [measure(case, **how) for case in options.cases]
         from mpi4py import MPI
