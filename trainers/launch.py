@@ -67,7 +67,8 @@ def limit_threads(local_ranks: int | None = None) -> int:
         said = (os.environ.get(name, "").split("(")[0] for name in _LOCAL_SIZE_NAMES)
         local_ranks = next((int(value) for value in said if value.isdigit()), launched_ranks() or 1)
     for name in _THREADS:
-        os.environ.setdefault(name, str(threads_per_rank(local_ranks)))
+        if not os.environ.get(name, "").isdigit():  # unset, empty or no number
+            os.environ[name] = str(threads_per_rank(local_ranks))
     return int(os.environ[_THREADS[0]])
 
 

@@ -38,3 +38,10 @@ def test_a_users_own_setting_is_kept(monkeypatch):
     monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
     assert limit_threads(10_000) == 7
     assert os.environ["OPENBLAS_NUM_THREADS"] == "1"
+
+
+def test_a_setting_that_is_empty_is_none(monkeypatch):
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.setenv(name, "")
+    assert limit_threads(10_000) == 1
+    assert os.environ["MKL_NUM_THREADS"] == "1"
