@@ -1,0 +1,23 @@
+"""What a recipe and a data set are: frozen dataclasses whose fields are the keys of the YAML.
+
+A trailing underscore belongs to Python, not to the key: `global_` is `batch.global`.
+"""
+
+from recipes.schema.dataset import Dataset
+from recipes.schema.moving import Batch, LearningRate, RampStep, Warmup
+from recipes.schema.recipe import Claim, Recipe
+from recipes.schema.training import Augmentation, Evaluation, NormMomentum, Updater
+
+__all__ = [
+    "Augmentation",
+    "Batch",
+    "Claim",
+    "Dataset",
+    "Evaluation",
+    "LearningRate",
+    "NormMomentum",
+    "RampStep",
+    "Recipe",
+    "Updater",
+    "Warmup",
+]

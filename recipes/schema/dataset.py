@@ -1,0 +1,55 @@
+"""Facts of a data set: the keys of a file of `configs/datasets`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from recipes.schema.conditions import require
+from recipes.vocabulary import Component
+
+__all__ = ["Dataset"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """Facts of a data set and how to read it: a file of `configs/datasets`.
+
+    Args:
+        name: of the data set. Left out: the name of the file.
+        title: what it is, in a line.
+        source: where its facts come from.
+        num_train: training samples, at least 1. Left out, as the next two: the reader counts.
+        num_eval: samples that are scored, at least 1.
+        num_classes: classes, at least 1.
+        channels: colour channels of an image, at least 1.
+        mean: mean of each channel, of pixel values scaled to 0..1.
+        std: standard deviation of each channel, of pixel values scaled to 0..1, above 0.
+        reader: the component that opens it; null where there is none yet.
+        root: folder of its files; a relative one counts from the data set's file. `--data` gives another.
+        lacks: names of methods that are not built: a kind named here is accepted and cannot be opened.
+    """
+
+    name: str
+    title: str = ""
+    source: Any = None
+    num_train: int
+    num_eval: int
+    num_classes: int
+    channels: int
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    reader: Annotated[object, Component("datasets")] | None = None
+    root: Path | None = None
+    lacks: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("num_train", "num_eval", "num_classes", "channels"):
+            require(getattr(self, name) >= 1, f"Dataset.{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("mean", "std"):
+            values = getattr(self, name)
+            if values is not None and len(values) != self.channels:
+                raise ValueError(f"Dataset.{name} needs one number for each of {self.channels} channels")
+        if self.std is not None and not all(value > 0 for value in self.std):
+            raise ValueError(f"Dataset.std must be above 0, got {self.std}")

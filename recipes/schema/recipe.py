@@ -1,0 +1,85 @@
+"""A recipe, whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from lr_schedules.units import Epochs
+from recipes.schema.moving import Batch, LearningRate
+from recipes.schema.training import Augmentation, Evaluation, Updater
+from recipes.vocabulary import Component
+
+__all__ = ["Claim", "Recipe"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """What a recipe promises, and where that stands.
+
+    Args:
+        metric: such as top1 or hours.
+        kind: such as accuracy or time_to_train.
+        value: of the metric; accuracies in 0..1.
+        deviation: standard deviation over the runs.
+        runs: number of runs.
+        margin: how far a rerun may fall short.
+        on: the hardware.
+        status: `reproduced` here, `predicted`, or `not run`.
+        source: where the number stands.
+    """
+
+    metric: str
+    kind: str
+    value: float
+    deviation: float | None = None
+    runs: int | None = None
+    margin: float | None = None
+    on: str = ""
+    status: Literal["reproduced", "predicted", "not run"]
+    source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A recipe: what is trained, on what and how, and on no hardware in particular.
+
+    Args:
+        name: names the run's folder: letters, digits, `_`, `.` and `-`. Left out: the name of the file.
+        title: what it is, in a line.
+        source: the paper, code or measurement that its numbers come from: title, year, url and the like.
+        dataset: name or path of a file of `configs/datasets`.
+        model: what is trained.
+        epochs: length of the run, above 0.
+        batch: samples an update.
+        learning_rate: how the learning rate moves.
+        optimizer: how a gradient becomes a step.
+        loss: what is minimised: the mean over the global batch.
+        augmentation: what happens to images.
+        evaluation: when and how the model is scored.
+        updater: what of the execution changes the mathematics.
+        seed: of order, augmentation and initial weights, at least 0.
+        claims: what the recipe promises; not inherited by `extends`.
+        assumed: paths of values that the source does not give.
+        lacks: names of methods that are not built: the recipe validates, shows, curves and plans, and `train` refuses
+            it by that name.
+    """
+
+    name: str
+    title: str = ""
+    source: Mapping[str, Any] = field(default_factory=dict)
+    dataset: str
+    model: Annotated[object, Component("models")]
+    epochs: Epochs
+    batch: Batch
+    learning_rate: LearningRate
+    optimizer: Annotated[object, Component("optimizers")]
+    loss: Annotated[object, Component("losses")]
+    augmentation: Augmentation = Augmentation()
+    evaluation: Evaluation = Evaluation()
+    updater: Updater = Updater()
+    seed: int = 0
+    claims: tuple[Claim, ...] = ()
+    assumed: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()

@@ -1,0 +1,74 @@
+"""What happens to images, gradients and weights, and how the model is scored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from lr_schedules.units import Epochs
+from recipes.schema.conditions import require
+from recipes.vocabulary import Component
+
+__all__ = ["Augmentation", "Evaluation", "NormMomentum", "Updater"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augmentation:
+    """What happens to an image before the model sees it, in order.
+
+    Args:
+        train: for training samples.
+        eval: for samples that are scored.
+    """
+
+    train: tuple[Annotated[object, Component("augmentations")], ...] = ()
+    eval: tuple[Annotated[object, Component("augmentations")], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormMomentum:
+    """How fast the running statistics of batch normalisation follow.
+
+        average = d * average + (1 - d) * statistics      d = keep, or keep ** (B / per)
+
+    Args:
+        keep: what is kept of the average, in [0, 1).
+        per: `update`, or a number of samples.
+    """
+
+    keep: float = 0.9
+    per: Literal["update"] | int = "update"
+
+    def __post_init__(self) -> None:
+        require(0 <= self.keep < 1, f"NormMomentum.keep must be in [0, 1), got {self.keep}")
+        require(self.per == "update" or self.per >= 1, f"NormMomentum.per must be at least 1, got {self.per}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """When and how the model is scored on the samples of `eval`.
+
+    Args:
+        every: `update`, or a duration such as `1ep`: after the first update that reaches each multiple.
+        norm_statistics: of batch normalisation: `moving_average` over updates, `pooled` (the same, of the statistics of
+            the whole update) or `last_batch` (Akiba et al. 2017).
+        norm_momentum: of the moving averages.
+    """
+
+    every: Literal["update"] | Epochs = 1.0
+    norm_statistics: Literal["moving_average", "pooled", "last_batch"] = "moving_average"
+    norm_momentum: NormMomentum = NormMomentum()
+
+    def __post_init__(self) -> None:
+        require(self.every == "update" or self.every > 0, f"Evaluation.every must be above 0, got {self.every}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Updater:
+    """What of the execution changes the mathematics.
+
+    Args:
+        double_buffering: apply gradients one update late, while the next ones are computed.
+    """
+
+    double_buffering: bool = False
