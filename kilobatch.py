@@ -5,23 +5,19 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-_OPTIONS = {"no_args_is_help": True, "rich_markup_mode": None, "pretty_exceptions_enable": False}
-app = typer.Typer(add_completion=False, help="Trains with large minibatches and keeps the accuracy.", **_OPTIONS)
-recipes_app = typer.Typer(help="The library of recipes: list, show, validate, copy, curve, schema.", **_OPTIONS)
+from kilobatch_recipes import OPTIONS, AllowCode, Data, Json, Recipe, Set, opened_recipe
+from kilobatch_recipes import app as recipes_app
+
+app = typer.Typer(add_completion=False, help="Trains with large minibatches and keeps the accuracy.", **OPTIONS)
 app.add_typer(recipes_app, name="recipes")
 
-Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help="A name of `kilobatch recipes list`, or a path.")]
-Set = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change a value; may be repeated.")]
-AllowCode = Annotated[bool, typer.Option("--allow-code", help="Let `kind: mymodule.MyNet` import from this folder.")]
 Workers = Annotated[int | None, typer.Option("-n", min=1, metavar="N", help="Workers, one process each.")]
 ClusterName = Annotated[str | None, typer.Option("--cluster", help="Name or path of a cluster's file.")]
 MicroBatch = Annotated[int | None, typer.Option(min=1, metavar="M", help="The most samples of one forward.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Data = Annotated[Path | None, typer.Option("--data", help="Folder of the data set's files.")]
 
 
 def main() -> None:
@@ -96,7 +92,7 @@ def plan(
     from trainers.build import model_sizes
     from trainers.vocabulary import vocabulary
 
-    opened = _open(recipe, overrides, data, allow_code)
+    opened = opened_recipe(recipe, overrides, data, allow_code)
     made = plan(
         recipe=opened.recipe,
         dataset=opened.dataset,
@@ -137,107 +133,6 @@ def report(
     print(f"wrote {target}")
 
 
-@recipes_app.command("list")
-def list_recipes(as_json: Json = False, allow_code: AllowCode = False) -> None:
-    """The recipes that have a name."""
-    from recipes.library import library
-    from recipes.reports.points import points_text
-    from trainers.vocabulary import vocabulary
-
-    rows, problems = library(vocabulary=vocabulary(allow_code=allow_code), allow_code=allow_code)
-    if as_json:
-        print(json.dumps(rows, indent=2))
-    else:
-        keys = ("name", "dataset", "model", "epochs", "global_batch_size", "title")
-        print(points_text([{key: row[key] for key in keys} for row in rows]))
-    for problem in problems:
-        print(problem, file=sys.stderr)
-
-
-@recipes_app.command()
-def show(
-    recipe: Recipe, overrides: Set = None, data: Data = None, allow_code: AllowCode = False, as_json: Json = False
-) -> None:
-    """A recipe with every value filled in, and where each comes from."""
-    from recipes.provenance import resolved_text
-
-    opened = _open(recipe, overrides, data, allow_code)
-    if as_json:
-        print(json.dumps({"recipe": opened.tree, "origins": opened.origins}, indent=2))
-    else:
-        print(resolved_text(opened.tree, opened.origins), end="")
-
-
-@recipes_app.command()
-def validate(
-    recipes: Annotated[list[str], typer.Argument(metavar="RECIPE...")],
-    overrides: Set = None,
-    data: Data = None,
-    allow_code: AllowCode = False,
-) -> None:
-    """Check recipes; every problem is one line with its place and a way out."""
-    from recipes.errors import RecipeError
-
-    problems = []
-    for name in recipes:
-        try:
-            opened = _open(name, overrides, data, allow_code)
-        except RecipeError as error:
-            problems += error.problems
-            continue
-        lacking = [*opened.recipe.lacks, *opened.dataset.lacks]
-        print(f"{name}: valid" + (f"; cannot be trained yet, not built: {', '.join(lacking)}" if lacking else ""))
-    if problems:
-        raise RecipeError(problems)
-
-
-@recipes_app.command()
-def copy(recipe: Recipe, file: Annotated[Path | None, typer.Argument(metavar="[FILE]")] = None) -> None:
-    """Copy a recipe's file into this folder; nothing is ever overwritten."""
-    from recipes.library import copy_recipe
-
-    target = copy_recipe(recipe, file)
-    print(f"wrote {target}; change it, then: kilobatch recipes validate {target}")
-
-
-@recipes_app.command()
-def schema(
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the reference docs/recipes.md.")] = False,
-) -> None:
-    """The JSON Schema of a recipe's file, for editors."""
-    from recipes.json_schema import json_schema
-    from recipes.reference import reference
-    from trainers.vocabulary import vocabulary
-
-    text = reference(vocabulary()) if markdown else json.dumps(json_schema(vocabulary()), indent=2) + "\n"
-    print(text, end="")
-
-
-@recipes_app.command()
-def curve(
-    recipe: Recipe,
-    at: Annotated[str | None, typer.Option("--at", metavar="0,2.5,500up", help="Where to read the formulas.")] = None,
-    out: Annotated[Path | None, typer.Option("-o", metavar="F.png|F.svg", help="Draw into a file.")] = None,
-    overrides: Set = None,
-    data: Data = None,
-    allow_code: AllowCode = False,
-    as_json: Json = False,
-) -> None:
-    """Learning rate, batch and momentum: numbers at some epochs, or a picture."""
-    from recipes.reports.points import curve_points, parse_at, points_text
-
-    opened = _open(recipe, overrides, data, allow_code)
-    if out is not None:
-        _draw(opened, out)
-    if at is None and not as_json and out is None:
-        from recipes.reports.terminal import curve_text
-
-        print(curve_text(opened.recipe, opened.dataset))
-    elif at is not None or as_json:
-        points = curve_points(opened, parse_at(at, opened))
-        print(json.dumps(points, indent=2) if as_json else points_text(points))
-
-
 @app.command()
 def doctor(as_json: Json = False) -> None:
     """What is installed here, what is broken, and what to do."""
@@ -246,29 +141,6 @@ def doctor(as_json: Json = False) -> None:
     diagnosis = examine()
     print_diagnosis(diagnosis, as_json=as_json)
     raise typer.Exit(0 if diagnosis.trains_on_cpu else 3)
-
-
-def _draw(opened: Any, out: Path) -> None:
-    from recipes.reports.plots import curve_figure, save_figure
-
-    try:
-        save_figure(curve_figure(opened.recipe, opened.dataset), out)
-    except (OSError, ValueError) as error:
-        raise typer.BadParameter(str(error), param_hint="-o") from None
-    print(f"wrote {out}", file=sys.stderr)
-
-
-def _open(recipe: str, overrides: list[str] | None, data: Path | None, allow_code: bool) -> Any:
-    from recipes.open import open_recipe
-    from trainers.vocabulary import vocabulary
-
-    return open_recipe(
-        recipe,
-        vocabulary=vocabulary(allow_code=allow_code),
-        overrides=overrides or (),
-        allow_code=allow_code,
-        data_root=data,
-    )
 
 
 if __name__ == "__main__":

@@ -11,7 +11,10 @@ PACKAGES = ("lr_schedules", "recipes", "trainers")
 NAMELESS = {"base", "common", "factory", "helpers", "manager", "misc", "utils"}
 LONGER_THAN_300_LINES: set[str] = set()
 
-SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")) + [ROOT / "kilobatch.py"]
+COMMANDS = ("kilobatch.py", "kilobatch_recipes.py")
+
+SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+SOURCES += [ROOT / name for name in COMMANDS]
 FILES = SOURCES + sorted((ROOT / "tests").rglob("*.py")) + sorted((ROOT / "scripts").iterdir())
 
 
@@ -21,7 +24,7 @@ def name_of(path):
 
 def test_sources_were_found():
     assert len(SOURCES) > 40
-    assert {path.relative_to(ROOT).parts[0] for path in SOURCES} == {*PACKAGES, "kilobatch.py"}
+    assert {path.relative_to(ROOT).parts[0] for path in SOURCES} == {*PACKAGES, *COMMANDS}
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)

@@ -1,4 +1,4 @@
-"""The arrows between the packages: lr_schedules <- recipes <- trainers <- kilobatch.py, scripts."""
+"""The arrows between the packages: lr_schedules <- recipes <- trainers <- kilobatch.py, kilobatch_recipes.py."""
 
 import ast
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-OURS = {"lr_schedules", "recipes", "trainers", "configs", "scripts", "kilobatch", "tests"}
+OURS = {"lr_schedules", "recipes", "trainers", "configs", "scripts", "kilobatch", "kilobatch_recipes", "tests"}
 MAY_IMPORT = {
     "lr_schedules": {"lr_schedules"},
     "recipes": {"lr_schedules", "recipes", "numpy", "yaml", "pydantic"},

@@ -18,7 +18,7 @@ def wheel(tmp_path_factory):
     copy = tmp_path_factory.mktemp("checkout")
     for folder in FOLDERS:
         shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in ("kilobatch.py", "pyproject.toml", "README.md"):
+    for file in ("kilobatch.py", "kilobatch_recipes.py", "pyproject.toml", "README.md"):
         shutil.copy(ROOT / file, copy)
     build = "import setuptools.build_meta; print(setuptools.build_meta.build_wheel('dist'))"
     subprocess.run([sys.executable, "-c", build], cwd=copy, check=True, capture_output=True, timeout=120)
@@ -35,7 +35,7 @@ def test_wheel_holds_exactly_the_code_and_the_yaml_of_the_checkout(wheel):
     }
     assert len([name for name in expected if name.endswith(".yaml")]) >= 12
     held = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    assert held == expected | {"kilobatch.py"}
+    assert held == expected | {"kilobatch.py", "kilobatch_recipes.py"}
 
 
 def test_wheel_brings_the_command(wheel):

@@ -1,0 +1,144 @@
+"""The commands `kilobatch recipes ...`, and what all commands share: how a recipe is named, changed and opened."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+OPTIONS = {"no_args_is_help": True, "rich_markup_mode": None, "pretty_exceptions_enable": False}
+app = typer.Typer(help="The library of recipes: list, show, validate, copy, curve, schema.", **OPTIONS)
+
+Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help="A name of `kilobatch recipes list`, or a path.")]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change a value; may be repeated.")]
+AllowCode = Annotated[bool, typer.Option("--allow-code", help="Let `kind: mymodule.MyNet` import from this folder.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Data = Annotated[Path | None, typer.Option("--data", help="Folder of the data set's files.")]
+
+
+def opened_recipe(recipe: str, overrides: list[str] | None, data: Path | None, allow_code: bool) -> Any:
+    """The recipe of a name or path, its data set and the origin of every value; a refusal is a `RecipeError`."""
+    from recipes.open import open_recipe
+    from trainers.vocabulary import vocabulary
+
+    return open_recipe(
+        recipe,
+        vocabulary=vocabulary(allow_code=allow_code),
+        overrides=overrides or (),
+        allow_code=allow_code,
+        data_root=data,
+    )
+
+
+@app.command("list")
+def list_recipes(as_json: Json = False, allow_code: AllowCode = False) -> None:
+    """The recipes that have a name."""
+    from recipes.library import library
+    from recipes.reports.points import points_text
+    from trainers.vocabulary import vocabulary
+
+    rows, problems = library(vocabulary=vocabulary(allow_code=allow_code), allow_code=allow_code)
+    if as_json:
+        print(json.dumps(rows, indent=2))
+    else:
+        keys = ("name", "dataset", "model", "epochs", "global_batch_size", "title")
+        print(points_text([{key: row[key] for key in keys} for row in rows]))
+    for problem in problems:
+        print(problem, file=sys.stderr)
+
+
+@app.command()
+def show(
+    recipe: Recipe, overrides: Set = None, data: Data = None, allow_code: AllowCode = False, as_json: Json = False
+) -> None:
+    """A recipe with every value filled in, and where each comes from."""
+    from recipes.provenance import resolved_text
+
+    opened = opened_recipe(recipe, overrides, data, allow_code)
+    if as_json:
+        print(json.dumps({"recipe": opened.tree, "origins": opened.origins}, indent=2))
+    else:
+        print(resolved_text(opened.tree, opened.origins), end="")
+
+
+@app.command()
+def validate(
+    recipes: Annotated[list[str], typer.Argument(metavar="RECIPE...")],
+    overrides: Set = None,
+    data: Data = None,
+    allow_code: AllowCode = False,
+) -> None:
+    """Check recipes; every problem is one line with its place and a way out."""
+    from recipes.errors import RecipeError
+
+    problems = []
+    for name in recipes:
+        try:
+            opened = opened_recipe(name, overrides, data, allow_code)
+        except RecipeError as error:
+            problems += error.problems
+            continue
+        lacking = [*opened.recipe.lacks, *opened.dataset.lacks]
+        print(f"{name}: valid" + (f"; cannot be trained yet, not built: {', '.join(lacking)}" if lacking else ""))
+    if problems:
+        raise RecipeError(problems)
+
+
+@app.command()
+def copy(recipe: Recipe, file: Annotated[Path | None, typer.Argument(metavar="[FILE]")] = None) -> None:
+    """Copy a recipe's file into this folder; nothing is ever overwritten."""
+    from recipes.library import copy_recipe
+
+    target = copy_recipe(recipe, file)
+    print(f"wrote {target}; change it, then: kilobatch recipes validate {target}")
+
+
+@app.command()
+def schema(
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the reference docs/recipes.md.")] = False,
+) -> None:
+    """The JSON Schema of a recipe's file, for editors."""
+    from recipes.json_schema import json_schema
+    from recipes.reference import reference
+    from trainers.vocabulary import vocabulary
+
+    text = reference(vocabulary()) if markdown else json.dumps(json_schema(vocabulary()), indent=2) + "\n"
+    print(text, end="")
+
+
+@app.command()
+def curve(
+    recipe: Recipe,
+    at: Annotated[str | None, typer.Option("--at", metavar="0,2.5,500up", help="Where to read the formulas.")] = None,
+    out: Annotated[Path | None, typer.Option("-o", metavar="F.png|F.svg", help="Draw into a file.")] = None,
+    overrides: Set = None,
+    data: Data = None,
+    allow_code: AllowCode = False,
+    as_json: Json = False,
+) -> None:
+    """Learning rate, batch and momentum: numbers at some epochs, or a picture."""
+    from recipes.reports.points import curve_points, parse_at, points_text
+
+    opened = opened_recipe(recipe, overrides, data, allow_code)
+    if out is not None:
+        _draw(opened, out)
+    if at is None and not as_json and out is None:
+        from recipes.reports.terminal import curve_text
+
+        print(curve_text(opened.recipe, opened.dataset))
+    elif at is not None or as_json:
+        points = curve_points(opened, parse_at(at, opened))
+        print(json.dumps(points, indent=2) if as_json else points_text(points))
+
+
+def _draw(opened: Any, out: Path) -> None:
+    from recipes.reports.plots import curve_figure, save_figure
+
+    try:
+        save_figure(curve_figure(opened.recipe, opened.dataset), out)
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(str(error), param_hint="-o") from None
+    print(f"wrote {out}", file=sys.stderr)
