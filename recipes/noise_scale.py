@@ -1,0 +1,89 @@
+"""The gradient noise scale, from the norms of gradients of parts of a batch and of the whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["NoiseScale", "Norms", "noise_scale"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Norms:
+    """Estimates from one update: what the variance of a sample's gradient and the true gradient's norm are.
+
+        noise  = (sum_r b_r/B |g_r|^2 - |g|^2) / ((P - 1) / B)       an estimate of tr(Sigma)
+        signal = |g|^2 - noise / B                                   an estimate of |G|^2
+
+    Both are unbiased for shares of any sizes, and either may come out negative.
+
+    Notation: g_r mean gradient over share r of b_r samples, g over the whole batch of B samples, P shares; Sigma the
+    covariance of a sample's gradient, G its mean.
+
+    Args:
+        noise: in units of the gradient squared, for one sample.
+        signal: in units of the gradient squared.
+
+    Source: McCandlish et al. 2018, arXiv 1812.06162, appendix A, whose pair of batch sizes becomes the shares and the
+        whole batch of one update.
+    """
+
+    noise: float
+    signal: float
+
+    @classmethod
+    def of_shares(cls, sizes: Sequence[int], share_norms: Sequence[float], whole_norm: float) -> Norms | None:
+        """The estimates, or None of one share, which says nothing about noise.
+
+        Args:
+            sizes: samples of each share, at least 1.
+            share_norms: squared norm of the mean gradient over each share.
+            whole_norm: squared norm of the mean gradient over all samples.
+
+        >>> Norms.of_shares([1, 1], [4.0, 4.0], 0.0)                  # gradients 2 and -2
+        Norms(noise=8.0, signal=-4.0)
+        """
+        if len(sizes) < 2:
+            return None
+        batch = sum(sizes)
+        spread = math.fsum(size / batch * norm for size, norm in zip(sizes, share_norms, strict=True)) - whole_norm
+        noise = spread * batch / (len(sizes) - 1)
+        return cls(noise=noise, signal=whole_norm - noise / batch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseScale:
+    """A noise scale in samples, with its standard error, over `num_updates` updates."""
+
+    value: float
+    standard_error: float
+    num_updates: int
+
+
+def noise_scale(norms: Sequence[Norms]) -> NoiseScale | None:
+    """The simple noise scale tr(Sigma) / |G|^2 over several updates.
+
+        B_simple = mean(noise) / mean(signal)        averaged apart, since a mean of ratios is biased
+        error^2  = var(noise - B_simple signal) / (n mean(signal)^2)
+
+    The error takes the updates as independent and is that of the ratio to first order.
+
+    Args:
+        norms: of the updates, at least two.
+    Returns:
+        None where there are fewer than two updates or the mean signal is not above 0: then the gradient is lost in
+        its noise and the scale is unknown, only large.
+
+    Source: McCandlish et al. 2018, arXiv 1812.06162, equation of B_simple and appendix A. The error: delta method.
+    """
+    count = len(norms)
+    if count < 2:
+        return None
+    noise, signal = (math.fsum(getattr(n, name) for n in norms) / count for name in ("noise", "signal"))
+    if signal <= 0:
+        return None
+    value = noise / signal
+    rests = [n.noise - value * n.signal for n in norms]
+    variance = math.fsum(rest**2 for rest in rests) / (count - 1)  # their mean is 0
+    return NoiseScale(value=value, standard_error=math.sqrt(variance / count) / signal, num_updates=count)
