@@ -47,6 +47,9 @@ def train(
     checkpoint_every: Annotated[str, typer.Option(metavar="1ep", help="How often to write a checkpoint.")] = "1ep",
     micro_batch_size: MicroBatch = None,
     trace: Annotated[bool, typer.Option("--trace", help="Write trace.jsonl: samples, images, loss by update.")] = False,
+    noise_scale: Annotated[
+        bool, typer.Option("--noise-scale", help="Measure the gradient noise scale: see the report.")
+    ] = False,
     data: Data = None,
     allow_code: AllowCode = False,
 ) -> None:
@@ -68,6 +71,7 @@ def train(
         checkpoint_every=checkpoint_every,
         micro_batch_size=micro_batch_size,
         trace=trace,
+        measure_noise=noise_scale,
         data=data,
         allow_code=allow_code,
     )

@@ -10,7 +10,7 @@ from recipes.positions import last_multiple
 from recipes.schema import LearningRate, Recipe
 from recipes.vocabulary import Unbuilt
 
-__all__ = ["batch_size_at", "full_rate", "learning_rate_at", "momentum_at", "norm_span_at"]
+__all__ = ["batch_size_at", "full_rate", "full_rate_at", "learning_rate_at", "momentum_at", "norm_span_at"]
 
 _RULES = {"linear": linear_scaling, "sqrt": sqrt_scaling, "none": no_scaling}
 _MOMENTUM_NAMES = ("momentum", "mu1", "beta1")
@@ -29,12 +29,17 @@ def learning_rate_at(recipe: Recipe, epoch: float) -> float:
         epoch: samples consumed over samples of the training set.
     """
     formula = recipe.learning_rate
-    read_at = epoch if formula.every == "update" else last_multiple(epoch, formula.every)
-    if formula.warmup is not None and read_at < formula.warmup.shape.epochs:
+    return full_rate_at(recipe, epoch) * _shape(formula)(_read_at(formula, epoch))
+
+
+def full_rate_at(recipe: Recipe, epoch: float) -> float:
+    """The rate that warmup and schedule are factors of: `reference * rule(B / per)`, B as in `learning_rate_at`."""
+    formula = recipe.learning_rate
+    if formula.warmup is not None and _read_at(formula, epoch) < formula.warmup.shape.epochs:
         size = formula.warmup.target_batch
     else:
         size = batch_size_at(recipe, epoch if formula.scale_with == "current" else 0.0)
-    return full_rate(formula.reference, size, rule=formula.rule, per=formula.per) * _shape(formula)(read_at)
+    return full_rate(formula.reference, size, rule=formula.rule, per=formula.per)
 
 
 def full_rate(reference: float, global_batch_size: int, *, rule: str, per: int) -> float:
@@ -61,6 +66,11 @@ def momentum_at(recipe: Recipe, epoch: float) -> float | None:
     optimizer = recipe.optimizer
     fields = optimizer.fields if isinstance(optimizer, Unbuilt) else asdict(optimizer)
     return next((float(fields[name]) for name in _MOMENTUM_NAMES if name in fields), None)
+
+
+def _read_at(formula: LearningRate, epoch: float) -> float:
+    """The time whose factor holds at `epoch`: the last multiple of `every`."""
+    return epoch if formula.every == "update" else last_multiple(epoch, formula.every)
 
 
 def _shape(formula: LearningRate) -> Schedule:

@@ -108,7 +108,6 @@ def loops_of(prepared: Any, shares: list[Any], communicator: Any) -> dict[str, t
                 plan=plan,
                 communicator=communicator,
                 norm_groups=groups,
-                rate_attribute=rate_attribute,
             ).update
         else:
             update = bare_loop(parts, groups, Replay(shares), plan, communicator, rate_attribute)

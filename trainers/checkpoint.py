@@ -6,9 +6,9 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import chainer
 import numpy as np
@@ -17,10 +17,31 @@ from safetensors.numpy import load, save
 from recipes.errors import InputRefused
 
 _WEIGHTS, _OPTIMIZER, _STATE, _MANIFEST = "weights.safetensors", "optimizer.safetensors", "state.json", "MANIFEST"
+_AVERAGES = "averages.safetensors"  # only where the recipe has a weight_average
 
 
 class CheckpointError(InputRefused):
     """A checkpoint that is not whole, or does not fit the model; names the file."""
+
+
+class CheckpointContent(NamedTuple):
+    """What a checkpoint holds.
+
+    Args:
+        weights: by path, running statistics among them.
+        optimizer: its state by path and name.
+        averages: the moving average of the weights by path; empty where the recipe has none.
+        state: plain data.
+    """
+
+    weights: dict[str, np.ndarray]
+    optimizer: dict[str, np.ndarray]
+    averages: dict[str, np.ndarray]
+    state: dict[str, Any]
+
+    def scored(self) -> CheckpointContent:
+        """The same with the averages in place of the weights: what evaluation scores."""
+        return self._replace(weights={**self.weights, **self.averages})
 
 
 def weights_of(model: chainer.Link) -> dict[str, np.ndarray]:
@@ -53,7 +74,14 @@ def checkpoint_name(update: int) -> str:
     return f"update-{update:06d}"
 
 
-def write_checkpoint(folder: Path, *, model: chainer.Link, optimizer: chainer.Optimizer, state: dict[str, Any]) -> Path:
+def write_checkpoint(
+    folder: Path,
+    *,
+    model: chainer.Link,
+    optimizer: chainer.Optimizer,
+    state: dict[str, Any],
+    averages: Mapping[str, np.ndarray] | None = None,
+) -> Path:
     """Write `folder`/update-000123, where 123 is `state["update"]`; it appears whole or not at all.
 
     Everything goes to a folder of another name, is flushed to the disk with its checksums, and is renamed.
@@ -62,6 +90,7 @@ def write_checkpoint(folder: Path, *, model: chainer.Link, optimizer: chainer.Op
         folder: the run's `checkpoints`.
         model, optimizer: what is kept.
         state: plain data; must hold `update`, the number of updates done.
+        averages: of the weights, by path.
     Returns:
         the folder of the checkpoint.
     """
@@ -73,6 +102,7 @@ def write_checkpoint(folder: Path, *, model: chainer.Link, optimizer: chainer.Op
     files = {
         _WEIGHTS: save(_contiguous(weights_of(model))),
         _OPTIMIZER: save(_contiguous(optimizer_arrays(optimizer))),
+        **({_AVERAGES: save(_contiguous(averages))} if averages else {}),
         _STATE: json.dumps({**state, "optimizer_steps": {"": optimizer.t, **steps}}, indent=1).encode(),
     }
     manifest = "".join(f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in files.items())
@@ -87,8 +117,8 @@ def write_checkpoint(folder: Path, *, model: chainer.Link, optimizer: chainer.Op
     return final
 
 
-def read_checkpoint(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[str, Any]]:
-    """Weights, optimizer arrays and state of one checkpoint.
+def read_checkpoint(folder: Path) -> CheckpointContent:
+    """What one checkpoint holds.
 
     Raises:
         CheckpointError: a file is missing or differs from its checksum.
@@ -96,13 +126,19 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, np.n
     try:
         manifest = (folder / _MANIFEST).read_text().splitlines()
         sums = {name: digest for digest, name in (line.split("  ", 1) for line in manifest)}
-        data = {name: (folder / name).read_bytes() for name in (_WEIGHTS, _OPTIMIZER, _STATE)}
+        names = (_WEIGHTS, _OPTIMIZER, _STATE, *([_AVERAGES] if _AVERAGES in sums else []))
+        data = {name: (folder / name).read_bytes() for name in names}
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{folder}: not a whole checkpoint ({error})") from error
     for name, content in data.items():
         if hashlib.sha256(content).hexdigest() != sums.get(name):
             raise CheckpointError(f"{folder / name}: differs from its checksum in {_MANIFEST}; it was damaged")
-    return load(data[_WEIGHTS]), load(data[_OPTIMIZER]), json.loads(data[_STATE])
+    return CheckpointContent(
+        weights=load(data[_WEIGHTS]),
+        optimizer=load(data[_OPTIMIZER]),
+        averages=load(data[_AVERAGES]) if _AVERAGES in data else {},
+        state=json.loads(data[_STATE]),
+    )
 
 
 def newest_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
@@ -118,15 +154,21 @@ def newest_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
     return None, complaints
 
 
-def load_into(model: chainer.Link, optimizer: chainer.Optimizer | None, content: Any) -> dict[str, Any]:
-    """Put what `read_checkpoint` gave into a model and its optimizer.
+def load_into(
+    model: chainer.Link,
+    optimizer: chainer.Optimizer | None,
+    content: CheckpointContent,
+    *,
+    averages: dict[str, np.ndarray] | None = None,
+) -> dict[str, Any]:
+    """Put what `read_checkpoint` gave into a model, its optimizer and the average of its weights.
 
     Returns:
         the state.
     Raises:
         CheckpointError: names or shapes are not those of the model.
     """
-    weights, optimizer_state, state = content
+    weights, optimizer_state, kept_averages, state = content
     _copy(weights, weights_of(model), "weights")
     for path, link, name in _persistents(model):
         if not isinstance(getattr(link, name), np.ndarray) and path in weights:
@@ -139,6 +181,8 @@ def load_into(model: chainer.Link, optimizer: chainer.Optimizer | None, content:
             rule._init_states(parameter)  # Chainer allocates the state in the first update only
             rule.t = steps[path]
         _copy(optimizer_state, optimizer_arrays(optimizer), "optimizer state")
+    if averages is not None:
+        _copy(kept_averages, averages, "averages of the weights")
     return state
 
 
@@ -162,7 +206,7 @@ def _update_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("update-"))
 
 
-def _contiguous(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _contiguous(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {path: np.asarray(array, order="C") for path, array in arrays.items()}
 
 

@@ -27,6 +27,7 @@ class TrainRequest:
     checkpoint_every: str = "1ep"
     micro_batch_size: int | None = None
     trace: bool = False
+    measure_noise: bool = False
     allow_code: bool = False
     data: Path | None = None
 
@@ -42,7 +43,12 @@ class TrainRequest:
             words += [] if value is None else [flag, str(value)]
         for override in self.overrides:
             words += ["--set", override]
-        flags = (("--resume", self.resume), ("--trace", self.trace), ("--allow-code", self.allow_code))
+        flags = (
+            ("--resume", self.resume),
+            ("--trace", self.trace),
+            ("--noise-scale", self.measure_noise),
+            ("--allow-code", self.allow_code),
+        )
         return words + [flag for flag, given in flags if given]
 
 

@@ -31,7 +31,7 @@ def score_run(folder: Path, *, checkpoint: str = "newest", data: Path | None = N
         folder / RECIPE, vocabulary=vocabulary(allow_code=allow_code), allow_code=allow_code, data_root=data
     )
     path = _find(folder / CHECKPOINTS, checkpoint)
-    content = read_checkpoint(path)
+    content = read_checkpoint(path).scored()
 
     from mpi4py import MPI
 
@@ -68,7 +68,7 @@ def _find(folder: Path, checkpoint: str) -> Path:
         return newest
     name = checkpoint
     if checkpoint == "best":
-        best = read_checkpoint(newest)[2]["best"]
+        best = read_checkpoint(newest).state["best"]
         if best is None:
             raise CheckpointError(f"{folder}: no evaluation has fallen on a checkpoint yet; use newest")
         name = best["checkpoint"]

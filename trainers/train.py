@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -31,6 +32,7 @@ from trainers.norm_groups import NormGroups
 from trainers.run_folder import CHECKPOINTS, LOG, METRICS, REPORT, TRACE, cut_back, dataset_facts, write_run
 from trainers.stream_iterator import StreamIterator
 from trainers.updater import RecipeUpdater
+from trainers.weight_average import AveragedWeights
 
 log = logging.getLogger("kilobatch")
 
@@ -45,6 +47,7 @@ class TrainOptions:
         stop_after_update: end with a checkpoint after so many updates from the start of the run; None for all.
         checkpoint_every: epochs, or `update`.
         trace: write `trace.jsonl`.
+        measure_noise: write what the noise scale is computed from into every line of an update.
         threads: BLAS and OpenMP threads of a rank, for the log.
     """
 
@@ -53,6 +56,7 @@ class TrainOptions:
     stop_after_update: int | None = None
     checkpoint_every: float | str = 1.0
     trace: bool = False
+    measure_noise: bool = False
     threads: int = 1
 
 
@@ -84,6 +88,8 @@ class _Run:
         self.parts = build(opened.recipe, opened.dataset)
         self.norm_groups = NormGroups(opened.recipe.evaluation)
         self.norm_groups.install(self.parts.model)
+        average = opened.recipe.weight_average
+        self.averaged = None if average is None else AveragedWeights(self.parts.model, average)
         self.stop_request = StopRequest(options.folder, watches_file=self.leads)
         self.updater = self._updater(self.parts)
         self.end_update = min(options.stop_after_update or plan.timeline.num_updates, plan.timeline.num_updates)
@@ -106,7 +112,8 @@ class _Run:
             plan=self.plan,
             communicator=chainermn.create_communicator("naive", self.mpi),
             norm_groups=self.norm_groups,
-            rate_attribute=recipe.optimizer.rate_attribute,
+            averaged=self.averaged,
+            measure_noise=self.options.measure_noise,
             stop_asked=self.stop_request,
         )
 
@@ -152,7 +159,9 @@ class _Run:
         content = self.mpi.bcast(content, root=0)
         if content is None:
             return None, notes
-        state = load_into(self.parts.model, self.parts.optimizer, content)
+        averages = self.averaged and self.averaged.arrays
+        state = load_into(self.parts.model, self.parts.optimizer, content, averages=averages)
+        self.updater.state = state["updater"]
         iterator = self.updater.get_iterator("main")
         iterator.update = self.updater.iteration = state["update"]
         return state, notes
@@ -203,7 +212,8 @@ class _Run:
 
     def _score(self) -> Any:
         parts = self.parts
-        return score(parts.model, load=parts.load_eval, num_samples=parts.num_eval, loss=parts.loss, mpi=self.mpi)
+        with self.averaged.in_place() if self.averaged else contextlib.nullcontext():
+            return score(parts.model, load=parts.load_eval, num_samples=parts.num_eval, loss=parts.loss, mpi=self.mpi)
 
     def _ends(self) -> bool:
         return self.updater.stopping or self.updater.iteration >= self.end_update

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from recipes.planning.cluster import Cluster
@@ -154,15 +154,7 @@ def plan(
         num_train=dataset.num_train,
     )
     segments = tuple(
-        PlannedSegment(
-            segment=segment,
-            division=divide(
-                global_batch_size=segment.global_batch_size,
-                norm_span=segment.norm_span,
-                workers=workers,
-                micro_batch_size=max(segment.norm_span, _AUTO_MICRO_BATCH_SIZE) if largest == "auto" else largest,
-            ),
-        )
+        PlannedSegment(segment=segment, division=_division(recipe, segment, workers, largest))
         for segment in whole.segments
     )
     made = Plan(
@@ -176,6 +168,31 @@ def plan(
     )
     _require_memory(made)
     return made
+
+
+def _division(recipe: Recipe, segment: Segment, workers: int, largest: int | str) -> Division:
+    """How the updates of a segment are divided, at most `largest` samples a forward."""
+    parts = {"global_batch_size": segment.global_batch_size, "norm_span": segment.norm_span, "workers": workers}
+    if getattr(recipe.optimizer, "needs_group_gradients", False):
+        return _division_by_groups(recipe, parts, largest)
+    size = max(segment.norm_span, _AUTO_MICRO_BATCH_SIZE) if largest == "auto" else largest
+    return divide(**parts, micro_batch_size=size)
+
+
+def _division_by_groups(recipe: Recipe, parts: dict[str, int], largest: int | str) -> Division:
+    """Every norm group whole on one worker and a micro-batch of its own: the optimizer looks at its gradient."""
+    kind, batch, span = type(recipe.optimizer).__name__, parts["global_batch_size"], parts["norm_span"]
+    if largest != "auto" and largest < span:
+        raise PlanError(
+            f"{kind} needs the gradient of each norm group of {span} samples from one worker, whose micro-batch is "
+            f"{largest}; what fits: norm_span {largest} or less, or a micro-batch of {span}"
+        )
+    if batch == span and batch != recipe.learning_rate.per:
+        raise PlanError(
+            f"{kind} compares the gradients of norm groups, and a batch of {batch} is one group; what fits: a "
+            f"norm_span of {batch // 2} or less"
+        )
+    return replace(divide(**parts, micro_batch_size=span), team_size=1)
 
 
 def _require_memory(made: Plan) -> None:

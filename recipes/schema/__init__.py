@@ -6,7 +6,7 @@ A trailing underscore belongs to Python, not to the key: `global_` is `batch.glo
 from recipes.schema.dataset import Dataset
 from recipes.schema.moving import Batch, LearningRate, RampStep, Warmup
 from recipes.schema.recipe import Claim, Recipe
-from recipes.schema.training import Augmentation, Evaluation, NormMomentum, Updater
+from recipes.schema.training import Augmentation, Evaluation, Gradient, NormMomentum, Updater, WeightAverage
 
 __all__ = [
     "Augmentation",
@@ -14,10 +14,12 @@ __all__ = [
     "Claim",
     "Dataset",
     "Evaluation",
+    "Gradient",
     "LearningRate",
     "NormMomentum",
     "RampStep",
     "Recipe",
     "Updater",
     "Warmup",
+    "WeightAverage",
 ]

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from lr_schedules.units import Epochs
 from recipes.schema.moving import Batch, LearningRate
-from recipes.schema.training import Augmentation, Evaluation, Updater
+from recipes.schema.training import Augmentation, Evaluation, Gradient, Updater, WeightAverage
 from recipes.vocabulary import Component
 
 __all__ = ["Claim", "Recipe"]
@@ -58,6 +58,8 @@ class Recipe:
         loss: what is minimised: the mean over the global batch.
         augmentation: what happens to images.
         evaluation: when and how the model is scored.
+        gradient: what happens to the mean gradient.
+        weight_average: the weights that are scored: a moving average; null for the last ones.
         updater: what of the execution changes the mathematics.
         seed: of order, augmentation and initial weights, at least 0.
         claims: what the recipe promises; not inherited by `extends`.
@@ -78,6 +80,8 @@ class Recipe:
     loss: Annotated[object, Component("losses")]
     augmentation: Augmentation = Augmentation()
     evaluation: Evaluation = Evaluation()
+    gradient: Gradient = Gradient()
+    weight_average: WeightAverage | None = None
     updater: Updater = Updater()
     seed: int = 0
     claims: tuple[Claim, ...] = ()

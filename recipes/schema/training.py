@@ -9,7 +9,7 @@ from lr_schedules.units import Epochs
 from recipes.schema.conditions import require
 from recipes.vocabulary import Component
 
-__all__ = ["Augmentation", "Evaluation", "NormMomentum", "Updater"]
+__all__ = ["Augmentation", "Evaluation", "Gradient", "NormMomentum", "Updater", "WeightAverage"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,3 +72,43 @@ class Updater:
     """
 
     double_buffering: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gradient:
+    """What happens to the mean gradient before the optimizer sees it.
+
+    Args:
+        clip_norm: its largest norm over all parameters together, above 0, before any weight decay; null for no limit.
+    """
+
+    clip_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        require(
+            self.clip_norm is None or self.clip_norm > 0, f"Gradient.clip_norm must be above 0, got {self.clip_norm}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightAverage:
+    """Moving average of the weights and running statistics; evaluation scores it instead of the last weights.
+
+        average = d * average + (1 - d) * weights        d = keep ** (B / per)
+
+    Counted in samples, so that a larger batch, which makes fewer updates, forgets as fast (Busbridge et al. 2023).
+
+    Args:
+        keep: what is kept of the average over `per` samples, in [0, 1).
+        per: samples, at least 1.
+        start: until then the average is the weights themselves.
+    """
+
+    keep: float
+    per: int
+    start: Epochs = 0.0
+
+    def __post_init__(self) -> None:
+        require(0 <= self.keep < 1, f"WeightAverage.keep must be in [0, 1), got {self.keep}")
+        require(self.per >= 1, f"WeightAverage.per must be at least 1, got {self.per}")
+        require(self.start >= 0, f"WeightAverage.start must be at least 0, got {self.start}")

@@ -62,10 +62,14 @@ class Checkpoints(Extension):
                 "samples": updater.plan.timeline.samples_at(updater.iteration),
                 "epoch": updater.epoch_detail,
                 "best": self.best,
+                "updater": updater.state,
                 **self._identity,
             }
             optimizer = updater.get_optimizer("main")
-            write_checkpoint(self._folder, model=optimizer.target, optimizer=optimizer, state=state)
+            averages = updater.averaged and updater.averaged.arrays
+            write_checkpoint(
+                self._folder, model=optimizer.target, optimizer=optimizer, state=state, averages=averages
+            )
             best = self.best and self.best["checkpoint"]
             prune_checkpoints(self._folder, upto=updater.iteration, keep=_KEPT, best=best)
         self._metrics.write("checkpoint", name, update=updater.iteration, epoch=updater.epoch_detail)

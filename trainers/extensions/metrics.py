@@ -65,6 +65,7 @@ class Metrics(Extension):
             momentum=record.momentum,
             global_batch_size=record.global_batch_size,
             update_seconds=round(now - self._last, 6),
+            **_measured(record),
         )
         self._last = now
 
@@ -82,3 +83,11 @@ class Metrics(Extension):
     def close(self) -> None:
         """No more lines."""
         self._lines.close()
+
+
+def _measured(record: Any) -> dict[str, float]:
+    """What only some runs have of an update."""
+    found = {"gradient_norm": record.gradient_norm, "gain": record.gain}
+    if record.norms is not None:
+        found |= {"gradient_noise": record.norms.noise, "gradient_signal": record.norms.signal}
+    return {name: value for name, value in found.items() if value is not None}

@@ -5,6 +5,7 @@ float. `num_state_values` is how many numbers of state it keeps for one number o
 `trainers.optimizers.weight_decay.decay_parameters` once the Chainer optimizer is set up with a model.
 """
 
+from trainers.optimizers.ada_scale import AdaScale
 from trainers.optimizers.adam import Adam
 from trainers.optimizers.corrected_momentum_sgd import CorrectedMomentumSGD
 from trainers.optimizers.corrected_nesterov_ag import CorrectedNesterovAG
@@ -12,4 +13,4 @@ from trainers.optimizers.momentum_sgd import MomentumSGD
 from trainers.optimizers.nesterov_ag import NesterovAG
 from trainers.optimizers.sgd import SGD
 
-__all__ = ["Adam", "CorrectedMomentumSGD", "CorrectedNesterovAG", "MomentumSGD", "NesterovAG", "SGD"]
+__all__ = ["AdaScale", "Adam", "CorrectedMomentumSGD", "CorrectedNesterovAG", "MomentumSGD", "NesterovAG", "SGD"]

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from trainers import optimizers
-from trainers.optimizers import SGD, Adam, CorrectedMomentumSGD, CorrectedNesterovAG, MomentumSGD, NesterovAG
+from trainers.optimizers import SGD, Adam, AdaScale, CorrectedMomentumSGD, CorrectedNesterovAG, MomentumSGD, NesterovAG
 from trainers.optimizers.weight_decay import decay_parameters
 
 NUM_UPDATES = 50
@@ -48,6 +48,7 @@ def adam(w, g, rate, state, hyper):
 
 
 FORMULAS = {
+    "AdaScale": (AdaScale(momentum=0.8, weight_decay=DECAY), momentum_outside),  # its gain comes with the rate
     "Adam": (Adam(beta1=0.8, beta2=0.95, eps=1e-3, weight_decay=DECAY), adam),
     "CorrectedMomentumSGD": (CorrectedMomentumSGD(momentum=0.8, weight_decay=DECAY), momentum_outside),
     "CorrectedNesterovAG": (CorrectedNesterovAG(momentum=0.8, weight_decay=DECAY), nesterov_outside),
@@ -99,7 +100,7 @@ def test_50_updates_with_a_changing_rate_follow_the_formula(name):
 
 
 def test_the_rates_of_this_test_tell_all_formulas_apart():
-    formulas = [formula for _, formula in FORMULAS.values() if formula is not adam]
+    formulas = {formula for _, formula in FORMULAS.values() if formula is not adam}
     ends = [weights_of_formula(FORMULAS["MomentumSGD"][0], formula, RATES) for formula in formulas]
     for i, one in enumerate(ends):
         assert all(np.abs(one - other).max() > 1e-3 for other in ends[:i])

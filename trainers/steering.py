@@ -1,0 +1,46 @@
+"""What an optimizer is told before each of its steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import chainer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """An update, as far as an optimizer's formula needs it.
+
+    Args:
+        update: its number, from 0.
+        epoch: at its start.
+        global_batch_size: samples in it.
+        learning_rate: of this update, everything included.
+        full_rate: the rate that warmup and schedule are factors of.
+    """
+
+    update: int
+    epoch: float
+    global_batch_size: int
+    learning_rate: float
+    full_rate: float
+
+
+def steer(component: Any, optimizer: chainer.Optimizer, moment: Moment) -> None:
+    """Set the hyperparameters that an update rule reads, all to Python floats: a NumPy float64 would widen its arrays.
+
+    Beside the rate, under the component's `rate_attribute`: `relative_rate` (rate over full rate), `epoch`,
+    `global_batch_size`.
+
+    Args:
+        component: the recipe's optimizer.
+        optimizer: what it built.
+        moment: the update to come.
+    """
+    hyperparam = optimizer.hyperparam
+    setattr(hyperparam, component.rate_attribute, float(moment.learning_rate))
+    hyperparam.relative_rate = float(moment.learning_rate / moment.full_rate)
+    hyperparam.epoch = float(moment.epoch)
+    hyperparam.global_batch_size = moment.global_batch_size
