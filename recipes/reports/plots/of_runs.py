@@ -1,0 +1,148 @@
+"""The pictures of runs: what was measured, update by update and evaluation by evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from recipes.reports.curves import smoothed
+from recipes.reports.plots.axes import batch_axis, decades, epoch_axis, rate_axis, stacked
+from recipes.reports.record import Run
+from recipes.reports.style import DASHES, SERIES
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPicture:
+    """One picture of one or several runs.
+
+    Args:
+        title: a few words.
+        caption: what is drawn, in a sentence.
+        figure: the picture.
+    """
+
+    title: str
+    caption: str
+    figure: Figure
+
+
+def run_pictures(runs: Sequence[Run]) -> list[RunPicture]:
+    """The pictures of one run, or of several laid over each other in `run_style`'s colours, in that order."""
+    makers = (accuracy_picture, loss_picture, rate_picture, throughput_picture)
+    return [picture for maker in makers if (picture := maker(runs)) is not None]
+
+
+def run_style(place: int) -> tuple[str, Any]:
+    """Colour and dashes of the run at this place of a comparison."""
+    return SERIES[place % len(SERIES)], DASHES[place // len(SERIES) % len(DASHES)]
+
+
+def accuracy_picture(runs: Sequence[Run]) -> RunPicture | None:
+    """Accuracy of every evaluation, the best marked; None where nothing was evaluated."""
+    if all(run.best is None for run in runs):
+        return None
+    with stacked([2.6]) as (figure, (axes,)):
+        for run, colour, dashes in _styled(runs):
+            scored = np.isfinite(run.evaluations.accuracy)
+            epochs, percent = run.evaluations.epoch[scored], 100 * run.evaluations.accuracy[scored]
+            marker = "o" if len(percent) <= 40 else ""
+            axes.plot(epochs, percent, color=colour, linestyle=dashes, marker=marker, markersize=3)
+            if run.best is not None and len(runs) == 1:
+                _mark_best(axes, run)
+        axes.set_title("accuracy (%)")
+        axes.set_ylim(top=min(100.0, axes.get_ylim()[1]))
+        epoch_axis(axes, runs)
+    return RunPicture(title="Accuracy", caption="Of each evaluation, over the whole evaluation set.", figure=figure)
+
+
+def loss_picture(runs: Sequence[Run]) -> RunPicture | None:
+    """Training loss of each update and its running mean, and the loss of evaluations."""
+    if not any(len(run.updates) for run in runs):
+        return None
+    means = []
+    with stacked([2.6]) as (figure, (axes,)):
+        for run, colour, dashes in _styled(runs):
+            mean = smoothed(run.updates.loss, _span(run))
+            means.append(mean)
+            axes.plot(run.updates.epoch, run.updates.loss, color=colour, alpha=0.25, linewidth=0.8)
+            axes.plot(run.updates.epoch, mean, color=colour, linestyle=dashes, label="training")
+            if len(runs) == 1 and np.isfinite(run.evaluations.loss).any():
+                means.append(run.evaluations.loss)
+                axes.plot(
+                    run.evaluations.epoch, run.evaluations.loss, "o-", color=SERIES[1], markersize=3, label="evaluation"
+                )
+                axes.legend(frameon=False, loc="upper right")
+        known = np.concatenate(means)
+        known = known[np.isfinite(known) & (known > 0)]
+        if len(known) and known.max() > 20 * known.min():
+            axes.set_yscale("log")
+            decades(axes)
+        axes.set_title("loss")
+        epoch_axis(axes, runs)
+    caption = "Of each update, faint, before it was applied; the line is its running mean."
+    return RunPicture(title="Loss", caption=caption, figure=figure)
+
+
+def rate_picture(runs: Sequence[Run]) -> RunPicture | None:
+    """Learning rate and global batch size as they were used."""
+    if not any(len(run.updates) for run in runs):
+        return None
+    with stacked([1.7, 0.9]) as (figure, (rate, batch)):
+        for place, (run, colour, dashes) in enumerate(_styled(runs)):
+            epochs = np.append(run.updates.epoch, run.epochs_done)
+            width = 1.8 + 1.4 * min(3, len(runs) - 1 - place)  # where runs coincide, those below stay visible
+            for axes, values in ((rate, run.updates.learning_rate), (batch, run.updates.global_batch_size)):
+                steps = np.append(values, values[-1:])
+                axes.step(epochs, steps, where="post", color=colour, linestyle=dashes, linewidth=width)
+        rate.set_title("learning rate")
+        batch.set_title("global batch size (samples)")
+        rate_axis(rate, [run.updates.learning_rate for run in runs])
+        batch_axis(batch, [run.updates.global_batch_size for run in runs])
+        epoch_axis(rate, runs, labelled=False)
+        epoch_axis(batch, runs)
+    return RunPicture(title="Learning rate and batch", caption="As each update used them.", figure=figure)
+
+
+def throughput_picture(runs: Sequence[Run]) -> RunPicture | None:
+    """Samples per second of each update and their running mean."""
+    if not any(len(run.updates) for run in runs):
+        return None
+    top = 0.0
+    with stacked([2.6]) as (figure, (axes,)):
+        for run, colour, dashes in _styled(runs):
+            seconds = np.where(run.updates.update_seconds > 0, run.updates.update_seconds, np.nan)
+            per_second = run.updates.global_batch_size / seconds
+            span = _span(run)
+            mean = smoothed(run.updates.global_batch_size, span) / smoothed(seconds, span)
+            axes.plot(run.updates.epoch, per_second, color=colour, alpha=0.25, linewidth=0.8)
+            axes.plot(run.updates.epoch, mean, color=colour, linestyle=dashes)
+            if np.isfinite(per_second).any():
+                top = max(top, float(np.nanpercentile(per_second, 99)))
+        axes.set_ylim(0, 1.15 * top if top else None)
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+        axes.set_title("samples per second")
+        epoch_axis(axes, runs)
+    caption = "Of each update, faint, and over a running window; evaluations and checkpoints not counted."
+    return RunPicture(title="Samples per second", caption=caption, figure=figure)
+
+
+def _styled(runs: Sequence[Run]) -> Iterator[tuple[Run, str, Any]]:
+    for place, run in enumerate(runs):
+        yield run, *run_style(place)
+
+
+def _span(run: Run) -> int:
+    """Updates in a running mean: a fortieth of the run, five in a short one."""
+    return max(5, len(run.updates) // 40)
+
+
+def _mark_best(axes: Axes, run: Run) -> None:
+    epoch, percent = run.evaluations.epoch[run.best], 100 * run.evaluations.accuracy[run.best]
+    axes.plot([epoch], [percent], "o", color=SERIES[1], markersize=6, zorder=3)
+    text = f"best {percent:.2f} % at epoch {epoch:.4g}"
+    axes.annotate(text, (0.98, 0.06), xycoords="axes fraction", ha="right", color=SERIES[1])
