@@ -5,8 +5,9 @@ is its position in it, and threads may read it together. `facts(root)` counts, `
 what identifies the data.
 """
 
+from trainers.datasets.cifar10 import Cifar10
 from trainers.datasets.digits import Digits
 from trainers.datasets.image_folder import ImageFolder
 from trainers.datasets.synthetic import Synthetic
 
-__all__ = ["Digits", "ImageFolder", "Synthetic"]
+__all__ = ["Cifar10", "Digits", "ImageFolder", "Synthetic"]

