@@ -121,7 +121,8 @@ class _Run:
         """Write or read what a run begins with, then set up the trainer."""
         folder = self.options.folder
         state, notes = self._resumed_state() if self.options.resume else (None, [])
-        notes += [f"warning: {warning}" for warning in self.plan.warnings]
+        unmeasured = self.plan.without_noise_scale if self.options.measure_noise else ()
+        notes += [f"warning: {warning}" for warning in (*self.plan.warnings, *unmeasured)]
         if self.leads:
             (folder / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
             cut_back(folder, self.updater.iteration)

@@ -129,8 +129,9 @@ class RecipeUpdater(StandardUpdater):
         model = self.get_optimizer("main").target
         batch = share.segment.global_batch_size
         model.cleargrads()
-        self._norm_groups.team = self._team(self.plan.division_of(share.update))
-        shares = ShareNorms(model) if self._measures else None
+        division = self.plan.division_of(share.update)
+        self._norm_groups.begin_update(division, self._team(division))
+        shares = ShareNorms(model) if self._measures and division.num_shares > 1 else None
         own_loss = sum(self._backward(model, part, batch, shares) for part in share.micro_batches)
         loss = self._agree(own_loss, model, share.update, learning_rate)
         average_over_workers(model, self._mpi, batch)
@@ -141,7 +142,7 @@ class RecipeUpdater(StandardUpdater):
     ) -> float:
         """Add this micro-batch's part to the gradients; returns its part of the mean loss."""
         part = micro_batch.part
-        self._norm_groups.num_groups = part.num_groups
+        self._norm_groups.begin_micro_batch(part)
         keyed = KeyedDropout(model, seed=self.plan.recipe.seed, epochs=micro_batch.epochs, indices=micro_batch.indices)
         with chainer.using_config("train", True), keyed:
             loss = self.loss_func(model(micro_batch.images_NCHW), micro_batch.labels)

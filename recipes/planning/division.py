@@ -50,6 +50,11 @@ class Division:
         """Workers without a sample."""
         return self.workers - self.team_size * min(self.num_teams, self.num_groups)
 
+    @property
+    def num_shares(self) -> int:
+        """Micro-batches of an update, over all workers; 0 where a norm group is spread: none holds a whole one."""
+        return sum(len(self.micro_batches(rank)) for rank in range(self.workers)) if self.team_size == 1 else 0
+
     def team_of(self, rank: int) -> int | None:
         """The number of a worker's team, or None for one that is left over."""
         team = rank // self.team_size

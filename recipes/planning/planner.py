@@ -86,6 +86,21 @@ class Plan:
                 )
         return tuple(found)
 
+    @property
+    def without_noise_scale(self) -> tuple[str, ...]:
+        """Where the noise scale cannot be measured, and why."""
+        found = []
+        for planned in self.segments:
+            shares, first = planned.division.num_shares, planned.segment.update
+            if shares < 2:
+                why = "each update is one micro-batch" if shares else "each norm group lies on several workers"
+                way_out = "a smaller --micro-batch-size" if shares else "a larger micro-batch or fewer workers"
+                found.append(
+                    f"from update {first} on no noise scale is measured: {why}, and it compares micro-batches that "
+                    f"hold whole norm groups; {way_out} would give several"
+                )
+        return tuple(found)
+
     def as_tree(self) -> dict[str, Any]:
         """The plan as plain data, for YAML and JSON."""
         return {
@@ -114,6 +129,7 @@ class Plan:
             "samples_per_worker": [sum(m.size for m in own) for own in micro_batches],
             "micro_batch_size": max(m.size for own in micro_batches for m in own),
             "accumulation_steps": max(len(own) for own in micro_batches),
+            "num_shares": division.num_shares,
             "learning_rate": [learning_rate_at(self.recipe, self.timeline.epoch_at(u)) for u in ends],
         }
 

@@ -14,6 +14,7 @@ import numpy as np
 from recipes.errors import InputRefused
 
 _WHOLE = ("update", "samples", "global_batch_size")
+_NOT_ALWAYS_MEASURED = ("gradient_noise", "gradient_signal")
 _MAY_BE_MISSING = ("value", "momentum")  # null, NaN or infinite: a run that diverged, an optimizer without momentum
 
 Lines = list[tuple[int, dict[str, Any]]]
@@ -35,6 +36,8 @@ class Updates:
     momentum: np.ndarray  # nan where the optimizer has none
     global_batch_size: np.ndarray
     update_seconds: np.ndarray
+    gradient_noise: np.ndarray  # see recipes.noise_scale.Norms; nan where not measured, so are those of the next
+    gradient_signal: np.ndarray
 
     def __len__(self) -> int:
         return len(self.update)
@@ -122,6 +125,8 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _number(path: Path, number: int, line: dict[str, Any], name: str) -> float:
     if name not in line:
+        if name in _NOT_ALWAYS_MEASURED:
+            return math.nan
         raise RunError(f"{path}:{number}: {line['key']} has no `{name}`")
     value = line[name]
     if value is None and name in _MAY_BE_MISSING:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from recipes.reports import sections
 from recipes.reports.markup import Markup, inline_svg, joined, table, tag
+from recipes.reports.noise import noise
 from recipes.reports.record import Run
 from recipes.reports.style import PAGE
 from recipes.reports.wording import duration, number, percent
@@ -66,6 +67,7 @@ def _single(run: Run) -> Markup:
             sections.verdict(run),
             sections.tiles(run),
             _pictures([run]),
+            noise(run),
             sections.plan(run),
             sections.claims(run),
             sections.recipe(run),
@@ -89,6 +91,7 @@ def _comparison(runs: Sequence[Run]) -> Markup:
             "details",
             tag("summary", _label(run, runs)),
             sections.verdict(run),
+            noise(run),
             sections.plan(run),
             sections.claims(run),
             sections.recipe(run),

@@ -34,6 +34,7 @@ class Run:
         seconds: time from the start to the last line written, resumed sessions added up, pauses between them not.
         outcome: `success`, `stopped`, `failed`, or `unfinished` where the last session has written no end.
         reason: why it stopped or failed; empty where it came to its end, or to that of `--stop-after`.
+        notes: what its sessions said when they started.
     """
 
     folder: Path
@@ -48,6 +49,7 @@ class Run:
     seconds: float
     outcome: str
     reason: str
+    notes: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -119,6 +121,7 @@ def open_run(path: str | Path) -> Run:
         seconds=seconds,
         outcome=outcome,
         reason=reason,
+        notes=_notes(lines),
     )
 
 
@@ -189,3 +192,9 @@ def _ending(numbered: Lines) -> tuple[float, str, str]:
         if start is not None and (following is None or following["key"] == "run_start"):
             milliseconds += line["time_ms"] - start
     return milliseconds / 1000, outcome, reason
+
+
+def _notes(lines: Lines) -> tuple[str, ...]:
+    """The notes of all sessions, each once."""
+    given = [line.get("notes") for _, line in lines if line["key"] == "run_start"]
+    return tuple(dict.fromkeys(str(note) for notes in given if isinstance(notes, list) for note in notes))

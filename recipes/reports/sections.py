@@ -125,7 +125,8 @@ def plan(run: Run) -> Markup:
 
 def warnings(run: Run) -> Markup:
     """What the reader should know before trusting the numbers."""
-    found = [str(text) for text in _listed(run.plan.get("warnings"))]
+    said = [note.removeprefix("warning: ") for note in run.notes if note.startswith("warning: ")]
+    found = list(dict.fromkeys([*(str(text) for text in _listed(run.plan.get("warnings"))), *said]))
     if lacks := _listed(run.recipe.get("lacks")):
         found.append(f"The recipe needs what is not built: {', '.join(map(str, lacks))}.")
     if assumed := _listed(run.recipe.get("assumed")):

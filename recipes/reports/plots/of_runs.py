@@ -11,9 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from recipes.reports.curves import smoothed
+from recipes.reports.noise import noise_windows
 from recipes.reports.plots.axes import batch_axis, decades, epoch_axis, rate_axis, stacked
 from recipes.reports.record import Run
-from recipes.reports.style import DASHES, SERIES
+from recipes.reports.style import DASHES, MUTED, SERIES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,7 @@ class RunPicture:
 
 def run_pictures(runs: Sequence[Run]) -> list[RunPicture]:
     """The pictures of one run, or of several laid over each other in `run_style`'s colours, in that order."""
-    makers = (accuracy_picture, loss_picture, rate_picture, throughput_picture)
+    makers = (accuracy_picture, loss_picture, rate_picture, throughput_picture, noise_picture)
     return [picture for maker in makers if (picture := maker(runs)) is not None]
 
 
@@ -129,6 +130,31 @@ def throughput_picture(runs: Sequence[Run]) -> RunPicture | None:
         epoch_axis(axes, runs)
     caption = "Of each update, faint, and over a running window; evaluations and checkpoints not counted."
     return RunPicture(title="Samples per second", caption=caption, figure=figure)
+
+
+def noise_picture(runs: Sequence[Run]) -> RunPicture | None:
+    """Noise scale over the epochs with two standard errors, and the batch; None where nowhere known."""
+    windows = [[window for window in noise_windows(run) if window.scale is not None] for run in runs]
+    if not any(windows):
+        return None
+    with stacked([2.6]) as (figure, (axes,)):
+        for (run, colour, dashes), known in zip(_styled(runs), windows, strict=True):
+            epochs = [(window.first_epoch + window.last_epoch) / 2 for window in known]
+            values = np.array([window.scale.value for window in known])
+            errors = 2 * np.array([window.scale.standard_error for window in known])
+            below = np.maximum(values - errors, 0.1 * values)  # the axis is logarithmic
+            axes.fill_between(epochs, below, values + errors, color=colour, alpha=0.2, linewidth=0)
+            axes.plot(epochs, values, color=colour, linestyle=dashes, marker="o", markersize=3)
+            if len(runs) == 1:
+                batch = run.updates.global_batch_size
+                axes.step(run.updates.epoch, batch, where="post", color=MUTED, linewidth=1, label="global batch")
+                axes.legend(frameon=False, loc="upper left")
+        axes.set_yscale("log")
+        decades(axes)
+        axes.set_title("noise scale (samples)")
+        epoch_axis(axes, runs)
+    caption = "Of the SGD gradient, by stretches of updates; the band is two standard errors, cut at a tenth."
+    return RunPicture(title="Noise scale", caption=caption, figure=figure)
 
 
 def _styled(runs: Sequence[Run]) -> Iterator[tuple[Run, str, Any]]:

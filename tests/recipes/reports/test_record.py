@@ -4,6 +4,7 @@ import math
 import numpy as np
 import pytest
 
+from recipes.reports.page import page_text
 from recipes.reports.record import RunError, open_run
 
 
@@ -183,3 +184,13 @@ def test_environment_is_read(write_run):
     run = open_run(write_run(environment={"cpu": "another"}))
     assert run.environment["cpu"] == "another"
     assert json.dumps(run.environment)
+
+
+def test_notes_of_all_sessions_are_kept_once(write_run, metric_lines):
+    first, *rest = metric_lines(stop="stopped")
+    notes = ["resuming from update-000007", "warning: a thing"]
+    again = {"key": "run_start", "value": "x", "time_ms": 2_000_000, "notes": notes}
+    run = open_run(write_run(lines=[{**first, "notes": notes[1:]}, *rest, again]))
+    assert run.notes == ("warning: a thing", "resuming from update-000007")
+    assert "<li>a thing</li>" in page_text([run])
+    assert "resuming" not in page_text([run])

@@ -1,0 +1,60 @@
+"""What a plan refuses, and what it says of a run that it cannot serve wholly."""
+
+import pytest
+
+from recipes.planning.division import PlanError
+from trainers.request import TrainRequest, prepare
+
+ADA_SCALE = ("optimizer={kind: AdaScale, momentum: 0.9}", "learning_rate.rule=none")
+
+
+def planned(*overrides, workers=1, micro_batch_size=None):
+    request = TrainRequest(recipe="digits/ramp", overrides=overrides, micro_batch_size=micro_batch_size)
+    return prepare(request, workers=workers).plan
+
+
+def test_ada_scale_has_a_norm_group_a_micro_batch_whatever_fits():
+    for workers, micro_batch_size in ((1, None), (2, 96), (3, 32)):
+        division = planned(*ADA_SCALE, workers=workers, micro_batch_size=micro_batch_size).segments[0].division
+        micro_batches = [part for rank in range(workers) for part in division.micro_batches(rank)]
+        assert [(part.offset, part.size, part.num_groups) for part in micro_batches] == [
+            (0, 32, 1), (32, 32, 1), (64, 32, 1),
+        ]  # fmt: skip
+
+
+def test_ada_scale_keeps_groups_whole_where_workers_are_many():
+    made = planned(*ADA_SCALE, workers=5)
+    assert made.segments[0].division.team_size == 1
+    assert made.segments[0].division.idle_workers == 2
+    assert "2 of 5 workers have no samples" in made.warnings[0]
+
+
+def test_ada_scale_refuses_a_micro_batch_below_a_group():
+    with pytest.raises(PlanError, match=r"norm group of 32 samples from one worker, whose micro-batch is 16"):
+        planned(*ADA_SCALE, micro_batch_size=16)
+
+
+def test_ada_scale_refuses_a_batch_of_one_group_that_is_not_the_reference():
+    with pytest.raises(PlanError, match="a batch of 96 is one group; what fits: a norm_span of 48 or less"):
+        planned(*ADA_SCALE, "batch={global: 96, norm_span: 96}")
+    reference = (*ADA_SCALE, "batch={global: 32, norm_span: 32}", "learning_rate.per=32")
+    assert planned(*reference).segments[0].division.num_groups == 1
+
+
+@pytest.mark.parametrize(
+    ("workers", "micro_batch_size", "shares", "why"),
+    [
+        (1, 32, [3, 6], []),
+        (2, 96, [2, 2], []),
+        (1, 192, [1, 1], ["one micro-batch", "one micro-batch"]),
+        (4, 16, [0, 0], ["lies on several workers"] * 2),
+        (6, 32, [0, 6], ["lies on several workers"]),
+    ],
+)
+def test_the_noise_scale_needs_two_micro_batches_of_whole_groups(workers, micro_batch_size, shares, why):
+    made = planned(workers=workers, micro_batch_size=micro_batch_size)
+    assert [planned.division.num_shares for planned in made.segments] == shares
+    assert [segment["num_shares"] for segment in made.as_tree()["segments"]] == shares
+    assert len(made.without_noise_scale) == len(why)
+    for sentence, words in zip(made.without_noise_scale, why, strict=True):
+        assert words in sentence

@@ -1,0 +1,67 @@
+import math
+
+import numpy as np
+import pytest
+
+from recipes.reports.noise import noise, noise_windows
+from recipes.reports.page import page_text
+from recipes.reports.plots import run_pictures
+from recipes.reports.record import open_run
+
+
+@pytest.fixture
+def measured_run(write_run, metric_lines):
+    """Makes a run whose noise is 600 on average and whose signal is 2, so that its noise scale is about 300."""
+
+    def make(signal=2.0, skip=()):
+        lines = metric_lines()
+        generator = np.random.default_rng(0)
+        for line in lines:
+            if line["key"] == "train_loss" and line["update"] not in skip:
+                line["gradient_noise"] = 600.0 + generator.normal(0, 60)
+                line["gradient_signal"] = signal + generator.normal(0, 0.2)
+        return open_run(write_run(lines=lines))
+
+    return make
+
+
+def test_windows_hold_ten_updates_or_more_and_one_batch(measured_run):
+    windows = noise_windows(measured_run())
+    assert [window.scale.num_updates for window in windows] == [12, 12, 12, 18]
+    assert [window.global_batch_size for window in windows] == [240, 240, 240, 480]
+    assert windows[0].first_epoch == 0.0
+    assert windows[3].first_epoch == pytest.approx(6.0)
+    for window in windows:
+        assert abs(window.scale.value - 300) < 4 * window.scale.standard_error < 60
+
+
+def test_updates_that_were_not_measured_are_left_out(measured_run, write_run):
+    windows = noise_windows(measured_run(skip=range(36)))
+    assert [window.scale.num_updates for window in windows] == [18]
+    assert noise_windows(open_run(write_run("other"))) == []
+
+
+def test_the_page_gives_the_scale_of_each_batch_with_its_error(measured_run):
+    run = measured_run()
+    words = noise(run)
+    for size in (240, 480):
+        known = run.updates.global_batch_size == size
+        scale = run.updates.gradient_noise[known].mean() / run.updates.gradient_signal[known].mean()
+        assert f"<td>{size}</td><td>{scale:.3g}</td>" in words
+    assert "no promise" in words
+    assert words in page_text([run])
+    assert run_pictures([run])[-1].title == "Noise scale"
+
+
+def test_a_gradient_lost_in_noise_is_said_and_not_drawn(measured_run):
+    run = measured_run(signal=-1.0)
+    assert "lost in its noise" in noise(run)
+    assert [window.scale for window in noise_windows(run)] == [None] * 4
+    assert "Noise scale" not in [picture.title for picture in run_pictures([run])]
+
+
+def test_a_run_that_was_not_measured_says_nothing(write_run):
+    run = open_run(write_run())
+    assert noise(run) == ""
+    assert math.isnan(run.updates.gradient_noise[0])
+    assert "Noise scale" not in page_text([run])
