@@ -82,6 +82,8 @@ def _check_augmentation(reading: Reading, recipe: Recipe, dataset: Dataset) -> N
     for split in ("train", "eval"):
         for place, entry in enumerate(getattr(recipe.augmentation, split)):
             try:
+                if hasattr(entry, "require_channels"):
+                    entry.require_channels(dataset.channels)
                 if hasattr(entry, "bound"):
                     entry.bound(name=dataset.name, mean=dataset.mean, std=dataset.std)
             except ValueError as error:

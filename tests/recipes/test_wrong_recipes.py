@@ -70,6 +70,13 @@ WRONG = {
         "is 'imagenet'",
         "must be 'digits'",
     ),
+    "colour of a grey image": (
+        {"line_9": "loss: {kind: SoftmaxCrossEntropy}\naugmentation: {train: [{kind: ColorJitter, saturation: 0.4}]}"},
+        "10:56",
+        "augmentation.train.0.saturation",
+        "is 0.4",
+        "must be 0 for images of 1 channel",
+    ),
     "code of one's own": ({"line_4": "model: {kind: my.Net}"}, "4:15", "model.kind", "your own", "--allow-code"),
     "seed below 0": ({"line_9": "loss: {kind: SoftmaxCrossEntropy}\nseed: -1"}, "10:7", "seed", "is -1", "0 or more"),
     "name with a slash": ({"line_2": "name: a/b"}, "2:7", "name", "cannot name a run's folder", "letters"),

@@ -19,6 +19,7 @@ GROUPS = ("augmentations", "datasets", "losses", "models", "optimizers")
 METHOD = {"augmentations": "__call__", "datasets": "open", "losses": "build", "models": "build", "optimizers": "build"}
 REQUIRED = {
     "CenterCrop": {"size": 8},
+    "Cutout": {"size": 8},
     "Normalize": {"with_": "digits"},
     "RandomCrop": {"size": 8},
     "RandomResizedCrop": {"size": 8},

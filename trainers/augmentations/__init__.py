@@ -6,10 +6,25 @@ given.
 """
 
 from trainers.augmentations.center_crop import CenterCrop
+from trainers.augmentations.color_jitter import ColorJitter
+from trainers.augmentations.cutout import Cutout
 from trainers.augmentations.horizontal_flip import HorizontalFlip
 from trainers.augmentations.normalize import Normalize
+from trainers.augmentations.pca_lighting import PcaLighting
 from trainers.augmentations.random_crop import RandomCrop
+from trainers.augmentations.random_erasing import RandomErasing
 from trainers.augmentations.random_resized_crop import RandomResizedCrop
 from trainers.augmentations.resize import Resize
 
-__all__ = ["CenterCrop", "HorizontalFlip", "Normalize", "RandomCrop", "RandomResizedCrop", "Resize"]
+__all__ = [
+    "CenterCrop",
+    "ColorJitter",
+    "Cutout",
+    "HorizontalFlip",
+    "Normalize",
+    "PcaLighting",
+    "RandomCrop",
+    "RandomErasing",
+    "RandomResizedCrop",
+    "Resize",
+]

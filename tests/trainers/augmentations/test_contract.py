@@ -5,24 +5,46 @@ import pytest
 
 from recipes.planning.draws import draws
 from trainers import augmentations
-from trainers.augmentations import CenterCrop, HorizontalFlip, Normalize, RandomCrop, RandomResizedCrop, Resize
+from trainers.augmentations import (
+    CenterCrop,
+    ColorJitter,
+    Cutout,
+    HorizontalFlip,
+    Normalize,
+    PcaLighting,
+    RandomCrop,
+    RandomErasing,
+    RandomResizedCrop,
+    Resize,
+)
 
 HEIGHT, WIDTH = 24, 20
 CASES = {
     "CenterCrop": (CenterCrop(size=12), (12, 12)),
+    "ColorJitter": (None, (HEIGHT, WIDTH)),
+    "Cutout": (Cutout(size=9), (HEIGHT, WIDTH)),
     "HorizontalFlip": (HorizontalFlip(), (HEIGHT, WIDTH)),
     "Normalize": (None, (HEIGHT, WIDTH)),
+    "PcaLighting": (PcaLighting(std=0.5), (HEIGHT, WIDTH)),
     "RandomCrop": (RandomCrop(size=16, padding=2), (16, 16)),
+    "RandomErasing": (RandomErasing(), (HEIGHT, WIDTH)),
     "RandomResizedCrop": (RandomResizedCrop(size=10), (10, 10)),
     "Resize": (Resize(shorter=10), (12, 10)),
 }
-RANDOM = {"HorizontalFlip", "RandomCrop", "RandomResizedCrop"}
+CONSTANT = {"CenterCrop", "Normalize", "Resize"}
+NEEDS_COLOUR = {"PcaLighting"}
+SERVED = [
+    (name, channels) for name in sorted(CASES) for channels in (1, 3) if channels == 3 or name not in NEEDS_COLOUR
+]
 
 
 def case(name, channels):
     augmentation, size = CASES[name]
     if name == "Normalize":
         augmentation = Normalize(mean=(0.5,) * channels, std=(0.25,) * channels)
+    if name == "ColorJitter":
+        colour = {"saturation": 0.4, "hue": 0.1} if channels == 3 else {}
+        augmentation = ColorJitter(brightness=0.4, contrast=0.4, **colour)
     return augmentation, size
 
 
@@ -30,13 +52,20 @@ def image(dtype, channels):
     return np.random.default_rng(0).integers(0, 256, (HEIGHT, WIDTH, channels)).astype(dtype)
 
 
+def refusal(call):
+    try:
+        call()
+    except ValueError as error:
+        return str(error)
+    return None
+
+
 def test_no_augmentation_is_missing_here():
     assert sorted(CASES) == augmentations.__all__
 
 
-@pytest.mark.parametrize("name", sorted(CASES))
+@pytest.mark.parametrize(("name", "channels"), SERVED)
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
-@pytest.mark.parametrize("channels", [1, 3])
 def test_shape_and_type(name, dtype, channels):
     augmentation, size = case(name, channels)
     result = augmentation(image(dtype, channels), draws(0, "augmentation", 0, 0, 0))
@@ -60,7 +89,7 @@ def test_other_draws_give_another_image_where_there_is_chance(name):
     augmentation, _ = case(name, 3)
     given = image(np.uint8, 3)
     results = {augmentation(given, draws(0, "augmentation", 0, index, 0)).tobytes() for index in range(20)}
-    assert (len(results) > 1) == (name in RANDOM)
+    assert (len(results) > 1) == (name not in CONSTANT)
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
@@ -70,3 +99,26 @@ def test_views_in_any_memory_order_are_served(name):
     views = [given, np.asfortranarray(given), given[:, ::-1][:, ::-1]]
     results = {augmentation(view, draws(0, "augmentation", 0, 1, 0)).tobytes() for view in views}
     assert len(results) == 1
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+def test_images_of_other_channels_are_refused_before_the_run_with_the_words_of_the_refusal_in_it(name, channels):
+    augmentation, _ = case(name, channels)
+    in_the_run = refusal(lambda: augmentation(image(np.uint8, channels), draws(0, "augmentation", 0, 0, 0)))
+    before_it = refusal(lambda: getattr(augmentation, "require_channels", lambda _: None)(channels))
+    assert before_it == in_the_run
+    assert (before_it is not None) <= (channels != 3)
+
+
+@pytest.mark.parametrize("name", sorted(set(CASES) - {"Normalize"}))
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+@pytest.mark.parametrize("extreme", [0, 255])
+def test_pixels_stay_in_0_to_255(name, dtype, extreme):
+    augmentation, _ = case(name, 3)
+    given = np.full((HEIGHT, WIDTH, 3), extreme, dtype)
+    given[::2, :, 0] = 255 - extreme
+    for index in range(10):
+        result = augmentation(given, draws(0, "augmentation", 0, index, 0))
+        assert result.min() >= 0
+        assert result.max() <= 255

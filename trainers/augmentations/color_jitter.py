@@ -1,0 +1,110 @@
+"""Brightness, contrast, saturation and hue moved at random."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from lr_schedules.units import require_number
+from recipes.planning.draws import Draws
+from trainers.augmentations.pixel_values import as_given, grey
+
+_Adjustment = Callable[[np.ndarray, float], np.ndarray]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColorJitter:
+    """Brightness, contrast, saturation and hue, each changed by a random amount, in a random order.
+
+        brightness:  y = a x                        a ~ U(1 - brightness, 1 + brightness)
+        contrast:    y = a x + (1 - a) m            m: mean of the grey image
+        saturation:  y = a x + (1 - a) g            g: the grey image, 0.299 R + 0.587 G + 0.114 B
+        hue:         the hue of HSV + h, in turns   h ~ U(-hue, hue)
+
+    What is 0 is left out of the order. Every result is clipped to 0..255; uint8 is rounded once, at the end.
+
+    Args:
+        brightness: largest change of the factor, in [0, 1].
+        contrast: likewise.
+        saturation: likewise; 0 for images of one channel, which have no colour.
+        hue: largest turn of the colour circle, in [0, 0.5]; 0 for images of one channel.
+    Raises:
+        ValueError: a field is no number in range. When bound or called: the channels are neither 1 nor 3, or 1 with a
+            saturation or hue above 0.
+
+    Source: fb.resnet.torch, datasets/transforms.lua, ColorJitter (formulas, random order; 0.4 each but the hue, which
+        it has not); torchvision, transforms.ColorJitter (hue).
+    Differs: fb.resnet.torch does not clip; torchvision rounds to uint8 after every change.
+    """
+
+    brightness: float = 0.0
+    contrast: float = 0.0
+    saturation: float = 0.0
+    hue: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, largest in (("brightness", 1), ("contrast", 1), ("saturation", 1), ("hue", 0.5)):
+            require_number(f"ColorJitter.{name}", getattr(self, name), at_least=0, at_most=largest)
+
+    def require_channels(self, channels: int) -> None:
+        """Refuse images that this cannot serve.
+
+        Raises:
+            ValueError: neither 1 nor 3 channels, or 1 with a saturation or hue above 0.
+        """
+        if channels not in (1, 3):
+            raise ValueError(f"ColorJitter needs images of 1 or 3 channels, these have {channels}: remove it")
+        for name in ("saturation", "hue") if channels == 1 else ():
+            if getattr(self, name):
+                raise ValueError(f"ColorJitter.{name} must be 0 for images of 1 channel, got {getattr(self, name)!r}")
+
+    def __call__(self, image_HWC: np.ndarray, draws: Draws) -> np.ndarray:
+        """Another colouring of the image, shape and type as given."""
+        self.require_channels(image_HWC.shape[2])
+        order = np.argsort(draws.bits(4), kind="stable")
+        changes = 2.0 * draws.uniforms(4) - 1.0
+        adjustments: tuple[tuple[_Adjustment, float, float], ...] = (
+            (_brightened, self.brightness, 1.0),
+            (_contrasted, self.contrast, 1.0),
+            (_saturated, self.saturation, 1.0),
+            (_turned, self.hue, 0.0),
+        )
+        changed_HWC = image_HWC.astype(np.float32)
+        for place in order:
+            adjust, largest, neutral = adjustments[place]
+            if largest:
+                changed_HWC = np.clip(adjust(changed_HWC, neutral + largest * float(changes[place])), 0, 255)
+        return as_given(changed_HWC, image_HWC.dtype)
+
+
+def _brightened(image_HWC: np.ndarray, factor: float) -> np.ndarray:
+    return image_HWC * np.float32(factor)
+
+
+def _contrasted(image_HWC: np.ndarray, factor: float) -> np.ndarray:
+    mean = grey(image_HWC).mean(dtype=np.float64)
+    return image_HWC * np.float32(factor) + np.float32((1 - factor) * mean)
+
+
+def _saturated(image_HWC: np.ndarray, factor: float) -> np.ndarray:
+    return image_HWC * np.float32(factor) + grey(image_HWC) * np.float32(1 - factor)
+
+
+def _turned(image_HWC: np.ndarray, turns: float) -> np.ndarray:
+    """The hue moved by a part of the colour circle; value and saturation stay."""
+    red, green, blue = np.moveaxis(image_HWC, 2, 0)
+    value = image_HWC.max(axis=2)
+    chroma = value - image_HWC.min(axis=2)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        sixths = np.where(
+            value == red,
+            (green - blue) / chroma,
+            np.where(value == green, 2 + (blue - red) / chroma, 4 + (red - green) / chroma),
+        )
+    sixths = np.where(chroma > 0, sixths, 0) + np.float32(6 * turns)
+    # A channel falls from the value by the chroma where the hue lies far from it on the circle.
+    distances = [(offset + sixths) % 6 for offset in (np.float32(5), np.float32(3), np.float32(1))]
+    shares = [np.clip(np.minimum(distance, 4 - distance), 0, 1) for distance in distances]
+    return np.stack([value - chroma * share for share in shares], axis=2)
