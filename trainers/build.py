@@ -26,7 +26,7 @@ class Parts:
     Args:
         model: with its initial weights, on the CPU.
         optimizer: set up with the model.
-        loss: (logits, labels) -> mean over the samples given.
+        loss: (logits, targets) -> mean over the samples given.
         load_train, load_eval: (epoch, index) -> image as the model gets it, label.
         num_eval: samples of the evaluation set.
     """
@@ -43,13 +43,16 @@ def build(recipe: Recipe, dataset: Dataset) -> Parts:
     """Build everything a recipe names.
 
     Raises:
-        ValueError: the data are not what the data set's file says.
+        ValueError: the data are not what the data set's file says; the loss wants something of the model that it does
+            not have.
     """
     model = build_model(recipe, dataset)
     draw_initial_weights(model, seed=recipe.seed)
+    if hasattr(recipe.loss, "initialize"):
+        recipe.loss.initialize(model)
     optimizer = recipe.optimizer.build()
     optimizer.setup(model)
-    decay_parameters(optimizer, weight_decay=recipe.optimizer.weight_decay, no_decay=recipe.optimizer.no_decay)
+    decay_parameters(optimizer, recipe.optimizer)
     loads = {}
     for split, parts, expected in (
         ("train", recipe.augmentation.train, dataset.num_train),

@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class SoftmaxCrossEntropy:
-    """Cross entropy between the softmax of the logits and the labels, the mean over the samples.
+    """Cross entropy between the softmax of the logits and the targets, the mean over the samples.
 
         loss = mean over samples of -sum over k of q_k log p_k
         p = softmax(logits);   q_k = 1 - e + e / K for the label, e / K for every other class
 
-    Notation: K classes, e `label_smoothing`. All K classes share e, the label's own too.
+    Notation: K classes, e `label_smoothing`. All K classes share e, the label's own too. Mixed targets are mixtures of
+    the smoothed q of their labels.
 
     Args:
         label_smoothing: e, in [0, 1); 0 is the plain cross entropy.
@@ -37,17 +38,18 @@ class SoftmaxCrossEntropy:
         require_share("SoftmaxCrossEntropy.label_smoothing", self.label_smoothing)
 
     def build(self) -> Callable[[chainer.Variable, np.ndarray], chainer.Variable]:
-        """A function of logits (samples x classes, float) and labels (samples, int) that returns a scalar Variable."""
+        """A function of logits (samples x classes, float) and targets that returns a scalar Variable.
+
+        Targets are int (samples,), labels, or float (samples, classes), mixtures of labels before smoothing.
+        """
+        return self._loss
+
+    def _loss(self, logits: chainer.Variable, targets: np.ndarray) -> chainer.Variable:
         import chainer.functions as F
 
-        return F.softmax_cross_entropy if self.label_smoothing == 0 else self._smoothed
+        if self.label_smoothing == 0 and targets.ndim == 1:
+            return F.softmax_cross_entropy(logits, targets)
+        from trainers.losses.soft_targets import soft_targets
 
-    def _smoothed(self, logits: chainer.Variable, labels: np.ndarray) -> chainer.Variable:
-        import chainer
-        import chainer.functions as F
-
-        num_samples, num_classes = logits.shape
-        xp = chainer.backend.get_array_module(logits)
-        q = xp.full(logits.shape, self.label_smoothing / num_classes, dtype=logits.dtype)
-        q[xp.arange(num_samples), labels] += 1 - self.label_smoothing
-        return -F.sum(q * F.log_softmax(logits)) / num_samples
+        q = soft_targets(targets, like=logits, label_smoothing=self.label_smoothing)
+        return -F.sum(q * F.log_softmax(F.cast(logits, q.dtype))) / len(q)

@@ -1,0 +1,175 @@
+import math
+
+import chainer
+import chainer.links as L
+import numpy as np
+import pytest
+from chainer import gradient_check
+
+from trainers.losses import BinaryCrossEntropy
+from trainers.models import ResNet50, SmallCNN
+
+LOSSES = (
+    BinaryCrossEntropy(),
+    BinaryCrossEntropy(label_smoothing=0.1, reduction="class_sum"),
+    BinaryCrossEntropy(label_smoothing=0.1, target_threshold=0.2),
+    BinaryCrossEntropy(reduction="class_sum", target_threshold=0.2),
+)
+
+
+def in_float64(logits, targets, loss):
+    """The loss and its gradient, straight from the formula: logarithms of sigmoids of doubles."""
+    z = logits.astype(np.float64)
+    num_samples, num_classes = z.shape
+    mixture = np.eye(num_classes)[targets] if targets.ndim == 1 else targets.astype(np.float64)
+    t = mixture * (1 - loss.label_smoothing) + loss.label_smoothing / num_classes
+    if loss.target_threshold is not None:
+        t = np.where(t > loss.target_threshold, 1.0, 0.0)
+    s, not_s = 1 / (1 + np.exp(-z)), 1 / (1 + np.exp(z))
+    terms = -(t * np.log(s) + (1 - t) * np.log(not_s))
+    divisor = num_samples * (num_classes if loss.reduction == "class_mean" else 1)
+    return terms.sum() / divisor, (s - t) / divisor
+
+
+def samples(num_samples=7, num_classes=5, scale=3):
+    """Logits, labels, and mixtures of two labels with shares on both sides of a threshold of 0.2."""
+    draws = np.random.default_rng(0)
+    logits = scale * draws.standard_normal((num_samples, num_classes)).astype(np.float32)
+    labels = draws.integers(num_classes, size=num_samples).astype(np.int32)
+    shares = np.linspace(0.05, 1, num_samples)[:, None]
+    rows = np.eye(num_classes)
+    return logits, labels, (shares * rows[labels] + (1 - shares) * rows[labels[::-1]]).astype(np.float32)
+
+
+def test_two_classes_by_hand():
+    # sigmoid = (3/4, 1/4): -log(3/4) for the yes and -log(3/4) for the no.
+    logits, labels = np.log(np.array([[3, 1 / 3]], np.float32)), np.array([0])
+    mean, summed = (BinaryCrossEntropy(reduction=r).build()(logits, labels) for r in ("class_mean", "class_sum"))
+    assert float(mean.array) == pytest.approx(-math.log(3 / 4))
+    assert float(summed.array) == pytest.approx(-2 * math.log(3 / 4))
+    assert mean.shape == summed.shape == ()
+    # e = 0.2: targets (0.9, 0.1), so each class says 0.9 log(3/4) + 0.1 log(1/4).
+    smoothed = BinaryCrossEntropy(label_smoothing=0.2).build()(logits, labels)
+    assert float(smoothed.array) == pytest.approx(-0.9 * math.log(3 / 4) - 0.1 * math.log(1 / 4))
+
+
+@pytest.mark.parametrize(("share", "yes"), [(0.75, [1, 1, 0]), (0.85, [1, 0, 0]), (0.1, [0, 1, 0])])
+def test_a_threshold_makes_both_labels_of_a_mixture_whole_or_drops_the_smaller(share, yes):
+    z = np.array([[0.5, -1.0, 2.0]])
+    mixture = np.array([[share, 1 - share, 0]], np.float32)
+    loss = BinaryCrossEntropy(target_threshold=0.2, reduction="class_sum").build()(z, mixture)
+    terms = [-math.log(1 / (1 + math.exp(-v if t else v))) for v, t in zip(z[0], yes, strict=True)]
+    assert float(loss.array) == pytest.approx(sum(terms))
+
+
+def test_a_target_at_the_threshold_is_not_above_it():
+    mixture = np.array([[0.8, 0.2]], np.float32)
+    for dtype in (np.float32, np.float64):
+        at, whole = (
+            BinaryCrossEntropy(target_threshold=threshold).build()(np.array([[1, 2]], dtype), mixture)
+            for threshold in (0.2, 0.19)
+        )
+        assert float(at.array) > float(whole.array), "the second class is a no at 0.2 and a yes at 0.19"
+
+
+def test_smoothing_comes_before_mixing_and_both_before_the_threshold():
+    # e = 0.4, K = 2: q = (0.8, 0.2) for label 0. Mixed 0.7 : 0.3 the smaller one is 0.7 * 0.2 + 0.3 * 0.8 = 0.38.
+    z, mixture = np.zeros((1, 2)), np.array([[0.7, 0.3]], np.float32)
+    gradients = []
+    for threshold in (0.37, 0.39):
+        x = chainer.Variable(z)
+        loss = BinaryCrossEntropy(label_smoothing=0.4, target_threshold=threshold, reduction="class_sum")
+        loss.build()(x, mixture).backward()
+        gradients.append(x.grad[0].tolist())
+    assert gradients == [[-0.5, -0.5], [-0.5, 0.5]]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("scale", [1, 30])
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize(("dtype", "bound"), [(np.float32, 1e-5), (np.float64, 1e-14)])
+def test_loss_and_gradient_are_those_of_the_formula(loss, scale, mixed, dtype, bound):
+    logits, labels, mixtures = samples(scale=scale)
+    targets = mixtures if mixed else labels
+    x = chainer.Variable(logits.astype(dtype))
+    found = loss.build()(x, targets)
+    found.backward()
+    expected_loss, expected_gradient = in_float64(logits, targets, loss)
+    assert found.dtype == x.grad.dtype == dtype
+    np.testing.assert_allclose(found.array, expected_loss, rtol=bound)
+    # s - t of a target of 1 is rounded like 1, whatever is left of it.
+    np.testing.assert_allclose(x.grad, expected_gradient, rtol=bound, atol=2 * np.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_gradient_agrees_with_differences_in_float64(loss):
+    logits, labels, mixtures = samples()
+    for targets in (labels, mixtures):
+        function = loss.build()
+        gradient_check.check_backward(
+            lambda x, of=function, t=targets: of(x, t), logits.astype(np.float64), None, dtype=np.float64
+        )
+
+
+def test_huge_logits_and_a_logit_of_zero_have_finite_and_right_gradients():
+    x = chainer.Variable(np.array([[-200, -30, 0, 30, 200]], np.float32))
+    loss = BinaryCrossEntropy(reduction="class_sum").build()(x, np.array([0]))
+    loss.backward()
+    assert float(loss.array) == pytest.approx(200 + math.log(2) + 30 + 200)
+    np.testing.assert_allclose(x.grad, [[-1, math.exp(-30), 0.5, 1, 1]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_parts_weighted_by_their_samples_make_the_whole(loss):
+    logits, _, mixtures = samples(num_samples=8)
+    parts = [(loss.build()(logits[p], mixtures[p]), len(mixtures[p])) for p in (slice(0, 3), slice(3, 8))]
+    whole = sum(float(part.array) * count for part, count in parts) / 8
+    assert float(loss.build()(logits, mixtures).array) == pytest.approx(whole, rel=1e-6)
+
+
+def test_half_precision_logits_are_scored_in_single_precision():
+    logits, _, mixtures = samples()
+    loss = BinaryCrossEntropy().build()(logits.astype(np.float16), mixtures)
+    assert loss.dtype == np.float32
+
+
+@pytest.mark.parametrize("model", [SmallCNN(width=4), ResNet50()])
+def test_the_head_starts_with_its_bias_and_nothing_else_moves(model):
+    built = model.build(num_classes=10, channels=3, image_size=32)
+    before = {path: parameter.array.copy() for path, parameter in built.namedparams()}
+    BinaryCrossEntropy().initialize(built)
+    assert all((parameter.array == before[path]).all() for path, parameter in built.namedparams())
+    BinaryCrossEntropy(head_bias=-math.log(10)).initialize(built)
+    moved = [path for path, parameter in built.namedparams() if (parameter.array != before[path]).any()]
+    assert [path.strip("/") for path in moved] in (["fc/b"], ["fc6/b"])
+    head = built.fc if hasattr(built, "fc") else built.fc6
+    np.testing.assert_allclose(1 / (1 + np.exp(-head.b.array)), 1 / 11, rtol=1e-6)
+
+
+@pytest.mark.parametrize("links", [{}, {"fc": L.Linear(3, 2, nobias=True)}, {"output": L.Linear(3, 2)}])
+def test_a_model_without_such_a_head_is_refused(links):
+    with pytest.raises(ValueError, match=r"head_bias is -2\.0, but Chain has no link `fc` with a bias"):
+        BinaryCrossEntropy(head_bias=-2.0).initialize(chainer.Chain(**links))
+
+
+def test_a_threshold_that_every_class_passes_is_refused():
+    loss = BinaryCrossEntropy(label_smoothing=0.5, target_threshold=0.05).build()
+    with pytest.raises(ValueError, match=r"target_threshold is 0\.05.*each of 5 classes 0\.1"):
+        loss(samples()[0], samples()[1])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"label_smoothing": 1.0},
+        {"reduction": "mean"},
+        {"target_threshold": -0.1},
+        {"target_threshold": 1.0},
+        {"head_bias": float("nan")},
+        {"head_bias": "0"},
+    ],
+)
+def test_what_is_out_of_range_is_refused(fields):
+    (name,) = fields
+    with pytest.raises(ValueError, match=rf"BinaryCrossEntropy\.{name} must be"):
+        BinaryCrossEntropy(**fields)
