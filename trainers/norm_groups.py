@@ -8,71 +8,37 @@ import chainer
 import numpy as np
 from chainer import functions as F
 from chainer import links as L
+from chainer.backends.cuda import to_cpu
 from chainer.functions.normalization import batch_normalization
 
+from recipes.planning.division import Division, MicroBatch
 from recipes.schema import Evaluation
+from trainers.norm_statistics import GroupStatistics, TeamStatistics
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-class TeamStatistics(batch_normalization.GeneralBatchNormalizationImpl):
-    """Statistics of one group whose samples lie on several workers, uneven parts weighted by their size.
-
-        mean = sum_j n_j/n mean_j        var = sum_j n_j/n (var_j + (mean_j - mean)^2)        j: workers of the team
-
-    Bytes on the wire: 16 a channel and worker in the forward, 16 in the backward, for each layer.
-
-    Args:
-        team: communicator of the workers that share the group.
-    """
-
-    def __init__(self, team: MPI.Comm) -> None:
-        self.team = team
-        self.num_values = 0
-
-    def get_mean_and_var(self, axis, gamma, x, xp, interm_dtype):
-        count = x.size // gamma.size
-        mean, var = super().get_mean_and_var(axis, gamma, x, xp, interm_dtype)
-        parts = self._gathered(np.concatenate([[count], mean.ravel(), var.ravel()]))
-        counts, means, variances = parts[:, :1], *np.split(parts[:, 1:], 2, axis=1)
-        self.num_values = int(counts.sum())
-        shares = counts / self.num_values
-        whole_mean = (shares * means).sum(axis=0)
-        whole_var = (shares * (variances + (means - whole_mean) ** 2)).sum(axis=0)
-        return (whole.reshape(mean.shape).astype(interm_dtype) for whole in (whole_mean, whole_var))
-
-    def backward(self, axis, gamma, gy, x, x_layout, xp, expander, mean, inv_std, eps, var, forward_data):
-        x_hat = (x - mean[expander]) * inv_std[expander]
-        gbeta, ggamma = self.get_ggamma_and_gbeta(axis, gamma, gy, x_hat, xp)
-        whole = self._gathered(np.concatenate([ggamma.ravel(), gbeta.ravel()])).sum(axis=0)
-        whole_ggamma, whole_gbeta = (part.reshape(gamma.shape).astype(gamma.dtype) for part in np.split(whole, 2))
-        inv_m = gamma.dtype.type(1.0 / self.num_values)
-        gx = (gamma * inv_std)[expander] * (gy - (x_hat * whole_ggamma[expander] + whole_gbeta[expander]) * inv_m)
-        # The parts stay apart here: the exchange of gradients adds them up once, with all other gradients.
-        return gx.astype(x.dtype, copy=False), None, ggamma, gbeta
-
-    def _gathered(self, values: np.ndarray) -> np.ndarray:
-        values = np.ascontiguousarray(values, dtype=np.float64)
-        parts = np.empty((self.team.size, values.size))
-        self.team.Allgather(values, parts)
-        return parts
-
-
 class NormGroups:
     """The norm groups of the micro-batch at hand, and the statistics seen during an update.
 
-    One object is shared by all normalisation layers of a model. The updater sets `num_groups` and `team` before a
-    forward; the layers report the statistics of their groups; `update_running_statistics` moves the running ones once.
+    One object is shared by all normalisation layers of a model. The updater says where an update and each of its
+    micro-batches begin; the layers report the statistics of their groups; `update_running_statistics` moves the running
+    ones once.
 
     Args:
         evaluation: how the running statistics move (the recipe's).
+    Attributes:
+        num_groups: norm groups in the micro-batch at hand.
+        team: communicator of the workers that share the group at hand; None where its samples are all here.
     """
 
     def __init__(self, evaluation: Evaluation) -> None:
         self.evaluation = evaluation
         self.num_groups = 1
         self.team: MPI.Comm | None = None
+        self._first_group = 0
+        self._division: Division | None = None
         self._layers: dict[str, NormGroupBatchNormalization] = {}
 
     def install(self, model: chainer.Link) -> None:
@@ -94,6 +60,22 @@ class NormGroups:
                     "use chainer.links.BatchNormalization, which kilobatch applies to each norm group"
                 )
 
+    def begin_update(self, division: Division, team: MPI.Comm | None = None) -> None:
+        """Forget what was seen: an update begins, or begins again.
+
+        Args:
+            division: of the update.
+            team: communicator of this worker's team, where teams have several workers.
+        """
+        self.team, self._division = team, division
+        for layer in self._layers.values():
+            layer.forget_statistics()
+
+    def begin_micro_batch(self, part: MicroBatch) -> None:
+        """The next forward is of this part of the update."""
+        self.num_groups = part.num_groups
+        self._first_group = part.offset // self._division.norm_span
+
     def update_running_statistics(self, world: MPI.Comm, global_batch_size: int) -> None:
         """Move the running statistics by those of the update, equally on all workers.
 
@@ -114,11 +96,23 @@ class NormGroups:
             layer.move_running_statistics(sums[start : start + size], keep, self.evaluation.norm_statistics)
             start += size
 
+    @property
+    def weights(self) -> np.ndarray:
+        """How much each group of the micro-batch counts in the update's statistics, (groups,)."""
+        if self.evaluation.norm_statistics != "by_group":
+            return np.ones(self.num_groups)
+        groups = self._division.num_groups
+        keep = self._keep(groups * self._division.norm_span) ** (1 / groups)
+        return keep ** (groups - 1.0 - self._first_group - np.arange(self.num_groups))
+
     def _keep(self, global_batch_size: int) -> float:
-        if self.evaluation.norm_statistics == "last_batch":
+        """What an update leaves of the running statistics."""
+        how, momentum = self.evaluation.norm_statistics, self.evaluation.norm_momentum
+        if how == "last_batch":
             return 0.0
-        momentum = self.evaluation.norm_momentum
-        return momentum.keep if momentum.per == "update" else momentum.keep ** (global_batch_size / momentum.per)
+        if momentum.per != "update":
+            return momentum.keep ** (global_batch_size / momentum.per)
+        return momentum.keep ** (self._division.num_groups if how == "by_group" else 1)
 
 
 class NormGroupBatchNormalization(L.BatchNormalization):
@@ -132,7 +126,8 @@ class NormGroupBatchNormalization(L.BatchNormalization):
 
     def forget_statistics(self) -> None:
         """Begin an update: nothing seen yet."""
-        self._seen = np.zeros(1 + 3 * self.avg_mean.size)  # groups, sums of means, of variances, of squared means
+        # Weights of the groups; weighted sums of their means, variances, squared means.
+        self._seen = self.xp.zeros(1 + 3 * self.avg_mean.size)
 
     def forward(self, x):
         """Normalise float32 x of shape (samples, channels, ...); in test mode by the running statistics."""
@@ -144,14 +139,12 @@ class NormGroupBatchNormalization(L.BatchNormalization):
         grouped = F.reshape(x, (count, first // count, *rest))  # a view: only the first axis is split
         axis = self.axis or (0, *range(2, x.ndim))
         scale, shift = (self._of_each_group(p, count, default) for p, default in ((self.gamma, 1), (self.beta, 0)))
-        team = groups.team
+        statistics = GroupStatistics() if groups.team is None else TeamStatistics(groups.team)
         node = batch_normalization.BatchNormalization(
-            self.eps,
-            axis=(1, *(i + 1 for i in axis if i)),
-            **({"impl_selector": lambda *_: TeamStatistics(team)} if team is not None else {}),
+            self.eps, axis=(1, *(i + 1 for i in axis if i)), impl_selector=lambda *_: statistics
         )
         y = node.apply((grouped, scale, shift))[0]
-        self._see(node)
+        self._see(statistics)
         return F.reshape(y, x.shape)
 
     def _of_each_group(self, parameter, count, default):
@@ -159,20 +152,22 @@ class NormGroupBatchNormalization(L.BatchNormalization):
             parameter = self.xp.full(self.avg_mean.shape, default, dtype=self.avg_mean.dtype)
         return F.broadcast_to(parameter, (count, *self.avg_mean.shape))
 
-    def _see(self, node) -> None:
+    def _see(self, statistics: GroupStatistics) -> None:
         """Add the statistics of the groups of one forward; of a team's group only its first worker does."""
-        team = self.norm_groups.team
-        if team is not None and team.rank > 0:
+        groups, xp = self.norm_groups, self.xp
+        if groups.team is not None and groups.team.rank > 0:
             return
-        means, variances = (np.asarray(s, dtype=np.float64).reshape(len(s), -1) for s in (node.mean, node.var))
-        if self.norm_groups.evaluation.norm_statistics != "pooled":
-            num_values = node._impl.num_values if team is not None else node.inputs[0].data.size // node.mean.size
+        means, variances = (part.reshape(groups.num_groups, -1) for part in (statistics.mean, statistics.var))
+        if groups.evaluation.norm_statistics != "pooled":
+            num_values = statistics.num_values
             variances = variances * (num_values / max(num_values - 1, 1))  # unbiased, as Chainer and PyTorch have it
-        self._seen += np.concatenate([[len(means)], means.sum(axis=0), variances.sum(axis=0), (means**2).sum(axis=0)])
+        weights = xp.asarray(groups.weights)
+        parts = (weights @ part for part in (means, variances, means**2))
+        self._seen += xp.concatenate([weights.sum(keepdims=True), *parts])
 
     def take_statistics(self) -> np.ndarray:
         """What was seen since the last call, float64 (1 + 3 * channels,), and forget it."""
-        seen = self._seen
+        seen = to_cpu(self._seen)
         self.forget_statistics()
         return seen
 
@@ -180,6 +175,7 @@ class NormGroupBatchNormalization(L.BatchNormalization):
         """avg <- keep * avg + (1 - keep) * s, with s the statistics of the whole update.
 
             moving_average, last_batch: s = mean over groups of (mean_g, unbiased var_g)
+            by_group:                   s = the same, group g of G weighted by k ** (G - 1 - g), and keep = k ** G
             pooled:                     s = mean of mean_g; mean of var_g + mean of mean_g^2 - (mean of mean_g)^2
 
         Args:
@@ -187,11 +183,11 @@ class NormGroupBatchNormalization(L.BatchNormalization):
             keep: what is kept of the average, in [0, 1].
             norm_statistics: the recipe's word.
         """
-        num_groups = sums[0]
-        if num_groups == 0:  # the layer was not used in this update
+        if sums[0] == 0:  # the layer was not used in this update
             return
-        mean, var, squares = np.split(sums[1:] / num_groups, 3)
+        mean, var, squares = np.split(sums[1:] / sums[0], 3)
         if norm_statistics == "pooled":
             var = var + np.maximum(squares - mean**2, 0.0)
         for average, seen in ((self.avg_mean, mean), (self.avg_var, var)):
-            average[...] = keep * average.astype(np.float64) + (1.0 - keep) * seen.reshape(average.shape)
+            moved = keep * to_cpu(average).astype(np.float64) + (1.0 - keep) * seen.reshape(average.shape)
+            average[...] = self.xp.asarray(moved)

@@ -33,7 +33,7 @@ class NormMomentum:
 
     Args:
         keep: what is kept of the average, in [0, 1).
-        per: `update`, or a number of samples.
+        per: `update` (with `norm_statistics: by_group` every norm group), or a number of samples.
     """
 
     keep: float = 0.9
@@ -51,12 +51,13 @@ class Evaluation:
     Args:
         every: `update`, or a duration such as `1ep`: after the first update that reaches each multiple.
         norm_statistics: of batch normalisation: `moving_average` over updates, `pooled` (the same, of the statistics of
-            the whole update) or `last_batch` (Akiba et al. 2017).
+            the whole update), `last_batch` (Akiba et al. 2017) or `by_group` (Hoffer et al. 2017: the average moves by
+            one norm group after the other, in the order of the update).
         norm_momentum: of the moving averages.
     """
 
     every: Literal["update"] | Epochs = 1.0
-    norm_statistics: Literal["moving_average", "pooled", "last_batch"] = "moving_average"
+    norm_statistics: Literal["moving_average", "pooled", "last_batch", "by_group"] = "moving_average"
     norm_momentum: NormMomentum = NormMomentum()
 
     def __post_init__(self) -> None:

@@ -1,0 +1,85 @@
+"""Run under mpiexec: one update of a normalisation layer in float64 on all ranks, against all its samples here at once.
+
+Random splits: half of them with groups inside a micro-batch, half with groups that a team of workers shares unevenly.
+"""
+
+import trainers.compat  # noqa: F401  isort: skip
+
+import chainer
+import numpy as np
+from chainer import functions as F
+from chainer import links as L
+from mpi4py import MPI
+
+from recipes.planning.division import divide
+from recipes.schema import Evaluation, NormMomentum
+from trainers.norm_groups import NormGroups
+
+WORLD = MPI.COMM_WORLD
+CHANNELS = 3
+SEEDS = 14
+
+
+def layer_and_groups(how):
+    chain = chainer.Chain()
+    with chain.init_scope():
+        chain.bn = L.BatchNormalization(CHANNELS, dtype=np.float64)
+    chain.bn.gamma.array[...] = [0.5, 1.0, 2.0]
+    groups = NormGroups(Evaluation(norm_statistics=how, norm_momentum=NormMomentum(keep=0.5)))
+    groups.install(chain)
+    return chain.bn, groups
+
+
+def one_update(layer, groups, division, team, x, weights, world, rank):
+    """Gradient with respect to the samples of this rank (others 0), and to the scale; running statistics move."""
+    groups.begin_update(division, team)
+    gradient = np.zeros_like(x)
+    layer.cleargrads()
+    for part in division.micro_batches(rank):
+        own = slice(part.offset, part.offset + part.size)
+        groups.begin_micro_batch(part)
+        images = chainer.Variable(x[own])
+        with chainer.using_config("train", True):
+            F.sum(layer(images) * weights[own]).backward()
+        gradient[own] = images.grad
+    groups.update_running_statistics(world, len(x))
+    scale = np.zeros(CHANNELS) if layer.gamma.grad is None else layer.gamma.grad
+    return world.allreduce(gradient), world.allreduce(scale)
+
+
+def check(seed, *, with_teams):
+    random = np.random.RandomState(seed)
+    num_groups = int(random.randint(1, 6))
+    span = int(random.randint(WORLD.size + 1, 20))
+    micro_batch_size = -(-span // WORLD.size) if with_teams else span * int(random.randint(1, 3))
+    sizes = {"global_batch_size": num_groups * span, "norm_span": span}
+    division = divide(**sizes, workers=WORLD.size, micro_batch_size=micro_batch_size)
+    own_team = division.team_of(WORLD.rank)
+    team = WORLD.Split(division.num_teams if own_team is None else own_team, WORLD.rank)
+    x = (
+        random.normal(100.0, 1.0, (num_groups * span, CHANNELS, 2, 3))
+        + np.arange(num_groups * span)[:, None, None, None]
+    )
+    weights = random.normal(size=x.shape)
+    for how in ("moving_average", "pooled", "last_batch", "by_group"):
+        split, alone = layer_and_groups(how), layer_and_groups(how)
+        shared = team if division.team_size > 1 else None
+        found = one_update(*split, division, shared, x, weights, WORLD, WORLD.rank)
+        whole = divide(**sizes, workers=1, micro_batch_size=len(x))
+        expected = one_update(*alone, whole, None, x, weights, MPI.COMM_SELF, 0)
+        for part, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(part, other, rtol=1e-9, atol=1e-9, err_msg=f"seed {seed} {how}")
+        for name in ("avg_mean", "avg_var"):
+            np.testing.assert_allclose(getattr(split[0], name), getattr(alone[0], name), rtol=1e-12)
+        if how == "pooled":
+            mean, var = x.mean(axis=(0, 2, 3)), x.var(axis=(0, 2, 3))
+            np.testing.assert_allclose(split[0].avg_mean, 0.5 * mean, rtol=1e-12)
+            np.testing.assert_allclose(split[0].avg_var, 0.5 + 0.5 * var, rtol=1e-9)
+    team.Free()
+    return division.team_size > 1
+
+
+if __name__ == "__main__":
+    shared = sum(check(seed, with_teams=seed % 2 == 0) for seed in range(SEEDS))
+    if WORLD.rank == 0:
+        print(f"{SEEDS} splits, {shared} of them with teams of several workers")

@@ -1,0 +1,86 @@
+"""Mean and variance of norm groups, exact enough to be pooled, and the gradients through them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from chainer.backends.cuda import to_cpu
+from chainer.functions.normalization import batch_normalization
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+class GroupStatistics(batch_normalization.GeneralBatchNormalizationImpl):
+    """Statistics of groups that are whole on this worker, in two passes whose sums are float64.
+
+        mean = 1/n sum x        var = 1/n sum (x - m)^2 - (mean - m)^2        m: the mean, rounded to the type of x
+
+    Chainer adds up in the type of x: 16 images of 56x56 pixels a hundred deviations from zero, channels last in memory
+    as its convolutions leave them, gave a mean 7e-4 deviations off and a variance 1e-5 off.
+
+    Attributes:
+        mean, var: float64, (groups, channels); biased. None before the forward.
+        num_values: values of a group and channel.
+    """
+
+    def __init__(self) -> None:
+        self.mean = self.var = None
+        self.num_values = 0
+
+    def get_mean_and_var(self, axis, gamma, x, xp, interm_dtype):
+        self.num_values = x.size // gamma.size
+        mean = x.mean(axis=axis, dtype=np.float64, keepdims=True)
+        rounded = mean.astype(interm_dtype)
+        squares = x - rounded
+        xp.square(squares, out=squares)
+        var = squares.mean(axis=axis, dtype=np.float64, keepdims=True) - (mean - rounded) ** 2
+        self.mean, self.var = mean.squeeze(axis), xp.maximum(var, 0.0).squeeze(axis)
+        return self.mean.astype(interm_dtype), self.var.astype(interm_dtype)
+
+
+class TeamStatistics(GroupStatistics):
+    """Statistics of one group whose samples lie on several workers, uneven parts weighted by their size.
+
+        mean = sum_j n_j/n mean_j        var = sum_j n_j/n (var_j + (mean_j - mean)^2)        j: workers of the team
+
+    Bytes on the wire: 16 a channel and worker in the forward, 16 in the backward, for each layer.
+
+    Args:
+        team: communicator of the workers that share the group.
+    """
+
+    def __init__(self, team: MPI.Comm) -> None:
+        super().__init__()
+        self.team = team
+
+    def get_mean_and_var(self, axis, gamma, x, xp, interm_dtype):
+        super().get_mean_and_var(axis, gamma, x, xp, interm_dtype)
+        own = [to_cpu(part).ravel() for part in (self.mean, self.var)]
+        parts = self._gathered(np.concatenate([[self.num_values], *own]))
+        counts, means, variances = parts[:, :1], *np.split(parts[:, 1:], 2, axis=1)
+        self.num_values = int(counts.sum())
+        shares = counts / self.num_values
+        mean = (shares * means).sum(axis=0)
+        var = (shares * (variances + (means - mean) ** 2)).sum(axis=0)
+        self.mean, self.var = (xp.asarray(whole.reshape(self.mean.shape)) for whole in (mean, var))
+        return self.mean.astype(interm_dtype), self.var.astype(interm_dtype)
+
+    def backward(self, axis, gamma, gy, x, x_layout, xp, expander, mean, inv_std, eps, var, forward_data):
+        x_hat = (x - mean[expander]) * inv_std[expander]
+        gbeta, ggamma = self.get_ggamma_and_gbeta(axis, gamma, gy, x_hat, xp)
+        whole = self._gathered(np.concatenate([to_cpu(part).ravel() for part in (ggamma, gbeta)])).sum(axis=0)
+        whole_ggamma, whole_gbeta = (
+            xp.asarray(part.reshape(gamma.shape)).astype(gamma.dtype) for part in np.split(whole, 2)
+        )
+        inv_m = gamma.dtype.type(1.0 / self.num_values)
+        gx = (gamma * inv_std)[expander] * (gy - (x_hat * whole_ggamma[expander] + whole_gbeta[expander]) * inv_m)
+        # The parts stay apart here: the exchange of gradients adds them up once, with all other gradients.
+        return gx.astype(x.dtype, copy=False), None, ggamma, gbeta
+
+    def _gathered(self, values: np.ndarray) -> np.ndarray:
+        values = np.ascontiguousarray(values, dtype=np.float64)
+        parts = np.empty((self.team.size, values.size))
+        self.team.Allgather(values, parts)
+        return parts
