@@ -95,8 +95,8 @@ def test_its_docstring_explains_every_field_and_refusal_and_names_a_source(compo
     assert not first.startswith(component.__name__ + "(")
     assert re.search(r"^Source: ", doc, re.MULTILINE)
     assert re.search(r"^Raises:\n    ValueError: ", doc, re.MULTILINE)
-    arguments = re.search(r"^Args:\n((?:    .*\n)+)", doc, re.MULTILINE).group(1)
-    described = re.findall(r"^    ([a-z][\w, ]*): \S", arguments, re.MULTILINE)
+    arguments = re.search(r"^Args:\n((?:    .*\n)+)", doc, re.MULTILINE)
+    described = re.findall(r"^    ([a-z][\w, ]*): \S", arguments[1] if arguments else "", re.MULTILINE)
     assert [name for names in described for name in names.split(", ")] == [
         field.name for field in dataclasses.fields(component)
     ]

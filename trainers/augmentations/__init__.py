@@ -11,10 +11,12 @@ from trainers.augmentations.cutout import Cutout
 from trainers.augmentations.horizontal_flip import HorizontalFlip
 from trainers.augmentations.normalize import Normalize
 from trainers.augmentations.pca_lighting import PcaLighting
+from trainers.augmentations.rand_augment import RandAugment
 from trainers.augmentations.random_crop import RandomCrop
 from trainers.augmentations.random_erasing import RandomErasing
 from trainers.augmentations.random_resized_crop import RandomResizedCrop
 from trainers.augmentations.resize import Resize
+from trainers.augmentations.trivial_augment import TrivialAugment
 
 __all__ = [
     "CenterCrop",
@@ -23,8 +25,10 @@ __all__ = [
     "HorizontalFlip",
     "Normalize",
     "PcaLighting",
+    "RandAugment",
     "RandomCrop",
     "RandomErasing",
     "RandomResizedCrop",
     "Resize",
+    "TrivialAugment",
 ]

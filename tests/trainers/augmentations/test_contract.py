@@ -12,10 +12,12 @@ from trainers.augmentations import (
     HorizontalFlip,
     Normalize,
     PcaLighting,
+    RandAugment,
     RandomCrop,
     RandomErasing,
     RandomResizedCrop,
     Resize,
+    TrivialAugment,
 )
 
 HEIGHT, WIDTH = 24, 20
@@ -26,10 +28,12 @@ CASES = {
     "HorizontalFlip": (HorizontalFlip(), (HEIGHT, WIDTH)),
     "Normalize": (None, (HEIGHT, WIDTH)),
     "PcaLighting": (PcaLighting(std=0.5), (HEIGHT, WIDTH)),
+    "RandAugment": (RandAugment(), (HEIGHT, WIDTH)),
     "RandomCrop": (RandomCrop(size=16, padding=2), (16, 16)),
     "RandomErasing": (RandomErasing(), (HEIGHT, WIDTH)),
     "RandomResizedCrop": (RandomResizedCrop(size=10), (10, 10)),
     "Resize": (Resize(shorter=10), (12, 10)),
+    "TrivialAugment": (TrivialAugment(), (HEIGHT, WIDTH)),
 }
 CONSTANT = {"CenterCrop", "Normalize", "Resize"}
 NEEDS_COLOUR = {"PcaLighting"}
