@@ -1,4 +1,4 @@
-"""The residual network that `SmallResNet` builds. Imports Chainer: only for use inside `build`."""
+"""The residual network that `SmallResNet` and `CifarResNet` build. Imports Chainer: only for use inside `build`."""
 
 from __future__ import annotations
 
@@ -13,35 +13,52 @@ class ResidualBlock(chainer.Chain):
 
         y = relu(bn2(conv2(relu(bn1(conv1(x))))) + shortcut(x))
 
-    The shortcut is the identity, or a 1x1 convolution with batch normalisation where the shape changes.
+    The shortcut is the identity. Where the shape changes it is a 1x1 convolution with batch normalisation
+    (`projection`, the paper's option B), or every `stride`-th pixel with zeros for the new channels (`identity_pad`,
+    option A, no parameters).
 
     Args:
         num_in: channels of `x`.
         num_out: channels of `y`.
         stride: of the first convolution and of the shortcut.
         zero_last_gamma: let bn2's scale start at 0, so that the block starts as its shortcut.
+        shortcut: `projection` or `identity_pad`.
 
     Source: He et al. 2015, arXiv 1512.03385, figure 2 left. Zero gamma: Goyal et al. 2017, arXiv 1706.02677.
     """
 
-    def __init__(self, num_in: int, num_out: int, *, stride: int, zero_last_gamma: bool) -> None:
+    def __init__(
+        self, num_in: int, num_out: int, *, stride: int, zero_last_gamma: bool, shortcut: str = "projection"
+    ) -> None:
         super().__init__()
         self.changes_shape = num_in != num_out or stride != 1
+        self.projects = self.changes_shape and shortcut == "projection"
+        self.stride = stride
+        self.num_out = num_out
         with self.init_scope():
             self.conv1 = L.Convolution2D(num_in, num_out, 3, stride, 1, nobias=True, initialW=HeNormal())
             self.bn1 = L.BatchNormalization(num_out)
             self.conv2 = L.Convolution2D(num_out, num_out, 3, 1, 1, nobias=True, initialW=HeNormal())
             self.bn2 = L.BatchNormalization(num_out, initial_gamma=0 if zero_last_gamma else 1)
-            if self.changes_shape:
+            if self.projects:
                 self.shortcut_conv = L.Convolution2D(num_in, num_out, 1, stride, nobias=True, initialW=HeNormal())
                 self.shortcut_bn = L.BatchNormalization(num_out)
 
     def forward(self, x: chainer.Variable) -> chainer.Variable:
-        """Samples x `num_out` x height / stride x width / stride."""
+        """Samples x `num_out` x height / stride x width / stride, rounded up."""
         h = F.relu(self.bn1(self.conv1(x)))
         h = self.bn2(self.conv2(h))
-        shortcut = self.shortcut_bn(self.shortcut_conv(x)) if self.changes_shape else x
-        return F.relu(h + shortcut)
+        return F.relu(h + self._shortcut(x))
+
+    def _shortcut(self, x: chainer.Variable) -> chainer.Variable:
+        if self.projects:
+            return self.shortcut_bn(self.shortcut_conv(x))
+        if not self.changes_shape:
+            return x
+        kept = x[:, :, :: self.stride, :: self.stride]
+        num_samples, num_in, height, width = kept.shape
+        zeros = self.xp.zeros((num_samples, self.num_out - num_in, height, width), dtype=kept.dtype)
+        return F.concat([kept, zeros], axis=1)
 
 
 class ResidualNetwork(chainer.Chain):
@@ -52,13 +69,21 @@ class ResidualNetwork(chainer.Chain):
         num_classes: logits.
         width: channels of the first stage; each stage has twice as many as the one before, at half the size.
         blocks: blocks in each stage.
-        zero_last_gamma: see `ResidualBlock`.
+        zero_last_gamma, shortcut: see `ResidualBlock`.
     """
 
     def __init__(
-        self, num_in: int, num_classes: int, *, width: int, blocks: tuple[int, ...], zero_last_gamma: bool
+        self,
+        num_in: int,
+        num_classes: int,
+        *,
+        width: int,
+        blocks: tuple[int, ...],
+        zero_last_gamma: bool,
+        shortcut: str = "projection",
     ) -> None:
         super().__init__()
+        options = {"zero_last_gamma": zero_last_gamma, "shortcut": shortcut}
         with self.init_scope():
             self.conv1 = L.Convolution2D(num_in, width, 3, pad=1, nobias=True, initialW=HeNormal())
             self.bn1 = L.BatchNormalization(width)
@@ -68,7 +93,7 @@ class ResidualNetwork(chainer.Chain):
                 num_out = width * 2**stage
                 for place in range(num_blocks):
                     stride = 2 if stage > 0 and place == 0 else 1
-                    self.blocks.append(ResidualBlock(num_in, num_out, stride=stride, zero_last_gamma=zero_last_gamma))
+                    self.blocks.append(ResidualBlock(num_in, num_out, stride=stride, **options))
                     num_in = num_out
             self.fc = L.Linear(num_in, num_classes, initialW=LeCunNormal())
 

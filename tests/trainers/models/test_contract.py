@@ -9,9 +9,11 @@ from trainers import models
 
 # Another setting than the default, and an image of the size the model is made for.
 CASES = {
+    "CifarResNet": (models.CifarResNet(depth=32, shortcut="projection"), 3, 16),
     "ResNet50": (models.ResNet50(zero_last_gamma=False), 3, 64),
     "SmallCNN": (models.SmallCNN(width=4, dropout=0.3), 1, 8),
     "SmallResNet": (models.SmallResNet(width=4, blocks=(2, 1)), 3, 32),
+    "WideResNet": (models.WideResNet(depth=10, widen=2, dropout=0.3), 1, 16),
 }
 
 
