@@ -74,8 +74,13 @@ def test_every_listed_name_validates(run):
     rows = json.loads(run("recipes", "list", "--json")[1])
     code, out, _ = run("recipes", "validate", *(row["name"] for row in rows))
     assert (code, len(out.splitlines())) == (0, len(rows))
-    assert "akiba2017: valid; cannot be trained yet, not built: RmspropWarmup" in out
     assert "digits/baseline: valid\n" in out
+
+
+def test_what_is_valid_and_not_built_is_said_by_name(run, tmp_path):
+    (tmp_path / "mine.yaml").write_text(MINE + "lacks: [DecoupledShampoo]\noptimizer: {kind: DecoupledShampoo}\n")
+    out = run("recipes", "validate", "mine.yaml")[1]
+    assert out == "mine.yaml: valid; cannot be trained yet, not built: DecoupledShampoo\n"
 
 
 def test_validate_tells_the_problems_of_all_files(run, tmp_path):

@@ -3,6 +3,7 @@
 Nothing here calls `lr_schedules`: the expected numbers come from the publications (sources in the recipe files).
 """
 
+from dataclasses import replace
 from fractions import Fraction
 from math import inf, nextafter
 
@@ -143,4 +144,27 @@ def test_norm_groups_are_what_one_gpu_held(name, recipe):
 def test_akiba2017_reads_its_rate_once_an_epoch(name, recipe):
     assert recipe.learning_rate.every == 1.0
     assert recipe.evaluation.norm_statistics == "last_batch"
-    assert recipe.lacks == ("RmspropWarmup",)
+
+
+@pytest.mark.parametrize(
+    ("name", "weights"),
+    [
+        ("akiba2017", [0.0092, 0.0677, 0.3352, 0.5, 0.6, 0.7, 0.9, 1, 1]),
+        ("akiba2017-printed", [0.0092, 0.0677, 0.3352, 0.5, 0.7, 0.9, 1, 1, 1]),
+    ],
+    indirect=["name"],
+)
+def test_akiba2017s_warmup_passes_the_weights_worked_out_by_hand(name, recipe, weights):
+    """At epochs 0, 5, 9, 10, 10.5, 11, 12, 12.5 and 13; never above 1, where the RMSprop term would turn round."""
+    epochs = (0, 5, 9, 10, 10.5, 11, 12, 12.5, 13)
+    assert [recipe.optimizer.sgd_weight(epoch) for epoch in epochs] == pytest.approx(weights, abs=5e-5)
+    fine = [recipe.optimizer.sgd_weight(hundredth / 100) for hundredth in range(9001)]
+    assert fine == sorted(fine)
+    assert fine[-1] == 1
+
+
+def test_the_two_files_of_akiba2017_differ_in_one_word():
+    recipes = [open_recipe(name, vocabulary=vocabulary()).recipe for name in ("akiba2017", "akiba2017-printed")]
+    trees = [{**vars(recipe), "name": "", "title": ""} for recipe in recipes]
+    trees[1]["optimizer"] = replace(trees[1]["optimizer"], transition="continuous")
+    assert trees[0] == trees[1]

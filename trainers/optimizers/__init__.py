@@ -11,6 +11,16 @@ from trainers.optimizers.corrected_momentum_sgd import CorrectedMomentumSGD
 from trainers.optimizers.corrected_nesterov_ag import CorrectedNesterovAG
 from trainers.optimizers.momentum_sgd import MomentumSGD
 from trainers.optimizers.nesterov_ag import NesterovAG
+from trainers.optimizers.rmsprop_warmup import RmspropWarmup
 from trainers.optimizers.sgd import SGD
 
-__all__ = ["AdaScale", "Adam", "CorrectedMomentumSGD", "CorrectedNesterovAG", "MomentumSGD", "NesterovAG", "SGD"]
+__all__ = [
+    "AdaScale",
+    "Adam",
+    "CorrectedMomentumSGD",
+    "CorrectedNesterovAG",
+    "MomentumSGD",
+    "NesterovAG",
+    "RmspropWarmup",
+    "SGD",
+]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from lr_schedules.units import require_number
 from trainers.arguments import require_share
-from trainers.optimizers.weight_decay import RATE_NOT_SET, NoDecay, require_weight_decay
+from trainers.optimizers.weight_decay import RATE_NOT_SET, Decay, NoDecay, require_weight_decay
 
 if TYPE_CHECKING:
     import chainer
@@ -15,24 +15,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Adam:
-    """Adam; its weight decay is part of the gradient (not decoupled as in AdamW).
+    """Adam; with `decay: times_rate` it is AdamW.
 
         m <- beta1 m + (1 - beta1) g
         v <- beta2 v + (1 - beta2) g^2
         w <- w - alpha sqrt(1 - beta2^t) / (1 - beta1^t) m / (sqrt(v) + eps)
 
-    Notation: w weights, g gradient (with the decay), alpha the rate of this update, t its number from 1, m and v start
-    at 0.
+    Notation: w weights, g gradient (with the coupled decay), alpha the rate of this update, t its number from 1, m and
+    v start at 0.
 
     Args:
         beta1: what the mean of the gradients keeps of itself an update, in [0, 1).
         beta2: the same for the mean of their squares, in [0, 1).
         eps: added to the root, above 0; it stands beside sqrt(v) before the correction by 1 - beta2^t.
-        weight_decay: lambda, at least 0; added to the gradient as lambda * w.
+        weight_decay: lambda, at least 0.
+        decay: `coupled`: lambda * w is part of the gradient; `times_rate`: w <- (1 - alpha lambda) w before the step;
+            `times_relative_rate`: the same with alpha over the full rate, that without warmup and schedule.
         no_decay: what is not decayed: `norm` (scales and shifts of normalisation), `bias`, both or neither.
     Raises:
-        ValueError: `beta1` or `beta2` is outside [0, 1); `eps` is not above 0; `weight_decay` is negative; `no_decay`
-            holds another word or one twice.
+        ValueError: `beta1` or `beta2` is outside [0, 1); `eps` is not above 0; `weight_decay` is negative; `decay`
+            is another word; `no_decay` holds another word or one twice.
 
     Source: chainer.optimizers.Adam, after Kingma and Ba 2014, arXiv 1412.6980 (not checked).
     Differs: where m and v are corrected first, w - alpha m' / (sqrt(v') + eps) as in PyTorch, the same eps weighs
@@ -43,6 +45,7 @@ class Adam:
     beta2: float = 0.999
     eps: float = 1e-8
     weight_decay: float = 0.0
+    decay: Decay = "coupled"
     no_decay: tuple[NoDecay, ...] = ()
 
     rate_attribute: ClassVar[str] = "alpha"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from trainers.arguments import require_share
-from trainers.optimizers.weight_decay import RATE_NOT_SET, NoDecay, require_weight_decay
+from trainers.optimizers.weight_decay import RATE_NOT_SET, Decay, NoDecay, require_weight_decay
 
 if TYPE_CHECKING:
     import chainer
@@ -22,15 +22,17 @@ class CorrectedMomentumSGD:
     Everything in the buffer is scaled by the newest rate: what the paper calls momentum correction, and what PyTorch's
     SGD documents.
 
-    Notation: w weights, g gradient (with the decay), eta the rate of this update, v starts at 0.
+    Notation: w weights, g gradient (with the coupled decay), eta the rate of this update, v starts at 0.
 
     Args:
         momentum: m, in [0, 1).
-        weight_decay: lambda, at least 0; added to the gradient as lambda * w.
+        weight_decay: lambda, at least 0.
+        decay: `coupled`: lambda * w is part of the gradient; `times_rate`: w <- (1 - eta lambda) w before the step;
+            `times_relative_rate`: the same with eta over the full rate, that without warmup and schedule.
         no_decay: what is not decayed: `norm` (scales and shifts of normalisation), `bias`, both or neither.
     Raises:
-        ValueError: `momentum` is outside [0, 1); `weight_decay` is negative; `no_decay`
-            holds another word or one twice.
+        ValueError: `momentum` is outside [0, 1); `weight_decay` is negative; `decay` is another word;
+            `no_decay` holds another word or one twice.
 
     Source: Goyal et al. 2017, arXiv 1706.02677, eq. (9), with v of the opposite sign (numbered so in Chainer's
         CorrectedMomentumSGD, which this is).
@@ -38,6 +40,7 @@ class CorrectedMomentumSGD:
 
     momentum: float = 0.9
     weight_decay: float = 0.0
+    decay: Decay = "coupled"
     no_decay: tuple[NoDecay, ...] = ()
 
     rate_attribute: ClassVar[str] = "lr"

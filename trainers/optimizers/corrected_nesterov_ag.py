@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from trainers.arguments import require_share
-from trainers.optimizers.weight_decay import RATE_NOT_SET, NoDecay, require_weight_decay
+from trainers.optimizers.weight_decay import Decay, NoDecay, require_weight_decay
 
 if TYPE_CHECKING:
     import chainer
@@ -19,18 +19,20 @@ class CorrectedNesterovAG:
         v <- m v + g
         w <- w - eta (g + m v)                            # v is the new one
 
-    Notation: w weights, g gradient (with the decay), eta the rate of this update, v starts at 0.
+    Notation: w weights, g gradient (with the coupled decay), eta the rate of this update, v starts at 0.
 
     A change of eta scales the whole buffer at once, as in `CorrectedMomentumSGD`. At a constant rate this is the update
     of Bengio et al., with v in units of -eta.
 
     Args:
         momentum: m, in [0, 1).
-        weight_decay: lambda, at least 0; added to the gradient as lambda * w.
+        weight_decay: lambda, at least 0.
+        decay: `coupled`: lambda * w is part of the gradient; `times_rate`: w <- (1 - eta lambda) w before the step;
+            `times_relative_rate`: the same with eta over the full rate, that without warmup and schedule.
         no_decay: what is not decayed: `norm` (scales and shifts of normalisation), `bias`, both or neither.
     Raises:
-        ValueError: `momentum` is outside [0, 1); `weight_decay` is negative; `no_decay`
-            holds another word or one twice.
+        ValueError: `momentum` is outside [0, 1); `weight_decay` is negative; `decay` is another word;
+            `no_decay` holds another word or one twice.
 
     Source: PyTorch's documentation of torch.optim.SGD with `nesterov=True, dampening=0` (fb.resnet.torch sets both in
         Torch's SGD). Bengio et al. 2012, arXiv 1212.0901, eq. (7), as quoted in chainer issue 4274; the paper itself
@@ -39,6 +41,7 @@ class CorrectedNesterovAG:
 
     momentum: float = 0.9
     weight_decay: float = 0.0
+    decay: Decay = "coupled"
     no_decay: tuple[NoDecay, ...] = ()
 
     rate_attribute: ClassVar[str] = "lr"
@@ -50,6 +53,7 @@ class CorrectedNesterovAG:
 
     def build(self) -> chainer.Optimizer:
         """The optimizer; the updater sets its `lr`."""
-        from trainers.optimizers.nesterov_rule import NesterovMethod
+        from trainers.optimizers.nesterov_rule import NesterovRule
+        from trainers.optimizers.rule_method import RuleMethod
 
-        return NesterovMethod(lr=RATE_NOT_SET, momentum=self.momentum)
+        return RuleMethod(NesterovRule, self)

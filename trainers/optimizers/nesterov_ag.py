@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from trainers.arguments import require_share
-from trainers.optimizers.weight_decay import RATE_NOT_SET, NoDecay, require_weight_decay
+from trainers.optimizers.weight_decay import RATE_NOT_SET, Decay, NoDecay, require_weight_decay
 
 if TYPE_CHECKING:
     import chainer
@@ -19,15 +19,17 @@ class NesterovAG:
         v <- m v - eta g
         w <- w + m^2 v - (1 + m) eta g                    # v is the new one
 
-    Notation: w weights, g gradient (with the decay), eta the rate of this update, v starts at 0.
+    Notation: w weights, g gradient (with the coupled decay), eta the rate of this update, v starts at 0.
 
     Args:
         momentum: m, in [0, 1).
-        weight_decay: lambda, at least 0; added to the gradient as lambda * w.
+        weight_decay: lambda, at least 0.
+        decay: `coupled`: lambda * w is part of the gradient; `times_rate`: w <- (1 - eta lambda) w before the step;
+            `times_relative_rate`: the same with eta over the full rate, that without warmup and schedule.
         no_decay: what is not decayed: `norm` (scales and shifts of normalisation), `bias`, both or neither.
     Raises:
-        ValueError: `momentum` is outside [0, 1); `weight_decay` is negative; `no_decay`
-            holds another word or one twice.
+        ValueError: `momentum` is outside [0, 1); `weight_decay` is negative; `decay` is another word;
+            `no_decay` holds another word or one twice.
 
     Source: chainer.optimizers.NesterovAG, chainer 7.8.1.
     Differs: eq. (7) of the paper that Chainer names (Bengio et al. 2012, arXiv 1212.0901) has the old v in the second
@@ -38,6 +40,7 @@ class NesterovAG:
 
     momentum: float = 0.9
     weight_decay: float = 0.0
+    decay: Decay = "coupled"
     no_decay: tuple[NoDecay, ...] = ()
 
     rate_attribute: ClassVar[str] = "lr"

@@ -20,30 +20,9 @@ class NesterovRule(optimizer.UpdateRule):
         """One update in place; nothing where there is no gradient."""
         if param.grad is None:
             return
-        rate, momentum = self.hyperparam.lr, self.hyperparam.momentum
+        rate, momentum = self.hyperparam.lr, self.hyperparam.component.momentum
         with chainer.using_device(param.device):
             v = self.state["v"]
             v *= momentum
             v += param.grad
             param.array -= rate * (param.grad + momentum * v)
-
-
-class NesterovMethod(optimizer.GradientMethod):
-    """Chainer optimizer with the hyperparameters `lr` and `momentum`, both Python floats.
-
-    Args:
-        lr: rate of the first update.
-        momentum: m, in [0, 1).
-    """
-
-    lr = optimizer.HyperparameterProxy("lr")
-    momentum = optimizer.HyperparameterProxy("momentum")
-
-    def __init__(self, *, lr: float, momentum: float) -> None:
-        super().__init__()
-        self.hyperparam.lr = lr
-        self.hyperparam.momentum = momentum
-
-    def create_update_rule(self) -> NesterovRule:
-        """A rule that reads this optimizer's hyperparameters."""
-        return NesterovRule(self.hyperparam)

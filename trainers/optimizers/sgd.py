@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from trainers.optimizers.weight_decay import RATE_NOT_SET, NoDecay, require_weight_decay
+from trainers.optimizers.weight_decay import RATE_NOT_SET, Decay, NoDecay, require_weight_decay
 
 if TYPE_CHECKING:
     import chainer
@@ -17,18 +17,22 @@ class SGD:
 
         w <- w - eta g
 
-    Notation: w weights, g gradient (with the decay), eta the rate of this update.
+    Notation: w weights, g gradient (with the coupled decay), eta the rate of this update.
 
     Args:
-        weight_decay: lambda, at least 0; added to the gradient as lambda * w.
+        weight_decay: lambda, at least 0.
+        decay: `coupled`: lambda * w is part of the gradient; `times_rate`: w <- (1 - eta lambda) w before the step;
+            `times_relative_rate`: the same with eta over the full rate, that without warmup and schedule.
         no_decay: what is not decayed: `norm` (scales and shifts of normalisation), `bias`, both or neither.
     Raises:
-        ValueError: `weight_decay` is negative; `no_decay` holds another word or one twice.
+        ValueError: `weight_decay` is negative; `decay` is another word; `no_decay` holds another word or
+            one twice.
 
     Source: chainer.optimizers.SGD.
     """
 
     weight_decay: float = 0.0
+    decay: Decay = "coupled"
     no_decay: tuple[NoDecay, ...] = ()
 
     rate_attribute: ClassVar[str] = "lr"

@@ -1,165 +1,189 @@
-"""Every optimizer against its formula in float64, over 50 updates in which the rate changes."""
+"""Every optimizer, at every fork, against its paper transcribed in float64, over 50 updates of recorded gradients."""
 
-import chainer
+import dataclasses
+import typing
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from trainers import optimizers
-from trainers.optimizers import SGD, Adam, AdaScale, CorrectedMomentumSGD, CorrectedNesterovAG, MomentumSGD, NesterovAG
-from trainers.optimizers.weight_decay import decay_parameters
+from trainers.optimizers import (
+    SGD,
+    Adam,
+    AdaScale,
+    CorrectedMomentumSGD,
+    CorrectedNesterovAG,
+    MomentumSGD,
+    NesterovAG,
+    RmspropWarmup,
+)
 
-NUM_UPDATES = 50
-DECAY = 0.01
-# Warmup, a plateau and a fall by 10, so that the two places for the rate give different weights.
-RATES = [0.01 + 0.009 * min(u, 10) for u in range(30)] + [0.01] * 20
-
-
-def sgd(w, g, rate, state, hyper):
-    return w - rate * g
-
-
-def momentum_inside(w, g, rate, state, hyper):
-    state["v"] = hyper.momentum * state.get("v", 0) - rate * g
-    return w + state["v"]
+DECAY = 0.1
 
 
-def momentum_outside(w, g, rate, state, hyper):
-    state["v"] = hyper.momentum * state.get("v", 0) - g
-    return w + rate * state["v"]
+def sgd(w, g, now, state, of):
+    return w - now.rate * g
 
 
-def nesterov_of_chainer(w, g, rate, state, hyper):
-    m = hyper.momentum
-    state["v"] = m * state.get("v", 0) - rate * g
-    return w + m**2 * state["v"] - (1 + m) * rate * g
+def momentum_inside(w, g, now, state, of):
+    """Goyal et al. 2017, eq. (10)."""
+    state["v"] = of.momentum * state.get("v", 0) + now.rate * g
+    return w - state["v"]
 
 
-def nesterov_outside(w, g, rate, state, hyper):
-    state["v"] = hyper.momentum * state.get("v", 0) + g
-    return w - rate * (g + hyper.momentum * state["v"])
+def momentum_outside(w, g, now, state, of):
+    """Goyal et al. 2017, eq. (9)."""
+    state["v"] = of.momentum * state.get("v", 0) + g
+    return w - now.rate * state["v"]
 
 
-def adam(w, g, rate, state, hyper):
+def nesterov_of_chainer(w, g, now, state, of):
+    m = of.momentum
+    state["v"] = m * state.get("v", 0) - now.rate * g
+    return w + m**2 * state["v"] - (1 + m) * now.rate * g
+
+
+def nesterov_outside(w, g, now, state, of):
+    state["v"] = of.momentum * state.get("v", 0) + g
+    return w - now.rate * (g + of.momentum * state["v"])
+
+
+def adam(w, g, now, state, of):
+    """Kingma and Ba 2014, section 2 with the efficient order of its last paragraph."""
     t = state["t"] = state.get("t", 0) + 1
-    state["m"] = hyper.beta1 * state.get("m", 0) + (1 - hyper.beta1) * g
-    state["v"] = hyper.beta2 * state.get("v", 0) + (1 - hyper.beta2) * g**2
-    step = rate * np.sqrt(1 - hyper.beta2**t) / (1 - hyper.beta1**t)
-    return w - step * state["m"] / (np.sqrt(state["v"]) + hyper.eps)
+    state["m"] = of.beta1 * state.get("m", 0) + (1 - of.beta1) * g
+    state["v"] = of.beta2 * state.get("v", 0) + (1 - of.beta2) * g**2
+    step = now.rate * np.sqrt(1 - of.beta2**t) / (1 - of.beta1**t)
+    return w - step * state["m"] / (np.sqrt(state["v"]) + of.eps)
 
 
+def rmsprop_warmup(w, g, now, state, of):
+    """Akiba et al. 2017 as transcribed; the corrected slope where the transition is continuous."""
+    slope = 2 if of.transition == "printed" else 1
+    after_center = (now.epoch - of.beta_center) / of.beta_period
+    if after_center < 0:
+        alpha_sgd = np.exp(2 * after_center) / 2
+    elif after_center < 1 / 2:
+        alpha_sgd = min(1 / 2 + slope * after_center, 1)
+    else:
+        alpha_sgd = 1
+    alpha_rmsprop = (1 - alpha_sgd) * of.rmsprop_learning_rate / now.rate
+    state["m"] = of.mu2 * state.get("m", 0) + (1 - of.mu2) * g**2
+    state["d"] = of.mu1 * state.get("d", 0) - (alpha_sgd + alpha_rmsprop / (np.sqrt(state["m"]) + of.eps)) * g
+    return w + now.rate * state["d"]
+
+
+WARMUP = {"mu1": 0.8, "mu2": 0.95, "eps": 1e-3, "rmsprop_learning_rate": 3e-3, "weight_decay": DECAY}
 FORMULAS = {
     "AdaScale": (AdaScale(momentum=0.8, weight_decay=DECAY), momentum_outside),  # its gain comes with the rate
-    "Adam": (Adam(beta1=0.8, beta2=0.95, eps=1e-3, weight_decay=DECAY), adam),
-    "CorrectedMomentumSGD": (CorrectedMomentumSGD(momentum=0.8, weight_decay=DECAY), momentum_outside),
-    "CorrectedNesterovAG": (CorrectedNesterovAG(momentum=0.8, weight_decay=DECAY), nesterov_outside),
-    "MomentumSGD": (MomentumSGD(momentum=0.8, weight_decay=DECAY), momentum_inside),
-    "NesterovAG": (NesterovAG(momentum=0.8, weight_decay=DECAY), nesterov_of_chainer),
-    "SGD": (SGD(weight_decay=DECAY), sgd),
+    "RmspropWarmup": (RmspropWarmup(**WARMUP), rmsprop_warmup),
+    "RmspropWarmup printed": (RmspropWarmup(**WARMUP, transition="printed"), rmsprop_warmup),
 }
-
-
-def problem():
-    """Weights, and a gradient for each update that does not depend on them."""
-    draws = np.random.default_rng(0)
-    return draws.standard_normal((4, 6)), draws.standard_normal((NUM_UPDATES, 4, 6))
-
-
-def weights_of_chainer(component, rates):
-    w, gradients = problem()
-    model = chainer.Chain()
-    with model.init_scope():
-        model.W = chainer.Parameter(w.astype(np.float32))
-    optimizer = component.build().setup(model)
-    decay_parameters(optimizer, weight_decay=component.weight_decay, no_decay=component.no_decay)
-    for rate, gradient in zip(rates, gradients, strict=True):
-        setattr(optimizer, component.rate_attribute, rate)
-        model.W.grad = gradient.astype(np.float32)
-        optimizer.update()
-    return model.W.array, model.W.update_rule
-
-
-def weights_of_formula(component, formula, rates):
-    w, gradients = problem()
-    state = {}
-    for rate, gradient in zip(rates, gradients, strict=True):
-        w = formula(w, gradient + component.weight_decay * w, rate, state, component)
-    return w
-
-
-def test_no_optimizer_is_missing_here():
-    assert sorted(FORMULAS) == optimizers.__all__
-
-
-@pytest.mark.parametrize("name", sorted(FORMULAS))
-def test_50_updates_with_a_changing_rate_follow_the_formula(name):
-    component, formula = FORMULAS[name]
-    expected = weights_of_formula(component, formula, RATES)
-    weights, _ = weights_of_chainer(component, RATES)
-    assert weights.dtype == np.float32
-    np.testing.assert_allclose(weights, expected, rtol=2e-5, atol=2e-6)
-
-
-def test_the_rates_of_this_test_tell_all_formulas_apart():
-    formulas = {formula for _, formula in FORMULAS.values() if formula is not adam}
-    ends = [weights_of_formula(FORMULAS["MomentumSGD"][0], formula, RATES) for formula in formulas]
-    for i, one in enumerate(ends):
-        assert all(np.abs(one - other).max() > 1e-3 for other in ends[:i])
-
-
-@pytest.mark.parametrize("name", sorted(FORMULAS))
-def test_state_is_as_large_as_announced(name):
-    component, _ = FORMULAS[name]
-    weights, rule = weights_of_chainer(component, RATES)
-    values = sum(array.size for array in (rule.state or {}).values())
-    assert values == component.num_state_values * weights.size
-    assert all(array.dtype == np.float32 for array in (rule.state or {}).values())
-
-
-def test_at_a_constant_rate_both_places_for_the_rate_are_equal():
-    rates = [0.05] * NUM_UPDATES
-    inside, _ = weights_of_chainer(MomentumSGD(weight_decay=DECAY), rates)
-    outside, _ = weights_of_chainer(CorrectedMomentumSGD(weight_decay=DECAY), rates)
-    np.testing.assert_allclose(inside, outside, rtol=1e-4, atol=1e-5)
-
-
-def test_at_a_constant_rate_corrected_nesterov_is_the_published_one():
-    """Bengio et al. 2012, eq. (7), with the old v: not what Chainer's NesterovAG computes."""
-
-    def published(w, g, rate, state, hyper):
-        m, old = hyper.momentum, state.get("v", 0)
-        state["v"] = m * old - rate * g
-        return w + m**2 * old - (1 + m) * rate * g
-
-    component = CorrectedNesterovAG(weight_decay=DECAY)
-    rates = [0.05] * NUM_UPDATES
-    expected = weights_of_formula(component, published, rates)
-    weights, _ = weights_of_chainer(component, rates)
-    np.testing.assert_allclose(weights, expected, rtol=1e-4, atol=1e-5)
-    chainers, _ = weights_of_chainer(NesterovAG(weight_decay=DECAY), rates)
-    assert np.abs(chainers - expected).max() > 1e-2
-
-
-def test_one_gradient_is_spent_as_documented():
-    """Gradient 1 in the first update only, rate 1, m = 1/2: the steps are the weights of the docstrings."""
-    zero = np.zeros((), np.float64)
-    steps = {}
-    for name in ("MomentumSGD", "NesterovAG", "CorrectedNesterovAG"):
-        component = type(FORMULAS[name][0])(momentum=0.5)
-        w, state, ends = zero, {}, [0.0]
-        for g in (1.0, 0.0, 0.0):
-            w = FORMULAS[name][1](w, np.float64(g), 1.0, state, component)
-            ends.append(float(w))
-        steps[name] = [before - after for before, after in zip(ends, ends[1:], strict=False)]
-    assert steps == {
-        "MomentumSGD": [1.0, 0.5, 0.25],
-        "NesterovAG": [1.75, 0.125, 0.0625],
-        "CorrectedNesterovAG": [1.5, 0.25, 0.125],
+for _form in ("coupled", "times_rate", "times_relative_rate"):
+    FORMULAS |= {
+        f"{type(component).__name__} {_form}": (component, formula)
+        for component, formula in (
+            (SGD(weight_decay=DECAY, decay=_form, no_decay=("norm",)), sgd),
+            (MomentumSGD(momentum=0.8, weight_decay=DECAY, decay=_form), momentum_inside),
+            (CorrectedMomentumSGD(momentum=0.8, weight_decay=DECAY, decay=_form), momentum_outside),
+            (NesterovAG(momentum=0.8, weight_decay=DECAY, decay=_form), nesterov_of_chainer),
+            (CorrectedNesterovAG(momentum=0.8, weight_decay=DECAY, decay=_form), nesterov_outside),
+            (Adam(beta1=0.8, beta2=0.95, eps=1e-3, weight_decay=DECAY, decay=_form), adam),
+        )
     }
 
 
-@pytest.mark.parametrize("name", sorted(FORMULAS))
-def test_an_update_before_the_rate_is_set_shows_at_once(name):
-    weights, _ = weights_of_chainer(FORMULAS[name][0], [float("nan")] * NUM_UPDATES)
-    assert np.isnan(weights).all()
-    component = FORMULAS[name][0]
-    assert np.isnan(getattr(component.build(), component.rate_attribute))
+@pytest.fixture(params=sorted(FORMULAS))
+def case(request):
+    return FORMULAS[request.param]
+
+
+def is_exempt(path, no_decay):
+    return ("norm" in no_decay and path.startswith("/bn/")) or ("bias" in no_decay and path.endswith("/b"))
+
+
+def transcribed(component, formula, recorded):
+    """The weights by path where the paper's formula does all updates in float64."""
+    ends = {}
+    for path, w in recorded.weights.items():
+        w, state, exempt = w.astype(np.float64), {}, is_exempt(path, component.no_decay)
+        decay = 0.0 if exempt or getattr(component, "decays_itself", False) else component.weight_decay
+        form = getattr(component, "decay", "coupled")
+        for update, rate in enumerate(recorded.rates):
+            g = recorded.gradients[update][path].astype(np.float64)
+            now = SimpleNamespace(rate=rate, epoch=recorded.epochs[update], exempt=exempt)
+            if form == "coupled":
+                g = g + decay * w
+            else:
+                w = (1 - decay * (rate if form == "times_rate" else rate / recorded.full_rate)) * w
+            w = formula(w, g, now, state, component)
+        ends[path] = w
+    return ends
+
+
+def largest_deviation(ours, theirs):
+    """Over the tensors, of the tensor's largest value."""
+    return max(np.abs(ours[path] - theirs[path]).max() / np.abs(theirs[path]).max() for path in theirs)
+
+
+def weights(component, recorded, dtype=np.float32):
+    return recorded.replay(component, *recorded.setup(component, dtype))
+
+
+def test_no_optimizer_and_no_option_is_missing_here():
+    components = [component for component, _ in FORMULAS.values()]
+    assert sorted({type(component).__name__ for component in components}) == optimizers.__all__
+    for cls in {type(component) for component in components}:
+        hints = typing.get_type_hints(cls)
+        for field in dataclasses.fields(cls):
+            options = (True, False) if hints[field.name] is bool else typing.get_args(hints[field.name])
+            if hints[field.name] is bool or typing.get_origin(hints[field.name]) is typing.Literal:
+                used = {getattr(component, field.name) for component in components if type(component) is cls}
+                assert used == set(options) or (cls, field.name) == (AdaScale, "clock"), field
+
+
+def test_50_updates_in_float32_are_within_2e_6_of_the_tensors_largest_value(case, recorded):
+    ours = weights(case[0], recorded)
+    assert {array.dtype for array in ours.values()} == {np.dtype(np.float32)}
+    assert largest_deviation(ours, transcribed(*case, recorded)) <= 2e-6
+
+
+def test_50_updates_in_float64_are_within_1e_10(case, recorded):
+    ours = weights(case[0], recorded, np.float64)
+    assert {array.dtype for array in ours.values()} == {np.dtype(np.float64)}
+    assert largest_deviation(ours, transcribed(*case, recorded)) <= 1e-10
+
+
+def test_the_recording_tells_all_formulas_and_options_apart(recorded):
+    """But for AdaScale, which is another's formula, and SGD, where decay in the gradient is decay times the rate."""
+    cases = {name: case for name, case in FORMULAS.items() if name not in ("AdaScale", "SGD times_rate")}
+    ends = {name: transcribed(*case, recorded) for name, case in cases.items()}
+    names = sorted(ends)
+    for i, name in enumerate(names):
+        for other in names[:i]:
+            assert largest_deviation(ends[name], ends[other]) > 1e-3, (name, other)
+
+
+def test_a_run_resumed_after_20_updates_ends_in_the_same_bits(case, recorded, tmp_path):
+    whole, resumed = weights(case[0], recorded), recorded.interrupted(case[0], tmp_path)
+    assert all((whole[path] == resumed[path]).all() for path in whole)
+
+
+def test_state_is_as_large_as_announced(case, recorded):
+    model, optimizer = recorded.setup(case[0])
+    recorded.replay(case[0], model, optimizer, range(1))
+    for parameter in model.params():
+        state = (parameter.update_rule.state or {}).values()
+        assert sum(array.size for array in state) == case[0].num_state_values * parameter.size
+        assert all(array.dtype == np.float32 for array in state)
+
+
+def test_an_update_before_the_rate_is_set_shows_at_once(case, recorded):
+    model, optimizer = recorded.setup(case[0])
+    assert np.isnan(getattr(optimizer, case[0].rate_attribute))
+    optimizer.hyperparam.epoch, optimizer.hyperparam.relative_rate = 0.0, float("nan")
+    for path, parameter in model.namedparams():
+        parameter.grad = recorded.gradients[0][path]
+    optimizer.update()
+    assert all(np.isnan(parameter.array).all() for parameter in model.params())

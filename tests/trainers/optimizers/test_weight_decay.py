@@ -35,7 +35,7 @@ def initialised_network():
 
 def setup(component, model):
     optimizer = component.build().setup(model)
-    decay_parameters(optimizer, weight_decay=component.weight_decay, no_decay=component.no_decay)
+    decay_parameters(optimizer, component)
     return optimizer
 
 
@@ -113,8 +113,12 @@ def test_wrong_decay_is_refused_by_every_optimizer(name, fields, message):
 
 @pytest.mark.parametrize(
     ("make", "field"),
-    [(Adam, "beta1"), (Adam, "beta2")]
-    + [(getattr(optimizers, name), "momentum") for name in optimizers.__all__ if name not in ("Adam", "SGD")],
+    [
+        (getattr(optimizers, name), field)
+        for name in optimizers.__all__
+        for field in ("momentum", "beta1", "beta2", "mu1", "mu2")
+        if field in getattr(optimizers, name).__dataclass_fields__
+    ],
 )
 @pytest.mark.parametrize("value", [-0.1, 1, "0.9", float("nan")])
 def test_coefficients_outside_0_to_1_are_refused(make, field, value):

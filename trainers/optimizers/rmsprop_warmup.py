@@ -1,0 +1,98 @@
+"""SGD with momentum that starts as RMSprop."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from lr_schedules.units import require_number
+from trainers.arguments import require_share
+from trainers.optimizers.weight_decay import NoDecay, require_weight_decay
+
+if TYPE_CHECKING:
+    import chainer
+
+
+@dataclass(frozen=True, kw_only=True)
+class RmspropWarmup:
+    """SGD with momentum that starts as RMSprop and goes over to SGD around an epoch; both terms go into the buffer.
+
+        m     <- mu2 m + (1 - mu2) g^2
+        Delta <- mu1 Delta - (a + b / (sqrt(m) + eps)) g
+        w     <- w + eta Delta
+
+        a = exp(2 (e - c) / p) / 2                  e < c                 exponentially up to 1/2
+        a = 1/2 + s (e - c) / p                     c <= e < c + p / 2    linearly
+        a = 1                                       from there on: momentum SGD, the rate outside the buffer
+        b = (1 - a) rmsprop_learning_rate / eta     so that eta b is the RMSprop rate, whatever eta is
+
+    `transition: continuous` has s = 1: a and its slope are continuous at c, and a reaches 1 at c + p / 2.
+    `transition: printed` has s = 2, as the formula is transcribed: a would pass 1 at c + p / 4 and make b negative; it
+    is held at 1 from there, so the RMSprop term is over a quarter of the period earlier.
+
+    Notation: w weights, g gradient (with the decay), eta the rate of this update, e the epochs at its start (a
+    fraction), c `beta_center`, p `beta_period`; m and Delta start at 0, without a correction for it.
+
+    Args:
+        mu1: what Delta keeps of itself an update, in [0, 1): the momentum.
+        mu2: what the mean of the squares keeps of itself an update, in [0, 1).
+        eps: added to the root, above 0.
+        rmsprop_learning_rate: rate of the RMSprop term, at least 0.
+        beta_center: epoch at which both terms have weight 1/2.
+        beta_period: epochs, above 0; the transition's length.
+        transition: `continuous` or `printed`.
+        weight_decay: lambda, at least 0; added to the gradient as lambda * w, before its square is taken.
+        no_decay: what is not decayed: `norm` (scales and shifts of normalisation), `bias`, both or neither.
+    Raises:
+        ValueError: `mu1` or `mu2` is outside [0, 1); `eps` or `beta_period` is not above 0; `rmsprop_learning_rate` or
+            `weight_decay` is negative; `beta_center` is no number; `transition` is another word; `no_decay` holds
+            another word or one twice.
+
+    Source: Akiba, Suzuki, Fukuda 2017, arXiv 1711.04325, the update rule as a third party transcribes it; the defaults
+        and b are those of three Chainer implementations. The paper itself not checked: it may print either s.
+    Differs: those implementations read the whole epochs done, here the epoch moves with every update.
+    """
+
+    mu1: float = 0.9
+    mu2: float = 0.99
+    eps: float = 1e-8
+    rmsprop_learning_rate: float = 3e-4
+    beta_center: float = 10.0
+    beta_period: float = 5.0
+    transition: Literal["continuous", "printed"] = "continuous"
+    weight_decay: float = 0.0
+    no_decay: tuple[NoDecay, ...] = ()
+
+    rate_attribute: ClassVar[str] = "lr"
+    num_state_values: ClassVar[int] = 2
+
+    def __post_init__(self) -> None:
+        require_share("RmspropWarmup.mu1", self.mu1)
+        require_share("RmspropWarmup.mu2", self.mu2)
+        require_number("RmspropWarmup.eps", self.eps, above=0)
+        require_number("RmspropWarmup.rmsprop_learning_rate", self.rmsprop_learning_rate, at_least=0)
+        require_number("RmspropWarmup.beta_center", self.beta_center)
+        require_number("RmspropWarmup.beta_period", self.beta_period, above=0)
+        if self.transition not in ("continuous", "printed"):
+            raise ValueError(f"RmspropWarmup.transition must be continuous or printed, got {self.transition!r}")
+        require_weight_decay(self)
+
+    def build(self) -> chainer.Optimizer:
+        """The optimizer; the updater sets its `lr` and the epoch."""
+        from trainers.optimizers.rmsprop_warmup_rule import RmspropWarmupRule
+        from trainers.optimizers.rule_method import RuleMethod
+
+        return RuleMethod(RmspropWarmupRule, self)
+
+    def sgd_weight(self, epoch: float) -> float:
+        """a, the weight of the SGD term, in (0, 1]; 1 minus it is the RMSprop term's.
+
+        >>> RmspropWarmup().sgd_weight(10.5), RmspropWarmup(transition="printed").sgd_weight(10.5)
+        (0.6, 0.7)
+        """
+        periods = (epoch - self.beta_center) / self.beta_period
+        if periods < 0:
+            return 0.5 * math.exp(2 * periods)
+        slope = 2 if self.transition == "printed" else 1
+        return min(0.5 + slope * periods, 1.0)
