@@ -10,13 +10,13 @@ from recipes.errors import Problem, RecipeError
 from recipes.registry import UnknownNameError, find, shown
 from recipes.yaml_nodes import Node, Origin, parse_yaml
 
-__all__ = ["Origins", "load_tree"]
+__all__ = ["Origins", "chain_of", "load_tree"]
 
 Origins = dict[tuple[str | int, ...], Origin]
 
 _VERSION = 1
 # Not inherited: a derived recipe is another run, and nobody has measured it.
-_OWN_KEYS = ("name", "claims")
+_OWN_KEYS = ("name", "claims", "card")
 
 
 def load_tree(
@@ -41,6 +41,16 @@ def load_tree(
     tree = _flatten(root, (), origins)
     assert isinstance(tree, dict)
     return tree, origins
+
+
+def chain_of(path: Path) -> list[tuple[Path, Origin | None]]:
+    """A recipe's file and those it extends, in order, each with the place of its `extends`; None in the last.
+
+    Args:
+        path: of a file that `load_tree` reads.
+    """
+    link = parse_yaml(path.read_bytes(), file=shown(path)).value.get("extends")
+    return [(path, None)] if link is None else [(path, link.origin), *chain_of(_base(link, path))]
 
 
 def _load(path: Path, *, versioned: bool, chain: tuple[Path, ...] = ()) -> Node:

@@ -14,9 +14,11 @@ from recipes.positions import UNITS
 from recipes.schema import (
     Augmentation,
     Batch,
+    Card,
     Claim,
     Dataset,
     Evaluation,
+    Evidence,
     LearningRate,
     NormMomentum,
     RampStep,
@@ -43,9 +45,9 @@ keys.
 `Msp`, `Gsp`), `0.5run` a part of the run. All are turned into epochs when the recipe is opened.
 
 **`extends`** names a recipe of the library, or a path below the folder of this file. Mappings are merged key by key, a
-list replaces a list, null removes a key; a mapping with another `kind` replaces the whole mapping. `name` and `claims`
-are not inherited: a derived recipe is another run, and nobody has measured it. `--set a.b=c` on the command line is one
-more such layer; `--set augmentation.train.0.size=128` reaches into a list.
+list replaces a list, null removes a key; a mapping with another `kind` replaces the whole mapping. `name`, `claims` and
+`card` are not inherited: a derived recipe is another run, and nobody has measured it. `--set a.b=c` on the command line
+is one more such layer; `--set augmentation.train.0.size=128` reaches into a list.
 
 **`lacks`** names methods that are not built. A `kind` named there, and a key whose name is the method's in lower case
 with underscores, are accepted as they stand; the recipe validates, shows, curves and plans, and `train` refuses it by
@@ -69,6 +71,8 @@ _SECTIONS: tuple[tuple[str, type], ...] = (
     ("`evaluation.norm_momentum`", NormMomentum),
     ("`updater`", Updater),
     ("An entry of `claims`", Claim),
+    ("`card`", Card),
+    ("`card.evidence`", Evidence),
     ("A data set: `configs/datasets/*.yaml`", Dataset),
     ("A cluster: `configs/clusters/*.yaml`", Cluster),
 )

@@ -72,13 +72,14 @@ def _check(reading: Reading, recipe: Recipe, resolved: Mapping[str, Any]) -> Non
     for place, name in enumerate(recipe.lacks):
         if _is_built(name, reading.vocabulary):
             reading.refuse(("lacks", place), f"{name} is built", "remove it from `lacks`")
-    for place, path in enumerate(recipe.assumed):
-        if not _exists(resolved, path.split(".")):
-            reading.refuse(("assumed", place), f"there is no value at {path}", "name a path that `show` prints")
+    for key in ("assumed", "open"):
+        for place, path in enumerate(getattr(recipe, key)):
+            if not _exists(resolved, path.split(".")):
+                reading.refuse((key, place), f"there is no value at {path}", "name a path that `show` prints")
 
 
 def _check_augmentation(reading: Reading, recipe: Recipe, dataset: Dataset) -> None:
-    """An augmentation that takes numbers of the data set must be able to: see `trainers.augmentations.Normalize`."""
+    """An augmentation must fit the data set: see `Normalize` and `ColorJitter` in `trainers.augmentations`."""
     for split in ("train", "eval"):
         for place, entry in enumerate(getattr(recipe.augmentation, split)):
             try:

@@ -12,7 +12,7 @@ from trainers.vocabulary import vocabulary
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = {"recipes": "recipes/papers", "datasets": "configs/datasets", "clusters": "configs/clusters"}
-COUNTS = {"recipes": 10, "datasets": 4, "clusters": 2}
+COUNTS = {"recipes": 30, "datasets": 4, "clusters": 2}
 
 
 def files_of(kind):

@@ -14,8 +14,13 @@ def refuse_unbuilt(recipe: Recipe, dataset: Dataset) -> None:
     """Refuse to train what is not built, by name.
 
     Raises:
-        NotBuilt: the recipe or the data set lacks something.
+        NotBuilt: the recipe or the data set lacks something, or leaves values open.
     """
+    if recipe.open:
+        raise NotBuilt(
+            f"recipe {recipe.name} leaves open what nobody published: {', '.join(recipe.open)}; to train it, give these "
+            "values in a recipe that extends it, with `open: []`"
+        )
     lacking = dict.fromkeys(recipe.lacks, f"recipe {recipe.name}")
     lacking |= dict.fromkeys(dataset.lacks, f"data set {dataset.name}")
     if lacking:

@@ -15,7 +15,7 @@ from recipes.schema import Dataset
 RUN, RECIPE, DATASET = "run.yaml", "recipe.yaml", "dataset.yaml"
 METRICS, TRACE, LOG = "metrics.jsonl", "trace.jsonl", "log.txt"
 ENVIRONMENT, CHECKPOINTS, REPORT = "environment.json", "checkpoints", "report.html"
-_WORDS_ONLY = ("title", "source", "claims", "assumed")  # of a recipe: these change no run
+_WORDS_ONLY = ("title", "source", "claims", "card", "assumed", "open")  # of a recipe: these change no run
 
 
 class FolderRefused(InputRefused):

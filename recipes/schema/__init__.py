@@ -5,15 +5,17 @@ A trailing underscore belongs to Python, not to the key: `global_` is `batch.glo
 
 from recipes.schema.dataset import Dataset
 from recipes.schema.moving import Batch, LearningRate, RampStep, Warmup
-from recipes.schema.recipe import Claim, Recipe
+from recipes.schema.recipe import Card, Claim, Evidence, Recipe
 from recipes.schema.training import Augmentation, Evaluation, Gradient, NormMomentum, Updater, WeightAverage
 
 __all__ = [
     "Augmentation",
     "Batch",
+    "Card",
     "Claim",
     "Dataset",
     "Evaluation",
+    "Evidence",
     "Gradient",
     "LearningRate",
     "NormMomentum",

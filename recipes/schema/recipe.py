@@ -11,7 +11,7 @@ from recipes.schema.moving import Batch, LearningRate
 from recipes.schema.training import Augmentation, Evaluation, Gradient, Updater, WeightAverage
 from recipes.vocabulary import Component
 
-__all__ = ["Claim", "Recipe"]
+__all__ = ["Card", "Claim", "Evidence", "Recipe"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +42,38 @@ class Claim:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """Where the values of a recipe come from, in words.
+
+    Args:
+        verified: read in the source or in its authors' code.
+        derived: worked out from what was read.
+        not_checked: told by others, remembered or guessed; their paths stand in `assumed`.
+    """
+
+    verified: str = ""
+    derived: str = ""
+    not_checked: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """What a reader wants to know of a recipe before the values: `kilobatch recipes card`.
+
+    Args:
+        changed: what it did differently from what was usual.
+        hardware: on which it was published or measured.
+        evidence: where its values come from.
+        deviations: where this recipe knowingly differs from what it reproduces.
+    """
+
+    changed: str
+    hardware: str
+    evidence: Evidence
+    deviations: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
     """A recipe: what is trained, on what and how, and on no hardware in particular.
 
@@ -63,7 +95,10 @@ class Recipe:
         updater: what of the execution changes the mathematics.
         seed: of order, augmentation and initial weights, at least 0.
         claims: what the recipe promises; not inherited by `extends`.
+        card: what it changed and what is known of it, in words; not inherited by `extends`.
         assumed: paths of values that the source does not give.
+        open: paths of values that nobody published and nobody here guesses; what stands there only lets the recipe
+            open. `train` refuses it by these paths; who knows the values gives them and sets `open: []`.
         lacks: names of methods that are not built: the recipe validates, shows, curves and plans, and `train` refuses
             it by that name.
     """
@@ -85,5 +120,7 @@ class Recipe:
     updater: Updater = Updater()
     seed: int = 0
     claims: tuple[Claim, ...] = ()
+    card: Card | None = None
     assumed: tuple[str, ...] = ()
+    open: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()
