@@ -15,14 +15,15 @@ class Vocabulary:
     `trainers.vocabulary` makes it, so that this package needs no Chainer.
 
     Args:
-        models, optimizers, losses, augmentations, datasets, schedules, warmups: name -> dataclass. A mapping may know
-            more names than it lists, and may import a dataclass when its name is asked for.
+        models, optimizers, losses, augmentations, mixes, datasets, schedules, warmups: name -> dataclass. A mapping may
+            know more names than it lists, and may import a dataclass when its name is asked for.
     """
 
     models: Mapping[str, type]
     optimizers: Mapping[str, type]
     losses: Mapping[str, type]
     augmentations: Mapping[str, type]
+    mixes: Mapping[str, type]
     datasets: Mapping[str, type]
     schedules: Mapping[str, type]
     warmups: Mapping[str, type]
@@ -41,7 +42,8 @@ class Component:
     @property
     def word(self) -> str:
         """What one of the group is called."""
-        return {"losses": "loss", "datasets": "data set reader"}.get(self.group, self.group.removesuffix("s"))
+        irregular = {"losses": "loss", "mixes": "mix", "datasets": "data set reader"}
+        return irregular.get(self.group, self.group.removesuffix("s"))
 
 
 @dataclass(frozen=True, kw_only=True)

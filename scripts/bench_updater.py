@@ -132,7 +132,7 @@ def bare_loop(
         model.cleargrads()
         for micro_batch in share.micro_batches:
             groups.num_groups = micro_batch.part.num_groups
-            loss = parts.loss(model(micro_batch.images_NCHW), micro_batch.labels)
+            loss = parts.loss(model(micro_batch.images_NCHW), micro_batch.targets)
             (loss * (micro_batch.part.size * communicator.size / batch)).backward()
         communicator.multi_node_mean_grad(model, zero_fill=True)
         groups.update_running_statistics(communicator.mpi_comm, batch)

@@ -17,7 +17,7 @@ MAY_IMPORT = {
 }
 PLOTS = "recipes/reports/plots/"
 # The folders of components: each knows itself, and build.py knows all of them.
-COMPONENTS = {"augmentations", "datasets", "losses", "models", "optimizers", "communicators", "kernels"}
+COMPONENTS = {"augmentations", "datasets", "losses", "mixes", "models", "optimizers", "communicators", "kernels"}
 FOLDERS = {"compat", "extensions", *COMPONENTS}
 
 

@@ -15,6 +15,7 @@ from recipes.schema import Dataset, Recipe
 from recipes.vocabulary import Unbuilt
 from trainers.augmentations.pipeline import Pipeline
 from trainers.keyed_draws import draw_initial_weights
+from trainers.mixing import GroupMixing
 from trainers.optimizers.weight_decay import decay_parameters
 from trainers.stream_iterator import LoadImage
 
@@ -28,6 +29,7 @@ class Parts:
         optimizer: set up with the model.
         loss: (logits, targets) -> mean over the samples given.
         load_train, load_eval: (epoch, index) -> image as the model gets it, label.
+        mixing: of training samples, None where the recipe does not mix.
         num_eval: samples of the evaluation set.
     """
 
@@ -36,6 +38,7 @@ class Parts:
     loss: Callable[..., chainer.Variable]
     load_train: LoadImage
     load_eval: LoadImage
+    mixing: GroupMixing | None
     num_eval: int
 
 
@@ -72,6 +75,7 @@ def build(recipe: Recipe, dataset: Dataset) -> Parts:
         loss=recipe.loss.build(),
         load_train=loads["train"],
         load_eval=loads["eval"],
+        mixing=_mixing(recipe, dataset),
         num_eval=dataset.num_eval,
     )
 
@@ -96,6 +100,11 @@ def model_sizes(recipe: Recipe, dataset: Dataset) -> Model | None:
         num_parameters=sum(parameter.size for parameter in model.params()),
         num_state_values=getattr(recipe.optimizer, "num_state_values", 0),
     )
+
+
+def _mixing(recipe: Recipe, dataset: Dataset) -> GroupMixing | None:
+    mixes = recipe.augmentation.mix
+    return GroupMixing(mixes=mixes, seed=recipe.seed, num_classes=dataset.num_classes) if mixes else None
 
 
 def _load(samples: Any, pipeline: Pipeline, epoch: int, index: int) -> tuple[np.ndarray, int]:

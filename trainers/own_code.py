@@ -13,7 +13,7 @@ __all__ = ["own_class"]
 
 # What `build` is told about the data set; a model takes of it what its constructor names.
 _TOLD = ("num_classes", "channels", "image_size")
-_METHODS = {"augmentations": "__call__", "schedules": "__call__", "warmups": "__call__", "datasets": "open"}
+_METHODS = {**dict.fromkeys(("augmentations", "mixes", "schedules", "warmups"), "__call__"), "datasets": "open"}
 
 
 def own_class(dotted: str, *, group: str) -> type:

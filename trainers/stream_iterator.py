@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import chainer
@@ -13,6 +13,7 @@ from recipes.planning.division import MicroBatch
 from recipes.planning.planner import Plan
 from recipes.planning.stream import Stream
 from recipes.planning.timeline import Segment
+from trainers.mixing import GroupMixing
 
 LoadImage = Callable[
     [int, int], tuple[np.ndarray, int]
@@ -26,13 +27,13 @@ class LoadedMicroBatch:
     Args:
         part: its place in the update.
         images_NCHW: float32, or what CHAINER_DTYPE says.
-        labels: int32 (samples,).
+        targets: int32 (samples,), labels; where the recipe mixes, float32 (samples, classes), mixtures of labels.
         epochs, indices: int64 (samples,): which augmentation of which sample.
     """
 
     part: MicroBatch
     images_NCHW: np.ndarray
-    labels: np.ndarray
+    targets: np.ndarray
     epochs: np.ndarray
     indices: np.ndarray
 
@@ -76,14 +77,25 @@ class StreamIterator(chainer.dataset.Iterator):
         rank: this worker.
         stream: order of the samples.
         load: gives one augmented sample.
+        mixing: mixes them, where the recipe does.
         trace: note index and digest of every sample.
     """
 
-    def __init__(self, *, plan: Plan, rank: int, stream: Stream, load: LoadImage, trace: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        plan: Plan,
+        rank: int,
+        stream: Stream,
+        load: LoadImage,
+        mixing: GroupMixing | None = None,
+        trace: bool = False,
+    ) -> None:
         self._plan = plan
         self._rank = rank
         self._stream = stream
         self._load = load
+        self._mixing = mixing
         self._trace = trace
         self.update = 0
         self.previous_epoch_detail: float | None = None
@@ -113,23 +125,28 @@ class StreamIterator(chainer.dataset.Iterator):
             raise StopIteration
         timeline = self._plan.timeline
         seen: list[SeenSample] = []
-        parts = self._plan.division_of(self.update).micro_batches(self._rank)
+        division = self._plan.division_of(self.update)
+        parts = division.micro_batches(self._rank)
         samples = timeline.samples_at(self.update)
         share = UpdateShare(
             update=self.update,
             segment=timeline.segment_of(self.update),
             samples=samples,
-            micro_batches=(self._loaded(part, samples, seen) for part in parts),
+            micro_batches=(self._loaded(part, samples, division.norm_span, seen) for part in parts),
             seen=seen,
         )
         self.previous_epoch_detail = self.epoch_detail
         self.update += 1
         return share
 
-    def _loaded(self, part: MicroBatch, samples: int, seen: list[SeenSample]) -> LoadedMicroBatch:
-        epochs, indices = self._stream.samples(samples + part.offset, part.size)
-        loaded = [self._load(int(epoch), int(index)) for epoch, index in zip(epochs, indices, strict=True)]
-        images = np.stack([image for image, _ in loaded])
+    def _loaded(self, part: MicroBatch, samples: int, norm_span: int, seen: list[SeenSample]) -> LoadedMicroBatch:
+        start = samples + part.offset
+        epochs, indices = self._stream.samples(start, part.size)
+        if self._mixing is None:
+            images, targets = self._load_positions(range(start, start + part.size))
+        else:
+            load = self._load_positions
+            images, targets = self._mixing.load(part, samples=samples, norm_span=norm_span, load=load)
         if self._trace:
             for place, (index, image) in enumerate(zip(indices, images, strict=True)):
                 digest = hashlib.sha256(np.ascontiguousarray(image)).digest()
@@ -137,10 +154,16 @@ class StreamIterator(chainer.dataset.Iterator):
         return LoadedMicroBatch(
             part=part,
             images_NCHW=images.astype(chainer.get_dtype(), copy=False),
-            labels=np.array([label for _, label in loaded], dtype=np.int32),
+            targets=targets,
             epochs=epochs,
             indices=indices,
         )
+
+    def _load_positions(self, positions: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Images as the pipeline gives them, and labels int32 (samples,)."""
+        epochs, indices = self._stream.at(positions)
+        loaded = [self._load(int(epoch), int(index)) for epoch, index in zip(epochs, indices, strict=True)]
+        return np.stack([image for image, _ in loaded]), np.array([label for _, label in loaded], dtype=np.int32)
 
     def serialize(self, serializer: chainer.Serializer) -> None:
         """Read or write the number of the next update."""

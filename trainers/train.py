@@ -103,6 +103,7 @@ class _Run:
             rank=self.mpi.rank,
             stream=Stream(seed=recipe.seed, num_samples=dataset.num_train),
             load=parts.load_train,
+            mixing=parts.mixing,
             trace=self.options.trace,
         )
         return RecipeUpdater(

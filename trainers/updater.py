@@ -60,7 +60,7 @@ class RecipeUpdater(StandardUpdater):
     Args:
         iterator: this worker's share of every update.
         optimizer: set up with the model as its target.
-        loss: (logits, labels) -> mean over the samples given.
+        loss: (logits, targets) -> mean over the samples given.
         plan: what is done when.
         communicator: a ChainerMN communicator of all workers.
         norm_groups: installed in the model.
@@ -145,7 +145,7 @@ class RecipeUpdater(StandardUpdater):
         self._norm_groups.begin_micro_batch(part)
         keyed = KeyedDropout(model, seed=self.plan.recipe.seed, epochs=micro_batch.epochs, indices=micro_batch.indices)
         with chainer.using_config("train", True), keyed:
-            loss = self.loss_func(model(micro_batch.images_NCHW), micro_batch.labels)
+            loss = self.loss_func(model(micro_batch.images_NCHW), micro_batch.targets)
         with shares.of(offset=part.offset, size=part.size) if shares else contextlib.nullcontext():
             (loss * float(part.size)).backward()
         return float(loss.array) * (part.size / global_batch_size)

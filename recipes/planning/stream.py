@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -45,9 +46,12 @@ class Stream:
 
     def samples(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Epochs and indices of the samples at positions start ... start + count - 1: two int64 arrays (count,)."""
-        positions = np.arange(start, start + count, dtype=np.int64)
-        epochs, places = np.divmod(positions, self.num_samples)
-        indices = np.empty_like(positions)
+        return self.at(range(start, start + count))
+
+    def at(self, positions: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Epochs and indices of the samples at any positions, in the order given: two int64 arrays."""
+        epochs, places = np.divmod(np.asarray(positions, dtype=np.int64), self.num_samples)
+        indices = np.empty_like(places)
         for epoch in np.unique(epochs):
             here = epochs == epoch
             indices[here] = permutation(self.seed, int(epoch), self.num_samples)[places[here]]

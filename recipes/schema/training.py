@@ -14,14 +14,18 @@ __all__ = ["Augmentation", "Evaluation", "Gradient", "NormMomentum", "Updater", 
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
-    """What happens to an image before the model sees it, in order.
+    """What happens to an image before the model sees it.
 
     Args:
-        train: for training samples.
-        eval: for samples that are scored.
+        train: for training samples, in order.
+        mix: for training samples after that: one of these, drawn for each norm group with equal probability, mixes
+            every image, and its label, with another one of the group. Samples that are scored are never mixed; the
+            training loss is that of the mixed targets.
+        eval: for samples that are scored, in order.
     """
 
     train: tuple[Annotated[object, Component("augmentations")], ...] = ()
+    mix: tuple[Annotated[object, Component("mixes")], ...] = ()
     eval: tuple[Annotated[object, Component("augmentations")], ...] = ()
 
 

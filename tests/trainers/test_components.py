@@ -15,11 +15,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-GROUPS = ("augmentations", "datasets", "losses", "models", "optimizers")
-METHOD = {"augmentations": "__call__", "datasets": "open", "losses": "build", "models": "build", "optimizers": "build"}
+GROUPS = ("augmentations", "datasets", "losses", "mixes", "models", "optimizers")
+METHOD = dict.fromkeys(GROUPS, "build") | {"augmentations": "__call__", "mixes": "__call__", "datasets": "open"}
 REQUIRED = {
     "CenterCrop": {"size": 8},
+    "CutMix": {"alpha": 1.0},
     "Cutout": {"size": 8},
+    "Mixup": {"alpha": 0.2},
     "Normalize": {"with_": "digits"},
     "RandomCrop": {"size": 8},
     "RandomResizedCrop": {"size": 8},
@@ -114,6 +116,7 @@ def test_it_has_the_method_of_its_group(component):
         "augmentations": ["self", "image_HWC", "draws"],
         "datasets": ["self", "root", "split"],
         "losses": ["self"],
+        "mixes": ["self", "images_NCHW", "partners_NCHW", "draws"],
         "models": ["self", "num_classes", "channels", "image_size"],
         "optimizers": ["self"],
     }
