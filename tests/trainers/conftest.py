@@ -1,0 +1,64 @@
+"""Runs as a user starts them, and what it means that two are the same."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+UPDATES = 30
+EQUAL = ("sample_ids", "images_sha256", "momentum", "global_batch_size", "epoch", "samples")
+RECIPE = "digits/ramp"  # a small ResNet, norm_span 32, batch 96, then 192 from epoch 1 (update 16) on
+
+
+@dataclass
+class Finished:
+    folder: Path
+    trace: list
+    weights: dict
+    log: str
+
+
+def _train(folder, ranks, *options, stop_after=UPDATES, recipe=RECIPE, dtype="float32"):
+    command = [sys.executable, "-P", "-m", "kilobatch", "train", recipe, "-n", str(ranks), "--trace"]
+    command += ["--out", str(folder), "--stop-after", f"{stop_after}up", "--set", "evaluation.every=5ep"]
+    command += map(str, options)
+    environment = {**os.environ, "CHAINER_DTYPE": dtype}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    checkpoint = folder / "checkpoints" / f"update-{stop_after:06d}"
+    return Finished(
+        folder=folder,
+        trace=[json.loads(line) for line in (folder / "trace.jsonl").read_text().splitlines()],
+        weights=load_file(checkpoint / "weights.safetensors"),
+        log=(folder / "log.txt").read_text(),
+    )
+
+
+def _assert_same_run(found, expected, *, loss=1e-5, weights=1e-4, rate=0.0):
+    assert [line["update"] for line in found.trace] == list(range(len(expected.trace)))
+    for line, other in zip(found.trace, expected.trace, strict=True):
+        for key in EQUAL:
+            assert line[key] == other[key], (line["update"], key)
+        assert line["learning_rate"] == pytest.approx(other["learning_rate"], rel=rate, abs=0), line["update"]
+        assert line["loss"] == pytest.approx(other["loss"], rel=loss), line["update"]
+    assert found.weights.keys() == expected.weights.keys()
+    for path, array in found.weights.items():
+        np.testing.assert_allclose(array, expected.weights[path], rtol=0, atol=weights, err_msg=path)
+
+
+@pytest.fixture(scope="session")
+def train():
+    """Trains `train(folder, ranks, *options, stop_after=30, recipe="digits/ramp", dtype="float32")` to a `Finished`."""
+    return _train
+
+
+@pytest.fixture(scope="session")
+def assert_same_run():
+    """Asserts `assert_same_run(found, expected, loss=1e-5, weights=1e-4, rate=0)`; the rest is exact."""
+    return _assert_same_run
