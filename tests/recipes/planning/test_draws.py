@@ -4,6 +4,7 @@ import hashlib
 
 import numpy as np
 import pytest
+from scipy.special import betainc
 
 from recipes.planning.draws import draws
 
@@ -68,3 +69,49 @@ def test_normals_have_their_moments(count):
         assert abs(normals.mean()) < 5 * standard_error
         assert abs(normals.var() - 1) < 5 * np.sqrt(2) * standard_error
         assert abs((normals**4).mean() - 3) < 5 * np.sqrt(96) * standard_error
+
+
+def betas(alpha, count=20_000):
+    keyed = draws(0, "beta")
+    return np.array([keyed.symmetric_beta(alpha) for _ in range(count)])
+
+
+def distance(found, cdf):
+    """The largest difference between the distribution of `found` and `cdf`."""
+    expected, steps = cdf(np.sort(found)), np.arange(len(found) + 1) / len(found)
+    return max(abs(expected - steps[1:]).max(), abs(expected - steps[:-1]).max())
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.2, 0.4, 1.0, 2.0, 30.0])
+def test_symmetric_betas_have_their_moments_and_their_distribution(alpha):
+    found = betas(alpha)
+    assert found.min() >= 0
+    assert found.max() <= 1
+    count, variance = len(found), 1 / (4 * (2 * alpha + 1))
+    fourth = 3 * variance**2 * (2 * alpha + 1) / (2 * alpha + 3)
+    assert abs(found.mean() - 0.5) < 5 * np.sqrt(variance / count)
+    assert abs(((found - 0.5) ** 2).mean() - variance) < 5 * np.sqrt((fourth - variance**2) / count)
+    lower = found[found < 0.5]  # near 1 a double cannot tell shares apart that near 0 it can
+    assert abs(len(lower) - count / 2) < 5 * np.sqrt(count) / 2
+    # Kolmogorov and Smirnov: above 1.63 / sqrt(n) one time in a hundred; the key is fixed.
+    assert distance(lower, lambda x: 2 * betainc(alpha, alpha, x)) < 1.63 / np.sqrt(len(lower))
+    if alpha > 0.1:
+        assert distance(found, lambda x: betainc(alpha, alpha, x)) < 1.63 / np.sqrt(count)
+
+
+def test_a_symmetric_beta_is_its_formula_on_two_words():
+    for alpha in (0.3, 1.0, 4.0):
+        u, v = draws(5, "beta").uniforms(2)
+        t = np.sqrt(u ** (-1 / alpha) - 1) * np.cos(2 * np.pi * v)
+        assert draws(5, "beta").symmetric_beta(alpha) == pytest.approx(0.5 + t / (2 * np.sqrt(1 + t * t)), rel=1e-12)
+
+
+def test_small_shares_keep_their_digits_and_no_alpha_overflows():
+    found = betas(0.02, 2_000)
+    tiny = found[(found > 0) & (found < 1e-20)]
+    assert len(tiny) > 200
+    assert len(np.unique(tiny)) == len(tiny)
+    extreme = betas(1e-4, 200)
+    assert ((extreme < 1e-9) | (extreme == 1)).all()
+    assert 60 < extreme.sum() < 140
+    assert betas(1e9, 50) == pytest.approx(0.5, abs=1e-4)
