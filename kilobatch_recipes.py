@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +17,7 @@ Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help="A name of `kiloba
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change a value; may be repeated.")]
 AllowCode = Annotated[bool, typer.Option("--allow-code", help="Let `kind: mymodule.MyNet` import from this folder.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Wire = Enum("Wire", {"float32": "float32", "float16": "float16"})
 Data = Annotated[Path | None, typer.Option("--data", help="Folder of the data set's files.")]
 
 
@@ -85,6 +87,39 @@ def validate(
         print(f"{name}: valid" + (f"; cannot be trained yet, not built: {', '.join(lacking)}" if lacking else ""))
     if problems:
         raise RecipeError(problems)
+
+
+@app.command()
+def lint(
+    recipes: Annotated[list[str] | None, typer.Argument(metavar="RECIPE...")] = None,
+    cluster: Annotated[str | None, typer.Option("--cluster", help="For the rules that depend on workers.")] = None,
+    workers: Annotated[int | None, typer.Option("-n", min=1, metavar="N", help="Workers, without a cluster.")] = None,
+    wire: Annotated[Wire, typer.Option(help="What gradients cross as.")] = Wire.float32,
+    rules: Annotated[bool, typer.Option("--rules", help="List the rules instead.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="With --rules: print docs/lint.md.")] = False,
+    overrides: Set = None,
+    data: Data = None,
+    allow_code: AllowCode = False,
+    as_json: Json = False,
+) -> None:
+    """Large-batch rules: what is valid and most likely a mistake; exit code 5 if something is found."""
+    from recipes.lint import entries, handbook, lint_recipe
+    from recipes.lint.lint_text import findings_text, rules_text
+    from recipes.open import open_cluster
+    from trainers.vocabulary import vocabulary
+
+    if rules or not recipes:
+        if not rules:
+            raise typer.BadParameter("name a recipe, or ask for --rules", param_hint="RECIPE")
+        print(handbook() if markdown else rules_text([entry for _, entry in entries().values()], as_json), end="")
+        return
+    known = vocabulary(allow_code=allow_code)
+    if cluster is not None and workers is None:
+        workers = open_cluster(cluster, vocabulary=known).num_workers
+    options = {"vocabulary": known, "overrides": overrides or (), "allow_code": allow_code, "data_root": data}
+    found = {name: lint_recipe(name, workers=workers, wire=wire.name, **options) for name in recipes}
+    print(findings_text(found, as_json), end="")
+    raise typer.Exit(5 if any(found.values()) else 0)
 
 
 @app.command()

@@ -1,0 +1,88 @@
+"""What a rule looks at, and what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from recipes.families import MOMENTUM_SGD
+from recipes.open import OpenedRecipe
+from recipes.schema import Recipe
+
+__all__ = ["Case", "Fault", "Rule"]
+
+Path = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """Something a rule found.
+
+    Args:
+        keys: the keys that make it together, the one to blame first. It is placed at the one that the recipe's own file
+            gives, before those of the files that it extends; of several, at the first.
+        what: what is found, with its numbers.
+        way_out: what to write instead.
+    """
+
+    keys: tuple[str, ...]
+    what: str
+    way_out: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A recipe as the rules see it.
+
+    Args:
+        opened: the recipe.
+        written: the merged tree as it was written, positions with their units.
+        base: the recipe that it extends, None where it extends none.
+        workers: how many share an update; None where no cluster was named.
+        wire: in which numbers gradients cross between workers.
+    """
+
+    opened: OpenedRecipe
+    written: Mapping[str, Any]
+    base: OpenedRecipe | None = None
+    workers: int | None = None
+    wire: str = "float32"
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe."""
+        return self.opened.recipe
+
+    @property
+    def optimizer(self) -> Mapping[str, Any]:
+        """`kind` and keys of the optimizer, built or not."""
+        return self.opened.tree["optimizer"]
+
+    @property
+    def is_momentum_sgd(self) -> bool:
+        """Whether the optimizer is SGD, with or without one of the momentums."""
+        return self.optimizer["kind"] in MOMENTUM_SGD
+
+    @property
+    def first_batch(self) -> int:
+        """The global batch that the run begins with."""
+        return self.recipe.batch.global_.sizes[0]
+
+    @property
+    def largest_batch(self) -> int:
+        """The largest global batch of the run."""
+        return max(self.recipe.batch.global_.sizes)
+
+    @property
+    def growth(self) -> float:
+        """The first batch over the batch that the reference rate holds at."""
+        return self.first_batch / self.recipe.learning_rate.per
+
+    @property
+    def ramps(self) -> bool:
+        """Whether the batch moves."""
+        return len(self.recipe.batch.global_.sizes) > 1
+
+
+Rule = Callable[[Case], Iterator[Fault]]

@@ -1,0 +1,149 @@
+"""Runs the rules on a recipe: places what they find, and takes away what its comments let through."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from recipes.errors import nearest
+from recipes.lint.case import Case, Fault
+from recipes.lint.finding import Finding
+from recipes.lint.handbook import Entry, entries
+from recipes.lint.ignores import Ignore, ignores_of
+from recipes.lint.rules import workers as rules_of_workers
+from recipes.load import Origins, chain_of, load_tree
+from recipes.open import open_recipe
+from recipes.registry import shown
+from recipes.vocabulary import Vocabulary
+from recipes.yaml_nodes import Origin
+
+__all__ = ["lint_recipe"]
+
+_COMMAND_LINE = "command line"
+
+
+def lint_recipe(
+    name_or_path: str | Path,
+    *,
+    vocabulary: Vocabulary,
+    overrides: Sequence[str] = (),
+    allow_code: bool = False,
+    data_root: Path | None = None,
+    workers: int | None = None,
+    wire: str = "float32",
+) -> list[Finding]:
+    """What the rules find in a recipe, in the order of its files.
+
+    Args:
+        name_or_path, vocabulary, overrides, allow_code, data_root: as for `recipes.open_recipe`.
+        workers: how many share an update; None leaves out the rules that depend on it.
+        wire: in which numbers gradients cross between workers, float32 or float16.
+    Raises:
+        RecipeError: the recipe, or one that it extends, does not open.
+    """
+    options: dict[str, Any] = {"vocabulary": vocabulary, "allow_code": allow_code, "data_root": data_root}
+    opened = open_recipe(name_or_path, overrides=overrides, **options)
+    written, origins = load_tree(opened.path, overrides=overrides)
+    chain = chain_of(opened.path)
+    base = open_recipe(chain[1][0], **options) if len(chain) > 1 else None
+    case = Case(opened=opened, written=written, base=base, workers=workers, wire=wire)
+    asked = {name: pair for name, pair in entries().items() if workers is not None or not _needs_workers(name)}
+    comments = _Comments(files=[_File(path=path, extends=link) for path, link in chain])
+    order = {name: place for place, name in enumerate([_COMMAND_LINE, *(file.name for file in comments.files)])}
+    found = [
+        _finding(fault, entry, _place(fault.keys, origins, order))
+        for rule, entry in asked.values()
+        for fault in rule(case)
+    ]
+    left = [finding for finding, origin in found if not comments.let_through(finding, origin)]
+    left.sort(key=lambda finding: (order[finding.file], finding.line, finding.column, finding.rule))
+    return [*left, *comments.faults(asked)]
+
+
+def _needs_workers(rule: str) -> bool:
+    return rule.replace("-", "_") in rules_of_workers.__all__
+
+
+def _place(keys: tuple[str, ...], origins: Origins, order: Mapping[str, int]) -> tuple[str, Origin]:
+    """Which key to blame: the one whose file comes first in the chain; of several, the first."""
+    places = [(key, *_nearest(key, origins)) for key in keys]
+    key, _, origin = min(places, key=lambda place: order[place[2].file] if place[1] else len(order))
+    return key, origin
+
+
+def _nearest(key: str, origins: Origins) -> tuple[int, Origin]:
+    """Where a key was written, or what holds it; with how many keys of its path that is."""
+    path = tuple(int(part) if part.isdigit() else part for part in key.split("."))
+    while path not in origins:
+        path = path[:-1]
+    return len(path), origins[path]
+
+
+def _finding(fault: Fault, entry: Entry, place: tuple[str, Origin]) -> tuple[Finding, Origin]:
+    path, origin = place
+    finding = Finding(
+        file=origin.file,
+        line=origin.key_line,
+        column=origin.key_column,
+        rule=entry.rule,
+        path=path,
+        what=fault.what,
+        way_out=fault.way_out,
+        why=entry.why,
+        source=entry.source,
+    )
+    return finding, origin
+
+
+@dataclass(kw_only=True)
+class _File:
+    """A file of the chain, with its comments; `used` holds (comment, rule) pairs that let something through."""
+
+    path: Path
+    extends: Origin | None
+    used: set[tuple[Ignore, str]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.name = shown(self.path)
+        self.ignores = tuple(ignores_of(self.path.read_text(encoding="utf-8-sig")))
+
+    def has(self, rule: str, lines: set[int]) -> bool:
+        """Whether a comment about one of these lines names the rule; remembers that it was of use."""
+        matching = {(ignore, rule) for ignore in self.ignores if rule in ignore.rules and ignore.target in lines}
+        self.used |= matching
+        return bool(matching)
+
+
+@dataclass(kw_only=True)
+class _Comments:
+    """The comments of a recipe's file and of those that it extends, in this order."""
+
+    files: list[_File]
+
+    def let_through(self, finding: Finding, origin: Origin) -> bool:
+        """Whether a comment names this finding: at its line, or at an `extends` that leads to its file."""
+        found = False
+        for file in self.files:
+            if file.name == finding.file:
+                return file.has(finding.rule, {origin.key_line, origin.line}) or found
+            if file.extends is not None and finding.file != _COMMAND_LINE:
+                found |= file.has(finding.rule, {file.extends.key_line})
+        return found
+
+    def faults(self, asked: dict[str, Any]) -> Iterator[Finding]:
+        """What is wrong with the comments of the recipe's own file."""
+        own = self.files[0]
+        for ignore in own.ignores:
+            place = {"file": own.name, "line": ignore.line, "column": ignore.column, "path": ""}
+            if not ignore.rules or not ignore.why:
+                way_out = "write `# lint: ignore RULE why`"
+                yield Finding(**place, rule="bare-ignore", what="gives no reason", way_out=way_out)
+            for rule in ignore.rules:
+                if rule not in entries():
+                    what, way_out = f"there is no rule {rule}", nearest(rule, list(entries()), called="rules")
+                    yield Finding(**place, rule="unused-ignore", what=what, way_out=way_out)
+                elif rule in asked and (ignore, rule) not in own.used:
+                    what = f"{rule} finds nothing at line {ignore.target}"
+                    yield Finding(**place, rule="unused-ignore", what=what, way_out="remove it, or move it")

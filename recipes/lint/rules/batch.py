@@ -1,0 +1,109 @@
+"""Rules on the batch, its ramp, and updates as a measure of time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any
+
+from recipes.lint.case import Case, Fault
+from recipes.rates import momentum_at
+
+__all__ = ["batch_over_tenth", "double_buffering", "updates_while_ramping", "written_in_updates"]
+
+_UPDATES = re.compile(r"[0-9.eE+-]+\s*up")
+_TIMED = ("epochs", "learning_rate", "evaluation", "weight_average")
+# "About a tenth" in the paper, whose own largest is 5,120 of CIFAR-10's 50,000.
+_LARGEST_SHARE = Fraction(5120, 50_000)
+_LARGEST_MOMENTUM = 0.9
+
+
+def batch_over_tenth(case: Case) -> Iterator[Fault]:
+    """A batch of more than about a tenth of the training set.
+
+    The noise of the gradient falls faster than the rule assumes once a batch is a good part of all samples, and an
+    epoch is a handful of updates.
+
+    Way out: a smaller batch, or more data.
+    Source: Smith et al. 2017, arXiv 1711.00489, noise scale rate (N / B - 1), B at most about N / 10; their largest is
+        5,120 of 50,000, which is the bound here.
+    Fires:
+        dataset: digits
+        batch: {global: 154, norm_span: 1}
+        augmentation: {train: [], eval: []}
+        evaluation: {norm_momentum: {keep: 0.8}}
+        learning_rate: {per: 32}
+    Quiet:
+        dataset: digits
+        batch: {global: 153, norm_span: 1}
+        augmentation: {train: [], eval: []}
+        evaluation: {norm_momentum: {keep: 0.8}}
+        learning_rate: {per: 32}
+    """
+    num_train = case.opened.dataset.num_train
+    if case.largest_batch > _LARGEST_SHARE * num_train:
+        yield Fault(
+            keys=("batch.global", "dataset"),
+            what=f"{case.largest_batch:,} of {num_train:,} training samples in one update",
+            way_out=f"write at most {int(_LARGEST_SHARE * num_train):,}",
+        )
+
+
+def updates_while_ramping(case: Case) -> Iterator[Fault]:
+    """A position or a duration in updates while the batch ramps.
+
+    500 updates are as many samples as the ramp makes them: whoever moves the ramp moves the schedule with it.
+
+    Way out: epochs (`30ep`) or samples (`1.5Msp`).
+    Source: time is samples, DECISIONS.md.
+    Fires:
+        batch: {global: [{from: 0, size: 4096}, {from: 30, size: 8192}]}
+        evaluation: {norm_momentum: {per: 8192}}
+        learning_rate: {warmup: {epochs: 1000up}}
+    Quiet:
+        learning_rate: {warmup: {epochs: 1000up}}
+    """
+    if not case.ramps:
+        return
+    for path, text in written_in_updates(case.written):
+        yield Fault(keys=(path,), what=f"{text} while the batch moves", way_out="write epochs or samples")
+
+
+def written_in_updates(tree: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted path and text of every position outside `batch` that is written in updates."""
+    if isinstance(tree, str) and _UPDATES.fullmatch(tree):
+        yield path, tree
+    pairs = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    for key, value in pairs:
+        if path or key in _TIMED:
+            yield from written_in_updates(value, f"{path}.{key}".lstrip("."))
+
+
+def double_buffering(case: Case) -> Iterator[Fault]:
+    """Gradients one update late, with a batch that ramps up or a momentum above 0.9.
+
+    The late gradient was taken at other weights, and the more so the longer the steps are: a ramp up enlarges them
+    under a linear rule, momentum multiplies them by 1 / (1 - m).
+
+    Way out: `double_buffering: false`, or a constant batch and a momentum of at most 0.9.
+    Source: Suzuki 2018, ChainerMN 1.3: with a ramp, double buffering and float16 on the wire top-1 75.8 % against
+        76.4 %; how momentum multiplies a step: Smith et al. 2017, arXiv 1711.00489.
+    Fires:
+        optimizer: {momentum: 0.95}
+        updater: {double_buffering: true}
+        lacks: [DoubleBuffering]
+    Quiet:
+        updater: {double_buffering: true}
+        lacks: [DoubleBuffering]
+    """
+    if not case.recipe.updater.double_buffering:
+        return
+    sizes = case.recipe.batch.global_.sizes
+    momentum = momentum_at(case.recipe, 0.0) or 0.0
+    if any(after > before for before, after in zip(sizes, sizes[1:], strict=False)):
+        what = f"gradients one update late while the batch grows from {sizes[0]:,} to {case.largest_batch:,}"
+        yield Fault(keys=("updater.double_buffering", "batch.global"), what=what, way_out="keep the batch constant")
+    if momentum > _LARGEST_MOMENTUM:
+        what = f"gradients one update late with momentum {momentum:g}"
+        yield Fault(keys=("updater.double_buffering", "optimizer.momentum"), what=what, way_out="write momentum 0.9")

@@ -1,0 +1,87 @@
+"""Rules on weight decay and on what LARS and LAMB leave alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from recipes.families import LAYERWISE
+from recipes.lint.case import Case, Fault
+
+__all__ = ["decay_on_norm", "decay_with_batch", "lars_on_vectors"]
+
+
+def decay_on_norm(case: Case) -> Iterator[Fault]:
+    """Weight decay on the scales and shifts of normalisation.
+
+    What they scale is normalised already: decay pulls them to 0 for nothing, and the more so the larger the rate.
+
+    Way out: `no_decay: [norm]`.
+    Source: Goyal et al. 2017, arXiv 1706.02677, section 5.1; Jia et al. 2018, arXiv 1807.11205, who left out
+        biases too.
+    Fires:
+        optimizer: {no_decay: []}
+    Quiet:
+        optimizer: {no_decay: [], weight_decay: 0.0}
+    """
+    decay, spared = case.optimizer.get("weight_decay", 0.0), case.optimizer.get("no_decay", ())
+    if decay > 0 and "norm" not in spared and case.optimizer["kind"] not in LAYERWISE:
+        yield Fault(
+            keys=("optimizer.no_decay", "optimizer.weight_decay"),
+            what=f"weight decay {decay:g} reaches the scales and shifts of normalisation",
+            way_out="write `no_decay: [norm]`",
+        )
+
+
+def decay_with_batch(case: Case) -> Iterator[Fault]:
+    """Weight decay of SGD that grew with the batch against the recipe that this one extends.
+
+    A step shrinks the weights by rate times decay: with the rate scaled linearly, the same decay shrinks them as much
+    an epoch as before, and a scaled one so many times more. Decay relative to the full rate (`times_relative_rate`)
+    does not see the rate, has to grow, and is let through.
+
+    Way out: the decay of the reference.
+    Source: Goyal et al. 2017, arXiv 1706.02677: 1e-4 from batch 64 to 65,536; Remark 1, on scaling the loss.
+    Fires:
+        batch: {global: 4096}
+        optimizer: {weight_decay: 5e-5}
+    Quiet:
+        batch: {global: 4096}
+        optimizer: {weight_decay: 1e-4}
+    """
+    if case.base is None or not case.is_momentum_sgd or case.optimizer.get("decay") == "times_relative_rate":
+        return
+    decay, before = case.optimizer.get("weight_decay", 0.0), case.base.tree["optimizer"].get("weight_decay", 0.0)
+    growth = case.first_batch / case.base.recipe.batch.global_.sizes[0]
+    if before > 0 and growth != 1 and math.isclose(decay / before, growth, rel_tol=0.01):
+        yield Fault(
+            keys=("optimizer.weight_decay",),
+            what=f"{growth:g} times the {before:g} of {case.base.recipe.name}, as the batch",
+            way_out=f"write {before:g}",
+        )
+
+
+def lars_on_vectors(case: Case) -> Iterator[Fault]:
+    """LARS or LAMB that scales one-dimensional parameters.
+
+    Scales, shifts and biases begin at 0 or 1 and move by little: a step in proportion to their norm is next to nothing
+    or far too long.
+
+    Way out: `no_decay: [norm, bias]`, which leaves them unscaled as well.
+    Source: You et al. 2017, arXiv 1708.03888, and the skip list of its code; You et al. 2019, arXiv 1904.00962.
+    Fires:
+        learning_rate: {reference: 17.0, rule: none}
+        optimizer: {kind: Lars, weight_decay: 1e-4, no_decay: [norm]}
+    Quiet:
+        learning_rate: {reference: 17.0, rule: none}
+        optimizer: {kind: Lars, weight_decay: 1e-4, no_decay: [norm, bias]}
+    """
+    if case.optimizer["kind"] not in LAYERWISE:
+        return
+    scaled = [word for word in ("norm", "bias") if word not in case.optimizer.get("no_decay", ("norm", "bias"))]
+    if scaled:
+        yield Fault(
+            keys=("optimizer.no_decay", "optimizer.kind"),
+            what=f"{case.optimizer['kind']} scales what it does not name: {', '.join(scaled)}",
+            way_out="write `no_decay: [norm, bias]`",
+        )

@@ -1,0 +1,107 @@
+"""Rules on batch normalisation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from recipes.lint.case import Case, Fault
+
+__all__ = ["average_per_update", "lagging_statistics", "live_last_gamma", "wide_norm_span"]
+
+_WIDEST = 512
+_MANY_TIMES = 8
+
+
+def wide_norm_span(case: Case) -> Iterator[Fault]:
+    """Statistics shared by more than 512 samples.
+
+    The noise of statistics over few samples regularises; where the whole large batch shares them it is gone, and the
+    gap to small batches grows.
+
+    Way out: 32 to 256 samples, whatever the batch.
+    Source: Hoffer et al. 2017, arXiv 1705.08741, ghost batches of 128; Goyal et al. 2017: 32; the widest of MLPerf's
+        reference points: 424 at batch 67,840.
+    Fires:
+        batch: {norm_span: 1024}
+    Quiet:
+        batch: {norm_span: 512}
+    """
+    widest = max(case.recipe.batch.norm_span.sizes)
+    if widest > _WIDEST:
+        yield Fault(
+            keys=("batch.norm_span", "batch.global"),
+            what=f"{widest:,} samples share statistics",
+            way_out="write 32 to 256",
+        )
+
+
+def lagging_statistics(case: Case) -> Iterator[Fault]:
+    """Running statistics that look back over more than an epoch.
+
+    A moving average over updates forgets after 1 / (1 - keep) of them. At a large batch these are epochs, in which the
+    weights have moved: the statistics that evaluation uses are not those of the weights.
+
+    Way out: `norm_momentum: {keep: 0.9, per: 8192}` counts in samples.
+    Source: arithmetic; Akiba et al. 2017, arXiv 1711.04325, gave up the moving average at batch 32,768.
+    Fires:
+        evaluation: {norm_momentum: {keep: 0.999}}
+    Quiet:
+        evaluation: {norm_momentum: {keep: 0.99}}
+    """
+    evaluation, batch = case.recipe.evaluation, case.largest_batch
+    if evaluation.norm_statistics == "last_batch":
+        return
+    average = evaluation.norm_momentum
+    left = average.keep if average.per == "update" else average.keep ** (batch / average.per)
+    window = batch / (1 - left)
+    if window > max(batch, case.opened.dataset.num_train):
+        yield Fault(
+            keys=("evaluation.norm_momentum.keep", "batch.global"),
+            what=f"the average looks back {window:,.0f} samples of {case.opened.dataset.num_train:,}",
+            way_out="write a smaller `keep`, or count in samples: `per: 8192`",
+        )
+
+
+def average_per_update(case: Case) -> Iterator[Fault]:
+    """Running statistics that are counted in updates while the batch ramps.
+
+    What the average keeps over a sample then changes at every step of the ramp.
+
+    Way out: `norm_momentum: {keep: 0.9, per: SAMPLES}`, with the batch that `keep` was meant for.
+    Source: time is samples; the moving average of weights has the same fault: Busbridge et al. 2023, arXiv 2307.13813.
+    Fires:
+        batch: {global: [{from: 0, size: 4096}, {from: 30, size: 8192}]}
+    Quiet:
+        batch: {global: [{from: 0, size: 4096}, {from: 30, size: 8192}]}
+        evaluation: {norm_momentum: {per: 8192}}
+    """
+    evaluation = case.recipe.evaluation
+    is_averaged = evaluation.norm_statistics in ("moving_average", "pooled")
+    if case.ramps and is_averaged and evaluation.norm_momentum.per == "update":
+        yield Fault(
+            keys=("evaluation.norm_momentum.per", "batch.global"),
+            what=f"keeps {evaluation.norm_momentum.keep:g} an update while the batch moves",
+            way_out=f"write `per: {case.first_batch}` beside `keep`",
+        )
+
+
+def live_last_gamma(case: Case) -> Iterator[Fault]:
+    """Residual blocks that do not begin as identities, at more than 8 times the reference batch.
+
+    With the last scale of each block at 0 the network starts shallow, and the first large steps do less harm.
+
+    Way out: `zero_last_gamma: true`.
+    Source: Goyal et al. 2017, arXiv 1706.02677, section 5.1 and table: top-1 error 24.11 % at batch 8,192 without,
+        23.74 % with; at 256 they differ by 0.24 points.
+    Fires:
+        model: {zero_last_gamma: false}
+    Quiet:
+        batch: {global: 2048}
+        model: {zero_last_gamma: false}
+    """
+    if case.opened.tree["model"].get("zero_last_gamma") is False and case.growth > _MANY_TIMES:
+        yield Fault(
+            keys=("model.zero_last_gamma", "batch.global"),
+            what=f"the last scale of each block starts at 1, at a batch {case.growth:g} times `per`",
+            way_out="write `zero_last_gamma: true`",
+        )

@@ -1,0 +1,171 @@
+"""Rules on how the rate follows the batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from recipes.families import ADAPTIVE
+from recipes.lint.case import Case, Fault
+from recipes.rates import batch_size_at, full_rate_at, learning_rate_at
+
+__all__ = ["linear_adam", "linear_beyond_8k", "scaled_lars", "scaled_twice", "unscaled_rate"]
+
+_LINEAR_HOLDS_TO = 8192
+_LARGEST_UNSCALED = 8
+
+
+def unscaled_rate(case: Case) -> Iterator[Fault]:
+    """The reference batch's rate for a batch that is more than 8 times larger, with SGD.
+
+    The run makes so many times fewer updates of the same size: it ends before it is trained.
+
+    Way out: `rule: linear`, with a warmup; where the rate was found at this batch, give this batch as `per`.
+    Source: Goyal et al. 2017, arXiv 1706.02677, comparison of scaling rules at batch 8,192: top-1 error 41.67 % at rate
+        0.1, 23.74 % at 3.2.
+    Fires:
+        learning_rate: {rule: none, warmup: null}
+    Quiet:
+        batch: {global: 2048}
+        learning_rate: {rule: none, warmup: null}
+    """
+    formula = case.recipe.learning_rate
+    if case.is_momentum_sgd and formula.rule == "none" and case.growth > _LARGEST_UNSCALED:
+        yield Fault(
+            keys=("learning_rate.rule", "batch.global"),
+            what=f"the rate of batch {formula.per:,} at batch {case.first_batch:,}, {case.growth:g} times larger",
+            way_out=f"write `rule: linear` with a warmup, or `per: {case.first_batch}` if the rate was found there",
+        )
+
+
+def scaled_twice(case: Case) -> Iterator[Fault]:
+    """A rate that follows the batch by rule and once more by hand.
+
+    `rule` multiplies the reference rate already. Seen here are: AdaScale, whose gain scales too, under a rule; a
+    `reference` that grew with the batch against the recipe that this one extends; a schedule that steps up by the same
+    factor where a ramp does.
+
+    Way out: leave `reference` and `per` as they were found, or write `rule: none` and scale by hand.
+    Source: Goyal et al. 2017, arXiv 1706.02677, section 2.1: k times the batch, k times the rate, once; AdaScale:
+        Johnson et al. 2020, arXiv 2007.05105.
+    Fires:
+        batch: {global: 4096}
+        learning_rate: {reference: 0.05}
+    Quiet:
+        batch: {global: 4096}
+        learning_rate: {reference: 0.09}
+    """
+    formula = case.recipe.learning_rate
+    if formula.rule == "none":
+        return
+    if case.optimizer["kind"] == "AdaScale":
+        yield Fault(
+            keys=("learning_rate.rule", "optimizer.kind"),
+            what=f"rule {formula.rule}, and the gain of AdaScale scales as well",
+            way_out="write `rule: none`",
+        )
+    if (ratio := _scaled_by_hand(case)) is not None:
+        yield Fault(
+            keys=("learning_rate.reference",),
+            what=f"{ratio:g} times the reference rate of {case.base.recipe.name}, as the batch, under the same rule",
+            way_out=f"write {case.base.recipe.learning_rate.reference:g}: the rule scales it",
+        )
+    for start in _steps_up_with_batch(case):
+        yield Fault(
+            keys=("learning_rate.schedule",),
+            what=f"the schedule steps up with the batch at {start:g}, and rule {formula.rule} does too",
+            way_out="keep the schedule flat there, or write `scale_with: initial`",
+        )
+
+
+def linear_beyond_8k(case: Case) -> Iterator[Fault]:
+    """Linear scaling of SGD's rate to a batch above 8,192.
+
+    Up to there the error stays that of batch 256; beyond it grows with every doubling, whatever the warmup.
+
+    Way out: a batch of at most 8,192 at first and a ramp later, Lars, or a rate that was tuned at this batch.
+    Source: Goyal et al. 2017, arXiv 1706.02677, figure 1 and tables: top-1 error 23.74 % at 8,192, 24.79 % at 16,384,
+        27.55 % at 32,768, 33.96 % at 65,536. All on ImageNet.
+    Fires:
+        batch: {global: 16384}
+    Quiet:
+        batch: {global: 8192}
+    """
+    formula = case.recipe.learning_rate
+    seen = case.largest_batch if formula.scale_with == "current" else case.first_batch
+    if case.is_momentum_sgd and formula.rule == "linear" and seen > max(_LINEAR_HOLDS_TO, formula.per):
+        yield Fault(
+            keys=("batch.global", "learning_rate.rule"),
+            what=f"linear scaling from {formula.per:,} to {seen:,}, seen to hold to {_LINEAR_HOLDS_TO:,}",
+            way_out="begin with a batch of 8192 and ramp up, use Lars, or tune the rate at this batch",
+        )
+
+
+def linear_adam(case: Case) -> Iterator[Fault]:
+    """Linear scaling of the rate of Adam or LAMB.
+
+    Both divide the gradient by the root of its mean square, which noise dominates: the noise of a batch falls with its
+    root, so the step grows with the root already half way.
+
+    Way out: `rule: sqrt`; `kilobatch recipes scale` moves the betas and epsilon with it.
+    Source: Malladi et al. 2022, arXiv 2205.10287, the square root scaling rule; You et al. 2019, arXiv 1904.00962.
+    Fires:
+        learning_rate: {reference: 0.001, schedule: {kind: Cosine}}
+        optimizer: {kind: Adam, weight_decay: 0.0}
+    Quiet:
+        learning_rate: {reference: 0.001, rule: sqrt, schedule: {kind: Cosine}}
+        optimizer: {kind: Adam, weight_decay: 0.0}
+    """
+    formula = case.recipe.learning_rate
+    if case.optimizer["kind"] in ADAPTIVE and formula.rule == "linear" and case.growth != 1:
+        yield Fault(
+            keys=("learning_rate.rule", "optimizer.kind"),
+            what=f"linear scaling by {case.growth:g} for {case.optimizer['kind']}",
+            way_out="write `rule: sqrt`",
+        )
+
+
+def scaled_lars(case: Case) -> Iterator[Fault]:
+    """A rate of LARS that follows the batch by a rule.
+
+    A layer's step has the size of its weights, not of its gradient: over the published rows from 1,632 to 67,840 the
+    rate grows about as B ** 0.3, and neither the linear nor the square root rule fits.
+
+    Way out: `rule: none` and the rate of the nearest published row; `kilobatch recipes scale` goes between them.
+    Source: reference convergence points of MLPerf Training, ResNet-50 with LARS.
+    Fires:
+        optimizer: {kind: Lars, weight_decay: 1e-4, no_decay: [norm, bias]}
+    Quiet:
+        learning_rate: {reference: 17.0, rule: none}
+        optimizer: {kind: Lars, weight_decay: 1e-4, no_decay: [norm, bias]}
+    """
+    formula = case.recipe.learning_rate
+    if case.optimizer["kind"] == "Lars" and formula.rule != "none" and case.growth != 1:
+        yield Fault(
+            keys=("learning_rate.rule", "optimizer.kind"),
+            what=f"{formula.rule} scaling by {case.growth:g} for Lars",
+            way_out="write `rule: none` and a rate that was found at this batch",
+        )
+
+
+def _scaled_by_hand(case: Case) -> float | None:
+    """How many times the reference rate of the base, where that is how many times its batch."""
+    if case.base is None:
+        return None
+    formula, before = case.recipe.learning_rate, case.base.recipe.learning_rate
+    same_rule = (formula.rule, formula.per) == (before.rule, before.per)
+    growth = case.first_batch / case.base.recipe.batch.global_.sizes[0]
+    ratio = formula.reference / before.reference
+    return ratio if same_rule and growth != 1 and math.isclose(ratio, growth, rel_tol=0.01) else None
+
+
+def _steps_up_with_batch(case: Case) -> Iterator[float]:
+    """Boundaries of the ramp where the factor of the schedule grows as the rule's does."""
+    for start in case.recipe.batch.global_.boundaries[1:]:
+        before = math.nextafter(start, 0)
+        if batch_size_at(case.recipe, start) <= batch_size_at(case.recipe, before):
+            continue
+        scaled = full_rate_at(case.recipe, start) / full_rate_at(case.recipe, before)
+        moved = learning_rate_at(case.recipe, start) / max(learning_rate_at(case.recipe, before), 1e-300)
+        if scaled > 1 and math.isclose(moved / scaled, scaled, rel_tol=0.01):
+            yield start

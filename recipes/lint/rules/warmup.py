@@ -1,0 +1,94 @@
+"""Rules on the first epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lr_schedules import ConstantWarmup, Product
+from lr_schedules.units import Schedule
+from recipes.lint.case import Case, Fault
+
+__all__ = ["constant_warmup", "no_warmup", "warmup_past_decay"]
+
+_LARGEST_WITHOUT = 8
+_FIVE_EPOCHS = "{kind: GradualWarmup, epochs: 5, start: reference, joins: multiply}"
+
+
+def no_warmup(case: Case) -> Iterator[Fault]:
+    """The full rate from the first update, at more than 8 times the batch that the reference rate holds at.
+
+    In the first epochs the gradient changes too fast for one large step to stand for many small ones. RmspropWarmup
+    and AdaScale bring a warmup of their own and are let through.
+
+    Way out: rise to the full rate over 5 epochs.
+    Source: Goyal et al. 2017, arXiv 1706.02677, section 2.2 and the table of warmups at batch 8,192: top-1 error
+        24.84 % without, 23.74 % with a gradual one.
+    Fires:
+        learning_rate: {warmup: null}
+    Quiet:
+        batch: {global: 2048}
+        learning_rate: {warmup: null}
+    """
+    formula = case.recipe.learning_rate
+    brings_its_own = case.optimizer["kind"] in ("AdaScale", "RmspropWarmup")
+    if formula.warmup is None and formula.rule != "none" and not brings_its_own and case.growth > _LARGEST_WITHOUT:
+        yield Fault(
+            keys=("learning_rate.warmup", "batch.global", "learning_rate.per"),
+            what=f"none, and a batch of {case.first_batch:,} is {case.growth:g} times the {formula.per:,} of `per`",
+            way_out=f"write `warmup: {_FIVE_EPOCHS}`",
+        )
+
+
+def constant_warmup(case: Case) -> Iterator[Fault]:
+    """A warmup that stays low and then jumps, at more than 8 times the batch that the reference rate holds at.
+
+    The jump at its end is the sudden rise that a warmup is there to avoid: it was measured worse than no warmup.
+
+    Way out: rise in a straight line instead.
+    Source: Goyal et al. 2017, arXiv 1706.02677, table of warmups at batch 8,192: top-1 error 25.88 % constant, 24.84 %
+        without, 23.74 % gradual.
+    Fires:
+        learning_rate:
+          warmup: {kind: ConstantWarmup, epochs: 5, start: reference, joins: multiply}
+    Quiet:
+        batch: {global: 2048}
+        learning_rate:
+          warmup: {kind: ConstantWarmup, epochs: 5, start: reference, joins: multiply}
+    """
+    warmup = case.recipe.learning_rate.warmup
+    if warmup is not None and isinstance(warmup.shape, ConstantWarmup) and case.growth > _LARGEST_WITHOUT:
+        yield Fault(
+            keys=("learning_rate.warmup.kind",),
+            what=f"jumps to the full rate of a batch {case.growth:g} times `per` at epoch {warmup.shape.epochs:g}",
+            way_out="write `kind: GradualWarmup`",
+        )
+
+
+def warmup_past_decay(case: Case) -> Iterator[Fault]:
+    """A warmup that is still rising when the schedule makes its first step down.
+
+    The full rate is then never reached: the warmup ends at a rate that has already been decayed.
+
+    Way out: end the warmup before the first step, or let the schedule's clock start after it with `joins: before`.
+    Source: Goyal et al. 2017, arXiv 1706.02677: 5 epochs of warmup, the first step at epoch 30.
+    Fires:
+        learning_rate: {warmup: {epochs: 31}}
+    Quiet:
+        learning_rate: {warmup: {epochs: 30}}
+    """
+    formula = case.recipe.learning_rate
+    first = _first_step(formula.schedule)
+    if formula.warmup is None or formula.warmup.joins == "before" or first is None:
+        return
+    if formula.warmup.shape.epochs > first:
+        yield Fault(
+            keys=("learning_rate.warmup.epochs", "learning_rate.schedule.boundaries"),
+            what=f"the warmup ends at {formula.warmup.shape.epochs:g}, the schedule steps down at {first:g}",
+            way_out=f"end it by {first:g}, or write `joins: before`",
+        )
+
+
+def _first_step(schedule: Schedule) -> float | None:
+    """Where a schedule of steps makes its first; None for a schedule without steps."""
+    parts = schedule.factors if isinstance(schedule, Product) else (schedule,)
+    return min((part.boundaries[0] for part in parts if hasattr(part, "boundaries")), default=None)

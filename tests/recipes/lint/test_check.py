@@ -1,0 +1,119 @@
+"""Where findings are placed, what comments let through, and what is wrong with a comment."""
+
+import pytest
+
+from recipes.errors import RecipeError
+from recipes.lint import entries, handbook
+
+BEYOND = "kilobatch: 1\nextends: goyal2017\nbatch: {global: 16384}\n"
+NO_WARMUP = "learning_rate: {warmup: null}\n"
+
+
+def test_finding_stands_in_the_file_that_gives_the_key(lint):
+    base = BEYOND
+    mine = "kilobatch: 1\nextends: ./base.yaml\n\nseed: 1\n"
+    (finding,) = lint(mine, base=base)
+    assert (finding.file, finding.line, finding.column) == ("base.yaml", 3, 9)
+    assert (finding.rule, finding.path) == ("linear-beyond-8k", "batch.global")
+    assert str(finding).startswith("base.yaml:3:9: linear-beyond-8k: batch.global: linear scaling from 256 to 16,384, ")
+    assert "27.55 % at 32,768" in finding.source
+
+
+def test_finding_stands_at_the_key_that_the_outermost_file_gives(lint):
+    base = "kilobatch: 1\nextends: goyal2017\nlearning_rate: {warmup: null}\nbatch: {global: 512}\n"
+    (finding,) = lint("kilobatch: 1\nextends: ./base.yaml\nbatch: {global: 4096}\n", base=base)
+    assert (finding.rule, finding.file, finding.path) == ("no-warmup", "mine.yaml", "batch.global")
+
+
+def test_finding_of_an_override_stands_on_the_command_line(lint):
+    (finding,) = lint("kilobatch: 1\nextends: goyal2017\nseed: 1\n", "seed=2", "batch.global=16384")
+    assert (finding.file, finding.line, finding.column) == ("command line", 2, 1)
+
+
+def test_findings_come_in_the_order_of_the_file(lint, marks):
+    text = BEYOND + "optimizer: {no_decay: []}\n" + NO_WARMUP
+    found = [("linear-beyond-8k", 3, 9), ("decay-on-norm", 4, 13), ("no-warmup", 5, 1)]
+    assert marks(lint(text)) == found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        BEYOND.replace("384}", "384}   # lint: ignore linear-beyond-8k figure 1"),
+        BEYOND.replace("batch: {", "# lint: ignore linear-beyond-8k figure 1\nbatch: {"),
+        BEYOND.replace("batch: {", "# lint: ignore linear-beyond-8k figure 1\n# and more\n\nbatch: {"),
+        BEYOND.replace("batch: {global: 16384}", "batch:\n  # lint: ignore linear-beyond-8k y\n  global: 16384"),
+    ],
+    ids=["beside", "above", "above with more", "above the inner key"],
+)
+def test_comment_lets_its_rule_through(text, lint):
+    assert lint(text) == []
+
+
+def test_one_comment_names_several_rules(lint):
+    both = "learning_rate: {warmup: null, reference: 0.2}"
+    rules = "no-warmup, scaled-twice"
+    text = f"kilobatch: 1\nextends: goyal2017\nbatch: {{global: 16384}}  # lint: ignore linear-beyond-8k x\n{both}"
+    assert {finding.rule for finding in lint(text + "\n")} == {"no-warmup", "scaled-twice"}
+    assert lint(f"{text}  # lint: ignore {rules} both on purpose\n") == []
+
+
+def test_comment_of_the_extended_file_goes_with_its_key(lint):
+    base = BEYOND.replace("384}", "384}   # lint: ignore linear-beyond-8k figure 1")
+    assert lint("kilobatch: 1\nextends: ./base.yaml\nseed: 1\n", base=base) == []
+    (finding,) = lint("kilobatch: 1\nextends: ./base.yaml\nbatch: {global: 32768}\n", base=base)
+    assert (finding.file, finding.rule) == ("mine.yaml", "linear-beyond-8k")
+
+
+def test_comment_at_extends_is_about_all_that_it_brings(lint):
+    mine = "kilobatch: 1\nextends: ./base.yaml   # lint: ignore linear-beyond-8k their choice\nseed: 1\n"
+    assert lint(mine, base=BEYOND) == []
+
+
+def test_comment_of_another_rule_or_line_lets_nothing_through(lint, marks):
+    text = BEYOND + "seed: 1   # lint: ignore linear-beyond-8k here\n"
+    assert marks(lint(text)) == [("linear-beyond-8k", 3, 9), ("unused-ignore", 4, 11)]
+    text = BEYOND.replace("384}", "384}   # lint: ignore no-warmup there")
+    assert marks(lint(text)) == [("linear-beyond-8k", 3, 9), ("unused-ignore", 3, 26)]
+
+
+def test_unknown_rule_in_a_comment_is_reported_with_the_nearest(lint):
+    (finding,) = lint("kilobatch: 1\nextends: goyal2017\nseed: 1   # lint: ignore no-warmups why\n")
+    assert (finding.rule, finding.what) == ("unused-ignore", "there is no rule no-warmups")
+    assert finding.way_out == "did you mean no-warmup or constant-warmup?"
+
+
+def test_comment_without_a_reason_or_a_rule_is_reported(lint, marks):
+    assert marks(lint(BEYOND.replace("384}", "384}  # lint: ignore linear-beyond-8k"))) == [("bare-ignore", 3, 25)]
+    assert marks(lint("kilobatch: 1\nextends: goyal2017\nseed: 1  # lint: ignore\n")) == [("bare-ignore", 3, 10)]
+
+
+def test_what_stands_in_a_text_is_no_comment(lint, marks):
+    text = BEYOND + 'title: "x # lint: ignore linear-beyond-8k y"\n'
+    assert marks(lint(text)) == [("linear-beyond-8k", 3, 9)]
+
+
+def test_comment_of_a_rule_that_was_not_asked_is_left_alone(lint, marks):
+    text = "kilobatch: 1\nextends: goyal2017\nbatch: {norm_span: 64}   # lint: ignore span-over-share a team of two\n"
+    assert lint(text) == []
+    assert lint(text, workers=256) == []
+    assert marks(lint(text, workers=2)) == [("unused-ignore", 3, 26)]
+
+
+def test_comments_of_the_extended_file_are_not_reported_as_unused(lint, marks):
+    base = BEYOND.replace("384}", "384}   # lint: ignore linear-beyond-8k figure 1")
+    mine = "kilobatch: 1\nextends: ./base.yaml\nbatch: {global: 8192}\n"
+    assert lint(mine, base=base) == []
+
+
+def test_wrong_recipe_is_refused_and_not_linted(lint):
+    with pytest.raises(RecipeError):
+        lint("kilobatch: 1\nextends: goyal2017\nepocs: 3\n")
+
+
+def test_handbook_has_every_rule_with_its_examples():
+    page = handbook()
+    for rule, (_, entry) in entries().items():
+        assert f"## `{rule}`" in page
+        assert entry.fires in page
+        assert entry.quiet in page

@@ -1,0 +1,81 @@
+"""`kilobatch recipes lint`, as a user types it."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+import kilobatch
+from recipes.errors import RecipeError
+from recipes.lint import entries, handbook
+
+BEYOND = "kilobatch: 1\nextends: goyal2017\nbatch: {global: 16384}\n"
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Runs `recipes lint` in a folder with a recipe that breaks a rule: (exit code, stdout)."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text(BEYOND)
+
+    def run_command(*arguments):
+        result = CliRunner().invoke(kilobatch.app, ["recipes", "lint", *arguments])
+        if isinstance(result.exception, RecipeError):
+            return 2, str(result.exception)
+        return result.exit_code, result.output
+
+    return run_command
+
+
+def test_clean_recipe_ends_with_0_and_a_finding_with_5(run):
+    assert run("goyal2017") == (0, "goyal2017: clean\n")
+    code, out = run("goyal2017", "mine.yaml")
+    assert code == 5
+    assert out.startswith("mine.yaml:3:9: linear-beyond-8k: batch.global: ")
+    assert out.endswith("goyal2017: clean\nmine.yaml: 1 finding\n")
+
+
+def test_reason_of_a_rule_is_told_once(run, tmp_path):
+    (tmp_path / "other.yaml").write_text(BEYOND)
+    out = run("mine.yaml", "other.yaml")[1]
+    assert out.count("linear-beyond-8k") == 2
+    assert out.count("    source: ") == out.count("    why: ") == 1
+
+
+def test_json_has_what_programs_read(run):
+    code, out = run("mine.yaml", "goyal2017", "--json")
+    found = json.loads(out)
+    assert (code, found["goyal2017"]) == (5, [])
+    (finding,) = found["mine.yaml"]
+    assert set(finding) == {"file", "line", "column", "rule", "path", "what", "way_out", "why", "source"}
+    assert (finding["rule"], finding["line"], finding["column"]) == ("linear-beyond-8k", 3, 9)
+
+
+def test_cluster_and_workers_ask_for_more_rules(run):
+    wide = "--set=batch.norm_span=256"
+    assert run("goyal2017", wide)[0] == 0
+    assert "span-over-share" in run("goyal2017", wide, "--cluster", "mn1")[1]
+    assert run("goyal2017", wide, "-n", "32")[0] == 0
+    assert "float16-sum" not in run("goyal2017", "-n", "512")[1]
+    code, out = run("goyal2017", "--set=batch.norm_span=8", "--cluster", "mn1", "--wire", "float16")
+    assert code == 5
+    # 65,504 / 1,024 and 1,024 / 2^25
+    assert "above 64 overflows if it is divided after the sum, one below 3.1e-05 is lost" in out
+
+
+def test_rules_are_listed(run):
+    code, out = run("--rules")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()] == list(entries())
+    assert [entry["rule"] for entry in json.loads(run("--rules", "--json")[1])] == list(entries())
+    assert run("--rules", "--markdown")[1] == handbook()
+
+
+def test_wrong_input_ends_with_2(run, tmp_path):
+    (tmp_path / "mine.yaml").write_text(BEYOND + "epocs: 3\n")
+    code, out = run("mine.yaml")
+    assert code == 2
+    assert out.startswith("mine.yaml:4:1: epocs: is not a known key")
+    assert run("nobody2017")[0] == 2
+    assert run()[0] == 2
+    assert run("goyal2017", "--wire", "float8")[0] == 2
