@@ -1,9 +1,23 @@
 """Models: each a frozen dataclass whose `build` gives a `chainer.Chain` from float32 NCHW to logits."""
 
 from trainers.models.cifar_resnet import CifarResNet
+from trainers.models.resnet18 import ResNet18
+from trainers.models.resnet34 import ResNet34
 from trainers.models.resnet50 import ResNet50
+from trainers.models.resnet101 import ResNet101
+from trainers.models.resnet152 import ResNet152
 from trainers.models.small_cnn import SmallCNN
 from trainers.models.small_resnet import SmallResNet
 from trainers.models.wide_resnet import WideResNet
 
-__all__ = ["CifarResNet", "ResNet50", "SmallCNN", "SmallResNet", "WideResNet"]
+__all__ = [
+    "CifarResNet",
+    "ResNet101",
+    "ResNet152",
+    "ResNet18",
+    "ResNet34",
+    "ResNet50",
+    "SmallCNN",
+    "SmallResNet",
+    "WideResNet",
+]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from trainers.arguments import require_flag
+from trainers.arguments import require_flag, require_share
 
 if TYPE_CHECKING:
     import chainer
@@ -20,37 +20,34 @@ class ResNet50:
 
     Args:
         zero_last_gamma: let the last scale of every bottleneck start at 0, so that the network starts shallow.
+        blur_pool: low-pass filter before the strided convolutions of the stages, [1, 2, 1] in both directions. The
+            first convolution and the first pooling stay as they are.
+        stochastic_depth: probability that the last bottleneck's branch is dropped for a sample in training, in [0, 1);
+            the ratio grows linearly over the 16 bottlenecks. The draws are the updater's, see `KeyedDropout`.
     Raises:
-        ValueError: `zero_last_gamma` is no bool.
+        ValueError: `zero_last_gamma` or `blur_pool` is no bool; `stochastic_depth` is outside [0, 1).
 
-    Source: Goyal et al. 2017, arXiv 1706.02677 (architecture and initial weights); built from chainercv.links.ResNet50,
-        `arch="fb"`, ChainerCV 0.13.1.
+    Source: Goyal et al. 2017, arXiv 1706.02677 (architecture and initial weights); built from
+        chainercv.links.ResNet50, `arch="fb"`, ChainerCV 0.13.1.
+        `blur_pool`: Zhang 2019, arXiv 1904.11486 (the kernel); libffcv/ffcv-imagenet, train_imagenet.py (its place).
+        `stochastic_depth`: Huang et al. 2016, arXiv 1603.09382.
     Differs: ChainerCV's first pooling has no padding and keeps the last, partial window (112x112 becomes 56x56 all the
         same); fb.resnet.torch pads by 1.
+        Composer's BlurPool also blurs the max pooling, and counts a blur behind a convolution of stride 1 as nearer to
+        the paper. `stochastic_depth` is drawn for each sample, not once for the batch. Neither paper was at hand.
     """
 
     zero_last_gamma: bool = True
+    blur_pool: bool = False
+    stochastic_depth: float = 0.0
 
     def __post_init__(self) -> None:
         require_flag("ResNet50.zero_last_gamma", self.zero_last_gamma)
+        require_flag("ResNet50.blur_pool", self.blur_pool)
+        require_share("ResNet50.stochastic_depth", self.stochastic_depth)
 
     def build(self, *, num_classes: int, channels: int, image_size: int | None) -> chainer.Chain:
         """The network with all its parameters initialised; `image_size` changes nothing."""
-        import chainer
-        import numpy as np
-        from chainercv.links import ResNet50 as ChainerCVResNet50
+        from trainers.models.residual_blocks import bottleneck_network
 
-        # A dictionary of our own: ChainerCV writes into its default argument, which later networks then share.
-        linear = {"initialW": chainer.initializers.Normal(0.01)}
-        model = ChainerCVResNet50(n_class=num_classes, arch="fb", fc_kwargs=linear)
-        model.pick = "fc6"  # logits; the softmax behind it belongs to the loss
-        # ChainerCV leaves the number of input channels open until the first forward.
-        with chainer.using_config("train", False), chainer.no_backprop_mode():
-            model(np.zeros((1, channels, 32, 32), dtype=np.float32))
-        if self.zero_last_gamma:
-            for stage in (model.res2, model.res3, model.res4, model.res5):
-                for bottleneck in stage.children():
-                    gamma = bottleneck.conv3.bn.gamma
-                    gamma.initializer = chainer.initializers.Constant(0, dtype=gamma.dtype)
-                    gamma.initialize(gamma.shape)
-        return model
+        return bottleneck_network(50, num_classes=num_classes, channels=channels, **asdict(self))

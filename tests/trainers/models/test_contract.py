@@ -10,18 +10,25 @@ from trainers import models
 # Another setting than the default, and an image of the size the model is made for.
 CASES = {
     "CifarResNet": (models.CifarResNet(depth=32, shortcut="projection"), 3, 16),
+    "ResNet101": (models.ResNet101(zero_last_gamma=False, stochastic_depth=0.1), 3, 64),
+    "ResNet152": (models.ResNet152(zero_last_gamma=False, blur_pool=True), 3, 64),
+    "ResNet18": (models.ResNet18(zero_last_gamma=False, blur_pool=True, stochastic_depth=0.1), 1, 64),
+    "ResNet34": (models.ResNet34(zero_last_gamma=False), 3, 64),
     "ResNet50": (models.ResNet50(zero_last_gamma=False), 3, 64),
     "SmallCNN": (models.SmallCNN(width=4, dropout=0.3), 1, 8),
     "SmallResNet": (models.SmallResNet(width=4, blocks=(2, 1)), 3, 32),
     "WideResNet": (models.WideResNet(depth=10, widen=2, dropout=0.3), 1, 16),
 }
+# Siblings of ResNet50 that differ in the number of blocks: their own tests count them.
+LARGE = ("ResNet101", "ResNet152")
+NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in sorted(CASES)]
 
 
 def images(channels, size, num_samples=4):
     return np.random.default_rng(0).standard_normal((num_samples, channels, size, size)).astype(np.float32)
 
 
-@pytest.fixture(scope="module", params=sorted(CASES))
+@pytest.fixture(scope="module", params=NAMES)
 def built(request):
     component, channels, size = CASES[request.param]
     return component.build(num_classes=5, channels=channels, image_size=size), images(channels, size)
@@ -66,7 +73,7 @@ def test_every_parameter_gets_a_finite_gradient(built):
         assert parameter.grad.any(), path
 
 
-@pytest.mark.parametrize("name", sorted(CASES))
+@pytest.mark.parametrize("name", NAMES)
 def test_building_twice_gives_the_same_paths_and_shapes(name):
     component, channels, size = CASES[name]
     first, second = (component.build(num_classes=5, channels=channels, image_size=size) for _ in range(2))

@@ -1,0 +1,53 @@
+"""ChainerCV's ResNet-101."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from trainers.arguments import require_flag, require_share
+
+if TYPE_CHECKING:
+    import chainer
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResNet101:
+    """ResNet-101 as the large-minibatch papers train it: the stride of a bottleneck is on its 3x3 convolution.
+
+    44.549 million parameters with 1,000 classes, in 314 arrays. Convolutions without bias, He normal (fan out); linear
+    layer N(0, 0.01) with bias 0; scales 1 and shifts 0. Normalisation adds 2e-5 to the variance (Chainer's value).
+
+    Args:
+        zero_last_gamma: let the last scale of every bottleneck start at 0, so that the network starts shallow.
+        blur_pool: low-pass filter before the strided convolutions of the stages, [1, 2, 1] in both directions. The
+            first convolution and the first pooling stay as they are.
+        stochastic_depth: probability that the last bottleneck's branch is dropped for a sample in training, in [0, 1);
+            the ratio grows linearly over the 33 bottlenecks. The draws are the updater's, see `KeyedDropout`.
+    Raises:
+        ValueError: `zero_last_gamma` or `blur_pool` is no bool; `stochastic_depth` is outside [0, 1).
+
+    Source: Goyal et al. 2017, arXiv 1706.02677 (architecture and initial weights); built from
+        chainercv.links.ResNet101, `arch="fb"`, ChainerCV 0.13.1.
+        `blur_pool`: Zhang 2019, arXiv 1904.11486 (the kernel); libffcv/ffcv-imagenet, train_imagenet.py (its place).
+        `stochastic_depth`: Huang et al. 2016, arXiv 1603.09382.
+    Differs: ChainerCV's first pooling has no padding and keeps the last, partial window (112x112 becomes 56x56 all the
+        same); fb.resnet.torch pads by 1.
+        Composer's BlurPool also blurs the max pooling, and counts a blur behind a convolution of stride 1 as nearer to
+        the paper. `stochastic_depth` is drawn for each sample, not once for the batch. Neither paper was at hand.
+    """
+
+    zero_last_gamma: bool = True
+    blur_pool: bool = False
+    stochastic_depth: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_flag("ResNet101.zero_last_gamma", self.zero_last_gamma)
+        require_flag("ResNet101.blur_pool", self.blur_pool)
+        require_share("ResNet101.stochastic_depth", self.stochastic_depth)
+
+    def build(self, *, num_classes: int, channels: int, image_size: int | None) -> chainer.Chain:
+        """The network with all its parameters initialised; `image_size` changes nothing."""
+        from trainers.models.residual_blocks import bottleneck_network
+
+        return bottleneck_network(101, num_classes=num_classes, channels=channels, **asdict(self))

@@ -1,0 +1,52 @@
+"""ResNet-34."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from trainers.arguments import require_flag, require_share
+
+if TYPE_CHECKING:
+    import chainer
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResNet34:
+    """ResNet-34 for ImageNet: 16 blocks of two 3x3 convolutions.
+
+    21.798 million parameters with 1,000 classes, in 110 arrays. Convolutions without bias, He normal (fan out); linear
+    layer N(0, 0.01) with bias 0; scales 1 and shifts 0. Normalisation adds 2e-5 to the variance (Chainer's value).
+
+    Args:
+        zero_last_gamma: let the last scale of every block start at 0, so that the network starts shallow.
+        blur_pool: low-pass filter before the strided convolutions of the stages, [1, 2, 1] in both directions. The
+            first convolution and the first pooling stay as they are.
+        stochastic_depth: probability that the last block's branch is dropped for a sample in training, in [0, 1);
+            the ratio grows linearly over the 16 blocks. The draws are the updater's, see `KeyedDropout`.
+    Raises:
+        ValueError: `zero_last_gamma` or `blur_pool` is no bool; `stochastic_depth` is outside [0, 1).
+
+    Source: He et al. 2015, arXiv 1512.03385, table 1 and option B; initial weights: Goyal et al. 2017, arXiv
+        1706.02677. ChainerCV 0.13.1 has none: built from its Conv2DBNActiv.
+        `blur_pool`: Zhang 2019, arXiv 1904.11486 (the kernel); libffcv/ffcv-imagenet, train_imagenet.py (its place).
+        `stochastic_depth`: Huang et al. 2016, arXiv 1603.09382.
+    Differs: the first pooling has no padding and keeps the last, partial window, as ChainerCV's larger networks do.
+        Composer's BlurPool also blurs the max pooling, and counts a blur behind a convolution of stride 1 as nearer to
+        the paper. `stochastic_depth` is drawn for each sample, not once for the batch. Neither paper was at hand.
+    """
+
+    zero_last_gamma: bool = True
+    blur_pool: bool = False
+    stochastic_depth: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_flag("ResNet34.zero_last_gamma", self.zero_last_gamma)
+        require_flag("ResNet34.blur_pool", self.blur_pool)
+        require_share("ResNet34.stochastic_depth", self.stochastic_depth)
+
+    def build(self, *, num_classes: int, channels: int, image_size: int | None) -> chainer.Chain:
+        """The network with all its parameters initialised; `image_size` changes nothing."""
+        from trainers.models.residual_blocks import basic_network
+
+        return basic_network(34, num_classes=num_classes, channels=channels, **asdict(self))
