@@ -3,16 +3,17 @@
     .venv/bin/python scripts/bench_updater.py
     .venv/bin/python scripts/bench_updater.py --cases digits --ranks 2 --rounds 9 --updates 20 --json F
 
-Three loops train the same model from the same weights on the same loaded micro-batches at the same rates:
+Four loops train the same model from the same weights on the same loaded micro-batches at the same rates:
 
     updater     RecipeUpdater.update
+    noise       the same with `--noise-scale`: what is between it and `updater` is the price of the gradients' norms
     bare        forward, backward, ChainerMN's naive all-reduce, optimizer, in ten lines; norm groups as in the updater,
                 whose running statistics move once an update
     plain norm  the bare loop with Chainer's own batch normalisation over each micro-batch: other numbers, not the same
                 work; what is between it and `bare` is the price of norm groups
 
 Images are loaded before, so that no loop waits for input. The loops take turns update by update in the same processes,
-the first of the three another one each time. A round is `--updates` turns; its figure is the median time of an update
+the first of the four another one each time. A round is `--updates` turns; its figure is the median time of an update
 over its turns, and its ratio that of two medians of the same round. The table has the median over the rounds and, in
 brackets, the smallest and the largest. Before the first round the updater and the bare loop are compared: weights that
 differ after one update would mean that they do not do the same work.
@@ -50,7 +51,8 @@ CASES = {
     ),
 }
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
-LOOPS = ("updater", "bare", "plain norm")
+LOOPS = ("updater", "noise", "bare", "plain norm")
+RATIOS = (("updater", "bare"), ("noise", "updater"), ("bare", "plain_norm"))
 SAME_WEIGHTS = 1e-5  # after one update in float32; gradients are divided in another order
 
 
@@ -79,7 +81,7 @@ def load_shares(prepared: Any, rank: int, num_updates: int) -> list[Any]:
     from trainers.stream_iterator import StreamIterator
 
     recipe, dataset = prepared.opened.recipe, prepared.opened.dataset
-    stream = Stream(seed=recipe.seed, num_samples=dataset.num_train)
+    stream = Stream(seed=recipe.seed, num_samples=dataset.num_train, repeats=recipe.stream.repeats)
     load = build(recipe, dataset).load_train
     iterator = StreamIterator(plan=prepared.plan, rank=rank, stream=stream, load=load)
     shares = [iterator.next() for _ in range(min(num_updates, prepared.plan.timeline.num_updates))]
@@ -100,7 +102,7 @@ def loops_of(prepared: Any, shares: list[Any], communicator: Any) -> dict[str, t
         if name != "plain norm":
             groups.install(parts.model)
         rate_attribute = recipe.optimizer.rate_attribute
-        if name == "updater":
+        if name in ("updater", "noise"):
             update = RecipeUpdater(
                 {"main": Replay(shares)},
                 parts.optimizer,
@@ -108,6 +110,7 @@ def loops_of(prepared: Any, shares: list[Any], communicator: Any) -> dict[str, t
                 plan=plan,
                 communicator=communicator,
                 norm_groups=groups,
+                measure_noise=name == "noise",
             ).update
         else:
             update = bare_loop(parts, groups, Replay(shares), plan, communicator, rate_attribute)
@@ -198,6 +201,7 @@ def measure(case: str, *, rounds: int, updates: int, clock: str) -> dict[str, An
         "weight_difference": difference,
         "seconds": {name: [round_[name] for round_ in medians] for name in LOOPS},
         "updater_over_bare": [round_["updater"] / round_["bare"] for round_ in medians],
+        "noise_over_updater": [round_["noise"] / round_["updater"] for round_ in medians],
         "bare_over_plain_norm": [round_["bare"] / round_["plain norm"] for round_ in medians],
     }
 
@@ -215,7 +219,7 @@ def measure_on_ranks(case: str, ranks: int, *, rounds: int, updates: int, clock:
 def table_line(found: dict[str, Any]) -> str:
     """A line of the table in Markdown."""
     times = [f"{1000 * statistics.median(found['seconds'][name]):.1f}" for name in LOOPS]
-    ratios = [_percent(found["updater_over_bare"]), _percent(found["bare_over_plain_norm"])]
+    ratios = [_percent(found[f"{one}_over_{other}"]) for one, other in RATIOS]
     work = f"{found['micro_batches']} x {found['micro_batch_size']}"
     return "| " + " | ".join([found["case"], str(found["ranks"]), work, *times, *ratios]) + " |"
 
@@ -243,8 +247,11 @@ def main() -> None:
         leads = MPI.COMM_WORLD.rank == 0
     else:
         leads = True
-        print("| case | ranks | micro-batches | updater ms | bare ms | plain norm ms | updater adds | groups add |")
-        print("|---" * 8 + "|", flush=True)
+        print(
+            "| case | ranks | micro-batches | updater ms | noise ms | bare ms | plain norm ms "
+            "| updater adds | noise adds | groups add |"
+        )
+        print("|---" * 10 + "|", flush=True)
         results = []
         for case in options.cases:
             for ranks in options.ranks:
