@@ -11,6 +11,10 @@ import numpy as np
 from recipes.planning.draws import draws
 
 
+# A further copy of a sample is augmented as if it came so many epochs later, which no run reaches.
+_EPOCHS_A_COPY = 2**32
+
+
 @lru_cache(maxsize=3)
 def permutation(seed: int, epoch: int, num_samples: int) -> np.ndarray:
     """The order of one epoch: a stable argsort of 64-bit draws keyed by (seed, epoch).
@@ -30,29 +34,41 @@ class Stream:
     A position `p` of the stream lies in epoch `p // num_samples`. Updates are consecutive ranges of positions, so no
     sample is dropped or repeated within an epoch, whatever the batch and whoever computes which part of it.
 
+    With `repeats` r > 1 (repeated augmentation) each sample of the permutation comes r times in a row, and the epoch is
+    cut where it was: place q of it holds permutation[q // r], so that it shows ceil(num_samples / r) different ones.
+    Copy q % r has draws of its own: they are keyed by epoch + 2**32 (q % r) where they would be by the epoch.
+
     Args:
         seed: the recipe's seed.
         num_samples: samples of the training set, at least 1.
+        repeats: how often a sample comes in a row, at least 1.
     Raises:
-        ValueError: `num_samples` is below 1.
+        ValueError: `num_samples` or `repeats` is below 1.
     """
 
     seed: int
     num_samples: int
+    repeats: int = 1
 
     def __post_init__(self) -> None:
-        if self.num_samples < 1:
-            raise ValueError(f"Stream.num_samples must be at least 1, got {self.num_samples}")
+        for name in ("num_samples", "repeats"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"Stream.{name} must be at least 1, got {getattr(self, name)}")
 
     def samples(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Epochs and indices of the samples at positions start ... start + count - 1: two int64 arrays (count,)."""
+        """As `at`, of positions start ... start + count - 1."""
         return self.at(range(start, start + count))
 
     def at(self, positions: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Epochs and indices of the samples at any positions, in the order given: two int64 arrays."""
+        """Which samples stand at some positions.
+
+        Returns:
+            two int64 arrays (positions,): the epoch by which a sample's draws are keyed, and its index.
+        """
         epochs, places = np.divmod(np.asarray(positions, dtype=np.int64), self.num_samples)
+        places, copies = np.divmod(places, self.repeats)
         indices = np.empty_like(places)
         for epoch in np.unique(epochs):
             here = epochs == epoch
             indices[here] = permutation(self.seed, int(epoch), self.num_samples)[places[here]]
-        return epochs, indices
+        return epochs + _EPOCHS_A_COPY * copies, indices

@@ -36,3 +36,41 @@ def test_an_update_larger_than_the_data_set_takes_from_several_epochs():
 def test_an_empty_data_set_is_refused():
     with pytest.raises(ValueError, match=r"num_samples must be at least 1"):
         Stream(seed=0, num_samples=0)
+
+
+@pytest.mark.parametrize("repeats", [2, 3, 4, 200])
+def test_repeats_show_a_sample_so_often_in_a_row_and_end_the_epoch_where_it_was(repeats):
+    stream, num_samples = Stream(seed=0, num_samples=101, repeats=repeats), 101
+    for epoch in range(3):
+        _, indices = stream.samples(num_samples * epoch, num_samples)
+        order = permutation(0, epoch, num_samples)
+        assert indices.tolist() == np.repeat(order, repeats)[:num_samples].tolist()
+        assert len(set(indices)) == -(-num_samples // repeats)
+
+
+def test_every_copy_has_draws_of_its_own_and_the_first_those_of_the_epoch():
+    epochs, indices = Stream(seed=0, num_samples=101, repeats=3).samples(0, 303)
+    keys = set(zip(epochs.tolist(), indices.tolist(), strict=True))
+    assert len(keys) == 303
+    first = epochs < 2**32
+    assert epochs[first].tolist() == (np.arange(303) // 101)[first].tolist()
+    assert epochs[:4].tolist() == [0, 2**32, 2 * 2**32, 0]
+
+
+def test_one_repeat_is_the_stream_without():
+    plain, once = Stream(seed=4, num_samples=101), Stream(seed=4, num_samples=101, repeats=1)
+    assert (np.stack(plain.samples(50, 300)) == np.stack(once.samples(50, 300))).all()
+    order = np.concatenate([permutation(4, epoch, 101) for epoch in range(4)])
+    assert (plain.samples(50, 300)[1] == order[50:350]).all()
+
+
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_samples_at_any_positions_are_those_of_the_whole_stream(repeats):
+    stream = Stream(seed=2, num_samples=101, repeats=repeats)
+    whole, some = np.stack(stream.samples(0, 500)), [400, 3, 101, 3, 99]
+    assert (np.stack(stream.at(some)) == whole[:, some]).all()
+
+
+def test_no_repeat_at_all_is_refused():
+    with pytest.raises(ValueError, match=r"repeats must be at least 1"):
+        Stream(seed=0, num_samples=3, repeats=0)
