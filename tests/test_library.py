@@ -12,7 +12,7 @@ from trainers.vocabulary import vocabulary
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = {"recipes": "recipes/papers", "datasets": "configs/datasets", "clusters": "configs/clusters"}
-COUNTS = {"recipes": 30, "datasets": 4, "clusters": 2}
+COUNTS = {"recipes": 30, "datasets": 5, "clusters": 2}
 
 
 def files_of(kind):
@@ -64,7 +64,7 @@ def test_dataset_opens_with_its_facts_and_their_source(name):
     assert len(dataset.mean) == len(dataset.std) == dataset.channels
 
 
-@pytest.mark.parametrize("name", ["digits", "synthetic"])
+@pytest.mark.parametrize("name", ["digits", "synthetic", "synthetic_noisy"])
 def test_facts_of_a_dataset_are_those_of_its_reader(name):
     dataset = open_dataset(name, vocabulary=vocabulary())
     counts = ("num_train", "num_eval", "num_classes")

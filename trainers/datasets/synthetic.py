@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from recipes.planning.draws import draws
-from trainers.arguments import require_count
+from trainers.arguments import require_count, require_share
 from trainers.datasets.splits import Sample, require_split, sha256_of
 
 
@@ -21,14 +21,18 @@ class Synthetic:
     Sample i has the class i modulo `num_classes`. Its noise is drawn by (seed, split, i), the pattern by (seed, class)
     and is the same in both splits, so a model that learns it scores on "eval" too.
 
+    A share `label_noise` of the training labels is wrong: drawn by (seed, i), each of the other classes as likely as
+    the next, the same in every epoch. The image keeps the pattern of its true class, and the labels of "eval" are true.
+
     Args:
         num_train, num_eval: samples of the splits, at least 1.
         num_classes: at least 1.
         channels: 1 for grey, 3 for colour, or another number.
         size: side of the images in pixels.
-        seed: of the patterns and the noise; not the recipe's.
+        seed: of the patterns, the noise and the wrong labels; not the recipe's.
+        label_noise: probability that a training sample's label is wrong, in [0, 1).
     Raises:
-        ValueError: one of them is no whole number in range.
+        ValueError: one of them is no number in range; `label_noise` with a single class.
 
     Source: none.
     """
@@ -39,11 +43,15 @@ class Synthetic:
     channels: int = 3
     size: int = 32
     seed: int = 0
+    label_noise: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("num_train", "num_eval", "num_classes", "channels", "size"):
             require_count(f"Synthetic.{name}", getattr(self, name))
         require_count("Synthetic.seed", self.seed, at_least=0)
+        require_share("Synthetic.label_noise", self.label_noise)
+        if self.label_noise and self.num_classes == 1:
+            raise ValueError("Synthetic.label_noise needs another class to take the label from: num_classes is 1")
 
     def open(self, root: Path | None, split: str) -> SyntheticSamples:
         """The samples of "train" or "eval"; `root` is not looked at."""
@@ -80,7 +88,16 @@ class SyntheticSamples:
         label = index % self.dataset.num_classes
         pattern = self._bytes("synthetic pattern", label)
         noise = self._bytes(f"synthetic {self.split}", index)
-        return ((pattern + 3 * noise) // 4).astype(np.uint8), label
+        return ((pattern + 3 * noise) // 4).astype(np.uint8), self._said(index, label)
+
+    def _said(self, index: int, label: int) -> int:
+        """The label that goes with a sample of the class `label`."""
+        if self.split != "train" or not self.dataset.label_noise:
+            return label
+        drawn = draws(self.dataset.seed, "synthetic label", index)
+        if drawn.uniform() >= self.dataset.label_noise:
+            return label
+        return (label + 1 + drawn.integers(self.dataset.num_classes - 1)) % self.dataset.num_classes
 
     def _bytes(self, purpose: str, key: int) -> np.ndarray:
         shape = (self.dataset.size, self.dataset.size, self.dataset.channels)

@@ -16,13 +16,14 @@ class ConvolutionalNetwork(chainer.Chain):
         num_classes: logits.
         width: channels of the first convolution; the others have 2 and 4 times as many.
         dropout: probability that a feature of the average is dropped while training.
+        first_stride: stride of the first convolution.
     """
 
-    def __init__(self, num_in: int, num_classes: int, *, width: int, dropout: float) -> None:
+    def __init__(self, num_in: int, num_classes: int, *, width: int, dropout: float, first_stride: int) -> None:
         super().__init__()
         self.dropout = dropout
         with self.init_scope():
-            self.conv1 = L.Convolution2D(num_in, width, 3, pad=1, nobias=True, initialW=HeNormal())
+            self.conv1 = L.Convolution2D(num_in, width, 3, first_stride, pad=1, nobias=True, initialW=HeNormal())
             self.bn1 = L.BatchNormalization(width)
             self.conv2 = L.Convolution2D(width, 2 * width, 3, pad=1, nobias=True, initialW=HeNormal())
             self.bn2 = L.BatchNormalization(2 * width)

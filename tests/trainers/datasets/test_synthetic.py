@@ -3,6 +3,7 @@ import hashlib
 import numpy as np
 import pytest
 
+from recipes.planning.draws import draws
 from trainers.datasets import Synthetic
 
 GOLDEN = "e3cfbe14a37229acd3eea9a50b14c4ee9afa081ad800315275b0ca118e7cc6eb"
@@ -51,6 +52,58 @@ def test_a_sample_past_the_end_is_refused():
     samples = Synthetic(num_eval=2).open(None, "eval")
     with pytest.raises(IndexError, match="sample 2 of 2"):
         samples[2]
+
+
+LABELS = "34b4977841d2de2f19b7c4ee1fc5fab803dfb364d8a0f0a85660f4b3afc9c171"
+
+
+def labels(split="train", **fields):
+    samples = Synthetic(**fields).open(None, split)
+    return np.array([samples[index][1] for index in range(len(samples))])
+
+
+def test_wrong_labels_are_the_same_on_every_machine():
+    """Golden: the labels of three classes, a byte each."""
+    noisy = labels(num_train=1000, num_classes=3, size=1, label_noise=0.2)
+    assert hashlib.sha256(noisy.astype(np.uint8).tobytes()).hexdigest() == LABELS
+
+
+def test_wrong_labels_by_hand():
+    # A label is wrong where the first draw is below the share, and then the second says how far it is moved.
+    samples = Synthetic(num_train=50, num_classes=4, size=1, seed=7, label_noise=0.5).open(None, "train")
+    moved = 0
+    for index in range(50):
+        drawn = draws(7, "synthetic label", index)
+        wrong = drawn.uniform() < 0.5
+        by = 1 + int(drawn.uniform() * 3) if wrong else 0  # of three other classes
+        assert samples[index][1] == (index + by) % 4
+        moved += wrong
+    assert 15 < moved < 35
+
+
+def test_label_noise_is_the_share_of_wrong_labels_and_prefers_no_class():
+    said, true = labels(num_train=20000, size=1, label_noise=0.3), np.arange(20000) % 10
+    wrong = said != true
+    assert wrong.mean() == pytest.approx(0.3, abs=4 * (0.3 * 0.7 / 20000) ** 0.5)
+    by = np.bincount((said - true)[wrong] % 10, minlength=10) / wrong.sum()
+    assert by[0] == 0
+    assert by[1:] == pytest.approx(np.full(9, 1 / 9), abs=4 * (8 / 81 / wrong.sum()) ** 0.5)
+
+
+def test_labels_of_evaluation_and_all_images_are_those_without_label_noise():
+    assert (labels("eval", size=1, label_noise=0.9) == np.arange(256) % 10).all()
+    assert (images("train", num_train=20, label_noise=0.9) == images("train", num_train=20)).all()
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.0, None, "0.2"])
+def test_a_label_noise_that_is_no_share_is_refused(value):
+    with pytest.raises(ValueError, match=r"Synthetic\.label_noise must be"):
+        Synthetic(label_noise=value)
+
+
+def test_label_noise_needs_a_second_class():
+    with pytest.raises(ValueError, match=r"Synthetic\.label_noise needs another class"):
+        Synthetic(num_classes=1, label_noise=0.1)
 
 
 @pytest.mark.parametrize("field", ["num_train", "num_eval", "num_classes", "channels", "size"])

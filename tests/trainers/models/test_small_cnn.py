@@ -39,3 +39,19 @@ def test_dropout_follows_the_keys_of_the_samples():
 def test_odd_sizes_are_pooled_up(size):
     with chainer.using_config("train", False):
         assert model(width=2)(np.zeros((1, 1, size, size), np.float32)).shape == (1, 10)
+
+
+def test_first_stride_thins_the_first_convolution_and_changes_no_weight():
+    plain, strided = model(), model(first_stride=2)
+    assert strided.count_params() == plain.count_params()
+    with chainer.using_config("train", False):
+        strided.conv1.W.array[...] = plain.conv1.W.array
+        thinned = plain.conv1(IMAGES).array[:, :, ::2, ::2]
+        np.testing.assert_allclose(strided.conv1(IMAGES).array, thinned, rtol=0, atol=1e-5)
+        assert strided(IMAGES).shape == (6, 10)
+
+
+@pytest.mark.parametrize("value", [0, 1.5, True])
+def test_a_first_stride_that_is_no_count_is_refused(value):
+    with pytest.raises(ValueError, match=r"SmallCNN\.first_stride must be a whole number >= 1"):
+        SmallCNN(first_stride=value)
