@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_updater.py"
-LOOPS = {"updater", "bare", "plain norm"}
+LOOPS = {"updater", "noise", "bare", "plain norm"}
+RATIOS = (("updater", "bare"), ("noise", "updater"), ("bare", "plain norm"))
 
 
 def bench(*options):
@@ -28,9 +29,9 @@ def test_figures_of_every_loop_and_round_on_one_and_two_ranks(tmp_path):
         assert samples == figures["global_batch_size"] == 512
         assert figures["seconds"].keys() == LOOPS
         assert all(len(seconds) == 2 and min(seconds) > 0 for seconds in figures["seconds"].values())
-        for ratio, of, to in (("updater_over_bare", "updater", "bare"), ("bare_over_plain_norm", "bare", "plain norm")):
+        for of, to in RATIOS:
             seconds = zip(figures["seconds"][of], figures["seconds"][to], strict=True)
-            assert figures[ratio] == pytest.approx([a / b for a, b in seconds])
+            assert figures[f"{of}_over_{to}".replace(" ", "_")] == pytest.approx([a / b for a, b in seconds])
         assert figures["weight_difference"] < 1e-5, "not the same work"
     assert alone["command"] == two["command"] == "kilobatch train digits/large_batch"
     assert len([line for line in done.stdout.splitlines() if line.startswith("| digits ")]) == 2
