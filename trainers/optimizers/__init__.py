@@ -2,13 +2,16 @@
 
 `rate_attribute` names the attribute of the Chainer optimizer that the updater sets before every update, to a Python
 float. `num_state_values` is how many numbers of state it keeps for one number of a parameter. Weight decay is added by
-`trainers.optimizers.weight_decay.decay_parameters` once the Chainer optimizer is set up with a model.
+`trainers.optimizers.weight_decay.decay_parameters` once the Chainer optimizer is set up with a model; where
+`decays_itself` is true the rules add it themselves, because a trust ratio wants to know it.
 """
 
 from trainers.optimizers.ada_scale import AdaScale
 from trainers.optimizers.adam import Adam
 from trainers.optimizers.corrected_momentum_sgd import CorrectedMomentumSGD
 from trainers.optimizers.corrected_nesterov_ag import CorrectedNesterovAG
+from trainers.optimizers.lamb import Lamb
+from trainers.optimizers.lars import Lars
 from trainers.optimizers.momentum_sgd import MomentumSGD
 from trainers.optimizers.nesterov_ag import NesterovAG
 from trainers.optimizers.rmsprop_warmup import RmspropWarmup
@@ -19,6 +22,8 @@ __all__ = [
     "Adam",
     "CorrectedMomentumSGD",
     "CorrectedNesterovAG",
+    "Lamb",
+    "Lars",
     "MomentumSGD",
     "NesterovAG",
     "RmspropWarmup",

@@ -9,6 +9,8 @@ from trainers.optimizers import (
     Adam,
     CorrectedMomentumSGD,
     CorrectedNesterovAG,
+    Lamb,
+    Lars,
     MomentumSGD,
     NesterovAG,
     RmspropWarmup,
@@ -125,3 +127,110 @@ def test_rmsprop_warmup_refuses_a_rate_of_0_while_it_divides_by_it():
     with pytest.raises(ValueError, match="divides its RMSprop rate by the learning rate, which is 0 at epoch 3;"):
         steps(RmspropWarmup(), [1.0], rates=[0.0], epoch=3.0)
     assert steps(RmspropWarmup(), [1.0], rates=[0.0], epoch=13.0) == [0.0]
+
+
+# ||w|| = 5, ||g|| = 10: with trust_coefficient 1/2 and no decay the ratio is 1/4.
+W, G = [3.0, 4.0], [6.0, 8.0]
+
+
+@pytest.mark.parametrize(
+    ("options", "ratio"),
+    [
+        ({}, 0.25),
+        ({"weight_decay": 2.0}, 0.125),  # 1/2 * 5 / (10 + 2 * 5)
+        ({"weight_decay": 2.0, "decay_in_trust": False}, 0.25),
+        ({"eps": 10.0}, 0.125),
+        ({"clip": True}, 0.25),  # not above the rate of 1/2: 0.25 / 0.5, of a rate of 1/2
+        ({"clip": True, "trust_coefficient": 8.0}, 0.5),
+    ],
+)
+def test_lars_multiplies_the_decayed_gradient_by_the_ratio(options, ratio):
+    rate = 0.5 if "clip" in options else 1.0
+    component = Lars(**{"trust_coefficient": 0.5, **options})
+    decayed = np.add(G, np.multiply(component.weight_decay, W))
+    assert steps(component, [G], start=W, rates=[rate]) == [pytest.approx((-ratio * decayed).tolist())]
+
+
+@pytest.mark.parametrize("clip", [True, False])
+@pytest.mark.parametrize(("start", "gradient"), [([0.0, 0.0], G), (W, [0.0, 0.0]), ([0.0, 0.0], [0.0, 0.0])])
+def test_lars_has_a_ratio_of_1_where_a_norm_is_0(start, gradient, clip):
+    component = Lars(trust_coefficient=0.5, weight_decay=0.1, clip=clip)
+    expected = -4.0 * np.add(gradient, np.multiply(0.1, start))
+    assert steps(component, [gradient], start=start, rates=[4.0]) == [pytest.approx(expected.tolist())]
+
+
+def test_lars_is_independent_of_the_size_of_the_gradient():
+    small, large = (steps(Lars(), [np.multiply(G, scale)], start=W)[0] for scale in (1e-30, 1e30))
+    assert small == pytest.approx(large)
+    assert np.linalg.norm(small) == pytest.approx(0.001 * 5)
+
+
+def test_lars_keeps_the_rate_it_came_with_only_inside_the_buffer():
+    """The second gradient is so small against the first that nearly all of the second step is momentum."""
+    gradients, rates = [G, [0.0, 0.0]], [1.0, 0.1]
+    inside, outside = (
+        steps(Lars(momentum=0.5, trust_coefficient=0.5, rate=rate), gradients, start=W, rates=rates)
+        for rate in ("inside", "outside")
+    )
+    assert inside == [pytest.approx([-1.5, -2.0]), pytest.approx([-0.75, -1.0])]
+    assert outside == [pytest.approx([-1.5, -2.0]), pytest.approx([-0.075, -0.1])]
+
+
+def test_nesterov_of_lars_looks_ahead_by_one_momentum():
+    component = Lars(momentum=0.5, trust_coefficient=0.5, nesterov=True)
+    assert steps(component, [G], start=W) == [pytest.approx([-2.25, -3.0])]
+
+
+def test_lars_that_begins_at_a_rate_of_0_moves_nothing():
+    for rate in ("inside", "outside"):
+        assert steps(Lars(rate=rate, clip=True), [G], start=W, rates=[0.0]) == [[0.0, 0.0]]
+
+
+def test_lamb_steps_by_the_norm_of_the_weights():
+    """The first r is (1, 1) whatever the gradient, its norm sqrt(2): each weight moves by rate * 5 / sqrt(2)."""
+    step = 0.1 * 5 / 2**0.5
+    assert steps(Lamb(eps=1e-12), [G], start=W, rates=[0.1]) == [pytest.approx([-step, -step])]
+
+
+def test_lamb_without_correction_begins_with_what_the_moments_hold():
+    """m = 0.1 g, sqrt(v) = sqrt(0.001) g: r is the same direction, so only a tensor without a ratio shows it."""
+    with_ratio, plain = (
+        steps(Lamb(eps=1e-12, bias_correction=False), [G], start=start, rates=[0.1]) for start in (W, [0.0, 0.0])
+    )
+    np.testing.assert_allclose(with_ratio, steps(Lamb(eps=1e-12), [G], start=W, rates=[0.1]))
+    assert plain == [pytest.approx([-0.1 * 0.1 / 0.001**0.5] * 2)]
+
+
+@pytest.mark.parametrize(("bounds", "phi"), [(None, 5.0), ((0.0, 10.0), 5.0), ((6.0, 10.0), 6.0), ((0.0, 2.0), 2.0)])
+def test_lamb_clips_the_norm_of_the_weights(bounds, phi):
+    component = Lamb(eps=1e-12, trust_bounds=bounds)
+    (step,) = steps(component, [G], start=W, rates=[0.1])
+    assert np.linalg.norm(step) == pytest.approx(0.1 * phi)
+
+
+def test_lamb_has_a_ratio_of_1_where_a_norm_is_0_whatever_the_bounds():
+    component = Lamb(eps=1e-12, trust_bounds=(6.0, 10.0), weight_decay=0.5)
+    assert steps(component, [G], start=[0.0, 0.0], rates=[0.1]) == [pytest.approx([-0.1, -0.1])]
+    assert steps(component, [[0.0, 0.0]], start=[0.0, 0.0], rates=[0.1]) == [[0.0, 0.0]]
+
+
+def test_lamb_shares_its_step_between_gradient_and_decay():
+    """Without a gradient the weights shrink by the whole rate, whatever lambda is."""
+    for weight_decay in (0.01, 1.0):
+        component = Lamb(weight_decay=weight_decay)
+        assert steps(component, [[0.0, 0.0]], start=W, rates=[0.1]) == [pytest.approx([-0.3, -0.4])]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "message"),
+    [
+        ([0.0, 1.0], r"Lamb\.trust_bounds must be null or two numbers \(low, high\), got \[0\.0, 1\.0\]"),
+        ((1.0,), r"Lamb\.trust_bounds must be null or two numbers"),
+        ((-1.0, 1.0), r"Lamb\.trust_bounds\.0 must be >= 0"),
+        ((0.0, 0.0), r"Lamb\.trust_bounds\.1 must be > 0"),
+        ((2.0, 1.0), r"Lamb\.trust_bounds must be \(low, high\) with low <= high"),
+    ],
+)
+def test_bounds_that_are_none_are_refused(bounds, message):
+    with pytest.raises(ValueError, match=message):
+        Lamb(trust_bounds=bounds)

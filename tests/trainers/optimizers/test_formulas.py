@@ -14,6 +14,8 @@ from trainers.optimizers import (
     AdaScale,
     CorrectedMomentumSGD,
     CorrectedNesterovAG,
+    Lamb,
+    Lars,
     MomentumSGD,
     NesterovAG,
     RmspropWarmup,
@@ -74,12 +76,65 @@ def rmsprop_warmup(w, g, now, state, of):
     return w + now.rate * state["d"]
 
 
+def lars(w, g, now, state, of):
+    """You et al. 2017, equations 6 to 8 of algorithm 1, and the variants that our docstring names."""
+    weight_decay, trust = (0.0, 1.0) if now.exempt else (of.weight_decay, None)
+    norm_w, norm_g = np.linalg.norm(w), np.linalg.norm(g)
+    if trust is None and (norm_w == 0 or norm_g == 0):
+        trust = 1.0
+    if trust is None:
+        trust = of.trust_coefficient * norm_w / (norm_g + of.decay_in_trust * weight_decay * norm_w + of.eps)
+        trust = min(trust / now.rate, 1) if of.clip else trust
+    scaled = trust * (g + weight_decay * w)
+    if of.rate == "inside":
+        state["v"] = of.momentum * state.get("v", 0) + now.rate * scaled
+        return w - (of.momentum * state["v"] + now.rate * scaled if of.nesterov else state["v"])
+    state["v"] = of.momentum * state.get("v", 0) + scaled
+    return w - now.rate * (of.momentum * state["v"] + scaled if of.nesterov else state["v"])
+
+
+def lamb(w, g, now, state, of):
+    """You et al. 2019, algorithm 2."""
+    t = state["t"] = state.get("t", 0) + 1
+    m = state["m"] = of.beta1 * state.get("m", 0) + (1 - of.beta1) * g
+    v = state["v"] = of.beta2 * state.get("v", 0) + (1 - of.beta2) * g**2
+    if of.bias_correction:
+        m, v = m / (1 - of.beta1**t), v / (1 - of.beta2**t)
+    r = m / (np.sqrt(v) + of.eps) + (0 if now.exempt else of.weight_decay) * w
+    norm_w, norm_r = np.linalg.norm(w), np.linalg.norm(r)
+    if now.exempt or norm_w == 0 or norm_r == 0:
+        return w - now.rate * r
+    low, high = of.trust_bounds or (0, np.inf)
+    return w - now.rate * min(max(norm_w, low), high) / norm_r * r
+
+
 WARMUP = {"mu1": 0.8, "mu2": 0.95, "eps": 1e-3, "rmsprop_learning_rate": 3e-3, "weight_decay": DECAY}
 FORMULAS = {
     "AdaScale": (AdaScale(momentum=0.8, weight_decay=DECAY), momentum_outside),  # its gain comes with the rate
     "RmspropWarmup": (RmspropWarmup(**WARMUP), rmsprop_warmup),
     "RmspropWarmup printed": (RmspropWarmup(**WARMUP, transition="printed"), rmsprop_warmup),
 }
+LARS = {"momentum": 0.8, "trust_coefficient": 0.05, "weight_decay": DECAY}
+LAMB = {"beta1": 0.8, "beta2": 0.95, "eps": 1e-3, "weight_decay": DECAY}
+for _name, _options in {
+    "": {},
+    "without decay in the ratio": {"decay_in_trust": False},
+    "outside": {"rate": "outside"},
+    "nesterov": {"nesterov": True},
+    "nesterov outside": {"nesterov": True, "rate": "outside"},
+    "eps": {"eps": 0.1},
+    "clip": {"clip": True},
+    "clip outside": {"clip": True, "rate": "outside"},
+    "of every tensor": {"no_decay": ()},
+}.items():
+    FORMULAS[f"Lars {_name}"] = (Lars(**{**LARS, **_options}), lars)
+for _name, _options in {
+    "": {},
+    "uncorrected": {"bias_correction": False},
+    "bounded": {"trust_bounds": (0.5, 1.5)},
+    "of every tensor": {"no_decay": ()},
+}.items():
+    FORMULAS[f"Lamb {_name}"] = (Lamb(**{**LAMB, **_options}), lamb)
 for _form in ("coupled", "times_rate", "times_relative_rate"):
     FORMULAS |= {
         f"{type(component).__name__} {_form}": (component, formula)

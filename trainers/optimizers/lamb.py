@@ -1,0 +1,94 @@
+"""LAMB: Adam with a trust ratio for every tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from lr_schedules.units import require_number
+from trainers.arguments import require_flag, require_share
+from trainers.optimizers.weight_decay import NoDecay, require_weight_decay
+
+if TYPE_CHECKING:
+    import chainer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lamb:
+    """LAMB: the direction of Adam with its decay, made as long in every tensor as the tensor's weights, times the rate.
+
+        m <- beta1 m + (1 - beta1) g
+        v <- beta2 v + (1 - beta2) g^2
+        r = m' / (sqrt(v') + eps) + lambda w
+        w <- w - eta phi(||w||) / ||r|| r
+
+        m' = m / (1 - beta1^t), v' = v / (1 - beta2^t)        bias_correction: true
+        m' = m,                 v' = v                        bias_correction: false
+        phi(x) = x                                            trust_bounds: null
+        phi(x) = min(max(x, low), high)                       trust_bounds: [low, high]
+
+    The ratio phi(||w||) / ||r|| is 1 where ||w|| or ||r|| is 0, whatever the bounds. What `no_decay` names has no decay
+    and the ratio 1: it moves by Adam. The decay lambda w is part of r, so a larger one also changes how much of the
+    step the gradient gets; its length stays eta phi(||w||).
+
+    Notation: w weights of one tensor, g its mean gradient over the global batch (loss scale divided out, no decay), eta
+    the rate of this update, t its number from 1, lambda `weight_decay`; m and v start at 0. Norms are Euclidean, summed
+    in float64.
+
+    Args:
+        beta1: what the mean of the gradients keeps of itself an update, in [0, 1).
+        beta2: the same for the mean of their squares, in [0, 1).
+        eps: added to the root, above 0.
+        bias_correction: whether m and v are divided by what they still lack because they started at 0.
+        trust_bounds: lowest and highest value of phi, numbers with 0 <= low <= high and high above 0; null for none.
+        weight_decay: lambda, at least 0.
+        no_decay: what has neither decay nor a ratio: `norm` (scales and shifts of normalisation), `bias`, both or
+            neither.
+    Raises:
+        ValueError: `beta1` or `beta2` is outside [0, 1); `eps` is not above 0; `bias_correction` is no flag;
+            `trust_bounds` is no such tuple; `weight_decay` is negative; `no_decay` holds another word or one twice.
+
+    Source: You et al. 2019, arXiv 1904.00962, the algorithm called LAMB, phi the identity or clipped (the paper itself
+        not checked). beta1, beta2, eps and that parameters of normalisation are skipped: the author's code for
+        ResNet-50, which has no bias correction.
+    Differs: timm's Lamb shortens the gradient to a global norm of 1 first (here `gradient: {clip_norm: 1}`), and by
+        default gives a ratio only to what decays.
+    """
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-6
+    bias_correction: bool = True
+    trust_bounds: tuple[float, float] | None = None
+    weight_decay: float = 0.0
+    no_decay: tuple[NoDecay, ...] = ("norm", "bias")
+
+    rate_attribute: ClassVar[str] = "lr"
+    num_state_values: ClassVar[int] = 2
+    decays_itself: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        require_share("Lamb.beta1", self.beta1)
+        require_share("Lamb.beta2", self.beta2)
+        require_number("Lamb.eps", self.eps, above=0)
+        require_flag("Lamb.bias_correction", self.bias_correction)
+        if self.trust_bounds is not None:
+            _require_bounds(self.trust_bounds)
+        require_weight_decay(self)
+
+    def build(self) -> chainer.Optimizer:
+        """The optimizer; the updater sets its `lr`."""
+        from trainers.optimizers.lamb_rule import LambRule
+        from trainers.optimizers.rule_method import RuleMethod
+
+        return RuleMethod(LambRule, self)
+
+
+def _require_bounds(bounds: object) -> None:
+    if not isinstance(bounds, tuple) or len(bounds) != 2:
+        raise ValueError(f"Lamb.trust_bounds must be null or two numbers (low, high), got {bounds!r}")
+    low, high = bounds
+    require_number("Lamb.trust_bounds.0", low, at_least=0)
+    require_number("Lamb.trust_bounds.1", high, above=0)
+    if low > high:
+        raise ValueError(f"Lamb.trust_bounds must be (low, high) with low <= high, got {bounds!r}")

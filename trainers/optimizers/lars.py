@@ -1,0 +1,87 @@
+"""LARS: a trust ratio for every tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from lr_schedules.units import require_number
+from trainers.arguments import require_flag, require_share
+from trainers.optimizers.weight_decay import NoDecay, require_weight_decay
+
+if TYPE_CHECKING:
+    import chainer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lars:
+    """LARS: SGD with momentum in which every tensor's rate follows the norm of its weights over that of its gradient.
+
+        ratio = trust_coefficient ||w|| / (||g|| + lambda ||w|| + eps)       decay_in_trust: true
+        ratio = trust_coefficient ||w|| / (||g|| + eps)                      decay_in_trust: false
+        ratio = min(ratio / eta, 1)                                          clip: true, after one of the above
+        d     = ratio (g + lambda w)
+
+        v <- m v + eta d;  w <- w - v                                        rate: inside
+        v <- m v + d;      w <- w - eta v                                    rate: outside
+        w <- w - (m v + eta d),  w <- w - eta (m v + d)                      nesterov: true; v is the new one
+
+    The ratio is 1 where ||w|| or ||g|| is 0, clipped or not. What `no_decay` names has no decay and the ratio 1: it
+    moves by plain momentum, the rate in the same place, at the whole eta.
+
+    Notation: w weights of one tensor, g its mean gradient over the global batch (loss scale divided out, no decay), eta
+    the rate of this update, lambda `weight_decay`, m `momentum`, v starts at 0. Norms are Euclidean, summed in float64.
+
+    Args:
+        momentum: m, in [0, 1).
+        trust_coefficient: above 0; the paper's eta.
+        decay_in_trust: whether the ratio's denominator has the decay.
+        rate: `inside` or `outside` of the buffer; the two differ while the rate moves.
+        nesterov: whether the step looks ahead by one momentum.
+        eps: in the denominator, at least 0.
+        clip: whether a tensor's rate, ratio times eta, is held at eta.
+        weight_decay: lambda, at least 0; coupled, there is no other form here.
+        no_decay: what has neither decay nor a ratio: `norm` (scales and shifts of normalisation), `bias`, both or
+            neither.
+    Raises:
+        ValueError: `momentum` is outside [0, 1); `trust_coefficient` is not above 0; `eps` or `weight_decay` is
+            negative; `decay_in_trust`, `nesterov` or `clip` is no flag; `rate` is another word; `no_decay` holds
+            another word or one twice.
+
+    Source: You, Gitman, Ginsburg 2017, arXiv 1708.03888: ratio with the decay, rate inside, no clipping; parameters of
+        normalisation and biases skipped. MLPerf's rules: eps 0, trust_coefficient 0.001. Clipping as in NVIDIA's LARC.
+    Differs: the authors' nvcaffe has the decay's term in the ratio commented out (`decay_in_trust: false`); timm's Lars
+        has the rate outside, and where it clips it divides the ratio 1 of an empty norm by eta too.
+    """
+
+    momentum: float = 0.9
+    trust_coefficient: float = 0.001
+    decay_in_trust: bool = True
+    rate: Literal["inside", "outside"] = "inside"
+    nesterov: bool = False
+    eps: float = 0.0
+    clip: bool = False
+    weight_decay: float = 0.0
+    no_decay: tuple[NoDecay, ...] = ("norm", "bias")
+
+    rate_attribute: ClassVar[str] = "lr"
+    num_state_values: ClassVar[int] = 1
+    decays_itself: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        require_share("Lars.momentum", self.momentum)
+        require_number("Lars.trust_coefficient", self.trust_coefficient, above=0)
+        require_flag("Lars.decay_in_trust", self.decay_in_trust)
+        if self.rate not in ("inside", "outside"):
+            raise ValueError(f"Lars.rate must be inside or outside, got {self.rate!r}")
+        require_flag("Lars.nesterov", self.nesterov)
+        require_number("Lars.eps", self.eps, at_least=0)
+        require_flag("Lars.clip", self.clip)
+        require_weight_decay(self)
+
+    def build(self) -> chainer.Optimizer:
+        """The optimizer; the updater sets its `lr`."""
+        from trainers.optimizers.lars_rule import LarsRule
+        from trainers.optimizers.rule_method import RuleMethod
+
+        return RuleMethod(LarsRule, self)
