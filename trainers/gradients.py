@@ -27,6 +27,13 @@ def average_over_workers(model: chainer.Link, mpi: Any, global_batch_size: int) 
         parameter.grad *= parameter.dtype.type(1.0 / global_batch_size)
 
 
+def divide_out(model: chainer.Link, factor: float) -> None:
+    """Divide all gradients by what the loss was multiplied by: a power of two, so that nothing is rounded."""
+    for parameter in model.params():
+        if parameter.grad is not None:
+            parameter.grad *= parameter.dtype.type(1.0 / factor)
+
+
 def squared_norm(model: chainer.Link) -> float:
     """Sum of the squares of all gradients, added up in float64; a parameter without a gradient counts 0."""
     return math.fsum(

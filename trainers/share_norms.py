@@ -21,10 +21,12 @@ class ShareNorms:
 
     Args:
         model: whose gradients are sums over the samples seen so far.
+        factor: what the losses were multiplied by, and is not yet divided out of the gradients.
     """
 
-    def __init__(self, model: chainer.Link) -> None:
+    def __init__(self, model: chainer.Link, *, factor: float = 1.0) -> None:
         self._model = model
+        self._factor = factor
         self._own: list[tuple[int, int, float]] = []  # offset in the update, samples, squared norm
 
     @contextlib.contextmanager
@@ -33,7 +35,7 @@ class ShareNorms:
         held = [(parameter, parameter.grad) for parameter in self._model.params()]
         self._model.cleargrads()
         yield
-        self._own.append((offset, size, squared_norm(self._model) / size**2))
+        self._own.append((offset, size, squared_norm(self._model) / (size * self._factor) ** 2))
         for parameter, before in held:
             if parameter.grad is None:
                 parameter.grad = before

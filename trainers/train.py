@@ -26,7 +26,7 @@ from trainers.extensions.evaluation import Evaluation
 from trainers.extensions.metrics import Metrics
 from trainers.extensions.trace import Trace
 from trainers.extensions.triggers import Every
-from trainers.faults import EXIT_STOPPED, NotFinite, RunFailed
+from trainers.faults import EXIT_STOPPED, NotFinite, Overflow, RunFailed
 from trainers.launch import StopRequest, command_line
 from trainers.norm_groups import NormGroups
 from trainers.run_folder import CHECKPOINTS, LOG, METRICS, REPORT, TRACE, cut_back, dataset_facts, write_run
@@ -74,7 +74,7 @@ def train_as_rank(opened: OpenedRecipe, plan: Plan, options: TrainOptions, *, mp
     run.start()
     try:
         run.trainer.run(show_loop_exception_msg=False)
-    except NotFinite as error:
+    except (NotFinite, Overflow) as error:
         raise run.failed(error) from error
     return run.end()
 
@@ -101,7 +101,7 @@ class _Run:
         iterator = StreamIterator(
             plan=self.plan,
             rank=self.mpi.rank,
-            stream=Stream(seed=recipe.seed, num_samples=dataset.num_train),
+            stream=Stream(seed=recipe.seed, num_samples=dataset.num_train, repeats=recipe.stream.repeats),
             load=parts.load_train,
             mixing=parts.mixing,
             trace=self.options.trace,
@@ -220,7 +220,7 @@ class _Run:
     def _ends(self) -> bool:
         return self.updater.stopping or self.updater.iteration >= self.end_update
 
-    def failed(self, error: NotFinite) -> RunFailed:
+    def failed(self, error: RunFailed) -> RunFailed:
         """What to tell the user: the cause, and where the last good state is."""
         last = self.checkpoints.last and self.options.folder / CHECKPOINTS / self.checkpoints.last
         self.metrics.write("run_stop", "failed", update=self.updater.iteration, reason=str(error))

@@ -6,7 +6,16 @@ A trailing underscore belongs to Python, not to the key: `global_` is `batch.glo
 from recipes.schema.dataset import Dataset
 from recipes.schema.moving import Batch, LearningRate, RampStep, Warmup
 from recipes.schema.recipe import Card, Claim, Evidence, Recipe
-from recipes.schema.training import Augmentation, Evaluation, Gradient, NormMomentum, Updater, WeightAverage
+from recipes.schema.training import (
+    Augmentation,
+    Evaluation,
+    Gradient,
+    NormMomentum,
+    Precision,
+    StreamOrder,
+    Updater,
+    WeightAverage,
+)
 
 __all__ = [
     "Augmentation",
@@ -19,8 +28,10 @@ __all__ = [
     "Gradient",
     "LearningRate",
     "NormMomentum",
+    "Precision",
     "RampStep",
     "Recipe",
+    "StreamOrder",
     "Updater",
     "Warmup",
     "WeightAverage",

@@ -9,7 +9,33 @@ from lr_schedules.units import Epochs
 from recipes.schema.conditions import require
 from recipes.vocabulary import Component
 
-__all__ = ["Augmentation", "Evaluation", "Gradient", "NormMomentum", "Updater", "WeightAverage"]
+__all__ = [
+    "Augmentation",
+    "Evaluation",
+    "Gradient",
+    "NormMomentum",
+    "Precision",
+    "StreamOrder",
+    "Updater",
+    "WeightAverage",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamOrder:
+    """In which order training samples come: a permutation an epoch, one after the other.
+
+    Args:
+        repeats: how often each sample comes in a row, every copy augmented anew (repeated augmentation; timm's and
+            torchvision's RASampler); at least 1. An epoch is as many samples as ever, so that it shows one in `repeats`
+            of the different ones. Copies are neighbours: they share a norm group, where those samplers deal them to
+            different workers; and no epoch is rounded down to 256 samples, as timm's is.
+    """
+
+    repeats: int = 1
+
+    def __post_init__(self) -> None:
+        require(self.repeats >= 1, f"StreamOrder.repeats must be at least 1, got {self.repeats}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +103,29 @@ class Updater:
     """
 
     double_buffering: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precision:
+    """In which numbers forward and backward are computed; weights and optimizer are float32 in any case.
+
+    Args:
+        compute: `float32`, or `mixed16`: float16, with normalisation, loss and sums over micro-batches in float32.
+            Evaluation is float32 in any case.
+        loss_scale: with mixed16, what the mean loss of a norm group is first multiplied by, so that small gradients do
+            not vanish in float16: a power of two, at least 1. It is halved where a gradient overflows, and that
+            update done again.
+        double_after: updates without an overflow until the scale is doubled, at least 1.
+    """
+
+    compute: Literal["float32", "mixed16"] = "float32"
+    loss_scale: int = 65536
+    double_after: int = 2000
+
+    def __post_init__(self) -> None:
+        power_of_two = self.loss_scale >= 1 and self.loss_scale & (self.loss_scale - 1) == 0
+        require(power_of_two, f"Precision.loss_scale must be a power of two such as 65536, got {self.loss_scale}")
+        require(self.double_after >= 1, f"Precision.double_after must be at least 1, got {self.double_after}")
 
 
 @dataclass(frozen=True, kw_only=True)
