@@ -1,0 +1,15 @@
+"""How the workers' gradients become one sum: what `communicator` in a cluster file may name.
+
+A component is connected once, with an MPI communicator of its own, and gives a `Connection`: `allocate` the memory of the
+gradients, `sum` parts of it in place. All workers end with the same bits, whatever the algorithm and the wire.
+"""
+
+from trainers.communicators.direct import Direct
+from trainers.communicators.halving_doubling import HalvingDoubling
+from trainers.communicators.hierarchical import Hierarchical
+from trainers.communicators.library import MpiAllreduce
+from trainers.communicators.ring import Ring
+from trainers.communicators.shared_window import SharedWindow
+from trainers.communicators.torus import Torus
+
+__all__ = ["Direct", "HalvingDoubling", "Hierarchical", "MpiAllreduce", "Ring", "SharedWindow", "Torus"]

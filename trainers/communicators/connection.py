@@ -1,0 +1,45 @@
+"""What every communicator gives once it is connected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from trainers.communicators.wire import Wire
+
+Sum = Callable[[np.ndarray, Wire], None]
+
+
+class Connection:
+    """Sums of arrays over all workers, in place, with the same bits on every one.
+
+    Args:
+        mpi: communicator of its own: nobody else sends on it.
+        sum_of: (values, wire): one-dimensional `values` become their sums.
+        num_roundings: how often a partial sum is rounded to the wire at most before it is whole.
+    """
+
+    def __init__(self, mpi: Any, sum_of: Sum, *, num_roundings: int) -> None:
+        self.mpi = mpi
+        self.sum = sum_of
+        self.num_roundings = num_roundings
+
+    def allocate(self, num_values: int, dtype: Any) -> np.ndarray:
+        """Memory, all zero, whose parts `sum` is called with."""
+        return np.zeros(num_values, dtype)
+
+    def close(self) -> None:
+        """Give the memory back; all workers call this together."""
+
+
+def shares(total: int, parts: int) -> list[slice]:
+    """`total` values in contiguous parts, the first ones one more.
+
+    >>> shares(5, 2)
+    [slice(0, 3, None), slice(3, 5, None)]
+    """
+    each, more = divmod(total, parts)
+    ends = [part * each + min(part, more) for part in range(parts + 1)]
+    return [slice(start, stop) for start, stop in zip(ends, ends[1:], strict=False)]

@@ -1,0 +1,67 @@
+"""All-reduce by way of a leader on each node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trainers.arguments import require_count
+from trainers.communicators.connection import Connection
+from trainers.communicators.ring import ring_sum, round_to
+from trainers.communicators.wire import Wire
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hierarchical:
+    """The workers of a node give their numbers to its leader, the leaders form a ring, and hand the result back.
+
+        leader: 2 (k - 1) n in the node, 2 (N - 1)/N n between nodes        others: 2 n, all in the node
+
+    k workers a node, N nodes, n numbers on the wire. For nodes whose inner links are much faster than those between.
+
+    Args:
+        ranks_per_node: consecutive ranks that count as one node; null for those that share memory.
+    Raises:
+        ValueError: `ranks_per_node` is below 1.
+
+    Source: ChainerMN's communicator of that name, gone since version 6 (not checked).
+    """
+
+    ranks_per_node: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.ranks_per_node is not None:
+            require_count("Hierarchical.ranks_per_node", self.ranks_per_node)
+
+    def connect(self, mpi: Any) -> Connection:
+        """Ready on all workers of `mpi`, which call this together."""
+        node = node_of(mpi, self.ranks_per_node)
+        leaders = mpi.Split(0 if node.rank == 0 else 1, mpi.rank)
+        num_leaders = mpi.allreduce(1 if node.rank == 0 else 0)
+
+        def sum_of(values: np.ndarray, wire: Wire) -> None:
+            if node.rank == 0:
+                for member in range(1, node.size):
+                    received = wire.scratch(values)
+                    node.Recv(received, source=member)
+                    wire.add(values, received)
+                ring_sum(leaders, values, wire)
+                round_to(wire, values)  # a ring of one has rounded nothing
+            else:
+                node.Send(wire.pack(values), 0)
+            received = wire.pack(values) if node.rank == 0 else wire.room(values)
+            node.Bcast(received)
+            wire.store(values, received)
+
+        return Connection(mpi, sum_of, num_roundings=num_leaders + 1)
+
+
+def node_of(mpi: Any, ranks_per_node: int | None) -> Any:
+    """The communicator of this rank's node."""
+    if ranks_per_node is not None:
+        return mpi.Split(mpi.rank // ranks_per_node, mpi.rank)
+    from mpi4py import MPI
+
+    return mpi.Split_type(MPI.COMM_TYPE_SHARED, mpi.rank)

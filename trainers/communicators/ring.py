@@ -1,0 +1,62 @@
+"""Ring all-reduce."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trainers.communicators.connection import Connection, shares
+from trainers.communicators.wire import Wire
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ring:
+    """Sums travel around a ring of all workers, then the results do.
+
+        2 (P - 1) messages a worker of n/P numbers         2 (P - 1)/P n numbers a worker on the wire
+
+    P workers, n numbers. As few bytes as possible, yet 2 (P - 1) latencies: for large buffers and few workers. On a
+    16-bit wire a partial sum is rounded P - 1 times.
+
+    Source: Patarasu and Yuan 2009, Bandwidth optimal all-reduce algorithms for clusters of workstations
+        (not checked); used by Akiba et al. 2017, arXiv 1711.04325.
+    """
+
+    def connect(self, mpi: Any) -> Connection:
+        """Ready on all workers of `mpi`, which call this together."""
+        return Connection(mpi, lambda values, wire: ring_sum(mpi, values, wire), num_roundings=mpi.size - 1)
+
+
+def ring_sum(mpi: Any, values: np.ndarray, wire: Wire) -> None:
+    """values <- their sum over the ranks of `mpi`, the same bits on all."""
+    parts = shares(len(values), mpi.size)
+    ring_reduce_scatter(mpi, values, parts, wire)
+    ring_allgather(mpi, values, parts, wire)
+
+
+def ring_reduce_scatter(mpi: Any, values: np.ndarray, parts: list[slice], wire: Wire) -> None:
+    """This rank's part of `values` becomes its sum over the ranks; the other parts are spoilt."""
+    rank, size = mpi.rank, mpi.size
+    for step in range(size - 1):
+        sent, got = values[parts[(rank - step - 1) % size]], values[parts[(rank - step - 2) % size]]
+        received = wire.scratch(got)
+        mpi.Sendrecv(wire.pack(sent), (rank + 1) % size, recvbuf=received, source=(rank - 1) % size)
+        wire.add(got, received)
+    round_to(wire, values[parts[rank]])
+
+
+def ring_allgather(mpi: Any, values: np.ndarray, parts: list[slice], wire: Wire) -> None:
+    """All parts of `values` become those of the rank that they belong to, which has them as the wire does."""
+    rank, size = mpi.rank, mpi.size
+    for step in range(size - 1):
+        sent, got = values[parts[(rank - step) % size]], values[parts[(rank - step - 1) % size]]
+        received = wire.room(got)
+        mpi.Sendrecv(wire.pack(sent), (rank + 1) % size, recvbuf=received, source=(rank - 1) % size)
+        wire.store(got, received)
+
+
+def round_to(wire: Wire, values: np.ndarray) -> None:
+    """What the others will receive of these values is what they are here too."""
+    wire.store(values, wire.pack(values))

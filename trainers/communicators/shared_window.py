@@ -1,0 +1,102 @@
+"""Sums in memory that the workers of a node share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trainers.arguments import require_count
+from trainers.communicators.connection import Connection, shares
+from trainers.communicators.hierarchical import node_of
+from trainers.communicators.ring import ring_sum
+from trainers.communicators.wire import Wire
+
+_PIECE = 65536  # numbers; their sum stays in a core's cache while the workers' pieces pass through it
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedWindow:
+    """Gradients live in memory that all workers of a node see: each sums its slice there, and reads the others'.
+
+        nothing on the wire in a node                      2 (N - 1)/(N k) n numbers a worker between nodes
+
+    N nodes of k workers, n numbers. Every number is read once by the worker that sums it and once by each that needs
+    the sum. Between nodes, workers in the same place form a ring for their slice, all k rings at the same time; only
+    there the wire's 16 bits are used.
+
+    Args:
+        ranks_per_node: consecutive ranks that count as one node; null for those that share memory.
+    Raises:
+        ValueError: `ranks_per_node` is below 1, or, once connected, the nodes have not equally many workers.
+
+    Source: MPI standard, MPI_Win_allocate_shared.
+    """
+
+    ranks_per_node: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.ranks_per_node is not None:
+            require_count("SharedWindow.ranks_per_node", self.ranks_per_node)
+
+    def connect(self, mpi: Any) -> Connection:
+        """Ready on all workers of `mpi`, which call this together."""
+        return _Window(mpi, node_of(mpi, self.ranks_per_node))
+
+
+class _Window(Connection):
+    """One window of the node; `sum` takes parts of the array that `allocate` gave."""
+
+    def __init__(self, mpi: Any, node: Any) -> None:
+        if len(set(mpi.allgather(node.size))) > 1:
+            raise ValueError("SharedWindow: nodes with different numbers of workers; take Hierarchical")
+        self._node = node
+        self._across = mpi.Split(node.rank, mpi.rank)
+        super().__init__(mpi, self._sum, num_roundings=self._across.size)
+
+    def allocate(self, num_values: int, dtype: Any) -> np.ndarray:
+        from mpi4py import MPI
+
+        item = np.dtype(dtype).itemsize
+        self._window = MPI.Win.Allocate_shared(num_values * item, item, comm=self._node)
+        queried = (self._window.Shared_query(rank)[0] for rank in range(self._node.size))
+        self._of_rank = [np.frombuffer(memory, dtype=dtype, count=num_values) for memory in queried]
+        own = self._of_rank[self._node.rank]
+        own[...] = 0
+        self._piece = np.empty(min(_PIECE, num_values), dtype)
+        self._node.Barrier()
+        return own
+
+    def _sum(self, values: np.ndarray, wire: Wire) -> None:
+        node, rank = self._node, self._node.rank
+        start = (values.ctypes.data - self._of_rank[rank].ctypes.data) // values.itemsize
+        everybody = [memory[start : start + len(values)] for memory in self._of_rank]
+        parts = shares(len(values), node.size)
+        node.Barrier()  # all have written
+        self._add_up([memory[parts[rank]] for memory in everybody], into=values[parts[rank]])
+        if self._across.size > 1:
+            ring_sum(self._across, values[parts[rank]], wire)
+        node.Barrier()  # all slices are whole
+        for other, part in enumerate(parts):
+            if other != rank:
+                np.copyto(values[part], everybody[other][part])
+        node.Barrier()  # all have read
+
+    def _add_up(self, slices: list[np.ndarray], *, into: np.ndarray) -> None:
+        """The sum in the order of the ranks, which is the same whoever sums."""
+        if len(slices) == 1:
+            return
+        for start in range(0, len(into), len(self._piece)):
+            place = slice(start, min(start + len(self._piece), len(into)))
+            piece = self._piece[: place.stop - place.start]
+            np.add(slices[0][place], slices[1][place], out=piece)
+            for other in slices[2:]:
+                piece += other[place]
+            into[place] = piece
+
+    def close(self) -> None:
+        self._of_rank = []
+        self._window.Free()
+
+
