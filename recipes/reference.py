@@ -110,9 +110,9 @@ def _row(cls: type, field: Field, text: str) -> str:
 
 
 def _type(hint: Any) -> str:
-    if hint is BatchRamp:
-        return "a whole number or a ramp"
     options = [option for option in options_of(hint) if option is not type(None)]
+    if BatchRamp in options:
+        return " or ".join(["a whole number or a ramp", *(["null"] if len(options_of(hint)) > 1 else [])])
     if len(options) == 1 and (component := component_of(options[0])):
         return f"`kind` of {component.word}"
     return words(hint).replace(UNITS, "a position")

@@ -45,6 +45,7 @@ class UpdateRecord:
     gradient_norm: float | None = None
     gain: float | None = None
     norms: Norms | None = None
+    image_size: int | None = None
 
 
 class RecipeUpdater(StandardUpdater):
@@ -121,6 +122,7 @@ class RecipeUpdater(StandardUpdater):
             gradient_norm=gradient_norm,
             gain=gain,
             norms=norms,
+            image_size=share.segment.image_size,
         )
         chainer.reporter.report({"loss": loss}, model)
 
