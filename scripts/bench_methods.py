@@ -6,9 +6,10 @@ Seven methods on three settings: digits at 16 times the reference batch, and a g
 32x32, a fifth of their labels wrong, at 16 and 64 times. All share epochs, model, order of the samples, augmentation,
 norm span, momentum, weight decay and the cosine; a method says only how batch and rate move and which optimizer steps.
 
-Each method has one number, `learning_rate.reference`. It is tuned on one seed, with as many trials for each method, on
-a grid of half decades around the method's default at that batch; the best by evaluation accuracy (then by loss) is run
-on other seeds, and only these are reported. A run that diverges counts as chance and is said so.
+Each method has one number, `learning_rate.reference`. It is tuned on one seed, with as many trials for each method: a
+grid of half decades around the method's default at that batch, then a quarter of a decade to either side of its best;
+the best by evaluation accuracy (then by loss) is run on other seeds, and only these are reported. A run that diverges
+counts as chance and is said so.
 
 Every finished run is in the JSON at once, and is not done again: stop the script and start it again as you like, add
 `--methods` and `--settings` one after the other. `--table-only` trains nothing. One process, no MPI ranks.
@@ -31,7 +32,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from compared_methods import METHODS, RECIPE, SETTINGS, Setting, grid, overrides_of
+from compared_methods import METHODS, RECIPE, SETTINGS, STEP, Setting, grid, overrides_of
 
 ROOT = Path(__file__).parents[1]
 TUNING_SEED = 100
@@ -91,7 +92,9 @@ def compare(
         print(f"{place} {said}  {found['seconds']:.1f} s", file=sys.stderr, flush=True)
         return found
 
-    best = best_trial([done(rate, TUNING_SEED) for rate in grid(METHODS[method].default(setting), trials)])
+    tried = [done(rate, TUNING_SEED) for rate in grid(METHODS[method].default(setting), trials)]
+    middle = best_trial(tried)["rate"]
+    best = best_trial(tried + [done(rate, TUNING_SEED) for rate in (middle / STEP**0.5, middle * STEP**0.5)])
     for seed in range(seeds):
         done(best["rate"], seed)
 
@@ -165,7 +168,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="M")
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), metavar="S")
     parser.add_argument("--seeds", type=int, default=5, help="reported runs of each row, at least 2")
-    parser.add_argument("--trials", type=int, default=TRIALS, help="rates tried for each method, an odd number")
+    parser.add_argument("--trials", type=int, default=TRIALS, help="rates of the first grid, an odd number; then two")
     parser.add_argument("--json", type=Path, metavar="F", help="where runs are kept; those in it are not repeated")
     parser.add_argument("--html", type=Path, metavar="F", help="write a page on them, pictures first")
     parser.add_argument("--picture", type=Path, metavar="F", help="write the page's first picture, .png or .svg")
