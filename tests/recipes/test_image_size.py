@@ -5,10 +5,15 @@ import pytest
 
 from lr_schedules import BatchRamp
 from recipes.image_size import at_image_size, keys_of_image_size
+from recipes.open import open_cluster
+from recipes.planning.planner import plan
 from recipes.planning.timeline import timeline
 from recipes.rates import image_size_at
+from recipes.reports.plan_text import plan_text
+from recipes.reports.points import curve_points
 from recipes.vocabulary import Unbuilt
 from trainers.augmentations import CenterCrop, Cutout, RandomResizedCrop, Resize
+from trainers.vocabulary import vocabulary
 
 CROP = "augmentation: {train: [{kind: RandomResizedCrop, size: image_size}]}"
 LOSS = "loss: {kind: SoftmaxCrossEntropy}"
@@ -167,3 +172,20 @@ def test_what_means_the_size_gets_it_and_nothing_else_changes():
     for fixed in (CenterCrop(size=7), Cutout(size=3), object(), Unbuilt(kind="Warp", fields={"size": "image_size"})):
         assert at_image_size(fixed, 12) is fixed
     assert keys_of_image_size(Unbuilt(kind="Warp", fields={"size": "image_size"})) == ["size"]
+
+
+def test_curve_and_plan_show_it_where_there_is_one(opened):
+    found = opened(line_9=f"{LOSS}\nimage_size: [{{from: 0, size: 6}}, {{from: 5, size: 8}}]\n{CROP}")
+    assert [point["image_size"] for point in curve_points(found, [0.0, 4.9, 5.0, 20.0])] == [6, 6, 8, 8]
+    made = plan(recipe=found.recipe, dataset=found.dataset, cluster=open_cluster("laptop", vocabulary=vocabulary()))
+    assert [segment["image_size"] for segment in made.as_tree()["segments"]] == [6, 8]
+    heads, *rows = plan_text(made).splitlines()[2:5]
+    place = heads.split().index("image_size")
+    assert [row.split()[place] for row in rows] == ["6", "8"]
+
+
+def test_curve_and_plan_do_not_mention_it_where_there_is_none(opened):
+    found = opened()
+    assert "image_size" not in curve_points(found, [0.0])[0]
+    made = plan(recipe=found.recipe, dataset=found.dataset, cluster=open_cluster("laptop", vocabulary=vocabulary()))
+    assert "image_size" not in plan_text(made)
