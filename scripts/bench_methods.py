@@ -32,21 +32,21 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from compared_methods import METHODS, RECIPE, SETTINGS, STEP, Setting, grid, overrides_of
+from compared_methods import (
+    METHODS,
+    RECIPE,
+    SETTINGS,
+    STEP,
+    TUNING_SEED,
+    Setting,
+    best_trial,
+    grid,
+    overrides_of,
+)
 
 ROOT = Path(__file__).parents[1]
-TUNING_SEED = 100
 TRIALS = 5
 MICRO_BATCH_SIZE = 256  # changes time, and rounding
-
-
-def best_trial(trials: list[dict[str, Any]]) -> dict[str, Any]:
-    """The run of the highest accuracy, then of the lowest loss; failed ones last, the lowest rate first."""
-    worst = (-1.0, 0.0)
-    return max(
-        sorted(trials, key=lambda run: run["rate"]),
-        key=lambda run: worst if run["failed"] else (run["accuracy"], -run["loss"]),
-    )
 
 
 class Results:
@@ -103,7 +103,7 @@ def train_once(overrides: tuple[str, ...]) -> dict[str, Any]:
     """Train as `kilobatch train` does on one rank, in this process; the images stay in memory between runs."""
     from mpi4py import MPI
 
-    from trainers.faults import RunFailed
+    from trainers.faults import EXIT_STOPPED, RunFailed
     from trainers.request import TrainRequest, prepare
     from trainers.train import TrainOptions, train_as_rank
 
@@ -115,7 +115,8 @@ def train_once(overrides: tuple[str, ...]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name, contextlib.redirect_stdout(io.StringIO()):
         options = TrainOptions(folder=Path(name), checkpoint_every=opened.recipe.epochs)
         try:
-            train_as_rank(opened, prepared.plan, options, mpi=MPI.COMM_SELF, launched_by_us=True)
+            if train_as_rank(opened, prepared.plan, options, mpi=MPI.COMM_SELF, launched_by_us=True) == EXIT_STOPPED:
+                raise SystemExit(EXIT_STOPPED)  # its accuracy is that of half a run
         except RunFailed as error:
             failed = str(error).partition(". ")[0]
         lines = [json.loads(line) for line in Path(name, "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -188,12 +189,12 @@ def show(results: Results, options: argparse.Namespace) -> None:
     """The table, and what else was asked for."""
     import methods_table
 
-    rows = methods_table.rows_of(results.runs, settings=SETTINGS, methods=METHODS)
+    rows = methods_table.rows_of(results.runs)
     methods_table.show(rows, markdown=options.markdown)
     if options.html or options.picture:
         import methods_page
 
-        methods_page.write(rows, results.runs, html=options.html, picture=options.picture, methods=METHODS)
+        methods_page.write(rows, results.runs, html=options.html, picture=options.picture)
 
 
 if __name__ == "__main__":
