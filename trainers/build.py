@@ -86,12 +86,14 @@ def build_model(recipe: Recipe, dataset: Dataset) -> chainer.Chain:
     """The recipe's model for a data set, its weights not yet drawn from the recipe's seed.
 
     Raises:
-        InputRefused: the size of the images moves, and the model does not take one of them.
+        InputRefused: the size of the images moves, and the model does not take one of them; the model takes one size
+            only, and evaluation gives it another.
     """
     sizes = image_sizes(recipe)
     model = recipe.model.build(num_classes=dataset.num_classes, channels=dataset.channels, image_size=sizes[-1])
     if len(set(sizes)) > 1:
         _require_sizes(model, recipe.model, channels=dataset.channels, sizes=sorted(set(sizes)))
+    _require_evaluated_size(model, recipe)
     return model
 
 
@@ -124,6 +126,17 @@ def _require_sizes(model: chainer.Chain, component: object, *, channels: int, si
                 f"image_size moves, and {type(component).__name__} does not take images of {size}x{size}; write one "
                 "number, or choose a model that ends in a global average"
             ) from error
+
+
+def _require_evaluated_size(model: chainer.Chain, recipe: Recipe) -> None:
+    """Refuse now a model made for one `image_size` that evaluation would give another."""
+    built_for, scored_at = getattr(model, "image_size", None), _side(recipe.augmentation.eval)
+    if None not in (built_for, scored_at) and built_for != scored_at:
+        raise InputRefused(
+            f"{type(recipe.model).__name__} takes images of one size, and would be trained on {built_for}x{built_for} "
+            f"and scored on {scored_at}x{scored_at}; give both augmentations one size, or choose a "
+            "model that ends in a global average"
+        )
 
 
 def model_sizes(recipe: Recipe, dataset: Dataset) -> Model | None:

@@ -9,6 +9,8 @@ from chainer.initializers import HeNormal, Normal
 from chainer.utils import get_conv_outsize
 from chainercv.links import Conv2DActiv, Conv2DBNActiv, PickableSequentialChain
 
+from recipes.errors import InputRefused
+
 _VGG16_STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 
 
@@ -49,10 +51,10 @@ class FlatteningNetwork(PickableSequentialChain):
             scale, bias: deviation of the initial weights and initial bias of the first two; of the last 0.01 and 0.
             num_classes: logits.
         Raises:
-            ValueError: `size` is 0.
+            InputRefused: `size` is 0.
         """
         if size < 1:
-            raise ValueError(
+            raise InputRefused(
                 f"{self.name_of_model} needs larger images: nothing is left of {self.image_size}x{self.image_size} "
                 "pixels behind its poolings"
             )
