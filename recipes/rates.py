@@ -1,4 +1,4 @@
-"""Learning rate, batch and momentum of a recipe at any time: pure functions of the epochs seen."""
+"""Learning rate, batch, momentum and image size of a recipe at any time: pure functions of the epochs seen."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from recipes.positions import last_multiple
 from recipes.schema import LearningRate, Recipe
 from recipes.vocabulary import Unbuilt
 
-__all__ = ["batch_size_at", "full_rate", "full_rate_at", "learning_rate_at", "momentum_at", "norm_span_at"]
+__all__ = [
+    "batch_size_at",
+    "full_rate",
+    "full_rate_at",
+    "image_size_at",
+    "learning_rate_at",
+    "momentum_at",
+    "norm_span_at",
+]
 
 _RULES = {"linear": linear_scaling, "sqrt": sqrt_scaling, "none": no_scaling}
 _MOMENTUM_NAMES = ("momentum", "mu1", "beta1")
@@ -59,6 +67,11 @@ def batch_size_at(recipe: Recipe, epoch: float) -> int:
 def norm_span_at(recipe: Recipe, epoch: float) -> int:
     """The samples that share batch-normalisation statistics in an update that starts at `epoch`."""
     return recipe.batch.norm_span(epoch)
+
+
+def image_size_at(recipe: Recipe, epoch: float) -> int | None:
+    """The side of training images in an update that starts at `epoch`; None where the recipe has no `image_size`."""
+    return None if recipe.image_size is None else recipe.image_size(epoch)
 
 
 def momentum_at(recipe: Recipe, epoch: float) -> float | None:

@@ -98,6 +98,9 @@ class TimeReading:
         using = {"global": lambda *_: (ramp, tree), "norm_span": self._read_span}
         return self.reading.record(Batch, given, path, using=using)
 
+    def read_image_size(self, raw: Any, path: Path, _: Mapping[str, Any]) -> tuple[Any, Any]:
+        return (None, None) if raw is None else self._read_ramp(raw, path)
+
     def _read_ramp(self, raw: Any, path: Path) -> tuple[Any, Any]:
         """A number, or steps `{from, size}`."""
         if not isinstance(raw, list):

@@ -19,12 +19,16 @@ from recipes.schema import (
     Dataset,
     Evaluation,
     Evidence,
+    Gradient,
     LearningRate,
     NormMomentum,
+    Precision,
     RampStep,
     Recipe,
+    StreamOrder,
     Updater,
     Warmup,
+    WeightAverage,
 )
 from recipes.vocabulary import Component, Vocabulary
 
@@ -66,9 +70,13 @@ _SECTIONS: tuple[tuple[str, type], ...] = (
     ("A step of a ramp", RampStep),
     ("`learning_rate`", LearningRate),
     ("`learning_rate.warmup`", Warmup),
+    ("`stream`", StreamOrder),
     ("`augmentation`", Augmentation),
     ("`evaluation`", Evaluation),
     ("`evaluation.norm_momentum`", NormMomentum),
+    ("`gradient`", Gradient),
+    ("`weight_average`", WeightAverage),
+    ("`precision`", Precision),
     ("`updater`", Updater),
     ("An entry of `claims`", Claim),
     ("`card`", Card),
@@ -110,9 +118,9 @@ def _row(cls: type, field: Field, text: str) -> str:
 
 
 def _type(hint: Any) -> str:
-    if hint is BatchRamp:
-        return "a whole number or a ramp"
     options = [option for option in options_of(hint) if option is not type(None)]
+    if BatchRamp in options:
+        return " or ".join(["a whole number or a ramp", *(["null"] if len(options_of(hint)) > 1 else [])])
     if len(options) == 1 and (component := component_of(options[0])):
         return f"`kind` of {component.word}"
     return words(hint).replace(UNITS, "a position")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from recipes.image_size import check_image_size
 from recipes.reading import REFUSED, Reading
 from recipes.reading_rate import RateReading
 from recipes.reading_time import TimeReading
@@ -44,12 +45,14 @@ def read_recipe(
         "dataset": time.read_dataset,
         "epochs": partial(time.read_epochs, global_=_inside(given, "batch", "global")),
         "batch": time.read_batch,
+        "image_size": time.read_image_size,
         "learning_rate": RateReading(reading=reading, time=time).read,
     }
     recipe, resolved = reading.record(Recipe, given, (), using=using)
     if recipe is not REFUSED:
         _check(reading, recipe, resolved)
         _check_augmentation(reading, recipe, time.dataset)
+        check_image_size(reading, recipe)
     return recipe, time.dataset, {"kilobatch": 1, **resolved}
 
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from lr_schedules.units import require_number
+
+# The side of an image: pixels, or the word for the recipe's `image_size`, which the pipeline replaces by pixels.
+ImageSize = int | Literal["image_size"]
 
 
 def require_count(name: str, value: object, *, at_least: int = 1) -> None:
@@ -21,6 +26,19 @@ def require_count(name: str, value: object, *, at_least: int = 1) -> None:
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
         raise ValueError(f"{name} must be a whole number >= {at_least}, got {value!r}")
+
+
+def require_size(name: str, value: object) -> None:
+    """Refuse what is neither a whole number of at least 1 nor the word for the recipe's `image_size`.
+
+    Args:
+        name: class and field, for the message.
+        value: what was given.
+    Raises:
+        ValueError: neither.
+    """
+    if value != "image_size":
+        require_count(name, value)
 
 
 def require_share(name: str, value: object) -> None:

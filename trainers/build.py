@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import chainer
 import numpy as np
 
+from recipes.errors import InputRefused
+from recipes.image_size import at_image_size
 from recipes.planning.planner import Model
 from recipes.schema import Dataset, Recipe
 from recipes.vocabulary import Unbuilt
@@ -28,7 +30,7 @@ class Parts:
         model: with its initial weights, on the CPU.
         optimizer: set up with the model.
         loss: (logits, targets) -> mean over the samples given.
-        load_train, load_eval: (epoch, index) -> image as the model gets it, label.
+        load_train, load_eval: (epoch, index, image_size=None) -> image as the model gets it, label.
         mixing: of training samples, None where the recipe does not mix.
         num_eval: samples of the evaluation set.
     """
@@ -81,14 +83,60 @@ def build(recipe: Recipe, dataset: Dataset) -> Parts:
 
 
 def build_model(recipe: Recipe, dataset: Dataset) -> chainer.Chain:
-    """The recipe's model for a data set, its weights not yet drawn from the recipe's seed."""
-    return recipe.model.build(num_classes=dataset.num_classes, channels=dataset.channels, image_size=image_size(recipe))
+    """The recipe's model for a data set, its weights not yet drawn from the recipe's seed.
+
+    Raises:
+        InputRefused: the size of the images moves, and the model does not take one of them; the model takes one size
+            only, and evaluation gives it another.
+    """
+    sizes = image_sizes(recipe)
+    model = recipe.model.build(num_classes=dataset.num_classes, channels=dataset.channels, image_size=sizes[-1])
+    if len(set(sizes)) > 1:
+        _require_sizes(model, recipe.model, channels=dataset.channels, sizes=sorted(set(sizes)))
+    _require_evaluated_size(model, recipe)
+    return model
 
 
-def image_size(recipe: Recipe) -> int | None:
-    """Side of the images that the model is trained on in pixels, where the augmentation fixes one."""
-    sizes = [part.size for part in recipe.augmentation.train if isinstance(getattr(part, "size", None), int)]
-    return sizes[-1] if sizes else None
+def image_sizes(recipe: Recipe) -> list[int | None]:
+    """Side of the images that the model is trained on in pixels, for each step of the recipe's `image_size`.
+
+    It is what the last augmentation with a `size` gives, and None where no augmentation fixes one. An augmentation
+    whose size is that of something else says so by a class attribute `keeps_size = True`.
+    """
+    if recipe.image_size is None:
+        return [_side(recipe.augmentation.train)]
+    steps = recipe.image_size.sizes
+    return [_side([at_image_size(part, size) for part in recipe.augmentation.train]) or size for size in steps]
+
+
+def _side(parts: Sequence[object]) -> int | None:
+    sizes = [getattr(part, "size", None) for part in parts if not getattr(part, "keeps_size", False)]
+    return next((size for size in reversed(sizes) if isinstance(size, int)), None)
+
+
+def _require_sizes(model: chainer.Chain, component: object, *, channels: int, sizes: Sequence[int]) -> None:
+    """Refuse a model that breaks on one of the sizes now, not when the run has reached it."""
+    for size in sizes:
+        image_NCHW = np.zeros((1, channels, size, size), dtype=chainer.get_dtype())
+        try:
+            with chainer.using_config("train", False), chainer.no_backprop_mode():
+                model(image_NCHW)
+        except (chainer.utils.type_check.InvalidType, ValueError, IndexError) as error:
+            raise InputRefused(
+                f"image_size moves, and {type(component).__name__} does not take images of {size}x{size}; write one "
+                "number, or choose a model that ends in a global average"
+            ) from error
+
+
+def _require_evaluated_size(model: chainer.Chain, recipe: Recipe) -> None:
+    """Refuse now a model made for one `image_size` that evaluation would give another."""
+    built_for, scored_at = getattr(model, "image_size", None), _side(recipe.augmentation.eval)
+    if None not in (built_for, scored_at) and built_for != scored_at:
+        raise InputRefused(
+            f"{type(recipe.model).__name__} takes images of one size, and would be trained on {built_for}x{built_for} "
+            f"and scored on {scored_at}x{scored_at}; give both augmentations one size, or choose a "
+            "model that ends in a global average"
+        )
 
 
 def model_sizes(recipe: Recipe, dataset: Dataset) -> Model | None:
@@ -107,6 +155,8 @@ def _mixing(recipe: Recipe, dataset: Dataset) -> GroupMixing | None:
     return GroupMixing(mixes=mixes, seed=recipe.seed, num_classes=dataset.num_classes) if mixes else None
 
 
-def _load(samples: Any, pipeline: Pipeline, epoch: int, index: int) -> tuple[np.ndarray, int]:
+def _load(
+    samples: Any, pipeline: Pipeline, epoch: int, index: int, image_size: int | None = None
+) -> tuple[np.ndarray, int]:
     image_HWC, label = samples[index]
-    return pipeline(image_HWC, epoch=epoch, index=index), label
+    return pipeline(image_HWC, epoch=epoch, index=index, image_size=image_size), label

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import chainer
 import numpy as np
@@ -13,11 +14,10 @@ from recipes.planning.division import MicroBatch
 from recipes.planning.planner import Plan
 from recipes.planning.stream import Stream
 from recipes.planning.timeline import Segment
-from trainers.mixing import GroupMixing
+from trainers.mixing import GroupMixing, LoadPositions
 
-LoadImage = Callable[
-    [int, int], tuple[np.ndarray, int]
-]  # (epoch, index) -> float32 CHW image as the model gets it, label
+# (epoch, index, image_size=None) -> float32 CHW image as the model gets it, label
+LoadImage = Callable[..., tuple[np.ndarray, int]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class LoadedMicroBatch:
         part: its place in the update.
         images_NCHW: float32, or what CHAINER_DTYPE says.
         targets: int32 (samples,), labels; where the recipe mixes, float32 (samples, classes), mixtures of labels.
-        epochs, indices: int64 (samples,): which augmentation of which sample.
+        epochs, indices: int64 (samples,): which augmentation of which sample, see `Stream.at`.
     """
 
     part: MicroBatch
@@ -123,29 +123,35 @@ class StreamIterator(chainer.dataset.Iterator):
     def __next__(self) -> UpdateShare:
         if self.update >= self._plan.timeline.num_updates:
             raise StopIteration
-        timeline = self._plan.timeline
-        seen: list[SeenSample] = []
-        division = self._plan.division_of(self.update)
-        parts = division.micro_batches(self._rank)
-        samples = timeline.samples_at(self.update)
-        share = UpdateShare(
-            update=self.update,
-            segment=timeline.segment_of(self.update),
-            samples=samples,
-            micro_batches=(self._loaded(part, samples, division.norm_span, seen) for part in parts),
-            seen=seen,
-        )
         self.previous_epoch_detail = self.epoch_detail
         self.update += 1
-        return share
+        return self.again()
 
-    def _loaded(self, part: MicroBatch, samples: int, norm_span: int, seen: list[SeenSample]) -> LoadedMicroBatch:
+    def again(self) -> UpdateShare:
+        """The share that `next` gave last once more, its samples loaded anew."""
+        timeline, update = self._plan.timeline, self.update - 1
+        seen: list[SeenSample] = []
+        division = self._plan.division_of(update)
+        parts = division.micro_batches(self._rank)
+        samples = timeline.samples_at(update)
+        segment = timeline.segment_of(update)
+        load = partial(self._load_positions, image_size=segment.image_size)
+        return UpdateShare(
+            update=update,
+            segment=segment,
+            samples=samples,
+            micro_batches=(self._loaded(part, samples, division.norm_span, seen, load) for part in parts),
+            seen=seen,
+        )
+
+    def _loaded(
+        self, part: MicroBatch, samples: int, norm_span: int, seen: list[SeenSample], load: LoadPositions
+    ) -> LoadedMicroBatch:
         start = samples + part.offset
         epochs, indices = self._stream.samples(start, part.size)
         if self._mixing is None:
-            images, targets = self._load_positions(range(start, start + part.size))
+            images, targets = load(range(start, start + part.size))
         else:
-            load = self._load_positions
             images, targets = self._mixing.load(part, samples=samples, norm_span=norm_span, load=load)
         if self._trace:
             for place, (index, image) in enumerate(zip(indices, images, strict=True)):
@@ -159,10 +165,13 @@ class StreamIterator(chainer.dataset.Iterator):
             indices=indices,
         )
 
-    def _load_positions(self, positions: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    def _load_positions(self, positions: Sequence[int], *, image_size: int | None) -> tuple[np.ndarray, np.ndarray]:
         """Images as the pipeline gives them, and labels int32 (samples,)."""
         epochs, indices = self._stream.at(positions)
-        loaded = [self._load(int(epoch), int(index)) for epoch, index in zip(epochs, indices, strict=True)]
+        loaded = [
+            self._load(int(epoch), int(index), image_size=image_size)
+            for epoch, index in zip(epochs, indices, strict=True)
+        ]
         return np.stack([image for image, _ in loaded]), np.array([label for _, label in loaded], dtype=np.int32)
 
     def serialize(self, serializer: chainer.Serializer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,14 +17,17 @@ from recipes.noise_scale import Norms
 from recipes.planning.division import Division
 from recipes.planning.planner import Plan
 from recipes.rates import full_rate_at, learning_rate_at, momentum_at
-from trainers.faults import NotFinite
-from trainers.gradients import average_over_workers, clip, first_not_finite
+from trainers.faults import NotFinite, Overflow
+from trainers.gradients import average_over_workers, clip, divide_out, first_not_finite
 from trainers.keyed_draws import KeyedDropout
+from trainers.mixed_precision import MOST_HALVINGS, MixedPrecision, overflow_expected
 from trainers.norm_groups import NormGroups
 from trainers.share_norms import ShareNorms
 from trainers.steering import Moment, steer
 from trainers.stream_iterator import LoadedMicroBatch, SeenSample, StreamIterator, UpdateShare
 from trainers.weight_average import AveragedWeights
+
+log = logging.getLogger("kilobatch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +35,8 @@ class UpdateRecord:
     """What one update was: `epoch`, `samples` at its start, `loss` the mean over the global batch before it.
 
     `gradient_norm` is None where the recipe clips nothing, `gain` where the optimizer has none, `norms` where nobody
-    asked for them or the update is one share.
+    asked for them or the update is one share; `loss_scale`, and `overflows`, the number of times the update was done
+    again at a smaller one, with float32 compute.
     """
 
     update: int
@@ -45,6 +50,9 @@ class UpdateRecord:
     gradient_norm: float | None = None
     gain: float | None = None
     norms: Norms | None = None
+    loss_scale: float | None = None
+    overflows: int | None = None
+    image_size: int | None = None
 
 
 class RecipeUpdater(StandardUpdater):
@@ -55,7 +63,8 @@ class RecipeUpdater(StandardUpdater):
     Gradients are summed over samples and divided once by the global batch B, so that uneven shares are averaged
     exactly, and a sample's part is rounded alike whatever micro-batch it lies in. Gradients cross the wire once an
     update. Bytes on the wire: one all-reduce of the gradients, one of 24 bytes a normalised channel, and 17 bytes a
-    worker for loss and flags.
+    worker for loss and flags (18 with mixed16 compute, where an update whose gradient overflows on any worker is done
+    again by all at half the loss scale; what overflowed has changed nothing).
 
     Args:
         iterator: this worker's share of every update.
@@ -91,19 +100,24 @@ class RecipeUpdater(StandardUpdater):
         self.averaged = averaged
         with_gain = getattr(plan.recipe.optimizer, "gain", None)  # see AdaScale
         self._gain = with_gain and with_gain(per=plan.recipe.learning_rate.per)
+        precision = plan.recipe.precision
+        self._mixed = MixedPrecision(optimizer.target, precision) if precision.compute == "mixed16" else None
         self._measures = measure_noise or self._gain is not None
         self._stop_asked = stop_asked
         self._teams: dict[int, Any] = {1: None}
 
     def update_core(self) -> None:
         """Forward and backward of this worker's micro-batches, the exchange, the optimizer's step."""
-        share = self.get_iterator("main").next()
+        iterator = self.get_iterator("main")
+        share = iterator.next()
         model = self.get_optimizer("main").target
         epoch = self.plan.timeline.epoch_at(share.update)
         batch = share.segment.global_batch_size
         rate = learning_rate_at(self.plan.recipe, self._schedule_epoch(epoch))
 
-        loss, norms = self._mean_gradient(share, learning_rate=rate)
+        while (found := self._mean_gradient(share, learning_rate=rate)) is None:
+            share = iterator.again()
+        loss, norms = found
         gradient_norm = self._clipped_norm(model)
         gain = None if self._gain is None else self._observed_gain(norms, batch)
         rate *= 1.0 if gain is None else gain
@@ -121,34 +135,63 @@ class RecipeUpdater(StandardUpdater):
             gradient_norm=gradient_norm,
             gain=gain,
             norms=norms,
+            loss_scale=self._mixed and self._mixed.scale,
+            overflows=self._mixed and self._mixed.halvings,
+            image_size=share.segment.image_size,
         )
+        if self._mixed is not None:
+            self._mixed.updated()
         chainer.reporter.report({"loss": loss}, model)
 
-    def _mean_gradient(self, share: UpdateShare, *, learning_rate: float) -> tuple[float, Norms | None]:
-        """Leave the mean gradient of the update in the model; returns the mean loss, and the norms if measured."""
+    def _mean_gradient(self, share: UpdateShare, *, learning_rate: float) -> tuple[float, Norms | None] | None:
+        """Leave the mean gradient of the update in the model; returns the mean loss, and the norms if measured.
+
+        None where the gradient overflowed on any worker, the loss scale being halved on all.
+        """
         model = self.get_optimizer("main").target
         batch = share.segment.global_batch_size
         model.cleargrads()
         division = self.plan.division_of(share.update)
         self._norm_groups.begin_update(division, self._team(division))
-        shares = ShareNorms(model) if self._measures and division.num_shares > 1 else None
-        own_loss = sum(self._backward(model, part, batch, shares) for part in share.micro_batches)
+        factor = 1.0 if self._mixed is None else self._mixed.factor(division)
+        shares = ShareNorms(model, factor=factor) if self._measures and division.num_shares > 1 else None
+        own_loss = sum(self._backward(part, batch, shares, factor) for part in share.micro_batches)
         loss = self._agree(own_loss, model, share.update, learning_rate)
+        if self._mixed is not None:
+            if self._overflowed(model, share.update):
+                return None
+            divide_out(model, factor)
         average_over_workers(model, self._mpi, batch)
         return loss, shares and shares.gathered(self._mpi)
 
     def _backward(
-        self, model: chainer.Chain, micro_batch: LoadedMicroBatch, global_batch_size: int, shares: ShareNorms | None
+        self, micro_batch: LoadedMicroBatch, global_batch_size: int, shares: ShareNorms | None, factor: float
     ) -> float:
-        """Add this micro-batch's part to the gradients; returns its part of the mean loss."""
-        part = micro_batch.part
+        """Add this micro-batch's part, times `factor`, to the gradients; returns its part of the mean loss."""
+        part, model = micro_batch.part, self.get_optimizer("main").target
         self._norm_groups.begin_micro_batch(part)
         keyed = KeyedDropout(model, seed=self.plan.recipe.seed, epochs=micro_batch.epochs, indices=micro_batch.indices)
-        with chainer.using_config("train", True), keyed:
-            loss = self.loss_func(model(micro_batch.images_NCHW), micro_batch.targets)
-        with shares.of(offset=part.offset, size=part.size) if shares else contextlib.nullcontext():
-            (loss * float(part.size)).backward()
+        logits = model if self._mixed is None else self._mixed.logits
+        with contextlib.nullcontext() if self._mixed is None else overflow_expected():
+            with chainer.using_config("train", True), keyed:
+                loss = self.loss_func(logits(micro_batch.images_NCHW), micro_batch.targets)
+            with shares.of(offset=part.offset, size=part.size) if shares else contextlib.nullcontext():
+                (loss * (float(part.size) * factor)).backward()
         return float(loss.array) * (part.size / global_batch_size)
+
+    def _overflowed(self, model: chainer.Link, update: int) -> bool:
+        """Whether the gradient is not finite on any worker; if so the loss scale is halved on all."""
+        found = self._first_of(first_not_finite(model, "grad"))
+        if found is None:
+            return False
+        rank, parameter = found
+        scale, halvings = self._mixed.scale, self._mixed.halvings
+        if halvings == MOST_HALVINGS:
+            raise Overflow(rank=rank, parameter=parameter, update=update, loss_scale=scale, halvings=halvings)
+        self._mixed.overflowed()
+        what = f"update {update}: the gradient of {parameter} overflowed on rank {rank} at loss scale {scale:g}"
+        log.info("%s; done again at %g", what, self._mixed.scale)
+        return True
 
     def _clipped_norm(self, model: chainer.Link) -> float | None:
         clip_norm = self.plan.recipe.gradient.clip_norm
@@ -194,13 +237,19 @@ class RecipeUpdater(StandardUpdater):
         return math.fsum(losses)
 
     def _require_finite_weights(self, model: chainer.Link, update: int, learning_rate: float) -> None:
-        parameter = first_not_finite(model, "array")
+        found = self._first_of(first_not_finite(model, "array"))
+        if found is not None:
+            rank, parameter = found
+            raise NotFinite(what="weight", rank=rank, parameter=parameter, update=update, learning_rate=learning_rate)
+
+    def _first_of(self, parameter: str | None) -> tuple[int, str] | None:
+        """The first rank that has a path to tell, and the path; None where none has. One byte a worker."""
         flags = np.empty(self._mpi.size, dtype=np.int8)
         self._mpi.Allgather(np.array([parameter is not None], dtype=np.int8), flags)
-        if flags.any():
-            rank = int(np.flatnonzero(flags)[0])
-            parameter = self._mpi.bcast(parameter, root=rank)
-            raise NotFinite(what="weight", rank=rank, parameter=parameter, update=update, learning_rate=learning_rate)
+        if not flags.any():
+            return None
+        rank = int(np.flatnonzero(flags)[0])
+        return rank, self._mpi.bcast(parameter, root=rank)
 
     def _team(self, division: Division) -> Any:
         """The communicator of this worker's team; split once for each team size, by all workers together."""
@@ -213,12 +262,15 @@ class RecipeUpdater(StandardUpdater):
     @property
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps beside weights and optimizer: plain data, the same on all workers."""
-        return {"gain": self._gain.state} if self._gain is not None else {}
+        kept = {"gain": self._gain, "precision": self._mixed}
+        return {name: part.state for name, part in kept.items() if part is not None}
 
     @state.setter
     def state(self, kept: dict[str, Any]) -> None:
         if self._gain is not None:
             self._gain.state = kept["gain"]
+        if self._mixed is not None:
+            self._mixed.state = kept["precision"]
 
     def serialize(self, serializer: chainer.Serializer) -> None:
         """The iterator's place; weights and optimizer state are the checkpoint's own business."""

@@ -168,6 +168,7 @@ def plan(
         norm_span=recipe.batch.norm_span,
         epochs=recipe.epochs,
         num_train=dataset.num_train,
+        image_size=recipe.image_size,
     )
     segments = tuple(
         PlannedSegment(segment=segment, division=_division(recipe, segment, workers, largest))

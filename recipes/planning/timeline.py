@@ -11,7 +11,7 @@ from recipes.positions import first_sample_at
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """Consecutive updates of one global batch size.
+    """Consecutive updates of one global batch size, norm span and image size.
 
     Args:
         update: number of its first update, from 0.
@@ -19,6 +19,7 @@ class Segment:
         samples: position in the stream where its first update starts.
         global_batch_size: samples an update.
         norm_span: samples whose batch-normalisation statistics are shared.
+        image_size: side of training images in pixels; None where the recipe does not say it.
     """
 
     update: int
@@ -26,6 +27,7 @@ class Segment:
     samples: int
     global_batch_size: int
     norm_span: int
+    image_size: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +72,14 @@ class Timeline:
         return segment.update + min(steps, segment.num_updates)
 
 
-def timeline(*, global_batch_size: BatchRamp, norm_span: BatchRamp, epochs: float, num_train: int) -> Timeline:
+def timeline(
+    *,
+    global_batch_size: BatchRamp,
+    norm_span: BatchRamp,
+    epochs: float,
+    num_train: int,
+    image_size: BatchRamp | None = None,
+) -> Timeline:
     """Cut a run into updates.
 
     A segment starts at the first update whose first sample lies at or after its boundary, so that the last update
@@ -81,13 +90,15 @@ def timeline(*, global_batch_size: BatchRamp, norm_span: BatchRamp, epochs: floa
         norm_span: samples of a norm group, by epoch; read where the global batch is read.
         epochs: length of the run, above 0.
         num_train: samples of the training set, at least 1.
+        image_size: side of training images, by epoch; read likewise.
 
     >>> akiba = timeline(global_batch_size=BatchRamp(boundaries=(0.0,), sizes=(32768,)),
     ...                  norm_span=BatchRamp(boundaries=(0.0,), sizes=(32,)), epochs=90, num_train=1281167)
     >>> akiba.num_updates
     3519
     """
-    boundaries = sorted({0.0, *global_batch_size.boundaries, *norm_span.boundaries})
+    ramps = [global_batch_size, norm_span, *([image_size] if image_size else [])]
+    boundaries = sorted({0.0, *(boundary for ramp in ramps for boundary in ramp.boundaries)})
     end = first_sample_at(epochs, num_train)
     segments: list[Segment] = []
     update = samples = 0
@@ -103,6 +114,7 @@ def timeline(*, global_batch_size: BatchRamp, norm_span: BatchRamp, epochs: floa
                     samples=samples,
                     global_batch_size=size,
                     norm_span=norm_span(boundary),
+                    image_size=image_size and image_size(boundary),
                 )
             )
         update += num_updates

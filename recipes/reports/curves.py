@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recipes.rates import batch_size_at, learning_rate_at, momentum_at
+from recipes.rates import batch_size_at, image_size_at, learning_rate_at, momentum_at
 from recipes.schema import Recipe
 
 _NUM_POINTS = 1024
@@ -21,16 +21,19 @@ class RecipeCurves:
     learning_rate: tuple[np.ndarray, np.ndarray]
     global_batch_size: tuple[np.ndarray, np.ndarray]
     momentum: tuple[np.ndarray, np.ndarray] | None  # None where the optimizer has none
+    image_size: tuple[np.ndarray, np.ndarray] | None  # None where it does not move
 
 
 def recipe_curves(recipe: Recipe) -> RecipeCurves:
     """The curves of a recipe from epoch 0 to its end."""
     end = float(recipe.epochs)
     has_momentum = momentum_at(recipe, 0.0) is not None
+    sizes = () if recipe.image_size is None else recipe.image_size.sizes
     return RecipeCurves(
         learning_rate=traced(lambda epoch: learning_rate_at(recipe, epoch), end),
         global_batch_size=traced(lambda epoch: batch_size_at(recipe, epoch), end),
         momentum=traced(lambda epoch: momentum_at(recipe, epoch), end) if has_momentum else None,
+        image_size=traced(lambda epoch: image_size_at(recipe, epoch), end) if len(set(sizes)) > 1 else None,
     )
 
 

@@ -42,7 +42,16 @@ def page_text(runs: Sequence[Run]) -> str:
     if not runs:
         raise ValueError("a report needs at least one run")
     title = runs[0].title if len(runs) == 1 else f"{len(runs)} runs compared"
-    body = _single(runs[0]) if len(runs) == 1 else _comparison(runs)
+    return document(title, _single(runs[0]) if len(runs) == 1 else _comparison(runs))
+
+
+def document(title: str, body: Markup) -> str:
+    """A whole page in the reports' style, which loads nothing from elsewhere.
+
+    Args:
+        title: its heading.
+        body: what stands below.
+    """
     # A style sheet is not escaped by HTML's rules; it is ours and holds no text of a run.
     head = joined(
         [

@@ -41,6 +41,7 @@ def _row(segment: dict) -> dict:
         "micro_batch": segment["micro_batch_size"],
         "accumulation": segment["accumulation_steps"],
         "norm_span": segment["norm_span"],
+        **({} if segment["image_size"] is None else {"image_size": segment["image_size"]}),
         "teams": f"{segment['num_teams']} of {segment['team_size']}",
         "idle": segment["idle_workers"],
         "rate": f"{first:.6g} to {last:.6g}",

@@ -10,7 +10,7 @@ from recipes.errors import Problem, RecipeError
 from recipes.open import OpenedRecipe
 from recipes.planning.timeline import Timeline, timeline
 from recipes.positions import UNITS, parse_position
-from recipes.rates import batch_size_at, learning_rate_at, momentum_at
+from recipes.rates import batch_size_at, image_size_at, learning_rate_at, momentum_at
 
 __all__ = ["curve_points", "parse_at", "points_text"]
 
@@ -36,6 +36,7 @@ def curve_points(opened: OpenedRecipe, epochs: Sequence[float]) -> list[dict[str
                 "global_batch_size": batch_size_at(recipe, epoch),
                 "learning_rate": learning_rate_at(recipe, epoch),
                 "momentum": momentum_at(recipe, epoch),
+                **({} if recipe.image_size is None else {"image_size": image_size_at(recipe, epoch)}),
             }
         )
     return points

@@ -73,9 +73,7 @@ def claims(run: Run) -> Markup:
         behind = [str(claim[key]) for key in ("on", "source", "status") if claim.get(key)]
         behind += [f"{number(claim['runs'])} runs"] if claim.get("runs") else []
         rows.append((number(claim.get("metric")), said, got, difference, "; ".join(behind)))
-    notes = (
-        "One run is one draw: a verdict takes several seeds. A time holds for its hardware only."
-    )
+    notes = "One run is one draw: a verdict takes several seeds. A time holds for its hardware only."
     if changed := [path for path, text in run.origins.items() if path and text.startswith("command line")]:
         notes = f"This run is not the recipe as claimed: the command line sets {', '.join(sorted(changed))}. {notes}"
     heads = ("metric", "claimed", "this run", "difference", "claimed on")
@@ -87,6 +85,7 @@ def plan(run: Run) -> Markup:
     segments = [segment for segment in _listed(run.plan.get("segments")) if isinstance(segment, dict)]
     if not segments:
         return Markup("")
+    sized = any(segment.get("image_size") for segment in segments)
     rows = []
     for segment in segments:
         first, count = segment.get("update"), segment.get("num_updates")
@@ -103,6 +102,7 @@ def plan(run: Run) -> Markup:
                 span,
                 number(segment.get("epoch")),
                 number(segment.get("global_batch_size")),
+                *([number(segment.get("image_size"))] if sized else []),
                 rates,
                 groups,
                 teams,
@@ -110,8 +110,8 @@ def plan(run: Run) -> Markup:
                 steps,
             )
         )
-    heads = ("updates", "from epoch", "global batch", "learning rate", "norm groups", "teams", "samples a worker")
-    heads = (*heads, "micro-batch × steps")
+    heads = ["updates", "from epoch", "global batch", *(["image size"] if sized else []), "learning rate"]
+    heads += ["norm groups", "teams", "samples a worker", "micro-batch × steps"]
     summary = (
         f"{_workers(run)} of cluster {run.plan.get('cluster', '–')}, {number(run.plan.get('num_updates'))} updates, "
     )

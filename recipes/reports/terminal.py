@@ -20,7 +20,7 @@ _Curve = tuple[np.ndarray, np.ndarray]
 
 
 def curve_text(recipe: Recipe, dataset: Dataset, width: int = 80, height: int = 24) -> str:
-    """Learning rate and global batch size against epochs.
+    """Learning rate, global batch size and, where it moves, image size against epochs.
 
     Args:
         recipe: whose curves.
@@ -36,14 +36,18 @@ def curve_text(recipe: Recipe, dataset: Dataset, width: int = 80, height: int = 
         raise ValueError(f"a picture of {width} x {height} characters cannot be read; give at least 30 x 12")
     curves = recipe_curves(recipe)
     sizes = np.unique(curves.global_batch_size[1])
-    batch_rows = max(3, height // 4) if len(sizes) > 1 else 0
+    moving = [("global batch size (samples)", curves.global_batch_size, 0.0)] if len(sizes) > 1 else []
+    if curves.image_size is not None:
+        moving.append(("image size (pixels)", curves.image_size, float(curves.image_size[1].min())))
+    rows = max(4 - len(moving), height // (2 + 2 * len(moving)))
     canvas = _Canvas(end=float(recipe.epochs), columns=width - _MARGIN)
     lines = [f"{recipe.name}: {recipe.epochs:g} epochs of {dataset.name}, {dataset.num_train:,} samples each"]
-    lines += _rate_lines(canvas, curves.learning_rate, height - batch_rows - 5)
-    if batch_rows:
-        lines += _batch_lines(canvas, curves.global_batch_size, batch_rows)
+    sentence = len(sizes) == 1
+    lines += _rate_lines(canvas, curves.learning_rate, height - 4 - (rows + 1) * len(moving) - sentence)
+    for title, curve, low in moving:
+        lines += [title, *_step_lines(canvas, curve, low, rows)]
     lines += _epoch_axis(canvas)
-    if not batch_rows:
+    if sentence:
         lines.append(f"global batch size: {sizes[0]:,.0f} samples throughout")
     return "\n".join(line.rstrip()[:width] for line in lines)
 
@@ -64,11 +68,11 @@ def _rate_lines(canvas: _Canvas, curve: _Curve, rows: int) -> list[str]:
     return ["learning rate (logarithmic)", *canvas.drawn(epochs, heights, ticks, rows)]
 
 
-def _batch_lines(canvas: _Canvas, curve: _Curve, rows: int) -> list[str]:
+def _step_lines(canvas: _Canvas, curve: _Curve, low: float, rows: int) -> list[str]:
     epochs, values = curve
-    top = float(values.max())
-    ticks = [(size / top, f"{size:,.0f}") for size in (*np.unique(values)[::-1], 0.0)]
-    return ["global batch size (samples)", *canvas.drawn(epochs, values / top, ticks, rows)]
+    span = float(values.max()) - low
+    ticks = [((size - low) / span, f"{size:,.0f}") for size in (*np.unique(values)[::-1], low)]
+    return canvas.drawn(epochs, (values - low) / span, ticks, rows)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What moves over a run: the batch and the learning rate."""
+"""What moves over a run: the batch, the learning rate, and by the same steps the size of images."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RampStep:
 
     Args:
         from_: where the size begins; the first step begins at 0.
-        size: samples, at least 1.
+        size: samples of a batch or a norm group, or pixels of an image's side; at least 1.
     """
 
     from_: Epochs

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+from lr_schedules import BatchRamp
 from lr_schedules.units import Epochs
 from recipes.schema.moving import Batch, LearningRate
-from recipes.schema.training import Augmentation, Evaluation, Gradient, Updater, WeightAverage
+from recipes.schema.training import Augmentation, Evaluation, Gradient, Precision, StreamOrder, Updater, WeightAverage
 from recipes.vocabulary import Component
 
 __all__ = ["Card", "Claim", "Evidence", "Recipe"]
@@ -88,10 +89,15 @@ class Recipe:
         learning_rate: how the learning rate moves.
         optimizer: how a gradient becomes a step.
         loss: what is minimised: the mean over the global batch.
+        image_size: side of training images in pixels: a number, or steps such as
+            `[{from: 0, size: 128}, {from: 30, size: 160}]`. An update has the size of its start. Entries of
+            `augmentation.train` take it by `size: image_size`; null where each says its own.
+        stream: the order of training samples.
         augmentation: what happens to images.
         evaluation: when and how the model is scored.
         gradient: what happens to the mean gradient.
         weight_average: the weights that are scored: a moving average; null for the last ones.
+        precision: in which numbers is computed.
         updater: what of the execution changes the mathematics.
         seed: of order, augmentation and initial weights, at least 0.
         claims: what the recipe promises; not inherited by `extends`.
@@ -113,10 +119,13 @@ class Recipe:
     learning_rate: LearningRate
     optimizer: Annotated[object, Component("optimizers")]
     loss: Annotated[object, Component("losses")]
+    image_size: BatchRamp | None = None
+    stream: StreamOrder = StreamOrder()
     augmentation: Augmentation = Augmentation()
     evaluation: Evaluation = Evaluation()
     gradient: Gradient = Gradient()
     weight_average: WeightAverage | None = None
+    precision: Precision = Precision()
     updater: Updater = Updater()
     seed: int = 0
     claims: tuple[Claim, ...] = ()

@@ -13,7 +13,7 @@ import pytest
 import trainers.compat  # noqa: F401
 from recipes.open import open_recipe
 from recipes.planning.timeline import timeline
-from recipes.rates import batch_size_at, learning_rate_at, momentum_at, norm_span_at
+from recipes.rates import batch_size_at, image_size_at, learning_rate_at, momentum_at, norm_span_at
 from recipes.registry import names
 from trainers.vocabulary import vocabulary
 
@@ -35,6 +35,7 @@ def curve(name):
         epochs=recipe.epochs,
         num_train=opened.dataset.num_train,
     )
+    moves = recipe.image_size is not None and len(set(recipe.image_size.sizes)) > 1
     points = []
     for update in (point * (updates.num_updates - 1) // (NUM_POINTS - 1) for point in range(NUM_POINTS)):
         epoch = updates.epoch_at(update)
@@ -47,6 +48,7 @@ def curve(name):
                 "norm_span": norm_span_at(recipe, epoch),
                 "learning_rate": learning_rate_at(recipe, epoch),
                 "momentum": momentum_at(recipe, epoch),
+                **({"image_size": image_size_at(recipe, epoch)} if moves else {}),
             }
         )
     return {"num_updates": updates.num_updates, "num_samples": updates.num_samples, "points": points}

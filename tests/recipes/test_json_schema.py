@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from lr_schedules import BatchRamp
 from recipes.docstrings import argument_texts
-from recipes.hints import fields_of
+from recipes.hints import fields_of, options_of
 from recipes.json_schema import json_schema
 from recipes.reference import reference
 from recipes.registry import find, names
@@ -145,3 +146,15 @@ def test_every_key_has_a_meaning():
 def test_committed_reference_is_current():
     """Write it anew with: kilobatch recipes schema --markdown > docs/recipes.md"""
     assert (ROOT / "docs" / "recipes.md").read_text() == reference(vocabulary())
+
+
+def test_every_mapping_of_a_recipe_has_a_section_of_the_reference():
+    text = reference(vocabulary())
+    mappings = [
+        field.key
+        for field in fields_of(Recipe)
+        for option in options_of(field.hint)
+        if dataclasses.is_dataclass(option) and option is not BatchRamp
+    ]
+    assert len(mappings) >= 9
+    assert [key for key in mappings if f"\n## `{key}`\n" not in text] == []

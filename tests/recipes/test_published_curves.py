@@ -165,6 +165,6 @@ def test_akiba2017s_warmup_passes_the_weights_worked_out_by_hand(name, recipe, w
 
 def test_the_two_files_of_akiba2017_differ_in_one_word():
     recipes = [open_recipe(name, vocabulary=vocabulary()).recipe for name in ("akiba2017", "akiba2017-printed")]
-    trees = [{**vars(recipe), "name": "", "title": ""} for recipe in recipes]
+    trees = [{**vars(recipe), "name": "", "title": "", "card": None} for recipe in recipes]
     trees[1]["optimizer"] = replace(trees[1]["optimizer"], transition="continuous")
     assert trees[0] == trees[1]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from recipes.planning.draws import Draws
-from trainers.arguments import require_count
+from trainers.arguments import ImageSize, require_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,18 +15,19 @@ class CenterCrop:
     """The square in the middle; where it cannot be in the middle, half a pixel towards the top and left.
 
     Args:
-        size: side of the square in pixels.
+        size: side of the square in pixels, or `image_size`, the recipe's.
     Raises:
-        ValueError: `size` is no whole number above 0. When called: the image is smaller than `size`.
+        ValueError: `size` is neither a whole number above 0 nor `image_size`. When called: the image is smaller
+            than `size`.
 
     Source: Goyal et al. 2017, arXiv 1706.02677 (224 of 256 for the errors reported).
     Differs: fb.resnet.torch, datasets/transforms.lua, goes half a pixel towards the bottom and right.
     """
 
-    size: int
+    size: ImageSize
 
     def __post_init__(self) -> None:
-        require_count("CenterCrop.size", self.size)
+        require_size("CenterCrop.size", self.size)
 
     def __call__(self, image_HWC: np.ndarray, draws: Draws) -> np.ndarray:
         """`size` x `size` pixels, channels and type as given."""

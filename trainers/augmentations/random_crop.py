@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from recipes.planning.draws import Draws
-from trainers.arguments import require_count
+from trainers.arguments import ImageSize, require_count, require_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,21 +15,21 @@ class RandomCrop:
     """A square at a uniformly random place of the image, padded with zeros on all sides.
 
     Args:
-        size: side of the square in pixels.
+        size: side of the square in pixels, or `image_size`, the recipe's.
         padding: pixels of zeros added at each side first, at least 0. Zero is black before `Normalize` and the mean
             after it.
     Raises:
-        ValueError: `size` or `padding` is no whole number in range. When called: the padded image is smaller than
-            `size`.
+        ValueError: `size` is neither a whole number above 0 nor `image_size`; `padding` is no whole number of at least
+            0. When called: the padded image is smaller than `size`.
 
     Source: He et al. 2015, arXiv 1512.03385, section 4.2 (CIFAR-10: padding 4, size 32).
     """
 
-    size: int
+    size: ImageSize
     padding: int = 0
 
     def __post_init__(self) -> None:
-        require_count("RandomCrop.size", self.size)
+        require_size("RandomCrop.size", self.size)
         require_count("RandomCrop.padding", self.padding, at_least=0)
 
     def __call__(self, image_HWC: np.ndarray, draws: Draws) -> np.ndarray:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from recipes.planning.draws import Draws
-from trainers.arguments import require_count, require_range
+from trainers.arguments import ImageSize, require_range, require_size
 from trainers.augmentations.resampling import resampled
 
 _NUM_ATTEMPTS = 10
@@ -26,11 +26,12 @@ class RandomResizedCrop:
     sums, products and roots are computed, which round alike on every machine.
 
     Args:
-        size: side of the result in pixels.
+        size: side of the result in pixels, or `image_size`, the recipe's.
         area: smallest and largest share of the image's area, in (0, 1].
         ratio: smallest and largest width over height, before the exchange, above 0.
     Raises:
-        ValueError: `size` is no whole number above 0; `area` or `ratio` are not two numbers in range, low first.
+        ValueError: `size` is neither a whole number above 0 nor `image_size`; `area` or `ratio` are not two
+            numbers in range, low first.
 
     Source: fb.resnet.torch, datasets/transforms.lua, RandomSizedCrop (the attempts, the uniform draws, the exchange);
         the augmentation of Goyal et al. 2017, arXiv 1706.02677.
@@ -38,12 +39,12 @@ class RandomResizedCrop:
         and it interpolates bicubically. Others draw the logarithm of the ratio uniformly.
     """
 
-    size: int
+    size: ImageSize
     area: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
 
     def __post_init__(self) -> None:
-        require_count("RandomResizedCrop.size", self.size)
+        require_size("RandomResizedCrop.size", self.size)
         require_range("RandomResizedCrop.area", self.area, at_most=1)
         require_range("RandomResizedCrop.ratio", self.ratio)
 

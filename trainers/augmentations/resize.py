@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from recipes.planning.draws import Draws
-from trainers.arguments import require_count
+from trainers.arguments import ImageSize, require_size
 from trainers.augmentations.resampling import resampled
 
 
@@ -16,18 +16,18 @@ class Resize:
     """The shorter side to a given length, the longer one in proportion, rounded to the nearest pixel.
 
     Args:
-        shorter: length of the shorter side in pixels.
+        shorter: length of the shorter side in pixels, or `image_size`, the recipe's.
     Raises:
-        ValueError: `shorter` is no whole number above 0.
+        ValueError: `shorter` is neither a whole number above 0 nor `image_size`.
 
     Source: fb.resnet.torch, datasets/transforms.lua, Scale.
     Differs: bilinear and antialiased, where the source is bicubic.
     """
 
-    shorter: int
+    shorter: ImageSize
 
     def __post_init__(self) -> None:
-        require_count("Resize.shorter", self.shorter)
+        require_size("Resize.shorter", self.shorter)
 
     def __call__(self, image_HWC: np.ndarray, draws: Draws) -> np.ndarray:
         """The resampled image, channels and type as given."""

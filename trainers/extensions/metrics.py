@@ -87,7 +87,7 @@ class Metrics(Extension):
 
 def _measured(record: Any) -> dict[str, float]:
     """What only some runs have of an update."""
-    found = {"gradient_norm": record.gradient_norm, "gain": record.gain}
+    found = {name: getattr(record, name) for name in ("image_size", "gradient_norm", "gain", "loss_scale", "overflows")}
     if record.norms is not None:
         found |= {"gradient_noise": record.norms.noise, "gradient_signal": record.norms.signal}
     return {name: value for name, value in found.items() if value is not None}

@@ -46,6 +46,7 @@ class Trace(Extension):
                 "learning_rate": record.learning_rate,
                 "momentum": record.momentum,
                 "global_batch_size": record.global_batch_size,
+                **({} if record.image_size is None else {"image_size": record.image_size}),
                 "loss": record.loss,
             }
         )

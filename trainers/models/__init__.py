@@ -1,5 +1,6 @@
 """Models: each a frozen dataclass whose `build` gives a `chainer.Chain` from float32 NCHW to logits."""
 
+from trainers.models.alexnet_bn import AlexNetBN
 from trainers.models.cifar_resnet import CifarResNet
 from trainers.models.resnet18 import ResNet18
 from trainers.models.resnet34 import ResNet34
@@ -8,9 +9,11 @@ from trainers.models.resnet101 import ResNet101
 from trainers.models.resnet152 import ResNet152
 from trainers.models.small_cnn import SmallCNN
 from trainers.models.small_resnet import SmallResNet
+from trainers.models.vgg16 import VGG16
 from trainers.models.wide_resnet import WideResNet
 
 __all__ = [
+    "AlexNetBN",
     "CifarResNet",
     "ResNet101",
     "ResNet152",
@@ -19,5 +22,6 @@ __all__ = [
     "ResNet50",
     "SmallCNN",
     "SmallResNet",
+    "VGG16",
     "WideResNet",
 ]

@@ -16,11 +16,16 @@ from recipes.schema import Dataset, Recipe
 
 
 def curve_figure(recipe: Recipe, dataset: Dataset) -> Figure:
-    """Learning rate, global batch size and momentum of a recipe against epochs; warmup shaded, ramp steps dotted."""
+    """Learning rate, global batch size, momentum and, where it moves, image size of a recipe against epochs.
+
+    The warmup is shaded, the steps of the batch are dotted.
+    """
     curves = recipe_curves(recipe)
     rows = [("learning rate", curves.learning_rate), ("global batch size (samples)", curves.global_batch_size)]
     if curves.momentum is not None:
         rows.append(("momentum", curves.momentum))
+    if curves.image_size is not None:
+        rows.append(("image size (pixels)", curves.image_size))
     heights = [3.0, *(1.3 if np.ptp(values) else 0.6 for _, (_, values) in rows[1:])]
     with stacked(heights, width=8.0) as (figure, panels):
         for axes, (title, (epochs, values)), colour in zip(panels, rows, SERIES, strict=False):
@@ -33,6 +38,8 @@ def curve_figure(recipe: Recipe, dataset: Dataset) -> Figure:
         batch_axis(panels[1], [curves.global_batch_size[1]])
         if curves.momentum is not None:
             _momentum_axis(panels[2], curves.momentum[1])
+        if curves.image_size is not None:
+            _size_axis(panels[-1], curves.image_size[1])
         _mark_warmup(panels, recipe)
         for boundary in recipe.batch.global_.boundaries[1:]:
             mark_boundary(panels, boundary)
@@ -59,6 +66,13 @@ def _momentum_axis(axes: Axes, values: np.ndarray) -> None:
         axes.yaxis.set_major_locator(FixedLocator([float(values[0])]))
     else:
         axes.yaxis.set_major_locator(MaxNLocator(3))
+    axes.yaxis.set_major_formatter("{x:g}")
+
+
+def _size_axis(axes: Axes, values: np.ndarray) -> None:
+    sizes = np.unique(values)
+    axes.set_ylim(0.9 * sizes[0], 1.05 * sizes[-1])
+    axes.yaxis.set_major_locator(FixedLocator(sizes.tolist()) if len(sizes) <= 5 else MaxNLocator(4))
     axes.yaxis.set_major_formatter("{x:g}")
 
 

@@ -1,7 +1,9 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from lr_schedules import Cosine, SlowStart
+from lr_schedules import BatchRamp, Cosine, SlowStart
 from recipes.reports.curves import reads_better_in_decades, recipe_curves, smoothed, traced
 
 
@@ -27,6 +29,15 @@ def test_recipe_curves_reach_published_values(make_recipe):
     assert levels == pytest.approx([0.8, 0.16, 0.016, 0.0016])
     assert np.unique(curves.global_batch_size[1]).tolist() == [2048, 4096]
     assert np.unique(curves.momentum[1]).tolist() == [0.9]
+
+
+def test_image_size_has_a_curve_where_it_moves(make_recipe):
+    steps = BatchRamp(boundaries=(0.0, 30.0, 60.0), sizes=(128, 160, 192))
+    epochs, sizes = recipe_curves(replace(make_recipe(), image_size=steps)).image_size
+    assert [float(sizes[np.searchsorted(epochs, at)]) for at in (10, 40, 70)] == [128, 160, 192]
+    assert recipe_curves(make_recipe()).image_size is None
+    constant = replace(make_recipe(), image_size=BatchRamp(boundaries=(0.0,), sizes=(160,)))
+    assert recipe_curves(constant).image_size is None
 
 
 def test_optimizer_without_momentum_has_no_momentum_curve(make_recipe):

@@ -1,13 +1,14 @@
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 
 import matplotlib as mpl
 import numpy as np
 import pytest
 from PIL import Image
 
-from lr_schedules import Cosine
+from lr_schedules import BatchRamp, Cosine
 from recipes.reports.plots import curve_figure, run_pictures, run_style, save_figure, svg_text
 from recipes.reports.record import open_run
 
@@ -21,6 +22,15 @@ def test_recipe_figure_has_a_panel_a_quantity(make_recipe, imagenet):
     assert titles(figure) == ["learning rate (logarithmic)", "global batch size (samples)", "momentum"]
     assert figure.axes[-1].get_xlabel() == "epochs of imagenet (1,281,167 samples)"
     assert titles(curve_figure(make_recipe(momentum=None), imagenet)) == titles(figure)[:2]
+
+
+def test_recipe_figure_has_a_panel_for_an_image_size_that_moves(make_recipe, imagenet):
+    steps = BatchRamp(boundaries=(0.0, 40.0), sizes=(128, 192))
+    figure = curve_figure(replace(make_recipe(), image_size=steps), imagenet)
+    assert titles(figure)[-2:] == ["momentum", "image size (pixels)"]
+    epochs, sizes = figure.axes[-1].lines[0].get_data()
+    place = int(np.flatnonzero(np.diff(sizes))[0])
+    assert (sizes[place], sizes[place + 1], epochs[place + 1]) == (128, 192, 40.0)
 
 
 def test_recipe_figure_draws_the_curve_with_vertical_steps(make_recipe, imagenet):

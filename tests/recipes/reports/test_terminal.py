@@ -1,6 +1,8 @@
+from dataclasses import replace
+
 import pytest
 
-from lr_schedules import Cosine
+from lr_schedules import BatchRamp, Cosine
 from recipes.reports.terminal import curve_text
 
 AXIS = 9  # columns before the picture
@@ -33,6 +35,18 @@ def test_batch_steps_at_a_third_of_the_axis(make_recipe, imagenet):
     lower = next(line for line in lines if line.startswith("  2,048"))
     assert (min(dots(upper)), max(dots(upper))) == (30, 89)
     assert (min(dots(lower)), max(dots(lower))) == (0, 30)
+
+
+@pytest.mark.parametrize("height", [12, 24])
+@pytest.mark.parametrize("sizes", [(2048, 4096), (2048,)])
+def test_image_size_that_moves_has_steps_of_its_own_in_the_same_height(make_recipe, imagenet, height, sizes):
+    recipe = make_recipe(sizes=sizes, boundaries=(0.0, 30.0)[: len(sizes)])
+    recipe = replace(recipe, image_size=BatchRamp(boundaries=(0.0, 60.0), sizes=(128, 192)))
+    lines = curve_text(recipe, imagenet, 9 + 90, height).splitlines()
+    assert len(lines) == height
+    picture = lines[lines.index("image size (pixels)") + 1 :]
+    upper = next(line for line in picture if line.startswith("    192"))
+    assert (min(dots(upper)), max(dots(upper))) == (60, 89)
 
 
 def test_every_column_of_the_rate_has_a_dot(make_recipe, imagenet):

@@ -9,6 +9,7 @@ from trainers import models
 
 # Another setting than the default, and an image of the size the model is made for.
 CASES = {
+    "AlexNetBN": (models.AlexNetBN(), 3, 67),
     "CifarResNet": (models.CifarResNet(depth=32, shortcut="projection"), 3, 16),
     "ResNet101": (models.ResNet101(zero_last_gamma=False, stochastic_depth=0.1), 3, 64),
     "ResNet152": (models.ResNet152(zero_last_gamma=False, blur_pool=True), 3, 64),
@@ -17,10 +18,11 @@ CASES = {
     "ResNet50": (models.ResNet50(zero_last_gamma=False), 3, 64),
     "SmallCNN": (models.SmallCNN(width=4, dropout=0.3), 1, 8),
     "SmallResNet": (models.SmallResNet(width=4, blocks=(2, 1)), 3, 32),
+    "VGG16": (models.VGG16(batch_norm=True), 3, 32),
     "WideResNet": (models.WideResNet(depth=10, widen=2, dropout=0.3), 1, 16),
 }
-# Siblings of ResNet50 that differ in the number of blocks: their own tests count them.
-LARGE = ("ResNet101", "ResNet152")
+# Their own tests count them, and compare what they compute where that is cheap.
+LARGE = ("ResNet101", "ResNet152", "VGG16")
 NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in sorted(CASES)]
 
 
@@ -31,6 +33,7 @@ def images(channels, size, num_samples=4):
 @pytest.fixture(scope="module", params=NAMES)
 def built(request):
     component, channels, size = CASES[request.param]
+    np.random.seed(0)  # the initialisers draw from it
     return component.build(num_classes=5, channels=channels, image_size=size), images(channels, size)
 
 

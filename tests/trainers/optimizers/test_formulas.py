@@ -1,5 +1,6 @@
 """Every optimizer, at every fork, against its paper transcribed in float64, over 50 updates of recorded gradients."""
 
+import copy
 import dataclasses
 import typing
 from types import SimpleNamespace
@@ -208,6 +209,20 @@ def test_50_updates_in_float64_are_within_1e_10(case, recorded):
     ours = weights(case[0], recorded, np.float64)
     assert {array.dtype for array in ours.values()} == {np.dtype(np.float64)}
     assert largest_deviation(ours, transcribed(*case, recorded)) <= 1e-10
+
+
+def test_half_precision_weights_follow_the_formula_in_their_float32_copies(case, recorded):
+    halves = copy.copy(recorded)
+    halves.weights, *halves.gradients = (
+        {path: array.astype(np.float16) for path, array in arrays.items()}
+        for arrays in (recorded.weights, *recorded.gradients)
+    )
+    model, optimizer = halves.setup(case[0], np.float16)
+    optimizer.use_fp32_update()
+    halves.replay(case[0], model, optimizer)
+    copies = {path: parameter.update_rule._fp32_param.array for path, parameter in model.namedparams()}
+    assert {array.dtype for array in copies.values()} == {np.dtype(np.float32)}
+    assert largest_deviation(copies, transcribed(*case, halves)) <= 2e-6
 
 
 def test_the_recording_tells_all_formulas_and_options_apart(recorded):
