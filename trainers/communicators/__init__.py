@@ -1,7 +1,7 @@
 """How the workers' gradients become one sum: what `communicator` in a cluster file may name.
 
-A component is connected once, with an MPI communicator of its own, and gives a `Connection`: `allocate` the memory of the
-gradients, `sum` parts of it in place. All workers end with the same bits, whatever the algorithm and the wire.
+A component is connected once, with an MPI communicator of its own, and gives a `Connection`: `allocate` the memory of
+the gradients, `sum` parts of it in place. All workers end with the same bits, whatever the algorithm and the wire.
 """
 
 from trainers.communicators.direct import Direct

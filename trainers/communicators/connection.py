@@ -26,6 +26,11 @@ class Connection:
         self.sum = sum_of
         self.num_roundings = num_roundings
 
+    def mean(self, values: np.ndarray, wire: Wire, scale: float) -> None:
+        """values <- scale times their sum."""
+        self.sum(values, wire)
+        values *= values.dtype.type(scale)
+
     def allocate(self, num_values: int, dtype: Any) -> np.ndarray:
         """Memory, all zero, whose parts `sum` is called with."""
         return np.zeros(num_values, dtype)

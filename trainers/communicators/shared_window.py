@@ -69,23 +69,30 @@ class _Window(Connection):
         return own
 
     def _sum(self, values: np.ndarray, wire: Wire) -> None:
+        self.mean(values, wire, 1.0)
+
+    def mean(self, values: np.ndarray, wire: Wire, scale: float) -> None:
         node, rank = self._node, self._node.rank
         start = (values.ctypes.data - self._of_rank[rank].ctypes.data) // values.itemsize
         everybody = [memory[start : start + len(values)] for memory in self._of_rank]
         parts = shares(len(values), node.size)
         node.Barrier()  # all have written
-        self._add_up([memory[parts[rank]] for memory in everybody], into=values[parts[rank]])
-        if self._across.size > 1:
-            ring_sum(self._across, values[parts[rank]], wire)
+        own = values[parts[rank]]
+        alone = self._across.size == 1
+        self._add_up([memory[parts[rank]] for memory in everybody], into=own, scale=scale if alone else 1.0)
+        if not alone:
+            ring_sum(self._across, own, wire)
+            own *= own.dtype.type(scale)
         node.Barrier()  # all slices are whole
         for other, part in enumerate(parts):
             if other != rank:
                 np.copyto(values[part], everybody[other][part])
         node.Barrier()  # all have read
 
-    def _add_up(self, slices: list[np.ndarray], *, into: np.ndarray) -> None:
-        """The sum in the order of the ranks, which is the same whoever sums."""
+    def _add_up(self, slices: list[np.ndarray], *, into: np.ndarray, scale: float) -> None:
+        """The sum in the order of the ranks, which is the same whoever sums, times `scale`."""
         if len(slices) == 1:
+            into *= into.dtype.type(scale)
             return
         for start in range(0, len(into), len(self._piece)):
             place = slice(start, min(start + len(self._piece), len(into)))
@@ -93,7 +100,7 @@ class _Window(Connection):
             np.add(slices[0][place], slices[1][place], out=piece)
             for other in slices[2:]:
                 piece += other[place]
-            into[place] = piece
+            np.multiply(piece, piece.dtype.type(scale), out=into[place])
 
     def close(self) -> None:
         self._of_rank = []

@@ -37,6 +37,9 @@ class Wire(Protocol):
     def store(self, values: np.ndarray, received: np.ndarray) -> None:
         """values <- received."""
 
+    def losses(self, values: np.ndarray) -> tuple[int, int]:
+        """How many of these numbers become infinite once packed, and how many become zero, without having been so."""
+
 
 class FullWire:
     """The numbers themselves, float32 or float64: nothing is rounded."""
@@ -65,6 +68,9 @@ class FullWire:
         if received is not values:
             np.copyto(values, received)
 
+    def losses(self, values: np.ndarray) -> tuple[int, int]:
+        return 0, 0
+
 
 class _HalfWire:
     """Sixteen bits a number, summed in float32 by whoever receives them."""
@@ -87,6 +93,11 @@ class _HalfWire:
 
     def store(self, values: np.ndarray, received: np.ndarray) -> None:
         np.copyto(values, self._unpacked(received))
+
+    def losses(self, values: np.ndarray) -> tuple[int, int]:
+        packed = self._unpacked(self.pack(values))
+        overflowed = np.isinf(packed) & np.isfinite(values)
+        return int(overflowed.sum()), int(((packed == 0) & (values != 0)).sum())
 
 
 class Float16Wire(_HalfWire):

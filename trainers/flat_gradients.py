@@ -1,0 +1,160 @@
+"""All gradients of a model in one array, written as the backward pass finishes them."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import chainer
+import numpy as np
+from chainer import functions as F
+
+from trainers.gradient_taps import GradientTaps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slot:
+    """Where the gradient of a parameter lives: `place` in the flat array."""
+
+    path: str
+    parameter: chainer.Parameter
+    place: slice
+
+
+class FlatGradients:
+    """Gradients laid out in the order in which backward finishes them, so that a part of the array is whole early on.
+
+    The sums over micro-batches are the only pass over them: taps write there what a layer's backward gives.
+
+    Args:
+        model: its parameters are initialised.
+        images_NCHW: what the model may be called with, to see in which order its parameters are finished.
+        allocate: (num_values, dtype) -> zeros; where the gradients live.
+    Attributes:
+        values: the array, one-dimensional.
+        slots: in its order.
+    """
+
+    def __init__(
+        self, model: chainer.Chain, images_NCHW: np.ndarray, allocate: Callable[[int, Any], np.ndarray] = np.zeros
+    ) -> None:
+        order = backward_order(model, images_NCHW)
+        ends = np.cumsum([0, *(parameter.size for _, parameter in order)])
+        self.slots = [
+            Slot(path=path, parameter=parameter, place=slice(int(start), int(stop)))
+            for (path, parameter), start, stop in zip(order, ends, ends[1:], strict=False)
+        ]
+        self.values = allocate(int(ends[-1]), order[0][1].dtype)
+        self._number = {id(slot.parameter): number for number, slot in enumerate(self.slots)}
+        self._written = [False] * len(self.slots)
+
+    def begin_update(self) -> None:
+        """The next gradient of each parameter replaces what is there."""
+        for slot in self.slots:
+            slot.parameter.cleargrad()
+        self._written = [False] * len(self.slots)
+
+    @contextlib.contextmanager
+    def taken(self, finished: Callable[[int], None] | None = None, *, measure: bool = False) -> Iterator[SquaredNorm]:
+        """Around forward and backward of a micro-batch, whose gradients are added to those of the update.
+
+        Args:
+            finished: called with the number of a slot when this micro-batch has added all it will to it.
+            measure: take the squared norm of what this micro-batch adds.
+        Raises:
+            RuntimeError: a parameter was used past its link, as shared weights are, and `finished` was told too early.
+        """
+        came: Counter[int] = Counter()
+        parts = _Parts() if measure else None
+
+        def take(number: int, array: np.ndarray) -> None:
+            self._add(number, array)
+            came[number] += 1
+            whole = came[number] == taps.uses.count(number)
+            if parts is not None:
+                parts.add(number, array, whole=whole)
+            if whole and finished is not None:
+                finished(number)
+
+        taps = GradientTaps(lambda variable: self._number.get(id(variable)), take)
+        norm = SquaredNorm() if parts is None else parts.norm
+        with taps:
+            yield norm
+        for number, slot in enumerate(self.slots):
+            if slot.parameter.grad is not None:  # used past its link, where there was no tap
+                if finished is not None and came[number]:
+                    raise RuntimeError(
+                        f"{slot.path} is used past its link as well, and its gradient came too late to be sent while "
+                        f"backward goes on; set exchange.overlap to false in the cluster file"
+                    )
+                taps.uses.append(number)
+                take(number, slot.parameter.grad)
+                slot.parameter.cleargrad()
+
+    def _add(self, number: int, array: np.ndarray) -> None:
+        kept = self.values[self.slots[number].place].reshape(array.shape)
+        if self._written[number]:
+            kept += array
+        else:
+            np.copyto(kept, array)
+            self._written[number] = True
+
+    def fill_gaps(self) -> None:
+        """Zeros where no gradient has come in this update: an unused parameter, a worker without samples."""
+        for slot, written in zip(self.slots, self._written, strict=True):
+            if not written:
+                self.values[slot.place] = 0
+
+    def hand_over(self) -> None:
+        """Each parameter's `grad` is its slot."""
+        for slot in self.slots:
+            slot.parameter.grad = self.values[slot.place].reshape(slot.parameter.shape)
+
+
+class SquaredNorm:
+    """Sum of squares, added up in float64."""
+
+    def __init__(self) -> None:
+        self._squares: list[float] = []
+
+    def add(self, array: np.ndarray) -> None:
+        """Take in the squares of an array."""
+        self._squares.append(float(np.square(array, dtype=np.float64).sum()))
+
+    @property
+    def value(self) -> float:
+        """The sum so far."""
+        return math.fsum(self._squares)
+
+
+class _Parts:
+    """The norm of gradients that may come in several parts."""
+
+    def __init__(self) -> None:
+        self.norm = SquaredNorm()
+        self._so_far: dict[int, np.ndarray] = {}
+
+    def add(self, number: int, array: np.ndarray, *, whole: bool) -> None:
+        known = self._so_far.pop(number, None)
+        array = array if known is None else known + array
+        if whole:
+            self.norm.add(array)
+        else:
+            self._so_far[number] = array
+
+
+def backward_order(model: chainer.Chain, images_NCHW: np.ndarray) -> list[tuple[str, chainer.Parameter]]:
+    """Paths and parameters in the order in which a backward pass finishes them, seen in one; unused ones come last."""
+    known = sorted(model.namedparams())
+    numbers = {id(parameter): number for number, (_, parameter) in enumerate(known)}
+    came: list[int] = []
+    taps = GradientTaps(lambda variable: numbers.get(id(variable)), lambda number, _: came.append(number))
+    with chainer.using_config("train", False), taps:
+        F.sum(model(images_NCHW)).backward()
+    model.cleargrads()
+    place = {number: place for place, number in enumerate(came)}  # the last use of one that is used several times
+    return [known[number] for number in sorted(range(len(known)), key=lambda number: place.get(number, math.inf))]
