@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 OPTIONS = {"no_args_is_help": True, "rich_markup_mode": None, "pretty_exceptions_enable": False}
-app = typer.Typer(help="The library of recipes: list, show, validate, lint, scale, copy, card, curve, schema.", **OPTIONS)
+app = typer.Typer(help="Recipes: list, show, validate, lint, scale, copy, card, curve, schema.", **OPTIONS)
 
 Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help="A name of `kilobatch recipes list`, or a path.")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change a value; may be repeated.")]
@@ -169,21 +170,17 @@ def card(
     from recipes.reports.terminal import curve_text
     from trainers.vocabulary import vocabulary
 
-    if recipe is None and library is None:
+    if (recipe is None) == (library is None):
         raise typer.BadParameter("name a recipe, or give --library a file", param_hint="RECIPE")
-    try:
-        if library is not None:
-            write_library_page(published_recipes(vocabulary()), library)
-            print(f"wrote {library}", file=sys.stderr)
-        if recipe is None:
-            return
-        opened = opened_recipe(recipe, overrides, data, allow_code)
-        if out is not None:
-            print(f"wrote {' and '.join(map(str, write_card(recipe, opened, out)))}", file=sys.stderr)
-            return
-    except (OSError, ValueError) as error:
-        raise typer.BadParameter(str(error), param_hint="-o" if recipe else "--library") from None
-    print(f"{card_text(card_facts(recipe, opened))}\n\n{curve_text(opened.recipe, opened.dataset)}")
+    if library is not None:
+        recipes = published_recipes(vocabulary())
+        _written(lambda: write_library_page(recipes, library), "--library")
+        return
+    opened = opened_recipe(recipe, overrides, data, allow_code)
+    if out is not None:
+        _written(lambda: write_card(recipe, opened, out), "-o")
+    else:
+        print(f"{card_text(card_facts(recipe, opened))}\n\n{curve_text(opened.recipe, opened.dataset)}")
 
 
 @app.command()
@@ -227,8 +224,17 @@ def curve(
 def _draw(opened: Any, out: Path) -> None:
     from recipes.reports.plots import curve_figure, save_figure
 
-    try:
+    def write() -> list[Path]:
         save_figure(curve_figure(opened.recipe, opened.dataset), out)
+        return [out]
+
+    _written(write, "-o")
+
+
+def _written(write: Callable[[], list[Path]], option: str) -> None:
+    """Says what was written; a file that cannot be is a wrong option."""
+    try:
+        files = write()
     except (OSError, ValueError) as error:
-        raise typer.BadParameter(str(error), param_hint="-o") from None
-    print(f"wrote {out}", file=sys.stderr)
+        raise typer.BadParameter(str(error), param_hint=option) from None
+    print(f"wrote {' and '.join(map(str, files))}", file=sys.stderr)
