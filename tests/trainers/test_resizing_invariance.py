@@ -1,4 +1,4 @@
-"""Law 2 for drawn augmentations and progressive resizing: the same images and weights on any ranks, after a resume too."""
+"""Law 2 for drawn augmentations and progressive resizing: the same images and weights on any ranks, resumed or not."""
 
 import json
 
