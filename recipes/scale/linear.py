@@ -23,7 +23,7 @@ def linear(ask: Request) -> Iterator[Change]:
     yield from linear_rate(ask, holds_to=_HOLDS_TO)
     yield _warmup(ask)
     if ask.value("optimizer.momentum") is not None:
-        yield ask.kept("optimizer.momentum", "0.9 from batch 64 to 65,536", _GOYAL)
+        yield ask.kept("optimizer.momentum", "stays, as from batch 64 to 65,536", _GOYAL)
     yield from decay(ask, "the rate follows the batch, so that an epoch shrinks the weights as much as before")
 
 

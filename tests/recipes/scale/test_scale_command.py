@@ -1,6 +1,7 @@
 """`kilobatch recipes scale`, as a user types it."""
 
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -63,3 +64,10 @@ def test_wrong_input_ends_with_2(run):
     )
     assert run("scale", "nobody2017", "--batch", "8k")[0] == 2
     assert run("scale", "goyal2017")[0] == 2
+
+
+def test_page_on_scaling_shows_what_is_printed(run):
+    page = (Path(__file__).parents[3] / "docs" / "scaling.md").read_text()
+    example = page.split("```")[1].strip().splitlines()
+    out = run(*example[0].removeprefix("$ kilobatch recipes ").split())[1].splitlines()
+    assert [line for line in example[1:] if line != "..." and line not in out] == []
