@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 OPTIONS = {"no_args_is_help": True, "rich_markup_mode": None, "pretty_exceptions_enable": False}
-app = typer.Typer(help="The library of recipes: list, show, validate, copy, curve, schema.", **OPTIONS)
+app = typer.Typer(help="Recipes: list, show, validate, lint, scale, copy, card, curve, schema.", **OPTIONS)
 
 Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help="A name of `kilobatch recipes list`, or a path.")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change a value; may be repeated.")]
@@ -84,7 +85,9 @@ def validate(
             problems += error.problems
             continue
         lacking = [*opened.recipe.lacks, *opened.dataset.lacks]
-        print(f"{name}: valid" + (f"; cannot be trained yet, not built: {', '.join(lacking)}" if lacking else ""))
+        reasons = [f"not built: {', '.join(lacking)}"] if lacking else []
+        reasons += [f"left open: {', '.join(opened.recipe.open)}"] if opened.recipe.open else []
+        print(f"{name}: valid" + (f"; cannot be trained yet, {'; '.join(reasons)}" if reasons else ""))
     if problems:
         raise RecipeError(problems)
 
@@ -123,12 +126,61 @@ def lint(
 
 
 @app.command()
+def scale(
+    recipe: Recipe,
+    batch: Annotated[str, typer.Option("--batch", metavar="32k", help="The new global batch; k is 1,024.")],
+    beyond: Annotated[bool, typer.Option("--beyond", help="Past the batch where linear scaling is published.")] = False,
+    out: Annotated[Path | None, typer.Option("-o", metavar="FILE", help="The new file; NAME-BATCH.yaml here.")] = None,
+    data: Data = None,
+    allow_code: AllowCode = False,
+    as_json: Json = False,
+) -> None:
+    """Derive a recipe for another batch: a new file, and a reason for every value; nothing is ever overwritten."""
+    from recipes.scale import parse_batch, scale_recipe
+    from recipes.scale.scale_text import scaled_text
+    from trainers.vocabulary import vocabulary
+
+    options = {"vocabulary": vocabulary(allow_code=allow_code), "allow_code": allow_code, "data_root": data}
+    scaled = scale_recipe(recipe, batch=parse_batch(batch), beyond=beyond, out=out, **options)
+    print(scaled_text(scaled, as_json), end="")
+
+
+@app.command()
 def copy(recipe: Recipe, file: Annotated[Path | None, typer.Argument(metavar="[FILE]")] = None) -> None:
     """Copy a recipe's file into this folder; nothing is ever overwritten."""
     from recipes.library import copy_recipe
 
     target = copy_recipe(recipe, file)
     print(f"wrote {target}; change it, then: kilobatch recipes validate {target}")
+
+
+@app.command()
+def card(
+    recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", show_default=False)] = None,
+    out: Annotated[Path | None, typer.Option("-o", metavar="F.html|F.md", help="Write a page, .md with F.svg.")] = None,
+    library: Annotated[
+        Path | None, typer.Option("--library", metavar="F.md", help="Write all cards of the library into one page.")
+    ] = None,
+    overrides: Set = None,
+    data: Data = None,
+    allow_code: AllowCode = False,
+) -> None:
+    """What a recipe changed, what it claims, and where its values come from."""
+    from recipes.cards import card_facts, card_text, published_recipes, write_card, write_library_page
+    from recipes.reports.terminal import curve_text
+    from trainers.vocabulary import vocabulary
+
+    if (recipe is None) == (library is None):
+        raise typer.BadParameter("name a recipe, or give --library a file", param_hint="RECIPE")
+    if library is not None:
+        recipes = published_recipes(vocabulary())
+        _written(lambda: write_library_page(recipes, library), "--library")
+        return
+    opened = opened_recipe(recipe, overrides, data, allow_code)
+    if out is not None:
+        _written(lambda: write_card(recipe, opened, out), "-o")
+    else:
+        print(f"{card_text(card_facts(recipe, opened))}\n\n{curve_text(opened.recipe, opened.dataset)}")
 
 
 @app.command()
@@ -172,8 +224,17 @@ def curve(
 def _draw(opened: Any, out: Path) -> None:
     from recipes.reports.plots import curve_figure, save_figure
 
-    try:
+    def write() -> list[Path]:
         save_figure(curve_figure(opened.recipe, opened.dataset), out)
+        return [out]
+
+    _written(write, "-o")
+
+
+def _written(write: Callable[[], list[Path]], option: str) -> None:
+    """Says what was written; a file that cannot be is a wrong option."""
+    try:
+        files = write()
     except (OSError, ValueError) as error:
-        raise typer.BadParameter(str(error), param_hint="-o") from None
-    print(f"wrote {out}", file=sys.stderr)
+        raise typer.BadParameter(str(error), param_hint=option) from None
+    print(f"wrote {' and '.join(map(str, files))}", file=sys.stderr)

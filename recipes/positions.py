@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 
-__all__ = ["first_sample_at", "last_multiple", "multiple", "parse_position"]
+__all__ = ["first_sample_at", "last_multiple", "multiple", "parse_position", "written_in_updates"]
 
 _WORD = re.compile(r"(?P<number>[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]{1,2})?|\.[0-9]+)\s*(?P<unit>[A-Za-z]+)")
+_TIMED_BY_BATCH = ("epochs", "image_size", "learning_rate", "evaluation", "weight_average")
 _SAMPLES = {"sp": 1, "ksp": 10**3, "Msp": 10**6, "Gsp": 10**9}
 UNITS = "30 or 30ep (epochs), 500up (updates), 1.5Msp (samples) or 0.5run"
 
@@ -59,6 +60,21 @@ def parse_position(
             raise ValueError(f"{value} needs the batch sizes, which are not known here")
         count = updates_to_samples(int(count))
     return float(Fraction(count, num_train))
+
+
+def written_in_updates(tree: object, path: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted path and text of every position of a recipe, outside `batch`, that is written in updates.
+
+    >>> list(written_in_updates({"epochs": "90up", "learning_rate": {"schedule": {"boundaries": [1, "30 up"]}}}))
+    [('epochs', '90up'), ('learning_rate.schedule.boundaries.1', '30 up')]
+    """
+    found = _WORD.fullmatch(tree) if isinstance(tree, str) else None
+    if found and found["unit"] == "up":
+        yield path, str(tree)
+    pairs = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    for key, value in pairs:
+        if path or key in _TIMED_BY_BATCH:
+            yield from written_in_updates(value, f"{path}.{key}".lstrip("."))
 
 
 def first_sample_at(position: float, num_train: int) -> int:

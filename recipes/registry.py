@@ -9,7 +9,7 @@ from pathlib import Path
 
 from recipes.errors import Problem, RecipeError, nearest
 
-__all__ = ["UnknownNameError", "find", "find_or_refuse", "names", "shown"]
+__all__ = ["UnknownNameError", "find", "find_or_refuse", "library_name", "names", "shown"]
 
 _PACKAGE = Path(__file__).resolve().parent
 _LIBRARY = {
@@ -87,6 +87,14 @@ def names(kind: str) -> list[str]:
     return sorted({name for name, _ in _named(kind)})
 
 
+def library_name(path: Path) -> str | None:
+    """The name of a recipe's file by which it is found from any folder; None for a file of the user's own."""
+    for name, known in (*_below(_LIBRARY["recipes"]), *_of_packages()):
+        if known.resolve() == path.resolve():
+            return name
+    return None
+
+
 def shown(path: Path) -> str:
     """A path as a user would open it: relative to the working directory where it lies below it."""
     path, here = path.resolve(), Path.cwd().resolve()
@@ -101,11 +109,16 @@ def _named(kind: str) -> Iterator[tuple[str, Path]]:
     yield from _below(_LIBRARY[kind])
     yield from _below(Path("configs", kind))
     if kind == "recipes":
-        for entry in entry_points(group="kilobatch.recipes"):
-            # find_spec, not load: listing recipes must not run another package's code.
-            spec = importlib.util.find_spec(entry.value)
-            for folder in (spec and spec.submodule_search_locations) or ():
-                yield from ((f"{entry.name}/{name}", path) for name, path in _below(Path(folder)))
+        yield from _of_packages()
+
+
+def _of_packages() -> Iterator[tuple[str, Path]]:
+    """Recipes of installed packages."""
+    for entry in entry_points(group="kilobatch.recipes"):
+        # find_spec, not load: listing recipes must not run another package's code.
+        spec = importlib.util.find_spec(entry.value)
+        for folder in (spec and spec.submodule_search_locations) or ():
+            yield from ((f"{entry.name}/{name}", path) for name, path in _below(Path(folder)))
 
 
 def _below(folder: Path) -> Iterator[tuple[str, Path]]:

@@ -52,7 +52,7 @@ class Overflow(RunFailed):
     def __init__(self, *, rank: int, parameter: str | None, update: int, loss_scale: float, halvings: int) -> None:
         super().__init__(
             f"the gradient of {parameter} is not finite at update {update} on rank {rank}, even at a loss scale of "
-            f"{loss_scale:g}, after {halvings} halvings. Something in the model leaves the range of float16 (65,504): "
+            f"{loss_scale:.12g}, after {halvings} halvings. Something in the model leaves the range of float16 (65,504): "
             "try precision.compute: float32, a longer warmup or a lower learning_rate.reference"
         )
 

@@ -135,6 +135,8 @@ class _Seen:
         self.updates = self.samples = 0
         self.epoch = 0.0
         self.learning_rate = self.global_batch_size = self.accuracy = self.evaluation_loss = None
+        self.loss_scale: float | None = None  # of mixed precision
+        self.overflows = 0  # attempts at an update that were done again
         self.ending = ""
         self._recent: deque[tuple[int, float, float]] = deque(maxlen=_RECENT)  # samples, seconds, loss
         self._first: tuple[float, int, int] | None = None  # time, updates, samples when the first update was done
@@ -161,6 +163,7 @@ class _Seen:
     def _take_update(self, line: dict[str, Any]) -> None:
         self._now, self.epoch = line["time_ms"] / 1000, line["epoch"]
         self.learning_rate, self.global_batch_size = line["learning_rate"], line["global_batch_size"]
+        self.loss_scale, self.overflows = line.get("loss_scale"), self.overflows + line.get("overflows", 0)
         self.updates, self.samples = line["update"] + 1, line["samples"] + line["global_batch_size"]
         loss = math.nan if line["value"] is None else line["value"]
         self._recent.append((line["global_batch_size"], line["update_seconds"], loss))
@@ -198,6 +201,8 @@ class _Seen:
             f"loss {self.loss:.4f}",
         ]
         parts += [f"accuracy {percent(self.accuracy)}"] if self.accuracy is not None else []
+        parts += [f"loss scale {number(self.loss_scale)}"] if self.loss_scale is not None else []
+        parts += [f"overflows {number(self.overflows)}"] if self.overflows else []
         return "  ".join([*parts, f"{number(self.samples_per_second, digits=3)} samples/s"])
 
 

@@ -66,7 +66,7 @@ def prepare(request: TrainRequest, *, workers: int) -> Prepared:
     """Check recipe, data set, cluster and options, and plan the run; nothing is written.
 
     Raises:
-        RecipeError, PlanError, NotBuilt: the input is wrong.
+        RecipeError, PlanError, NotBuilt, InputRefused: the input is wrong.
     """
     words = vocabulary(allow_code=request.allow_code)
     opened = open_recipe(
@@ -89,6 +89,7 @@ def prepare(request: TrainRequest, *, workers: int) -> Prepared:
     )
     if cluster.device != "cpu":
         raise refused("--cluster", f"{cluster.name} has device {cluster.device}", "training on a GPU is not built yet")
+    _require_model_for_moving_images(opened)
     stop_after, every = request.stop_after, request.checkpoint_every
     return Prepared(
         opened=opened,
@@ -98,6 +99,15 @@ def prepare(request: TrainRequest, *, workers: int) -> Prepared:
         ),
         checkpoint_every=every if every == "update" else _epochs("--checkpoint-every", every, made),
     )
+
+
+def _require_model_for_moving_images(opened: OpenedRecipe) -> None:
+    """Ask the model whether it takes the images, where they change their size; else no Chainer is loaded for it."""
+    ramp = opened.recipe.image_size
+    if ramp is not None and len(set(ramp.sizes)) > 1:
+        from trainers.build import build_model
+
+        build_model(opened.recipe, opened.dataset)
 
 
 def refused(flag: str, what: str, way_out: str) -> RecipeError:

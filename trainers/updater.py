@@ -189,8 +189,8 @@ class RecipeUpdater(StandardUpdater):
         if halvings == MOST_HALVINGS:
             raise Overflow(rank=rank, parameter=parameter, update=update, loss_scale=scale, halvings=halvings)
         self._mixed.overflowed()
-        what = f"update {update}: the gradient of {parameter} overflowed on rank {rank} at loss scale {scale:g}"
-        log.info("%s; done again at %g", what, self._mixed.scale)
+        what = f"update {update}: the gradient of {parameter} overflowed on rank {rank} at loss scale {scale:.12g}"
+        log.info("%s; done again at %.12g", what, self._mixed.scale)
         return True
 
     def _clipped_norm(self, model: chainer.Link) -> float | None:

@@ -12,7 +12,7 @@ from recipes.rates import learning_rate_at
 from recipes.schema import Dataset, Recipe
 
 _AUTO_MICRO_BATCH_SIZE = 64  # samples; a norm group if that is larger. Without a memory model nothing better is known.
-_BYTES = 4  # float32
+_BYTES, _HALF_BYTES = 4, 2  # float32, float16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,11 +27,17 @@ class Model:
     num_parameters: int
     num_state_values: int
 
-    def memory(self) -> dict[str, int | None]:
-        """Bytes on one device: exact for weights, gradients and optimizer state; activations are not known yet."""
+    def memory(self, compute: str = "float32") -> dict[str, int | None]:
+        """Bytes on one device: exact for weights, gradients and optimizer state; activations are not known yet.
+
+        Args:
+            compute: the recipe's `precision.compute`; `mixed16` casts the weights to float16: counted as if all were,
+                though those of normalisation are not.
+        """
         weights = _BYTES * self.num_parameters
         return {
             "weights_bytes": weights,
+            **({"float16_weights_bytes": _HALF_BYTES * self.num_parameters} if compute == "mixed16" else {}),
             "gradients_bytes": weights,
             "optimizer_state_bytes": weights * self.num_state_values,
             "activations_bytes": None,
@@ -108,10 +114,11 @@ class Plan:
             "dataset": self.dataset.name,
             "cluster": self.cluster.name,
             "workers": self.workers,
+            "compute": self.recipe.precision.compute,
             "num_updates": self.timeline.num_updates,
             "num_samples": self.timeline.num_samples,
             "segments": [self._segment_tree(planned) for planned in self.segments],
-            "memory": self.model.memory() if self.model else None,
+            "memory": self.model.memory(self.recipe.precision.compute) if self.model else None,
             "warnings": list(self.warnings),
         }
 
@@ -216,7 +223,7 @@ def _require_memory(made: Plan) -> None:
     """Refuse a device that cannot even hold the weights, their gradients and the optimizer's state."""
     if made.model is None:
         return
-    held = sum(size or 0 for size in made.model.memory().values())
+    held = sum(size or 0 for size in made.model.memory(made.recipe.precision.compute).values())
     if held > made.cluster.device_memory_bytes:
         raise PlanError(
             f"weights, gradients and optimizer state need {held:,} bytes, a device of cluster {made.cluster.name} has "

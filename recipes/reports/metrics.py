@@ -14,7 +14,7 @@ import numpy as np
 from recipes.errors import InputRefused
 
 _WHOLE = ("update", "samples", "global_batch_size")
-_NOT_ALWAYS_MEASURED = ("gradient_noise", "gradient_signal")
+_NOT_ALWAYS_MEASURED = ("gradient_noise", "gradient_signal", "loss_scale", "overflows")
 _MAY_BE_MISSING = ("value", "momentum")  # null, NaN or infinite: a run that diverged, an optimizer without momentum
 
 Lines = list[tuple[int, dict[str, Any]]]
@@ -38,6 +38,8 @@ class Updates:
     update_seconds: np.ndarray
     gradient_noise: np.ndarray  # see recipes.noise_scale.Norms; nan where not measured, so are those of the next
     gradient_signal: np.ndarray
+    loss_scale: np.ndarray  # nan with float32 compute; so are the attempts that overflowed
+    overflows: np.ndarray
 
     def __len__(self) -> int:
         return len(self.update)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recipes.reports import sections
+from recipes.reports.loss_scale import loss_scale
 from recipes.reports.markup import Markup, inline_svg, joined, table, tag
 from recipes.reports.noise import noise
 from recipes.reports.record import Run
@@ -77,6 +78,7 @@ def _single(run: Run) -> Markup:
             sections.tiles(run),
             _pictures([run]),
             noise(run),
+            loss_scale(run),
             sections.plan(run),
             sections.claims(run),
             sections.recipe(run),
@@ -101,6 +103,7 @@ def _comparison(runs: Sequence[Run]) -> Markup:
             tag("summary", _label(run, runs)),
             sections.verdict(run),
             noise(run),
+            loss_scale(run),
             sections.plan(run),
             sections.claims(run),
             sections.recipe(run),

@@ -12,7 +12,7 @@ def plan_text(plan: Plan) -> str:
     tree = plan.as_tree()
     lines = [
         f"{tree['recipe']} on {tree['dataset']}, {tree['workers']} workers of {tree['cluster']}: "
-        f"{number(tree['num_updates'])} updates, {number(tree['num_samples'])} samples",
+        f"{number(tree['num_updates'])} updates, {number(tree['num_samples'])} samples, computed in {tree['compute']}",
         "",
         points_text([_row(segment) for segment in tree["segments"]]),
         "",
@@ -20,13 +20,18 @@ def plan_text(plan: Plan) -> str:
     memory = tree["memory"]
     if memory:
         lines.append(
-            f"memory of a device: weights {number(memory['weights_bytes'])} + gradients "
+            f"memory of a device: weights {number(memory['weights_bytes'])} + {_half(memory)}gradients "
             f"{number(memory['gradients_bytes'])} + optimizer state {number(memory['optimizer_state_bytes'])} bytes, "
             "and the activations, which are not known yet"
         )
     else:
         lines.append("memory of a device: not known, the model is not built yet")
     return "\n".join(lines + [f"warning: {warning}" for warning in tree["warnings"]])
+
+
+def _half(memory: dict) -> str:
+    size = memory.get("float16_weights_bytes")
+    return "" if size is None else f"their float16 casts {number(size)} + "
 
 
 def _row(segment: dict) -> dict:

@@ -115,7 +115,8 @@ def plan(run: Run) -> Markup:
     summary = (
         f"{_workers(run)} of cluster {run.plan.get('cluster', '–')}, {number(run.plan.get('num_updates'))} updates, "
     )
-    summary += f"{number(run.plan.get('num_samples'))} samples of {run.plan.get('dataset', '–')}."
+    summary += f"{number(run.plan.get('num_samples'))} samples of {run.plan.get('dataset', '–')}"
+    summary += f", computed in {run.plan['compute']}." if "compute" in run.plan else "."
     memory = run.plan.get("memory")
     if isinstance(memory, dict):
         parts = [f"{key.removesuffix('_bytes').replace('_', ' ')} {size(memory[key])}" for key in memory]

@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import pytest
 
 from recipes.errors import InputRefused
@@ -38,3 +41,66 @@ def test_a_model_that_averages_may_be_scored_at_another_size():
 def test_images_too_small_for_a_model_are_refused(name):
     with pytest.raises(InputRefused, match=f"{name} needs larger images: nothing is left of 8x8 pixels"):
         built(f"model={{kind: {name}}}")
+
+
+def growing(*steps):
+    """An image size that moves at epoch 1, 2 and so on, and a crop that takes it."""
+    ramp = ", ".join(f"{{from: {place}, size: {size}}}" for place, size in enumerate(steps))
+    train = "[{kind: Resize, shorter: 64}, {kind: RandomCrop, size: image_size}]"
+    return [f"augmentation.train={train}", f"image_size=[{ramp}]"]
+
+
+def test_a_model_that_averages_takes_images_that_grow():
+    assert built("model={kind: SmallCNN}", *growing(16, 24)).count_params() > 0
+
+
+def test_a_model_of_one_size_takes_an_image_size_that_does_not_move():
+    assert built("model={kind: AlexNetBN}", *growing(48, 48)).image_size == 48
+
+
+@pytest.mark.parametrize("steps", [(48, 64), (64, 48)])
+def test_a_model_of_one_size_is_refused_where_images_grow(steps):
+    message = f"image_size moves, and AlexNetBN does not take images of {steps[0]}x{steps[0]}; write one number"
+    with pytest.raises(InputRefused, match=message):
+        built("model={kind: AlexNetBN}", *growing(*steps))
+
+
+def test_only_the_size_that_reaches_the_model_counts():
+    train = "augmentation.train=[{kind: Resize, shorter: image_size}, {kind: RandomCrop, size: 48}]"
+    model = built("model={kind: AlexNetBN}", train, "image_size=[{from: 0, size: 64}, {from: 1, size: 96}]")
+    assert model.image_size == 48
+
+
+def test_the_size_of_a_hole_is_not_that_of_the_image():
+    train = "augmentation.train=[{kind: Resize, shorter: 64}, {kind: RandomCrop, size: 48}, {kind: Cutout, size: 16}]"
+    assert built("model={kind: AlexNetBN}", train).image_size == 48
+
+
+FLATTENING = """\
+import chainer
+import chainer.functions as F
+import chainer.links as L
+
+
+class Flat(chainer.Chain):
+    def __init__(self, num_classes, channels, image_size):
+        super().__init__()
+        with self.init_scope():
+            self.fc = L.Linear(channels * image_size**2, num_classes)
+
+    def forward(self, images):
+        return self.fc(images)
+"""
+
+
+@pytest.mark.parametrize("command", ["plan", "train"])
+def test_own_code_that_flattens_its_images_is_refused_by_plan_and_train_where_they_grow(tmp_path, command):
+    (tmp_path / "mine.py").write_text(FLATTENING)
+    options = [word for override in ("model={kind: mine.Flat}", *growing(8, 12)) for word in ("--set", override)]
+    arguments = [command, "digits/baseline", "--allow-code", "-n", "1", *options]
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "kilobatch", *arguments], capture_output=True, text=True, cwd=tmp_path, timeout=120
+    )
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "image_size moves, and Flat does not take images of 8x8; write one number" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -91,6 +91,13 @@ def test_log_has_a_line_an_evaluation_and_one_at_the_end(played):
     assert lines[3] == "finished: 6 of 6 updates, epoch 3.00, accuracy 75.00 %"
 
 
+def test_mixed_precision_shows_its_scale_and_what_was_done_again(played):
+    scales = [{"loss_scale": 65536.0 / 2 ** min(update, 2), "overflows": int(0 < update < 3)} for update in range(6)]
+    text, _ = played([{**train(update), **scale} for update, scale in enumerate(scales)])
+    assert "loss 1.0000  loss scale 16,384  overflows 2  200 samples/s" in text.splitlines()[-1]
+    assert "loss scale" not in played([train(update) for update in range(6)])[0]
+
+
 def test_log_of_a_run_without_evaluations_has_a_line_an_epoch(played):
     text, _ = played([train(update) for update in range(6)])
     assert [line[:24] for line in text.splitlines()] == ["epoch 1.00  update 3/6  ", "epoch 2.00  update 5/6  "]

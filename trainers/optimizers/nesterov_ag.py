@@ -1,4 +1,4 @@
-"""Chainer's Nesterov momentum, the rate inside the buffer."""
+"""Nesterov momentum, the rate inside the buffer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from trainers.arguments import require_share
-from trainers.optimizers.weight_decay import RATE_NOT_SET, Decay, NoDecay, require_weight_decay
+from trainers.optimizers.weight_decay import Decay, NoDecay, require_weight_decay
 
 if TYPE_CHECKING:
     import chainer
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class NesterovAG:
-    """Nesterov momentum as Chainer computes it; the rate is inside the buffer.
+    """Nesterov momentum, a gradient step looked ahead; the rate is inside the buffer.
 
-        v <- m v - eta g
-        w <- w + m^2 v - (1 + m) eta g                    # v is the new one
+        v <- m v + eta g
+        w <- w - (m v + eta g)                            # v is the new one
 
     Notation: w weights, g gradient (with the coupled decay), eta the rate of this update, v starts at 0.
 
@@ -31,11 +31,11 @@ class NesterovAG:
         ValueError: `momentum` is outside [0, 1); `weight_decay` is negative; `decay` is another word;
             `no_decay` holds another word or one twice.
 
-    Source: chainer.optimizers.NesterovAG, chainer 7.8.1.
-    Differs: eq. (7) of the paper that Chainer names (Bengio et al. 2012, arXiv 1212.0901) has the old v in the second
-        line (chainer issue 4274, closed without a change; the paper itself not checked). The new one gives the newest
-        gradient the weight 1 + m + m^2 instead of 1 + m and the older ones m^3, m^4, ... instead of m^2, m^3, ...; the
-        sum, 1 / (1 - m), is the same. Where a publication says Nesterov momentum, use `CorrectedNesterovAG`.
+    Source: Bengio et al. 2012, arXiv 1212.0901, eq. (7), with v in units of -1, as quoted in chainer issue 4274; the
+        paper itself not checked.
+    Differs: Chainer's own NesterovAG puts the new v where eq. (7) has the old one (that issue, closed without a
+        change), so that the newest gradient weighs 1 + m + m^2 instead of 1 + m; no publication at hand does.
+        `CorrectedNesterovAG` has the rate outside, as PyTorch has; at a constant rate both are equal.
     """
 
     momentum: float = 0.9
@@ -51,7 +51,8 @@ class NesterovAG:
         require_weight_decay(self)
 
     def build(self) -> chainer.Optimizer:
-        """Chainer's optimizer; the updater sets its `lr`."""
-        import chainer
+        """The optimizer; the updater sets its `lr`."""
+        from trainers.optimizers.nesterov_rule import NesterovInsideRule
+        from trainers.optimizers.rule_method import RuleMethod
 
-        return chainer.optimizers.NesterovAG(lr=RATE_NOT_SET, momentum=self.momentum)
+        return RuleMethod(NesterovInsideRule, self)

@@ -9,7 +9,7 @@ from recipes.lint.rules.decay import decay_on_norm, decay_with_batch, lars_on_ve
 from recipes.lint.rules.loss import mean_over_classes, smoothing_under_threshold
 from recipes.lint.rules.norm import average_per_update, lagging_statistics, live_last_gamma, wide_norm_span
 from recipes.lint.rules.rate import linear_adam, linear_beyond_8k, scaled_lars, scaled_twice, unscaled_rate
-from recipes.lint.rules.warmup import constant_warmup, no_warmup, warmup_past_decay
+from recipes.lint.rules.warmup import constant_warmup, no_warmup, warmup_past_decay, warmup_twice
 from recipes.lint.rules.workers import float16_sum, span_over_share
 
 __all__ = [
@@ -34,5 +34,6 @@ __all__ = [
     "unscaled_rate",
     "updates_while_ramping",
     "warmup_past_decay",
+    "warmup_twice",
     "wide_norm_span",
 ]

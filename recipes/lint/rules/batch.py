@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import Any
 
 from recipes.lint.case import Case, Fault
+from recipes.positions import written_in_updates
 from recipes.rates import momentum_at
 
-__all__ = ["batch_over_tenth", "double_buffering", "updates_while_ramping", "written_in_updates"]
+__all__ = ["batch_over_tenth", "double_buffering", "updates_while_ramping"]
 
-_UPDATES = re.compile(r"[0-9.eE+-]+\s*up")
-_TIMED = ("epochs", "learning_rate", "evaluation", "weight_average")
 # "About a tenth" in the paper, whose own largest is 5,120 of CIFAR-10's 50,000.
 _LARGEST_SHARE = Fraction(5120, 50_000)
 _LARGEST_MOMENTUM = 0.9
@@ -68,16 +65,6 @@ def updates_while_ramping(case: Case) -> Iterator[Fault]:
         return
     for path, text in written_in_updates(case.written):
         yield Fault(keys=(path,), what=f"{text} while the batch moves", way_out="write epochs or samples")
-
-
-def written_in_updates(tree: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Dotted path and text of every position outside `batch` that is written in updates."""
-    if isinstance(tree, str) and _UPDATES.fullmatch(tree):
-        yield path, tree
-    pairs = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
-    for key, value in pairs:
-        if path or key in _TIMED:
-            yield from written_in_updates(value, f"{path}.{key}".lstrip("."))
 
 
 def double_buffering(case: Case) -> Iterator[Fault]:

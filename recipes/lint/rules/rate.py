@@ -104,8 +104,8 @@ def linear_beyond_8k(case: Case) -> Iterator[Fault]:
 def linear_adam(case: Case) -> Iterator[Fault]:
     """Linear scaling of the rate of Adam or LAMB.
 
-    Both divide the gradient by the root of its mean square, which noise dominates: the noise of a batch falls with its
-    root, so the step grows with the root already half way.
+    Both divide the gradient by the root of its mean square, most of which is noise, and noise falls with the root of
+    the batch: at the same rate the useful part of a step grows by the root already, and the rate owes the other root.
 
     Way out: `rule: sqrt`; `kilobatch recipes scale` moves the betas and epsilon with it.
     Source: Malladi et al. 2022, arXiv 2205.10287, the square root scaling rule; You et al. 2019, arXiv 1904.00962.

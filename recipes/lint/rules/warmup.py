@@ -6,19 +6,23 @@ from collections.abc import Iterator
 
 from lr_schedules import ConstantWarmup, Product
 from lr_schedules.units import Schedule
+from recipes.families import LAYERWISE
 from recipes.lint.case import Case, Fault
 
-__all__ = ["constant_warmup", "no_warmup", "warmup_past_decay"]
+__all__ = ["constant_warmup", "no_warmup", "warmup_past_decay", "warmup_twice"]
 
 _LARGEST_WITHOUT = 8
+_SMALLEST_PUBLISHED = 1632
+_BRING_THEIR_OWN = ("AdaScale", "RmspropWarmup")
 _FIVE_EPOCHS = "{kind: GradualWarmup, epochs: 5, start: reference, joins: multiply}"
 
 
 def no_warmup(case: Case) -> Iterator[Fault]:
     """The full rate from the first update, at more than 8 times the batch that the reference rate holds at.
 
-    In the first epochs the gradient changes too fast for one large step to stand for many small ones. RmspropWarmup
-    and AdaScale bring a warmup of their own and are let through.
+    In the first epochs the gradient changes too fast for one large step to stand for many small ones. LARS and LAMB,
+    whose rate follows no rule, are reported from a batch of 1,632 on, the smallest of MLPerf's reference points, all of
+    which warm up. RmspropWarmup and AdaScale bring a warmup of their own and are let through.
 
     Way out: rise to the full rate over 5 epochs.
     Source: Goyal et al. 2017, arXiv 1706.02677, section 2.2 and the table of warmups at batch 8,192: top-1 error
@@ -29,14 +33,17 @@ def no_warmup(case: Case) -> Iterator[Fault]:
         batch: {global: 2048}
         learning_rate: {warmup: null}
     """
-    formula = case.recipe.learning_rate
-    brings_its_own = case.optimizer["kind"] in ("AdaScale", "RmspropWarmup")
-    if formula.warmup is None and formula.rule != "none" and not brings_its_own and case.growth > _LARGEST_WITHOUT:
-        yield Fault(
-            keys=("learning_rate.warmup", "batch.global", "learning_rate.per"),
-            what=f"none, and a batch of {case.first_batch:,} is {case.growth:g} times the {formula.per:,} of `per`",
-            way_out=f"write `warmup: {_FIVE_EPOCHS}`",
-        )
+    formula, kind = case.recipe.learning_rate, case.optimizer["kind"]
+    if formula.warmup is not None or kind in _BRING_THEIR_OWN:
+        return
+    what = None
+    if formula.rule != "none" and case.growth > _LARGEST_WITHOUT:
+        what = f"none, and a batch of {case.first_batch:,} is {case.growth:g} times the {formula.per:,} of `per`"
+    elif kind in LAYERWISE and case.first_batch >= _SMALLEST_PUBLISHED:
+        what = f"none, with {kind} at a batch of {case.first_batch:,}"
+    if what is not None:
+        keys = ("learning_rate.warmup", "batch.global", "learning_rate.per")
+        yield Fault(keys=keys, what=what, way_out=f"write `warmup: {_FIVE_EPOCHS}`")
 
 
 def constant_warmup(case: Case) -> Iterator[Fault]:
@@ -85,6 +92,29 @@ def warmup_past_decay(case: Case) -> Iterator[Fault]:
             keys=("learning_rate.warmup.epochs", "learning_rate.schedule.boundaries"),
             what=f"the warmup ends at {formula.warmup.shape.epochs:g}, the schedule steps down at {first:g}",
             way_out=f"end it by {first:g}, or write `joins: before`",
+        )
+
+
+def warmup_twice(case: Case) -> Iterator[Fault]:
+    """A warmup of the rate beside an optimizer that brings its own.
+
+    RmspropWarmup goes over from RMSprop to SGD in the first epochs, the gain of AdaScale begins small by itself: a
+    rate that rises beside them makes the first epochs needlessly slow.
+
+    Way out: `warmup: null` under `learning_rate`.
+    Source: Akiba et al. 2017, arXiv 1711.04325, who have no other warmup; Johnson et al. 2020, arXiv 2007.05105.
+    Fires:
+        learning_rate: {rule: none, per: 256}
+        optimizer: {kind: AdaScale, weight_decay: 1e-4, no_decay: [norm]}
+    Quiet:
+        learning_rate: {rule: none, per: 256, warmup: null}
+        optimizer: {kind: AdaScale, weight_decay: 1e-4, no_decay: [norm]}
+    """
+    if case.recipe.learning_rate.warmup is not None and case.optimizer["kind"] in _BRING_THEIR_OWN:
+        yield Fault(
+            keys=("learning_rate.warmup", "optimizer.kind"),
+            what=f"{case.optimizer['kind']} brings a warmup of its own",
+            way_out="write `warmup: null`",
         )
 
 

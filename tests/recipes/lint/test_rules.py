@@ -32,6 +32,7 @@ PLACES = {
     "unscaled-rate": (3, 17),
     "updates-while-ramping": (5, 26),
     "warmup-past-decay": (3, 26),
+    "warmup-twice": (4, 13),
     "wide-norm-span": (3, 9),
 }
 
@@ -69,6 +70,53 @@ def test_entry_says_what_why_source_and_way_out(rule):
     assert all(len(text) > 15 for text in (entry.what, entry.why, entry.way_out, entry.source))
     assert entry.what.endswith(".")
     assert "\n" not in entry.why
+
+
+@pytest.mark.parametrize(("batch", "rules"), [(1631, []), (1632, ["no-warmup"])])
+def test_lars_without_a_warmup_is_reported_from_the_smallest_published_batch(batch, rules, lint):
+    text = (
+        "kilobatch: 1\nextends: mlperf/lars_1632\nlearning_rate: {warmup: null}\n"
+        f"batch: {{global: {batch}, norm_span: 1}}\n"
+    )
+    assert [finding.rule for finding in lint(text)] == rules
+
+
+@pytest.mark.parametrize("kind", ["AdaScale", "RmspropWarmup"])
+def test_an_optimizer_with_a_warmup_of_its_own_needs_none(kind, lint):
+    rule = {"AdaScale": "none", "RmspropWarmup": "linear"}[kind]
+    text = (
+        f"kilobatch: 1\nextends: goyal2017\nlearning_rate: {{warmup: null, rule: {rule}}}\n"
+        f"optimizer: {{kind: {kind}, weight_decay: 1e-4, no_decay: [norm]}}\n"
+    )
+    assert lint(text) == []
+
+
+def test_a_schedule_that_steps_up_where_the_batch_does_is_scaled_twice(lint, marks):
+    text = (
+        "kilobatch: 1\nextends: goyal2017\nbatch: {global: [{from: 0, size: 4096}, {from: 30, size: 8192}]}\n"
+        "evaluation: {norm_momentum: {per: 8192}}\n"
+        "learning_rate: {schedule: {kind: SlowStart, boundaries: [30, 60], factors: [0.5, 1.0, 0.1]}}\n"
+    )
+    assert marks(lint(text)) == [("scaled-twice", 5, 17)]
+    assert lint(text.replace("[0.5, 1.0, 0.1]", "[1.0, 1.0, 0.1]")) == []
+    assert lint(text.replace("{schedule", "{scale_with: initial, schedule")) == []
+
+
+def test_adascale_under_a_rule_is_scaled_twice(lint, marks):
+    text = (
+        "kilobatch: 1\nextends: goyal2017\nlearning_rate: {warmup: null}\n"
+        "optimizer: {kind: AdaScale, weight_decay: 1e-4, no_decay: [norm]}\n"
+    )
+    assert marks(lint(text)) == [("scaled-twice", 4, 13)]
+
+
+def test_double_buffering_with_a_ramp_down_is_let_through(lint, marks):
+    text = (
+        "kilobatch: 1\nextends: goyal2017\nupdater: {double_buffering: true}\nlacks: [DoubleBuffering]\n"
+        "evaluation: {norm_momentum: {per: 8192}}\nbatch: {global: [{from: 0, size: 4096}, {from: 30, size: 8192}]}\n"
+    )
+    assert marks(lint(text)) == [("double-buffering", 3, 11)]
+    assert lint(text.replace("size: 4096", "size: 8192").replace("from: 30, size: 8192", "from: 30, size: 4096")) == []
 
 
 def test_families_are_disjoint_names_of_the_vocabulary():

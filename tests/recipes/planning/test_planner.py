@@ -1,8 +1,12 @@
 """What a plan refuses, and what it says of a run that it cannot serve wholly."""
 
+from dataclasses import replace
+
 import pytest
 
 from recipes.planning.division import PlanError
+from recipes.planning.planner import Model
+from recipes.reports.plan_text import plan_text
 from trainers.request import TrainRequest, prepare
 
 ADA_SCALE = ("optimizer={kind: AdaScale, momentum: 0.9}", "learning_rate.rule=none")
@@ -58,3 +62,14 @@ def test_the_noise_scale_needs_two_micro_batches_of_whole_groups(workers, micro_
     assert len(made.without_noise_scale) == len(why)
     for sentence, words in zip(made.without_noise_scale, why, strict=True):
         assert words in sentence
+
+
+def test_the_plan_says_in_which_numbers_is_computed_and_counts_the_float16_weights():
+    model = Model(num_parameters=1000, num_state_values=1)
+    for compute, half in (("float32", None), ("mixed16", 2000)):
+        made = replace(planned(f"precision.compute={compute}"), model=model)
+        tree = made.as_tree()
+        assert tree["compute"] == compute
+        assert tree["memory"].get("float16_weights_bytes") == half
+        assert f"computed in {compute}" in plan_text(made)
+        assert ("their float16 casts 2,000" in plan_text(made)) == (half is not None)

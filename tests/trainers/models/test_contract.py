@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from trainers import models
+from trainers.losses import BinaryCrossEntropy
 
 # Another setting than the default, and an image of the size the model is made for.
 CASES = {
@@ -49,6 +50,19 @@ def test_images_become_logits(built):
     assert logits.dtype == np.float32
     assert (logits < 0).any()
     assert not np.allclose(logits.sum(axis=1), 1)
+
+
+def test_the_head_has_a_bias_that_a_loss_may_set(built):
+    model, images_NCHW = built
+    head = getattr(model, "fc", None) or model[model.pick]
+    before = head.b.array.copy()
+    try:
+        with chainer.using_config("train", False), chainer.no_backprop_mode():
+            logits = model(images_NCHW).array
+            BinaryCrossEntropy(head_bias=-7.0).initialize(model)
+            np.testing.assert_allclose(model(images_NCHW).array, logits - before - 7, atol=1e-4)
+    finally:
+        head.b.array[...] = before
 
 
 def test_every_parameter_is_initialised_and_knows_how(built):

@@ -41,10 +41,11 @@ def momentum_outside(w, g, now, state, of):
     return w - now.rate * state["v"]
 
 
-def nesterov_of_chainer(w, g, now, state, of):
-    m = of.momentum
-    state["v"] = m * state.get("v", 0) - now.rate * g
-    return w + m**2 * state["v"] - (1 + m) * now.rate * g
+def nesterov_inside(w, g, now, state, of):
+    """Bengio et al. 2012, eq. (7), which has the old v in the step."""
+    m, old = of.momentum, state.get("v", 0)
+    state["v"] = m * old - now.rate * g
+    return w + m**2 * old - (1 + m) * now.rate * g
 
 
 def nesterov_outside(w, g, now, state, of):
@@ -143,7 +144,7 @@ for _form in ("coupled", "times_rate", "times_relative_rate"):
             (SGD(weight_decay=DECAY, decay=_form, no_decay=("norm",)), sgd),
             (MomentumSGD(momentum=0.8, weight_decay=DECAY, decay=_form), momentum_inside),
             (CorrectedMomentumSGD(momentum=0.8, weight_decay=DECAY, decay=_form), momentum_outside),
-            (NesterovAG(momentum=0.8, weight_decay=DECAY, decay=_form), nesterov_of_chainer),
+            (NesterovAG(momentum=0.8, weight_decay=DECAY, decay=_form), nesterov_inside),
             (CorrectedNesterovAG(momentum=0.8, weight_decay=DECAY, decay=_form), nesterov_outside),
             (Adam(beta1=0.8, beta2=0.95, eps=1e-3, weight_decay=DECAY, decay=_form), adam),
         )

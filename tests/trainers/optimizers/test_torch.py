@@ -63,6 +63,13 @@ CASES = {
     "CorrectedMomentumSGD times_rate": Case(
         ours=CorrectedMomentumSGD(**MOMENTUM, decay="times_rate"), theirs="timm:SGDW", options=TORCH_SGD
     ),
+    "NesterovAG": Case(
+        ours=NesterovAG(**MOMENTUM),
+        theirs="SGD",
+        options={**TORCH_SGD, "nesterov": True},
+        constant_rate=0.05,
+        why="at a constant rate",
+    ),
     "CorrectedNesterovAG": Case(
         ours=CorrectedNesterovAG(**MOMENTUM), theirs="SGD", options={**TORCH_SGD, "nesterov": True}
     ),
@@ -178,8 +185,8 @@ def test_50_updates_agree_to_2e_6_in_float32(name, recorded):
 
 DIFFERENT = {
     "MomentumSGD, the rate moving": Case(ours=MomentumSGD(**MOMENTUM), theirs="SGD", options=TORCH_SGD),
-    "NesterovAG": Case(
-        ours=NesterovAG(**MOMENTUM), theirs="SGD", options={**TORCH_SGD, "nesterov": True}, constant_rate=0.05
+    "NesterovAG, the rate moving": Case(
+        ours=NesterovAG(**MOMENTUM), theirs="SGD", options={**TORCH_SGD, "nesterov": True}
     ),
     "Lars, rate inside": Case(
         ours=Lars(**{**LARS, "rate": "inside"}), theirs="timm:Lars", options=TIMM_LARS, exempt_options=NO_RATIO

@@ -1,0 +1,188 @@
+"""What a card says of a recipe, as words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lr_schedules import BatchRamp
+from recipes.open import OpenedRecipe
+from recipes.planning.timeline import timeline
+from recipes.rates import learning_rate_at
+from recipes.reports.wording import duration, number, percent
+from recipes.schema import Card, Claim, Recipe
+
+__all__ = ["CardFacts", "card_facts", "peak_rate"]
+
+_NUM_POINTS = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardFacts:
+    """A recipe as its card shows it.
+
+    Args:
+        name: by which it was asked for.
+        title: a line.
+        source: authors, title and year.
+        url: of the source; empty where there is none.
+        card: its words; None where the recipe has none.
+        claims: (what is claimed, on what, where it stands, its source), one for each claim.
+        values: (what, value), the recipe in a dozen lines.
+        obstacles: why it cannot be trained now; empty where it can.
+        assumed: paths of values that the source does not give.
+        open: paths of values that nobody published.
+    """
+
+    name: str
+    title: str
+    source: str
+    url: str
+    card: Card | None
+    claims: tuple[tuple[str, str, str, str], ...]
+    values: tuple[tuple[str, str], ...]
+    obstacles: tuple[str, ...]
+    assumed: tuple[str, ...]
+    open: tuple[str, ...]
+
+
+def card_facts(name: str, opened: OpenedRecipe) -> CardFacts:
+    """The facts of an opened recipe; `name` is what the library calls it."""
+    recipe, source = opened.recipe, opened.recipe.source
+    parts = [source.get("authors"), source.get("title"), source.get("year")]
+    lacking = [*recipe.lacks, *opened.dataset.lacks]
+    obstacles = [f"not built: {', '.join(lacking)}"] if lacking else []
+    obstacles += [f"left open: {', '.join(recipe.open)}"] if recipe.open else []
+    return CardFacts(
+        name=name,
+        title=recipe.title,
+        source=", ".join(str(part) for part in parts if part),
+        url=str(source.get("url", "")),
+        card=recipe.card,
+        claims=tuple((claim_text(claim), claim.on, claim.status, claim.source) for claim in recipe.claims),
+        values=tuple(_values(opened)),
+        obstacles=tuple(obstacles),
+        assumed=recipe.assumed,
+        open=recipe.open,
+    )
+
+
+def claim_text(claim: Claim) -> str:
+    """What is claimed, with its deviation and the number of runs.
+
+    >>> fields = {"metric": "top1", "kind": "accuracy", "value": 0.7626, "status": "not run"}
+    >>> claim_text(Claim(**fields, deviation=0.0009, runs=5))
+    'top-1 76.26 % ± 0.09 (5 runs)'
+    >>> claim_text(Claim(metric="hours", kind="time_to_train", value=0.25, status="not run"))
+    '15 min 00 s'
+    """
+    runs = f" ({claim.runs} runs)" if claim.runs else ""
+    if claim.kind == "accuracy":
+        deviation = "" if claim.deviation is None else f" ± {100 * claim.deviation:.2f}"
+        return f"{claim.metric.replace('top', 'top-')} {percent(claim.value)}{deviation}{runs}"
+    deviation = "" if claim.deviation is None else f" ± {number(claim.deviation)}"
+    if claim.metric == "hours":
+        return duration(3600 * claim.value) + runs
+    return f"{number(claim.value)}{deviation} {claim.metric}{runs}"
+
+
+def peak_rate(recipe: Recipe) -> float:
+    """The largest learning rate of the run, or what it comes as near to as floats can: a warmup's end may be a jump."""
+    epochs = [recipe.epochs * point / _NUM_POINTS for point in range(_NUM_POINTS)]
+    epochs += recipe.batch.global_.boundaries
+    if recipe.learning_rate.warmup is not None:
+        end = recipe.learning_rate.warmup.shape.epochs
+        epochs += [math.nextafter(end, 0.0), end]
+    points = getattr(recipe.learning_rate.schedule, "points", ())
+    epochs += [position for position, _ in points]
+    return max(learning_rate_at(recipe, epoch) for epoch in epochs)
+
+
+def _values(opened: OpenedRecipe) -> Iterator[tuple[str, str]]:
+    recipe, tree = opened.recipe, opened.tree
+    updates = timeline(
+        global_batch_size=recipe.batch.global_,
+        norm_span=recipe.batch.norm_span,
+        epochs=recipe.epochs,
+        num_train=opened.dataset.num_train,
+    )
+    yield "model", component_text(tree["model"])
+    yield "data", f"{recipe.dataset}, {number(opened.dataset.num_train)} samples"
+    yield "length", f"{number(recipe.epochs)} epochs, {number(updates.num_updates)} updates"
+    yield "global batch", ramp_text(recipe.batch.global_)
+    yield "norm span", ramp_text(recipe.batch.norm_span)
+    yield "learning rate", _rate_text(recipe)
+    if recipe.learning_rate.warmup is not None:
+        warmup = tree["learning_rate"]["warmup"]
+        yield "warmup", component_text({key: warmup[key] for key in ("kind", "epochs", "joins")})
+    yield "schedule", component_text(tree["learning_rate"]["schedule"])
+    yield "optimizer", component_text(tree["optimizer"])
+    yield "loss", component_text(tree["loss"])
+    yield from _less_usual_values(recipe, tree)
+    yield "evaluation", f"every {_every(tree['evaluation']['every'])}, statistics {recipe.evaluation.norm_statistics}"
+
+
+def _less_usual_values(recipe: Recipe, tree: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if recipe.image_size is not None:
+        yield "image size", ramp_text(recipe.image_size)
+    yield "augmentation", ", ".join(entry["kind"] for entry in tree["augmentation"]["train"]) or "none"
+    if tree["augmentation"]["mix"]:
+        yield "mixing", " or ".join(component_text(entry) for entry in tree["augmentation"]["mix"])
+    if recipe.stream.repeats > 1:
+        yield "repeats", f"each image {recipe.stream.repeats} times in a row"
+    if recipe.gradient.clip_norm is not None:
+        yield "gradient", f"clipped to a norm of {number(recipe.gradient.clip_norm)}"
+    if recipe.weight_average is not None:
+        average = recipe.weight_average
+        yield "average of weights", f"{average.keep:g} kept over {number(average.per)} samples"
+    if recipe.precision.compute != "float32":
+        yield "computing", recipe.precision.compute
+    if recipe.updater.double_buffering:
+        yield "gradients", "one update late"
+
+
+def _rate_text(recipe: Recipe) -> str:
+    rate = recipe.learning_rate
+    peak = f"{peak_rate(recipe):.4g}"
+    if rate.rule == "none":
+        return f"{peak} at most"
+    return f"{peak} at most: {rate.reference:g} for {number(rate.per)} samples, {rate.rule}"
+
+
+def _every(value: Any) -> str:
+    return value if isinstance(value, str) else "epoch" if value == 1 else f"{value:g} epochs"
+
+
+def ramp_text(ramp: BatchRamp) -> str:
+    """The sizes of a ramp and where they begin.
+
+    >>> ramp_text(BatchRamp(boundaries=(0.0, 30.0), sizes=(2048, 4096)))
+    '2,048, from epoch 30 4,096'
+    """
+    parts = [number(ramp.sizes[0])]
+    later = zip(ramp.boundaries[1:], ramp.sizes[1:], strict=True)
+    parts += [f"from epoch {boundary:g} {number(size)}" for boundary, size in later]
+    return ", ".join(parts)
+
+
+def component_text(tree: Mapping[str, Any]) -> str:
+    """A mapping with `kind` in a line; what is off or empty falls away.
+
+    >>> component_text({"kind": "Lars", "momentum": 0.9, "clip": False, "no_decay": ["norm", "bias"]})
+    'Lars: momentum 0.9, no_decay norm and bias'
+    """
+    parts = []
+    for key, value in tree.items():
+        if key == "kind" or value is None or value is False or value in ([], "", 0):
+            continue
+        parts.append(key if value is True else f"{key} {_value_text(value)}")
+    return f"{tree['kind']}: {', '.join(parts)}" if parts else str(tree["kind"])
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, list):
+        joint = " and " if all(isinstance(item, str) for item in value) else ", "
+        return joint.join(f"({_value_text(item)})" if isinstance(item, list) else _value_text(item) for item in value)
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

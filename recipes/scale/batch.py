@@ -1,0 +1,102 @@
+"""What follows the batch whatever the optimizer is: ramp, norm span, averages, evaluation, positions in updates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import takewhile
+from typing import Any
+
+from recipes.positions import written_in_updates
+from recipes.scale.request import Change, Request
+
+__all__ = ["batch_changes", "positions_in_updates"]
+
+_BUSBRIDGE = "Busbridge et al. 2023, arXiv 2307.13813"
+
+
+def batch_changes(ask: Request) -> Iterator[Change]:
+    """Batch, ramp, norm span, what evaluation averages, and how often it runs."""
+    ramp = ask.opened.recipe.batch.global_
+    reason = "as asked"
+    if len(ramp.sizes) > 1:
+        reason = "every step of the ramp by the same factor, at the same samples"
+    yield ask.moved("batch.global", _steps(ramp.boundaries, ask.sizes), reason)
+    yield _span(ask)
+    yield _statistics(ask)
+    if ask.value("weight_average") is not None:
+        reason = "counted in samples: a larger batch forgets as fast"
+        yield ask.kept("weight_average.keep", reason, _BUSBRIDGE)
+    yield ask.kept("evaluation.every", _interval_reason(ask))
+
+
+def positions_in_updates(ask: Request, moved: set[str]) -> Iterator[Change]:
+    """Positions that were written in updates, in epochs: 500 updates of another batch are another time.
+
+    Args:
+        moved: keys that have their new value already.
+    """
+    told: set[str] = set()
+    for path, text in written_in_updates(dict(ask.written)):
+        # A list is replaced as a whole.
+        key = ".".join(takewhile(lambda part: not part.isdigit(), path.split(".")))
+        if not any(f"{key}.".startswith(f"{known}.") for known in moved | told):
+            told.add(key)
+            yield Change(
+                key=key,
+                before=text,
+                after=ask.value(key),
+                reason="the same time in epochs: so many updates of another batch are another time",
+            )
+
+
+def _steps(boundaries: tuple[float, ...], sizes: tuple[int, ...]) -> Any:
+    """A ramp as YAML has it."""
+    if len(sizes) == 1:
+        return sizes[0]
+    starts = [int(start) if start == int(start) else start for start in boundaries]
+    return [{"from": start, "size": size} for start, size in zip(starts, sizes, strict=True)]
+
+
+def _span(ask: Request) -> Change:
+    """The norm span: the same, or the nearest number of samples that divides the batches it is used for."""
+    batch = ask.opened.recipe.batch
+    spans = []
+    for place, start in enumerate(batch.norm_span.boundaries):
+        end = (*batch.norm_span.boundaries, float("inf"))[place + 1]
+        pairs = zip(batch.global_.boundaries, ask.sizes, strict=True)
+        used = [size for begin, size in pairs if start <= begin < end]
+        spans.append(_nearest_divisor(batch.norm_span.sizes[place], used))
+    if tuple(spans) == batch.norm_span.sizes:
+        reason = "statistics over as many samples as before, whatever the batch"
+        return ask.kept("batch.norm_span", reason, "Goyal et al. 2017, arXiv 1706.02677, section 3")
+    after = _steps(batch.norm_span.boundaries, tuple(spans))
+    return ask.moved("batch.norm_span", after, "the nearest number of samples that divides the batch")
+
+
+def _nearest_divisor(span: int, sizes: list[int]) -> int:
+    """The number that divides all sizes and lies nearest to `span`, the smaller of two."""
+    fits = [number for number in range(1, min(min(sizes), 2 * span) + 1) if not any(size % number for size in sizes)]
+    return min(fits, key=lambda number: (abs(number - span), number))
+
+
+def _statistics(ask: Request) -> Change:
+    """The running statistics: as they are while they look back over less than an epoch, else counted in samples."""
+    evaluation, first = ask.opened.recipe.evaluation, ask.opened.recipe.batch.global_.sizes[0]
+    average, key = evaluation.norm_momentum, "evaluation.norm_momentum.per"
+    if average.per != "update":
+        return ask.kept(key, "counted in samples: a larger batch forgets as fast", _BUSBRIDGE)
+    if evaluation.norm_statistics == "last_batch":
+        return ask.kept(key, "there is no average: the last update's statistics count")
+    window = max(ask.sizes) / (1 - average.keep)
+    if window <= ask.opened.dataset.num_train:
+        reason = f"looks back over {window:,.0f} samples, less than an epoch"
+        return ask.kept(key, reason, "Goyal et al. 2017, arXiv 1706.02677: 0.9 at every batch")
+    return ask.moved(key, first, f"{average.keep:g} an update would look back over {window:,.0f} samples", "arithmetic")
+
+
+def _interval_reason(ask: Request) -> str:
+    every, num_train = ask.opened.recipe.evaluation.every, ask.opened.dataset.num_train
+    if every == "update":
+        return "as before; updates are fewer"
+    updates = every * num_train / ask.batch
+    return "the same samples, now " + (f"{updates:,.0f} updates" if updates >= 1 else "less than an update: after each")

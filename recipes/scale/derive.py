@@ -1,0 +1,203 @@
+"""From a recipe and a batch to a new recipe: every change with its reason, and the file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from recipes.errors import InputRefused, Problem, RecipeError
+from recipes.families import ADAPTIVE, MOMENTUM_SGD
+from recipes.hints import fields_of
+from recipes.load import load_tree
+from recipes.open import OpenedRecipe, open_recipe
+from recipes.provenance import resolved_text
+from recipes.registry import library_name, shown
+from recipes.scale.batch import batch_changes, positions_in_updates
+from recipes.scale.lars import lars
+from recipes.scale.linear import ada_scale, linear
+from recipes.scale.promises import not_promised
+from recipes.scale.request import Change, Request
+from recipes.scale.root import rmsprop_warmup, square_root
+from recipes.schema import Recipe
+from recipes.vocabulary import Vocabulary
+
+__all__ = ["Scaled", "scale_recipe"]
+
+_HEADER = "# Derived by `kilobatch recipes scale`, which names the source of each reason.\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaled:
+    """A recipe at another batch.
+
+    Args:
+        recipe: name of the reference.
+        before, batch: the global batch that the two begin with.
+        rates: the full rate that the two begin with.
+        file: the new recipe.
+        changes: every key that was looked at, those that stay included.
+        not_promised: what nobody should read into it.
+    """
+
+    recipe: str
+    before: int
+    batch: int
+    rates: tuple[float, float]
+    file: Path
+    changes: tuple[Change, ...]
+    not_promised: tuple[str, ...]
+
+    def as_tree(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "recipe": self.recipe,
+            "global_batch_size": [self.before, self.batch],
+            "full_rate": list(self.rates),
+            "file": str(self.file),
+            "changes": [{**change.as_tree(), "moves": change.moves} for change in self.changes],
+            "not_promised": list(self.not_promised),
+        }
+
+
+def scale_recipe(
+    name_or_path: str | Path,
+    *,
+    batch: int,
+    vocabulary: Vocabulary,
+    beyond: bool = False,
+    out: Path | None = None,
+    allow_code: bool = False,
+    data_root: Path | None = None,
+) -> Scaled:
+    """A new recipe that extends another one and begins with another global batch.
+
+    Args:
+        name_or_path, vocabulary, allow_code, data_root: as for `recipes.open_recipe`.
+        batch: the new first global batch; every step of a ramp moves by the same factor.
+        beyond: past the batch up to which linear scaling was seen to hold.
+        out: the new file; by default the recipe's name and the batch, in the working directory.
+    Raises:
+        InputRefused: no rule leads to this batch; the message says how far it goes.
+        RecipeError: the recipe does not open, the file exists or cannot extend the recipe from where it is.
+    """
+    options: dict[str, Any] = {"vocabulary": vocabulary, "allow_code": allow_code, "data_root": data_root}
+    opened = open_recipe(name_or_path, **options)
+    written, _ = load_tree(opened.path)
+    ask = Request(opened=opened, written=written, batch=batch, beyond=beyond)
+    _require_batch(ask)
+    changes = tuple(_changes(ask, vocabulary))
+    _require_published(ask, changes)
+    file = out or Path(f"{opened.recipe.name}-{batch}.yaml")
+    made = _write(file, _text(ask, changes, file), partial(open_recipe, file, **options))
+    return Scaled(
+        recipe=opened.recipe.name,
+        before=opened.recipe.batch.global_.sizes[0],
+        batch=batch,
+        rates=(ask.rate, replace(ask, opened=made).rate),
+        file=file,
+        changes=changes,
+        not_promised=tuple(not_promised(ask)),
+    )
+
+
+def _changes(ask: Request, vocabulary: Vocabulary) -> Iterator[Change]:
+    moved = set()
+    for change in (*batch_changes(ask), *_by_optimizer(ask, vocabulary)):
+        moved |= {change.key} if change.moves else set()
+        yield change
+    yield from positions_in_updates(ask, moved)
+
+
+def _by_optimizer(ask: Request, vocabulary: Vocabulary) -> Iterator[Change]:
+    kind = ask.value("optimizer.kind")
+    rules: Mapping[str, Callable[[Request], Iterator[Change]]] = {
+        **dict.fromkeys(MOMENTUM_SGD, linear),
+        **dict.fromkeys(ADAPTIVE, square_root),
+        "AdaScale": ada_scale,
+        "Lars": partial(lars, vocabulary=vocabulary),
+        "RmspropWarmup": rmsprop_warmup,
+    }
+    if kind not in rules:
+        raise InputRefused(f"no rule says how {kind} follows the batch; known: {', '.join(sorted(rules))}")
+    return rules[kind](ask)
+
+
+def _require_batch(ask: Request) -> None:
+    name, first = ask.opened.recipe.name, ask.opened.recipe.batch.global_.sizes[0]
+    if ask.batch == first:
+        raise InputRefused(f"{name} has a batch of {first:,} already; nothing was written")
+    num_train = ask.opened.dataset.num_train
+    if max(ask.sizes) > num_train:
+        raise InputRefused(f"--batch {ask.batch}: {max(ask.sizes):,} samples an update, and there are {num_train:,}")
+
+
+def _require_published(ask: Request, changes: Sequence[Change]) -> None:
+    """A value that the recipe leaves open cannot be scaled."""
+    for path in ask.opened.recipe.open:
+        for change in changes:
+            if change.moves and f"{change.key}.".startswith(f"{path}."):
+                raise InputRefused(f"{change.key} is left open by {ask.opened.recipe.name}: give it first")
+
+
+def _text(ask: Request, changes: Sequence[Change], file: Path) -> str:
+    """The new file: what changes, a comment each, and nothing else."""
+    moving = [change for change in changes if change.moves]
+    reference = ask.opened.recipe.name
+    tree: dict[str, Any] = {
+        "kilobatch": 1,
+        "title": f"{reference} at batch {ask.batch}, derived by rule and not measured",
+        "extends": _link(ask.opened.path, file),
+    }
+    origins = dict.fromkeys(tree, "")
+    order = [field.key for field in fields_of(Recipe)]
+    moving.sort(key=lambda change: order.index(change.key.partition(".")[0]))
+    for change in moving:
+        inner, (*parents, last) = tree, change.key.split(".")
+        for key in parents:
+            inner = inner.setdefault(key, {})
+        inner[last] = change.after
+        origins |= dict.fromkeys(_leaves(change.key, change.after), change.reason)
+    gone = tuple(f"{change.key}." for change in moving if change.after is None)
+    kept = [path for path in ask.opened.recipe.assumed if not path.startswith(gone)]
+    tree["assumed"] = sorted({*kept, *(change.key for change in moving)})
+    origins |= dict.fromkeys(_leaves("assumed", tree["assumed"]), "")
+    return _HEADER + resolved_text(tree, origins)
+
+
+def _leaves(path: str, value: Any) -> list[str]:
+    """The dotted paths of all that a value holds."""
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [leaf for key, inner in pairs for leaf in _leaves(f"{path}.{key}", inner)] or [path]
+
+
+def _link(path: Path, file: Path) -> str:
+    """What `extends` must say in a file to mean a recipe."""
+    name = library_name(path)
+    if name is not None:
+        return name
+    folder = file.resolve().parent
+    if not path.resolve().is_relative_to(folder):
+        way_out = f"write it into {shown(path.parent)} or above: -o {Path(os.path.relpath(path.parent)) / file.name}"
+        what = f"cannot extend {shown(path)}, which does not lie below it"
+        raise RecipeError([Problem(file=str(file), line=1, column=1, path="", what=what, way_out=way_out)])
+    return str(path.resolve().relative_to(folder))
+
+
+def _write(file: Path, text: str, check: Callable[[], OpenedRecipe]) -> OpenedRecipe:
+    """Writes a file that is not there, and takes it away again if it does not open."""
+    try:
+        with file.open("x", encoding="utf-8") as new:
+            new.write(text)
+    except OSError as error:
+        reason = "exists, and nothing is overwritten" if isinstance(error, FileExistsError) else str(error.strerror)
+        problem = Problem(file=shown(file), line=1, column=1, path="", what=reason, way_out="give another -o")
+        raise RecipeError([problem]) from None
+    try:
+        return check()
+    except Exception:
+        file.unlink()
+        raise

@@ -1,0 +1,123 @@
+"""What is asked of `scale`, and what it answers key by key."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from typing import Any
+
+from recipes.errors import InputRefused
+from recipes.open import OpenedRecipe
+from recipes.rates import full_rate
+
+__all__ = ["Change", "Request", "parse_batch", "rounded"]
+
+_BATCH = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?)(?P<k>[kK]?)")
+_K = 1024
+
+
+def parse_batch(text: str) -> int:
+    """A global batch: `8192`, or `8k` for 8 * 1,024, as the literature writes it; `ksp` in positions is 1,000.
+
+    Raises:
+        InputRefused: not a number, or not a whole number of samples above 0.
+
+    >>> parse_batch("32k"), parse_batch("1.5k"), parse_batch("3264")
+    (32768, 1536, 3264)
+    """
+    found = _BATCH.fullmatch(text.strip())
+    size = Fraction(found["number"]) * (_K if found["k"] else 1) if found else Fraction(0)
+    if size.denominator != 1 or size < 1:
+        raise InputRefused(f"--batch {text} is no batch; write 8192, or 8k for 8 * 1,024 samples")
+    return int(size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """What becomes of a key.
+
+    Args:
+        key: dotted.
+        before, after: its values as YAML has them; None for a key that is not there. Equal where it stays.
+        reason: why.
+        source: who says so.
+    """
+
+    key: str
+    before: Any
+    after: Any
+    reason: str
+    source: str = ""
+
+    @property
+    def moves(self) -> bool:
+        """Whether the key has another value."""
+        return self.before != self.after
+
+    def as_tree(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A recipe and the batch it is to have.
+
+    Args:
+        opened: the recipe.
+        written: its merged tree as it was written, positions with their units.
+        batch: the global batch that the new run begins with; every step of a ramp grows as much.
+        beyond: go past the batch up to which linear scaling was seen to hold.
+    """
+
+    opened: OpenedRecipe
+    written: Mapping[str, Any]
+    batch: int
+    beyond: bool = False
+
+    @property
+    def tree(self) -> Mapping[str, Any]:
+        """The resolved recipe."""
+        return self.opened.tree
+
+    @property
+    def kappa(self) -> Fraction:
+        """The new batch over the old one."""
+        return Fraction(self.batch, self.opened.recipe.batch.global_.sizes[0])
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The new global batches, one for each step of the ramp."""
+        sizes = [size * self.kappa for size in self.opened.recipe.batch.global_.sizes]
+        if any(size.denominator != 1 for size in sizes):
+            raise InputRefused(f"--batch {self.batch}: a step of the ramp would be no whole number of samples")
+        return tuple(map(int, sizes))
+
+    @property
+    def rate(self) -> float:
+        """The full rate of the old first batch."""
+        formula = self.opened.recipe.learning_rate
+        first = self.opened.recipe.batch.global_.sizes[0]
+        return full_rate(formula.reference, first, rule=formula.rule, per=formula.per)
+
+    def value(self, key: str) -> Any:
+        """The resolved value at a dotted key, None where there is none."""
+        tree: Any = self.tree
+        for part in key.split("."):
+            tree = tree.get(part) if isinstance(tree, Mapping) else None
+        return tree
+
+    def kept(self, key: str, reason: str, source: str = "") -> Change:
+        """The change that is none."""
+        return Change(key=key, before=self.value(key), after=self.value(key), reason=reason, source=source)
+
+    def moved(self, key: str, after: Any, reason: str, source: str = "") -> Change:
+        """A change of a key to another value."""
+        return Change(key=key, before=self.value(key), after=after, reason=reason, source=source)
+
+
+def rounded(value: float) -> float:
+    """Six digits: what a table can hold, and free of the last bits of a quotient."""
+    return float(f"{value:.6g}")

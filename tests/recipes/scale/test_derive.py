@@ -1,0 +1,155 @@
+"""What moves whatever the optimizer is, the file that is written, and what is refused."""
+
+import pytest
+
+from recipes.errors import InputRefused, RecipeError
+from recipes.lint import lint_recipe
+from recipes.scale import parse_batch
+from trainers.vocabulary import vocabulary
+
+
+def test_batch_words():
+    assert [parse_batch(text) for text in ("32k", "8K", "1.5k", "8192", " 64k ")] == [32768, 8192, 1536, 8192, 65536]
+    for text in ("", "0", "-1", "k", "32kk", "1.3333k", "8M", "1e4"):
+        with pytest.raises(InputRefused, match="8k for 8"):
+            parse_batch(text)
+
+
+@pytest.mark.parametrize(("batch", "span"), [(64, 32), (48, 24), (1024, 32), (90, 30), (97, 1), (16, 16)])
+def test_norm_span_stays_or_is_the_nearest_that_divides(batch, span, scale):
+    assert scale("digits/baseline", batch)[1].recipe.batch.norm_span.sizes == (span,)
+
+
+def test_norm_span_divides_every_batch_of_its_step(scale):
+    text = (
+        "kilobatch: 1\nextends: digits/baseline\n"
+        "batch:\n  global: [{from: 0, size: 32}, {from: 1, size: 64}]\n"
+        "  norm_span: [{from: 0, size: 16}, {from: 1, size: 32}]\n"
+    )
+    opened = scale("steps.yaml", 24, text=text)[1]
+    assert opened.recipe.batch.global_.sizes == (24, 48)
+    assert opened.recipe.batch.norm_span.sizes == (12, 24)
+
+
+def test_running_statistics_are_counted_in_samples_once_they_would_lag(scale, change_of):
+    text = "kilobatch: 1\nextends: digits/baseline\nevaluation: {norm_momentum: {keep: 0.9, per: update}}\n"
+    assert change_of(scale("own.yaml", 128, text=text)[0], "evaluation.norm_momentum.per") == ("update", "update")
+    # 256 / (1 - 0.9) = 2,560 samples, and there are 1,500
+    assert change_of(scale("own.yaml", 256)[0], "evaluation.norm_momentum.per") == ("update", 32)
+
+
+def test_average_of_the_weights_stays(scale, change_of):
+    text = "kilobatch: 1\nextends: digits/baseline\nweight_average: {keep: 0.999, per: 32}\n"
+    made, opened = scale("own.yaml", 128, text=text)
+    assert change_of(made, "weight_average.keep") == (0.999, 0.999)
+    assert (opened.recipe.weight_average.keep, opened.recipe.weight_average.per) == (0.999, 32)
+
+
+def test_positions_in_updates_keep_their_time(scale, change_of):
+    text = (
+        "kilobatch: 1\nextends: goyal2017/256\nepochs: 10000up\n"
+        "learning_rate: {schedule: {boundaries: [5000up, 1.5]}}\nevaluation: {every: 500up}\n"
+        "image_size: [{from: 0, size: 128}, {from: 5000up, size: 160}]\n"
+        "augmentation: {train: [{kind: RandomResizedCrop, size: image_size}, {kind: Normalize, with: imagenet}]}\n"
+    )
+    made, opened = scale("own.yaml", 512, text=text)
+    epochs = 10000 * 256 / 1281167
+    assert opened.recipe.epochs == pytest.approx(epochs)
+    assert opened.recipe.learning_rate.schedule.boundaries == pytest.approx((epochs / 2, 1.5))
+    assert opened.recipe.evaluation.every == pytest.approx(epochs / 20)
+    assert opened.recipe.image_size.boundaries == pytest.approx((0, epochs / 2))
+    assert change_of(made, "epochs")[0] == "10000up"
+
+
+def test_warmup_in_updates_goes_with_the_warmup(scale):
+    text = "kilobatch: 1\nextends: goyal2017\nlearning_rate: {warmup: {epochs: 782up}}\n"
+    assert scale("own.yaml", 256, text=text)[1].recipe.learning_rate.warmup is None
+
+
+def test_file_says_what_it_is_and_assumes_every_scaled_key(scale, tmp_path):
+    made, opened = scale("goyal2017", 256)
+    assert made.file.name == "goyal2017-256.yaml"
+    recipe = opened.recipe
+    assert (recipe.name, recipe.claims, recipe.card) == ("goyal2017-256", (), None)
+    assert recipe.title == "goyal2017 at batch 256, derived by rule and not measured"
+    moved = {change.key for change in made.changes if change.moves}
+    assert moved == {"batch.global", "learning_rate.warmup"}
+    assert set(recipe.assumed) == moved | {"augmentation.train", "evaluation.every", "seed"}
+    assert "  # as asked\n" in (tmp_path / made.file).read_text()
+
+
+def test_what_is_assumed_of_a_key_that_goes_is_not_assumed_any_more(scale):
+    opened = scale("suzuki2018", 128)[1]
+    assert opened.recipe.learning_rate.warmup is None
+    assert "learning_rate.warmup.start" not in opened.recipe.assumed
+
+
+@pytest.mark.parametrize("name", ["goyal2017/256", "mlperf/lars_3264", "akiba2017"])
+def test_what_was_scaled_is_clean(name, scale):
+    made, _ = scale(name, 8192)
+    assert lint_recipe(made.file, vocabulary=vocabulary()) == []
+
+
+def test_nothing_is_overwritten(scale, tmp_path):
+    (tmp_path / "goyal2017-256.yaml").write_text("mine")
+    with pytest.raises(RecipeError, match="goyal2017-256.yaml:1:1: exists, and nothing is overwritten"):
+        scale("goyal2017", 256)
+    assert (tmp_path / "goyal2017-256.yaml").read_text() == "mine"
+    with pytest.raises(RecipeError, match="No such file or directory"):
+        scale("goyal2017", 256, out=tmp_path / "no" / "folder.yaml")
+
+
+def test_a_recipe_of_ones_own_is_extended_by_its_path(scale, tmp_path):
+    (tmp_path / "own").mkdir()
+    text = "kilobatch: 1\nextends: digits/baseline\n"
+    made, _ = scale("own/mine.yaml", 64, text=text)
+    assert "extends: own/mine.yaml\n" in made.file.read_text()
+    made, _ = scale("own/mine.yaml", 64, out=tmp_path / "own" / "large.yaml")
+    assert "extends: mine.yaml\n" in made.file.read_text()
+
+
+def test_a_file_that_could_not_extend_the_recipe_is_refused(scale, tmp_path):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "own" / "mine.yaml").write_text("kilobatch: 1\nextends: digits/baseline\n")
+    with pytest.raises(RecipeError, match="cannot extend own/mine.yaml.*-o own/x.yaml"):
+        scale("own/mine.yaml", 64, out=tmp_path / "other" / "x.yaml")
+    assert list((tmp_path / "other").iterdir()) == []
+
+
+def test_nothing_is_left_behind_by_a_recipe_that_does_not_open(scale, tmp_path):
+    text = "kilobatch: 1\nextends: goyal2017\nlearning_rate: {warmup: {start: {rate: 0.5}}}\n"
+    with pytest.raises(RecipeError, match="a rate of 0.5 does not lie between 0 and the full rate of batch 512"):
+        scale("own.yaml", 512, text=text)
+    assert [path.name for path in tmp_path.iterdir()] == ["own.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "refusal"),
+    [
+        ("goyal2017", 8192, "has a batch of 8,192 already"),
+        ("digits/baseline", 2048, "2,048 samples an update, and there are 1,500"),
+    ],
+)
+def test_what_cannot_be_is_refused(name, batch, refusal, scale, tmp_path):
+    with pytest.raises(InputRefused, match=refusal):
+        scale(name, batch)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_ramp_that_would_have_a_part_of_a_sample_is_refused(scale):
+    steps = "{global: [{from: 0, size: 32}, {from: 1, size: 48}], norm_span: 16}"
+    with pytest.raises(InputRefused, match="no whole number of samples"):
+        scale("ramp.yaml", 33, text=f"kilobatch: 1\nextends: digits/baseline\nbatch: {steps}\n")
+
+
+def test_a_kind_without_a_rule_is_refused(scale):
+    text = "kilobatch: 1\nextends: digits/baseline\noptimizer: {kind: Shampoo}\nlacks: [Shampoo]\n"
+    with pytest.raises(InputRefused, match="no rule says how Shampoo follows the batch; known: AdaScale, Adam"):
+        scale("own.yaml", 64, text=text)
+
+
+def test_a_value_that_is_left_open_is_not_scaled(scale):
+    text = "kilobatch: 1\nextends: goyal2017\nopen: [learning_rate.warmup]\n"
+    with pytest.raises(InputRefused, match="learning_rate.warmup is left open by own: give it first"):
+        scale("own.yaml", 256, text=text)

@@ -1,0 +1,91 @@
+"""LARS between the points of MLPerf, against the table of the facts."""
+
+import numpy as np
+import pytest
+
+from recipes.errors import InputRefused
+from recipes.scale.lars import Point, between, points
+from trainers.vocabulary import vocabulary
+
+# batch, rate, warmup epochs, momentum, weight decay
+TABLE = [
+    (1632, 7.4, 2, 0.9, 5e-5),
+    (3264, 10.5, 2, 0.9, 5e-5),
+    (4096, 10, 5, 0.9, 2e-4),
+    (8192, 17, 5, 0.9, 2e-4),
+    (13056, 12.8, 9, 0.9, 2.5e-5),
+    (32768, 21.2, 16, 0.94, 2.5e-5),
+    (49152, 19.405, 24, 0.951807, 1e-4),
+    (58880, 23.246, 29, 0.951807, 1e-4),
+    (65536, 24.699, 31, 0.951807, 1e-4),
+    (67840, 24.699, 31, 0.951807, 1e-4),
+]
+
+
+@pytest.fixture(scope="module")
+def known():
+    return points(vocabulary())
+
+
+def test_points_are_those_of_the_table(known):
+    found = [(point.batch, point.rate, point.warmup, point.momentum, point.decay) for point in known]
+    assert found == TABLE
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: str(row[0]))
+def test_a_point_is_itself(row, known):
+    point, below, above = between(known, row[0])
+    assert point is below is above
+    assert (point.batch, point.rate) == row[:2]
+
+
+def test_between_two_points_by_hand():
+    low = Point(batch=1024, rate=4.0, warmup=2, momentum=0.9, decay=1e-4, epochs=40, schedule=30)
+    high = Point(batch=4096, rate=16.0, warmup=8, momentum=0.975, decay=4e-4, epochs=90, schedule=30)
+    point, below, above = between((low, high), 2048)  # half way in the logarithm
+    assert (below, above) == (low, high)
+    assert (point.rate, point.warmup, point.epochs, point.schedule) == (8.0, 4.0, 60.0, 30.0)
+    assert point.momentum == 0.95
+    assert point.decay == 2e-4
+
+
+def test_between_the_points_as_interpolated_by_numpy(known):
+    batches, rates = np.log([row[0] for row in TABLE]), np.log([row[1] for row in TABLE])
+    for batch in (2000, 10000, 16384, 40000, 67000):
+        point = between(known, batch)[0]
+        assert point.rate == pytest.approx(np.exp(np.interp(np.log(batch), batches, rates)), rel=1e-5)
+        assert np.log2(point.decay / 1e-4) == round(np.log2(point.decay / 1e-4))
+
+
+@pytest.mark.parametrize("batch", [1024, 1631, 67841, 131072])
+def test_refused_outside_the_published_range(batch, scale):
+    with pytest.raises(InputRefused, match="the published points go from 1,632 to 67,840"):
+        scale("mlperf/lars_8192", batch)
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: str(row[0]))
+def test_a_published_recipe_becomes_the_published_recipe(row, scale, same_run):
+    made, opened = scale("mlperf/lars_8192" if row[0] != 8192 else "mlperf/lars_3264", row[0])
+    found, wanted = same_run(opened), same_run(f"mlperf/lars_{row[0]}")
+    assert made.rates[1] == row[1]
+    assert found.learning_rate.warmup == wanted.learning_rate.warmup
+    assert found.optimizer == wanted.optimizer
+    assert found.epochs == wanted.epochs
+    assert found.learning_rate.schedule.epochs == wanted.learning_rate.schedule.epochs
+    assert found.learning_rate.schedule.end == pytest.approx(wanted.learning_rate.schedule.end, rel=1e-12)
+
+
+def test_a_recipe_of_ones_own_moves_by_as_much_as_the_points(scale, change_of):
+    own = "kilobatch: 1\nextends: mlperf/lars_8192\nlearning_rate: {reference: 8.5}\n"
+    made, _ = scale("own.yaml", 4096, text=own)
+    assert made.rates == (8.5, 5.0)  # 17 and 10 are published
+    assert change_of(made, "learning_rate.warmup.epochs") == (5, 5)
+
+
+def test_a_ramp_or_another_schedule_is_refused(scale):
+    ramp = "kilobatch: 1\nextends: mlperf/lars_8192\nbatch: {global: [{from: 0, size: 4096}, {from: 9, size: 8192}]}\n"
+    with pytest.raises(InputRefused, match="LARS with a ramp"):
+        scale("ramp.yaml", 8192, text=ramp)
+    cosine = "kilobatch: 1\nextends: mlperf/lars_8192\nlearning_rate: {schedule: {kind: Cosine}}\n"
+    with pytest.raises(InputRefused, match="other than Polynomial"):
+        scale("cosine.yaml", 4096, text=cosine)

@@ -1,0 +1,107 @@
+"""Linear scaling, against the recipes of the library that were written by hand from the papers."""
+
+import pytest
+
+from recipes.errors import InputRefused
+from recipes.rates import learning_rate_at
+
+GOYAL = [512, 1024, 2048, 4096]
+BEYOND = [16384, 32768, 65536]
+
+
+@pytest.mark.parametrize("batch", GOYAL)
+def test_goyal_at_256_becomes_the_papers_recipe_at_every_batch(batch, scale, same_run):
+    made, opened = scale("goyal2017/256", batch)
+    assert same_run(opened) == same_run(f"goyal2017/{batch}")
+    assert made.rates == pytest.approx((0.1, 0.1 * batch / 256))
+
+
+def test_goyal_at_256_becomes_8k_with_rate_3_2_after_5_epochs(scale, same_run):
+    opened = scale("goyal2017/256", 8192)[1]
+    assert same_run(opened) == same_run("goyal2017")
+    rates = [learning_rate_at(opened.recipe, epoch) for epoch in (0.0, 2.5, 5.0, 30.0)]
+    assert rates == pytest.approx([0.1, 1.65, 3.2, 0.32])
+
+
+def test_goyal_at_8k_goes_back_to_256_without_warmup(scale, same_run):
+    assert same_run(scale("goyal2017", 256)[1]) == same_run("goyal2017/256")
+
+
+def test_there_and_back_again_is_the_same_run(scale, same_run, tmp_path):
+    scale("goyal2017", 256, out=tmp_path / "down.yaml")
+    assert same_run(scale("down.yaml", 8192)[1]) == same_run("goyal2017")
+
+
+@pytest.mark.parametrize("batch", BEYOND)
+def test_beyond_8k_is_refused_with_what_the_paper_saw_and_done_when_asked(batch, scale, same_run, tmp_path):
+    with pytest.raises(InputRefused, match=f"would be {batch:,}; --beyond goes on.*27.55 % at 32,768"):
+        scale("goyal2017", batch)
+    assert list(tmp_path.iterdir()) == []
+    made, opened = scale("goyal2017", batch, beyond=True)
+    assert same_run(opened) == same_run(f"goyal2017/{batch}")
+    assert any("33.96 % at 65,536" in text for text in made.not_promised)
+
+
+def test_digits_baseline_at_512_is_the_large_batch_recipe(scale, same_run):
+    assert same_run(scale("digits/baseline", 512)[1]) == same_run("digits/large_batch")
+
+
+def test_a_ramp_grows_as_a_whole_and_its_largest_step_counts(scale, change_of):
+    made, opened = scale("suzuki2018", 4096)
+    assert opened.recipe.batch.global_.sizes == (4096, 8192)
+    assert opened.recipe.batch.global_.boundaries == (0.0, 30.0)
+    assert change_of(made, "batch.norm_span")[0] == change_of(made, "batch.norm_span")[1]
+    rates = [learning_rate_at(opened.recipe, epoch) for epoch in (5.0, 30.0, 60.0)]
+    assert rates == pytest.approx([1.6, 0.32, 0.032])
+    with pytest.raises(InputRefused, match="16,384"):
+        scale("suzuki2018", 8192)
+
+
+def test_a_ramp_inside_the_new_warmup_says_which_batch_it_aims_at(scale):
+    steps = "kilobatch: 1\nextends: goyal2017/256\nbatch: {global: [{from: 0, size: 256}, {from: 3, size: 512}]}\n"
+    opened = scale("steps.yaml", 512, text=steps)[1]
+    assert opened.recipe.batch.global_.sizes == (512, 1024)
+    assert opened.recipe.learning_rate.warmup.target_batch == 1024
+
+
+def test_a_rate_that_was_given_for_one_batch_is_linear_from_there(scale, change_of):
+    one = "kilobatch: 1\nextends: goyal2017/256\nlearning_rate: {reference: 0.3, rule: none, per: 32}\n"
+    made, opened = scale("one.yaml", 512, text=one)
+    assert change_of(made, "learning_rate.rule") == ("none", "linear")
+    assert change_of(made, "learning_rate.per") == (32, 256)
+    assert made.rates == pytest.approx((0.3, 0.6))
+    assert opened.recipe.learning_rate.warmup.shape.epochs == 5
+
+
+def test_the_root_stays_the_root_without_a_warmup(scale):
+    root = "kilobatch: 1\nextends: goyal2017/256\nlearning_rate: {rule: sqrt}\n"
+    made, opened = scale("root.yaml", 16384, text=root)
+    assert made.rates == pytest.approx((0.1, 0.8))
+    assert opened.recipe.learning_rate.warmup is None
+
+
+def test_warmup_of_a_short_run_is_a_quarter_of_it_and_ends_before_the_first_step(scale):
+    short = "kilobatch: 1\nextends: goyal2017/256\nepochs: 16\nlearning_rate: {schedule: {boundaries: [10]}}\n"
+    assert scale("short.yaml", 512, text=short)[1].recipe.learning_rate.warmup.shape.epochs == 4
+    early = short.replace("[10]", "[3, 10]")
+    assert scale("early.yaml", 512, text=early)[1].recipe.learning_rate.warmup.shape.epochs == 3
+
+
+def test_decay_relative_to_the_full_rate_moves_with_the_batch(scale, change_of):
+    composer = (
+        "kilobatch: 1\nextends: goyal2017\n"
+        "optimizer: {kind: MomentumSGD, weight_decay: 5e-4, decay: times_relative_rate, no_decay: [norm]}\n"
+    )
+    made, _ = scale("composer.yaml", 2048, text=composer)
+    assert change_of(made, "optimizer.weight_decay") == (5e-4, 1.25e-4)
+    coupled = composer.replace("times_relative_rate", "times_rate")
+    made, _ = scale("coupled.yaml", 2048, text=coupled)
+    assert change_of(made, "optimizer.weight_decay") == (5e-4, 5e-4)
+
+
+def test_adascale_moves_nothing_but_the_batch(scale):
+    gain = "kilobatch: 1\nextends: digits/baseline\nlearning_rate: {rule: none}\noptimizer: {kind: AdaScale}\n"
+    made, opened = scale("gain.yaml", 256, text=gain)
+    assert [change.key for change in made.changes if change.moves] == ["batch.global"]
+    assert made.rates == (0.05, 0.05)
+    assert opened.recipe.learning_rate.warmup is None

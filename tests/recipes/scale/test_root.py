@@ -1,0 +1,72 @@
+"""Square root scaling, by hand."""
+
+import pytest
+
+from recipes.errors import InputRefused
+
+ADAM = """\
+kilobatch: 1
+extends: goyal2017/256
+learning_rate: {reference: 1e-3, rule: sqrt, schedule: {kind: Cosine}}
+optimizer: {kind: Adam, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 1e-4, no_decay: [norm]}
+"""
+
+
+def test_adam_at_4_times_the_batch(scale, change_of):
+    made, opened = scale("adam.yaml", 1024, text=ADAM)
+    assert made.rates == pytest.approx((1e-3, 2e-3))
+    assert change_of(made, "optimizer.beta1") == (0.9, 0.6)  # 1 - 4 * 0.1
+    assert change_of(made, "optimizer.beta2") == (0.999, 0.996)  # 1 - 4 * 0.001
+    assert change_of(made, "optimizer.eps") == (1e-8, 5e-9)
+    assert change_of(made, "optimizer.weight_decay") == (1e-4, 1e-4)
+    assert (opened.recipe.optimizer.beta1, opened.recipe.optimizer.eps) == (0.6, 5e-9)
+
+
+def test_adam_at_a_quarter_of_the_batch(scale, change_of):
+    made, _ = scale("adam.yaml", 64, text=ADAM)
+    assert made.rates == pytest.approx((1e-3, 5e-4))
+    assert change_of(made, "optimizer.beta1") == (0.9, 0.975)
+    assert change_of(made, "optimizer.eps") == (1e-8, 2e-8)
+
+
+def test_adam_there_and_back_again(scale, same_run, tmp_path):
+    (tmp_path / "adam.yaml").write_text(ADAM)
+    before = scale("adam.yaml", 1024)[1]
+    after = scale(str(before.path), 256, out=tmp_path / "back.yaml")[1]
+    assert same_run(after) == same_run("adam.yaml")
+
+
+@pytest.mark.parametrize(("batch", "value"), [(2560, "0"), (4096, "-0.6")])
+def test_refused_where_a_beta_leaves_its_range(batch, value, scale, tmp_path):
+    refusal = rf"optimizer.beta1: 0.9 would become .* = {value}.*outside \(0, 1\).*ends below a batch of 2,560"
+    with pytest.raises(InputRefused, match=refusal):
+        scale("adam.yaml", batch, text=ADAM)
+    assert [path.name for path in tmp_path.iterdir()] == ["adam.yaml"]
+
+
+def test_a_linear_rule_becomes_the_root_from_the_batch_at_hand(scale, change_of):
+    linear = ADAM.replace("rule: sqrt", "rule: linear").replace("goyal2017/256", "goyal2017/512")
+    linear = linear.replace("schedule", "warmup: null, schedule")
+    made, _ = scale("linear.yaml", 2048, text=linear)
+    assert change_of(made, "learning_rate.rule") == ("linear", "sqrt")
+    assert change_of(made, "learning_rate.per") == (256, 512)
+    assert change_of(made, "learning_rate.reference") == (1e-3, 2e-3)
+    assert made.rates == pytest.approx((2e-3, 4e-3))
+
+
+def test_decay_taken_from_the_weights_keeps_up(scale, change_of):
+    made, _ = scale("w.yaml", 1024, text=ADAM.replace("weight_decay", "decay: times_rate, weight_decay"))
+    # Rate x 2 and updates / 4: decay x 2 for the same shrinking an epoch.
+    assert change_of(made, "optimizer.weight_decay") == (1e-4, 2e-4)
+
+
+def test_rmsprop_warmup_is_linear_for_sgd_and_the_root_for_rmsprop(scale, change_of):
+    with pytest.raises(InputRefused, match="up to a batch of 32,768"):
+        scale("akiba2017", 65536)
+    made, opened = scale("akiba2017", 8192)
+    assert made.rates == pytest.approx((12.8, 3.2))
+    assert change_of(made, "optimizer.rmsprop_learning_rate") == (3e-4, 1.5e-4)
+    assert change_of(made, "optimizer.mu2") == (0.99, 0.9975)
+    assert change_of(made, "optimizer.eps") == (1e-8, 2e-8)
+    assert change_of(made, "optimizer.mu1") == (0.9, 0.9)
+    assert opened.recipe.learning_rate.warmup is None
