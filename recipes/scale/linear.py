@@ -88,14 +88,14 @@ def _first_step(schedule: Any) -> float:
     return min((part.boundaries[0] for part in parts if hasattr(part, "boundaries")), default=float("inf"))
 
 
-def decay(ask: Request, reason: str) -> Iterator[Change]:
+def decay(ask: Request, reason: str, source: str = _GOYAL) -> Iterator[Change]:
     """Weight decay, which stays unless it is relative to the full rate."""
     before = ask.value("optimizer.weight_decay")
     if not before:
         return
     key = "optimizer.weight_decay"
     if ask.value("optimizer.decay") != "times_relative_rate":
-        yield ask.kept(key, reason, _GOYAL)
+        yield ask.kept(key, reason, source)
         return
     after = rounded(before * float(ask.kappa))
     if after >= 1:

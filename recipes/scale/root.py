@@ -75,7 +75,8 @@ def _decay(ask: Request) -> Iterator[Change]:
     """Decay inside the gradient or the layer's direction stays; what is taken from the weights keeps up by itself."""
     key = "optimizer.weight_decay"
     if ask.value("optimizer.decay") != "times_rate":
-        yield from decay(ask, "part of the gradient, or of the direction whose length the layer's norm sets")
+        reason = "part of the gradient, or of the direction whose length the layer's norm sets"
+        yield from decay(ask, reason, source="")
         return
     after = rounded(ask.value(key) * math.sqrt(ask.kappa))
     reason = "rate times decay an update, k times fewer updates, a rate of the root of k"

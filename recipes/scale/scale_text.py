@@ -24,7 +24,7 @@ def scaled_text(scaled: Scaled, as_json: bool = False) -> str:
     width = max(len(change.key) for change in scaled.changes)
     sources = list(dict.fromkeys(change.source for change in scaled.changes if change.source))
     for change in scaled.changes:
-        lines.append(f"{change.key:{width}}  {_values(change)}")
+        lines += _values(change, width + 2)
         words = change.reason + (f" [{sources.index(change.source) + 1}]" if change.source else "")
         indent = " " * (width + 4)
         lines += textwrap.wrap(
@@ -37,13 +37,22 @@ def scaled_text(scaled: Scaled, as_json: bool = False) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _values(change: Change) -> str:
+def _values(change: Change, width: int) -> list[str]:
+    """The key and its values, in two lines where they are long."""
+    start = f"{change.key:{width}}"
     if not change.moves:
-        return f"{_value(change.after)}, unchanged"
-    return f"{_value(change.before)} -> {_value(change.after)}"
+        return [f"{start}{_value(change.after)}, unchanged"]
+    before, after = _value(change.before), _value(change.after)
+    if width + len(before) + len(after) > _WIDTH:
+        return [f"{start}{before}", f"{' ' * width}-> {after}"]
+    return [f"{start}{before} -> {after}"]
 
 
 def _value(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
-    return "none" if value is None else json.dumps(value).replace('"', "")
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_value(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    return "none" if value is None else json.dumps(value).strip('"')
