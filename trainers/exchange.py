@@ -15,7 +15,7 @@ from trainers.communicators.wire import FullWire, Wire
 from trainers.flat_gradients import FlatGradients
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Exchanged:
     """What an exchange was.
 
@@ -26,10 +26,10 @@ class Exchanged:
         waited_seconds: of them, those in which the worker did nothing else.
     """
 
-    num_overflowed: int = 0
-    num_flushed: int = 0
-    seconds: float = 0.0
-    waited_seconds: float = 0.0
+    num_overflowed: int
+    num_flushed: int
+    seconds: float
+    waited_seconds: float
 
 
 class Exchange:
@@ -42,7 +42,7 @@ class Exchange:
     neither many workers nor large gradients overflow, and small ones are flushed to zero only beside large ones.
 
     With `overlap` a thread of its own sends a bucket as soon as backward has finished it and all before it: the order
-    is the same on all workers. Without, the caller sends them all in `finish`.
+    is the same on all workers. Without, whoever calls `Round.finish` sends them all.
 
     Args:
         flat: the gradients; their memory is the connection's.
@@ -55,95 +55,125 @@ class Exchange:
     def __init__(
         self, flat: FlatGradients, connection: Connection, *, wire: Wire, bucket_bytes: int, overlap: bool
     ) -> None:
-        self._flat, self._connection, self._wire = flat, connection, wire
-        self.buckets, self._bucket_of = buckets_of(flat, bucket_bytes)
-        self._overlap = overlap and connection.mpi.size > 1
-        self._ready: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-        self._done = threading.Semaphore(0)
-        self._failure: BaseException | None = None
-        if self._overlap:
+        self.flat, self.connection, self.wire = flat, connection, wire
+        self.buckets, self.bucket_of = buckets_of(flat, bucket_bytes)
+        self.overlaps = overlap and connection.mpi.size > 1
+        self._ready: queue.SimpleQueue[tuple[Round, int] | None] = queue.SimpleQueue()
+        if self.overlaps:
             threading.Thread(target=self._serve, name="exchange", daemon=True).start()
 
-    def begin(self, *, scale: float) -> None:
-        """Start an update; all workers call this together.
+    def begin(self, *, scale: float) -> Round:
+        """Start the exchange of what will be in `flat.values`; all workers call this together.
 
         Args:
             scale: what the sum over workers is multiplied by.
         """
-        self._scale = scale
-        self._missing = [bucket.num_slots for bucket in self.buckets]
-        self._next = 0
-        self.found = Exchanged()
+        return Round(self, self.flat.values, scale)
 
-    def finished(self, number: int) -> None:
-        """A slot of the flat gradients is whole: its bucket may go if that is the last it waited for."""
-        self._missing[self._bucket_of[number]] -= 1
-        while self._overlap and self._next < len(self.buckets) and not self._missing[self._next]:
-            self._send_next()
-
-    def finish(self) -> Exchanged:
-        """Send what has not been sent, wait for all of it; the flat gradients are the mean, on all workers alike."""
-        began = time.perf_counter()
-        while self._next < len(self.buckets):
-            self._send_next()
-        if self._overlap:
-            for _ in self.buckets:
-                self._done.acquire()
-                if self._failure is not None:
-                    raise self._failure
-        self.found.waited_seconds = time.perf_counter() - began
-        return self.found
+    def send(self, sent: Round, number: int) -> None:
+        """Average a bucket of a round: on the thread, or here and now."""
+        if self.overlaps:
+            self._ready.put((sent, number))
+        else:
+            sent.average(number)
 
     def close(self) -> None:
         """End the thread and give the memory back; all workers call this together."""
-        if self._overlap:
+        if self.overlaps:
             self._ready.put(None)
-        self._connection.close()
-
-    def _send_next(self) -> None:
-        if self._overlap:
-            self._ready.put(self._next)
-        else:
-            self._average(self.buckets[self._next])
-        self._next += 1
+        self.connection.close()
 
     def _serve(self) -> None:
-        while (number := self._ready.get()) is not None:
-            try:
-                self._average(self.buckets[number])
-            except BaseException as error:
-                self._failure = error
-            self._done.release()
+        while (task := self._ready.get()) is not None:
+            sent, number = task
+            sent.average(number)
 
-    def _average(self, bucket: Bucket) -> None:
+
+class Round:
+    """One exchange: of `values`, as the gradients of one update.
+
+    Args:
+        exchange: whose buckets and thread it uses.
+        values: the flat array.
+        scale: what the sum over workers is multiplied by.
+    """
+
+    def __init__(self, exchange: Exchange, values: np.ndarray, scale: float) -> None:
+        self._exchange, self._values, self._scale = exchange, values, scale
+        self._missing = [bucket.num_slots for bucket in exchange.buckets]
+        self._next = 0
+        self._done = threading.Semaphore(0)
+        self._failure: BaseException | None = None
+        self._found: Exchanged | None = None
+        self._seconds, self._losses = 0.0, np.zeros(2, np.int64)
+
+    def finished(self, number: int) -> None:
+        """A slot of the flat gradients is whole: its bucket may go if that is the last it waited for."""
+        exchange = self._exchange
+        self._missing[exchange.bucket_of[number]] -= 1
+        while exchange.overlaps and self._next < len(exchange.buckets) and not self._missing[self._next]:
+            self._send_next()
+
+    def send_rest(self) -> None:
+        """All gradients are whole now; where nothing overlaps, they stay until `finish`."""
+        while self._exchange.overlaps and self._next < len(self._exchange.buckets):
+            self._send_next()
+
+    def finish(self) -> Exchanged:
+        """Send what has not been sent, wait for all of it; the values are the mean, on all workers alike."""
+        if self._found is None:
+            began = time.perf_counter()
+            while self._next < len(self._exchange.buckets):
+                self._send_next()
+            for _ in self._exchange.buckets:
+                self._done.acquire()
+                if self._failure is not None:
+                    raise self._failure
+            overflowed, flushed = map(int, self._losses)
+            self._found = Exchanged(
+                num_overflowed=overflowed,
+                num_flushed=flushed,
+                seconds=self._seconds,
+                waited_seconds=time.perf_counter() - began,
+            )
+        return self._found
+
+    def average(self, number: int) -> None:
+        """Sum a bucket over the workers; an exception is told where the gradients are waited for."""
         began = time.perf_counter()
-        values = self._flat.values[bucket.place]
-        if isinstance(self._wire, FullWire):
-            self._connection.mean(values, self._wire, self._scale)
-        else:
-            self._average_in_16_bits(values)
-        self.found.seconds += time.perf_counter() - began
+        try:
+            self._average(self._values[self._exchange.buckets[number].place])
+        except BaseException as error:
+            self._failure = error
+        self._seconds += time.perf_counter() - began
+        self._done.release()
 
-    def _average_in_16_bits(self, values: np.ndarray) -> None:
+    def _send_next(self) -> None:
+        self._next += 1
+        self._exchange.send(self, self._next - 1)
+
+    def _average(self, values: np.ndarray) -> None:
+        connection, wire = self._exchange.connection, self._exchange.wire
+        if isinstance(wire, FullWire):
+            connection.mean(values, wire, self._scale)
+            return
         values *= np.float32(self._scale)
-        factor = self._wire_factor(values)
-        values *= np.float32(factor)
-        overflowed, flushed = self._wire.losses(values)
-        self.found.num_overflowed += overflowed
-        self.found.num_flushed += flushed
-        self._connection.sum(values, self._wire)
-        values *= np.float32(1.0 / factor)
+        factor = np.float32(_wire_factor(values, connection, wire))
+        values *= factor
+        self._losses += wire.losses(values)
+        connection.sum(values, wire)
+        values *= np.float32(1.0) / factor
 
-    def _wire_factor(self, values: np.ndarray) -> float:
-        """S: with it the sum over the workers of each one's largest number stays below what the wire holds."""
-        if math.isinf(self._wire.largest):
-            return 1.0
-        largest = float(np.abs(values).max(initial=0.0))
-        total = self._connection.mpi.allreduce(largest)
-        if not (0.0 < total < math.inf):
-            return 1.0
-        room = self._wire.largest / (1.0 + self._wire.epsilon) ** (self._connection.num_roundings + 1)
-        return 2.0 ** min(math.floor(math.log2(room / total)), 126)
+
+def _wire_factor(values: np.ndarray, connection: Connection, wire: Wire) -> float:
+    """S: with it the sum over the workers of each one's largest number stays below what the wire holds."""
+    if math.isinf(wire.largest):
+        return 1.0
+    total = connection.mpi.allreduce(float(np.abs(values).max(initial=0.0)))
+    if not 0.0 < total < math.inf:
+        return 1.0
+    room = wire.largest / (1.0 + wire.epsilon) ** (connection.num_roundings + 1)
+    return 2.0 ** min(math.floor(math.log2(room / total)), 126)
 
 
 @dataclass(frozen=True, kw_only=True)
