@@ -1,0 +1,174 @@
+"""What every communicator promises before any rank is there, and the divisions of arrays and ranks."""
+
+import ast
+import dataclasses
+import inspect
+import pickle
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from trainers import communicators
+from trainers.communicators.connection import Connection, shares
+from trainers.communicators.halving_doubling import binary_blocks, segment
+from trainers.communicators.wire import WIRES, FullWire
+
+ROOT = Path(__file__).parents[3]
+COMPONENTS = [getattr(communicators, name) for name in communicators.__all__]
+HALVE = [component for component in COMPONENTS if component is not communicators.MpiAllreduce]
+COUNTED = [(component, field.name) for component in COMPONENTS for field in dataclasses.fields(component)]
+
+
+@pytest.fixture(params=COMPONENTS, ids=lambda component: component.__name__)
+def component(request):
+    return request.param
+
+
+def test_the_public_names_are_sorted_and_are_all_there_are():
+    assert communicators.__all__ == sorted(communicators.__all__)
+    found = set()
+    for module in pkgutil.iter_modules(communicators.__path__):
+        tree = ast.parse((ROOT / "trainers" / "communicators" / f"{module.name}.py").read_text())
+        for node in tree.body:
+            methods = {item.name for item in getattr(node, "body", []) if isinstance(item, ast.FunctionDef)}
+            if isinstance(node, ast.ClassDef) and "connect" in methods:
+                found.add(node.name)
+    assert found == set(communicators.__all__)
+    assert len({component.__module__ for component in COMPONENTS}) == len(COMPONENTS) >= 7, "each in its own file"
+
+
+def test_it_is_a_frozen_dataclass_that_compares_hashes_and_travels(component):
+    assert component.__dataclass_params__.frozen
+    assert component.__mro__ == (component, object)
+    assert all(field.kw_only for field in dataclasses.fields(component))
+    made = component()
+    assert made == component() == pickle.loads(pickle.dumps(made))
+    assert hash(made) == hash(component())
+    assert repr(made).startswith(f"{component.__name__}(")
+
+
+def test_its_docstring_tells_the_numbers_on_the_wire_every_field_and_a_source(component):
+    doc = inspect.getdoc(component)
+    assert doc.splitlines()[0].endswith(".")
+    assert re.search(r"^Source: ", doc, re.MULTILINE)
+    assert re.search(r"^    .* n\b", doc, re.MULTILINE), "a formula with n numbers"
+    assert "wire" in doc
+    described = re.findall(r"^    ([a-z]\w*): \S", doc.partition("Args:\n")[2].partition("Raises:")[0], re.MULTILINE)
+    assert described == [field.name for field in dataclasses.fields(component)]
+    assert bool(described) == bool(re.search(r"^Raises:\n    ValueError: ", doc, re.MULTILINE))
+
+
+def test_it_is_connected_with_an_mpi_communicator_alone(component):
+    assert list(inspect.signature(component.connect).parameters) == ["self", "mpi"]
+    assert inspect.getdoc(component.connect)
+
+
+@pytest.mark.parametrize(("component", "field"), COUNTED, ids=[f"{c.__name__}.{field}" for c, field in COUNTED])
+@pytest.mark.parametrize("value", [0, -1, 2.0, True, "2"])
+def test_it_refuses_what_is_no_count_of_ranks(component, field, value):
+    with pytest.raises(ValueError, match=rf"^{component.__name__}\.{field} must be a whole number >= 1, got"):
+        component(**{field: value})
+
+
+def test_fields_with_a_count_were_found():
+    assert {(component.__name__, field) for component, field in COUNTED} == {
+        ("Hierarchical", "ranks_per_node"),
+        ("SharedWindow", "ranks_per_node"),
+        ("Torus", "row"),
+    }
+
+
+def test_importing_them_loads_neither_mpi_nor_chainer():
+    names = "".join(f", {component.__name__}" for component in COMPONENTS)[2:]
+    code = f"import sys\nfrom trainers.communicators import {names}\n{names.replace(', ', '(); ')}()\n"
+    code += "print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert not set(done.stdout.split()) & {"chainer", "chainermn", "cupy", "mpi4py"}
+    assert "numpy" in done.stdout.split()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("num_values", [0, 1, 7, 70_000])
+def test_alone_the_sum_is_the_values_themselves(component, num_values, dtype):
+    connection = component().connect(MPI.COMM_SELF.Dup())
+    assert isinstance(connection, Connection)
+    values = connection.allocate(num_values, dtype)
+    assert values.dtype == dtype
+    assert values.shape == (num_values,)
+    assert not values.any()
+    values[...] = expected = np.random.RandomState(0).normal(size=num_values).astype(dtype)
+    connection.sum(values, FullWire(dtype))
+    assert (values == expected).all()
+    connection.mean(values, FullWire(dtype), 0.25)
+    assert (values == expected * dtype(0.25)).all()
+    connection.close()
+
+
+@pytest.mark.parametrize("component", HALVE, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_alone_nothing_but_one_rounding_happens(component, name):
+    wire = WIRES[name]()
+    connection = component().connect(MPI.COMM_SELF.Dup())
+    values = connection.allocate(100, np.float32)
+    values[...] = expected = np.random.RandomState(1).normal(size=100).astype(np.float32)
+    connection.sum(values, wire)
+    rounded = expected.copy()
+    wire.store(rounded, wire.pack(expected))
+    assert (values == expected).all() or (values == rounded).all()
+    connection.close()
+
+
+def test_a_connection_that_allocated_nothing_can_be_closed(component):
+    component().connect(MPI.COMM_SELF.Dup()).close()
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_the_all_reduce_of_mpi_refuses_16_bits_by_name(name):
+    connection = communicators.MpiAllreduce().connect(MPI.COMM_SELF)
+    with pytest.raises(ValueError, match=f"^MpiAllreduce: MPI has no sum of {name}; take Direct, Ring or Halving"):
+        connection.sum(np.ones(2, dtype=np.float32), WIRES[name]())
+
+
+def test_a_row_that_does_not_divide_the_workers_is_refused():
+    with pytest.raises(ValueError, match=r"^Torus\.row: 1 workers do not divide into rows of 2$"):
+        communicators.Torus(row=2).connect(MPI.COMM_SELF)
+
+
+@pytest.mark.parametrize("total", [0, 1, 2, 5, 17, 1000])
+@pytest.mark.parametrize("parts", [1, 2, 3, 8])
+def test_shares_follow_each_other_and_differ_by_one_at_most(total, parts):
+    found = shares(total, parts)
+    assert len(found) == parts
+    assert [place for part in found for place in range(part.start, part.stop)] == list(range(total))
+    sizes = [part.stop - part.start for part in found]
+    assert max(sizes) - min(sizes) <= 1
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_shares_by_hand():
+    assert shares(7, 3) == [slice(0, 3), slice(3, 5), slice(5, 7)]
+    assert shares(1, 3) == [slice(0, 1), slice(1, 1), slice(1, 1)]
+
+
+@pytest.mark.parametrize("size", range(1, 70))
+def test_binary_blocks_are_the_ones_in_the_number_of_ranks(size):
+    found = binary_blocks(size)
+    assert [block for _, block in found] == [2**place for place in reversed(range(8)) if size >> place & 1]
+    assert [start for start, _ in found] == [sum(block for _, block in found[:place]) for place in range(len(found))]
+
+
+@pytest.mark.parametrize("total", [0, 1, 3, 5, 8, 1001])
+def test_segments_cover_everything_and_those_of_half_as_many_parts_are_two_of_them(total):
+    for parts in (1, 2, 4, 8):
+        pieces = [segment(total, parts, part) for part in range(parts)]
+        assert [place for piece in pieces for place in range(piece.start, piece.stop)] == list(range(total))
+        for part in range(parts):
+            first, second = (segment(total, 2 * parts, 2 * part + half) for half in (0, 1))
+            assert slice(first.start, second.stop) == pieces[part]
+            assert first.stop == second.start

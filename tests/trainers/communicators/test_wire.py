@@ -1,0 +1,135 @@
+"""The formats on the wire, against a rounding written in another way and against numbers by hand."""
+
+import numpy as np
+import pytest
+
+from trainers.communicators.wire import WIRES, BFloat16Wire, Float16Wire, FullWire
+
+HALVES = {"float16": (Float16Wire, 11, -13, 16), "bfloat16": (BFloat16Wire, 8, -125, 128)}
+LOW_HALVES = (0x0000, 0x0001, 0x7FFF, 0x8000, 0x8001, 0xFFFF)
+
+
+def every_float32(low_halves=LOW_HALVES):
+    """All 65,536 upper halves of a float32, infinities, subnormals and what is no number among them."""
+    upper = np.arange(1 << 16, dtype=np.uint32) << 16
+    return np.concatenate([upper | low for low in low_halves]).view(np.float32)
+
+
+def rounded(values, bits, smallest_exponent, largest_exponent):
+    """To `bits` significant bits, ties to even, in float64, where all of it is exact."""
+    with np.errstate(invalid="ignore"):  # of signalling numbers that are none
+        values = values.astype(np.float64)
+        _, exponents = np.frexp(np.where(np.isfinite(values), values, 0.0))
+        quantum = np.ldexp(1.0, np.maximum(exponents, smallest_exponent) - bits)
+        near = np.rint(values / quantum) * quantum
+    return np.where(np.abs(near) >= 2.0**largest_exponent, np.copysign(np.inf, near), near)
+
+
+def through(wire, values):
+    """What a receiver makes of values that were packed."""
+    stored = np.full_like(values, 7.0)
+    wire.store(stored, wire.pack(values))
+    return stored
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_every_number_is_rounded_to_the_nearest_and_ties_to_even(name):
+    wire, *form = HALVES[name]
+    values = every_float32()
+    found, expected = through(wire(), values), rounded(values, *form)
+    whole = ~np.isnan(values)
+    np.testing.assert_array_equal(found[whole], expected[whole])
+    np.testing.assert_array_equal(np.signbit(found[whole]), np.signbit(values[whole]))
+    assert np.isnan(found[~whole]).all(), "what is no number must stay none, or an overflow goes unseen"
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_ties_and_ends_by_hand(name):
+    wire, bits, _, _ = HALVES[name]
+    ulp = 2.0 ** (1 - bits)  # of numbers from 1 to 2
+    values = [1 + ulp / 2, 1 + 3 * ulp / 2, -1 - ulp / 2, 1 + ulp / 2 + 2.0**-20, np.inf, -np.inf, 0.0]
+    found = through(wire(), np.array(values, dtype=np.float32))
+    assert found.tolist() == [1.0, 1 + 2 * ulp, -1.0, 1 + ulp, np.inf, -np.inf, 0.0]
+
+
+def test_the_largest_and_the_smallest_numbers_by_hand():
+    least = 2.0**-24
+    halves = through(Float16Wire(), np.array([65504, 65519.9, 65520, least, least / 2, least * 0.51], dtype=np.float32))
+    assert halves.tolist() == [65504, 65504, np.inf, least, 0, least]
+    least = 2.0**-133
+    most = 2.0**128 - 2.0**120
+    wide = through(BFloat16Wire(), np.array([most, most + 2.0**119, least, least / 2, least * 0.75], dtype=np.float32))
+    assert wide.tolist() == [most, np.inf, least, 0, least]
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_what_was_received_is_sent_on_without_another_rounding(name):
+    wire = HALVES[name][0]()
+    once = through(wire, every_float32())
+    twice = through(wire, once)
+    np.testing.assert_array_equal(once, twice)
+
+
+@pytest.mark.parametrize("name", WIRES)
+def test_one_rounding_is_within_epsilon(name):
+    wire = WIRES[name]()
+    values = np.random.RandomState(0).normal(size=10_000).astype(np.float32)
+    error = np.abs(through(wire, values).astype(np.float64) - values)
+    assert (error <= wire.epsilon * np.abs(values)).all()
+    assert error.max() > 0 or name == "float32"
+    assert wire.pack(values).nbytes == wire.num_bytes * len(values)
+
+
+@pytest.mark.parametrize("name", WIRES)
+def test_received_numbers_are_added_in_float32(name):
+    wire = WIRES[name]()
+    values = np.full(3, 2.0**-20, dtype=np.float32)
+    wire.add(values, wire.pack(np.array([1.0, -2.0, 0.0], dtype=np.float32)))
+    assert values.tolist() == [1 + 2.0**-20, -2 + 2.0**-20, 2.0**-20]
+
+
+@pytest.mark.parametrize("name", WIRES)
+def test_scratch_is_no_part_of_the_values_and_is_used_again(name):
+    wire = WIRES[name]()
+    values = np.ones(5, dtype=np.float32)
+    scratch = wire.scratch(values)
+    assert (len(scratch), scratch.itemsize) == (5, wire.num_bytes)
+    assert not np.shares_memory(scratch, values)
+    assert np.shares_memory(wire.scratch(values[:2]), scratch)
+    assert len(wire.scratch(values[:0])) == 0
+
+
+@pytest.mark.parametrize("name", WIRES)
+def test_what_is_received_where_there_is_room_is_stored(name):
+    wire = WIRES[name]()
+    values = np.zeros(3, dtype=np.float32)
+    room = wire.room(values)
+    room[...] = wire.pack(np.array([1.0, 2.0, -4.0], dtype=np.float32))
+    wire.store(values, room)
+    assert values.tolist() == [1.0, 2.0, -4.0]
+
+
+def test_the_full_wire_sends_the_numbers_themselves():
+    values = np.ones(3)
+    assert FullWire(np.float64).num_bytes == 8
+    assert FullWire().pack(values) is values
+    assert FullWire().room(values) is values
+
+
+def test_the_scratch_of_the_full_wire_follows_the_type_of_the_values():
+    wire = FullWire()
+    for dtype in (np.float32, np.float64, np.float32):
+        assert wire.scratch(np.ones(4, dtype=dtype)).dtype == dtype
+
+
+def test_losses_by_hand():
+    values = np.array([0.0, 1.0, 65504, 65520, -1e6, np.inf, np.nan, 2.0**-25, -1e-9, 2.0**-24], dtype=np.float32)
+    assert Float16Wire().losses(values) == (2, 2), "65520 and -1e6; a half of the least number and -1e-9"
+    assert FullWire().losses(values) == (0, 0)
+    wide = np.array([0.0, 3.4e38, -1e38, np.inf, np.nan, 1e-40, -9e-41, 1e-41], dtype=np.float32)
+    assert BFloat16Wire().losses(wide) == (1, 1), "3.4e38 lies above the largest, 1e-41 below half the least"
+
+
+def test_every_wire_stands_under_its_name():
+    assert {name: wire.name for name, wire in WIRES.items()} == {name: name for name in WIRES}
+    assert list(WIRES) == ["float32", "float16", "bfloat16"]
