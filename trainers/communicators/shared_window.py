@@ -53,6 +53,7 @@ class _Window(Connection):
             raise ValueError("SharedWindow: nodes with different numbers of workers; take Hierarchical")
         self._node = node
         self._across = mpi.Split(node.rank, mpi.rank)
+        self._window: Any = None
         super().__init__(mpi, self._sum, num_roundings=self._across.size)
 
     def allocate(self, num_values: int, dtype: Any) -> np.ndarray:
@@ -64,7 +65,7 @@ class _Window(Connection):
         self._of_rank = [np.frombuffer(memory, dtype=dtype, count=num_values) for memory in queried]
         own = self._of_rank[self._node.rank]
         own[...] = 0
-        self._piece = np.empty(min(_PIECE, num_values), dtype)
+        self._piece = np.empty(max(1, min(_PIECE, num_values)), dtype)
         self._node.Barrier()
         return own
 
@@ -104,6 +105,5 @@ class _Window(Connection):
 
     def close(self) -> None:
         self._of_rank = []
-        self._window.Free()
-
-
+        if self._window is not None:
+            self._window.Free()

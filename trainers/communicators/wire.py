@@ -57,7 +57,7 @@ class FullWire:
         return values
 
     def scratch(self, values: np.ndarray) -> np.ndarray:
-        if len(self._scratch) < len(values):
+        if len(self._scratch) < len(values) or self._scratch.dtype != values.dtype:
             self._scratch = np.empty(len(values), values.dtype)
         return self._scratch[: len(values)]
 
