@@ -18,7 +18,6 @@ from recipes.vocabulary import Vocabulary
 __all__ = ["read_recipe"]
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
-_DOUBLE_BUFFERING = "DoubleBuffering"
 
 
 def read_recipe(
@@ -69,9 +68,10 @@ def _check(reading: Reading, recipe: Recipe, resolved: Mapping[str, Any]) -> Non
         reading.refuse(("name",), f"{recipe.name!r} cannot name a run's folder", way_out)
     if recipe.seed < 0:
         reading.refuse(("seed",), f"is {recipe.seed}", "must be 0 or more")
-    if recipe.updater.double_buffering and _DOUBLE_BUFFERING not in recipe.lacks:
-        way_out = f"name it: `lacks: [{_DOUBLE_BUFFERING}]`, or set it to false"
-        reading.refuse(("updater", "double_buffering"), "is not built", way_out)
+    if recipe.updater.double_buffering and getattr(recipe.optimizer, "needs_group_gradients", False):
+        kind = type(recipe.optimizer).__name__
+        way_out = "set it to false, or choose another optimizer"
+        reading.refuse(("updater", "double_buffering"), f"{kind} sets its rate by the gradient it applies", way_out)
     for place, name in enumerate(recipe.lacks):
         if _is_built(name, reading.vocabulary):
             reading.refuse(("lacks", place), f"{name} is built", "remove it from `lacks`")

@@ -15,8 +15,9 @@ class Vocabulary:
     `trainers.vocabulary` makes it, so that this package needs no Chainer.
 
     Args:
-        models, optimizers, losses, augmentations, mixes, datasets, schedules, warmups: name -> dataclass. A mapping may
-            know more names than it lists, and may import a dataclass when its name is asked for.
+        models, optimizers, losses, augmentations, mixes, datasets, communicators, schedules, warmups: name ->
+            dataclass. A mapping may know more names than it lists, and may import a dataclass when its name is asked
+            for.
     """
 
     models: Mapping[str, type]
@@ -25,6 +26,7 @@ class Vocabulary:
     augmentations: Mapping[str, type]
     mixes: Mapping[str, type]
     datasets: Mapping[str, type]
+    communicators: Mapping[str, type]
     schedules: Mapping[str, type]
     warmups: Mapping[str, type]
 

@@ -12,10 +12,15 @@ import numpy as np
 
 from recipes.errors import InputRefused
 from recipes.image_size import at_image_size
+from recipes.planning.cluster import GradientExchange
 from recipes.planning.planner import Model
 from recipes.schema import Dataset, Recipe
 from recipes.vocabulary import Unbuilt
 from trainers.augmentations.pipeline import Pipeline
+from trainers.communicators import Auto
+from trainers.communicators.wire import WIRES, FullWire
+from trainers.exchange import Exchange
+from trainers.flat_gradients import FlatGradients
 from trainers.keyed_draws import draw_initial_weights
 from trainers.mixing import GroupMixing
 from trainers.optimizers.weight_decay import decay_parameters
@@ -137,6 +142,25 @@ def _require_evaluated_size(model: chainer.Chain, recipe: Recipe) -> None:
             f"and scored on {scored_at}x{scored_at}; give both augmentations one size, or choose a "
             "model that ends in a global average"
         )
+
+
+def build_exchange(settings: GradientExchange, parts: Parts, mpi: Any, *, copies: int = 1) -> Exchange:
+    """The exchange of a model's gradients between all workers of `mpi`, who call this together.
+
+    Args:
+        settings: of the cluster.
+        parts: the model and its data.
+        mpi: communicator of all workers; the exchange has one of its own.
+        copies: arrays of gradients, two for double buffering.
+    Raises:
+        ValueError: the communicator does not fit these workers.
+    """
+    connection = (settings.communicator or Auto()).connect(mpi.Dup())
+    image, _ = parts.load_eval(0, 0)
+    images_NCHW = image[np.newaxis].astype(chainer.get_dtype(), copy=False)
+    flat = FlatGradients(parts.model, images_NCHW, connection.allocate, copies=copies)
+    wire = FullWire(flat.values.dtype) if settings.wire == "float32" else WIRES[settings.wire]()
+    return Exchange(flat, connection, wire=wire, bucket_bytes=settings.bucket_bytes, overlap=settings.overlap)
 
 
 def model_sizes(recipe: Recipe, dataset: Dataset) -> Model | None:

@@ -18,6 +18,7 @@ from recipes.errors import InputRefused
 
 _WEIGHTS, _OPTIMIZER, _STATE, _MANIFEST = "weights.safetensors", "optimizer.safetensors", "state.json", "MANIFEST"
 _AVERAGES = "averages.safetensors"  # only where the recipe has a weight_average
+_PENDING = "pending.safetensors"  # only with double buffering
 
 
 class CheckpointError(InputRefused):
@@ -31,12 +32,14 @@ class CheckpointContent(NamedTuple):
         weights: by path, running statistics among them.
         optimizer: its state by path and name.
         averages: the moving average of the weights by path; empty where the recipe has none.
+        pending: the mean gradient that waits to be applied, by path; empty where none does.
         state: plain data.
     """
 
     weights: dict[str, np.ndarray]
     optimizer: dict[str, np.ndarray]
     averages: dict[str, np.ndarray]
+    pending: dict[str, np.ndarray]
     state: dict[str, Any]
 
     def scored(self) -> CheckpointContent:
@@ -81,6 +84,7 @@ def write_checkpoint(
     optimizer: chainer.Optimizer,
     state: dict[str, Any],
     averages: Mapping[str, np.ndarray] | None = None,
+    pending: Mapping[str, np.ndarray] | None = None,
 ) -> Path:
     """Write `folder`/update-000123, where 123 is `state["update"]`; it appears whole or not at all.
 
@@ -91,6 +95,7 @@ def write_checkpoint(
         model, optimizer: what is kept.
         state: plain data; must hold `update`, the number of updates done.
         averages: of the weights, by path.
+        pending: the gradient that waits to be applied, by path.
     Returns:
         the folder of the checkpoint.
     """
@@ -103,6 +108,7 @@ def write_checkpoint(
         _WEIGHTS: save(_contiguous(weights_of(model))),
         _OPTIMIZER: save(_contiguous(optimizer_arrays(optimizer))),
         **({_AVERAGES: save(_contiguous(averages))} if averages else {}),
+        **({_PENDING: save(_contiguous(pending))} if pending else {}),
         _STATE: json.dumps({**state, "optimizer_steps": {"": optimizer.t, **steps}}, indent=1).encode(),
     }
     manifest = "".join(f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in files.items())
@@ -126,7 +132,7 @@ def read_checkpoint(folder: Path) -> CheckpointContent:
     try:
         manifest = (folder / _MANIFEST).read_text().splitlines()
         sums = {name: digest for digest, name in (line.split("  ", 1) for line in manifest)}
-        names = (_WEIGHTS, _OPTIMIZER, _STATE, *([_AVERAGES] if _AVERAGES in sums else []))
+        names = (_WEIGHTS, _OPTIMIZER, _STATE, *(name for name in (_AVERAGES, _PENDING) if name in sums))
         data = {name: (folder / name).read_bytes() for name in names}
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{folder}: not a whole checkpoint ({error})") from error
@@ -137,6 +143,7 @@ def read_checkpoint(folder: Path) -> CheckpointContent:
         weights=load(data[_WEIGHTS]),
         optimizer=load(data[_OPTIMIZER]),
         averages=load(data[_AVERAGES]) if _AVERAGES in data else {},
+        pending=load(data[_PENDING]) if _PENDING in data else {},
         state=json.loads(data[_STATE]),
     )
 
@@ -168,8 +175,8 @@ def load_into(
     Raises:
         CheckpointError: names or shapes are not those of the model.
     """
-    weights, optimizer_state, kept_averages, state = content
-    _copy(weights, weights_of(model), "weights")
+    weights, state = content.weights, content.state
+    copy_arrays(weights, weights_of(model), "weights")
     for path, link, name in _persistents(model):
         if not isinstance(getattr(link, name), np.ndarray) and path in weights:
             setattr(link, name, weights[path].item())
@@ -180,9 +187,9 @@ def load_into(
             rule = parameter.update_rule
             rule._init_states(parameter)  # Chainer allocates the state in the first update only
             rule.t = steps[path]
-        _copy(optimizer_state, optimizer_arrays(optimizer), "optimizer state")
+        copy_arrays(content.optimizer, optimizer_arrays(optimizer), "optimizer state")
     if averages is not None:
-        _copy(kept_averages, averages, "averages of the weights")
+        copy_arrays(content.averages, averages, "averages of the weights")
     return state
 
 
@@ -210,7 +217,12 @@ def _contiguous(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {path: np.asarray(array, order="C") for path, array in arrays.items()}
 
 
-def _copy(source: dict[str, np.ndarray], target: dict[str, np.ndarray], what: str) -> None:
+def copy_arrays(source: dict[str, np.ndarray], target: dict[str, np.ndarray], what: str) -> None:
+    """Copy arrays by path.
+
+    Raises:
+        CheckpointError: names or shapes differ.
+    """
     if source.keys() != target.keys():
         odd = sorted(source.keys() ^ target.keys())
         raise CheckpointError(

@@ -34,13 +34,19 @@ class FlatGradients:
         model: its parameters are initialised.
         images_NCHW: what the model may be called with, to see in which order its parameters are finished.
         allocate: (num_values, dtype) -> zeros; where the gradients live.
+        copies: arrays to write in turn.
     Attributes:
-        values: the array, one-dimensional.
+        values: the array at hand, one-dimensional.
         slots: in its order.
     """
 
     def __init__(
-        self, model: chainer.Chain, images_NCHW: np.ndarray, allocate: Callable[[int, Any], np.ndarray] = np.zeros
+        self,
+        model: chainer.Chain,
+        images_NCHW: np.ndarray,
+        allocate: Callable[[int, Any], np.ndarray] = np.zeros,
+        *,
+        copies: int = 1,
     ) -> None:
         order = backward_order(model, images_NCHW)
         ends = np.cumsum([0, *(parameter.size for _, parameter in order)])
@@ -48,7 +54,8 @@ class FlatGradients:
             Slot(path=path, parameter=parameter, place=slice(int(start), int(stop)))
             for (path, parameter), start, stop in zip(order, ends, ends[1:], strict=False)
         ]
-        self.values = allocate(int(ends[-1]), order[0][1].dtype)
+        self._arrays = np.split(allocate(copies * int(ends[-1]), order[0][1].dtype), copies)
+        self.values = self._arrays[0]
         self._number = {id(slot.parameter): number for number, slot in enumerate(self.slots)}
         self._written = [False] * len(self.slots)
 
@@ -109,10 +116,19 @@ class FlatGradients:
             if not written:
                 self.values[slot.place] = 0
 
-    def hand_over(self) -> None:
-        """Each parameter's `grad` is its slot."""
+    def next_array(self) -> None:
+        """From now on write the next array; the one at hand stays as it is."""
+        self._arrays.append(self._arrays.pop(0))
+        self.values = self._arrays[0]
+
+    def hand_over(self, values: np.ndarray) -> None:
+        """Each parameter's `grad` is its slot of an array of this object's."""
         for slot in self.slots:
-            slot.parameter.grad = self.values[slot.place].reshape(slot.parameter.shape)
+            slot.parameter.grad = values[slot.place].reshape(slot.parameter.shape)
+
+    def by_path(self, values: np.ndarray) -> dict[str, np.ndarray]:
+        """Views of the slots of an array, by the path of their parameter."""
+        return {slot.path: values[slot.place].reshape(slot.parameter.shape) for slot in self.slots}
 
 
 class SquaredNorm:

@@ -1,37 +1,11 @@
-"""What is done to gradients between backward and the optimizer's step: sum over workers, norm, clipping."""
+"""What is done to gradients between exchange and the optimizer's step: norm, clipping, search for infinities."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import chainer
 import numpy as np
-
-
-def average_over_workers(model: chainer.Link, mpi: Any, global_batch_size: int) -> None:
-    """Sum the gradients over all workers, those of a worker without samples being 0, and divide by the batch.
-
-    Args:
-        model: its gradients are sums over this worker's samples.
-        mpi: communicator of all workers; all call this together.
-        global_batch_size: samples.
-    """
-    from mpi4py import MPI
-
-    for _, parameter in sorted(model.namedparams()):
-        if parameter.grad is None:
-            parameter.grad = np.zeros_like(parameter.array)
-        parameter.grad = np.ascontiguousarray(parameter.grad)
-        mpi.Allreduce(MPI.IN_PLACE, parameter.grad)
-        parameter.grad *= parameter.dtype.type(1.0 / global_batch_size)
-
-
-def divide_out(model: chainer.Link, factor: float) -> None:
-    """Divide all gradients by what the loss was multiplied by: a power of two, so that nothing is rounded."""
-    for parameter in model.params():
-        if parameter.grad is not None:
-            parameter.grad *= parameter.dtype.type(1.0 / factor)
 
 
 def squared_norm(model: chainer.Link) -> float:

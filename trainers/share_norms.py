@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import chainer
@@ -17,35 +15,28 @@ class ShareNorms:
     """The squared norms of the mean gradients of this worker's micro-batches in one update.
 
     A share is a micro-batch: whole norm groups, so that it is the same function of its samples as it would be alone.
-    Costs one pass over the gradients a micro-batch, and their memory once more from the second micro-batch on.
 
     Args:
-        model: whose gradients are sums over the samples seen so far.
-        factor: what the losses were multiplied by, and is not yet divided out of the gradients.
+        factor: what the losses were multiplied by, and is not divided out of the gradients that are added.
     """
 
-    def __init__(self, model: chainer.Link, *, factor: float = 1.0) -> None:
-        self._model = model
+    def __init__(self, *, factor: float = 1.0) -> None:
         self._factor = factor
         self._own: list[tuple[int, int, float]] = []  # offset in the update, samples, squared norm
 
-    @contextlib.contextmanager
-    def of(self, *, offset: int, size: int) -> Iterator[None]:
-        """Around the backward of the micro-batch of `size` samples at `offset` of the update."""
-        held = [(parameter, parameter.grad) for parameter in self._model.params()]
-        self._model.cleargrads()
-        yield
-        self._own.append((offset, size, squared_norm(self._model) / (size * self._factor) ** 2))
-        for parameter, before in held:
-            if parameter.grad is None:
-                parameter.grad = before
-            elif before is not None:
-                parameter.grad += before
-
-    def gathered(self, mpi: Any) -> Norms | None:
-        """The estimates of the whole update, the same on all workers; the model's gradient is now its mean.
+    def add(self, *, offset: int, size: int, squared: float) -> None:
+        """Take in the micro-batch of `size` samples at `offset` of the update.
 
         Args:
+            squared: squared norm of the gradient of the sum of its samples' losses, times the factor's square.
+        """
+        self._own.append((offset, size, squared / (size * self._factor) ** 2))
+
+    def gathered(self, model: chainer.Link, mpi: Any) -> Norms | None:
+        """The estimates of the whole update, the same on all workers.
+
+        Args:
+            model: its gradient is the mean of the update.
             mpi: communicator of all workers; all call this together.
         Returns:
             None where the update is one share.
@@ -55,4 +46,4 @@ class ShareNorms:
         _, sizes, norms = zip(*shares, strict=True)
         if not all(map(math.isfinite, norms)):
             return None  # the failure is told where the loss or the weights are looked at
-        return Norms.of_shares(sizes, norms, squared_norm(self._model))
+        return Norms.of_shares(sizes, norms, squared_norm(model))

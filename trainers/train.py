@@ -17,7 +17,7 @@ from chainer.training import Trainer
 from recipes.open import OpenedRecipe
 from recipes.planning.planner import Model, Plan
 from recipes.planning.stream import Stream
-from trainers.build import Parts, build
+from trainers.build import Parts, build, build_exchange
 from trainers.checkpoint import load_into, newest_checkpoint, read_checkpoint
 from trainers.environment import environment
 from trainers.evaluate import score
@@ -95,8 +95,6 @@ class _Run:
         self.end_update = min(options.stop_after_update or plan.timeline.num_updates, plan.timeline.num_updates)
 
     def _updater(self, parts: Parts) -> RecipeUpdater:
-        import chainermn
-
         recipe, dataset = self.opened.recipe, self.opened.dataset
         iterator = StreamIterator(
             plan=self.plan,
@@ -106,12 +104,14 @@ class _Run:
             mixing=parts.mixing,
             trace=self.options.trace,
         )
+        copies = 2 if recipe.updater.double_buffering else 1
         return RecipeUpdater(
             iterator,
             parts.optimizer,
             loss=parts.loss,
             plan=self.plan,
-            communicator=chainermn.create_communicator("naive", self.mpi),
+            exchange=build_exchange(self.plan.cluster.exchange, parts, self.mpi, copies=copies),
+            mpi=self.mpi,
             norm_groups=self.norm_groups,
             averaged=self.averaged,
             measure_noise=self.options.measure_noise,
@@ -163,7 +163,7 @@ class _Run:
             return None, notes
         averages = self.averaged and self.averaged.arrays
         state = load_into(self.parts.model, self.parts.optimizer, content, averages=averages)
-        self.updater.state = state["updater"]
+        self.updater.restore(state["updater"], content.pending)
         iterator = self.updater.get_iterator("main")
         iterator.update = self.updater.iteration = state["update"]
         return state, notes

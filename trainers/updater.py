@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, replace
 from typing import Any
 
 import chainer
@@ -17,65 +16,45 @@ from recipes.noise_scale import Norms
 from recipes.planning.division import Division
 from recipes.planning.planner import Plan
 from recipes.rates import full_rate_at, learning_rate_at, momentum_at
+from trainers.checkpoint import copy_arrays
+from trainers.exchange import Exchange, Exchanged
 from trainers.faults import NotFinite, Overflow
-from trainers.gradients import average_over_workers, clip, divide_out, first_not_finite
-from trainers.keyed_draws import KeyedDropout
-from trainers.mixed_precision import MOST_HALVINGS, MixedPrecision, overflow_expected
+from trainers.gradients import clip, first_not_finite
+from trainers.mean_gradient import Gradient, MeanGradient
+from trainers.mixed_precision import MOST_HALVINGS, MixedPrecision
 from trainers.norm_groups import NormGroups
-from trainers.share_norms import ShareNorms
 from trainers.steering import Moment, steer
-from trainers.stream_iterator import LoadedMicroBatch, SeenSample, StreamIterator, UpdateShare
+from trainers.stream_iterator import StreamIterator, UpdateShare
+from trainers.update_record import Step, UpdateRecord
 from trainers.weight_average import AveragedWeights
 
 log = logging.getLogger("kilobatch")
 
 
-@dataclass(frozen=True, kw_only=True)
-class UpdateRecord:
-    """What one update was: `epoch`, `samples` at its start, `loss` the mean over the global batch before it.
-
-    `gradient_norm` is None where the recipe clips nothing, `gain` where the optimizer has none, `norms` where nobody
-    asked for them or the update is one share; `loss_scale`, and `overflows`, the number of times the update was done
-    again at a smaller one, with float32 compute.
-    """
-
-    update: int
-    epoch: float
-    samples: int
-    global_batch_size: int
-    learning_rate: float
-    momentum: float | None
-    loss: float
-    seen: tuple[SeenSample, ...]
-    gradient_norm: float | None = None
-    gain: float | None = None
-    norms: Norms | None = None
-    loss_scale: float | None = None
-    overflows: int | None = None
-    image_size: int | None = None
-
-
 class RecipeUpdater(StandardUpdater):
     """Does one update of a plan on Chainer's conventions (`Trainer`, extensions, reporter).
 
-        g = 1/B * sum over workers and micro-batches of n * gradient of the mean loss over its n samples
+    The gradient is that of `MeanGradient`, and crosses the wire once an update. Beside it there are on the wire 24
+    bytes a normalised channel, and 17 bytes a worker for loss and flags (18 with mixed16 compute, where an update whose
+    gradient overflows on any worker is done again by all at half the loss scale; what overflowed has changed nothing).
 
-    Gradients are summed over samples and divided once by the global batch B, so that uneven shares are averaged
-    exactly, and a sample's part is rounded alike whatever micro-batch it lies in. Gradients cross the wire once an
-    update. Bytes on the wire: one all-reduce of the gradients, one of 24 bytes a normalised channel, and 17 bytes a
-    worker for loss and flags (18 with mixed16 compute, where an update whose gradient overflows on any worker is done
-    again by all at half the loss scale; what overflowed has changed nothing).
+    With `updater.double_buffering` a gradient is applied one update later, with the rate, momentum and batch of its own
+    update, and travels meanwhile: update 0 moves no weight, the last update applies two gradients, and the one on its
+    way is part of a checkpoint.
 
     Args:
         iterator: this worker's share of every update.
         optimizer: set up with the model as its target.
         loss: (logits, targets) -> mean over the samples given.
         plan: what is done when.
-        communicator: a ChainerMN communicator of all workers.
+        exchange: of the model's gradients between all workers, with two arrays for double buffering.
+        mpi: communicator of all workers.
         norm_groups: installed in the model.
         averaged: the moving average of the weights, where the recipe has one.
         measure_noise: take the norms that the noise scale is computed from.
         stop_asked: whether this worker was asked to stop; the workers agree once an update.
+    Attributes:
+        pending: the gradient that waits to be applied, and its moment; None without double buffering.
     """
 
     def __init__(
@@ -85,7 +64,8 @@ class RecipeUpdater(StandardUpdater):
         *,
         loss: Callable[..., chainer.Variable],
         plan: Plan,
-        communicator: Any,
+        exchange: Exchange,
+        mpi: Any,
         norm_groups: NormGroups,
         averaged: AveragedWeights | None = None,
         measure_noise: bool = False,
@@ -95,135 +75,141 @@ class RecipeUpdater(StandardUpdater):
         self.plan = plan
         self.record: UpdateRecord | None = None
         self.stopping = False
-        self._mpi = communicator.mpi_comm
-        self._norm_groups = norm_groups
         self.averaged = averaged
+        self.exchange = exchange
+        self.pending: tuple[Gradient, Moment] | None = None
+        self._mpi = mpi
+        self._norm_groups = norm_groups
         with_gain = getattr(plan.recipe.optimizer, "gain", None)  # see AdaScale
         self._gain = with_gain and with_gain(per=plan.recipe.learning_rate.per)
         precision = plan.recipe.precision
         self._mixed = MixedPrecision(optimizer.target, precision) if precision.compute == "mixed16" else None
-        self._measures = measure_noise or self._gain is not None
         self._stop_asked = stop_asked
         self._teams: dict[int, Any] = {1: None}
+        self._gradients = MeanGradient(
+            optimizer.target,
+            loss=loss,
+            plan=plan,
+            team_of=self._team,
+            norm_groups=norm_groups,
+            exchange=exchange,
+            mixed=self._mixed,
+            measures=measure_noise or self._gain is not None,
+        )
 
     def update_core(self) -> None:
         """Forward and backward of this worker's micro-batches, the exchange, the optimizer's step."""
         iterator = self.get_iterator("main")
         share = iterator.next()
-        model = self.get_optimizer("main").target
-        epoch = self.plan.timeline.epoch_at(share.update)
-        batch = share.segment.global_batch_size
-        rate = learning_rate_at(self.plan.recipe, self._schedule_epoch(epoch))
+        moment = self._moment(share)
+        doubled = self.plan.recipe.updater.double_buffering
 
-        while (found := self._mean_gradient(share, learning_rate=rate)) is None:
+        while (found := self._found(share, moment, doubled=doubled)) is None:
             share = iterator.again()
-        loss, norms = found
-        gradient_norm = self._clipped_norm(model)
-        gain = None if self._gain is None else self._observed_gain(norms, batch)
-        rate *= 1.0 if gain is None else gain
-        self._step(share.update, epoch=epoch, batch=batch, learning_rate=rate)
+        gradient, loss, exchanged = found
+        self._norm_groups.update_running_statistics(self._mpi, moment.global_batch_size)
+        due = [(gradient, moment)]
+        if doubled:
+            due = [self.pending] if self.pending is not None else []
+            self.pending = (gradient, moment)
+            self.exchange.flat.next_array()
+            if share.update + 1 == self.plan.timeline.num_updates:
+                due.append(self.pending)
+                self.pending = None
+        steps = [self._step(*one) for one in due]
 
+        last, applied = (due[-1][0], steps[-1]) if due else (None, Step())
         self.record = UpdateRecord(
             update=share.update,
-            epoch=epoch,
+            epoch=moment.epoch,
             samples=share.samples,
-            global_batch_size=batch,
-            learning_rate=rate,
-            momentum=momentum_at(self.plan.recipe, epoch),
+            global_batch_size=moment.global_batch_size,
+            learning_rate=moment.learning_rate if doubled else applied.learning_rate,
+            momentum=momentum_at(self.plan.recipe, moment.epoch),
             loss=loss,
             seen=tuple(share.seen),
-            gradient_norm=gradient_norm,
-            gain=gain,
-            norms=norms,
+            gradient_norm=applied.gradient_norm,
+            gain=applied.gain,
+            norms=last and last.norms,
             loss_scale=self._mixed and self._mixed.scale,
             overflows=self._mixed and self._mixed.halvings,
             image_size=share.segment.image_size,
+            exchanged=exchanged or applied.exchanged,
         )
         if self._mixed is not None:
             self._mixed.updated()
-        chainer.reporter.report({"loss": loss}, model)
+        chainer.reporter.report({"loss": loss}, self.get_optimizer("main").target)
 
-    def _mean_gradient(self, share: UpdateShare, *, learning_rate: float) -> tuple[float, Norms | None] | None:
-        """Leave the mean gradient of the update in the model; returns the mean loss, and the norms if measured.
+    def _moment(self, share: UpdateShare) -> Moment:
+        """Of this update, its rate without a gain."""
+        epoch, recipe = self.plan.timeline.epoch_at(share.update), self.plan.recipe
+        clock = epoch if self._gain is None else self._gain.epoch(epoch, num_train=self.plan.dataset.num_train)
+        return Moment(
+            update=share.update,
+            epoch=epoch,
+            global_batch_size=share.segment.global_batch_size,
+            learning_rate=learning_rate_at(recipe, clock),
+            full_rate=full_rate_at(recipe, epoch),
+        )
+
+    def _found(
+        self, share: UpdateShare, moment: Moment, *, doubled: bool
+    ) -> tuple[Gradient, float, Exchanged | None] | None:
+        """The gradient of an update, complete or, doubled, on its way; the mean loss; what the exchange was.
 
         None where the gradient overflowed on any worker, the loss scale being halved on all.
         """
-        model = self.get_optimizer("main").target
-        batch = share.segment.global_batch_size
-        model.cleargrads()
-        division = self.plan.division_of(share.update)
-        self._norm_groups.begin_update(division, self._team(division))
-        factor = 1.0 if self._mixed is None else self._mixed.factor(division)
-        shares = ShareNorms(model, factor=factor) if self._measures and division.num_shares > 1 else None
-        own_loss = sum(self._backward(part, batch, shares, factor) for part in share.micro_batches)
-        loss = self._agree(own_loss, model, share.update, learning_rate)
-        if self._mixed is not None:
-            if self._overflowed(model, share.update):
-                return None
-            divide_out(model, factor)
-        average_over_workers(model, self._mpi, batch)
-        return loss, shares and shares.gathered(self._mpi)
-
-    def _backward(
-        self, micro_batch: LoadedMicroBatch, global_batch_size: int, shares: ShareNorms | None, factor: float
-    ) -> float:
-        """Add this micro-batch's part, times `factor`, to the gradients; returns its part of the mean loss."""
-        part, model = micro_batch.part, self.get_optimizer("main").target
-        self._norm_groups.begin_micro_batch(part)
-        keyed = KeyedDropout(model, seed=self.plan.recipe.seed, epochs=micro_batch.epochs, indices=micro_batch.indices)
-        logits = model if self._mixed is None else self._mixed.logits
-        with contextlib.nullcontext() if self._mixed is None else overflow_expected():
-            with chainer.using_config("train", True), keyed:
-                loss = self.loss_func(logits(micro_batch.images_NCHW), micro_batch.targets)
-            with shares.of(offset=part.offset, size=part.size) if shares else contextlib.nullcontext():
-                (loss * (float(part.size) * factor)).backward()
-        return float(loss.array) * (part.size / global_batch_size)
+        mixed, model = self._mixed is not None, self.get_optimizer("main").target
+        gradient = self._gradients.begin(share, hold=doubled and mixed)
+        exchanged = None
+        if not doubled:
+            exchanged = self._gradients.complete(gradient)
+        else:
+            self.exchange.flat.hand_over(gradient.values)  # to be looked at; steps have what they apply handed over
+        loss = self._agree(gradient.own_loss, model, moment)
+        if mixed and self._overflowed(model, share.update):
+            return None
+        if doubled and mixed:
+            gradient.round.send_rest()
+        return gradient, loss, exchanged
 
     def _overflowed(self, model: chainer.Link, update: int) -> bool:
         """Whether the gradient is not finite on any worker; if so the loss scale is halved on all."""
         found = self._first_of(first_not_finite(model, "grad"))
         if found is None:
             return False
-        rank, parameter = found
+        _, parameter = found  # after an exchange it is not finite on any rank
         scale, halvings = self._mixed.scale, self._mixed.halvings
         if halvings == MOST_HALVINGS:
-            raise Overflow(rank=rank, parameter=parameter, update=update, loss_scale=scale, halvings=halvings)
+            raise Overflow(parameter=parameter, update=update, loss_scale=scale, halvings=halvings)
         self._mixed.overflowed()
-        what = f"update {update}: the gradient of {parameter} overflowed on rank {rank} at loss scale {scale:.12g}"
+        what = f"update {update}: the gradient of {parameter} overflowed at loss scale {scale:.12g}"
         log.info("%s; done again at %.12g", what, self._mixed.scale)
         return True
 
-    def _clipped_norm(self, model: chainer.Link) -> float | None:
-        clip_norm = self.plan.recipe.gradient.clip_norm
-        return None if clip_norm is None else clip(model, clip_norm)
+    def _step(self, gradient: Gradient, moment: Moment) -> Step:
+        """Weights and their average go one update further."""
+        optimizer, recipe = self.get_optimizer("main"), self.plan.recipe
+        exchanged = self._gradients.complete(gradient)
+        clip_norm = recipe.gradient.clip_norm
+        norm = None if clip_norm is None else clip(optimizer.target, clip_norm)
+        gain = self._observed_gain(gradient.norms, moment.global_batch_size)
+        moment = replace(moment, learning_rate=moment.learning_rate * (1.0 if gain is None else gain))
+        steer(recipe.optimizer, optimizer, moment)
+        optimizer.update()
+        self._require_finite_weights(optimizer.target, moment)
+        if self.averaged is not None:
+            self.averaged.move(epoch=moment.epoch, global_batch_size=moment.global_batch_size)
+        return Step(gradient_norm=norm, gain=gain, learning_rate=moment.learning_rate, exchanged=exchanged)
 
-    def _schedule_epoch(self, epoch: float) -> float:
-        """Where the schedule is read: AdaScale may have a clock of its own."""
-        return epoch if self._gain is None else self._gain.epoch(epoch, num_train=self.plan.dataset.num_train)
-
-    def _observed_gain(self, norms: Norms | None, global_batch_size: int) -> float:
+    def _observed_gain(self, norms: Norms | None, global_batch_size: int) -> float | None:
+        if self._gain is None:
+            return None
         if norms is None:  # one group, which is the reference batch: the plan refuses any other
             return 1.0
         return self._gain.observe(noise=norms.noise, signal=norms.signal, global_batch_size=global_batch_size)
 
-    def _step(self, update: int, *, epoch: float, batch: int, learning_rate: float) -> None:
-        """Weights, running statistics and their average go one update further."""
-        optimizer, recipe = self.get_optimizer("main"), self.plan.recipe
-        self._norm_groups.update_running_statistics(self._mpi, batch)
-        moment = Moment(
-            update=update,
-            epoch=epoch,
-            global_batch_size=batch,
-            learning_rate=learning_rate,
-            full_rate=full_rate_at(recipe, epoch),
-        )
-        steer(recipe.optimizer, optimizer, moment)
-        optimizer.update()
-        self._require_finite_weights(optimizer.target, update, learning_rate)
-        if self.averaged is not None:
-            self.averaged.move(epoch=epoch, global_batch_size=batch)
-
-    def _agree(self, own_loss: float, model: chainer.Link, update: int, learning_rate: float) -> float:
+    def _agree(self, own_loss: float, model: chainer.Link, moment: Moment) -> float:
         """The mean loss over the global batch; all workers learn whether one of them is asked to stop or has failed."""
         own = np.array([own_loss, self._stop_asked()], dtype=np.float64)
         parts = np.empty((self._mpi.size, own.size))
@@ -233,14 +219,14 @@ class RecipeUpdater(StandardUpdater):
         if not np.isfinite(losses).all():
             rank = int(np.flatnonzero(~np.isfinite(losses))[0])
             parameter = self._mpi.bcast(first_not_finite(model, "grad"), root=rank)
-            raise NotFinite(what="loss", rank=rank, parameter=parameter, update=update, learning_rate=learning_rate)
+            raise NotFinite(what="loss", rank=rank, parameter=parameter, **_of(moment))
         return math.fsum(losses)
 
-    def _require_finite_weights(self, model: chainer.Link, update: int, learning_rate: float) -> None:
+    def _require_finite_weights(self, model: chainer.Link, moment: Moment) -> None:
         found = self._first_of(first_not_finite(model, "array"))
         if found is not None:
             rank, parameter = found
-            raise NotFinite(what="weight", rank=rank, parameter=parameter, update=update, learning_rate=learning_rate)
+            raise NotFinite(what="weight", rank=rank, parameter=parameter, **_of(moment))
 
     def _first_of(self, parameter: str | None) -> tuple[int, str] | None:
         """The first rank that has a path to tell, and the path; None where none has. One byte a worker."""
@@ -261,18 +247,42 @@ class RecipeUpdater(StandardUpdater):
 
     @property
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps beside weights and optimizer: plain data, the same on all workers."""
+        """What a checkpoint keeps beside weights, optimizer and `pending_arrays`: plain data, alike on all workers."""
         kept = {"gain": self._gain, "precision": self._mixed}
-        return {name: part.state for name, part in kept.items() if part is not None}
+        state = {name: part.state for name, part in kept.items() if part is not None}
+        if self.pending is not None:
+            gradient, moment = self.pending
+            state["pending"] = {"moment": asdict(moment), "norms": gradient.norms and asdict(gradient.norms)}
+        return state
 
-    @state.setter
-    def state(self, kept: dict[str, Any]) -> None:
+    def pending_arrays(self) -> dict[str, np.ndarray]:
+        """The mean gradient that waits to be applied, by path; all workers call this together."""
+        if self.pending is None:
+            return {}
+        gradient, _ = self.pending
+        self._gradients.complete(gradient)
+        return self.exchange.flat.by_path(gradient.values)
+
+    def restore(self, kept: dict[str, Any], pending: dict[str, np.ndarray]) -> None:
+        """Take back `state` and `pending_arrays` of a checkpoint."""
         if self._gain is not None:
             self._gain.state = kept["gain"]
         if self._mixed is not None:
             self._mixed.state = kept["precision"]
+        if "pending" in kept:
+            flat, norms = self.exchange.flat, kept["pending"]["norms"]
+            copy_arrays(pending, flat.by_path(flat.values), "pending gradient")
+            gradient = Gradient(own_loss=0.0, values=flat.values, round=None, shares=None)
+            gradient.norms = norms and Norms(**norms)
+            self.pending = (gradient, Moment(**kept["pending"]["moment"]))
+            flat.next_array()
 
     def serialize(self, serializer: chainer.Serializer) -> None:
         """The iterator's place; weights and optimizer state are the checkpoint's own business."""
         self.get_iterator("main").serialize(serializer["iterator"])
         self.iteration = self.get_iterator("main").update
+
+
+def _of(moment: Moment) -> dict[str, Any]:
+    """What a failure tells of an update."""
+    return {"update": moment.update, "learning_rate": moment.learning_rate}

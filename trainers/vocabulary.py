@@ -21,8 +21,8 @@ def vocabulary(*, allow_code: bool = False) -> Vocabulary:
     """All names a recipe may use.
 
     A name of another package comes from the entry-point group `kilobatch.models`, `kilobatch.optimizers`,
-    `kilobatch.losses`, `kilobatch.augmentations`, `kilobatch.mixes`, `kilobatch.datasets` or `kilobatch.schedules`, and
-    is imported when a recipe uses it.
+    `kilobatch.losses`, `kilobatch.augmentations`, `kilobatch.mixes`, `kilobatch.datasets`, `kilobatch.communicators` or
+    `kilobatch.schedules`, and is imported when a recipe uses it.
 
     Args:
         allow_code: `kind: mymodule.MyNet` imports from the working directory.
@@ -42,6 +42,7 @@ def vocabulary(*, allow_code: bool = False) -> Vocabulary:
         augmentations=of_trainers("augmentations"),
         mixes=of_trainers("mixes"),
         datasets=of_trainers("datasets"),
+        communicators=of_trainers("communicators"),
         schedules=group("schedules", lr_schedules, _SCHEDULES),
         warmups=group("warmups", lr_schedules, warmups.__all__),
     )

@@ -10,7 +10,6 @@ import numpy as np
 
 from recipes.planning.draws import draws
 
-
 # A further copy of a sample is augmented as if it came so many epochs later, which no run reaches.
 _EPOCHS_A_COPY = 2**32
 

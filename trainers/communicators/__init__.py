@@ -4,7 +4,9 @@ A component is connected once, with an MPI communicator of its own, and gives a 
 the gradients, `sum` parts of it in place. All workers end with the same bits, whatever the algorithm and the wire.
 """
 
+from trainers.communicators.auto import Auto
 from trainers.communicators.direct import Direct
+from trainers.communicators.dummy import Dummy
 from trainers.communicators.halving_doubling import HalvingDoubling
 from trainers.communicators.hierarchical import Hierarchical
 from trainers.communicators.library import MpiAllreduce
@@ -12,4 +14,14 @@ from trainers.communicators.ring import Ring
 from trainers.communicators.shared_window import SharedWindow
 from trainers.communicators.torus import Torus
 
-__all__ = ["Direct", "HalvingDoubling", "Hierarchical", "MpiAllreduce", "Ring", "SharedWindow", "Torus"]
+__all__ = [
+    "Auto",
+    "Direct",
+    "Dummy",
+    "HalvingDoubling",
+    "Hierarchical",
+    "MpiAllreduce",
+    "Ring",
+    "SharedWindow",
+    "Torus",
+]

@@ -56,6 +56,7 @@ class Checkpoints(Extension):
         score = self._evaluation.score_after(updater.iteration)
         if score is not None and (self.best is None or score.accuracy > self.best["accuracy"]):
             self.best = {"checkpoint": name, "accuracy": score.accuracy, "loss": score.loss}
+        pending = updater.pending_arrays()  # waits for them, on all ranks
         if self._writes:
             state = {
                 "update": updater.iteration,
@@ -67,9 +68,8 @@ class Checkpoints(Extension):
             }
             optimizer = updater.get_optimizer("main")
             averages = updater.averaged and updater.averaged.arrays
-            write_checkpoint(
-                self._folder, model=optimizer.target, optimizer=optimizer, state=state, averages=averages
-            )
+            kept = {"state": state, "averages": averages, "pending": pending}
+            write_checkpoint(self._folder, model=optimizer.target, optimizer=optimizer, **kept)
             best = self.best and self.best["checkpoint"]
             prune_checkpoints(self._folder, upto=updater.iteration, keep=_KEPT, best=best)
         self._metrics.write("checkpoint", name, update=updater.iteration, epoch=updater.epoch_detail)

@@ -79,10 +79,8 @@ def double_buffering(case: Case) -> Iterator[Fault]:
     Fires:
         optimizer: {momentum: 0.95}
         updater: {double_buffering: true}
-        lacks: [DoubleBuffering]
     Quiet:
         updater: {double_buffering: true}
-        lacks: [DoubleBuffering]
     """
     if not case.recipe.updater.double_buffering:
         return

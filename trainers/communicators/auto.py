@@ -1,0 +1,91 @@
+"""The fastest algorithm for each size of bucket, by a short measurement."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trainers.communicators.connection import Connection
+from trainers.communicators.direct import Direct
+from trainers.communicators.halving_doubling import HalvingDoubling
+from trainers.communicators.hierarchical import Hierarchical, node_of
+from trainers.communicators.library import MpiAllreduce
+from trainers.communicators.ring import Ring
+from trainers.communicators.shared_window import SharedWindow
+from trainers.communicators.torus import Torus
+from trainers.communicators.wire import FullWire, Wire
+
+_REPEATS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Auto:
+    """Shared memory on one machine; between several, whatever is fastest for buckets of that size.
+
+    Each algorithm sums the first bucket of a size three times, and the one whose slowest worker is fastest at its best
+    sums all of them, up to a factor of two in size.
+
+    Args:
+        ranks_per_node: consecutive ranks that count as one node; null for those that share memory.
+
+    Source: measured on the spot; what was chosen stands in the log.
+    """
+
+    ranks_per_node: int | None = None
+
+    def connect(self, mpi: Any) -> Connection:
+        """Ready on all workers of `mpi`, which call this together."""
+        node = node_of(mpi, self.ranks_per_node)
+        shared = SharedWindow(ranks_per_node=self.ranks_per_node)
+        if node.size == mpi.size:
+            return shared.connect(mpi)
+        others: list[Any] = [Ring(), HalvingDoubling(), Direct(), MpiAllreduce(), Torus()]
+        others.append(Hierarchical(ranks_per_node=self.ranks_per_node))
+        regular = len(set(mpi.allgather(node.size))) == 1
+        return _Fastest(mpi, [*([shared] if regular and node.size > 1 else []), *others])
+
+
+class _Fastest(Connection):
+    """Chooses among connections, by the length of what is summed."""
+
+    def __init__(self, mpi: Any, components: list[Any]) -> None:
+        self._connections = [(component, component.connect(mpi)) for component in components]
+        self._chosen: dict[int, Connection] = {}
+        self.choices: list[str] = []
+        roundings = max(connection.num_roundings for _, connection in self._connections)
+        super().__init__(mpi, self._sum, num_roundings=roundings)
+
+    def allocate(self, num_values: int, dtype: Any) -> np.ndarray:
+        return self._connections[0][1].allocate(num_values, dtype)  # shared memory, which serves all of them
+
+    def _sum(self, values: np.ndarray, wire: Wire) -> None:
+        size = len(values).bit_length()
+        if size not in self._chosen:
+            self._chosen[size] = self._fastest(values, wire)
+        self._chosen[size].sum(values, wire)
+
+    def _fastest(self, values: np.ndarray, wire: Wire) -> Connection:
+        before, times = values.copy(), []
+        for component, connection in self._connections:
+            if isinstance(component, MpiAllreduce) and not isinstance(wire, FullWire):
+                continue
+            seconds = []
+            for _ in range(_REPEATS):
+                self.mpi.Barrier()
+                began = time.perf_counter()
+                connection.sum(values, wire)
+                seconds.append(time.perf_counter() - began)
+                values[...] = before
+            slowest = np.max(self.mpi.allgather(seconds), axis=0)  # the same on all workers
+            times.append((float(slowest.min()), component, connection))
+        best, component, connection = min(times, key=lambda entry: entry[0])
+        megabytes = values.nbytes / 1e6
+        self.choices.append(f"{type(component).__name__} for buckets like {megabytes:.3g} MB ({1000 * best:.3g} ms)")
+        return connection
+
+    def close(self) -> None:
+        for _, connection in self._connections:
+            connection.close()

@@ -1,0 +1,24 @@
+"""No communication at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from trainers.communicators.connection import Connection
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dummy:
+    """Every worker goes on with its own gradient: to measure what communication costs, and for nothing else.
+
+        nothing on the wire
+
+    The workers' weights drift apart, and what is trained is no model.
+
+    Source: ChainerMN's communicator of that name.
+    """
+
+    def connect(self, mpi: Any) -> Connection:
+        """Ready on all workers of `mpi`."""
+        return Connection(mpi, lambda values, wire: None, num_roundings=0)

@@ -1,0 +1,122 @@
+"""From a worker's share of an update to the mean gradient over all workers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import chainer
+import numpy as np
+
+from recipes.noise_scale import Norms
+from recipes.planning.planner import Plan
+from trainers.exchange import Exchange, Exchanged, Round
+from trainers.keyed_draws import KeyedDropout
+from trainers.mixed_precision import MixedPrecision, overflow_expected
+from trainers.norm_groups import NormGroups
+from trainers.share_norms import ShareNorms
+from trainers.stream_iterator import LoadedMicroBatch, UpdateShare
+
+
+@dataclass(kw_only=True)
+class Gradient:
+    """The gradient of one update, perhaps still on its way.
+
+    Args:
+        own_loss: this worker's part of the mean loss.
+        values: where it is, or will be.
+        round: its exchange; None where it was complete from the start.
+        shares: norms of its parts, where they are measured.
+        norms: of the update, once it is complete, where they are measured.
+    """
+
+    own_loss: float
+    values: np.ndarray
+    round: Round | None
+    shares: ShareNorms | None
+    norms: Norms | None = None
+
+
+class MeanGradient:
+    """Forward and backward of a worker's micro-batches, their gradients into the exchange.
+
+        g = 1/B * sum over workers and micro-batches of n * gradient of the mean loss over its n samples
+
+    Gradients are summed over samples and divided once by the global batch B, so that uneven shares are averaged
+    exactly, and a sample's part is rounded alike whatever micro-batch it lies in.
+
+    Args:
+        model, loss, plan: what is done.
+        team_of: division -> communicator of this worker's team.
+        norm_groups: installed in the model.
+        exchange: of all workers.
+        mixed: where forward and backward are float16.
+        measures: whether the norms of micro-batches are wanted.
+    """
+
+    def __init__(
+        self,
+        model: chainer.Chain,
+        *,
+        loss: Callable[..., chainer.Variable],
+        plan: Plan,
+        team_of: Callable[..., Any],
+        norm_groups: NormGroups,
+        exchange: Exchange,
+        mixed: MixedPrecision | None,
+        measures: bool,
+    ) -> None:
+        self._model, self._loss, self._plan, self._team_of = model, loss, plan, team_of
+        self._norm_groups, self._exchange, self._mixed, self._measures = norm_groups, exchange, mixed, measures
+        self._mpi = exchange.connection.mpi
+
+    def begin(self, share: UpdateShare, *, hold: bool = False) -> Gradient:
+        """Compute this worker's part; it is being exchanged from now on, or with `hold` after `round.send_rest`."""
+        batch, flat = share.segment.global_batch_size, self._exchange.flat
+        division = self._plan.division_of(share.update)
+        self._norm_groups.begin_update(division, self._team_of(division))
+        factor = 1.0 if self._mixed is None else self._mixed.factor(division)
+        shares = ShareNorms(factor=factor) if self._measures and division.num_shares > 1 else None
+        flat.begin_update()
+        sent = self._exchange.begin(scale=1.0 / (batch * factor))
+        last = division.micro_batches(self._mpi.rank)[-1:]
+        own_loss = 0.0
+        for micro_batch in share.micro_batches:
+            part = micro_batch.part
+            finished = sent.finished if (part,) == last and not hold else None
+            with flat.taken(finished, measure=shares is not None) as norm:
+                own_loss += self._backward(micro_batch, factor) * (part.size / batch)
+            if shares is not None:
+                shares.add(offset=part.offset, size=part.size, squared=norm.value)
+        flat.fill_gaps()
+        if not hold:
+            sent.send_rest()
+        return Gradient(own_loss=own_loss, values=flat.values, round=sent, shares=shares)
+
+    def complete(self, gradient: Gradient) -> Exchanged | None:
+        """Wait for the exchange; the model's parameters have the mean as their `grad`. All workers call this together.
+
+        Returns:
+            what the exchange was; None the second time, or where there was none.
+        """
+        done = gradient.round and gradient.round.finish()
+        self._exchange.flat.hand_over(gradient.values)
+        if gradient.shares is not None:
+            gradient.norms = gradient.shares.gathered(self._model, self._mpi)
+        gradient.round = gradient.shares = None
+        return done
+
+    def _backward(self, micro_batch: LoadedMicroBatch, factor: float) -> float:
+        """Add the gradient of the sum of these samples' losses, times `factor`; returns their mean loss."""
+        self._norm_groups.begin_micro_batch(micro_batch.part)
+        keyed = KeyedDropout(
+            self._model, seed=self._plan.recipe.seed, epochs=micro_batch.epochs, indices=micro_batch.indices
+        )
+        logits = self._model if self._mixed is None else self._mixed.logits
+        with contextlib.nullcontext() if self._mixed is None else overflow_expected():
+            with chainer.using_config("train", True), keyed:
+                loss = self._loss(logits(micro_batch.images_NCHW), micro_batch.targets)
+            (loss * (float(micro_batch.part.size) * factor)).backward()
+        return float(loss.array)
