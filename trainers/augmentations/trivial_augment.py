@@ -33,6 +33,7 @@ class TrivialAugment:
 
     Source: torchvision, transforms/autoaugment.py, TrivialAugmentWide (commit 0352a47), with the interpolation of its
         references/classification/presets.py. Müller and Hutter 2021, arXiv 2103.10158 (not checked).
+    Differs: at m = 1/2 torchvision moves by 15 pixels, not 16: its magnitudes are float32 and cut off.
     """
 
     def require_channels(self, channels: int) -> None:
