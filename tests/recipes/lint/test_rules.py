@@ -81,6 +81,12 @@ def test_lars_without_a_warmup_is_reported_from_the_smallest_published_batch(bat
     assert [finding.rule for finding in lint(text)] == rules
 
 
+def test_statistics_that_move_by_group_or_not_at_all_do_not_lag(lint):
+    text = "kilobatch: 1\nextends: goyal2017\nevaluation: {norm_momentum: {keep: 0.999}}\n"
+    for statistics, rules in (("pooled", ["lagging-statistics"]), ("by_group", []), ("last_batch", [])):
+        assert [finding.rule for finding in lint(text, f"evaluation.norm_statistics={statistics}")] == rules
+
+
 @pytest.mark.parametrize("kind", ["AdaScale", "RmspropWarmup"])
 def test_an_optimizer_with_a_warmup_of_its_own_needs_none(kind, lint):
     rule = {"AdaScale": "none", "RmspropWarmup": "linear"}[kind]
