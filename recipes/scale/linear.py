@@ -7,6 +7,7 @@ from typing import Any
 
 from lr_schedules import Product
 from recipes.errors import InputRefused
+from recipes.linear_reach import linear_reach
 from recipes.rates import full_rate
 from recipes.scale.request import Change, Request, rounded
 
@@ -34,11 +35,11 @@ def linear_rate(ask: Request, *, holds_to: int) -> Iterator[Change]:
         holds_to: the largest batch with a published result.
     """
     formula = ask.opened.recipe.learning_rate
-    largest = max(ask.sizes) if formula.scale_with == "current" else ask.batch
-    if formula.rule != "sqrt" and largest > holds_to and not ask.beyond:
+    reach = linear_reach(ask.opened.recipe) * ask.kappa
+    if formula.rule != "sqrt" and reach > holds_to and not ask.beyond:
         raise InputRefused(
-            f"linear scaling is published up to a batch of {holds_to:,}, this would be {largest:,}; --beyond goes on: "
-            f"{_GOYAL}, figure 1: {ERRORS_BEYOND}"
+            f"linear scaling is published up to a batch of {holds_to:,}, this would be {float(reach):,.0f}; "
+            f"--beyond goes on: {_GOYAL}, figure 1: {ERRORS_BEYOND}"
         )
     rule, per = formula.rule, formula.per
     if rule == "none":

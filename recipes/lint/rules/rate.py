@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from recipes.families import ADAPTIVE
+from recipes.linear_reach import linear_reach
 from recipes.lint.case import Case, Fault
 from recipes.rates import batch_size_at, full_rate_at, learning_rate_at
 
@@ -81,9 +82,11 @@ def scaled_twice(case: Case) -> Iterator[Fault]:
 def linear_beyond_8k(case: Case) -> Iterator[Fault]:
     """Linear scaling of SGD's rate to a batch above 8,192.
 
-    Up to there the error stays that of batch 256; beyond it grows with every doubling, whatever the warmup.
+    Up to there the error stays that of batch 256; beyond it grows with every doubling, whatever the warmup. A ramp
+    counts by the rate it leads to: a batch that doubles where the rate falls to a fifth is let through.
 
-    Way out: a batch of at most 8,192 at first and a ramp later, Lars, or a rate that was tuned at this batch.
+    Way out: a batch of at most 8,192 at first and a ramp where the rate falls, Lars, or a rate that was tuned at this
+        batch.
     Source: Goyal et al. 2017, arXiv 1706.02677, figure 1 and tables: top-1 error 23.74 % at 8,192, 24.79 % at 16,384,
         27.55 % at 32,768, 33.96 % at 65,536. All on ImageNet.
     Fires:
@@ -92,12 +95,12 @@ def linear_beyond_8k(case: Case) -> Iterator[Fault]:
         batch: {global: 8192}
     """
     formula = case.recipe.learning_rate
-    seen = case.largest_batch if formula.scale_with == "current" else case.first_batch
-    if case.is_momentum_sgd and formula.rule == "linear" and seen > max(_LINEAR_HOLDS_TO, formula.per):
+    reach = linear_reach(case.recipe)
+    if case.is_momentum_sgd and formula.rule == "linear" and reach > max(_LINEAR_HOLDS_TO, formula.per):
         yield Fault(
             keys=("batch.global", "learning_rate.rule"),
-            what=f"linear scaling from {formula.per:,} to {seen:,}, seen to hold to {_LINEAR_HOLDS_TO:,}",
-            way_out="begin with a batch of 8192 and ramp up, use Lars, or tune the rate at this batch",
+            what=f"linear scaling from {formula.per:,} to {reach:,.0f}, seen to hold to {_LINEAR_HOLDS_TO:,}",
+            way_out="begin with 8192 and grow the batch where the rate falls, use Lars, or tune the rate at this batch",
         )
 
 
