@@ -55,4 +55,5 @@ class PcaLighting:
         """The image in another light, shape and type as given."""
         self.require_channels(image_HWC.shape[2])
         colour = 255.0 * _VECTORS @ (_VALUES * self.std * draws.normals(3))
-        return as_given(np.clip(image_HWC + colour.astype(np.float32), 0, 255), image_HWC.dtype)
+        lit_HWC = image_HWC + colour.astype(np.float32)
+        return as_given(np.clip(lit_HWC, 0, 255, out=lit_HWC), image_HWC.dtype)

@@ -40,10 +40,11 @@ class RandAugment:
         ValueError: `num_ops` is no whole number above 0; `magnitude` or `std` is no number in range. When bound or
             called: the image has neither 1 nor 3 channels.
 
-    Source: timm, data/auto_augment.py, `rand-m{magnitude}-n{num_ops}-mstd{std}-inc1` (commit 066e490, alike in 1.0.31): the
-        operations, the "increasing" magnitudes, the probability. Cubuk et al. 2019, arXiv 1909.13719 (not checked).
-    Differs: the paper and torchvision always do all `num_ops`, of fourteen with Identity and without Invert and
-        SolarizeAdd, and count magnitudes to 30; timm's training script fills with the data set's mean.
+    Source: timm, data/auto_augment.py, `rand-m{magnitude}-n{num_ops}-mstd{std}-inc1` (commit 066e490 and
+        1.0.31): the operations, the "increasing" magnitudes, the probability. Cubuk et al. 2019, arXiv 1909.13719 (not
+        checked).
+    Differs: torchvision always does all `num_ops`, of fourteen with Identity and without Invert and SolarizeAdd, and
+        counts magnitudes to 30. timm itself fills with this grey, its training script with the data set's mean.
     """
 
     num_ops: int = 2
