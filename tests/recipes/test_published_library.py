@@ -131,8 +131,10 @@ def nado2021(t):
 
 
 def yamazaki2019(t):
-    """Up to 13 over 36 epochs, then to 0.0025 of it with power 2.2 at epoch 90."""
-    rate = 13 * t / 36 if t < 36 else 13 * (0.0025 + 0.9975 * (1 - (t - 36) / 54) ** 2.2)
+    """Up to 13 in 36 epochs of 15 updates, then to 0.0025 of it with power 2.2 in 780 updates."""
+    update = t * N / 86016
+    left = max(0.0, 1 - (update - 36 * 15) / 780)
+    rate = 13 * update / (36 * 15) if update < 36 * 15 else 13 * (0.0025 + 0.9975 * left**2.2)
     return rate, 86016, 0.96
 
 
