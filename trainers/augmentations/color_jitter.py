@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -31,8 +32,8 @@ class ColorJitter:
         saturation: likewise; 0 for images of one channel, which have no colour.
         hue: largest turn of the colour circle, in [0, 0.5]; 0 for images of one channel.
     Raises:
-        ValueError: a field is no number in range. When bound or called: the channels are neither 1 nor 3, or 1 with a
-            saturation or hue above 0.
+        ValueError: a field is no number in range. Before the run, and when called: the channels are neither 1 nor 3,
+            or 1 with a saturation or hue above 0.
 
     Source: fb.resnet.torch, datasets/transforms.lua, ColorJitter (formulas, random order; 0.4 each but the hue, which
         it has not); torchvision, transforms.ColorJitter (hue).
@@ -43,6 +44,9 @@ class ColorJitter:
     contrast: float = 0.0
     saturation: float = 0.0
     hue: float = 0.0
+
+    # What it does is defined on 0..255: after `Normalize` it is refused.
+    needs_pixels: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name, largest in (("brightness", 1), ("contrast", 1), ("saturation", 1), ("hue", 0.5)):

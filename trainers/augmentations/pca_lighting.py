@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -27,7 +28,7 @@ class PcaLighting:
     Args:
         std: deviation of the factors a_k, at least 0.
     Raises:
-        ValueError: `std` is no number of at least 0. When bound or called: the image has not 3 channels.
+        ValueError: `std` is no number of at least 0. Before the run, and when called: the image has not 3 channels.
 
     Source: fb.resnet.torch, datasets/transforms.lua, Lighting (formula), datasets/imagenet.lua (numbers, std 0.1);
         Krizhevsky et al. 2012, section 4.1 (not checked).
@@ -36,6 +37,9 @@ class PcaLighting:
     """
 
     std: float = 0.1
+
+    # What it does is defined on 0..255: after `Normalize` it is refused.
+    needs_pixels: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require_number("PcaLighting.std", self.std, at_least=0)
