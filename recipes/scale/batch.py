@@ -69,7 +69,7 @@ def _span(ask: Request) -> Change:
         spans.append(_nearest_divisor(batch.norm_span.sizes[place], used))
     if tuple(spans) == batch.norm_span.sizes:
         reason = "statistics over as many samples as before, whatever the batch"
-        return ask.kept("batch.norm_span", reason, "Goyal et al. 2017, arXiv 1706.02677, section 3")
+        return ask.kept("batch.norm_span", reason, "Goyal et al. 2017, arXiv 1706.02677: 32 samples a worker")
     after = _steps(batch.norm_span.boundaries, tuple(spans))
     return ask.moved("batch.norm_span", after, "the nearest number of samples that divides the batch")
 

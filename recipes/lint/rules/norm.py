@@ -88,7 +88,7 @@ def live_last_gamma(case: Case) -> Iterator[Fault]:
     With the last scale of each block at 0 the network starts shallow, and the first large steps do less harm.
 
     Way out: `zero_last_gamma: true`.
-    Source: Goyal et al. 2017, arXiv 1706.02677, section 5.1 and table: top-1 error 24.11 % at batch 8,192 without,
+    Source: Goyal et al. 2017, arXiv 1706.02677, comparison of both: top-1 error 24.11 % at batch 8,192 without,
         23.74 % with; at 256 they differ by 0.24 points.
     Fires:
         model: {zero_last_gamma: false}

@@ -47,7 +47,7 @@ def scaled_twice(case: Case) -> Iterator[Fault]:
     factor where a ramp does.
 
     Way out: leave `reference` and `per` as they were found, or write `rule: none` and scale by hand.
-    Source: Goyal et al. 2017, arXiv 1706.02677, section 2.1: k times the batch, k times the rate, once; AdaScale:
+    Source: Goyal et al. 2017, arXiv 1706.02677, linear scaling rule: k times the batch, k times the rate; AdaScale:
         Johnson et al. 2020, arXiv 2007.05105.
     Fires:
         batch: {global: 4096}
@@ -87,7 +87,7 @@ def linear_beyond_8k(case: Case) -> Iterator[Fault]:
 
     Way out: a batch of at most 8,192 at first and a ramp where the rate falls, Lars, or a rate that was tuned at this
         batch.
-    Source: Goyal et al. 2017, arXiv 1706.02677, figure 1 and tables: top-1 error 23.74 % at 8,192, 24.79 % at 16,384,
+    Source: Goyal et al. 2017, arXiv 1706.02677, figure 3: top-1 error 23.74 % at 8,192, 24.79 % at 16,384,
         27.55 % at 32,768, 33.96 % at 65,536. All on ImageNet.
     Fires:
         batch: {global: 16384}
@@ -111,7 +111,8 @@ def linear_adam(case: Case) -> Iterator[Fault]:
     the batch: at the same rate the useful part of a step grows by the root already, and the rate owes the other root.
 
     Way out: `rule: sqrt`; `kilobatch recipes scale` moves the betas and epsilon with it.
-    Source: Malladi et al. 2022, arXiv 2205.10287, the square root scaling rule; You et al. 2019, arXiv 1904.00962.
+    Source: Malladi et al. 2022, arXiv 2205.10287, the square root scaling rule; the table of rates
+        of You et al. 2019, arXiv 1904.00962 (not checked).
     Fires:
         learning_rate: {reference: 0.001, schedule: {kind: Cosine}}
         optimizer: {kind: Adam, weight_decay: 0.0}
