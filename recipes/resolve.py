@@ -82,16 +82,23 @@ def _check(reading: Reading, recipe: Recipe, resolved: Mapping[str, Any]) -> Non
 
 
 def _check_augmentation(reading: Reading, recipe: Recipe, dataset: Dataset) -> None:
-    """An augmentation must fit the data set: see `Normalize` and `ColorJitter` in `trainers.augmentations`."""
+    """An augmentation must fit what stands before it and the data set: see `trainers.augmentations`."""
     for split in ("train", "eval"):
+        scaled_by = None
         for place, entry in enumerate(getattr(recipe.augmentation, split)):
+            path = ("augmentation", split, place)
+            if scaled_by and getattr(entry, "needs_pixels", False):
+                what = f"stands after {scaled_by}, whose result is no longer in 0..255"
+                reading.refuse((*path, "kind"), what, f"put it before {scaled_by}")
+            if getattr(entry, "scales_pixels", False):
+                scaled_by = type(entry).__name__
             try:
                 if hasattr(entry, "require_channels"):
                     entry.require_channels(dataset.channels)
                 if hasattr(entry, "bound"):
                     entry.bound(name=dataset.name, mean=dataset.mean, std=dataset.std)
             except ValueError as error:
-                reading.refuse_error(error, type(entry), ("augmentation", split, place))
+                reading.refuse_error(error, type(entry), path)
 
 
 def _is_built(name: str, vocabulary: Vocabulary) -> bool:

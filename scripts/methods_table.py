@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -200,5 +201,5 @@ def show(rows: Sequence[Row], *, markdown: bool) -> None:
     for place, row in enumerate(rows):
         last = place + 1 == len(rows) or rows[place + 1].setting != row.setting
         table.add_row(*cells_of(row), style=colours.get(row.verdict), end_section=last)
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 130)  # a log has no width of its own
     console.print(table if rows else "no runs yet")

@@ -89,7 +89,7 @@ def prepare(request: TrainRequest, *, workers: int) -> Prepared:
     )
     if cluster.device != "cpu":
         raise refused("--cluster", f"{cluster.name} has device {cluster.device}", "training on a GPU is not built yet")
-    _require_model_for_moving_images(opened)
+    _require_model_for_images(opened)
     stop_after, every = request.stop_after, request.checkpoint_every
     return Prepared(
         opened=opened,
@@ -101,10 +101,14 @@ def prepare(request: TrainRequest, *, workers: int) -> Prepared:
     )
 
 
-def _require_model_for_moving_images(opened: OpenedRecipe) -> None:
-    """Ask the model whether it takes the images, where they change their size; else no Chainer is loaded for it."""
+def _require_model_for_images(opened: OpenedRecipe) -> None:
+    """Ask the model whether it takes the images, where it or they are particular; else no Chainer is loaded for it.
+
+    That is where the images change their size, or the model's component has a class attribute `takes_one_size = True`.
+    """
     ramp = opened.recipe.image_size
-    if ramp is not None and len(set(ramp.sizes)) > 1:
+    moves = ramp is not None and len(set(ramp.sizes)) > 1
+    if moves or getattr(opened.recipe.model, "takes_one_size", False):
         from trainers.build import build_model
 
         build_model(opened.recipe, opened.dataset)

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from recipes.errors import nearest
+from recipes.errors import RecipeError, nearest
 from recipes.lint.case import Case, Fault
 from recipes.lint.finding import Finding
 from recipes.lint.handbook import Entry, entries
 from recipes.lint.ignores import Ignore, ignores_of
 from recipes.lint.rules import workers as rules_of_workers
 from recipes.load import Origins, chain_of, load_tree
-from recipes.open import open_recipe
+from recipes.open import OpenedRecipe, open_recipe
 from recipes.registry import shown
 from recipes.vocabulary import Vocabulary
 from recipes.yaml_nodes import Origin
@@ -41,14 +41,13 @@ def lint_recipe(
         workers: how many share an update; None leaves out the rules that depend on it.
         wire: in which numbers gradients cross between workers, float32 or float16.
     Raises:
-        RecipeError: the recipe, or one that it extends, does not open.
+        RecipeError: the recipe does not open.
     """
     options: dict[str, Any] = {"vocabulary": vocabulary, "allow_code": allow_code, "data_root": data_root}
     opened = open_recipe(name_or_path, overrides=overrides, **options)
     written, origins = load_tree(opened.path, overrides=overrides)
     chain = chain_of(opened.path)
-    base = open_recipe(chain[1][0], **options) if len(chain) > 1 else None
-    case = Case(opened=opened, written=written, base=base, workers=workers, wire=wire)
+    case = Case(opened=opened, written=written, base=_base(chain, options), workers=workers, wire=wire)
     asked = {name: pair for name, pair in entries().items() if workers is not None or not _needs_workers(name)}
     comments = _Comments(files=[_File(path=path, extends=link) for path, link in chain])
     order = {name: place for place, name in enumerate([_COMMAND_LINE, *(file.name for file in comments.files)])}
@@ -60,6 +59,14 @@ def lint_recipe(
     left = [finding for finding, origin in found if not comments.let_through(finding, origin)]
     left.sort(key=lambda finding: (order[finding.file], finding.line, finding.column, finding.rule))
     return [*left, *comments.faults(asked)]
+
+
+def _base(chain: Sequence[tuple[Path, Origin | None]], options: Mapping[str, Any]) -> OpenedRecipe | None:
+    """The recipe that is extended; None for a file that is no recipe by itself."""
+    try:
+        return open_recipe(chain[1][0], **options) if len(chain) > 1 else None
+    except RecipeError:
+        return None
 
 
 def _needs_workers(rule: str) -> bool:

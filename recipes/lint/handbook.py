@@ -30,7 +30,7 @@ recipe, and a cluster's file does not have it.
 learning_rate:
   # lint: ignore no-warmup the paper has none
   warmup: null
-batch: {global: 16384}    # lint: ignore linear-beyond-8k a point of the paper's figure 1
+batch: {global: 16384}    # lint: ignore linear-beyond-8k a point of the paper's figure
 ```
 
 Several ids are separated by commas; the reason is required (`bare-ignore`). On the line of `extends` the comment

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import takewhile
 from typing import Any
 
+from recipes.look_back import look_back
 from recipes.positions import written_in_updates
 from recipes.scale.request import Change, Request
 
@@ -68,7 +69,7 @@ def _span(ask: Request) -> Change:
         spans.append(_nearest_divisor(batch.norm_span.sizes[place], used))
     if tuple(spans) == batch.norm_span.sizes:
         reason = "statistics over as many samples as before, whatever the batch"
-        return ask.kept("batch.norm_span", reason, "Goyal et al. 2017, arXiv 1706.02677, section 3")
+        return ask.kept("batch.norm_span", reason, "Goyal et al. 2017, arXiv 1706.02677: 32 samples a worker")
     after = _steps(batch.norm_span.boundaries, tuple(spans))
     return ask.moved("batch.norm_span", after, "the nearest number of samples that divides the batch")
 
@@ -85,9 +86,12 @@ def _statistics(ask: Request) -> Change:
     average, key = evaluation.norm_momentum, "evaluation.norm_momentum.per"
     if average.per != "update":
         return ask.kept(key, "counted in samples: a larger batch forgets as fast", _BUSBRIDGE)
-    if evaluation.norm_statistics == "last_batch":
+    span = max(ask.opened.recipe.batch.norm_span.sizes)
+    window = look_back(evaluation, global_batch_size=max(ask.sizes), norm_span=span)
+    if window is None:
         return ask.kept(key, "there is no average: the last update's statistics count")
-    window = max(ask.sizes) / (1 - average.keep)
+    if evaluation.norm_statistics == "by_group":
+        return ask.kept(key, "counted in norm groups, which stay", "Hoffer et al. 2017, arXiv 1705.08741")
     if window <= ask.opened.dataset.num_train:
         reason = f"looks back over {window:,.0f} samples, less than an epoch"
         return ask.kept(key, reason, "Goyal et al. 2017, arXiv 1706.02677: 0.9 at every batch")

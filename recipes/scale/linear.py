@@ -7,6 +7,7 @@ from typing import Any
 
 from lr_schedules import Product
 from recipes.errors import InputRefused
+from recipes.linear_reach import linear_reach
 from recipes.rates import full_rate
 from recipes.scale.request import Change, Request, rounded
 
@@ -34,11 +35,11 @@ def linear_rate(ask: Request, *, holds_to: int) -> Iterator[Change]:
         holds_to: the largest batch with a published result.
     """
     formula = ask.opened.recipe.learning_rate
-    largest = max(ask.sizes) if formula.scale_with == "current" else ask.batch
-    if formula.rule != "sqrt" and largest > holds_to and not ask.beyond:
+    reach = linear_reach(ask.opened.recipe) * ask.kappa
+    if formula.rule != "sqrt" and reach > holds_to and not ask.beyond:
         raise InputRefused(
-            f"linear scaling is published up to a batch of {holds_to:,}, this would be {largest:,}; --beyond goes on: "
-            f"{_GOYAL}, figure 1: {ERRORS_BEYOND}"
+            f"linear scaling is published up to a batch of {holds_to:,}, this would be {float(reach):,.0f}; "
+            f"--beyond goes on: {_GOYAL}, figure 3: {ERRORS_BEYOND}"
         )
     rule, per = formula.rule, formula.per
     if rule == "none":
@@ -47,7 +48,7 @@ def linear_rate(ask: Request, *, holds_to: int) -> Iterator[Change]:
         yield ask.moved("learning_rate.per", per, "the batch that the rate was given for")
     after = full_rate(formula.reference, ask.batch, rule=rule, per=per)
     words = {"linear": "k times the batch, k times the rate", "sqrt": "the recipe's own rule, the root of k"}
-    sources = {"linear": f"{_GOYAL}, section 2.1", "sqrt": "Hoffer et al. 2017, arXiv 1705.08741"}
+    sources = {"linear": f"{_GOYAL}, linear scaling rule", "sqrt": "Hoffer et al. 2017, arXiv 1705.08741"}
     reason = f"{words[rule]}: the full rate moves from {ask.rate:.6g} to {after:.6g}"
     yield ask.kept("learning_rate.reference", reason, sources[rule])
 
@@ -56,7 +57,7 @@ def _warmup(ask: Request) -> Change:
     """Five epochs where a batch above the reference has none; none at or below the reference."""
     formula = ask.opened.recipe.learning_rate
     is_reference = formula.rule != "none" and ask.batch <= formula.per
-    key, source = "learning_rate.warmup", f"{_GOYAL}, section 2.2"
+    key, source = "learning_rate.warmup", f"{_GOYAL}, gradual warmup"
     warmup, given = ask.opened.recipe.learning_rate.warmup, ask.value("learning_rate.warmup")
     aimed = None if warmup is None else ask.written["learning_rate"]["warmup"].get("target_batch")
     if warmup is not None and aimed is None:

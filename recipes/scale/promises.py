@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from recipes.families import MOMENTUM_SGD
+from recipes.linear_reach import linear_reach
 from recipes.scale.linear import ERRORS_BEYOND
 from recipes.scale.request import Request
 
@@ -21,7 +22,8 @@ def not_promised(ask: Request) -> Iterator[str]:
         "that the rate is the best one: the best rates that Shallue et al. 2018 (arXiv 1811.03600) found follow "
         "neither the linear rule nor the root"
     )
-    if kind in (*MOMENTUM_SGD, "RmspropWarmup") and largest > _HOLDS_TO:
+    reach = float(ask.kappa) * linear_reach(ask.opened.recipe)
+    if kind in (*MOMENTUM_SGD, "RmspropWarmup") and reach > _HOLDS_TO:
         yield f"that linear scaling holds here; Goyal et al. 2017 (arXiv 1706.02677) saw {ERRORS_BEYOND}"
     if kind == "Lars":
         yield (

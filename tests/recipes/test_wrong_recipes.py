@@ -77,6 +77,13 @@ WRONG = {
         "is 0.4",
         "must be 0 for images of 1 channel",
     ),
+    "levels after their normalisation": (
+        {"line_3": "dataset: digits\naugmentation: {train: [{kind: Normalize, with: digits}, {kind: RandAugment}]}"},
+        "4:64",
+        "augmentation.train.1.kind",
+        "stands after Normalize, whose result is no longer in 0..255",
+        "put it before Normalize",
+    ),
     "code of one's own": ({"line_4": "model: {kind: my.Net}"}, "4:15", "model.kind", "your own", "--allow-code"),
     "seed below 0": ({"line_9": "loss: {kind: SoftmaxCrossEntropy}\nseed: -1"}, "10:7", "seed", "is -1", "0 or more"),
     "name with a slash": ({"line_2": "name: a/b"}, "2:7", "name", "cannot name a run's folder", "letters"),

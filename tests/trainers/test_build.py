@@ -93,14 +93,26 @@ class Flat(chainer.Chain):
 """
 
 
+def kilobatch(*arguments, folder):
+    command = [sys.executable, "-P", "-m", "kilobatch", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=120)
+
+
+def test_a_model_of_one_size_is_refused_by_train_before_anything_starts(tmp_path):
+    options = [word for override in ("model={kind: AlexNetBN}", *sizes(48, 40)) for word in ("--set", override)]
+    done = kilobatch("train", "digits/baseline", "--out", "run", *options, folder=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "would be trained on 48x48 and scored on 40x40" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("command", ["plan", "train"])
 def test_own_code_that_flattens_its_images_is_refused_by_plan_and_train_where_they_grow(tmp_path, command):
     (tmp_path / "mine.py").write_text(FLATTENING)
     options = [word for override in ("model={kind: mine.Flat}", *growing(8, 12)) for word in ("--set", override)]
     arguments = [command, "digits/baseline", "--allow-code", "-n", "1", *options]
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "kilobatch", *arguments], capture_output=True, text=True, cwd=tmp_path, timeout=120
-    )
+    done = kilobatch(*arguments, folder=tmp_path)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "image_size moves, and Flat does not take images of 8x8; write one number" in done.stderr
     assert "Traceback" not in done.stderr

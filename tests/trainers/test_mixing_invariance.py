@@ -16,10 +16,8 @@ METHODS = {
 }
 # Norm groups are 32. Whole groups on a rank (32, 96); spread over teams of two (16) and, unevenly, of three (11).
 SPLITS = [
-    ("mixup", 2, 96),
     ("mixup", 3, 11),
     ("cutmix", 2, 16),
-    ("cutmix", 3, 32),
     ("repeats", 3, 32),
     ("all", 1, 96),
     ("all", 2, 32),

@@ -1,8 +1,8 @@
 """Augmentations: each a frozen dataclass called with (image_HWC, draws) that returns an image.
 
-Images are uint8 or float32 in 0..255. All randomness comes from the `draws`, keyed by (seed, epoch, index of the
-sample, place in the list): an image is the same on every worker and after every resume. None changes the image it is
-given.
+Images are uint8 or float32 in 0..255; what is not defined beyond, as after `Normalize`, says so by a class attribute
+`needs_pixels = True`. All randomness comes from the `draws`, keyed by (seed, epoch, index of the sample, place in the
+list): an image is the same on every worker and after every resume. None changes the image it is given.
 """
 
 from trainers.augmentations.center_crop import CenterCrop

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -27,7 +28,7 @@ class PcaLighting:
     Args:
         std: deviation of the factors a_k, at least 0.
     Raises:
-        ValueError: `std` is no number of at least 0. When bound or called: the image has not 3 channels.
+        ValueError: `std` is no number of at least 0. Before the run, and when called: the image has not 3 channels.
 
     Source: fb.resnet.torch, datasets/transforms.lua, Lighting (formula), datasets/imagenet.lua (numbers, std 0.1);
         Krizhevsky et al. 2012, section 4.1 (not checked).
@@ -36,6 +37,9 @@ class PcaLighting:
     """
 
     std: float = 0.1
+
+    # What it does is defined on 0..255: after `Normalize` it is refused.
+    needs_pixels: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require_number("PcaLighting.std", self.std, at_least=0)
@@ -55,4 +59,5 @@ class PcaLighting:
         """The image in another light, shape and type as given."""
         self.require_channels(image_HWC.shape[2])
         colour = 255.0 * _VECTORS @ (_VALUES * self.std * draws.normals(3))
-        return as_given(np.clip(image_HWC + colour.astype(np.float32), 0, 255), image_HWC.dtype)
+        lit_HWC = image_HWC + colour.astype(np.float32)
+        return as_given(np.clip(lit_HWC, 0, 255, out=lit_HWC), image_HWC.dtype)

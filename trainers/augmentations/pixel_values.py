@@ -15,5 +15,5 @@ def grey(image_HWC: np.ndarray) -> np.ndarray:
 
 
 def as_given(image_HWC: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """A float32 image in 0..255 as an image of the type that was given: uint8 is rounded to the nearest."""
-    return np.rint(image_HWC).astype(np.uint8) if dtype == np.uint8 else image_HWC
+    """A float32 image in 0..255, which may be overwritten, as one of the type that was given; uint8 is rounded."""
+    return np.rint(image_HWC, out=image_HWC).astype(np.uint8) if dtype == np.uint8 else image_HWC

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 from PIL import Image
@@ -37,18 +38,22 @@ class RandAugment:
         magnitude: how strong they are, in [0, 10].
         std: deviation of the magnitude from one operation to the next, at least 0.
     Raises:
-        ValueError: `num_ops` is no whole number above 0; `magnitude` or `std` is no number in range. When bound or
-            called: the image has neither 1 nor 3 channels.
+        ValueError: `num_ops` is no whole number above 0; `magnitude` or `std` is no number in range. Before the run, and
+            when called: the image has neither 1 nor 3 channels.
 
-    Source: timm, data/auto_augment.py, `rand-m{magnitude}-n{num_ops}-mstd{std}-inc1` (commit 066e490): the operations,
-        the "increasing" magnitudes, the probability. Cubuk et al. 2019, arXiv 1909.13719 (not checked).
-    Differs: the paper and torchvision always do all `num_ops`, of fourteen with Identity and without Invert and
-        SolarizeAdd, and count magnitudes to 30; timm's training script fills with the data set's mean.
+    Source: timm, data/auto_augment.py, `rand-m{magnitude}-n{num_ops}-mstd{std}-inc1` (commit 066e490 and
+        1.0.31): the operations, the "increasing" magnitudes, the probability. Cubuk et al. 2019, arXiv 1909.13719 (not
+        checked).
+    Differs: torchvision always does all `num_ops`, of fourteen with Identity and without Invert and SolarizeAdd, and
+        counts magnitudes to 30. timm itself fills with this grey, its training script with the data set's mean.
     """
 
     num_ops: int = 2
     magnitude: float = 9
     std: float = 0.0
+
+    # What it does is defined on 0..255: after `Normalize` it is refused.
+    needs_pixels: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require_count("RandAugment.num_ops", self.num_ops)

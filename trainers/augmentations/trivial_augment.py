@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 from PIL import Image
@@ -29,11 +30,15 @@ class TrivialAugment:
     nothing.
 
     Raises:
-        ValueError: when bound or called: the image has neither 1 nor 3 channels.
+        ValueError: before the run, and when called: the image has neither 1 nor 3 channels.
 
     Source: torchvision, transforms/autoaugment.py, TrivialAugmentWide (commit 0352a47), with the interpolation of its
         references/classification/presets.py. Müller and Hutter 2021, arXiv 2103.10158 (not checked).
+    Differs: at m = 1/2 torchvision moves by 15 pixels, not 16: its magnitudes are float32 and cut off.
     """
+
+    # What it does is defined on 0..255: after `Normalize` it is refused.
+    needs_pixels: ClassVar[bool] = True
 
     def require_channels(self, channels: int) -> None:
         """Refuse images that are neither grey nor red, green and blue.

@@ -32,7 +32,7 @@ class CutMix:
     Source: Yun et al. 2019, arXiv 1905.04899, and its code, github.com/clovaai/CutMix-PyTorch, train.py (rectangle and
         corrected share); timm, data/mixup.py (the mirror image).
     Differs: both draw once a device batch; here once a norm group, so that the number of workers changes nothing. timm
-        1.0.31 lets odd sides keep their pixel; 1.0.29.dev0 and the authors do as here.
+        1.0.31 lets odd sides keep their pixel; 1.0.29.dev0, torchvision and the authors do as here.
     """
 
     alpha: float

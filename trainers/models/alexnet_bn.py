@@ -29,6 +29,8 @@ class AlexNetBN:
     Differs: the fifth convolution has no bias; the normalisation behind it would take it away again.
     """
 
+    takes_one_size = True
+
     def build(self, *, num_classes: int, channels: int, image_size: int | None) -> chainer.Chain:
         """The network with all its parameters initialised, for images of `image_size`, 227 where it is not given."""
         from trainers.models.flattening_networks import alexnet_bn

@@ -105,22 +105,29 @@ def bottleneck_network(num_layers: int, *, num_classes: int, channels: int, **op
 
 
 def _with_options(
-    model: chainer.Chain, *, zero_last_gamma: bool, blur_pool: bool, stochastic_depth: float
+    model: chainer.Chain,
+    *,
+    zero_last_gamma: bool,
+    last_gamma: float | None,
+    blur_pool: bool,
+    stochastic_depth: float,
 ) -> chainer.Chain:
     """The model, changed in place.
 
     Args:
         model: with the stages res2 to res5.
         zero_last_gamma: let the last scale of each block start at 0.
+        last_gamma: or there, where it is given.
         blur_pool: low-pass filter before the strided convolutions of the stages.
         stochastic_depth: see `DroppedBranch`; of the last block.
     """
     blocks = list(_blocks(model))
+    start = 0 if zero_last_gamma else last_gamma
     for number, block in enumerate(blocks, start=1):
         last = block.conv3 if hasattr(block, "conv3") else block.conv2
-        if zero_last_gamma:
+        if start is not None:
             gamma = last.bn.gamma
-            gamma.initializer = Constant(0, dtype=gamma.dtype)
+            gamma.initializer = Constant(start, dtype=gamma.dtype)
             gamma.initialize(gamma.shape)
         if stochastic_depth:
             last.activ = DroppedBranch(stochastic_depth * number / len(blocks))

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from trainers.arguments import require_flag, require_share
+from trainers.models.last_gamma import require_last_gamma
 
 if TYPE_CHECKING:
     import chainer
@@ -20,15 +21,18 @@ class ResNet101:
 
     Args:
         zero_last_gamma: let the last scale of every bottleneck start at 0, so that the network starts shallow.
+        last_gamma: where that scale starts instead, at least 0; null: at 1 without `zero_last_gamma`.
         blur_pool: low-pass filter before the strided convolutions of the stages, [1, 2, 1] in both directions. The
             first convolution and the first pooling stay as they are.
         stochastic_depth: probability that the last bottleneck's branch is dropped for a sample in training, in [0, 1);
             the ratio grows linearly over the 33 bottlenecks. The draws are the updater's, see `KeyedDropout`.
     Raises:
-        ValueError: `zero_last_gamma` or `blur_pool` is no bool; `stochastic_depth` is outside [0, 1).
+        ValueError: `zero_last_gamma` or `blur_pool` is no bool; `last_gamma` is below 0, or given beside
+            `zero_last_gamma`; `stochastic_depth` is outside [0, 1).
 
     Source: Goyal et al. 2017, arXiv 1706.02677 (architecture and initial weights); built from
         chainercv.links.ResNet101, `arch="fb"`, ChainerCV 0.13.1.
+        `last_gamma`: Nado et al. 2021, arXiv 2102.06356 (not checked).
         `blur_pool`: Zhang 2019, arXiv 1904.11486 (the kernel); libffcv/ffcv-imagenet, train_imagenet.py (its place).
         `stochastic_depth`: Huang et al. 2016, arXiv 1603.09382.
     Differs: ChainerCV's first pooling has no padding and keeps the last, partial window (112x112 becomes 56x56 all the
@@ -38,11 +42,13 @@ class ResNet101:
     """
 
     zero_last_gamma: bool = True
+    last_gamma: float | None = None
     blur_pool: bool = False
     stochastic_depth: float = 0.0
 
     def __post_init__(self) -> None:
         require_flag("ResNet101.zero_last_gamma", self.zero_last_gamma)
+        require_last_gamma("ResNet101.last_gamma", self.last_gamma, is_zero=self.zero_last_gamma)
         require_flag("ResNet101.blur_pool", self.blur_pool)
         require_share("ResNet101.stochastic_depth", self.stochastic_depth)
 

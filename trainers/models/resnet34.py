@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from trainers.arguments import require_flag, require_share
+from trainers.models.last_gamma import require_last_gamma
 
 if TYPE_CHECKING:
     import chainer
@@ -20,15 +21,18 @@ class ResNet34:
 
     Args:
         zero_last_gamma: let the last scale of every block start at 0, so that the network starts shallow.
+        last_gamma: where that scale starts instead, at least 0; null: at 1 without `zero_last_gamma`.
         blur_pool: low-pass filter before the strided convolutions of the stages, [1, 2, 1] in both directions. The
             first convolution and the first pooling stay as they are.
         stochastic_depth: probability that the last block's branch is dropped for a sample in training, in [0, 1);
             the ratio grows linearly over the 16 blocks. The draws are the updater's, see `KeyedDropout`.
     Raises:
-        ValueError: `zero_last_gamma` or `blur_pool` is no bool; `stochastic_depth` is outside [0, 1).
+        ValueError: `zero_last_gamma` or `blur_pool` is no bool; `last_gamma` is below 0, or given beside
+            `zero_last_gamma`; `stochastic_depth` is outside [0, 1).
 
     Source: He et al. 2015, arXiv 1512.03385, table 1 and option B; initial weights: Goyal et al. 2017, arXiv
         1706.02677. ChainerCV 0.13.1 has none: built from its Conv2DBNActiv.
+        `last_gamma`: Nado et al. 2021, arXiv 2102.06356 (not checked).
         `blur_pool`: Zhang 2019, arXiv 1904.11486 (the kernel); libffcv/ffcv-imagenet, train_imagenet.py (its place).
         `stochastic_depth`: Huang et al. 2016, arXiv 1603.09382.
     Differs: the first pooling has no padding and keeps the last, partial window, as ChainerCV's larger networks do.
@@ -37,11 +41,13 @@ class ResNet34:
     """
 
     zero_last_gamma: bool = True
+    last_gamma: float | None = None
     blur_pool: bool = False
     stochastic_depth: float = 0.0
 
     def __post_init__(self) -> None:
         require_flag("ResNet34.zero_last_gamma", self.zero_last_gamma)
+        require_last_gamma("ResNet34.last_gamma", self.last_gamma, is_zero=self.zero_last_gamma)
         require_flag("ResNet34.blur_pool", self.blur_pool)
         require_share("ResNet34.stochastic_depth", self.stochastic_depth)
 

@@ -32,6 +32,7 @@ class VGG16:
         the bias in front of a normalisation, which takes it away again, and averages an image of another size to 7x7.
     """
 
+    takes_one_size = True
     batch_norm: bool = False
 
     def __post_init__(self) -> None:

@@ -53,7 +53,7 @@ def updates_while_ramping(case: Case) -> Iterator[Fault]:
     500 updates are as many samples as the ramp makes them: whoever moves the ramp moves the schedule with it.
 
     Way out: epochs (`30ep`) or samples (`1.5Msp`).
-    Source: time is samples, DECISIONS.md.
+    Source: arithmetic; a position in samples or epochs does not depend on the batch.
     Fires:
         batch: {global: [{from: 0, size: 4096}, {from: 30, size: 8192}]}
         evaluation: {norm_momentum: {per: 8192}}

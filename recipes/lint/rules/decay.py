@@ -17,8 +17,7 @@ def decay_on_norm(case: Case) -> Iterator[Fault]:
     What they scale is normalised already: decay pulls them to 0 for nothing, and the more so the larger the rate.
 
     Way out: `no_decay: [norm]`.
-    Source: Goyal et al. 2017, arXiv 1706.02677, section 5.1; Jia et al. 2018, arXiv 1807.11205, who left out
-        biases too.
+    Source: Goyal et al. 2017, arXiv 1706.02677; Jia et al. 2018, arXiv 1807.11205, who left out biases too.
     Fires:
         optimizer: {no_decay: []}
     Quiet:

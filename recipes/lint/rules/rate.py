@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from recipes.families import ADAPTIVE
+from recipes.linear_reach import linear_reach
 from recipes.lint.case import Case, Fault
 from recipes.rates import batch_size_at, full_rate_at, learning_rate_at
 
@@ -46,7 +47,7 @@ def scaled_twice(case: Case) -> Iterator[Fault]:
     factor where a ramp does.
 
     Way out: leave `reference` and `per` as they were found, or write `rule: none` and scale by hand.
-    Source: Goyal et al. 2017, arXiv 1706.02677, section 2.1: k times the batch, k times the rate, once; AdaScale:
+    Source: Goyal et al. 2017, arXiv 1706.02677, linear scaling rule: k times the batch, k times the rate; AdaScale:
         Johnson et al. 2020, arXiv 2007.05105.
     Fires:
         batch: {global: 4096}
@@ -81,10 +82,12 @@ def scaled_twice(case: Case) -> Iterator[Fault]:
 def linear_beyond_8k(case: Case) -> Iterator[Fault]:
     """Linear scaling of SGD's rate to a batch above 8,192.
 
-    Up to there the error stays that of batch 256; beyond it grows with every doubling, whatever the warmup.
+    Up to there the error stays that of batch 256; beyond it grows with every doubling, whatever the warmup. A ramp
+    counts by the rate it leads to: a batch that doubles where the rate falls to a fifth is let through.
 
-    Way out: a batch of at most 8,192 at first and a ramp later, Lars, or a rate that was tuned at this batch.
-    Source: Goyal et al. 2017, arXiv 1706.02677, figure 1 and tables: top-1 error 23.74 % at 8,192, 24.79 % at 16,384,
+    Way out: a batch of at most 8,192 at first and a ramp where the rate falls, Lars, or a rate that was tuned at this
+        batch.
+    Source: Goyal et al. 2017, arXiv 1706.02677, figure 3: top-1 error 23.74 % at 8,192, 24.79 % at 16,384,
         27.55 % at 32,768, 33.96 % at 65,536. All on ImageNet.
     Fires:
         batch: {global: 16384}
@@ -92,12 +95,12 @@ def linear_beyond_8k(case: Case) -> Iterator[Fault]:
         batch: {global: 8192}
     """
     formula = case.recipe.learning_rate
-    seen = case.largest_batch if formula.scale_with == "current" else case.first_batch
-    if case.is_momentum_sgd and formula.rule == "linear" and seen > max(_LINEAR_HOLDS_TO, formula.per):
+    reach = linear_reach(case.recipe)
+    if case.is_momentum_sgd and formula.rule == "linear" and reach > max(_LINEAR_HOLDS_TO, formula.per):
         yield Fault(
             keys=("batch.global", "learning_rate.rule"),
-            what=f"linear scaling from {formula.per:,} to {seen:,}, seen to hold to {_LINEAR_HOLDS_TO:,}",
-            way_out="begin with a batch of 8192 and ramp up, use Lars, or tune the rate at this batch",
+            what=f"linear scaling from {formula.per:,} to {reach:,.0f}, seen to hold to {_LINEAR_HOLDS_TO:,}",
+            way_out="begin with 8192 and grow the batch where the rate falls, use Lars, or tune the rate at this batch",
         )
 
 
@@ -108,7 +111,8 @@ def linear_adam(case: Case) -> Iterator[Fault]:
     the batch: at the same rate the useful part of a step grows by the root already, and the rate owes the other root.
 
     Way out: `rule: sqrt`; `kilobatch recipes scale` moves the betas and epsilon with it.
-    Source: Malladi et al. 2022, arXiv 2205.10287, the square root scaling rule; You et al. 2019, arXiv 1904.00962.
+    Source: Malladi et al. 2022, arXiv 2205.10287, the square root scaling rule; the table of rates
+        of You et al. 2019, arXiv 1904.00962 (not checked).
     Fires:
         learning_rate: {reference: 0.001, schedule: {kind: Cosine}}
         optimizer: {kind: Adam, weight_decay: 0.0}

@@ -25,8 +25,8 @@ def no_warmup(case: Case) -> Iterator[Fault]:
     which warm up. RmspropWarmup and AdaScale bring a warmup of their own and are let through.
 
     Way out: rise to the full rate over 5 epochs.
-    Source: Goyal et al. 2017, arXiv 1706.02677, section 2.2 and the table of warmups at batch 8,192: top-1 error
-        24.84 % without, 23.74 % with a gradual one.
+    Source: Goyal et al. 2017, arXiv 1706.02677, comparison of warmups at batch 8,192: top-1 error 24.84 %
+        without, 23.74 % with a gradual one.
     Fires:
         learning_rate: {warmup: null}
     Quiet:
@@ -52,8 +52,8 @@ def constant_warmup(case: Case) -> Iterator[Fault]:
     The jump at its end is the sudden rise that a warmup is there to avoid: it was measured worse than no warmup.
 
     Way out: rise in a straight line instead.
-    Source: Goyal et al. 2017, arXiv 1706.02677, table of warmups at batch 8,192: top-1 error 25.88 % constant, 24.84 %
-        without, 23.74 % gradual.
+    Source: Goyal et al. 2017, arXiv 1706.02677, comparison of warmups at batch 8,192: top-1 error 25.88 %
+        constant, 24.84 % without, 23.74 % gradual.
     Fires:
         learning_rate:
           warmup: {kind: ConstantWarmup, epochs: 5, start: reference, joins: multiply}

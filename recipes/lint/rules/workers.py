@@ -19,8 +19,8 @@ def span_over_share(case: Case) -> Iterator[Fault]:
     It is exact, and every normalisation layer then waits for the other workers of its team, forward and backward.
 
     Way out: a `norm_span` of at most the worker's share, or fewer workers.
-    Source: Ying et al. 2018, arXiv 1811.06992, who spread normalisation over workers because 32 samples a worker were
-        too few, on a network built for it.
+    Source: arithmetic; Ying et al. 2018, arXiv 1811.06992, spread normalisation over workers on a network built for
+        such sums.
     Fires:
         # lint with -n 256
         batch: {norm_span: 64}

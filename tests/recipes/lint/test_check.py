@@ -111,6 +111,13 @@ def test_wrong_recipe_is_refused_and_not_linted(lint):
         lint("kilobatch: 1\nextends: goyal2017\nepocs: 3\n")
 
 
+def test_what_is_extended_need_not_be_a_recipe_by_itself(lint, marks):
+    part = "kilobatch: 1\nextends: goyal2017\noptimizer: null\n"
+    optimizer = "optimizer: {kind: NesterovAG, momentum: 0.9, weight_decay: 1e-4, no_decay: []}\n"
+    mine = f"kilobatch: 1\nextends: ./part.yaml\nbatch: {{global: 4096}}\n{optimizer}"
+    assert marks(lint(mine, part=part)) == [("decay-on-norm", 4, 66)]
+
+
 def test_handbook_has_every_rule_with_its_examples():
     page = handbook()
     for rule, (_, entry) in entries().items():

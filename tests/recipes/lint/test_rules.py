@@ -81,6 +81,21 @@ def test_lars_without_a_warmup_is_reported_from_the_smallest_published_batch(bat
     assert [finding.rule for finding in lint(text)] == rules
 
 
+def test_a_batch_that_grows_where_the_rate_falls_is_not_beyond_8k(lint, marks):
+    text = (
+        "kilobatch: 1\nextends: goyal2017\nevaluation: {norm_momentum: {per: 8192}}\n"
+        "batch: {global: [{from: 0, size: 8192}, {from: 30, size: 16384}]}\n"
+    )
+    assert lint(text) == []
+    assert marks(lint(text.replace("30", "29"))) == [("linear-beyond-8k", 4, 9)]
+
+
+def test_statistics_that_move_by_group_or_not_at_all_do_not_lag(lint):
+    text = "kilobatch: 1\nextends: goyal2017\nevaluation: {norm_momentum: {keep: 0.999}}\n"
+    for statistics, rules in (("pooled", ["lagging-statistics"]), ("by_group", []), ("last_batch", [])):
+        assert [finding.rule for finding in lint(text, f"evaluation.norm_statistics={statistics}")] == rules
+
+
 @pytest.mark.parametrize("kind", ["AdaScale", "RmspropWarmup"])
 def test_an_optimizer_with_a_warmup_of_its_own_needs_none(kind, lint):
     rule = {"AdaScale": "none", "RmspropWarmup": "linear"}[kind]

@@ -149,6 +149,16 @@ def test_a_kind_without_a_rule_is_refused(scale):
         scale("own.yaml", 64, text=text)
 
 
+@pytest.mark.parametrize("kind", vocabulary().optimizers)
+def test_every_optimizer_has_a_rule(kind, scale):
+    text = f"kilobatch: 1\nextends: digits/baseline\noptimizer: {{kind: {kind}}}\n"
+    if kind == "Lars":
+        with pytest.raises(InputRefused, match="not among the published"):
+            scale("own.yaml", 64, text=text)
+    else:
+        assert scale("own.yaml", 64, text=text)[1].recipe.batch.global_.sizes == (64,)
+
+
 def test_a_value_that_is_left_open_is_not_scaled(scale):
     text = "kilobatch: 1\nextends: goyal2017\nopen: [learning_rate.warmup]\n"
     with pytest.raises(InputRefused, match="learning_rate.warmup is left open by own: give it first"):

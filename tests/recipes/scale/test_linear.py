@@ -46,15 +46,21 @@ def test_digits_baseline_at_512_is_the_large_batch_recipe(scale, same_run):
     assert same_run(scale("digits/baseline", 512)[1]) == same_run("digits/large_batch")
 
 
-def test_a_ramp_grows_as_a_whole_and_its_largest_step_counts(scale, change_of):
+def test_a_ramp_grows_as_a_whole(scale, change_of):
     made, opened = scale("suzuki2018", 4096)
     assert opened.recipe.batch.global_.sizes == (4096, 8192)
     assert opened.recipe.batch.global_.boundaries == (0.0, 30.0)
     assert change_of(made, "batch.norm_span")[0] == change_of(made, "batch.norm_span")[1]
     rates = [learning_rate_at(opened.recipe, epoch) for epoch in (5.0, 30.0, 60.0)]
     assert rates == pytest.approx([1.6, 0.32, 0.032])
-    with pytest.raises(InputRefused, match="16,384"):
-        scale("suzuki2018", 8192)
+
+
+def test_a_batch_that_grows_where_the_rate_falls_is_not_beyond(scale):
+    # 8,192 and then 16,384 at a fifth of the rate: as far as 8,192 alone.
+    assert scale("suzuki2018", 8192)[0].rates == pytest.approx((0.8, 3.2))
+    flat = "kilobatch: 1\nextends: suzuki2018\nlearning_rate: {schedule: {boundaries: [31, 60, 80]}}\n"
+    with pytest.raises(InputRefused, match="this would be 16,384"):
+        scale("flat.yaml", 8192, text=flat)
 
 
 def test_a_ramp_inside_the_new_warmup_says_which_batch_it_aims_at(scale):

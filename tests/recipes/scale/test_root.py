@@ -60,6 +60,18 @@ def test_decay_taken_from_the_weights_keeps_up(scale, change_of):
     assert change_of(made, "optimizer.weight_decay") == (1e-4, 2e-4)
 
 
+def test_lamb_of_you2019_at_a_quarter_of_the_batch(scale, change_of):
+    made, opened = scale("you2019", 8192)
+    assert made.rates == pytest.approx((0.04, 0.02))
+    assert change_of(made, "learning_rate.rule") == ("none", "sqrt")
+    assert change_of(made, "optimizer.beta1") == (0.9, 0.975)  # 1 - 0.1 / 4
+    assert change_of(made, "optimizer.beta2") == (0.999, 0.99975)
+    assert change_of(made, "optimizer.eps") == (1e-6, 2e-6)
+    assert change_of(made, "optimizer.weight_decay") == (1.5, 1.5)
+    assert opened.recipe.epochs == pytest.approx(3519 * 32768 / 1281167)  # 3,519 updates of the old batch
+    assert any("LAMB" in text for text in made.not_promised)
+
+
 def test_rmsprop_warmup_is_linear_for_sgd_and_the_root_for_rmsprop(scale, change_of):
     with pytest.raises(InputRefused, match="up to a batch of 32,768"):
         scale("akiba2017", 65536)

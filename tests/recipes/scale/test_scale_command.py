@@ -31,7 +31,7 @@ def test_every_key_has_a_reason_and_the_end_says_what_is_not_promised(run):
     assert "batch.global                  256 -> 8192\n" in out
     assert "optimizer.momentum            0.9, unchanged\n" in out
     assert "k times the batch, k times the rate: the full rate moves from 0.1 to 3.2 [" in out
-    assert "] Goyal et al. 2017, arXiv 1706.02677, section 2.1\n" in out
+    assert "] Goyal et al. 2017, arXiv 1706.02677, linear scaling rule\n" in out
     assert out.index("Not promised:\n- accuracy") > out.index("optimizer.weight_decay")
     assert out.endswith("wrote goyal2017-256-8192.yaml; look at it: kilobatch recipes lint goyal2017-256-8192.yaml\n")
     assert run("validate", "goyal2017-256-8192.yaml")[0] == 0

@@ -37,6 +37,7 @@ CASES = {
 }
 CONSTANT = {"CenterCrop", "Normalize", "Resize"}
 NEEDS_COLOUR = {"PcaLighting"}
+NEEDS_PIXELS = {"ColorJitter", "PcaLighting", "RandAugment", "TrivialAugment"}
 SERVED = [
     (name, channels) for name in sorted(CASES) for channels in (1, 3) if channels == 3 or name not in NEEDS_COLOUR
 ]
@@ -126,3 +127,15 @@ def test_pixels_stay_in_0_to_255(name, dtype, extreme):
         result = augmentation(given, draws(0, "augmentation", 0, index, 0))
         assert result.min() >= 0
         assert result.max() <= 255
+
+
+def test_those_that_clip_or_count_levels_say_so():
+    assert {name for name in CASES if getattr(case(name, 3)[0], "needs_pixels", False)} == NEEDS_PIXELS
+
+
+@pytest.mark.parametrize("name", sorted(set(CASES) - NEEDS_PIXELS - {"Normalize"}))
+def test_all_others_take_any_values(name):
+    augmentation, _ = case(name, 3)
+    given = (image(np.float32, 3) - 128) / 64
+    once, eightfold = (augmentation(factor * given, draws(0, "augmentation", 0, 3, 0)) for factor in (1, 8))
+    np.testing.assert_allclose(eightfold, 8 * once, rtol=1e-5, atol=1e-5)

@@ -31,11 +31,6 @@ def alexnet():
     return AlexNetBN().build(num_classes=10, channels=3, image_size=67)
 
 
-@pytest.fixture(scope="module")
-def published_alexnet():
-    return AlexNetBN().build(num_classes=1000, channels=3, image_size=None)
-
-
 def vgg_weights_by_formula(image_size, num_classes, *, batch_norm=False):
     widths = [3, 64, 64, 128, 128, 256, 256, 256] + [512] * 6
     convolutions = sum(9 * a * b for a, b in zip(widths, widths[1:], strict=False))
@@ -50,20 +45,22 @@ def test_vgg16_has_the_published_number_of_weights(vgg, normed_vgg):
     assert normed_vgg.count_params() == vgg_weights_by_formula(32, 10, batch_norm=True)
 
 
-@pytest.mark.slow  # 138 million normal numbers
-def test_vgg16_at_224_has_the_published_number_of_weights():
-    assert VGG16().build(num_classes=1000, channels=3, image_size=None).count_params() == 138_357_544
-
-
-def test_alexnet_has_the_number_of_weights_of_its_layers(alexnet, published_alexnet):
+def alexnet_weights_by_formula(last_side, num_classes):
     convolutions = 121 * 3 * 96 + 25 * 48 * 256 + 9 * (256 * 384 + 192 * 384 + 192 * 256)
     scales = 2 * (96 + 256 + 384 + 384 + 256)
+    first = last_side**2 * 256 * 4096 + 4096
+    return convolutions + scales + first + 4096 * 4096 + 4096 + 4096 * num_classes + num_classes
 
-    def linear(image, num_classes):
-        return image * 256 * 4096 + 4096 + 4096 * 4096 + 4096 + 4096 * num_classes + num_classes
 
-    assert alexnet.count_params() == convolutions + scales + linear(1, 10)
-    assert published_alexnet.count_params() == convolutions + scales + linear(36, 1000) == 60_966_600
+def test_alexnet_has_the_number_of_weights_of_its_layers(alexnet):
+    assert alexnet.count_params() == alexnet_weights_by_formula(1, 10)
+    assert alexnet_weights_by_formula(6, 1000) == 60_966_600
+
+
+@pytest.mark.slow  # 138 and 61 million normal numbers
+@pytest.mark.parametrize(("component", "expected"), [(VGG16(), 138_357_544), (AlexNetBN(), 60_966_600)])
+def test_at_their_own_image_size_they_have_these_numbers_of_weights(component, expected):
+    assert component.build(num_classes=1000, channels=3, image_size=None).count_params() == expected
 
 
 def test_they_have_as_many_layers_with_weights_as_their_papers_say(vgg, normed_vgg, alexnet):
@@ -110,14 +107,14 @@ def test_alexnet_is_what_its_definition_says(alexnet):
         np.testing.assert_allclose(alexnet(images_NCHW).array, logits, rtol=1e-4, atol=1e-6)
 
 
-def test_feature_maps_of_alexnet_by_hand(published_alexnet):
-    layers = ("conv1", "pool1", "conv2", "pool2", "conv3", "conv4", "conv5", "pool5", "fc6", "fc7", "fc")
-    published_alexnet.pick = layers
+def test_feature_maps_of_alexnet_by_hand(alexnet):
+    shapes, h = [], noise(1, 3, 227, 227)
     with chainer.using_config("train", False), chainer.no_backprop_mode():
-        shapes = [h.shape[1:] for h in published_alexnet(noise(1, 3, 227, 227))]
-    sides = [shape[1] for shape in shapes if len(shape) == 3]
-    assert sides == [55, 27, 27, 13, 13, 13, 13, 6]  # (227 - 11) / 4 + 1, then (side - 3) / 2 + 1 rounded up
-    assert [shape[0] for shape in shapes] == [96, 96, 256, 256, 384, 384, 256, 256, 4096, 4096, 1000]
+        for name in ("conv1", "pool1", "conv2", "pool2", "conv3", "conv4", "conv5", "pool5"):
+            h = alexnet[name](h)
+            shapes.append(h.shape[1:3])
+    sides = [55, 27, 27, 13, 13, 13, 13, 6]  # (227 - 11) / 4 + 1, then (side - 3) / 2 + 1
+    assert shapes == list(zip([96, 96, 256, 256, 384, 384, 256, 256], sides, strict=True))
 
 
 def test_initial_weights_are_those_of_the_definitions(vgg, normed_vgg, alexnet):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from trainers import models
+from trainers.keyed_draws import draw_initial_weights
 
 # Published parameters with 1,000 classes; blocks of the four stages (He et al. 2015, table 1).
 PUBLISHED = {
@@ -92,6 +93,15 @@ def test_a_block_with_zero_last_gamma_starts_as_its_shortcut(depth):
         np.testing.assert_array_equal(model.res3.a(x).array, F.relu(model.res3.a.residual_conv(x)).array)
 
 
+def test_the_last_scale_of_a_block_may_start_elsewhere():
+    model = built(18, zero_last_gamma=False, last_gamma=0.4138)
+    gammas = {path: array for path, array in model.namedparams() if path.endswith("gamma")}
+    last = {path for path in gammas if path.endswith("/conv2/bn/gamma")}
+    draw_initial_weights(model, seed=3)  # as a run begins: by the initialisers
+    assert all((gammas[path].array == np.float32(0.4138)).all() for path in last)
+    assert all((gammas[path].array == 1).all() for path in gammas.keys() - last)
+
+
 def test_initial_weights_are_goyals():
     model = built(18)
     assert model.fc.W.array.std() == pytest.approx(0.01, rel=0.01)
@@ -152,6 +162,11 @@ def test_a_basic_network_is_chainers_parts_in_a_row():
     ("fields", "message"),
     [
         ({"zero_last_gamma": 1}, "zero_last_gamma must be true or false, got 1"),
+        ({"zero_last_gamma": False, "last_gamma": -1}, "last_gamma must be >= 0, got -1"),
+        (
+            {"last_gamma": 0.5},
+            "last_gamma must be null where zero_last_gamma is true, got 0.5; write zero_last_gamma: false",
+        ),
         ({"blur_pool": "yes"}, "blur_pool must be true or false, got 'yes'"),
         ({"stochastic_depth": 1.0}, "stochastic_depth must be < 1, got 1.0"),
         ({"stochastic_depth": -0.1}, "stochastic_depth must be >= 0, got -0.1"),

@@ -1,0 +1,23 @@
+"""How far a recipe carries linear scaling."""
+
+from __future__ import annotations
+
+from recipes.rates import learning_rate_at
+from recipes.schema import Recipe
+
+__all__ = ["linear_reach"]
+
+
+def linear_reach(recipe: Recipe) -> float:
+    """The largest batch whose rate, by the linear rule, this recipe uses.
+
+        max over the ramp of min(B, rate / reference * per), and the first batch
+
+    A step of the ramp counts by the rate it has: where the batch doubles as the rate falls to a fifth, Smith's growth
+    instead of decay, nothing is carried further than before. A reference under `rule: none` is the first batch's.
+    """
+    formula, ramp = recipe.learning_rate, recipe.batch.global_
+    per = ramp.sizes[0] if formula.rule == "none" else formula.per
+    steps = zip(ramp.boundaries[1:], ramp.sizes[1:], strict=True)
+    reached = [min(size, learning_rate_at(recipe, start) / formula.reference * per) for start, size in steps]
+    return max([ramp.sizes[0], *reached])
