@@ -1,0 +1,212 @@
+"""Run under mpiexec: sums and exchanges of every communicator on every wire, against NumPy's in float64.
+
+    mpiexec -n 3 python -m mpi4py sums_on_ranks.py pairs|all
+
+`pairs`: cases in which each value of a factor meets each of another one, over launches of all numbers of ranks; `all`:
+the whole product. Rank 0 prints a case a line, as JSON. What a case does is told by the functions below.
+"""
+
+import trainers.compat  # noqa: F401  isort: skip
+
+import functools
+import hashlib
+import itertools
+import json
+import sys
+
+import chainer
+import numpy as np
+from chainer import functions as F
+from chainer import links as L
+from mpi4py import MPI
+
+from trainers import communicators
+from trainers.communicators.wire import WIRES, FullWire
+from trainers.exchange import Exchange
+from trainers.flat_gradients import FlatGradients
+
+WORLD = MPI.COMM_WORLD
+RANKS = (1, 2, 3, 4, 5, 8)
+COMMUNICATORS = {
+    "Auto": {},
+    "Auto 2": {"ranks_per_node": 2},
+    "Direct": {},
+    "HalvingDoubling": {},
+    "Hierarchical": {},
+    "Hierarchical 1": {"ranks_per_node": 1},
+    "Hierarchical 2": {"ranks_per_node": 2},
+    "Hierarchical 3": {"ranks_per_node": 3},
+    "MpiAllreduce": {},
+    "Ring": {},
+    "SharedWindow": {},
+    "SharedWindow 1": {"ranks_per_node": 1},
+    "SharedWindow 2": {"ranks_per_node": 2},
+    "Torus": {},
+    "Torus 1": {"row": 1},
+    "Torus 2": {"row": 2},
+}
+FORMATS = ("float32", "float64", "float16", "bfloat16")
+BUCKET_BYTES = (1, 100, 1 << 30)
+SIZES = (0, 1, 2, 7, 1001, 150_001 if WORLD.size <= 2 else 20_001)  # more than a piece of SharedWindow's on two
+HALF_OF_THE_LEAST = {"float16": 2.0**-25}  # what flushing to zero or rounding the smallest numbers may cost
+REFUSED = {"MpiAllreduce": "MPI has no sum of", "SharedWindow 2": "different numbers", "Torus 2": "do not divide"}
+
+
+def cases(which):
+    """(ranks, communicator, wire, bucket bytes) of all launches; the same list on every rank."""
+    product = list(itertools.product(RANKS, COMMUNICATORS, FORMATS, BUCKET_BYTES))
+    seen = set()
+    for number in np.random.RandomState(0).permutation(len(product)):  # about as many for each number of ranks
+        case = product[number]
+        pairs = set(itertools.combinations(enumerate(case), 2))
+        if is_refused(*case[:3]):  # shows nothing of the others
+            pairs = {case[:3]}
+        if which == "all" or pairs - seen:
+            seen |= pairs
+            yield case
+
+
+def is_refused(ranks, name, wire):
+    if name == "MpiAllreduce":
+        return wire in ("float16", "bfloat16")
+    return ranks % 2 == 1 and (name == "Torus 2" or (name == "SharedWindow 2" and ranks > 1))
+
+
+def wire_of(name):
+    return FullWire(np.float64) if name == "float64" else WIRES[name]()
+
+
+def of_rank(rank, count, dtype):
+    """What a rank has: numbers around zero, and a few far from it."""
+    random = np.random.RandomState(1000 + rank)
+    values = random.normal(size=count)
+    values[:: max(1, count // 3)] *= 100
+    return values.astype(dtype)
+
+
+@functools.cache
+def of_all(count, dtype):
+    """The numbers of all ranks in float64, a row each."""
+    return np.stack([of_rank(rank, count, dtype).astype(np.float64) for rank in range(WORLD.size)])
+
+
+def error_over_bound(found, rows, scale, connection, wire, unit):
+    """The largest error of scale * sum over what rounding may cost; `unit`: the wire's numbers are that much larger."""
+    epsilon = np.finfo(found.dtype).eps
+    roundings = connection.num_roundings + 1  # the last one when the sum is whole
+    relative = (1 + wire.epsilon) ** roundings * (1 + epsilon) ** (WORLD.size + 4) - 1
+    least = roundings * WORLD.size * HALF_OF_THE_LEAST.get(wire.name, 0.0) / unit
+    allowed = np.abs(rows).sum(axis=0) * abs(scale) * relative + least * abs(scale)
+    error = np.abs(found - rows.sum(axis=0) * scale)
+    return float((error / np.maximum(allowed, np.finfo(np.float64).tiny)).max(initial=0.0))
+
+
+def same_everywhere(array):
+    """Whether all ranks have these bits."""
+    return len(set(WORLD.allgather(hashlib.sha256(array.tobytes()).digest()))) == 1
+
+
+OUTSIDE = 0.7123456789  # no sum, on no wire
+
+
+def sums_of_parts(component, wire, dtype):
+    """Sums of views into the middle of what was allocated, whose neighbours stay as they are."""
+    connection = component.connect(mpi := WORLD.Dup())
+    gap = 3
+    memory = connection.allocate(sum(SIZES) + gap * (len(SIZES) + 1), dtype)
+    memory[...] = OUTSIDE
+    worst, start, identical = 0.0, gap, True
+    inside = np.zeros(len(memory), bool)
+    for size in SIZES:
+        part = memory[start : start + size]
+        part[...] = of_rank(WORLD.rank, size, dtype)
+        inside[start : start + size] = True
+        connection.sum(part, wire)
+        worst = max(worst, error_over_bound(part, of_all(size, dtype), 1.0, connection, wire, unit=1.0))
+        identical &= same_everywhere(part)
+        start += size + gap
+        assert (memory[~inside] == dtype(OUTSIDE)).all(), "a sum has changed its neighbours"
+    connection.close()
+    mpi.Free()
+    return worst, identical
+
+
+class Uneven(chainer.Chain):
+    """Parameters of 1 to 3,003 numbers."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        with chainer.using_config("dtype", dtype), self.init_scope():
+            self.first = L.Linear(3, 1001)
+            self.second = L.Linear(1001, 2)
+            self.third = L.Linear(2, 1, nobias=True)
+            self.scale = L.Scale(axis=1, W_shape=(1,), bias_term=True)
+
+    def forward(self, x):
+        return self.scale(self.third(self.second(F.relu(self.first(x)))))
+
+
+def exchanged(component, wire, dtype, bucket_bytes, *, overlap):
+    """Gradients after two exchanges, the largest error of the second, and what `Auto` chose.
+
+    Each rank finishes slots in its own order.
+    """
+    connection = component.connect(mpi := WORLD.Dup())
+    flat = FlatGradients(Uneven(dtype), np.ones((1, 3), dtype), connection.allocate)
+    exchange = Exchange(flat, connection, wire=wire, bucket_bytes=bucket_bytes, overlap=overlap)
+    scale = 1 / (3 * WORLD.size)
+    for update in range(2):
+        flat.values[...] = of_rank(WORLD.rank, len(flat.values), dtype)
+        order = np.random.RandomState(WORLD.rank + update).permutation(len(flat.slots))
+        sent = exchange.begin(scale=scale)
+        for number in order:
+            sent.finished(int(number))
+        sent.finish()
+    rows = of_all(len(flat.values), dtype)
+    worst = max(
+        error_over_bound(flat.values[place], rows[:, place], scale, connection, wire, unit=_unit(rows[:, place], wire))
+        for place in (bucket.place for bucket in exchange.buckets)
+    )
+    values = flat.values.copy()
+    chosen = [choice.split()[0] for choice in getattr(connection, "choices", [])]
+    exchange.close()
+    mpi.Free()
+    return values, worst, chosen
+
+
+def _unit(rows, wire):
+    """What the numbers of a bucket become larger by, at least, so that they fill float16."""
+    return 2.0**15 / 4 / np.abs(rows).max(axis=1).sum() if np.isfinite(wire.largest) else 1.0
+
+
+def run(name, wire_name, bucket_bytes):
+    """What one case was."""
+    component = getattr(communicators, name.split()[0])(**COMMUNICATORS[name])
+    dtype = np.float64 if wire_name == "float64" else np.float32
+    error, identical = sums_of_parts(component, wire_of(wire_name), dtype)
+    without, error_without, chosen_without, beside, error_beside, chosen_beside = (
+        found
+        for overlap in (False, True)
+        for found in exchanged(component, wire_of(wire_name), dtype, bucket_bytes, overlap=overlap)
+    )
+    return {
+        "error_over_bound": max(error, error_without, error_beside),
+        "identical": identical and same_everywhere(without) and same_everywhere(beside),
+        "same_algorithm": chosen_without == chosen_beside,
+        "overlap_changes_no_bit": without.tobytes() == beside.tobytes(),
+    }
+
+
+if __name__ == "__main__":
+    for ranks, name, wire_name, bucket_bytes in cases(sys.argv[1]):
+        if ranks != WORLD.size:
+            continue
+        line = {"ranks": ranks, "communicator": name, "wire": wire_name, "bucket_bytes": bucket_bytes}
+        try:
+            line |= run(name, wire_name, bucket_bytes)
+        except ValueError as error:
+            if not is_refused(ranks, name, wire_name) or REFUSED[name] not in str(error):
+                raise
+            line["refused"] = str(error)
+        if WORLD.rank == 0:
+            print(json.dumps(line), flush=True)

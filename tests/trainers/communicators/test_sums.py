@@ -1,0 +1,92 @@
+"""Every communicator, wire and size of buckets on real ranks, with overlap and without; a launch a number of ranks."""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainers import communicators
+from trainers.launch import find_mpiexec
+
+ROOT = Path(__file__).parents[3]
+PROGRAM = Path(__file__).with_name("sums_on_ranks.py")
+RANKS = (1, 2, 3, 4, 5, 8)
+FACTORS = ("ranks", "communicator", "wire", "bucket_bytes")
+SUMMING = set(communicators.__all__) - {"Dummy"}
+NEVER_TOGETHER = {
+    ("MpiAllreduce", "float16"),
+    ("MpiAllreduce", "bfloat16"),
+    (1, "Torus 2"),
+    (3, "Torus 2"),
+    (5, "Torus 2"),
+    (3, "SharedWindow 2"),
+    (5, "SharedWindow 2"),
+}
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.fixture(scope="module")
+def launched():
+    """Lines that the program printed: launched(which, ranks); each launch happens once."""
+    done = {}
+
+    def launch(which, ranks):
+        if (which, ranks) not in done:
+            command = [find_mpiexec(), "-n", str(ranks), sys.executable, "-W", "error", "-m", "mpi4py", PROGRAM, which]
+            environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+            ended = subprocess.run(command, capture_output=True, text=True, timeout=1200, env=environment)
+            assert ended.returncode == 0, ended.stdout + ended.stderr
+            done[which, ranks] = [json.loads(line) for line in ended.stdout.splitlines()]
+        return done[which, ranks]
+
+    return launch
+
+
+def assert_right(lines, ranks):
+    assert lines
+    for line in lines:
+        assert line["ranks"] == ranks
+        if "refused" not in line:
+            assert line["error_over_bound"] <= 1, line
+            assert line["identical"], line
+            assert line["overlap_changes_no_bit"] or not line["same_algorithm"], line
+            assert line["same_algorithm"] or line["communicator"] == "Auto 2", line
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_sums_are_numpys_the_same_bits_on_all_ranks_and_with_overlap(launched, ranks):
+    assert_right(launched("pairs", ranks), ranks)
+
+
+def test_every_two_values_of_two_factors_have_met(launched):
+    lines = [line for ranks in RANKS for line in launched("pairs", ranks)]
+    met = {pair for line in lines if "refused" not in line for pair in pairs_of(line)}
+    values = [dict.fromkeys(line[factor] for line in lines) for factor in FACTORS]
+    assert [len(found) for found in values] == [6, 16, 4, 3]
+    assert {name.split()[0] for name in values[1]} == SUMMING
+    possible = {pair for some, more in itertools.combinations(values, 2) for pair in itertools.product(some, more)}
+    assert possible - met == NEVER_TOGETHER
+
+
+def pairs_of(line):
+    return itertools.combinations([line[factor] for factor in FACTORS], 2)
+
+
+def test_what_cannot_be_summed_is_refused_on_all_ranks_alike(launched):
+    refused = [line for ranks in RANKS for line in launched("pairs", ranks) if "refused" in line]
+    met = {pair for line in refused for pair in pairs_of(line)}
+    assert met >= NEVER_TOGETHER
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", RANKS)
+def test_the_whole_product(launched, ranks):
+    lines = launched("all", ranks)
+    assert_right(lines, ranks)
+    assert len(lines) >= 14 * 4 * 2
+    assert {line["communicator"].split()[0] for line in lines} == SUMMING
