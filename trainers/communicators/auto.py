@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from trainers.arguments import require_count
 from trainers.communicators.connection import Connection
 from trainers.communicators.direct import Direct
 from trainers.communicators.halving_doubling import HalvingDoubling
@@ -30,11 +31,17 @@ class Auto:
 
     Args:
         ranks_per_node: consecutive ranks that count as one node; null for those that share memory.
+    Raises:
+        ValueError: `ranks_per_node` is below 1.
 
     Source: measured on the spot; what was chosen stands in the log.
     """
 
     ranks_per_node: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.ranks_per_node is not None:
+            require_count("Auto.ranks_per_node", self.ranks_per_node)
 
     def connect(self, mpi: Any) -> Connection:
         """Ready on all workers of `mpi`, which call this together."""
