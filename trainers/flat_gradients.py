@@ -12,17 +12,23 @@ from typing import Any
 import chainer
 import numpy as np
 from chainer import functions as F
+from chainer.functions.array.cast import Cast
 
 from trainers.gradient_taps import GradientTaps
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """Where the gradient of a parameter lives: `place` in the flat array."""
+    """Where the gradient of a parameter lives: `place` in the flat array.
+
+    Args:
+        late: it is used past its link as well, and whole only when all of backward has ended.
+    """
 
     path: str
     parameter: chainer.Parameter
     place: slice
+    late: bool
 
 
 class FlatGradients:
@@ -49,10 +55,10 @@ class FlatGradients:
         copies: int = 1,
     ) -> None:
         order = backward_order(model, images_NCHW)
-        ends = np.cumsum([0, *(parameter.size for _, parameter in order)])
+        ends = np.cumsum([0, *(parameter.size for _, parameter, _ in order)])
         self.slots = [
-            Slot(path=path, parameter=parameter, place=slice(int(start), int(stop)))
-            for (path, parameter), start, stop in zip(order, ends, ends[1:], strict=False)
+            Slot(path=path, parameter=parameter, place=slice(int(start), int(stop)), late=late)
+            for (path, parameter, late), start, stop in zip(order, ends, ends[1:], strict=False)
         ]
         self._arrays = np.split(allocate(copies * int(ends[-1]), order[0][1].dtype), copies)
         self.values = self._arrays[0]
@@ -83,11 +89,11 @@ class FlatGradients:
             came[number] += 1
             whole = came[number] == taps.uses.count(number)
             if parts is not None:
-                parts.add(number, array, whole=whole)
+                parts.add(number, array, whole=whole and not self.slots[number].late)
             if whole and finished is not None:
                 finished(number)
 
-        taps = GradientTaps(lambda variable: self._number.get(id(variable)), take)
+        taps = GradientTaps(self._number_of, take)
         norm = SquaredNorm() if parts is None else parts.norm
         with taps:
             yield norm
@@ -101,6 +107,14 @@ class FlatGradients:
                 taps.uses.append(number)
                 take(number, slot.parameter.grad)
                 slot.parameter.cleargrad()
+        if parts is not None:
+            parts.end()
+
+    def _number_of(self, variable: chainer.Variable) -> int | None:
+        """Of a parameter, or of the cast of one that mixed precision has put in its place."""
+        if isinstance(variable.creator, Cast):
+            variable = variable.creator.inputs[0].get_variable()
+        return self._number.get(id(variable))
 
     def _add(self, number: int, array: np.ndarray) -> None:
         kept = self.values[self.slots[number].place].reshape(array.shape)
@@ -162,15 +176,28 @@ class _Parts:
         else:
             self._so_far[number] = array
 
+    def end(self) -> None:
+        """No more will come, also of what is not whole: one of its uses may have been in vain."""
+        for array in self._so_far.values():
+            self.norm.add(array)
+        self._so_far = {}
 
-def backward_order(model: chainer.Chain, images_NCHW: np.ndarray) -> list[tuple[str, chainer.Parameter]]:
-    """Paths and parameters in the order in which a backward pass finishes them, seen in one; unused ones come last."""
+
+def backward_order(model: chainer.Chain, images_NCHW: np.ndarray) -> list[tuple[str, chainer.Parameter, bool]]:
+    """Paths and parameters in the order in which a backward pass finishes them, seen in one, and whether that is late.
+
+    Late are those used past their link; they and unused ones come last.
+    """
     known = sorted(model.namedparams())
     numbers = {id(parameter): number for number, (_, parameter) in enumerate(known)}
     came: list[int] = []
     taps = GradientTaps(lambda variable: numbers.get(id(variable)), lambda number, _: came.append(number))
+    model.cleargrads()
     with chainer.using_config("train", False), taps:
         F.sum(model(images_NCHW)).backward()
+    late = {number for number, (_, parameter) in enumerate(known) if parameter.grad is not None}
     model.cleargrads()
     place = {number: place for place, number in enumerate(came)}  # the last use of one that is used several times
-    return [known[number] for number in sorted(range(len(known)), key=lambda number: place.get(number, math.inf))]
+    place |= dict.fromkeys(late, len(came))
+    order = sorted(range(len(known)), key=lambda number: place.get(number, math.inf))
+    return [(*known[number], number in late) for number in order]
