@@ -90,7 +90,8 @@ def load_shares(prepared: Any, rank: int, num_updates: int) -> list[Any]:
 
 def loops_of(prepared: Any, shares: list[Any], communicator: Any) -> dict[str, tuple[Any, Callable[[], None]]]:
     """Each loop's model and the function that does one update of it."""
-    from trainers.build import build
+    from recipes.planning.cluster import GradientExchange
+    from trainers.build import build, build_exchange
     from trainers.norm_groups import NormGroups
     from trainers.updater import RecipeUpdater
 
@@ -108,7 +109,8 @@ def loops_of(prepared: Any, shares: list[Any], communicator: Any) -> dict[str, t
                 parts.optimizer,
                 loss=parts.loss,
                 plan=plan,
-                communicator=communicator,
+                exchange=build_exchange(GradientExchange(), parts, communicator.mpi_comm),
+                mpi=communicator.mpi_comm,
                 norm_groups=groups,
                 measure_noise=name == "noise",
             ).update

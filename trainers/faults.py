@@ -42,17 +42,18 @@ class Overflow(RunFailed):
     """A gradient of float16 stayed infinite or NaN however small the loss scale. All ranks raise it together.
 
     Args:
-        parameter: path of the first parameter whose gradient is not finite.
+        rank: the first rank that met it.
+        parameter: path of the first parameter whose gradient is not finite there.
         update: number of the update.
         loss_scale: the last one tried.
         halvings: how often it was halved in this update.
     """
 
-    def __init__(self, *, parameter: str | None, update: int, loss_scale: float, halvings: int) -> None:
+    def __init__(self, *, rank: int, parameter: str | None, update: int, loss_scale: float, halvings: int) -> None:
         super().__init__(
-            f"the gradient of {parameter} is not finite at update {update}, even at a loss scale of "
-            f"{loss_scale:.12g}, after {halvings} halvings. Something in the model leaves the range of float16, which "
-            "ends at 65,504: try precision.compute: float32, a longer warmup or a lower learning_rate.reference"
+            f"the gradient of {parameter} is not finite at update {update} on rank {rank}, even at a loss scale "
+            f"of {loss_scale:.12g}, after {halvings} halvings. Something in the model leaves the range of float16, "
+            "which ends at 65,504: try precision.compute: float32, a longer warmup or a lower learning_rate.reference"
         )
 
 

@@ -44,6 +44,7 @@ class FlatGradients:
     Attributes:
         values: the array at hand, one-dimensional.
         slots: in its order.
+        not_finite: path of the first parameter in this update with an infinity or a NaN; looked for where asked.
     """
 
     def __init__(
@@ -64,9 +65,16 @@ class FlatGradients:
         self.values = self._arrays[0]
         self._number = {id(slot.parameter): number for number, slot in enumerate(self.slots)}
         self._written = [False] * len(self.slots)
+        self._checks = False
+        self.not_finite: str | None = None
 
-    def begin_update(self) -> None:
-        """The next gradient of each parameter replaces what is there."""
+    def begin_update(self, *, check: bool = False) -> None:
+        """The next gradient of each parameter replaces what is there.
+
+        Args:
+            check: look for numbers that are not finite.
+        """
+        self._checks, self.not_finite = check, None
         for slot in self.slots:
             slot.parameter.cleargrad()
         self._written = [False] * len(self.slots)
@@ -117,6 +125,8 @@ class FlatGradients:
         return self._number.get(id(variable))
 
     def _add(self, number: int, array: np.ndarray) -> None:
+        if self._checks and self.not_finite is None and not np.isfinite(array).all():
+            self.not_finite = self.slots[number].path
         kept = self.values[self.slots[number].place].reshape(array.shape)
         if self._written[number]:
             kept += array

@@ -79,7 +79,7 @@ class MeanGradient:
         self._norm_groups.begin_update(division, self._team_of(division))
         factor = 1.0 if self._mixed is None else self._mixed.factor(division)
         shares = ShareNorms(factor=factor) if self._measures and division.num_shares > 1 else None
-        flat.begin_update()
+        flat.begin_update(check=self._mixed is not None)
         sent = self._exchange.begin(scale=1.0 / (batch * factor))
         last = division.micro_batches(self._mpi.rank)[-1:]
         own_loss = 0.0

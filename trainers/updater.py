@@ -167,23 +167,23 @@ class RecipeUpdater(StandardUpdater):
         else:
             self.exchange.flat.hand_over(gradient.values)  # to be looked at; steps have what they apply handed over
         loss = self._agree(gradient.own_loss, model, moment)
-        if mixed and self._overflowed(model, share.update):
+        if mixed and self._overflowed(share.update):
             return None
         if doubled and mixed:
             gradient.round.send_rest()
         return gradient, loss, exchanged
 
-    def _overflowed(self, model: chainer.Link, update: int) -> bool:
+    def _overflowed(self, update: int) -> bool:
         """Whether the gradient is not finite on any worker; if so the loss scale is halved on all."""
-        found = self._first_of(first_not_finite(model, "grad"))
+        found = self._first_of(self.exchange.flat.not_finite)
         if found is None:
             return False
-        _, parameter = found  # after an exchange it is not finite on any rank
+        rank, parameter = found
         scale, halvings = self._mixed.scale, self._mixed.halvings
         if halvings == MOST_HALVINGS:
-            raise Overflow(parameter=parameter, update=update, loss_scale=scale, halvings=halvings)
+            raise Overflow(rank=rank, parameter=parameter, update=update, loss_scale=scale, halvings=halvings)
         self._mixed.overflowed()
-        what = f"update {update}: the gradient of {parameter} overflowed at loss scale {scale:.12g}"
+        what = f"update {update}: the gradient of {parameter} overflowed on rank {rank} at loss scale {scale:.12g}"
         log.info("%s; done again at %.12g", what, self._mixed.scale)
         return True
 

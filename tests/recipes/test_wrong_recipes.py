@@ -88,12 +88,15 @@ WRONG = {
     "seed below 0": ({"line_9": "loss: {kind: SoftmaxCrossEntropy}\nseed: -1"}, "10:7", "seed", "is -1", "0 or more"),
     "name with a slash": ({"line_2": "name: a/b"}, "2:7", "name", "cannot name a run's folder", "letters"),
     "name of dots": ({"line_2": "name: .."}, "2:7", "name", "cannot name a run's folder", "letters"),
-    "double buffering": (
-        {"line_9": "loss: {kind: SoftmaxCrossEntropy}\nupdater: {double_buffering: true}"},
+    "double buffering with a gain": (
+        {
+            "line_8": "optimizer: {kind: AdaScale}",
+            "line_9": "loss: {kind: SoftmaxCrossEntropy}\nupdater: {double_buffering: true}",
+        },
         "10:29",
         "updater.double_buffering",
-        "is not built",
-        "lacks: [DoubleBuffering]",
+        "AdaScale sets its rate by the gradient",
+        "another optimizer",
     ),
     "lacks what is there": (
         {"line_9": "loss: {kind: SoftmaxCrossEntropy}\nlacks: [SmallResNet]"},

@@ -39,15 +39,15 @@ def test_the_norm_is_added_up_in_float64():
 
 
 def test_norms_of_micro_batches_are_those_of_their_mean_gradients():
-    """Per-sample gradients 1, 2 | 6 of one weight: means 1.5 and 6, together 3."""
-    model = chain([0.0])
-    model.cleargrads()
-    shares = ShareNorms(model)
-    weight = model[0].W
-    for offset, samples in ((0, [1.0, 2.0]), (2, [6.0])):
-        with shares.of(offset=offset, size=len(samples)):
-            for sample in samples:
-                chainer.functions.sum(weight * np.float32(sample)).backward()
-    assert weight.grad == [9.0], "the micro-batches add up as they do without being measured"
-    weight.grad /= 3
-    assert shares.gathered(MPI.COMM_SELF) == Norms.of_shares([2, 1], [1.5**2, 36.0], 9.0)
+    """Per-sample gradients 1, 2 | 6 of one weight: means 1.5 and 6, together 3; losses were multiplied by 4."""
+    shares = ShareNorms(factor=4.0)
+    shares.add(offset=2, size=1, squared=(4.0 * 6.0) ** 2)
+    shares.add(offset=0, size=2, squared=(4.0 * 3.0) ** 2)
+    assert shares.gathered(chain([3.0]), MPI.COMM_SELF) == Norms.of_shares([2, 1], [1.5**2, 36.0], 9.0)
+
+
+def test_a_gradient_that_is_not_finite_gives_no_norms():
+    shares = ShareNorms()
+    for offset in (0, 1):
+        shares.add(offset=offset, size=1, squared=np.inf)
+    assert shares.gathered(chain([3.0]), MPI.COMM_SELF) is None

@@ -127,7 +127,7 @@ def test_adascale_under_a_rule_is_scaled_twice(lint, marks):
 
 def test_double_buffering_with_a_ramp_down_is_let_through(lint, marks):
     text = (
-        "kilobatch: 1\nextends: goyal2017\nupdater: {double_buffering: true}\nlacks: [DoubleBuffering]\n"
+        "kilobatch: 1\nextends: goyal2017\nupdater: {double_buffering: true}\n"
         "evaluation: {norm_momentum: {per: 8192}}\nbatch: {global: [{from: 0, size: 4096}, {from: 30, size: 8192}]}\n"
     )
     assert marks(lint(text)) == [("double-buffering", 3, 11)]
