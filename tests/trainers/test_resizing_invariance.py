@@ -1,4 +1,4 @@
-"""Law 2 for drawn augmentations and growing images, mixed too: the same images and weights on any ranks, resumed or not."""
+"""Law 2 for drawn augmentations and growing, mixed images: the same images and weights on any ranks, resumed or not."""
 
 import json
 
