@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from trainers.score_run import score_run
+
 pytestmark = pytest.mark.mpi
 
 UPDATES = 8
 # 1,218 parameters, two norm groups of 32 an update, dropout, and every method that looks at gradients or statistics.
 SMALL = {
+    "epochs": "512sp",
     "model": "{kind: SmallCNN, width: 4, dropout: 0.2}",
     "batch.global": "64",
     "learning_rate.warmup": "null",
@@ -57,7 +60,8 @@ def assert_bit_for_bit(run, other, update=UPDATES):
         assert found.keys() == expected[name].keys()
         for path, array in found.items():
             np.testing.assert_array_equal(array, expected[name][path], err_msg=f"{name} {path}")
-    assert {**state, "recipe_sha256": None} == {**expected_state, "recipe_sha256": None}
+    others = ("recipe_sha256", "best")  # the first scale is in the recipe; two ranks add up the score in two parts
+    assert {**state, **dict.fromkeys(others)} == {**expected_state, **dict.fromkeys(others)}
     assert run.trace == other.trace
 
 
@@ -78,6 +82,15 @@ def test_the_run_is_the_one_begun_at_the_surviving_scale(overflowed, tmp_path, s
     for line, other in zip(lines, updates(calm), strict=True):
         assert {**line, **dict.fromkeys(times)} == {**other, **dict.fromkeys(times)}
     assert [line["overflows"] for line in updates(calm)] == [0] * UPDATES
+
+
+def test_the_score_is_that_of_the_averaged_weights_in_float32_inside_the_run_and_outside(overflowed):
+    scored = score_run(overflowed.folder)
+    lines = map(json.loads, (overflowed.folder / "metrics.jsonl").read_text().splitlines())
+    within = {line["key"]: line["value"] for line in lines}
+    assert (scored["update"], scored["loss"]) == (UPDATES, within["eval_loss"])
+    assert scored["accuracy"] == within["eval_accuracy"]
+    assert np.float32(scored["loss"]) != np.float16(scored["loss"])
 
 
 def test_mixed_precision_trains_as_float32_does_and_float32_knows_no_scale(overflowed, tmp_path, small):
