@@ -133,13 +133,13 @@ def test_evaluation_and_rate_may_be_read_every_update(opened):
 
 def test_what_is_not_built_is_accepted_by_its_name(opened):
     found = opened(
-        "lacks=[Lars, DoubleBuffering, RepeatedAugmentation, EMA]",
-        "optimizer={kind: Lars, momentum: 0.9, trust: [1, 2]}",
+        "lacks=[DecoupledShampoo, DoubleBuffering, RepeatedAugmentation, EMA]",
+        "optimizer={kind: DecoupledShampoo, momentum: 0.9, trust: [1, 2]}",
         "updater.double_buffering=true",
         "augmentation.repeated_augmentation=3",
         "ema={half_life: 16}",
     )
-    assert found.recipe.optimizer == Unbuilt(kind="Lars", fields={"momentum": 0.9, "trust": [1, 2]})
+    assert found.recipe.optimizer == Unbuilt(kind="DecoupledShampoo", fields={"momentum": 0.9, "trust": [1, 2]})
     assert found.recipe.updater.double_buffering
     assert found.tree["augmentation"]["repeated_augmentation"] == 3
     assert found.tree["ema"] == {"half_life": 16}
