@@ -57,6 +57,10 @@ is one more such layer; `--set augmentation.train.0.size=128` reaches into a lis
 with underscores, are accepted as they stand; the recipe validates, shows, curves and plans, and `train` refuses it by
 that name.
 
+**`assumed`, `open`, `card`** say how far the values can be trusted: paths whose value the source does not give; paths
+whose value nobody published and nobody here guesses, for which `train` refuses the recipe; and what a reader wants to
+know before the values. docs/library.md has the cards of the library.
+
 **Where a name is looked for**: the library, `configs/recipes` (or `datasets`, `clusters`) in the working directory, the
 working directory, then the recipes of installed packages (entry-point group `kilobatch.recipes`, whose value is a
 package with YAML files). What ends in `.yaml` is a path. `kind: mymodule.MyNet` imports from the working directory

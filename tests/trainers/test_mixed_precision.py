@@ -9,7 +9,7 @@ from chainer import links as L
 from recipes.planning.division import divide
 from recipes.schema import Evaluation, Precision
 from trainers.mixed_precision import MixedPrecision, half_weights, overflow_expected
-from trainers.models import SmallCNN, SmallResNet
+from trainers.models import ResNet18, SmallCNN, SmallResNet
 from trainers.norm_groups import NormGroups
 
 CHANNELS, CLASSES, SIZE = 3, 5, 8
@@ -97,7 +97,7 @@ def test_weights_come_back_when_the_forward_fails_and_where_a_link_stands_in_two
     assert shared.W is weight
 
 
-@pytest.mark.parametrize("component", [SmallCNN(width=4), SmallResNet(width=4)])
+@pytest.mark.parametrize("component", [SmallCNN(width=4), SmallResNet(width=4), ResNet18(blur_pool=True)])
 def test_norm_groups_in_mixed16_are_those_of_float32_up_to_float16(component):
     images, labels = images_and_labels()
     losses = []

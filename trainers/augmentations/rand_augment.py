@@ -38,8 +38,8 @@ class RandAugment:
         magnitude: how strong they are, in [0, 10].
         std: deviation of the magnitude from one operation to the next, at least 0.
     Raises:
-        ValueError: `num_ops` is no whole number above 0; `magnitude` or `std` is no number in range. Before the run, and
-            when called: the image has neither 1 nor 3 channels.
+        ValueError: `num_ops` is no whole number above 0; `magnitude` or `std` is no number in range. Before the run,
+            and when called: the image has neither 1 nor 3 channels.
 
     Source: timm, data/auto_augment.py, `rand-m{magnitude}-n{num_ops}-mstd{std}-inc1` (commit 066e490 and
         1.0.31): the operations, the "increasing" magnitudes, the probability. Cubuk et al. 2019, arXiv 1909.13719 (not

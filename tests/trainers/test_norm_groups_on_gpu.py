@@ -1,0 +1,67 @@
+"""Norm groups and mixed precision give on a GPU what they give on the CPU."""
+
+import chainer
+import numpy as np
+import pytest
+from chainer import functions as F
+from chainer.backends.cuda import to_cpu
+from mpi4py import MPI
+
+from recipes.planning.division import divide
+from recipes.schema import Evaluation, NormMomentum, Precision
+from trainers.gradients import divide_out, first_not_finite
+from trainers.keyed_draws import draw_initial_weights
+from trainers.mixed_precision import MixedPrecision, overflow_expected
+from trainers.models import SmallResNet
+from trainers.norm_groups import NormGroups
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not chainer.backends.cuda.available, reason="needs a GPU with CuPy"),
+]
+
+DEVICE = "@cupy:0"
+DIVISION = divide(global_batch_size=48, norm_span=16, workers=1, micro_batch_size=48)
+
+
+def one_update(device, compute, norm_statistics, *, loss_scale=1024):
+    """Loss, gradients and running statistics of one update of 48 samples, on the CPU whatever computed them."""
+    random = np.random.RandomState(0)
+    images, labels = random.normal(5.0, 1.0, (48, 3, 8, 8)).astype(np.float32), random.randint(0, 5, 48)
+    model = SmallResNet(width=4).build(num_classes=5, channels=3, image_size=8)
+    draw_initial_weights(model, seed=0)
+    groups = NormGroups(Evaluation(norm_statistics=norm_statistics, norm_momentum=NormMomentum(keep=0.5)))
+    groups.install(model)
+    model.to_device(device)
+    xp = chainer.get_device(device).xp
+    groups.begin_update(DIVISION)
+    groups.begin_micro_batch(DIVISION.micro_batches(0)[0])
+    mixed = MixedPrecision(model, Precision(compute="mixed16", loss_scale=loss_scale))
+    factor = mixed.factor(DIVISION) if compute == "mixed16" else 1.0
+    with chainer.using_config("train", True), overflow_expected():
+        logits = (mixed.logits if compute == "mixed16" else model)(xp.asarray(images))
+        loss = F.softmax_cross_entropy(logits, xp.asarray(labels.astype(np.int32)))
+        model.cleargrads()
+        (loss * (48.0 * factor)).backward()
+    divide_out(model, factor)
+    overflowed = first_not_finite(model, "grad")
+    groups.update_running_statistics(MPI.COMM_SELF, 48)
+    found = {path: to_cpu(parameter.grad) for path, parameter in model.namedparams()}
+    found |= {"bn1/avg_mean": to_cpu(model.bn1.avg_mean), "bn1/avg_var": to_cpu(model.bn1.avg_var)}
+    return float(to_cpu(loss.array)), found, overflowed
+
+
+@pytest.mark.parametrize("norm_statistics", ["moving_average", "pooled", "last_batch", "by_group"])
+@pytest.mark.parametrize(("compute", "bound"), [("float32", 1e-3), ("mixed16", 0.05)])
+def test_an_update_is_that_of_the_cpu(norm_statistics, compute, bound):
+    loss, found, _ = one_update(DEVICE, compute, norm_statistics)
+    expected_loss, expected, _ = one_update("@numpy", compute, norm_statistics)
+    assert loss == pytest.approx(expected_loss, rel=bound)
+    for path, array in found.items():
+        assert array.dtype == np.float32
+        np.testing.assert_allclose(array, expected[path], rtol=0, atol=bound * abs(expected[path]).max(), err_msg=path)
+
+
+def test_an_overflow_is_found():
+    assert one_update(DEVICE, "mixed16", "pooled", loss_scale=2**30)[2] is not None
+    assert one_update(DEVICE, "mixed16", "pooled")[2] is None
