@@ -59,8 +59,9 @@ class Exchange:
         self.buckets, self.bucket_of = buckets_of(flat, bucket_bytes)
         self.overlaps = overlap and connection.mpi.size > 1
         self._ready: queue.SimpleQueue[tuple[Round, int] | None] = queue.SimpleQueue()
-        if self.overlaps:
-            threading.Thread(target=self._serve, name="exchange", daemon=True).start()
+        self._thread = threading.Thread(target=self._serve, name="exchange", daemon=True) if self.overlaps else None
+        if self._thread is not None:
+            self._thread.start()
 
     def begin(self, *, scale: float) -> Round:
         """Start the exchange of what will be in `flat.values`; all workers call this together.
@@ -78,9 +79,11 @@ class Exchange:
             sent.average(number)
 
     def close(self) -> None:
-        """End the thread and give the memory back; all workers call this together."""
-        if self.overlaps:
+        """End the thread and give the memory back: gradients are gone. All workers call this together."""
+        if self._thread is not None:
             self._ready.put(None)
+            self._thread.join()
+        self.flat.forget()
         self.connection.close()
 
     def _serve(self) -> None:

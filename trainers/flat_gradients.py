@@ -150,6 +150,12 @@ class FlatGradients:
         for slot in self.slots:
             slot.parameter.grad = values[slot.place].reshape(slot.parameter.shape)
 
+    def forget(self) -> None:
+        """Nobody refers to the arrays any longer: their memory is about to go."""
+        for slot in self.slots:
+            slot.parameter.cleargrad()
+        self._arrays, self.values = [], np.zeros(0, self.values.dtype)
+
     def by_path(self, values: np.ndarray) -> dict[str, np.ndarray]:
         """Views of the slots of an array, by the path of their parameter."""
         return {slot.path: values[slot.place].reshape(slot.parameter.shape) for slot in self.slots}

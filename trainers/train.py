@@ -74,9 +74,11 @@ def train_as_rank(opened: OpenedRecipe, plan: Plan, options: TrainOptions, *, mp
     run.start()
     try:
         run.trainer.run(show_loop_exception_msg=False)
-    except (NotFinite, Overflow) as error:
+    except (NotFinite, Overflow) as error:  # on all ranks
         raise run.failed(error) from error
-    return run.end()
+    code = run.end()
+    run.updater.exchange.close()
+    return code
 
 
 class _Run:

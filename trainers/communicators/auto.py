@@ -46,20 +46,22 @@ class Auto:
     def connect(self, mpi: Any) -> Connection:
         """Ready on all workers of `mpi`, which call this together."""
         node = node_of(mpi, self.ranks_per_node)
+        sizes = mpi.allgather(node.size)
+        node.Free()
         shared = SharedWindow(ranks_per_node=self.ranks_per_node)
-        if node.size == mpi.size:
+        if sizes[0] == mpi.size:
             return shared.connect(mpi)
         others: list[Any] = [Ring(), HalvingDoubling(), Direct(), MpiAllreduce(), Torus()]
         others.append(Hierarchical(ranks_per_node=self.ranks_per_node))
-        regular = len(set(mpi.allgather(node.size))) == 1
-        return _Fastest(mpi, [*([shared] if regular and node.size > 1 else []), *others])
+        regular = len(set(sizes)) == 1
+        return _Fastest(mpi, [*([shared] if regular and sizes[0] > 1 else []), *others])
 
 
 class _Fastest(Connection):
     """Chooses among connections, by the length of what is summed."""
 
     def __init__(self, mpi: Any, components: list[Any]) -> None:
-        self._connections = [(component, component.connect(mpi)) for component in components]
+        self._connections = [(component, component.connect(mpi.Dup())) for component in components]
         self._chosen: dict[int, Connection] = {}
         self.choices: list[str] = []
         roundings = max(connection.num_roundings for _, connection in self._connections)
@@ -96,3 +98,4 @@ class _Fastest(Connection):
     def close(self) -> None:
         for _, connection in self._connections:
             connection.close()
+        super().close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,10 +19,12 @@ class Connection:
         mpi: communicator of its own: nobody else sends on it.
         sum_of: (values, wire): one-dimensional `values` become their sums.
         num_roundings: how often a partial sum is rounded to the wire at most before it is whole.
+        parts: communicators made of `mpi`, which are the connection's as well.
     """
 
-    def __init__(self, mpi: Any, sum_of: Sum, *, num_roundings: int) -> None:
+    def __init__(self, mpi: Any, sum_of: Sum, *, num_roundings: int, parts: Sequence[Any] = ()) -> None:
         self.mpi = mpi
+        self._parts = parts
         self.sum = sum_of
         self.num_roundings = num_roundings
 
@@ -36,7 +38,9 @@ class Connection:
         return np.zeros(num_values, dtype)
 
     def close(self) -> None:
-        """Give the memory back; all workers call this together."""
+        """Give the memory back, and the communicators; all workers call this together."""
+        for communicator in (*self._parts, self.mpi):
+            communicator.Free()
 
 
 def shares(total: int, parts: int) -> list[slice]:

@@ -55,7 +55,7 @@ class Hierarchical:
             node.Bcast(received)
             wire.store(values, received)
 
-        return Connection(mpi, sum_of, num_roundings=num_leaders + 1)
+        return Connection(mpi, sum_of, num_roundings=num_leaders + 1, parts=(node, leaders))
 
 
 def node_of(mpi: Any, ranks_per_node: int | None) -> Any:

@@ -54,7 +54,7 @@ class _Window(Connection):
         self._node = node
         self._across = mpi.Split(node.rank, mpi.rank)
         self._window: Any = None
-        super().__init__(mpi, self._sum, num_roundings=self._across.size)
+        super().__init__(mpi, self._sum, num_roundings=self._across.size, parts=(node, self._across))
 
     def allocate(self, num_values: int, dtype: Any) -> np.ndarray:
         from mpi4py import MPI
@@ -107,3 +107,4 @@ class _Window(Connection):
         self._of_rank = []
         if self._window is not None:
             self._window.Free()
+        super().close()

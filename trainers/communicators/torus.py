@@ -51,4 +51,4 @@ class Torus:
             ring_sum(column, values[parts[row.rank]], wire)
             ring_allgather(row, values, parts, wire)
 
-        return Connection(mpi, sum_of, num_roundings=row.size + column.size)
+        return Connection(mpi, sum_of, num_roundings=row.size + column.size, parts=(row, column))
