@@ -9,7 +9,7 @@ from typing import Any
 from lr_schedules import BatchRamp
 from recipes.docstrings import argument_texts, first_line
 from recipes.hints import Field, component_of, fields_of, options_of, words
-from recipes.planning.cluster import Cluster
+from recipes.planning.cluster import Cluster, GradientExchange
 from recipes.positions import UNITS
 from recipes.schema import (
     Augmentation,
@@ -87,6 +87,7 @@ _SECTIONS: tuple[tuple[str, type], ...] = (
     ("`card.evidence`", Evidence),
     ("A data set: `configs/datasets/*.yaml`", Dataset),
     ("A cluster: `configs/clusters/*.yaml`", Cluster),
+    ("`exchange` of a cluster", GradientExchange),
 )
 # What is left out there is filled in from the rest of the recipe, as the meaning says.
 _RULES = {
