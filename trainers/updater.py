@@ -233,7 +233,8 @@ class RecipeUpdater(StandardUpdater):
         if not np.isfinite(losses).all():
             rank = int(np.flatnonzero(~np.isfinite(losses))[0])
             parameter = self._mpi.bcast(first_not_finite(model, "grad"), root=rank)
-            raise NotFinite(what="loss", rank=rank, parameter=parameter, update=update, learning_rate=learning_rate)
+            about = {"rank": rank, "parameter": parameter, "update": update, "learning_rate": learning_rate}
+            raise NotFinite(what="loss", **about, compute=self.plan.recipe.precision.compute)
         return math.fsum(losses)
 
     def _require_finite_weights(self, model: chainer.Link, update: int, learning_rate: float) -> None:
