@@ -26,15 +26,26 @@ class NotFinite(RunFailed):
         parameter: path of the first parameter whose gradient (loss) or value (weight) is not finite; None if none is.
         update: number of the update.
         learning_rate: its rate.
+        compute: the recipe's `precision.compute`.
     """
 
-    def __init__(self, *, what: str, rank: int, parameter: str | None, update: int, learning_rate: float) -> None:
+    def __init__(
+        self,
+        *,
+        what: str,
+        rank: int,
+        parameter: str | None,
+        update: int,
+        learning_rate: float,
+        compute: str = "float32",
+    ) -> None:
         self.rank = rank
         where = f"first bad parameter {parameter}" if parameter else "all gradients are still finite"
         super().__init__(
             f"the {what} is not finite at update {update} on rank {rank} ({where}), learning rate {learning_rate:.6g}. "
             "Try a longer warmup (learning_rate.warmup.epochs), a lower learning_rate.reference, or a smaller batch; "
             "a corrupt image or label gives the same picture"
+            + ("" if compute == "float32" else f", and so does what {compute} cannot hold: see precision.compute")
         )
 
 
@@ -51,9 +62,9 @@ class Overflow(RunFailed):
 
     def __init__(self, *, rank: int, parameter: str | None, update: int, loss_scale: float, halvings: int) -> None:
         super().__init__(
-            f"the gradient of {parameter} is not finite at update {update} on rank {rank}, even at a loss scale "
-            f"of {loss_scale:.12g}, after {halvings} halvings. Something in the model leaves the range of float16, "
-            "which ends at 65,504: try precision.compute: float32, a longer warmup or a lower learning_rate.reference"
+            f"the gradient of {parameter} is not finite at update {update} on rank {rank}, even at a loss scale of "
+            f"{loss_scale:.12g}, after {halvings} halvings. Something in the model leaves the range of float16 "
+            "(65,504): try precision.compute: float32, a longer warmup or a lower learning_rate.reference"
         )
 
 

@@ -219,7 +219,8 @@ class RecipeUpdater(StandardUpdater):
         if not np.isfinite(losses).all():
             rank = int(np.flatnonzero(~np.isfinite(losses))[0])
             parameter = self._mpi.bcast(first_not_finite(model, "grad"), root=rank)
-            raise NotFinite(what="loss", rank=rank, parameter=parameter, **_of(moment))
+            compute = self.plan.recipe.precision.compute
+            raise NotFinite(what="loss", rank=rank, parameter=parameter, compute=compute, **_of(moment))
         return math.fsum(losses)
 
     def _require_finite_weights(self, model: chainer.Link, moment: Moment) -> None:

@@ -75,33 +75,17 @@ class _Window(Connection):
     def mean(self, values: np.ndarray, wire: Wire, scale: float) -> None:
         node, rank = self._node, self._node.rank
         start = (values.ctypes.data - self._of_rank[rank].ctypes.data) // values.itemsize
-        everybody = [memory[start : start + len(values)] for memory in self._of_rank]
-        parts = shares(len(values), node.size)
+        part = shares(len(values), node.size)[rank]
+        part = slice(start + part.start, start + part.stop)
+        everybody = [memory[part] for memory in self._of_rank]
         node.Barrier()  # all have written
-        own = values[parts[rank]]
-        alone = self._across.size == 1
-        self._add_up([memory[parts[rank]] for memory in everybody], into=own, scale=scale if alone else 1.0)
-        if not alone:
-            ring_sum(self._across, own, wire)
-            own *= own.dtype.type(scale)
+        if self._across.size == 1:
+            _average(everybody, scale, add=True)
+        else:
+            _average(everybody[:1] if node.size == 1 else everybody, 1.0, add=True)
+            ring_sum(self._across, everybody[rank], wire)
+            _average([everybody[rank], *everybody[:rank], *everybody[rank + 1 :]], scale, add=False)
         node.Barrier()  # all slices are whole
-        for other, part in enumerate(parts):
-            if other != rank:
-                np.copyto(values[part], everybody[other][part])
-        node.Barrier()  # all have read
-
-    def _add_up(self, slices: list[np.ndarray], *, into: np.ndarray, scale: float) -> None:
-        """The sum in the order of the ranks, which is the same whoever sums, times `scale`."""
-        if len(slices) == 1:
-            into *= into.dtype.type(scale)
-            return
-        for start in range(0, len(into), len(self._piece)):
-            place = slice(start, min(start + len(self._piece), len(into)))
-            piece = self._piece[: place.stop - place.start]
-            np.add(slices[0][place], slices[1][place], out=piece)
-            for other in slices[2:]:
-                piece += other[place]
-            np.multiply(piece, piece.dtype.type(scale), out=into[place])
 
     def close(self) -> None:
         self._of_rank = []
