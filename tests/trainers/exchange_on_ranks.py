@@ -49,7 +49,7 @@ def mean_of_all_samples():
 def one_update(component, wire, *, bucket_bytes, overlap, updates=2):
     """Gradients by path after the last of some equal updates, and what the exchange told."""
     model, images = model_and_images()
-    connection = component.connect(mpi := WORLD.Dup())
+    connection = component.connect(WORLD.Dup())
     flat = FlatGradients(model, images[:1], connection.allocate)
     exchange = Exchange(flat, connection, wire=wire, bucket_bytes=bucket_bytes, overlap=overlap)
     own = np.split(np.split(images, WORLD.size)[WORLD.rank], MICRO_BATCHES)
@@ -64,7 +64,6 @@ def one_update(component, wire, *, bucket_bytes, overlap, updates=2):
         found = sent.finish()
     gradients = {path: array.copy() for path, array in flat.by_path(flat.values).items()}
     exchange.close()
-    mpi.Free()
     return gradients, found
 
 
@@ -106,7 +105,7 @@ def check_with_overlap_the_first_bucket_leaves_before_backward_ends():
         WORLD.Allreduce(MPI.IN_PLACE, values)
 
     model, images = model_and_images()
-    connection = Connection(WORLD, sum_of, num_roundings=0)
+    connection = Connection(WORLD.Dup(), sum_of, num_roundings=0)
     flat = FlatGradients(model, images[:1])
     exchange = Exchange(flat, connection, wire=FullWire(), bucket_bytes=1, overlap=True)
     flat.begin_update()
@@ -135,7 +134,7 @@ def check_what_fails_on_the_thread_is_raised_where_it_is_waited_for():
     model, images = model_and_images()
     for overlap in (False, True):
         flat = FlatGradients(model, images[:1])
-        connection = Connection(WORLD, sum_of, num_roundings=0)
+        connection = Connection(WORLD.Dup(), sum_of, num_roundings=0)
         exchange = Exchange(flat, connection, wire=FullWire(), bucket_bytes=10**9, overlap=overlap)
         with pytest.raises(FloatingPointError, match="stop here"):
             exchange.begin(scale=1.0).finish()

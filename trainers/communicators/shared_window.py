@@ -13,18 +13,18 @@ from trainers.communicators.hierarchical import node_of
 from trainers.communicators.ring import ring_sum
 from trainers.communicators.wire import Wire
 
-_PIECE = 65536  # numbers; their sum stays in a core's cache while the workers' pieces pass through it
+_PIECE = 32768  # numbers; each worker's piece stays in a core's cache until it is overwritten by the sum
 
 
 @dataclass(frozen=True, kw_only=True)
 class SharedWindow:
-    """Gradients live in memory that all workers of a node see: each sums its slice there, and reads the others'.
+    """Gradients live in memory that all workers of a node see: each sums its slice there, and writes it to all.
 
         nothing on the wire in a node                      2 (N - 1)/(N k) n numbers a worker between nodes
 
-    N nodes of k workers, n numbers. Every number is read once by the worker that sums it and once by each that needs
-    the sum. Between nodes, workers in the same place form a ring for their slice, all k rings at the same time; only
-    there the wire's 16 bits are used.
+    N nodes of k workers, n numbers. Every number is read once and written once, by the worker that sums it, while its
+    piece is in the cache: as much memory traffic as one copy. Between nodes, workers in the same place form a ring for
+    their slice, all k rings at the same time; only there the wire's 16 bits are used.
 
     Args:
         ranks_per_node: consecutive ranks that count as one node; null for those that share memory.
@@ -65,7 +65,6 @@ class _Window(Connection):
         self._of_rank = [np.frombuffer(memory, dtype=dtype, count=num_values) for memory in queried]
         own = self._of_rank[self._node.rank]
         own[...] = 0
-        self._piece = np.empty(max(1, min(_PIECE, num_values)), dtype)
         self._node.Barrier()
         return own
 
@@ -75,17 +74,25 @@ class _Window(Connection):
     def mean(self, values: np.ndarray, wire: Wire, scale: float) -> None:
         node, rank = self._node, self._node.rank
         start = (values.ctypes.data - self._of_rank[rank].ctypes.data) // values.itemsize
-        part = shares(len(values), node.size)[rank]
-        part = slice(start + part.start, start + part.stop)
-        everybody = [memory[part] for memory in self._of_rank]
+        values_of_rank = [memory[start : start + len(values)] for memory in self._of_rank]
+        part = shares(len(values), node.size)[rank]  # nobody else touches these numbers, in whosever memory
+        first, *others = (memory[part] for memory in values_of_rank)
         node.Barrier()  # all have written
-        if self._across.size == 1:
-            _average(everybody, scale, add=True)
-        else:
-            _average(everybody[:1] if node.size == 1 else everybody, 1.0, add=True)
-            ring_sum(self._across, everybody[rank], wire)
-            _average([everybody[rank], *everybody[:rank], *everybody[rank + 1 :]], scale, add=False)
-        node.Barrier()  # all slices are whole
+        alone = self._across.size == 1
+        for place in (slice(begin, begin + _PIECE) for begin in range(0, len(first), _PIECE)):
+            total = first[place]  # in the order of the ranks, the same whoever sums
+            for other in others:
+                total += other[place]
+            if alone:
+                total *= total.dtype.type(scale)
+                for other in others:
+                    np.copyto(other[place], total)
+        if not alone:
+            ring_sum(self._across, first, wire)
+            first *= first.dtype.type(scale)
+            for other in others:
+                np.copyto(other, first)
+        node.Barrier()  # all numbers are sums
 
     def close(self) -> None:
         self._of_rank = []

@@ -111,7 +111,7 @@ OUTSIDE = 0.7123456789  # no sum, on no wire
 
 def sums_of_parts(component, wire, dtype):
     """Sums of views into the middle of what was allocated, whose neighbours stay as they are."""
-    connection = component.connect(mpi := WORLD.Dup())
+    connection = component.connect(WORLD.Dup())
     gap = 3
     memory = connection.allocate(sum(SIZES) + gap * (len(SIZES) + 1), dtype)
     memory[...] = OUTSIDE
@@ -127,7 +127,6 @@ def sums_of_parts(component, wire, dtype):
         start += size + gap
         assert (memory[~inside] == dtype(OUTSIDE)).all(), "a sum has changed its neighbours"
     connection.close()
-    mpi.Free()
     return worst, identical
 
 
@@ -151,7 +150,7 @@ def exchanged(component, wire, dtype, bucket_bytes, *, overlap):
 
     Each rank finishes slots in its own order.
     """
-    connection = component.connect(mpi := WORLD.Dup())
+    connection = component.connect(WORLD.Dup())
     flat = FlatGradients(Uneven(dtype), np.ones((1, 3), dtype), connection.allocate)
     exchange = Exchange(flat, connection, wire=wire, bucket_bytes=bucket_bytes, overlap=overlap)
     scale = 1 / (3 * WORLD.size)
@@ -170,7 +169,6 @@ def exchanged(component, wire, dtype, bucket_bytes, *, overlap):
     values = flat.values.copy()
     chosen = [choice.split()[0] for choice in getattr(connection, "choices", [])]
     exchange.close()
-    mpi.Free()
     return values, worst, chosen
 
 
