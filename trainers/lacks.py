@@ -18,8 +18,8 @@ def refuse_unbuilt(recipe: Recipe, dataset: Dataset) -> None:
     """
     if recipe.open:
         raise NotBuilt(
-            f"recipe {recipe.name} leaves open what nobody published: {', '.join(recipe.open)}; to train it, give these "
-            "values in a recipe that extends it, with `open: []`"
+            f"recipe {recipe.name} leaves open what nobody published: {', '.join(recipe.open)}; to train it, give "
+            "these values in a recipe that extends it, with `open: []`"
         )
     lacking = dict.fromkeys(recipe.lacks, f"recipe {recipe.name}")
     lacking |= dict.fromkeys(dataset.lacks, f"data set {dataset.name}")
