@@ -190,11 +190,7 @@ def test_a_run_that_two_methods_share_is_done_once():
     from compared_methods import SETTINGS
 
     results, calls = Results(None), []
-    how = {
-        "seeds": 2,
-        "trials": 5,
-        "train": known_training(lambda rate, seed: 1 - abs(math.log10(rate / 0.05)) / 9, calls),
-    }
+    train = known_training(lambda rate, seed: 1 - abs(math.log10(rate / 0.05)) / 9, calls)
     for method in ("lamb", "lamb-up"):
         compare(results, SETTINGS["digits-16x"], method, seeds=2, trials=5, train=train)
     assert len(calls) == len(set(calls)) < len(results.runs) == 2 * 9
