@@ -6,10 +6,10 @@ Seven methods on three settings: digits at 16 times the reference batch, and a g
 32x32, a fifth of their labels wrong, at 16 and 64 times. All share epochs, model, order of the samples, augmentation,
 norm span, momentum, weight decay and the cosine; a method says only how batch and rate move and which optimizer steps.
 
-Each method has one number, `learning_rate.reference`. It is tuned on one seed, with as many trials for each method: a
-grid of half decades around the method's default at that batch, then a quarter of a decade to either side of its best;
-the best by evaluation accuracy (then by loss) is run on other seeds, and only these are reported. A run that diverges
-counts as chance and is said so.
+Each method has one number, its rate. It is tuned on one seed, with as many trials for each method: a grid of half
+decades around the method's default at that batch, then a quarter of a decade to either side of its best; the best by
+evaluation accuracy (then by loss) is run on other seeds, and only these are reported. A run that diverges counts as
+chance and is said so. Two methods more, `lars-trust` and `lamb-up`, are run only where `--methods` names them.
 
 Every finished run is in the JSON at once, and is not done again: stop the script and start it again as you like, add
 `--methods` and `--settings` one after the other. `--table-only` trains nothing. One process, no MPI ranks.
@@ -61,9 +61,10 @@ class Results:
         known = json.loads(path.read_text(encoding="utf-8")) if path is not None and path.exists() else {"runs": []}
         self.runs: list[dict[str, Any]] = known["runs"]
 
-    def find(self, overrides: tuple[str, ...]) -> dict[str, Any] | None:
-        """The run of exactly these overrides, or None."""
-        return next((run for run in self.runs if tuple(run["overrides"]) == overrides), None)
+    def find(self, overrides: tuple[str, ...], *, method: str) -> dict[str, Any] | None:
+        """The run of exactly these overrides, rather the method's own than another's, or None."""
+        same = [run for run in self.runs if tuple(run["overrides"]) == overrides]
+        return max(same, key=lambda run: run["method"] == method, default=None)
 
     def add(self, run: dict[str, Any]) -> None:
         """Take in a finished run."""
@@ -81,12 +82,12 @@ def compare(
 
     def done(rate: float, seed: int) -> dict[str, Any]:
         overrides = overrides_of(setting, method, rate=rate, seed=seed)
-        known = results.find(overrides)
-        if known is not None:
+        known = results.find(overrides, method=method)
+        if known is not None and known["method"] == method:
             return known
         found = {"setting": setting.name, "method": method, "rate": float(f"{rate:.4g}"), "seed": seed}
-        found |= {"overrides": list(overrides), **train(overrides), "commit": commit()}
-        results.add(found)
+        found = {**known, **found} if known else {**found, "overrides": list(overrides), **train(overrides)}
+        results.add({"commit": commit(), **found})
         said = found["failed"] or f"{100 * found['accuracy']:.2f} %"
         place = f"{len(results.runs):4} {setting.name:10} {method:8} rate {found['rate']:<9} seed {seed:<3}"
         print(f"{place} {said}  {found['seconds']:.1f} s", file=sys.stderr, flush=True)
@@ -166,7 +167,8 @@ def commit() -> str:
 def main() -> None:
     """Train what is missing, then show the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="M")
+    asked = [key for key, method in METHODS.items() if not method.added]
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=asked, metavar="M")
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), metavar="S")
     parser.add_argument("--seeds", type=int, default=5, help="reported runs of each row, at least 2")
     parser.add_argument("--trials", type=int, default=TRIALS, help="rates of the first grid, an odd number; then two")

@@ -69,15 +69,19 @@ class Method:
 
     Args:
         title: in table and pictures.
-        default: its rate where nothing is tuned, by setting: `learning_rate.reference`.
+        default: its number where nothing is tuned, by setting.
         overrides: of the recipe, by setting.
         what: in a sentence.
+        number: the key that is tuned.
+        added: whether it came after the others had been seen; such a one is run only where it is named.
     """
 
     title: str
     default: Callable[[Setting], float]
     overrides: Callable[[Setting], tuple[str, ...]]
     what: str
+    number: str = "learning_rate.reference"
+    added: bool = False
 
 
 DECAY = "weight_decay: 1e-4, no_decay: [norm]"
@@ -97,6 +101,14 @@ def _ramp(setting: Setting) -> str:
 def _rmsprop(setting: Setting) -> str:
     ends = setting.warmup_epochs  # at beta_center + beta_period / 2; 10 and 5 of 90 epochs in Akiba et al. 2017
     return f"optimizer={{kind: RmspropWarmup, beta_center: {0.8 * ends:g}, beta_period: {0.4 * ends:g}, {DECAY}}}"
+
+
+def _lars_rate(setting: Setting) -> float:
+    return 7.4 * (setting.batch / 1632) ** 0.30  # MLPerf's smallest point; B^0.30 fits its points
+
+
+def _lamb_rate(setting: Setting) -> float:
+    return 0.04 * (setting.batch / 32768) ** 0.5  # You et al. 2019 at 32,768, square root
 
 
 METHODS = {
@@ -132,7 +144,7 @@ METHODS = {
     ),
     "lars": Method(
         title="LARS",
-        default=lambda setting: 7.4 * (setting.batch / 1632) ** 0.30,  # MLPerf's smallest point; B^0.30 fits its points
+        default=_lars_rate,
         overrides=lambda setting: (
             "learning_rate.rule=none",
             _warmup(setting, "0"),
@@ -142,13 +154,28 @@ METHODS = {
     ),
     "lamb": Method(
         title="LAMB",
-        default=lambda setting: 0.04 * (setting.batch / 32768) ** 0.5,  # You et al. 2019 at 32,768, square root
+        default=_lamb_rate,
         overrides=lambda setting: (
             "learning_rate.rule=none",
             _warmup(setting, "0"),
             "optimizer={kind: Lamb, weight_decay: 1e-4}",
         ),
         what="LAMB with a warmup from 0 over a quarter of the run (You et al. 2019)",
+    ),
+    "lars-trust": Method(
+        title="LARS by trust (added)",
+        default=lambda setting: 0.001 * _lars_rate(setting) / (0.05 * setting.times),  # the same product with the rate
+        overrides=lambda setting: (_warmup(setting, "0"), "optimizer={kind: Lars, weight_decay: 1e-4}"),
+        what="LARS at the linearly scaled rate 0.05: tuned is the trust coefficient, which norm and bias do not see",
+        number="optimizer.trust_coefficient",
+        added=True,
+    ),
+    "lamb-up": Method(
+        title="LAMB, grid up (added)",
+        default=lambda setting: 10 * _lamb_rate(setting),
+        overrides=lambda setting: METHODS["lamb"].overrides(setting),
+        what="LAMB with its grid moved up by a decade",
+        added=True,
     ),
 }
 
@@ -161,7 +188,7 @@ def overrides_of(setting: Setting, method: str, *, rate: float, seed: int) -> tu
         f"batch={{global: {setting.batch}, norm_span: {setting.per}}}",
         f"learning_rate.per={setting.per}",
         *METHODS[method].overrides(setting),
-        f"learning_rate.reference={rate:.4g}",
+        f"{METHODS[method].number}={rate:.4g}",
         "evaluation.every=1run",
         f"seed={seed}",
     )

@@ -13,11 +13,12 @@ from compared_methods import METHODS, RECIPE, SETTINGS, TUNING_SEED, overrides_o
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 from methods_table import CONFIDENCE, HEADS, REFERENCE, Row, Runs, cells_of
 
 from recipes.reports.markup import Markup, inline_svg, joined, table, tag
 from recipes.reports.page import document
-from recipes.reports.plots import save_figure, svg_text
+from recipes.reports.plots import run_style, save_figure, svg_text
 from recipes.reports.style import DASHES, INK, MATPLOTLIB, MUTED, SERIES
 
 TITLE = "Large-batch methods compared"
@@ -75,7 +76,9 @@ def page_text(rows: Sequence[Row], runs: Runs) -> str:
 
 def summary(rows: Sequence[Row]) -> str:
     """How many comparisons came out how, in a sentence or two."""
-    compared = [row for row in rows if row.against is not None and row.method != "reference"]
+    compared = [
+        row for row in rows if row.against is not None and row.method in METHODS and not METHODS[row.method].added
+    ]
     words = []
     for verdict in ("better", "worse"):
         named = [f"{row.title} on {row.setting}" for row in compared if row.verdict == verdict]
@@ -97,7 +100,7 @@ def _commands(rows: Sequence[Row]) -> Markup:
 
 def differences_figure(rows: Sequence[Row]) -> Figure:
     """Differences to plain scaling with their intervals, a panel for each setting."""
-    settings, titles = _settings(rows), [REFERENCE, *(method.title for method in METHODS.values())]
+    settings, titles = _settings(rows), [REFERENCE, *_titles(rows)]
     with _panels(len(settings), height=0.26 * len(titles) + 0.8, sharey=True) as (figure, panels):
         for axes, setting in zip(panels, settings, strict=True):
             axes.axvline(0, color=MUTED, linewidth=1.0)
@@ -116,7 +119,7 @@ def differences_figure(rows: Sequence[Row]) -> Figure:
 
 def accuracies_figure(rows: Sequence[Row]) -> Figure:
     """Accuracy of every reported run, a panel for each setting."""
-    settings, titles = _settings(rows), [method.title for method in METHODS.values()]
+    settings, titles = _settings(rows), _titles(rows)
     with _panels(len(settings), height=0.26 * len(titles) + 0.8, sharey=True) as (figure, panels):
         for axes, setting in zip(panels, settings, strict=True):
             for row in (row for row in rows if row.setting == setting):
@@ -138,16 +141,20 @@ def trials_figure(runs: Runs) -> Figure:
     tried = [run for run in runs if run["seed"] == TUNING_SEED and not run["failed"]]
     tried.sort(key=lambda run: run["rate"])
     settings = [name for name in SETTINGS if SETTINGS[name].times > 1 and any(run["setting"] == name for run in tried)]
+    look = {"marker": "o", "markersize": 3, "linewidth": 1.2}
     with _panels(len(settings), height=2.9, sharey=False) as (figure, panels):
         for axes, setting in zip(panels, settings, strict=True):
             for place, (key, method) in enumerate(METHODS.items()):
+                colour, dashes = run_style(place)
                 own = sorted(
                     (r for r in tried if (r["setting"], r["method"]) == (setting, key)), key=lambda r: r["rate"]
                 )
                 rates = [run["rate"] / method.default(SETTINGS[setting]) for run in own]
                 percent = [100 * run["accuracy"] for run in own]
-                axes.plot(rates, percent, "o-", color=SERIES[place], markersize=3, linewidth=1.2, label=method.title)
+                axes.plot(rates, percent, color=colour, linestyle=dashes, label=method.title, **look)
             axes.set_xscale("log")
+            axes.xaxis.set_major_formatter("{x:g}")
+            axes.xaxis.set_minor_locator(NullLocator())
             axes.set_title(_named(setting))
             axes.set_xlabel("rate over the method's default")
         panels[0].set_ylabel("accuracy (%)")
@@ -157,6 +164,10 @@ def trials_figure(runs: Runs) -> Figure:
 
 def _settings(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(row.setting for row in rows))
+
+
+def _titles(rows: Sequence[Row]) -> list[str]:
+    return [method.title for key, method in METHODS.items() if any(row.method == key for row in rows)]
 
 
 def _named(setting: str) -> str:

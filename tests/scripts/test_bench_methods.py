@@ -26,8 +26,7 @@ def known_training(accuracies, calls):
     """A training whose accuracy by rate and seed is known beforehand; every call is noted."""
 
     def train(overrides):
-        keys = dict(override.split("=", 1) for override in overrides)
-        rate, seed = float(keys["learning_rate.reference"]), int(keys["seed"])
+        rate, seed = (float(overrides[place].partition("=")[2]) for place in (-3, -1))
         calls.append((rate, seed))
         accuracy = accuracies(rate, seed)
         return {"failed": None, "accuracy": accuracy, "loss": 1 - accuracy, "updates": 30, "seconds": 0.0}
@@ -184,6 +183,18 @@ def test_restart_does_only_what_is_missing(tmp_path):
     compare(Results(file), setting, "plain", train=known_training(None, again), **how)
     assert again == []
     assert len({tuple(run["overrides"]) for run in Results(file).runs}) == 12
+
+
+def test_a_run_that_two_methods_share_is_done_once():
+    from bench_methods import Results, compare
+    from compared_methods import SETTINGS
+
+    results, calls = Results(None), []
+    train = known_training(lambda rate, seed: 1 - abs(math.log10(rate / 0.05)) / 9, calls)
+    for method in ("lamb", "lamb-up"):
+        compare(results, SETTINGS["digits-16x"], method, seeds=2, trials=5, train=train)
+    assert len(calls) == len(set(calls)) < len(results.runs) == 2 * 9
+    assert [run["method"] for run in results.runs].count("lamb-up") == 9
 
 
 def test_a_failed_trial_is_never_the_best_one():

@@ -20,10 +20,10 @@ CHANNELS = 3
 SEEDS = 14
 
 
-def layer_and_groups(how):
+def layer_and_groups(how, dtype=np.float64):
     chain = chainer.Chain()
     with chain.init_scope():
-        chain.bn = L.BatchNormalization(CHANNELS, dtype=np.float64)
+        chain.bn = L.BatchNormalization(CHANNELS, dtype=dtype)
     chain.bn.gamma.array[...] = [0.5, 1.0, 2.0]
     groups = NormGroups(Evaluation(norm_statistics=how, norm_momentum=NormMomentum(keep=0.5)))
     groups.install(chain)
@@ -75,6 +75,11 @@ def check(seed, *, with_teams):
             mean, var = x.mean(axis=(0, 2, 3)), x.var(axis=(0, 2, 3))
             np.testing.assert_allclose(split[0].avg_mean, 0.5 * mean, rtol=1e-12)
             np.testing.assert_allclose(split[0].avg_var, 0.5 + 0.5 * var, rtol=1e-9)
+    narrow = layer_and_groups("pooled", np.float32)
+    x, weights = (array.astype(np.float32) for array in (random.normal(100.0, 1.0, x.shape), weights))
+    one_update(*narrow, division, shared, x, weights, WORLD, WORLD.rank)
+    var = x.astype(np.float64).var(axis=(0, 2, 3))
+    np.testing.assert_allclose(2.0 * narrow[0].avg_var.astype(np.float64) - 1.0, var, rtol=1e-6)
     team.Free()
     return division.team_size > 1
 
