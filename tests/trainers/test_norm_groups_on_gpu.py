@@ -9,7 +9,7 @@ from mpi4py import MPI
 
 from recipes.planning.division import divide
 from recipes.schema import Evaluation, NormMomentum, Precision
-from trainers.gradients import divide_out, first_not_finite
+from trainers.gradients import first_not_finite
 from trainers.keyed_draws import draw_initial_weights
 from trainers.mixed_precision import MixedPrecision, overflow_expected
 from trainers.models import SmallResNet
@@ -43,7 +43,8 @@ def one_update(device, compute, norm_statistics, *, loss_scale=1024):
         loss = F.softmax_cross_entropy(logits, xp.asarray(labels.astype(np.int32)))
         model.cleargrads()
         (loss * (48.0 * factor)).backward()
-    divide_out(model, factor)
+    for parameter in model.params():
+        parameter.grad *= np.float32(1 / factor)
     overflowed = first_not_finite(model, "grad")
     groups.update_running_statistics(MPI.COMM_SELF, 48)
     found = {path: to_cpu(parameter.grad) for path, parameter in model.namedparams()}
