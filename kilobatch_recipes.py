@@ -18,7 +18,7 @@ Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help="A name of `kiloba
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change a value; may be repeated.")]
 AllowCode = Annotated[bool, typer.Option("--allow-code", help="Let `kind: mymodule.MyNet` import from this folder.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Wire = Enum("Wire", {"float32": "float32", "float16": "float16"})
+Wire = Enum("Wire", {name: name for name in ("float32", "float16", "bfloat16")})
 Data = Annotated[Path | None, typer.Option("--data", help="Folder of the data set's files.")]
 
 
@@ -97,7 +97,7 @@ def lint(
     recipes: Annotated[list[str] | None, typer.Argument(metavar="RECIPE...")] = None,
     cluster: Annotated[str | None, typer.Option("--cluster", help="For the rules that depend on workers.")] = None,
     workers: Annotated[int | None, typer.Option("-n", min=1, metavar="N", help="Workers, without a cluster.")] = None,
-    wire: Annotated[Wire, typer.Option(help="What gradients cross as.")] = Wire.float32,
+    wire: Annotated[Wire | None, typer.Option(help="What gradients cross as; the cluster's, or float32.")] = None,
     rules: Annotated[bool, typer.Option("--rules", help="List the rules instead.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="With --rules: print docs/lint.md.")] = False,
     overrides: Set = None,
@@ -117,10 +117,13 @@ def lint(
         print(handbook() if markdown else rules_text([entry for _, entry in entries().values()], as_json), end="")
         return
     known = vocabulary(allow_code=allow_code)
-    if cluster is not None and workers is None:
-        workers = open_cluster(cluster, vocabulary=known).num_workers
+    sent = "float32" if wire is None else wire.value
+    if cluster is not None:
+        opened = open_cluster(cluster, vocabulary=known)
+        workers = workers or opened.num_workers
+        sent = opened.exchange.wire if wire is None else sent
     options = {"vocabulary": known, "overrides": overrides or (), "allow_code": allow_code, "data_root": data}
-    found = {name: lint_recipe(name, workers=workers, wire=wire.name, **options) for name in recipes}
+    found = {name: lint_recipe(name, workers=workers, wire=sent, **options) for name in recipes}
     print(findings_text(found, as_json), end="")
     raise typer.Exit(5 if any(found.values()) else 0)
 

@@ -39,7 +39,7 @@ def lint_recipe(
     Args:
         name_or_path, vocabulary, overrides, allow_code, data_root: as for `recipes.open_recipe`.
         workers: how many share an update; None leaves out the rules that depend on it.
-        wire: in which numbers gradients cross between workers, float32 or float16.
+        wire: in which numbers gradients cross between workers: float32, float16 or bfloat16.
     Raises:
         RecipeError: the recipe does not open.
     """

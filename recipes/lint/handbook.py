@@ -21,8 +21,7 @@ Made by `kilobatch recipes lint --rules --markdown` from the docstrings of `reci
 most likely a mistake. It ends with exit code 0 where nothing is found, 5 where something is, 2 where a recipe is
 wrong. A finding stands at the key that makes it; where several do together, at the one that the recipe's own file
 gives, before those of the files it extends. The rules `float16-sum` and `span-over-share` need the number of workers:
-`--cluster mn1` or `-n 256`; what gradients cross the wire as is said with `--wire float16`, since it belongs to no
-recipe, and a cluster's file does not have it.
+`--cluster mn1` or `-n 256`; what gradients cross the wire as is that of the cluster's `exchange`, or `--wire float16`.
 
 **To keep what a rule reports**, say why in the recipe, on the line of the key or above it:
 

@@ -63,6 +63,16 @@ def test_cluster_and_workers_ask_for_more_rules(run):
     assert "above 64 overflows if it is divided after the sum, one below 3.1e-05 is lost" in out
 
 
+def test_the_wire_is_the_clusters_unless_another_is_named(run, tmp_path):
+    (tmp_path / "wide.yaml").write_text(
+        "name: wide\nnodes: 128\nworkers_per_node: 8\ndevice: gpu\ndevice_memory_bytes: 17179869184\n"
+        "exchange: {wire: float16}\n"
+    )
+    options = ("goyal2017", "--set=batch.norm_span=8", "--cluster", "wide.yaml")
+    assert "float16-sum" in run(*options)[1]
+    assert "float16-sum" not in run(*options, "--wire", "float32")[1]
+
+
 def test_rules_are_listed(run):
     code, out = run("--rules")
     assert code == 0
