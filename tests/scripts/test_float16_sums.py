@@ -135,7 +135,7 @@ def test_with_partial_sums_in_float16_it_is_at_most_a_hundredth(figures):
 
 
 def test_a_ring_of_1024_loses_more_where_all_workers_have_a_like_large_number(figures):
-    """There a worker's number is no more than a rounding of the partial sum: why many workers want another algorithm."""
+    """There a worker's number is no more than a rounding of the partial sum: many workers want another algorithm."""
     assert max(ways["ring"][0] for (large, _), ways in figures.items() if large == "common") > 1e-2
     assert max(ways["ring"][0] for (large, _), ways in figures.items() if large == "equal") > 5e-2
 
