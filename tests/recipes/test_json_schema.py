@@ -123,7 +123,7 @@ def test_schema_refuses(schema, change):
 def test_schema_names_every_kind_of_the_vocabulary(schema):
     text = json.dumps(schema)
     for field in dataclasses.fields(vocabulary()):
-        if field.name != "datasets":
+        if field.name not in ("datasets", "communicators"):  # of other files
             for kind in getattr(vocabulary(), field.name):
                 assert f'"kind": {{"const": "{kind}"}}' in text
 
