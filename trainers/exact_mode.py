@@ -43,7 +43,7 @@ def require_exact(cluster: Cluster, environment: Mapping[str, str] = os.environ)
     if cluster.device != "cpu":
         raise ExactRefused(f"--exact is promised on CPUs only, and cluster {cluster.name} has device {cluster.device}")
     for name in THREADS:
-        if environment.get(name, "1") != "1":
+        if (environment.get(name) or "1") != "1":
             raise ExactRefused(
                 f"--exact computes with one BLAS thread a rank, and {name} is {environment[name]}; unset it, or set it "
                 "to 1, and start more ranks instead"

@@ -72,9 +72,9 @@ class TreeSum:
         self._free: list[np.ndarray] = []  # memory of blocks that were added to others
 
     @property
-    def spans(self) -> list[Span]:
-        """What this worker holds."""
-        return [(block.start, block.start + block.size) for block in self._blocks]
+    def held(self) -> dict[Span, np.ndarray]:
+        """What this worker holds: sums of nodes of the tree, in order."""
+        return {(block.start, block.start + block.size): block.values for block in self._blocks}
 
     def clear(self) -> None:
         """Begin an update: no leaf has come."""
@@ -89,9 +89,8 @@ class TreeSum:
             values: one-dimensional, of the same length and type for all groups.
         """
         start, size, summed = leaf, 1, values
-        while self._blocks and start % (2 * size) == size and self._blocks[-1].start == start - size:
+        while start % (2 * size) == size and start - size == self._start_of_last(size):
             left = self._blocks.pop()
-            assert left.size == size, "leaves come in their order"
             left.values += summed
             self._free += [] if summed is values else [summed]
             start, size, summed = left.start, 2 * size, left.values
@@ -102,7 +101,7 @@ class TreeSum:
 
     def total(self, out: np.ndarray) -> None:
         """Write the sum over all groups to `out`, on all workers alike, who call this together."""
-        spans = self._mpi.allgather(self.spans)
+        spans = self._mpi.allgather(list(self.held))
         num_leaves = max(stop for _, stop in chain(*spans))
         step = max(1, self._piece_bytes // out.itemsize)
         for start in range(0, len(out), step):
@@ -122,6 +121,10 @@ class TreeSum:
         )
         total = sum_of_tree(dict(zip(chain(*spans), received, strict=True)), 0, num_leaves)
         self._mpi.Allgatherv(total, [out, counts])
+
+    def _start_of_last(self, size: int) -> int | None:
+        """Where the last block begins, if it has this size."""
+        return self._blocks[-1].start if self._blocks and self._blocks[-1].size == size else None
 
     def _memory_like(self, values: np.ndarray) -> np.ndarray:
         while self._free:
