@@ -58,7 +58,10 @@ def require_same_machine(folder: Path) -> None:
     """
     if not any((folder / CHECKPOINTS).glob("update-*")):
         return  # nothing to go on with
-    before = json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8"))
+    try:
+        before = json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        before = {}  # lost or damaged: nothing says that it was exact
     if not before.get("exact"):
         raise ExactRefused(
             f"the run in {folder} was not, or not last, trained with --exact: its weights depend on how it was "

@@ -129,5 +129,24 @@ def test_an_ordinary_run_does_not_become_an_exact_one(run, environment):
         require_same_machine(run(**environment, **promised_for()))
 
 
+def test_without_a_record_nothing_is_promised(run, tmp_path):
+    run()
+    for text in ("", "{"):
+        (tmp_path / "environment.json").write_text(text)
+        with pytest.raises(ExactRefused, match="was not, or not last, trained with --exact"):
+            require_same_machine(tmp_path)
+
+
+def test_a_resume_elsewhere_ends_with_2(run, monkeypatch):
+    for name in THREADS:
+        monkeypatch.setenv(name, "1")
+    folder = run(exact=True, **{**promised_for(), "cpu_model": "Other-1-2-3"})
+    command = [sys.executable, "-P", "-m", "kilobatch", "train", "digits/ramp", "--exact", "--resume", "--out", folder]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "cpu_model: 'Other-1-2-3' in the run" in done.stderr
+    assert not (folder / "log.txt").exists()
+
+
 def test_one_machine_agrees_with_itself():
     require_one_machine(MPI.COMM_SELF)
