@@ -50,13 +50,16 @@ def train(
     noise_scale: Annotated[
         bool, typer.Option("--noise-scale", help="Measure the gradient noise scale: see the report.")
     ] = False,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="The same bits on any number of ranks; slower, see docs/training.md.")
+    ] = False,
     data: Data = None,
     allow_code: AllowCode = False,
 ) -> None:
     """Train a recipe on N ranks of this machine, or as one of the ranks that mpiexec or srun started."""
     from trainers.launch import limit_threads
 
-    limit_threads(workers)
+    limit_threads(workers, threads=1 if exact else None)
     from trainers.request import TrainRequest
     from trainers.start import train
 
@@ -72,6 +75,7 @@ def train(
         micro_batch_size=micro_batch_size,
         trace=trace,
         measure_noise=noise_scale,
+        exact=exact,
         data=data,
         allow_code=allow_code,
     )

@@ -17,8 +17,9 @@ from recipes.planning.planner import Model
 from recipes.schema import Dataset, Recipe
 from recipes.vocabulary import Unbuilt
 from trainers.augmentations.pipeline import Pipeline
-from trainers.communicators import Auto
+from trainers.communicators import Auto, Direct
 from trainers.communicators.wire import WIRES, FullWire
+from trainers.exact_exchange import ExactExchange
 from trainers.exchange import Exchange
 from trainers.flat_gradients import FlatGradients
 from trainers.keyed_draws import draw_initial_weights
@@ -144,7 +145,9 @@ def _require_evaluated_size(model: chainer.Chain, recipe: Recipe) -> None:
         )
 
 
-def build_exchange(settings: GradientExchange, parts: Parts, mpi: Any, *, copies: int = 1) -> Exchange:
+def build_exchange(
+    settings: GradientExchange, parts: Parts, mpi: Any, *, copies: int = 1, exact: bool = False
+) -> Exchange | ExactExchange:
     """The exchange of a model's gradients between all workers of `mpi`, who call this together.
 
     Args:
@@ -152,13 +155,16 @@ def build_exchange(settings: GradientExchange, parts: Parts, mpi: Any, *, copies
         parts: the model and its data.
         mpi: communicator of all workers; the exchange has one of its own.
         copies: arrays of gradients, two for double buffering.
+        exact: the same bits for any workers; then of the settings only `bucket_bytes` counts.
     Raises:
         ValueError: the communicator does not fit these workers.
     """
-    connection = (settings.communicator or Auto()).connect(mpi.Dup())
+    connection = (Direct() if exact else settings.communicator or Auto()).connect(mpi.Dup())
     image, _ = parts.load_eval(0, 0)
     images_NCHW = image[np.newaxis].astype(chainer.get_dtype(), copy=False)
     flat = FlatGradients(parts.model, images_NCHW, connection.allocate, copies=copies)
+    if exact:
+        return ExactExchange(flat, connection, bucket_bytes=settings.bucket_bytes)
     wire = FullWire(flat.values.dtype) if settings.wire == "float32" else WIRES[settings.wire]()
     return Exchange(flat, connection, wire=wire, bucket_bytes=settings.bucket_bytes, overlap=settings.overlap)
 

@@ -9,30 +9,48 @@ import time
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+import numpy as np
+
+_CHOOSE_KERNELS = ("OPENBLAS_CORETYPE", "MKL_CBWR", "NPY_DISABLE_CPU_FEATURES")  # in place of what the CPU can do
 _PACKAGES = ("kilobatch", "chainer", "chainercv", "numpy", "mpi4py", "mpich", "cupy-cuda13x", "pillow", "safetensors")
 
 
-def environment(*, ranks: list[dict[str, Any]], threads: int, fingerprint: str) -> dict[str, Any]:
+def environment(*, ranks: list[dict[str, Any]], threads: int, fingerprint: str, exact: bool) -> dict[str, Any]:
     """Versions, machine, ranks and data of a run, as plain data.
 
     Args:
         ranks: rank and host of each.
         threads: BLAS and OpenMP threads of a rank.
         fingerprint: of the data.
+        exact: whether the run is in exact mode.
     """
     from mpi4py import MPI
 
     return {
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "versions": {"python": platform.python_version(), **_versions()},
+        **promised_for(),
+        "exact": exact,
         "platform": platform.platform(),
-        "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)),
         "mpi": MPI.Get_library_version().split("\n")[0].strip("\0 "),
         "threads_per_rank": threads,
         "ranks": ranks,
         "git": _git(),
         "data_fingerprint": fingerprint,
+    }
+
+
+def promised_for() -> dict[str, Any]:
+    """What the bits of exact mode depend on, besides recipe and data: its promise holds where these are equal."""
+    import chainer
+
+    return {
+        "cpu": _cpu("model name") or platform.processor(),
+        "cpu_model": "-".join(map(_cpu, ("vendor_id", "cpu family", "model", "stepping"))),
+        "versions": {"python": platform.python_version(), **_versions()},
+        "libc": " ".join(platform.libc_ver()),
+        "kernels": {name: os.environ[name] for name in _CHOOSE_KERNELS if os.environ.get(name)},
+        "dtype": np.dtype(chainer.get_dtype()).name,
     }
 
 
@@ -46,12 +64,14 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _cpu() -> str:
+def _cpu(name: str) -> str:
+    """What Linux says of the first processor; empty where it does not."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
-            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
+            lines = (line.partition(":") for line in file)
+            return next(value.strip() for key, _, value in lines if key.strip() == name)
     except (OSError, StopIteration):
-        return platform.processor()
+        return ""
 
 
 def _git() -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import queue
 import threading
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from recipes.planning.division import MicroBatch
 from trainers.communicators.connection import Connection
 from trainers.communicators.wire import FullWire, Wire
 from trainers.flat_gradients import FlatGradients
@@ -109,6 +111,10 @@ class Round:
         self._failure: BaseException | None = None
         self._found: Exchanged | None = None
         self._seconds, self._losses = 0.0, np.zeros(2, np.int64)
+
+    def part(self, micro_batch: MicroBatch) -> contextlib.AbstractContextManager[None]:
+        """Around forward and backward of a micro-batch, whose gradients are added to those before."""
+        return contextlib.nullcontext()
 
     def finished(self, number: int) -> None:
         """A slot of the flat gradients is whole: its bucket may go if that is the last it waited for."""

@@ -77,6 +77,10 @@ class FlatGradients:
         self._checks, self.not_finite = check, None
         for slot in self.slots:
             slot.parameter.cleargrad()
+        self.start_over()
+
+    def start_over(self) -> None:
+        """The next gradient of each parameter replaces what is there."""
         self._written = [False] * len(self.slots)
 
     @contextlib.contextmanager

@@ -20,7 +20,7 @@ from recipes.errors import InputRefused
 _SIZE_NAMES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "SLURM_STEP_NUM_TASKS")
 _LOCAL_SIZE_NAMES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_TASKS_PER_NODE")
 _RANK_NAMES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
-_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _OWN = "KILOBATCH_LAUNCHED"  # in the environment of ranks we started: the command line that was typed
 
 STOP_FILE = "stop"  # in the run's folder: ask a run to stop at its next update, from anywhere
@@ -53,23 +53,24 @@ def threads_per_rank(local_ranks: int) -> int:
     return max(1, len(os.sched_getaffinity(0)) // local_ranks)
 
 
-def limit_threads(local_ranks: int | None = None) -> int:
+def limit_threads(local_ranks: int | None = None, *, threads: int | None = None) -> int:
     """Tell BLAS and OpenMP how many threads a rank may use, where the user has not.
 
     Must run before NumPy is imported. Too many threads are the usual cause of slow ranks.
 
     Args:
         local_ranks: ranks on this machine; what the launcher says by default.
+        threads: of a rank; cores divided by ranks by default.
     Returns:
         threads a rank.
     """
     if local_ranks is None:
         said = (os.environ.get(name, "").split("(")[0] for name in _LOCAL_SIZE_NAMES)
         local_ranks = next((int(value) for value in said if value.isdigit()), launched_ranks() or 1)
-    for name in _THREADS:
+    for name in THREADS:
         if not os.environ.get(name, "").isdigit():  # unset, empty or no number
-            os.environ[name] = str(threads_per_rank(local_ranks))
-    return int(os.environ[_THREADS[0]])
+            os.environ[name] = str(threads or threads_per_rank(local_ranks))
+    return int(os.environ[THREADS[0]])
 
 
 def find_mpiexec() -> str:
@@ -123,7 +124,7 @@ def start_ranks(num_ranks: int, arguments: list[str], *, log: Path) -> Ranks:
         LaunchError: there is no mpiexec.
     """
     environment = {**os.environ, _OWN: command_line(), "PYTHONUNBUFFERED": "1"}
-    for name in _THREADS:
+    for name in THREADS:
         environment.setdefault(name, str(threads_per_rank(num_ranks)))
     command = [find_mpiexec(), "-n", str(num_ranks), sys.executable, "-P", "-m", "kilobatch", *arguments]
     with open(log, "ab") as file:

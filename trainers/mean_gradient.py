@@ -12,6 +12,7 @@ import numpy as np
 
 from recipes.noise_scale import Norms
 from recipes.planning.planner import Plan
+from trainers.exact_exchange import ExactExchange, ExactRound
 from trainers.exchange import Exchange, Exchanged, Round
 from trainers.keyed_draws import KeyedDropout
 from trainers.mixed_precision import MixedPrecision, overflow_expected
@@ -25,16 +26,16 @@ class Gradient:
     """The gradient of one update, perhaps still on its way.
 
     Args:
-        own_loss: this worker's part of the mean loss.
+        own_losses: parts of the mean loss, one for each micro-batch of this worker.
         values: where it is, or will be.
         round: its exchange; None where it was complete from the start.
         shares: norms of its parts, where they are measured.
         norms: of the update, once it is complete, where they are measured.
     """
 
-    own_loss: float
+    own_losses: list[float]
     values: np.ndarray
-    round: Round | None
+    round: Round | ExactRound | None
     shares: ShareNorms | None
     norms: Norms | None = None
 
@@ -64,7 +65,7 @@ class MeanGradient:
         plan: Plan,
         team_of: Callable[..., Any],
         norm_groups: NormGroups,
-        exchange: Exchange,
+        exchange: Exchange | ExactExchange,
         mixed: MixedPrecision | None,
         measures: bool,
     ) -> None:
@@ -82,18 +83,18 @@ class MeanGradient:
         flat.begin_update(check=self._mixed is not None)
         sent = self._exchange.begin(scale=1.0 / (batch * factor))
         last = division.micro_batches(self._mpi.rank)[-1:]
-        own_loss = 0.0
+        own_losses = []
         for micro_batch in share.micro_batches:
             part = micro_batch.part
             finished = sent.finished if (part,) == last and not hold else None
-            with flat.taken(finished, measure=shares is not None) as norm:
-                own_loss += self._backward(micro_batch, factor) * (part.size / batch)
+            with sent.part(part), flat.taken(finished, measure=shares is not None) as norm:
+                own_losses.append(self._backward(micro_batch, factor) * (part.size / batch))
             if shares is not None:
                 shares.add(offset=part.offset, size=part.size, squared=norm.value)
         flat.fill_gaps()
         if not hold:
             sent.send_rest()
-        return Gradient(own_loss=own_loss, values=flat.values, round=sent, shares=shares)
+        return Gradient(own_losses=own_losses, values=flat.values, round=sent, shares=shares)
 
     def complete(self, gradient: Gradient) -> Exchanged | None:
         """Wait for the exchange; the model's parameters have the mean as their `grad`. All workers call this together.
@@ -119,4 +120,5 @@ class MeanGradient:
             with chainer.using_config("train", True), keyed:
                 loss = self._loss(logits(micro_batch.images_NCHW), micro_batch.targets)
             (loss * (float(micro_batch.part.size) * factor)).backward()
+        self._norm_groups.end_micro_batch()
         return float(loss.array)

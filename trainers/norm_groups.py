@@ -14,6 +14,7 @@ from chainer.functions.normalization import batch_normalization
 from recipes.planning.division import Division, MicroBatch
 from recipes.schema import Evaluation
 from trainers.norm_statistics import GroupStatistics, TeamStatistics
+from trainers.summation_tree import TreeSum
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -28,13 +29,15 @@ class NormGroups:
 
     Args:
         evaluation: how the running statistics move (the recipe's).
+        tree: of exact mode, where a micro-batch is a group: adds their statistics up in one order.
     Attributes:
         num_groups: norm groups in the micro-batch at hand.
         team: communicator of the workers that share the group at hand; None where its samples are all here.
     """
 
-    def __init__(self, evaluation: Evaluation) -> None:
+    def __init__(self, evaluation: Evaluation, tree: TreeSum | None = None) -> None:
         self.evaluation = evaluation
+        self._tree = tree
         self.num_groups = 1
         self.team: MPI.Comm | None = None
         self._first_group = 0
@@ -70,25 +73,38 @@ class NormGroups:
         self.team, self._division = team, division
         for layer in self._layers.values():
             layer.forget_statistics()
+        if self._tree is not None:
+            self._tree.clear()
 
     def begin_micro_batch(self, part: MicroBatch) -> None:
         """The next forward is of this part of the update."""
         self.num_groups = part.num_groups
         self._first_group = part.offset // self._division.norm_span
 
+    def end_micro_batch(self) -> None:
+        """Forward and backward of it are done."""
+        if self._tree is not None and self._layers:
+            self._tree.add(self._first_group, self._taken())
+
+    def _taken(self) -> np.ndarray:
+        return np.concatenate([layer.take_statistics() for layer in self._layers.values()])
+
     def update_running_statistics(self, world: MPI.Comm, global_batch_size: int) -> None:
         """Move the running statistics by those of the update, equally on all workers.
 
         Args:
-            world: all workers; one all-reduce of 24 bytes a channel.
+            world: all workers; one all-reduce of 24 bytes a channel, in exact mode what `TreeSum` says.
             global_batch_size: samples of the update, for a `norm_momentum` counted in samples.
         """
         if not self._layers:
             return
         from mpi4py import MPI
 
-        sums = np.concatenate([layer.take_statistics() for layer in self._layers.values()])
-        world.Allreduce(MPI.IN_PLACE, sums)
+        sums = self._taken()
+        if self._tree is None:
+            world.Allreduce(MPI.IN_PLACE, sums)
+        else:
+            self._tree.total(sums)
         keep = self._keep(global_batch_size)
         start = 0
         for layer in self._layers.values():

@@ -9,6 +9,7 @@ from recipes.errors import Problem, RecipeError
 from recipes.open import OpenedRecipe, open_cluster, open_recipe
 from recipes.planning.planner import Plan, plan
 from recipes.positions import parse_position
+from trainers.exact_mode import require_exact
 from trainers.lacks import refuse_unbuilt
 from trainers.vocabulary import vocabulary
 
@@ -28,6 +29,7 @@ class TrainRequest:
     micro_batch_size: int | None = None
     trace: bool = False
     measure_noise: bool = False
+    exact: bool = False
     allow_code: bool = False
     data: Path | None = None
 
@@ -47,6 +49,7 @@ class TrainRequest:
             ("--resume", self.resume),
             ("--trace", self.trace),
             ("--noise-scale", self.measure_noise),
+            ("--exact", self.exact),
             ("--allow-code", self.allow_code),
         )
         return words + [flag for flag, given in flags if given]
@@ -80,12 +83,15 @@ def prepare(request: TrainRequest, *, workers: int) -> Prepared:
     cluster = open_cluster(request.cluster or "laptop", vocabulary=words)
     if request.cluster is None:  # as many workers as were asked for, on whatever machine this is
         cluster = replace(cluster, workers_per_node=max(workers, 1))
+    if request.exact:
+        require_exact(cluster)
     made = plan(
         recipe=opened.recipe,
         dataset=opened.dataset,
         cluster=cluster,
         workers=workers,
         micro_batch_size=request.micro_batch_size,
+        exact=request.exact,
     )
     if cluster.device != "cpu":
         raise refused("--cluster", f"{cluster.name} has device {cluster.device}", "training on a GPU is not built yet")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.errors import InputRefused
+from trainers.exact_mode import require_same_machine
 from trainers.faults import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED
 from trainers.launch import STOP_FILE, LaunchError, Ranks, launched_by_us, launched_ranks, limit_threads, start_ranks
 from trainers.request import Prepared, TrainRequest, prepare
@@ -31,9 +32,12 @@ def check_folder(request: TrainRequest, folder: Path, prepared: Prepared) -> Non
 
     Raises:
         FolderRefused: it is not empty, or holds a run of another recipe.
+        ExactRefused: in exact mode, it holds one that was trained elsewhere or otherwise.
     """
     require_usable(folder, resume=request.resume)
     require_same_recipe(folder, prepared.opened.tree, dataset_facts(prepared.opened.dataset))
+    if request.resume and request.exact:
+        require_same_machine(folder)
 
 
 def train(request: TrainRequest) -> int:

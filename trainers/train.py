@@ -21,6 +21,7 @@ from trainers.build import Parts, build, build_exchange
 from trainers.checkpoint import load_into, newest_checkpoint, read_checkpoint
 from trainers.environment import environment
 from trainers.evaluate import score
+from trainers.exact_mode import require_one_machine
 from trainers.extensions.checkpoints import Checkpoints
 from trainers.extensions.evaluation import Evaluation
 from trainers.extensions.metrics import Metrics
@@ -31,6 +32,7 @@ from trainers.launch import StopRequest, command_line
 from trainers.norm_groups import NormGroups
 from trainers.run_folder import CHECKPOINTS, LOG, METRICS, REPORT, TRACE, cut_back, dataset_facts, write_run
 from trainers.stream_iterator import StreamIterator
+from trainers.summation_tree import TreeSum
 from trainers.updater import RecipeUpdater
 from trainers.weight_average import AveragedWeights
 
@@ -70,6 +72,8 @@ def train_as_rank(opened: OpenedRecipe, plan: Plan, options: TrainOptions, *, mp
     """
     _log_to(options.folder, rank=mpi.rank, to_file=not launched_by_us)
     _require_one_recipe(opened, mpi)
+    if plan.exact:
+        require_one_machine(mpi)
     run = _Run(opened, plan, options, mpi)
     run.start()
     try:
@@ -88,7 +92,8 @@ class _Run:
         self.opened, self.plan, self.options, self.mpi = opened, plan, options, mpi
         self.leads = mpi.rank == 0
         self.parts = build(opened.recipe, opened.dataset)
-        self.norm_groups = NormGroups(opened.recipe.evaluation)
+        tree = TreeSum(mpi) if plan.exact else None
+        self.norm_groups = NormGroups(opened.recipe.evaluation, tree)
         self.norm_groups.install(self.parts.model)
         average = opened.recipe.weight_average
         self.averaged = None if average is None else AveragedWeights(self.parts.model, average)
@@ -112,7 +117,7 @@ class _Run:
             parts.optimizer,
             loss=parts.loss,
             plan=self.plan,
-            exchange=build_exchange(self.plan.cluster.exchange, parts, self.mpi, copies=copies),
+            exchange=build_exchange(self.plan.cluster.exchange, parts, self.mpi, copies=copies, exact=self.plan.exact),
             mpi=self.mpi,
             norm_groups=self.norm_groups,
             averaged=self.averaged,
@@ -184,6 +189,7 @@ class _Run:
                 ranks=hosts,
                 threads=self.options.threads,
                 fingerprint=opened.dataset.reader.fingerprint(opened.dataset.root),
+                exact=self.plan.exact,
             ),
             command=command_line(),
         )
@@ -217,7 +223,14 @@ class _Run:
     def _score(self) -> Any:
         parts = self.parts
         with self.averaged.in_place() if self.averaged else contextlib.nullcontext():
-            return score(parts.model, load=parts.load_eval, num_samples=parts.num_eval, loss=parts.loss, mpi=self.mpi)
+            return score(
+                parts.model,
+                load=parts.load_eval,
+                num_samples=parts.num_eval,
+                loss=parts.loss,
+                mpi=self.mpi,
+                whole_forwards=self.plan.exact,
+            )
 
     def _ends(self) -> bool:
         return self.updater.stopping or self.updater.iteration >= self.end_update

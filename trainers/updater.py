@@ -35,8 +35,9 @@ class RecipeUpdater(StandardUpdater):
     """Does one update of a plan on Chainer's conventions (`Trainer`, extensions, reporter).
 
     The gradient is that of `MeanGradient`, and crosses the wire once an update. Beside it there are on the wire 24
-    bytes a normalised channel, and 17 bytes a worker for loss and flags (18 with mixed16 compute, where an update whose
-    gradient overflows on any worker is done again by all at half the loss scale; what overflowed has changed nothing).
+    bytes a normalised channel, and for each worker 8 bytes a micro-batch for losses and 9 for flags (10 with mixed16
+    compute, where an update whose gradient overflows on any worker is done again by all at half the loss scale; what
+    overflowed has changed nothing).
 
     With `updater.double_buffering` a gradient is applied one update later, with the rate, momentum and batch of its own
     update, and travels meanwhile: update 0 moves no weight, the last update applies two gradients, and the one on its
@@ -166,7 +167,7 @@ class RecipeUpdater(StandardUpdater):
             exchanged = self._gradients.complete(gradient)
         else:
             self.exchange.flat.hand_over(gradient.values)  # to be looked at; steps have what they apply handed over
-        loss = self._agree(gradient.own_loss, model, moment)
+        loss = self._agree(gradient.own_losses, model, moment)
         if mixed and self._overflowed(share.update):
             return None
         if doubled and mixed:
@@ -209,19 +210,20 @@ class RecipeUpdater(StandardUpdater):
             return 1.0
         return self._gain.observe(noise=norms.noise, signal=norms.signal, global_batch_size=global_batch_size)
 
-    def _agree(self, own_loss: float, model: chainer.Link, moment: Moment) -> float:
+    def _agree(self, own_losses: list[float], model: chainer.Link, moment: Moment) -> float:
         """The mean loss over the global batch; all workers learn whether one of them is asked to stop or has failed."""
-        own = np.array([own_loss, self._stop_asked()], dtype=np.float64)
+        most = len(self.plan.division_of(moment.update).micro_batches(0))  # rank 0 has no fewer than any other
+        own = np.zeros(1 + most)
+        own[0], own[1 : 1 + len(own_losses)] = self._stop_asked(), own_losses
         parts = np.empty((self._mpi.size, own.size))
         self._mpi.Allgather(own, parts)
-        self.stopping = bool(parts[:, 1].any())
-        losses = parts[:, 0]
+        self.stopping, losses = bool(parts[:, 0].any()), parts[:, 1:]
         if not np.isfinite(losses).all():
-            rank = int(np.flatnonzero(~np.isfinite(losses))[0])
+            rank = int(np.flatnonzero(~np.isfinite(losses).all(axis=1))[0])
             parameter = self._mpi.bcast(first_not_finite(model, "grad"), root=rank)
             compute = self.plan.recipe.precision.compute
             raise NotFinite(what="loss", rank=rank, parameter=parameter, compute=compute, **_of(moment))
-        return math.fsum(losses)
+        return math.fsum(losses.flat)  # exact, so that no order counts
 
     def _require_finite_weights(self, model: chainer.Link, moment: Moment) -> None:
         found = self._first_of(first_not_finite(model, "array"))
@@ -273,7 +275,7 @@ class RecipeUpdater(StandardUpdater):
         if "pending" in kept:
             flat, norms = self.exchange.flat, kept["pending"]["norms"]
             copy_arrays(pending, flat.by_path(flat.values), "pending gradient")
-            gradient = Gradient(own_loss=0.0, values=flat.values, round=None, shares=None)
+            gradient = Gradient(own_losses=[], values=flat.values, round=None, shares=None)
             gradient.norms = norms and Norms(**norms)
             self.pending = (gradient, Moment(**kept["pending"]["moment"]))
             flat.next_array()

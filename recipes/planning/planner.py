@@ -63,6 +63,7 @@ class Plan:
         timeline: all updates.
         segments: a division for each segment of the timeline.
         model: sizes for the memory, or None where the model was not built.
+        exact: each norm group is whole on one worker and a micro-batch of its own, so that its bits are its own.
     """
 
     recipe: Recipe
@@ -72,6 +73,7 @@ class Plan:
     timeline: Timeline
     segments: tuple[PlannedSegment, ...]
     model: Model | None = None
+    exact: bool = False
 
     def division_of(self, update: int) -> Division:
         """How an update is divided."""
@@ -115,6 +117,7 @@ class Plan:
             "cluster": self.cluster.name,
             "workers": self.workers,
             "compute": self.recipe.precision.compute,
+            **({"exact": True} if self.exact else {}),
             "num_updates": self.timeline.num_updates,
             "num_samples": self.timeline.num_samples,
             "segments": [self._segment_tree(planned) for planned in self.segments],
@@ -149,6 +152,7 @@ def plan(
     workers: int | None = None,
     micro_batch_size: int | None = None,
     model: Model | None = None,
+    exact: bool = False,
 ) -> Plan:
     """Divide a recipe over workers.
 
@@ -157,6 +161,7 @@ def plan(
         workers: how many of the cluster's workers; all of them by default.
         micro_batch_size: the most samples of one forward on one worker; the cluster's by default.
         model: sizes for the memory.
+        exact: divide it for exact mode.
     Raises:
         PlanError: no workers, more than the cluster has, a norm group that they cannot hold, or a device that is too
             small for the weights; the message says what fits.
@@ -178,7 +183,7 @@ def plan(
         image_size=recipe.image_size,
     )
     segments = tuple(
-        PlannedSegment(segment=segment, division=_division(recipe, segment, workers, largest))
+        PlannedSegment(segment=segment, division=_division(recipe, segment, workers, largest, exact=exact))
         for segment in whole.segments
     )
     made = Plan(
@@ -189,34 +194,43 @@ def plan(
         timeline=whole,
         segments=segments,
         model=model,
+        exact=exact,
     )
     _require_memory(made)
     return made
 
 
-def _division(recipe: Recipe, segment: Segment, workers: int, largest: int | str) -> Division:
+def _division(recipe: Recipe, segment: Segment, workers: int, largest: int | str, *, exact: bool) -> Division:
     """How the updates of a segment are divided, at most `largest` samples a forward."""
     parts = {"global_batch_size": segment.global_batch_size, "norm_span": segment.norm_span, "workers": workers}
     if getattr(recipe.optimizer, "needs_group_gradients", False):
-        return _division_by_groups(recipe, parts, largest)
+        _require_comparison(recipe, segment)
+        return _division_by_groups(parts, largest, who=f"{type(recipe.optimizer).__name__} needs the gradient of")
+    if exact:
+        return _division_by_groups(parts, largest, who="--exact takes")
     size = max(segment.norm_span, _AUTO_MICRO_BATCH_SIZE) if largest == "auto" else largest
     return divide(**parts, micro_batch_size=size)
 
 
-def _division_by_groups(recipe: Recipe, parts: dict[str, int], largest: int | str) -> Division:
-    """Every norm group whole on one worker and a micro-batch of its own: the optimizer looks at its gradient."""
-    kind, batch, span = type(recipe.optimizer).__name__, parts["global_batch_size"], parts["norm_span"]
+def _division_by_groups(parts: dict[str, int], largest: int | str, *, who: str) -> Division:
+    """Every norm group whole on one worker and a micro-batch of its own, for the sake of its gradient."""
+    span = parts["norm_span"]
     if largest != "auto" and largest < span:
         raise PlanError(
-            f"{kind} needs the gradient of each norm group of {span} samples from one worker, whose micro-batch is "
-            f"{largest}; what fits: norm_span {largest} or less, or a micro-batch of {span}"
-        )
-    if batch == span and batch != recipe.learning_rate.per:
-        raise PlanError(
-            f"{kind} compares the gradients of norm groups, and a batch of {batch} is one group; what fits: a "
-            f"norm_span of {batch // 2} or less"
+            f"{who} each norm group of {span} samples from one worker, whose micro-batch is {largest}; what fits: "
+            f"norm_span {largest} or less, or a micro-batch of {span}"
         )
     return replace(divide(**parts, micro_batch_size=span), team_size=1)
+
+
+def _require_comparison(recipe: Recipe, segment: Segment) -> None:
+    """Refuse an optimizer that compares norm groups where an update is one, unless it is the reference batch."""
+    batch = segment.global_batch_size
+    if batch == segment.norm_span and batch != recipe.learning_rate.per:
+        raise PlanError(
+            f"{type(recipe.optimizer).__name__} compares the gradients of norm groups, and a batch of {batch} is one "
+            f"group; what fits: a norm_span of {batch // 2} or less"
+        )
 
 
 def _require_memory(made: Plan) -> None:

@@ -1,0 +1,140 @@
+"""Exact mode: the same bits on any number of ranks, with any micro-batch, before and after a resume on others."""
+
+import hashlib
+import json
+
+import pytest
+
+pytestmark = pytest.mark.mpi
+
+# Batch 96, from update 7 on 192: 3 norm groups, then 6.
+RAMP = "batch={global: [{from: 0, size: 96}, {from: 0.4, size: 192}], norm_span: 32}"
+# The same from update 2 on, of digits and of synthetic.
+SOON = "batch={global: [{from: 0, size: 96}, {from: 2up, size: 192}], norm_span: 32}"
+# Batch 96, from update 50 on 192.
+LONG_RAMP = "batch={global: [{from: 0, size: 96}, {from: 50up, size: 192}], norm_span: 32}"
+DIGITS = ("gradient.clip_norm=0.5", "weight_average={keep: 0.9, per: 96}", "model.width=4", "evaluation.every=5up")
+IMAGES = (
+    "dataset=synthetic",
+    "optimizer={kind: Lars, momentum: 0.9, trust_coefficient: 0.01, weight_decay: 1e-4}",
+    "augmentation={train: [{kind: RandomCrop, size: 32, padding: 4}, {kind: HorizontalFlip}], eval: []}",
+    "evaluation={every: 50up, norm_statistics: moving_average}",
+)
+DEEP = (*IMAGES, "model={kind: CifarResNet, depth: 20}")
+METHODS = (
+    "updater={double_buffering: true}",
+    "evaluation={every: 5ep, norm_statistics: by_group}",
+    "augmentation.mix=[{kind: Mixup, alpha: 0.4}]",
+    "model={kind: WideResNet, depth: 10, widen: 1, dropout: 0.3}",
+    "optimizer={kind: Lamb}",
+)
+MIXED = ("precision={compute: mixed16, loss_scale: 1073741824, double_after: 1}", "model={kind: SmallCNN, width: 4}")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+            patch.setenv(name, "1")
+        yield
+
+
+@pytest.fixture(scope="module")
+def exact(train, tmp_path_factory):
+    """Trains in exact mode to the bits of the run."""
+
+    def run(ranks, settings, *, update, micro_batch_size=32, ramp=RAMP, resumed_from=None, options=()):
+        folder = tmp_path_factory.mktemp("exact") / "run"
+        words = ["--exact", "--noise-scale", *options]
+        for setting in (ramp, "learning_rate.warmup.target_batch=192", *settings):
+            words += ["--set", setting]
+        if resumed_from is not None:
+            first, at = resumed_from
+            train(folder, first, *words, stop_after=at)
+            words += ["--resume"]
+        train(folder, ranks, *words, "--micro-batch-size", micro_batch_size, stop_after=update)
+        return bits_of(folder, update)
+
+    return run
+
+
+def bits_of(folder, update):
+    """Digests of all files of a checkpoint and of the trace, and what the metrics say but for times."""
+    checkpoint = folder / "checkpoints" / f"update-{update:06d}"
+    files = [*sorted(checkpoint.iterdir()), folder / "trace.jsonl"]
+    assert {"weights.safetensors", "optimizer.safetensors", "state.json"} <= {file.name for file in files}
+    found = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert sum(line["key"] == "train_loss" for line in lines) == update
+    told = [line for line in lines if line["key"] == "train_loss" or line["key"].startswith("eval_")]
+    timeless = [{k: v for k, v in line.items() if k not in ("time_ms", "update_seconds")} for line in told]
+    return found | {"metrics": timeless}
+
+
+@pytest.fixture(scope="module")
+def digits_alone(exact):
+    return exact(1, DIGITS, update=12)
+
+
+def test_the_run_alone_moves_evaluates_and_averages(digits_alone):
+    lines = digits_alone["metrics"]
+    batches = [line["global_batch_size"] for line in lines if line["key"] == "train_loss"]
+    assert batches == [96] * 7 + [192] * 5
+    assert sum(line["key"] == "eval_loss" for line in lines) >= 1
+    assert "averages.safetensors" in digits_alone
+    assert "gradient_noise" in lines[0]
+
+
+@pytest.mark.parametrize(("ranks", "micro_batch_size"), [(2, 96), (3, 32), (5, 96)])
+def test_ranks_and_micro_batches_do_not_change_a_bit(exact, digits_alone, ranks, micro_batch_size):
+    assert exact(ranks, DIGITS, update=12, micro_batch_size=micro_batch_size) == digits_alone
+
+
+def test_a_run_resumed_on_other_ranks_has_the_bits_of_the_uninterrupted_one(exact, digits_alone):
+    assert exact(2, DIGITS, update=12, resumed_from=(5, 6)) == digits_alone
+
+
+def test_images_of_32x32_with_another_optimizer(exact):
+    alone = exact(1, IMAGES, update=4, ramp=SOON)
+    assert exact(2, IMAGES, update=4, ramp=SOON, resumed_from=(3, 2)) == alone
+
+
+def test_methods_that_draw_mix_and_delay(exact):
+    alone = exact(1, METHODS, update=4, ramp=SOON)
+    assert "pending.safetensors" in alone
+    assert exact(3, METHODS, update=4, ramp=SOON, micro_batch_size=96) == alone
+
+
+@pytest.mark.slow
+def test_mixed_precision_overflows_at_the_same_updates(exact):
+    alone = exact(1, MIXED, update=6)
+    assert sum(line.get("overflows", 0) for line in alone["metrics"]) > 0
+    assert exact(2, MIXED, update=6, resumed_from=(3, 3)) == alone
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [DIGITS, DEEP], ids=["digits", "images"])
+class TestLong:
+    """100 updates across the ramp, on every number of ranks and with three micro-batches."""
+
+    @pytest.fixture(scope="class")
+    def alone(self, exact):
+        known = {}
+
+        def run(settings):
+            if settings not in known:
+                known[settings] = exact(1, settings, update=100, ramp=LONG_RAMP)
+            return known[settings]
+
+        return run
+
+    @pytest.mark.parametrize("micro_batch_size", [32, 64, 192])
+    @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 8])
+    def test_ranks_and_micro_batches(self, exact, alone, settings, ranks, micro_batch_size):
+        found = exact(ranks, settings, update=100, ramp=LONG_RAMP, micro_batch_size=micro_batch_size)
+        assert found == alone(settings)
+
+    @pytest.mark.parametrize(("first", "then"), [(1, 8), (2, 3), (5, 4), (8, 1)])
+    def test_resumed_half_way_on_another_number(self, exact, alone, settings, first, then):
+        found = exact(then, settings, update=100, ramp=LONG_RAMP, resumed_from=(first, 50), micro_batch_size=64)
+        assert found == alone(settings)
