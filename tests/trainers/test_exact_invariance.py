@@ -43,16 +43,16 @@ def one_thread():
 def exact(train, tmp_path_factory):
     """Trains in exact mode to the bits of the run."""
 
-    def run(ranks, settings, *, update, micro_batch_size=32, ramp=RAMP, resumed_from=None, options=()):
+    def run(ranks, settings, *, update, micro_batch_size=32, ramp=RAMP, resumed_from=None):
         folder = tmp_path_factory.mktemp("exact") / "run"
-        words = ["--exact", "--noise-scale", *options]
+        words, timeout = ["--exact", "--noise-scale"], 60 + 20 * update
         for setting in (ramp, "learning_rate.warmup.target_batch=192", *settings):
             words += ["--set", setting]
         if resumed_from is not None:
             first, at = resumed_from
-            train(folder, first, *words, stop_after=at)
+            train(folder, first, *words, stop_after=at, timeout=timeout)
             words += ["--resume"]
-        train(folder, ranks, *words, "--micro-batch-size", micro_batch_size, stop_after=update)
+        train(folder, ranks, *words, "--micro-batch-size", micro_batch_size, stop_after=update, timeout=timeout)
         return bits_of(folder, update)
 
     return run
