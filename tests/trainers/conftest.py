@@ -24,12 +24,12 @@ class Finished:
     log: str
 
 
-def _train(folder, ranks, *options, stop_after=UPDATES, recipe=RECIPE, dtype="float32"):
+def _train(folder, ranks, *options, stop_after=UPDATES, recipe=RECIPE, dtype="float32", timeout=300):
     command = [sys.executable, "-P", "-m", "kilobatch", "train", recipe, "-n", str(ranks), "--trace"]
     command += ["--out", str(folder), "--stop-after", f"{stop_after}up", "--set", "evaluation.every=5ep"]
     command += map(str, options)
     environment = {**os.environ, "CHAINER_DTYPE": dtype}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     checkpoint = folder / "checkpoints" / f"update-{stop_after:06d}"
     return Finished(

@@ -43,16 +43,16 @@ def one_thread():
 def exact(train, tmp_path_factory):
     """Trains in exact mode to the bits of the run."""
 
-    def run(ranks, settings, *, update, micro_batch_size=32, ramp=RAMP, resumed_from=None, options=()):
+    def run(ranks, settings, *, update, micro_batch_size=32, ramp=RAMP, resumed_from=None):
         folder = tmp_path_factory.mktemp("exact") / "run"
-        words = ["--exact", "--noise-scale", *options]
+        words, timeout = ["--exact", "--noise-scale"], 60 + 20 * update
         for setting in (ramp, "learning_rate.warmup.target_batch=192", *settings):
             words += ["--set", setting]
         if resumed_from is not None:
             first, at = resumed_from
-            train(folder, first, *words, stop_after=at)
+            train(folder, first, *words, stop_after=at, timeout=timeout)
             words += ["--resume"]
-        train(folder, ranks, *words, "--micro-batch-size", micro_batch_size, stop_after=update)
+        train(folder, ranks, *words, "--micro-batch-size", micro_batch_size, stop_after=update, timeout=timeout)
         return bits_of(folder, update)
 
     return run
@@ -112,29 +112,22 @@ def test_mixed_precision_overflows_at_the_same_updates(exact):
     assert exact(2, MIXED, update=6, resumed_from=(3, 3)) == alone
 
 
+@pytest.fixture(scope="module", params=[DIGITS, DEEP], ids=["digits", "images"])
+def long_run(request, exact):
+    """100 updates across the ramp, alone, and the settings."""
+    return request.param, exact(1, request.param, update=100, ramp=LONG_RAMP)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [DIGITS, DEEP], ids=["digits", "images"])
-class TestLong:
-    """100 updates across the ramp, on every number of ranks and with three micro-batches."""
+@pytest.mark.parametrize("micro_batch_size", [32, 64, 192])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 8])
+def test_100_updates_on_any_ranks_with_any_micro_batch(exact, long_run, ranks, micro_batch_size):
+    settings, alone = long_run
+    assert exact(ranks, settings, update=100, ramp=LONG_RAMP, micro_batch_size=micro_batch_size) == alone
 
-    @pytest.fixture(scope="class")
-    def alone(self, exact):
-        known = {}
 
-        def run(settings):
-            if settings not in known:
-                known[settings] = exact(1, settings, update=100, ramp=LONG_RAMP)
-            return known[settings]
-
-        return run
-
-    @pytest.mark.parametrize("micro_batch_size", [32, 64, 192])
-    @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 8])
-    def test_ranks_and_micro_batches(self, exact, alone, settings, ranks, micro_batch_size):
-        found = exact(ranks, settings, update=100, ramp=LONG_RAMP, micro_batch_size=micro_batch_size)
-        assert found == alone(settings)
-
-    @pytest.mark.parametrize(("first", "then"), [(1, 8), (2, 3), (5, 4), (8, 1)])
-    def test_resumed_half_way_on_another_number(self, exact, alone, settings, first, then):
-        found = exact(then, settings, update=100, ramp=LONG_RAMP, resumed_from=(first, 50), micro_batch_size=64)
-        assert found == alone(settings)
+@pytest.mark.slow
+@pytest.mark.parametrize(("first", "then"), [(1, 8), (2, 3), (5, 4), (8, 1)])
+def test_100_updates_resumed_half_way_on_another_number(exact, long_run, first, then):
+    settings, alone = long_run
+    assert exact(then, settings, update=100, ramp=LONG_RAMP, resumed_from=(first, 50), micro_batch_size=64) == alone
