@@ -146,6 +146,8 @@ def trials_figure(runs: Runs) -> Figure:
         for axes, setting in zip(panels, settings, strict=True):
             for place, (key, method) in enumerate(METHODS.items()):
                 colour, dashes = run_style(place)
+                if all(run["method"] != key for run in tried):
+                    continue
                 own = sorted(
                     (r for r in tried if (r["setting"], r["method"]) == (setting, key)), key=lambda r: r["rate"]
                 )
