@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainers.communicators.connection import Connection
+from trainers.communicators.waiting import total_of
 from trainers.communicators.wire import FullWire, Wire
 from trainers.flat_gradients import FlatGradients
 
@@ -165,7 +166,7 @@ def mean(values: np.ndarray, connection: Connection, wire: Wire, scale: float) -
         connection.mean(values, wire, scale)
         return 0, 0
     values *= np.float32(scale)
-    total = connection.mpi.allreduce(float(np.abs(values).max(initial=0.0)))
+    total = total_of(connection.mpi, float(np.abs(values).max(initial=0.0)))
     factor = np.float32(wire_factor(total, wire, connection.num_roundings))
     values *= factor
     losses = wire.losses(values)
