@@ -4,8 +4,8 @@
     .venv/bin/python scripts/bench_wire.py --json runs.json --table-only
 
 Trains digits at 4 times the reference batch and a synthetic set with noisy labels at 16 times, linear scaling and
-warmup (data and models of compared_methods.py, 120 and 80 updates), on two ranks whose gradients go around a ring, so that
-the wire is used on one machine as well:
+warmup (data and models of compared_methods.py, about 120 and 80 updates), on two ranks whose gradients go around a
+ring, so that the wire is used on one machine as well:
 
     float32, float16, bfloat16    the wire; all else alike
     double                        double buffering at the same rate, float32
