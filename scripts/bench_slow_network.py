@@ -72,15 +72,7 @@ def hidden(seconds: float, none: float, compute: float) -> float:
 
 
 class Trained:
-    """A model that is trained on a rank's samples, in one way.
-
-    Args:
-        world: all ranks, who make this together.
-        samples: of an update on a rank.
-        way: of WAYS, or COMPUTE.
-        wire: name of a format.
-        bucket_bytes: see `GradientExchange`.
-    """
+    """A model trained in one of WAYS, or COMPUTE, on so many samples an update and rank; all ranks make it together."""
 
     def __init__(
         self, world: Any, *, samples: int, way: str, wire: str = "float32", bucket_bytes: int = 1 << 40

@@ -88,13 +88,14 @@ class SlowNetwork:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would leave the rest
         for name in (*self.names, self.hub):
             for process in _quiet("ip", "netns", "pids", name).split():
                 with suppress(ProcessLookupError):
                     os.kill(int(process), signal.SIGKILL)
             _quiet("ip", "netns", "delete", name)  # and with it its links and their filters
         self._folder.cleanup()
-        for number, handler in self._before.items():
+        for number, handler in (*self._before.items(), (signal.SIGINT, interrupt)):
             signal.signal(number, handler)
 
     def run(self, words: Sequence[str], *, environment: Mapping[str, str] | None = None, timeout: float = 600) -> None:
