@@ -10,7 +10,7 @@ takes 0.5, 1 and 2 times as long as computing them: both are measured first. The
 
     compute    no exchange at all: the Dummy communicator
     none       all gradients after the backward pass
-    buckets    each of about eight buckets as soon as the backward pass has finished it
+    buckets    each bucket, an eighth of the bytes or one large weight, as soon as the backward pass has finished it
     double     double buffering: gradients travel while the next update is computed, which is other mathematics
 
 the last three with float32 and with float16 on the wire, around a ring. The ways take turns in the same processes,
@@ -43,7 +43,7 @@ from trainers.launch import launched_ranks
 
 RECIPE = "digits/baseline"
 MODEL = "model={kind: SmallCNN, width: 96}"
-NUM_BUCKETS = 8
+BUCKETS_PER_MODEL = 8  # at most: a large weight is one
 WIRES = ("float32", "float16")
 WAYS = ("none", "buckets", "double")
 COMPUTE = "compute"
@@ -176,7 +176,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     found = []
     for ratio in options.ratios:
         samples = world.bcast(samples_for(communication / ratio, times))
-        how = {"samples": samples, "bucket_bytes": num_bytes // NUM_BUCKETS}
+        how = {"samples": samples, "bucket_bytes": num_bytes // BUCKETS_PER_MODEL}
         trained = {COMPUTE: Trained(world, samples=samples, way=COMPUTE)}
         trained |= {f"{way} {wire}": Trained(world, way=way, wire=wire, **how) for wire in WIRES for way in WAYS}
         seconds: dict[str, list[float]] = {name: [] for name in trained}
