@@ -116,7 +116,7 @@ def train_all(options: argparse.Namespace) -> None:
 
 def train(overrides: tuple[str, ...], world: Any) -> dict[str, Any]:
     """Train as `kilobatch train` does, on all ranks together; the images stay in memory between runs."""
-    from trainers.faults import RunFailed
+    from trainers.faults import EXIT_STOPPED, RunFailed
     from trainers.request import TrainRequest, prepare
     from trainers.train import TrainOptions, train_as_rank
 
@@ -128,7 +128,8 @@ def train(overrides: tuple[str, ...], world: Any) -> dict[str, Any]:
         folder = Path(world.bcast(own))
         options = TrainOptions(folder=folder, checkpoint_every=opened.recipe.epochs)
         try:
-            train_as_rank(opened, prepared.plan, options, mpi=world, launched_by_us=True)
+            if train_as_rank(opened, prepared.plan, options, mpi=world, launched_by_us=True) == EXIT_STOPPED:
+                raise SystemExit(EXIT_STOPPED)  # its accuracy is that of half a run
         except RunFailed as error:
             failed = str(error).partition(". ")[0]
         world.Barrier()

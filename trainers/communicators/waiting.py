@@ -42,7 +42,7 @@ def send_and_receive(mpi: Any, sent: np.ndarray, dest: int, received: np.ndarray
 
     A small message of another thread, such as that of the loss, goes over the same connection and waits until what has
     been handed to MPI before has left: a piece is handed over when one has come in, on a fast link up to 128 at a time.
-    Measured with 200 kB at 100 Mbit/s: 4 ms instead of 13 for the small message, at the same bandwidth.
+    Measured at 100 Mbit/s: 7 ms instead of 148 for a small message beside one of 2 MB, at the same bandwidth.
     """
     receives = [mpi.Irecv(piece, source) for piece in _pieces(received)]
     sends, waiting = [], list(_pieces(sent))
