@@ -54,7 +54,7 @@ def test_table_has_the_differences_in_points(bench):
     lines = bench.table_lines(finished(bench, accuracy_of), 2)
     assert len(lines) == 2 + 2 * 5
     assert lines[2] == "| digits-4x | float32 | x 1 | 91.50 +- 0.71 % | 2 |  |  |"
-    assert lines[3].startswith("| digits-4x | float16 | x 1 | 90.50 +- 0.71 % | 2 | -1.00 (-5.30 to +3.30) |")
+    assert lines[3].startswith("| digits-4x | float16 | x 1 | 90.50 +- 0.71 % | 2 | -1.00 (-4.04 to +2.04) |")  # t(2) = 4.303
     assert lines[3].endswith("| not told apart |")
 
 
