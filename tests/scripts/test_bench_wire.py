@@ -54,7 +54,8 @@ def test_table_has_the_differences_in_points(bench):
     lines = bench.table_lines(finished(bench, accuracy_of), 2)
     assert len(lines) == 2 + 2 * 5
     assert lines[2] == "| digits-4x | float32 | x 1 | 91.50 +- 0.71 % | 2 |  |  |"
-    assert lines[3].startswith("| digits-4x | float16 | x 1 | 90.50 +- 0.71 % | 2 | -1.00 (-4.04 to +2.04) |")  # t(2) = 4.303
+    # 4.303, which is t with two degrees of freedom, times the root of 0.5 / 2 + 0.5 / 2
+    assert lines[3].startswith("| digits-4x | float16 | x 1 | 90.50 +- 0.71 % | 2 | -1.00 (-4.04 to +2.04) |")
     assert lines[3].endswith("| not told apart |")
 
 
