@@ -1,0 +1,296 @@
+"""Seconds an update on slow links, by how gradients are exchanged: suzuki2018's table in miniature. Needs root.
+
+    .venv/bin/python scripts/bench_slow_network.py
+    .venv/bin/python scripts/bench_slow_network.py --ranks 2 --megabits 100 --ratios 1 --rounds 5 --json F
+    .venv/bin/python scripts/bench_slow_network.py --allreduce
+
+Each rank is in a network namespace of its own, behind a link that the kernel throttles (`slow_network.py`), with one
+BLAS thread. A small convolutional network is trained on digits, at batches for which sending its gradients as float32
+takes 0.5, 1 and 2 times as long as computing them: both are measured first. Then, at each of these batches:
+
+    compute    no exchange at all: the Dummy communicator
+    none       all gradients after the backward pass
+    buckets    each bucket, an eighth of the bytes or one large weight, as soon as the backward pass has finished it
+    double     double buffering: gradients travel while the next update is computed, which is other mathematics
+
+the last three with float32 and with float16 on the wire, around a ring. The ways take turns in the same processes,
+the first another one each time: one update to begin with, then `--updates` of them timed, on the slowest rank. The
+table has medians over the rounds. `hidden` is 1 - (time - compute) / (none - compute), of the same wire.
+
+With `--allreduce` it times instead what `bench_allreduce.py` does, between such hosts: our algorithms beside MPI's own
+flat all-reduce (`MpiAllreduce, whole`) and, where torch is installed, gloo; unthrottled where `--megabits` is 0.
+
+More ranks than cores wait for each other's turn on a core. Nothing but namespaces is made, and they are always removed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bench_updater import Replay, load_shares
+from slow_network import SlowNetwork, why_not
+
+from trainers.launch import launched_ranks
+
+RECIPE = "digits/baseline"
+MODEL = "model={kind: SmallCNN, width: 96}"
+BUCKETS_PER_MODEL = 8  # at most: a large weight is one
+WIRES = ("float32", "float16")
+WAYS = ("none", "buckets", "double")
+COMPUTE = "compute"
+CALIBRATION_SIZES = (4, 32)  # samples of an update on a rank
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+
+
+def samples_for(seconds: float, times: tuple[float, float]) -> int:
+    """Samples whose computation takes so long, at least 1, on the line through the two calibrated times.
+
+    >>> samples_for(0.5, (0.1, 0.38))
+    44
+    """
+    few, many = CALIBRATION_SIZES
+    each = max((times[1] - times[0]) / (many - few), 1e-9)
+    return max(1, round(few + (seconds - times[0]) / each))
+
+
+def hidden(seconds: float, none: float, compute: float) -> float:
+    """The part of the communication that costs no time.
+
+    >>> hidden(1.1, none=2.0, compute=1.0)
+    0.9
+    """
+    return round(1 - (seconds - compute) / (none - compute), 12)
+
+
+class Trained:
+    """A model trained in one of WAYS, or COMPUTE, on so many samples an update and rank; all ranks make it together."""
+
+    def __init__(
+        self, world: Any, *, samples: int, way: str, wire: str = "float32", bucket_bytes: int = 1 << 40
+    ) -> None:
+        from recipes.planning.cluster import GradientExchange
+        from trainers.build import build, build_exchange
+        from trainers.communicators import Dummy, Ring
+        from trainers.norm_groups import NormGroups
+        from trainers.request import TrainRequest, prepare
+        from trainers.updater import RecipeUpdater
+
+        batch = f"batch={{global: {samples * world.size}, norm_span: {samples}}}"
+        overrides = (
+            MODEL,
+            batch,
+            "learning_rate.reference=0.001",
+            f"updater.double_buffering={str(way == 'double').lower()}",
+        )
+        prepared = prepare(TrainRequest(recipe=RECIPE, overrides=overrides), workers=world.size)
+        parts = build(prepared.opened.recipe, prepared.opened.dataset)
+        groups = NormGroups(prepared.opened.recipe.evaluation)
+        groups.install(parts.model)
+        settings = GradientExchange(
+            communicator=Dummy() if way == COMPUTE else Ring(),
+            wire=wire,
+            bucket_bytes=bucket_bytes,
+            overlap=way in ("buckets", "double"),
+        )
+        self._world = world
+        self.exchange = build_exchange(settings, parts, world, copies=2 if way == "double" else 1)
+        self._updater = RecipeUpdater(
+            {"main": Replay(load_shares(prepared, world.rank, 2))},
+            parts.optimizer,
+            loss=parts.loss,
+            plan=prepared.plan,
+            exchange=self.exchange,
+            mpi=world,
+            norm_groups=groups,
+        )
+
+    def seconds(self, updates: int) -> tuple[float, float]:
+        """An update's, on the slowest rank, while it trains; and of them those of processors, the mean of the ranks."""
+        from mpi4py import MPI
+
+        self._world.Barrier()
+        self._updater.update()
+        began, of_processor = time.perf_counter(), time.process_time()
+        for _ in range(updates):
+            self._updater.update()
+        own = (time.perf_counter() - began, time.process_time() - of_processor)
+        self._updater.pending_arrays()  # nothing is on its way when the next one takes its turn
+        slowest = self._world.allreduce(own[0], op=MPI.MAX)
+        return slowest / updates, self._world.allreduce(own[1]) / self._world.size / updates
+
+    def close(self) -> None:
+        """Give memory, thread and communicators back; all ranks together."""
+        self.exchange.close()
+
+
+def median_of(run: Callable[[], float], times: int) -> float:
+    """After one that does not count."""
+    run()
+    return statistics.median(run() for _ in range(times))
+
+
+def communication_seconds(world: Any) -> tuple[float, int]:
+    """Of one exchange of all gradients as float32, nothing else going on; and their bytes."""
+    from mpi4py import MPI
+
+    trained = Trained(world, samples=1, way="none")
+
+    def run() -> float:
+        world.Barrier()
+        began = time.perf_counter()
+        trained.exchange.begin(scale=1.0).finish()
+        return world.allreduce(time.perf_counter() - began, op=MPI.MAX)
+
+    found = median_of(run, 3), trained.exchange.flat.values.nbytes
+    trained.close()
+    return found
+
+
+def compute_seconds(world: Any, samples: int) -> float:
+    """Of an update without any exchange."""
+    trained = Trained(world, samples=samples, way=COMPUTE)
+    found = median_of(lambda: trained.seconds(2)[0], 3)
+    trained.close()
+    return found
+
+
+def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Times of every way at every ratio on the ranks that were launched; all of them call this together."""
+    from mpi4py import MPI
+
+    from trainers.faults import abort_on_exception
+
+    world = MPI.COMM_WORLD
+    abort_on_exception(world.rank)
+    communication, num_bytes = communication_seconds(world)
+    times = tuple(compute_seconds(world, size) for size in CALIBRATION_SIZES)
+    found = []
+    for ratio in options.ratios:
+        samples = world.bcast(samples_for(communication / ratio, times))
+        how = {"samples": samples, "bucket_bytes": num_bytes // BUCKETS_PER_MODEL}
+        trained = {COMPUTE: Trained(world, samples=samples, way=COMPUTE)}
+        trained |= {f"{way} {wire}": Trained(world, way=way, wire=wire, **how) for wire in WIRES for way in WAYS}
+        seconds: dict[str, list[float]] = {name: [] for name in trained}
+        of_processor: dict[str, list[float]] = {name: [] for name in trained}
+        for number in range(options.rounds):
+            first = number % len(trained)
+            for name in [*trained][first:] + [*trained][:first]:
+                one, other = trained[name].seconds(options.updates)
+                seconds[name].append(one)
+                of_processor[name].append(other)
+        for one in trained.values():
+            one.close()
+        found.append(
+            {
+                "ranks": world.size,
+                "ratio": ratio,
+                "samples_per_rank": samples,
+                "gradient_bytes": num_bytes,
+                "communication_seconds": communication,
+                "seconds": seconds,
+                "processor_seconds": of_processor,
+            }
+        )
+    return found
+
+
+HEADS = ("ranks", "Mbit/s", "ratio", "wire", COMPUTE, *WAYS, "hidden by buckets", "by double")
+
+
+def table_lines(found: dict[str, Any]) -> list[str]:
+    """Two lines of the table in Markdown, one a wire; times in milliseconds, the ratio as it came out."""
+    middle = {name: statistics.median(values) for name, values in found["seconds"].items()}
+    compute, lines = middle[COMPUTE], []
+    for wire in WIRES:
+        times = [middle[f"{way} {wire}"] for way in WAYS]
+        ratio = (times[0] - compute) / compute
+        cells = [str(found["ranks"]), str(found["megabits"]), f"{ratio:.2f}", wire]
+        cells += [f"{1000 * value:.0f}" for value in (compute, *times)]
+        cells += [f"{100 * hidden(value, times[0], compute):.0f} %" for value in times[1:]]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def on_hosts(hosts: int, megabits: int, words: list[str], file: Path, timeout: float) -> list[dict[str, Any]]:
+    """Run a script on ranks behind such links and read what it measured."""
+    with SlowNetwork(hosts=hosts, megabits=megabits or None) as network:
+        words = [sys.executable, *words, "--json", str(file)]
+        network.run(words, environment={**ONE_THREAD, "GLOO_SOCKET_IFNAME": "eth0"}, timeout=timeout)
+    return [{**found, "megabits": megabits} for found in json.loads(file.read_text(encoding="utf-8"))]
+
+
+def main() -> None:
+    """Measure on every number of ranks and every link, or be one of the ranks."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", nargs="+", type=int, default=[2, 3, 4])
+    parser.add_argument("--megabits", nargs="+", type=int, default=[100, 200], help="a second, of each link")
+    parser.add_argument("--ratios", nargs="+", type=float, default=[0.5, 1.0, 2.0], help="communication over compute")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--updates", type=int, default=3, help="timed in a turn")
+    parser.add_argument("--allreduce", action="store_true", help="time bench_allreduce.py instead")
+    parser.add_argument("--model", default="cifar", help="with --allreduce: of that script")
+    parser.add_argument("--timeout", type=float, default=1800.0, metavar="SECONDS", help="of one launch")
+    parser.add_argument("--json", type=Path, metavar="F", help="write all figures here")
+    options = parser.parse_args()
+    if launched_ranks() is not None:
+        return as_rank(options)
+    if (reason := why_not()) is not None:
+        print(f"bench_slow_network: skipped: {reason}")
+        return None
+    results = []
+    if not options.allreduce:
+        print("| " + " | ".join(HEADS) + " |\n" + "|---" * len(HEADS) + "|", flush=True)
+    for megabits in options.megabits:
+        for ranks in options.ranks:
+            with tempfile.TemporaryDirectory() as folder:
+                file = Path(folder, "figures.json")
+                found = on_hosts(ranks, megabits, _words(options), file, options.timeout)
+            results += found
+            print("\n".join(line for one in found for line in _lines(one, options.allreduce)), flush=True)
+            if options.json:
+                options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+def as_rank(options: argparse.Namespace) -> None:
+    """Measure; rank 0 writes it down."""
+    found = measure(options)
+    from mpi4py import MPI
+
+    if MPI.COMM_WORLD.rank == 0:
+        options.json.write_text(json.dumps(found), encoding="utf-8")
+
+
+def _words(options: argparse.Namespace) -> list[str]:
+    counts = ["--rounds", str(options.rounds)]
+    if options.allreduce:
+        script = Path(__file__).with_name("bench_allreduce.py")
+        return [str(script), "--model", options.model, "--turns", str(options.updates), "--buckets", "0", *counts]
+    ratios = [str(ratio) for ratio in options.ratios]
+    return [__file__, "--updates", str(options.updates), *counts, "--ratios", *ratios]
+
+
+def _lines(found: dict[str, Any], allreduce: bool) -> list[str]:
+    if not allreduce:
+        return table_lines(found)
+    import bench_allreduce
+
+    link = f"{found['megabits']} Mbit/s" if found["megabits"] else "unthrottled"
+    return [
+        f"{found['ranks']} ranks, {link}, {4e-6 * found['num_values']:.1f} MB:",
+        *bench_allreduce.table_lines(found),
+    ]
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    os.environ.setdefault("PYTHONWARNINGS", "ignore::SyntaxWarning")
+    main()

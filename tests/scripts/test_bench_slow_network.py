@@ -1,0 +1,167 @@
+"""The slow network is one, and is taken down again; what its benchmark computes from times, by hand."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+SCRIPT = SCRIPTS / "bench_slow_network.py"
+PROBE = """
+import sys, time
+import numpy as np
+from mpi4py import MPI
+world, values, other = MPI.COMM_WORLD, np.zeros(500_000, np.uint8), np.empty(500_000, np.uint8)
+alone = world.Split_type(MPI.COMM_TYPE_SHARED).size == 1
+for _ in range(3):
+    world.Barrier()
+    began = time.perf_counter()
+    world.Sendrecv(values, 1 - world.rank, recvbuf=other, source=1 - world.rank)
+    seconds = time.perf_counter() - began
+if world.rank == 0:
+    open(sys.argv[1], "w").write(f"{seconds} {alone}")
+"""
+
+
+@pytest.fixture
+def slow_network(monkeypatch):
+    """The modules of scripts, which import each other by their names."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    import slow_network
+
+    return slow_network
+
+
+@pytest.fixture
+def bench(slow_network):
+    import bench_slow_network
+
+    return bench_slow_network
+
+
+@pytest.fixture
+def allowed(slow_network):
+    if (reason := slow_network.why_not()) is not None:
+        pytest.skip(reason)
+
+
+def namespaces():
+    return subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
+
+
+def test_command_of_a_throttle(slow_network):
+    words = "tc qdisc add dev eth0 root tbf rate 100mbit burst 65536 limit 500000"  # 40 ms of 12.5 MB/s
+    assert " ".join(slow_network.throttle_of("eth0", 100)) == words
+    assert slow_network.throttle_of("eth0", 1)[-1] == "131072"  # never below two bursts
+
+
+def test_login_script_finds_the_namespace_of_an_address(slow_network, tmp_path):
+    (tmp_path / "ip").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "ip").chmod(0o755)
+    script = slow_network.login_script(["a-0", "a-1"])
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+
+    def login(*words):
+        return subprocess.run(["sh", "-c", script, "login", *words], capture_output=True, text=True, env=environment)
+
+    assert login("-x", "10.99.0.2", '"proxy"', "--port", "3").stdout == 'netns exec a-1 sh -c "proxy" --port 3\n'
+    assert login("10.99.0.3", "proxy").returncode == 1
+
+
+def test_without_root_the_benchmark_says_so_and_ends_well(bench, monkeypatch, capsys):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(sys, "argv", ["bench_slow_network.py"])
+    monkeypatch.setattr(bench, "launched_ranks", lambda: None)
+    bench.main()
+    assert capsys.readouterr().out == "bench_slow_network: skipped: network namespaces need root\n"
+
+
+def test_samples_whose_computation_takes_so_long(bench):
+    times = (0.1, 0.38)  # of 4 and 32 samples: 10 ms each beside 60 ms
+    assert [bench.samples_for(seconds, times) for seconds in (0.1, 0.38, 1.06, 0.01)] == [4, 32, 100, 1]
+
+
+def test_what_is_hidden(bench):
+    assert bench.hidden(2.0, none=2.0, compute=1.0) == 0
+    assert bench.hidden(1.0, none=2.0, compute=1.0) == 1
+    assert bench.hidden(2.5, none=2.0, compute=1.0) == -0.5
+
+
+def test_table_has_a_line_for_each_wire(bench):
+    seconds = {"compute": [0.3, 0.1, 0.2]}
+    seconds |= {f"{way} float32": [t] for way, t in zip(bench.WAYS, (0.6, 0.5, 0.2), strict=True)}
+    seconds |= {f"{way} float16": [t] for way, t in zip(bench.WAYS, (0.4, 0.3, 0.22), strict=True)}
+    assert bench.table_lines({"ranks": 2, "megabits": 100, "ratio": 2.0, "seconds": seconds}) == [
+        "| 2 | 100 | 2.00 | float32 | 200 | 600 | 500 | 200 | 25 % | 100 % |",
+        "| 2 | 100 | 1.00 | float16 | 200 | 400 | 300 | 220 | 50 % | 90 % |",
+    ]
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.usefixtures("allowed")
+def test_half_a_megabyte_takes_as_long_as_the_link_says_and_nothing_is_left(slow_network, tmp_path):
+    program, file, before = tmp_path / "probe.py", tmp_path / "seconds", namespaces()
+    program.write_text(PROBE)
+    with slow_network.SlowNetwork(hosts=2, megabits=50) as network:
+        assert namespaces() != before
+        network.run([sys.executable, str(program), str(file)], timeout=100)
+    assert namespaces() == before
+    seconds, alone = file.read_text().split()
+    assert 0.07 < float(seconds) < 0.4  # 500 kB at 6.25 MB/s are 80 ms, 10 of them in the burst
+    assert alone == "True"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("allowed")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_network_is_taken_down(number):
+    before = namespaces()
+    words = [sys.executable, str(SCRIPTS / "slow_network.py"), "2", "100", "sleep", "60"]
+    process = subprocess.Popen(words, stderr=subprocess.DEVNULL)
+    names = [f"kilobatch-{process.pid}-{host}" for host in (0, 1)]
+    until = time.monotonic() + 60
+    while not all(_processes(name) for name in names) and time.monotonic() < until:
+        time.sleep(0.1)
+    process.send_signal(number)
+    assert process.wait(timeout=60) != 0
+    assert namespaces() == before
+
+
+def _processes(name):
+    found = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout
+    return [pid for pid in found.split() if "sleep" in Path(f"/proc/{pid}/cmdline").read_text()]
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.usefixtures("allowed")
+def test_figures_of_every_way(tmp_path):
+    file = tmp_path / "figures.json"
+    words = [
+        "--ranks",
+        "2",
+        "--megabits",
+        "200",
+        "--ratios",
+        "1",
+        "--rounds",
+        "1",
+        "--updates",
+        "1",
+        "--json",
+        str(file),
+    ]
+    done = subprocess.run([sys.executable, str(SCRIPT), *words], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(file.read_text())
+    ways = {f"{way} {wire}" for way in ("none", "buckets", "double") for wire in ("float32", "float16")}
+    assert found["seconds"].keys() == {"compute", *ways}
+    assert found["communication_seconds"] > found["gradient_bytes"] / 25e6 * 0.9
+    assert found["seconds"]["none float32"][0] > found["seconds"]["compute"][0]
+    assert len([line for line in done.stdout.splitlines() if line.startswith("| 2 | 200 |")]) == 2

