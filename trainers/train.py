@@ -19,6 +19,7 @@ from recipes.planning.planner import Model, Plan
 from recipes.planning.stream import Stream
 from trainers.build import Parts, build, build_exchange
 from trainers.checkpoint import load_into, newest_checkpoint, read_checkpoint
+from trainers.communicators.wire import FullWire
 from trainers.environment import environment
 from trainers.evaluate import score
 from trainers.extensions.checkpoints import Checkpoints
@@ -29,6 +30,7 @@ from trainers.extensions.triggers import Every
 from trainers.faults import EXIT_STOPPED, NotFinite, Overflow, RunFailed
 from trainers.launch import StopRequest, command_line
 from trainers.norm_groups import NormGroups
+from trainers.phases import RankSeconds
 from trainers.run_folder import CHECKPOINTS, LOG, METRICS, REPORT, TRACE, cut_back, dataset_facts, write_run
 from trainers.stream_iterator import StreamIterator
 from trainers.updater import RecipeUpdater
@@ -132,7 +134,9 @@ class _Run:
         hosts = self.mpi.gather({"rank": self.mpi.rank, "host": socket.gethostname()}, root=0)
         if self.leads:
             self._write_run(hosts)
-        self.metrics = Metrics(folder / METRICS, writes=self.leads)
+        clock, wire = self.updater.clock, self.updater.exchange.wire
+        ranks = RankSeconds(clock, self.mpi, counts_lost=not isinstance(wire, FullWire))
+        self.metrics = Metrics(folder / METRICS, writes=self.leads, ranks=ranks)
         self.trainer = self._trainer(resumed=state)
         reached = {"update": self.updater.iteration, "epoch": self.updater.epoch_detail}
         self.metrics.write("run_start", self.opened.recipe.name, workers=self.mpi.size, notes=notes, **reached)
