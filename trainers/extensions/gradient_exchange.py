@@ -1,0 +1,64 @@
+"""What exchanges the gradients: in the log and the metrics, once it is known."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from chainer.training import Extension, Trainer
+
+from trainers.exchange import Exchange
+from trainers.extensions.metrics import Metrics
+
+log = logging.getLogger("kilobatch")
+
+
+class GradientExchange(Extension):
+    """A line after the first exchange, by which a communicator that chooses by measurement has chosen.
+
+    Args:
+        exchange: of all workers.
+        metrics: where the line goes.
+    """
+
+    priority = 245
+    default_name = "gradient_exchange"
+    trigger = (1, "iteration")
+
+    def __init__(self, exchange: Exchange, metrics: Metrics) -> None:
+        self._exchange, self._metrics = exchange, metrics
+        self._told = False
+
+    def __call__(self, trainer: Trainer) -> None:
+        updater = trainer.updater
+        if self._told or updater.record.exchanged is None:
+            return
+        self._told = True
+        told = described(self._exchange)
+        self._metrics.write(
+            "gradient_exchange", told.pop("communicator"), update=updater.iteration, epoch=updater.epoch_detail, **told
+        )
+        for choice in told["choices"]:
+            log.info("gradients: %s", choice)
+
+
+def described(exchange: Exchange) -> dict[str, Any]:
+    """Communicator, buckets and bytes of an exchange; all workers call this together.
+
+    `sent_bytes` are those of an update on the wire from the worker that sends most, and null where the MPI library
+    decides.
+    """
+    connection, flat = exchange.connection, exchange.flat
+    num_bytes = exchange.wire.num_bytes
+    sent = [connection.sent_values(bucket.place.stop - bucket.place.start) for bucket in exchange.buckets]
+    own = None if None in sent else float(sum(sent)) * num_bytes
+    everyone = connection.mpi.allgather(own)
+    return {
+        "communicator": connection.name,
+        "choices": list(connection.choices),
+        "wire": exchange.wire.name,
+        "overlap": exchange.overlaps,
+        "num_buckets": len(exchange.buckets),
+        "gradient_bytes": len(flat.values) * flat.values.itemsize,
+        "sent_bytes": None if None in everyone else round(max(everyone)),
+    }
