@@ -167,21 +167,25 @@ class Round:
             connection.mean(values, wire, self._scale)
             return
         values *= np.float32(self._scale)
-        factor = np.float32(_wire_factor(values, connection, wire))
+        total = connection.mpi.allreduce(float(np.abs(values).max(initial=0.0)))
+        factor = np.float32(wire_factor(total, wire, connection.num_roundings))
         values *= factor
         self._losses += wire.losses(values)
         connection.sum(values, wire)
         values *= np.float32(1.0) / factor
 
 
-def _wire_factor(values: np.ndarray, connection: Connection, wire: Wire) -> float:
-    """S: with it the sum over the workers of each one's largest number stays below what the wire holds."""
-    if math.isinf(wire.largest):
+def wire_factor(total: float, wire: Wire, num_roundings: int) -> float:
+    """S, a power of two: with it no partial sum lies above the wire's largest number, rounded up each time.
+
+    Args:
+        total: the sum over the workers of each one's largest number.
+        wire: that the numbers cross.
+        num_roundings: of a partial sum before it is whole.
+    """
+    if math.isinf(wire.largest) or not 0.0 < total < math.inf:
         return 1.0
-    total = connection.mpi.allreduce(float(np.abs(values).max(initial=0.0)))
-    if not 0.0 < total < math.inf:
-        return 1.0
-    room = wire.largest / (1.0 + wire.epsilon) ** (connection.num_roundings + 1)
+    room = wire.largest / (1.0 + wire.epsilon) ** (num_roundings + 1)
     return 2.0 ** min(math.floor(math.log2(room / total)), 126)
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import numpy as np
+
+_PIECE = 32768  # numbers that are converted at a time
 
 
 class Wire(Protocol):
@@ -73,12 +76,24 @@ class FullWire:
 
 
 class _HalfWire:
-    """Sixteen bits a number, summed in float32 by whoever receives them."""
+    """Sixteen bits a number, summed in float32 by whoever receives them, piece by piece so that all stays in a cache.
+
+    `_infinite_from` and `_zero_up_to`: the least number that is rounded to infinity, the largest that is to zero.
+    """
 
     num_bytes = 2
+    _infinite_from: float
+    _zero_up_to: float
 
     def __init__(self) -> None:
         self._scratch = np.empty(0, np.uint16)
+        self._piece = np.empty(_PIECE, np.float32)
+
+    def pack(self, values: np.ndarray) -> np.ndarray:
+        packed = np.empty(len(values), np.uint16)
+        for place in _pieces(values):
+            self._pack(values[place], packed[place])
+        return packed
 
     def room(self, values: np.ndarray) -> np.ndarray:
         return self.scratch(values)
@@ -89,47 +104,76 @@ class _HalfWire:
         return self._scratch[: len(values)]
 
     def add(self, values: np.ndarray, received: np.ndarray) -> None:
-        values += self._unpacked(received)
+        for place in _pieces(values):
+            part = values[place]
+            unpacked = self._piece[: len(part)]
+            self._unpack(received[place], unpacked)
+            part += unpacked
 
     def store(self, values: np.ndarray, received: np.ndarray) -> None:
-        np.copyto(values, self._unpacked(received))
+        for place in _pieces(values):
+            self._unpack(received[place], values[place])
 
     def losses(self, values: np.ndarray) -> tuple[int, int]:
-        packed = self._unpacked(self.pack(values))
-        overflowed = np.isinf(packed) & np.isfinite(values)
-        return int(overflowed.sum()), int(((packed == 0) & (values != 0)).sum())
+        overflowed = flushed = 0
+        for place in _pieces(values):
+            part = np.abs(values[place])
+            overflowed += np.count_nonzero(part >= self._infinite_from) - np.count_nonzero(part == np.inf)
+            flushed += np.count_nonzero(part <= self._zero_up_to) - np.count_nonzero(part == 0)
+        return overflowed, flushed
+
+    def _pack(self, values: np.ndarray, packed: np.ndarray) -> None:
+        raise NotImplementedError
+
+    def _unpack(self, received: np.ndarray, values: np.ndarray) -> None:
+        raise NotImplementedError
 
 
 class Float16Wire(_HalfWire):
     """IEEE half precision: 11 significant bits, largest 65,504, below 6e-8 nothing."""
 
     name, largest, epsilon = "float16", 65504.0, 2.0**-11
+    _infinite_from, _zero_up_to = 65520.0, 2.0**-25
 
-    def pack(self, values: np.ndarray) -> np.ndarray:
+    def _pack(self, values: np.ndarray, packed: np.ndarray) -> None:
         with np.errstate(over="ignore"):  # counted by whoever asks; an infinity is found after the sum
-            return values.astype(np.float16).view(np.uint16)
+            np.copyto(packed.view(np.float16), values, casting="same_kind")
 
-    @staticmethod
-    def _unpacked(received: np.ndarray) -> np.ndarray:
-        return received.view(np.float16).astype(np.float32)
+    def _unpack(self, received: np.ndarray, values: np.ndarray) -> None:
+        np.copyto(values, received.view(np.float16))
 
 
 class BFloat16Wire(_HalfWire):
     """bfloat16: 8 significant bits and the range of float32, rounded to nearest, ties to even."""
 
     name, largest, epsilon = "bfloat16", float("inf"), 2.0**-8
+    _infinite_from, _zero_up_to = 2.0**128 - 2.0**119, 2.0**-134
 
-    def pack(self, values: np.ndarray) -> np.ndarray:
+    def __init__(self) -> None:
+        super().__init__()
+        self._bits = np.empty(_PIECE, np.uint32)
+
+    def _pack(self, values: np.ndarray, packed: np.ndarray) -> None:
         bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
-        packed = ((bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))) >> 16).astype(np.uint16)
+        rounded = np.right_shift(bits, 16, out=self._bits[: len(values)])
+        rounded &= 1
+        rounded += np.uint32(0x7FFF)
+        rounded += bits
+        rounded >>= 16
+        np.copyto(packed, rounded, casting="same_kind")
         lost = np.isnan(values)
         if lost.any():  # the carry would make infinities or zeros of them
             packed[lost] = 0x7FC0
-        return packed
 
-    @staticmethod
-    def _unpacked(received: np.ndarray) -> np.ndarray:
-        return (received.astype(np.uint32) << 16).view(np.float32)
+    def _unpack(self, received: np.ndarray, values: np.ndarray) -> None:
+        if values.dtype == np.float32:
+            np.left_shift(received, 16, out=values.view(np.uint32), dtype=np.uint32)
+        else:
+            np.copyto(values, (received.astype(np.uint32) << 16).view(np.float32))
+
+
+def _pieces(values: np.ndarray) -> Iterator[slice]:
+    return (slice(begin, begin + _PIECE) for begin in range(0, len(values), _PIECE))
 
 
 WIRES = {wire.name: wire for wire in (FullWire, Float16Wire, BFloat16Wire)}
