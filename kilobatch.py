@@ -50,6 +50,9 @@ def train(
     noise_scale: Annotated[
         bool, typer.Option("--noise-scale", help="Measure the gradient noise scale: see the report.")
     ] = False,
+    profile: Annotated[
+        int | None, typer.Option(min=1, metavar="U", help="Write profile.json of U updates, for chrome://tracing.")
+    ] = None,
     data: Data = None,
     allow_code: AllowCode = False,
 ) -> None:
@@ -72,6 +75,7 @@ def train(
         micro_batch_size=micro_batch_size,
         trace=trace,
         measure_noise=noise_scale,
+        profile=profile,
         data=data,
         allow_code=allow_code,
     )

@@ -28,6 +28,7 @@ class TrainRequest:
     micro_batch_size: int | None = None
     trace: bool = False
     measure_noise: bool = False
+    profile: int | None = None
     allow_code: bool = False
     data: Path | None = None
 
@@ -38,6 +39,7 @@ class TrainRequest:
             ("--cluster", self.cluster),
             ("--stop-after", self.stop_after),
             ("--micro-batch-size", self.micro_batch_size),
+            ("--profile", self.profile),
             ("--data", self.data),
         ):
             words += [] if value is None else [flag, str(value)]

@@ -19,19 +19,22 @@ from recipes.planning.planner import Model, Plan
 from recipes.planning.stream import Stream
 from trainers.build import Parts, build, build_exchange
 from trainers.checkpoint import load_into, newest_checkpoint, read_checkpoint
+from trainers.communicators import Auto
 from trainers.communicators.wire import FullWire
 from trainers.environment import environment
 from trainers.evaluate import score
 from trainers.extensions.checkpoints import Checkpoints
 from trainers.extensions.evaluation import Evaluation
+from trainers.extensions.gradient_exchange import GradientExchange
 from trainers.extensions.metrics import Metrics
+from trainers.extensions.profile import Profile, profiled_updates
 from trainers.extensions.trace import Trace
 from trainers.extensions.triggers import Every
 from trainers.faults import EXIT_STOPPED, NotFinite, Overflow, RunFailed
 from trainers.launch import StopRequest, command_line
 from trainers.norm_groups import NormGroups
 from trainers.phases import RankSeconds
-from trainers.run_folder import CHECKPOINTS, LOG, METRICS, REPORT, TRACE, cut_back, dataset_facts, write_run
+from trainers.run_folder import CHECKPOINTS, LOG, METRICS, PROFILE, REPORT, TRACE, cut_back, dataset_facts, write_run
 from trainers.stream_iterator import StreamIterator
 from trainers.updater import RecipeUpdater
 from trainers.weight_average import AveragedWeights
@@ -50,6 +53,7 @@ class TrainOptions:
         checkpoint_every: epochs, or `update`.
         trace: write `trace.jsonl`.
         measure_noise: write what the noise scale is computed from into every line of an update.
+        profile: updates to write a profile of; 0 for none.
         threads: BLAS and OpenMP threads of a rank, for the log.
     """
 
@@ -59,6 +63,7 @@ class TrainOptions:
     checkpoint_every: float | str = 1.0
     trace: bool = False
     measure_noise: bool = False
+    profile: int = 0
     threads: int = 1
 
 
@@ -201,7 +206,8 @@ class _Run:
     def _trainer(self, resumed: dict[str, Any] | None) -> Trainer:
         folder, num_updates = self.options.folder, self.plan.timeline.num_updates
         trainer = Trainer(self.updater, lambda trainer: self._ends(), out=str(folder))
-        evaluation = Evaluation(self._score, self.metrics)
+        timed = self.updater.clock.around
+        evaluation = Evaluation(timed("evaluation", self._score), self.metrics)
         self.checkpoints = Checkpoints(
             folder / CHECKPOINTS,
             writes=self.leads,
@@ -212,10 +218,21 @@ class _Run:
         )
         every = Every(epochs=self.options.checkpoint_every, num_updates=num_updates)
         trainer.extend(self.metrics)
+        communicator = type(self.plan.cluster.exchange.communicator or Auto()).__name__
+        trainer.extend(GradientExchange(communicator, self.updater.exchange, self.metrics))
         if self.options.trace:
             trainer.extend(Trace(folder / TRACE, self.mpi))
         trainer.extend(evaluation, trigger=Every(epochs=self.opened.recipe.evaluation.every, num_updates=num_updates))
-        trainer.extend(self.checkpoints, trigger=lambda trainer: self._ends() or every(trainer))
+        trainer.extend(
+            timed("checkpoint", self.checkpoints),
+            name=self.checkpoints.default_name,
+            priority=self.checkpoints.priority,
+            trigger=lambda trainer: self._ends() or every(trainer),
+        )
+        if self.options.profile:
+            begun = self.updater.iteration
+            updates = profiled_updates(self.options.profile, begin=begun, end=self.end_update)
+            trainer.extend(Profile(folder / PROFILE, self.updater.clock, self.mpi, updates=updates))
         return trainer
 
     def _score(self) -> Any:

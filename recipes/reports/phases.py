@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from recipes.phases import PHASES, parted, slowest
 from recipes.reports.markup import Markup, joined, table, tag
 from recipes.reports.record import Run
-from recipes.reports.wording import number, size
+from recipes.reports.wording import exchange_words, number
 
 _MOST_ROWS = 64  # of workers; of more, the slowest and the fastest are shown
 _BARELY = 0.02  # behind the others: noise, not a cause
@@ -63,14 +61,7 @@ def _slowest_words(run: Run) -> str:
 
 
 def _exchange_words(run: Run) -> list[str]:
-    told, words = run.phases.exchange, []
-    if told:
-        overlap = "while backward goes on" if told.get("overlap") else "after backward"
-        words.append(
-            f"Gradients: {told.get('value')}, {number(told.get('num_buckets'))} buckets, {told.get('wire')}, {overlap}; "
-            f"{size(told.get('gradient_bytes'))} of gradients, {_sent(told.get('sent_bytes'))}."
-        )
-        words += [f"Chosen by measurement: {'; '.join(map(str, told['choices']))}."] if told.get("choices") else []
+    words = [f"Gradients: {exchange_words(run.phases.exchange)}."] if run.phases.exchange else []
     exchange = float(run.phases.exchange_seconds.mean())
     exposed = float(run.phases.seconds[:, PHASES.index("exposed")].mean())
     if exchange > 0:
@@ -82,12 +73,6 @@ def _exchange_words(run: Run) -> list[str]:
         overflowed, flushed = run.phases.lost
         words.append(f"On 16 bits {number(overflowed)} numbers overflowed and {number(flushed)} became zero.")
     return words
-
-
-def _sent(num_bytes: Any) -> str:
-    if num_bytes is None:
-        return "the MPI library decides how many bytes a worker sends"
-    return f"{size(num_bytes)} on the wire from the busiest worker" if num_bytes else "nothing on the wire"
 
 
 def _share(seconds: float, whole: float) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from trainers.arguments import require_count
-from trainers.communicators.connection import Connection, shares
+from trainers.communicators.connection import Connection, ring_share, shares
 from trainers.communicators.hierarchical import node_of
 from trainers.communicators.ring import ring_sum
 from trainers.communicators.wire import Wire
@@ -54,7 +54,8 @@ class _Window(Connection):
         self._node = node
         self._across = mpi.Split(node.rank, mpi.rank)
         self._window: Any = None
-        super().__init__(mpi, self._sum, num_roundings=self._across.size, parts=(node, self._across))
+        sent = ring_share(self._across.size) / node.size
+        super().__init__(mpi, self._sum, num_roundings=self._across.size, parts=(node, self._across), sent=sent)
 
     def allocate(self, num_values: int, dtype: Any) -> np.ndarray:
         from mpi4py import MPI

@@ -7,6 +7,7 @@ from typing import Any
 
 from chainer.training import Extension, Trainer
 
+from recipes.reports.wording import exchange_words
 from trainers.exchange import Exchange
 from trainers.extensions.metrics import Metrics
 
@@ -17,6 +18,7 @@ class GradientExchange(Extension):
     """A line after the first exchange, by which a communicator that chooses by measurement has chosen.
 
     Args:
+        name: of the communicator, as the cluster file spells it.
         exchange: of all workers.
         metrics: where the line goes.
     """
@@ -25,8 +27,8 @@ class GradientExchange(Extension):
     default_name = "gradient_exchange"
     trigger = (1, "iteration")
 
-    def __init__(self, exchange: Exchange, metrics: Metrics) -> None:
-        self._exchange, self._metrics = exchange, metrics
+    def __init__(self, name: str, exchange: Exchange, metrics: Metrics) -> None:
+        self._name, self._exchange, self._metrics = name, exchange, metrics
         self._told = False
 
     def __call__(self, trainer: Trainer) -> None:
@@ -36,14 +38,14 @@ class GradientExchange(Extension):
         self._told = True
         told = described(self._exchange)
         self._metrics.write(
-            "gradient_exchange", told.pop("communicator"), update=updater.iteration, epoch=updater.epoch_detail, **told
+            "gradient_exchange", self._name, update=updater.iteration, epoch=updater.epoch_detail, **told
         )
-        for choice in told["choices"]:
-            log.info("gradients: %s", choice)
+        log.info("gradients: %s", exchange_words({"value": self._name, **told}))
+        self._metrics.restart_clock()
 
 
 def described(exchange: Exchange) -> dict[str, Any]:
-    """Communicator, buckets and bytes of an exchange; all workers call this together.
+    """Choices, buckets and bytes of an exchange; all workers call this together.
 
     `sent_bytes` are those of an update on the wire from the worker that sends most, and null where the MPI library
     decides.
@@ -54,7 +56,6 @@ def described(exchange: Exchange) -> dict[str, Any]:
     own = None if None in sent else float(sum(sent)) * num_bytes
     everyone = connection.mpi.allgather(own)
     return {
-        "communicator": connection.name,
         "choices": list(connection.choices),
         "wire": exchange.wire.name,
         "overlap": exchange.overlaps,

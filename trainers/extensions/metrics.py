@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from chainer.training import Extension, Trainer
 
-from recipes.phases import PHASES
+from recipes.phases import PHASES, parted
 from trainers.phases import RankSeconds, UpdateSeconds
 
 
@@ -102,7 +102,7 @@ class Metrics(Extension):
     def _tell_ranks(self) -> None:
         """A line with the mean seconds of each worker since the last such line."""
         if self._not_told:
-            means = np.mean([seconds.seconds for seconds in self._not_told], axis=0)
+            means = np.mean([parted(seconds.seconds) for seconds in self._not_told], axis=0)
             rows = [[round(value, 6) for value in row] for row in means.tolist()]
             self.write("rank_seconds", len(self._not_told), phases=PHASES, seconds=rows, **self._reached)
             self._not_told = []

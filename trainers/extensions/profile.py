@@ -83,7 +83,7 @@ def profiled_updates(number: int, *, begin: int, end: int, skipped: int = 10) ->
 def clock_offset(mpi: Any) -> float:
     """Seconds to add to this rank's `time.perf_counter` to have that of rank 0; all ranks call this together.
 
-        offset = rank 0's time - the middle between question and answer, of the question answered fastest
+    offset = rank 0's time - the middle between question and answer, of the question answered fastest
     """
     if mpi.rank > 0:
         found = []
@@ -117,4 +117,6 @@ def _trace_event(event: Event, *, rank: int, behind: float) -> dict[str, Any]:
 def _names(rank: int, host: str) -> list[dict[str, Any]]:
     names = [("process_name", _MAIN, f"rank {rank} on {host}"), ("thread_name", _MAIN, "training")]
     names.append(("thread_name", _EXCHANGE, "exchange"))
-    return [{"name": what, "ph": "M", "pid": rank, "tid": thread, "args": {"name": name}} for what, thread, name in names]
+    return [
+        {"name": what, "ph": "M", "pid": rank, "tid": thread, "args": {"name": name}} for what, thread, name in names
+    ]
