@@ -165,7 +165,8 @@ class RankSeconds:
         lost = (exchanged.seconds, exchanged.num_overflowed, exchanged.num_flushed) if exchanged else (0.0, 0, 0)
         own = np.array([*(taken.get(name, 0.0) for name in PHASES), *lost], dtype=np.float64)
         rows = np.empty((self._mpi.size, own.size)) if self._mpi.rank == 0 else None
-        self._mpi.Gather(own, rows, root=0)
+        with self._clock("waiting"):  # counted in the next update
+            self._mpi.Gather(own, rows, root=0)
         if rows is None:
             return None
         exchange, overflowed, flushed = rows[:, len(PHASES) :].T

@@ -73,7 +73,8 @@ def exchange_words(told: Mapping[str, Any]) -> str:
     'Ring, 2 buckets of 4 kB in all, float16, while backward goes on; the busiest worker sends 2 kB an update'
     """
     when = "while backward goes on" if told.get("overlap") else "after backward"
-    buckets = f"{number(told.get('num_buckets'))} buckets of {size(told.get('gradient_bytes'))} in all"
+    count = told.get("num_buckets")
+    buckets = f"{number(count)} bucket{'' if count == 1 else 's'} of {size(told.get('gradient_bytes'))} in all"
     sent = told.get("sent_bytes")
     sends = "the MPI library decides how much a worker sends"
     if isinstance(sent, (int, float)):

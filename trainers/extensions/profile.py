@@ -55,6 +55,7 @@ class Profile(Extension):
 
     def _write(self) -> None:
         own, self._clock.events = self._clock.events, None
+        own.sort(key=lambda event: (event.began, -event.ended))  # what lies around others comes before them
         events = [_trace_event(event, rank=self._mpi.rank, behind=self._behind) for event in own]
         gathered = self._mpi.gather((socket.gethostname(), events), root=0)
         if gathered is None:
@@ -73,8 +74,10 @@ class Profile(Extension):
 def profiled_updates(number: int, *, begin: int, end: int, skipped: int = 10) -> tuple[int, int]:
     """The first update to note and the one after the last: `number` of a session's, its first ones skipped if it can.
 
-    >>> profiled_updates(5, begin=0, end=100), profiled_updates(5, begin=30, end=38), profiled_updates(5, begin=0, end=3)
-    ((10, 15), (33, 38), (0, 3))
+    >>> profiled_updates(5, begin=0, end=100), profiled_updates(5, begin=30, end=38)
+    ((10, 15), (33, 38))
+    >>> profiled_updates(5, begin=0, end=3)
+    (0, 3)
     """
     first = max(begin, min(begin + skipped, end - number))
     return first, min(first + number, end)
