@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from kilobatch_recipes import OPTIONS, AllowCode, Data, Json, Recipe, Set, opened_recipe
+from kilobatch_recipes import OPTIONS, AllowCode, Data, Json, Recipe, opened_recipe
 from kilobatch_recipes import app as recipes_app
 
 app = typer.Typer(add_completion=False, help="Trains with large minibatches and keeps the accuracy.", **OPTIONS)
@@ -17,6 +17,15 @@ app.add_typer(recipes_app, name="recipes")
 
 Workers = Annotated[int | None, typer.Option("-n", min=1, metavar="N", help="Workers, one process each.")]
 ClusterName = Annotated[str | None, typer.Option("--cluster", help="Name or path of a cluster's file.")]
+SetBoth = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="A.B=C",
+        help="Change a value of the recipe or, as cluster.A.B=C, of the cluster's file: cluster.exchange.wire=float16, "
+        "'cluster.exchange.communicator={kind: Ring}'. May be repeated.",
+    ),
+]
 MicroBatch = Annotated[int | None, typer.Option(min=1, metavar="M", help="The most samples of one forward.")]
 
 
@@ -38,7 +47,7 @@ def train(
     recipe: Recipe,
     workers: Workers = None,
     cluster: ClusterName = None,
-    overrides: Set = None,
+    overrides: SetBoth = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="The run's folder; runs/NAME-DATE-TIME if left out.")
     ] = None,
@@ -88,23 +97,25 @@ def plan(
     cluster: ClusterName = None,
     workers: Workers = None,
     micro_batch_size: MicroBatch = None,
-    overrides: Set = None,
+    overrides: SetBoth = None,
     data: Data = None,
     allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
     """Who computes what: workers, shares, micro-batches, norm groups and memory, for every stage of the ramp."""
+    from recipes.load import overrides_by_file
     from recipes.open import open_cluster
     from recipes.planning.planner import plan
     from recipes.reports.plan_text import plan_text
     from trainers.build import model_sizes
     from trainers.vocabulary import vocabulary
 
-    opened = opened_recipe(recipe, overrides, data, allow_code)
+    own, of_cluster = overrides_by_file(overrides or (), "cluster")
+    opened = opened_recipe(recipe, own, data, allow_code)
     made = plan(
         recipe=opened.recipe,
         dataset=opened.dataset,
-        cluster=open_cluster(cluster or "laptop", vocabulary=vocabulary()),
+        cluster=open_cluster(cluster or "laptop", vocabulary=vocabulary(), overrides=of_cluster),
         workers=workers,
         micro_batch_size=micro_batch_size,
         model=model_sizes(opened.recipe, opened.dataset),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,7 +22,7 @@ Wire = Enum("Wire", {"float32": "float32", "float16": "float16"})
 Data = Annotated[Path | None, typer.Option("--data", help="Folder of the data set's files.")]
 
 
-def opened_recipe(recipe: str, overrides: list[str] | None, data: Path | None, allow_code: bool) -> Any:
+def opened_recipe(recipe: str, overrides: Sequence[str | None] | None, data: Path | None, allow_code: bool) -> Any:
     """The recipe of a name or path, its data set and the origin of every value; a refusal is a `RecipeError`."""
     from recipes.open import open_recipe
     from trainers.vocabulary import vocabulary

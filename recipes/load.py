@@ -10,7 +10,7 @@ from recipes.errors import Problem, RecipeError
 from recipes.registry import UnknownNameError, find, shown
 from recipes.yaml_nodes import Node, Origin, parse_yaml
 
-__all__ = ["Origins", "chain_of", "load_tree"]
+__all__ = ["Origins", "chain_of", "load_tree", "overrides_by_file"]
 
 Origins = dict[tuple[str | int, ...], Origin]
 
@@ -20,13 +20,14 @@ _OWN_KEYS = ("name", "claims", "card")
 
 
 def load_tree(
-    path: Path, *, overrides: Sequence[str] = (), versioned: bool = True
+    path: Path, *, overrides: Sequence[str | None] = (), within: str = "", versioned: bool = True
 ) -> tuple[dict[str, object], Origins]:
     """The merged tree of a recipe, a data set or a cluster.
 
     Args:
         path: of the file.
-        overrides: `a.b=c` as given to `--set`; c is read as YAML.
+        overrides: `a.b=c` as given to `--set`; c is read as YAML. None where the option is for another file.
+        within: a first key that all overrides have and the file does not: the file as a whole.
         versioned: the file must say `kilobatch: 1`, as recipes do.
     Returns:
         Plain dicts, lists and scalars, and the origin of every value in them by its path of keys and places; the empty
@@ -36,11 +37,25 @@ def load_tree(
     """
     root = _load(path, versioned=versioned)
     for number, override in enumerate(overrides, 1):
-        root = _merge(root, _override(override, number, root))
+        if override is not None:
+            root = _merge(root, _override(override, number, root, within))
     origins: Origins = {}
     tree = _flatten(root, (), origins)
     assert isinstance(tree, dict)
     return tree, origins
+
+
+def overrides_by_file(overrides: Sequence[str], within: str) -> tuple[tuple[str | None, ...], tuple[str | None, ...]]:
+    """What is for the recipe, and what is for another file: the overrides whose first key is `within`.
+
+    Both are as long as what was given, with None in place of what is the other's: a problem tells the option's number.
+
+    >>> overrides_by_file(["seed=1", "cluster.exchange.wire=float16"], "cluster")
+    (('seed=1', None), (None, 'cluster.exchange.wire=float16'))
+    """
+    first = {text: text.partition("=")[0].strip().partition(".")[0] for text in overrides}
+    own = tuple(None if first[text] == within else text for text in overrides)
+    return own, tuple(text if first[text] == within else None for text in overrides)
 
 
 def chain_of(path: Path) -> list[tuple[Path, Origin | None]]:
@@ -131,13 +146,18 @@ def _merge(base: Node, over: Node) -> Node:
     return Node(value=merged, origin=over.origin)
 
 
-def _override(text: str, number: int, root: Node) -> Node:
+def _override(text: str, number: int, root: Node, within: str) -> Node:
     """`a.b=c` as a tree that `_merge` puts on top; an element of a list is named by its place."""
     path, equals, value = text.partition("=")
     keys = path.strip().split(".")
     origin = Origin(file="command line", line=number, column=1, key_line=number, key_column=1)
     if not equals or not all(keys):
         raise RecipeError([origin.problem("", f"--set {text} is no assignment", "write --set key.inner_key=value")])
+    if within:
+        assert keys.pop(0) == within
+        if not keys:
+            way_out = f"give the file with --{within}, or set a key of it: --set {within}.key=value"
+            raise RecipeError([origin.problem(within, "cannot be set as a whole", way_out)])
     if keys[0] in ("extends", "kilobatch"):
         raise RecipeError([origin.problem(keys[0], "cannot be set", "give the other recipe instead")])
     column = len(text) - len(value.lstrip()) + 1

@@ -45,7 +45,7 @@ def open_recipe(
     name_or_path: str | Path,
     *,
     vocabulary: Vocabulary,
-    overrides: Sequence[str] = (),
+    overrides: Sequence[str | None] = (),
     allow_code: bool = False,
     data_root: Path | None = None,
 ) -> OpenedRecipe:
@@ -54,7 +54,7 @@ def open_recipe(
     Args:
         name_or_path: such as `goyal2017` or `./mine.yaml`.
         vocabulary: what `kind` may be.
-        overrides: `a.b=c` as given to `--set`.
+        overrides: `a.b=c` as given to `--set`; None where the option is for another file.
         allow_code: a kind may be a dotted name, imported by the vocabulary.
         data_root: folder of the data set's files, instead of its own `root`.
     Raises:
@@ -98,13 +98,18 @@ def open_dataset(
     return _open_dataset(file, vocabulary=vocabulary, allow_code=allow_code, data_root=data_root)[0]
 
 
-def open_cluster(name: str, *, vocabulary: Vocabulary) -> Cluster:
+def open_cluster(name: str, *, vocabulary: Vocabulary, overrides: Sequence[str | None] = ()) -> Cluster:
     """A cluster by its name or path.
 
+    Args:
+        name: such as `laptop`, or a path.
+        vocabulary: what `kind` may be.
+        overrides: `cluster.a.b=c` as given to `--set`; None where the option is for another file.
     Raises:
-        RecipeError: with all that is wrong.
+        RecipeError: with all that is wrong with it or with an override.
     """
-    tree, origins = load_tree(find_or_refuse("clusters", name), versioned=False)
+    path = find_or_refuse("clusters", name)
+    tree, origins = load_tree(path, overrides=overrides, within="cluster", versioned=False)
     tree.pop("kilobatch", None)
     reading = Reading(origins=origins, vocabulary=vocabulary)
     cluster, _ = reading.record(Cluster, tree, ())

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainers.communicators.connection import Connection
+from trainers.communicators.waiting import total_of
 from trainers.communicators.wire import FullWire, Wire
 from trainers.flat_gradients import FlatGradients
 
@@ -162,17 +163,22 @@ class Round:
         self._exchange.send(self, self._next - 1)
 
     def _average(self, values: np.ndarray) -> None:
-        connection, wire = self._exchange.connection, self._exchange.wire
-        if isinstance(wire, FullWire):
-            connection.mean(values, wire, self._scale)
-            return
-        values *= np.float32(self._scale)
-        total = connection.mpi.allreduce(float(np.abs(values).max(initial=0.0)))
-        factor = np.float32(wire_factor(total, wire, connection.num_roundings))
-        values *= factor
-        self._losses += wire.losses(values)
-        connection.sum(values, wire)
-        values *= np.float32(1.0) / factor
+        self._losses += mean(values, self._exchange.connection, self._exchange.wire, self._scale)
+
+
+def mean(values: np.ndarray, connection: Connection, wire: Wire, scale: float) -> tuple[int, int]:
+    """values <- scale * sum over workers, as `Exchange` tells; how many numbers overflowed, how many became zero."""
+    if isinstance(wire, FullWire):
+        connection.mean(values, wire, scale)
+        return 0, 0
+    values *= np.float32(scale)
+    total = total_of(connection.mpi, float(np.abs(values).max(initial=0.0)))
+    factor = np.float32(wire_factor(total, wire, connection.num_roundings))
+    values *= factor
+    losses = wire.losses(values)
+    connection.sum(values, wire)
+    values *= np.float32(1.0) / factor
+    return losses
 
 
 def wire_factor(total: float, wire: Wire, num_roundings: int) -> float:

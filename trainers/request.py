@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from recipes.errors import Problem, RecipeError
+from recipes.load import overrides_by_file
 from recipes.open import OpenedRecipe, open_cluster, open_recipe
 from recipes.planning.planner import Plan, plan
 from recipes.positions import parse_position
@@ -71,16 +72,18 @@ def prepare(request: TrainRequest, *, workers: int) -> Prepared:
         RecipeError, PlanError, NotBuilt, InputRefused: the input is wrong.
     """
     words = vocabulary(allow_code=request.allow_code)
+    own, of_cluster = overrides_by_file(request.overrides, "cluster")
     opened = open_recipe(
         request.recipe,
         vocabulary=words,
-        overrides=request.overrides,
+        overrides=own,
         allow_code=request.allow_code,
         data_root=request.data,
     )
     refuse_unbuilt(opened.recipe, opened.dataset)
-    cluster = open_cluster(request.cluster or "laptop", vocabulary=words)
-    if request.cluster is None:  # as many workers as were asked for, on whatever machine this is
+    cluster = open_cluster(request.cluster or "laptop", vocabulary=words, overrides=of_cluster)
+    says_workers = any(text and text.strip().startswith("cluster.workers_per_node") for text in of_cluster)
+    if request.cluster is None and not says_workers:  # as many as were asked for, on whatever machine this is
         cluster = replace(cluster, workers_per_node=max(workers, 1))
     made = plan(
         recipe=opened.recipe,

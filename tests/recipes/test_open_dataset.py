@@ -1,9 +1,14 @@
 """Data sets and clusters from files, and what a reader counts itself."""
 
+import re
+
 import pytest
 
 from recipes.errors import RecipeError
+from recipes.load import overrides_by_file
 from recipes.open import open_cluster, open_dataset
+from recipes.planning.cluster import GradientExchange
+from trainers.communicators import Ring
 from trainers.vocabulary import vocabulary
 
 FOLDER = "reader: {kind: ImageFolder}\nchannels: 1\nroot: pictures\n"
@@ -65,3 +70,40 @@ def test_wrong_cluster_is_refused_in_its_file(write):
         "c.yaml:1:1: device_memory_bytes: is missing",
         "c.yaml:4:9: device: is the text 'tpu'",
     ]
+
+
+CLUSTER = "name: c\nnodes: 1\nworkers_per_node: 2\ndevice: cpu\ndevice_memory_bytes: 1\n"
+
+
+def test_overrides_change_a_cluster_where_its_file_says_nothing_and_where_it_does(write):
+    write(CLUSTER + "exchange: {wire: bfloat16, overlap: false}\n", "c.yaml")
+    words = ("cluster.exchange.wire=float16", "cluster.exchange.communicator={kind: Ring}", "cluster.nodes=3")
+    cluster = open_cluster("c.yaml", vocabulary=vocabulary(), overrides=words)
+    assert cluster.exchange == GradientExchange(communicator=Ring(), wire="float16", overlap=False)
+    assert cluster.num_workers == 6
+
+
+def test_overrides_for_the_recipe_leave_the_cluster_alone(write):
+    own, of_cluster = overrides_by_file([" cluster.nodes=2", "seed=1", "clusters=3", "cluster"], "cluster")
+    assert own == (None, "seed=1", "clusters=3", None)
+    assert of_cluster == (" cluster.nodes=2", None, None, "cluster")
+    write(CLUSTER, "c.yaml")
+    assert open_cluster("c.yaml", vocabulary=vocabulary(), overrides=[None, None]).num_workers == 2
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("cluster.exchange.wire=float8", "command line:2:23: exchange.wire: is the text 'float8'"),
+        ("cluster.exchange.wir=float16", "command line:2:1: exchange.wir: is not a known key; did you mean wire?"),
+        ("cluster.exchange.communicator={kind: Rign}", "command line:2:38: exchange.communicator.kind: there is no"),
+        ("cluster.exchange.bucket_bytes=0", "command line:2:31: exchange.bucket_bytes: is 0; must be"),
+        ("cluster.nodes", "command line:2:1: --set cluster.nodes is no assignment"),
+        ("cluster=mn1", "command line:2:1: cluster: cannot be set as a whole; give the file with --cluster"),
+        ("cluster.kilobatch=2", "command line:2:1: kilobatch: cannot be set"),
+    ],
+)
+def test_wrong_override_of_a_cluster_names_the_option_and_the_place_in_it(write, override, message):
+    write(CLUSTER, "c.yaml")
+    with pytest.raises(RecipeError, match=re.escape(message)):
+        open_cluster("c.yaml", vocabulary=vocabulary(), overrides=[None, override])

@@ -10,6 +10,7 @@ import numpy as np
 
 from trainers.communicators.connection import Connection, ring_share, shares
 from trainers.communicators.ring import round_to
+from trainers.communicators.waiting import wait_for
 from trainers.communicators.wire import Wire
 
 
@@ -62,5 +63,4 @@ class _Everybody(Connection):
         """One message to each of the others and one from each."""
         requests = [self.mpi.Irecv(array, source=other) for array, other in zip(received, self._others, strict=True)]
         requests += [self.mpi.Isend(array, other) for array, other in zip(sent, self._others, strict=True)]
-        for request in requests:
-            request.Wait()
+        wait_for(requests)

@@ -10,6 +10,7 @@ import numpy as np
 
 from trainers.communicators.connection import Connection, ring_share
 from trainers.communicators.ring import round_to
+from trainers.communicators.waiting import send_and_receive
 from trainers.communicators.wire import Wire
 
 
@@ -73,7 +74,7 @@ def _sum(mpi: Any, values: np.ndarray, wire: Wire) -> None:
         partner = own ^ (size // pieces)
         kept, given = (values[segment(len(values), pieces, who * pieces // size)] for who in (own, partner))
         received = wire.scratch(kept)
-        mpi.Sendrecv(wire.pack(given), start + partner, recvbuf=received, source=start + partner)
+        send_and_receive(mpi, wire.pack(given), start + partner, received, start + partner)
         wire.add(kept, received)
 
     mine = values[segment(len(values), size, own)]
@@ -99,7 +100,7 @@ def _sum(mpi: Any, values: np.ndarray, wire: Wire) -> None:
         partner = own ^ (size // pieces)
         given, wanted = (values[segment(len(values), pieces, who * pieces // size)] for who in (own, partner))
         received = wire.room(wanted)
-        mpi.Sendrecv(wire.pack(given), start + partner, recvbuf=received, source=start + partner)
+        send_and_receive(mpi, wire.pack(given), start + partner, received, start + partner)
         wire.store(wanted, received)
 
 

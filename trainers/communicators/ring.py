@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from trainers.communicators.connection import Connection, ring_share, shares
+from trainers.communicators.waiting import send_and_receive
 from trainers.communicators.wire import Wire
 
 
@@ -45,7 +46,7 @@ def ring_reduce_scatter(mpi: Any, values: np.ndarray, parts: list[slice], wire: 
     for step in range(size - 1):
         sent, got = values[parts[(rank - step - 1) % size]], values[parts[(rank - step - 2) % size]]
         received = wire.scratch(got)
-        mpi.Sendrecv(wire.pack(sent), (rank + 1) % size, recvbuf=received, source=(rank - 1) % size)
+        send_and_receive(mpi, wire.pack(sent), (rank + 1) % size, received, (rank - 1) % size)
         wire.add(got, received)
     round_to(wire, values[parts[rank]])
 
@@ -56,7 +57,7 @@ def ring_allgather(mpi: Any, values: np.ndarray, parts: list[slice], wire: Wire)
     for step in range(size - 1):
         sent, got = values[parts[(rank - step) % size]], values[parts[(rank - step - 1) % size]]
         received = wire.room(got)
-        mpi.Sendrecv(wire.pack(sent), (rank + 1) % size, recvbuf=received, source=(rank - 1) % size)
+        send_and_receive(mpi, wire.pack(sent), (rank + 1) % size, received, (rank - 1) % size)
         wire.store(got, received)
 
 

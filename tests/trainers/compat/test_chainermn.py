@@ -1,4 +1,4 @@
-"""ChainerMN on two real MPI ranks, started by the mpiexec of the environment: one launch, one test a check."""
+"""ChainerMN on two real MPI ranks, with its naive communicator and with ours: one launch each, one test a check."""
 
 import re
 import subprocess
@@ -13,11 +13,11 @@ CHECKS = re.findall(r"^def (check_\w+)", PROGRAM.read_text(), re.MULTILINE)
 pytestmark = pytest.mark.mpi
 
 
-@pytest.fixture(scope="module")
-def launch():
+@pytest.fixture(scope="module", params=["naive", "ours"])
+def launch(request):
     scripts = Path(sysconfig.get_path("scripts"))
-    command = [scripts / "mpiexec", "-n", "2", scripts / "python", "-W", "error", "-m", "mpi4py", PROGRAM]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    command = [scripts / "mpiexec", "-n", "2", scripts / "python", "-W", "error", "-m", "mpi4py"]
+    return subprocess.run([*command, PROGRAM, request.param], capture_output=True, text=True, timeout=120)
 
 
 @pytest.mark.parametrize("check", CHECKS)

@@ -1,5 +1,7 @@
 """ChainerMN's functions on real MPI ranks; `test_chainermn.py` starts this program and reads what it prints.
 
+    mpiexec -n 2 python -m mpi4py two_ranks.py naive|ours
+
 Every rank runs each check; rank 0 prints its name once all ranks have passed it. A failure ends all ranks.
 """
 
@@ -18,6 +20,8 @@ import chainermn
 import numpy
 from chainer.training import extensions
 from chainermn.links import MultiNodeBatchNormalization
+
+from trainers.communicators.chainermn_interface import create_communicator
 
 
 class Linear(chainer.Chain):
@@ -193,11 +197,12 @@ def check_checkpointer(comm):
 if __name__ == "__main__":
     chainer.disable_experimental_feature_warning = True
     warnings.filterwarnings("ignore", "Checkpointer is deprecated")
-    communicator = chainermn.create_communicator("naive")
+    communicator = create_communicator() if sys.argv[1] == "ours" else chainermn.create_communicator(sys.argv[1])
     for name, check in list(globals().items()):
         if name.startswith("check_"):
             check(communicator)
             communicator.mpi_comm.Barrier()
             if communicator.rank == 0:
                 print("passed", name, flush=True)
+    communicator.finalize()
     sys.exit()

@@ -1,0 +1,170 @@
+"""A network between hosts that are namespaces of this machine, its links throttled by the kernel. Needs root.
+
+Every host is a network namespace with one link to a bridge; the bridge is in a namespace of its own, where mpiexec runs
+too, so that nothing of the machine's own network is touched. Both ends of each link have a token bucket filter (`tc
+qdisc ... tbf`): a host sends and receives at that rate at most, at the same time, like a port of a switch. There is no
+added delay. Ranks of different hosts share no memory as far as MPI knows, and must not: UCX_TLS=tcp,self.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from trainers.launch import find_mpiexec
+
+HUB_ADDRESS = "10.99.0.254"
+BURST_BYTES = 65536
+
+
+def address_of(host: int) -> str:
+    """Of a host, counted from 0."""
+    return f"10.99.0.{host + 1}"
+
+
+def throttle_of(device: str, megabits: int) -> list[str]:
+    """The command that limits what leaves by a device."""
+    limit = max(2 * BURST_BYTES, megabits * 125_000 // 25)  # what is queued leaves within 40 ms
+    words = f"tc qdisc add dev {device} root tbf rate {megabits}mbit burst {BURST_BYTES} limit {limit}"
+    return words.split()
+
+
+def why_not() -> str | None:
+    """Why there can be no such network here; None where there can."""
+    if sys.platform != "linux":
+        return "network namespaces are Linux's"
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    missing = [name for name in ("ip", "tc") if shutil.which(name) is None]
+    if missing:
+        return f"{' and '.join(missing)} not found: install iproute2"
+    try:
+        with SlowNetwork(hosts=1, megabits=100):
+            pass
+    except NetworkRefused as error:
+        return str(error)
+    return None
+
+
+class NetworkRefused(RuntimeError):
+    """The kernel, or its owner, does not let us make such a network."""
+
+
+class SlowNetwork:
+    """Within, there are these hosts; afterwards, also after Ctrl-C or SIGTERM, nothing of them is left.
+
+    Args:
+        hosts: how many, at least 1.
+        megabits: a second on each link in each direction; None for no throttle.
+    Raises:
+        NetworkRefused: on entering, with what the kernel said.
+    """
+
+    def __init__(self, *, hosts: int, megabits: int | None) -> None:
+        self.hosts, self.megabits = hosts, megabits
+        self.hub = f"kilobatch-{os.getpid()}-hub"
+        self.names = [f"kilobatch-{os.getpid()}-{host}" for host in range(hosts)]
+
+    def __enter__(self) -> SlowNetwork:
+        self._before = {number: signal.signal(number, _stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+        try:
+            self._folder = tempfile.TemporaryDirectory(prefix="kilobatch-network-")
+            self._build()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for name in (*self.names, self.hub):
+            for process in _quiet("ip", "netns", "pids", name).split():
+                with suppress(ProcessLookupError):
+                    os.kill(int(process), signal.SIGKILL)
+            _quiet("ip", "netns", "delete", name)  # and with it its links and their filters
+        self._folder.cleanup()
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def run(self, words: Sequence[str], *, environment: Mapping[str, str] | None = None, timeout: float = 600) -> None:
+        """Run a command as one rank on each host, under mpiexec.
+
+        Raises:
+            subprocess.CalledProcessError, subprocess.TimeoutExpired: it failed or took too long.
+        """
+        command = ["ip", "netns", "exec", self.hub, find_mpiexec(), "-launcher", "ssh"]
+        command += ["-launcher-exec", str(self._login), "-localhost", HUB_ADDRESS]
+        command += ["-hosts", ",".join(map(address_of, range(self.hosts))), "-ppn", "1", "-n", str(self.hosts), *words]
+        given = {**os.environ, **(environment or {}), "UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "eth0"}
+        subprocess.run(command, check=True, env=given, timeout=timeout, start_new_session=True)
+
+    def _build(self) -> None:
+        _do("ip", "netns", "add", self.hub)
+        inside = ["ip", "netns", "exec", self.hub]
+        _do(*inside, "ip", "link", "add", "bridge", "type", "bridge")
+        _do(*inside, *f"ip address add {HUB_ADDRESS}/24 dev bridge".split())
+        for device in ("lo", "bridge"):
+            _do(*inside, *f"ip link set {device} up".split())
+        for host, name in enumerate(self.names):
+            port, own = f"port{host}", ["ip", "netns", "exec", name]
+            _do("ip", "netns", "add", name)
+            _do(*inside, *f"ip link add {port} type veth peer name eth0 netns {name}".split())
+            _do(*inside, *f"ip link set {port} master bridge up".split())
+            _do(*own, *f"ip address add {address_of(host)}/24 dev eth0".split())
+            for device in ("lo", "eth0"):
+                _do(*own, *f"ip link set {device} up".split())
+            if self.megabits is not None:
+                _do(*own, *throttle_of("eth0", self.megabits))
+                _do(*inside, *throttle_of(port, self.megabits))
+        self._login = Path(self._folder.name, "login")
+        self._login.write_text(login_script(self.names), encoding="utf-8")
+        self._login.chmod(0o755)
+
+
+def login_script(names: Sequence[str]) -> str:
+    """What stands for ssh: options, a host's address, then words of a command that runs in its namespace."""
+    cases = "\n".join(f"    {address_of(host)}) name={shlex.quote(name)} ;;" for host, name in enumerate(names))
+    return f"""#!/bin/sh
+while [ "${{1#-}}" != "$1" ]; do shift; done
+case $1 in
+{cases}
+    *) echo "no host $1" >&2; exit 1 ;;
+esac
+shift
+exec ip netns exec "$name" sh -c "$*"
+"""
+
+
+def _do(*words: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode:
+        raise NetworkRefused(f"{shlex.join(words)}: {done.stderr.strip() or done.returncode}")
+
+
+def _quiet(*words: str) -> str:
+    return subprocess.run(words, capture_output=True, text=True).stdout
+
+
+def _stop(number: int, frame: object) -> None:
+    sys.exit(128 + number)
+
+
+if __name__ == "__main__":
+    if (reason := why_not()) is not None:
+        sys.exit(f"slow_network: {reason}")
+    hosts, megabits, *words = sys.argv[1:]
+    with SlowNetwork(hosts=int(hosts), megabits=int(megabits) or None) as network:
+        began = time.perf_counter()
+        network.run(words)
+        print(f"{time.perf_counter() - began:.3f} s")

@@ -1,0 +1,72 @@
+"""Our exchange behind ChainerMN's interface: settings here, and all its parts on two and three ranks beside `naive`."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import chainer
+import chainer.links as L
+import chainermn
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from trainers.communicators import Ring
+from trainers.communicators.chainermn_interface import create_communicator
+from trainers.launch import find_mpiexec
+
+PROGRAM = Path(__file__).with_name("chainermn_on_ranks.py")
+CHECKS = re.findall(r"^def (check_\w+)", PROGRAM.read_text(), re.MULTILINE)
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def launch(request):
+    command = [find_mpiexec(), "-n", str(request.param), sys.executable, "-W", "error", "-m", "mpi4py", str(PROGRAM)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=200)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("check", CHECKS)
+def test_chainermn_with_ours_as_with_naive(launch, check):
+    assert f"passed {check}\n" in launch.stdout, f"failed here or in an earlier check:\n{launch.stderr}"
+
+
+@pytest.mark.mpi
+def test_all_ranks_end_well_after_all_checks(launch):
+    assert len(CHECKS) == 9
+    assert launch.returncode == 0, launch.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"wire": "float8"}, "wire must be one of float32, float16, bfloat16, got 'float8'"),
+        ({"bucket_bytes": 7}, "bucket_bytes must be a whole number >= 8, got 7"),
+        ({"bucket_bytes": 1e6}, "bucket_bytes must be a whole number >= 8"),
+    ],
+)
+def test_wrong_settings_are_refused(settings, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        create_communicator(Ring(), MPI.COMM_SELF, **settings)
+
+
+def test_chainermn_takes_it_for_one_of_its_own():
+    communicator = create_communicator(Ring(), MPI.COMM_SELF)
+    assert isinstance(communicator, chainermn.CommunicatorBase)
+    assert (communicator.rank, communicator.size, communicator.get_config("batched_copy")) == (0, 1, False)
+    communicator.finalize()
+
+
+def test_gradients_that_are_no_floats_of_numpy_are_refused_by_path():
+    class Whole(chainer.Chain):
+        def __init__(self):
+            super().__init__()
+            with self.init_scope():
+                self.layer = L.Linear(1, 1)
+
+    model = Whole()
+    model.layer.W.array = np.zeros((1, 1), np.int32)
+    model.layer.W.grad = np.zeros((1, 1), np.int32)
+    with pytest.raises(TypeError, match="gradient of /layer/W is no float array of NumPy"):
+        create_communicator(Ring(), MPI.COMM_SELF).multi_node_mean_grad(model)

@@ -1,0 +1,56 @@
+"""`--set cluster.A.B=C`, through the command line: it reaches the ranks, and what is wrong with it starts none."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+KILOBATCH = [sys.executable, "-P", "-m", "kilobatch"]
+SMALL = ("digits/ramp", "--set", "model.width=4")
+RING = ("--set", "cluster.exchange.communicator={kind: Ring}")
+
+
+def kilobatch(*words):
+    return subprocess.run([*KILOBATCH, *map(str, words)], capture_output=True, text=True, timeout=120)
+
+
+def weights_of(folder, *words):
+    done = kilobatch("train", *SMALL, *RING, *words, "-n", 2, "--out", folder, "--stop-after", "3up")
+    assert done.returncode == 0, done.stderr
+    found = load_file(folder / "checkpoints" / "update-000003" / "weights.safetensors")
+    return np.concatenate([found[path].ravel() for path in sorted(found)])
+
+
+@pytest.mark.mpi
+def test_wire_of_the_command_line_is_what_gradients_are_rounded_to(tmp_path):
+    full = weights_of(tmp_path / "float32")
+    again = weights_of(tmp_path / "again", "--set", "cluster.exchange.bucket_bytes=1000")
+    rounded = weights_of(tmp_path / "bfloat16", "--set", "cluster.exchange.wire=bfloat16")
+    assert np.array_equal(full, again)  # two ranks: one sum, whatever the bucket
+    assert not np.array_equal(full, rounded)
+    np.testing.assert_allclose(rounded, full, rtol=0.05, atol=0.02)
+
+
+def test_wrong_override_of_the_cluster_starts_nothing(tmp_path):
+    folder = tmp_path / "run"
+    done = kilobatch("train", *SMALL, "--set", "cluster.exchange.wire=float8", "-n", 2, "--out", folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("command line:2:23: exchange.wire: is the text 'float8'")
+    assert not folder.exists()
+
+
+def test_plan_takes_them_too_and_other_commands_refuse_them():
+    done = kilobatch("plan", *SMALL, "--set", "cluster.workers_per_node=3", "--json")
+    assert json.loads(done.stdout)["workers"] == 3
+    refused = kilobatch("recipes", "show", *SMALL, "--set", "cluster.workers_per_node=3")
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("command line:2:1: cluster: is not a known key")
+
+
+def test_more_workers_than_the_command_line_gives_the_cluster_are_refused(tmp_path):
+    done = kilobatch("train", *SMALL, "--set", "cluster.workers_per_node=2", "-n", 3, "--out", tmp_path / "run")
+    assert done.returncode == 2
+    assert "3 workers asked of cluster laptop, which has 2" in done.stderr

@@ -1,0 +1,141 @@
+"""ChainerMN's communicator interface around our exchange, for programs written with Chainer and ChainerMN."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import chainer
+import chainermn  # noqa: F401  before its communicators, which its functions import in a circle
+import numpy as np
+from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
+
+from trainers.arguments import require_count
+from trainers.communicators.auto import Auto
+from trainers.communicators.connection import Connection
+from trainers.communicators.wire import WIRES, FullWire, Wire
+from trainers.exchange import mean
+
+
+def create_communicator(
+    communicator: Any = None, mpi_comm: Any = None, *, wire: str = "float32", bucket_bytes: int = 4_000_000
+) -> ChainerMNCommunicator:
+    """What `chainermn.create_communicator` gives, with our mean of gradients; all ranks call this together.
+
+    Args:
+        communicator: one of `trainers.communicators`, such as `Ring()`; `Auto()` by default.
+        mpi_comm: of mpi4py; all ranks by default.
+        wire: float32, float16 or bfloat16, what gradients are sent as.
+        bucket_bytes: gradients that are sent together, at least 8.
+    Raises:
+        ValueError: a wire that there is not, too small a bucket, or the communicator does not fit these ranks.
+    """
+    if wire not in WIRES:
+        raise ValueError(f"wire must be one of {', '.join(WIRES)}, got {wire!r}")
+    require_count("bucket_bytes", bucket_bytes, at_least=8)
+    if mpi_comm is None:
+        from mpi4py import MPI
+
+        mpi_comm = MPI.COMM_WORLD
+    return ChainerMNCommunicator(mpi_comm, communicator or Auto(), wire, bucket_bytes)
+
+
+class ChainerMNCommunicator(MpiCommunicatorBase):
+    """A communicator of ChainerMN that averages gradients through ours.
+
+        param.grad <- 1/P * sum over P ranks of param.grad
+
+    Gradients pass through one buffer of `bucket_bytes`, which lies where the communicator wants it, shared memory for
+    one. On a 16-bit wire each bucket is scaled as in training; float64 gradients are sent as such. Everything else is
+    ChainerMN's own: collectives, point-to-point, `bcast_data`, and so its evaluator, datasets, links and functions.
+
+    Differs: no message leaves before backward has ended, and ChainerMN's own double buffering, which is NCCL's alone,
+    does not take this: RecipeUpdater does both.
+
+    Args:
+        mpi_comm: of mpi4py.
+        communicator: one of `trainers.communicators`.
+        wire: name of a format.
+        bucket_bytes: size of the buffer.
+    """
+
+    def __init__(self, mpi_comm: Any, communicator: Any, wire: str, bucket_bytes: int) -> None:
+        super().__init__(mpi_comm)
+        self.settings = (communicator, wire, bucket_bytes)
+        self._buffers: dict[np.dtype, tuple[Connection, Wire, np.ndarray]] = {}
+
+    def multi_node_mean_grad(self, model: chainer.Link, zero_fill: bool = False) -> None:
+        """Every parameter's gradient becomes its mean over the ranks, in place; all ranks call this together.
+
+        Args:
+            model: with the same parameters on all ranks.
+            zero_fill: a parameter without a gradient here has one of zeros; else such a one must be so on all ranks.
+        Raises:
+            TypeError: a gradient is not an array of NumPy, or of another type than float16, 32 or 64.
+        """
+        by_type: dict[np.dtype, list[np.ndarray]] = {}
+        for gradient in _gradients_of(model, zero_fill):
+            type_ = np.dtype(np.float64 if gradient.dtype == np.float64 else np.float32)
+            by_type.setdefault(type_, []).append(gradient.reshape(-1))
+        for type_ in sorted(by_type, key=str):
+            self._average(by_type[type_], *self._buffer(type_))
+
+    def split(self, color: int, key: int) -> ChainerMNCommunicator:
+        """One of the same kind between the ranks that give the same colour, in the order of their keys."""
+        return ChainerMNCommunicator(self.mpi_comm.Split(color, key), *self.settings)
+
+    def finalize(self) -> None:
+        """Give memory and communicators of ours back; all ranks call this together, and nothing afterwards."""
+        for type_ in sorted(self._buffers, key=str):
+            connection, _, _ = self._buffers.pop(type_)
+            connection.close()
+        super().finalize()
+
+    def _buffer(self, type_: np.dtype) -> tuple[Connection, Wire, np.ndarray]:
+        if type_ not in self._buffers:
+            communicator, wire, bucket_bytes = self.settings
+            connection = communicator.connect(self.mpi_comm.Dup())
+            full = wire == "float32" or type_ == np.float64
+            values = connection.allocate(max(bucket_bytes // type_.itemsize, 1), type_)
+            self._buffers[type_] = (connection, FullWire(type_) if full else WIRES[wire](), values)
+        return self._buffers[type_]
+
+    def _average(self, gradients: list[np.ndarray], connection: Connection, wire: Wire, buffer: np.ndarray) -> None:
+        for pieces in _buckets(gradients, len(buffer)):
+            ends = np.cumsum([len(piece) for piece in pieces])
+            places = [buffer[end - len(piece) : end] for piece, end in zip(pieces, ends, strict=True)]
+            for place, piece in zip(places, pieces, strict=True):
+                np.copyto(place, piece)
+            mean(buffer[: ends[-1]], connection, wire, 1.0 / self.size)
+            for place, piece in zip(places, pieces, strict=True):
+                np.copyto(piece, place, casting="same_kind")
+
+
+def _gradients_of(model: chainer.Link, zero_fill: bool) -> Iterator[np.ndarray]:
+    """Contiguous gradients of a model's initialised parameters, by path."""
+    for path, parameter in sorted(model.namedparams()):
+        if parameter.array is None or (parameter.grad is None and not zero_fill):
+            continue
+        if parameter.grad is None:
+            parameter.grad = parameter.xp.zeros_like(parameter.array)
+        if not isinstance(parameter.grad, np.ndarray) or parameter.grad.dtype.kind != "f":
+            raise TypeError(f"the gradient of {path} is no float array of NumPy; on a GPU take ChainerMN's pure_nccl")
+        if not parameter.grad.flags.c_contiguous:
+            parameter.grad = np.ascontiguousarray(parameter.grad)
+        yield parameter.grad
+
+
+def _buckets(gradients: list[np.ndarray], length: int) -> Iterator[list[np.ndarray]]:
+    """Pieces of the gradients, in order, that fill a buffer of so many numbers each, the last one perhaps not."""
+    pieces, room = [], length
+    for gradient in gradients:
+        start = 0
+        while start < len(gradient):
+            pieces.append(gradient[start : start + room])
+            start += len(pieces[-1])
+            room -= len(pieces[-1])
+            if not room:
+                yield pieces
+                pieces, room = [], length
+    if pieces:
+        yield pieces
