@@ -61,7 +61,7 @@ class Exchange:
     ) -> None:
         self.flat, self.connection, self.wire = flat, connection, wire
         self.buckets, self.bucket_of = buckets_of(flat, bucket_bytes)
-        self.overlaps = overlap and connection.mpi.size > 1
+        self.overlaps = connection.beside_backward = overlap and connection.mpi.size > 1
         self.observe: Callable[[int, float, float], None] = lambda number, began, ended: None
         self._ready: queue.SimpleQueue[tuple[Round, int] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name="exchange", daemon=True) if self.overlaps else None

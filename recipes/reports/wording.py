@@ -81,4 +81,5 @@ def exchange_words(told: Mapping[str, Any]) -> str:
         sends = f"the busiest worker sends {size(sent)} an update" if sent else "nothing is sent"
     choices = told.get("choices")
     chosen = f" ({'; '.join(map(str, choices))})" if isinstance(choices, list) and choices else ""
-    return f"{told.get('value')}{chosen}, {buckets}, {told.get('wire')}, {when}; {sends}"
+    waits = f"; waiting {told['waiting']}" if told.get("waiting") else ""
+    return f"{told.get('value')}{chosen}, {buckets}, {told.get('wire')}, {when}; {sends}{waits}"

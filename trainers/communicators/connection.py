@@ -23,7 +23,13 @@ class Connection:
         sent: numbers that this worker sends for each number that is summed; None where the MPI library decides.
     Attributes:
         choices: what a communicator that chooses has chosen so far, in words.
+        beside_backward: whether a thread waits here while another one computes.
     """
+
+    @property
+    def waiting(self) -> str:
+        """How this waits for others, in words."""
+        return "sleeps after a millisecond"
 
     def __init__(
         self, mpi: Any, sum_of: Sum, *, num_roundings: int, parts: Sequence[Any] = (), sent: float | None = None
@@ -33,6 +39,7 @@ class Connection:
         self.sum = sum_of
         self.num_roundings = num_roundings
         self.choices: list[str] = []
+        self.beside_backward = False
         self._sent = sent
 
     def mean(self, values: np.ndarray, wire: Wire, scale: float) -> None:

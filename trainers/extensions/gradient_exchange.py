@@ -59,6 +59,7 @@ def described(exchange: Exchange) -> dict[str, Any]:
         "choices": list(connection.choices),
         "wire": exchange.wire.name,
         "overlap": exchange.overlaps,
+        "waiting": connection.waiting,
         "num_buckets": len(exchange.buckets),
         "gradient_bytes": len(flat.values) * flat.values.itemsize,
         "sent_bytes": None if None in everyone else round(max(everyone)),
