@@ -63,18 +63,18 @@ class Slow:
 """
 CLUSTER = "name: two\nnodes: 1\nworkers_per_node: 2\ndevice: cpu\ndevice_memory_bytes: 1000000000\n"
 CLUSTER += "exchange: {bucket_bytes: 5000, overlap: true}\n"
-UPDATES, PROFILED = 14, 4
+UPDATES, PROFILED = 10, 3
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Makes `run(phase)`: a run whose rank 1 sleeps some 0.1 s an update in that phase, and a profile of it."""
+    """Makes `run(phase)`: a run whose rank 1 sleeps some 0.2 s an update in that phase, and a profile of it."""
     made = {}
 
     def make(how):
         if how not in made:
             folder = tmp_path_factory.mktemp(how)
-            seconds = 0.1 / 48 if how == "input" else 0.1  # 48 samples
+            seconds = 0.2 / 48 if how == "input" else 0.2  # 48 samples
             (folder / "own_net.py").write_text(OWN.replace("SECONDS", str(seconds)))
             train = ", {kind: own_net.Slow}" if how == "input" else ""
             recipe = f"kilobatch: 1\nextends: digits/ramp\nmodel: {{kind: own_net.Net, how: {how}}}\n"
@@ -83,7 +83,7 @@ def run(tmp_path_factory):
             (folder / "two.yaml").write_text(CLUSTER)
             command = [sys.executable, "-P", "-m", "kilobatch", "train", "mine.yaml", "--allow-code", "-n", "2"]
             command += ["--cluster", "two.yaml", "--stop-after", f"{UPDATES}up", "--profile", str(PROFILED)]
-            command += ["--out", "run", "--set", "evaluation.every=12up", "--checkpoint-every", "13up"]
+            command += ["--out", "run", "--set", "evaluation.every=8up", "--checkpoint-every", "9up"]
             done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=folder)
             assert done.returncode == 0, done.stdout + done.stderr
             made[how] = folder / "run"
@@ -195,15 +195,15 @@ def test_a_rank_that_sleeps_is_named_with_its_phase(run, how):
     for line in updates:
         parts = [line[f"{name}_seconds"] for name in PHASES]
         assert min(parts) >= 0
-        assert line["slowest_seconds"] >= 0.1 or line["slowest_rank"] == 0
+        assert line["slowest_seconds"] > 0.19 or line["slowest_rank"] == 0
     table = made.phases.by_rank
     assert table.shape == (2, len(PHASES))
-    assert table[0, PHASES.index("waiting")] > 0.05 > table[1, PHASES.index("waiting")], "rank 0 waits for rank 1"
+    assert table[0, PHASES.index("waiting")] > 0.05, "rank 0 waits for rank 1"
 
 
 @pytest.mark.mpi
 def test_the_exchange_is_told_in_log_and_report(run):
-    words = r"gradients?: Auto \(SharedWindow: all workers share memory\), \d buckets of 222 kB in all, float32, while "
+    words = r"gradients?: Auto \(SharedWindow: all workers share memory\), \d buckets of 221 kB in all, float32, while "
     words += r"backward goes on; nothing is sent; waiting sleeps"
     assert re.search(words, (run("backward") / "log.txt").read_text())
     assert re.search(words, page_text([open_run(run("backward"))]), re.IGNORECASE)
@@ -213,7 +213,9 @@ def test_the_exchange_is_told_in_log_and_report(run):
 def test_a_profile_has_the_events_of_all_ranks_nested_and_buckets_beside_backward(run):
     told = json.loads((run("backward") / "profile.json").read_text())
     events = [event for event in told["traceEvents"] if event["ph"] == "X"]
-    names = {(event["pid"], event["name"]): event["args"]["name"] for event in told["traceEvents"] if event["ph"] == "M"}
+    names = {
+        (event["pid"], event["name"]): event["args"]["name"] for event in told["traceEvents"] if event["ph"] == "M"
+    }
     assert {pid for pid, _ in names} == {0, 1}
     assert names[1, "process_name"] == f"rank 1 on {socket.gethostname()}"
     of_rank = defaultdict(lambda: defaultdict(list))
@@ -236,7 +238,7 @@ def test_a_profile_has_the_events_of_all_ranks_nested_and_buckets_beside_backwar
         buckets = [(began, ended) for began, ended, name in exchange if name == "bucket 0"]
         assert len(buckets) == PROFILED
         beside = [b for b in buckets if any(began < b[0] and b[1] < ended for began, ended in backwards)]
-        assert beside or 0 is threads, "the first bucket is summed while backward goes on"
+        assert beside, "the first bucket is summed while backward goes on"
     updates = [[span for span in of_rank[rank][0] if span[2] == "update"] for rank in (0, 1)]
     for (began, ended, _), (other_began, other_ended, _) in zip(*updates, strict=True):
         assert max(began, other_began) < min(ended, other_ended), "the ranks' clocks are those of rank 0"
