@@ -19,22 +19,17 @@ from recipes.planning.planner import Model, Plan
 from recipes.planning.stream import Stream
 from trainers.build import Parts, build, build_exchange
 from trainers.checkpoint import load_into, newest_checkpoint, read_checkpoint
-from trainers.communicators import Auto
-from trainers.communicators.wire import FullWire
 from trainers.environment import environment
 from trainers.evaluate import score
 from trainers.extensions.checkpoints import Checkpoints
 from trainers.extensions.evaluation import Evaluation
-from trainers.extensions.gradient_exchange import GradientExchange
-from trainers.extensions.metrics import Metrics
-from trainers.extensions.profile import Profile, profiled_updates
 from trainers.extensions.trace import Trace
 from trainers.extensions.triggers import Every
 from trainers.faults import EXIT_STOPPED, NotFinite, Overflow, RunFailed
 from trainers.launch import StopRequest, command_line
+from trainers.measured import measure, metrics_of
 from trainers.norm_groups import NormGroups
-from trainers.phases import RankSeconds
-from trainers.run_folder import CHECKPOINTS, LOG, METRICS, PROFILE, REPORT, TRACE, cut_back, dataset_facts, write_run
+from trainers.run_folder import CHECKPOINTS, LOG, REPORT, TRACE, cut_back, dataset_facts, write_run
 from trainers.stream_iterator import StreamIterator
 from trainers.updater import RecipeUpdater
 from trainers.weight_average import AveragedWeights
@@ -139,9 +134,7 @@ class _Run:
         hosts = self.mpi.gather({"rank": self.mpi.rank, "host": socket.gethostname()}, root=0)
         if self.leads:
             self._write_run(hosts)
-        clock, wire = self.updater.clock, self.updater.exchange.wire
-        ranks = RankSeconds(clock, self.mpi, counts_lost=not isinstance(wire, FullWire))
-        self.metrics = Metrics(folder / METRICS, writes=self.leads, ranks=ranks)
+        self.metrics = metrics_of(self.updater, folder, self.mpi)
         self.trainer = self._trainer(resumed=state)
         reached = {"update": self.updater.iteration, "epoch": self.updater.epoch_detail}
         self.metrics.write("run_start", self.opened.recipe.name, workers=self.mpi.size, notes=notes, **reached)
@@ -218,8 +211,7 @@ class _Run:
         )
         every = Every(epochs=self.options.checkpoint_every, num_updates=num_updates)
         trainer.extend(self.metrics)
-        communicator = type(self.plan.cluster.exchange.communicator or Auto()).__name__
-        trainer.extend(GradientExchange(communicator, self.updater.exchange, self.metrics))
+        measure(trainer, self.metrics, self.mpi, profile=self.options.profile, end=self.end_update)
         if self.options.trace:
             trainer.extend(Trace(folder / TRACE, self.mpi))
         trainer.extend(evaluation, trigger=Every(epochs=self.opened.recipe.evaluation.every, num_updates=num_updates))
@@ -229,10 +221,6 @@ class _Run:
             priority=self.checkpoints.priority,
             trigger=lambda trainer: self._ends() or every(trainer),
         )
-        if self.options.profile:
-            begun = self.updater.iteration
-            updates = profiled_updates(self.options.profile, begin=begun, end=self.end_update)
-            trainer.extend(Profile(folder / PROFILE, self.updater.clock, self.mpi, updates=updates))
         return trainer
 
     def _score(self) -> Any:

@@ -100,8 +100,8 @@ def test_seconds_within_another_phase_are_not_its_own():
             time.sleep(0.05)
         time.sleep(0.02)
     taken = clock.take()
-    assert 0.05 <= taken["waiting"]
-    assert 0.04 <= taken["backward"]
+    assert taken["waiting"] >= 0.05
+    assert taken["backward"] >= 0.04
     assert clock.take() == {}
 
 
