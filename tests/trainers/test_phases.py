@@ -84,7 +84,7 @@ def run(tmp_path_factory):
             command = [sys.executable, "-P", "-m", "kilobatch", "train", "mine.yaml", "--allow-code", "-n", "2"]
             command += ["--cluster", "two.yaml", "--stop-after", f"{UPDATES}up", "--profile", str(PROFILED)]
             command += ["--out", "run", "--set", "evaluation.every=8up", "--checkpoint-every", "9up"]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=folder)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder)
             assert done.returncode == 0, done.stdout + done.stderr
             made[how] = folder / "run"
         return made[how]
