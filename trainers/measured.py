@@ -7,8 +7,6 @@ from typing import Any
 
 from chainer.training import Trainer
 
-from trainers.communicators import Auto
-from trainers.communicators.wire import FullWire
 from trainers.extensions.gradient_exchange import GradientExchange
 from trainers.extensions.metrics import Metrics
 from trainers.extensions.profile import Profile, profiled_updates
@@ -19,15 +17,15 @@ from trainers.updater import RecipeUpdater
 
 def metrics_of(updater: RecipeUpdater, folder: Path, mpi: Any) -> Metrics:
     """The metrics of a run, with the seconds of all ranks; rank 0 writes them."""
-    counts_lost = not isinstance(updater.exchange.wire, FullWire)
-    ranks = RankSeconds(updater.clock, mpi, counts_lost=counts_lost)
+    ranks = RankSeconds(updater.clock, mpi, counts_lost=updater.exchange.wire.num_bytes == 2)
     return Metrics(folder / METRICS, writes=mpi.rank == 0, ranks=ranks)
 
 
 def measure(trainer: Trainer, metrics: Metrics, mpi: Any, *, profile: int, end: int) -> None:
     """Add what tells of the exchange, and a profile of so many updates before update `end`, none where it is 0."""
     updater = trainer.updater
-    name = type(updater.plan.cluster.exchange.communicator or Auto()).__name__
+    component = updater.plan.cluster.exchange.communicator
+    name = type(component).__name__ if component else "Auto"  # what `build_exchange` takes for null
     trainer.extend(GradientExchange(name, updater.exchange, metrics))
     if profile:
         updates = profiled_updates(profile, begin=updater.iteration, end=end)
