@@ -62,6 +62,9 @@ def train(
     exact: Annotated[
         bool, typer.Option("--exact", help="The same bits on any number of ranks; slower, see docs/training.md.")
     ] = False,
+    profile: Annotated[
+        int | None, typer.Option(min=1, metavar="U", help="Write profile.json of U updates, for chrome://tracing.")
+    ] = None,
     data: Data = None,
     allow_code: AllowCode = False,
 ) -> None:
@@ -85,6 +88,7 @@ def train(
         trace=trace,
         measure_noise=noise_scale,
         exact=exact,
+        profile=profile,
         data=data,
         allow_code=allow_code,
     )

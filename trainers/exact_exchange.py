@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from recipes.planning.division import MicroBatch
 from trainers.communicators.connection import Connection
@@ -30,6 +30,7 @@ class ExactExchange:
 
     def __init__(self, flat: FlatGradients, connection: Connection, *, bucket_bytes: int) -> None:
         self.flat, self.connection = flat, connection
+        self.observe: Callable[[int, float, float], None] = lambda number, began, ended: None  # all in one bucket
         self._tree = TreeSum(connection.mpi, piece_bytes=bucket_bytes)
 
     def begin(self, *, scale: float) -> ExactRound:
@@ -39,7 +40,7 @@ class ExactExchange:
             scale: what the sum over the groups is multiplied by.
         """
         self._tree.clear()
-        return ExactRound(self.flat, self._tree, scale)
+        return ExactRound(self.flat, self._tree, scale, self.observe)
 
     def close(self) -> None:
         """Give the memory back: gradients are gone. All workers call this together."""
@@ -50,8 +51,11 @@ class ExactExchange:
 class ExactRound:
     """One exchange, as `Round` is one of the ordinary mode: of `flat.values`, as the gradients of one update."""
 
-    def __init__(self, flat: FlatGradients, tree: TreeSum, scale: float) -> None:
+    def __init__(
+        self, flat: FlatGradients, tree: TreeSum, scale: float, observe: Callable[[int, float, float], None]
+    ) -> None:
         self._flat, self._values, self._tree, self._scale = flat, flat.values, tree, scale
+        self._observe = observe
         self._found: Exchanged | None = None
 
     @contextlib.contextmanager
@@ -72,7 +76,9 @@ class ExactRound:
             began = time.perf_counter()
             self._tree.total(self._values)
             self._values *= self._values.dtype.type(self._scale)
-            seconds = time.perf_counter() - began
+            ended = time.perf_counter()
+            self._observe(0, began, ended)
+            seconds = ended - began
             self._found = Exchanged(num_overflowed=0, num_flushed=0, seconds=seconds, waited_seconds=seconds)
 
     def finish(self) -> Exchanged:

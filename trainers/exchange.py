@@ -7,6 +7,7 @@ import math
 import queue
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,6 +54,8 @@ class Exchange:
         wire: format of the numbers sent.
         bucket_bytes: a bucket is closed by the parameter that reaches it.
         overlap: use the thread.
+    Attributes:
+        observe: (bucket, began, ended), told of every bucket; on the thread, where there is one.
     """
 
     def __init__(
@@ -60,7 +63,8 @@ class Exchange:
     ) -> None:
         self.flat, self.connection, self.wire = flat, connection, wire
         self.buckets, self.bucket_of = buckets_of(flat, bucket_bytes)
-        self.overlaps = overlap and connection.mpi.size > 1
+        self.overlaps = connection.beside_backward = overlap and connection.mpi.size > 1
+        self.observe: Callable[[int, float, float], None] = lambda number, began, ended: None
         self._ready: queue.SimpleQueue[tuple[Round, int] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name="exchange", daemon=True) if self.overlaps else None
         if self._thread is not None:
@@ -155,7 +159,9 @@ class Round:
             self._average(self._values[self._exchange.buckets[number].place])
         except BaseException as error:
             self._failure = error
-        self._seconds += time.perf_counter() - began
+        ended = time.perf_counter()
+        self._seconds += ended - began
+        self._exchange.observe(number, began, ended)
         self._done.release()
 
     def _send_next(self) -> None:

@@ -17,6 +17,7 @@ from trainers.exchange import Exchange, Exchanged, Round
 from trainers.keyed_draws import KeyedDropout
 from trainers.mixed_precision import MixedPrecision, overflow_expected
 from trainers.norm_groups import NormGroups
+from trainers.phases import phase
 from trainers.share_norms import ShareNorms
 from trainers.stream_iterator import LoadedMicroBatch, UpdateShare
 
@@ -51,7 +52,7 @@ class MeanGradient:
     Args:
         model, loss, plan: what is done.
         team_of: division -> communicator of this worker's team.
-        norm_groups: installed in the model.
+        norm_groups: installed in the model; its clock is told of the phases.
         exchange: of all workers.
         mixed: where forward and backward are float16.
         measures: whether the norms of micro-batches are wanted.
@@ -71,7 +72,8 @@ class MeanGradient:
     ) -> None:
         self._model, self._loss, self._plan, self._team_of = model, loss, plan, team_of
         self._norm_groups, self._exchange, self._mixed, self._measures = norm_groups, exchange, mixed, measures
-        self._mpi = exchange.connection.mpi
+        self._mpi, self.clock = exchange.connection.mpi, norm_groups.clock
+        exchange.observe = self.clock.bucket
 
     def begin(self, share: UpdateShare, *, hold: bool = False) -> Gradient:
         """Compute this worker's part; it is being exchanged from now on, or with `hold` after `round.send_rest`."""
@@ -84,7 +86,7 @@ class MeanGradient:
         sent = self._exchange.begin(scale=1.0 / (batch * factor))
         last = division.micro_batches(self._mpi.rank)[-1:]
         own_losses = []
-        for micro_batch in share.micro_batches:
+        for micro_batch in self.clock.each("input", share.micro_batches):
             part = micro_batch.part
             finished = sent.finished if (part,) == last and not hold else None
             with sent.part(part), flat.taken(finished, measure=shares is not None) as norm:
@@ -96,6 +98,7 @@ class MeanGradient:
             sent.send_rest()
         return Gradient(own_losses=own_losses, values=flat.values, round=sent, shares=shares)
 
+    @phase("exposed")
     def complete(self, gradient: Gradient) -> Exchanged | None:
         """Wait for the exchange; the model's parameters have the mean as their `grad`. All workers call this together.
 
@@ -105,7 +108,8 @@ class MeanGradient:
         done = gradient.round and gradient.round.finish()
         self._exchange.flat.hand_over(gradient.values)
         if gradient.shares is not None:
-            gradient.norms = gradient.shares.gathered(self._model, self._mpi)
+            with self.clock("waiting"):
+                gradient.norms = gradient.shares.gathered(self._model, self._mpi)
         gradient.round = gradient.shares = None
         return done
 
@@ -117,8 +121,9 @@ class MeanGradient:
         )
         logits = self._model if self._mixed is None else self._mixed.logits
         with contextlib.nullcontext() if self._mixed is None else overflow_expected():
-            with chainer.using_config("train", True), keyed:
+            with self.clock("forward"), chainer.using_config("train", True), keyed:
                 loss = self._loss(logits(micro_batch.images_NCHW), micro_batch.targets)
-            (loss * (float(micro_batch.part.size) * factor)).backward()
+            with self.clock("backward"):
+                (loss * (float(micro_batch.part.size) * factor)).backward()
         self._norm_groups.end_micro_batch()
         return float(loss.array)

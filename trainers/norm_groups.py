@@ -14,6 +14,7 @@ from chainer.functions.normalization import batch_normalization
 from recipes.planning.division import Division, MicroBatch
 from recipes.schema import Evaluation
 from trainers.norm_statistics import GroupStatistics, TeamStatistics
+from trainers.phases import PhaseClock
 from trainers.summation_tree import TreeSum
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class NormGroups:
     Attributes:
         num_groups: norm groups in the micro-batch at hand.
         team: communicator of the workers that share the group at hand; None where its samples are all here.
+        clock: of the phases of an update, told here how long this worker waits for others.
     """
 
     def __init__(self, evaluation: Evaluation, tree: TreeSum | None = None) -> None:
@@ -40,6 +42,7 @@ class NormGroups:
         self._tree = tree
         self.num_groups = 1
         self.team: MPI.Comm | None = None
+        self.clock = PhaseClock()
         self._first_group = 0
         self._division: Division | None = None
         self._layers: dict[str, NormGroupBatchNormalization] = {}
@@ -101,10 +104,11 @@ class NormGroups:
         from mpi4py import MPI
 
         sums = self._taken()
-        if self._tree is None:
-            world.Allreduce(MPI.IN_PLACE, sums)
-        else:
-            self._tree.total(sums)
+        with self.clock("waiting"):
+            if self._tree is None:
+                world.Allreduce(MPI.IN_PLACE, sums)
+            else:
+                self._tree.total(sums)
         keep = self._keep(global_batch_size)
         start = 0
         for layer in self._layers.values():
@@ -155,7 +159,7 @@ class NormGroupBatchNormalization(L.BatchNormalization):
         grouped = F.reshape(x, (count, first // count, *rest))  # a view: only the first axis is split
         axis = self.axis or (0, *range(2, x.ndim))
         scale, shift = (self._of_each_group(p, count, default) for p, default in ((self.gamma, 1), (self.beta, 0)))
-        statistics = GroupStatistics() if groups.team is None else TeamStatistics(groups.team)
+        statistics = GroupStatistics() if groups.team is None else TeamStatistics(groups.team, groups.clock)
         node = batch_normalization.BatchNormalization(
             self.eps, axis=(1, *(i + 1 for i in axis if i)), impl_selector=lambda *_: statistics
         )

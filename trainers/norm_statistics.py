@@ -11,6 +11,8 @@ from chainer.functions.normalization import batch_normalization
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+    from trainers.phases import PhaseClock
+
 
 class GroupStatistics(batch_normalization.GeneralBatchNormalizationImpl):
     """Statistics of groups that are whole on this worker, in two passes whose sums are float64.
@@ -49,11 +51,12 @@ class TeamStatistics(GroupStatistics):
 
     Args:
         team: communicator of the workers that share the group.
+        clock: told how long this worker waits for them.
     """
 
-    def __init__(self, team: MPI.Comm) -> None:
+    def __init__(self, team: MPI.Comm, clock: PhaseClock) -> None:
         super().__init__()
-        self.team = team
+        self.team, self._clock = team, clock
 
     def get_mean_and_var(self, axis, gamma, x, xp, interm_dtype):
         super().get_mean_and_var(axis, gamma, x, xp, interm_dtype)
@@ -82,5 +85,6 @@ class TeamStatistics(GroupStatistics):
     def _gathered(self, values: np.ndarray) -> np.ndarray:
         values = np.ascontiguousarray(values, dtype=np.float64)
         parts = np.empty((self.team.size, values.size))
-        self.team.Allgather(values, parts)
+        with self._clock("waiting"):
+            self.team.Allgather(values, parts)
         return parts

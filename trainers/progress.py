@@ -137,6 +137,7 @@ class _Seen:
         self.learning_rate = self.global_batch_size = self.accuracy = self.evaluation_loss = None
         self.loss_scale: float | None = None  # of mixed precision
         self.overflows = 0  # attempts at an update that were done again
+        self._exposed: deque[float] = deque(maxlen=_RECENT)  # seconds in which nothing but gradients was exchanged
         self.ending = ""
         self._recent: deque[tuple[int, float, float]] = deque(maxlen=_RECENT)  # samples, seconds, loss
         self._first: tuple[float, int, int] | None = None  # time, updates, samples when the first update was done
@@ -167,6 +168,7 @@ class _Seen:
         self.updates, self.samples = line["update"] + 1, line["samples"] + line["global_batch_size"]
         loss = math.nan if line["value"] is None else line["value"]
         self._recent.append((line["global_batch_size"], line["update_seconds"], loss))
+        self._exposed.append(line.get("exposed_seconds", 0.0))
         if self._first is None:
             self._first = (self._now, self.updates, self.samples)
 
@@ -180,6 +182,12 @@ class _Seen:
     def samples_per_second(self) -> float:
         seconds = sum(seconds for _, seconds, _ in self._recent)
         return sum(size for size, _, _ in self._recent) / seconds if seconds > 0 else math.nan
+
+    @property
+    def exposed(self) -> float:
+        """Part of the time in which nothing but gradients was exchanged."""
+        seconds = sum(seconds for _, seconds, _ in self._recent)
+        return sum(self._exposed) / seconds if seconds > 0 else 0.0
 
     @property
     def seconds_left(self) -> float | None:
@@ -203,6 +211,7 @@ class _Seen:
         parts += [f"accuracy {percent(self.accuracy)}"] if self.accuracy is not None else []
         parts += [f"loss scale {number(self.loss_scale)}"] if self.loss_scale is not None else []
         parts += [f"overflows {number(self.overflows)}"] if self.overflows else []
+        parts += [f"exposed {100 * self.exposed:.0f} %"] if self.exposed >= 0.005 else []
         return "  ".join([*parts, f"{number(self.samples_per_second, digits=3)} samples/s"])
 
 

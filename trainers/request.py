@@ -31,6 +31,7 @@ class TrainRequest:
     trace: bool = False
     measure_noise: bool = False
     exact: bool = False
+    profile: int | None = None
     allow_code: bool = False
     data: Path | None = None
 
@@ -41,6 +42,7 @@ class TrainRequest:
             ("--cluster", self.cluster),
             ("--stop-after", self.stop_after),
             ("--micro-batch-size", self.micro_batch_size),
+            ("--profile", self.profile),
             ("--data", self.data),
         ):
             words += [] if value is None else [flag, str(value)]

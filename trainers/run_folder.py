@@ -13,7 +13,7 @@ from recipes.errors import InputRefused
 from recipes.schema import Dataset
 
 RUN, RECIPE, DATASET = "run.yaml", "recipe.yaml", "dataset.yaml"
-METRICS, TRACE, LOG = "metrics.jsonl", "trace.jsonl", "log.txt"
+METRICS, TRACE, PROFILE, LOG = "metrics.jsonl", "trace.jsonl", "profile.json", "log.txt"
 ENVIRONMENT, CHECKPOINTS, REPORT = "environment.json", "checkpoints", "report.html"
 _WORDS_ONLY = ("title", "source", "claims", "card", "assumed", "open")  # of a recipe: these change no run
 

@@ -114,6 +114,7 @@ def _train_together(request: TrainRequest, prepared: Prepared, folder: Path, wor
         checkpoint_every=prepared.checkpoint_every,
         trace=request.trace,
         measure_noise=request.measure_noise,
+        profile=request.profile or 0,
         threads=threads,
     )
     return train_as_rank(prepared.opened, prepared.plan, options, mpi=world, launched_by_us=launched_by_us())

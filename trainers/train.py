@@ -24,13 +24,13 @@ from trainers.evaluate import score
 from trainers.exact_mode import require_one_machine
 from trainers.extensions.checkpoints import Checkpoints
 from trainers.extensions.evaluation import Evaluation
-from trainers.extensions.metrics import Metrics
 from trainers.extensions.trace import Trace
 from trainers.extensions.triggers import Every
 from trainers.faults import EXIT_STOPPED, NotFinite, Overflow, RunFailed
 from trainers.launch import StopRequest, command_line
+from trainers.measured import measure, metrics_of
 from trainers.norm_groups import NormGroups
-from trainers.run_folder import CHECKPOINTS, LOG, METRICS, REPORT, TRACE, cut_back, dataset_facts, write_run
+from trainers.run_folder import CHECKPOINTS, LOG, REPORT, TRACE, cut_back, dataset_facts, write_run
 from trainers.stream_iterator import StreamIterator
 from trainers.summation_tree import TreeSum
 from trainers.updater import RecipeUpdater
@@ -50,6 +50,7 @@ class TrainOptions:
         checkpoint_every: epochs, or `update`.
         trace: write `trace.jsonl`.
         measure_noise: write what the noise scale is computed from into every line of an update.
+        profile: updates to write a profile of; 0 for none.
         threads: BLAS and OpenMP threads of a rank, for the log.
     """
 
@@ -59,6 +60,7 @@ class TrainOptions:
     checkpoint_every: float | str = 1.0
     trace: bool = False
     measure_noise: bool = False
+    profile: int = 0
     threads: int = 1
 
 
@@ -137,7 +139,7 @@ class _Run:
         hosts = self.mpi.gather({"rank": self.mpi.rank, "host": socket.gethostname()}, root=0)
         if self.leads:
             self._write_run(hosts)
-        self.metrics = Metrics(folder / METRICS, writes=self.leads)
+        self.metrics = metrics_of(self.updater, folder, self.mpi)
         self.trainer = self._trainer(resumed=state)
         reached = {"update": self.updater.iteration, "epoch": self.updater.epoch_detail}
         self.metrics.write("run_start", self.opened.recipe.name, workers=self.mpi.size, notes=notes, **reached)
@@ -203,7 +205,8 @@ class _Run:
     def _trainer(self, resumed: dict[str, Any] | None) -> Trainer:
         folder, num_updates = self.options.folder, self.plan.timeline.num_updates
         trainer = Trainer(self.updater, lambda trainer: self._ends(), out=str(folder))
-        evaluation = Evaluation(self._score, self.metrics)
+        timed = self.updater.clock.around
+        evaluation = Evaluation(timed("evaluation", self._score), self.metrics)
         self.checkpoints = Checkpoints(
             folder / CHECKPOINTS,
             writes=self.leads,
@@ -214,10 +217,16 @@ class _Run:
         )
         every = Every(epochs=self.options.checkpoint_every, num_updates=num_updates)
         trainer.extend(self.metrics)
+        measure(trainer, self.metrics, self.mpi, profile=self.options.profile, end=self.end_update)
         if self.options.trace:
             trainer.extend(Trace(folder / TRACE, self.mpi))
         trainer.extend(evaluation, trigger=Every(epochs=self.opened.recipe.evaluation.every, num_updates=num_updates))
-        trainer.extend(self.checkpoints, trigger=lambda trainer: self._ends() or every(trainer))
+        trainer.extend(
+            timed("checkpoint", self.checkpoints),
+            name=self.checkpoints.default_name,
+            priority=self.checkpoints.priority,
+            trigger=lambda trainer: self._ends() or every(trainer),
+        )
         return trainer
 
     def _score(self) -> Any:

@@ -23,6 +23,7 @@ from trainers.gradients import clip, first_not_finite
 from trainers.mean_gradient import Gradient, MeanGradient
 from trainers.mixed_precision import MOST_HALVINGS, MixedPrecision
 from trainers.norm_groups import NormGroups
+from trainers.phases import phase
 from trainers.steering import Moment, steer
 from trainers.stream_iterator import StreamIterator, UpdateShare
 from trainers.update_record import Step, UpdateRecord
@@ -56,6 +57,7 @@ class RecipeUpdater(StandardUpdater):
         stop_asked: whether this worker was asked to stop; the workers agree once an update.
     Attributes:
         pending: the gradient that waits to be applied, and its moment; None without double buffering.
+        clock: of the phases of every update.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class RecipeUpdater(StandardUpdater):
         self.averaged = averaged
         self.exchange = exchange
         self.pending: tuple[Gradient, Moment] | None = None
+        self.clock = norm_groups.clock
         self._mpi = mpi
         self._norm_groups = norm_groups
         with_gain = getattr(plan.recipe.optimizer, "gain", None)  # see AdaScale
@@ -98,6 +101,7 @@ class RecipeUpdater(StandardUpdater):
             measures=measure_noise or self._gain is not None,
         )
 
+    @phase("update")
     def update_core(self) -> None:
         """Forward and backward of this worker's micro-batches, the exchange, the optimizer's step."""
         iterator = self.get_iterator("main")
@@ -188,6 +192,7 @@ class RecipeUpdater(StandardUpdater):
         log.info("%s; done again at %.12g", what, self._mixed.scale)
         return True
 
+    @phase("optimizer")
     def _step(self, gradient: Gradient, moment: Moment) -> Step:
         """Weights and their average go one update further."""
         optimizer, recipe = self.get_optimizer("main"), self.plan.recipe
@@ -210,6 +215,7 @@ class RecipeUpdater(StandardUpdater):
             return 1.0
         return self._gain.observe(noise=norms.noise, signal=norms.signal, global_batch_size=global_batch_size)
 
+    @phase("waiting")
     def _agree(self, own_losses: list[float], model: chainer.Link, moment: Moment) -> float:
         """The mean loss over the global batch; all workers learn whether one of them is asked to stop or has failed."""
         most = len(self.plan.division_of(moment.update).micro_batches(0))  # rank 0 has no fewer than any other
@@ -231,6 +237,7 @@ class RecipeUpdater(StandardUpdater):
             rank, parameter = found
             raise NotFinite(what="weight", rank=rank, parameter=parameter, **_of(moment))
 
+    @phase("waiting")
     def _first_of(self, parameter: str | None) -> tuple[int, str] | None:
         """The first rank that has a path to tell, and the path; None where none has. One byte a worker."""
         flags = np.empty(self._mpi.size, dtype=np.int8)

@@ -80,7 +80,7 @@ def updates_of(path: Path, lines: Lines) -> Updates:
     for number, line in lines:
         if line["key"] != "train_loss":
             continue
-        row = [_number(path, number, line, name) for name in names]
+        row = [number_of(path, number, line, name) for name in names]
         if rows and row[0] <= rows[-1][0]:
             raise RunError(f"{path}:{number}: update {row[0]:.0f} follows {rows[-1][0]:.0f}; resumed without a cut?")
         rows.append(row)
@@ -97,9 +97,9 @@ def evaluations_of(path: Path, lines: Lines) -> Evaluations:
     rows: dict[float, list[float]] = {}
     for number, line in lines:
         if line["key"] in places:
-            reached = [_number(path, number, line, name) for name in ("update", "epoch", "samples")]
+            reached = [number_of(path, number, line, name) for name in ("update", "epoch", "samples")]
             row = rows.setdefault(reached[0], [*reached, math.nan, math.nan])
-            row[places[line["key"]]] = _number(path, number, line, "value")
+            row[places[line["key"]]] = number_of(path, number, line, "value")
     return _columns(Evaluations, [rows[update] for update in sorted(rows)])
 
 
@@ -121,11 +121,16 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             raise RunError(f"{path}:{number}: not JSON: {error}") from None
         if not isinstance(line, dict) or not {"key", "value", "time_ms"} <= line.keys():
             raise RunError(f'{path}:{number}: expected an object with "key", "value" and "time_ms"')
-        _number(path, number, line, "time_ms")
+        number_of(path, number, line, "time_ms")
         yield number, line
 
 
-def _number(path: Path, number: int, line: dict[str, Any], name: str) -> float:
+def number_of(path: Path, number: int, line: dict[str, Any], name: str) -> float:
+    """A field of a line as a number; NaN where it may be missing and is.
+
+    Raises:
+        RunError: it is missing or no number.
+    """
     if name not in line:
         if name in _NOT_ALWAYS_MEASURED:
             return math.nan

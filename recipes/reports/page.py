@@ -10,6 +10,7 @@ from recipes.reports import sections
 from recipes.reports.loss_scale import loss_scale
 from recipes.reports.markup import Markup, inline_svg, joined, table, tag
 from recipes.reports.noise import noise
+from recipes.reports.phases import phases
 from recipes.reports.record import Run
 from recipes.reports.style import PAGE
 from recipes.reports.wording import duration, number, percent
@@ -79,6 +80,7 @@ def _single(run: Run) -> Markup:
             _pictures([run]),
             noise(run),
             loss_scale(run),
+            phases(run),
             sections.plan(run),
             sections.claims(run),
             sections.recipe(run),
@@ -104,6 +106,7 @@ def _comparison(runs: Sequence[Run]) -> Markup:
             sections.verdict(run),
             noise(run),
             loss_scale(run),
+            phases(run),
             sections.plan(run),
             sections.claims(run),
             sections.recipe(run),

@@ -12,6 +12,7 @@ import numpy as np
 import yaml
 
 from recipes.reports.metrics import Evaluations, Lines, RunError, Updates, evaluations_of, read_metrics, updates_of
+from recipes.reports.phase_columns import Phases, phases_of
 
 _LARGEST_TREE = 1_000_000  # values; aliases in a stranger's file could otherwise expand without end
 _DEEPEST_TREE = 60
@@ -35,6 +36,7 @@ class Run:
         outcome: `success`, `stopped`, `failed`, or `unfinished` where the last session has written no end.
         reason: why it stopped or failed; empty where it came to its end, or to that of `--stop-after`.
         notes: what its sessions said when they started.
+        phases: where the time of the updates went, as far as it was measured.
     """
 
     folder: Path
@@ -49,6 +51,7 @@ class Run:
     seconds: float
     outcome: str
     reason: str
+    phases: Phases
     notes: tuple[str, ...] = ()
 
     @property
@@ -121,6 +124,7 @@ def open_run(path: str | Path) -> Run:
         seconds=seconds,
         outcome=outcome,
         reason=reason,
+        phases=phases_of(metrics, lines),
         notes=_notes(lines),
     )
 

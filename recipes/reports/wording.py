@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 
 def percent(fraction: float | None) -> str:
@@ -61,3 +63,23 @@ def size(num_bytes: object) -> str:
             return f"{value:.3g} {unit}"
         value /= 1000
     return f"{value:,.3g} TB"
+
+
+def exchange_words(told: Mapping[str, Any]) -> str:
+    """A `gradient_exchange` line of the metrics, in words.
+
+    >>> exchange_words({"value": "Ring", "num_buckets": 2, "wire": "float16", "overlap": True, "choices": [],
+    ...                 "gradient_bytes": 4000, "sent_bytes": 2000})
+    'Ring, 2 buckets of 4 kB in all, float16, while backward goes on; the busiest worker sends 2 kB an update'
+    """
+    when = "while backward goes on" if told.get("overlap") else "after backward"
+    count = told.get("num_buckets")
+    buckets = f"{number(count)} bucket{'' if count == 1 else 's'} of {size(told.get('gradient_bytes'))} in all"
+    sent = told.get("sent_bytes")
+    sends = "the MPI library decides how much a worker sends"
+    if isinstance(sent, (int, float)):
+        sends = f"the busiest worker sends {size(sent)} an update" if sent else "nothing is sent"
+    choices = told.get("choices")
+    chosen = f" ({'; '.join(map(str, choices))})" if isinstance(choices, list) and choices else ""
+    waits = f"; waiting {told['waiting']}" if told.get("waiting") else ""
+    return f"{told.get('value')}{chosen}, {buckets}, {told.get('wire')}, {when}; {sends}{waits}"

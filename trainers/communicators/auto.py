@@ -53,7 +53,9 @@ class Auto:
         node.Free()
         shared = SharedWindow(ranks_per_node=self.ranks_per_node)
         if sizes[0] == mpi.size:
-            return shared.connect(mpi)
+            connection = shared.connect(mpi)
+            connection.choices = ["SharedWindow: all workers share memory"]
+            return connection
         others: list[Any] = [Ring(), HalvingDoubling(), Direct(), MpiAllreduce(), Torus()]
         others.append(Hierarchical(ranks_per_node=self.ranks_per_node))
         regular = len(set(sizes)) == 1
@@ -66,12 +68,15 @@ class _Fastest(Connection):
     def __init__(self, mpi: Any, components: list[Any]) -> None:
         self._connections = [(component, component.connect(mpi.Dup())) for component in components]
         self._chosen: dict[int, Connection] = {}
-        self.choices: list[str] = []
         roundings = max(connection.num_roundings for _, connection in self._connections)
         super().__init__(mpi, self._sum, num_roundings=roundings)
 
     def allocate(self, num_values: int, dtype: Any) -> np.ndarray:
         return self._connections[0][1].allocate(num_values, dtype)  # shared memory, which serves all of them
+
+    def sent_values(self, num_values: int) -> float | None:
+        chosen = self._chosen.get(num_values.bit_length())
+        return chosen and chosen.sent_values(num_values)
 
     def _sum(self, values: np.ndarray, wire: Wire) -> None:
         size = len(values).bit_length()

@@ -20,18 +20,36 @@ class Connection:
         sum_of: (values, wire): one-dimensional `values` become their sums.
         num_roundings: how often a partial sum is rounded to the wire at most before it is whole.
         parts: communicators made of `mpi`, which are the connection's as well.
+        sent: numbers that this worker sends for each number that is summed; None where the MPI library decides.
+    Attributes:
+        choices: what a communicator that chooses has chosen so far, in words.
+        beside_backward: whether a thread waits here while another one computes.
     """
 
-    def __init__(self, mpi: Any, sum_of: Sum, *, num_roundings: int, parts: Sequence[Any] = ()) -> None:
+    @property
+    def waiting(self) -> str:
+        """How this waits for others, in words."""
+        return "sleeps after a millisecond"
+
+    def __init__(
+        self, mpi: Any, sum_of: Sum, *, num_roundings: int, parts: Sequence[Any] = (), sent: float | None = None
+    ) -> None:
         self.mpi = mpi
         self._parts = parts
         self.sum = sum_of
         self.num_roundings = num_roundings
+        self.choices: list[str] = []
+        self.beside_backward = False
+        self._sent = sent
 
     def mean(self, values: np.ndarray, wire: Wire, scale: float) -> None:
         """values <- scale times their sum."""
         self.sum(values, wire)
         values *= values.dtype.type(scale)
+
+    def sent_values(self, num_values: int) -> float | None:
+        """Numbers that this worker sends for the sum of so many; None where that is not known."""
+        return None if self._sent is None else self._sent * num_values
 
     def allocate(self, num_values: int, dtype: Any) -> np.ndarray:
         """Memory, all zero, whose parts `sum` is called with."""
@@ -41,6 +59,15 @@ class Connection:
         """Give the memory back, and the communicators; all workers call this together."""
         for communicator in (*self._parts, self.mpi):
             communicator.Free()
+
+
+def ring_share(size: int) -> float:
+    """Numbers that a worker of so many sends for each number summed, where nothing is sent twice: 2 (P - 1)/P.
+
+    >>> ring_share(1), ring_share(4)
+    (0.0, 1.5)
+    """
+    return 2 * (size - 1) / size
 
 
 def shares(total: int, parts: int) -> list[slice]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trainers.communicators.connection import Connection, shares
+from trainers.communicators.connection import Connection, ring_share, shares
 from trainers.communicators.ring import round_to
 from trainers.communicators.waiting import wait_for
 from trainers.communicators.wire import Wire
@@ -36,7 +36,7 @@ class _Everybody(Connection):
     """Keeps the memory where the others' numbers are received: fresh pages cost more than the messages."""
 
     def __init__(self, mpi: Any) -> None:
-        super().__init__(mpi, self._sum, num_roundings=1)
+        super().__init__(mpi, self._sum, num_roundings=1, sent=ring_share(mpi.size))
         self._others = [(mpi.rank + step) % mpi.size for step in range(1, mpi.size)]
         self._memory = np.empty(0, np.uint8)
 

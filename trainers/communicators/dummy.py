@@ -21,4 +21,4 @@ class Dummy:
 
     def connect(self, mpi: Any) -> Connection:
         """Ready on all workers of `mpi`."""
-        return Connection(mpi, lambda values, wire: None, num_roundings=0)
+        return Connection(mpi, lambda values, wire: None, num_roundings=0, sent=0.0)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trainers.communicators.connection import Connection
+from trainers.communicators.connection import Connection, ring_share
 from trainers.communicators.ring import round_to
 from trainers.communicators.waiting import send_and_receive
 from trainers.communicators.wire import Wire
@@ -33,7 +33,8 @@ class HalvingDoubling:
         """Ready on all workers of `mpi`, which call this together."""
         blocks = binary_blocks(mpi.size)
         num_roundings = max(size.bit_length() - 1 for _, size in blocks) + len(blocks) - 1
-        return Connection(mpi, lambda values, wire: _sum(mpi, values, wire), num_roundings=num_roundings)
+        sent = max(ring_share(size) + (len(blocks) > 1) / size for _, size in blocks)
+        return Connection(mpi, lambda values, wire: _sum(mpi, values, wire), num_roundings=num_roundings, sent=sent)
 
 
 def binary_blocks(size: int) -> list[tuple[int, int]]:

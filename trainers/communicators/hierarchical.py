@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from trainers.arguments import require_count
-from trainers.communicators.connection import Connection
+from trainers.communicators.connection import Connection, ring_share
 from trainers.communicators.ring import ring_sum, round_to
 from trainers.communicators.wire import Wire
 
@@ -55,7 +55,8 @@ class Hierarchical:
             node.Bcast(received)
             wire.store(values, received)
 
-        return Connection(mpi, sum_of, num_roundings=num_leaders + 1, parts=(node, leaders))
+        sent = ring_share(num_leaders) + node.size - 1 if node.rank == 0 else 1.0
+        return Connection(mpi, sum_of, num_roundings=num_leaders + 1, parts=(node, leaders), sent=sent)
 
 
 def node_of(mpi: Any, ranks_per_node: int | None) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from trainers.communicators.connection import Connection, shares
+from trainers.communicators.connection import Connection, ring_share, shares
 from trainers.communicators.waiting import send_and_receive
 from trainers.communicators.wire import Wire
 
@@ -28,7 +28,9 @@ class Ring:
 
     def connect(self, mpi: Any) -> Connection:
         """Ready on all workers of `mpi`, which call this together."""
-        return Connection(mpi, lambda values, wire: ring_sum(mpi, values, wire), num_roundings=mpi.size - 1)
+        return Connection(
+            mpi, lambda values, wire: ring_sum(mpi, values, wire), num_roundings=mpi.size - 1, sent=ring_share(mpi.size)
+        )
 
 
 def ring_sum(mpi: Any, values: np.ndarray, wire: Wire) -> None:

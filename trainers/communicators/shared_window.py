@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from trainers.arguments import require_count
-from trainers.communicators.connection import Connection, shares
+from trainers.communicators.connection import Connection, ring_share, shares
 from trainers.communicators.hierarchical import node_of
 from trainers.communicators.ring import ring_sum
+from trainers.communicators.waiting import meet, num_cores
 from trainers.communicators.wire import Wire
 
 _PIECE = 32768  # numbers; each worker's piece stays in a core's cache until it is overwritten by the sum
@@ -54,7 +55,9 @@ class _Window(Connection):
         self._node = node
         self._across = mpi.Split(node.rank, mpi.rank)
         self._window: Any = None
-        super().__init__(mpi, self._sum, num_roundings=self._across.size, parts=(node, self._across))
+        self._crowded = node.size > num_cores(node)
+        sent = ring_share(self._across.size) / node.size
+        super().__init__(mpi, self._sum, num_roundings=self._across.size, parts=(node, self._across), sent=sent)
 
     def allocate(self, num_values: int, dtype: Any) -> np.ndarray:
         from mpi4py import MPI
@@ -77,7 +80,7 @@ class _Window(Connection):
         values_of_rank = [memory[start : start + len(values)] for memory in self._of_rank]
         part = shares(len(values), node.size)[rank]  # nobody else touches these numbers, in whosever memory
         first, *others = (memory[part] for memory in values_of_rank)
-        node.Barrier()  # all have written
+        self._meet()  # all have written
         alone = self._across.size == 1
         for place in (slice(begin, begin + _PIECE) for begin in range(0, len(first), _PIECE)):
             total = first[place]  # in the order of the ranks, the same whoever sums
@@ -92,7 +95,21 @@ class _Window(Connection):
             first *= first.dtype.type(scale)
             for other in others:
                 np.copyto(other, first)
-        node.Barrier()  # all numbers are sums
+        self._meet()  # all numbers are sums
+
+    def _meet(self) -> None:
+        if self._sleeps:
+            meet(self._node)
+        else:
+            self._node.Barrier()
+
+    @property
+    def waiting(self) -> str:
+        return "sleeps" if self._sleeps else "spins"
+
+    @property
+    def _sleeps(self) -> bool:
+        return self._crowded or self.beside_backward
 
     def close(self) -> None:
         self._of_rank = []

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from trainers.arguments import require_count
-from trainers.communicators.connection import Connection, shares
+from trainers.communicators.connection import Connection, ring_share, shares
 from trainers.communicators.ring import ring_allgather, ring_reduce_scatter, ring_sum
 from trainers.communicators.wire import Wire
 
@@ -51,4 +51,5 @@ class Torus:
             ring_sum(column, values[parts[row.rank]], wire)
             ring_allgather(row, values, parts, wire)
 
-        return Connection(mpi, sum_of, num_roundings=row.size + column.size, parts=(row, column))
+        sent = ring_share(row.size) + ring_share(column.size) / row.size
+        return Connection(mpi, sum_of, num_roundings=row.size + column.size, parts=(row, column), sent=sent)

@@ -7,7 +7,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from chainer.training import Extension, Trainer
+
+from recipes.phases import PHASES, parted
+from trainers.phases import RankSeconds, UpdateSeconds
 
 
 class JsonLines:
@@ -39,21 +43,27 @@ class Metrics(Extension):
     Args:
         path: the run's `metrics.jsonl`.
         writes: whether this rank writes.
+        ranks: the seconds of all workers; all of them have this extension then.
     """
 
     priority = 250
     trigger = (1, "iteration")
 
-    def __init__(self, path: Path, *, writes: bool) -> None:
+    def __init__(self, path: Path, *, writes: bool, ranks: RankSeconds | None = None) -> None:
         self._lines = JsonLines(path, writes=writes)
+        self._ranks = ranks
+        self._not_told: list[UpdateSeconds] = []
+        self._reached: dict[str, Any] = {}
         self._last = time.perf_counter()
 
     def initialize(self, trainer: Trainer) -> None:
         """The clock of the first update starts here."""
-        self._last = time.perf_counter()
+        self.restart_clock()
 
     def __call__(self, trainer: Trainer) -> None:
-        record = trainer.updater.record
+        updater = trainer.updater
+        record = updater.record
+        seconds = self._ranks and self._ranks.gather(record.exchanged)
         now = time.perf_counter()
         self.write(
             "train_loss",
@@ -66,8 +76,14 @@ class Metrics(Extension):
             global_batch_size=record.global_batch_size,
             update_seconds=round(now - self._last, 6),
             **_measured(record),
+            **(seconds.as_line() if seconds else {}),
         )
         self._last = now
+        if seconds:
+            self._not_told.append(seconds)
+            self._reached = {"update": updater.iteration, "epoch": updater.epoch_detail}
+            if updater.is_new_epoch:
+                self._tell_ranks()
 
     def write(self, key: str, value: Any, **more: Any) -> None:
         """Append a line; `value` and `more` are plain data."""
@@ -76,9 +92,20 @@ class Metrics(Extension):
     def restart_clock(self) -> None:
         """Leave what happened since the last update (an evaluation, a checkpoint) out of the next one's time."""
         self._last = time.perf_counter()
+        if self._ranks:
+            self._ranks.restart()
 
     def finalize(self) -> None:
         """Chainer calls this when the loop ends; the file stays open for the run's last line."""
+        self._tell_ranks()
+
+    def _tell_ranks(self) -> None:
+        """A line with the mean seconds of each worker since the last such line."""
+        if self._not_told:
+            means = np.mean([parted(seconds.seconds) for seconds in self._not_told], axis=0)
+            rows = [[round(value, 6) for value in row] for row in means.tolist()]
+            self.write("rank_seconds", len(self._not_told), phases=PHASES, seconds=rows, **self._reached)
+            self._not_told = []
 
     def close(self) -> None:
         """No more lines."""

@@ -3,38 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from recipes.reports.curves import smoothed
 from recipes.reports.noise import noise_windows
 from recipes.reports.plots.axes import batch_axis, decades, epoch_axis, rate_axis, stacked
+from recipes.reports.plots.of_phases import phases_picture
+from recipes.reports.plots.picture import RunPicture
 from recipes.reports.record import Run
 from recipes.reports.style import DASHES, MUTED, SERIES
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunPicture:
-    """One picture of one or several runs.
-
-    Args:
-        title: a few words.
-        caption: what is drawn, in a sentence.
-        figure: the picture.
-    """
-
-    title: str
-    caption: str
-    figure: Figure
-
-
 def run_pictures(runs: Sequence[Run]) -> list[RunPicture]:
     """The pictures of one run, or of several laid over each other in `run_style`'s colours, in that order."""
-    makers = (accuracy_picture, loss_picture, rate_picture, throughput_picture, noise_picture)
+    makers = (accuracy_picture, loss_picture, rate_picture, throughput_picture, phases_picture, noise_picture)
     return [picture for maker in makers if (picture := maker(runs)) is not None]
 
 

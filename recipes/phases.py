@@ -1,0 +1,81 @@
+"""The phases of an update, and which worker the others wait for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+# In the order in which they come. `exposed` is the exchange of gradients as far as nothing hides it; `waiting` is for
+# the other workers, in what they do together.
+PHASES = ("input", "forward", "backward", "exposed", "optimizer", "waiting")
+_OWN = [PHASES.index(name) for name in ("input", "forward", "backward", "optimizer")]
+_EXPOSED, _WAITING = PHASES.index("exposed"), PHASES.index("waiting")
+
+
+def parted(seconds: np.ndarray) -> np.ndarray:
+    """The same seconds, (workers, phases), with the time in the exchange parted into communication and waiting.
+
+        communication = the least that a worker spent in it          waiting += what is above
+
+    A worker that is early waits in the exchange for the last one, which itself waits for nobody: its time is what the
+    communication takes.
+
+    >>> parted(np.array([[0.0, 1, 1, 3, 0, 0], [0.0, 2, 2, 1, 0, 0]])).tolist()
+    [[0.0, 1.0, 1.0, 1.0, 0.0, 2.0], [0.0, 2.0, 2.0, 1.0, 0.0, 0.0]]
+    """
+    least = seconds[:, _EXPOSED].min()
+    result = seconds.copy()
+    result[:, _WAITING] += seconds[:, _EXPOSED] - least
+    result[:, _EXPOSED] = least
+    return result
+
+
+def own_work(seconds: np.ndarray) -> np.ndarray:
+    """Seconds of each worker's own work, which no other worker can make longer; `seconds` is (workers, phases).
+
+    >>> own_work(np.array([[1.0, 2, 3, 50, 4, 60]])).tolist()
+    [10.0]
+    """
+    return seconds[:, _OWN].sum(axis=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slowest:
+    """The worker that the others wait for.
+
+    Args:
+        rank: its number.
+        behind: its own work beside the median of the others', as a fraction of the latter: 0.12 is 12 % more.
+        phase: the one in which it is furthest behind the others' median.
+        seconds: how far, in that phase.
+    """
+
+    rank: int
+    behind: float
+    phase: str
+    seconds: float
+
+
+def slowest(seconds: np.ndarray) -> Slowest | None:
+    """The worker with the most seconds of work of its own: what it waits for others in does not count.
+
+    Args:
+        seconds: (workers, phases).
+    Returns:
+        None with one worker, or where the others have not worked.
+
+    >>> found = slowest(np.array([[1.0, 1, 2, 0, 0, 2], [3.0, 1, 2, 0, 0, 0]]))
+    >>> found.rank, found.phase, found.behind, found.seconds
+    (1, 'input', 0.5, 2.0)
+    """
+    busy = own_work(seconds)
+    rank = int(busy.argmax())
+    others = np.delete(seconds[:, _OWN], rank, axis=0)
+    middle = float(np.median(others.sum(axis=1))) if len(others) else 0.0
+    if middle <= 0:
+        return None
+    above = seconds[rank, _OWN] - np.median(others, axis=0)
+    worst = int(above.argmax())
+    phase = PHASES[_OWN[worst]]
+    return Slowest(rank=rank, behind=float(busy[rank] / middle - 1), phase=phase, seconds=float(above[worst]))

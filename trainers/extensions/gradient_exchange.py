@@ -1,0 +1,66 @@
+"""What exchanges the gradients: in the log and the metrics, once it is known."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from chainer.training import Extension, Trainer
+
+from recipes.reports.wording import exchange_words
+from trainers.exchange import Exchange
+from trainers.extensions.metrics import Metrics
+
+log = logging.getLogger("kilobatch")
+
+
+class GradientExchange(Extension):
+    """A line after the first exchange, by which a communicator that chooses by measurement has chosen.
+
+    Args:
+        name: of the communicator, as the cluster file spells it.
+        exchange: of all workers.
+        metrics: where the line goes.
+    """
+
+    priority = 245
+    default_name = "gradient_exchange"
+    trigger = (1, "iteration")
+
+    def __init__(self, name: str, exchange: Exchange, metrics: Metrics) -> None:
+        self._name, self._exchange, self._metrics = name, exchange, metrics
+        self._told = False
+
+    def __call__(self, trainer: Trainer) -> None:
+        updater = trainer.updater
+        if self._told or updater.record.exchanged is None:
+            return
+        self._told = True
+        told = described(self._exchange)
+        self._metrics.write(
+            "gradient_exchange", self._name, update=updater.iteration, epoch=updater.epoch_detail, **told
+        )
+        log.info("gradients: %s", exchange_words({"value": self._name, **told}))
+        self._metrics.restart_clock()
+
+
+def described(exchange: Exchange) -> dict[str, Any]:
+    """Choices, buckets and bytes of an exchange; all workers call this together.
+
+    `sent_bytes` are those of an update on the wire from the worker that sends most, and null where the MPI library
+    decides.
+    """
+    connection, flat = exchange.connection, exchange.flat
+    num_bytes = exchange.wire.num_bytes
+    sent = [connection.sent_values(bucket.place.stop - bucket.place.start) for bucket in exchange.buckets]
+    own = None if None in sent else float(sum(sent)) * num_bytes
+    everyone = connection.mpi.allgather(own)
+    return {
+        "choices": list(connection.choices),
+        "wire": exchange.wire.name,
+        "overlap": exchange.overlaps,
+        "waiting": connection.waiting,
+        "num_buckets": len(exchange.buckets),
+        "gradient_bytes": len(flat.values) * flat.values.itemsize,
+        "sent_bytes": None if None in everyone else round(max(everyone)),
+    }

@@ -1,0 +1,33 @@
+"""What a run measures of itself beside its metrics: how gradients are exchanged, and on request a profile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from chainer.training import Trainer
+
+from trainers.extensions.gradient_exchange import GradientExchange
+from trainers.extensions.metrics import Metrics
+from trainers.extensions.profile import Profile, profiled_updates
+from trainers.phases import RankSeconds
+from trainers.run_folder import METRICS, PROFILE
+from trainers.updater import RecipeUpdater
+
+
+def metrics_of(updater: RecipeUpdater, folder: Path, mpi: Any) -> Metrics:
+    """The metrics of a run, with the seconds of all ranks; rank 0 writes them."""
+    ranks = RankSeconds(updater.clock, mpi, counts_lost=updater.plan.cluster.exchange.wire != "float32")
+    return Metrics(folder / METRICS, writes=mpi.rank == 0, ranks=ranks)
+
+
+def measure(trainer: Trainer, metrics: Metrics, mpi: Any, *, profile: int, end: int) -> None:
+    """Add what tells of the exchange, and a profile of so many updates before update `end`, none where it is 0."""
+    updater = trainer.updater
+    component = updater.plan.cluster.exchange.communicator
+    name = type(component).__name__ if component else "Auto"  # what `build_exchange` takes for null
+    if not updater.plan.exact:  # which sums by itself, and overlaps with nothing
+        trainer.extend(GradientExchange(name, updater.exchange, metrics))
+    if profile:
+        updates = profiled_updates(profile, begin=updater.iteration, end=end)
+        trainer.extend(Profile(Path(trainer.out) / PROFILE, updater.clock, mpi, updates=updates))
