@@ -50,6 +50,9 @@ def train(
     noise_scale: Annotated[
         bool, typer.Option("--noise-scale", help="Measure the gradient noise scale: see the report.")
     ] = False,
+    watchdog: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="End the run when it stands still so long; 0: never.")
+    ] = 120,
     data: Data = None,
     allow_code: AllowCode = False,
 ) -> None:
@@ -74,6 +77,7 @@ def train(
         measure_noise=noise_scale,
         data=data,
         allow_code=allow_code,
+        watchdog_seconds=watchdog,
     )
     raise typer.Exit(train(request))
 

@@ -14,6 +14,8 @@ from trainers.communicators.connection import Connection
 from trainers.communicators.wire import FullWire, Wire
 from trainers.flat_gradients import FlatGradients
 
+THREAD_NAME = "exchange"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Exchanged:
@@ -59,7 +61,7 @@ class Exchange:
         self.buckets, self.bucket_of = buckets_of(flat, bucket_bytes)
         self.overlaps = overlap and connection.mpi.size > 1
         self._ready: queue.SimpleQueue[tuple[Round, int] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._serve, name="exchange", daemon=True) if self.overlaps else None
+        self._thread = threading.Thread(target=self._serve, name=THREAD_NAME, daemon=True) if self.overlaps else None
         if self._thread is not None:
             self._thread.start()
 

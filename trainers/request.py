@@ -30,6 +30,7 @@ class TrainRequest:
     measure_noise: bool = False
     allow_code: bool = False
     data: Path | None = None
+    watchdog_seconds: float = 120.0
 
     def arguments(self, folder: Path) -> list[str]:
         """The same request as a command line for the ranks, which learn their number from MPI."""
@@ -39,6 +40,7 @@ class TrainRequest:
             ("--stop-after", self.stop_after),
             ("--micro-batch-size", self.micro_batch_size),
             ("--data", self.data),
+            ("--watchdog", self.watchdog_seconds),
         ):
             words += [] if value is None else [flag, str(value)]
         for override in self.overrides:
