@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import socket
@@ -19,6 +20,8 @@ from trainers.launch import parent_is_gone
 from trainers.run_folder import newest_checkpoint_name
 from trainers.watchdog import BEATS, Sign, Watchdog, read_sign, sign_file, watchers
 from trainers.whereabouts import whereabouts
+
+log = logging.getLogger("kilobatch")
 
 _SLOWEST_SECONDS = 6.0  # between two signs
 _PATIENCE = 5  # times longer before the first update is done and after the last one
@@ -106,8 +109,8 @@ class Pulse:
     def _serve(self) -> None:
         while not self._ended.wait(self._interval):
             if not self.orphaned and parent_is_gone():
-                self.orphaned = True
-                say(f"rank {self._rank}: the process that started this run has gone; stopping, with a checkpoint")
+                self.orphaned = True  # told on stdout: stderr went to that process, and mpiexec fails when it is gone
+                log.warning("the process that started this run has gone: stopping, with a checkpoint")
             sign = self._sign()
             self._write(sign)
             if self._dog is not None and (found := self._dog.look(sign)) is not None:

@@ -52,8 +52,12 @@ class Sign:
     @property
     def name(self) -> str:
         """For a message."""
-        when = "before its first update" if self.update is None else f"in update {self.update}"
-        return f"rank {self.rank} on {self.host} ({when})"
+        return f"rank {self.rank} on {self.host}"
+
+    @property
+    def when(self) -> str:
+        """For a message."""
+        return "before the first update" if self.update is None else f"in update {self.update}"
 
 
 def sign_file(folder: Path, rank: int) -> Path:
@@ -115,7 +119,7 @@ class Watchdog:
         innocent = [rank for rank in watchers(self._num_ranks) if rank not in found]
         turn = innocent.index(self._rank) if self._rank in innocent else len(innocent)
         self._rounds += 1
-        return self._told(found, now) if self._rounds > _TURN * turn else None
+        return self._told(found, now, own) if self._rounds > _TURN * turn else None
 
     def _watch(self, rank: int, now: float) -> None:
         sign, before = read_sign(self._folder, rank), self._watched.get(rank)
@@ -138,16 +142,17 @@ class Watchdog:
             return []
         return [sign.rank for sign in signs if not sign.waits] or [sign.rank for sign in signs]
 
-    def _told(self, culprits: list[int], now: float) -> str:
+    def _told(self, culprits: list[int], now: float, own: Sign) -> str:
         silent = set(self._silent(now))
         words = [self._fate(rank, now) if rank in silent else self._place(rank) for rank in culprits]
-        return "\n".join([*words, f"The other ranks wait: no progress for {self._seconds:g} s (--watchdog)."])
+        how = f"No progress {own.when} for {own.still_seconds:.1f} s; --watchdog allows {self._seconds:g}."
+        return "\n".join([*words, how])
 
     def _fate(self, rank: int, now: float) -> str:
         seen = self._watched[rank]
         if seen.sign is None:
             return f"rank {rank} gives no sign of life any more; its host is not known"
-        said = f"{seen.sign.name} has given no sign of life for {now - seen.since:.1f} s"
+        said = f"{seen.sign.name} has given no sign of life for {now - seen.since:.1f} s, the last {seen.sign.when}"
         if seen.sign.host != socket.gethostname():
             return f"{said}: it is stopped or dead, or its host cannot be reached"
         state = _STATES.get(_state_of(seen.sign.process), "its process runs, but Python's threads do not")
@@ -157,9 +162,8 @@ class Watchdog:
         sign = self._watched[rank].sign
         assert sign is not None
         does = "waits for others that do not come" if sign.waits else "hangs"
-        return f"{sign.name} {does}, {sign.still_seconds:.1f} s already, at\n" + "\n".join(
-            f"  {line}" for line in sign.stack
-        )
+        stack = "".join(f"\n  {line}" for line in sign.stack)
+        return f"{sign.name} {does} {sign.when}, for {sign.still_seconds:.1f} s:{stack}"
 
 
 def _state_of(process: int) -> str | None:
