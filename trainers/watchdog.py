@@ -137,8 +137,9 @@ class Watchdog:
         """Who gives no sign; else, once nobody works any more, who does not wait; else all."""
         if silent := self._silent(now):
             return silent
-        signs = [seen.sign for seen in self._watched.values() if seen.sign is not None and not seen.sign.finished]
-        if not own.overdue or not all(sign.overdue for sign in signs):
+        seen = [watched.sign for watched in self._watched.values()]
+        signs = [sign for sign in seen if sign is not None and not sign.finished]
+        if None in seen or not own.overdue or not all(sign.overdue for sign in signs):
             return []
         return [sign.rank for sign in signs if not sign.waits] or [sign.rank for sign in signs]
 
