@@ -23,7 +23,7 @@ from trainers.equal_ranks import WeightsDiffer, require_equal_weights
 
 world = MPI.COMM_WORLD
 model = chainer.Chain(conv=L.Convolution2D(3, 4, 3), norm=L.BatchNormalization(4), output=L.Linear(4, 2))
-arrays = {path: array for path, array in weights_of(model).items() if array.shape}
+arrays = {path: array for path, array in sorted(weights_of(model).items()) if array.shape}  # not in hash order
 for number, array in enumerate(arrays.values()):
     array[...] = np.random.default_rng(number).standard_normal(array.shape)
 
