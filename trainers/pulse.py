@@ -120,8 +120,8 @@ class Pulse:
 
     def _sign(self, *, finished: bool = False) -> Sign:
         still = time.monotonic() - self._moved
-        overdue = 0 < self._seconds * self._patience <= still
-        where = whereabouts() if overdue else None
+        allowed = self._seconds * self._patience
+        where = whereabouts() if 0 < allowed <= still else None
         self._beat += 1
         return Sign(
             rank=self._rank,
@@ -130,7 +130,7 @@ class Pulse:
             beat=self._beat,
             update=self.at and self.at(),
             still_seconds=round(still, 3),
-            overdue=overdue,
+            allowed_seconds=allowed,
             waits=where is not None and where.waits,
             stack=where.stack if where is not None else (),
             finished=finished,

@@ -12,7 +12,7 @@ from trainers.run_folder import RANKS
 
 BEATS = 20  # signs in the time that a rank may make no progress
 _LOOKS_FROM = 1 / 8  # of that time: from then on the others are watched
-_SILENT = 3 / 4  # of that time without a sign: stopped or dead
+_SILENT = 3 / 4  # of the time allowed to a rank without a sign of it: stopped or dead
 _TURN = 3  # signs that a watcher waits for the one before it to speak
 _STATES = {
     "T": "its process is stopped (SIGSTOP)",
@@ -32,7 +32,7 @@ class Sign:
         beat: counts the signs.
         update: it is in; None before the first.
         still_seconds: since it last made progress.
-        overdue: whether that is too long for what it is doing.
+        allowed_seconds: without progress, in what it is doing; 0 for any time.
         waits: overdue, it waits for other ranks.
         stack: overdue, where it is.
         finished: it has done its part of the run.
@@ -44,10 +44,15 @@ class Sign:
     beat: int
     update: int | None
     still_seconds: float
-    overdue: bool
+    allowed_seconds: float
     waits: bool
     stack: tuple[str, ...]
     finished: bool
+
+    @property
+    def overdue(self) -> bool:
+        """Whether it has made no progress for too long."""
+        return 0 < self.allowed_seconds <= self.still_seconds
 
     @property
     def name(self) -> str:
@@ -130,7 +135,8 @@ class Watchdog:
         return [
             rank
             for rank, seen in self._watched.items()
-            if now - seen.since >= self._seconds * _SILENT and not (seen.sign and seen.sign.finished)
+            if now - seen.since >= _SILENT * (seen.sign.allowed_seconds if seen.sign else self._seconds)
+            and not (seen.sign and seen.sign.finished)
         ]
 
     def _culprits(self, now: float, own: Sign) -> list[int]:

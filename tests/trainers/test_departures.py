@@ -60,7 +60,7 @@ def sign(rank, *, finished):
         beat=1,
         update=3,
         still_seconds=0.0,
-        overdue=False,
+        allowed_seconds=120.0,
         waits=False,
         stack=(),
         finished=finished,

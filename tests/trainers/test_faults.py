@@ -1,5 +1,7 @@
 """One rank's trouble ends the run on all of them, loudly and soon, and the run goes on from its newest checkpoint."""
 
+import itertools
+import json
 import os
 import re
 import signal
@@ -13,7 +15,11 @@ import pytest
 
 pytestmark = pytest.mark.mpi
 
-OWN = """\
+WATCHDOG_SECONDS = 5
+MPIEXEC = Path(sys.executable).parent / "mpiexec"
+OWN = (
+    f"SECONDS = {WATCHDOG_SECONDS}"
+    + """
 import os, signal, sys, time
 import chainer
 import chainer.links as L
@@ -32,6 +38,8 @@ class Net(chainer.Chain):
         self.calls += 1
         if self.calls == 5:
             self.fail()
+        if self.how == "slow" and not chainer.config.train and MPI.COMM_WORLD.rank == 1:
+            time.sleep(0.7 * SECONDS)
         return self.output(images.reshape(len(images), -1))
 
     def fail(self):
@@ -54,6 +62,7 @@ class Net(chainer.Chain):
         if self.how in ("stop", "kill"):
             os.kill(os.getpid(), signal.SIGSTOP if self.how == "stop" else signal.SIGKILL)
 """
+)
 SAID = {
     "raise": r"rank 1 on {host} failed:\nTraceback[\s\S]*own_net.py.*\n[\s\S]*KeyError: 'an odd sample'",
     "build": r"rank 1 on {host} failed:\nTraceback[\s\S]*own_net.py.*\n[\s\S]*KeyError: 'an odd sample'",
@@ -64,7 +73,6 @@ SAID = {
     "hang": r"rank 1 on {host} hangs in update 3, for \d+\.\d s:\n[\s\S]*own_net.py:\d+ in fail: time.sleep",
     "perturb": r"kilobatch: after 4 updates /output/b is not the same on all ranks: rank 1 on {host} differs from",
 }
-WATCHDOG_SECONDS = 5
 
 
 def processes_of(folder):
@@ -121,6 +129,24 @@ def test_one_ranks_trouble_ends_all(tmp_path, how, ranks):
     again = run_in(tmp_path, "not", "-n", ranks, "--stop-after", "6up", "--resume")
     assert again.returncode == 0, again.stderr
     assert f"resuming from {newest}" in again.stdout
+
+
+def test_a_rank_that_works_longer_than_the_others_may_wait_is_left_alone(tmp_path):
+    done = run_in(tmp_path, "slow", "-n", "2", "--set", "evaluation.every=8up", "--stop-after", "10up")
+    assert done.returncode == 0, done.stderr
+    times = [json.loads(line)["time_ms"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    longest = max(after - before for before, after in itertools.pairwise(times))
+    assert longest > 1000 * WATCHDOG_SECONDS
+
+
+def test_a_rank_that_hangs_is_named_under_a_foreign_mpiexec(tmp_path):
+    command = [MPIEXEC, "-n", "3", *command_in(tmp_path)]
+    environment = {**os.environ, "FAILS_BY": "stop"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path, env=environment)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert re.search(SAID["stop"].format(host=re.escape(socket.gethostname())), done.stderr), done.stderr
+    assert "Last good checkpoint: none was written yet" in done.stderr
+    assert_nothing_is_left(tmp_path / "run")
 
 
 def test_weights_that_differ_from_the_start_are_named(tmp_path):

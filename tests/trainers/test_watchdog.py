@@ -1,6 +1,7 @@
 """Who is at fault is read from the signs of life that the ranks give."""
 
 import json
+import re
 import time
 from dataclasses import asdict, replace
 
@@ -17,12 +18,12 @@ WAITING = Sign(
     beat=1,
     update=7,
     still_seconds=1.0,
-    overdue=True,
+    allowed_seconds=SECONDS,
     waits=True,
     stack=("a.py:1 in wait: mpi.Barrier()",),
     finished=False,
 )
-WORKING = replace(WAITING, overdue=False, waits=False, still_seconds=0.1, stack=())
+WORKING = replace(WAITING, waits=False, still_seconds=0.1, stack=())
 HANGING = replace(WAITING, waits=False, stack=("b.py:2 in net: time.sleep(1000)",))
 
 
@@ -96,13 +97,19 @@ def test_a_rank_that_never_gave_a_sign_is_named(tmp_path):
     assert said.startswith("rank 1 gives no sign of life any more")
 
 
-@pytest.mark.parametrize("other", [WORKING, replace(WAITING, overdue=False)], ids=["works", "began to wait late"])
+@pytest.mark.parametrize("other", [WORKING, replace(WAITING, allowed_seconds=2.0)], ids=["works", "may take longer"])
 def test_nobody_is_named_while_one_rank_is_not_overdue(tmp_path, other):
     assert told(tmp_path, WAITING, [replace(other, rank=1)]) is None
 
 
 def test_nobody_is_named_by_a_rank_that_makes_progress(tmp_path):
     assert told(tmp_path, WORKING, [replace(HANGING, rank=1)], silent=[1]) is None
+
+
+def test_a_rank_that_may_take_longer_may_also_be_silent_for_longer(tmp_path):
+    other = replace(WORKING, rank=1, allowed_seconds=5 * SECONDS)
+    said = told(tmp_path, WAITING, [other], silent=[1], seconds=15 * SECONDS)
+    assert float(re.match(r"rank 1 on one has given no sign of life for (\S+) s", said)[1]) >= 3 / 4 * 5 * SECONDS
 
 
 def test_a_rank_that_has_finished_need_not_give_signs(tmp_path):
