@@ -65,6 +65,9 @@ def train(
     profile: Annotated[
         int | None, typer.Option(min=1, metavar="U", help="Write profile.json of U updates, for chrome://tracing.")
     ] = None,
+    watchdog: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="End the run when it stands still so long; 0: never.")
+    ] = 120,
     data: Data = None,
     allow_code: AllowCode = False,
 ) -> None:
@@ -91,6 +94,7 @@ def train(
         profile=profile,
         data=data,
         allow_code=allow_code,
+        watchdog_seconds=watchdog,
     )
     raise typer.Exit(train(request))
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -85,6 +85,7 @@ def write_checkpoint(
     state: dict[str, Any],
     averages: Mapping[str, np.ndarray] | None = None,
     pending: Mapping[str, np.ndarray] | None = None,
+    moved: Callable[[], None] = lambda: None,
 ) -> Path:
     """Write `folder`/update-000123, where 123 is `state["update"]`; it appears whole or not at all.
 
@@ -96,6 +97,7 @@ def write_checkpoint(
         state: plain data; must hold `update`, the number of updates done.
         averages: of the weights, by path.
         pending: the gradient that waits to be applied, by path.
+        moved: called for every file that was written.
     Returns:
         the folder of the checkpoint.
     """
@@ -117,6 +119,7 @@ def write_checkpoint(
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        moved()
     shutil.rmtree(final, ignore_errors=True)  # only ever there when a resumed run comes by again
     partial.rename(final)
     _flush_folder(folder)

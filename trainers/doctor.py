@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -125,6 +126,7 @@ def _mpi(problems: list[Problem], timeout_seconds: float) -> dict[str, Any]:
     if (launched := launched_ranks()) is not None:
         return {"launcher": f"this process is one of {launched} ranks already; none started", "ranks_started": None}
     found: dict[str, Any] = {"mpiexec": None, "library": None, "thread_level": None, "ranks_started": 0}
+    way_out = "pip install --force-reinstall mpi4py mpich, and use the mpiexec beside this environment's python"
     try:
         found["mpiexec"] = find_mpiexec()
         command = [found["mpiexec"], "-n", "2", sys.executable, "-m", "mpi4py", "-c", _PROBE]
@@ -139,11 +141,20 @@ def _mpi(problems: list[Problem], timeout_seconds: float) -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         what = f"mpiexec -n 2 did not end within {timeout_seconds:g} s"
     except (subprocess.CalledProcessError, OSError, ValueError) as error:
-        what = f"mpiexec -n 2 fails: {_last_line(getattr(error, 'stderr', None) or str(error))}"
+        if getattr(error, "returncode", None) == signal.SIGBUS:
+            way_out = "make room in /dev/shm, where MPI's memory lies; in a container: docker run --shm-size=2g"
+        what = f"mpiexec -n 2 fails: {_last_line(_said(error))}"
     if found["ranks_started"] != 2:
-        way_out = "pip install --force-reinstall mpi4py mpich, and use the mpiexec beside this environment's python"
         problems.append(Problem(what=what, way_out=way_out, stops_cpu_training=True))
     return found
+
+
+def _said(error: Exception) -> str:
+    """What a command that failed wrote, else how it ended."""
+    if not isinstance(error, subprocess.CalledProcessError):
+        return str(error)
+    with_bus_error = ", as after a bus error" * (error.returncode == signal.SIGBUS)
+    return error.stderr or f"it ended with {error.returncode}{with_bus_error}"
 
 
 def _last_line(text: str) -> str:

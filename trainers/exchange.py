@@ -18,6 +18,8 @@ from trainers.communicators.waiting import total_of
 from trainers.communicators.wire import FullWire, Wire
 from trainers.flat_gradients import FlatGradients
 
+THREAD_NAME = "exchange"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Exchanged:
@@ -66,7 +68,7 @@ class Exchange:
         self.overlaps = connection.beside_backward = overlap and connection.mpi.size > 1
         self.observe: Callable[[int, float, float], None] = lambda number, began, ended: None
         self._ready: queue.SimpleQueue[tuple[Round, int] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._serve, name="exchange", daemon=True) if self.overlaps else None
+        self._thread = threading.Thread(target=self._serve, name=THREAD_NAME, daemon=True) if self.overlaps else None
         if self._thread is not None:
             self._thread.start()
 

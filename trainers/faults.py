@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import threading
 import traceback
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
 EXIT_INPUT, EXIT_FAILED, EXIT_STOPPED = 2, 3, 4
+_ABORT_SECONDS = 5.0
 
 
 class RunFailed(Exception):
@@ -84,20 +86,39 @@ def abort_on_exception(rank: int) -> None:
         where = f"rank {rank} on {socket.gethostname()}"
         if not isinstance(error, RunFailed):
             text = "".join(traceback.format_exception(kind, error, trace))
-            print(f"{where} failed:\n{text}", file=sys.stderr, flush=True)
+            say(f"{where} failed:\n{text}")
         elif rank == 0:
-            print(f"kilobatch: {error}", file=sys.stderr, flush=True)
+            say(f"kilobatch: {error}")
         if isinstance(error, RunFailed):
             MPI.COMM_WORLD.Barrier()  # all ranks raise it: let rank 0 speak before anyone is killed
-        _remove_shared_memory()
-        MPI.COMM_WORLD.Abort(EXIT_FAILED)
-        os._exit(EXIT_FAILED)
+        end_all()
 
     sys.excepthook = hook
 
 
-def _remove_shared_memory() -> None:
-    """Remove this job's segments: MPICH does so in MPI_Finalize only, and an abort leaves 2 MB in /dev/shm."""
+def say(text: str) -> None:
+    """Write to stderr at once: what follows may be the end of this process."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def end_all() -> None:
+    """End all ranks with exit code 3, from any thread. Does not return."""
+    from mpi4py import MPI
+
+    remove_shared_memory()
+    last_resort = threading.Timer(_ABORT_SECONDS, os._exit, (EXIT_FAILED,))  # enough for mpiexec to end the others
+    last_resort.daemon = True
+    last_resort.start()
+    MPI.COMM_WORLD.Abort(EXIT_FAILED)
+    os._exit(EXIT_FAILED)
+
+
+def remove_shared_memory() -> None:
+    """Take the names away from the memory that this job's ranks share; it lives on while they have it.
+
+    MPICH does so in MPI_Finalize only, which a rank that is killed does not reach: 2 MB would stay in /dev/shm. To be
+    called once all ranks of the machine have left MPI_Init; segments of later windows have no name.
+    """
     with suppress(OSError):  # not Linux, or another rank was first
         for line in Path("/proc/self/maps").read_text().splitlines():
             if (name := line.split()[-1]).startswith("/dev/shm/mpich_shm_"):

@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import IO
 
 from recipes.errors import InputRefused
+from trainers.departures import Departures
 
 _SIZE_NAMES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "SLURM_STEP_NUM_TASKS")
 _LOCAL_SIZE_NAMES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_TASKS_PER_NODE")
 _RANK_NAMES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _OWN = "KILOBATCH_LAUNCHED"  # in the environment of ranks we started: the command line that was typed
+_PARENT = "KILOBATCH_PARENT"  # there too: who started them, see `_process_mark`
 
 STOP_FILE = "stop"  # in the run's folder: ask a run to stop at its next update, from anywhere
 
@@ -41,6 +43,21 @@ def launched_ranks(environment: Mapping[str, str] = os.environ) -> int | None:
 def launched_by_us(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether `start_ranks` started this process."""
     return _OWN in environment
+
+
+def parent_is_gone() -> bool:
+    """Whether the process whose `start_ranks` started this one has ended; False for ranks of another launcher."""
+    mark = os.environ.get(_PARENT, "")
+    return bool(mark) and _process_mark(int(mark.split()[0])) != mark
+
+
+def _process_mark(process: int) -> str:
+    """Number and start time of a process of this machine, which together are never used again; empty if unknown."""
+    try:
+        state, *rest = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if state == "Z" else f"{process} {rest[18]}"
 
 
 def command_line() -> str:
@@ -92,9 +109,13 @@ class Ranks:
 
     Args:
         process: their mpiexec.
+        num_ranks: how many.
+        departures: in which order they end.
     """
 
     process: subprocess.Popen[bytes]
+    num_ranks: int
+    departures: Departures
     _errors: list[str]
     _reader: threading.Thread
 
@@ -123,7 +144,7 @@ def start_ranks(num_ranks: int, arguments: list[str], *, log: Path) -> Ranks:
     Raises:
         LaunchError: there is no mpiexec.
     """
-    environment = {**os.environ, _OWN: command_line(), "PYTHONUNBUFFERED": "1"}
+    environment = {**os.environ, _OWN: command_line(), _PARENT: _process_mark(os.getpid()), "PYTHONUNBUFFERED": "1"}
     for name in THREADS:
         environment.setdefault(name, str(threads_per_rank(num_ranks)))
     command = [find_mpiexec(), "-n", str(num_ranks), sys.executable, "-P", "-m", "kilobatch", *arguments]
@@ -140,7 +161,8 @@ def start_ranks(num_ranks: int, arguments: list[str], *, log: Path) -> Ranks:
     errors: list[str] = []
     reader = threading.Thread(target=_tee, args=(process.stderr, log, errors), daemon=True)
     reader.start()
-    return Ranks(process=process, _errors=errors, _reader=reader)
+    departures = Departures(process, num_ranks, descendants=_descendants, rank_names=_RANK_NAMES)
+    return Ranks(process=process, num_ranks=num_ranks, departures=departures, _errors=errors, _reader=reader)
 
 
 def _descendants(parent: int) -> list[int]:

@@ -34,6 +34,7 @@ class TrainRequest:
     profile: int | None = None
     allow_code: bool = False
     data: Path | None = None
+    watchdog_seconds: float = 120.0
 
     def arguments(self, folder: Path) -> list[str]:
         """The same request as a command line for the ranks, which learn their number from MPI."""
@@ -44,6 +45,7 @@ class TrainRequest:
             ("--micro-batch-size", self.micro_batch_size),
             ("--profile", self.profile),
             ("--data", self.data),
+            ("--watchdog", self.watchdog_seconds),
         ):
             words += [] if value is None else [flag, str(value)]
         for override in self.overrides:

@@ -14,7 +14,7 @@ from recipes.schema import Dataset
 
 RUN, RECIPE, DATASET = "run.yaml", "recipe.yaml", "dataset.yaml"
 METRICS, TRACE, PROFILE, LOG = "metrics.jsonl", "trace.jsonl", "profile.json", "log.txt"
-ENVIRONMENT, CHECKPOINTS, REPORT = "environment.json", "checkpoints", "report.html"
+ENVIRONMENT, CHECKPOINTS, REPORT, RANKS = "environment.json", "checkpoints", "report.html", "ranks"
 _WORDS_ONLY = ("title", "source", "claims", "card", "assumed", "open")  # of a recipe: these change no run
 
 
@@ -25,6 +25,12 @@ class FolderRefused(InputRefused):
 def default_folder(recipe_name: str) -> Path:
     """`runs/NAME-DATE-TIME` in the working directory."""
     return Path("runs", f"{recipe_name}-{time.strftime('%Y%m%d-%H%M%S')}")
+
+
+def newest_checkpoint_name(folder: Path) -> str | None:
+    """Path of the newest checkpoint in a run's folder, by its name alone; None if there is none."""
+    names = [path.name for path in (folder / CHECKPOINTS).glob("update-*")]
+    return str(folder / CHECKPOINTS / max(names, key=lambda name: (len(name), name))) if names else None
 
 
 def dataset_facts(dataset: Dataset) -> dict[str, Any]:

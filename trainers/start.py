@@ -11,20 +11,23 @@ from pathlib import Path
 from typing import Any
 
 from recipes.errors import InputRefused
+from trainers.departures import first_to_leave
 from trainers.exact_mode import require_same_machine
-from trainers.faults import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED
+from trainers.faults import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED, abort_on_exception, remove_shared_memory
 from trainers.launch import STOP_FILE, LaunchError, Ranks, launched_by_us, launched_ranks, limit_threads, start_ranks
+from trainers.pulse import Pulse, forget_signs
 from trainers.request import Prepared, TrainRequest, prepare
 from trainers.run_folder import (
-    CHECKPOINTS,
     LOG,
     METRICS,
     REPORT,
     dataset_facts,
     default_folder,
+    newest_checkpoint_name,
     require_same_recipe,
     require_usable,
 )
+from trainers.watchdog import read_sign
 
 
 def check_folder(request: TrainRequest, folder: Path, prepared: Prepared) -> None:
@@ -84,28 +87,48 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
 def _join(request: TrainRequest, ranks: int) -> int:
     """Train as one of the ranks that a launcher started."""
     threads = limit_threads()
-    from mpi4py import MPI
-
-    from trainers.faults import abort_on_exception
-
-    world = MPI.COMM_WORLD
+    world = _world()
     abort_on_exception(world.rank)
     if world.size != ranks:
         raise LaunchError(
             f"{ranks} ranks were launched, but MPI joins {world.size}: the launcher and mpi4py use different MPIs; "
             "`kilobatch doctor` tells which MPI this is"
         )
+    world.Barrier()  # all have left MPI_Init
+    remove_shared_memory()
     prepared, folder = _checked_together(request, world)
+    pulse = Pulse(folder, mpi=world, seconds=request.watchdog_seconds)
     try:
+        pulse.start()
         prepared = prepared or prepare(request, workers=world.size)
-        code = _train_together(request, prepared, folder, world, threads)
+        code = _train_together(request, prepared, folder, world, threads, pulse)
+        pulse.finish()
     except (InputRefused, SystemExit) as error:  # on this rank alone, perhaps: nobody may wait for it
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
     return 0 if launched_by_us() else code  # mpiexec calls any other code a failure; our parent reads the last line
 
 
-def _train_together(request: TrainRequest, prepared: Prepared, folder: Path, world: Any, threads: int) -> int:
-    from trainers.train import TrainOptions, train_as_rank
+def _world() -> Any:
+    """MPI's communicator of all ranks.
+
+    Raises:
+        LaunchError: mpi4py finds no MPI.
+    """
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise LaunchError(
+            f"MPI cannot start: {' '.join(str(error).split())}; install mpi4py and an MPI for it (pip install mpi4py "
+            "mpich), and see `kilobatch doctor`"
+        ) from error
+    return MPI.COMM_WORLD
+
+
+def _train_together(
+    request: TrainRequest, prepared: Prepared, folder: Path, world: Any, threads: int, pulse: Pulse
+) -> int:
+    from trainers.train import train_as_rank
+    from trainers.train_options import TrainOptions
 
     options = TrainOptions(
         folder=folder,
@@ -117,7 +140,14 @@ def _train_together(request: TrainRequest, prepared: Prepared, folder: Path, wor
         profile=request.profile or 0,
         threads=threads,
     )
-    return train_as_rank(prepared.opened, prepared.plan, options, mpi=world, launched_by_us=launched_by_us())
+    return train_as_rank(
+        prepared.opened,
+        prepared.plan,
+        options,
+        mpi=world,
+        launched_by_us=launched_by_us(),
+        pulse=pulse,
+    )
 
 
 def _checked_together(request: TrainRequest, world: Any) -> tuple[Prepared | None, Path]:
@@ -137,6 +167,7 @@ def _checked_together(request: TrainRequest, world: Any) -> tuple[Prepared | Non
             if not launched_by_us():  # our parent has done so, and begun the log there
                 check_folder(request, folder, prepared)
                 (folder / STOP_FILE).unlink(missing_ok=True)
+            forget_signs(folder)
         except InputRefused as error:
             complaint = error
     folder, refusal = world.bcast((folder, complaint is not None), root=0)
@@ -182,26 +213,28 @@ def _verdict(code: int, folder: Path, began_ms: int, ranks: Ranks) -> int:
     errors = ranks.errors()
     last = _last_line(folder / METRICS)
     ended = last.get("key") == "run_stop" and last["time_ms"] >= began_ms
-    if code == 0 and ended and last["value"] != "failed":
+    signs = [read_sign(folder, rank) for rank in range(ranks.num_ranks)]
+    if code == 0 and ended and last["value"] != "failed" and all(sign and sign.finished for sign in signs):
+        forget_signs(folder, anew=False)
         if last["reason"] != "signal":
             return 0
         print(f"kilobatch: stopped by a signal; {_way_on(folder)}", file=sys.stderr)
         return EXIT_STOPPED
+    if code == EXIT_INPUT:  # all ranks may say the same
+        errors = "".join(dict.fromkeys(errors.splitlines(keepends=True)))
     sys.stderr.write(errors)
-    if code == 0:
-        print("kilobatch: a rank left before the run ended, without an error of its own", file=sys.stderr)
-    elif code not in (EXIT_INPUT, EXIT_FAILED):
-        print(f"kilobatch: mpiexec ended with {code}: a rank was killed or crashed", file=sys.stderr)
+    if code not in (EXIT_INPUT, EXIT_FAILED) or not errors:
+        print(f"kilobatch: {first_to_leave(code, ranks.departures.order(), signs, last)}", file=sys.stderr)
     if code != EXIT_INPUT:
         print(f"kilobatch: the run failed; log: {folder / LOG}; {_way_on(folder)}", file=sys.stderr)
     return EXIT_INPUT if code == EXIT_INPUT else EXIT_FAILED
 
 
 def _way_on(folder: Path) -> str:
-    names = sorted((path.name for path in (folder / CHECKPOINTS).glob("update-*")), key=lambda name: (len(name), name))
-    if not names:
+    newest = newest_checkpoint_name(folder)
+    if newest is None:
         return "no checkpoint was written yet"
-    return f"newest checkpoint: {folder / CHECKPOINTS / names[-1]}; to go on from it: --out {folder} --resume"
+    return f"newest checkpoint: {newest}; to go on from it: --out {folder} --resume"
 
 
 def _last_line(path: Path) -> dict[str, Any]:

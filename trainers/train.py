@@ -8,7 +8,7 @@ import json
 import logging
 import socket
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,67 +20,57 @@ from recipes.planning.stream import Stream
 from trainers.build import Parts, build, build_exchange
 from trainers.checkpoint import load_into, newest_checkpoint, read_checkpoint
 from trainers.environment import environment
+from trainers.equal_ranks import WeightsDiffer, require_equal_weights, require_one_recipe
 from trainers.evaluate import score
 from trainers.exact_mode import require_one_machine
 from trainers.extensions.checkpoints import Checkpoints
 from trainers.extensions.evaluation import Evaluation
 from trainers.extensions.trace import Trace
-from trainers.extensions.triggers import Every
+from trainers.extensions.triggers import AnyOf, Every
 from trainers.faults import EXIT_STOPPED, NotFinite, Overflow, RunFailed
 from trainers.launch import StopRequest, command_line
 from trainers.measured import measure, metrics_of
 from trainers.norm_groups import NormGroups
+from trainers.pulse import Pulse
 from trainers.run_folder import CHECKPOINTS, LOG, REPORT, TRACE, cut_back, dataset_facts, write_run
 from trainers.stream_iterator import StreamIterator
 from trainers.summation_tree import TreeSum
+from trainers.train_options import TrainOptions
 from trainers.updater import RecipeUpdater
 from trainers.weight_average import AveragedWeights
 
 log = logging.getLogger("kilobatch")
 
-
-@dataclass(frozen=True, kw_only=True)
-class TrainOptions:
-    """How a run is done, as opposed to what it does.
-
-    Args:
-        folder: of the run.
-        resume: go on from its newest checkpoint.
-        stop_after_update: end with a checkpoint after so many updates from the start of the run; None for all.
-        checkpoint_every: epochs, or `update`.
-        trace: write `trace.jsonl`.
-        measure_noise: write what the noise scale is computed from into every line of an update.
-        profile: updates to write a profile of; 0 for none.
-        threads: BLAS and OpenMP threads of a rank, for the log.
-    """
-
-    folder: Path
-    resume: bool = False
-    stop_after_update: int | None = None
-    checkpoint_every: float | str = 1.0
-    trace: bool = False
-    measure_noise: bool = False
-    profile: int = 0
-    threads: int = 1
+_FIRST = 300  # priority of extensions that run before all others
 
 
-def train_as_rank(opened: OpenedRecipe, plan: Plan, options: TrainOptions, *, mpi: Any, launched_by_us: bool) -> int:
+def train_as_rank(
+    opened: OpenedRecipe,
+    plan: Plan,
+    options: TrainOptions,
+    *,
+    mpi: Any,
+    launched_by_us: bool,
+    pulse: Pulse | None = None,
+) -> int:
     """Train as one of the ranks of `mpi`; all of them call this together.
 
+    Args:
+        pulse: this rank's sign of life, begun.
     Returns:
         the exit code: 0, or 4 where a signal ended the run.
     Raises:
         RunFailed: on all ranks, where the run cannot go on.
     """
     _log_to(options.folder, rank=mpi.rank, to_file=not launched_by_us)
-    _require_one_recipe(opened, mpi)
+    require_one_recipe(fingerprint(opened.tree), mpi)
     if plan.exact:
         require_one_machine(mpi)
-    run = _Run(opened, plan, options, mpi)
+    run = _Run(opened, plan, options, mpi, pulse or Pulse(options.folder, mpi=mpi, seconds=0))
     run.start()
     try:
         run.trainer.run(show_loop_exception_msg=False)
-    except (NotFinite, Overflow) as error:  # on all ranks
+    except (NotFinite, Overflow, WeightsDiffer) as error:  # on all ranks
         raise run.failed(error) from error
     code = run.end()
     run.updater.exchange.close()
@@ -90,17 +80,19 @@ def train_as_rank(opened: OpenedRecipe, plan: Plan, options: TrainOptions, *, mp
 class _Run:
     """The objects of one run on one rank, and its beginning and end."""
 
-    def __init__(self, opened: OpenedRecipe, plan: Plan, options: TrainOptions, mpi: Any) -> None:
-        self.opened, self.plan, self.options, self.mpi = opened, plan, options, mpi
+    def __init__(self, opened: OpenedRecipe, plan: Plan, options: TrainOptions, mpi: Any, pulse: Pulse) -> None:
+        self.opened, self.plan, self.options, self.mpi, self.pulse = opened, plan, options, mpi, pulse
         self.leads = mpi.rank == 0
-        self.parts = build(opened.recipe, opened.dataset)
-        tree = TreeSum(mpi) if plan.exact else None
-        self.norm_groups = NormGroups(opened.recipe.evaluation, tree)
+        parts = build(opened.recipe, opened.dataset)
+        slow = {name: pulse.marking(getattr(parts, name)) for name in ("loss", "load_train", "load_eval")}
+        self.parts = replace(parts, **slow)
+        self.norm_groups = NormGroups(opened.recipe.evaluation, TreeSum(mpi) if plan.exact else None)
         self.norm_groups.install(self.parts.model)
         average = opened.recipe.weight_average
         self.averaged = None if average is None else AveragedWeights(self.parts.model, average)
         self.stop_request = StopRequest(options.folder, watches_file=self.leads)
         self.updater = self._updater(self.parts)
+        pulse.at = lambda: self.updater.iteration
         self.end_update = min(options.stop_after_update or plan.timeline.num_updates, plan.timeline.num_updates)
 
     def _updater(self, parts: Parts) -> RecipeUpdater:
@@ -124,15 +116,16 @@ class _Run:
             norm_groups=self.norm_groups,
             averaged=self.averaged,
             measure_noise=self.options.measure_noise,
-            stop_asked=self.stop_request,
+            stop_asked=lambda: self.stop_request() or self.pulse.orphaned,
         )
 
     def start(self) -> None:
         """Write or read what a run begins with, then set up the trainer."""
         folder = self.options.folder
         state, notes = self._resumed_state() if self.options.resume else (None, [])
+        require_equal_weights(self.parts.model, self.mpi, update=self.updater.iteration)
         unmeasured = self.plan.without_noise_scale if self.options.measure_noise else ()
-        notes += [f"warning: {warning}" for warning in (*self.plan.warnings, *unmeasured)]
+        notes += [f"warning: {warning}" for warning in (*self.pulse.warnings, *self.plan.warnings, *unmeasured)]
         if self.leads:
             (folder / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
             cut_back(folder, self.updater.iteration)
@@ -214,19 +207,25 @@ class _Run:
             metrics=self.metrics,
             resumed=resumed,
             identity={"recipe": self.opened.recipe.name, "recipe_sha256": fingerprint(self.opened.tree)},
+            moved=self.pulse.moved,
         )
         every = Every(epochs=self.options.checkpoint_every, num_updates=num_updates)
+        evaluates = Every(epochs=self.opened.recipe.evaluation.every, num_updates=num_updates)
+        saves = AnyOf(lambda trainer: self._ends(), every)
+        trainer.extend(lambda trainer: self.pulse.updated(), name="pulse", trigger=(1, "iteration"), priority=_FIRST)
         trainer.extend(self.metrics)
         measure(trainer, self.metrics, self.mpi, profile=self.options.profile, end=self.end_update)
         if self.options.trace:
             trainer.extend(Trace(folder / TRACE, self.mpi))
-        trainer.extend(evaluation, trigger=Every(epochs=self.opened.recipe.evaluation.every, num_updates=num_updates))
         trainer.extend(
-            timed("checkpoint", self.checkpoints),
-            name=self.checkpoints.default_name,
-            priority=self.checkpoints.priority,
-            trigger=lambda trainer: self._ends() or every(trainer),
+            lambda trainer: require_equal_weights(self.parts.model, self.mpi, update=self.updater.iteration),
+            name="equal weights",
+            trigger=AnyOf(evaluates, saves),
+            priority=_FIRST,
         )
+        trainer.extend(evaluation, trigger=evaluates)
+        kept = self.checkpoints
+        trainer.extend(timed("checkpoint", kept), name=kept.default_name, priority=kept.priority, trigger=saves)
         return trainer
 
     def _score(self) -> Any:
@@ -252,6 +251,7 @@ class _Run:
 
     def end(self) -> int:
         """Write the last line and the report; returns the exit code."""
+        self.pulse.ending()
         stopped = self.updater.stopping and self.updater.iteration < self.end_update
         whole = self.updater.iteration >= self.plan.timeline.num_updates
         how = "success" if whole else "stopped"
@@ -269,17 +269,6 @@ class _Run:
 def fingerprint(tree: dict[str, Any]) -> str:
     """SHA-256 of a resolved recipe."""
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
-
-
-def _require_one_recipe(opened: OpenedRecipe, mpi: Any) -> None:
-    """All ranks must have read the same recipe: their files may differ between hosts."""
-    own = fingerprint(opened.tree)
-    found = mpi.allgather((own, socket.gethostname()))
-    others = sorted({host for digest, host in found if digest != found[0][0]})
-    if others:
-        raise RunFailed(
-            f"the recipe on {', '.join(others)} differs from that of rank 0 on {found[0][1]}; copy one to all"
-        )
 
 
 def _log_to(folder: Path, *, rank: int, to_file: bool) -> None:

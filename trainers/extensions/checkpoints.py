@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ class Checkpoints(Extension):
         metrics: where a line says so.
         resumed: the state of the checkpoint that a resumed run began with.
         identity: plain data kept in every checkpoint (the recipe's hash).
+        moved: called for every file that was written.
     """
 
     priority = 100
@@ -38,12 +40,14 @@ class Checkpoints(Extension):
         metrics: Metrics,
         resumed: dict[str, Any] | None,
         identity: dict[str, Any],
+        moved: Callable[[], None] = lambda: None,
     ) -> None:
         self._folder = folder
         self._writes = writes
         self._evaluation = evaluation
         self._metrics = metrics
         self._identity = identity
+        self._moved = moved
         self.best: dict[str, Any] | None = resumed and resumed["best"]
         self.last: str | None = resumed and checkpoint_name(resumed["update"])
 
@@ -68,7 +72,7 @@ class Checkpoints(Extension):
             }
             optimizer = updater.get_optimizer("main")
             averages = updater.averaged and updater.averaged.arrays
-            kept = {"state": state, "averages": averages, "pending": pending}
+            kept = {"state": state, "averages": averages, "pending": pending, "moved": self._moved}
             write_checkpoint(self._folder, model=optimizer.target, optimizer=optimizer, **kept)
             best = self.best and self.best["checkpoint"]
             prune_checkpoints(self._folder, upto=updater.iteration, keep=_KEPT, best=best)

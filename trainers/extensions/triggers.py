@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,3 +30,17 @@ class Every:
         return last_multiple(updater.epoch_detail, self.epochs) > last_multiple(
             updater.previous_epoch_detail, self.epochs
         )
+
+
+class AnyOf:
+    """Where one of several triggers fires.
+
+    Args:
+        triggers: without a state of their own.
+    """
+
+    def __init__(self, *triggers: Callable[[Trainer], bool]) -> None:
+        self._triggers = triggers
+
+    def __call__(self, trainer: Trainer) -> bool:
+        return any(trigger(trainer) for trigger in self._triggers)

@@ -1,0 +1,152 @@
+"""A rank's sign of life: a file that a thread of its own renews, and from which the others learn what became of it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from trainers.faults import end_all, say
+from trainers.launch import parent_is_gone
+from trainers.run_folder import newest_checkpoint_name
+from trainers.watchdog import BEATS, Sign, Watchdog, read_sign, sign_file, watchers
+from trainers.whereabouts import whereabouts
+
+log = logging.getLogger("kilobatch")
+
+_SLOWEST_SECONDS = 6.0  # between two signs
+_PATIENCE = 5  # times longer before the first update is done and after the last one
+
+
+class Pulse:
+    """Tells the other ranks that this one lives, and ends the run where one of them does not.
+
+    A rank that makes no progress for `seconds` looks at the others' signs. Whoever gave none in three quarters of that
+    time is stopped or dead; where all give some and nobody has made progress, it is those that do not wait for others.
+    They are named, with host, update and Python stack, and all ranks end with exit code 3. Before the first update is
+    done and after the last one, work that makes no progress is given five times as long.
+
+    Progress is whatever calls `moved`: every image loaded, every loss, every update, every file of a checkpoint. Up to
+    four ranks watch, so that the files are read 4 n times in a sixth of a minute by n ranks.
+
+    Args:
+        folder: the run's, seen by all hosts; else there is no watch, and a warning.
+        mpi: communicator of all workers.
+        seconds: without progress; 0 gives signs, but never ends a run.
+    Attributes:
+        at: -> number of the update this rank is in; None before there is one.
+        orphaned: whether the process that started this rank has gone.
+        warnings: of its start.
+    """
+
+    def __init__(self, folder: Path, *, mpi: Any, seconds: float) -> None:
+        self.at: Callable[[], int] | None = None
+        self.orphaned = False
+        self.warnings: list[str] = []
+        self._folder, self._mpi, self._rank, self._seconds = folder, mpi, mpi.rank, seconds
+        self._interval = min(seconds / BEATS or _SLOWEST_SECONDS, _SLOWEST_SECONDS)
+        self._beat, self._moved, self._patience = 0, time.monotonic(), _PATIENCE
+        self._dog: Watchdog | None = None
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="pulse", daemon=True)
+
+    def start(self) -> None:
+        """Give the first sign, and see those of the others; all ranks call this together."""
+        self._write(self._sign())
+        self._mpi.Barrier()
+        ranks = range(self._mpi.size)
+        watches = self._seconds > 0 and self._rank in watchers(self._mpi.size)
+        unseen = [rank for rank in ranks if read_sign(self._folder, rank) is None] if watches else []
+        unseen = sorted({rank for ranks in self._mpi.allgather(unseen) for rank in ranks})
+        if watches and not unseen:
+            self._dog = Watchdog(self._folder, rank=self._rank, num_ranks=self._mpi.size, seconds=self._seconds)
+        self._thread.start()
+        if unseen:
+            self.warnings.append(
+                f"no watchdog: {self._folder} is not shared by all hosts (rank {unseen[0]} is not seen there by all); "
+                "a rank that hangs would be waited for without end"
+            )
+
+    def moved(self) -> None:
+        """This rank has made progress."""
+        self._moved = time.monotonic()
+
+    def marking(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The same function; every call is progress."""
+
+        def marked(*arguments: Any, **named: Any) -> Any:
+            self.moved()
+            return call(*arguments, **named)
+
+        return marked
+
+    def updated(self) -> None:
+        """An update is done."""
+        self._patience = 1
+        self.moved()
+
+    def ending(self) -> None:
+        """No more updates: what comes now, the report for one, may take longer."""
+        self._patience = _PATIENCE
+        self.moved()
+
+    def finish(self) -> None:
+        """The last sign: this rank has done its part."""
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+            self._write(self._sign(finished=True))
+
+    def _serve(self) -> None:
+        while not self._ended.wait(self._interval):
+            if not self.orphaned and parent_is_gone():
+                self.orphaned = True  # told on stdout: stderr went to that process, and mpiexec fails when it is gone
+                log.warning("the process that started this run has gone: stopping, with a checkpoint")
+            sign = self._sign()
+            self._write(sign)
+            if self._dog is not None and (found := self._dog.look(sign)) is not None:
+                name = newest_checkpoint_name(self._folder)
+                say(f"kilobatch: {found}\nLast good checkpoint: {name or 'none was written yet'}")
+                end_all()
+
+    def _sign(self, *, finished: bool = False) -> Sign:
+        still = time.monotonic() - self._moved
+        allowed = self._seconds * self._patience
+        where = whereabouts() if 0 < allowed <= still else None
+        self._beat += 1
+        return Sign(
+            rank=self._rank,
+            host=socket.gethostname(),
+            process=os.getpid(),
+            beat=self._beat,
+            update=self.at and self.at(),
+            still_seconds=round(still, 3),
+            allowed_seconds=allowed,
+            waits=where is not None and where.waits,
+            stack=where.stack if where is not None else (),
+            finished=finished,
+        )
+
+    def _write(self, sign: Sign) -> None:
+        with suppress(OSError):  # a full disk, or a folder that only other hosts see
+            path = sign_file(self._folder, self._rank)
+            partial = path.with_suffix(".partial")
+            partial.write_text(json.dumps(asdict(sign)), encoding="utf-8")
+            partial.rename(path)
+
+
+def forget_signs(folder: Path, *, anew: bool = True) -> None:
+    """Remove the signs of a run that has ended, and make an empty place for those of one that begins."""
+    place = sign_file(folder, 0).parent
+    shutil.rmtree(place, ignore_errors=True)
+    if anew:
+        place.mkdir(parents=True)
