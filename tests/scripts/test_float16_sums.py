@@ -1,21 +1,21 @@
 """Sums of 1,024 workers' gradients in 16 bits; the algorithms of the script are the communicators', bit for bit."""
 
 import importlib.util
+import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from trainers.communicators import Direct, HalvingDoubling, Ring
 from trainers.communicators.wire import BFloat16Wire, Float16Wire
 from trainers.exchange import wire_factor
+from trainers.launch import find_mpiexec
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "float16_sums.py"
 RANKS, VALUES = 1024, 2048
-COMPONENTS = {"direct": Direct, "halving": HalvingDoubling, "ring": Ring}
+WAYS = ("direct", "halving", "ring")
 
 
 @pytest.fixture(scope="module")
@@ -40,89 +40,30 @@ def figures(sums):
         }
 
 
-class Threads:
-    """Workers that are threads of this process, with the calls of MPI that the communicators use."""
-
-    def __init__(self, size):
-        self.size = size
-        self.boxes = {}
-        self.changed = threading.Condition()
-
-    def run(self, work):
-        """What work(mpi) gives on each worker."""
-        found = [None] * self.size
-
-        def one(rank):
-            found[rank] = work(_Rank(self, rank))
-
-        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(self.size)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        assert not any(thread.is_alive() for thread in threads), "a worker waits for a message that never comes"
-        return found
-
-
-class _Rank:
-    def __init__(self, threads, rank):
-        self._threads, self.rank, self.size = threads, rank, threads.size
-
-    def Send(self, array, dest):
-        with self._threads.changed:
-            self._threads.boxes.setdefault((self.rank, dest), []).append(array.copy())
-            self._threads.changed.notify_all()
-
-    def Recv(self, array, source):
-        with self._threads.changed:
-            assert self._threads.changed.wait_for(lambda: self._threads.boxes.get((source, self.rank)), timeout=30)
-            array[...] = self._threads.boxes[source, self.rank].pop(0)
-
-    def Sendrecv(self, sent, dest, recvbuf, source):
-        self.Send(sent, dest)
-        self.Recv(recvbuf, source)
-
-    def Isend(self, array, dest):
-        self.Send(array, dest)
-        return _Request(lambda: None)
-
-    def Irecv(self, array, source):
-        return _Request(lambda: self.Recv(array, source))
-
-
-class _Request:
-    def __init__(self, wait):
-        self.Wait = wait
-
-
-@pytest.mark.parametrize("wire", [Float16Wire, BFloat16Wire])
-@pytest.mark.parametrize("algorithm", COMPONENTS)
-@pytest.mark.parametrize("ranks", [2, 8, 16])
-def test_an_algorithm_in_one_array_is_the_communicators(sums, algorithm, ranks, wire):
-    rows = sums.gradients(ranks, 203, 1.0)
-    expected = sums.ALGORITHMS[algorithm][0](rows, wire())
-
-    def work(mpi):
-        values = rows[mpi.rank].copy()
-        connection = COMPONENTS[algorithm]().connect(mpi)
-        connection.sum(values, wire())
-        return values, connection.num_roundings
-
-    for values, num_roundings in Threads(ranks).run(work):
-        assert values.tobytes() == expected.tobytes()
-        assert num_roundings == sums.ALGORITHMS[algorithm][1](ranks)
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_an_algorithm_in_one_array_is_the_communicators(ranks):
+    program = Path(__file__).with_name("float16_sums_on_ranks.py")
+    command = [find_mpiexec(), "-n", str(ranks), sys.executable, "-m", "mpi4py", str(program), str(SCRIPT)]
+    environment = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[1])}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert sorted(lines) == sorted(
+        [name, wire, "same", "bits"] for name in WAYS for wire in ("float16", "bfloat16")
+    )
 
 
 def test_nothing_overflows_where_chainermns_order_does(figures):
     overflowed = {case for case, ways in figures.items() if ways["chainermn"][1]}
     assert {("common", 1e-2), ("equal", 1e-2)} <= overflowed
-    assert all(ways[way][1] == 0 for ways in figures.values() for way in (*COMPONENTS, "divided"))
+    assert all(ways[way][1] == 0 for ways in figures.values() for way in (*WAYS, "divided"))
 
 
 def test_nothing_becomes_zero_where_a_division_before_the_cast_makes_zeros(figures):
     assert figures["none", 1e-5]["divided"][2] > VALUES / 4
     assert figures["none", 1e-6]["divided"][2] == VALUES
-    assert all(ways[way][2] == 0 for ways in figures.values() for way in COMPONENTS)
+    assert all(ways[way][2] == 0 for ways in figures.values() for way in WAYS)
 
 
 def test_with_a_float32_sum_the_error_is_at_most_a_thousandth(figures):
