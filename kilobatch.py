@@ -52,6 +52,7 @@ def train(
     ] = False,
     data: Data = None,
     allow_code: AllowCode = False,
+    set_by: Annotated[str | None, typer.Option("--set-by", hidden=True)] = None,  # whose the --set are, in origins
 ) -> None:
     """Train a recipe on N ranks of this machine, or as one of the ranks that mpiexec or srun started."""
     from trainers.launch import limit_threads
@@ -65,6 +66,7 @@ def train(
         workers=workers,
         cluster=cluster,
         overrides=tuple(overrides or ()),
+        overrides_from=set_by,
         out=out,
         resume=resume,
         stop_after=stop_after,

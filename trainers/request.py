@@ -21,6 +21,7 @@ class TrainRequest:
     workers: int | None = None
     cluster: str | None = None
     overrides: tuple[str, ...] = ()
+    overrides_from: str | None = None
     out: Path | None = None
     resume: bool = False
     stop_after: str | None = None
@@ -39,6 +40,7 @@ class TrainRequest:
             ("--stop-after", self.stop_after),
             ("--micro-batch-size", self.micro_batch_size),
             ("--data", self.data),
+            ("--set-by", self.overrides_from),
         ):
             words += [] if value is None else [flag, str(value)]
         for override in self.overrides:
@@ -73,6 +75,7 @@ def prepare(request: TrainRequest, *, workers: int) -> Prepared:
         request.recipe,
         vocabulary=words,
         overrides=request.overrides,
+        overrides_from=request.overrides_from or "command line",
         allow_code=request.allow_code,
         data_root=request.data,
     )
