@@ -214,21 +214,3 @@ def _value_at(tree: Any, path: str) -> Any:
     for key in path.split("."):
         tree = tree[int(key)] if isinstance(tree, list) and key.isdigit() else tree[key]
     return tree
-
-
-def trial_recipe(
-    opened: OpenedSearch, values: Mapping[str, Any], *, said_by: str, options: Mapping[str, Any]
-) -> OpenedRecipe:
-    """The search's recipe with a trial's values.
-
-    Args:
-        values: by dotted path.
-        said_by: their origin.
-        options: vocabulary and the like, of `open_recipe`.
-    Raises:
-        RecipeError: these values do not make a recipe.
-    """
-    overrides = assignments({**opened.search.fixed, **values})
-    return open_recipe(opened.base.path, overrides=overrides, overrides_from=said_by, **options)
-
-

@@ -66,9 +66,7 @@ def find(kind: str, name: str) -> Path:
     for known, path in _named(kind):
         if name in (known, known.replace("/", "-")):
             return path
-    raise UnknownNameError(
-        f"there is no {_ONE[kind]} called {name!r}", f"{_some(kind, name)}; a path ends in .yaml"
-    )
+    raise UnknownNameError(f"there is no {_ONE[kind]} called {name!r}", f"{_some(kind, name)}; a path ends in .yaml")
 
 
 def find_or_refuse(kind: str, name: str) -> Path:

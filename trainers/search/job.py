@@ -18,6 +18,7 @@ from trainers.progress import Tail
 from trainers.request import Prepared, TrainRequest
 from trainers.run_folder import ENVIRONMENT, LOG, METRICS
 
+_EXIT_PYTHON = 1  # an exception before the ranks had met
 _FAILED_RANK = re.compile(r"^rank (\d+) on \S+ failed:$", re.MULTILINE)
 _KILLED = re.compile(r"PID (\d+) RUNNING AT")
 
@@ -64,9 +65,7 @@ class Job:
         reports: points of the run at which it is evaluated.
     """
 
-    def __init__(
-        self, request: TrainRequest, prepared: Prepared, *, ranks: int, metric: str, reports: int
-    ) -> None:
+    def __init__(self, request: TrainRequest, prepared: Prepared, *, ranks: int, metric: str, reports: int) -> None:
         assert request.out is not None
         self.folder, self.prepared = request.out, prepared
         self._metric, self._reports = metric, reports
@@ -109,7 +108,7 @@ class Job:
         said = last.get("key") == "run_stop" and last.get("time_ms", 0) >= self._began_ms
         if code == 0 and said and last["value"] != "failed":
             return Ending(how=last["value"])
-        if code in (EXIT_FAILED, EXIT_INPUT):
+        if code in (_EXIT_PYTHON, EXIT_FAILED, EXIT_INPUT):
             return _failure(errors)
         if code == 0:
             return Ending(how="died", reason="a rank left before the run ended, without an error of its own")
@@ -132,9 +131,7 @@ class Job:
         return Ending(how="died", reason=f"{'a rank' if rank is None else f'rank {rank}'} was ended {by}", rank=rank)
 
 
-def reports_in(
-    lines: Iterable[dict[str, Any]], prepared: Prepared, *, metric: str, reports: int
-) -> Iterable[Report]:
+def reports_in(lines: Iterable[dict[str, Any]], prepared: Prepared, *, metric: str, reports: int) -> Iterable[Report]:
     """The reports among lines of a trial's metrics, each at the last point of the run that its update reached."""
     every, whole = prepared.opened.recipe.evaluation.every, prepared.plan.timeline.num_updates
     for line in lines:
@@ -170,11 +167,15 @@ def _failure(errors: str) -> Ending:
     found = _FAILED_RANK.search(errors)
     if found:
         trace = _FAILED_RANK.split(errors[found.start() :])[2]
-        said = [line for line in trace.splitlines() if line and not line.startswith((" ", "Abort", "="))]
-        return Ending(how="failed", reason=said[-1] if said else "an exception", rank=int(found[1]))
+        return Ending(how="failed", reason=_last_said(trace), rank=int(found[1]))
     ours = [line.removeprefix("kilobatch: ") for line in errors.splitlines() if line.startswith("kilobatch: ")]
-    told = ours or [line for line in errors.splitlines() if line.strip()]
-    return Ending(how="failed", reason=told[0] if told else "the ranks ended without a word")
+    return Ending(how="failed", reason=ours[0] if ours else _last_said(errors))
+
+
+def _last_said(trace: str) -> str:
+    """The line of a traceback that names the exception; what MPI says after it stands aside."""
+    said = [line for line in trace.splitlines() if line.strip() and not line.startswith((" ", "Abort", "="))]
+    return said[-1] if said else "the ranks ended without a word"
 
 
 def _hosts(folder: Path) -> list[dict[str, Any]]:

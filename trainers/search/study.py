@@ -54,7 +54,7 @@ def new_study(search: Search, *, storage: Any = None) -> optuna.Study:
 def enqueue(study: optuna.Study, opened: OpenedSearch) -> None:
     """Put what is to be tried first into the queue, each once, also where a search was killed while it did so."""
     first = getattr(opened.search.sampler, "first", lambda space: [])
-    for values in [*opened.enqueued, *first(opened.search.space)]:
+    for values in [*opened.enqueued, *first(opened.search.space)][: opened.search.budget.trials]:
         study.enqueue_trial(values, skip_if_exists=True)
 
 
