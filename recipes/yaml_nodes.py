@@ -47,7 +47,7 @@ class Origin:
     key_column: int
 
     def __str__(self) -> str:
-        return self.file if isinstance(self.file, Said) else f"{self.file}:{self.line}"
+        return str(self.file) if isinstance(self.file, Said) else f"{self.file}:{self.line}"
 
     def problem(self, path: str, what: str, way_out: str, *, at_key: bool = False) -> Problem:
         """A problem at this place."""
