@@ -159,12 +159,19 @@ class _Checks:
     def ends(self, base: OpenedRecipe) -> None:
         """Opens the recipe with each end of each range."""
         for path, range_ in self.search.space.items():
+            found = {}
             for place, value in range_.ends.items():
                 overrides = assignments({**self.search.fixed, path: value})
                 try:
                     open_recipe(base.path, overrides=overrides, **self.options)
                 except RecipeError as error:
-                    self._pass_on(("space", path, *place), error.problems[0])
+                    found[place] = error.problems[0]
+            same = len({(problem.what, problem.way_out) for problem in found.values()}) == 1
+            if same and len(found) == len(range_.ends):  # not the values are wrong, but the path
+                self._pass_on(("space", path), next(iter(found.values())), at_key=True)
+            else:
+                for place, problem in found.items():
+                    self._pass_on(("space", path, *place), problem)
 
     def enqueued(self, base: OpenedRecipe) -> tuple[dict[str, Any], ...]:
         """What is tried first, value by value."""
@@ -203,11 +210,11 @@ class _Checks:
             if path.startswith(f"{other}.") or (key == "fixed" and path == other):
                 self.reading.refuse(at, f"is given by {other} of this search too", "keep one of the two", at_key=True)
 
-    def _pass_on(self, at: tuple, problem: Problem) -> None:
+    def _pass_on(self, at: tuple, problem: Problem, *, at_key: bool = False) -> None:
         """A problem of the recipe at the place in the search that brings it about."""
         name = at[1]
         value = f"{problem.path} " if problem.path and problem.path != name else ""
-        self.reading.refuse(at, f"the recipe refuses this: {value}{problem.what}", problem.way_out)
+        self.reading.refuse(at, f"the recipe refuses this: {value}{problem.what}", problem.way_out, at_key=at_key)
 
 
 def _value_at(tree: Any, path: str) -> Any:
