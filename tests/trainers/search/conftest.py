@@ -1,7 +1,6 @@
 """Searches as a user starts them."""
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -27,14 +26,13 @@ class Searching:
 
     def start(self):
         """The process of `kilobatch search`."""
-        command = [sys.executable, "-m", "kilobatch", "search", str(self.file), "--out", str(self.folder)]
-        path = os.pathsep.join([str(self.file.parent), os.environ.get("PYTHONPATH", "")])
+        command = [sys.executable, "-P", "-m", "kilobatch", "search", str(self.file), "--out", str(self.folder)]
         return subprocess.Popen(
             [*command, *map(str, self.options)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, "PYTHONPATH": path},
+            cwd=self.file.parent,  # where code of one's own is found
         )
 
     def run(self):

@@ -9,7 +9,7 @@ from optuna.trial import TrialState
 
 pytestmark = pytest.mark.mpi
 SPACE = "space: {learning_rate.reference: {kind: Float, low: 0.01, high: 0.1, log: true}}\n"
-LONG = SPACE + "fixed: {epochs: 20}\n"
+LONG = SPACE + "fixed: {epochs: 20, model.blocks: [1], model.width: 4}\n"
 NET = '''\
 import os
 import time

@@ -59,7 +59,7 @@ def test_a_bad_trial_is_pruned_by_all_its_ranks_after_the_warmup(searching):
     text = """\
 space:
   learning_rate.reference: {kind: Float, low: 1e-6, high: 0.5, log: true}
-fixed: {epochs: 20}
+fixed: {epochs: 20, model.blocks: [1], model.width: 4}
 pruner: {kind: Median, startup_trials: 1}
 budget: {trials: 2}
 ranks_per_trial: 2
