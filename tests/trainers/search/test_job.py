@@ -22,7 +22,13 @@ def line(epoch, update, value=0.5, key="eval_accuracy"):
 
 
 def test_a_report_has_the_number_of_the_last_point_that_was_reached(prepared):
-    lines = [line(2.56, 15, 0.2), line(2.56, 15, 1.7, "eval_loss"), line(5.12, 30, 0.4), line(7.51, 44), line(10.07, 59)]
+    lines = [
+        line(2.56, 15, 0.2),
+        line(2.56, 15, 1.7, "eval_loss"),
+        line(5.12, 30, 0.4),
+        line(7.51, 44),
+        line(10.07, 59),
+    ]
     found = list(reports_in(lines, prepared, metric="accuracy", reports=4))
     assert [(report.number, report.value) for report in found] == [(1, 0.2), (2, 0.4), (3, 0.5), (4, 0.5)]
 
@@ -54,7 +60,11 @@ def test_a_line_cut_off_by_a_crash_is_left_out(tmp_path):
             1,
             "ValueError: no such thing",
         ),
-        ("kilobatch: the loss is not finite at update 3 on rank 0\n", None, "the loss is not finite at update 3 on rank 0"),
+        (
+            "kilobatch: the loss is not finite at update 3 on rank 0\n",
+            None,
+            "the loss is not finite at update 3 on rank 0",
+        ),
         ("Traceback:\n  File x\nImportError: no module\n", None, "ImportError: no module"),
         ("", None, "the ranks ended without a word"),
     ],
