@@ -9,7 +9,6 @@ from importlib.metadata import entry_points
 
 import lr_schedules
 from lr_schedules import shapes, warmups
-from recipes import ranges
 from recipes.vocabulary import SearchVocabulary, Vocabulary
 from trainers.own_code import own_class
 
@@ -51,16 +50,16 @@ def vocabulary(*, allow_code: bool = False) -> Vocabulary:
 
 def search_vocabulary(*, allow_code: bool = False) -> SearchVocabulary:
     """All names a search may use, those of its recipe among them; `allow_code` as of `vocabulary`."""
-    from trainers import pruners, samplers
 
-    def group(name: str, package: object) -> _Group:
+    def group(name: str, module: str) -> _Group:
+        package = importlib.import_module(module)
         return _Group(name=name, package=package, names=tuple(package.__all__), allow_code=False)
 
     return SearchVocabulary(
         **vars(vocabulary(allow_code=allow_code)),
-        ranges=group("ranges", ranges),
-        samplers=group("samplers", samplers),
-        pruners=group("pruners", pruners),
+        ranges=group("ranges", "recipes.ranges"),
+        samplers=group("samplers", "trainers.samplers"),
+        pruners=group("pruners", "trainers.pruners"),
     )
 
 

@@ -9,7 +9,7 @@ from recipes.reports.plan_text import plan_text
 from recipes.reports.points import points_text
 from trainers.request import prepare
 from trainers.search.study import enqueue, new_study, suggested
-from trainers.search.supervisor import trial_request, warmup_end
+from trainers.search.trial_run import trial_request, warmup_end
 
 
 def dry_run_text(opened: OpenedSearch, *, groups: int, data: Path | None = None, allow_code: bool = False) -> str:

@@ -24,7 +24,8 @@ from trainers.search.best import BEST
 from trainers.search.display import Display, values_text
 from trainers.search.dry_run import dry_run_text
 from trainers.search.study import best_trial, finished, open_study
-from trainers.search.supervisor import SearchOptions, Supervisor, trial_request
+from trainers.search.supervisor import SearchOptions, Supervisor
+from trainers.search.trial_run import trial_request
 from trainers.vocabulary import search_vocabulary
 
 SEARCH, _LOCK = "search.yaml", "lock"

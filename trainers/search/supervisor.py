@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ import optuna
 from optuna.trial import TrialState
 
 from recipes.errors import InputRefused
-from recipes.open_search import OpenedSearch, assignments
+from recipes.open_search import OpenedSearch
 from trainers.request import Prepared, TrainRequest, prepare
 from trainers.run_folder import RUN
 from trainers.search import study as studies
@@ -20,6 +19,7 @@ from trainers.search.best import write_best
 from trainers.search.display import Display
 from trainers.search.job import Ending, Job, Report, last_line, metrics_lines, reports_in
 from trainers.search.leases import LEASE, RENEW_SECONDS, is_stale, own_lease
+from trainers.search.trial_run import trial_request, warmup_end
 
 TRIALS = "trials"  # in the search's folder: a run's folder for each trial
 _POLL_SECONDS = 0.1
@@ -280,42 +280,3 @@ class Supervisor:
             for work in self._working:
                 work.trial.set_user_attr(LEASE, own_lease())
             studies.note_spent(self.study, self._spent_now())
-
-
-def trial_request(
-    opened: OpenedSearch,
-    number: int,
-    values: dict[str, Any],
-    folder: Path,
-    *,
-    resume: bool = False,
-    data: Path | None = None,
-    allow_code: bool = False,
-) -> TrainRequest:
-    """What the ranks of a trial are asked for."""
-    search, share = opened.search, f"{1 / opened.search.reports!r}run"
-    given = {
-        **search.fixed,
-        **values,
-        "name": f"{search.name}-trial-{number}",
-        "title": f"Trial {number} of the search {search.name} over {search.recipe}",
-        "evaluation.every": share,
-        "claims": [],
-        "card": None,
-    }
-    return TrainRequest(
-        recipe=os.fspath(opened.base.path),
-        overrides=tuple(assignments(given)),
-        overrides_from=f"search {search.name} trial {number}",
-        out=folder,
-        resume=resume,
-        checkpoint_every=share,
-        data=data,
-        allow_code=allow_code,
-    )
-
-
-def warmup_end(prepared: Prepared) -> float:
-    """The epoch until which a trial's rate still rises, before which it is not compared."""
-    warmup = prepared.opened.recipe.learning_rate.warmup
-    return 0.0 if warmup is None else warmup.shape.epochs

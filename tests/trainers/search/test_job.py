@@ -7,7 +7,7 @@ import pytest
 
 from trainers.request import TrainRequest, prepare
 from trainers.search.job import _failure, last_line, metrics_lines, reports_in
-from trainers.search.supervisor import warmup_end
+from trainers.search.trial_run import warmup_end
 
 
 @pytest.fixture(scope="module")
