@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,6 +131,10 @@ class Supervisor:
         folder = self._folder(trial)
         how = last_line(folder)
         ended = how.get("value") if how.get("key") == "run_stop" else None
+        pruned_at = trial.user_attrs.get(studies.PRUNED_AT)
+        if pruned_at is not None and ended != "success":
+            self._pruned(trial, pruned_at)
+            return
         if ended != "stopped":  # not asked to, so it was killed with its supervisor, if it had begun at all
             reason = "the search was ended"
             if ended != "success" and folder.exists() and not self._may_retry(trial, reason):
@@ -147,12 +152,8 @@ class Supervisor:
             self._fail(trial, Ending(how="failed", reason=str(error)))
             return
         reported = self._reported_before(trial, folder, prepared)
-        pruned_at = trial.user_attrs.get(studies.PRUNED_AT)
         if ended == "success":
             self._complete(trial, folder)
-            return
-        if pruned_at is not None:
-            self._pruned(trial, pruned_at)
             return
         folder.mkdir(parents=True, exist_ok=True)
         names = {"metric": self.search.objective.metric, "reports": self.search.reports}
@@ -188,10 +189,10 @@ class Supervisor:
         return known
 
     def _attend(self, work: _Work) -> None:
-        """One look at a job: its reports, whether it ended, whether it hangs."""
+        """One look at a job: whether it ended, its reports, whether it hangs."""
+        ending = work.job.ended()  # first: what is written until then is read below
         for report in work.job.new_reports():
-            self._take(work, report)
-        ending = work.job.ended()
+            self._take(work, report, goes_on=ending is None)
         if ending is not None:
             work.job.close()
             self._working.remove(work)
@@ -201,7 +202,7 @@ class Supervisor:
             work.hung = True
             work.job.kill()
 
-    def _take(self, work: _Work, report: Report) -> None:
+    def _take(self, work: _Work, report: Report, *, goes_on: bool) -> None:
         """Tell the study of a report, and the ranks of its verdict: all of them end after the same update."""
         if report.number in work.reported:
             return
@@ -210,7 +211,7 @@ class Supervisor:
         self.display.reported(work.trial.number, report)
         early = report.epoch < warmup_end(work.job.prepared)
         last = report.number >= self.search.reports
-        if work.pruned_at is None and not early and not last and work.trial.should_prune():
+        if goes_on and work.pruned_at is None and not early and not last and work.trial.should_prune():
             work.pruned_at = report.number
             work.trial.set_user_attr(studies.PRUNED_AT, report.number)  # first: a dead supervisor keeps its word
             work.job.ask_to_stop()
@@ -250,6 +251,9 @@ class Supervisor:
         key = f"eval_{self.search.objective.metric}"
         scores = [line["value"] for line in metrics_lines(folder) if line.get("key") == key]
         value = scores[-1]
+        if not math.isfinite(value):
+            self._fail(trial, Ending(how="failed", reason=f"the {self.search.objective.metric} is {value}"))
+            return
         told = self.study.tell(trial, value)
         self.display.ended(trial.number, "complete", value=value)
         best = studies.best_trial(self.study)
