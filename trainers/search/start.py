@@ -19,10 +19,11 @@ from recipes.open_search import OpenedSearch, open_search
 from trainers.faults import EXIT_FAILED, EXIT_STOPPED
 from trainers.launch import LaunchError, launched_ranks
 from trainers.request import prepare, refused
-from trainers.run_folder import FolderRefused, dataset_facts, differences, require_usable
+from trainers.run_folder import LOG, REPORT, FolderRefused, dataset_facts, differences, require_usable
 from trainers.search.best import BEST
 from trainers.search.display import Display, values_text
 from trainers.search.dry_run import dry_run_text
+from trainers.search.page import write_search_page
 from trainers.search.study import best_trial, finished, open_study
 from trainers.search.supervisor import SearchOptions, Supervisor
 from trainers.search.trial_run import trial_request
@@ -91,6 +92,7 @@ def _work(opened: OpenedSearch, options: SearchOptions) -> int:
         )
         with _stop_signals(supervisor):
             supervisor.run()
+    write_search_page(options.folder, study, opened.search)
     return _verdict(study, options.folder, display, stopped=supervisor.stopping)
 
 
@@ -106,11 +108,12 @@ def _verdict(study: Any, folder: Path, display: Display, *, stopped: bool) -> in
         display.say(f"best: trial {best.number}, {study.direction.name.lower()}d to {best.value:.6g}, with")
         display.say(f"  {values_text(best.params)}")
         display.say(f"recipe: {folder / BEST}; to train it: kilobatch train {folder / BEST}")
+        display.say(f"report: {folder / REPORT}")
     if stopped:
         print("kilobatch: stopped by a signal; the same command goes on", file=sys.stderr)
         return EXIT_STOPPED
     if best is None:
-        print(f"kilobatch: no trial was completed; log: {folder / 'log.txt'}", file=sys.stderr)
+        print(f"kilobatch: no trial was completed; log: {folder / LOG}", file=sys.stderr)
         return EXIT_FAILED
     return 0
 
