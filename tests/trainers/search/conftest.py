@@ -38,7 +38,7 @@ class Searching:
     def run(self):
         """Its exit code and what it said."""
         with self.start() as process:
-            said = process.communicate(timeout=400)[0]
+            said = process.communicate(timeout=1200)[0]
         return process.returncode, said
 
     def trials(self):
@@ -58,7 +58,7 @@ class Searching:
         return [json.loads(text) for text in (self.run_folder(number) / "metrics.jsonl").read_text().splitlines()]
 
     @staticmethod
-    def wait_for(path, seconds=120):
+    def wait_for(path, seconds=600):
         """The path, or the first that a pattern in its name finds."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:

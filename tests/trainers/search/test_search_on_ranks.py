@@ -42,7 +42,7 @@ def test_six_trials_on_four_ranks_in_two_groups(searching):
     assert f"# search mine trial {best.number}\n" in text
     command = [sys.executable, "-P", "-m", "kilobatch", "train", str(search.folder / "best.yaml"), "--out"]
     again = search.folder / "again"
-    done = subprocess.run([*command, str(again)], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([*command, str(again)], capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stdout + done.stderr
     recipe = yaml.safe_load((again / "run.yaml").read_text())["recipe"]
     assert recipe["learning_rate"]["reference"] == best.params["learning_rate.reference"]
