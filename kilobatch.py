@@ -70,6 +70,7 @@ def train(
     ] = 120,
     data: Data = None,
     allow_code: AllowCode = False,
+    set_by: Annotated[str | None, typer.Option("--set-by", hidden=True)] = None,  # whose the --set are, in origins
 ) -> None:
     """Train a recipe on N ranks of this machine, or as one of the ranks that mpiexec or srun started."""
     from trainers.launch import limit_threads
@@ -83,6 +84,7 @@ def train(
         workers=workers,
         cluster=cluster,
         overrides=tuple(overrides or ()),
+        overrides_from=set_by,
         out=out,
         resume=resume,
         stop_after=stop_after,
@@ -97,6 +99,43 @@ def train(
         watchdog_seconds=watchdog,
     )
     raise typer.Exit(train(request))
+
+
+@app.command()
+def search(
+    search: Annotated[str, typer.Argument(metavar="SEARCH", help="A name in configs/searches, or a path.")],
+    workers: Annotated[int | None, typer.Option("-n", min=1, metavar="N", help="Ranks of all trials together.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The search's folder; runs/search-NAME if left out.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Only go on with the search in --out, begin none.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print space, first recipe and budget; start none.")
+    ] = False,
+    hang_after: Annotated[
+        float, typer.Option(min=1, metavar="SECONDS", help="End a trial that makes no update for so long.")
+    ] = 600.0,
+    data: Data = None,
+    allow_code: AllowCode = False,
+) -> None:
+    """Search a recipe's values: trials side by side, N ranks in all. The same command goes on where it ended."""
+    from trainers.launch import limit_threads
+
+    limit_threads(workers)
+    from trainers.search.start import SearchRequest
+    from trainers.search.start import search as run_search
+
+    request = SearchRequest(
+        search=search,
+        workers=workers,
+        out=out,
+        resume=resume,
+        dry_run=dry_run,
+        hang_seconds=hang_after,
+        data=data,
+        allow_code=allow_code,
+    )
+    raise typer.Exit(run_search(request))
 
 
 @app.command()

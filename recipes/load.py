@@ -8,7 +8,7 @@ from pathlib import Path
 
 from recipes.errors import Problem, RecipeError
 from recipes.registry import UnknownNameError, find, shown
-from recipes.yaml_nodes import Node, Origin, parse_yaml
+from recipes.yaml_nodes import Node, Origin, Said, parse_yaml
 
 __all__ = ["Origins", "chain_of", "load_tree", "overrides_by_file"]
 
@@ -20,7 +20,12 @@ _OWN_KEYS = ("name", "claims", "card")
 
 
 def load_tree(
-    path: Path, *, overrides: Sequence[str | None] = (), within: str = "", versioned: bool = True
+    path: Path,
+    *,
+    overrides: Sequence[str | None] = (),
+    overrides_from: str = "command line",
+    within: str = "",
+    versioned: bool = True,
 ) -> tuple[dict[str, object], Origins]:
     """The merged tree of a recipe, a data set or a cluster.
 
@@ -28,6 +33,7 @@ def load_tree(
         path: of the file.
         overrides: `a.b=c` as given to `--set`; c is read as YAML. None where the option is for another file.
         within: a first key that all overrides have and the file does not: the file as a whole.
+        overrides_from: who gave them, for the origins.
         versioned: the file must say `kilobatch: 1`, as recipes do.
     Returns:
         Plain dicts, lists and scalars, and the origin of every value in them by its path of keys and places; the empty
@@ -38,7 +44,7 @@ def load_tree(
     root = _load(path, versioned=versioned)
     for number, override in enumerate(overrides, 1):
         if override is not None:
-            root = _merge(root, _override(override, number, root, within))
+            root = _merge(root, _override(override, number, root, within, Said(overrides_from)))
     origins: Origins = {}
     tree = _flatten(root, (), origins)
     assert isinstance(tree, dict)
@@ -146,11 +152,11 @@ def _merge(base: Node, over: Node) -> Node:
     return Node(value=merged, origin=over.origin)
 
 
-def _override(text: str, number: int, root: Node, within: str) -> Node:
+def _override(text: str, number: int, root: Node, within: str, said: Said) -> Node:
     """`a.b=c` as a tree that `_merge` puts on top; an element of a list is named by its place."""
     path, equals, value = text.partition("=")
     keys = path.strip().split(".")
-    origin = Origin(file="command line", line=number, column=1, key_line=number, key_column=1)
+    origin = Origin(file=said, line=number, column=1, key_line=number, key_column=1)
     if not equals or not all(keys):
         raise RecipeError([origin.problem("", f"--set {text} is no assignment", "write --set key.inner_key=value")])
     if within:
@@ -161,7 +167,7 @@ def _override(text: str, number: int, root: Node, within: str) -> Node:
     if keys[0] in ("extends", "kilobatch"):
         raise RecipeError([origin.problem(keys[0], "cannot be set", "give the other recipe instead")])
     column = len(text) - len(value.lstrip()) + 1
-    node = parse_yaml((value.strip() or "null").encode(), file="command line", line=number, column=column)
+    node = parse_yaml((value.strip() or "null").encode(), file=said, line=number, column=column)
     node.origin = replace(node.origin, key_line=number, key_column=1)
     below: list[Node | None] = [root]
     for key in keys[:-1]:

@@ -29,7 +29,8 @@ class OpenedRecipe:
         dataset: its facts.
         tree: of the recipe, resolved: every default filled in; as a YAML file it opens to the same recipe.
         dataset_tree: of the data set, resolved, its `root` absolute; as a YAML file it opens to the same data set.
-        origins: dotted path -> where the value comes from: `file:line`, `default`, `rule: ...` or `command line`.
+        origins: dotted path -> where the value comes from: `file:line`, `default`, `rule: ...`, `command line` or
+            `search NAME trial 17`.
         path: of the file.
     """
 
@@ -46,6 +47,7 @@ def open_recipe(
     *,
     vocabulary: Vocabulary,
     overrides: Sequence[str | None] = (),
+    overrides_from: str = "command line",
     allow_code: bool = False,
     data_root: Path | None = None,
 ) -> OpenedRecipe:
@@ -55,13 +57,14 @@ def open_recipe(
         name_or_path: such as `goyal2017` or `./mine.yaml`.
         vocabulary: what `kind` may be.
         overrides: `a.b=c` as given to `--set`; None where the option is for another file.
+        overrides_from: who gave them, for the origins.
         allow_code: a kind may be a dotted name, imported by the vocabulary.
         data_root: folder of the data set's files, instead of its own `root`.
     Raises:
         RecipeError: with all that is wrong with it, with what it extends, or with its data set.
     """
     path = find_or_refuse("recipes", str(name_or_path))
-    tree, origins = load_tree(path, overrides=overrides)
+    tree, origins = load_tree(path, overrides=overrides, overrides_from=overrides_from)
     reading = Reading(origins=origins, vocabulary=vocabulary, allow_code=allow_code)
 
     dataset_tree: dict[str, Any] = {}

@@ -37,6 +37,7 @@ class Reading:
         origins: of the tree's values.
         vocabulary: what `kind` may be.
         lacks: names that the tree says are not built.
+        may_lack: the tree has a key `lacks`.
         allow_code: a kind may be a dotted name of the user's own code.
         to_epochs: a position as written -> epochs, or ValueError; None while the data set is not known.
         rest_of_run: length in epochs of a schedule that does not say it; None where there is none.
@@ -45,6 +46,7 @@ class Reading:
     origins: Origins
     vocabulary: Vocabulary
     lacks: tuple[str, ...] = ()
+    may_lack: bool = True
     allow_code: bool = False
     to_epochs: Callable[[object], float] | None = None
     rest_of_run: float | None = None
@@ -161,7 +163,8 @@ class Reading:
         try:
             return group[kind]
         except KeyError:
-            way_out = f"{nearest(kind, sorted(group), called='known')} (or name it in `lacks` if it is not built)"
+            way_out = nearest(kind, sorted(group), called="known")
+            way_out += " (or name it in `lacks` if it is not built)" if self.may_lack else ""
             return self.refuse(inner, f"there is no {component.word} called {kind}", way_out)
         except (ImportError, AttributeError, TypeError) as error:
             return self.refuse(inner, f"{kind} cannot be used: {error}", "mend that module, or use another kind")

@@ -1,4 +1,4 @@
-"""Where recipes, data sets and clusters are found by name."""
+"""Where recipes, data sets, clusters and searches are found by name."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ _PACKAGE = Path(__file__).resolve().parent
 _LIBRARY = {
     "recipes": _PACKAGE / "papers",
     "datasets": _PACKAGE.parent / "configs" / "datasets",
+    "searches": _PACKAGE.parent / "configs" / "searches",
     "clusters": _PACKAGE.parent / "configs" / "clusters",
 }
+_ONE = {"recipes": "recipe", "datasets": "dataset", "clusters": "cluster", "searches": "search"}
 _SUFFIXES = (".yaml", ".yml")
 
 
@@ -35,14 +37,14 @@ class UnknownNameError(LookupError):
 
 
 def find(kind: str, name: str) -> Path:
-    """The file of a recipe, a data set or a cluster.
+    """The file of a recipe, a data set, a cluster or a search.
 
     A name that ends in `.yaml` is a path. Any other is looked for in the library, in `./configs/KIND` and in the
     working directory, in this order, then among the recipes of installed packages. `digits-ramp`, as a run's folder
     is called, also finds `digits/ramp`.
 
     Args:
-        kind: `recipes`, `datasets` or `clusters`.
+        kind: `recipes`, `datasets`, `clusters` or `searches`.
         name: such as `goyal2017`, `digits/resnet512` or `./mine.yaml`.
     Raises:
         UnknownNameError: there is no such file.
@@ -64,9 +66,7 @@ def find(kind: str, name: str) -> Path:
     for known, path in _named(kind):
         if name in (known, known.replace("/", "-")):
             return path
-    raise UnknownNameError(
-        f"there is no {kind.removesuffix('s')} called {name!r}", f"{_some(kind, name)}; a path ends in .yaml"
-    )
+    raise UnknownNameError(f"there is no {_ONE[kind]} called {name!r}", f"{_some(kind, name)}; a path ends in .yaml")
 
 
 def find_or_refuse(kind: str, name: str) -> Path:

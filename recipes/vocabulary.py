@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["Component", "Unbuilt", "Vocabulary"]
+__all__ = ["Component", "SearchVocabulary", "Unbuilt", "Vocabulary"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +29,19 @@ class Vocabulary:
     communicators: Mapping[str, type]
     schedules: Mapping[str, type]
     warmups: Mapping[str, type]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchVocabulary(Vocabulary):
+    """The names a search may use beside those of its recipe.
+
+    Args:
+        ranges, samplers, pruners: as in `Vocabulary`.
+    """
+
+    ranges: Mapping[str, type]
+    samplers: Mapping[str, type]
+    pruners: Mapping[str, type]
 
 
 @dataclass(frozen=True)

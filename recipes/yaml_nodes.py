@@ -15,7 +15,7 @@ import yaml
 
 from recipes.errors import Problem, RecipeError
 
-__all__ = ["Node", "Origin", "parse_yaml"]
+__all__ = ["Node", "Origin", "Said", "parse_yaml"]
 
 MAX_BYTES = 1_000_000
 MAX_NODES = 10_000
@@ -26,12 +26,16 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+
 _NOT_FINITE = re.compile(r"[-+]?\.inf|\.nan", re.IGNORECASE)
 
 
+class Said(str):
+    """Who gave a value that stands in no file, in the place of a file's name: `command line`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Origin:
     """Where a value was written.
 
     Args:
-        file: as a user would open it; `command line` for `--set`.
+        file: as a user would open it; a `Said` for what stands in none.
         line, column: of the value, counted from 1.
         key_line, key_column: of its key in a mapping; of the value itself in a list.
     """
@@ -43,7 +47,7 @@ class Origin:
     key_column: int
 
     def __str__(self) -> str:
-        return self.file if self.file == "command line" else f"{self.file}:{self.line}"
+        return str(self.file) if isinstance(self.file, Said) else f"{self.file}:{self.line}"
 
     def problem(self, path: str, what: str, way_out: str, *, at_key: bool = False) -> Problem:
         """A problem at this place."""

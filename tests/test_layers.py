@@ -18,7 +18,8 @@ MAY_IMPORT = {
 PLOTS = "recipes/reports/plots/"
 # The folders of components: each knows itself, and build.py knows all of them.
 COMPONENTS = {"augmentations", "datasets", "losses", "mixes", "models", "optimizers", "communicators", "kernels"}
-FOLDERS = {"compat", "extensions", *COMPONENTS}
+COMPONENTS |= {"samplers", "pruners"}
+FOLDERS = {"compat", "extensions", "search", *COMPONENTS}
 
 
 def imports_of(path):

@@ -25,6 +25,16 @@ THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _OWN = "KILOBATCH_LAUNCHED"  # in the environment of ranks we started: the command line that was typed
 _PARENT = "KILOBATCH_PARENT"  # there too: who started them, see `_process_mark`
 
+# Becomes the command that follows; the kernel kills it when its parent ends, however that happens, and a killed mpiexec
+# takes its ranks with it. Linux only.
+_END_WITH_PARENT = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+if os.getppid() != int(sys.argv[1]):
+    sys.exit("the process that started these ranks has gone")
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+
 STOP_FILE = "stop"  # in the run's folder: ask a run to stop at its next update, from anywhere
 
 
@@ -132,7 +142,7 @@ class Ranks:
         return "".join(self._errors)
 
 
-def start_ranks(num_ranks: int, arguments: list[str], *, log: Path) -> Ranks:
+def start_ranks(num_ranks: int, arguments: list[str], *, log: Path, outlive_us: bool = True) -> Ranks:
     """Start `kilobatch ARGUMENTS` on ranks of this machine.
 
     They run in a session of their own: a Ctrl-C on the terminal reaches the parent only, which asks them to stop.
@@ -141,6 +151,7 @@ def start_ranks(num_ranks: int, arguments: list[str], *, log: Path) -> Ranks:
         num_ranks: at least 1.
         arguments: of the command line.
         log: file that takes what the ranks print.
+        outlive_us: whether they go on when this process is killed; a process that has many runs ends with all of them.
     Raises:
         LaunchError: there is no mpiexec.
     """
@@ -148,6 +159,8 @@ def start_ranks(num_ranks: int, arguments: list[str], *, log: Path) -> Ranks:
     for name in THREADS:
         environment.setdefault(name, str(threads_per_rank(num_ranks)))
     command = [find_mpiexec(), "-n", str(num_ranks), sys.executable, "-P", "-m", "kilobatch", *arguments]
+    if not outlive_us:
+        command = [sys.executable, "-I", "-S", "-c", _END_WITH_PARENT, str(os.getpid()), *command]
     with open(log, "ab") as file:
         process = subprocess.Popen(
             command,

@@ -49,7 +49,7 @@ def follow(
     """
     seen = _Seen(total_updates=total_updates, total_samples=total_samples)
     display = _Bar(console, seen) if console.is_terminal else _Lines(console, seen)
-    with closing(_Tail(Path(run_folder) / "metrics.jsonl", since_ms)) as tail, display:
+    with closing(Tail(Path(run_folder) / "metrics.jsonl", since_ms)) as tail, display:
         while process.poll() is None:
             display.take(_told(console, tail.lines()))
             with suppress(subprocess.TimeoutExpired):
@@ -68,11 +68,15 @@ def _told(console: Console, lines: list[dict[str, Any]]) -> list[dict[str, Any]]
     return lines
 
 
-class _Tail:
+class Tail:
     """The lines that come to a metrics file.
 
     A resumed run first puts a shortened file in the place of the old one. So the file is opened anew until a line of
     this session is in it, and only from then on followed.
+
+    Args:
+        path: of the file, which need not be there yet.
+        since_ms: lines older than this are of sessions before, and left out.
     """
 
     def __init__(self, path: Path, since_ms: int) -> None:
@@ -98,6 +102,7 @@ class _Tail:
         return found
 
     def close(self) -> None:
+        """Nothing more is read."""
         if self._file is not None:
             self._file.close()
             self._file = None

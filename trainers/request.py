@@ -23,6 +23,7 @@ class TrainRequest:
     workers: int | None = None
     cluster: str | None = None
     overrides: tuple[str, ...] = ()
+    overrides_from: str | None = None
     out: Path | None = None
     resume: bool = False
     stop_after: str | None = None
@@ -46,6 +47,7 @@ class TrainRequest:
             ("--profile", self.profile),
             ("--data", self.data),
             ("--watchdog", self.watchdog_seconds),
+            ("--set-by", self.overrides_from),
         ):
             words += [] if value is None else [flag, str(value)]
         for override in self.overrides:
@@ -82,6 +84,7 @@ def prepare(request: TrainRequest, *, workers: int) -> Prepared:
         request.recipe,
         vocabulary=words,
         overrides=own,
+        overrides_from=request.overrides_from or "command line",
         allow_code=request.allow_code,
         data_root=request.data,
     )

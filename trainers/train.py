@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import os
 import socket
 import sys
 from dataclasses import replace
@@ -129,7 +130,7 @@ class _Run:
         if self.leads:
             (folder / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
             cut_back(folder, self.updater.iteration)
-        hosts = self.mpi.gather({"rank": self.mpi.rank, "host": socket.gethostname()}, root=0)
+        hosts = self.mpi.gather({"rank": self.mpi.rank, "host": socket.gethostname(), "pid": os.getpid()}, root=0)
         if self.leads:
             self._write_run(hosts)
         self.metrics = metrics_of(self.updater, folder, self.mpi)

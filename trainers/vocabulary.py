@@ -9,10 +9,10 @@ from importlib.metadata import entry_points
 
 import lr_schedules
 from lr_schedules import shapes, warmups
-from recipes.vocabulary import Vocabulary
+from recipes.vocabulary import SearchVocabulary, Vocabulary
 from trainers.own_code import own_class
 
-__all__ = ["vocabulary"]
+__all__ = ["search_vocabulary", "vocabulary"]
 
 _SCHEDULES = ("Product", *shapes.__all__)
 
@@ -45,6 +45,21 @@ def vocabulary(*, allow_code: bool = False) -> Vocabulary:
         communicators=of_trainers("communicators"),
         schedules=group("schedules", lr_schedules, _SCHEDULES),
         warmups=group("warmups", lr_schedules, warmups.__all__),
+    )
+
+
+def search_vocabulary(*, allow_code: bool = False) -> SearchVocabulary:
+    """All names a search may use, those of its recipe among them; `allow_code` as of `vocabulary`."""
+
+    def group(name: str, module: str) -> _Group:
+        package = importlib.import_module(module)
+        return _Group(name=name, package=package, names=tuple(package.__all__), allow_code=False)
+
+    return SearchVocabulary(
+        **vars(vocabulary(allow_code=allow_code)),
+        ranges=group("ranges", "recipes.ranges"),
+        samplers=group("samplers", "trainers.samplers"),
+        pruners=group("pruners", "trainers.pruners"),
     )
 
 

@@ -68,9 +68,7 @@ def _warmup(ask: Request) -> Change:
     if warmup is None and (ask.kappa <= 1 or ask.opened.recipe.learning_rate.rule == "sqrt"):
         return ask.kept(key, "none, as before")
     if warmup is None:
-        return ask.moved(
-            key, _five_epochs(ask), "a rise in a straight line over 5 epochs, less in a short run", source
-        )
+        return ask.moved(key, _five_epochs(ask), "a rise in a straight line over 5 epochs, less in a short run", source)
     after = given if aimed is None else {**given, "target_batch": int(aimed * ask.kappa)}
     return Change(key=key, before=given, after=after, reason="as many epochs as before, to the new rate", source=source)
 

@@ -27,9 +27,7 @@ def scaled_text(scaled: Scaled, as_json: bool = False) -> str:
         lines += _values(change, width + 2)
         words = change.reason + (f" [{sources.index(change.source) + 1}]" if change.source else "")
         indent = " " * (width + 4)
-        lines += textwrap.wrap(
-            words, _WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
-        )
+        lines += textwrap.wrap(words, _WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
     lines += ["", *(f"[{number}] {source}" for number, source in enumerate(sources, 1)), "", "Not promised:"]
     for text in scaled.not_promised:
         lines += textwrap.wrap(text, _WIDTH, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)

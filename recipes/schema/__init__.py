@@ -1,4 +1,4 @@
-"""What a recipe and a data set are: frozen dataclasses whose fields are the keys of the YAML.
+"""What a recipe, a data set and a search are: frozen dataclasses whose fields are the keys of the YAML.
 
 A trailing underscore belongs to Python, not to the key: `global_` is `batch.global`.
 """
@@ -6,6 +6,7 @@ A trailing underscore belongs to Python, not to the key: `global_` is `batch.glo
 from recipes.schema.dataset import Dataset
 from recipes.schema.moving import Batch, LearningRate, RampStep, Warmup
 from recipes.schema.recipe import Card, Claim, Evidence, Recipe
+from recipes.schema.search import Budget, Objective, Search
 from recipes.schema.training import (
     Augmentation,
     Evaluation,
@@ -20,6 +21,7 @@ from recipes.schema.training import (
 __all__ = [
     "Augmentation",
     "Batch",
+    "Budget",
     "Card",
     "Claim",
     "Dataset",
@@ -28,9 +30,11 @@ __all__ = [
     "Gradient",
     "LearningRate",
     "NormMomentum",
+    "Objective",
     "Precision",
     "RampStep",
     "Recipe",
+    "Search",
     "StreamOrder",
     "Updater",
     "Warmup",

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 
 import pytest
 
@@ -28,6 +29,7 @@ METHODS = (
     "model={kind: WideResNet, depth: 10, widen: 1, dropout: 0.3}",
     "optimizer={kind: Lamb}",
 )
+TIMES = re.compile(r"time_ms|.*_seconds|slowest_rank")
 MIXED = ("precision={compute: mixed16, loss_scale: 1073741824, double_after: 1}", "model={kind: SmallCNN, width: 4}")
 
 
@@ -67,7 +69,7 @@ def bits_of(folder, update):
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert sum(line["key"] == "train_loss" for line in lines) == update
     told = [line for line in lines if line["key"] == "train_loss" or line["key"].startswith("eval_")]
-    timeless = [{k: v for k, v in line.items() if k not in ("time_ms", "update_seconds")} for line in told]
+    timeless = [{k: v for k, v in line.items() if not TIMES.fullmatch(k)} for line in told]
     return found | {"metrics": timeless}
 
 

@@ -1,0 +1,162 @@
+"""A search is refused before anything starts, with the place of what is wrong."""
+
+from pathlib import Path
+
+import pytest
+
+from recipes.errors import RecipeError
+from recipes.load import load_tree
+from recipes.open import open_recipe
+from recipes.open_search import open_search
+from recipes.registry import names
+from trainers.vocabulary import search_vocabulary, vocabulary
+
+HEAD = """\
+kilobatch: 1
+recipe: digits/batch_256
+sampler: {kind: Random}
+budget: {trials: 6}
+"""
+SPACE = "space: {learning_rate.reference: {kind: Float, low: 0.01, high: 0.5, log: true}}\n"
+
+
+@pytest.fixture
+def opened(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def open_text(text):
+        Path("mine.yaml").write_text(text)
+        return open_search("mine.yaml", vocabulary=search_vocabulary())
+
+    return open_text
+
+
+@pytest.mark.parametrize("name", names("searches"))
+def test_searches_of_the_library_open(name):
+    assert open_search(name, vocabulary=search_vocabulary()).search.space
+
+
+def test_the_library_has_searches():
+    assert names("searches") == ["digits"]
+
+
+def test_what_is_left_out_is_filled_in(opened):
+    found = opened(HEAD + SPACE)
+    search = found.search
+    assert (search.name, search.ranks_per_trial, search.reports, search.retries) == ("mine", 1, 20, 2)
+    assert (search.objective.metric, search.objective.direction, search.pruner) == ("accuracy", "maximize", None)
+    assert found.tree["space"]["learning_rate.reference"]["step"] is None
+    assert found.base.recipe.learning_rate.reference == 0.05
+
+
+def test_fixed_values_are_in_the_recipe(opened):
+    found = opened(HEAD + SPACE + "fixed: {epochs: 3, learning_rate.warmup.epochs: 1}\n")
+    assert found.base.recipe.epochs == 3
+
+
+def test_the_recipes_own_values_are_enqueued(opened):
+    found = opened(HEAD + SPACE + "enqueue: [recipe, {learning_rate.reference: 0.1}]\n")
+    assert found.enqueued == ({"learning_rate.reference": 0.05}, {"learning_rate.reference": 0.1})
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (HEAD, "mine.yaml:1:1: space: is missing; add `space: ...`, `key: value` pairs"),
+        (HEAD + "space: {}\n", "mine.yaml:5:8: space: holds no paths"),
+        (
+            HEAD + "space:\n  learning_rate.referenec: {kind: Float, low: 0.1, high: 1}\n",
+            "mine.yaml:6:3: space.learning_rate.referenec: the recipe refuses this: is not a known key; "
+            "did you mean reference?",
+        ),
+        (
+            HEAD + "space:\n  learning_rate.warmup.epochs: {kind: Int, low: 1, high: 50}\n",
+            "mine.yaml:6:58: space.learning_rate.warmup.epochs.high: the recipe refuses this: 50 is longer than the "
+            "run, 20; shorten the warmup, or lengthen `epochs`",
+        ),
+        (
+            HEAD + "space:\n  optimizer.kind: {kind: Categorical, choices: [MomentumSGD, Momentum]}\n",
+            "mine.yaml:6:62: space.optimizer.kind.choices.1: the recipe refuses this: there is no optimizer called "
+            "Momentum; did you mean MomentumSGD?",
+        ),
+        (
+            HEAD + "space:\n  seed: {kind: Flaot, low: 0, high: 3}\n",
+            "mine.yaml:6:16: space.seed.kind: there is no range called Flaot; did you mean Float?",
+        ),
+        (
+            HEAD + "space:\n  seed: {kind: Int, low: 3, high: 3}\n",
+            "mine.yaml:6:35: space.seed.high: is 3; must be above low",
+        ),
+        (
+            HEAD + SPACE + "fixed:\n  epochs: 0\n",
+            "mine.yaml:7:11: fixed.epochs: the recipe refuses this:",
+        ),
+        (
+            HEAD + SPACE + "fixed: {learning_rate.reference: 0.1}\n",
+            "mine.yaml:6:9: fixed.learning_rate.reference: is given by learning_rate.reference of this search too",
+        ),
+        (
+            HEAD + SPACE + "fixed: {evaluation.every: 1}\n",
+            "mine.yaml:6:9: fixed.evaluation.every: cannot be part of a search: a trial is evaluated at its `reports`",
+        ),
+        (
+            HEAD + SPACE + "enqueue: [recipe, {learning_rate.reference: 0.9}]\n",
+            "mine.yaml:6:45: enqueue.1.learning_rate.reference: 0.9 of learning_rate.reference is outside its range",
+        ),
+        (
+            HEAD + SPACE + "enqueue: [{epochs: 3}]\n",
+            "mine.yaml:6:20: enqueue.0.epochs: epochs is not in the space",
+        ),
+        (
+            HEAD.replace("batch_256", "batch_257") + SPACE,
+            "mine.yaml:2:9: recipe: there is no recipe called 'digits/batch_257'",
+        ),
+        (HEAD.replace("digits/batch_256", "gone.yaml") + SPACE, "mine.yaml:2:9: recipe: there is no file gone.yaml"),
+        (
+            HEAD.replace("Random", "Bayes") + SPACE,
+            "mine.yaml:3:17: sampler.kind: there is no sampler called Bayes; known: CmaEs, Grid, Random, Tpe",
+        ),
+        (HEAD.replace("trials: 6", "trials: 0") + SPACE, "mine.yaml:4:18: budget.trials: is 0"),
+        (
+            HEAD + SPACE + "objective: {metric: loss}\n",
+            "mine.yaml:6:12: objective.direction: is maximize; must be minimize for loss",
+        ),
+        (HEAD + SPACE + "pruner: {kind: Median, startup_trials: 0}\n", "mine.yaml:6:40: pruner.startup_trials: is 0"),
+        (HEAD + SPACE + "reports: 0\n", "mine.yaml:6:10: reports: is 0; must be at least 1"),
+        (HEAD + SPACE + "name: a/b\n", "mine.yaml:6:7: name: 'a/b' cannot name a search's folder"),
+    ],
+)
+def test_refused_at_its_place(opened, text, problem):
+    with pytest.raises(RecipeError) as refused:
+        opened(text)
+    assert str(refused.value.problems[0]).startswith(problem)
+
+
+def test_an_unknown_search_is_told_the_known_ones():
+    with pytest.raises(RecipeError, match="there is no search called 'digit'; did you mean digits"):
+        open_search("digit", vocabulary=search_vocabulary())
+
+
+def test_a_recipe_beside_the_search_is_found_from_anywhere(opened, tmp_path, monkeypatch):
+    (tmp_path / "own.yaml").write_text("kilobatch: 1\nextends: digits/batch_256\nepochs: 7\n")
+    opened(HEAD.replace("digits/batch_256", "own.yaml") + SPACE)
+    monkeypatch.chdir("/")
+    found = open_search(tmp_path / "mine.yaml", vocabulary=search_vocabulary())
+    assert found.base.recipe.epochs == 7
+
+
+def test_origin_of_what_a_search_sets_is_the_search():
+    opened = open_recipe(
+        "digits/baseline",
+        vocabulary=vocabulary(),
+        overrides=["epochs=3", 'optimizer.no_decay=["norm", "bias"]'],
+        overrides_from="search mine trial 17",
+    )
+    assert opened.origins["epochs"] == opened.origins["optimizer.no_decay.1"] == "search mine trial 17"
+    assert type(opened.origins["epochs"]) is str
+    assert opened.origins["model.width"].startswith("recipes/papers/digits/baseline.yaml:")
+
+
+def test_origin_of_an_option_is_the_command_line_as_before():
+    _, origins = load_tree(Path("recipes/papers/digits/baseline.yaml"), overrides=["epochs=3"])
+    assert str(origins[("epochs",)]) == "command line"

@@ -1,0 +1,74 @@
+"""What a supervisor reads of a trial: its reports and the cause of its end."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from trainers.request import TrainRequest, prepare
+from trainers.search.job import _failure, last_line, metrics_lines, reports_in
+from trainers.search.trial_run import warmup_end
+
+
+@pytest.fixture(scope="module")
+def prepared():
+    """Ten epochs of 1,500 samples at batch 256: 59 updates."""
+    request = TrainRequest(recipe="digits/batch_256", overrides=("epochs=10", "evaluation.every=0.25run"))
+    return prepare(request, workers=1)
+
+
+def line(epoch, update, value=0.5, key="eval_accuracy"):
+    return {"key": key, "value": value, "epoch": epoch, "update": update, "time_ms": 1}
+
+
+def test_a_report_has_the_number_of_the_last_point_that_was_reached(prepared):
+    lines = [
+        line(2.56, 15, 0.2),
+        line(2.56, 15, 1.7, "eval_loss"),
+        line(5.12, 30, 0.4),
+        line(7.51, 44),
+        line(10.07, 59),
+    ]
+    found = list(reports_in(lines, prepared, metric="accuracy", reports=4))
+    assert [(report.number, report.value) for report in found] == [(1, 0.2), (2, 0.4), (3, 0.5), (4, 0.5)]
+
+
+def test_the_end_of_a_run_is_its_last_report(prepared):
+    (found,) = reports_in([line(9.9, 59)], prepared, metric="accuracy", reports=4)
+    assert found.number == 4
+
+
+def test_the_warmup_of_a_trial_is_its_own(prepared):
+    assert warmup_end(prepared) == 5
+    without = prepare(TrainRequest(recipe="digits/batch_256", overrides=("learning_rate.warmup=null",)), workers=1)
+    assert warmup_end(without) == 0
+
+
+def test_a_line_cut_off_by_a_crash_is_left_out(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(line(1, 6)) + '\n{"key": "train_l')
+    assert metrics_lines(tmp_path) == [line(1, 6)]
+    assert last_line(tmp_path) == line(1, 6)
+    assert last_line(Path("/nowhere")) == {}
+
+
+@pytest.mark.parametrize(
+    ("errors", "rank", "reason"),
+    [
+        (
+            "rank 1 on here failed:\nTraceback (most recent call last):\n  File x\nValueError: no such thing\n\n"
+            "Abort(3) on node 1: application called MPI_Abort\n",
+            1,
+            "ValueError: no such thing",
+        ),
+        (
+            "kilobatch: the loss is not finite at update 3 on rank 0\n",
+            None,
+            "the loss is not finite at update 3 on rank 0",
+        ),
+        ("Traceback:\n  File x\nImportError: no module\n", None, "ImportError: no module"),
+        ("", None, "the ranks ended without a word"),
+    ],
+)
+def test_cause_of_a_failure(errors, rank, reason):
+    found = _failure(errors)
+    assert (found.how, found.rank, found.reason) == ("failed", rank, reason)

@@ -1,0 +1,171 @@
+"""What a search does when ranks, or it itself, end in the middle."""
+
+import os
+import signal
+import time
+
+import pytest
+from optuna.trial import TrialState
+
+pytestmark = pytest.mark.mpi
+SPACE = "space: {learning_rate.reference: {kind: Float, low: 0.01, high: 0.1, log: true}}\n"
+LONG = SPACE + "fixed: {epochs: 20, model.blocks: [1], model.width: 4}\n"
+NET = '''\
+import os
+import time
+
+import chainer
+import chainer.links as L
+from mpi4py import MPI
+
+
+class Net(chainer.Chain):
+    """Does what it is told to do in its fifth forward."""
+
+    def __init__(self, num_classes: int, trouble: str = "none"):
+        super().__init__()
+        with self.init_scope():
+            self.output = L.Linear(64, num_classes)
+        self.trouble, self.seen = trouble, 0
+
+    def __call__(self, images):
+        self.seen += 1
+        if self.seen == 5 and MPI.COMM_WORLD.rank == 1:
+            if self.trouble == "raise":
+                raise ValueError("trouble on purpose")
+            if self.trouble == "leave":
+                os._exit(0)
+            if self.trouble == "hang":
+                time.sleep(3600)
+        logits = self.output(images)
+        return logits * float("nan") if self.trouble == "nan" and self.seen > 4 else logits
+'''
+
+
+def gone(pids, seconds=30):
+    """Whether no process of these numbers is left, after at most so many seconds."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if not any(os.path.exists(f"/proc/{pid}") for pid in pids):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def updates(search, number):
+    return [line["update"] for line in search.metrics(number) if line["key"] == "train_loss"]
+
+
+def test_a_killed_rank_costs_its_own_trial_a_checkpoint_at_most(searching):
+    search = searching(LONG + "budget: {trials: 3}\nranks_per_trial: 2\n", "-n", 4)
+    with search.start() as process:
+        search.wait_for(search.run_folder(0) / "checkpoints" / "update-*")
+        os.kill(search.pids(0)[1], signal.SIGKILL)
+        said = process.communicate(timeout=1200)[0]
+    assert process.returncode == 0, said
+    trials = search.trials()
+    assert [trial.state for trial in trials] == [TrialState.COMPLETE] * 3
+    assert trials[0].user_attrs["deaths"] == ["rank 1 was ended by SIGKILL"]
+    assert "trial 0: rank 1 was ended by SIGKILL; it goes on from its last checkpoint" in said
+    assert not any("deaths" in trial.user_attrs for trial in trials[1:])
+    assert updates(search, 0) == updates(search, 1) == list(range(118))
+    resumed = [line for line in search.metrics(0) if line["key"] == "run_start"][-1]
+    assert resumed["notes"][0].startswith("resuming from update-")
+    assert sorted(trials[0].intermediate_values) == list(range(1, 21))
+
+
+def test_a_killed_search_is_finished_by_the_same_command(searching):
+    search = searching(LONG + "budget: {trials: 3}\n", "-n", 2)
+    with search.start() as process:
+        for number in (0, 1):
+            search.wait_for(search.run_folder(number) / "checkpoints" / "update-*")
+        pids = [*search.pids(0), *search.pids(1)]
+        process.kill()
+        process.communicate(timeout=600)
+    assert gone(pids)  # no rank works on for nobody
+    before = search.trials()
+    assert [trial.state for trial in before] == [TrialState.RUNNING] * 2
+    code, said = search.run()
+    assert code == 0, said
+    trials = search.trials()
+    assert [trial.number for trial in trials] == [0, 1, 2]
+    assert [trial.state for trial in trials] == [TrialState.COMPLETE] * 3
+    for trial, was in zip(trials[:2], before, strict=True):
+        assert trial.params == was.params
+        assert trial.user_attrs["deaths"] == ["the search was ended"]
+        assert updates(search, trial.number) == list(range(118))
+    assert trials[2].params not in (trials[0].params, trials[1].params)
+
+
+def test_a_stopped_search_goes_on(searching):
+    search = searching(LONG + "budget: {trials: 1}\n", "-n", 1)
+    with search.start() as process:
+        search.wait_for(search.run_folder(0) / "checkpoints" / "update-*")
+        process.send_signal(signal.SIGTERM)
+        said = process.communicate(timeout=600)[0]
+    assert process.returncode == 4, said
+    (trial,) = search.trials()
+    assert trial.state == TrialState.RUNNING
+    search.options = ("-n", 1, "--resume")
+    code, said = search.run()
+    assert code == 0, said
+    (trial,) = search.trials()
+    assert trial.state == TrialState.COMPLETE
+    assert "deaths" not in trial.user_attrs
+    assert updates(search, 0) == list(range(118))
+
+
+def test_a_failed_trial_has_its_reason_and_the_search_goes_on(searching, tmp_path):
+    (tmp_path / "trouble.py").write_text(NET)
+    (tmp_path / "net.yaml").write_text(
+        "kilobatch: 1\nextends: digits/batch_256\nmodel: {kind: trouble.Net, trouble: none}\nepochs: 2\n"
+        "learning_rate: {warmup: null}\n"
+    )
+    text = """\
+space:
+  model.trouble: {kind: Categorical, choices: [none, raise, nan, leave]}
+  batch.global: {kind: Categorical, choices: [128, 256]}
+  batch.norm_span: {kind: Categorical, choices: [32, 256]}
+budget: {trials: 5}
+ranks_per_trial: 2
+retries: 0
+enqueue:
+  - {model.trouble: raise, batch.global: 256, batch.norm_span: 32}
+  - {model.trouble: nan, batch.global: 256, batch.norm_span: 32}
+  - {model.trouble: leave, batch.global: 256, batch.norm_span: 32}
+  - {model.trouble: none, batch.global: 128, batch.norm_span: 256}
+  - {model.trouble: none, batch.global: 256, batch.norm_span: 32}
+"""
+    search = searching(text.replace("digits/batch_256", "net.yaml"), "-n", 2, "--allow-code")
+    search.file.write_text(search.file.read_text().replace("digits/batch_256", "net.yaml"))
+    code, said = search.run()
+    assert code == 0, said
+    trials = search.trials()
+    assert [trial.state for trial in trials] == [TrialState.FAIL] * 4 + [TrialState.COMPLETE]
+    raised, nan, left, unplanned = (trial.user_attrs["reason"] for trial in trials[:4])
+    assert raised == "ValueError: trouble on purpose"
+    assert trials[0].user_attrs["rank"] == 1
+    assert nan.startswith("the loss is not finite at update ")
+    assert left == "a rank left before the run ended, without an error of its own; ended once before its run did"
+    assert "norm_span" in unplanned
+    assert "search mine trial 3" in unplanned
+    assert not search.run_folder(3).exists()
+
+
+@pytest.mark.slow
+def test_a_trial_that_hangs_is_ended(searching, tmp_path):
+    (tmp_path / "trouble.py").write_text(NET)
+    (tmp_path / "net.yaml").write_text(
+        "kilobatch: 1\nextends: digits/batch_256\nmodel: {kind: trouble.Net, trouble: none}\nepochs: 2\n"
+        "learning_rate: {warmup: null}\n"
+    )
+    text = "space: {model.trouble: {kind: Categorical, choices: [none, hang]}}\nbudget: {trials: 2}\n"
+    text += "ranks_per_trial: 2\nretries: 0\nenqueue: [{model.trouble: hang}, {model.trouble: none}]\n"
+    search = searching(text, "-n", 2, "--allow-code", "--hang-after", 40)
+    search.file.write_text(search.file.read_text().replace("digits/batch_256", "net.yaml"))
+    code, said = search.run()
+    assert code == 0, said
+    hung, fine = search.trials()
+    assert (hung.state, fine.state) == (TrialState.FAIL, TrialState.COMPLETE)
+    assert hung.user_attrs["reason"].startswith("no update for 40 s, after update ")
+    assert gone(search.pids(0))

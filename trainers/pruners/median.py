@@ -1,0 +1,29 @@
+"""The median rule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from trainers.arguments import require_count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Median:
+    """Ends a trial whose best report so far is worse than the median of complete trials at the same report.
+
+    Args:
+        startup_trials: complete trials before any is ended, at least 1.
+    Source: Golovin et al. 2017 (not checked); Optuna's MedianPruner.
+    """
+
+    startup_trials: int = 5
+
+    def __post_init__(self) -> None:
+        require_count("Median.startup_trials", self.startup_trials)
+
+    def build(self) -> Any:
+        """Optuna's MedianPruner."""
+        from optuna.pruners import MedianPruner
+
+        return MedianPruner(n_startup_trials=self.startup_trials)

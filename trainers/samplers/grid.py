@@ -1,0 +1,38 @@
+"""A grid."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainers.arguments import require_count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """Every combination of evenly spaced values; the last path of the space moves first.
+
+    A budget with fewer trials than combinations tries the first ones; one with more goes on with random draws.
+
+    Args:
+        points: values of each range of numbers, ends included, at least 1; a categorical range has all its choices.
+    Differs: from Optuna's GridSampler, which draws the combinations in random order and stops the search itself.
+    """
+
+    points: int = 3
+
+    def __post_init__(self) -> None:
+        require_count("Grid.points", self.points)
+
+    def first(self, space: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The combinations, each a value for every path."""
+        values = [range_.spread(self.points) for range_ in space.values()]
+        return [dict(zip(space, chosen, strict=True)) for chosen in itertools.product(*values)]
+
+    def build(self, *, seed: int) -> Any:
+        """Optuna's RandomSampler, for what comes after the grid."""
+        from optuna.samplers import RandomSampler
+
+        return RandomSampler(seed=seed)

@@ -1,0 +1,17 @@
+"""Independent draws."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Random:
+    """Every value drawn by itself, evenly over its range: what any other sampler must beat."""
+
+    def build(self, *, seed: int) -> Any:
+        """Optuna's RandomSampler."""
+        from optuna.samplers import RandomSampler
+
+        return RandomSampler(seed=seed)

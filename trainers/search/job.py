@@ -1,0 +1,189 @@
+"""The MPI job of one trial: its ranks, what they report, and how they ended."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from recipes.positions import last_multiple
+from trainers.faults import EXIT_FAILED, EXIT_INPUT
+from trainers.launch import STOP_FILE, start_ranks
+from trainers.progress import Tail
+from trainers.request import Prepared, TrainRequest
+from trainers.run_folder import ENVIRONMENT, LOG, METRICS
+
+_EXIT_PYTHON = 1  # an exception before the ranks had met
+_FAILED_RANK = re.compile(r"^rank (\d+) on \S+ failed:$", re.MULTILINE)
+_KILLED = re.compile(r"PID (\d+) RUNNING AT")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """A score of a trial at a point of its own run.
+
+    Args:
+        number: of the point, from 1; the search's `reports` at the end.
+        value: the objective there.
+        epoch: when.
+    """
+
+    number: int
+    value: float
+    epoch: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """How a job ended.
+
+    Args:
+        how: `success`; `stopped`, as it was asked to; `failed`, by an error that would come again; or `died`: a rank
+            was killed, crashed or left without a word.
+        reason: in words, where it is not success.
+        rank: the one it is about, None where that is not known.
+    """
+
+    how: Literal["success", "stopped", "failed", "died"]
+    reason: str = ""
+    rank: int | None = None
+
+
+class Job:
+    """Ranks that train one trial; they end with this process.
+
+    Args:
+        request: what they do; its `out` is the trial's folder, which is there.
+        prepared: the same, checked.
+        ranks: how many.
+        metric: of the objective: `accuracy` or `loss`.
+        reports: points of the run at which it is evaluated.
+    """
+
+    def __init__(self, request: TrainRequest, prepared: Prepared, *, ranks: int, metric: str, reports: int) -> None:
+        assert request.out is not None
+        self.folder, self.prepared = request.out, prepared
+        self._metric, self._reports = metric, reports
+        (self.folder / STOP_FILE).unlink(missing_ok=True)
+        self._log_start = _size(self.folder / LOG)
+        self._began_ms = int(time.time() * 1000)
+        self.began = self.heard = time.monotonic()
+        self.update = 0
+        self._tail = Tail(self.folder / METRICS, self._began_ms)
+        self._ranks = start_ranks(ranks, request.arguments(self.folder), log=self.folder / LOG, outlive_us=False)
+
+    @property
+    def seconds(self) -> float:
+        """Since it was started."""
+        return time.monotonic() - self.began
+
+    def new_reports(self) -> list[Report]:
+        """Those that came since the last call."""
+        lines = self._tail.lines(ended=self._ranks.process.poll() is not None)
+        if lines:
+            self.heard = time.monotonic()
+            self.update = max(self.update, *(line.get("update", 0) for line in lines))
+        return list(reports_in(lines, self.prepared, metric=self._metric, reports=self._reports))
+
+    def ask_to_stop(self) -> None:
+        """All ranks end after the same update, with a checkpoint."""
+        (self.folder / STOP_FILE).touch()
+
+    def kill(self) -> None:
+        """All ranks end at once, also one that hangs."""
+        self._ranks.kill()
+
+    def ended(self) -> Ending | None:
+        """How it ended; None while it runs."""
+        code = self._ranks.process.poll()
+        if code is None:
+            return None
+        errors = self._ranks.errors()
+        last = last_line(self.folder)
+        said = last.get("key") == "run_stop" and last.get("time_ms", 0) >= self._began_ms
+        if code == 0 and said and last["value"] != "failed":
+            return Ending(how=last["value"])
+        if code in (_EXIT_PYTHON, EXIT_FAILED, EXIT_INPUT):
+            return _failure(errors)
+        if code == 0:
+            return Ending(how="died", reason="a rank left before the run ended, without an error of its own")
+        return self._death(code)
+
+    def close(self) -> None:
+        """Close the files."""
+        self._tail.close()
+
+    def _death(self, code: int) -> Ending:
+        """Of the ranks' own numbers mpiexec says the process's; the run has noted which rank that was."""
+        with open(self.folder / LOG, "rb") as file:
+            file.seek(self._log_start)
+            pids = [int(pid) for pid in _KILLED.findall(file.read().decode(errors="replace"))]
+        ranks = {entry.get("pid"): entry["rank"] for entry in _hosts(self.folder)}
+        rank = next((ranks[pid] for pid in pids if pid in ranks), None)
+        number = -code if code < 0 else code
+        known = number in {member.value for member in signal.Signals}
+        by = f"by {signal.Signals(number).name}" if known else f"with code {code}"
+        return Ending(how="died", reason=f"{'a rank' if rank is None else f'rank {rank}'} was ended {by}", rank=rank)
+
+
+def reports_in(lines: Iterable[dict[str, Any]], prepared: Prepared, *, metric: str, reports: int) -> Iterable[Report]:
+    """The reports among lines of a trial's metrics, each at the last point of the run that its update reached."""
+    every, whole = prepared.opened.recipe.evaluation.every, prepared.plan.timeline.num_updates
+    for line in lines:
+        if line.get("key") == f"eval_{metric}":
+            passed = round(last_multiple(line["epoch"], every) / every)
+            number = reports if line["update"] == whole else min(passed, reports)
+            yield Report(number=number, value=line["value"], epoch=line["epoch"])
+
+
+def metrics_lines(folder: Path) -> list[dict[str, Any]]:
+    """What a trial has written so far; a line cut off by a crash is left out."""
+    try:
+        texts = (folder / METRICS).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    found = []
+    for text in texts:
+        try:
+            found.append(json.loads(text))
+        except ValueError:
+            continue
+    return found
+
+
+def last_line(folder: Path) -> dict[str, Any]:
+    """The last whole line of a trial's metrics; empty where there is none."""
+    lines = metrics_lines(folder)
+    return lines[-1] if lines else {}
+
+
+def _failure(errors: str) -> Ending:
+    """The cause among what the ranks wrote to stderr: the last line of the first rank's traceback, or our own line."""
+    found = _FAILED_RANK.search(errors)
+    if found:
+        trace = _FAILED_RANK.split(errors[found.start() :])[2]
+        return Ending(how="failed", reason=_last_said(trace), rank=int(found[1]))
+    ours = [line.removeprefix("kilobatch: ") for line in errors.splitlines() if line.startswith("kilobatch: ")]
+    return Ending(how="failed", reason=ours[0] if ours else _last_said(errors))
+
+
+def _last_said(trace: str) -> str:
+    """The line of a traceback that names the exception; what MPI says after it stands aside."""
+    said = [line for line in trace.splitlines() if line.strip() and not line.startswith((" ", "Abort", "="))]
+    return said[-1] if said else "the ranks ended without a word"
+
+
+def _hosts(folder: Path) -> list[dict[str, Any]]:
+    try:
+        return json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8"))["ranks"]
+    except (OSError, ValueError, LookupError):
+        return []
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0

@@ -1,0 +1,51 @@
+"""Who works on a trial, so that the trials of a dead search are found."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+LEASE = "lease"  # the user attribute of a trial that holds one
+LEASE_SECONDS = 120.0
+RENEW_SECONDS = 30.0
+
+
+def own_lease(now: float | None = None) -> dict[str, Any]:
+    """A lease of this process, as plain data: host, pid, when that process began, and how long it holds."""
+    now = time.time() if now is None else now
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "began": _began(os.getpid()),
+        "until": now + LEASE_SECONDS,
+    }
+
+
+def is_stale(lease: Mapping[str, Any] | None, now: float | None = None) -> bool:
+    """Whether nobody works on a trial any more.
+
+    On this host that is seen at once: its process is gone, or another one has its number. Of another host's it is known
+    when the lease has run out.
+
+    Args:
+        lease: of the trial; None where there is none.
+        now: seconds since 1970; the clock's by default.
+    """
+    if lease is None:
+        return True
+    if lease["host"] == socket.gethostname():
+        return lease["pid"] == os.getpid() or _began(lease["pid"]) != lease["began"]
+    return (time.time() if now is None else now) > lease["until"]
+
+
+def _began(pid: int) -> str | None:
+    """Clock ticks from boot to the start of a process, which together with its number is never used twice."""
+    try:
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if words[0] in "ZX" else words[19]  # a zombie works on nothing

@@ -1,0 +1,91 @@
+"""Optuna's study of a search: where it is stored, and what it holds of a trial."""
+
+from __future__ import annotations
+
+import sqlite3
+import warnings
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from recipes.open_search import OpenedSearch
+from recipes.schema import Search
+
+DATABASE = "study.db"
+# User attributes of a trial.
+FOLDER, DEATHS, REASON, RANK, PRUNED_AT, SECONDS = "folder", "deaths", "reason", "rank", "pruned_at", "seconds"
+_SPENT = "spent_seconds"  # user attribute of the study
+
+
+def open_study(folder: Path, opened: OpenedSearch) -> optuna.Study:
+    """The study in a search's folder, made if there is none: SQLite with a write-ahead log.
+
+    What is to be tried first is in its queue. The sampler's seed moves on with the number of trials: a search that goes
+    on does not repeat its draws.
+    """
+    path = (folder / DATABASE).resolve()
+    with closing(sqlite3.connect(path, timeout=60)) as connection:
+        connection.execute("PRAGMA journal_mode=WAL")  # a property of the file: readers do not wait for the writer
+    url, arguments = f"sqlite:///{path}", {"connect_args": {"timeout": 60}}
+    study = new_study(opened.search, storage=optuna.storages.RDBStorage(url, engine_kwargs=arguments))
+    study.sampler = _sampler(opened.search, begun=len(study.get_trials(deepcopy=False)))
+    enqueue(study, opened)
+    return study
+
+
+def new_study(search: Search, *, storage: Any = None) -> optuna.Study:
+    """A study for a search, in memory by default."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return optuna.create_study(
+            study_name=search.name,
+            storage=storage,
+            direction=search.objective.direction,
+            sampler=_sampler(search, begun=0),
+            pruner=optuna.pruners.NopPruner() if search.pruner is None else search.pruner.build(),
+            load_if_exists=True,
+        )
+
+
+def enqueue(study: optuna.Study, opened: OpenedSearch) -> None:
+    """Put what is to be tried first into the queue, each once, also where a search was killed while it did so."""
+    first = getattr(opened.search.sampler, "first", lambda space: [])
+    for values in [*opened.enqueued, *first(opened.search.space)][: opened.search.budget.trials]:
+        study.enqueue_trial(values, skip_if_exists=True)
+
+
+def suggested(trial: optuna.Trial, search: Search) -> dict[str, Any]:
+    """A trial's value for each path; those it has already are kept."""
+    return {path: range_.suggest(trial, path) for path, range_ in search.space.items()}
+
+
+def spent_seconds(study: optuna.Study) -> float:
+    """How long the search has worked, over all its sessions."""
+    return study.user_attrs.get(_SPENT, 0.0)
+
+
+def note_spent(study: optuna.Study, seconds: float) -> None:
+    """Keep it."""
+    study.set_user_attr(_SPENT, round(seconds, 1))
+
+
+def finished(study: optuna.Study) -> list[FrozenTrial]:
+    """Trials that are complete, pruned or failed."""
+    return [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
+
+
+def best_trial(study: optuna.Study) -> FrozenTrial | None:
+    """The best complete trial, None while there is none."""
+    complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    sign = -1 if study.direction == optuna.study.StudyDirection.MAXIMIZE else 1
+    return min(complete, key=lambda trial: (sign * trial.value, trial.number), default=None)
+
+
+def _sampler(search: Search, *, begun: int) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return search.sampler.build(seed=search.seed + begun)
