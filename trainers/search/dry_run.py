@@ -22,7 +22,7 @@ def dry_run_text(opened: OpenedSearch, *, groups: int, data: Path | None = None,
     enqueue(study, opened)
     values = suggested(study.ask(), search)
     rows = [
-        {"path": path, "range": _range_text(opened.tree["space"][path]), "first trial": values[path]}
+        {"path": path, "range": _range_text(opened.tree["space"][path]), "first trial": values.get(path, "-")}
         for path in search.space
     ]
     request = trial_request(opened, 0, values, Path("trial"), data=data, allow_code=allow_code)

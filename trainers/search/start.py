@@ -15,7 +15,9 @@ from typing import Any
 import yaml
 from rich.console import Console
 
+from recipes.errors import Problem, RecipeError
 from recipes.open_search import OpenedSearch, open_search
+from recipes.registry import shown
 from trainers.faults import EXIT_FAILED, EXIT_STOPPED
 from trainers.launch import LaunchError, launched_ranks
 from trainers.request import prepare, refused
@@ -58,6 +60,7 @@ def search(request: SearchRequest) -> int:
         raise LaunchError("a search starts the ranks of its trials by itself; run it without mpiexec or srun")
     words = search_vocabulary(allow_code=request.allow_code)
     opened = open_search(request.search, vocabulary=words, allow_code=request.allow_code, data_root=request.data)
+    _require_built(opened)
     groups = _groups(request, opened)
     _require_trainable(request, opened)
     if request.dry_run:
@@ -126,6 +129,24 @@ def _groups(request: SearchRequest, opened: OpenedSearch) -> int:
     if workers % each:
         print(f"warning: {workers % each} of {workers} ranks stay idle: a trial takes {each}", file=sys.stderr)
     return workers // each
+
+
+def _require_built(opened: OpenedSearch) -> None:
+    """Refuse what a search's file may say and nothing executes yet; whoever builds it removes its line."""
+    search = opened.search
+    asked = {
+        "objective": len(search.objectives) > 1 or search.objectives[0].metric not in ("accuracy", "loss"),
+        "constraints": bool(search.constraints),
+        "seeds_per_trial": search.seeds_per_trial > 1,
+        "budget.device_hours": search.budget.device_hours is not None,
+        "transfer": search.transfer is not None,
+    }
+    for key, said in asked.items():
+        if said:
+            what, way_out = "this is not built yet", "leave it out, or ask for less"
+            raise RecipeError(
+                [Problem(file=shown(opened.path), line=1, column=1, path=key, what=what, way_out=way_out)]
+            )
 
 
 def _require_trainable(request: SearchRequest, opened: OpenedSearch) -> None:

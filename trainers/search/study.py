@@ -11,6 +11,7 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
+from recipes import conditional
 from recipes.open_search import OpenedSearch
 from recipes.schema import Search
 
@@ -59,8 +60,8 @@ def enqueue(study: optuna.Study, opened: OpenedSearch) -> None:
 
 
 def suggested(trial: optuna.Trial, search: Search) -> dict[str, Any]:
-    """A trial's value for each path; those it has already are kept."""
-    return {path: range_.suggest(trial, path) for path, range_ in search.space.items()}
+    """A trial's value for each path that it has; those given already are kept."""
+    return conditional.suggested(search.space, trial)
 
 
 def spent_seconds(study: optuna.Study) -> float:
