@@ -18,17 +18,19 @@ from rich.console import Console
 from recipes.errors import Problem, RecipeError
 from recipes.open_search import OpenedSearch, open_search
 from recipes.registry import shown
+from recipes.schema import Search
 from trainers.faults import EXIT_FAILED, EXIT_STOPPED
 from trainers.launch import LaunchError, launched_ranks
 from trainers.request import prepare, refused
 from trainers.run_folder import LOG, REPORT, FolderRefused, dataset_facts, differences, require_usable
-from trainers.search.best import BEST
-from trainers.search.display import Display, values_text
+from trainers.search.best import recipe_path, write_best
+from trainers.search.display import Display
 from trainers.search.dry_run import dry_run_text
 from trainers.search.page import write_search_page
-from trainers.search.study import best_trial, finished, open_study
+from trainers.search.study import best_trials, finished, new_study, open_study, spent_seconds
 from trainers.search.supervisor import SearchOptions, Supervisor
 from trainers.search.trial_run import trial_request
+from trainers.search.wording import scores, values_text
 from trainers.vocabulary import search_vocabulary
 
 SEARCH, _LOCK = "search.yaml", "lock"
@@ -84,7 +86,7 @@ def search(request: SearchRequest) -> int:
 def _work(opened: OpenedSearch, options: SearchOptions) -> int:
     study, console = open_study(options.folder, opened), Console()
     display = Display(search=opened.search, folder=options.folder, console=console, groups=options.groups)
-    display.know(study.get_trials(deepcopy=False))
+    display.know(study.get_trials(deepcopy=False), spent_seconds=spent_seconds(study))
     supervisor = Supervisor(opened, study, options, display)
     with display:
         done, budget = len(finished(study)), opened.search.budget.trials
@@ -95,28 +97,31 @@ def _work(opened: OpenedSearch, options: SearchOptions) -> int:
         )
         with _stop_signals(supervisor):
             supervisor.run()
+    for trial in best_trials(study)[:1]:  # of a session that was killed before it wrote them
+        write_best(options.folder, opened, study, trial, data=options.data, allow_code=options.allow_code)
     write_search_page(options.folder, study, opened.search)
-    return _verdict(study, options.folder, display, stopped=supervisor.stopping)
+    return _verdict(study, opened.search, options.folder, display, stopped=supervisor.stopping)
 
 
-def _verdict(study: Any, folder: Path, display: Display, *, stopped: bool) -> int:
+def _verdict(study: Any, search: Search, folder: Path, display: Display, *, stopped: bool) -> int:
     """The last lines, and the exit code."""
-    ended, best = finished(study), best_trial(study)
+    ended, best = finished(study), best_trials(study)
     states = [trial.state.name for trial in ended]
     display.say(
         f"{len(ended)} trials: {states.count('COMPLETE')} complete, {states.count('PRUNED')} pruned, "
         f"{states.count('FAIL')} failed"
     )
-    if best is not None:
-        display.say(f"best: trial {best.number}, {study.direction.name.lower()}d to {best.value:.6g}, with")
-        display.say(f"  {values_text(best.params)}")
-        display.say(f"recipe: {folder / BEST}; to train it: kilobatch train {folder / BEST}")
-        display.say(f"report: {folder / REPORT}")
+    for trial in best:
+        path = recipe_path(folder, search, trial)
+        display.say(f"best: trial {trial.number}, {scores(search, trial.values)}, with {values_text(trial.params)}")
+        display.say(f"  to train it: kilobatch train {path}")
+    display.say(f"report: {folder / REPORT}")
     if stopped:
         print("kilobatch: stopped by a signal; the same command goes on", file=sys.stderr)
         return EXIT_STOPPED
-    if best is None:
-        print(f"kilobatch: no trial was completed; log: {folder / LOG}", file=sys.stderr)
+    if not best:
+        kept = " and kept the constraints" if search.constraints else ""
+        print(f"kilobatch: no trial was completed{kept}; log: {folder / LOG}", file=sys.stderr)
         return EXIT_FAILED
     return 0
 
@@ -135,8 +140,6 @@ def _require_built(opened: OpenedSearch) -> None:
     """Refuse what a search's file may say and nothing executes yet; whoever builds it removes its line."""
     search = opened.search
     asked = {
-        "objective": len(search.objectives) > 1 or search.objectives[0].metric not in ("accuracy", "loss"),
-        "constraints": bool(search.constraints),
         "seeds_per_trial": search.seeds_per_trial > 1,
         "budget.device_hours": search.budget.device_hours is not None,
         "transfer": search.transfer is not None,
@@ -150,7 +153,8 @@ def _require_built(opened: OpenedSearch) -> None:
 
 
 def _require_trainable(request: SearchRequest, opened: OpenedSearch) -> None:
-    """Refuse a recipe that could not be trained with the values it has itself."""
+    """Refuse a recipe that could not be trained with the values it has itself, and a sampler that is not installed."""
+    new_study(opened.search)
     options = {"data": request.data, "allow_code": request.allow_code}
     prepare(trial_request(opened, 0, {}, Path("trial"), **options), workers=opened.search.ranks_per_trial)
 
