@@ -22,7 +22,7 @@ from trainers.search.job import Job, Report
 from trainers.search.study import FOLDER, REASON, SECONDS
 
 _ROWS = 20  # of the table
-_STYLES = {"running": "cyan", "complete": "green", "pruned": "yellow", "failed": "red"}
+_STYLES = {"running": "cyan", "complete": "green", "short": "blue", "pruned": "yellow", "failed": "red"}
 _WORDS = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running"}
 
 

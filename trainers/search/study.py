@@ -13,6 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from recipes.open_search import OpenedSearch
 from recipes.schema import Search
+from trainers.search.rungs import OneLength, climbs, is_whole
 
 DATABASE = "study.db"
 # User attributes of a trial.
@@ -79,8 +80,8 @@ def finished(study: optuna.Study) -> list[FrozenTrial]:
 
 
 def best_trial(study: optuna.Study) -> FrozenTrial | None:
-    """The best complete trial, None while there is none."""
-    complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    """The best complete trial of all epochs, None while there is none."""
+    complete = [trial for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)) if is_whole(trial)]
     sign = -1 if study.direction == optuna.study.StudyDirection.MAXIMIZE else 1
     return min(complete, key=lambda trial: (sign * trial.value, trial.number), default=None)
 
@@ -88,4 +89,5 @@ def best_trial(study: optuna.Study) -> FrozenTrial | None:
 def _sampler(search: Search, *, begun: int) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return search.sampler.build(seed=search.seed + begun)
+        sampler = search.sampler.build(seed=search.seed + begun)
+    return OneLength(sampler, search) if climbs(search) else sampler

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ from trainers.run_folder import RUN
 from trainers.search import study as studies
 from trainers.search.best import write_best
 from trainers.search.display import Display
+from trainers.search.fairness import note_comparable, note_costs
 from trainers.search.job import Ending, Job, Report, last_line, metrics_lines, reports_in
 from trainers.search.leases import LEASE, RENEW_SECONDS, is_stale, own_lease
-from trainers.search.trial_run import trial_request, warmup_end
+from trainers.search.rungs import is_whole, place, promote
+from trainers.search.trial_run import trial_request
 
 TRIALS = "trials"  # in the search's folder: a run's folder for each trial
 _POLL_SECONDS = 0.1
@@ -119,6 +122,7 @@ class Supervisor:
         hours = self.search.budget.hours
         if self._begun >= self.search.budget.trials or (hours is not None and self._spent_now() >= 3600 * hours):
             return False
+        promote(self.study, self.search)
         trial = self.study.ask()
         self._begun += 1
         trial.set_user_attr(LEASE, own_lease())
@@ -143,14 +147,18 @@ class Supervisor:
 
     def _start(self, trial: optuna.Trial, *, ended: str | None = None) -> None:
         """Start a trial's ranks from its last checkpoint, or tell what a run that had ended came to."""
+        share = place(trial, self.search)
         values = studies.suggested(trial, self.search)
         folder = self._folder(trial)
-        request = self._request(trial.number, values, folder)
         try:
+            request = self._request(trial.number, values, folder, share)
             prepared = prepare(request, workers=self.search.ranks_per_trial)
         except InputRefused as error:
             self._fail(trial, Ending(how="failed", reason=str(error)))
             return
+        said = note_comparable(trial, prepared.opened.recipe, self.search)
+        if said is not None:
+            self.display.say(said)
         reported = self._reported_before(trial, folder, prepared)
         if ended == "success":
             self._complete(trial, folder)
@@ -161,12 +169,13 @@ class Supervisor:
         self._working.append(_Work(trial=trial, job=job, values=values, reported=reported))
         self.display.began(trial.number, values, resumed=request.resume)
 
-    def _request(self, number: int, values: dict[str, Any], folder: Path) -> TrainRequest:
+    def _request(self, number: int, values: dict[str, Any], folder: Path, share: Fraction) -> TrainRequest:
         return trial_request(
             self.opened,
             number,
             values,
             folder,
+            share=share,
             resume=(folder / RUN).exists(),
             data=self.options.data,
             allow_code=self.options.allow_code,
@@ -209,9 +218,8 @@ class Supervisor:
         work.reported.add(report.number)
         work.trial.report(report.value, report.number)
         self.display.reported(work.trial.number, report)
-        early = report.epoch < warmup_end(work.job.prepared)
         last = report.number >= self.search.reports
-        if goes_on and work.pruned_at is None and not early and not last and work.trial.should_prune():
+        if goes_on and work.pruned_at is None and not last and work.trial.should_prune():
             work.pruned_at = report.number
             work.trial.set_user_attr(studies.PRUNED_AT, report.number)  # first: a dead supervisor keeps its word
             work.job.ask_to_stop()
@@ -255,7 +263,7 @@ class Supervisor:
             self._fail(trial, Ending(how="failed", reason=f"the {self.search.objective.metric} is {value}"))
             return
         told = self.study.tell(trial, value)
-        self.display.ended(trial.number, "complete", value=value)
+        self.display.ended(trial.number, "complete" if is_whole(told) else "short", value=value)
         best = studies.best_trial(self.study)
         if best is not None and best.number == told.number:
             options = self.options
@@ -277,6 +285,7 @@ class Supervisor:
         """Time of the trial's ranks, over all its sessions."""
         before = work.trial.user_attrs.get(studies.SECONDS, 0.0)
         work.trial.set_user_attr(studies.SECONDS, round(before + work.job.seconds, 2))
+        note_costs(work.trial, metrics_lines(work.job.folder), work.job.prepared.opened.recipe, self.search)
 
     def _renew(self) -> None:
         if time.monotonic() - self._renewed > RENEW_SECONDS:
