@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container
-from typing import Any
 
 import optuna
 from optuna.study import StudyDirection
@@ -43,11 +42,12 @@ class StudyView(optuna.Study):
         """
         complete = self._get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
         sign = -1 if self.direction == StudyDirection.MAXIMIZE else 1
-        feasible = [trial for trial in complete if all(beyond <= 0 for beyond in _constraints(trial))]
+        feasible = [trial for trial in complete if is_feasible(trial)]
         if not feasible:
             raise ValueError("no trial is completed yet")
         return min(feasible, key=lambda trial: (sign * trial.value, trial.number))
 
 
-def _constraints(trial: FrozenTrial) -> Any:
-    return (getattr(trial, "constraints", None) or {}).values()
+def is_feasible(trial: FrozenTrial) -> bool:
+    """Whether a trial keeps all constraints."""
+    return all(beyond <= 0 for beyond in trial.constraints.values())

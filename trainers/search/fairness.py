@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import optuna
@@ -16,24 +16,26 @@ from trainers.study_view import COMPARED
 COSTS = "costs"  # user attribute of a trial: number of a report -> [samples, device-hours] until then
 
 
-def note_comparable(trial: optuna.Trial, recipe: Recipe, search: Search) -> str | None:
+def note_comparable(trial: optuna.Trial, recipe: Recipe, search: Search, *, say: Callable[[str], None]) -> None:
     """Keep from which report on a trial may be compared, and with whom; nothing where no trial is ended on its way.
 
-    Returns:
-        What to say, once in a search: that there are trials which are not compared with each other.
+    Args:
+        trial: which begins or goes on.
+        recipe: of it.
+        search: whose.
+        say: is told, once in a search, that there are trials which are not compared with each other.
     """
     if search.pruner is None or climbs(search):
-        return None
+        return
     first = first_report(slow_until(recipe), recipe.epochs, reports=search.reports)
     own = {"from": first, "shape": rate_shape(recipe)}
     others = trial.study.get_trials(deepcopy=False)
     shapes = {other.user_attrs[COMPARED]["shape"]: other.number for other in others if COMPARED in other.user_attrs}
     if COMPARED not in trial.user_attrs:
         trial.set_user_attr(COMPARED, own)
-    if len(shapes) != 1 or own["shape"] in shapes:
-        return None
-    (number,) = shapes.values()
-    return f"trial {trial.number}: its rate moves in another shape than that of trial {number}: they are not compared"
+    if len(shapes) == 1 and own["shape"] not in shapes:
+        (number,) = shapes.values()
+        say(f"trial {trial.number} moves its rate in another shape than trial {number}: they are not compared")
 
 
 def first_report(slow_until: float, epochs: float, *, reports: int) -> int:
@@ -45,9 +47,7 @@ def first_report(slow_until: float, epochs: float, *, reports: int) -> int:
     return max(1, math.ceil(reports * slow_until / epochs - 1e-9))
 
 
-def note_costs(
-    trial: optuna.Trial, lines: Iterable[Mapping[str, Any]], recipe: Recipe, search: Search
-) -> None:
+def note_costs(trial: optuna.Trial, lines: Iterable[Mapping[str, Any]], recipe: Recipe, search: Search) -> None:
     """Keep what each report has cost; once, when the ranks have ended, since every write takes milliseconds."""
     costs = report_costs(lines, ranks=search.ranks_per_trial, reports=search.reports, epochs=recipe.epochs)
     trial.set_user_attr(COSTS, costs)

@@ -15,12 +15,12 @@ from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from recipes.schema import Search
-from trainers.study_view import StudyView
+from trainers.study_view import StudyView, is_feasible
 
 # User attribute of a trial: {"at": rung, "began": rung of its configuration's first run, "of": number of the trial with
 # the same values one rung below, or null, "whole": whether all epochs are trained}.
 RUNG = "rung"
-_ENDED = (TrialState.COMPLETE, TrialState.FAIL, TrialState.PRUNED)
+_ENDED = (TrialState.COMPLETE, TrialState.FAIL)  # not those that broke a constraint before they were trained
 
 
 def promote(study: optuna.Study, search: Search) -> None:
@@ -49,7 +49,7 @@ def next_up(trials: Sequence[FrozenTrial], search: Search, *, maximize: bool) ->
         for began in range(at + 1):
             here = {"at": at, "began": began}
             ended = [trial for trial in placed if trial.state in _ENDED and _is_at(trial, here)]
-            scored = [trial for trial in ended if trial.state == TrialState.COMPLETE and _is_feasible(trial)]
+            scored = [trial for trial in ended if trial.state == TrialState.COMPLETE and is_feasible(trial)]
             scored.sort(key=lambda trial: (sign * trial.value, trial.number))
             for trial in scored[: len(ended) // search.pruner.reduction]:
                 if trial.number not in gone:
@@ -92,10 +92,6 @@ def _most_wanting(wanted: Sequence[int], begun: Mapping[int, int]) -> int:
 
 def _is_at(trial: FrozenTrial, place: Mapping[str, int]) -> bool:
     return all(trial.user_attrs[RUNG][key] == value for key, value in place.items())
-
-
-def _is_feasible(trial: FrozenTrial) -> bool:
-    return all(beyond <= 0 for beyond in (getattr(trial, "constraints", None) or {}).values())
 
 
 class OneLength(BaseSampler):

@@ -11,9 +11,13 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
+from recipes import conditional
 from recipes.open_search import OpenedSearch
 from recipes.schema import Search
+from trainers.search.front import front
+from trainers.search.outcome import Outcome
 from trainers.search.rungs import OneLength, climbs, is_whole
+from trainers.study_view import is_feasible
 
 DATABASE = "study.db"
 # User attributes of a trial.
@@ -45,7 +49,7 @@ def new_study(search: Search, *, storage: Any = None) -> optuna.Study:
         return optuna.create_study(
             study_name=search.name,
             storage=storage,
-            direction=search.objective.direction,
+            directions=[objective.direction for objective in search.objectives],
             sampler=_sampler(search, begun=0),
             pruner=optuna.pruners.NopPruner() if search.pruner is None else search.pruner.build(),
             load_if_exists=True,
@@ -60,8 +64,8 @@ def enqueue(study: optuna.Study, opened: OpenedSearch) -> None:
 
 
 def suggested(trial: optuna.Trial, search: Search) -> dict[str, Any]:
-    """A trial's value for each path; those it has already are kept."""
-    return {path: range_.suggest(trial, path) for path, range_ in search.space.items()}
+    """A trial's value for each path that it has; those given already are kept."""
+    return conditional.suggested(search.space, trial)
 
 
 def spent_seconds(study: optuna.Study) -> float:
@@ -80,10 +84,34 @@ def finished(study: optuna.Study) -> list[FrozenTrial]:
 
 
 def best_trial(study: optuna.Study) -> FrozenTrial | None:
-    """The best complete trial of all epochs, None while there is none."""
-    complete = [trial for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)) if is_whole(trial)]
-    sign = -1 if study.direction == optuna.study.StudyDirection.MAXIMIZE else 1
-    return min(complete, key=lambda trial: (sign * trial.value, trial.number), default=None)
+    """The first of `best_trials`, None while there is none."""
+    return next(iter(best_trials(study)), None)
+
+
+def best_trials(study: optuna.Study) -> list[FrozenTrial]:
+    """The best complete trial of all epochs that keeps all constraints.
+
+    With several objectives: all that no other one beats in everything, the best in the first objective first.
+    """
+    complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    feasible = {trial.number: trial for trial in complete if is_feasible(trial) and is_whole(trial)}
+    directions = [direction.name.lower() for direction in study.directions]
+    numbers = front({number: trial.values for number, trial in feasible.items()}, directions)
+    return [feasible[number] for number in numbers[: 1 if len(directions) == 1 else None]]
+
+
+def tell_complete(study: optuna.Study, trial: optuna.Trial, found: Outcome) -> FrozenTrial:
+    """A trial has run to its end."""
+    note_constraints(trial, found)
+    return study.tell(trial, found.values)
+
+
+def note_constraints(trial: optuna.Trial, found: Outcome) -> None:
+    """Keep how far a trial is beyond each constraint, once: a search that was killed in the middle goes on here."""
+    known = trial.storage.get_trial(trial._trial_id).constraints if found.beyond else {}
+    for said, beyond in found.beyond.items():
+        if said not in known:
+            trial.set_constraint(said, beyond)
 
 
 def _sampler(search: Search, *, begun: int) -> Any:

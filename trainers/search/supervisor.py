@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass
 from fractions import Fraction
@@ -12,8 +11,8 @@ from typing import Any
 import optuna
 from optuna.trial import TrialState
 
-from recipes.errors import InputRefused
 from recipes.open_search import OpenedSearch
+from recipes.schema import Objective
 from trainers.request import Prepared, TrainRequest, prepare
 from trainers.run_folder import RUN
 from trainers.search import study as studies
@@ -22,6 +21,7 @@ from trainers.search.display import Display
 from trainers.search.fairness import note_comparable, note_costs
 from trainers.search.job import Ending, Job, Report, last_line, metrics_lines, reports_in
 from trainers.search.leases import LEASE, RENEW_SECONDS, is_stale, own_lease
+from trainers.search.outcome import Outcome, known_before, outcome
 from trainers.search.rungs import is_whole, place, promote
 from trainers.search.trial_run import trial_request
 
@@ -81,6 +81,8 @@ class Supervisor:
         self._stale = [trial for trial in running if is_stale(trial.user_attrs.get(LEASE))]
         self._spent, self._since = studies.spent_seconds(study), time.monotonic()
         self._renewed = time.monotonic()
+        objective = self.search.reported or Objective()  # else for the display alone
+        self._reporting = {"metric": objective.metric, "reports": self.search.reports}
 
     def run(self) -> None:
         """Work until the budget is spent, or until it is asked to stop and the ranks have ended."""
@@ -153,19 +155,20 @@ class Supervisor:
         try:
             request = self._request(trial.number, values, folder, share)
             prepared = prepare(request, workers=self.search.ranks_per_trial)
-        except InputRefused as error:
+            broken = known_before(self.search, prepared.opened.tree)
+        except ValueError as error:  # InputRefused too
             self._fail(trial, Ending(how="failed", reason=str(error)))
             return
-        said = note_comparable(trial, prepared.opened.recipe, self.search)
-        if said is not None:
-            self.display.say(said)
+        if broken.broken:
+            self._infeasible(trial, broken)
+            return
+        note_comparable(trial, prepared.opened.recipe, self.search, say=self.display.say)
         reported = self._reported_before(trial, folder, prepared)
         if ended == "success":
-            self._complete(trial, folder)
+            self._complete(trial, folder, prepared)
             return
         folder.mkdir(parents=True, exist_ok=True)
-        names = {"metric": self.search.objective.metric, "reports": self.search.reports}
-        job = Job(request, prepared, ranks=self.search.ranks_per_trial, **names)
+        job = Job(request, prepared, ranks=self.search.ranks_per_trial, **self._reporting)
         self._working.append(_Work(trial=trial, job=job, values=values, reported=reported))
         self.display.began(trial.number, values, resumed=request.resume)
 
@@ -190,11 +193,10 @@ class Supervisor:
     def _reported_before(self, trial: optuna.Trial, folder: Path, prepared: Prepared) -> set[int]:
         """Reports of sessions before this one; what was written and not told any more is told now."""
         known = set(self.study._storage.get_trial(trial._trial_id).intermediate_values)
-        names = {"metric": self.search.objective.metric, "reports": self.search.reports}
-        for report in reports_in(metrics_lines(folder), prepared, **names):
+        for report in reports_in(metrics_lines(folder), prepared, **self._reporting):
             if report.number not in known:
                 known.add(report.number)
-                trial.report(report.value, report.number)
+                self._tell_report(trial, report)
         return known
 
     def _attend(self, work: _Work) -> None:
@@ -216,10 +218,11 @@ class Supervisor:
         if report.number in work.reported:
             return
         work.reported.add(report.number)
-        work.trial.report(report.value, report.number)
+        self._tell_report(work.trial, report)
         self.display.reported(work.trial.number, report)
         last = report.number >= self.search.reports
-        if goes_on and work.pruned_at is None and not last and work.trial.should_prune():
+        comparable = goes_on and work.pruned_at is None and self.search.reported is not None
+        if comparable and not last and work.trial.should_prune():
             work.pruned_at = report.number
             work.trial.set_user_attr(studies.PRUNED_AT, report.number)  # first: a dead supervisor keeps its word
             work.job.ask_to_stop()
@@ -231,7 +234,7 @@ class Supervisor:
             reason = f"no update for {self.options.hang_seconds:g} s, after update {work.job.update}"
             ending = Ending(how="died", reason=reason)
         if ending.how == "success":
-            self._complete(trial, work.job.folder)
+            self._complete(trial, work.job.folder, work.job.prepared)
         elif work.pruned_at is not None and ending.how != "failed":
             self._pruned(trial, work.pruned_at)
         elif ending.how == "stopped" and self.stopping:
@@ -255,19 +258,30 @@ class Supervisor:
         self._fail(trial, Ending(how="failed", reason=f"{reason}; ended {times} before its run did", rank=rank))
         return False
 
-    def _complete(self, trial: optuna.Trial, folder: Path) -> None:
-        key = f"eval_{self.search.objective.metric}"
-        scores = [line["value"] for line in metrics_lines(folder) if line.get("key") == key]
-        value = scores[-1]
-        if not math.isfinite(value):
-            self._fail(trial, Ending(how="failed", reason=f"the {self.search.objective.metric} is {value}"))
+    def _complete(self, trial: optuna.Trial, folder: Path, prepared: Prepared) -> None:
+        hours = self.search.ranks_per_trial * trial.user_attrs.get(studies.SECONDS, 0.0) / 3600
+        try:
+            found = outcome(self.search, [metrics_lines(folder)], prepared.opened.tree, device_hours=hours)
+        except ValueError as error:
+            self._fail(trial, Ending(how="failed", reason=str(error)))
             return
-        told = self.study.tell(trial, value)
-        self.display.ended(trial.number, "complete" if is_whole(told) else "short", value=value)
-        best = studies.best_trial(self.study)
-        if best is not None and best.number == told.number:
-            options = self.options
-            write_best(options.folder, self.opened, told, data=options.data, allow_code=options.allow_code)
+        told = studies.tell_complete(self.study, trial, found)
+        self.display.ended(trial.number, found.state if is_whole(told) else "short", values=found.values, reason=found.broken)
+        options = {"data": self.options.data, "allow_code": self.options.allow_code}
+        write_best(self.options.folder, self.opened, self.study, told, **options)
+
+    def _infeasible(self, trial: optuna.Trial, found: Outcome) -> None:
+        """A trial whose values break a constraint is not trained."""
+        reason = f"not trained: {found.broken}"
+        trial.set_user_attr(studies.REASON, reason)
+        studies.note_constraints(trial, found)
+        self.study.tell(trial, state=TrialState.PRUNED)
+        self.display.ended(trial.number, found.state, reason=reason)
+
+    def _tell_report(self, trial: optuna.Trial, report: Report) -> None:
+        """Optuna takes no reports where there are several objectives."""
+        if self.search.reported is not None:
+            trial.report(report.value, report.number)
 
     def _pruned(self, trial: optuna.Trial, number: int) -> None:
         trial.set_user_attr(studies.REASON, f"pruned at report {number} of {self.search.reports}")

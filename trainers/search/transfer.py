@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from recipes import ranges
 from recipes.errors import Problem, RecipeError
 from recipes.open import OpenedRecipe, open_recipe
 from recipes.open_search import OpenedSearch, open_search
@@ -27,8 +28,9 @@ from recipes.provenance import resolved_text
 from recipes.registry import shown
 from recipes.scale import Scaled, scale_recipe
 from recipes.scale.request import rounded
-from trainers.search.best import BEST, best_recipe
-from trainers.search.study import stored_best
+from recipes.search_checks import value_at
+from trainers.search.best import BEST, best_head, best_recipe, from_anywhere
+from trainers.search.study import best_trial, open_study
 from trainers.vocabulary import search_vocabulary
 
 SCALED = "scaled.yaml"
@@ -70,7 +72,10 @@ class Stages:
             InputRefused: no rule leads to the large batch.
         """
         self.scale()
-        return self._write(1, recipe=SCALED, space=self.space(), fixed={}, enqueue=["recipe"])
+        space, recipe = self.space(), self.scaled().tree
+        derived = {path: value_at(recipe, path) for path in space}
+        first = {path: value for path, value in derived.items() if _holds(space[path], value)}
+        return self._write(1, recipe=SCALED, space=space, fixed={}, enqueue=[first])
 
     def scale(self) -> Scaled:
         """Derive the recipe at the large batch anew, which gives the same one, and say how."""
@@ -96,7 +101,8 @@ class Stages:
             warmup      likewise, and at most half of the run; left out where the recipe has none
             momentum m  1 - m from half to twice the derived one; left out where the optimizer has none
         """
-        recipe, given = self.scaled().tree, self.opened.tree["space"]
+        recipe = self.scaled().tree
+        given = {path: {**range_, "when": {}} for path, range_ in self.opened.tree["space"].items()}
         rate, epochs = recipe["learning_rate"]["reference"], recipe["epochs"]
         found = {_RATE: _log(rate / _FACTOR, rate * _FACTOR)}
         warmup = recipe["learning_rate"]["warmup"]
@@ -114,18 +120,18 @@ class Stages:
     def best_text(self) -> str | None:
         """The best recipe of all, each value with where it came from; None while there is none."""
         large = self._open(self.folder / f"{self.names[1]}.yaml")
-        best = stored_best(self.folder / self.names[1], large)
+        best = best_trial(open_study(self.folder / self.names[1], large))
         if best is None:
             return None
-        head, found = best_recipe(large, best, data=self.data, allow_code=self.allow_code)
-        return head + resolved_text(found.tree, self._origins(found))
+        found = best_recipe(large, best, data=self.data, allow_code=self.allow_code)
+        return best_head(large.search, best) + resolved_text(found.tree, self._origins(found))
 
     def _origins(self, found: OpenedRecipe) -> dict[str, str]:
         """Origin of each value: the second search, the scaling with its reason, or what the first search had."""
         small = self._open(self.folder / f"{self.names[0]}.yaml")
-        first = stored_best(self.folder / self.names[0], small)
+        first = best_trial(open_study(self.folder / self.names[0], small))
         assert first is not None
-        _, before = best_recipe(small, first, data=self.data, allow_code=self.allow_code)
+        before = best_recipe(small, first, data=self.data, allow_code=self.allow_code)
         reasons = {change.key: change.reason for change in self.scale().changes if change.moves}
         batch = self.opened.search.transfer.to_batch
         origins = {}
@@ -179,9 +185,9 @@ def check_transfer(opened: OpenedSearch, *, data: Path | None = None, allow_code
         )
     with tempfile.TemporaryDirectory() as name:
         stages = Stages(opened=opened, folder=Path(name), data=data, allow_code=allow_code)
-        trial = (stages.folder / stages.names[0])
+        trial = stages.folder / stages.names[0]
         trial.mkdir()
-        tree = {**opened.base.tree, "claims": [], "card": None}
+        tree = {**opened.base.tree, "claims": [], "card": None, **from_anywhere(opened)}
         (trial / BEST).write_text(resolved_text(tree, {}), encoding="utf-8")
         stages._open(stages.write_large())
     return stages
@@ -215,3 +221,12 @@ def _recipe_name(opened: OpenedSearch) -> str:
 
 def _log(low: float, high: float) -> dict[str, Any]:
     return {"kind": "Float", "low": rounded(low), "high": rounded(high), "log": True}
+
+
+def _holds(range_: Mapping[str, Any], value: object) -> bool:
+    kind = getattr(ranges, range_["kind"])
+    return kind(**{key: _plain(each) for key, each in range_.items() if key != "kind"}).holds(value)
+
+
+def _plain(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
