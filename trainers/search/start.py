@@ -31,7 +31,7 @@ from trainers.search.dry_run import dry_run_text
 from trainers.search.page import write_search_page
 from trainers.search.study import best_trials, finished, new_study, open_study, spent_seconds
 from trainers.search.supervisor import SearchOptions, Supervisor
-from trainers.search.transfer import check_transfer, transfer
+from trainers.search.transfer import Stages, check_transfer, transfer
 from trainers.search.trial_run import trial_request
 from trainers.search.wording import scores, values_text
 from trainers.vocabulary import search_vocabulary
@@ -68,28 +68,22 @@ def search(request: SearchRequest) -> int:
     _require_built(opened)
     groups = _groups(request, opened)
     _require_trainable(request, opened)
-    stages = None
-    if opened.search.transfer is not None:
-        stages = check_transfer(opened, data=request.data, allow_code=request.allow_code)
+    options: dict[str, Any] = {"data": request.data, "allow_code": request.allow_code}
+    moves = opened.search.transfer is not None
+    large = check_transfer(opened, **options) if moves else None
     if request.dry_run:
-        print(dry_run_text(opened, groups=groups, data=request.data, allow_code=request.allow_code))
+        print(dry_run_text(opened, groups=groups, large=large, **options))
         return 0
     folder = request.out or Path("runs", f"search-{opened.search.name}")
     _check_folder(request, folder, opened)
     folder.mkdir(parents=True, exist_ok=True)
-    if stages is not None:
+    if moves:
         _write_search(folder, opened)
-        return transfer(replace(stages, folder=folder), partial(_begin_stage, request))
+        return transfer(Stages(opened=opened, folder=folder, **options), partial(_begin_stage, request))
     with _sole_supervisor(folder):
         _write_search(folder, opened)
-        options = SearchOptions(
-            folder=folder,
-            groups=groups,
-            hang_seconds=request.hang_seconds,
-            data=request.data,
-            allow_code=request.allow_code,
-        )
-        return _work(opened, options)
+        how = SearchOptions(folder=folder, groups=groups, hang_seconds=request.hang_seconds, **options)
+        return _work(opened, how)
 
 
 def _begin_stage(request: SearchRequest, file: Path, folder: Path) -> int:
