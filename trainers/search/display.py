@@ -19,11 +19,13 @@ from recipes.schema import Search
 from trainers.run_folder import LOG
 from trainers.search.front import front
 from trainers.search.job import Job, Report
+from trainers.search.rungs import is_whole
 from trainers.search.study import FOLDER, REASON, SECONDS, is_feasible
 from trainers.search.wording import column_names, metric_name, scores, short, shown, values_text
 
 _ROWS = 20  # of the table
-_STYLES = {"running": "cyan", "complete": "green", "infeasible": "magenta", "pruned": "yellow", "failed": "red"}
+_STYLES = {"running": "cyan", "complete": "green", "short": "blue", "infeasible": "magenta", "pruned": "yellow"}
+_STYLES |= {"failed": "red"}
 _WORDS = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running"}
 
 
@@ -82,7 +84,7 @@ class Display:
                 self._rows[trial.number] = _Row(
                     number=trial.number,
                     values=trial.params,
-                    state=_WORDS[trial.state.name] if is_feasible(trial) else "infeasible",
+                    state=_state(trial),
                     scores=trial.values,
                     note=trial.user_attrs.get(REASON, ""),
                     before=trial.user_attrs.get(SECONDS, 0.0),
@@ -107,7 +109,7 @@ class Display:
         row.note = f"report {report.number} of {self.search.reports}"
 
     def ended(self, number: int, state: str, *, values: Sequence[float] | None = None, reason: str = "") -> None:
-        """A trial was told to the study: complete, infeasible, pruned or failed."""
+        """A trial was told to the study: complete, short (of a lower rung), infeasible, pruned or failed."""
         row = self._rows.setdefault(number, _Row(number=number, values={}, state=state))
         row.state, row.note = state, reason
         row.scores = row.scores if values is None else values
@@ -193,3 +195,10 @@ class Display:
         ]
         hours = number(self._device_hours(row), digits=2)
         return [str(row.number), *values, *said, hours, Text(row.state, style=_STYLES[row.state]), row.note]
+
+
+def _state(trial: optuna.trial.FrozenTrial) -> str:
+    if not is_feasible(trial):
+        return "infeasible"
+    short = trial.state == optuna.trial.TrialState.COMPLETE and not is_whole(trial)
+    return "short" if short else _WORDS[trial.state.name]

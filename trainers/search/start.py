@@ -8,7 +8,9 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from trainers.search.dry_run import dry_run_text
 from trainers.search.page import write_search_page
 from trainers.search.study import best_trials, finished, new_study, open_study, spent_seconds
 from trainers.search.supervisor import SearchOptions, Supervisor
+from trainers.search.transfer import Stages, check_transfer, transfer
 from trainers.search.trial_run import trial_request
 from trainers.search.wording import scores, values_text
 from trainers.vocabulary import search_vocabulary
@@ -65,22 +68,26 @@ def search(request: SearchRequest) -> int:
     _require_built(opened)
     groups = _groups(request, opened)
     _require_trainable(request, opened)
+    options: dict[str, Any] = {"data": request.data, "allow_code": request.allow_code}
+    moves = opened.search.transfer is not None
+    large = check_transfer(opened, **options) if moves else None
     if request.dry_run:
-        print(dry_run_text(opened, groups=groups, data=request.data, allow_code=request.allow_code))
+        print(dry_run_text(opened, groups=groups, large=large, **options))
         return 0
     folder = request.out or Path("runs", f"search-{opened.search.name}")
     _check_folder(request, folder, opened)
     folder.mkdir(parents=True, exist_ok=True)
+    if moves:
+        _write_search(folder, opened)
+        return transfer(Stages(opened=opened, folder=folder, **options), partial(_begin_stage, request))
     with _sole_supervisor(folder):
         _write_search(folder, opened)
-        options = SearchOptions(
-            folder=folder,
-            groups=groups,
-            hang_seconds=request.hang_seconds,
-            data=request.data,
-            allow_code=request.allow_code,
-        )
-        return _work(opened, options)
+        how = SearchOptions(folder=folder, groups=groups, hang_seconds=request.hang_seconds, **options)
+        return _work(opened, how)
+
+
+def _begin_stage(request: SearchRequest, file: Path, folder: Path) -> int:
+    return search(replace(request, search=str(file), out=folder, resume=False))
 
 
 def _work(opened: OpenedSearch, options: SearchOptions) -> int:
@@ -142,7 +149,6 @@ def _require_built(opened: OpenedSearch) -> None:
     asked = {
         "seeds_per_trial": search.seeds_per_trial > 1,
         "budget.device_hours": search.budget.device_hours is not None,
-        "transfer": search.transfer is not None,
     }
     for key, said in asked.items():
         if said:
@@ -156,7 +162,9 @@ def _require_trainable(request: SearchRequest, opened: OpenedSearch) -> None:
     """Refuse a recipe that could not be trained with the values it has itself, and a sampler that is not installed."""
     new_study(opened.search)
     options = {"data": request.data, "allow_code": request.allow_code}
-    prepare(trial_request(opened, 0, {}, Path("trial"), **options), workers=opened.search.ranks_per_trial)
+    for share in {Fraction(1), *getattr(opened.search.pruner, "shares", ())}:
+        asked = trial_request(opened, 0, {}, Path("trial"), share=share, **options)
+        prepare(asked, workers=opened.search.ranks_per_trial)
 
 
 def _identity(opened: OpenedSearch) -> dict[str, Any]:

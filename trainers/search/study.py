@@ -16,6 +16,8 @@ from recipes.open_search import OpenedSearch
 from recipes.schema import Search
 from trainers.search.front import front
 from trainers.search.outcome import Outcome
+from trainers.search.rungs import OneLength, climbs, is_whole
+from trainers.study_view import is_feasible
 
 DATABASE = "study.db"
 # User attributes of a trial.
@@ -87,12 +89,12 @@ def best_trial(study: optuna.Study) -> FrozenTrial | None:
 
 
 def best_trials(study: optuna.Study) -> list[FrozenTrial]:
-    """The best complete trial that keeps all constraints.
+    """The best complete trial of all epochs that keeps all constraints.
 
     With several objectives: all that no other one beats in everything, the best in the first objective first.
     """
     complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    feasible = {trial.number: trial for trial in complete if is_feasible(trial)}
+    feasible = {trial.number: trial for trial in complete if is_feasible(trial) and is_whole(trial)}
     directions = [direction.name.lower() for direction in study.directions]
     numbers = front({number: trial.values for number, trial in feasible.items()}, directions)
     return [feasible[number] for number in numbers[: 1 if len(directions) == 1 else None]]
@@ -112,12 +114,8 @@ def note_constraints(trial: optuna.Trial, found: Outcome) -> None:
             trial.set_constraint(said, beyond)
 
 
-def is_feasible(trial: FrozenTrial) -> bool:
-    """Whether a trial keeps all constraints."""
-    return all(beyond <= 0 for beyond in trial.constraints.values())
-
-
 def _sampler(search: Search, *, begun: int) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return search.sampler.build(seed=search.seed + begun)
+        sampler = search.sampler.build(seed=search.seed + begun)
+    return OneLength(sampler, search) if climbs(search) else sampler

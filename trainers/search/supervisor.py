@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ from trainers.run_folder import RUN
 from trainers.search import study as studies
 from trainers.search.best import write_best
 from trainers.search.display import Display
+from trainers.search.fairness import note_comparable, note_costs
 from trainers.search.job import Ending, Job, Report, last_line, metrics_lines, reports_in
 from trainers.search.leases import LEASE, RENEW_SECONDS, is_stale, own_lease
 from trainers.search.outcome import Outcome, known_before, outcome
-from trainers.search.trial_run import trial_request, warmup_end
+from trainers.search.rungs import is_whole, place, promote
+from trainers.search.trial_run import trial_request
 
 TRIALS = "trials"  # in the search's folder: a run's folder for each trial
 _POLL_SECONDS = 0.1
@@ -121,6 +124,7 @@ class Supervisor:
         hours = self.search.budget.hours
         if self._begun >= self.search.budget.trials or (hours is not None and self._spent_now() >= 3600 * hours):
             return False
+        promote(self.study, self.search)
         trial = self.study.ask()
         self._begun += 1
         trial.set_user_attr(LEASE, own_lease())
@@ -145,10 +149,11 @@ class Supervisor:
 
     def _start(self, trial: optuna.Trial, *, ended: str | None = None) -> None:
         """Start a trial's ranks from its last checkpoint, or tell what a run that had ended came to."""
+        share = place(trial, self.search)
         values = studies.suggested(trial, self.search)
         folder = self._folder(trial)
-        request = self._request(trial.number, values, folder)
         try:
+            request = self._request(trial.number, values, folder, share)
             prepared = prepare(request, workers=self.search.ranks_per_trial)
             broken = known_before(self.search, prepared.opened.tree)
         except ValueError as error:  # InputRefused too
@@ -157,6 +162,7 @@ class Supervisor:
         if broken.broken:
             self._infeasible(trial, broken)
             return
+        note_comparable(trial, prepared.opened.recipe, self.search, say=self.display.say)
         reported = self._reported_before(trial, folder, prepared)
         if ended == "success":
             self._complete(trial, folder, prepared)
@@ -166,12 +172,13 @@ class Supervisor:
         self._working.append(_Work(trial=trial, job=job, values=values, reported=reported))
         self.display.began(trial.number, values, resumed=request.resume)
 
-    def _request(self, number: int, values: dict[str, Any], folder: Path) -> TrainRequest:
+    def _request(self, number: int, values: dict[str, Any], folder: Path, share: Fraction) -> TrainRequest:
         return trial_request(
             self.opened,
             number,
             values,
             folder,
+            share=share,
             resume=(folder / RUN).exists(),
             data=self.options.data,
             allow_code=self.options.allow_code,
@@ -213,10 +220,9 @@ class Supervisor:
         work.reported.add(report.number)
         self._tell_report(work.trial, report)
         self.display.reported(work.trial.number, report)
-        early = report.epoch < warmup_end(work.job.prepared)
         last = report.number >= self.search.reports
         comparable = goes_on and work.pruned_at is None and self.search.reported is not None
-        if comparable and not early and not last and work.trial.should_prune():
+        if comparable and not last and work.trial.should_prune():
             work.pruned_at = report.number
             work.trial.set_user_attr(studies.PRUNED_AT, report.number)  # first: a dead supervisor keeps its word
             work.job.ask_to_stop()
@@ -260,7 +266,7 @@ class Supervisor:
             self._fail(trial, Ending(how="failed", reason=str(error)))
             return
         told = studies.tell_complete(self.study, trial, found)
-        self.display.ended(trial.number, found.state, values=found.values, reason=found.broken)
+        self.display.ended(trial.number, found.state if is_whole(told) else "short", values=found.values, reason=found.broken)
         options = {"data": self.options.data, "allow_code": self.options.allow_code}
         write_best(self.options.folder, self.opened, self.study, told, **options)
 
@@ -293,6 +299,7 @@ class Supervisor:
         """Time of the trial's ranks, over all its sessions."""
         before = work.trial.user_attrs.get(studies.SECONDS, 0.0)
         work.trial.set_user_attr(studies.SECONDS, round(before + work.job.seconds, 2))
+        note_costs(work.trial, metrics_lines(work.job.folder), work.job.prepared.opened.recipe, self.search)
 
     def _renew(self) -> None:
         if time.monotonic() - self._renewed > RENEW_SECONDS:
