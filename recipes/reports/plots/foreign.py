@@ -39,7 +39,7 @@ def restyled(axes: Axes, *, title: str, size: tuple[float, float] = (4.7, 3.2)) 
     assert isinstance(figure, Figure)
     FigureCanvasAgg(figure)
     figure.set_size_inches(*size)
-    figure.set_layout_engine("constrained")
+    figure.set_layout_engine("tight")  # a colour bar that is there already has no place in "constrained"
     axes.set_title("")
     axes.set_title(title, loc="left", fontsize=9.5, fontweight="bold", color=INK)
     for one in figure.axes:
