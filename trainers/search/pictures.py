@@ -55,7 +55,7 @@ def _figures(study: optuna.Study, search: Search, folder: Path | None) -> Iterat
         yield figure, "Every trial, and the best so far."
     if any(point.reports for point in points):
         figure = of_search.reports_figure(points, metric=metrics[0])
-        yield figure, "What trials reported on their way; pruned ones are dashed."
+        yield figure, "What trials reported on their way: pruned ones dashed, infeasible ones grey."
     front = [trial.number for trial in best_trials(study)]
     for at, metric in list(enumerate(metrics))[1:]:
         figure = of_search.front_figure(points, front, metrics=(metrics[0], metric), at=at)
