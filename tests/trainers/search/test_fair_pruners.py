@@ -51,7 +51,7 @@ GOOD, BAD = [0.5, 0.6, 0.7, 0.8, 0.85, 0.9], [0.1] * 6
 
 def test_a_worse_trial_ends_at_the_first_reports_that_count(study):
     ended(study, GOOD)
-    own = 4 if isinstance(study.pruner, type(Wilcoxon().build())) and study.pruner._paired else 1
+    own = 4 if study.pruner._paired else 1
     assert verdicts(study, BAD)[0] == own  # four pairs on one side: p = 1/16
     assert verdicts(study, GOOD) == []
 
