@@ -60,7 +60,6 @@ def train(overrides: tuple[str, ...], *, reports: int) -> tuple[list[int], float
     from mpi4py import MPI
 
     from recipes.reports import page
-
     from trainers.faults import RunFailed
     from trainers.request import TrainRequest, prepare
     from trainers.train import TrainOptions, train_as_rank

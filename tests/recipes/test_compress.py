@@ -77,9 +77,8 @@ def test_every_published_recipe_moves_alike_in_a_part_of_its_time(name, share):
     whole = opened(name)
     try:
         part = short(name, share)
-    except InputRefused as error:
-        assert "lengthen `epochs`" in str(error)
-        return
+    except InputRefused:
+        pytest.skip("too short: test_most_of_the_library_can_be_compressed counts these")
     assert part.recipe.epochs == pytest.approx(float(whole.recipe.epochs * share))
     assert rate_shape(part.recipe) == rate_shape(whole.recipe)
     assert slow_until(part.recipe) == pytest.approx(slow_until(whole.recipe) * float(share), abs=1e-5)

@@ -97,9 +97,9 @@ class Stages:
     def space(self) -> dict[str, Any]:
         """What is searched at the large batch: a user's own range where the space has one, but for the rate.
 
-            rate        within a factor of 4 of the derived one
-            warmup      likewise, and at most half of the run; left out where the recipe has none
-            momentum m  1 - m from half to twice the derived one; left out where the optimizer has none
+        rate        within a factor of 4 of the derived one
+        warmup      likewise, and at most half of the run; left out where the recipe has none
+        momentum m  1 - m from half to twice the derived one; left out where the optimizer has none
         """
         recipe = self.scaled().tree
         given = {path: {**range_, "when": {}} for path, range_ in self.opened.tree["space"].items()}
@@ -189,7 +189,7 @@ def check_transfer(opened: OpenedSearch, *, data: Path | None = None, allow_code
         trial = stages.folder / stages.names[0]
         trial.mkdir()
         tree = {**opened.base.tree, "claims": [], "card": None, **from_anywhere(opened)}
-        (trial / BEST).write_text(resolved_text(tree, {}), encoding="utf-8")
+        (trial / BEST).write_text(yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
         return stages.open(stages.write_large())
 
 
