@@ -186,7 +186,9 @@ def methods() -> dict[str, Callable[[list[Recorded], float], Outcome]]:
 
 
 def sign_test(ours: list[float], theirs: list[float]) -> tuple[int, int, float]:
-    """Replays in which our regret is lower, in which it is higher, and the one-sided p of so many or more; ties left out.
+    """Replays in which our regret is lower, in which it is higher, and the one-sided p of so many or more.
+
+    Ties are left out.
 
     >>> sign_test([0.0, 0.0, 0.0, 0.0, 0.5], [0.1, 0.1, 0.1, 0.1, 0.5])
     (4, 0, 0.0625)

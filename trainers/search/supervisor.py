@@ -266,7 +266,8 @@ class Supervisor:
             self._fail(trial, Ending(how="failed", reason=str(error)))
             return
         told = studies.tell_complete(self.study, trial, found)
-        self.display.ended(trial.number, found.state if is_whole(told) else "short", values=found.values, reason=found.broken)
+        state = found.state if is_whole(told) else "short"
+        self.display.ended(trial.number, state, values=found.values, reason=found.broken)
         options = {"data": self.options.data, "allow_code": self.options.allow_code}
         write_best(self.options.folder, self.opened, self.study, told, **options)
 
