@@ -14,7 +14,7 @@ class GradientExchange:
 
     Args:
         communicator: the algorithm; null for shared memory on one machine, else the fastest of a short measurement at
-            the start.
+            the start; on GPUs for NCCL, where each worker has one of its own.
         wire: format of the numbers sent. Nothing is sent in shared memory, and nothing rounded.
         bucket_bytes: gradients that are sent together, at least so many bytes; at least 1.
         overlap: send a bucket as soon as backward has finished it, on a thread of its own.
