@@ -1,5 +1,6 @@
 """Which device is settled on, and what is refused of it before anything starts, with its place and a way out."""
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -105,7 +106,7 @@ def test_ranks_are_told_the_device(tmp_path):
     assert words[words.index("--device") + 1] == "auto"
 
 
-@without_gpu
+@pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="shows what is missing without CuPy")
 def test_what_communicators_of_gpus_lack_here_is_named_with_a_way_out():
     what, way_out = Nccl().missing()
     assert what.startswith("Nccl: NCCL is missing: ")

@@ -13,8 +13,6 @@ from trainers.communicators.connection import Connection
 from trainers.communicators.gpu import GpuConnection, shared_gpus
 from trainers.communicators.wire import FullWire, Wire
 
-_BFLOAT16 = 9  # ncclBfloat16 of nccl.h, from NCCL 2.10 on
-
 
 @dataclass(frozen=True, kw_only=True)
 class Nccl:
@@ -74,7 +72,7 @@ class _NcclConnection(GpuConnection):
     def _type_of(self, packed: Any, wire: Wire) -> int:
         if isinstance(wire, FullWire):
             return self._nccl.NCCL_FLOAT64 if packed.dtype == np.float64 else self._nccl.NCCL_FLOAT32
-        return self._nccl.NCCL_FLOAT16 if wire.name == "float16" else _BFLOAT16
+        return self._nccl.NCCL_FLOAT16 if wire.name == "float16" else self._nccl.NCCL_BFLOAT16
 
     def close(self) -> None:
         self._of_all.destroy()
