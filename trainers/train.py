@@ -20,6 +20,7 @@ from recipes.planning.planner import Model, Plan
 from recipes.planning.stream import Stream
 from trainers.build import Parts, build, build_exchange
 from trainers.checkpoint import load_into, newest_checkpoint, read_checkpoint
+from trainers.device import notes_on, said_of, take_device
 from trainers.environment import environment
 from trainers.equal_ranks import WeightsDiffer, require_equal_weights, require_one_recipe
 from trainers.evaluate import score
@@ -84,7 +85,9 @@ class _Run:
     def __init__(self, opened: OpenedRecipe, plan: Plan, options: TrainOptions, mpi: Any, pulse: Pulse) -> None:
         self.opened, self.plan, self.options, self.mpi, self.pulse = opened, plan, options, mpi, pulse
         self.leads = mpi.rank == 0
+        self.device = take_device(plan.cluster.device, mpi)
         parts = build(opened.recipe, opened.dataset)
+        parts.model.to_device(self.device)
         slow = {name: pulse.marking(getattr(parts, name)) for name in ("loss", "load_train", "load_eval")}
         self.parts = replace(parts, **slow)
         self.norm_groups = NormGroups(opened.recipe.evaluation, TreeSum(mpi) if plan.exact else None)
@@ -126,11 +129,13 @@ class _Run:
         state, notes = self._resumed_state() if self.options.resume else (None, [])
         require_equal_weights(self.parts.model, self.mpi, update=self.updater.iteration)
         unmeasured = self.plan.without_noise_scale if self.options.measure_noise else ()
+        notes += notes_on(self.device)
         notes += [f"warning: {warning}" for warning in (*self.pulse.warnings, *self.plan.warnings, *unmeasured)]
         if self.leads:
             (folder / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
             cut_back(folder, self.updater.iteration)
-        hosts = self.mpi.gather({"rank": self.mpi.rank, "host": socket.gethostname(), "pid": os.getpid()}, root=0)
+        host = {"rank": self.mpi.rank, "host": socket.gethostname(), "pid": os.getpid(), **said_of(self.device)}
+        hosts = self.mpi.gather(host, root=0)
         if self.leads:
             self._write_run(hosts)
         self.metrics = metrics_of(self.updater, folder, self.mpi)
