@@ -18,6 +18,7 @@ from recipes.schema import Search
 DATABASE = "study.db"
 # User attributes of a trial.
 FOLDER, DEATHS, REASON, RANK, PRUNED_AT, SECONDS = "folder", "deaths", "reason", "rank", "pruned_at", "seconds"
+WORKED = "worked"  # a list: group, and when it began and ended, in seconds since 1970
 _SPENT = "spent_seconds"  # user attribute of the study
 
 
