@@ -53,6 +53,11 @@ def launched_ranks(environment: Mapping[str, str] = os.environ) -> int | None:
     return int(sizes[0]) if sizes else None
 
 
+def launched_rank(environment: Mapping[str, str] = os.environ) -> int:
+    """The number of this rank; 0 where there was no launcher."""
+    return next((int(environment[name]) for name in _RANK_NAMES if environment.get(name, "").isdigit()), 0)
+
+
 def launched_by_us(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether `start_ranks` started this process."""
     return _OWN in environment
@@ -194,8 +199,7 @@ def start_ranks(
     own = {_OWN: command_line(), _PARENT: _process_mark(os.getpid()), "PYTHONUNBUFFERED": "1"}
     launcher = [find_mpiexec(), "-n", str(num_ranks)] if launcher is None else launcher
     command = [*launcher, sys.executable, "-P", "-m", "kilobatch", *arguments]
-    if not outlive_us:
-        command = [sys.executable, "-I", "-S", "-c", _END_WITH_PARENT, str(os.getpid()), *command]
+    command = command if outlive_us else ending_with_us(command)
     with open(log, "ab") as file:
         process = subprocess.Popen(
             command,
@@ -211,6 +215,21 @@ def start_ranks(
     reader.start()
     departures = Departures(process, num_ranks, descendants=_descendants, rank_names=_RANK_NAMES)
     return Ranks(process=process, num_ranks=num_ranks, departures=departures, _errors=errors, _reader=reader)
+
+
+def ending_with_us(command: Sequence[str]) -> list[str]:
+    """The same command, killed by the kernel when this process ends."""
+    return [sys.executable, "-I", "-S", "-c", _END_WITH_PARENT, str(os.getpid()), *command]
+
+
+def without_launcher(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment of a process that is no rank, although the one that starts it is."""
+    ours = ("PMI", "OMPI_", "HYDI_", "HYDRA_", "MPI_LOCAL")
+    return {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith(ours) and name not in (*_SIZE_NAMES, *_RANK_NAMES)
+    }
 
 
 def _descendants(parent: int) -> list[int]:

@@ -174,7 +174,8 @@ class Search:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("ranks_per_trial", 1), ("seeds_per_trial", 1), ("reports", 1), ("retries", 0), ("seed", 0)):
+        least_of = {"ranks_per_trial": 1, "seeds_per_trial": 1, "reports": 1, "retries": 0, "seed": 0}
+        for name, least in least_of.items():
             value = getattr(self, name)
             require(value >= least, f"Search.{name} must be at least {least}, got {value}")
         metrics = [objective.metric for objective in self.objectives]

@@ -18,7 +18,10 @@ budget: {trials: 6}
 space:
   optimizer.kind: {kind: Categorical, choices: [MomentumSGD, Lars]}
 """
-RATE = "  optimizer.trust_coefficient: {kind: Float, low: 1e-4, high: 1e-2, log: true, when: {optimizer.kind: [Lars]}}\n"
+RATE = (
+    "  optimizer.trust_coefficient: "
+    "{kind: Float, low: 1e-4, high: 1e-2, log: true, when: {optimizer.kind: [Lars]}}\n"
+)
 SPACE = {
     "depth": Int(low=1, high=2, when={"word": ("b", "c")}),
     "word": Categorical(choices=("a", "b", "c")),

@@ -16,6 +16,7 @@ from trainers.search.mail import ANSWERS, ORDERS, SIGN_SECONDS, Inbox, post
 from trainers.search.places import Place, launcher
 
 JOBS = "jobs"  # in the search's folder: a folder for each group
+END = {"train": None}  # the order that no run follows
 _LAST_SECONDS = 10.0  # for ranks that have nothing more to do
 
 
@@ -52,7 +53,7 @@ class Group:
     def __init__(
         self, number: int, folder: Path, start: Callable[[Path, Path], MpiJob], *, talk: str | None = None
     ) -> None:
-        self.number, self.folder = number, folder / JOBS / f"group-{number:02d}"
+        self.number, self.folder = number, group_folder(folder, number)
         self.log = self.folder / LOG
         self.num_starts = 0
         self._start, self._talk_name = start, talk
@@ -105,7 +106,9 @@ class Group:
     def dismiss(self) -> None:
         """No more runs: the ranks end by themselves."""
         if self._job is not None and self._job.poll() is None:
-            post(self._talk / ORDERS, {"train": None})
+            post(self._talk / ORDERS, END)
+        if self._talk_name is not None:  # ranks that others have started, and wait for
+            self._job = None
 
     def wait(self) -> None:
         """Return when dismissed ranks have ended, at last by force."""
@@ -130,6 +133,11 @@ class Group:
         self.num_starts += 1
 
 
+def group_folder(folder: Path, number: int) -> Path:
+    """Of a group, in the folder of a search."""
+    return folder / JOBS / f"group-{number:02d}"
+
+
 def starting_at(place: Place) -> Callable[[Path, Path], MpiJob]:
     """How the ranks of a group are started that runs at a place."""
 
@@ -137,7 +145,7 @@ def starting_at(place: Place) -> Callable[[Path, Path], MpiJob]:
         words = ["search-ranks", str(talk)]
         if place.neighbours is not None:
             words += ["--ranks-here", str(place.neighbours)]
-        environment = None if place.is_here else users_environment()
+        environment = users_environment()  # each rank sees for itself how many cores its machine has
         kept = {"log": log, "outlive_us": False, "launcher": launcher(place), "environment": environment}
         return start_ranks(place.ranks, words, **kept)
 

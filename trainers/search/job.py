@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
 from recipes.positions import last_multiple
@@ -64,7 +65,7 @@ class Job:
         group: whose ranks train it.
         request: what they do; its `out` is the run's folder, which is there.
         prepared: the same, checked.
-        metric: of the objective: `accuracy` or `loss`.
+        metric: of the objective: `accuracy`, `loss` or `train_loss`.
         reports: points of the run at which it is evaluated.
     """
 
@@ -92,6 +93,8 @@ class Job:
         if lines:
             self.heard = time.monotonic()
             self.update = max(self.update, *(line.get("update", 0) for line in lines))
+        if self._metric == "train_loss" and any(line["key"] == "eval_accuracy" for line in lines):
+            lines = metrics_lines(self.folder)
         return list(reports_in(lines, self.prepared, metric=self._metric, reports=self._reports))
 
     def ask_to_stop(self) -> None:
@@ -146,13 +149,22 @@ class Job:
 
 
 def reports_in(lines: Iterable[dict[str, Any]], prepared: Prepared, *, metric: str, reports: int) -> Iterable[Report]:
-    """The reports among lines of a trial's metrics, each at the last point of the run that its update reached."""
+    """The reports among lines of a trial's metrics, each at the last point of the run that its update reached.
+
+    That of `train_loss` is its mean over the updates since the report before: it needs all lines.
+    """
     every, whole = prepared.opened.recipe.evaluation.every, prepared.plan.timeline.num_updates
+    key = "eval_accuracy" if metric == "train_loss" else f"eval_{metric}"
+    losses: list[float] = []
     for line in lines:
-        if line.get("key") == f"eval_{metric}":
+        if line.get("key") == "train_loss":
+            losses.append(line["value"])
+        elif line.get("key") == key:
             passed = round(last_multiple(line["epoch"], every) / every)
             number = reports if line["update"] == whole else min(passed, reports)
-            yield Report(number=number, value=line["value"], epoch=line["epoch"])
+            value = fmean(losses) if metric == "train_loss" else line["value"]
+            yield Report(number=number, value=value, epoch=line["epoch"])
+            losses = []
 
 
 def metrics_lines(folder: Path) -> list[dict[str, Any]]:

@@ -19,18 +19,13 @@ class Place:
         ranks: how many.
         hosts: of these, each with its number of them; none: this machine.
         slurm: as a step of the allocation that this process is in.
-        neighbours: the most ranks of all groups together on one of these hosts; None where that is not known.
+        neighbours: the most ranks of all groups together on one of these machines; None where that is not known.
     """
 
     ranks: int
     hosts: tuple[tuple[str, int], ...] = ()
     slurm: bool = False
     neighbours: int | None = None
-
-    @property
-    def is_here(self) -> bool:
-        """Whether all of it is on this machine, whose cores are known."""
-        return not self.hosts and not self.slurm
 
 
 def launcher(place: Place, environment: Mapping[str, str] = os.environ) -> list[str]:
@@ -75,7 +70,7 @@ def places(
     found = []
     for start in range(0, workers - each + 1, each):
         own = tuple(_counted(slots[start : start + each]).items())
-        most = max((slots.count(name) for name, _ in own), default=None)
+        most = max((slots.count(name) for name, _ in own), default=None if slurm else workers)
         found.append(Place(ranks=each, hosts=own, slurm=slurm, neighbours=most))
     return found
 

@@ -14,6 +14,10 @@ from optuna.trial import FrozenTrial, TrialState
 from recipes import conditional
 from recipes.open_search import OpenedSearch
 from recipes.schema import Search
+from trainers.search.front import front
+from trainers.search.outcome import Outcome
+from trainers.search.rungs import OneLength, climbs, is_whole
+from trainers.study_view import is_feasible
 
 DATABASE = "study.db"
 # User attributes of a trial.
@@ -46,7 +50,7 @@ def new_study(search: Search, *, storage: Any = None) -> optuna.Study:
         return optuna.create_study(
             study_name=search.name,
             storage=storage,
-            direction=search.objective.direction,
+            directions=[objective.direction for objective in search.objectives],
             sampler=_sampler(search, begun=0),
             pruner=optuna.pruners.NopPruner() if search.pruner is None else search.pruner.build(),
             load_if_exists=True,
@@ -81,13 +85,38 @@ def finished(study: optuna.Study) -> list[FrozenTrial]:
 
 
 def best_trial(study: optuna.Study) -> FrozenTrial | None:
-    """The best complete trial, None while there is none."""
+    """The first of `best_trials`, None while there is none."""
+    return next(iter(best_trials(study)), None)
+
+
+def best_trials(study: optuna.Study) -> list[FrozenTrial]:
+    """The best complete trial of all epochs that keeps all constraints.
+
+    With several objectives: all that no other one beats in everything, the best in the first objective first.
+    """
     complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    sign = -1 if study.direction == optuna.study.StudyDirection.MAXIMIZE else 1
-    return min(complete, key=lambda trial: (sign * trial.value, trial.number), default=None)
+    feasible = {trial.number: trial for trial in complete if is_feasible(trial) and is_whole(trial)}
+    directions = [direction.name.lower() for direction in study.directions]
+    numbers = front({number: trial.values for number, trial in feasible.items()}, directions)
+    return [feasible[number] for number in numbers[: 1 if len(directions) == 1 else None]]
+
+
+def tell_complete(study: optuna.Study, trial: optuna.Trial, found: Outcome) -> FrozenTrial:
+    """A trial has run to its end."""
+    note_constraints(trial, found)
+    return study.tell(trial, found.values)
+
+
+def note_constraints(trial: optuna.Trial, found: Outcome) -> None:
+    """Keep how far a trial is beyond each constraint, once: a search that was killed in the middle goes on here."""
+    known = trial.storage.get_trial(trial._trial_id).constraints if found.beyond else {}
+    for said, beyond in found.beyond.items():
+        if said not in known:
+            trial.set_constraint(said, beyond)
 
 
 def _sampler(search: Search, *, begun: int) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return search.sampler.build(seed=search.seed + begun)
+        sampler = search.sampler.build(seed=search.seed + begun)
+    return OneLength(sampler, search) if climbs(search) else sampler
