@@ -125,9 +125,7 @@ def _train_together(
         profile=request.profile or 0,
         threads=threads,
     )
-    return train_as_rank(
-        prepared.opened, prepared.plan, options, mpi=mpi, launched_by_us=log_is_stdout, pulse=pulse
-    )
+    return train_as_rank(prepared.opened, prepared.plan, options, mpi=mpi, launched_by_us=log_is_stdout, pulse=pulse)
 
 
 def _checked_together(request: TrainRequest, mpi: Any, *, checked: bool) -> tuple[Prepared | None, Path]:

@@ -212,4 +212,3 @@ def _hosts(folder: Path) -> list[dict[str, Any]]:
         return json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8"))["ranks"]
     except (OSError, ValueError, LookupError):
         return []
-

@@ -33,7 +33,13 @@ class Telling:
     """
 
     def __init__(self, opened: OpenedSearch, study: optuna.Study, options: SearchOptions, display: Display) -> None:
-        self.opened, self.search, self.study, self.options, self.display = opened, opened.search, study, options, display
+        self.opened, self.search, self.study, self.options, self.display = (
+            opened,
+            opened.search,
+            study,
+            options,
+            display,
+        )
         objective = self.search.reported or Objective()  # else for the display alone
         self.reporting = {"metric": objective.metric, "reports": self.search.reports}
 

@@ -97,9 +97,9 @@ class Stages:
     def space(self) -> dict[str, Any]:
         """What is searched at the large batch: a user's own range where the space has one, but for the rate.
 
-            rate        within a factor of 4 of the derived one
-            warmup      likewise, and at most half of the run; left out where the recipe has none
-            momentum m  1 - m from half to twice the derived one; left out where the optimizer has none
+        rate        within a factor of 4 of the derived one
+        warmup      likewise, and at most half of the run; left out where the recipe has none
+        momentum m  1 - m from half to twice the derived one; left out where the optimizer has none
         """
         recipe = self.scaled().tree
         given = {path: {**range_, "when": {}} for path, range_ in self.opened.tree["space"].items()}

@@ -97,7 +97,9 @@ def test_24_trials_on_eight_ranks_in_four_groups_are_those_of_one_group(searchin
 
 
 def test_50_trials_are_pruned_at_the_same_update_on_both_ranks_and_after_their_warmup(searching):
-    bad = [{"learning_rate.reference": 1e-6 * (1 + n / 100), "learning_rate.warmup.epochs": 1 + n % 6} for n in range(50)]
+    bad = [
+        {"learning_rate.reference": 1e-6 * (1 + n / 100), "learning_rate.warmup.epochs": 1 + n % 6} for n in range(50)
+    ]
     good = {"learning_rate.reference": 0.05, "learning_rate.warmup.epochs": 1}
     text = f"""\
 space:
