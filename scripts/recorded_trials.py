@@ -9,6 +9,7 @@ same numbers can be compared at equal parts of the run and at equal epochs.
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -16,35 +17,39 @@ from typing import Any
 
 import numpy as np
 
-TABLE = Path(__file__).parents[1] / "tests" / "golden" / "recorded_trials.json"
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from recipes.ranges import Categorical, Float  # noqa: E402
+
+TABLE = ROOT / "tests" / "golden" / "recorded_trials.json"
 RECIPE = "digits/baseline"
 CONFIGURATIONS, REPORTS = 240, 20
 SHARES = (Fraction(1, 9), Fraction(1, 3), Fraction(1))
 EVALUATED = 297  # samples of the evaluation split
-_WARMUPS = (0, 1, 3, 6)
 _SCHEDULES = ("{kind: Cosine}", "{kind: MultiStep, boundaries: [0.5run, 0.75run], factor: 0.1}")
+SPACE = {
+    "epochs": Categorical(choices=(10, 20)),
+    "batch.global": Categorical(choices=(64, 128, 256)),
+    "learning_rate.reference": Float(low=0.003, high=0.6, log=True),  # at 32 samples, scaled linearly
+    "learning_rate.warmup": Categorical(choices=(0, 1, 3, 6)),  # epochs, 0 for none
+    "learning_rate.schedule": Categorical(choices=_SCHEDULES),
+    "optimizer.momentum": Categorical(choices=(0.8, 0.9, 0.95)),
+    "optimizer.weight_decay": Float(low=1e-5, high=1e-2, log=True),
+    "loss.label_smoothing": Categorical(choices=(0.0, 0.1)),
+}
 
 
 def values_of(number: int) -> dict[str, Any]:
-    """The values of a configuration, by their paths in the recipe: independent draws, keyed by its number."""
-    draws = np.random.Generator(np.random.Philox(key=number)).random(8)
+    """The values of a configuration, by their paths in the recipe: independent even draws, keyed by its number."""
+    draws = np.random.Generator(np.random.Philox(key=number)).random(len(SPACE))
+    return {path: _at(range_, draw) for (path, range_), draw in zip(SPACE.items(), draws, strict=True)}
 
-    def among(place: int, choices: tuple[Any, ...]) -> Any:
-        return choices[int(draws[place] * len(choices))]
 
-    def log(place: int, low: float, high: float) -> float:
-        return float(f"{low * (high / low) ** draws[place]:.4g}")
-
-    return {
-        "epochs": among(0, (10, 20)),
-        "batch.global": among(1, (64, 128, 256)),
-        "learning_rate.reference": log(2, 0.003, 0.6),  # at 32 samples, scaled linearly
-        "learning_rate.warmup": among(3, _WARMUPS),  # epochs, 0 for none
-        "learning_rate.schedule": among(4, _SCHEDULES),
-        "optimizer.momentum": among(5, (0.8, 0.9, 0.95)),
-        "optimizer.weight_decay": log(6, 1e-5, 1e-2),
-        "loss.label_smoothing": among(7, (0.0, 0.1)),
-    }
+def _at(range_: Float | Categorical, draw: float) -> Any:
+    if isinstance(range_, Categorical):
+        return range_.choices[int(draw * len(range_.choices))]
+    return float(f"{range_.low * (range_.high / range_.low) ** draw:.4g}")
 
 
 def overrides_of(values: dict[str, Any]) -> tuple[str, ...]:

@@ -138,7 +138,7 @@ def test_the_recipes_own_values_are_enqueued(opened):
         (HEAD + SPACE + "seeds_per_trial: 0\n", "mine.yaml:6:18: seeds_per_trial: is 0; must be at least 1"),
         (
             HEAD.replace("trials: 6", "trials: 6, device_hours: 0") + SPACE,
-            "mine.yaml:4:34: budget.device_hours: is 0; must be above 0",
+            "mine.yaml:4:35: budget.device_hours: is 0.0; must be above 0 and finite",
         ),
         (
             HEAD + SPACE + "transfer: {from_batch: 256, to_batch: 64, trials: [4, 2]}\n",

@@ -12,14 +12,27 @@ from recipes.reports.points import points_text
 from recipes.reports.wording import duration, number
 from recipes.schema import Constraint, Search
 from trainers.request import Prepared, prepare
+from trainers.search.rungs import climbs
 from trainers.search.study import enqueue, new_study, suggested
 from trainers.search.trial_run import trial_request, warmup_end
 from trainers.search.wording import metric_name, short
 
 
-def dry_run_text(opened: OpenedSearch, *, groups: int, data: Path | None = None, allow_code: bool = False) -> str:
+def dry_run_text(
+    opened: OpenedSearch,
+    *,
+    groups: int,
+    large: OpenedSearch | None = None,
+    data: Path | None = None,
+    allow_code: bool = False,
+) -> str:
     """The space, the first trial with its plan, and the budget.
 
+    Args:
+        opened: the search.
+        groups: trials side by side.
+        large: the second search of a transfer, as it would be from the recipe itself.
+        data, allow_code: as of `train`.
     Raises:
         InputRefused: the first trial cannot be planned.
     """
@@ -32,23 +45,26 @@ def dry_run_text(opened: OpenedSearch, *, groups: int, data: Path | None = None,
     lines = [
         f"search {search.name} over {search.recipe}: {' and '.join(goals)}",
         "",
-        _space_text(opened, values),
+        space_text(opened, values),
         "",
         *(f"fixed: {path} {short(value)}" for path, value in search.fixed.items()),
         *(f"constraint: {_constraint_text(constraint)}" for constraint in search.constraints),
         f"sampler: {type(search.sampler).__name__}",
-        f"pruner: {type(search.pruner).__name__ if search.pruner else 'none'}",
+        f"pruner: {_pruner_text(search)}",
         f"reports: {search.reports} a trial, every {prepared.opened.recipe.evaluation.every:g} epochs"
-        + (f"; {_warmup_text(prepared)}" if search.pruner else ""),
+        + (f"; {_warmup_text(prepared)}" if search.pruner and not climbs(search) else ""),
         *_budget_lines(search, prepared, groups),
         "",
         "plan of the first trial:",
         plan_text(prepared.plan),
+        *(["then, around what is scaled; here from the recipe itself:", ""] if large else []),
+        *([space_text(large, large.enqueued[0])] if large else []),
     ]
     return "\n".join(lines)
 
 
-def _space_text(opened: OpenedSearch, values: Mapping[str, Any]) -> str:
+def space_text(opened: OpenedSearch, values: Mapping[str, Any]) -> str:
+    """The space as a table, with the values of a first trial."""
     conditional = any(range_.when for range_ in opened.search.space.values())
     rows = []
     for path, tree in opened.tree["space"].items():
@@ -82,9 +98,16 @@ def _constraint_text(constraint: Constraint) -> str:
     return f"{metric_name(str(constraint.metric))} {said}, or a trial is never the best"
 
 
+def _pruner_text(search: Search) -> str:
+    if search.pruner is None:
+        return "none"
+    shares = ", ".join(str(share) for share in getattr(search.pruner, "shares", ()))
+    return type(search.pruner).__name__ + (f", over runs of {shares} of the epochs" if shares else "")
+
+
 def _warmup_text(prepared: Prepared) -> str:
     end = warmup_end(prepared)
-    return f"the first trial is not pruned before epoch {end:g}, where its warmup ends"
+    return f"the first trial is not pruned before epoch {end:g}, where its slow start ends"
 
 
 def _budget_lines(search: Search, prepared: Prepared, groups: int) -> list[str]:

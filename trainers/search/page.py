@@ -34,10 +34,11 @@ def search_page_text(study: optuna.Study, search: Search, *, folder: Path | None
     body = [
         tag("div", f"search over {search.recipe}", class_="muted"),
         tag("p", _verdict(search, best), class_="verdict"),
-        *([tag("h2", "Not beaten in everything"), _table(best, search)] if len(search.objectives) > 1 else []),
+        tag("p", _spent(search, trials), class_="muted"),
+        *([tag("h2", "Not beaten in everything"), _table(best, search, best)] if len(search.objectives) > 1 else []),
         pictures(study, search, folder),
         tag("h2", "Trials"),
-        _table(trials, search),
+        _table(trials, search, best),
     ]
     return document(search.title or search.name, joined(body))
 
@@ -51,22 +52,38 @@ def _verdict(search: Search, best: list[FrozenTrial]) -> str:
     return f"Trial {best[0].number} is best{kept}, with {scores(search, best[0].values)}."
 
 
-def _table(trials: list[FrozenTrial], search: Search) -> Markup:
+def _spent(search: Search, trials: list[FrozenTrial]) -> str:
+    """What the trials came to, and what they cost."""
+    states = [_state(trial) for trial in trials]
+    counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(sorted(states)))
+    hours = sum(trial.user_attrs.get(SECONDS, 0.0) for trial in trials) * search.ranks_per_trial / 3600
+    return f"{len(trials)} trials: {counts}; {number(hours, digits=3)} device-hours." if trials else ""
+
+
+def _table(trials: list[FrozenTrial], search: Search, best: list[FrozenTrial]) -> Markup:
     metrics = [objective.metric for objective in search.objectives]
     heads = ("trial", *column_names(list(search.space)), *map(metric_name, metrics), "state", "time", "reason")
-    return table(heads, [_row(trial, search, metrics) for trial in trials], class_="trials")
+    numbers = {trial.number for trial in best}
+    rows = [_row(trial, search, metrics, bold=trial.number in numbers) for trial in trials]
+    return table(heads, rows, class_="trials")
 
 
-def _row(trial: FrozenTrial, search: Search, metrics: list[str]) -> tuple[object, ...]:
+def _row(trial: FrozenTrial, search: Search, metrics: list[str], *, bold: bool) -> tuple[object, ...]:
     values = trial.values or [None] * len(metrics)
+    said = [shown(metric, value) for metric, value in zip(metrics, values, strict=True)]
     return (
         tag("a", str(trial.number), href=f"{trial.user_attrs.get(FOLDER, '')}/{REPORT}"),
         *(_value(trial.params[path]) if path in trial.params else "" for path in search.space),
-        *(shown(metric, value) for metric, value in zip(metrics, values, strict=True)),
-        trial.state.name.lower() if is_feasible(trial) else "infeasible",
+        *([tag("b", text) for text in said] if bold else said),
+        _state(trial),
         duration(trial.user_attrs.get(SECONDS, 0.0)),
         trial.user_attrs.get(REASON, ""),
     )
+
+
+def _state(trial: FrozenTrial) -> str:
+    word = {"FAIL": "failed"}.get(trial.state.name, trial.state.name.lower())
+    return word if is_feasible(trial) else "infeasible"
 
 
 def _value(value: object) -> str:

@@ -65,7 +65,8 @@ def _figures(study: optuna.Study, search: Search, folder: Path | None) -> Iterat
     yield from _of_importance(study, search, metrics)
     for path, range_ in search.space.items():
         if any(path in point.values for point in points):
-            figure = of_search.slice_figure(points, path, metrics=metrics, log=getattr(range_, "log", False))
+            how = {"log": getattr(range_, "log", False), "choices": getattr(range_, "choices", ())}
+            figure = of_search.slice_figure(points, path, metrics=metrics, **how)
             yield figure, f"Every trial by its {path}; the other values differ too."
 
 
@@ -94,11 +95,11 @@ def _of_importance(study: optuna.Study, search: Search, metrics: list[str]) -> I
     evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=good)
     shares = optuna.importance.get_param_importances(study, evaluator=evaluator, params=paths)
     number = max(_GOOD, round(good * len(complete)))
-    words = f"What the best {number} of {len(complete)} complete trials have in common (PED-ANOVA): a hint only."
+    words = f"What the best {number} of {len(complete)} whole trials have in common (PED-ANOVA): a hint only."
     yield importance_figure(shares), words
     shared = [path for path in shares if sum(path in trial.params for trial in complete) >= _FEW]
     if len(shared) > 1 and len(metrics) == 1:
-        words = f"{metrics[0]} between complete trials, by the two that matter most."
+        words = f"{metrics[0]} between whole trials, by the two values that matter most."
         yield _contour(study, shared[:2], metrics[0]), words
 
 
@@ -108,7 +109,7 @@ def _contour(study: optuna.Study, paths: list[str], metric: str) -> Any:
     from recipes.reports.plots.foreign import drawn_elsewhere, restyled
 
     with drawn_elsewhere():
-        return restyled(plot_contour(study, params=paths, target_name=metric), title=metric)
+        return restyled(plot_contour(study, params=paths, target_name=""), title=metric)
 
 
 def _of_batches(

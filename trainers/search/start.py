@@ -34,7 +34,7 @@ from trainers.search.places import places
 from trainers.search.search_options import SearchOptions
 from trainers.search.study import best_trials, finished, new_study, open_study, spent_seconds
 from trainers.search.supervisor import Supervisor
-from trainers.search.transfer import check_transfer, transfer
+from trainers.search.transfer import Stages, check_transfer, transfer
 from trainers.search.trial_run import trial_request
 from trainers.search.wording import scores, values_text
 from trainers.vocabulary import search_vocabulary
@@ -82,24 +82,22 @@ def _search(request: SearchRequest) -> int:
         return _join(request, opened, folder, launched_ranks() or 1)
     groups = _groups(request, opened, folder)
     _require_trainable(request, opened)
-    stages = None
-    if opened.search.transfer is not None:
-        stages = check_transfer(opened, data=request.data, allow_code=request.allow_code)
+    options: dict[str, Any] = {"data": request.data, "allow_code": request.allow_code}
+    moves = opened.search.transfer is not None
+    large = check_transfer(opened, **options) if moves else None
     if request.dry_run:
-        print(dry_run_text(opened, groups=len(groups), data=request.data, allow_code=request.allow_code))
+        print(dry_run_text(opened, groups=len(groups), large=large, **options))
         return 0
     if request.joined is None:  # else the ranks have done so, and begun their logs there
         _check_folder(request, folder, opened)
     folder.mkdir(parents=True, exist_ok=True)
-    if stages is not None:
+    if moves:
         _write_search(folder, opened)
-        return transfer(replace(stages, folder=folder), partial(_begin_stage, request))
+        return transfer(Stages(opened=opened, folder=folder, **options), partial(_begin_stage, request))
     with _sole_supervisor(folder):
         _write_search(folder, opened)
-        options = SearchOptions(
-            folder=folder, hang_seconds=request.hang_seconds, data=request.data, allow_code=request.allow_code
-        )
-        return _work(opened, options, groups)
+        how = SearchOptions(folder=folder, hang_seconds=request.hang_seconds, **options)
+        return _work(opened, how, groups)
 
 
 def _begin_stage(request: SearchRequest, file: Path, folder: Path) -> int:

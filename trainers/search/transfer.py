@@ -119,7 +119,7 @@ class Stages:
 
     def best_text(self) -> str | None:
         """The best recipe of all, each value with where it came from; None while there is none."""
-        large = self._open(self.folder / f"{self.names[1]}.yaml")
+        large = self.open(self.folder / f"{self.names[1]}.yaml")
         best = best_trial(open_study(self.folder / self.names[1], large))
         if best is None:
             return None
@@ -128,7 +128,7 @@ class Stages:
 
     def _origins(self, found: OpenedRecipe) -> dict[str, str]:
         """Origin of each value: the second search, the scaling with its reason, or what the first search had."""
-        small = self._open(self.folder / f"{self.names[0]}.yaml")
+        small = self.open(self.folder / f"{self.names[0]}.yaml")
         first = best_trial(open_study(self.folder / self.names[0], small))
         assert first is not None
         before = best_recipe(small, first, data=self.data, allow_code=self.allow_code)
@@ -145,7 +145,8 @@ class Stages:
                 origins[path] = before.origins.get(path, origin)
         return origins
 
-    def _open(self, path: Path) -> OpenedSearch:
+    def open(self, path: Path) -> OpenedSearch:
+        """One of the two searches."""
         words = search_vocabulary(allow_code=self.allow_code)
         return open_search(path, vocabulary=words, allow_code=self.allow_code, data_root=self.data)
 
@@ -166,11 +167,11 @@ class Stages:
         return path
 
 
-def check_transfer(opened: OpenedSearch, *, data: Path | None = None, allow_code: bool = False) -> Stages:
-    """Refuse a transfer whose second search could not begin, from the recipe as it is.
+def check_transfer(opened: OpenedSearch, *, data: Path | None = None, allow_code: bool = False) -> OpenedSearch:
+    """Refuse a transfer whose second search could not begin.
 
     Returns:
-        The stages in a folder that is gone, for their spaces.
+        The second search, had the recipe itself been the best of the first one.
     Raises:
         RecipeError: the recipe's batch is not the small one.
         InputRefused: no rule leads to the large batch.
@@ -189,8 +190,7 @@ def check_transfer(opened: OpenedSearch, *, data: Path | None = None, allow_code
         trial.mkdir()
         tree = {**opened.base.tree, "claims": [], "card": None, **from_anywhere(opened)}
         (trial / BEST).write_text(resolved_text(tree, {}), encoding="utf-8")
-        stages._open(stages.write_large())
-    return stages
+        return stages.open(stages.write_large())
 
 
 def transfer(stages: Stages, begin: Callable[[Path, Path], int]) -> int:

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from recipes.reports.plots.axes import decades
 from recipes.reports.style import GRID, INK, MUTED
 
 
@@ -39,10 +40,13 @@ def restyled(axes: Axes, *, title: str, size: tuple[float, float] = (4.7, 3.2)) 
     assert isinstance(figure, Figure)
     FigureCanvasAgg(figure)
     figure.set_size_inches(*size)
-    figure.set_layout_engine("constrained")
+    figure.set_layout_engine("tight")  # a colour bar that is there already has no place in "constrained"
     axes.set_title("")
     axes.set_title(title, loc="left", fontsize=9.5, fontweight="bold", color=INK)
     for one in figure.axes:
+        for of in "xy":
+            if getattr(one, f"get_{of}scale")() == "log":
+                decades(one, of=of)
         one.set_facecolor("none")
         one.grid(visible=False)
         one.tick_params(which="both", colors=MUTED, labelcolor=INK, labelsize=8)

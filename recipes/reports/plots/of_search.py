@@ -78,23 +78,33 @@ def reports_figure(trials: Sequence[TrialPoint], *, metric: str) -> Figure:
     return figure
 
 
-def slice_figure(trials: Sequence[TrialPoint], path: str, *, metrics: Sequence[str], log: bool) -> Figure:
-    """The objectives against the values of one path; what is no number stands in the order of its text."""
+def slice_figure(
+    trials: Sequence[TrialPoint], path: str, *, metrics: Sequence[str], log: bool = False, choices: Sequence[Any] = ()
+) -> Figure:
+    """The objectives against the values of one path.
+
+    Args:
+        trials: all of them.
+        path: of the space.
+        metrics: names of the objectives.
+        log: whether numbers stand in decades.
+        choices: the values it can have, in their order; none for numbers between two ends.
+    """
     trials = [trial for trial in trials if path in trial.values]
     values = [trial.values[path] for trial in trials]
-    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-    names = [] if numbers else sorted({str(value) for value in values})
-    places = values if numbers else [names.index(str(value)) for value in values]
+    names = [str(choice) for choice in choices]
+    places = [names.index(str(value)) for value in values] if choices else values
     with stacked([_HEIGHT if len(metrics) == 1 else 0.7 * _HEIGHT] * len(metrics)) as (figure, panels):
         for place, (axes, metric) in enumerate(zip(panels, metrics, strict=True)):
             _dots(axes, trials, places, place)
             axes.set_title(metric)
         _legend(panels[0])
-        if not numbers:
+        if choices:
             panels[-1].set_xticks(range(len(names)), names)
             panels[-1].set_xlim(-0.5, len(names) - 0.5)
         elif log:
             panels[-1].set_xscale("log")
+            decades(panels[-1], of="x")
         panels[-1].set_xlabel(path)
     return figure
 

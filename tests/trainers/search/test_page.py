@@ -87,7 +87,7 @@ def test_with_enough_trials_what_matters_is_drawn_by_optuna_and_leaves_no_style_
     text = search_page_text(study, SEARCH)
     assert text.count("<figure>") == 2 + 2 + 2
     assert "(PED-ANOVA)" in text
-    assert "by the two that matter most" in text
+    assert "by the two values that matter most" in text
     assert dict(matplotlib.rcParams) == before
     assert pyplot.get_fignums() == []
 
