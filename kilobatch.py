@@ -115,6 +115,12 @@ def search(
     hang_after: Annotated[
         float, typer.Option(min=1, metavar="SECONDS", help="End a trial that makes no update for so long.")
     ] = 600.0,
+    storage: Annotated[
+        str | None, typer.Option(metavar="WHERE", help="Of the study: sqlite, journal, a database's URL, grpc://H:P.")
+    ] = None,
+    study: Annotated[
+        str | None, typer.Option(metavar="NAME", help="In the storage; several searches may share one.")
+    ] = None,
     data: Data = None,
     allow_code: AllowCode = False,
 ) -> None:
@@ -134,8 +140,22 @@ def search(
         hang_seconds=hang_after,
         data=data,
         allow_code=allow_code,
+        storage=storage,
+        study=study,
     )
     raise typer.Exit(run_search(request))
+
+
+@app.command(name="serve-study")
+def serve_study(
+    storage: Annotated[str, typer.Argument(metavar="STORAGE", help="A database's URL, or sqlite:////PATH.")],
+    host: Annotated[str, typer.Option(help="Name or address to listen at.")] = "localhost",
+    port: Annotated[int, typer.Option(help="To listen at.")] = 13000,
+) -> None:
+    """Stand between a database and many searches with `--storage grpc://HOST:PORT`."""
+    from trainers.search.proxy import serve_study as serve
+
+    serve(storage, host=host, port=port)
 
 
 @app.command()

@@ -20,16 +20,17 @@ from trainers.faults import EXIT_FAILED, EXIT_STOPPED
 from trainers.launch import LaunchError, launched_ranks
 from trainers.request import prepare, refused
 from trainers.run_folder import LOG, REPORT, FolderRefused, dataset_facts, differences, require_usable
-from trainers.search.best import BEST
+from trainers.search.best import BEST, write_best
 from trainers.search.display import Display, values_text
 from trainers.search.dry_run import dry_run_text
 from trainers.search.page import write_search_page
+from trainers.search.storages import Place, lost, open_storage, read_place
 from trainers.search.study import best_trial, finished, open_study
 from trainers.search.supervisor import SearchOptions, Supervisor
 from trainers.search.trial_run import trial_request
 from trainers.vocabulary import search_vocabulary
 
-SEARCH, _LOCK = "search.yaml", "lock"
+SEARCH, STORAGE, _LOCK = "search.yaml", "storage.yaml", "lock"
 # What may change between two sessions of one search: it makes no trial another one.
 _MAY_CHANGE = ("title", "budget", "retries", "ranks_per_trial")
 
@@ -46,6 +47,8 @@ class SearchRequest:
     hang_seconds: float = 600.0
     data: Path | None = None
     allow_code: bool = False
+    storage: str | None = None
+    study: str | None = None
 
 
 def search(request: SearchRequest) -> int:
@@ -65,9 +68,12 @@ def search(request: SearchRequest) -> int:
         return 0
     folder = request.out or Path("runs", f"search-{opened.search.name}")
     _check_folder(request, folder, opened)
+    place, study_name = _place(request, folder, opened)
     folder.mkdir(parents=True, exist_ok=True)
     with _sole_supervisor(folder):
-        _write_search(folder, opened)
+        _write_whole(folder / SEARCH, _identity(opened))
+        study = open_study(opened, open_storage(place), name=study_name)
+        _write_whole(folder / STORAGE, {"storage": place.said, "study": study_name})  # it can be used: remembered
         options = SearchOptions(
             folder=folder,
             groups=groups,
@@ -75,11 +81,17 @@ def search(request: SearchRequest) -> int:
             data=request.data,
             allow_code=request.allow_code,
         )
-        return _work(opened, options)
+        try:
+            return _work(opened, study, options)
+        except Exception as error:
+            if not lost(error):
+                raise
+            print(f"kilobatch: {place.said} does not answer any more; the same command goes on", file=sys.stderr)
+            return EXIT_FAILED
 
 
-def _work(opened: OpenedSearch, options: SearchOptions) -> int:
-    study, console = open_study(options.folder, opened), Console()
+def _work(opened: OpenedSearch, study: Any, options: SearchOptions) -> int:
+    console = Console()
     display = Display(search=opened.search, folder=options.folder, console=console, groups=options.groups)
     display.know(study.get_trials(deepcopy=False))
     supervisor = Supervisor(opened, study, options, display)
@@ -92,6 +104,9 @@ def _work(opened: OpenedSearch, options: SearchOptions) -> int:
         )
         with _stop_signals(supervisor):
             supervisor.run()
+    best = best_trial(study)
+    if best is not None:  # which another supervisor of the study may have found
+        write_best(options.folder, opened, best, data=options.data, allow_code=options.allow_code)
     write_search_page(options.folder, study, opened.search)
     return _verdict(study, options.folder, display, stopped=supervisor.stopping)
 
@@ -160,11 +175,30 @@ def _check_folder(request: SearchRequest, folder: Path, opened: OpenedSearch) ->
         )
 
 
-def _write_search(folder: Path, opened: OpenedSearch) -> None:
-    path = folder / SEARCH
+def _place(request: SearchRequest, folder: Path, opened: OpenedSearch) -> tuple[Place, str]:
+    """Where the study is kept and its name: as asked for, else as the folder remembers.
+
+    Raises:
+        FolderRefused: the folder's search has its study elsewhere.
+    """
+    path = folder / STORAGE
+    before = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    place = read_place(request.storage or before.get("storage", "sqlite"), folder)
+    name = request.study or before.get("study", opened.search.name)
+    now = {"storage": place.said, "study": name}
+    changed = differences(before, now) if before else []
+    if changed:
+        raise FolderRefused(
+            f"{folder} has its study elsewhere; {'; '.join(changed)}; leave the option out, or begin anew in another --out"
+        )
+    return place, name
+
+
+def _write_whole(path: Path, tree: dict[str, Any]) -> None:
+    """Write a file of the search's folder, once."""
     if not path.exists():
-        partial = path.with_name(f".{SEARCH}.partial")
-        partial.write_text(yaml.safe_dump(_identity(opened), sort_keys=False, width=120), encoding="utf-8")
+        partial = path.with_name(f".{path.name}.partial")
+        partial.write_text(yaml.safe_dump(tree, sort_keys=False, width=120), encoding="utf-8")
         partial.rename(path)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
+from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import TrialState
 
 from recipes.errors import InputRefused
@@ -19,7 +20,8 @@ from trainers.search import study as studies
 from trainers.search.best import write_best
 from trainers.search.display import Display
 from trainers.search.job import Ending, Job, Report, last_line, metrics_lines, reports_in
-from trainers.search.leases import LEASE, RENEW_SECONDS, is_stale, own_lease
+from trainers.search.hand_out import HandOut, run_folder
+from trainers.search.leases import RENEW_SECONDS, own_lease
 from trainers.search.trial_run import trial_request, warmup_end
 
 TRIALS = "trials"  # in the search's folder: a run's folder for each trial
@@ -72,29 +74,30 @@ class Supervisor:
         self.display = display
         self.stopping = False
         self._working: list[_Work] = []
-        trials = study.get_trials(deepcopy=False)
-        self._begun = sum(trial.state != TrialState.WAITING for trial in trials)
-        running = [trial for trial in trials if trial.state == TrialState.RUNNING]
-        self._stale = [trial for trial in running if is_stale(trial.user_attrs.get(LEASE))]
+        self._trials = HandOut(study, options.folder)
+        self._session = own_lease()["grant"]
         self._spent, self._since = studies.spent_seconds(study), time.monotonic()
-        self._renewed = time.monotonic()
+        self._noted = time.monotonic()
 
     def run(self) -> None:
         """Work until the budget is spent, or until it is asked to stop and the ranks have ended."""
         try:
             while True:
                 for work in list(self._working):
-                    self._attend(work)
+                    try:
+                        self._attend(work)
+                    except UpdateFinishedTrialError:  # another supervisor has finished it
+                        self._drop(work)
                 while not self.stopping and len(self._working) < self.options.groups and self._begin_next():
                     pass
-                if not self._working:
+                if not self._working and (self.stopping or not self._trials.undecided()):
                     break
                 self._renew()
                 self.display.show([(work.trial.number, work.job) for work in self._working])
                 time.sleep(_POLL_SECONDS)
         finally:
             self.kill()
-            studies.note_spent(self.study, self._spent_now())
+        self._note_spent()
 
     def ask_to_stop(self) -> None:
         """No trial begins; those that run write a checkpoint and stay in the study as running, for the next session."""
@@ -112,22 +115,20 @@ class Supervisor:
 
     def _begin_next(self) -> bool:
         """Go on with a trial that was left running, else begin one; False where there is nothing to do."""
-        if self._stale:
-            left = self._stale.pop(0)
-            self._go_on(optuna.Trial(self.study, left._trial_id))
+        left = self._trials.left()
+        if left is not None:
+            self._go_on(left)
             return True
         hours = self.search.budget.hours
-        if self._begun >= self.search.budget.trials or (hours is not None and self._spent_now() >= 3600 * hours):
+        if hours is not None and self._spent_now() >= 3600 * hours:
             return False
-        trial = self.study.ask()
-        self._begun += 1
-        trial.set_user_attr(LEASE, own_lease())
-        self._start(trial)
-        return True
+        trial = self._trials.new(self.search.budget.trials)
+        if trial is not None:
+            self._start(trial)
+        return trial is not None
 
     def _go_on(self, trial: optuna.Trial) -> None:
         """What a session before this one left: told where its run had ended, else resumed."""
-        trial.set_user_attr(LEASE, own_lease())
         folder = self._folder(trial)
         how = last_line(folder)
         ended = how.get("value") if how.get("key") == "run_stop" else None
@@ -176,7 +177,7 @@ class Supervisor:
         name = f"{TRIALS}/trial-{trial.number:04d}"
         if studies.FOLDER not in trial.user_attrs:
             trial.set_user_attr(studies.FOLDER, name)
-        return self.options.folder / name
+        return run_folder(trial, name, self.options.folder)
 
     def _reported_before(self, trial: optuna.Trial, folder: Path, prepared: Prepared) -> set[int]:
         """Reports of sessions before this one; what was written and not told any more is told now."""
@@ -189,7 +190,10 @@ class Supervisor:
         return known
 
     def _attend(self, work: _Work) -> None:
-        """One look at a job: whether it ended, its reports, whether it hangs."""
+        """One look at a job: whether its trial is still ours, whether it ended, its reports, whether it hangs."""
+        if not self._trials.holds(work.trial):
+            self._drop(work)
+            return
         ending = work.job.ended()  # first: what is written until then is read below
         for report in work.job.new_reports():
             self._take(work, report, goes_on=ending is None)
@@ -216,6 +220,14 @@ class Supervisor:
             work.trial.set_user_attr(studies.PRUNED_AT, report.number)  # first: a dead supervisor keeps its word
             work.job.ask_to_stop()
 
+    def _drop(self, work: _Work) -> None:
+        """It stood still for so long that another host has taken the trial."""
+        work.job.kill()
+        work.job.close()
+        self._working = [other for other in self._working if other is not work]
+        self._trials.done(work.trial)
+        self.display.say(f"trial {work.trial.number} was taken by another supervisor of the study")
+
     def _end(self, work: _Work, ending: Ending) -> None:
         """What the end of a job means for its trial."""
         trial = work.trial
@@ -227,12 +239,12 @@ class Supervisor:
         elif work.pruned_at is not None and ending.how != "failed":
             self._pruned(trial, work.pruned_at)
         elif ending.how == "stopped" and self.stopping:
-            trial.set_user_attr(LEASE, None)
+            self._trials.release(trial)
             self.display.say(f"trial {trial.number} stopped at update {work.job.update}, with a checkpoint")
         elif ending.how == "failed":
             self._fail(trial, ending)
         elif self.stopping:
-            trial.set_user_attr(LEASE, None)
+            self._trials.release(trial)
         elif self._may_retry(trial, ending.reason or "the run was stopped", rank=ending.rank):
             self._start(trial)
 
@@ -254,23 +266,27 @@ class Supervisor:
         if not math.isfinite(value):
             self._fail(trial, Ending(how="failed", reason=f"the {self.search.objective.metric} is {value}"))
             return
-        told = self.study.tell(trial, value)
+        told = self._tell(trial, value=value)
         self.display.ended(trial.number, "complete", value=value)
         best = studies.best_trial(self.study)
         if best is not None and best.number == told.number:
             options = self.options
             write_best(options.folder, self.opened, told, data=options.data, allow_code=options.allow_code)
 
+    def _tell(self, trial: optuna.Trial, *, value: float | None = None, state: TrialState | None = None) -> Any:
+        self._trials.done(trial)
+        return self.study.tell(trial, value, state=state)
+
     def _pruned(self, trial: optuna.Trial, number: int) -> None:
         trial.set_user_attr(studies.REASON, f"pruned at report {number} of {self.search.reports}")
-        self.study.tell(trial, state=TrialState.PRUNED)
+        self._tell(trial, state=TrialState.PRUNED)
         self.display.ended(trial.number, "pruned", reason=f"at report {number} of {self.search.reports}")
 
     def _fail(self, trial: optuna.Trial, ending: Ending) -> None:
         trial.set_user_attr(studies.REASON, ending.reason)
         if ending.rank is not None:
             trial.set_user_attr(studies.RANK, ending.rank)
-        self.study.tell(trial, state=TrialState.FAIL)
+        self._tell(trial, state=TrialState.FAIL)
         self.display.ended(trial.number, "failed", reason=ending.reason)
 
     def _note_seconds(self, work: _Work) -> None:
@@ -279,8 +295,12 @@ class Supervisor:
         work.trial.set_user_attr(studies.SECONDS, round(before + work.job.seconds, 2))
 
     def _renew(self) -> None:
-        if time.monotonic() - self._renewed > RENEW_SECONDS:
-            self._renewed = time.monotonic()
-            for work in self._working:
-                work.trial.set_user_attr(LEASE, own_lease())
-            studies.note_spent(self.study, self._spent_now())
+        self._trials.renew()
+        if time.monotonic() - self._noted > RENEW_SECONDS:
+            self._note_spent()
+
+    def _note_spent(self) -> None:
+        """Keep how long this session has worked, and learn of the others' that share the study."""
+        self._noted = time.monotonic()
+        studies.note_spent(self.study, self._noted - self._since, session=self._session)
+        self._spent = studies.spent_seconds(self.study, besides=self._session)

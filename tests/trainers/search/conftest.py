@@ -1,13 +1,19 @@
 """Searches as a user starts them."""
 
 import json
+import os
+import socket
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import optuna
 import pytest
+
+from trainers.search.storages import PASSWORD, open_storage, read_place
 
 HEAD = """\
 kilobatch: 1
@@ -42,8 +48,9 @@ class Searching:
         return process.returncode, said
 
     def trials(self):
-        """All trials of its study."""
-        storage = f"sqlite:///{self.folder / 'study.db'}"
+        """All trials of its study, read anew."""
+        where = self.options[self.options.index("--storage") + 1] if "--storage" in self.options else "sqlite"
+        storage = open_storage(read_place(where, self.folder))
         return optuna.load_study(study_name="mine", storage=storage).get_trials()
 
     def run_folder(self, number):
@@ -74,3 +81,44 @@ def searching(tmp_path):
     """`searching(text, *options)`: a `Searching`, whose study can be read while warnings are errors."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return lambda text, *options: Searching(tmp_path, text, *options)
+
+
+@pytest.fixture(params=["sqlite", "journal", "proxy", "postgresql"])
+def place(request, tmp_path):
+    """Where a study may be kept; what needs a package or a server that is not here is skipped."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    if request.param == "journal":
+        yield read_place(f"journal://{tmp_path}/study.journal", tmp_path)
+    elif request.param == "proxy":
+        pytest.importorskip("grpc", reason="pip install 'kilobatch[grpc]'")
+        with _serving(f"sqlite:///{tmp_path}/study.db") as address:
+            yield read_place(address, tmp_path)
+    elif request.param == "postgresql":
+        url = os.environ.get("KILOBATCH_TEST_DATABASE")
+        if url is None:
+            pytest.skip("KILOBATCH_TEST_DATABASE names no database; ./scripts/start_postgresql FOLDER starts one")
+        request.getfixturevalue("monkeypatch").setenv(PASSWORD, urlsplit(url).password or "")
+        found = read_place(url, tmp_path)
+        yield found
+        storage = open_storage(found)
+        for study in storage.get_all_studies():
+            storage.delete_study(study._study_id)
+        storage._backend.engine.dispose()
+    else:
+        yield read_place(f"sqlite:///{tmp_path}/study.db", tmp_path)
+
+
+@contextmanager
+def _serving(storage):
+    """The address of a proxy before a storage."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-P", "-m", "kilobatch", "serve-study", storage, "--host", "127.0.0.1", "--port", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline().startswith("serving the studies of sqlite:///")
+        yield f"grpc://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.communicate()
