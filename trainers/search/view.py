@@ -54,8 +54,8 @@ class View:
         for study_id, seen in self._seen.items():
             trial = self._fresh(study_id).trials.get(trial_id) if trial_id in seen.trials else None
             if trial is not None:
-                return trial if trial.state.is_finished() else _copied(trial)
-        return super().get_trial(trial_id)
+                return _own_copy(trial)
+        return _own_copy(super().get_trial(trial_id))
 
     def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
         """As of the storage."""
@@ -114,9 +114,17 @@ class View:
 class DatabaseView(View, _CachedStorage):
     """Of SQLite, PostgreSQL or MySQL."""
 
+    def close(self) -> None:
+        """Close the connections."""
+        self._backend.remove_session()
+        self._backend.engine.dispose()
+
 
 class JournalView(View, JournalStorage):
     """Of a journal file."""
+
+    def close(self) -> None:
+        """Nothing is open between two questions."""
 
 
 class ProxyView(View, GrpcStorageProxy):
@@ -131,7 +139,10 @@ def read_again(study: optuna.Study) -> None:
         forget()
 
 
-def _copied(trial: FrozenTrial) -> FrozenTrial:
+def _own_copy(trial: FrozenTrial) -> FrozenTrial:
+    """A trial that may be changed; one that is finished is not."""
+    if trial.state.is_finished():
+        return trial
     copied = copy.copy(trial)
     for name in ("params", "distributions", "user_attrs", "system_attrs", "intermediate_values"):
         setattr(copied, name, dict(getattr(trial, name)))

@@ -6,7 +6,8 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+import uuid
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -50,8 +51,8 @@ class Searching:
     def trials(self):
         """All trials of its study, read anew."""
         where = self.options[self.options.index("--storage") + 1] if "--storage" in self.options else "sqlite"
-        storage = open_storage(read_place(where, self.folder))
-        return optuna.load_study(study_name="mine", storage=storage).get_trials()
+        with closing(open_storage(read_place(where, self.folder))) as storage:
+            return optuna.load_study(study_name="mine", storage=storage).get_trials()
 
     def run_folder(self, number):
         return self.folder / "trials" / f"trial-{number:04d}"
@@ -87,25 +88,36 @@ def searching(tmp_path):
 def place(request, tmp_path):
     """Where a study may be kept; what needs a package or a server that is not here is skipped."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    if request.param == "journal":
-        yield read_place(f"journal://{tmp_path}/study.journal", tmp_path)
-    elif request.param == "proxy":
-        pytest.importorskip("grpc", reason="pip install 'kilobatch[grpc]'")
-        with _serving(f"sqlite:///{tmp_path}/study.db") as address:
-            yield read_place(address, tmp_path)
-    elif request.param == "postgresql":
+    if request.param == "proxy":
+        return read_place(request.getfixturevalue("proxy"), tmp_path)
+    if request.param == "postgresql":
         url = os.environ.get("KILOBATCH_TEST_DATABASE")
         if url is None:
             pytest.skip("KILOBATCH_TEST_DATABASE names no database; ./scripts/start_postgresql FOLDER starts one")
         request.getfixturevalue("monkeypatch").setenv(PASSWORD, urlsplit(url).password or "")
-        found = read_place(url, tmp_path)
-        yield found
-        storage = open_storage(found)
-        for study in storage.get_all_studies():
-            storage.delete_study(study._study_id)
-        storage._backend.engine.dispose()
-    else:
-        yield read_place(f"sqlite:///{tmp_path}/study.db", tmp_path)
+        return read_place(url, tmp_path)
+    return read_place({"sqlite": "sqlite:///", "journal": "journal://"}[request.param] + f"{tmp_path}/study", tmp_path)
+
+
+@pytest.fixture
+def opened(place):
+    """`opened()`: a storage there, which is closed when the test has ended."""
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(closing(open_storage(place)))
+
+
+@pytest.fixture
+def study_name():
+    """A name that no other test's study has."""
+    return f"study-{uuid.uuid4().hex}"
+
+
+@pytest.fixture(scope="session")
+def proxy(tmp_path_factory):
+    """The address of a proxy before SQLite."""
+    pytest.importorskip("grpc", reason="pip install 'kilobatch[grpc]'")
+    with _serving(f"sqlite:///{tmp_path_factory.mktemp('proxy')}/study.db") as address:
+        yield address
 
 
 @contextmanager

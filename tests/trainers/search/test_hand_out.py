@@ -13,7 +13,6 @@ from optuna.trial import TrialState
 from trainers.search.hand_out import HOME, HandOut, run_folder
 from trainers.search.leases import LEASE, own_lease, renewed
 from trainers.search.ledger import is_first, place_in_line
-from trainers.search.storages import open_storage
 from trainers.search.view import read_again
 
 SUPERVISOR = """\
@@ -26,7 +25,7 @@ from trainers.search.hand_out import HandOut
 from trainers.search.storages import open_storage, read_place
 
 storage = open_storage(read_place(sys.argv[1], Path(".")))
-study = optuna.create_study(study_name="shared", storage=storage, load_if_exists=True)
+study = optuna.create_study(study_name=sys.argv[2], storage=storage, load_if_exists=True)
 hand_out = HandOut(study, Path("."))
 print("ready", flush=True)
 for line in sys.stdin:
@@ -36,7 +35,7 @@ for line in sys.stdin:
         if trial is None:
             break
         found.append(trial.number)
-        if len(sys.argv) > 2:
+        if len(sys.argv) > 3:
             trial.report(0.5, 1)
             study.tell(trial, 1.0)
             hand_out.done(trial)
@@ -47,8 +46,8 @@ for line in sys.stdin:
 class Supervisor:
     """A process that takes as many trials as it is told to."""
 
-    def __init__(self, place, *options):
-        command = [sys.executable, "-c", SUPERVISOR, place.said, *options]
+    def __init__(self, place, study, *options):
+        command = [sys.executable, "-c", SUPERVISOR, place.said, study.study_name, *options]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def ready(self):
@@ -66,16 +65,16 @@ class Supervisor:
 
 
 @pytest.fixture
-def study(place):
-    made = optuna.create_study(study_name="shared", storage=open_storage(place), load_if_exists=True)
+def study(opened, study_name):
+    made = optuna.create_study(study_name=study_name, storage=opened(), load_if_exists=True)
     for value in range(3):
         made.enqueue_trial({"x": value})
     return made
 
 
 def test_three_supervisors_begin_each_trial_once_and_take_over_each_trial_of_a_dead_one_once(place, study):
-    dead = Supervisor(place)
-    others = [Supervisor(place, "tell") for _ in range(3)]
+    dead = Supervisor(place, study)
+    others = [Supervisor(place, study, "tell") for _ in range(3)]
     try:
         dead.ready()
         dead.ask(5)
@@ -93,14 +92,16 @@ def test_three_supervisors_begin_each_trial_once_and_take_over_each_trial_of_a_d
     assert sorted(number for numbers in taken for number in numbers) == list(range(12)), taken
     read_again(study)
     trials = study.get_trials()
+    assert {trial.state for trial in trials[12:]} <= {TrialState.WAITING}  # begun too late, and put back
+    trials = trials[:12]
     assert [trial.number for trial in trials] == list(range(12))
     assert {trial.state for trial in trials} == {TrialState.COMPLETE}
     assert [trial.system_attrs.get("fixed_params") for trial in trials[:4]] == [{"x": 0}, {"x": 1}, {"x": 2}, None]
 
 
-def test_of_two_that_begin_the_last_trial_at_once_the_later_puts_it_back(place, study, tmp_path):
+def test_of_two_that_begin_the_last_trial_at_once_the_later_puts_it_back(opened, study, tmp_path):
     ours, theirs = (HandOut(study, tmp_path) for _ in range(2))
-    other = optuna.load_study(study_name="shared", storage=open_storage(place))
+    other = optuna.load_study(study_name=study.study_name, storage=opened())
     assert other.get_trials(deepcopy=False)[-1].number == 2  # what it knows from now on
     late = HandOut(other, tmp_path)
     for number in range(3):

@@ -18,9 +18,9 @@ def new_study(storage, name="mine"):
 
 
 @pytest.fixture
-def two_views(place):
+def two_views(opened, study_name):
     """One study, as two supervisors see it."""
-    return [new_study(open_storage(place)) for _ in range(2)]
+    return [new_study(opened(), study_name) for _ in range(2)]
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_a_picture_of_the_trials_does_not_change_afterwards(two_views):
 def test_a_search_keeps_no_password_and_stays_where_its_study_is(tmp_path):
     search, out = tmp_path / "mine.yaml", tmp_path / "out"
     search.write_text(
-        "kilobatch: 1\nrecipe: digits/batch_256\nbudget: {trials: 1}\n"
+        "kilobatch: 1\nrecipe: digits/batch_256\nsampler: {kind: Random}\nbudget: {trials: 1}\n"
         "space: {learning_rate.reference: {kind: Float, low: 0.1, high: 0.2}}\n"
     )
     command = [sys.executable, "-P", "-m", "kilobatch", "search", str(search), "--out", str(out)]
