@@ -118,6 +118,12 @@ def search(
     hang_after: Annotated[
         float, typer.Option(min=1, metavar="SECONDS", help="End a trial that makes no update for so long.")
     ] = 600.0,
+    storage: Annotated[
+        str | None, typer.Option(metavar="WHERE", help="Of the study: sqlite, journal, a database's URL, grpc://H:P.")
+    ] = None,
+    study: Annotated[
+        str | None, typer.Option(metavar="NAME", help="In the storage; several searches may share one.")
+    ] = None,
     data: Data = None,
     allow_code: AllowCode = False,
     joined: Annotated[str | None, typer.Option("--joined", hidden=True)] = None,  # rank 0 of a foreign launcher says so
@@ -140,6 +146,8 @@ def search(
         hang_seconds=hang_after,
         data=data,
         allow_code=allow_code,
+        storage=storage,
+        study=study,
     )
     raise typer.Exit(run_search(request))
 
@@ -154,6 +162,18 @@ def search_ranks(talk: Path, ranks_here: Annotated[int | None, typer.Option()] =
     from trainers.together import join_world
 
     serve(join_world(launched_ranks() or 1), talk, threads=threads)
+
+
+@app.command(name="serve-study")
+def serve_study(
+    storage: Annotated[str, typer.Argument(metavar="STORAGE", help="A database's URL, or sqlite:////PATH.")],
+    host: Annotated[str, typer.Option(help="Name or address to listen at.")] = "localhost",
+    port: Annotated[int, typer.Option(help="To listen at.")] = 13000,
+) -> None:
+    """Stand between a database and many searches with `--storage grpc://HOST:PORT`."""
+    from trainers.search.proxy import serve_study as serve
+
+    serve(storage, host=host, port=port)
 
 
 @app.command()

@@ -190,7 +190,7 @@ def start_ranks(
         arguments: of the command line.
         log: file that takes what the ranks print.
         outlive_us: whether they go on when this process is killed; a process that has many runs ends with all of them.
-        launcher: words before the command that start it once for each rank; those of mpiexec on this machine by default.
+        launcher: words before the command that start it once for each rank; by default mpiexec, on this machine.
         environment: of the ranks; with this process's and its share of the cores by default.
     Raises:
         LaunchError: there is no mpiexec.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 
 import optuna
 
@@ -15,11 +16,12 @@ class Spending:
 
     Args:
         search: whose budget it is.
-        study: where both are kept.
+        study: where both are kept, of all supervisors that share it.
     """
 
     def __init__(self, search: Search, study: optuna.Study) -> None:
         self._search, self._study = search, study
+        self._session = uuid.uuid4().hex
         self._before, self._since = studies.spent_seconds(study), time.monotonic()
 
     def over(self, working_seconds: float) -> bool:
@@ -34,8 +36,9 @@ class Spending:
         return budget.device_hours is not None and self._device_hours(working_seconds) >= budget.device_hours
 
     def note(self) -> None:
-        """Keep the session's time."""
-        studies.note_spent(self._study, self._seconds())
+        """Keep how long this session has worked, and learn of the others' that share the study."""
+        studies.note_spent(self._study, time.monotonic() - self._since, session=self._session)
+        self._before = studies.spent_seconds(self._study, besides=self._session)
 
     def _seconds(self) -> float:
         return self._before + time.monotonic() - self._since

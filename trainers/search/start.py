@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import sys
@@ -14,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.console import Console
 
 from recipes.errors import InputRefused
@@ -23,25 +21,23 @@ from recipes.schema import Search
 from trainers.faults import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED
 from trainers.launch import LaunchError, launched_rank, launched_ranks
 from trainers.request import prepare, refused
-from trainers.run_folder import LOG, REPORT, FolderRefused, dataset_facts, differences, require_usable
+from trainers.run_folder import LOG, REPORT
 from trainers.search.best import recipe_path, write_best
 from trainers.search.display import Display
 from trainers.search.dry_run import dry_run_text
 from trainers.search.group import Group, starting_at
+from trainers.search.home import check_folder, place_of_study, remember_place, remember_search, sole_supervisor
 from trainers.search.joined import joined_groups, search_as_rank
 from trainers.search.page import write_search_page
 from trainers.search.places import places
 from trainers.search.search_options import SearchOptions
+from trainers.search.storages import lost, open_storage
 from trainers.search.study import best_trials, finished, new_study, open_study, spent_seconds
 from trainers.search.supervisor import Supervisor
 from trainers.search.transfer import Stages, check_transfer, transfer
 from trainers.search.trial_run import trial_request
 from trainers.search.wording import scores, values_text
 from trainers.vocabulary import search_vocabulary
-
-SEARCH, _LOCK = "search.yaml", "lock"
-# What may change between two sessions of one search: it makes no trial another one.
-_MAY_CHANGE = ("title", "budget", "retries", "ranks_per_trial")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +54,8 @@ class SearchRequest:
     hang_seconds: float = 600.0
     data: Path | None = None
     allow_code: bool = False
+    storage: str | None = None
+    study: str | None = None
 
 
 def search(request: SearchRequest) -> int:
@@ -89,23 +87,35 @@ def _search(request: SearchRequest) -> int:
         print(dry_run_text(opened, groups=len(groups), large=large, **options))
         return 0
     if request.joined is None:  # else the ranks have done so, and begun their logs there
-        _check_folder(request, folder, opened)
-    folder.mkdir(parents=True, exist_ok=True)
+        check_folder(folder, opened, resume=request.resume)
     if moves:
-        _write_search(folder, opened)
+        folder.mkdir(parents=True, exist_ok=True)
+        remember_search(folder, opened)
         return transfer(Stages(opened=opened, folder=folder, **options), partial(_begin_stage, request))
-    with _sole_supervisor(folder):
-        _write_search(folder, opened)
-        how = SearchOptions(folder=folder, hang_seconds=request.hang_seconds, **options)
-        return _work(opened, how, groups)
+    place, name = place_of_study(folder, opened, storage=request.storage, study=request.study)
+    folder.mkdir(parents=True, exist_ok=True)
+    with sole_supervisor(folder):
+        remember_search(folder, opened)
+        study = open_study(opened, open_storage(place), name=name)
+        remember_place(folder, place, name)  # it can be used
+        try:
+            return _work(
+                opened, study, SearchOptions(folder=folder, hang_seconds=request.hang_seconds, **options), groups
+            )
+        except Exception as error:
+            if not lost(error):
+                raise
+            print(f"kilobatch: {place.said} does not answer any more; the same command goes on", file=sys.stderr)
+            return EXIT_FAILED
 
 
 def _begin_stage(request: SearchRequest, file: Path, folder: Path) -> int:
-    return search(replace(request, search=str(file), out=folder, resume=False))
+    study = request.study and f"{request.study}-{folder.name}"
+    return search(replace(request, search=str(file), out=folder, study=study, resume=False))
 
 
-def _work(opened: OpenedSearch, options: SearchOptions, groups: Sequence[Group]) -> int:
-    study, console = open_study(options.folder, opened), Console()
+def _work(opened: OpenedSearch, study: Any, options: SearchOptions, groups: Sequence[Group]) -> int:
+    console = Console()
     display = Display(search=opened.search, folder=options.folder, console=console, groups=len(groups))
     display.know(study.get_trials(deepcopy=False), spent_seconds=spent_seconds(study))
     supervisor = Supervisor(opened, study, options, display, groups)
@@ -118,7 +128,7 @@ def _work(opened: OpenedSearch, options: SearchOptions, groups: Sequence[Group])
         )
         with _stop_signals(supervisor):
             supervisor.run()
-    for trial in best_trials(study)[:1]:  # of a session that was killed before it wrote them
+    for trial in best_trials(study)[:1]:  # of a session that was killed before it wrote them, or of another supervisor
         write_best(options.folder, opened, study, trial, data=options.data, allow_code=options.allow_code)
     write_search_page(options.folder, study, opened.search)
     return _verdict(study, opened.search, options.folder, display, stopped=supervisor.stopping)
@@ -172,7 +182,8 @@ def _join(request: SearchRequest, opened: OpenedSearch, folder: Path, ranks: int
         raise LaunchError(f"{ranks} ranks were launched; leave -n and --hosts out")
     if ranks < each:
         raise refused("-n", f"{ranks} ranks are fewer than the {each} of a trial", f"launch {each} or more")
-    _check_folder(request, folder, opened)
+    check_folder(folder, opened, resume=request.resume)
+    place_of_study(folder, opened, storage=request.storage, study=request.study)
     return search_as_rank(folder, each=each, ranks=ranks)
 
 
@@ -183,57 +194,6 @@ def _require_trainable(request: SearchRequest, opened: OpenedSearch) -> None:
     for share in {Fraction(1), *getattr(opened.search.pruner, "shares", ())}:
         asked = trial_request(opened, 0, {}, Path("trial"), share=share, **options)
         prepare(asked, workers=opened.search.ranks_per_trial)
-
-
-def _identity(opened: OpenedSearch) -> dict[str, Any]:
-    """What the sessions of one search must agree on."""
-    tree = {key: value for key, value in opened.tree.items() if key not in _MAY_CHANGE}
-    return {"search": tree, "recipe": opened.base.tree, "dataset": dataset_facts(opened.base.dataset)}
-
-
-def _check_folder(request: SearchRequest, folder: Path, opened: OpenedSearch) -> None:
-    """Refuse a folder that holds something else than this search.
-
-    Raises:
-        FolderRefused: it does, or `--resume` finds no search there.
-    """
-    if not (folder / SEARCH).is_file():
-        if request.resume:
-            raise FolderRefused(f"there is no search in {folder} to go on with; leave --resume out to begin one")
-        require_usable(folder, resume=False)
-        return
-    before = yaml.safe_load((folder / SEARCH).read_text(encoding="utf-8"))
-    changed = differences(before, yaml.safe_load(yaml.safe_dump(_identity(opened))))
-    if changed:
-        raise FolderRefused(
-            f"{folder} holds another search; {'; '.join(changed)}; go on with the search it began with, or begin "
-            "anew in another --out"
-        )
-
-
-def _write_search(folder: Path, opened: OpenedSearch) -> None:
-    path = folder / SEARCH
-    if not path.exists():
-        partial = path.with_name(f".{SEARCH}.partial")
-        partial.write_text(yaml.safe_dump(_identity(opened), sort_keys=False, width=120), encoding="utf-8")
-        partial.rename(path)
-
-
-@contextmanager
-def _sole_supervisor(folder: Path) -> Iterator[None]:
-    """Refuse a second supervisor in a folder; the system releases the lock of one that is killed."""
-    with open(folder / _LOCK, "a+", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.seek(0)
-            raise FolderRefused(
-                f"process {file.read().strip() or 'unknown'} searches in {folder} already; wait for it, or end it"
-            ) from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        yield
 
 
 @contextmanager

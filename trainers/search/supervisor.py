@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.trial import TrialState
+from optuna.exceptions import UpdateFinishedTrialError
 
 from recipes.open_search import OpenedSearch
 from trainers.launch import STOP_FILE
@@ -20,8 +20,9 @@ from trainers.search import study as studies
 from trainers.search.display import Display
 from trainers.search.fairness import note_comparable
 from trainers.search.group import Group
+from trainers.search.hand_out import HandOut, run_folder
 from trainers.search.job import Ending, Job, Report, last_line
-from trainers.search.leases import LEASE, RENEW_SECONDS, is_stale, own_lease
+from trainers.search.leases import RENEW_SECONDS
 from trainers.search.outcome import known_before
 from trainers.search.rungs import place, promote
 from trainers.search.search_options import SearchOptions
@@ -32,6 +33,7 @@ from trainers.search.trial_run import run_folders, trial_request
 TRIALS = "trials"  # in the search's folder: a run's folder for each trial
 _POLL_SECONDS = 0.02
 _SHOW_SECONDS = 0.2
+_LOOK_SECONDS = 1.0
 
 
 @dataclass(kw_only=True)
@@ -69,12 +71,10 @@ class Supervisor:
         self.display, self.groups = display, groups
         self.stopping = False
         self._working: list[_Work] = []
-        trials = study.get_trials(deepcopy=False)
-        self._begun = sum(trial.state != TrialState.WAITING for trial in trials)
-        running = [trial for trial in trials if trial.state == TrialState.RUNNING]
-        self._stale = [trial for trial in running if is_stale(trial.user_attrs.get(LEASE))]
-        self._telling, self._spending = Telling(opened, study, options, display), Spending(self.search, study)
-        self._renewed = self._shown = time.monotonic()
+        self._trials, self._spending = HandOut(study, options.folder), Spending(self.search, study)
+        self._telling = Telling(opened, study, options, display, done=self._trials.done)
+        self._noted = self._shown = time.monotonic()
+        self._look_again = 0.0
         self._stop_file = options.folder / STOP_FILE
         self._stop_file.unlink(missing_ok=True)
 
@@ -83,10 +83,13 @@ class Supervisor:
         try:
             while True:
                 for work in list(self._working):
-                    self._attend(work)
-                while not self.stopping and len(self._working) < len(self.groups) and self._begin_next():
+                    try:
+                        self._attend(work)
+                    except UpdateFinishedTrialError:  # another supervisor has finished it
+                        self._drop(work)
+                while self._has_room() and self._begin_next():
                     pass
-                if not self._working:
+                if not self._working and (self.stopping or not self._trials.undecided()):
                     break
                 self._keep_up()
                 time.sleep(_POLL_SECONDS)
@@ -96,7 +99,7 @@ class Supervisor:
                 group.wait()
         finally:
             self.kill()
-            self._spending.note()
+        self._spending.note()
 
     def ask_to_stop(self) -> None:
         """No trial begins; those that run write a checkpoint and stay in the study as running, for the next session."""
@@ -109,25 +112,29 @@ class Supervisor:
         for group in self.groups:
             group.kill()
 
+    def _has_room(self) -> bool:
+        """Whether a group is free, and may find something to do: where there was nothing it looks again in a second."""
+        return not self.stopping and len(self._working) < len(self.groups) and time.monotonic() > self._look_again
+
     def _begin_next(self) -> bool:
         """Go on with a trial that was left running, else begin one; False where there is nothing to do."""
-        if self._stale:
-            left = self._stale.pop(0)
-            self._go_on(optuna.Trial(self.study, left._trial_id))
+        self._look_again = time.monotonic() + _LOOK_SECONDS
+        left = self._trials.left()
+        if left is not None:
+            self._look_again = 0.0
+            self._go_on(left)
             return True
-        working = sum(work.job.seconds for work in self._working)
-        if self._begun >= self.search.budget.trials or self._spending.over(working):
+        if self._spending.over(sum(work.job.seconds for work in self._working)):
             return False
         promote(self.study, self.search)
-        trial = self.study.ask()
-        self._begun += 1
-        trial.set_user_attr(LEASE, own_lease())
-        self._start(trial)
-        return True
+        trial = self._trials.new(self.search.budget.trials)
+        if trial is not None:
+            self._look_again = 0.0
+            self._start(trial)
+        return trial is not None
 
     def _go_on(self, trial: optuna.Trial) -> None:
         """What a session before this one left: told where its runs had ended, else resumed."""
-        trial.set_user_attr(LEASE, own_lease())
         folders = self._folders(trial)
         run = _num_ended(folders)
         pruned_at = trial.user_attrs.get(studies.PRUNED_AT)
@@ -189,16 +196,20 @@ class Supervisor:
         name = f"{TRIALS}/trial-{trial.number:04d}"
         if studies.FOLDER not in trial.user_attrs:
             trial.set_user_attr(studies.FOLDER, name)
-        return run_folders(self.search, self.options.folder / name)
+        return run_folders(self.search, run_folder(trial, name, self.options.folder))
 
     def _attend(self, work: _Work) -> None:
-        """One look at a job: whether it ended, its reports, whether it hangs."""
+        """One look at a job: whether its trial is still ours, whether it ended, its reports, whether it hangs."""
+        if not self._trials.holds(work.trial):
+            self._drop(work)
+            return
         ending = work.job.ended()  # first: what is written until then is read below
         for report in work.job.new_reports():
             self._take(work, report, goes_on=ending is None)
         if ending is not None:
             work.job.close()
             self._working.remove(work)
+            self._look_again = 0.0
             self._telling.ran(work.trial, work.job)
             if work.run == 0:
                 self._telling.costs(work.trial, work.job)
@@ -221,6 +232,14 @@ class Supervisor:
             work.trial.set_user_attr(studies.PRUNED_AT, report.number)  # first: a dead supervisor keeps its word
             work.job.ask_to_stop()
 
+    def _drop(self, work: _Work) -> None:
+        """It stood still for so long that another host has taken the trial."""
+        work.job.kill()
+        work.job.close()
+        self._working = [other for other in self._working if other is not work]
+        self._trials.done(work.trial)
+        self.display.say(f"trial {work.trial.number} was taken by another supervisor of the study")
+
     def _end(self, work: _Work, ending: Ending) -> None:
         """What the end of a run means for its trial."""
         trial = work.trial
@@ -231,24 +250,20 @@ class Supervisor:
             if work.run + 1 == self.search.seeds_per_trial:
                 self._telling.complete(trial, self._folders(trial), work.job.prepared)
             elif self.stopping:
-                self._leave(trial)
+                self._trials.release(trial)
             else:
                 self._start(trial)
         elif work.pruned_at is not None and ending.how != "failed":
             self._telling.pruned(trial, work.pruned_at)
         elif ending.how == "stopped" and self.stopping:
-            self._leave(trial)
+            self._trials.release(trial)
             self.display.say(f"trial {trial.number} stopped at update {work.job.update}, with a checkpoint")
         elif ending.how == "failed":
             self._telling.failed(trial, ending)
         elif self.stopping:
-            self._leave(trial)
+            self._trials.release(trial)
         elif self._telling.may_retry(trial, ending):
             self._start(trial)
-
-    def _leave(self, trial: optuna.Trial) -> None:
-        """It goes on in the next session."""
-        trial.set_user_attr(LEASE, None)
 
     def _keep_up(self) -> None:
         """What is done now and then: leases, signs of life, the table, a look at whether the user wants to stop."""
@@ -257,10 +272,9 @@ class Supervisor:
             group.sign()
         if not self.stopping and self._stop_file.exists():
             self.ask_to_stop()
-        if now - self._renewed > RENEW_SECONDS:
-            self._renewed = now
-            for work in self._working:
-                work.trial.set_user_attr(LEASE, own_lease())
+        self._trials.renew()
+        if now - self._noted > RENEW_SECONDS:
+            self._noted = now
             self._spending.note()
         if now - self._shown > _SHOW_SECONDS:
             self._shown = now

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import optuna
@@ -30,16 +30,20 @@ class Telling:
         study: of `open_study`.
         options: how.
         display: what the user sees.
+        done: is told of a trial before the study is: nobody works on it any more.
     """
 
-    def __init__(self, opened: OpenedSearch, study: optuna.Study, options: SearchOptions, display: Display) -> None:
-        self.opened, self.search, self.study, self.options, self.display = (
-            opened,
-            opened.search,
-            study,
-            options,
-            display,
-        )
+    def __init__(
+        self,
+        opened: OpenedSearch,
+        study: optuna.Study,
+        options: SearchOptions,
+        display: Display,
+        *,
+        done: Callable[[optuna.Trial], None],
+    ) -> None:
+        self.opened, self.search, self.study = opened, opened.search, study
+        self.options, self.display, self._done = options, display, done
         objective = self.search.reported or Objective()  # else for the display alone
         self.reporting = {"metric": objective.metric, "reports": self.search.reports}
 
@@ -77,6 +81,7 @@ class Telling:
         except ValueError as error:
             self.failed(trial, Ending(how="failed", reason=str(error)))
             return
+        self._done(trial)
         told = studies.tell_complete(self.study, trial, found)
         state = found.state if is_whole(told) else "short"
         self.display.ended(trial.number, state, values=found.values, reason=found.broken)
@@ -88,12 +93,14 @@ class Telling:
         reason = f"not trained: {found.broken}"
         trial.set_user_attr(studies.REASON, reason)
         studies.note_constraints(trial, found)
+        self._done(trial)
         self.study.tell(trial, state=TrialState.PRUNED)
         self.display.ended(trial.number, found.state, reason=reason)
 
     def pruned(self, trial: optuna.Trial, number: int) -> None:
         """A trial was ended after a report."""
         trial.set_user_attr(studies.REASON, f"pruned at report {number} of {self.search.reports}")
+        self._done(trial)
         self.study.tell(trial, state=TrialState.PRUNED)
         self.display.ended(trial.number, "pruned", reason=f"at report {number} of {self.search.reports}")
 
@@ -102,6 +109,7 @@ class Telling:
         trial.set_user_attr(studies.REASON, ending.reason)
         if ending.rank is not None:
             trial.set_user_attr(studies.RANK, ending.rank)
+        self._done(trial)
         self.study.tell(trial, state=TrialState.FAIL)
         self.display.ended(trial.number, "failed", reason=ending.reason)
 

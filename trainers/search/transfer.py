@@ -30,7 +30,8 @@ from recipes.scale import Scaled, scale_recipe
 from recipes.scale.request import rounded
 from recipes.search_checks import value_at
 from trainers.search.best import BEST, best_head, best_recipe, from_anywhere
-from trainers.search.study import best_trial, open_study
+from trainers.search.home import study_of
+from trainers.search.study import best_trial
 from trainers.vocabulary import search_vocabulary
 
 SCALED = "scaled.yaml"
@@ -120,7 +121,7 @@ class Stages:
     def best_text(self) -> str | None:
         """The best recipe of all, each value with where it came from; None while there is none."""
         large = self.open(self.folder / f"{self.names[1]}.yaml")
-        best = best_trial(open_study(self.folder / self.names[1], large))
+        best = best_trial(study_of(self.folder / self.names[1], large))
         if best is None:
             return None
         found = best_recipe(large, best, data=self.data, allow_code=self.allow_code)
@@ -129,7 +130,7 @@ class Stages:
     def _origins(self, found: OpenedRecipe) -> dict[str, str]:
         """Origin of each value: the second search, the scaling with its reason, or what the first search had."""
         small = self.open(self.folder / f"{self.names[0]}.yaml")
-        first = best_trial(open_study(self.folder / self.names[0], small))
+        first = best_trial(study_of(self.folder / self.names[0], small))
         assert first is not None
         before = best_recipe(small, first, data=self.data, allow_code=self.allow_code)
         reasons = {change.key: change.reason for change in self.scale().changes if change.moves}

@@ -2,13 +2,19 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
+import uuid
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import optuna
 import pytest
+
+from trainers.search.storages import PASSWORD, open_storage, read_place
 
 HEAD = """\
 kilobatch: 1
@@ -44,9 +50,10 @@ class Searching:
         return process.returncode, said
 
     def trials(self):
-        """All trials of its study."""
-        storage = f"sqlite:///{self.folder / 'study.db'}"
-        return optuna.load_study(study_name="mine", storage=storage).get_trials()
+        """All trials of its study, read anew."""
+        where = self.options[self.options.index("--storage") + 1] if "--storage" in self.options else "sqlite"
+        with closing(open_storage(read_place(where, self.folder))) as storage:
+            return optuna.load_study(study_name="mine", storage=storage).get_trials()
 
     def run_folder(self, number):
         return self.folder / "trials" / f"trial-{number:04d}"
@@ -91,3 +98,55 @@ def searching(tmp_path):
     """`searching(text, *options)`: a `Searching`, whose study can be read while warnings are errors."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return lambda text, *options: Searching(tmp_path, text, *options)
+
+
+@pytest.fixture(params=["sqlite", "journal", "proxy", "postgresql"])
+def place(request, tmp_path):
+    """Where a study may be kept; what needs a package or a server that is not here is skipped."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    if request.param == "proxy":
+        return read_place(request.getfixturevalue("proxy"), tmp_path)
+    if request.param == "postgresql":
+        url = os.environ.get("KILOBATCH_TEST_DATABASE")
+        if url is None:
+            pytest.skip("KILOBATCH_TEST_DATABASE names no database; ./scripts/start_postgresql FOLDER starts one")
+        request.getfixturevalue("monkeypatch").setenv(PASSWORD, urlsplit(url).password or "")
+        return read_place(url, tmp_path)
+    return read_place({"sqlite": "sqlite:///", "journal": "journal://"}[request.param] + f"{tmp_path}/study", tmp_path)
+
+
+@pytest.fixture
+def opened(place):
+    """`opened()`: a storage there, which is closed when the test has ended."""
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(closing(open_storage(place)))
+
+
+@pytest.fixture
+def study_name():
+    """A name that no other test's study has."""
+    return f"study-{uuid.uuid4().hex}"
+
+
+@pytest.fixture(scope="session")
+def proxy(tmp_path_factory):
+    """The address of a proxy before SQLite."""
+    pytest.importorskip("grpc", reason="pip install 'kilobatch[grpc]'")
+    with _serving(f"sqlite:///{tmp_path_factory.mktemp('proxy')}/study.db") as address:
+        yield address
+
+
+@contextmanager
+def _serving(storage):
+    """The address of a proxy before a storage."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-P", "-m", "kilobatch", "serve-study", storage, "--host", "127.0.0.1", "--port", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline().startswith("serving the studies of sqlite:///")
+        yield f"grpc://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.communicate()
