@@ -14,7 +14,8 @@ from optuna.trial import FrozenTrial, TrialState
 from recipes.reports.markup import Markup, inline_svg, joined, tag
 from recipes.schema import Search
 from trainers.run_folder import RUN
-from trainers.search.study import FOLDER, best_trials, is_feasible
+from trainers.search.states import state_of
+from trainers.search.study import FOLDER, best_trials
 from trainers.search.wording import metric_name
 
 _FEW = 10  # with fewer complete trials an importance or a contour would be drawn from chance
@@ -73,10 +74,9 @@ def _figures(study: optuna.Study, search: Search, folder: Path | None) -> Iterat
 def _point(trial: FrozenTrial) -> Any:
     from recipes.reports.plots.of_search import TrialPoint
 
-    complete = "complete" if is_feasible(trial) else "infeasible"
     return TrialPoint(
         number=trial.number,
-        state=complete if trial.state == TrialState.COMPLETE else "pruned",
+        state=state_of(trial),
         scores=tuple(trial.values),
         values=trial.params,
         reports=trial.intermediate_values,

@@ -23,7 +23,7 @@ class TrialPoint:
 
     Args:
         number: of the trial.
-        state: `complete`; `pruned`, or `infeasible`: complete, and beyond a constraint.
+        state: `complete`, `pruned`, `infeasible` (beyond a constraint) or `short` (of a lower rung).
         scores: its objectives; of a pruned one the last report.
         values: by path of the space, where it has one.
         reports: number of the report -> score.
@@ -45,6 +45,7 @@ _LOOKS = {
     "complete": (SERIES[0], SERIES[0], "o"),
     "pruned": ("none", SERIES[0], "o"),
     "infeasible": (MUTED, MUTED, "x"),
+    "short": ("none", MUTED, "o"),  # a whole run of fewer epochs
 }
 
 
