@@ -86,8 +86,8 @@ def known_before(search: Search, recipe: Mapping[str, Any]) -> Outcome:
 def run_scores(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """The scores of a finished run by metric.
 
-        accuracy, loss    of the last evaluation
-        train_loss        mean over the updates since the evaluation before that
+    accuracy, loss    of the last evaluation
+    train_loss        mean over the updates since the evaluation before that
     """
     found: dict[str, float] = {}
     losses: list[float] = []

@@ -11,6 +11,7 @@ from recipes.comparable import slow_until
 from recipes.compress import compressed
 from recipes.open import open_recipe
 from recipes.open_search import OpenedSearch, assignments
+from recipes.schema import Search
 from trainers.request import Prepared, TrainRequest
 from trainers.vocabulary import vocabulary
 
@@ -21,6 +22,7 @@ def trial_request(
     values: dict[str, Any],
     folder: Path,
     *,
+    run: int = 0,
     share: Fraction = Fraction(1),
     resume: bool = False,
     data: Path | None = None,
@@ -29,14 +31,23 @@ def trial_request(
     """What the ranks of a trial are asked for.
 
     Args:
+        opened: the search.
+        number: of the trial.
+        values: of its recipe, by their paths.
+        folder: of the run.
+        run: which of the trial's runs, from 0: its seed is so much higher than the recipe's.
         share: of the epochs; a shorter run has its whole schedule compressed, and is evaluated at its end.
+        resume: go on with the run in the folder.
+        data, allow_code: as of `train`.
     Raises:
         InputRefused: a shorter run would be too short, or its recipe does not open.
     """
     search, report = opened.search, f"{1 / opened.search.reports!r}run"
+    seed = values.get("seed", opened.base.recipe.seed)
     given = {
         **search.fixed,
         **values,
+        **({"seed": seed + run} if run else {}),
         "name": f"{search.name}-trial-{number}",
         "title": f"Trial {number} of the search {search.name} over {search.recipe}",
         "evaluation.every": report if share == 1 else "1run",
@@ -58,6 +69,12 @@ def trial_request(
         data=data,
         allow_code=allow_code,
     )
+
+
+def run_folders(search: Search, folder: Path) -> list[Path]:
+    """Of all runs of a trial: its own folder, or one in it for each seed where there are several."""
+    several = search.seeds_per_trial > 1
+    return [folder / f"run-{run}" for run in range(search.seeds_per_trial)] if several else [folder]
 
 
 def warmup_end(prepared: Prepared) -> float:
