@@ -132,6 +132,7 @@ def by_rungs(order: list[Recorded], budget: float, *, pruner: Any) -> Outcome:
     from trainers.search.rungs import RUNG, place, promote
 
     study, search = optuna.create_study(direction="maximize", sampler=InOrder()), SimpleNamespace(pruner=pruner)
+    search.budget = SimpleNamespace(trials=math.inf)
     found, spent = Outcome(), 0.0
     for _ in range(len(order)):
         promote(study, search)
