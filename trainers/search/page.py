@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import optuna
@@ -13,7 +14,7 @@ from recipes.reports.page import document
 from recipes.reports.wording import duration, number
 from recipes.schema import Search
 from trainers.run_folder import REPORT
-from trainers.search.pictures import pictures
+from trainers.search.pictures import pictures, rates_picture
 from trainers.search.states import counted, reason_of, state_of
 from trainers.search.study import FOLDER, SECONDS, best_trials
 from trainers.search.wording import column_names, metric_name, scores, shown
@@ -21,11 +22,29 @@ from trainers.search.wording import column_names, metric_name, scores, shown
 
 def write_search_page(folder: Path, study: optuna.Study, search: Search) -> Path:
     """Write the page of a search into its folder, whole or not at all."""
-    path = folder / REPORT
-    partial = path.with_name(f".{REPORT}.partial")
-    partial.write_text(search_page_text(study, search, folder=folder), encoding="utf-8")
-    partial.rename(path)
-    return path
+    return _write(folder, search_page_text(study, search, folder=folder))
+
+
+def write_transfer_page(folder: Path, search: Search, parts: Sequence[tuple[optuna.Study, Path]]) -> Path:
+    """Write the page of a transfer: the way to the pages of its searches, and their rates against their batches.
+
+    Args:
+        folder: of the transfer.
+        search: as a user wrote it.
+        parts: its searches' studies and folders, the small batch first.
+    """
+    best = best_trials(parts[-1][0])
+    links = [
+        tag("li", tag("a", own.name, href=f"{own.name}/{REPORT}"), f": {_spent(search, study.get_trials())}")
+        for study, own in parts
+    ]
+    body = [
+        tag("div", f"transfer over {search.recipe}", class_="muted"),
+        tag("p", _verdict(search, best), class_="verdict"),
+        tag("ul", *links),
+        rates_picture(parts, search),
+    ]
+    return _write(folder, document(search.title or search.name, joined(body)))
 
 
 def search_page_text(study: optuna.Study, search: Search, *, folder: Path | None = None) -> str:
@@ -42,6 +61,14 @@ def search_page_text(study: optuna.Study, search: Search, *, folder: Path | None
         _table(trials, search, best),
     ]
     return document(search.title or search.name, joined(body))
+
+
+def _write(folder: Path, text: str) -> Path:
+    path = folder / REPORT
+    partial = path.with_name(f".{REPORT}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.rename(path)
+    return path
 
 
 def _verdict(search: Search, best: list[FrozenTrial]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,22 @@ def pictures(study: optuna.Study, search: Search, folder: Path | None) -> Markup
         search: what it is.
         folder: of the search, where its trials' runs lie; None for none.
     """
+    return _drawn(_figures(study, search, folder))
+
+
+def rates_picture(parts: Sequence[tuple[optuna.Study, Path]], search: Search) -> Markup:
+    """Rate against batch over the trials of several searches, each with its folder."""
+    (objective,) = search.objectives
+    maximize = objective.direction == "maximize"
+    return _drawn(_of_batches(parts, metric=metric_name(objective.metric), maximize=maximize))
+
+
+def _drawn(figures: Iterator[tuple[Any, str]]) -> Markup:
     from recipes.reports.plots import svg_text
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        found = [(svg_text(figure), words) for figure, words in _figures(study, search, folder)]
+        found = [(svg_text(figure), words) for figure, words in figures]
     drawn = [
         tag("figure", inline_svg(text, prefix=f"p{place}", label=words), tag("figcaption", words))
         for place, (text, words) in enumerate(found)
@@ -61,8 +72,8 @@ def _figures(study: optuna.Study, search: Search, folder: Path | None) -> Iterat
     for at, metric in list(enumerate(metrics))[1:]:
         figure = of_search.front_figure(points, front, metrics=(metrics[0], metric), at=at)
         yield figure, f"Trials that no other one beats in everything, by {metrics[0]} and {metric}."
-    if search.transfer is not None or any(path.startswith("batch.") for path in search.space):
-        yield from _of_batches(trials, points, folder, metric=metrics[0], maximize=maximize)
+    if any(path.startswith("batch.") for path in search.space):
+        yield from _of_batches([(study, folder)], metric=metrics[0], maximize=maximize)
     yield from _of_importance(study, search, metrics)
     for path, range_ in search.space.items():
         if any(path in point.values for point in points):
@@ -113,17 +124,18 @@ def _contour(study: optuna.Study, paths: list[str], metric: str) -> Any:
 
 
 def _of_batches(
-    trials: list[FrozenTrial], points: list[Any], folder: Path | None, *, metric: str, maximize: bool
+    parts: Sequence[tuple[optuna.Study, Path | None]], *, metric: str, maximize: bool
 ) -> Iterator[tuple[Any, str]]:
     """Rate against batch, where trials differ in their batch: from the plans of their runs."""
     from recipes.reports.plots.of_search import rate_figure
 
     found = []
-    for trial, point in zip(trials, points, strict=True):
-        segments = _segments(trial, folder)
-        if segments:
-            batch = max(segment["global_batch_size"] for segment in segments)
-            found.append((batch, max(max(segment["learning_rate"]) for segment in segments), point))
+    for study, folder in parts:
+        for trial in study.get_trials(deepcopy=False):
+            segments = _segments(trial, folder) if trial.values else []
+            if segments:
+                batch = max(segment["global_batch_size"] for segment in segments)
+                found.append((batch, max(max(segment["learning_rate"]) for segment in segments), _point(trial)))
     if len({batch for batch, _, _ in found}) > 1:
         words = "The full rate of every trial at its batch; the lines begin at the best one of the smallest batch."
         yield rate_figure(found, metric=metric, maximize=maximize), words
