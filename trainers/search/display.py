@@ -122,7 +122,7 @@ class Display:
         left = self.seconds_left()
         words = [f"trial {number} {state}: {said}", *filter(None, [self._best_words()])]
         words += [f"{len(self._ended())}/{self.search.budget.trials} trials"]
-        words += [f"about {duration(left)} left"] if left else []
+        words += [f"about {duration(left)} left"] if left and left >= 1 else []
         self.say("; ".join(words))
 
     def show(self, working: Sequence[tuple[int, Job]]) -> None:
@@ -188,7 +188,7 @@ class Display:
         words = [f"{len(self._ended())}/{self.search.budget.trials} trials", self._best_words()]
         limit = self.search.budget.device_hours
         words += [f"{number(used, digits=3)}{f' of {limit:g}' if limit else ''} device-hours"]
-        words += [f"about {duration(left)} left"] if left else []
+        words += [f"about {duration(left)} left"] if left and left >= 1 else []
         return Group(table, Text("  ".join(filter(None, words)), style="dim"))
 
     def _cells(self, row: _Row, *, bold: bool) -> list[str | Text]:

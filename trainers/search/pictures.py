@@ -11,6 +11,7 @@ import optuna
 import yaml
 from optuna.trial import FrozenTrial, TrialState
 
+from recipes.rates import full_rate
 from recipes.reports.markup import Markup, inline_svg, joined, tag
 from recipes.schema import Search
 from trainers.run_folder import RUN
@@ -126,30 +127,33 @@ def _contour(study: optuna.Study, paths: list[str], metric: str) -> Any:
 def _of_batches(
     parts: Sequence[tuple[optuna.Study, Path | None]], *, metric: str, maximize: bool
 ) -> Iterator[tuple[Any, str]]:
-    """Rate against batch, where trials differ in their batch: from the plans of their runs."""
+    """Rate against batch, where trials differ in their batch: from the records of their runs."""
     from recipes.reports.plots.of_search import rate_figure
 
     found = []
     for study, folder in parts:
         for trial in study.get_trials(deepcopy=False):
-            segments = _segments(trial, folder) if trial.values else []
-            if segments:
-                batch = max(segment["global_batch_size"] for segment in segments)
-                found.append((batch, max(max(segment["learning_rate"]) for segment in segments), _point(trial)))
+            place = batch_and_rate(trial, folder) if trial.values else None
+            if place is not None:
+                found.append((*place, _point(trial)))
     if len({batch for batch, _, _ in found}) > 1:
         words = "The full rate of every trial at its batch; the lines begin at the best one of the smallest batch."
         yield rate_figure(found, metric=metric, maximize=maximize), words
 
 
-def _segments(trial: FrozenTrial, folder: Path | None) -> list[dict[str, Any]]:
-    """The plan of a trial's run; empty where there is none."""
+def batch_and_rate(trial: FrozenTrial, folder: Path | None) -> tuple[int, float] | None:
+    """The largest batch of a trial's run and its rate there, before warmup and schedule; None where it has no run."""
     name = trial.user_attrs.get(FOLDER)
     if folder is None or name is None:
-        return []
+        return None
     try:
-        return yaml.load((folder / name / RUN).read_text(encoding="utf-8"), Loader=_LOADER)["plan"]["segments"]
-    except (OSError, yaml.YAMLError, LookupError, TypeError):
-        return []
+        path = next(path for path in (folder / name / RUN, folder / name / "run-0" / RUN) if path.is_file())
+        run = yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)
+        batch = max(segment["global_batch_size"] for segment in run["plan"]["segments"])
+        formula = run["recipe"]["learning_rate"]
+    except (OSError, StopIteration, yaml.YAMLError, LookupError, TypeError):
+        return None
+    return batch, full_rate(formula["reference"], batch, rule=formula["rule"], per=formula["per"])
 
 
 _LOADER: Callable[[str], Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
