@@ -109,6 +109,9 @@ def train(
 def search(
     search: Annotated[str, typer.Argument(metavar="SEARCH", help="A name in configs/searches, or a path.")],
     workers: Annotated[int | None, typer.Option("-n", min=1, metavar="N", help="Ranks of all trials together.")] = None,
+    hosts: Annotated[
+        str | None, typer.Option(metavar="A,B:4", help="Where mpiexec starts them; A has what B leaves.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="The search's folder; runs/search-NAME if left out.")
     ] = None,
@@ -119,8 +122,15 @@ def search(
     hang_after: Annotated[
         float, typer.Option(min=1, metavar="SECONDS", help="End a trial that makes no update for so long.")
     ] = 600.0,
+    storage: Annotated[
+        str | None, typer.Option(metavar="WHERE", help="Of the study: sqlite, journal, a database's URL, grpc://H:P.")
+    ] = None,
+    study: Annotated[
+        str | None, typer.Option(metavar="NAME", help="In the storage; several searches may share one.")
+    ] = None,
     data: Data = None,
     allow_code: AllowCode = False,
+    joined: Annotated[str | None, typer.Option("--joined", hidden=True)] = None,  # rank 0 of a foreign launcher says so
 ) -> None:
     """Search a recipe's values: trials side by side, N ranks in all. The same command goes on where it ended."""
     from trainers.launch import limit_threads
@@ -132,14 +142,42 @@ def search(
     request = SearchRequest(
         search=search,
         workers=workers,
+        hosts=hosts,
+        joined=joined,
         out=out,
         resume=resume,
         dry_run=dry_run,
         hang_seconds=hang_after,
         data=data,
         allow_code=allow_code,
+        storage=storage,
+        study=study,
     )
     raise typer.Exit(run_search(request))
+
+
+@app.command(hidden=True)
+def search_ranks(talk: Path, ranks_here: Annotated[int | None, typer.Option()] = None) -> None:
+    """Be one of the ranks of a search's group, as its supervisor starts them."""
+    from trainers.launch import launched_ranks, limit_threads
+
+    threads = limit_threads(ranks_here)
+    from trainers.search.serve import serve
+    from trainers.together import join_world
+
+    serve(join_world(launched_ranks() or 1), talk, threads=threads)
+
+
+@app.command(name="serve-study")
+def serve_study(
+    storage: Annotated[str, typer.Argument(metavar="STORAGE", help="A database's URL, or sqlite:////PATH.")],
+    host: Annotated[str, typer.Option(help="Name or address to listen at.")] = "localhost",
+    port: Annotated[int, typer.Option(help="To listen at.")] = 13000,
+) -> None:
+    """Stand between a database and many searches with `--storage grpc://HOST:PORT`."""
+    from trainers.search.proxy import serve_study as serve
+
+    serve(storage, host=host, port=port)
 
 
 @app.command()

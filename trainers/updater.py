@@ -13,7 +13,6 @@ import numpy as np
 from chainer.training.updaters import StandardUpdater
 
 from recipes.noise_scale import Norms
-from recipes.planning.division import Division
 from recipes.planning.planner import Plan
 from recipes.rates import full_rate_at, learning_rate_at, momentum_at
 from trainers.checkpoint import copy_arrays
@@ -26,6 +25,7 @@ from trainers.norm_groups import NormGroups
 from trainers.phases import phase
 from trainers.steering import Moment, steer
 from trainers.stream_iterator import StreamIterator, UpdateShare
+from trainers.teams import Teams
 from trainers.update_record import Step, UpdateRecord
 from trainers.waiting import wait_for
 from trainers.weight_average import AveragedWeights
@@ -90,12 +90,12 @@ class RecipeUpdater(StandardUpdater):
         precision = plan.recipe.precision
         self._mixed = MixedPrecision(optimizer.target, precision) if precision.compute == "mixed16" else None
         self._stop_asked = stop_asked
-        self._teams: dict[int, Any] = {1: None}
+        self._teams = Teams(mpi)
         self._gradients = MeanGradient(
             optimizer.target,
             loss=loss,
             plan=plan,
-            team_of=self._team,
+            team_of=self._teams.of,
             norm_groups=norm_groups,
             exchange=exchange,
             mixed=self._mixed,
@@ -248,13 +248,10 @@ class RecipeUpdater(StandardUpdater):
         rank = int(np.flatnonzero(flags)[0])
         return rank, self._mpi.bcast(parameter, root=rank)
 
-    def _team(self, division: Division) -> Any:
-        """The communicator of this worker's team; split once for each team size, by all workers together."""
-        if division.team_size not in self._teams:
-            team = division.team_of(self._mpi.rank)
-            colour = division.num_teams if team is None else team
-            self._teams[division.team_size] = self._mpi.Split(colour, self._mpi.rank)
-        return self._teams[division.team_size]
+    def close(self) -> None:
+        """Give memory and communicators back, also after a failure on all workers, who call this together."""
+        self.exchange.close()
+        self._teams.close()
 
     @property
     def state(self) -> dict[str, Any]:

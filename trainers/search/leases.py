@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,25 @@ RENEW_SECONDS = 30.0
 
 
 def own_lease(now: float | None = None) -> dict[str, Any]:
-    """A lease of this process, as plain data: host, pid, when that process began, and how long it holds."""
+    """A lease of this process, as plain data: host, pid, when that process began, how long it holds, and its name."""
     now = time.time() if now is None else now
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "began": _began(os.getpid()),
         "until": now + LEASE_SECONDS,
+        "grant": uuid.uuid4().hex,
     }
+
+
+def renewed(lease: Mapping[str, Any], now: float | None = None) -> dict[str, Any]:
+    """The same lease for longer."""
+    return {**lease, "until": (time.time() if now is None else now) + LEASE_SECONDS}
+
+
+def released(lease: Mapping[str, Any]) -> dict[str, Any]:
+    """The same lease, given back: anybody may take the trial at once."""
+    return {**lease, "until": 0.0, "pid": None}
 
 
 def is_stale(lease: Mapping[str, Any] | None, now: float | None = None) -> bool:
@@ -35,11 +47,26 @@ def is_stale(lease: Mapping[str, Any] | None, now: float | None = None) -> bool:
         lease: of the trial; None where there is none.
         now: seconds since 1970; the clock's by default.
     """
-    if lease is None:
+    if lease is None or lease["pid"] is None:
         return True
-    if lease["host"] == socket.gethostname():
-        return lease["pid"] == os.getpid() or _began(lease["pid"]) != lease["began"]
+    if is_here(lease):
+        return lease["pid"] == os.getpid() or is_gone(lease)
     return (time.time() if now is None else now) > lease["until"]
+
+
+def is_here(lease: Mapping[str, Any]) -> bool:
+    """Whether it is of this host."""
+    return lease["host"] == socket.gethostname()
+
+
+def is_gone(lease: Mapping[str, Any]) -> bool:
+    """Whether the process of a lease is known to be dead; of another host's that is never known."""
+    return is_here(lease) and _began(lease["pid"]) != lease["began"]
+
+
+def is_mine(lease: Mapping[str, Any]) -> bool:
+    """Whether it is this process's."""
+    return is_here(lease) and lease["pid"] == os.getpid() and not is_gone(lease)
 
 
 def _began(pid: int) -> str | None:

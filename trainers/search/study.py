@@ -1,51 +1,71 @@
-"""Optuna's study of a search: where it is stored, and what it holds of a trial."""
+"""Optuna's study of a search: what it holds of the search and of a trial."""
 
 from __future__ import annotations
 
-import sqlite3
+import json
+import time
 import warnings
-from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
+from recipes import conditional
 from recipes.open_search import OpenedSearch
 from recipes.schema import Search
+from trainers.run_folder import FolderRefused, dataset_facts, differences
+from trainers.search.front import front
+from trainers.search.leases import own_lease
+from trainers.search.ledger import is_first, place_in_line
+from trainers.search.outcome import Outcome
+from trainers.search.rungs import OneLength, climbs, is_whole
+from trainers.study_view import is_feasible
 
-DATABASE = "study.db"
 # User attributes of a trial.
 FOLDER, DEATHS, REASON, RANK, PRUNED_AT, SECONDS = "folder", "deaths", "reason", "rank", "pruned_at", "seconds"
-_SPENT = "spent_seconds"  # user attribute of the study
+WORKED = "worked"  # a list: group, and when it began and ended, in seconds since 1970
+# User attributes of the study.
+_SEARCH, _ENQUEUED, _SPENT = "search", "enqueued", "spent_seconds"
+_SEEDS = 100_000  # between the sampler's seeds of two sessions
+# What makes a trial what it is: searches that share a study agree on it.
+_SHARED = ("objective", "space", "fixed", "reports", "seeds_per_trial", "constraints", "transfer")
 
 
-def open_study(folder: Path, opened: OpenedSearch) -> optuna.Study:
-    """The study in a search's folder, made if there is none: SQLite with a write-ahead log.
+def open_study(opened: OpenedSearch, storage: Any, *, name: str | None = None) -> optuna.Study:
+    """The study of a search, made if there is none.
 
-    What is to be tried first is in its queue. The sampler's seed moves on with the number of trials: a search that goes
-    on does not repeat its draws.
+    What is to be tried first is in its queue, each once, however many supervisors begin at once. Each session of each of
+    them has a seed of its own for its sampler: none repeats the draws of another.
+
+    Raises:
+        FolderRefused: the study is of another search.
     """
-    path = (folder / DATABASE).resolve()
-    with closing(sqlite3.connect(path, timeout=60)) as connection:
-        connection.execute("PRAGMA journal_mode=WAL")  # a property of the file: readers do not wait for the writer
-    url, arguments = f"sqlite:///{path}", {"connect_args": {"timeout": 60}}
-    study = new_study(opened.search, storage=optuna.storages.RDBStorage(url, engine_kwargs=arguments))
-    study.sampler = _sampler(opened.search, begun=len(study.get_trials(deepcopy=False)))
-    enqueue(study, opened)
+    study = new_study(opened.search, storage=storage, name=name)
+    session = place_in_line(study, "session", own_lease())
+    wanted = len(_first_trials(opened))
+    while study.user_attrs.get(_ENQUEUED, -1) < wanted:
+        if is_first(study, f"enqueue {wanted}", own_lease()):
+            if _SEARCH not in study.user_attrs:
+                study.set_user_attr(_SEARCH, _shared(opened))
+            _require_same(study, opened)
+            enqueue(study, opened)
+            study.set_user_attr(_ENQUEUED, wanted)
+        time.sleep(0.05)
+    _require_same(study, opened)
+    study.sampler = _sampler(opened.search, seed=opened.search.seed + _SEEDS * session)
     return study
 
 
-def new_study(search: Search, *, storage: Any = None) -> optuna.Study:
-    """A study for a search, in memory by default."""
+def new_study(search: Search, *, storage: Any = None, name: str | None = None) -> optuna.Study:
+    """A study for a search, in memory and with the search's name by default."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         return optuna.create_study(
-            study_name=search.name,
+            study_name=name or search.name,
             storage=storage,
-            direction=search.objective.direction,
-            sampler=_sampler(search, begun=0),
+            directions=[objective.direction for objective in search.objectives],
+            sampler=_sampler(search, seed=search.seed),
             pruner=optuna.pruners.NopPruner() if search.pruner is None else search.pruner.build(),
             load_if_exists=True,
         )
@@ -53,24 +73,24 @@ def new_study(search: Search, *, storage: Any = None) -> optuna.Study:
 
 def enqueue(study: optuna.Study, opened: OpenedSearch) -> None:
     """Put what is to be tried first into the queue, each once, also where a search was killed while it did so."""
-    first = getattr(opened.search.sampler, "first", lambda space: [])
-    for values in [*opened.enqueued, *first(opened.search.space)][: opened.search.budget.trials]:
+    for values in _first_trials(opened):
         study.enqueue_trial(values, skip_if_exists=True)
 
 
 def suggested(trial: optuna.Trial, search: Search) -> dict[str, Any]:
-    """A trial's value for each path; those it has already are kept."""
-    return {path: range_.suggest(trial, path) for path, range_ in search.space.items()}
+    """A trial's value for each path that it has; those given already are kept."""
+    return conditional.suggested(search.space, trial)
 
 
-def spent_seconds(study: optuna.Study) -> float:
-    """How long the search has worked, over all its sessions."""
-    return study.user_attrs.get(_SPENT, 0.0)
+def spent_seconds(study: optuna.Study, *, besides: str = "") -> float:
+    """How long the supervisors of a study have worked, over all their sessions but one."""
+    mine = f"{_SPENT} {besides}"
+    return sum(value for key, value in study.user_attrs.items() if key.startswith(_SPENT) and key != mine)
 
 
-def note_spent(study: optuna.Study, seconds: float) -> None:
-    """Keep it."""
-    study.set_user_attr(_SPENT, round(seconds, 1))
+def note_spent(study: optuna.Study, seconds: float, *, session: str) -> None:
+    """Keep how long a session has worked so far."""
+    study.set_user_attr(f"{_SPENT} {session}", round(seconds, 1))
 
 
 def finished(study: optuna.Study) -> list[FrozenTrial]:
@@ -79,13 +99,60 @@ def finished(study: optuna.Study) -> list[FrozenTrial]:
 
 
 def best_trial(study: optuna.Study) -> FrozenTrial | None:
-    """The best complete trial, None while there is none."""
+    """The first of `best_trials`, None while there is none."""
+    return next(iter(best_trials(study)), None)
+
+
+def best_trials(study: optuna.Study) -> list[FrozenTrial]:
+    """The best complete trial of all epochs that keeps all constraints.
+
+    With several objectives: all that no other one beats in everything, the best in the first objective first.
+    """
     complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    sign = -1 if study.direction == optuna.study.StudyDirection.MAXIMIZE else 1
-    return min(complete, key=lambda trial: (sign * trial.value, trial.number), default=None)
+    feasible = {trial.number: trial for trial in complete if is_feasible(trial) and is_whole(trial)}
+    directions = [direction.name.lower() for direction in study.directions]
+    numbers = front({number: trial.values for number, trial in feasible.items()}, directions)
+    return [feasible[number] for number in numbers[: 1 if len(directions) == 1 else None]]
 
 
-def _sampler(search: Search, *, begun: int) -> Any:
+def tell_complete(study: optuna.Study, trial: optuna.Trial, found: Outcome) -> FrozenTrial:
+    """A trial has run to its end."""
+    note_constraints(trial, found)
+    return study.tell(trial, found.values)
+
+
+def note_constraints(trial: optuna.Trial, found: Outcome) -> None:
+    """Keep how far a trial is beyond each constraint, once: a search that was killed in the middle goes on here."""
+    known = trial.storage.get_trial(trial._trial_id).constraints if found.beyond else {}
+    for said, beyond in found.beyond.items():
+        if said not in known:
+            trial.set_constraint(said, beyond)
+
+
+def _first_trials(opened: OpenedSearch) -> list[dict[str, Any]]:
+    first = getattr(opened.search.sampler, "first", lambda space: [])
+    return [*opened.enqueued, *first(opened.search.space)][: opened.search.budget.trials]
+
+
+def _shared(opened: OpenedSearch) -> dict[str, Any]:
+    """What the searches of one study must agree on, as plain data."""
+    search = {key: opened.tree[key] for key in _SHARED if key in opened.tree}
+    tree = {"search": search, "recipe": opened.base.tree, "dataset": dataset_facts(opened.base.dataset)}
+    return json.loads(json.dumps(tree))
+
+
+def _require_same(study: optuna.Study, opened: OpenedSearch) -> None:
+    before = study.user_attrs.get(_SEARCH)
+    changed = [] if before is None else differences(before, _shared(opened))
+    if changed:
+        raise FolderRefused(
+            f"the study {study.study_name} in this storage is of another search; {'; '.join(changed)}; choose another "
+            "--study, or another --storage"
+        )
+
+
+def _sampler(search: Search, *, seed: int) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return search.sampler.build(seed=search.seed + begun)
+        sampler = search.sampler.build(seed=seed)
+    return OneLength(sampler, search) if climbs(search) else sampler

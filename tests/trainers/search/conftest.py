@@ -1,13 +1,20 @@
 """Searches as a user starts them."""
 
 import json
+import os
+import socket
 import subprocess
 import sys
 import time
+import uuid
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import optuna
 import pytest
+
+from trainers.search.storages import PASSWORD, open_storage, read_place
 
 HEAD = """\
 kilobatch: 1
@@ -24,27 +31,29 @@ class Searching:
         self.file, self.folder, self.options = folder / "mine.yaml", folder / "out", options
         self.file.write_text(HEAD + text)
 
-    def start(self):
-        """The process of `kilobatch search`."""
+    def start(self, *before, **variables):
+        """The process of `kilobatch search`, after the words of a launcher, with these environment variables."""
         command = [sys.executable, "-P", "-m", "kilobatch", "search", str(self.file), "--out", str(self.folder)]
         return subprocess.Popen(
-            [*command, *map(str, self.options)],
+            [*map(str, before), *command, *map(str, self.options)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             cwd=self.file.parent,  # where code of one's own is found
+            env={**os.environ, **variables},
         )
 
-    def run(self):
+    def run(self, *before, **variables):
         """Its exit code and what it said."""
-        with self.start() as process:
+        with self.start(*before, **variables) as process:
             said = process.communicate(timeout=1200)[0]
         return process.returncode, said
 
     def trials(self):
-        """All trials of its study."""
-        storage = f"sqlite:///{self.folder / 'study.db'}"
-        return optuna.load_study(study_name="mine", storage=storage).get_trials()
+        """All trials of its study, read anew."""
+        where = self.options[self.options.index("--storage") + 1] if "--storage" in self.options else "sqlite"
+        with closing(open_storage(read_place(where, self.folder))) as storage:
+            return optuna.load_study(study_name="mine", storage=storage).get_trials()
 
     def run_folder(self, number):
         return self.folder / "trials" / f"trial-{number:04d}"
@@ -54,8 +63,23 @@ class Searching:
         text = self.wait_for(self.run_folder(number) / "environment.json").read_text()
         return [rank["pid"] for rank in json.loads(text)["ranks"]]
 
+    def updates_of_ranks(self, number):
+        """The update after which each rank of a trial left it."""
+        signs = sorted((self.run_folder(number) / "ranks").glob("*.json"))
+        return [json.loads(sign.read_text())["update"] for sign in signs]
+
     def metrics(self, number):
         return [json.loads(text) for text in (self.run_folder(number) / "metrics.jsonl").read_text().splitlines()]
+
+    @staticmethod
+    def gone(pids, seconds=30):
+        """Whether no process of these numbers is left, after at most so many seconds."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if not any(os.path.exists(f"/proc/{pid}") for pid in pids):
+                return True
+            time.sleep(0.05)
+        return False
 
     @staticmethod
     def wait_for(path, seconds=600):
@@ -74,3 +98,55 @@ def searching(tmp_path):
     """`searching(text, *options)`: a `Searching`, whose study can be read while warnings are errors."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return lambda text, *options: Searching(tmp_path, text, *options)
+
+
+@pytest.fixture(params=["sqlite", "journal", "proxy", "postgresql"])
+def place(request, tmp_path):
+    """Where a study may be kept; what needs a package or a server that is not here is skipped."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    if request.param == "proxy":
+        return read_place(request.getfixturevalue("proxy"), tmp_path)
+    if request.param == "postgresql":
+        url = os.environ.get("KILOBATCH_TEST_DATABASE")
+        if url is None:
+            pytest.skip("KILOBATCH_TEST_DATABASE names no database; ./scripts/start_postgresql FOLDER starts one")
+        request.getfixturevalue("monkeypatch").setenv(PASSWORD, urlsplit(url).password or "")
+        return read_place(url, tmp_path)
+    return read_place({"sqlite": "sqlite:///", "journal": "journal://"}[request.param] + f"{tmp_path}/study", tmp_path)
+
+
+@pytest.fixture
+def opened(place):
+    """`opened()`: a storage there, which is closed when the test has ended."""
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(closing(open_storage(place)))
+
+
+@pytest.fixture
+def study_name():
+    """A name that no other test's study has."""
+    return f"study-{uuid.uuid4().hex}"
+
+
+@pytest.fixture(scope="session")
+def proxy(tmp_path_factory):
+    """The address of a proxy before SQLite."""
+    pytest.importorskip("grpc", reason="pip install 'kilobatch[grpc]'")
+    with _serving(f"sqlite:///{tmp_path_factory.mktemp('proxy')}/study.db") as address:
+        yield address
+
+
+@contextmanager
+def _serving(storage):
+    """The address of a proxy before a storage."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-P", "-m", "kilobatch", "serve-study", storage, "--host", "127.0.0.1", "--port", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline().startswith("serving the studies of sqlite:///")
+        yield f"grpc://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.communicate()

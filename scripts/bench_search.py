@@ -1,0 +1,171 @@
+"""What a search costs a trial beside its ranks: ask, hand-out, reports with verdicts, and tell.
+
+    python scripts/bench_search.py                      # SQLite, at no and at 1,000 finished trials
+    python scripts/bench_search.py --storage journal --json
+    python scripts/bench_search.py --storage postgresql://me@localhost/studies --trials 0 1000 --reports 20
+
+The supervisor's own calls, one trial after the other, of a search over four values with TPE and the median pruner;
+finished trials are put there first, with reports of their own. Trials of ten seconds are meant: in each the other
+supervisors' trials are read again once more than at its begin and end. `plan` is what is done with the sampled values before
+the ranks get them: the recipe is opened with them, checked and planned. Milliseconds are medians over the measured
+trials: on the clock, and of this process's processor time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.trial import TrialState, create_trial
+
+from recipes.open_search import OpenedSearch, open_search
+from trainers.request import prepare
+from trainers.search.hand_out import HandOut
+from trainers.search.storages import open_storage, read_place
+from trainers.search.study import FOLDER, SECONDS, best_trial, open_study, suggested
+from trainers.search.trial_run import trial_request
+from trainers.search.view import read_again
+from trainers.vocabulary import search_vocabulary
+
+PARTS = ("ask", "plan", "reports", "tell")
+TEXT = """\
+kilobatch: 1
+name: bench
+recipe: digits/batch_256
+space:
+  learning_rate.reference: {kind: Float, low: 0.005, high: 0.5, log: true}
+  learning_rate.warmup.epochs: {kind: Int, low: 1, high: 5}
+  loss.label_smoothing: {kind: Categorical, choices: [0.0, 0.05, 0.1]}
+  optimizer.weight_decay: {kind: Float, low: 1.0e-5, high: 1.0e-3, log: true}
+sampler: {kind: Tpe, startup_trials: 10}
+pruner: {kind: Median, startup_trials: 4}
+budget: {trials: 1000000}
+"""
+
+
+class Meter:
+    """Seconds on the clock and of the processor, by part and trial."""
+
+    def __init__(self) -> None:
+        self.clock: dict[str, list[float]] = {part: [] for part in PARTS}
+        self.processor: dict[str, list[float]] = {part: [] for part in PARTS}
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Measure what is done inside."""
+        clock, processor = time.perf_counter(), time.process_time()
+        yield
+        self.clock[name].append(time.perf_counter() - clock)
+        self.processor[name].append(time.process_time() - processor)
+
+    def milliseconds(self) -> dict[str, Any]:
+        """Medians of the parts, and of what a trial costs of the study's storage and in all."""
+        found: dict[str, Any] = {}
+        for name, measured in (("clock", self.clock), ("processor", self.processor)):
+            medians = {part: 1000 * statistics.median(seconds) for part, seconds in measured.items()}
+            for total, parts in (("study", ("ask", "reports", "tell")), ("all", PARTS)):
+                sums = [sum(values) for values in zip(*(measured[part] for part in parts), strict=True)]
+                medians[total] = 1000 * statistics.median(sums)
+            found[name] = {part: round(value, 2) for part, value in medians.items()}
+        return found
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--storage", default="sqlite")
+    parser.add_argument("--trials", type=int, nargs="+", default=[0, 1000], help="finished ones, at which to measure")
+    parser.add_argument("--reports", type=int, default=10)
+    parser.add_argument("--measured", type=int, default=40, help="trials")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    rows = []
+    for finished in options.trials:
+        with tempfile.TemporaryDirectory() as folder:
+            rows.append(measure(Path(folder), options, finished))
+        if not options.json:
+            print(text(rows[-1]), flush=True)
+    if options.json:
+        print(json.dumps({"machine": platform.processor() or platform.machine(), "rows": rows}, indent=2))
+
+
+def measure(folder: Path, options: argparse.Namespace, finished: int) -> dict[str, Any]:
+    """Medians at a number of finished trials."""
+    path = folder / "bench.yaml"
+    path.write_text(TEXT + f"reports: {options.reports}\n")
+    opened = open_search(path, vocabulary=search_vocabulary())
+    place = read_place(options.storage, folder)
+    study = open_study(opened, open_storage(place), name=f"bench-{time.time_ns()}")
+    fill(study, opened, finished)
+    hand_out, meter = HandOut(study, folder), Meter()
+    for number in range(options.measured + 3):
+        if number == 3:  # the first ones read what is there, and load what is used
+            meter = Meter()
+        one_trial(study, opened, hand_out, meter)
+    return {"storage": place.said, "finished": finished, "reports": options.reports, **meter.milliseconds()}
+
+
+def fill(study: optuna.Study, opened: OpenedSearch, finished: int) -> None:
+    """Put finished trials there, as a search leaves them."""
+    draw, memory = random.Random(0), optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    for number in range(finished):
+        trial = memory.ask()
+        suggested(trial, opened.search)
+        scores = {step: draw.random() for step in range(1, opened.search.reports + 1)}
+        study.add_trial(
+            create_trial(
+                state=TrialState.COMPLETE,
+                value=scores[opened.search.reports],
+                params=trial.params,
+                distributions=trial.distributions,
+                intermediate_values=scores,
+                user_attrs={FOLDER: f"trials/trial-{number:04d}", SECONDS: 60.0},
+            )
+        )
+
+
+def one_trial(study: optuna.Study, opened: OpenedSearch, hand_out: HandOut, meter: Meter) -> None:
+    """A trial as the supervisor handles it; it never ends early, whatever the verdicts are."""
+    with meter.part("ask"):
+        hand_out.left()
+        trial = hand_out.new(opened.search.budget.trials)
+        assert trial is not None
+        values = suggested(trial, opened.search)
+        trial.set_user_attr(FOLDER, f"trials/trial-{trial.number:04d}")
+    with meter.part("plan"):
+        request = trial_request(opened, trial.number, values, Path("trial"))
+        prepare(request, workers=opened.search.ranks_per_trial)
+    with meter.part("reports"):
+        for number in range(1, opened.search.reports + 1):
+            if number == opened.search.reports // 2:
+                read_again(study)  # as it does by itself after ten seconds
+            hand_out.renew()
+            trial.report(random.random(), number)
+            trial.should_prune()
+    with meter.part("tell"):
+        trial.set_user_attr(SECONDS, 60.0)
+        study.tell(trial, random.random())
+        hand_out.done(trial)
+        best_trial(study)
+
+
+def text(row: dict[str, Any]) -> str:
+    """A measurement in a few lines."""
+    lines = [f"{row['storage']}, {row['finished']} finished trials, {row['reports']} reports a trial; ms a trial:"]
+    for name in ("clock", "processor"):
+        lines.append(f"  {name:9s} " + "  ".join(f"{part} {value:.1f}" for part, value in row[name].items()))
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""Several supervisors share a study: every trial is worked on by one of them, and the budget is exact."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from trainers.search.hand_out import HOME, HandOut, run_folder
+from trainers.search.leases import LEASE, own_lease, renewed
+from trainers.search.ledger import is_first, place_in_line
+from trainers.search.view import read_again
+
+SUPERVISOR = """\
+import sys
+from pathlib import Path
+
+import optuna
+
+from trainers.search.hand_out import HandOut
+from trainers.search.storages import open_storage, read_place
+
+storage = open_storage(read_place(sys.argv[1], Path(".")))
+study = optuna.create_study(study_name=sys.argv[2], storage=storage, load_if_exists=True)
+hand_out = HandOut(study, Path("."))
+print("ready", flush=True)
+for line in sys.stdin:
+    found = []
+    for _ in range(int(line)):
+        trial = hand_out.left() or hand_out.new(12)
+        if trial is None:
+            break
+        found.append(trial.number)
+        if len(sys.argv) > 3:
+            trial.report(0.5, 1)
+            study.tell(trial, 1.0)
+            hand_out.done(trial)
+    print(found, flush=True)
+"""
+
+
+class Supervisor:
+    """A process that takes as many trials as it is told to."""
+
+    def __init__(self, place, study, *options):
+        command = [sys.executable, "-c", SUPERVISOR, place.said, study.study_name, *options]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def ready(self):
+        assert self.process.stdout.readline() == "ready\n"
+
+    def ask(self, trials):
+        print(trials, file=self.process.stdin, flush=True)
+
+    def taken(self):
+        return json.loads(self.process.stdout.readline())
+
+    def close(self):
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def study(opened, study_name):
+    made = optuna.create_study(study_name=study_name, storage=opened(), load_if_exists=True)
+    for value in range(3):
+        made.enqueue_trial({"x": value})
+    return made
+
+
+def test_three_supervisors_begin_each_trial_once_and_take_over_each_trial_of_a_dead_one_once(place, study):
+    dead = Supervisor(place, study)
+    others = [Supervisor(place, study, "tell") for _ in range(3)]
+    try:
+        dead.ready()
+        dead.ask(5)
+        assert dead.taken() == [0, 1, 2, 3, 4]  # the queue comes first
+        for other in others:
+            other.ready()
+        dead.process.send_signal(signal.SIGKILL)
+        dead.process.wait()
+        for other in others:
+            other.ask(20)
+        taken = [other.taken() for other in others]
+    finally:
+        for process in (dead, *others):
+            process.close()
+    assert sorted(number for numbers in taken for number in numbers) == list(range(12)), taken
+    read_again(study)
+    trials = study.get_trials()
+    assert {trial.state for trial in trials[12:]} <= {TrialState.WAITING}  # begun too late, and put back
+    trials = trials[:12]
+    assert [trial.number for trial in trials] == list(range(12))
+    assert {trial.state for trial in trials} == {TrialState.COMPLETE}
+    assert [trial.system_attrs.get("fixed_params") for trial in trials[:4]] == [{"x": 0}, {"x": 1}, {"x": 2}, None]
+
+
+def test_of_two_that_begin_the_last_trial_at_once_the_later_puts_it_back(opened, study, tmp_path):
+    ours, theirs = (HandOut(study, tmp_path) for _ in range(2))
+    other = optuna.load_study(study_name=study.study_name, storage=opened())
+    assert other.get_trials(deepcopy=False)[-1].number == 2  # what it knows from now on
+    late = HandOut(other, tmp_path)
+    for number in range(3):
+        assert ours.new(3).number == number
+    assert late.new(3) is None
+    read_again(study)
+    assert [trial.state for trial in study.get_trials()] == [TrialState.RUNNING] * 3 + [TrialState.WAITING]
+    assert theirs.new(4).number == 3
+
+
+def test_a_trial_of_another_host_is_taken_when_its_lease_has_run_out(study, tmp_path):
+    ours, trial = HandOut(study, tmp_path), study.ask()
+    lease = {**own_lease(), "host": "elsewhere"}
+    trial.set_user_attr(LEASE, lease)
+    assert ours.left() is None
+    assert ours.undecided()
+    trial.set_user_attr(LEASE, renewed(lease, now=time.time() + 5))
+    assert not ours.undecided()  # its supervisor lives
+    trial.set_user_attr(LEASE, renewed(lease, now=0.0))
+    assert ours.undecided()
+    assert ours.left().number == trial.number
+    assert ours.left() is None
+    assert not ours.undecided()
+
+
+def test_who_stood_still_loses_its_trial_and_knows_it(study, tmp_path):
+    ours = HandOut(study, tmp_path)
+    trial = ours.new(10)
+    assert ours.holds(trial)
+    study._storage.set_trial_user_attr(trial._trial_id, LEASE, {**own_lease(), "host": "elsewhere"})
+    ours.renew(now=True)
+    assert not ours.holds(trial)
+
+
+def test_a_trial_that_was_given_back_is_taken_at_once(study, tmp_path):
+    ours, theirs = (HandOut(study, tmp_path) for _ in range(2))
+    trial = ours.new(10)
+    ours.release(trial)
+    assert theirs.left().number == trial.number
+    assert trial.number not in [held.number for held in iter(theirs.left, None)]
+
+
+def test_the_first_of_those_that_live_may_do_a_thing(study):
+    gone = {**own_lease(), "pid": 2**22 + 1}
+    assert place_in_line(study, "a thing", gone) == 0
+    assert is_first(study, "a thing", own_lease())
+    assert is_first(study, "a thing", own_lease())  # it is the same process
+    elsewhere = {**own_lease(), "host": "elsewhere"}
+    assert place_in_line(study, "another thing", elsewhere) == 0
+    assert not is_first(study, "another thing", own_lease())
+    assert place_in_line(study, "another thing", own_lease()) == 2
+
+
+def test_the_run_of_a_trial_stays_where_it_began(study, tmp_path):
+    trial = HandOut(study, tmp_path / "a").new(10)
+    assert trial.user_attrs[HOME] == str(tmp_path / "a")
+    assert run_folder(trial, "trials/trial-0000", tmp_path / "b") == tmp_path / "b" / "trials/trial-0000"
+    (tmp_path / "a" / "trials/trial-0000").mkdir(parents=True)
+    assert run_folder(trial, "trials/trial-0000", tmp_path / "b") == tmp_path / "a" / "trials/trial-0000"
+    (tmp_path / "b" / "trials/trial-0000").mkdir(parents=True)
+    assert run_folder(trial, "trials/trial-0000", tmp_path / "b") == tmp_path / "b" / "trials/trial-0000"

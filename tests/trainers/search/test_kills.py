@@ -1,0 +1,165 @@
+"""`kill -9` at random moments, over every storage: no trial is lost, counted twice or left running, and nothing hangs."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from optuna.trial import TrialState
+
+from trainers.search.job import last_line
+from trainers.search.storages import PASSWORD, hidden
+
+pytestmark = [pytest.mark.mpi, pytest.mark.slow]
+ROOT = Path(__file__).parents[3]
+KILLS, HANG_SECONDS, UPDATES, REPORTS = 20, 60, 59, 5
+TEXT = f"""\
+space: {{learning_rate.reference: {{kind: Float, low: 0.01, high: 0.1, log: true}}}}
+fixed: {{epochs: 10, model.blocks: [1], model.width: 4}}
+ranks_per_trial: 2
+reports: {REPORTS}
+retries: 1000
+"""
+ENDED = "the search was ended"
+
+
+@pytest.fixture
+def storage(request, tmp_path, monkeypatch):
+    """What `--storage` is given; PostgreSQL is started for the test, and installed where that is possible."""
+    if request.param != "postgresql":
+        yield request.param
+        return
+    script, folder = ROOT / "scripts" / "start_postgresql", tmp_path / "pg"
+    os.chmod(tmp_path, 0o755)
+    started = subprocess.run([script, folder], capture_output=True, text=True)
+    if started.returncode:
+        pytest.skip(f"no PostgreSQL: {started.stderr.strip()}")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder / "packages"), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.syspath_prepend(folder / "packages")
+    url = started.stdout.strip()
+    monkeypatch.setenv(PASSWORD, url.partition("kilobatch:")[2].partition("@")[0])
+    yield hidden(url)
+    subprocess.run([script, folder, "--stop"], check=True)
+
+
+class Killing:
+    """A search, what is killed of it, and how often."""
+
+    def __init__(self, search, seed):
+        self.search, self.random = search, random.Random(seed)
+        self.budget, self.process, self.heard = 0, None, time.monotonic()
+        self.killed, self.of_trial = [], {}
+
+    def start(self, more):
+        """The same command, with a larger budget."""
+        self.budget += more
+        text = self.search.file.read_text().partition("budget:")[0]
+        self.search.file.write_text(f"{text}budget: {{trials: {self.budget}}}\n")
+        self.process = self.search.start()
+        self.heard = time.monotonic()
+
+    def watch(self, seconds):
+        """Let it work so long, or until it ends; that nothing hangs."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and self.process.poll() is None:
+            newest = max((path.stat().st_mtime for path in self.search.folder.rglob("*.jsonl")), default=0)
+            if time.time() - newest < 2:
+                self.heard = time.monotonic()
+            assert time.monotonic() - self.heard < HANG_SECONDS, "no trial makes an update any more"
+            time.sleep(0.05)
+
+    def running(self):
+        """Processes of the ranks of each trial that runs now."""
+        found = {}
+        for path in self.search.folder.glob("trials/trial-*/environment.json"):
+            number = int(path.parent.name.rpartition("-")[2])
+            pids = self.search.pids(number)
+            if all(alive(pid) for pid in pids):
+                found[number] = pids
+        return found
+
+    def kill_one(self):
+        """Kill something of the search; False where it could not be found in time."""
+        what = self.random.choice(["rank", "leader", "mpiexec", "supervisor"])
+        running = self.running()
+        if not running:
+            return False
+        number = self.random.choice(sorted(running))
+        pid = {
+            "leader": running[number][0],
+            "rank": running[number][1],
+            "mpiexec": ancestor(running[number][0], "mpiexec"),
+            "supervisor": self.process.pid,
+        }[what]
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except (ProcessLookupError, TypeError):
+            return False
+        self.killed.append(what)
+        if what == "supervisor":
+            self.process.communicate()
+            assert gone([pid for pids in running.values() for pid in pids]), "ranks work on for nobody"
+            return True
+        self.of_trial[number] = self.of_trial.get(number, 0) + 1
+        others = {other: pids for other, pids in running.items() if other != number}
+        self.watch(0.5)
+        for other, pids in others.items():  # they go on, or their run has ended
+            assert all(map(alive, pids)) or last_line(self.search.run_folder(other))["key"] == "run_stop"
+        return True
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def gone(pids, seconds=30):
+    end = time.monotonic() + seconds
+    while any(map(alive, pids)) and time.monotonic() < end:
+        time.sleep(0.05)
+    return not any(map(alive, pids))
+
+
+def ancestor(pid, name):
+    """The nearest process above that runs a program of this name; None where there is none."""
+    while pid > 1:
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            return None
+        if Path(words[0].decode()).name.startswith(name) or (len(words) > 1 and words[1].endswith(name.encode())):
+            return pid
+    return None
+
+
+@pytest.mark.parametrize("storage", ["sqlite", "journal", "postgresql"], indirect=True)
+def test_twenty_kills_at_random_moments(storage, searching):
+    killing = Killing(searching(TEXT, "-n", 4, "--storage", storage), seed=storage.partition(":")[0])
+    killing.start(6)
+    while len(killing.killed) < KILLS:
+        killing.watch(killing.random.uniform(0.2, 6))
+        if killing.process.poll() is None:
+            killing.kill_one()
+        if killing.process.poll() is not None:
+            killing.start(2)
+    while killing.process.poll() is None:
+        killing.watch(1)
+    said = killing.process.communicate()[0]
+    assert killing.process.returncode == 0, said
+    trials = killing.search.trials()
+    print(f"{storage}: killed {killing.killed}, {len(trials)} trials", file=sys.stderr)
+    assert [trial.number for trial in trials] == list(range(killing.budget))
+    assert {trial.state for trial in trials} == {TrialState.COMPLETE}
+    for trial in trials:
+        updates = [line["update"] for line in killing.search.metrics(trial.number) if line["key"] == "train_loss"]
+        assert updates == list(range(UPDATES))
+        assert sorted(trial.intermediate_values) == list(range(1, REPORTS + 1))
+        own = [reason for reason in trial.user_attrs.get("deaths", []) if reason != ENDED]
+        assert len(own) <= killing.of_trial.get(trial.number, 0), "a group noticed the death of another one"

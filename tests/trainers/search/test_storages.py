@@ -1,0 +1,158 @@
+"""Where a study is kept: what `--storage` may name, what is remembered of it, and what every storage promises."""
+
+import subprocess
+import sys
+
+import optuna
+import pytest
+import yaml
+from optuna.trial import TrialState, create_trial
+
+from recipes.errors import RecipeError
+from trainers.search.storages import PASSWORD, hidden, open_storage, read_place
+from trainers.search.view import read_again
+
+
+def new_study(storage, name="mine"):
+    return optuna.create_study(study_name=name, storage=storage, load_if_exists=True)
+
+
+@pytest.fixture
+def two_views(opened, study_name):
+    """One study, as two supervisors see it."""
+    return [new_study(opened(), study_name) for _ in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "said"),
+    [
+        ("sqlite", "sqlite", "sqlite"),
+        ("journal", "journal", "journal"),
+        ("sqlite:////tmp/a.db", "sqlite", "sqlite:////tmp/a.db"),
+        ("journal:///tmp/a.journal", "journal", "journal:///tmp/a.journal"),
+        ("grpc://node7:13000", "grpc", "grpc://node7:13000"),
+        ("postgresql://me:se%40cret@host/studies", "database", "postgresql://me@host/studies"),
+        ("mysql+pymysql://me@host/studies?charset=utf8&passwd=x", "database", "mysql+pymysql://me@host/studies?charset=utf8"),
+    ],
+)
+def test_a_place_is_said_without_its_secrets(text, kind, said, tmp_path):
+    place = read_place(text, tmp_path)
+    assert (place.kind, place.said) == (kind, said)
+
+
+def test_files_of_a_search_lie_in_its_folder_wherever_it_was_started(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    assert read_place("journal", tmp_path / "out").address == f"{tmp_path}/out/study.journal"
+    assert read_place("sqlite", tmp_path / "out").address == f"{tmp_path}/out/study.db"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("study.db", "study.db is no storage of a study; give sqlite, journal, "),
+        ("sqlite:///study.db", "sqlite:///study.db is relative: in another working directory it would be another file"),
+        ("journal://study.journal", "write journal:///"),
+        ("journal:///nowhere/at/all", "there is no folder /nowhere/at; make it"),
+        ("grpc://host", "grpc://host is no storage"),
+        ("grpc://host:many", "grpc://host:many is no storage"),
+        ("postgresql://me:secret@host", "postgresql://me@host is no storage"),
+        ("oracle://me:secret@host/db", "oracle://me@host/db is no storage"),
+    ],
+)
+def test_what_names_no_storage_is_refused_with_what_would(text, message, tmp_path):
+    with pytest.raises(RecipeError) as refused:
+        read_place(text, tmp_path)
+    assert f"--storage: {message}" in str(refused.value) or message in str(refused.value)
+    assert "secret" not in str(refused.value)
+
+
+def test_a_password_may_come_from_the_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv(PASSWORD, "a/b@c")
+    place = read_place("postgresql://me@host/db", tmp_path)
+    assert place.address == "postgresql+psycopg://me:a%2Fb%40c@host/db"
+    assert "a/b@c" not in place.said
+    assert read_place("mysql://me:own@host/db", tmp_path).address == "mysql+pymysql://me:own@host/db"
+
+
+@pytest.mark.parametrize("url", ["postgresql://me:secret@127.0.0.1:1/db", "mysql://me:secret@127.0.0.1:1/db"])
+def test_a_database_that_cannot_be_used_is_told_without_its_password(url, tmp_path):
+    """Also where its driver is not installed."""
+    with pytest.raises(RecipeError) as refused:
+        open_storage(read_place(url, tmp_path))
+    said = str(refused.value)
+    assert hidden(url) in said
+    assert "secret" not in said
+    assert "pip install 'kilobatch[" in said or "check host, user and database" in said
+
+
+def test_a_proxy_that_does_not_answer_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr("trainers.search.storages._WAIT_SECONDS", 0.2)
+    with pytest.raises(RecipeError, match="pip install 'kilobatch.grpc.'|nobody answers at grpc://127.0.0.1:1 within"):
+        open_storage(read_place("grpc://127.0.0.1:1", tmp_path))
+
+
+def test_a_line_of_a_journal_that_was_cut_off_is_dropped(tmp_path):
+    place = read_place("journal", tmp_path)
+    new_study(open_storage(place)).add_trial(create_trial(value=1.0))
+    path = tmp_path / "study.journal"
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole.splitlines()[0][:20])
+    study = new_study(open_storage(place))
+    study.add_trial(create_trial(value=2.0))
+    assert [trial.value for trial in new_study(open_storage(place)).get_trials()] == [1.0, 2.0]
+    assert path.read_bytes().startswith(whole)
+
+
+def test_what_one_supervisor_writes_another_one_reads(two_views):
+    ours, theirs = two_views
+    trial = ours.ask()
+    rate = trial.suggest_float("rate", 0.0, 1.0)
+    word = trial.suggest_categorical("word", ["a", "b"])
+    trial.report(0.25, 1)
+    trial.report(0.5, 2)
+    trial.set_user_attr("reason", {"deaths": [1]})
+    (seen,) = ours.get_trials()
+    read_again(theirs)
+    (read,) = theirs.get_trials()
+    for found in (seen, read):
+        assert found.state == TrialState.RUNNING
+        assert found.params == {"rate": rate, "word": word}
+        assert found.intermediate_values == {1: 0.25, 2: 0.5}
+        assert found.user_attrs == {"reason": {"deaths": [1]}}
+    told = ours.tell(trial, 0.5)
+    assert (told.state, told.value) == (TrialState.COMPLETE, 0.5)
+    read_again(theirs)
+    assert theirs.best_trial.datetime_complete == told.datetime_complete
+    with pytest.raises(ValueError, match="Cannot tell a COMPLETE trial"):
+        theirs.tell(0, 0.7)
+
+
+def test_a_picture_of_the_trials_does_not_change_afterwards(two_views):
+    study = two_views[0]
+    trial = study.ask()
+    before = study.get_trials(deepcopy=False)
+    trial.report(0.25, 1)
+    assert before[0].intermediate_values == {}
+    assert study.get_trials(deepcopy=False)[0].intermediate_values == {1: 0.25}
+
+
+def test_a_search_keeps_no_password_and_stays_where_its_study_is(tmp_path):
+    search, out = tmp_path / "mine.yaml", tmp_path / "out"
+    search.write_text(
+        "kilobatch: 1\nrecipe: digits/batch_256\nsampler: {kind: Random}\nbudget: {trials: 1}\n"
+        "space: {learning_rate.reference: {kind: Float, low: 0.1, high: 0.2}}\n"
+    )
+    command = [sys.executable, "-P", "-m", "kilobatch", "search", str(search), "--out", str(out)]
+    command += ["--storage", "postgresql://me:secret@127.0.0.1:1/db"]
+    said = []
+    for _ in range(2):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 2, done.stderr
+        said.append(done.stderr)
+        assert "secret" not in done.stdout + done.stderr
+        assert not any("secret" in path.read_text() for path in out.iterdir())
+        assert not (out / "storage.yaml").exists() or "elsewhere" in done.stderr
+        (out / "storage.yaml").write_text(yaml.safe_dump({"storage": "journal", "study": "mine"}))
+    assert "--storage: the driver of postgresql://me@127.0.0.1:1/db" in said[0] or "cannot be used" in said[0]
+    assert "has its study elsewhere; storage: 'journal' in the run, 'postgresql://me@127.0.0.1:1/db' now" in said[1]

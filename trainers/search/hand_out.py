@@ -1,0 +1,158 @@
+"""Trials handed out so that each is worked on by one supervisor, of however many share a study."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from trainers.search.leases import LEASE, LEASE_SECONDS, RENEW_SECONDS, is_here, is_stale, own_lease, released, renewed
+from trainers.search.ledger import is_first
+from trainers.search.view import read_again
+
+HOME = "home"  # user attribute of a trial: the folder of the search that began it
+
+
+class HandOut:
+    """What a supervisor may begin or go on with, and what it holds.
+
+    Args:
+        study: of `open_study`.
+        home: folder of this supervisor's search.
+    """
+
+    def __init__(self, study: optuna.Study, home: Path) -> None:
+        self._study, self._storage, self._home = study, study._storage, os.fspath(home.resolve())
+        self._held: dict[int, dict[str, Any]] = {}
+        self._renewed = time.monotonic()
+        self._first_seen: dict[int, float] = {}  # until when another host's trial was leased when it was first seen
+
+    def left(self) -> optuna.Trial | None:
+        """A trial that a dead supervisor left running, now held by this one; None where there is none."""
+        trial_id = self._take_first(self._running())
+        return None if trial_id is None else optuna.Trial(self._study, trial_id)
+
+    def new(self, budget: int) -> optuna.Trial | None:
+        """A trial that nobody has begun, from the queue or made now; None where that many have begun already.
+
+        Numbers are given one after the other, so of two supervisors that begin the last trial at once one sees that it
+        was the later, and puts it back into the queue.
+        """
+        trials = self._study.get_trials(deepcopy=False)
+        if _begun(trials) >= budget:
+            return None
+        trial_id = self._take_first([trial for trial in trials if trial.state == TrialState.WAITING])
+        if trial_id is None:
+            trial_id = self._make()
+        else:
+            self._storage.set_trial_user_attr(trial_id, HOME, self._home)
+            self._storage.set_trial_state_values(trial_id, TrialState.RUNNING)
+        read_again(self._study)
+        trials = self._study.get_trials(deepcopy=False)
+        if _begun(trials[: self._storage.get_trial(trial_id).number]) >= budget:
+            self._storage.set_trial_user_attr(trial_id, LEASE, released(self._held.pop(trial_id)))
+            self._storage.set_trial_state_values(trial_id, TrialState.WAITING)
+            return None
+        return optuna.Trial(self._study, trial_id)
+
+    def release(self, trial: optuna.Trial) -> None:
+        """Give a trial back as it is: the next session goes on with it at once."""
+        lease = self._held.pop(trial._trial_id, None)
+        if lease is not None:
+            trial.set_user_attr(LEASE, released(lease))
+
+    def done(self, trial: optuna.Trial) -> None:
+        """It was told to the study."""
+        self._held.pop(trial._trial_id, None)
+
+    def holds(self, trial: optuna.Trial) -> bool:
+        """Whether a trial is still this supervisor's.
+
+        Asked of the storage only after a pause in which another host may have taken it.
+        """
+        if time.monotonic() - self._renewed > LEASE_SECONDS:
+            self.renew(now=True)
+        return trial._trial_id in self._held
+
+    def renew(self, *, now: bool = False) -> None:
+        """Renew the leases in time; what another supervisor has taken meanwhile is held no longer."""
+        if not now and time.monotonic() - self._renewed < RENEW_SECONDS:
+            return
+        self._renewed = time.monotonic()
+        read_again(self._study)
+        for trial_id, lease in list(self._held.items()):
+            there = self._storage.get_trial(trial_id)
+            if there.state.is_finished() or there.user_attrs[LEASE]["grant"] != lease["grant"]:
+                del self._held[trial_id]
+                continue
+            self._held[trial_id] = renewed(lease)
+            self._storage.set_trial_user_attr(trial_id, LEASE, self._held[trial_id])
+
+    def undecided(self) -> bool:
+        """Whether a trial runs elsewhere, and it is not known yet whether its supervisor lives.
+
+        That takes two minutes at most: then it has renewed the lease, or lost the trial.
+        """
+        for trial in self._running():
+            lease = trial.user_attrs.get(LEASE)
+            if is_stale(lease):
+                return True
+            first = self._first_seen.setdefault(trial._trial_id, lease["until"])
+            if not is_here(lease) and lease["until"] == first:
+                return True
+        return False
+
+    def _running(self) -> list[FrozenTrial]:
+        """Trials that are not this supervisor's."""
+        running = self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        return [trial for trial in running if trial._trial_id not in self._held]
+
+    def _make(self) -> int:
+        lease = own_lease()
+        made = create_trial(state=TrialState.RUNNING, user_attrs={LEASE: lease, HOME: self._home})
+        trial_id = self._storage.create_new_trial(self._study._study_id, made)
+        self._held[trial_id] = lease
+        return trial_id
+
+    def _take_first(self, trials: list[FrozenTrial]) -> int | None:
+        """The first of these trials that is nobody's and that no other supervisor takes."""
+        for trial in trials:
+            if is_stale(trial.user_attrs.get(LEASE)) and self._take(trial):
+                return trial._trial_id
+        return None
+
+    def _take(self, trial: FrozenTrial) -> bool:
+        """Whether this supervisor is the one that gets a trial that was nobody's."""
+        before = trial.user_attrs.get(LEASE)
+        lease, grant = own_lease(), "nobody" if before is None else before["grant"]
+        if not is_first(self._study, f"trial {trial.number} after {grant}", lease):
+            return False
+        read_again(self._study)
+        now = self._storage.get_trial(trial._trial_id)
+        if now.state != trial.state or now.user_attrs.get(LEASE) != before:
+            return False  # taken, and perhaps finished, since this supervisor looked
+        self._storage.set_trial_user_attr(trial._trial_id, LEASE, lease)
+        self._held[trial._trial_id] = lease
+        return True
+
+
+def run_folder(trial: optuna.Trial, folder: str, home: Path) -> Path:
+    """Where a trial's run is: in this search's folder, unless another search that can be reached began it.
+
+    Args:
+        trial: whose.
+        folder: its name in a search's folder.
+        home: folder of this search.
+    """
+    began = trial.user_attrs.get(HOME)
+    if began is not None and not (home / folder).exists() and (Path(began) / folder).exists():
+        return Path(began) / folder
+    return home / folder
+
+
+def _begun(trials: list[FrozenTrial]) -> int:
+    return sum(trial.state != TrialState.WAITING for trial in trials)

@@ -1,0 +1,42 @@
+"""A server between a database and the supervisors of hundreds of groups: they need no connection of their own to it."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import optuna
+
+from trainers.request import refused
+from trainers.search.storages import database, read_place
+
+
+def serve_study(storage: str, *, host: str, port: int) -> None:
+    """Answer `--storage grpc://HOST:PORT` until this process is ended.
+
+    It reads through a cache: without one every question would fetch all trials. Nothing is encrypted and nobody is
+    asked for a password, so it listens where `host` says and nowhere else.
+
+    Args:
+        storage: `sqlite:////PATH`, or the URL of a PostgreSQL or MySQL database.
+        host: name or address to listen at.
+        port: as well.
+    Raises:
+        RecipeError: the database or the port cannot be used.
+    """
+    place = read_place(storage, Path.cwd())
+    if place.kind not in ("sqlite", "database"):
+        what = f"{place.said} cannot stand behind a proxy"
+        raise refused("STORAGE", what, "give the URL of a database; a journal is opened by each supervisor itself")
+    cached = optuna.storages.get_storage(database(place))
+    print(f"serving the studies of {place.said} at grpc://{host}:{port}; end it with Ctrl-C", flush=True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            optuna.storages.run_grpc_proxy_server(cached, host=host, port=port)
+    except ImportError as error:
+        raise refused("STORAGE", f"{error}", "pip install 'kilobatch[grpc]'") from None
+    except RuntimeError as error:
+        raise refused("--port", f"{host}:{port} cannot be listened at: {error}", "choose another") from None
+    except KeyboardInterrupt:
+        print("ended")

@@ -1,0 +1,250 @@
+"""Where a study is kept: a file of one machine, a journal on a shared file system, a database, or a proxy before it."""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+import time
+import warnings
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import quote, unquote, urlsplit
+
+import optuna
+from optuna.storages import BaseStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
+from sqlalchemy import event
+
+from recipes.errors import RecipeError
+from trainers.request import refused
+from trainers.search.view import DatabaseView, JournalView, ProxyView
+
+DATABASE, JOURNAL = "study.db", "study.journal"  # in a search's folder
+PASSWORD = "KILOBATCH_STORAGE_PASSWORD"  # environment variable: of a database whose URL is given without
+_WAIT_SECONDS = 10
+_TRIES = 4  # two that begin at once both make the tables; the second attempt of the slower one finds them
+_FORMS = (
+    "give sqlite, journal, sqlite:////PATH, journal:///PATH, postgresql://USER@HOST/DATABASE, "
+    "mysql://USER@HOST/DATABASE or grpc://HOST:PORT"
+)
+_SECRET = re.compile("pass|pwd|secret|token", re.IGNORECASE)
+_DRIVERS = {"postgresql": "psycopg", "mysql": "pymysql", "mariadb": "pymysql"}
+_EXTRAS = {"postgresql": "postgresql", "mysql": "mysql", "mariadb": "mysql"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a study is kept.
+
+    Args:
+        kind: what is there.
+        address: an absolute path, a database's URL with its password, or host and port of a proxy.
+        said: as it may be shown and remembered: without password, and without a folder that may be moved.
+    """
+
+    kind: Literal["sqlite", "journal", "database", "grpc"]
+    address: str
+    said: str
+
+
+def read_place(text: str, folder: Path) -> Place:
+    """The place that `--storage` names.
+
+    Args:
+        text: one of `sqlite`, `journal` (both in the search's folder), `sqlite:////PATH`, `journal:///PATH`, the URL
+            of a PostgreSQL or MySQL database, and `grpc://HOST:PORT`.
+        folder: of the search.
+    Raises:
+        RecipeError: it names none.
+    """
+    if text in ("sqlite", "journal"):
+        path = folder.resolve() / (DATABASE if text == "sqlite" else JOURNAL)
+        return Place(kind=text, address=os.fspath(path), said=text)
+    scheme, mark, rest = text.partition("://")
+    dialect = scheme.partition("+")[0]
+    if scheme == "sqlite" or scheme == "journal":
+        return _file(scheme, rest.removeprefix("/") if scheme == "sqlite" else rest)
+    if scheme == "grpc" and _port(text) is not None:
+        parts = urlsplit(text)
+        return Place(
+            kind="grpc", address=f"{parts.hostname}:{parts.port}", said=f"grpc://{parts.hostname}:{parts.port}"
+        )
+    if mark and dialect in _DRIVERS and urlsplit(text).path.strip("/"):
+        return _database(text)
+    raise refused("--storage", f"{hidden(text)} is no storage of a study", _FORMS)
+
+
+def hidden(text: str) -> str:
+    """A URL without its password, and without what its query calls one.
+
+    >>> hidden("postgresql://me:secret@host/studies?sslmode=require&password=x")
+    'postgresql://me@host/studies?sslmode=require'
+    """
+    address, _, query = text.partition("?")
+    scheme, mark, rest = address.partition("://")
+    user, at, host = rest.rpartition("@")
+    kept = [item for item in query.split("&") if item and not _SECRET.search(item.partition("=")[0])]
+    return f"{scheme}{mark}{user.partition(':')[0]}{at}{host}" + (f"?{'&'.join(kept)}" if kept else "")
+
+
+def open_storage(place: Place) -> BaseStorage:
+    """The storage there, made if there is none, seen through a view.
+
+    Raises:
+        RecipeError: a package is missing, or nobody answers.
+    """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    if place.kind == "grpc":
+        return _proxy(place)
+    if place.kind == "journal":
+        return JournalView(journal(Path(place.address)))
+    return DatabaseView(database(place))
+
+
+def database(place: Place) -> RDBStorage:
+    """Of SQLite, PostgreSQL or MySQL, without a view."""
+    if place.kind == "sqlite":
+        return _sqlite(Path(place.address))
+    scheme = urlsplit(place.address).scheme.partition("+")[0]
+    url, options = place.address, {"pool_pre_ping": True, "pool_recycle": 1800}
+    options["connect_args"] = _connect_arguments(url)
+    try:
+        return _made(url.replace("{", "{{").replace("}", "}}"), options)
+    except ImportError as error:
+        extra = f"pip install 'kilobatch[{_EXTRAS[scheme]}]', or install what the URL names"
+        raise refused("--storage", f"the driver of {place.said} is not installed: {error.__cause__}", extra) from None
+    except Exception as error:
+        raise _unreachable(place, error) from None
+
+
+def journal(path: Path) -> JournalFileBackend:
+    """A journal, whose last line is dropped if a crash has cut it off.
+
+    A symbolic link is its lock: every shared file system makes one atomically, and it is handed on fairly. It is broken
+    when its holder has kept it for 30 seconds; with a relative path it never would be.
+    """
+    assert path.is_absolute()
+    lock = JournalFileSymlinkLock(os.fspath(path))
+    backend = JournalFileBackend(os.fspath(path), lock_obj=lock)
+    with open(path, "rb+") as file:
+        file.seek(max(0, path.stat().st_size - 1))
+        if file.read() not in (b"", b"\n"):
+            _mend(path, lock)
+    return backend
+
+
+def lost(error: BaseException) -> bool:
+    """Whether an error is about a storage that does not answer any more."""
+    names = {f"{kind.__module__}.{kind.__name__}" for kind in type(error).__mro__}
+    return isinstance(error, optuna.exceptions.StorageInternalError) or "grpc.RpcError" in names
+
+
+def _file(kind: str, path: str) -> Place:
+    head = f"{kind}://{'/' * (kind == 'sqlite')}"
+    if not path.startswith("/"):
+        what = f"{head}{path} is relative: in another working directory it would be another file"
+        raise refused("--storage", what, f"write {head}{Path(path).resolve()}")
+    if not Path(path).parent.is_dir():
+        raise refused("--storage", f"there is no folder {Path(path).parent}", "make it, or name another file")
+    return Place(kind=kind, address=path, said=f"{head}{path}")
+
+
+def _database(text: str) -> Place:
+    parts = urlsplit(text)
+    if "+" not in parts.scheme:
+        parts = parts._replace(scheme=f"{parts.scheme}+{_DRIVERS[parts.scheme]}")
+    if parts.password is None and PASSWORD in os.environ:
+        user, _, host = parts.netloc.rpartition("@")
+        parts = parts._replace(netloc=f"{user}:{quote(os.environ[PASSWORD], safe='')}@{host}")
+    return Place(kind="database", address=parts.geturl(), said=hidden(text))
+
+
+def _port(text: str) -> int | None:
+    try:
+        return urlsplit(text).port
+    except ValueError:
+        return None
+
+
+def _sqlite(path: Path) -> RDBStorage:
+    with closing(sqlite3.connect(path, timeout=60)) as connection:
+        connection.execute("PRAGMA journal_mode=WAL")  # a property of the file: readers do not wait for the writer
+    storage = _made(f"sqlite:///{path}".replace("{", "{{").replace("}", "}}"), {"connect_args": {"timeout": 60}})
+    storage.engine.dispose()
+    # Nothing written is lost when a process is killed; when the power fails the last second may be, and is told again
+    # from the run's own folder.
+    event.listen(
+        storage.engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous=NORMAL").close()
+    )
+    return storage
+
+
+def _connect_arguments(url: str) -> dict[str, Any]:
+    """So that what a supervisor that died held is free in a minute or two, and nobody waits for ever for a server."""
+    scheme, query = urlsplit(url).scheme, urlsplit(url).query
+    if scheme in ("postgresql+psycopg", "postgresql+psycopg2") and "options=" not in query:
+        settings = {
+            "idle_in_transaction_session_timeout": "60s",
+            "lock_timeout": "150s",
+            "tcp_keepalives_idle": 30,
+            "tcp_keepalives_interval": 10,
+            "tcp_keepalives_count": 3,
+        }
+        options = " ".join(f"-c {name}={value}" for name, value in settings.items())
+        return {"connect_timeout": _WAIT_SECONDS, "options": options}
+    if scheme.endswith("+pymysql"):
+        settings = "SET SESSION wait_timeout=120, innodb_lock_wait_timeout=150"
+        return {"connect_timeout": _WAIT_SECONDS, "init_command": settings}
+    return {}
+
+
+def _made(url: str, options: dict[str, Any]) -> RDBStorage:
+    for attempt in range(_TRIES):
+        try:
+            return RDBStorage(url, engine_kwargs=options)
+        except (ImportError, RuntimeError):
+            raise
+        except Exception:
+            if attempt == _TRIES - 1:
+                raise
+            time.sleep(0.5)
+    raise AssertionError
+
+
+def _proxy(place: Place) -> BaseStorage:
+    host, _, port = place.address.rpartition(":")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            storage = ProxyView(host=host, port=int(port))
+        storage.wait_server_ready(timeout=_WAIT_SECONDS)
+    except ImportError as error:
+        what = f"the package of {place.said} is not installed: {error}"
+        raise refused("--storage", what, "pip install 'kilobatch[grpc]'") from None
+    except ConnectionError:
+        what = f"nobody answers at {place.said} within {_WAIT_SECONDS} s"
+        raise refused(
+            "--storage", what, "start it there: kilobatch serve-study STORAGE --host HOST --port PORT"
+        ) from None
+    return storage
+
+
+def _unreachable(place: Place, error: Exception) -> RecipeError:
+    words = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
+    password = urlsplit(place.address).password or ""
+    for secret in filter(None, (password, unquote(password))):
+        words = words.replace(secret, "***")
+    way_out = f"check host, user and database; a password is taken from the URL or from {PASSWORD}"
+    return refused("--storage", f"{place.said} cannot be used: {words}", way_out)
+
+
+def _mend(path: Path, lock: JournalFileSymlinkLock) -> None:
+    lock.acquire()
+    try:
+        written = path.read_bytes()
+        os.truncate(path, written.rfind(b"\n") + 1)
+    finally:
+        lock.release()
