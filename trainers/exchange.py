@@ -15,11 +15,10 @@ import numpy as np
 
 from recipes.planning.division import MicroBatch
 from trainers.communicators.connection import Connection
-from trainers.communicators.waiting import total_of
 from trainers.communicators.wire import FullWire, Wire
 from trainers.flat_gradients import FlatGradients
-
-THREAD_NAME = "exchange"
+from trainers.waiting import total_of
+from trainers.whereabouts import EXCHANGE_THREAD
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +68,9 @@ class Exchange:
         self.overlaps = connection.beside_backward = overlap and connection.mpi.size > 1
         self.observe: Callable[[int, float, float], None] = lambda number, began, ended: None
         self._ready: queue.SimpleQueue[tuple[Round, int, Any] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._serve, name=THREAD_NAME, daemon=True) if self.overlaps else None
-        if self._thread is not None:
+        self._thread: threading.Thread | None = None
+        if self.overlaps:
+            self._thread = threading.Thread(target=self._serve, name=EXCHANGE_THREAD, daemon=True)
             self._thread.start()
 
     def begin(self, *, scale: float) -> Round:

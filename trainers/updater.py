@@ -27,6 +27,7 @@ from trainers.phases import phase
 from trainers.steering import Moment, steer
 from trainers.stream_iterator import StreamIterator, UpdateShare
 from trainers.update_record import Step, UpdateRecord
+from trainers.waiting import wait_for
 from trainers.weight_average import AveragedWeights
 
 log = logging.getLogger("kilobatch")
@@ -36,7 +37,7 @@ class RecipeUpdater(StandardUpdater):
     """Does one update of a plan on Chainer's conventions (`Trainer`, extensions, reporter).
 
     The gradient is that of `MeanGradient`, and crosses the wire once an update. Beside it there are on the wire 24
-    bytes a normalised channel, and for each worker 8 bytes a micro-batch for losses and 9 for flags (10 with mixed16
+    bytes a normalised channel, and for each worker 8 bytes a micro-batch for losses and 8 for flags (9 with mixed16
     compute, where an update whose gradient overflows on any worker is done again by all at half the loss scale; what
     overflowed has changed nothing).
 
@@ -113,6 +114,8 @@ class RecipeUpdater(StandardUpdater):
             share = iterator.again()
         gradient, loss, exchanged = found
         self._norm_groups.update_running_statistics(self._mpi, moment.global_batch_size)
+        if doubled:  # not before: small messages would wait behind it
+            gradient.round.send_rest()
         due = [(gradient, moment)]
         if doubled:
             due = [self.pending] if self.pending is not None else []
@@ -165,7 +168,7 @@ class RecipeUpdater(StandardUpdater):
         None where the gradient overflowed on any worker, the loss scale being halved on all.
         """
         mixed, model = self._mixed is not None, self.get_optimizer("main").target
-        gradient = self._gradients.begin(share, hold=doubled and mixed)
+        gradient = self._gradients.begin(share, hold=doubled)
         exchanged = None
         if not doubled:
             exchanged = self._gradients.complete(gradient)
@@ -174,8 +177,6 @@ class RecipeUpdater(StandardUpdater):
         loss = self._agree(gradient.own_losses, model, moment)
         if mixed and self._overflowed(share.update):
             return None
-        if doubled and mixed:
-            gradient.round.send_rest()
         return gradient, loss, exchanged
 
     def _overflowed(self, update: int) -> bool:
@@ -222,7 +223,7 @@ class RecipeUpdater(StandardUpdater):
         own = np.zeros(1 + most)
         own[0], own[1 : 1 + len(own_losses)] = self._stop_asked(), own_losses
         parts = np.empty((self._mpi.size, own.size))
-        self._mpi.Allgather(own, parts)
+        wait_for([self._mpi.Iallgather(own, parts)])
         self.stopping, losses = bool(parts[:, 0].any()), parts[:, 1:]
         if not np.isfinite(losses).all():
             rank = int(np.flatnonzero(~np.isfinite(losses).all(axis=1))[0])
@@ -232,10 +233,10 @@ class RecipeUpdater(StandardUpdater):
         return math.fsum(losses.flat)  # exact, so that no order counts
 
     def _require_finite_weights(self, model: chainer.Link, moment: Moment) -> None:
-        found = self._first_of(first_not_finite(model, "array"))
-        if found is not None:
-            rank, parameter = found
-            raise NotFinite(what="weight", rank=rank, parameter=parameter, **_of(moment))
+        """They are the same on all workers, which therefore find the same without a word to each other."""
+        parameter = first_not_finite(model, "array")
+        if parameter is not None:
+            raise NotFinite(what="weight", rank=self._mpi.rank, parameter=parameter, **_of(moment))
 
     @phase("waiting")
     def _first_of(self, parameter: str | None) -> tuple[int, str] | None:
