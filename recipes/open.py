@@ -114,9 +114,7 @@ def open_cluster(name: str, *, vocabulary: Vocabulary, overrides: Sequence[str |
     return read_cluster(name, vocabulary=vocabulary, overrides=overrides)[0]
 
 
-def read_cluster(
-    name: str, *, vocabulary: Vocabulary, overrides: Sequence[str | None] = ()
-) -> tuple[Cluster, Reading]:
+def read_cluster(name: str, *, vocabulary: Vocabulary, overrides: Sequence[str | None] = ()) -> tuple[Cluster, Reading]:
     """The same, and what knows where its values were written, for whoever has more to refuse."""
     path = find_or_refuse("clusters", name)
     tree, origins = load_tree(path, overrides=overrides, within="cluster", versioned=False)

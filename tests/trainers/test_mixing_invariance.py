@@ -59,7 +59,9 @@ def test_images_and_weights_are_the_same(alone, run, tmp_path, assert_same_run, 
     assert_same_run(found, alone(method), loss=1e-13, weights=1e-12)
 
 
-@pytest.mark.parametrize(("first", "micro_batch_size", "then"), [(2, 16, 3), pytest.param(3, 32, 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("first", "micro_batch_size", "then"), [(2, 16, 3), pytest.param(3, 32, 1, marks=pytest.mark.slow)]
+)
 def test_a_resumed_run_is_the_uninterrupted_one(alone, run, tmp_path, assert_same_run, first, micro_batch_size, then):
     run(tmp_path / "run", "all", first, "--micro-batch-size", micro_batch_size, stop_after=2)
     assert_same_run(run(tmp_path / "run", "all", then, "--resume"), alone("all"), loss=1e-13, weights=1e-12)

@@ -65,8 +65,8 @@ class Digits:
 def _load() -> tuple[np.ndarray, np.ndarray]:
     """From scikit-learn's own file: importing the package for it takes a second of every rank."""
     package = find_spec("sklearn")
-    assert package is not None and package.origin is not None, "scikit-learn is installed with kilobatch"
-    table = np.loadtxt(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
+    assert package is not None, "scikit-learn is installed with kilobatch"
+    table = np.loadtxt(Path(str(package.origin)).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
     assert table.shape == (_NUM_SAMPLES, 65)
     images_NHWC = (table[:, :64].reshape(-1, 8, 8, 1) * (255 / 16)).astype(np.float32)
     return images_NHWC, table[:, 64].astype(np.int64)

@@ -111,5 +111,7 @@ def test_another_split_is_refused(name, root):
 
 
 def test_digits_are_read_without_loading_scikit_learn():
-    code = "import sys; from trainers.datasets import Digits; Digits().open(None, 'train'); print('sklearn' in sys.modules)"
+    code = (
+        "import sys; from trainers.datasets import Digits; Digits().open(None, 'eval'); print('sklearn' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
