@@ -69,7 +69,9 @@ def read_place(text: str, folder: Path) -> Place:
         return _file(scheme, rest.removeprefix("/") if scheme == "sqlite" else rest)
     if scheme == "grpc" and _port(text) is not None:
         parts = urlsplit(text)
-        return Place(kind="grpc", address=f"{parts.hostname}:{parts.port}", said=f"grpc://{parts.hostname}:{parts.port}")
+        return Place(
+            kind="grpc", address=f"{parts.hostname}:{parts.port}", said=f"grpc://{parts.hostname}:{parts.port}"
+        )
     if mark and dialect in _DRIVERS and urlsplit(text).path.strip("/"):
         return _database(text)
     raise refused("--storage", f"{hidden(text)} is no storage of a study", _FORMS)
@@ -174,7 +176,9 @@ def _sqlite(path: Path) -> RDBStorage:
     storage.engine.dispose()
     # Nothing written is lost when a process is killed; when the power fails the last second may be, and is told again
     # from the run's own folder.
-    event.listen(storage.engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous=NORMAL").close())
+    event.listen(
+        storage.engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous=NORMAL").close()
+    )
     return storage
 
 
@@ -222,7 +226,9 @@ def _proxy(place: Place) -> BaseStorage:
         raise refused("--storage", what, "pip install 'kilobatch[grpc]'") from None
     except ConnectionError:
         what = f"nobody answers at {place.said} within {_WAIT_SECONDS} s"
-        raise refused("--storage", what, "start it there: kilobatch serve-study STORAGE --host HOST --port PORT") from None
+        raise refused(
+            "--storage", what, "start it there: kilobatch serve-study STORAGE --host HOST --port PORT"
+        ) from None
     return storage
 
 

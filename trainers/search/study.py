@@ -13,6 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 from recipes.open_search import OpenedSearch
 from recipes.schema import Search
 from trainers.run_folder import FolderRefused, dataset_facts, differences
+from trainers.search.batched import flush
 from trainers.search.leases import own_lease
 from trainers.search.ledger import is_first, place_in_line
 
@@ -72,8 +73,10 @@ def enqueue(study: optuna.Study, opened: OpenedSearch) -> None:
 
 
 def suggested(trial: optuna.Trial, search: Search) -> dict[str, Any]:
-    """A trial's value for each path; those it has already are kept."""
-    return {path: range_.suggest(trial, path) for path, range_ in search.space.items()}
+    """A trial's value for each path; those it has already are kept. They are in the storage before anything is done."""
+    values = {path: range_.suggest(trial, path) for path, range_ in search.space.items()}
+    flush(trial.study)
+    return values
 
 
 def spent_seconds(study: optuna.Study, *, besides: str = "") -> float:

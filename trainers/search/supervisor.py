@@ -19,8 +19,8 @@ from trainers.run_folder import RUN
 from trainers.search import study as studies
 from trainers.search.best import write_best
 from trainers.search.display import Display
-from trainers.search.job import Ending, Job, Report, last_line, metrics_lines, reports_in
 from trainers.search.hand_out import HandOut, run_folder
+from trainers.search.job import Ending, Job, Report, last_line, metrics_lines, reports_in
 from trainers.search.leases import RENEW_SECONDS, own_lease
 from trainers.search.trial_run import trial_request, warmup_end
 

@@ -1,0 +1,135 @@
+"""Writes to a database a few at a time: a transaction for each would be most of what a trial costs."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, distribution_to_json
+from optuna.exceptions import UpdateFinishedTrialError
+from optuna.storages import RDBStorage, _CachedStorage
+from optuna.storages._rdb.models import (
+    TrialIntermediateValueModel,
+    TrialModel,
+    TrialParamModel,
+    TrialUserAttributeModel,
+)
+from optuna.storages._rdb.storage import _create_scoped_session
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy import insert
+from sqlalchemy.exc import IntegrityError
+
+FLUSH_SECONDS = 5.0
+_FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+
+
+class Batched(_CachedStorage):
+    """Optuna's cached database, in which values and reports of trials are written together.
+
+    They are in the database before the trial's next attribute, before it begins, ends or is read, and five seconds after
+    the first of them at the latest. Who is killed before that loses reports, which the trial's own folder still has.
+    """
+
+    def __init__(self, backend: RDBStorage) -> None:
+        super().__init__(backend)
+        self._rows: list[tuple[Any, dict[str, Any]]] = []
+        self._since = 0.0
+        self._known: dict[str, BaseDistribution] = {}
+
+    def set_trial_param(
+        self, trial_id: int, param_name: str, param_value_internal: float, distribution: BaseDistribution
+    ) -> None:
+        """The first value of a path is written at once: the database knows whether it fits what was there before."""
+        if self._known.get(param_name) != distribution:
+            self.flush()
+            super().set_trial_param(trial_id, param_name, param_value_internal, distribution)
+            self._known[param_name] = distribution
+            return
+        row = {"param_value": param_value_internal, "distribution_json": distribution_to_json(distribution)}
+        self._keep(TrialParamModel, {"trial_id": trial_id, "param_name": param_name, **row})
+
+    def set_trial_intermediate_value(self, trial_id: int, step: int, intermediate_value: float) -> None:
+        """As of the storage, later."""
+        value, kind = TrialIntermediateValueModel.intermediate_value_to_stored_repr(intermediate_value)
+        row = {"intermediate_value": value, "intermediate_value_type": kind}
+        self._keep(TrialIntermediateValueModel, {"trial_id": trial_id, "step": step, **row})
+
+    def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
+        """As of the storage, with what waits."""
+        self._keep(TrialUserAttributeModel, {"trial_id": trial_id, "key": key, "value": value})
+        self.flush()
+
+    def set_trial_state_values(self, trial_id: int, state: TrialState, values: Any = None) -> bool:
+        """As of the storage."""
+        self.flush()
+        return super().set_trial_state_values(trial_id, state, values)
+
+    def get_trial(self, trial_id: int) -> FrozenTrial:
+        """As of the storage."""
+        self.flush()
+        return super().get_trial(trial_id)
+
+    def get_all_trials(self, study_id: int, deepcopy: bool = True, states: Any = None) -> list[FrozenTrial]:
+        """As of the storage."""
+        self.flush()
+        return super().get_all_trials(study_id, deepcopy=deepcopy, states=states)
+
+    def flush(self, *, after: float = 0.0) -> None:
+        """Write what waits, if the first of it has waited for so many seconds.
+
+        Raises:
+            UpdateFinishedTrialError: one of the trials is finished already.
+        """
+        if not self._rows or time.monotonic() - self._since < after:
+            return
+        rows, self._rows = self._rows, []
+        try:
+            with _create_scoped_session(self._backend.scoped_session) as session:
+                self._require_running(session, {row["trial_id"] for _, row in rows})
+                for model in (TrialParamModel, TrialIntermediateValueModel):
+                    mine = [row for kind, row in rows if kind is model]
+                    if mine:
+                        session.execute(insert(model), mine)
+                for row in (row for kind, row in rows if kind is TrialUserAttributeModel):
+                    self._backend._set_trial_attr_without_commit(session, TrialUserAttributeModel, **row)
+        except IntegrityError:  # a report is there already, from another supervisor that worked on the trial
+            self._one_by_one(rows)
+
+    def close(self) -> None:
+        """Write what waits, and close the connections."""
+        self.flush()
+        self._backend.remove_session()
+        self._backend.engine.dispose()
+
+    def _keep(self, model: Any, row: dict[str, Any]) -> None:
+        if not self._rows:
+            self._since = time.monotonic()
+        self._rows.append((model, row))
+        self.flush(after=FLUSH_SECONDS)
+
+    def _one_by_one(self, rows: list[tuple[Any, dict[str, Any]]]) -> None:
+        """In the storage's own way, which replaces a report and an attribute; a value of a path never changes."""
+        for model, row in rows:
+            if model is TrialIntermediateValueModel:
+                score = model.stored_repr_to_intermediate_value(
+                    row["intermediate_value"], row["intermediate_value_type"]
+                )
+                super().set_trial_intermediate_value(row["trial_id"], row["step"], score)
+            elif model is TrialUserAttributeModel:
+                super().set_trial_user_attr(**row)
+
+    def _require_running(self, session: Any, trial_ids: set[int]) -> None:
+        ended = session.query(TrialModel.number).filter(
+            TrialModel.trial_id.in_(trial_ids), TrialModel.state.in_(_FINISHED)
+        )
+        number = ended.first()
+        if number is not None:
+            raise UpdateFinishedTrialError(f"trial {number[0]} is finished already")
+
+
+def flush(study: optuna.Study, *, after: float = 0.0) -> None:
+    """Write what has waited for so many seconds, of a study whose storage waits."""
+    write = getattr(study._storage, "flush", None)
+    if write is not None:
+        write(after=after)
