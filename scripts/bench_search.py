@@ -5,10 +5,10 @@
     python scripts/bench_search.py --storage postgresql://me@localhost/studies --trials 0 1000 --reports 20
 
 The supervisor's own calls, one trial after the other, of a search over four values with TPE and the median pruner;
-finished trials are put there first, with reports of their own. Trials of ten seconds are meant: in each the other
-supervisors' trials are read again once more than at its begin and end. `plan` is what is done with the sampled values before
-the ranks get them: the recipe is opened with them, checked and planned. Milliseconds are medians over the measured
-trials: on the clock, and of this process's processor time.
+finished trials are put there first, with reports of their own. Trials of ten seconds are meant: in each what waits is
+written and all trials are read again once more than at its begin and end. `plan` is what is done with the sampled
+values before the ranks get them: the recipe is opened with them, checked and planned. Milliseconds are medians over the
+measured trials: on the clock, and of this process's processor time.
 """
 
 from __future__ import annotations
