@@ -105,6 +105,9 @@ def train(
 def search(
     search: Annotated[str, typer.Argument(metavar="SEARCH", help="A name in configs/searches, or a path.")],
     workers: Annotated[int | None, typer.Option("-n", min=1, metavar="N", help="Ranks of all trials together.")] = None,
+    hosts: Annotated[
+        str | None, typer.Option(metavar="A,B:4", help="Where mpiexec starts them; A has what B leaves.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="The search's folder; runs/search-NAME if left out.")
     ] = None,
@@ -123,6 +126,7 @@ def search(
     ] = None,
     data: Data = None,
     allow_code: AllowCode = False,
+    joined: Annotated[str | None, typer.Option("--joined", hidden=True)] = None,  # rank 0 of a foreign launcher says so
 ) -> None:
     """Search a recipe's values: trials side by side, N ranks in all. The same command goes on where it ended."""
     from trainers.launch import limit_threads
@@ -134,6 +138,8 @@ def search(
     request = SearchRequest(
         search=search,
         workers=workers,
+        hosts=hosts,
+        joined=joined,
         out=out,
         resume=resume,
         dry_run=dry_run,
@@ -144,6 +150,18 @@ def search(
         study=study,
     )
     raise typer.Exit(run_search(request))
+
+
+@app.command(hidden=True)
+def search_ranks(talk: Path, ranks_here: Annotated[int | None, typer.Option()] = None) -> None:
+    """Be one of the ranks of a search's group, as its supervisor starts them."""
+    from trainers.launch import launched_ranks, limit_threads
+
+    threads = limit_threads(ranks_here)
+    from trainers.search.serve import serve
+    from trainers.together import join_world
+
+    serve(join_world(launched_ranks() or 1), talk, threads=threads)
 
 
 @app.command(name="serve-study")

@@ -193,9 +193,9 @@ def schema(
     """The JSON Schema of a recipe's file, for editors."""
     from recipes.json_schema import json_schema
     from recipes.reference import reference
-    from trainers.vocabulary import vocabulary
+    from trainers.vocabulary import search_vocabulary, vocabulary
 
-    text = reference(vocabulary()) if markdown else json.dumps(json_schema(vocabulary()), indent=2) + "\n"
+    text = reference(search_vocabulary()) if markdown else json.dumps(json_schema(vocabulary()), indent=2) + "\n"
     print(text, end="")
 
 

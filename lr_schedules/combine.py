@@ -38,6 +38,11 @@ class Product:
         if not isinstance(self.factors, tuple) or not self.factors or not all(map(callable, self.factors)):
             raise ValueError(f"Product.factors must be a tuple of at least one schedule, got {self.factors!r}")
 
+    @property
+    def slow_until(self) -> float:
+        """The epochs until all factors are past their slow start; 0 where none has one."""
+        return max(getattr(factor, "slow_until", 0.0) for factor in self.factors)
+
     def __call__(self, epoch: float) -> float:
         return math.prod(factor(epoch) for factor in self.factors)
 

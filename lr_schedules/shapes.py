@@ -198,6 +198,11 @@ class PiecewiseLinear:
         for _, factor in points:
             require_number("PiecewiseLinear.points", factor, at_least=0)
 
+    @property
+    def slow_until(self) -> float:
+        """The epochs before the first of its highest points: until then it rises."""
+        return max(self.points, key=lambda point: point[1])[0]
+
     def __call__(self, epoch: float) -> float:
         after = bisect_right(self.points, epoch, key=lambda point: point[0])
         if after == 0:
@@ -238,6 +243,11 @@ class SlowStart:
             raise ValueError(f"SlowStart.factors must be a tuple of {len(self.boundaries) + 1}, got {self.factors!r}")
         for factor in self.factors:
             require_number("SlowStart.factors", factor, at_least=0)
+
+    @property
+    def slow_until(self) -> float:
+        """The end of its first stage."""
+        return self.boundaries[0]
 
     def __call__(self, epoch: float) -> float:
         return float(self.factors[bisect_right(self.boundaries, epoch)])

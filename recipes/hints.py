@@ -99,6 +99,8 @@ def words(hint: Any) -> str:
         if ... in get_args(hint):
             return f"a list, each {words(inner[0])}"
         return f"a list of {len(inner)}: {', '.join(map(words, inner))}"
+    if origin in (dict, Mapping) and get_origin(get_args(hint)[1]) is tuple:
+        return "`key: [value, ...]` pairs"
     if origin in (dict, Mapping) or dataclasses.is_dataclass(hint):
         return "`key: value` pairs"
     return plain.get(hint, "a value")

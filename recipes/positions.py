@@ -10,7 +10,7 @@ from fractions import Fraction
 __all__ = ["first_sample_at", "last_multiple", "multiple", "parse_position", "written_in_updates"]
 
 _WORD = re.compile(r"(?P<number>[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]{1,2})?|\.[0-9]+)\s*(?P<unit>[A-Za-z]+)")
-_TIMED_BY_BATCH = ("epochs", "image_size", "learning_rate", "evaluation", "weight_average")
+_TIMED_BY_BATCH = ("epochs", "image_size", "learning_rate", "evaluation", "weight_average", "optimizer")
 _SAMPLES = {"sp": 1, "ksp": 10**3, "Msp": 10**6, "Gsp": 10**9}
 UNITS = "30 or 30ep (epochs), 500up (updates), 1.5Msp (samples) or 0.5run"
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = ["Categorical", "Float", "Int"]
+
+# Path of the space -> values: where it has another one, or none, this range is not part of a trial.
+Conditions = Mapping[str, tuple[Any, ...]]
 
 
 def _require_ends(name: str, low: float, high: float, *, log: bool, step: float | None, least: float) -> None:
@@ -31,12 +34,15 @@ class Float:
         low, high: its ends, both included.
         log: drawn evenly in its logarithm; needs a low above 0 and no step.
         step: only low, low + step, ...; null for any number.
+        when: path of the space -> list of values: only trials that have one of them have a value here; all others have
+            the recipe's own, or that of `fixed`.
     """
 
     low: float
     high: float
     log: bool = False
     step: float | None = None
+    when: Conditions = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _require_ends("Float", self.low, self.high, log=self.log, step=self.step, least=math.ulp(0.0))
@@ -75,12 +81,14 @@ class Int:
         low, high: its ends, both included.
         log: drawn evenly in its logarithm; needs a low of at least 1 and a step of 1.
         step: only low, low + step, ...
+        when: as of `Float`.
     """
 
     low: int
     high: int
     log: bool = False
     step: int = 1
+    when: Conditions = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _require_ends("Int", self.low, self.high, log=self.log, step=self.step, least=1)
@@ -114,9 +122,11 @@ class Categorical:
 
     Args:
         choices: numbers, texts, true, false or null; at least one, each once.
+        when: as of `Float`.
     """
 
     choices: tuple[Any, ...]
+    when: Conditions = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.choices:

@@ -1,4 +1,4 @@
-"""docs/recipes.md: every key of a recipe, a data set and a cluster, from the dataclasses that read them."""
+"""docs/recipes.md: every key of a recipe, a data set, a cluster and a search, from the dataclasses that read them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,23 @@ from recipes.positions import UNITS
 from recipes.schema import (
     Augmentation,
     Batch,
+    Budget,
     Card,
     Claim,
+    Constraint,
     Dataset,
     Evaluation,
     Evidence,
     Gradient,
     LearningRate,
     NormMomentum,
+    Objective,
     Precision,
     RampStep,
     Recipe,
+    Search,
     StreamOrder,
+    Transfer,
     Updater,
     Warmup,
     WeightAverage,
@@ -88,12 +93,18 @@ _SECTIONS: tuple[tuple[str, type], ...] = (
     ("A data set: `configs/datasets/*.yaml`", Dataset),
     ("A cluster: `configs/clusters/*.yaml`", Cluster),
     ("`exchange` of a cluster", GradientExchange),
+    ("A search: `configs/searches/*.yaml`", Search),
+    ("`objective` of a search, or an entry of it", Objective),
+    ("An entry of `constraints` of a search", Constraint),
+    ("`budget` of a search", Budget),
+    ("`transfer` of a search", Transfer),
 )
 # What is left out there is filled in from the rest of the recipe, as the meaning says.
 _RULES = {
     (Recipe, "name"),
     (Batch, "norm_span"),
     (Warmup, "target_batch"),
+    (Search, "name"),
     *((Dataset, key) for key in ("name", "num_train", "num_eval", "num_classes")),
 }
 

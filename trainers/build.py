@@ -163,10 +163,11 @@ def build_exchange(
     image, _ = parts.load_eval(0, 0)
     images_NCHW = image[np.newaxis].astype(chainer.get_dtype(), copy=False)
     flat = FlatGradients(parts.model, images_NCHW, connection.allocate, copies=copies)
+    bucket_bytes = settings.bucket_bytes_of(flat.values.nbytes)
     if exact:
-        return ExactExchange(flat, connection, bucket_bytes=settings.bucket_bytes)
+        return ExactExchange(flat, connection, bucket_bytes=bucket_bytes)
     wire = FullWire(flat.values.dtype) if settings.wire == "float32" else WIRES[settings.wire]()
-    return Exchange(flat, connection, wire=wire, bucket_bytes=settings.bucket_bytes, overlap=settings.overlap)
+    return Exchange(flat, connection, wire=wire, bucket_bytes=bucket_bytes, overlap=settings.overlap)
 
 
 def model_sizes(recipe: Recipe, dataset: Dataset) -> Model | None:

@@ -14,9 +14,9 @@ import numpy as np
 
 from recipes.planning.division import MicroBatch
 from trainers.communicators.connection import Connection
-from trainers.communicators.waiting import total_of
 from trainers.communicators.wire import FullWire, Wire
 from trainers.flat_gradients import FlatGradients
+from trainers.waiting import total_of
 
 THREAD_NAME = "exchange"
 

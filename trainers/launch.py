@@ -6,10 +6,11 @@ import os
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,8 @@ if os.getppid() != int(sys.argv[1]):
 os.execvp(sys.argv[2], sys.argv[2:])
 """
 
+_limited: set[str] = set()  # of THREADS, what was set here and not by the user
+
 STOP_FILE = "stop"  # in the run's folder: ask a run to stop at its next update, from anywhere
 
 
@@ -50,24 +53,33 @@ def launched_ranks(environment: Mapping[str, str] = os.environ) -> int | None:
     return int(sizes[0]) if sizes else None
 
 
+def launched_rank(environment: Mapping[str, str] = os.environ) -> int:
+    """The number of this rank; 0 where there was no launcher."""
+    return next((int(environment[name]) for name in _RANK_NAMES if environment.get(name, "").isdigit()), 0)
+
+
 def launched_by_us(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether `start_ranks` started this process."""
     return _OWN in environment
 
 
 def parent_is_gone() -> bool:
-    """Whether the process whose `start_ranks` started this one has ended; False for ranks of another launcher."""
-    mark = os.environ.get(_PARENT, "")
-    return bool(mark) and _process_mark(int(mark.split()[0])) != mark
+    """Whether the process whose `start_ranks` started this one has ended.
+
+    False for ranks of another launcher, and on another host, where that is not known.
+    """
+    process, _, rest = os.environ.get(_PARENT, "").partition(" ")
+    here = rest.endswith(f" {socket.gethostname()}")
+    return here and _process_mark(int(process)) != f"{process} {rest}"
 
 
 def _process_mark(process: int) -> str:
-    """Number and start time of a process of this machine, which together are never used again; empty if unknown."""
+    """Number and start time of a process, which together are never used again, and this host; empty if unknown."""
     try:
         state, *rest = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return ""
-    return "" if state == "Z" else f"{process} {rest[18]}"
+    return "" if state == "Z" else f"{process} {rest[18]} {socket.gethostname()}"
 
 
 def command_line() -> str:
@@ -97,7 +109,13 @@ def limit_threads(local_ranks: int | None = None, *, threads: int | None = None)
     for name in THREADS:
         if not os.environ.get(name, "").isdigit():  # unset, empty or no number
             os.environ[name] = str(threads or threads_per_rank(local_ranks))
+            _limited.add(name)
     return int(os.environ[THREADS[0]])
+
+
+def users_environment() -> dict[str, str]:
+    """The environment without the threads that `limit_threads` has set here: other hosts have other cores."""
+    return {name: value for name, value in os.environ.items() if name not in _limited}
 
 
 def find_mpiexec() -> str:
@@ -136,14 +154,34 @@ class Ranks:
                 os.kill(descendant, signal.SIGKILL)
         self.process.terminate()
 
-    def errors(self) -> str:
-        """What the ranks wrote to stderr, once they have ended."""
+    def poll(self) -> int | None:
+        """The exit code of mpiexec; None while it runs."""
+        return self.process.poll()
+
+    def errors(self, since: int = 0) -> str:
+        """What the ranks wrote to stderr, after so many lines of it, once they have ended."""
         self._reader.join()
-        return "".join(self._errors)
+        return "".join(self._errors[since:])
+
+    def num_errors(self) -> int:
+        """Lines that the ranks have written to stderr so far."""
+        return len(self._errors)
+
+    def first_to_leave(self) -> int | None:
+        """The rank that ended first, once all have; None where that was not seen, as on another host."""
+        return next((rank for rank, _ in self.departures.order()), None)
 
 
-def start_ranks(num_ranks: int, arguments: list[str], *, log: Path, outlive_us: bool = True) -> Ranks:
-    """Start `kilobatch ARGUMENTS` on ranks of this machine.
+def start_ranks(
+    num_ranks: int,
+    arguments: list[str],
+    *,
+    log: Path,
+    outlive_us: bool = True,
+    launcher: Sequence[str] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Ranks:
+    """Start `kilobatch ARGUMENTS` on ranks of this machine, or wherever another launcher starts them.
 
     They run in a session of their own: a Ctrl-C on the terminal reaches the parent only, which asks them to stop.
 
@@ -152,19 +190,20 @@ def start_ranks(num_ranks: int, arguments: list[str], *, log: Path, outlive_us: 
         arguments: of the command line.
         log: file that takes what the ranks print.
         outlive_us: whether they go on when this process is killed; a process that has many runs ends with all of them.
+        launcher: words before the command that start it once for each rank; by default mpiexec, on this machine.
+        environment: of the ranks; with this process's and its share of the cores by default.
     Raises:
         LaunchError: there is no mpiexec.
     """
-    environment = {**os.environ, _OWN: command_line(), _PARENT: _process_mark(os.getpid()), "PYTHONUNBUFFERED": "1"}
-    for name in THREADS:
-        environment.setdefault(name, str(threads_per_rank(num_ranks)))
-    command = [find_mpiexec(), "-n", str(num_ranks), sys.executable, "-P", "-m", "kilobatch", *arguments]
-    if not outlive_us:
-        command = [sys.executable, "-I", "-S", "-c", _END_WITH_PARENT, str(os.getpid()), *command]
+    threads = dict.fromkeys(THREADS, str(threads_per_rank(num_ranks)))
+    own = {_OWN: command_line(), _PARENT: _process_mark(os.getpid()), "PYTHONUNBUFFERED": "1"}
+    launcher = [find_mpiexec(), "-n", str(num_ranks)] if launcher is None else launcher
+    command = [*launcher, sys.executable, "-P", "-m", "kilobatch", *arguments]
+    command = command if outlive_us else ending_with_us(command)
     with open(log, "ab") as file:
         process = subprocess.Popen(
             command,
-            env=environment,
+            env={**({**threads, **os.environ} if environment is None else environment), **own},
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.PIPE,
@@ -176,6 +215,21 @@ def start_ranks(num_ranks: int, arguments: list[str], *, log: Path, outlive_us: 
     reader.start()
     departures = Departures(process, num_ranks, descendants=_descendants, rank_names=_RANK_NAMES)
     return Ranks(process=process, num_ranks=num_ranks, departures=departures, _errors=errors, _reader=reader)
+
+
+def ending_with_us(command: Sequence[str]) -> list[str]:
+    """The same command, killed by the kernel when this process ends."""
+    return [sys.executable, "-I", "-S", "-c", _END_WITH_PARENT, str(os.getpid()), *command]
+
+
+def without_launcher(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment of a process that is no rank, although the one that starts it is."""
+    ours = ("PMI", "OMPI_", "HYDI_", "HYDRA_", "MPI_LOCAL")
+    return {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith(ours) and name not in (*_SIZE_NAMES, *_RANK_NAMES)
+    }
 
 
 def _descendants(parent: int) -> list[int]:
@@ -207,11 +261,19 @@ class StopRequest:
     def __init__(self, run: Path, *, watches_file: bool) -> None:
         self._file = run / STOP_FILE if watches_file else None
         self._signalled = False
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(number, self._note)
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+        self._before = {number: signal.signal(number, self._note) for number in numbers}
+
+    def close(self) -> None:
+        """The run is over: signals mean what they did before."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def __call__(self) -> bool:
         return self._signalled or (self._file is not None and self._file.exists())
 
     def _note(self, number: int, frame: object) -> None:
         self._signalled = True
+        before = self._before[signal.Signals(number)]
+        if callable(before) and before is not signal.default_int_handler:  # who keeps these ranks wants to know, too
+            before(number, frame)

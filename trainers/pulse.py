@@ -42,17 +42,21 @@ class Pulse:
         folder: the run's, seen by all hosts; else there is no watch, and a warning.
         mpi: communicator of all workers.
         seconds: without progress; 0 gives signs, but never ends a run.
+        is_orphan: whether whoever wants this run has gone.
     Attributes:
         at: -> number of the update this rank is in; None before there is one.
         orphaned: whether the process that started this rank has gone.
         warnings: of its start.
     """
 
-    def __init__(self, folder: Path, *, mpi: Any, seconds: float) -> None:
+    def __init__(
+        self, folder: Path, *, mpi: Any, seconds: float, is_orphan: Callable[[], bool] = parent_is_gone
+    ) -> None:
         self.at: Callable[[], int] | None = None
         self.orphaned = False
         self.warnings: list[str] = []
         self._folder, self._mpi, self._rank, self._seconds = folder, mpi, mpi.rank, seconds
+        self._is_orphan = is_orphan
         self._interval = min(seconds / BEATS or _SLOWEST_SECONDS, _SLOWEST_SECONDS)
         self._beat, self._moved, self._patience = 0, time.monotonic(), _PATIENCE
         self._dog: Watchdog | None = None
@@ -108,7 +112,7 @@ class Pulse:
 
     def _serve(self) -> None:
         while not self._ended.wait(self._interval):
-            if not self.orphaned and parent_is_gone():
+            if not self.orphaned and self._is_orphan():
                 self.orphaned = True  # told on stdout: stderr went to that process, and mpiexec fails when it is gone
                 log.warning("the process that started this run has gone: stopping, with a checkpoint")
             sign = self._sign()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from recipes.errors import Problem, RecipeError
 from recipes.load import overrides_by_file
@@ -60,6 +62,16 @@ class TrainRequest:
             ("--allow-code", self.allow_code),
         )
         return words + [flag for flag, given in flags if given]
+
+    def as_tree(self) -> dict[str, Any]:
+        """The same request as plain data."""
+        return {name: str(value) if isinstance(value, Path) else value for name, value in vars(self).items()}
+
+    @classmethod
+    def from_tree(cls, tree: Mapping[str, Any]) -> TrainRequest:
+        """A request of `as_tree`, also after it was JSON."""
+        paths = {name: tree[name] and Path(tree[name]) for name in ("out", "data")}
+        return cls(**{**tree, **paths, "overrides": tuple(tree["overrides"])})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,35 +12,13 @@ from typing import Any
 
 from recipes.errors import InputRefused
 from trainers.departures import first_to_leave
-from trainers.exact_mode import require_same_machine
-from trainers.faults import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED, abort_on_exception, remove_shared_memory
-from trainers.launch import STOP_FILE, LaunchError, Ranks, launched_by_us, launched_ranks, limit_threads, start_ranks
-from trainers.pulse import Pulse, forget_signs
+from trainers.faults import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED
+from trainers.launch import STOP_FILE, Ranks, launched_by_us, launched_ranks, limit_threads, start_ranks
+from trainers.pulse import forget_signs
 from trainers.request import Prepared, TrainRequest, prepare
-from trainers.run_folder import (
-    LOG,
-    METRICS,
-    REPORT,
-    dataset_facts,
-    default_folder,
-    newest_checkpoint_name,
-    require_same_recipe,
-    require_usable,
-)
+from trainers.run_folder import LOG, METRICS, REPORT, default_folder, newest_checkpoint_name
+from trainers.together import check_folder, join_world, train_together
 from trainers.watchdog import read_sign
-
-
-def check_folder(request: TrainRequest, folder: Path, prepared: Prepared) -> None:
-    """Refuse a folder that holds something else.
-
-    Raises:
-        FolderRefused: it is not empty, or holds a run of another recipe.
-        ExactRefused: in exact mode, it holds one that was trained elsewhere or otherwise.
-    """
-    require_usable(folder, resume=request.resume)
-    require_same_recipe(folder, prepared.opened.tree, dataset_facts(prepared.opened.dataset))
-    if request.resume and request.exact:
-        require_same_machine(folder)
 
 
 def train(request: TrainRequest) -> int:
@@ -87,95 +65,14 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
 def _join(request: TrainRequest, ranks: int) -> int:
     """Train as one of the ranks that a launcher started."""
     threads = limit_threads()
-    world = _world()
-    abort_on_exception(world.rank)
-    if world.size != ranks:
-        raise LaunchError(
-            f"{ranks} ranks were launched, but MPI joins {world.size}: the launcher and mpi4py use different MPIs; "
-            "`kilobatch doctor` tells which MPI this is"
-        )
-    world.Barrier()  # all have left MPI_Init
-    remove_shared_memory()
-    prepared, folder = _checked_together(request, world)
-    pulse = Pulse(folder, mpi=world, seconds=request.watchdog_seconds)
+    world = join_world(ranks)
     try:
-        pulse.start()
-        prepared = prepared or prepare(request, workers=world.size)
-        code = _train_together(request, prepared, folder, world, threads, pulse)
-        pulse.finish()
-    except (InputRefused, SystemExit) as error:  # on this rank alone, perhaps: nobody may wait for it
-        raise RuntimeError(f"{type(error).__name__}: {error}") from error
-    return 0 if launched_by_us() else code  # mpiexec calls any other code a failure; our parent reads the last line
-
-
-def _world() -> Any:
-    """MPI's communicator of all ranks.
-
-    Raises:
-        LaunchError: mpi4py finds no MPI.
-    """
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        raise LaunchError(
-            f"MPI cannot start: {' '.join(str(error).split())}; install mpi4py and an MPI for it (pip install mpi4py "
-            "mpich), and see `kilobatch doctor`"
-        ) from error
-    return MPI.COMM_WORLD
-
-
-def _train_together(
-    request: TrainRequest, prepared: Prepared, folder: Path, world: Any, threads: int, pulse: Pulse
-) -> int:
-    from trainers.train import train_as_rank
-    from trainers.train_options import TrainOptions
-
-    options = TrainOptions(
-        folder=folder,
-        resume=request.resume,
-        stop_after_update=prepared.stop_after_update,
-        checkpoint_every=prepared.checkpoint_every,
-        trace=request.trace,
-        measure_noise=request.measure_noise,
-        profile=request.profile or 0,
-        threads=threads,
-    )
-    return train_as_rank(
-        prepared.opened,
-        prepared.plan,
-        options,
-        mpi=world,
-        launched_by_us=launched_by_us(),
-        pulse=pulse,
-    )
-
-
-def _checked_together(request: TrainRequest, world: Any) -> tuple[Prepared | None, Path]:
-    """On rank 0 what `prepare` gives, and the run's folder on all.
-
-    Rank 0 checks everything before the others look, so that a wrong input is told once.
-    """
-    prepared, folder, complaint = None, None, None
-    if world.rank == 0:
-        try:
-            if request.workers not in (None, world.size):
-                raise LaunchError(
-                    f"-n {request.workers} was asked for and {world.size} ranks were launched; leave -n out"
-                )
-            prepared = prepare(request, workers=world.size)
-            folder = request.out or default_folder(prepared.opened.recipe.name)
-            if not launched_by_us():  # our parent has done so, and begun the log there
-                check_folder(request, folder, prepared)
-                (folder / STOP_FILE).unlink(missing_ok=True)
-            forget_signs(folder)
-        except InputRefused as error:
-            complaint = error
-    folder, refusal = world.bcast((folder, complaint is not None), root=0)
-    if complaint is not None:
-        raise complaint
-    if refusal:
+        code = train_together(request, world, threads=threads)
+    except InputRefused:
+        if world.rank == 0:
+            raise
         sys.exit(EXIT_INPUT)
-    return prepared, folder
+    return 0 if launched_by_us() else code  # mpiexec calls any other code a failure; our parent reads the last line
 
 
 class _StopSignals:

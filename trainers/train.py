@@ -54,7 +54,7 @@ def train_as_rank(
     launched_by_us: bool,
     pulse: Pulse | None = None,
 ) -> int:
-    """Train as one of the ranks of `mpi`; all of them call this together.
+    """Train as one of the ranks of `mpi`; all of them call this together, as often as there are runs.
 
     Args:
         pulse: this rank's sign of life, begun.
@@ -74,7 +74,7 @@ def train_as_rank(
     except (NotFinite, Overflow, WeightsDiffer) as error:  # on all ranks
         raise run.failed(error) from error
     code = run.end()
-    run.updater.exchange.close()
+    run.close()
     return code
 
 
@@ -248,6 +248,7 @@ class _Run:
         """What to tell the user: the cause, and where the last good state is."""
         last = self.checkpoints.last and self.options.folder / CHECKPOINTS / self.checkpoints.last
         self.metrics.write("run_stop", "failed", update=self.updater.iteration, reason=str(error))
+        self.close()
         return RunFailed(f"{error}. Last good checkpoint: {last or 'none was written yet'}")
 
     def end(self) -> int:
@@ -260,11 +261,16 @@ class _Run:
         reached = {"update": self.updater.iteration, "epoch": self.updater.epoch_detail}
         self.mpi.Barrier()  # every rank has done its part before the run counts as ended
         self.metrics.write("run_stop", how, reason=reason, best=self.checkpoints.best, **reached)
-        self.metrics.close()
         if self.leads:
             _write_report(self.options.folder)
         log.info("%s at update %d", how, self.updater.iteration)
         return EXIT_STOPPED if stopped else 0
+
+    def close(self) -> None:
+        """Give back what the next run of this process must not find; all ranks call this together."""
+        self.metrics.close()
+        self.stop_request.close()
+        self.updater.close()
 
 
 def fingerprint(tree: dict[str, Any]) -> str:

@@ -13,7 +13,6 @@ import numpy as np
 from chainer.training.updaters import StandardUpdater
 
 from recipes.noise_scale import Norms
-from recipes.planning.division import Division
 from recipes.planning.planner import Plan
 from recipes.rates import full_rate_at, learning_rate_at, momentum_at
 from trainers.checkpoint import copy_arrays
@@ -26,7 +25,9 @@ from trainers.norm_groups import NormGroups
 from trainers.phases import phase
 from trainers.steering import Moment, steer
 from trainers.stream_iterator import StreamIterator, UpdateShare
+from trainers.teams import Teams
 from trainers.update_record import Step, UpdateRecord
+from trainers.waiting import wait_for
 from trainers.weight_average import AveragedWeights
 
 log = logging.getLogger("kilobatch")
@@ -89,12 +90,12 @@ class RecipeUpdater(StandardUpdater):
         precision = plan.recipe.precision
         self._mixed = MixedPrecision(optimizer.target, precision) if precision.compute == "mixed16" else None
         self._stop_asked = stop_asked
-        self._teams: dict[int, Any] = {1: None}
+        self._teams = Teams(mpi)
         self._gradients = MeanGradient(
             optimizer.target,
             loss=loss,
             plan=plan,
-            team_of=self._team,
+            team_of=self._teams.of,
             norm_groups=norm_groups,
             exchange=exchange,
             mixed=self._mixed,
@@ -113,6 +114,8 @@ class RecipeUpdater(StandardUpdater):
             share = iterator.again()
         gradient, loss, exchanged = found
         self._norm_groups.update_running_statistics(self._mpi, moment.global_batch_size)
+        if doubled:  # not before: small messages would wait behind it
+            gradient.round.send_rest()
         due = [(gradient, moment)]
         if doubled:
             due = [self.pending] if self.pending is not None else []
@@ -165,7 +168,7 @@ class RecipeUpdater(StandardUpdater):
         None where the gradient overflowed on any worker, the loss scale being halved on all.
         """
         mixed, model = self._mixed is not None, self.get_optimizer("main").target
-        gradient = self._gradients.begin(share, hold=doubled and mixed)
+        gradient = self._gradients.begin(share, hold=doubled)
         exchanged = None
         if not doubled:
             exchanged = self._gradients.complete(gradient)
@@ -174,8 +177,6 @@ class RecipeUpdater(StandardUpdater):
         loss = self._agree(gradient.own_losses, model, moment)
         if mixed and self._overflowed(share.update):
             return None
-        if doubled and mixed:
-            gradient.round.send_rest()
         return gradient, loss, exchanged
 
     def _overflowed(self, update: int) -> bool:
@@ -222,7 +223,7 @@ class RecipeUpdater(StandardUpdater):
         own = np.zeros(1 + most)
         own[0], own[1 : 1 + len(own_losses)] = self._stop_asked(), own_losses
         parts = np.empty((self._mpi.size, own.size))
-        self._mpi.Allgather(own, parts)
+        wait_for([self._mpi.Iallgather(own, parts)])
         self.stopping, losses = bool(parts[:, 0].any()), parts[:, 1:]
         if not np.isfinite(losses).all():
             rank = int(np.flatnonzero(~np.isfinite(losses).all(axis=1))[0])
@@ -232,10 +233,10 @@ class RecipeUpdater(StandardUpdater):
         return math.fsum(losses.flat)  # exact, so that no order counts
 
     def _require_finite_weights(self, model: chainer.Link, moment: Moment) -> None:
-        found = self._first_of(first_not_finite(model, "array"))
-        if found is not None:
-            rank, parameter = found
-            raise NotFinite(what="weight", rank=rank, parameter=parameter, **_of(moment))
+        """They are the same on all workers, which therefore find the same without a word to each other."""
+        parameter = first_not_finite(model, "array")
+        if parameter is not None:
+            raise NotFinite(what="weight", rank=self._mpi.rank, parameter=parameter, **_of(moment))
 
     @phase("waiting")
     def _first_of(self, parameter: str | None) -> tuple[int, str] | None:
@@ -247,13 +248,10 @@ class RecipeUpdater(StandardUpdater):
         rank = int(np.flatnonzero(flags)[0])
         return rank, self._mpi.bcast(parameter, root=rank)
 
-    def _team(self, division: Division) -> Any:
-        """The communicator of this worker's team; split once for each team size, by all workers together."""
-        if division.team_size not in self._teams:
-            team = division.team_of(self._mpi.rank)
-            colour = division.num_teams if team is None else team
-            self._teams[division.team_size] = self._mpi.Split(colour, self._mpi.rank)
-        return self._teams[division.team_size]
+    def close(self) -> None:
+        """Give memory and communicators back, also after a failure on all workers, who call this together."""
+        self.exchange.close()
+        self._teams.close()
 
     @property
     def state(self) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 from recipes.vocabulary import Component
 
+_BUCKET_BYTES = (256_000, 32_000_000)  # at least and at most, where the plan decides
+
 
 @dataclass(frozen=True, kw_only=True)
 class GradientExchange:
@@ -16,7 +18,8 @@ class GradientExchange:
         communicator: the algorithm; null for shared memory on one machine, else the fastest of a short measurement at
             the start.
         wire: format of the numbers sent. Nothing is sent in shared memory, and nothing rounded.
-        bucket_bytes: gradients that are sent together, at least so many bytes; at least 1.
+        bucket_bytes: gradients that are sent together, at least so many bytes; at least 1. `auto`: an eighth of them,
+            so that the last bucket, which nothing can hide, is short; at least 256 kB and at most 32 MB.
         overlap: send a bucket as soon as backward has finished it, on a thread of its own.
     Raises:
         ValueError: `bucket_bytes` is below 1.
@@ -24,12 +27,18 @@ class GradientExchange:
 
     communicator: Annotated[object, Component("communicators")] | None = None
     wire: Literal["float32", "float16", "bfloat16"] = "float32"
-    bucket_bytes: int = 4_000_000
+    bucket_bytes: int | Literal["auto"] = "auto"
     overlap: bool = True
 
     def __post_init__(self) -> None:
-        if self.bucket_bytes < 1:
-            raise ValueError(f"GradientExchange.bucket_bytes must be at least 1, got {self.bucket_bytes}")
+        if self.bucket_bytes != "auto" and self.bucket_bytes < 1:
+            raise ValueError(f"GradientExchange.bucket_bytes must be auto or at least 1, got {self.bucket_bytes}")
+
+    def bucket_bytes_of(self, num_bytes: int) -> int:
+        """Of gradients that are so many bytes."""
+        if self.bucket_bytes != "auto":
+            return self.bucket_bytes
+        return min(max(num_bytes // 8, _BUCKET_BYTES[0]), _BUCKET_BYTES[1])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -97,6 +97,7 @@ th, td {{ text-align: left; vertical-align: top; padding: .35rem .9rem .35rem 0;
 th {{ color: var(--muted); font-weight: 600; vertical-align: bottom; }}
 table.numbers :is(td, th):not(:first-child) {{ text-align: right; padding: .35rem 0 .35rem 1rem; }}
 table.numbers :is(td, th) {{ white-space: nowrap; }}
+table.trials :is(td, th):not(:last-child) {{ white-space: nowrap; }}
 table.values td, table.differences td {{ overflow-wrap: anywhere; min-width: 7rem; width: 33%; }}
 code, pre, table.values td:not(:last-child) {{ font-size: .8125rem;
   font-family: ui-monospace, "SF Mono", Menlo, Consolas, monospace; }}

@@ -6,7 +6,7 @@ A trailing underscore belongs to Python, not to the key: `global_` is `batch.glo
 from recipes.schema.dataset import Dataset
 from recipes.schema.moving import Batch, LearningRate, RampStep, Warmup
 from recipes.schema.recipe import Card, Claim, Evidence, Recipe
-from recipes.schema.search import Budget, Objective, Search
+from recipes.schema.search import Budget, Constraint, Objective, Search, Transfer
 from recipes.schema.training import (
     Augmentation,
     Evaluation,
@@ -24,6 +24,7 @@ __all__ = [
     "Budget",
     "Card",
     "Claim",
+    "Constraint",
     "Dataset",
     "Evaluation",
     "Evidence",
@@ -36,6 +37,7 @@ __all__ = [
     "Recipe",
     "Search",
     "StreamOrder",
+    "Transfer",
     "Updater",
     "Warmup",
     "WeightAverage",

@@ -7,22 +7,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+from recipes.expressions import Expression
 from recipes.schema.conditions import require
 from recipes.vocabulary import Component
 
-__all__ = ["Budget", "Objective", "Search"]
+__all__ = ["Budget", "Constraint", "Objective", "Search", "Transfer"]
+
+Metric = Literal["accuracy", "loss", "train_loss", "device_hours"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """What makes one trial better than another: a score of the last evaluation of its run.
+    """What makes one trial better than another.
 
     Args:
-        metric: `accuracy` or `loss`, of the evaluation samples.
-        direction: `maximize` for accuracy, `minimize` for loss; anything else is refused.
+        metric: `accuracy` or `loss` of the evaluation samples, at the end of the run; `train_loss`, its mean over the
+            last stretch between two reports; or `device_hours`, ranks times hours of the trial.
+        direction: `maximize` for accuracy, `minimize` for all others; anything else is refused.
     """
 
-    metric: Literal["accuracy", "loss"] = "accuracy"
+    metric: Metric = "accuracy"
     direction: Literal["maximize", "minimize"] = "maximize"
 
     def __post_init__(self) -> None:
@@ -33,6 +37,54 @@ class Objective:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Constraint:
+    """What a trial must keep, or it never is the best one.
+
+    Args:
+        metric: of the trial, as of `objective`; null where `value` is given.
+        value: of the trial's recipe: dotted paths and numbers with + - * / and parentheses between, such as
+            `learning_rate.reference * optimizer.weight_decay`. It is known before the training: a trial that breaks it
+            is not trained. Of a path that the trial's recipe has not, nothing is demanded.
+        at_most: the highest number that is kept; null for none.
+        at_least: the lowest; null for none. One of the two is needed.
+    """
+
+    metric: Metric | None = None
+    value: str | None = None
+    at_most: float | None = None
+    at_least: float | None = None
+
+    def __post_init__(self) -> None:
+        require((self.metric is None) != (self.value is None), "give either `metric` or `value`")
+        require(self.at_most is not None or self.at_least is not None, "give `at_most` or `at_least`")
+        for name in ("at_most", "at_least"):
+            bound = getattr(self, name)
+            require(bound is None or math.isfinite(bound), f"Constraint.{name} must be finite, got {bound}")
+        if self.at_most is not None and self.at_least is not None:
+            possible = self.at_least < self.at_most
+            require(possible, f"Constraint.at_least must be below at_most, got {self.at_least}")
+        if self.value is not None:
+            try:
+                Expression(self.value)
+            except ValueError as error:
+                raise ValueError(f"Constraint.value must be paths and numbers: {error}, got {self.value}") from None
+
+    def violations(self, found: float) -> dict[str, float]:
+        """How far a number is beyond each end, as a part of that end; at most 0 where it is kept.
+
+        >>> Constraint(metric="device_hours", at_most=0.25).violations(0.5)
+        {'device_hours <= 0.25': 1.0}
+        """
+        said = self.metric or self.value
+        ends = {"<=": (self.at_most, 1), ">=": (self.at_least, -1)}
+        return {
+            f"{said} {sign} {end:g}": side * (found - end) / (abs(end) or 1.0)
+            for sign, (end, side) in ends.items()
+            if end is not None
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
 class Budget:
     """When a search is done: at whichever comes first.
 
@@ -40,15 +92,40 @@ class Budget:
         trials: finished ones, whether complete, pruned or failed; at least 1.
         hours: of the search, over all its sessions, above 0; after them no trial begins, and those that run may end.
             null for no limit.
+        device_hours: ranks times hours of all trials together, above 0; as `hours`.
     """
 
     trials: int
     hours: float | None = None
+    device_hours: float | None = None
 
     def __post_init__(self) -> None:
         require(self.trials >= 1, f"Budget.trials must be at least 1, got {self.trials}")
-        possible = self.hours is None or (math.isfinite(self.hours) and self.hours > 0)
-        require(possible, f"Budget.hours must be above 0 and finite, got {self.hours}")
+        for name in ("hours", "device_hours"):
+            hours = getattr(self, name)
+            possible = hours is None or (math.isfinite(hours) and hours > 0)
+            require(possible, f"Budget.{name} must be above 0 and finite, got {hours}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transfer:
+    """First a search at a small batch, then what it found is scaled and searched again at a large one.
+
+    Args:
+        from_batch: global batch size of the first trials, at least 1.
+        to_batch: of the others, above `from_batch`.
+        trials: how many there are of each; together those of the budget.
+    """
+
+    from_batch: int
+    to_batch: int
+    trials: tuple[int, int]
+
+    def __post_init__(self) -> None:
+        require(self.from_batch >= 1, f"Transfer.from_batch must be at least 1, got {self.from_batch}")
+        larger = self.to_batch > self.from_batch
+        require(larger, f"Transfer.to_batch must be above from_batch, {self.from_batch}, got {self.to_batch}")
+        require(min(self.trials) >= 1, f"Transfer.trials must be at least 1 each, got {list(self.trials)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,14 +136,17 @@ class Search:
         name: names the search's folder: letters, digits, `_`, `.` and `-`. Left out: the name of the file.
         title: what is looked for, in a line.
         recipe: a name of the library, or a path that counts from the search's file.
-        objective: what makes a trial better.
+        objective: what makes a trial better; or a list of them, for all trials that no other one beats in everything.
         space: dotted path into the recipe -> range. At least one.
         fixed: dotted path into the recipe -> value, for all trials.
+        constraints: what the best trial must keep.
         sampler: what proposes values.
-        pruner: what ends trials early; null for nothing.
+        pruner: what ends trials early; null for nothing, as where there are several objectives.
         budget: when the search is done.
+        transfer: null for one search at the recipe's own batch.
         ranks_per_trial: MPI ranks that train one trial together, at least 1. `-n` divided by it is the number of trials
             side by side.
+        seeds_per_trial: runs of a trial, with the recipe's seed, the next one, and so on; its objective is their mean.
         reports: points of a trial's own run, evenly spaced and the last one its end, where it is evaluated, saved and
             compared with the other trials at the same point; at least 1.
         retries: how often a trial that was killed or hung goes on from its last checkpoint, at least 0.
@@ -78,19 +158,44 @@ class Search:
     name: str
     title: str = ""
     recipe: str
-    objective: Objective = Objective()
+    objective: Objective | tuple[Objective, ...] = Objective()
     space: Mapping[str, Annotated[object, Component("ranges")]]
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    constraints: tuple[Constraint, ...] = ()
     sampler: Annotated[object, Component("samplers")]
     pruner: Annotated[object, Component("pruners")] | None = None
     budget: Budget
+    transfer: Transfer | None = None
     ranks_per_trial: int = 1
+    seeds_per_trial: int = 1
     reports: int = 20
     retries: int = 2
     enqueue: tuple[Literal["recipe"] | Mapping[str, Any], ...] = ()
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("ranks_per_trial", 1), ("reports", 1), ("retries", 0), ("seed", 0)):
+        least_of = {"ranks_per_trial": 1, "seeds_per_trial": 1, "reports": 1, "retries": 0, "seed": 0}
+        for name, least in least_of.items():
             value = getattr(self, name)
             require(value >= least, f"Search.{name} must be at least {least}, got {value}")
+        metrics = [objective.metric for objective in self.objectives]
+        require(len(metrics) > 0, "Search.objective must be at least one")
+        require(len(set(metrics)) == len(metrics), f"Search.objective must name each metric once, got {metrics}")
+        comparable = self.pruner is None or self.reported is not None
+        what = "several objectives" if len(metrics) > 1 else "device-hours, which grow alike in all trials"
+        require(comparable, f"Search.pruner must be null: reports are not compared by {what}")
+        if self.transfer is not None:
+            require(len(metrics) == 1, "Search.transfer must be null where there are several objectives")
+            trials, whole = list(self.transfer.trials), self.budget.trials
+            require(sum(trials) == whole, f"Search.transfer must have the budget's {whole} trials, got {trials}")
+
+    @property
+    def objectives(self) -> tuple[Objective, ...]:
+        """All of them, also where there is one."""
+        return self.objective if isinstance(self.objective, tuple) else (self.objective,)
+
+    @property
+    def reported(self) -> Objective | None:
+        """The objective that trials report on their way; None where reports cannot be compared."""
+        only = self.objectives[0]
+        return None if len(self.objectives) > 1 or only.metric == "device_hours" else only

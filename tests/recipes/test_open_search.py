@@ -37,7 +37,7 @@ def test_searches_of_the_library_open(name):
 
 
 def test_the_library_has_searches():
-    assert names("searches") == ["digits"]
+    assert names("searches") == ["digits", "digits_cost", "digits_optimizer"]
 
 
 def test_what_is_left_out_is_filled_in(opened):
@@ -114,7 +114,8 @@ def test_the_recipes_own_values_are_enqueued(opened):
         (HEAD.replace("digits/batch_256", "gone.yaml") + SPACE, "mine.yaml:2:9: recipe: there is no file gone.yaml"),
         (
             HEAD.replace("Random", "Bayes") + SPACE,
-            "mine.yaml:3:17: sampler.kind: there is no sampler called Bayes; known: CmaEs, Grid, Random, Tpe",
+            "mine.yaml:3:17: sampler.kind: there is no sampler called Bayes; known: CmaEs, Gp, Grid, NsgaII, "
+            "Random, Tpe",
         ),
         (HEAD.replace("trials: 6", "trials: 0") + SPACE, "mine.yaml:4:18: budget.trials: is 0"),
         (
@@ -122,6 +123,47 @@ def test_the_recipes_own_values_are_enqueued(opened):
             "mine.yaml:6:12: objective.direction: is maximize; must be minimize for loss",
         ),
         (HEAD + SPACE + "pruner: {kind: Median, startup_trials: 0}\n", "mine.yaml:6:40: pruner.startup_trials: is 0"),
+        (
+            HEAD + SPACE + "objective: [{metric: accuracy}, {metric: accuracy}]\n",
+            "mine.yaml:6:12: objective: is ['accuracy', 'accuracy']; must name each metric once",
+        ),
+        (
+            HEAD + SPACE + "objective: [{metric: accuracy}, {metric: loss}]\n",
+            "mine.yaml:6:33: objective.1.direction: is maximize; must be minimize for loss",
+        ),
+        (
+            HEAD + SPACE + "objective: {metric: device_hours, direction: minimize}\npruner: {kind: Median}\n",
+            "mine.yaml:7:9: pruner: is not possible; must be null: reports are not compared by device-hours",
+        ),
+        (HEAD + SPACE + "seeds_per_trial: 0\n", "mine.yaml:6:18: seeds_per_trial: is 0; must be at least 1"),
+        (
+            HEAD.replace("trials: 6", "trials: 6, device_hours: 0") + SPACE,
+            "mine.yaml:4:35: budget.device_hours: is 0.0; must be above 0 and finite",
+        ),
+        (
+            HEAD + SPACE + "transfer: {from_batch: 256, to_batch: 64, trials: [4, 2]}\n",
+            "mine.yaml:6:39: transfer.to_batch: is 64; must be above from_batch, 256",
+        ),
+        (
+            HEAD + SPACE + "transfer: {from_batch: 64, to_batch: 256, trials: [4, 3]}\n",
+            "mine.yaml:6:11: transfer: is [4, 3]; must have the budget's 6 trials",
+        ),
+        (
+            HEAD + SPACE + "constraints: [{metric: accuracy}]\n",
+            "mine.yaml:6:15: constraints.0: give `at_most` or `at_least`",
+        ),
+        (
+            HEAD + SPACE + "constraints: [{value: epochs ** 2, at_most: 3}]\n",
+            "mine.yaml:6:23: constraints.0.value: is epochs ** 2; must be paths and numbers: Pow is none of + - * /",
+        ),
+        (
+            HEAD + SPACE + "constraints: [{value: optimizer.momentun, at_most: 3}]\n",
+            "mine.yaml:6:23: constraints.0.value: the recipe has no value at optimizer.momentun; name a path",
+        ),
+        (
+            HEAD + SPACE + "constraints: [{value: optimizer.kind, at_most: 3}]\n",
+            "mine.yaml:6:23: constraints.0.value: optimizer.kind is \"MomentumSGD\", which is no number",
+        ),
         (HEAD + SPACE + "reports: 0\n", "mine.yaml:6:10: reports: is 0; must be at least 1"),
         (HEAD + SPACE + "name: a/b\n", "mine.yaml:6:7: name: 'a/b' cannot name a search's folder"),
     ],

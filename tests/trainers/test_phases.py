@@ -195,7 +195,8 @@ def test_a_rank_that_sleeps_is_named_with_its_phase(run, how):
     for line in updates:
         parts = [line[f"{name}_seconds"] for name in PHASES]
         assert min(parts) >= 0
-    assert np.median([line["slowest_seconds"] for line in updates]) > 0.15  # of 0.2 asked for
+    # Of 0.2 asked for; a thread reads ahead, so a slow machine's compute hides a part of a slow input.
+    assert np.median([line["slowest_seconds"] for line in updates]) > (0.05 if how == "input" else 0.15)
     table = made.phases.by_rank
     assert table.shape == (2, len(PHASES))
     assert table[0, PHASES.index("waiting")] > 0.05, "rank 0 waits for rank 1"

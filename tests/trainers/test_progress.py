@@ -210,6 +210,15 @@ def test_resumed_run_shows_nothing_of_the_sessions_before(tmp_path):
     assert "11.00 %" not in shown.getvalue()
 
 
+@pytest.fixture
+def ctrl_c():
+    """SIGINT raises KeyboardInterrupt, also where the suite was started in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_gives_the_terminal_back(tmp_path):
     shown = io.StringIO()
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True) as process:

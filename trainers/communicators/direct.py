@@ -10,8 +10,8 @@ import numpy as np
 
 from trainers.communicators.connection import Connection, ring_share, shares
 from trainers.communicators.ring import round_to
-from trainers.communicators.waiting import wait_for
 from trainers.communicators.wire import Wire
+from trainers.waiting import wait_for
 
 
 @dataclass(frozen=True, kw_only=True)

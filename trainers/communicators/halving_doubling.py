@@ -10,8 +10,8 @@ import numpy as np
 
 from trainers.communicators.connection import Connection, ring_share
 from trainers.communicators.ring import round_to
-from trainers.communicators.waiting import send_and_receive
 from trainers.communicators.wire import Wire
+from trainers.waiting import send_and_receive
 
 
 @dataclass(frozen=True, kw_only=True)

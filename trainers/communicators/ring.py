@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from trainers.communicators.connection import Connection, ring_share, shares
-from trainers.communicators.waiting import send_and_receive
 from trainers.communicators.wire import Wire
+from trainers.waiting import send_and_receive
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,8 @@ from trainers.arguments import require_count
 from trainers.communicators.connection import Connection, ring_share, shares
 from trainers.communicators.hierarchical import node_of
 from trainers.communicators.ring import ring_sum
-from trainers.communicators.waiting import meet, num_cores
 from trainers.communicators.wire import Wire
+from trainers.waiting import meet, num_cores
 
 _PIECE = 32768  # numbers; each worker's piece stays in a core's cache until it is overwritten by the sum
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from lr_schedules.units import require_number
+from lr_schedules.units import Epochs, require_number
 from trainers.arguments import require_share
 from trainers.optimizers.weight_decay import NoDecay, require_weight_decay
 
@@ -39,8 +39,8 @@ class RmspropWarmup:
         mu2: what the mean of the squares keeps of itself an update, in [0, 1).
         eps: added to the root, above 0.
         rmsprop_learning_rate: rate of the RMSprop term, at least 0.
-        beta_center: epoch at which both terms have weight 1/2.
-        beta_period: epochs, above 0; the transition's length.
+        beta_center: where both terms have weight 1/2.
+        beta_period: above 0; the transition's length.
         transition: `continuous` or `printed`.
         weight_decay: lambda, at least 0; added to the gradient as lambda * w, before its square is taken.
         no_decay: what is not decayed: `norm` (scales and shifts of normalisation), `bias`, both or neither.
@@ -58,8 +58,8 @@ class RmspropWarmup:
     mu2: float = 0.99
     eps: float = 1e-8
     rmsprop_learning_rate: float = 3e-4
-    beta_center: float = 10.0
-    beta_period: float = 5.0
+    beta_center: Epochs = 10.0
+    beta_period: Epochs = 5.0
     transition: Literal["continuous", "printed"] = "continuous"
     weight_decay: float = 0.0
     no_decay: tuple[NoDecay, ...] = ()
@@ -84,6 +84,11 @@ class RmspropWarmup:
         from trainers.optimizers.rule_method import RuleMethod
 
         return RuleMethod(RmspropWarmupRule, self)
+
+    @property
+    def slow_until(self) -> float:
+        """The epoch at which the transition is over."""
+        return self.beta_center + self.beta_period / 2
 
     def sgd_weight(self, epoch: float) -> float:
         """a, the weight of the SGD term, in (0, 1]; 1 minus it is the RMSprop term's.

@@ -1,6 +1,13 @@
-"""Pruners of a search: each a frozen dataclass whose `build()` gives one of Optuna's."""
+"""Pruners of a search: each a frozen dataclass whose `build()` gives one of Optuna's.
 
+`Median`, `Percentile` and `Wilcoxon` end trials on their way, through `fair.py`. `SuccessiveHalving` and `Hyperband`
+have `shares` and `brackets` besides: they decide between whole runs of several lengths, see `trainers/search/rungs.py`.
+"""
+
+from trainers.pruners.hyperband import Hyperband
 from trainers.pruners.median import Median
 from trainers.pruners.percentile import Percentile
+from trainers.pruners.successive_halving import SuccessiveHalving
+from trainers.pruners.wilcoxon import Wilcoxon
 
-__all__ = ["Median", "Percentile"]
+__all__ = ["Hyperband", "Median", "Percentile", "SuccessiveHalving", "Wilcoxon"]

@@ -13,7 +13,7 @@ class Median:
     """Ends a trial whose best report so far is worse than the median of complete trials at the same report.
 
     Args:
-        startup_trials: complete trials before any is ended, at least 1.
+        startup_trials: complete trials that can be compared before any is ended, at least 1.
     Source: Golovin et al. 2017 (not checked); Optuna's MedianPruner.
     """
 
@@ -23,7 +23,9 @@ class Median:
         require_count("Median.startup_trials", self.startup_trials)
 
     def build(self) -> Any:
-        """Optuna's MedianPruner."""
+        """Optuna's MedianPruner, among trials that can be compared."""
         from optuna.pruners import MedianPruner
 
-        return MedianPruner(n_startup_trials=self.startup_trials)
+        from trainers.pruners.fair import Fair
+
+        return Fair(MedianPruner(n_startup_trials=self.startup_trials))

@@ -15,7 +15,7 @@ class Percentile:
 
     Args:
         keep: percent of trials that go on, above 0 and at most 100; 50 is `Median`.
-        startup_trials: complete trials before any is ended, at least 1.
+        startup_trials: complete trials that can be compared before any is ended, at least 1.
     Source: Optuna's PercentilePruner.
     """
 
@@ -27,7 +27,9 @@ class Percentile:
         require_count("Percentile.startup_trials", self.startup_trials)
 
     def build(self) -> Any:
-        """Optuna's PercentilePruner."""
+        """Optuna's PercentilePruner, among trials that can be compared."""
         from optuna.pruners import PercentilePruner
 
-        return PercentilePruner(self.keep, n_startup_trials=self.startup_trials)
+        from trainers.pruners.fair import Fair
+
+        return Fair(PercentilePruner(self.keep, n_startup_trials=self.startup_trials))

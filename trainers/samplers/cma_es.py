@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from trainers.arguments import require_count
 
@@ -19,6 +19,7 @@ class CmaEs:
     Source: Hansen 2016, arXiv:1604.00772 (not checked); Optuna's CmaEsSampler.
     """
 
+    cannot: ClassVar[tuple[str, ...]] = ("several objectives", "constraints", "`when`")
     startup_trials: int = 1
 
     def __post_init__(self) -> None:

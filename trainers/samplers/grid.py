@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from recipes.conditional import combinations
 from trainers.arguments import require_count
 
 
@@ -27,9 +27,8 @@ class Grid:
         require_count("Grid.points", self.points)
 
     def first(self, space: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The combinations, each a value for every path."""
-        values = [range_.spread(self.points) for range_ in space.values()]
-        return [dict(zip(space, chosen, strict=True)) for chosen in itertools.product(*values)]
+        """The combinations, each a value for every path that a trial with the others has."""
+        return list(combinations(space, self.points))
 
     def build(self, *, seed: int) -> Any:
         """Optuna's RandomSampler, for what comes after the grid."""

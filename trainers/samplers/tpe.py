@@ -18,7 +18,8 @@ class Tpe:
 
     Args:
         startup_trials: random draws before the estimate begins, at least 0.
-        multivariate: one density over all values together instead of one for each.
+        multivariate: one density over all values together instead of one for each; with `when`, over those that trials
+            have together.
     Source: Bergstra et al. 2011 (NeurIPS), section 4; Optuna's TPESampler.
     """
 
@@ -34,5 +35,9 @@ class Tpe:
         from optuna.samplers import TPESampler
 
         return TPESampler(
-            seed=seed, n_startup_trials=self.startup_trials, multivariate=self.multivariate, constant_liar=True
+            seed=seed,
+            n_startup_trials=self.startup_trials,
+            multivariate=self.multivariate,
+            group=self.multivariate,
+            constant_liar=True,
         )

@@ -27,8 +27,8 @@ _FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 class Batched(_CachedStorage):
     """Optuna's cached database, in which values and reports of trials are written together.
 
-    They are in the database before the trial's next attribute, before it begins, ends or is read, and five seconds after
-    the first of them at the latest. Who is killed before that loses reports, which the trial's own folder still has.
+    They are in the database before the next attribute of any trial, before one begins, ends or is read, and at the
+    latest five seconds after the first of them. Who is killed before that loses reports; the trial's folder has them.
     """
 
     def __init__(self, backend: RDBStorage) -> None:

@@ -1,4 +1,4 @@
-"""`best.yaml`: the best trial as a complete recipe, ready to train and to share."""
+"""`best.yaml`: the best trial as a complete recipe, ready to train and to share; `pareto/` with several objectives."""
 
 from __future__ import annotations
 
@@ -7,58 +7,105 @@ from typing import Any
 
 import optuna
 
-from recipes.open import open_recipe
+from recipes.open import OpenedRecipe, open_recipe
 from recipes.open_search import OpenedSearch, assignments
 from recipes.provenance import resolved_text
 from recipes.schema import Search
+from trainers.search.study import best_trials
+from trainers.search.wording import score
 from trainers.vocabulary import vocabulary
 
 BEST = "best.yaml"
+PARETO = "pareto"  # a folder, where there are several objectives
 
 
 def write_best(
-    folder: Path, opened: OpenedSearch, trial: optuna.trial.FrozenTrial, *, data: Path | None, allow_code: bool
-) -> Path:
-    """Write the recipe of a trial, with `search NAME trial 17` as the origin of what the search changed.
+    folder: Path,
+    opened: OpenedSearch,
+    study: optuna.Study,
+    newest: optuna.trial.FrozenTrial,
+    *,
+    data: Path | None,
+    allow_code: bool,
+) -> None:
+    """Write the recipe of the best trial, or those of the Pareto front, each in a file of its trial's number.
 
-    It extends nothing, promises nothing, and is evaluated as often as the recipe it comes from.
+    Nothing is done where the newest trial is none of them. Recipes of trials that have been beaten are removed.
     """
-    path = folder / BEST
-    partial = path.with_name(f".{BEST}.partial")
-    partial.write_text(best_text(opened, trial, data=data, allow_code=allow_code), encoding="utf-8")
-    partial.rename(path)
-    return path
+    several = len(opened.search.objectives) > 1
+    found = best_trials(study)
+    if all(trial.number != newest.number for trial in found):
+        return
+    paths = [recipe_path(folder, opened.search, trial) for trial in found]
+    for trial, path in zip(found, paths, strict=True):
+        if not path.exists() or not several:
+            path.parent.mkdir(exist_ok=True)
+            partial = path.with_name(f".{path.name}.partial")
+            partial.write_text(best_text(opened, trial, data=data, allow_code=allow_code), encoding="utf-8")
+            partial.rename(path)
+    for path in set((folder / PARETO).glob("trial-*.yaml")) - set(paths):
+        path.unlink()
+
+
+def recipe_path(folder: Path, search: Search, trial: optuna.trial.FrozenTrial) -> Path:
+    """Where the recipe of one of the best trials is."""
+    return folder / PARETO / f"trial-{trial.number:04d}.yaml" if len(search.objectives) > 1 else folder / BEST
 
 
 def best_text(
     opened: OpenedSearch, trial: optuna.trial.FrozenTrial, *, data: Path | None = None, allow_code: bool = False
 ) -> str:
     """The file as text."""
+    found = best_recipe(opened, trial, data=data, allow_code=allow_code)
+    return best_head(opened.search, trial) + resolved_text(found.tree, found.origins)
+
+
+def best_recipe(
+    opened: OpenedSearch, trial: optuna.trial.FrozenTrial, *, data: Path | None = None, allow_code: bool = False
+) -> OpenedRecipe:
+    """The recipe of a trial, with `search NAME trial 17` as the origin of what the search changed.
+
+    It extends nothing, promises nothing, and is evaluated as often as the recipe it comes from.
+    """
     search, said_by = opened.search, f"search {opened.search.name} trial {trial.number}"
+    several = len(search.objectives) > 1
     given: dict[str, Any] = {
         **search.fixed,
         **trial.params,
-        "name": f"{search.name}-best",
-        "title": f"Best of the search {search.name} over {search.recipe}: trial {trial.number}",
+        "name": f"{search.name}-trial-{trial.number}" if several else f"{search.name}-best",
+        "title": f"{_place(search)} of the search {search.name} over {search.recipe}: trial {trial.number}",
         "claims": [],
         "card": None,
     }
-    dataset = opened.base.path.parent / opened.base.recipe.dataset
-    if dataset.suffix in (".yaml", ".yml") and dataset.is_file():  # it is named by its path from the recipe's file
-        given["dataset"] = str(dataset.resolve())
-    found = open_recipe(
+    return open_recipe(
         opened.base.path,
         vocabulary=vocabulary(allow_code=allow_code),
-        overrides=assignments(given),
+        overrides=assignments({**given, **from_anywhere(opened)}),
         overrides_from=said_by,
         allow_code=allow_code,
         data_root=data,
     )
-    head = (
-        f"# {_score(search, trial)} in trial {trial.number} of the search {search.name} ({trial.datetime_complete})\n"
+
+
+def best_head(search: Search, trial: optuna.trial.FrozenTrial) -> str:
+    """The first line of the file."""
+    return (
+        f"# {_scores(search, trial)} in trial {trial.number} of the search {search.name} ({trial.datetime_complete})\n"
     )
-    return head + resolved_text(found.tree, found.origins)
 
 
-def _score(search: Search, trial: optuna.trial.FrozenTrial) -> str:
-    return f"{search.objective.metric} {trial.value:.6g}"
+def from_anywhere(opened: OpenedSearch) -> dict[str, str]:
+    """The data set, where the recipe names it by its path from the recipe's file."""
+    dataset = opened.base.path.parent / opened.base.recipe.dataset
+    named = dataset.suffix in (".yaml", ".yml") and dataset.is_file()
+    return {"dataset": str(dataset.resolve())} if named else {}
+
+
+def _place(search: Search) -> str:
+    return "On the Pareto front" if len(search.objectives) > 1 else "Best"
+
+
+def _scores(search: Search, trial: optuna.trial.FrozenTrial) -> str:
+    said = [score(objective.metric, value) for objective, value in zip(search.objectives, trial.values, strict=True)]
+    seeds = f", the mean of {search.seeds_per_trial} seeds," if search.seeds_per_trial > 1 else ""
+    return f"{', '.join(said)}{seeds}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,14 +14,18 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from recipes.reports.wording import duration, percent
+from recipes.reports.wording import duration, number
 from recipes.schema import Search
 from trainers.run_folder import LOG
+from trainers.search.front import front
 from trainers.search.job import Job, Report
-from trainers.search.study import FOLDER, REASON, SECONDS
+from trainers.search.rungs import is_whole
+from trainers.search.study import FOLDER, REASON, SECONDS, is_feasible
+from trainers.search.wording import column_names, metric_name, scores, short, shown, values_text
 
 _ROWS = 20  # of the table
-_STYLES = {"running": "cyan", "complete": "green", "pruned": "yellow", "failed": "red"}
+_STYLES = {"running": "cyan", "complete": "green", "short": "blue", "infeasible": "magenta", "pruned": "yellow"}
+_STYLES |= {"failed": "red"}
 _WORDS = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running"}
 
 
@@ -33,9 +36,14 @@ class _Row:
     number: int
     values: Mapping[str, Any]
     state: str
-    value: float | None = None
+    scores: Sequence[float] | None = None
     note: str = ""
-    seconds: float = 0.0
+    before: float = 0.0  # seconds of sessions and jobs before the one that works on it
+    working: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.before + self.working
 
 
 @dataclass(kw_only=True)
@@ -55,6 +63,7 @@ class Display:
     groups: int
     _rows: dict[int, _Row] = field(default_factory=dict)
     _live: Live | None = None
+    _began: float = field(default_factory=time.monotonic)  # less what sessions before this one took
 
     def __enter__(self) -> Display:
         if self.console.is_terminal:
@@ -67,17 +76,18 @@ class Display:
             self._live.update(self._picture(), refresh=True)
             self._live.__exit__(*failure)
 
-    def know(self, trials: Sequence[optuna.trial.FrozenTrial]) -> None:
-        """Take in the trials of sessions before this one."""
+    def know(self, trials: Sequence[optuna.trial.FrozenTrial], *, spent_seconds: float = 0.0) -> None:
+        """Take in the sessions before this one: their trials, and how long they took."""
+        self._began -= spent_seconds
         for trial in trials:
             if FOLDER in trial.user_attrs and trial.state.name in _WORDS:
                 self._rows[trial.number] = _Row(
                     number=trial.number,
                     values=trial.params,
-                    state=_WORDS[trial.state.name],
-                    value=trial.value,
+                    state=_state(trial),
+                    scores=trial.values,
                     note=trial.user_attrs.get(REASON, ""),
-                    seconds=trial.user_attrs.get(SECONDS, 0.0),
+                    before=trial.user_attrs.get(SECONDS, 0.0),
                 )
 
     def say(self, text: str) -> None:
@@ -88,79 +98,107 @@ class Display:
 
     def began(self, number: int, values: Mapping[str, Any], *, resumed: bool) -> None:
         """A trial's ranks were started."""
-        self._rows[number] = _Row(number=number, values=values, state="running")
+        known = self._rows.get(number)
+        self._rows[number] = _Row(number=number, values=values, state="running", before=known.seconds if known else 0.0)
         self.say(f"trial {number} {'goes on' if resumed else 'begins'}: {values_text(values)}")
 
     def reported(self, number: int, report: Report) -> None:
         """A trial has come to a point where it is compared."""
         row = self._rows[number]
-        row.value, row.note = report.value, f"report {report.number} of {self.search.reports}"
+        row.scores = (report.value,) if self.search.reported else None
+        row.note = f"report {report.number} of {self.search.reports}"
 
-    def ended(self, number: int, state: str, *, value: float | None = None, reason: str = "") -> None:
-        """A trial was told to the study."""
+    def ended(self, number: int, state: str, *, values: Sequence[float] | None = None, reason: str = "") -> None:
+        """A trial was told to the study: complete, short (of a lower rung), infeasible, pruned or failed."""
         row = self._rows.setdefault(number, _Row(number=number, values={}, state=state))
         row.state, row.note = state, reason
-        row.value = row.value if value is None else value
-        said = self._score(value) if value is not None else reason
-        left = self._left()
-        best = self._best()
-        words = [f"trial {number} {state}: {said}"]
-        words += [f"best {self._score(best.value)} (trial {best.number})"] if best else []
+        row.scores = row.scores if values is None else values
+        said = ", ".join(filter(None, [scores(self.search, values) if values is not None else "", reason]))
+        left = self.seconds_left()
+        words = [f"trial {number} {state}: {said}", *filter(None, [self._best_words()])]
         words += [f"{len(self._ended())}/{self.search.budget.trials} trials"]
         words += [f"about {duration(left)} left"] if left else []
         self.say("; ".join(words))
 
     def show(self, working: Sequence[tuple[int, Job]]) -> None:
         """Draw the table anew, where there is one."""
-        for number, job in working:
-            self._rows[number].seconds = job.seconds
+        for trial, job in working:
+            self._rows[trial].working = job.seconds
         if self._live is not None:
             self._live.update(self._picture(), refresh=True)
+
+    def device_hours(self) -> float:
+        """Ranks times hours of all trials so far."""
+        return sum(map(self._device_hours, self._rows.values()))
+
+    def seconds_left(self) -> float | None:
+        """Seconds until the budget is spent, whichever part of it is first.
+
+        Of the trials it is known from the mean of those that have ended; None while none has, or where all have.
+        """
+        budget, timed = self.search.budget, [row.seconds for row in self._ended() if row.seconds]
+        waiting = budget.trials - len(self._ended())
+        if not timed or waiting <= 0:
+            return None
+        running = sum(row.seconds for row in self._rows.values() if row.state == "running")
+        left = [(waiting * sum(timed) / len(timed) - running) / self.groups]
+        if budget.hours is not None:
+            left.append(3600 * budget.hours - (time.monotonic() - self._began))
+        if budget.device_hours is not None:
+            ranks = self.groups * self.search.ranks_per_trial
+            left.append(3600 * (budget.device_hours - self.device_hours()) / ranks)
+        return max(0.0, min(left))
+
+    def _device_hours(self, row: _Row) -> float:
+        return row.seconds * self.search.ranks_per_trial / 3600
 
     def _ended(self) -> list[_Row]:
         return [row for row in self._rows.values() if row.state != "running"]
 
-    def _best(self) -> _Row | None:
-        complete = [row for row in self._rows.values() if row.state == "complete"]
-        sign = -1 if self.search.objective.direction == "maximize" else 1
-        return min(complete, key=lambda row: (sign * row.value, row.number), default=None)
+    def _best(self) -> list[_Row]:
+        """The best trial; with several objectives all that no other one beats in everything."""
+        complete = {row.number: row.scores for row in self._rows.values() if row.state == "complete" and row.scores}
+        numbers = front(complete, [objective.direction for objective in self.search.objectives])
+        several = len(self.search.objectives) > 1
+        return [self._rows[each] for each in (numbers if several else numbers[:1])]
 
-    def _left(self) -> float | None:
-        """Seconds until the budget of trials is spent, from the mean of those that have ended; None while none has."""
-        timed = [row.seconds for row in self._ended() if row.seconds]
-        waiting = self.search.budget.trials - len(self._ended())
-        if not timed or waiting <= 0:
-            return None
-        running = sum(row.seconds for row in self._rows.values() if row.state == "running")
-        return max(0.0, waiting * sum(timed) / len(timed) - running) / self.groups
-
-    def _score(self, value: float | None) -> str:
-        if value is None:
-            return ""
-        return percent(value) if self.search.objective.metric == "accuracy" else f"{value:.4f}"
+    def _best_words(self) -> str:
+        best = self._best()
+        if len(self.search.objectives) > 1:
+            return f"trials not beaten: {', '.join(str(row.number) for row in best)}" if best else ""
+        return f"best {scores(self.search, best[0].scores)} (trial {best[0].number})" if best else ""
 
     def _picture(self) -> Group:
         table = Table(box=None, padding=(0, 2, 0, 0))
-        for head in ("trial", *(path.rpartition(".")[2] for path in self.search.space)):
+        for head in ("trial", *column_names(list(self.search.space))):
             table.add_column(head, justify="right")
-        for head in (self.search.objective.metric, "state", "time", ""):
-            table.add_column(head, no_wrap=head != "")
-        best = self._best()
+        for head in (*(metric_name(objective.metric) for objective in self.search.objectives), "device-hours"):
+            table.add_column(head, justify="right", no_wrap=True)
+        table.add_column("state", no_wrap=True)
+        table.add_column("", overflow="ellipsis", no_wrap=True)
+        best = {row.number for row in self._best()}
         for row in sorted(self._rows.values(), key=lambda row: row.number)[-_ROWS:]:
-            values = (_short(row.values.get(path, "")) for path in self.search.space)
-            state = Text(row.state, style=_STYLES[row.state])
-            score = Text(self._score(row.value), style="bold" if row is best else "")
-            table.add_row(str(row.number), *values, score, state, duration(row.seconds), row.note[:60])
-        left = self._left()
-        words = f"{len(self._ended())}/{self.search.budget.trials} trials"
-        words += f"  best {self._score(best.value)} (trial {best.number})" if best else ""
-        return Group(table, Text(words + (f"  about {duration(left)} left" if left else ""), style="dim"))
+            table.add_row(*self._cells(row, bold=row.number in best))
+        used, left = self.device_hours(), self.seconds_left()
+        words = [f"{len(self._ended())}/{self.search.budget.trials} trials", self._best_words()]
+        limit = self.search.budget.device_hours
+        words += [f"{number(used, digits=3)}{f' of {limit:g}' if limit else ''} device-hours"]
+        words += [f"about {duration(left)} left"] if left else []
+        return Group(table, Text("  ".join(filter(None, words)), style="dim"))
+
+    def _cells(self, row: _Row, *, bold: bool) -> list[str | Text]:
+        values = [short(row.values[path]) if path in row.values else "" for path in self.search.space]
+        found = row.scores or [None] * len(self.search.objectives)
+        said = [
+            Text(shown(objective.metric, value), style="bold" if bold else "")
+            for objective, value in zip(self.search.objectives, found, strict=True)
+        ]
+        hours = number(self._device_hours(row), digits=2)
+        return [str(row.number), *values, *said, hours, Text(row.state, style=_STYLES[row.state]), row.note]
 
 
-def values_text(values: Mapping[str, Any]) -> str:
-    """A trial's values in a line."""
-    return ", ".join(f"{path} {_short(value)}" for path, value in values.items())
-
-
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
+def _state(trial: optuna.trial.FrozenTrial) -> str:
+    if not is_feasible(trial):
+        return "infeasible"
+    short = trial.state == optuna.trial.TrialState.COMPLETE and not is_whole(trial)
+    return "short" if short else _WORDS[trial.state.name]

@@ -2,61 +2,139 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from recipes.open_search import OpenedSearch
 from recipes.reports.plan_text import plan_text
 from recipes.reports.points import points_text
-from trainers.request import prepare
+from recipes.reports.wording import duration, number
+from recipes.schema import Constraint, Search
+from trainers.request import Prepared, prepare
+from trainers.search.rungs import climbs
 from trainers.search.study import enqueue, new_study, suggested
 from trainers.search.trial_run import trial_request, warmup_end
+from trainers.search.wording import metric_name, short
 
 
-def dry_run_text(opened: OpenedSearch, *, groups: int, data: Path | None = None, allow_code: bool = False) -> str:
+def dry_run_text(
+    opened: OpenedSearch,
+    *,
+    groups: int,
+    large: OpenedSearch | None = None,
+    data: Path | None = None,
+    allow_code: bool = False,
+) -> str:
     """The space, the first trial with its plan, and the budget.
 
+    Args:
+        opened: the search.
+        groups: trials side by side.
+        large: the second search of a transfer, as it would be from the recipe itself.
+        data, allow_code: as of `train`.
     Raises:
         InputRefused: the first trial cannot be planned.
     """
     search, study = opened.search, new_study(opened.search)
     enqueue(study, opened)
     values = suggested(study.ask(), search)
-    rows = [
-        {"path": path, "range": _range_text(opened.tree["space"][path]), "first trial": values[path]}
-        for path in search.space
-    ]
     request = trial_request(opened, 0, values, Path("trial"), data=data, allow_code=allow_code)
     prepared = prepare(request, workers=search.ranks_per_trial)
-    timeline, trials = prepared.plan.timeline, search.budget.trials
-    rounds = -(-trials // groups)
-    warmup = warmup_end(prepared)
+    goals = (f"{objective.direction} {metric_name(objective.metric)}" for objective in search.objectives)
     lines = [
-        f"search {search.name} over {search.recipe}: {search.objective.direction} {search.objective.metric}",
+        f"search {search.name} over {search.recipe}: {' and '.join(goals)}",
         "",
-        points_text(rows),
+        space_text(opened, values),
         "",
-        *(f"fixed: {path} {value}" for path, value in search.fixed.items()),
+        *(f"fixed: {path} {short(value)}" for path, value in search.fixed.items()),
+        *(f"constraint: {_constraint_text(constraint)}" for constraint in search.constraints),
         f"sampler: {type(search.sampler).__name__}",
-        f"pruner: {type(search.pruner).__name__ if search.pruner else 'none'}",
-        f"reports: {search.reports} a trial, every {prepared.opened.recipe.evaluation.every:g} epochs; "
-        f"the first trial is not pruned before epoch {warmup:g}, where its warmup ends",
-        f"budget: {trials} trials of {timeline.num_updates} updates like the first one"
-        + ("" if search.budget.hours is None else f", begun within {search.budget.hours:g} hours"),
-        f"ranks: {search.ranks_per_trial} a trial, {groups} trials side by side, "
-        f"so as long as {rounds} trial{'s' if rounds > 1 else ''} one after the other",
+        f"pruner: {_pruner_text(search)}",
+        f"reports: {search.reports} a trial, every {prepared.opened.recipe.evaluation.every:g} epochs"
+        + (f"; {_warmup_text(prepared)}" if search.pruner and not climbs(search) else ""),
+        *_budget_lines(search, prepared, groups),
         "",
         "plan of the first trial:",
         plan_text(prepared.plan),
+        *(["then, around what is scaled; here from the recipe itself:", ""] if large else []),
+        *([space_text(large, large.enqueued[0])] if large else []),
     ]
     return "\n".join(lines)
 
 
-def _range_text(tree: dict) -> str:
+def space_text(opened: OpenedSearch, values: Mapping[str, Any]) -> str:
+    """The space as a table, with the values of a first trial."""
+    conditional = any(range_.when for range_ in opened.search.space.values())
+    rows = []
+    for path, tree in opened.tree["space"].items():
+        row = {"path": path, "range": _range_text(tree)}
+        if conditional:
+            row["when"] = _when_text(tree.get("when") or {})
+        rows.append({**row, "first trial": short(values[path]) if path in values else "-"})
+    return points_text(rows)
+
+
+def _range_text(tree: Mapping[str, Any]) -> str:
     """A range in words."""
     if tree["kind"] == "Categorical":
-        return " | ".join(str(choice) for choice in tree["choices"])
+        return " | ".join(map(short, tree["choices"]))
     step = tree.get("step")
     words = [f"{tree['low']} to {tree['high']}"]
     words += ["log"] if tree["log"] else []
     words += [f"step {step}"] if step not in (None, 1) else []
     return ", ".join(words)
+
+
+def _when_text(conditions: Mapping[str, Any]) -> str:
+    return ", ".join(f"{path} is {' or '.join(map(short, values))}" for path, values in conditions.items())
+
+
+def _constraint_text(constraint: Constraint) -> str:
+    ends = (("at most", constraint.at_most), ("at least", constraint.at_least))
+    said = " and ".join(f"{words} {end:g}" for words, end in ends if end is not None)
+    if constraint.value is not None:
+        return f"{constraint.value} {said}, or a trial is not trained"
+    return f"{metric_name(str(constraint.metric))} {said}, or a trial is never the best"
+
+
+def _pruner_text(search: Search) -> str:
+    if search.pruner is None:
+        return "none"
+    shares = ", ".join(str(share) for share in getattr(search.pruner, "shares", ()))
+    return type(search.pruner).__name__ + (f", over runs of {shares} of the epochs" if shares else "")
+
+
+def _warmup_text(prepared: Prepared) -> str:
+    end = warmup_end(prepared)
+    return f"the first trial is not pruned before epoch {end:g}, where its slow start ends"
+
+
+def _budget_lines(search: Search, prepared: Prepared, groups: int) -> list[str]:
+    """What the search may cost: trials, samples, hours and device-hours."""
+    budget, seeds, ranks = search.budget, search.seeds_per_trial, search.ranks_per_trial
+    plan = prepared.plan.as_tree()
+    each = f"{plan['num_updates']} updates"
+    each += f" from each of {seeds} seeds" if seeds > 1 else ""
+    samples = budget.trials * seeds * plan["num_samples"]
+    rounds = -(-budget.trials // groups)
+    lines = [f"budget: {budget.trials} trials of {each} like the first one, {number(samples)} samples in all"]
+    if search.transfer is not None:
+        first, then = search.transfer.trials
+        batches = f"batch {search.transfer.from_batch}, then {then} at {search.transfer.to_batch}"
+        lines.append(f"transfer: {first} trials at {batches}, from the best of the first ones")
+    if budget.hours is not None:
+        most = _device_hours(budget.hours, groups * ranks)
+        lines.append(f"hours: trials begin within {budget.hours:g} hours, up to {most}")
+    if budget.device_hours is not None:
+        whole = f"{groups * ranks} ranks use in {duration(3600 * budget.device_hours / (groups * ranks))}"
+        lines.append(f"device-hours: trials begin within {budget.device_hours:g}, which {whole}")
+    lines.append(
+        f"ranks: {ranks} a trial, {groups} trials side by side, so as long as {rounds} "
+        f"trial{'s' if rounds > 1 else ''} one after the other; an hour of all is {_device_hours(1, groups * ranks)}"
+    )
+    return lines
+
+
+def _device_hours(hours: float, ranks: int) -> str:
+    return f"{hours * ranks:g} device-hours"

@@ -1,4 +1,4 @@
-"""The MPI job of one trial: its ranks, what they report, and how they ended."""
+"""A run that a group was given: what its ranks report, and how it ended."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
 from recipes.positions import last_multiple
 from trainers.faults import EXIT_FAILED, EXIT_INPUT
-from trainers.launch import STOP_FILE, start_ranks
+from trainers.launch import STOP_FILE
 from trainers.progress import Tail
 from trainers.request import Prepared, TrainRequest
 from trainers.run_folder import ENVIRONMENT, LOG, METRICS
+from trainers.search.group import Group
 
 _EXIT_PYTHON = 1  # an exception before the ranks had met
 _FAILED_RANK = re.compile(r"^rank (\d+) on \S+ failed:$", re.MULTILINE)
+_NAMED_RANK = re.compile(r"rank (\d+) ")
+_STOOD_STILL = "; --watchdog allows "
 _KILLED = re.compile(r"PID (\d+) RUNNING AT")
 
 
@@ -40,7 +44,7 @@ class Report:
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """How a job ended.
+    """How a run ended.
 
     Args:
         how: `success`; `stopped`, as it was asked to; `failed`, by an error that would come again; or `died`: a rank
@@ -55,90 +59,112 @@ class Ending:
 
 
 class Job:
-    """Ranks that train one trial; they end with this process.
+    """A run that a group of ranks was given.
 
     Args:
-        request: what they do; its `out` is the trial's folder, which is there.
+        group: whose ranks train it.
+        request: what they do; its `out` is the run's folder, which is there.
         prepared: the same, checked.
-        ranks: how many.
-        metric: of the objective: `accuracy` or `loss`.
+        metric: of the objective: `accuracy`, `loss` or `train_loss`.
         reports: points of the run at which it is evaluated.
     """
 
-    def __init__(self, request: TrainRequest, prepared: Prepared, *, ranks: int, metric: str, reports: int) -> None:
+    def __init__(self, group: Group, request: TrainRequest, prepared: Prepared, *, metric: str, reports: int) -> None:
         assert request.out is not None
-        self.folder, self.prepared = request.out, prepared
+        self.group, self.folder, self.prepared = group, request.out, prepared
         self._metric, self._reports = metric, reports
         (self.folder / STOP_FILE).unlink(missing_ok=True)
-        self._log_start = _size(self.folder / LOG)
-        self._began_ms = int(time.time() * 1000)
+        self.began_at = time.time()
         self.began = self.heard = time.monotonic()
         self.update = 0
-        self._tail = Tail(self.folder / METRICS, self._began_ms)
-        self._ranks = start_ranks(ranks, request.arguments(self.folder), log=self.folder / LOG, outlive_us=False)
+        # Of a new run all lines are of now, whatever the clock of the host says that writes them.
+        self._tail = Tail(self.folder / METRICS, int(self.began_at * 1000) if request.resume else 0)
+        self._over = False
+        group.give(request)
 
     @property
     def seconds(self) -> float:
-        """Since it was started."""
+        """Since it was given."""
         return time.monotonic() - self.began
 
     def new_reports(self) -> list[Report]:
         """Those that came since the last call."""
-        lines = self._tail.lines(ended=self._ranks.process.poll() is not None)
+        lines = self._tail.lines(ended=self._over)
         if lines:
             self.heard = time.monotonic()
             self.update = max(self.update, *(line.get("update", 0) for line in lines))
+        if self._metric == "train_loss" and any(line["key"] == "eval_accuracy" for line in lines):
+            lines = metrics_lines(self.folder)
         return list(reports_in(lines, self.prepared, metric=self._metric, reports=self._reports))
 
     def ask_to_stop(self) -> None:
-        """All ranks end after the same update, with a checkpoint."""
+        """All ranks end the run after the same update, with a checkpoint."""
         (self.folder / STOP_FILE).touch()
 
     def kill(self) -> None:
         """All ranks end at once, also one that hangs."""
-        self._ranks.kill()
+        self.group.kill()
 
     def ended(self) -> Ending | None:
         """How it ended; None while it runs."""
-        code = self._ranks.process.poll()
-        if code is None:
+        code = self.group.poll()  # first: ranks may answer and then end
+        answer = self.group.answer()
+        if answer is None and code is None:
             return None
-        errors = self._ranks.errors()
-        last = last_line(self.folder)
-        said = last.get("key") == "run_stop" and last.get("time_ms", 0) >= self._began_ms
-        if code == 0 and said and last["value"] != "failed":
-            return Ending(how=last["value"])
-        if code in (_EXIT_PYTHON, EXIT_FAILED, EXIT_INPUT):
-            return _failure(errors)
-        if code == 0:
-            return Ending(how="died", reason="a rank left before the run ended, without an error of its own")
-        return self._death(code)
+        self._over = True
+        if answer is not None:
+            return Ending(**answer)
+        assert code is not None
+        errors, said = self.group.last_words()
+        with open(self.folder / LOG, "a", encoding="utf-8") as file:  # which has what the ranks wrote by themselves
+            file.write(errors)
+        return self._failure_of_ranks(code, errors, said)
 
     def close(self) -> None:
         """Close the files."""
         self._tail.close()
 
-    def _death(self, code: int) -> Ending:
-        """Of the ranks' own numbers mpiexec says the process's; the run has noted which rank that was."""
-        with open(self.folder / LOG, "rb") as file:
-            file.seek(self._log_start)
-            pids = [int(pid) for pid in _KILLED.findall(file.read().decode(errors="replace"))]
-        ranks = {entry.get("pid"): entry["rank"] for entry in _hosts(self.folder)}
-        rank = next((ranks[pid] for pid in pids if pid in ranks), None)
+    def _failure_of_ranks(self, code: int, errors: str, said: str) -> Ending:
+        if code in (_EXIT_PYTHON, EXIT_FAILED, EXIT_INPUT):
+            return _failure(errors)
+        if code == 0:
+            rank = self.group.first_to_leave()
+            who = "a rank" if rank is None else f"rank {rank}"
+            reason = f"{who} left before the run ended, without an error of its own"
+            return Ending(how="died", reason=reason, rank=rank)
+        return self._death(code, said)
+
+    def _death(self, code: int, said: str) -> Ending:
+        """Of the rank that died mpiexec says the process; the run has noted which rank that was."""
         number = -code if code < 0 else code
         known = number in {member.value for member in signal.Signals}
         by = f"by {signal.Signals(number).name}" if known else f"with code {code}"
+        if code < 0:
+            return Ending(how="died", reason=f"the launcher of the ranks was ended {by}")
+        pids = [int(pid) for pid in _KILLED.findall(said)]
+        ranks = {entry.get("pid"): entry["rank"] for entry in _hosts(self.folder)}
+        rank = next((ranks[pid] for pid in pids if pid in ranks), None)
+        rank = self.group.first_to_leave() if rank is None else rank
         return Ending(how="died", reason=f"{'a rank' if rank is None else f'rank {rank}'} was ended {by}", rank=rank)
 
 
 def reports_in(lines: Iterable[dict[str, Any]], prepared: Prepared, *, metric: str, reports: int) -> Iterable[Report]:
-    """The reports among lines of a trial's metrics, each at the last point of the run that its update reached."""
+    """The reports among lines of a trial's metrics, each at the last point of the run that its update reached.
+
+    That of `train_loss` is its mean over the updates since the report before: it needs all lines.
+    """
     every, whole = prepared.opened.recipe.evaluation.every, prepared.plan.timeline.num_updates
+    key = "eval_accuracy" if metric == "train_loss" else f"eval_{metric}"
+    losses: list[float] = []
     for line in lines:
-        if line.get("key") == f"eval_{metric}":
+        if line.get("key") == "train_loss":
+            losses.append(line["value"])
+        elif line.get("key") == key:
             passed = round(last_multiple(line["epoch"], every) / every)
             number = reports if line["update"] == whole else min(passed, reports)
-            yield Report(number=number, value=line["value"], epoch=line["epoch"])
+            value = fmean(losses) if metric == "train_loss" else line["value"]
+            yield Report(number=number, value=value, epoch=line["epoch"])
+            losses = []
 
 
 def metrics_lines(folder: Path) -> list[dict[str, Any]]:
@@ -169,6 +195,9 @@ def _failure(errors: str) -> Ending:
         trace = _FAILED_RANK.split(errors[found.start() :])[2]
         return Ending(how="failed", reason=_last_said(trace), rank=int(found[1]))
     ours = [line.removeprefix("kilobatch: ") for line in errors.splitlines() if line.startswith("kilobatch: ")]
+    if ours and _STOOD_STILL in errors:  # the ranks' own watchdog
+        named = _NAMED_RANK.match(ours[0])
+        return Ending(how="died", reason=ours[0].rstrip(":"), rank=named and int(named[1]))
     return Ending(how="failed", reason=ours[0] if ours else _last_said(errors))
 
 
@@ -183,7 +212,3 @@ def _hosts(folder: Path) -> list[dict[str, Any]]:
         return json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8"))["ranks"]
     except (OSError, ValueError, LookupError):
         return []
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0

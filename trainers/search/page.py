@@ -1,4 +1,4 @@
-"""`report.html` of a search: pictures, then every trial."""
+"""`report.html` of a search: the best trials, pictures, then every trial."""
 
 from __future__ import annotations
 
@@ -8,92 +8,82 @@ from pathlib import Path
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from recipes.reports.markup import Markup, inline_svg, joined, table, tag
+from recipes.reports.markup import Markup, joined, table, tag
 from recipes.reports.page import document
-from recipes.reports.wording import duration, number, percent
+from recipes.reports.wording import duration, number
 from recipes.schema import Search
 from trainers.run_folder import REPORT
-from trainers.search.study import FOLDER, REASON, SECONDS, best_trial
-
-_SCORED = (TrialState.COMPLETE, TrialState.PRUNED)
+from trainers.search.pictures import pictures
+from trainers.search.study import FOLDER, REASON, SECONDS, best_trials, is_feasible
+from trainers.search.wording import column_names, metric_name, scores, shown
 
 
 def write_search_page(folder: Path, study: optuna.Study, search: Search) -> Path:
     """Write the page of a search into its folder, whole or not at all."""
     path = folder / REPORT
     partial = path.with_name(f".{REPORT}.partial")
-    partial.write_text(search_page_text(study, search), encoding="utf-8")
+    partial.write_text(search_page_text(study, search, folder=folder), encoding="utf-8")
     partial.rename(path)
     return path
 
 
-def search_page_text(study: optuna.Study, search: Search) -> str:
-    """The page as text."""
+def search_page_text(study: optuna.Study, search: Search, *, folder: Path | None = None) -> str:
+    """The page as text; without the search's folder the pictures that need the runs in it are left out."""
     trials = [trial for trial in study.get_trials(deepcopy=False) if trial.state != TrialState.WAITING]
-    best = best_trial(study)
-    words = "No trial is complete." if best is None else f"Trial {best.number} is best, with {_score(search, best)}."
+    best = best_trials(study)
     body = [
         tag("div", f"search over {search.recipe}", class_="muted"),
-        tag("p", words, class_="verdict"),
-        _pictures(trials, search),
+        tag("p", _verdict(search, best), class_="verdict"),
+        tag("p", _spent(search, trials), class_="muted"),
+        *([tag("h2", "Not beaten in everything"), _table(best, search, best)] if len(search.objectives) > 1 else []),
+        pictures(study, search, folder),
         tag("h2", "Trials"),
-        _table(trials, search),
+        _table(trials, search, best),
     ]
     return document(search.title or search.name, joined(body))
 
 
-def _table(trials: list[FrozenTrial], search: Search) -> Markup:
-    heads = ("trial", *search.space, search.objective.metric, "state", "time", "reason")
-    rows = [
-        (
-            tag("a", str(trial.number), href=f"{trial.user_attrs.get(FOLDER, '')}/{REPORT}"),
-            *(_value(trial.params.get(path)) for path in search.space),
-            _score(search, trial),
-            trial.state.name.lower(),
-            duration(trial.user_attrs.get(SECONDS, 0.0)),
-            trial.user_attrs.get(REASON, ""),
-        )
-        for trial in trials
-    ]
-    return table(heads, rows)
+def _verdict(search: Search, best: list[FrozenTrial]) -> str:
+    if not best:
+        return "No trial is complete." if not search.constraints else "No complete trial keeps the constraints."
+    if len(search.objectives) > 1:
+        return f"{len(best)} trials are beaten by no other one in everything." if len(best) > 1 else "One beats all."
+    kept = " of those that keep the constraints" if search.constraints else ""
+    return f"Trial {best[0].number} is best{kept}, with {scores(search, best[0].values)}."
 
 
-def _pictures(trials: list[FrozenTrial], search: Search) -> Markup:
-    from recipes.reports.plots import svg_text
-    from recipes.reports.plots.of_search import TrialPoint, history_figure, reports_figure, slice_figure
-
-    points = [
-        TrialPoint(
-            number=trial.number,
-            complete=trial.state == TrialState.COMPLETE,
-            value=trial.value,
-            values=trial.params,
-            reports=trial.intermediate_values,
-        )
-        for trial in trials
-        if trial.state in _SCORED and trial.value is not None
-    ]
-    if not points:
-        return Markup("")
-    metric = search.objective.metric
-    figures = [
-        (history_figure(points, metric=metric, maximize=metric == "accuracy"), "Every trial, and the best so far."),
-        (reports_figure(points, metric=metric), "What trials reported on their way; pruned ones are dashed."),
-    ]
-    for path, range_ in search.space.items():
-        figure = slice_figure(points, path, metric=metric, log=getattr(range_, "log", False))
-        figures.append((figure, f"Every trial by its {path}; the other values differ too."))
-    drawn = [
-        tag("figure", inline_svg(svg_text(figure), prefix=f"p{place}", label=words), tag("figcaption", words))
-        for place, (figure, words) in enumerate(figures)
-    ]
-    return joined([tag("h2", "Pictures"), tag("div", *drawn, class_="pictures")])
+def _spent(search: Search, trials: list[FrozenTrial]) -> str:
+    """What the trials came to, and what they cost."""
+    states = [_state(trial) for trial in trials]
+    counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(sorted(states)))
+    hours = sum(trial.user_attrs.get(SECONDS, 0.0) for trial in trials) * search.ranks_per_trial / 3600
+    return f"{len(trials)} trials: {counts}; {number(hours, digits=3)} device-hours." if trials else ""
 
 
-def _score(search: Search, trial: FrozenTrial) -> str:
-    if trial.value is None:
-        return ""
-    return percent(trial.value) if search.objective.metric == "accuracy" else number(trial.value)
+def _table(trials: list[FrozenTrial], search: Search, best: list[FrozenTrial]) -> Markup:
+    metrics = [objective.metric for objective in search.objectives]
+    heads = ("trial", *column_names(list(search.space)), *map(metric_name, metrics), "state", "time", "reason")
+    numbers = {trial.number for trial in best}
+    rows = [_row(trial, search, metrics, bold=trial.number in numbers) for trial in trials]
+    return table(heads, rows, class_="trials")
+
+
+def _row(trial: FrozenTrial, search: Search, metrics: list[str], *, bold: bool) -> tuple[object, ...]:
+    values = trial.values or [None] * len(metrics)
+    said = [shown(metric, value) for metric, value in zip(metrics, values, strict=True)]
+    return (
+        tag("a", str(trial.number), href=f"{trial.user_attrs.get(FOLDER, '')}/{REPORT}"),
+        *(_value(trial.params[path]) if path in trial.params else "" for path in search.space),
+        *([tag("b", text) for text in said] if bold else said),
+        _state(trial),
+        duration(trial.user_attrs.get(SECONDS, 0.0)),
+        trial.user_attrs.get(REASON, ""),
+    )
+
+
+def _state(trial: FrozenTrial) -> str:
+    word = {"FAIL": "failed"}.get(trial.state.name, trial.state.name.lower())
+    return word if is_feasible(trial) else "infeasible"
 
 
 def _value(value: object) -> str:

@@ -10,15 +10,21 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
+from recipes import conditional
 from recipes.open_search import OpenedSearch
 from recipes.schema import Search
 from trainers.run_folder import FolderRefused, dataset_facts, differences
 from trainers.search.batched import flush
+from trainers.search.front import front
 from trainers.search.leases import own_lease
 from trainers.search.ledger import is_first, place_in_line
+from trainers.search.outcome import Outcome
+from trainers.search.rungs import OneLength, climbs, is_whole
+from trainers.study_view import is_feasible
 
 # User attributes of a trial.
 FOLDER, DEATHS, REASON, RANK, PRUNED_AT, SECONDS = "folder", "deaths", "reason", "rank", "pruned_at", "seconds"
+WORKED = "worked"  # a list: group, and when it began and ended, in seconds since 1970
 # User attributes of the study.
 _SEARCH, _ENQUEUED, _SPENT = "search", "enqueued", "spent_seconds"
 _SEEDS = 100_000  # between the sampler's seeds of two sessions
@@ -29,8 +35,8 @@ _SHARED = ("objective", "space", "fixed", "reports", "seeds_per_trial", "constra
 def open_study(opened: OpenedSearch, storage: Any, *, name: str | None = None) -> optuna.Study:
     """The study of a search, made if there is none.
 
-    What is to be tried first is in its queue, each once, however many supervisors begin at once. Each session of each of
-    them has a seed of its own for its sampler: none repeats the draws of another.
+    What is to be tried first is in its queue, each once, however many supervisors begin at once. Each session of each
+    of them has a seed of its own for its sampler: none repeats the draws of another.
 
     Raises:
         FolderRefused: the study is of another search.
@@ -59,7 +65,7 @@ def new_study(search: Search, *, storage: Any = None, name: str | None = None) -
         return optuna.create_study(
             study_name=name or search.name,
             storage=storage,
-            direction=search.objective.direction,
+            directions=[objective.direction for objective in search.objectives],
             sampler=_sampler(search, seed=search.seed),
             pruner=optuna.pruners.NopPruner() if search.pruner is None else search.pruner.build(),
             load_if_exists=True,
@@ -73,8 +79,8 @@ def enqueue(study: optuna.Study, opened: OpenedSearch) -> None:
 
 
 def suggested(trial: optuna.Trial, search: Search) -> dict[str, Any]:
-    """A trial's value for each path; those it has already are kept. They are in the storage before anything is done."""
-    values = {path: range_.suggest(trial, path) for path, range_ in search.space.items()}
+    """A trial's value for each path that it has; those given already are kept. They are stored before anything is done."""
+    values = conditional.suggested(search.space, trial)
     flush(trial.study)
     return values
 
@@ -96,10 +102,34 @@ def finished(study: optuna.Study) -> list[FrozenTrial]:
 
 
 def best_trial(study: optuna.Study) -> FrozenTrial | None:
-    """The best complete trial, None while there is none."""
+    """The first of `best_trials`, None while there is none."""
+    return next(iter(best_trials(study)), None)
+
+
+def best_trials(study: optuna.Study) -> list[FrozenTrial]:
+    """The best complete trial of all epochs that keeps all constraints.
+
+    With several objectives: all that no other one beats in everything, the best in the first objective first.
+    """
     complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    sign = -1 if study.direction == optuna.study.StudyDirection.MAXIMIZE else 1
-    return min(complete, key=lambda trial: (sign * trial.value, trial.number), default=None)
+    feasible = {trial.number: trial for trial in complete if is_feasible(trial) and is_whole(trial)}
+    directions = [direction.name.lower() for direction in study.directions]
+    numbers = front({number: trial.values for number, trial in feasible.items()}, directions)
+    return [feasible[number] for number in numbers[: 1 if len(directions) == 1 else None]]
+
+
+def tell_complete(study: optuna.Study, trial: optuna.Trial, found: Outcome) -> FrozenTrial:
+    """A trial has run to its end."""
+    note_constraints(trial, found)
+    return study.tell(trial, found.values)
+
+
+def note_constraints(trial: optuna.Trial, found: Outcome) -> None:
+    """Keep how far a trial is beyond each constraint, once: a search that was killed in the middle goes on here."""
+    known = trial.storage.get_trial(trial._trial_id).constraints if found.beyond else {}
+    for said, beyond in found.beyond.items():
+        if said not in known:
+            trial.set_constraint(said, beyond)
 
 
 def _first_trials(opened: OpenedSearch) -> list[dict[str, Any]]:
@@ -127,4 +157,5 @@ def _require_same(study: optuna.Study, opened: OpenedSearch) -> None:
 def _sampler(search: Search, *, seed: int) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return search.sampler.build(seed=seed)
+        sampler = search.sampler.build(seed=seed)
+    return OneLength(sampler, search) if climbs(search) else sampler

@@ -58,12 +58,13 @@ def rate_axis(axes: Axes, curves: Sequence[np.ndarray]) -> None:
         axes.set_ylim(0, rates.max() * 1.08 if len(rates) and rates.max() > 0 else 1)
 
 
-def decades(axes: Axes) -> None:
-    """Ticks of a logarithmic axis, few and written as plain numbers."""
-    low, high = axes.get_ylim()
-    axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1.0,) if high > 30 * low else (1.0, 2.0, 5.0)))
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_locator(NullLocator())
+def decades(axes: Axes, *, of: str = "y") -> None:
+    """Ticks of a logarithmic axis, `x` or `y`, few and written as plain numbers."""
+    low, high = axes.get_ylim() if of == "y" else axes.get_xlim()
+    axis = axes.yaxis if of == "y" else axes.xaxis
+    axis.set_major_locator(LogLocator(base=10, subs=(1.0,) if high > 30 * low else (1.0, 2.0, 5.0)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_locator(NullLocator())
 
 
 def batch_axis(axes: Axes, curves: Sequence[np.ndarray]) -> None:

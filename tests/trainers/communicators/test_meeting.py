@@ -20,4 +20,4 @@ def test_who_waits_for_a_late_rank_sleeps_and_sums_are_right(ranks):
     assert done.returncode == 0, done.stderr
     for waited, processor in json.loads(done.stdout):
         assert waited >= 1.0, "nobody leaves before all have come"
-        assert processor < 0.5, "spinning would cost a second of a core"
+        assert processor < 0.8, "spinning would cost a second of a core and more"

@@ -31,20 +31,21 @@ class Searching:
         self.file, self.folder, self.options = folder / "mine.yaml", folder / "out", options
         self.file.write_text(HEAD + text)
 
-    def start(self):
-        """The process of `kilobatch search`."""
+    def start(self, *before, **variables):
+        """The process of `kilobatch search`, after the words of a launcher, with these environment variables."""
         command = [sys.executable, "-P", "-m", "kilobatch", "search", str(self.file), "--out", str(self.folder)]
         return subprocess.Popen(
-            [*command, *map(str, self.options)],
+            [*map(str, before), *command, *map(str, self.options)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             cwd=self.file.parent,  # where code of one's own is found
+            env={**os.environ, **variables},
         )
 
-    def run(self):
+    def run(self, *before, **variables):
         """Its exit code and what it said."""
-        with self.start() as process:
+        with self.start(*before, **variables) as process:
             said = process.communicate(timeout=1200)[0]
         return process.returncode, said
 
@@ -62,8 +63,23 @@ class Searching:
         text = self.wait_for(self.run_folder(number) / "environment.json").read_text()
         return [rank["pid"] for rank in json.loads(text)["ranks"]]
 
+    def updates_of_ranks(self, number):
+        """The update after which each rank of a trial left it."""
+        signs = sorted((self.run_folder(number) / "ranks").glob("*.json"))
+        return [json.loads(sign.read_text())["update"] for sign in signs]
+
     def metrics(self, number):
         return [json.loads(text) for text in (self.run_folder(number) / "metrics.jsonl").read_text().splitlines()]
+
+    @staticmethod
+    def gone(pids, seconds=30):
+        """Whether no process of these numbers is left, after at most so many seconds."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if not any(os.path.exists(f"/proc/{pid}") for pid in pids):
+                return True
+            time.sleep(0.05)
+        return False
 
     @staticmethod
     def wait_for(path, seconds=600):

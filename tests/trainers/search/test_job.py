@@ -52,23 +52,32 @@ def test_a_line_cut_off_by_a_crash_is_left_out(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("errors", "rank", "reason"),
+    ("errors", "how", "rank", "reason"),
     [
         (
             "rank 1 on here failed:\nTraceback (most recent call last):\n  File x\nValueError: no such thing\n\n"
             "Abort(3) on node 1: application called MPI_Abort\n",
+            "failed",
             1,
             "ValueError: no such thing",
         ),
         (
             "kilobatch: the loss is not finite at update 3 on rank 0\n",
+            "failed",
             None,
             "the loss is not finite at update 3 on rank 0",
         ),
-        ("Traceback:\n  File x\nImportError: no module\n", None, "ImportError: no module"),
-        ("", None, "the ranks ended without a word"),
+        (
+            "kilobatch: rank 1 on here hangs in update 3, for 40.1 s:\n  a/model.py:7 in __call__: wait()\n"
+            "No progress in update 3 for 40.1 s; --watchdog allows 40.\nLast good checkpoint: update-000002\n",
+            "died",
+            1,
+            "rank 1 on here hangs in update 3, for 40.1 s",
+        ),
+        ("Traceback:\n  File x\nImportError: no module\n", "failed", None, "ImportError: no module"),
+        ("", "failed", None, "the ranks ended without a word"),
     ],
 )
-def test_cause_of_a_failure(errors, rank, reason):
+def test_cause_of_a_failure(errors, how, rank, reason):
     found = _failure(errors)
-    assert (found.how, found.rank, found.reason) == ("failed", rank, reason)
+    assert (found.how, found.rank, found.reason) == (how, rank, reason)

@@ -1,4 +1,4 @@
-"""`kill -9` at random moments, over every storage: no trial is lost, counted twice or left running, and nothing hangs."""
+"""`kill -9` at random moments, over every storage: no trial is lost, counted twice or left running; nothing hangs."""
 
 import os
 import random

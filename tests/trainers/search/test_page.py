@@ -1,12 +1,15 @@
 """The page of a search."""
 
+import json
+from dataclasses import replace
+
 import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.trial import TrialState, create_trial
 
 from recipes.ranges import Categorical, Float
-from recipes.schema import Budget, Search
+from recipes.schema import Budget, Objective, Search
 from trainers.samplers import Random
 from trainers.search.page import search_page_text, write_search_page
 
@@ -20,16 +23,19 @@ SEARCH = Search(
     sampler=Random(),
     budget=Budget(trials=4),
 )
+BOTH = replace(SEARCH, objective=(Objective(), Objective(metric="device_hours", direction="minimize")))
 
 
-def trial(state, value, rate, word, **attributes):
+def trial(state, values, rate, word, *, constraints=None, **attributes):
+    single = values is not None and len(values) == 1
     return create_trial(
         state=state,
-        value=value,
+        values=values,
         params={"rate": rate, "word": word},
         distributions={"rate": FloatDistribution(0.01, 1.0, log=True), "word": CategoricalDistribution(("a", MARKED))},
-        intermediate_values={} if value is None else {1: value / 2, 2: value},
+        intermediate_values={1: values[0] / 2, 2: values[0]} if single else {},
         user_attrs={"folder": "trials/trial-0000", "seconds": 61.0, **attributes},
+        constraints=constraints,
     )
 
 
@@ -39,9 +45,10 @@ def study():
     made = optuna.create_study(direction="maximize")
     made.add_trials(
         [
-            trial(TrialState.COMPLETE, 0.9, 0.1, "a"),
-            trial(TrialState.PRUNED, 0.2, 0.01, MARKED, reason="pruned at report 2 of 20"),
+            trial(TrialState.COMPLETE, [0.9], 0.1, "a"),
+            trial(TrialState.PRUNED, [0.2], 0.01, MARKED, reason="pruned at report 2 of 20"),
             trial(TrialState.FAIL, None, 1.0, "a", reason="the loss <is> not finite"),
+            trial(TrialState.COMPLETE, [0.95], 0.2, "a", constraints={"loss <= 1": 0.1}),
         ]
     )
     return made
@@ -50,9 +57,10 @@ def study():
 def test_every_trial_has_a_row_and_every_value_a_picture(study, tmp_path):
     text = write_search_page(tmp_path, study, SEARCH).read_text()
     assert "Trial 0 is best, with 90.00&nbsp;%." in text
-    assert text.count("<tr>") == 1 + 3
+    assert text.count("<tr>") == 1 + 4
     assert text.count("<figure>") == 2 + 2
     assert "pruned at report 2 of 20" in text
+    assert "<td>infeasible</td>" in text
     assert "1 min 01 s" in text
     assert 'href="trials/trial-0000/report.html"' in text
 
@@ -67,3 +75,45 @@ def test_a_search_without_a_score_has_a_page():
     text = search_page_text(optuna.create_study(), SEARCH)
     assert "No trial is complete." in text
     assert "<figure>" not in text
+
+
+def test_with_enough_trials_what_matters_is_drawn_by_optuna_and_leaves_no_style_behind(study):
+    import matplotlib
+    from matplotlib import pyplot
+
+    for number in range(12):
+        study.add_trial(trial(TrialState.COMPLETE, [number / 12], 0.01 * 1.4**number, ("a", MARKED)[number % 2]))
+    before = dict(matplotlib.rcParams)
+    text = search_page_text(study, SEARCH)
+    assert text.count("<figure>") == 2 + 2 + 2
+    assert "(PED-ANOVA)" in text
+    assert "by the two values that matter most" in text
+    assert dict(matplotlib.rcParams) == before
+    assert pyplot.get_fignums() == []
+
+
+def test_several_objectives_have_a_front_and_a_table_of_it():
+    study = optuna.create_study(directions=["maximize", "minimize"])
+    for values in ([0.9, 3.0], [0.8, 1.0], [0.7, 2.0]):
+        study.add_trial(trial(TrialState.COMPLETE, values, 0.1, "a"))
+    study.add_trial(trial(TrialState.FAIL, None, 1.0, "a", reason="gone"))
+    text = search_page_text(study, BOTH)
+    assert "2 trials are beaten by no other one in everything." in text
+    assert text.count("<tr>") == (1 + 2) + (1 + 4)
+    assert text.count("<figure>") == 1 + 2
+    assert "Not beaten in everything" in text
+
+
+def test_rates_are_drawn_against_batches_where_these_differ(tmp_path):
+    study = optuna.create_study(direction="maximize")
+    for number, (batch, rate, score) in enumerate([(64, 0.1, 0.9), (64, 0.4, 0.8), (256, 0.4, 0.85)]):
+        folder = f"trials/trial-{number}"
+        study.add_trial(trial(TrialState.COMPLETE, [score], 0.1, "a", folder=folder))
+        (tmp_path / folder).mkdir(parents=True)
+        segments = [{"global_batch_size": batch, "learning_rate": [0.01, rate]}]
+        (tmp_path / folder / "run.yaml").write_text(json.dumps({"plan": {"segments": segments}}))
+    space = {**SEARCH.space, "batch.global": Categorical(choices=(64, 256))}
+    text = search_page_text(study, replace(SEARCH, space=space), folder=tmp_path)
+    assert "The full rate of every trial at its batch" in text
+    assert "full learning rate" in text
+    assert "square root" in text

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import importlib.util
 
 import optuna
 import pytest
@@ -13,7 +14,15 @@ GROUPS = {name: importlib.import_module(f"trainers.{name}") for name in ("sample
 COMPONENTS = [getattr(package, name) for package in GROUPS.values() for name in package.__all__]
 
 
-@pytest.fixture(params=GROUPS["samplers"].__all__)
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+NEEDS_TORCH = pytest.mark.skipif(not HAS_TORCH, reason="no PyTorch on this machine")
+NAMES = [
+    pytest.param(name, marks=[pytest.mark.torch, NEEDS_TORCH]) if name == "Gp" else name
+    for name in GROUPS["samplers"].__all__
+]
+
+
+@pytest.fixture(params=NAMES)
 def sampler(request):
     return getattr(GROUPS["samplers"], request.param)()
 
@@ -87,6 +96,8 @@ def test_a_pruner_ends_what_is_worse_than_its_part_of_the_complete_trials(pruner
     [
         (lambda: GROUPS["samplers"].Grid(points=0), "Grid.points must be a whole number >= 1"),
         (lambda: GROUPS["samplers"].Tpe(startup_trials=-1), "Tpe.startup_trials must be a whole number >= 0"),
+        (lambda: GROUPS["samplers"].Gp(startup_trials=0), "Gp.startup_trials must be a whole number >= 1"),
+        (lambda: GROUPS["samplers"].NsgaII(population=1), "NsgaII.population must be a whole number >= 2"),
         (lambda: GROUPS["samplers"].CmaEs(startup_trials=0), "CmaEs.startup_trials must be a whole number >= 1"),
         (lambda: GROUPS["pruners"].Median(startup_trials=0), "Median.startup_trials must be a whole number >= 1"),
         (lambda: GROUPS["pruners"].Percentile(keep=0.0), "Percentile.keep must be > 0"),

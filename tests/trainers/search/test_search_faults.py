@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 
 import pytest
 from optuna.trial import TrialState
@@ -16,6 +15,7 @@ import time
 
 import chainer
 import chainer.links as L
+import numpy as np
 from mpi4py import MPI
 
 
@@ -33,6 +33,8 @@ class Net(chainer.Chain):
         if self.seen == 5 and MPI.COMM_WORLD.rank == 1:
             if self.trouble == "raise":
                 raise ValueError("trouble on purpose")
+            if self.trouble == "memory":
+                np.empty(2**59)
             if self.trouble == "leave":
                 os._exit(0)
             if self.trouble == "hang":
@@ -40,16 +42,6 @@ class Net(chainer.Chain):
         logits = self.output(images)
         return logits * float("nan") if self.trouble == "nan" and self.seen > 4 else logits
 '''
-
-
-def gone(pids, seconds=30):
-    """Whether no process of these numbers is left, after at most so many seconds."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if not any(os.path.exists(f"/proc/{pid}") for pid in pids):
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def updates(search, number):
@@ -82,7 +74,7 @@ def test_a_killed_search_is_finished_by_the_same_command(searching):
         pids = [*search.pids(0), *search.pids(1)]
         process.kill()
         process.communicate(timeout=600)
-    assert gone(pids)  # no rank works on for nobody
+    assert search.gone(pids)  # no rank works on for nobody
     before = search.trials()
     assert [trial.state for trial in before] == [TrialState.RUNNING] * 2
     code, said = search.run()
@@ -123,15 +115,16 @@ def test_a_failed_trial_has_its_reason_and_the_search_goes_on(searching, tmp_pat
     )
     text = """\
 space:
-  model.trouble: {kind: Categorical, choices: [none, raise, nan, leave]}
+  model.trouble: {kind: Categorical, choices: [none, raise, nan, memory, leave]}
   batch.global: {kind: Categorical, choices: [128, 256]}
   batch.norm_span: {kind: Categorical, choices: [32, 256]}
-budget: {trials: 5}
+budget: {trials: 6}
 ranks_per_trial: 2
 retries: 0
 enqueue:
   - {model.trouble: raise, batch.global: 256, batch.norm_span: 32}
   - {model.trouble: nan, batch.global: 256, batch.norm_span: 32}
+  - {model.trouble: memory, batch.global: 256, batch.norm_span: 32}
   - {model.trouble: leave, batch.global: 256, batch.norm_span: 32}
   - {model.trouble: none, batch.global: 128, batch.norm_span: 256}
   - {model.trouble: none, batch.global: 256, batch.norm_span: 32}
@@ -141,15 +134,20 @@ enqueue:
     code, said = search.run()
     assert code == 0, said
     trials = search.trials()
-    assert [trial.state for trial in trials] == [TrialState.FAIL] * 4 + [TrialState.COMPLETE]
-    raised, nan, left, unplanned = (trial.user_attrs["reason"] for trial in trials[:4])
+    assert [trial.state for trial in trials] == [TrialState.FAIL] * 5 + [TrialState.COMPLETE]
+    raised, nan, memory, left, unplanned = (trial.user_attrs["reason"] for trial in trials[:5])
     assert raised == "ValueError: trouble on purpose"
-    assert trials[0].user_attrs["rank"] == 1
+    assert "ValueError: trouble on purpose" in (search.run_folder(0) / "log.txt").read_text()
     assert nan.startswith("the loss is not finite at update ")
-    assert left == "a rank left before the run ended, without an error of its own; ended once before its run did"
+    assert "MemoryError: Unable to allocate" in memory
+    assert left == "rank 1 left before the run ended, without an error of its own; ended once before its run did"
+    assert [trial.user_attrs["rank"] for trial in trials[:4]] == [1, 0, 1, 1]  # NaN is everywhere
     assert "norm_span" in unplanned
-    assert "search mine trial 3" in unplanned
-    assert not search.run_folder(3).exists()
+    assert "search mine trial 4" in unplanned
+    assert not search.run_folder(4).exists()
+    first, second, third, fourth, last = (search.pids(number) for number in (0, 1, 2, 3, 5))
+    assert second == third  # all ranks came to the end of that run: they are kept
+    assert len({*first, *second, *fourth, *last}) == 8
 
 
 @pytest.mark.slow
@@ -168,4 +166,4 @@ def test_a_trial_that_hangs_is_ended(searching, tmp_path):
     hung, fine = search.trials()
     assert (hung.state, fine.state) == (TrialState.FAIL, TrialState.COMPLETE)
     assert hung.user_attrs["reason"].startswith("no update for 40 s, after update ")
-    assert gone(search.pids(0))
+    assert search.gone(search.pids(0))

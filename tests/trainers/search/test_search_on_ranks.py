@@ -1,5 +1,6 @@
 """A search on real ranks: trials side by side, a best recipe that trains, and the same command twice."""
 
+import itertools
 import subprocess
 import sys
 
@@ -16,6 +17,33 @@ space:
 """
 
 
+def require_kept_ranks(search, trials):
+    """Each group's ranks are the same processes in all its trials; the groups work side by side."""
+    pids, stretches = {}, {}
+    for trial in trials:
+        ((group, began, ended),) = trial.user_attrs["worked"]
+        pids.setdefault(group, set()).add(tuple(search.pids(trial.number)))
+        stretches.setdefault(group, []).append((began, ended))
+        assert ended - began == pytest.approx(trial.user_attrs["seconds"], abs=0.1)
+    assert [len(of_group) for of_group in pids.values()] == [1, 1]
+    ((began, ended), *_), ((other_began, other_ended), *_) = stretches.values()
+    assert began < other_ended
+    assert other_began < ended
+    for own in stretches.values():
+        assert all(before[1] <= after[0] for before, after in itertools.pairwise(own))
+
+
+def require_run_alone_is_the_same(search, number):
+    """The weights of a trial that came late are, bit for bit, those of its recipe in ranks of their own."""
+    folder = search.run_folder(number)
+    alone = search.folder / "alone"
+    command = [sys.executable, "-P", "-m", "kilobatch", "train", str(folder / "recipe.yaml"), "-n", "2"]
+    done = subprocess.run([*command, "--out", str(alone)], capture_output=True, text=True, timeout=1200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    weights = "checkpoints/update-000012/weights.safetensors"
+    assert (alone / weights).read_bytes() == (folder / weights).read_bytes()
+
+
 def test_six_trials_on_four_ranks_in_two_groups(searching):
     text = SPACE + TINY + "budget: {trials: 6}\nranks_per_trial: 2\nenqueue: [recipe]\n"
     search = searching(text, "-n", 4)
@@ -25,7 +53,6 @@ def test_six_trials_on_four_ranks_in_two_groups(searching):
     assert [trial.number for trial in trials] == list(range(6))
     assert {trial.state for trial in trials} == {TrialState.COMPLETE}
     assert trials[0].params == {"learning_rate.reference": 0.05, "loss.label_smoothing": 0.0}
-    assert trials[1].datetime_start < trials[0].datetime_complete  # side by side
     for trial in trials:
         assert sorted(trial.intermediate_values) == [1, 2, 3, 4]
         run = yaml.safe_load((search.run_folder(trial.number) / "run.yaml").read_text())
@@ -36,7 +63,9 @@ def test_six_trials_on_four_ranks_in_two_groups(searching):
         assert list(trial.intermediate_values.values()) == scores
         assert trial.value == scores[-1]
         assert (search.run_folder(trial.number) / "report.html").is_file()
+    require_kept_ranks(search, trials)
 
+    require_run_alone_is_the_same(search, 5)
     best = max(trials, key=lambda trial: trial.value)
     text = (search.folder / "best.yaml").read_text()
     assert f"# search mine trial {best.number}\n" in text
@@ -75,4 +104,5 @@ enqueue: [recipe, {learning_rate.reference: 1e-6}]
     last = search.metrics(1)[-1]
     assert (last["key"], last["value"], last["reason"]) == ("run_stop", "stopped", "signal")
     assert 5 <= last["epoch"] < 20
+    assert search.updates_of_ranks(1) == [last["update"]] * 2
     assert f"best: trial {good.number}" in said

@@ -1,0 +1,57 @@
+"""Figures that another package draws through pyplot, in the style of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import matplotlib
+from matplotlib import pyplot
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from recipes.reports.plots.axes import decades
+from recipes.reports.style import GRID, INK, MUTED
+
+
+@contextmanager
+def drawn_elsewhere() -> Iterator[None]:
+    """What is drawn inside opens no window, and leaves neither settings nor figures behind."""
+    before = set(pyplot.get_fignums())
+    with matplotlib.rc_context({"text.parse_math": False}):  # a name from a file is no mathematics
+        pyplot.switch_backend("agg")
+        try:
+            yield
+        finally:
+            for number in set(pyplot.get_fignums()) - before:
+                pyplot.close(number)
+
+
+def restyled(axes: Axes, *, title: str, size: tuple[float, float] = (4.7, 3.2)) -> Figure:
+    """The figure of some axes, all of its axes in the house style.
+
+    Args:
+        axes: as they were drawn.
+        title: in the place of theirs.
+        size: of the figure, width and height in inches.
+    """
+    figure = axes.figure
+    assert isinstance(figure, Figure)
+    FigureCanvasAgg(figure)
+    figure.set_size_inches(*size)
+    figure.set_layout_engine("tight")  # a colour bar that is there already has no place in "constrained"
+    axes.set_title("")
+    axes.set_title(title, loc="left", fontsize=9.5, fontweight="bold", color=INK)
+    for one in figure.axes:
+        for of in "xy":
+            if getattr(one, f"get_{of}scale")() == "log":
+                decades(one, of=of)
+        one.set_facecolor("none")
+        one.grid(visible=False)
+        one.tick_params(which="both", colors=MUTED, labelcolor=INK, labelsize=8)
+        for label in (one.xaxis.label, one.yaxis.label):
+            label.set(color=INK, fontsize=9)
+        for spine in one.spines.values():
+            spine.set(edgecolor=GRID, linewidth=0.8, visible=True)
+    return figure

@@ -1,0 +1,208 @@
+"""What a search says against what its recipe allows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from recipes.conditional import circumstances, is_active, said
+from recipes.errors import Problem, RecipeError
+from recipes.expressions import Expression
+from recipes.open import OpenedRecipe, open_recipe
+from recipes.reading import Reading
+from recipes.schema import Search
+
+__all__ = ["SearchChecks", "assignments", "value_at"]
+
+# What names the run and not what it does; and what a search sets for itself.
+_NOT_SEARCHED = {
+    "name": "each trial has its own",
+    "title": "each trial has its own",
+    "claims": "each trial has its own",
+    "card": "each trial has its own",
+    "evaluation.every": "a trial is evaluated at its `reports`",
+    "dataset": "it decides what the scores mean",
+}
+
+
+def assignments(values: Mapping[str, Any]) -> list[str]:
+    """Values by their dotted paths, as `--set` takes them: every `kind` first, since it replaces what is beside it.
+
+    >>> assignments({"optimizer.weight_decay": 1e-05, "optimizer.kind": "Lars", "optimizer.no_decay": ["norm"]})
+    ['optimizer.kind="Lars"', 'optimizer.weight_decay=1e-05', 'optimizer.no_decay=["norm"]']
+    """
+    return [f"{path}={json.dumps(values[path])}" for path in _kinds_first(values)]
+
+
+def value_at(tree: Any, path: str) -> Any:
+    """The value at a dotted path of a resolved recipe.
+
+    Raises:
+        LookupError: it has none there.
+    """
+    for key in path.split("."):
+        if isinstance(tree, list) and key.isdigit():
+            tree = tree[int(key)]
+        elif isinstance(tree, dict):
+            tree = tree[key]
+        else:
+            raise LookupError(path)
+    return tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchChecks:
+    """The checks, in the order in which they are made; problems go to `reading`.
+
+    Args:
+        reading: of the search's file.
+        search: as it says.
+        recipe: its recipe's file.
+        options: of `open_recipe`.
+    """
+
+    reading: Reading
+    search: Search
+    recipe: Path
+    options: dict[str, Any]
+
+    def base(self) -> OpenedRecipe:
+        """The recipe with the fixed values.
+
+        Raises:
+            RecipeError: it does not open, or a path is given twice.
+        """
+        search = self.search
+        for key in ("space", "fixed"):
+            for path in getattr(search, key):
+                self._require_free(key, path)
+        if self.reading.problems:
+            raise RecipeError(self.reading.problems)
+        try:
+            return open_recipe(self.recipe, overrides=assignments(search.fixed), **self.options)
+        except RecipeError as error:
+            for problem in error.problems:
+                if problem.file == "command line":
+                    self._pass_on(("fixed", _kinds_first(search.fixed)[problem.line - 1]), problem)
+                else:  # it has a place of its own
+                    self.reading.problems.append(problem)
+            raise RecipeError(self.reading.problems) from None
+
+    def ends(self, base: OpenedRecipe) -> None:
+        """Opens the recipe with each end of each range; a conditional one with all values that it names of others."""
+        for path, range_ in self.search.space.items():
+            found = {}
+            for place, value in range_.ends.items():
+                for given in circumstances(self.search.space, path):
+                    problem = self._refusal(base, {**given, path: value})
+                    if problem is not None:
+                        found[place] = replace(problem, what=f"{problem.what}{f' with {said(given)}' if given else ''}")
+            same = len({(problem.what, problem.way_out) for problem in found.values()}) == 1
+            if same and len(found) == len(range_.ends):  # not the values are wrong, but the path
+                self._pass_on(("space", path), next(iter(found.values())), at_key=True)
+            else:
+                for place, problem in found.items():
+                    self._pass_on(("space", path, *place), problem)
+
+    def constraints(self, base: OpenedRecipe) -> None:
+        """Every path of a constraint is one of the space, or holds a number in the recipe."""
+        for place, constraint in enumerate(self.search.constraints):
+            paths = [] if constraint.value is None else Expression(constraint.value).paths
+            for path in paths:
+                at = ("constraints", place, "value")
+                try:
+                    value = value_at(base.tree, path)
+                except LookupError:
+                    if path not in self.search.space:
+                        self.reading.refuse(at, f"the recipe has no value at {path}", "name a path that it has")
+                    continue
+                if path not in self.search.space and (isinstance(value, bool) or not isinstance(value, int | float)):
+                    what = f"{path} is {json.dumps(value)}, which is no number"
+                    self.reading.refuse(at, what, "name a path that holds a number")
+
+    def sampler(self) -> None:
+        """The sampler can do what the search asks of it."""
+        search = self.search
+        asked = {
+            "several objectives": len(search.objectives) > 1,
+            "constraints": bool(search.constraints),
+            "`when`": any(range_.when for range_ in search.space.values()),
+        }
+        for what in getattr(search.sampler, "cannot", ()):
+            if asked[what]:
+                kind = type(search.sampler).__name__
+                self.reading.refuse(("sampler",), f"{kind} cannot search with {what}", "use Tpe, see docs/search.md")
+
+    def enqueued(self, base: OpenedRecipe) -> tuple[dict[str, Any], ...]:
+        """What is tried first, value by value."""
+        found = []
+        for place, given in enumerate(self.search.enqueue):
+            whole = given == "recipe"
+            values = self._own_values(base, ("enqueue", place)) if whole else dict(given)
+            for path, value in values.items():
+                self._require_inside(("enqueue", place) if whole else ("enqueue", place, path), path, value, values)
+            found.append(values)
+        return tuple(found)
+
+    def _require_inside(self, at: tuple, path: str, value: Any, beside: Mapping[str, Any]) -> None:
+        space = self.search.space
+        if path not in space:
+            self.reading.refuse(at, f"{path} is not in the space", "name a path of `space`, or use `fixed`")
+        elif not space[path].holds(value):
+            what = f"{json.dumps(value)} of {path} is outside its range"
+            self.reading.refuse(at, what, f"widen space.{path}, or leave this out")
+        elif not is_active(space, path, beside):
+            needed = said(circumstances(space, path)[0])
+            self.reading.refuse(at, f"a trial has {path} only with others", f"give {needed} beside it")
+
+    def _own_values(self, base: OpenedRecipe, at: tuple) -> dict[str, Any]:
+        """The recipe's values at the paths of the space that a trial with them would have."""
+        space, values = self.search.space, {}
+        for path in space:
+            try:
+                values[path] = value_at(base.tree, path)
+            except LookupError:
+                if not space[path].when:
+                    self.reading.refuse(at, f"the recipe has no value at {path}", "enqueue values of your own")
+        return {path: value for path, value in values.items() if self._belongs(path, values)}
+
+    def _belongs(self, path: str, values: Mapping[str, Any]) -> bool:
+        space = self.search.space
+        return is_active(space, path, values) and all(self._belongs(other, values) for other in space[path].when)
+
+    def _refusal(self, base: OpenedRecipe, values: Mapping[str, Any]) -> Problem | None:
+        """What the recipe has against values, the fixed ones beside them."""
+        overrides = assignments({**self.search.fixed, **values})
+        try:
+            open_recipe(base.path, overrides=overrides, **self.options)
+        except RecipeError as error:
+            return error.problems[0]
+        return None
+
+    def _require_free(self, key: str, path: str) -> None:
+        """Refuse a path that is reserved, or that lies inside another one of the search."""
+        at, space = (key, path), self.search.space
+        for reserved, why in _NOT_SEARCHED.items():
+            clash = key == "space" or reserved == "evaluation.every"
+            if clash and (path == reserved or path.startswith(f"{reserved}.") or reserved.startswith(f"{path}.")):
+                self.reading.refuse(at, f"cannot be part of a search: {why}", "remove it", at_key=True)
+        for other in [*space, *(self.search.fixed if key == "space" else ())]:
+            # A conditional range may have a fixed value: that of the trials which do not search it.
+            twice = key == "fixed" and path == other and not space[other].when
+            if twice or path.startswith(f"{other}."):
+                self.reading.refuse(at, f"is given by {other} of this search too", "keep one of the two", at_key=True)
+
+    def _pass_on(self, at: tuple, problem: Problem, *, at_key: bool = False) -> None:
+        """A problem of the recipe at the place in the search that brings it about."""
+        name = at[1]
+        value = f"{problem.path} " if problem.path and problem.path != name else ""
+        self.reading.refuse(at, f"the recipe refuses this: {value}{problem.what}", problem.way_out, at_key=at_key)
+
+
+def _kinds_first(paths: Mapping[str, Any]) -> list[str]:
+    """The paths of kinds, outer ones first, then all others as they come."""
+    kinds = [path for path in paths if path.rpartition(".")[2] == "kind"]
+    return sorted(kinds, key=lambda path: path.count(".")) + [path for path in paths if path not in kinds]

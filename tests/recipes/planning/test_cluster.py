@@ -1,0 +1,22 @@
+"""A cluster's own choices."""
+
+import pytest
+
+from recipes.planning.cluster import GradientExchange
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "expected"),
+    [(40, 256_000), (2_048_000, 256_000), (102_228_128, 12_778_516), (10**9, 32_000_000)],
+)
+def test_auto_buckets_are_an_eighth_within_bounds(num_bytes, expected):
+    assert GradientExchange().bucket_bytes_of(num_bytes) == expected
+
+
+def test_buckets_of_a_size_given_do_not_look_at_the_model():
+    assert GradientExchange(bucket_bytes=1000).bucket_bytes_of(10**9) == 1000
+
+
+def test_buckets_of_no_bytes_are_refused():
+    with pytest.raises(ValueError, match="bucket_bytes must be auto or at least 1, got 0"):
+        GradientExchange(bucket_bytes=0)

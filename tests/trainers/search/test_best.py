@@ -1,0 +1,109 @@
+"""The recipes that a search leaves, without runs."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from recipes.open import open_recipe
+from recipes.open_search import open_search
+from trainers.search.best import write_best
+from trainers.search.dry_run import dry_run_text
+from trainers.search.outcome import Outcome
+from trainers.search.study import new_study, suggested, tell_complete
+from trainers.vocabulary import search_vocabulary, vocabulary
+
+OPTIONS = {"data": None, "allow_code": False}
+TWO = "objective: [{metric: accuracy}, {metric: device_hours, direction: minimize}]\n"
+TEXT = """\
+kilobatch: 1
+name: mine
+recipe: digits/batch_256
+sampler: {kind: Random}
+budget: {trials: 6, hours: 2, device_hours: 4}
+space:
+  optimizer.weight_decay: {kind: Float, low: 1e-5, high: 1e-2, log: true}
+  optimizer.kind: {kind: Categorical, choices: [MomentumSGD, Lars]}
+  optimizer.trust_coefficient: {kind: Float, low: 1e-3, high: 0.1, log: true, when: {optimizer.kind: [Lars]}}
+fixed: {epochs: 3, learning_rate.warmup.epochs: 1}
+"""
+LARS = {"optimizer.kind": "Lars", "optimizer.trust_coefficient": 0.01, "optimizer.weight_decay": 0.005}
+MOMENTUM = {"optimizer.kind": "MomentumSGD", "optimizer.weight_decay": 0.001}
+
+
+@pytest.fixture
+def opened(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def open_text(text):
+        Path("mine.yaml").write_text(text)
+        return open_search("mine.yaml", vocabulary=search_vocabulary())
+
+    return open_text
+
+
+def tell(study, opened, params, *values, **beyond):
+    """A trial with these values, its recipe written where it is among the best."""
+    study.enqueue_trial(params)
+    trial = study.ask()
+    assert suggested(trial, opened.search) == params
+    told = tell_complete(study, trial, Outcome(values=values, beyond=beyond))
+    write_best(Path(), opened, study, told, **OPTIONS)
+
+
+def test_best_yaml_is_complete_and_says_what_the_search_set(opened):
+    """The kind comes first, or the decay that was searched would go with the optimizer it replaces."""
+    search = opened(TEXT)
+    study = new_study(search.search)
+    tell(study, search, LARS, 0.9)
+    text = Path("best.yaml").read_text()
+    assert text.startswith("# accuracy 90.00 % in trial 0 of the search mine (")
+    said = [line.split("#")[0].strip() for line in text.splitlines() if line.endswith("# search mine trial 0")]
+    for changed in ("weight_decay: 0.005", "kind: Lars", "trust_coefficient: 0.01", "epochs: 3"):
+        assert changed in said
+    found = open_recipe("best.yaml", vocabulary=vocabulary()).recipe
+    assert (found.optimizer.weight_decay, found.optimizer.trust_coefficient, found.epochs) == (0.005, 0.01, 3)
+    assert "extends" not in yaml.safe_load(text)
+
+
+def test_only_a_better_trial_that_keeps_the_constraints_takes_the_place(opened):
+    search = opened(TEXT)
+    study = new_study(search.search)
+    for params, value, beyond in ((LARS, 0.9, -1.0), (MOMENTUM, 0.8, -1.0), (MOMENTUM, 0.95, 1.0)):
+        tell(study, search, params, value, loss=beyond)
+        assert "in trial 0 of" in Path("best.yaml").read_text()
+    tell(study, search, MOMENTUM, 0.97, loss=-1.0)
+    assert "in trial 3 of" in Path("best.yaml").read_text()
+
+
+def test_several_objectives_leave_a_recipe_for_each_trial_of_the_front(opened):
+    search = opened(TEXT + TWO)
+    study = new_study(search.search)
+    tell(study, search, LARS, 0.9, 0.5)
+    tell(study, search, MOMENTUM, 0.8, 0.1)
+    tell(study, search, MOMENTUM, 0.7, 0.2)
+    assert sorted(path.name for path in Path("pareto").iterdir()) == ["trial-0000.yaml", "trial-0001.yaml"]
+    assert Path("pareto/trial-0000.yaml").read_text().startswith("# accuracy 90.00 %, device-hours 0.5 in trial 0")
+    tell(study, search, LARS, 0.95, 0.1)
+    assert [path.name for path in Path("pareto").iterdir()] == ["trial-0003.yaml"]
+    assert not Path("best.yaml").exists()
+    assert open_recipe("pareto/trial-0003.yaml", vocabulary=vocabulary()).recipe.name == "mine-trial-3"
+
+
+def test_a_dry_run_tells_the_space_the_conditions_and_the_budget_in_device_hours(opened):
+    text = TEXT + "constraints: [{metric: loss, at_most: 0.5}, {value: optimizer.weight_decay * 2, at_least: 1e-5}]\n"
+    said = dry_run_text(opened(text + "enqueue: [recipe]\nranks_per_trial: 2\n"), groups=3)
+    assert "search mine over digits/batch_256: maximize accuracy" in said
+    assert "optimizer.kind is Lars" in said
+    row = next(line for line in said.splitlines() if line.startswith("optimizer.trust_coefficient"))
+    assert row.split()[-1] == "-"  # the recipe's own optimizer has none
+    assert "constraint: loss at most 0.5, or a trial is never the best" in said
+    assert "constraint: optimizer.weight_decay * 2 at least 1e-05, or a trial is not trained" in said
+    assert "budget: 6 trials of 18 updates like the first one, 27,648 samples in all" in said
+    assert "hours: trials begin within 2 hours, up to 12 device-hours" in said
+    assert "device-hours: trials begin within 4, which 6 ranks use in 40 min 00 s" in said
+    assert "ranks: 2 a trial, 3 trials side by side, so as long as 2 trials one after the other" in said
+
+
+def test_a_dry_run_tells_several_objectives(opened):
+    assert "maximize accuracy and minimize device-hours" in dry_run_text(opened(TEXT + TWO), groups=1)

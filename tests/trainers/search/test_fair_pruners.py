@@ -1,0 +1,135 @@
+"""Which trials a pruner compares, and from when on."""
+
+import optuna
+import pytest
+from optuna.trial import TrialState, create_trial
+
+from recipes.open import open_recipe
+from recipes.ranges import Float
+from recipes.schema import Budget, Search
+from trainers.pruners import Median, Percentile, Wilcoxon
+from trainers.samplers import Random
+from trainers.search.fairness import note_comparable, report_costs
+from trainers.study_view import COMPARED
+from trainers.vocabulary import vocabulary
+
+KINDS = [Median(startup_trials=1), Percentile(keep=50.0, startup_trials=1), Wilcoxon(threshold=0.1, startup_reports=2)]
+
+
+@pytest.fixture(params=KINDS, ids=lambda kind: type(kind).__name__)
+def study(request):
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna.create_study(direction="maximize", pruner=request.param.build())
+
+
+def ended(study, values, *, first=1, shape="Z", state=TrialState.COMPLETE):
+    study.add_trial(
+        create_trial(
+            state=state,
+            value=values[-1],
+            intermediate_values=dict(enumerate(values, 1)),
+            user_attrs={COMPARED: {"from": first, "shape": shape}} if first else {},
+        )
+    )
+
+
+def verdicts(study, values, *, first=1, shape="Z"):
+    """Numbers of the reports at which a trial would end."""
+    trial = study.ask()
+    if first:
+        trial.set_user_attr(COMPARED, {"from": first, "shape": shape})
+    found = []
+    for number, value in enumerate(values, 1):
+        trial.report(value, number)
+        found += [number] if trial.should_prune() else []
+    study.tell(trial, state=TrialState.FAIL)
+    return found
+
+
+GOOD, BAD = [0.5, 0.6, 0.7, 0.8, 0.85, 0.9], [0.1] * 6
+
+
+def test_a_worse_trial_ends_at_the_first_reports_that_count(study):
+    ended(study, GOOD)
+    own = 4 if isinstance(study.pruner, type(Wilcoxon().build())) and study.pruner._paired else 1
+    assert verdicts(study, BAD)[0] == own  # four pairs on one side: p = 1/16
+    assert verdicts(study, GOOD) == []
+
+
+@pytest.mark.parametrize("first", [2, 3])
+def test_never_before_its_own_slow_start_has_ended(study, first):
+    ended(study, GOOD)
+    assert all(number >= first for number in verdicts(study, BAD, first=first))
+    assert verdicts(study, BAD, first=first)
+
+
+def test_not_with_a_trial_that_is_still_slow_at_this_report(study):
+    """At reports 1 to 4 the other one, which ends better, was in its warmup: no reason to keep a trial, or to end it."""
+    ended(study, [0.0, 0.0, 0.0, 0.0, 0.8, 0.9], first=5)
+    assert all(number >= 5 for number in verdicts(study, [0.1] * 6))
+    ended(study, GOOD)
+    assert verdicts(study, [0.1] * 4)[-1:] == [4]
+
+
+def test_not_with_a_trial_whose_rate_moves_in_another_shape(study):
+    ended(study, GOOD, shape="a")
+    assert verdicts(study, BAD, shape="b") == []
+    ended(study, GOOD, shape="b")
+    assert verdicts(study, BAD, shape="b")
+
+
+def test_a_trial_that_says_nothing_of_itself_is_compared_with_none(study):
+    ended(study, GOOD)
+    assert verdicts(study, BAD, first=None) == []
+    ended(study, [0.99] * 6, first=None)
+    assert verdicts(study, GOOD) == []
+
+
+def test_what_was_reported_while_slow_does_not_keep_a_trial():
+    """Its best report so far is one of its warmup, which does not count."""
+    study = optuna.create_study(direction="maximize", pruner=Median(startup_trials=1).build())
+    ended(study, [0.5, 0.6, 0.7, 0.8])
+    assert verdicts(study, [0.9, 0.1, 0.1, 0.1], first=2) == [2, 3, 4]
+
+
+def test_a_trial_says_its_first_report_that_counts_and_its_shape_once():
+    def recipe(*overrides):
+        return open_recipe("digits/batch_256", vocabulary=vocabulary(), overrides=overrides).recipe
+
+    study, range_ = optuna.create_study(), Float(low=0.01, high=0.1)
+    mine = {"name": "mine", "recipe": "digits/batch_256", "sampler": Random(), "budget": Budget(trials=4)}
+    search = Search(**mine, space={"learning_rate.reference": range_}, pruner=Median())
+    kinds = [[], ["epochs=40"], ["learning_rate.schedule={kind: Constant}"], ["learning_rate.schedule={kind: Polynomial}"]]
+    trials = [study.ask() for _ in kinds]
+    said = []
+    for trial, more in zip(trials, kinds, strict=True):
+        note_comparable(trial, recipe(*more), search, say=lambda text, trial=trial: said.append((trial.number, text)))
+    assert [trial.user_attrs[COMPARED]["from"] for trial in trials] == [5, 3, 5, 5]  # epochs 5 of 20, 6 of 40
+    ((number, text),) = said
+    assert (number, text.partition(":")[0][:40]) == (2, "trial 2 moves its rate in another shape ")
+
+
+def test_costs_of_reports_leave_out_what_lies_between_sessions():
+    def line(key, ms, **more):
+        return {"key": key, "time_ms": ms, "value": 0.5, **more}
+
+    lines = [
+        line("run_start", 0),
+        line("eval_accuracy", 3_600_000, epoch=5.0, samples=7500),
+        line("run_stop", 3_700_000),
+        line("run_start", 90_000_000),
+        line("eval_accuracy", 93_500_000, epoch=10.0, samples=15000),
+    ]
+    assert report_costs(lines, ranks=4, reports=2, epochs=10.0) == {"1": [7500, 4.0], "2": [15000, 8.0]}
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Wilcoxon(threshold=0.0), "Wilcoxon.threshold must be > 0"),
+        (lambda: Wilcoxon(startup_reports=1), "Wilcoxon.startup_reports must be a whole number >= 2"),
+    ],
+)
+def test_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,0 +1,67 @@
+"""A search whose ranks a foreign launcher has started, on one host or on several."""
+
+import os
+import signal
+
+import pytest
+from optuna.trial import TrialState
+
+from trainers.launch import find_mpiexec
+
+pytestmark = pytest.mark.mpi
+TEXT = """\
+space: {learning_rate.reference: {kind: Float, low: 0.01, high: 0.1, log: true}}
+fixed: {epochs: 8, model.blocks: [1], model.width: 4}
+reports: 4
+"""
+# What stands for ssh: options and a host's name, then words of a command that runs here.
+LOGIN = """\
+#!/bin/sh
+while [ "${1#-}" != "$1" ]; do shift; done
+echo "$1" >> "$HOSTS_SEEN"
+shift
+exec sh -c "$*"
+"""
+
+
+def test_a_fault_ends_all_and_the_same_command_goes_on(searching):
+    search = searching(TEXT + "budget: {trials: 4}\nranks_per_trial: 2\n")
+    launcher = (find_mpiexec(), "-n", 5)  # one is left over
+    with search.start(*launcher) as process:
+        for number in (0, 1):
+            search.wait_for(search.run_folder(number) / "checkpoints" / "update-*")
+        pids = [*search.pids(0), *search.pids(1)]
+        os.kill(pids[3], signal.SIGKILL)
+        process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert search.gone(pids)
+    assert [trial.state for trial in search.trials()] == [TrialState.RUNNING] * 2
+    code, said = search.run(*launcher)
+    assert code == 0, said
+    trials = search.trials()
+    assert [trial.state for trial in trials] == [TrialState.COMPLETE] * 4
+    assert [trial.user_attrs.get("deaths") for trial in trials] == [["the search was ended"]] * 2 + [None] * 2
+    assert len({tuple(search.pids(number)) for number in range(4)}) == 2
+    assert said.count("trials are done, 2 side by side, 2 ranks each") == 1
+
+
+def test_what_is_wrong_is_told_once(searching):
+    search = searching(TEXT + "budget: {trials: 4}\nranks_per_trial: 3\n")
+    code, said = search.run(find_mpiexec(), "-n", 2)
+    assert code == 2
+    assert said.count("2 ranks are fewer than the 3 of a trial") == 1
+    assert not search.folder.exists()
+
+
+def test_ranks_of_a_group_on_two_hosts(searching, tmp_path):
+    login = tmp_path / "login"
+    login.write_text(LOGIN)
+    login.chmod(0o755)
+    search = searching(TEXT + "budget: {trials: 1}\nranks_per_trial: 2\n", "-n", 2, "--hosts", "left,right")
+    seen = tmp_path / "seen"
+    launcher = {"HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXEC": str(login), "HOSTS_SEEN": str(seen)}
+    code, said = search.run(**launcher, UCX_TLS="tcp,self")
+    assert code == 0, said
+    assert sorted(seen.read_text().split()) == ["left", "right"]
+    (trial,) = search.trials()
+    assert trial.state == TrialState.COMPLETE

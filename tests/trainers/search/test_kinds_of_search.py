@@ -1,0 +1,185 @@
+"""What each sampler does with several objectives, constraints and conditional ranges: through Optuna, without runs."""
+
+import importlib.util
+import warnings
+from pathlib import Path
+
+import optuna
+import pytest
+
+from recipes.errors import RecipeError
+from recipes.open_search import open_search
+from recipes.ranges import Categorical, Float
+from recipes.schema import Budget, Constraint, Objective, Search
+from trainers import samplers
+from trainers.search.outcome import Outcome
+from trainers.search.start import SearchRequest, search
+from trainers.search.study import (
+    best_trial,
+    best_trials,
+    enqueue,
+    new_study,
+    note_constraints,
+    suggested,
+    tell_complete,
+)
+from trainers.vocabulary import search_vocabulary
+
+NEEDS_TORCH = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no PyTorch on this machine")
+SPACE = {
+    "kind": Categorical(choices=("a", "b")),
+    "x": Float(low=0.0, high=1.0),
+    "y": Float(low=0.0, high=1.0, when={"kind": ("b",)}),
+}
+ALL = [
+    samplers.Random(),
+    samplers.Grid(points=3),
+    samplers.Tpe(startup_trials=4),
+    samplers.Tpe(startup_trials=4, multivariate=True),
+    samplers.NsgaII(population=4),
+    pytest.param(samplers.Gp(startup_trials=4), marks=[pytest.mark.torch, NEEDS_TORCH]),
+]
+
+
+def made(sampler, *, space=SPACE, constraints=(), metrics=("accuracy",), trials=20):
+    return Search(
+        name="mine",
+        recipe="digits/baseline",
+        objective=tuple(
+            Objective(metric=metric, direction="maximize" if metric == "accuracy" else "minimize") for metric in metrics
+        ),
+        space=space,
+        constraints=constraints,
+        sampler=sampler,
+        budget=Budget(trials=trials),
+    )
+
+
+class Opened:
+    """As much of an opened search as the queue needs."""
+
+    def __init__(self, search):
+        self.search, self.enqueued = search, ()
+
+
+def worked(search, score):
+    """The study of a search whose trials score as `score(values)` says: values of the objectives, and constraints."""
+    study = new_study(search)
+    enqueue(study, Opened(search))
+    for _ in range(search.budget.trials):
+        trial = study.ask()
+        values, beyond = score(suggested(trial, search))
+        tell_complete(study, trial, Outcome(values=values, beyond=beyond))
+    return study
+
+
+@pytest.mark.parametrize("sampler", ALL, ids=repr)
+def test_a_trial_has_a_conditional_value_only_with_the_value_it_belongs_to(sampler):
+    study = worked(made(sampler), lambda values: ([values["x"] + values.get("y", 0.5)], {}))
+    for trial in study.trials:
+        assert ("y" in trial.params) == (trial.params["kind"] == "b")
+    assert {trial.params["kind"] for trial in study.trials} == {"a", "b"}
+
+
+def test_a_grid_tries_each_combination_once():
+    study = worked(made(samplers.Grid(points=2), trials=6), lambda values: ([values["x"]], {}))
+    found = [tuple(trial.params.values()) for trial in study.trials]
+    assert found == [("a", 0.0), ("a", 1.0), ("b", 0.0, 0.0), ("b", 0.0, 1.0), ("b", 1.0, 0.0), ("b", 1.0, 1.0)]
+
+
+@pytest.mark.parametrize("sampler", ALL, ids=repr)
+def test_what_breaks_a_constraint_is_never_the_best(sampler):
+    """The more x the better, and x above a half is too much."""
+    study = worked(made(sampler, constraints=(Constraint(value="x", at_most=0.5),)), by_half)
+    assert any(trial.params["x"] > 0.5 for trial in study.trials)
+    kept = [trial for trial in study.trials if trial.params["x"] <= 0.5]
+    assert best_trial(study).value == max(trial.value for trial in kept)
+
+
+def by_half(values):
+    return [values["x"]], {"x <= 0.5": values["x"] - 0.5}
+
+
+def test_no_trial_is_best_while_all_break_a_constraint():
+    study = worked(made(samplers.Random(), trials=2), lambda values: ([values["x"]], {"never": 1.0}))
+    assert best_trial(study) is None
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        samplers.Tpe(startup_trials=8),
+        samplers.NsgaII(population=8),
+        pytest.param(samplers.Gp(startup_trials=8), marks=[pytest.mark.torch, NEEDS_TORCH]),
+    ],
+    ids=repr,
+)
+def test_a_sampler_heeds_constraints(sampler):
+    """The more x the better, and y above a fifth is too much: a fifth of random draws keep it."""
+    space = {"x": SPACE["x"], "y": Float(low=0.0, high=1.0)}
+    search = made(sampler, space=space, trials=30 if isinstance(sampler, samplers.Gp) else 120)
+    study = worked(search, lambda values: ([values["x"]], {"y <= 0.2": values["y"] - 0.2}))
+    late = [trial.params["y"] <= 0.2 for trial in study.trials[-len(study.trials) // 3 :]]
+    assert sum(late) > 0.5 * len(late)
+
+
+@pytest.mark.parametrize("sampler", ALL, ids=repr)
+def test_several_objectives_have_a_front(sampler):
+    """Accuracy x, cost x + (1 - x) y: with x fixed a higher y only costs."""
+    search = made(sampler, metrics=("accuracy", "device_hours"))
+    study = worked(search, lambda values: ([values["x"], values["x"] + values.get("y", 0.0)], {}))
+    best = best_trials(study)
+    assert {trial.number for trial in best} == {trial.number for trial in study.best_trials}
+    assert [trial.values[0] for trial in best] == sorted((trial.values[0] for trial in best), reverse=True)
+    assert len(best) > 1
+
+
+def test_constraints_are_told_once_although_a_killed_search_tells_them_again():
+    study = new_study(made(samplers.Random()))
+    trial = study.ask()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            note_constraints(trial, Outcome(beyond={"x <= 1": -0.5, "y <= 1": 2.0}))
+    assert study.tell(trial, 1.0).constraints == {"x <= 1": -0.5, "y <= 1": 2.0}
+
+
+HEAD = """\
+kilobatch: 1
+recipe: digits/batch_256
+budget: {trials: 6}
+sampler: {kind: CmaEs}
+space:
+  loss.label_smoothing: {kind: Categorical, choices: [0.0, 0.1]}
+"""
+RATE = "  learning_rate.reference: {kind: Float, low: 0.01, high: 0.5, when: {loss.label_smoothing: [0.0]}}\n"
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        (RATE, "`when`"),
+        ("objective: [{metric: accuracy}, {metric: loss, direction: minimize}]\n", "several objectives"),
+        ("constraints: [{metric: loss, at_most: 1}]\n", "constraints"),
+    ],
+)
+def test_a_sampler_is_refused_what_it_cannot_do(tmp_path, monkeypatch, more, what):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text(HEAD + more)
+    with pytest.raises(RecipeError) as refused:
+        open_search("mine.yaml", vocabulary=search_vocabulary())
+    assert str(refused.value.problems[0]).startswith(f"mine.yaml:4:10: sampler: CmaEs cannot search with {what}; use")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="PyTorch is installed")
+def test_a_sampler_that_is_not_installed_is_refused_before_anything_is_written(tmp_path):
+    (tmp_path / "mine.yaml").write_text(HEAD.replace("CmaEs", "Gp"))
+    with pytest.raises(ValueError, match="Gp needs PyTorch; pip install"):
+        search(SearchRequest(search=str(tmp_path / "mine.yaml"), out=tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_optuna_is_quiet(capsys):
+    worked(made(samplers.Tpe(startup_trials=2, multivariate=True)), lambda values: ([values["x"]], {}))
+    assert capsys.readouterr().err == ""
+    assert optuna.logging.get_verbosity() == optuna.logging.WARNING

@@ -1,0 +1,68 @@
+"""Messages between the supervisor and the ranks of a group."""
+
+import json
+import os
+import time
+
+import pytest
+
+from trainers.request import TrainRequest
+from trainers.search import mail
+from trainers.search.mail import Inbox, post
+
+
+def test_each_message_comes_once_and_in_order(tmp_path):
+    path = tmp_path / "orders.jsonl"
+    inbox = Inbox(path)
+    assert inbox.new() == []
+    for number in range(3):
+        post(path, {"number": number})
+    assert inbox.new() == [{"number": 0}, {"number": 1}, {"number": 2}]
+    assert inbox.new() == []
+    post(path, {"number": 3})
+    assert inbox.new() == [{"number": 3}]
+
+
+def test_a_message_that_is_not_yet_whole_comes_later(tmp_path):
+    path = tmp_path / "orders.jsonl"
+    inbox = Inbox(path)
+    path.write_bytes(b'{"a": 1}\n{"b"')
+    assert inbox.new() == [{"a": 1}]
+    with open(path, "ab") as file:
+        file.write(b": 2}\n")
+    assert inbox.new() == [{"b": 2}]
+
+
+def test_silence_begins_where_nobody_touches_the_file_any_more(tmp_path, monkeypatch):
+    monkeypatch.setattr(mail, "_GONE_SECONDS", 0.05)
+    path = tmp_path / "orders.jsonl"
+    inbox = Inbox(path)
+    inbox.new()
+    time.sleep(0.06)
+    assert not inbox.silent  # it was never there
+    path.touch()
+    inbox.new()
+    assert not inbox.silent
+    time.sleep(0.06)
+    os.utime(path, (1, 1))  # whatever the clock of whoever touches it says
+    inbox.new()
+    assert not inbox.silent
+    time.sleep(0.06)
+    inbox.new()
+    assert inbox.silent
+    path.unlink()
+    assert inbox.new() == []
+    assert inbox.silent
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        TrainRequest(recipe="digits/ramp"),
+        TrainRequest(recipe="a.yaml", overrides=("a=1", "b=[1]"), out="x/y", data="z", resume=True, watchdog_seconds=3),
+    ],
+)
+def test_a_request_is_the_same_after_the_journey(request_):
+    sent = TrainRequest.from_tree(request_.as_tree())  # with paths
+    assert TrainRequest.from_tree(json.loads(json.dumps(sent.as_tree()))) == sent
+    assert sent.overrides == request_.overrides

@@ -1,0 +1,110 @@
+"""What a trial came to, by hand."""
+
+import math
+
+import pytest
+
+from recipes.ranges import Float
+from recipes.schema import Budget, Constraint, Objective, Search
+from trainers.samplers import Random
+from trainers.search.front import front
+from trainers.search.outcome import known_before, outcome
+
+LINES = [
+    {"key": "run_start", "value": "x"},
+    {"key": "train_loss", "value": 4.0},
+    {"key": "eval_accuracy", "value": 0.5},
+    {"key": "eval_loss", "value": 2.0},
+    {"key": "train_loss", "value": 2.0},
+    {"key": "train_loss", "value": 1.0},
+    {"key": "eval_accuracy", "value": 0.75},
+    {"key": "eval_loss", "value": 1.25},
+    {"key": "run_stop", "value": "success"},
+]
+OTHER = [{**line, "value": 0.25} if line["key"] == "eval_accuracy" else line for line in LINES]
+RECIPE = {"optimizer": {"kind": "Lars", "weight_decay": 0.002}, "learning_rate": {"reference": 0.5}}
+
+
+def search(*constraints, metrics=("accuracy",)):
+    directions = {"accuracy": "maximize"}
+    return Search(
+        name="mine",
+        recipe="digits/baseline",
+        objective=tuple(Objective(metric=each, direction=directions.get(each, "minimize")) for each in metrics),
+        space={"learning_rate.reference": Float(low=0.1, high=1.0)},
+        constraints=constraints,
+        sampler=Random(),
+        budget=Budget(trials=4),
+    )
+
+
+def test_objectives_are_those_of_the_end_in_their_order():
+    """The training loss is the mean of 2 and 1, the updates since the evaluation before."""
+    found = outcome(
+        search(metrics=("train_loss", "accuracy", "device_hours", "loss")), [LINES], RECIPE, device_hours=0.5
+    )
+    assert (found.values, found.state) == ([1.5, 0.75, 0.5, 1.25], "complete")
+
+
+def test_several_runs_count_with_their_mean():
+    assert outcome(search(), [LINES, OTHER], RECIPE, device_hours=0.5).values == [0.5]
+
+
+def test_an_objective_that_is_not_finite_is_told():
+    lines = [*LINES, {"key": "eval_accuracy", "value": math.nan}]
+    with pytest.raises(ValueError, match="the accuracy is nan"):
+        outcome(search(), [lines], RECIPE, device_hours=0.5)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "beyond", "state"),
+    [
+        (Constraint(metric="device_hours", at_most=0.25), {"device_hours <= 0.25": 1.0}, "infeasible"),
+        (Constraint(metric="accuracy", at_least=0.6), {"accuracy >= 0.6": pytest.approx(-0.25)}, "complete"),
+        (
+            Constraint(value="optimizer.weight_decay * learning_rate.reference", at_most=0.002, at_least=0.001),
+            {
+                "optimizer.weight_decay * learning_rate.reference <= 0.002": -0.5,
+                "optimizer.weight_decay * learning_rate.reference >= 0.001": 0.0,
+            },
+            "complete",
+        ),
+        (Constraint(value="optimizer.momentum", at_most=0.9), {}, "complete"),  # a Lars without one: nothing demanded
+        (Constraint(metric="loss", at_most=0.0), {"loss <= 0": 1.25}, "infeasible"),
+    ],
+)
+def test_a_constraint_is_measured_in_parts_of_its_end(constraint, beyond, state):
+    found = outcome(search(constraint), [LINES], RECIPE, device_hours=0.5)
+    assert (found.beyond, found.state) == (beyond, state)
+
+
+def test_a_score_that_is_not_finite_breaks_its_constraint():
+    lines = [*LINES, {"key": "eval_loss", "value": math.nan}]
+    found = outcome(search(Constraint(metric="loss", at_least=0.1)), [lines], RECIPE, device_hours=0.5)
+    assert found.broken == "not loss >= 0.1"
+
+
+def test_what_is_known_before_the_training_is_only_what_the_values_say():
+    both = search(
+        Constraint(value="learning_rate.reference", at_most=0.4), Constraint(metric="device_hours", at_most=1)
+    )
+    assert known_before(both, RECIPE).broken == "not learning_rate.reference <= 0.4"
+
+
+def test_a_value_that_is_no_number_is_told():
+    with pytest.raises(ValueError, match="optimizer.kind is 'Lars', which is no number"):
+        known_before(search(Constraint(value="optimizer.kind * 2", at_most=1)), RECIPE)
+
+
+@pytest.mark.parametrize(
+    ("values", "directions", "numbers"),
+    [
+        ({0: (0.9,), 1: (0.95,), 2: (0.95,)}, ("maximize",), [1, 2]),
+        ({0: (0.9, 3.0), 1: (0.8, 1.0), 2: (0.8, 2.0)}, ("maximize", "minimize"), [0, 1]),
+        ({4: (1.0, 1.0), 2: (1.0, 1.0)}, ("minimize", "minimize"), [2, 4]),
+        ({0: (1.0, 2.0, 3.0), 1: (2.0, 1.0, 3.0), 2: (2.0, 2.0, 3.0)}, ("minimize",) * 3, [0, 1]),
+        ({}, ("minimize",), []),
+    ],
+)
+def test_the_front_holds_what_no_other_beats(values, directions, numbers):
+    assert front(values, directions) == numbers

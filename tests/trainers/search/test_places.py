@@ -1,0 +1,97 @@
+"""Where groups run, and the words that start them there."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from recipes.errors import RecipeError
+from trainers.search.places import Place, hosts_named, launcher, places
+
+HERE = {"PATH": "/nowhere"}
+
+
+@pytest.fixture
+def allocation(tmp_path):
+    """The environment of a batch script, with a `srun` on its path."""
+    srun = tmp_path / "srun"
+    srun.write_text("#!/bin/sh\n")
+    srun.chmod(0o755)
+    return {"PATH": str(tmp_path), "SLURM_JOB_ID": "17", "SLURM_NTASKS": "12", "SLURM_CPUS_PER_TASK": "4"}
+
+
+def test_groups_of_this_machine():
+    found = places(each=2, workers=5, environment=HERE)
+    assert found == [Place(ranks=2, neighbours=5)] * 2
+    path, *words = launcher(found[0], HERE)
+    assert Path(path).name == "mpiexec"
+    assert words == ["-n", "2"]
+
+
+def test_without_a_number_there_is_one_group():
+    assert places(each=3, workers=None, environment=HERE) == [Place(ranks=3, neighbours=3)]
+
+
+def test_groups_take_consecutive_ranks_of_the_hosts():
+    found = places(each=3, workers=9, hosts="a:4,b", environment=HERE)
+    assert [place.hosts for place in found] == [(("a", 3),), (("a", 1), ("b", 2)), (("b", 3),)]
+    assert [place.neighbours for place in found] == [4, 5, 5]
+    assert launcher(found[1], HERE)[1:] == ["-hosts", "a:1,b:2", "-n", "3"]
+
+
+def test_hosts_that_all_have_a_number_say_how_many_ranks_there_are():
+    assert len(places(each=2, workers=None, hosts="a:2,b:4", environment=HERE)) == 3
+
+
+@pytest.mark.parametrize(
+    ("hosts", "workers", "expected"),
+    [
+        ("a,b,c:4", 8, [("a", 2), ("b", 2), ("c", 4)]),
+        ("a", 3, [("a", 3)]),
+        ("a:1, b:2", None, [("a", 1), ("b", 2)]),
+        ("10.0.0.1,node-7.cluster", 4, [("10.0.0.1", 2), ("node-7.cluster", 2)]),
+    ],
+)
+def test_hosts_share_what_is_left(hosts, workers, expected):
+    assert hosts_named(hosts, workers) == expected
+
+
+@pytest.mark.parametrize(
+    ("hosts", "workers", "message"),
+    [
+        ("a,b", 3, "do not add up to 3 ranks"),
+        ("a,b:4", 4, "do not add up to 4 ranks"),
+        ("a:1,b:1", 3, "do not add up to 3 ranks"),
+        ("a,,b", 2, "is no list of hosts"),
+        ("a:x", 2, "is no list of hosts"),
+        ("a:0", 2, "is no list of hosts"),
+        ("a:", 2, "is no list of hosts"),
+        ("a,a", 2, "names a host twice"),
+        ("a,b", None, "does not say how many ranks"),
+    ],
+)
+def test_hosts_that_make_no_sense_are_refused(hosts, workers, message):
+    with pytest.raises(RecipeError, match=message):
+        hosts_named(hosts, workers)
+
+
+def test_fewer_ranks_than_a_trial_takes_are_refused():
+    with pytest.raises(RecipeError, match="3 ranks are fewer than the 4 of a trial"):
+        places(each=4, workers=3, environment=HERE)
+
+
+def test_groups_are_steps_of_the_allocation(allocation):
+    found = places(each=4, workers=None, environment=allocation)
+    assert found == [Place(ranks=4, slurm=True)] * 3
+    words = "srun --ntasks=4 --exact --kill-on-bad-exit=1 --input=none --cpus-per-task=4"
+    assert launcher(found[0], allocation) == words.split()
+    assert len(places(each=4, workers=8, environment=allocation)) == 2
+
+
+def test_hosts_that_are_named_count_more_than_the_allocation(allocation):
+    assert not places(each=1, workers=2, hosts="a,b", environment=allocation)[0].slurm
+
+
+def test_an_allocation_without_srun_is_this_machine(allocation):
+    found = places(each=1, workers=2, environment={**allocation, "PATH": os.devnull})
+    assert found == [Place(ranks=1, neighbours=2)] * 2

@@ -1,0 +1,180 @@
+"""Which configuration is trained longer, and when: of the study alone."""
+
+from collections import Counter
+from fractions import Fraction
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from recipes.ranges import Float
+from recipes.schema import Budget, Search
+from trainers.pruners import Hyperband, Median, SuccessiveHalving
+from trainers.samplers import Random, Tpe
+from trainers.search.rungs import RUNG, OneLength, is_whole, next_up, place, promote
+
+SPACE = {"x": Float(low=0.0, high=1.0)}
+
+
+def search_with(pruner):
+    return Search(
+        name="mine", recipe="digits/baseline", space=SPACE, sampler=Random(), pruner=pruner, budget=Budget(trials=99)
+    )
+
+
+def new_study(storage=None):
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna.create_study(
+        study_name="mine",
+        direction="maximize",
+        sampler=optuna.samplers.RandomSampler(seed=0),
+        storage=storage,
+        load_if_exists=True,
+    )
+
+
+def begin(study, search):
+    """A trial as a supervisor begins it, and the part of the epochs that it trains."""
+    promote(study, search)
+    trial = study.ask()
+    share = place(trial, search)
+    return trial, trial.suggest_float("x", 0.0, 1.0), share
+
+
+def run(study, search, trials):
+    """One trial after the other; the score is the value itself."""
+    shares = []
+    for _ in range(trials):
+        trial, x, share = begin(study, search)
+        study.tell(trial, x)
+        shares.append(share)
+    return shares
+
+
+def test_the_best_third_goes_up_as_soon_as_it_has_earned_it():
+    study, search = new_study(), search_with(SuccessiveHalving())
+    shares = run(study, search, 4)
+    assert shares == [Fraction(1, 9)] * 3 + [Fraction(1, 3)]
+    first, *_, longer = study.trials
+    best = max(study.trials[:3], key=lambda trial: trial.value)
+    assert longer.params == best.params
+    assert longer.user_attrs[RUNG] == {"at": 1, "began": 0, "of": best.number, "whole": False}
+
+
+def test_a_ninth_of_the_configurations_is_trained_whole_and_none_twice_at_a_rung():
+    study, search = new_study(), search_with(SuccessiveHalving())
+    counts = Counter(run(study, search, 130))
+    assert counts[Fraction(1, 9)] == 90
+    assert counts[Fraction(1, 3)] == 30
+    assert counts[Fraction(1)] == 10
+    seen = [(trial.params["x"], trial.user_attrs[RUNG]["at"]) for trial in study.trials]
+    assert len(set(seen)) == len(seen)
+    whole = [trial for trial in study.trials if is_whole(trial)]
+    # Asynchronous: some went up that would not have, had it waited; the best of all is among them.
+    assert max(trial.value for trial in study.trials) == max(trial.value for trial in whole)
+
+
+def test_nobody_waits_for_a_trial_that_runs():
+    study, search = new_study(), search_with(SuccessiveHalving())
+    begin(study, search)  # never ends
+    shares = run(study, search, 8)
+    assert shares.count(Fraction(1, 3)) == 2
+    assert Fraction(1) not in shares
+
+
+def test_a_failed_configuration_is_the_last_of_its_rung():
+    study, search = new_study(), search_with(SuccessiveHalving())
+    for number in range(3):
+        trial, x, _ = begin(study, search)
+        study.tell(trial, x if number else None, state=TrialState.FAIL if not number else TrialState.COMPLETE)
+    earned = next_up(study.trials, search, maximize=True)
+    assert earned.number == max(study.trials[1:], key=lambda trial: trial.value).number
+
+
+def test_the_lowest_goes_up_where_less_is_better():
+    study, search = new_study(), search_with(SuccessiveHalving())
+    run(study, search, 3)
+    earned = next_up(study.trials, search, maximize=False)
+    assert earned.value == min(trial.value for trial in study.trials)
+
+
+def test_a_session_that_goes_on_decides_the_same(tmp_path):
+    """Killed between any two steps: what waits in the queue is taken, and nothing goes up twice."""
+    storage, search = f"sqlite:///{tmp_path / 'study.db'}", search_with(SuccessiveHalving())
+    run(new_study(storage), search, 3)
+    promote(new_study(storage), search)
+    promote(new_study(storage), search)  # killed after it was queued
+    study = new_study(storage)
+    assert [trial.state for trial in study.trials].count(TrialState.WAITING) == 1
+    trial = study.ask()  # killed before it was placed: the queue had placed it
+    again = optuna.Trial(new_study(storage), trial._trial_id)
+    assert place(again, search) == Fraction(1, 3)
+    promote(study, search)
+    assert [trial.state for trial in study.trials].count(TrialState.WAITING) == 0
+    fresh = study.ask()
+    assert place(fresh, search) == place(fresh, search) == Fraction(1, 9)
+
+
+def test_hyperband_begins_configurations_at_every_rung():
+    study, search = new_study(), search_with(Hyperband())
+    run(study, search, 60)
+    placed = [trial.user_attrs[RUNG] for trial in study.trials]
+    begun = Counter(at["began"] for at in placed if at["of"] is None)
+    total = sum(begun.values())
+    for rung, weight in enumerate((9, 5, 3)):
+        assert begun[rung] == pytest.approx(total * weight / 17, abs=1.5)
+    for trial in study.trials:
+        of = trial.user_attrs[RUNG]["of"]
+        if of is not None:  # it goes up by one rung, among those that began where it did
+            below = study.trials[of].user_attrs[RUNG]
+            assert below["at"] == trial.user_attrs[RUNG]["at"] - 1
+            assert below["began"] == trial.user_attrs[RUNG]["began"]
+
+
+def test_a_search_without_rungs_trains_everything_whole():
+    study, search = new_study(), search_with(Median())
+    assert run(study, search, 5) == [Fraction(1)] * 5
+    assert all(is_whole(trial) for trial in study.trials)
+    assert not any(RUNG in trial.user_attrs for trial in study.trials)
+
+
+def test_a_sampler_learns_from_runs_of_one_length():
+    search = search_with(SuccessiveHalving())
+    seen = []
+
+    class Looking(optuna.samplers.RandomSampler):
+        def sample_independent(self, study, trial, name, distribution):
+            seen.append({other.user_attrs[RUNG]["at"] for other in study.get_trials(deepcopy=False)})
+            return super().sample_independent(study, trial, name, distribution)
+
+    study = new_study()
+    study.sampler = OneLength(Looking(seed=0), search)
+    run(study, search, 40)
+    assert all(len(rungs) <= 1 for rungs in seen)
+    assert set().union(*seen) == {0, 1, 2}  # the longest of which there are enough
+
+
+def test_an_optuna_sampler_works_behind_it():
+    search = search_with(SuccessiveHalving())
+    study = new_study()
+    study.sampler = OneLength(Tpe(startup_trials=3).build(seed=0), search)
+    run(study, search, 30)
+    assert max(trial.value for trial in study.trials) > 0.9
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SuccessiveHalving(reduction=1), "SuccessiveHalving.reduction must be a whole number >= 2"),
+        (lambda: Hyperband(rungs=1), "Hyperband.rungs must be a whole number >= 2"),
+    ],
+)
+def test_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_shares_by_hand():
+    assert SuccessiveHalving().shares == Hyperband().shares == (Fraction(1, 9), Fraction(1, 3), Fraction(1))
+    assert SuccessiveHalving(reduction=2, rungs=2).shares == (Fraction(1, 2), Fraction(1))
+    assert (SuccessiveHalving().brackets, Hyperband().brackets) == ((1, 0, 0), (9, 5, 3))

@@ -1,0 +1,105 @@
+"""From a small batch to a large one: two searches and a scaling between them, killed in both."""
+
+import optuna
+import pytest
+import yaml
+from optuna.trial import TrialState
+
+from recipes.open import open_recipe
+from recipes.open_search import open_search
+from trainers.search.transfer import check_transfer
+from trainers.vocabulary import search_vocabulary, vocabulary
+
+TEXT = """\
+kilobatch: 1
+name: mine
+recipe: digits/baseline
+sampler: {kind: Random}
+space:
+  learning_rate.reference: {kind: Float, low: 0.01, high: 0.2, log: true}
+  loss.label_smoothing: {kind: Categorical, choices: [0.0, 0.1]}
+fixed: {epochs: 4, model.blocks: [1], model.width: 4}
+transfer: {from_batch: 32, to_batch: 512, trials: [3, 2]}
+budget: {trials: 5}
+reports: 4
+"""
+
+
+def opened(tmp_path, text=TEXT):
+    (tmp_path / "mine.yaml").write_text(text)
+    return open_search(tmp_path / "mine.yaml", vocabulary=search_vocabulary())
+
+
+def test_the_large_batch_is_searched_around_what_the_rules_derive(tmp_path):
+    """The rate of the recipe is 0.05 at 32; four epochs have a warmup of one, a quarter of the run."""
+    large = check_transfer(opened(tmp_path))
+    space = large.tree["space"]
+    assert list(space) == ["learning_rate.reference", "learning_rate.warmup.epochs", "optimizer.momentum"]
+    assert (space["learning_rate.reference"]["low"], space["learning_rate.reference"]["high"]) == (0.0125, 0.2)
+    assert (space["learning_rate.warmup.epochs"]["low"], space["learning_rate.warmup.epochs"]["high"]) == (0.25, 2.0)
+    assert (space["optimizer.momentum"]["low"], space["optimizer.momentum"]["high"]) == (0.8, 0.95)
+    first = {"learning_rate.reference": 0.05, "learning_rate.warmup.epochs": 1, "optimizer.momentum": 0.9}
+    assert (large.enqueued, large.search.budget.trials, large.search.fixed) == ((first,), 2, {})
+    assert large.base.recipe.batch.global_.sizes == (512,)
+
+
+def test_a_range_of_the_user_is_kept_and_what_it_does_not_hold_is_not_tried(tmp_path):
+    own = "space:\n  optimizer.momentum: {kind: Categorical, choices: [0.5, 0.8]}\n"
+    large = check_transfer(opened(tmp_path, TEXT.replace("space:\n", own)))
+    assert large.search.space["optimizer.momentum"].choices == (0.5, 0.8)
+    assert "optimizer.momentum" not in large.enqueued[0]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("from_batch: 32", "from_batch: 64", "is 64, and the recipe begins with a batch of 32"),
+        ("to_batch: 512", "to_batch: 2048", "2,048 samples an update, and there are 1,500"),
+        ("fixed: {", "fixed: {optimizer: {kind: Lars}, ", "LARS|Lars"),
+    ],
+)
+def test_what_could_not_be_scaled_is_refused_before_anything_starts(tmp_path, old, new, message):
+    search = opened(tmp_path, TEXT.replace(old, new))
+    with pytest.raises(ValueError, match=message):
+        check_transfer(search)
+
+
+def trials(folder, name):
+    storage = f"sqlite:///{folder / 'study.db'}"
+    return optuna.load_study(study_name=name, storage=storage).get_trials()
+
+
+@pytest.mark.mpi
+def test_both_searches_go_on_where_they_were_killed(searching):
+    search = searching("", "-n", 2)
+    search.file.write_text(TEXT)
+    for stage in ("from-32", "to-512"):
+        with search.start() as process:
+            search.wait_for(search.folder / stage / "trials" / "trial-0000" / "checkpoints" / "update-*")
+            process.kill()
+            process.communicate(timeout=600)
+    code, said = search.run()
+    assert code == 0, said
+    small = trials(search.folder / "from-32", "mine-from-32")
+    large = trials(search.folder / "to-512", "mine-to-512")
+    assert [trial.state for trial in small] == [TrialState.COMPLETE] * 3
+    assert [trial.state for trial in large] == [TrialState.COMPLETE] * 2
+    best_small, best_large = (max(found, key=lambda trial: trial.value) for found in (small, large))
+    rate = best_small.params["learning_rate.reference"]
+    assert large[0].params["learning_rate.reference"] == pytest.approx(rate)  # as derived, first
+
+    best = open_recipe(search.folder / "best.yaml", vocabulary=vocabulary()).recipe
+    assert best.batch.global_.sizes == (512,)
+    assert best.learning_rate.reference == best_large.params["learning_rate.reference"]
+    assert best.loss.label_smoothing == best_small.params["loss.label_smoothing"]
+    assert (best.epochs, best.model.width, best.claims) == (4, 4, ())
+    lines = {line.split(":")[0].strip(): line for line in (search.folder / "best.yaml").read_text().splitlines()}
+    assert lines["reference"].endswith(f"# search mine-to-512 trial {best_large.number}")
+    assert lines["label_smoothing" if "label_smoothing" in lines else "loss"].endswith(
+        f"# search mine-from-32 trial {best_small.number}"
+    )
+    assert "# scaled to batch 512: as asked" in lines["global" if "global" in lines else "batch"]
+
+    again, _ = search.run()  # nothing is left to do
+    assert again == 0
+    assert len(trials(search.folder / "to-512", "mine-to-512")) == 2

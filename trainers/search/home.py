@@ -1,0 +1,109 @@
+"""A search's folder: what it is the home of, where its study is, and who works in it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import optuna
+import yaml
+
+from recipes.open_search import OpenedSearch
+from trainers.run_folder import FolderRefused, dataset_facts, differences, require_usable
+from trainers.search.storages import Place, open_storage, read_place
+from trainers.search.study import new_study
+
+SEARCH, STORAGE, _LOCK = "search.yaml", "storage.yaml", "lock"
+# What may change between two sessions of one search: it makes no trial another one.
+_MAY_CHANGE = ("title", "budget", "retries", "ranks_per_trial")
+
+
+def check_folder(folder: Path, opened: OpenedSearch, *, resume: bool) -> None:
+    """Refuse a folder that holds something else than this search.
+
+    Raises:
+        FolderRefused: it does, or `--resume` finds no search there.
+    """
+    if not (folder / SEARCH).is_file():
+        if resume:
+            raise FolderRefused(f"there is no search in {folder} to go on with; leave --resume out to begin one")
+        require_usable(folder, resume=False)
+        return
+    before = yaml.safe_load((folder / SEARCH).read_text(encoding="utf-8"))
+    changed = differences(before, yaml.safe_load(yaml.safe_dump(_identity(opened))))
+    if changed:
+        raise FolderRefused(
+            f"{folder} holds another search; {'; '.join(changed)}; go on with the search it began with, or begin "
+            "anew in another --out"
+        )
+
+
+def place_of_study(
+    folder: Path, opened: OpenedSearch, *, storage: str | None = None, study: str | None = None
+) -> tuple[Place, str]:
+    """Where the study is kept and its name: as asked for, else as the folder remembers.
+
+    Raises:
+        FolderRefused: the folder's search has its study elsewhere.
+    """
+    path = folder / STORAGE
+    before = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    place = read_place(storage or before.get("storage", "sqlite"), folder)
+    name = study or before.get("study", opened.search.name)
+    changed = differences(before, {"storage": place.said, "study": name}) if before else []
+    if changed:
+        raise FolderRefused(
+            f"{folder} has its study elsewhere; {'; '.join(changed)}; leave the option out, or begin anew in another "
+            "--out"
+        )
+    return place, name
+
+
+def study_of(folder: Path, opened: OpenedSearch) -> optuna.Study:
+    """The study of the search in a folder, to be read."""
+    place, name = place_of_study(folder, opened)
+    return new_study(opened.search, storage=open_storage(place), name=name)
+
+
+def remember_search(folder: Path, opened: OpenedSearch) -> None:
+    """What the folder is the home of from now on."""
+    _write_once(folder / SEARCH, _identity(opened))
+
+
+def remember_place(folder: Path, place: Place, name: str) -> None:
+    """Where the study is, and its name."""
+    _write_once(folder / STORAGE, {"storage": place.said, "study": name})
+
+
+@contextmanager
+def sole_supervisor(folder: Path) -> Iterator[None]:
+    """Refuse a second supervisor in a folder; the system releases the lock of one that is killed."""
+    with open(folder / _LOCK, "a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            raise FolderRefused(
+                f"process {file.read().strip() or 'unknown'} searches in {folder} already; wait for it, or end it"
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def _identity(opened: OpenedSearch) -> dict[str, Any]:
+    """What the sessions of one search must agree on."""
+    tree = {key: value for key, value in opened.tree.items() if key not in _MAY_CHANGE}
+    return {"search": tree, "recipe": opened.base.tree, "dataset": dataset_facts(opened.base.dataset)}
+
+
+def _write_once(path: Path, tree: dict[str, Any]) -> None:
+    if not path.exists():
+        partial = path.with_name(f".{path.name}.partial")
+        partial.write_text(yaml.safe_dump(tree, sort_keys=False, width=120), encoding="utf-8")
+        partial.rename(path)

@@ -1,0 +1,111 @@
+"""A search whose ranks a foreign launcher has started: they are split into groups, and rank 0 starts the supervisor.
+
+The supervisor is a process of its own here, too, without MPI, and the same one but for its groups, which are there
+already. A fault of one rank ends all of them, as MPI has it, and the supervisor with rank 0; the same command goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from trainers.faults import end_all, say
+from trainers.launch import STOP_FILE, ending_with_us, limit_threads, without_launcher
+from trainers.run_folder import LOG
+from trainers.search.group import END, Group, group_folder
+from trainers.search.mail import ORDERS, post
+from trainers.search.serve import met, serve
+from trainers.together import join_world
+
+
+def search_as_rank(folder: Path, *, each: int, ranks: int) -> int:
+    """Be one of the ranks of all groups, and on rank 0 the parent of the supervisor; returns its exit code.
+
+    Args:
+        folder: of the search.
+        each: ranks of a group.
+        ranks: that the launcher started, at least `each`.
+    """
+    from mpi4py import MPI
+
+    threads = limit_threads()
+    world = join_world(ranks)
+    talk = world.bcast(f"world-{time.time_ns()}", root=0)
+    supervisor = _supervisor(talk, ranks) if world.rank == 0 else None
+    number, groups = world.rank // each, ranks // each
+    team = world.Split(number if number < groups else MPI.UNDEFINED, world.rank)
+    if team != MPI.COMM_NULL:
+        place = group_folder(folder, number)
+        gone = (lambda: supervisor.poll() is not None) if supervisor else (lambda: False)
+        _print_into(place / LOG)
+        serve(team, place / talk, threads=threads, gone=gone, stop=folder / STOP_FILE)
+    code = None
+    if supervisor is not None:
+        code = supervisor.wait()
+        for other in range(groups):  # it has told them so, unless it ended before it began
+            (group_folder(folder, other) / talk).mkdir(parents=True, exist_ok=True)
+            post(group_folder(folder, other) / talk / ORDERS, END)
+    met(world)
+    return world.bcast(code, root=0)
+
+
+def joined_groups(told: str, folder: Path, *, each: int) -> list[Group]:
+    """The supervisor's groups of these ranks.
+
+    Args:
+        told: what rank 0 said, number of ranks and name of the folders to talk in.
+        folder: of the search.
+        each: ranks of a group.
+    """
+    ranks, _, talk = told.partition(":")
+    return [Group(number, folder, lambda place, log: _Joined(), talk=talk) for number in range(int(ranks) // each)]
+
+
+class _Joined:
+    """Ranks of rank 0's launcher, as their supervisor sees them: they end all together, and it with them."""
+
+    def poll(self) -> int | None:
+        return None
+
+    def kill(self) -> None:
+        if sys.exc_info()[0] is not None:
+            traceback.print_exc()  # nobody else can
+        os.kill(os.getppid(), signal.SIGKILL)
+
+    def errors(self, since: int = 0) -> str:
+        return ""
+
+    def num_errors(self) -> int:
+        return 0
+
+    def first_to_leave(self) -> int | None:
+        return None
+
+
+def _supervisor(talk: str, ranks: int) -> subprocess.Popen[Any]:
+    """The same command, told that its ranks are there; it ends with this process, and this with it."""
+    command = [sys.executable, "-P", "-m", "kilobatch", *sys.argv[1:], "--joined", f"{ranks}:{talk}"]
+    process = subprocess.Popen(ending_with_us(command), env=without_launcher(), stdin=subprocess.DEVNULL)
+
+    def watch() -> None:
+        if process.wait() < 0:
+            say(f"kilobatch: the supervisor was ended by signal {-process.returncode}")
+            end_all()
+
+    threading.Thread(target=watch, name="supervisor", daemon=True).start()
+    return process
+
+
+def _print_into(log: Path) -> None:
+    """What this rank prints is its group's; what it says of a failure goes to the launcher as before."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    with open(log, "ab") as file:
+        os.dup2(file.fileno(), sys.stdout.fileno())

@@ -1,0 +1,143 @@
+"""The pictures of a search's page, each with its caption."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import optuna
+import yaml
+from optuna.trial import FrozenTrial, TrialState
+
+from recipes.reports.markup import Markup, inline_svg, joined, tag
+from recipes.schema import Search
+from trainers.run_folder import RUN
+from trainers.search.study import FOLDER, best_trials, is_feasible
+from trainers.search.wording import metric_name
+
+_FEW = 10  # with fewer complete trials an importance or a contour would be drawn from chance
+_GOOD = 5  # trials that importance takes for the good ones, where a tenth of all are fewer
+
+
+def pictures(study: optuna.Study, search: Search, folder: Path | None) -> Markup:
+    """All pictures that the trials so far are enough for.
+
+    Args:
+        study: of the search.
+        search: what it is.
+        folder: of the search, where its trials' runs lie; None for none.
+    """
+    from recipes.reports.plots import svg_text
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        found = [(svg_text(figure), words) for figure, words in _figures(study, search, folder)]
+    drawn = [
+        tag("figure", inline_svg(text, prefix=f"p{place}", label=words), tag("figcaption", words))
+        for place, (text, words) in enumerate(found)
+    ]
+    return joined([tag("h2", "Pictures"), tag("div", *drawn, class_="pictures")]) if drawn else Markup("")
+
+
+def _figures(study: optuna.Study, search: Search, folder: Path | None) -> Iterator[tuple[Any, str]]:
+    from recipes.reports.plots import of_search
+
+    trials = [trial for trial in study.get_trials(deepcopy=False) if trial.values]
+    points = [_point(trial) for trial in trials]
+    if not points:
+        return
+    metrics = [metric_name(objective.metric) for objective in search.objectives]
+    maximize = search.objectives[0].direction == "maximize"
+    if len(metrics) == 1:
+        figure = of_search.history_figure(points, metric=metrics[0], maximize=maximize)
+        yield figure, "Every trial, and the best so far."
+    if any(point.reports for point in points):
+        figure = of_search.reports_figure(points, metric=metrics[0])
+        yield figure, "What trials reported on their way; pruned ones are dashed."
+    front = [trial.number for trial in best_trials(study)]
+    for at, metric in list(enumerate(metrics))[1:]:
+        figure = of_search.front_figure(points, front, metrics=(metrics[0], metric), at=at)
+        yield figure, f"Trials that no other one beats in everything, by {metrics[0]} and {metric}."
+    if search.transfer is not None or any(path.startswith("batch.") for path in search.space):
+        yield from _of_batches(trials, points, folder, metric=metrics[0], maximize=maximize)
+    yield from _of_importance(study, search, metrics)
+    for path, range_ in search.space.items():
+        if any(path in point.values for point in points):
+            how = {"log": getattr(range_, "log", False), "choices": getattr(range_, "choices", ())}
+            figure = of_search.slice_figure(points, path, metrics=metrics, **how)
+            yield figure, f"Every trial by its {path}; the other values differ too."
+
+
+def _point(trial: FrozenTrial) -> Any:
+    from recipes.reports.plots.of_search import TrialPoint
+
+    complete = "complete" if is_feasible(trial) else "infeasible"
+    return TrialPoint(
+        number=trial.number,
+        state=complete if trial.state == TrialState.COMPLETE else "pruned",
+        scores=tuple(trial.values),
+        values=trial.params,
+        reports=trial.intermediate_values,
+    )
+
+
+def _of_importance(study: optuna.Study, search: Search, metrics: list[str]) -> Iterator[tuple[Any, str]]:
+    """Importance by Optuna's PED-ANOVA, which knows conditional values and several objectives, and a contour."""
+    from recipes.reports.plots.of_search import importance_figure
+
+    complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    paths = [path for path in search.space if len({str(trial.params.get(path)) for trial in complete}) > 1]
+    if len(complete) < _FEW or not paths:
+        return
+    good = max(0.1, _GOOD / len(complete))
+    evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=good)
+    shares = optuna.importance.get_param_importances(study, evaluator=evaluator, params=paths)
+    number = max(_GOOD, round(good * len(complete)))
+    words = f"What the best {number} of {len(complete)} whole trials have in common (PED-ANOVA): a hint only."
+    yield importance_figure(shares), words
+    shared = [path for path in shares if sum(path in trial.params for trial in complete) >= _FEW]
+    if len(shared) > 1 and len(metrics) == 1:
+        words = f"{metrics[0]} between whole trials, by the two values that matter most."
+        yield _contour(study, shared[:2], metrics[0]), words
+
+
+def _contour(study: optuna.Study, paths: list[str], metric: str) -> Any:
+    from optuna.visualization.matplotlib import plot_contour
+
+    from recipes.reports.plots.foreign import drawn_elsewhere, restyled
+
+    with drawn_elsewhere():
+        return restyled(plot_contour(study, params=paths, target_name=""), title=metric)
+
+
+def _of_batches(
+    trials: list[FrozenTrial], points: list[Any], folder: Path | None, *, metric: str, maximize: bool
+) -> Iterator[tuple[Any, str]]:
+    """Rate against batch, where trials differ in their batch: from the plans of their runs."""
+    from recipes.reports.plots.of_search import rate_figure
+
+    found = []
+    for trial, point in zip(trials, points, strict=True):
+        segments = _segments(trial, folder)
+        if segments:
+            batch = max(segment["global_batch_size"] for segment in segments)
+            found.append((batch, max(max(segment["learning_rate"]) for segment in segments), point))
+    if len({batch for batch, _, _ in found}) > 1:
+        words = "The full rate of every trial at its batch; the lines begin at the best one of the smallest batch."
+        yield rate_figure(found, metric=metric, maximize=maximize), words
+
+
+def _segments(trial: FrozenTrial, folder: Path | None) -> list[dict[str, Any]]:
+    """The plan of a trial's run; empty where there is none."""
+    name = trial.user_attrs.get(FOLDER)
+    if folder is None or name is None:
+        return []
+    try:
+        return yaml.load((folder / name / RUN).read_text(encoding="utf-8"), Loader=_LOADER)["plan"]["segments"]
+    except (OSError, yaml.YAMLError, LookupError, TypeError):
+        return []
+
+
+_LOADER: Callable[[str], Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

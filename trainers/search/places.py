@@ -1,0 +1,109 @@
+"""Where the ranks of each group run, and the words that start them there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from trainers.launch import find_mpiexec
+from trainers.request import refused
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where one group runs.
+
+    Args:
+        ranks: how many.
+        hosts: of these, each with its number of them; none: this machine.
+        slurm: as a step of the allocation that this process is in.
+        neighbours: the most ranks of all groups together on one of these machines; None where that is not known.
+    """
+
+    ranks: int
+    hosts: tuple[tuple[str, int], ...] = ()
+    slurm: bool = False
+    neighbours: int | None = None
+
+
+def launcher(place: Place, environment: Mapping[str, str] = os.environ) -> list[str]:
+    """The words before a command that start it once for each rank.
+
+    Under Slurm a step takes `--exact`, only what it asks for: the groups run side by side. How many cores a rank has is
+    said by the allocation's `--cpus-per-task`; which of Slurm's ways the ranks meet by, by `SLURM_MPI_TYPE`.
+
+    >>> launcher(Place(ranks=2, slurm=True), {"SLURM_CPUS_PER_TASK": "8"})
+    ['srun', '--ntasks=2', '--exact', '--kill-on-bad-exit=1', '--input=none', '--cpus-per-task=8']
+    """
+    if place.slurm:
+        words = ["srun", f"--ntasks={place.ranks}", "--exact", "--kill-on-bad-exit=1", "--input=none"]
+        cores = environment.get("SLURM_CPUS_PER_TASK")
+        return words + ([f"--cpus-per-task={cores}"] if cores else [])
+    words = [find_mpiexec()]
+    if place.hosts:
+        words += ["-hosts", ",".join(f"{name}:{ranks}" for name, ranks in place.hosts)]
+    return [*words, "-n", str(place.ranks)]
+
+
+def places(
+    *, each: int, workers: int | None, hosts: str | None = None, environment: Mapping[str, str] = os.environ
+) -> list[Place]:
+    """The places of all groups: consecutive ranks of the hosts in the order they are named in.
+
+    Args:
+        each: ranks of a group.
+        workers: all ranks together; None for as many as the hosts or the allocation have, else for one group.
+        hosts: such as `a,b,c:4`; None for the allocation of Slurm that this process is in, else for this machine.
+        environment: of this process.
+    Raises:
+        RecipeError: there are fewer ranks than a group needs, or the hosts do not add up to them.
+    """
+    slurm = hosts is None and in_allocation(environment)
+    named = [] if hosts is None else hosts_named(hosts, workers)
+    tasks = environment.get("SLURM_NTASKS", "") if slurm else ""
+    workers = workers or sum(ranks for _, ranks in named) or (int(tasks) if tasks.isdigit() else each)
+    if workers < each:
+        raise refused("-n", f"{workers} ranks are fewer than the {each} of a trial", f"ask for {each} or more")
+    slots = [name for name, ranks in named for _ in range(ranks)]
+    found = []
+    for start in range(0, workers - each + 1, each):
+        own = tuple(_counted(slots[start : start + each]).items())
+        most = max((slots.count(name) for name, _ in own), default=None if slurm else workers)
+        found.append(Place(ranks=each, hosts=own, slurm=slurm, neighbours=most))
+    return found
+
+
+def in_allocation(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process may start steps of a Slurm job."""
+    return "SLURM_JOB_ID" in environment and shutil.which("srun", path=environment.get("PATH")) is not None
+
+
+def hosts_named(text: str, workers: int | None) -> list[tuple[str, int]]:
+    """Hosts and the ranks of each; those without a number share what is left evenly.
+
+    >>> hosts_named("a,b,c:4", 8)
+    [('a', 2), ('b', 2), ('c', 4)]
+
+    Raises:
+        RecipeError: a name or a number is missing, or they do not add up to `workers`.
+    """
+    way_out = "write --hosts a,b or a:4,b:4, with -n the ranks of all of them"
+    parts = [part.strip().partition(":") for part in text.split(",")]
+    if not all(name and (number.isdigit() and int(number) > 0 if colon else True) for name, colon, number in parts):
+        raise refused("--hosts", f"{text!r} is no list of hosts, each with a number of ranks or none", way_out)
+    if len({name for name, _, _ in parts}) < len(parts):
+        raise refused("--hosts", f"{text!r} names a host twice", way_out)
+    said = sum(int(number) for _, _, number in parts if number)
+    open_ = sum(1 for _, _, number in parts if not number)
+    if open_ and workers is None:
+        raise refused("--hosts", f"{text!r} does not say how many ranks run on each host", way_out)
+    left = said if workers is None else workers - said
+    if workers is not None and (left % open_ or left < open_ if open_ else left):
+        raise refused("--hosts", f"the hosts {text} do not add up to {workers} ranks", way_out)
+    return [(name, int(number) if number else left // open_) for name, _, number in parts]
+
+
+def _counted(names: Sequence[str]) -> dict[str, int]:
+    return {name: names.count(name) for name in dict.fromkeys(names)}

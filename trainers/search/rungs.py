@@ -1,0 +1,144 @@
+"""Searches across runs of several lengths: which configuration is trained longer, and when.
+
+All of it is in the study: a session that goes on, or another supervisor of the same study, decides the same.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+import optuna
+from optuna.samplers import BaseSampler
+from optuna.trial import FrozenTrial, TrialState
+
+from recipes.schema import Search
+from trainers.study_view import StudyView, is_feasible
+
+# User attribute of a trial: {"at": rung, "began": rung of its configuration's first run, "of": number of the trial with
+# the same values one rung below, or null, "whole": whether all epochs are trained}.
+RUNG = "rung"
+_ENDED = (TrialState.COMPLETE, TrialState.FAIL)  # not those that broke a constraint before they were trained
+
+
+def promote(study: optuna.Study, search: Search) -> None:
+    """Put a configuration that has earned a longer run into the study's queue, unless one waits there already."""
+    if not climbs(search):
+        return
+    trials = study.get_trials(deepcopy=False)
+    if any(trial.state == TrialState.WAITING and RUNG in trial.user_attrs for trial in trials):
+        return
+    earned = next_up(trials, search, maximize=study.direction == optuna.study.StudyDirection.MAXIMIZE)
+    if earned is not None:
+        own = earned.user_attrs[RUNG]
+        above = _rung(search, own["at"] + 1, began=own["began"], of=earned.number)
+        study.enqueue_trial(earned.params, user_attrs={RUNG: above})
+
+
+def next_up(trials: Sequence[FrozenTrial], search: Search, *, maximize: bool) -> FrozenTrial | None:
+    """The trial whose configuration is trained longer next, the longest runs first; None where none has earned it.
+
+    It is complete, and among the best 1 / reduction of all that ended at its rung and began at the same one.
+    """
+    placed = [trial for trial in trials if RUNG in trial.user_attrs]
+    gone = {trial.user_attrs[RUNG]["of"] for trial in placed}
+    sign = -1 if maximize else 1
+    for at in range(len(search.pruner.shares) - 2, -1, -1):
+        for began in range(at + 1):
+            here = {"at": at, "began": began}
+            ended = [trial for trial in placed if trial.state in _ENDED and _is_at(trial, here)]
+            scored = [trial for trial in ended if trial.state == TrialState.COMPLETE and is_feasible(trial)]
+            scored.sort(key=lambda trial: (sign * trial.value, trial.number))
+            for trial in scored[: len(ended) // search.pruner.reduction]:
+                if trial.number not in gone:
+                    return trial
+    return None
+
+
+def place(trial: optuna.Trial, search: Search) -> Fraction:
+    """What part of the recipe's epochs a trial trains; a new configuration is given the rung at which it begins."""
+    if not climbs(search):
+        return Fraction(1)
+    if RUNG not in trial.user_attrs:
+        trials = trial.study.get_trials(deepcopy=False)
+        own = [other.user_attrs[RUNG] for other in trials if RUNG in other.user_attrs]
+        begun = Counter(place["began"] for place in own if place["of"] is None)
+        began = _most_wanting(search.pruner.brackets, begun)
+        trial.set_user_attr(RUNG, _rung(search, began, began=began))
+    return search.pruner.shares[trial.user_attrs[RUNG]["at"]]
+
+
+def is_whole(trial: FrozenTrial) -> bool:
+    """Whether a trial trains all epochs of its recipe: only such a one can be the best."""
+    return trial.user_attrs.get(RUNG, {}).get("whole", True)
+
+
+def climbs(search: Search) -> bool:
+    """Whether a search has runs of several lengths."""
+    return hasattr(search.pruner, "shares")
+
+
+def _rung(search: Search, at: int, *, began: int, of: int | None = None) -> dict[str, Any]:
+    return {"at": at, "began": began, "of": of, "whole": search.pruner.shares[at] == 1}
+
+
+def _most_wanting(wanted: Sequence[int], begun: Mapping[int, int]) -> int:
+    """The rung of which, after one more, the smallest part of what is wanted has begun."""
+    rungs = [rung for rung, weight in enumerate(wanted) if weight]
+    return min(rungs, key=lambda rung: (Fraction(begun.get(rung, 0) + 1, wanted[rung]), rung))
+
+
+def _is_at(trial: FrozenTrial, place: Mapping[str, int]) -> bool:
+    return all(trial.user_attrs[RUNG][key] == value for key, value in place.items())
+
+
+class OneLength(BaseSampler):
+    """Shows a sampler only trials of one length of runs: scores of others lie elsewhere.
+
+    The longest of which there are two more complete trials than the space has paths, else the shortest (the idea is
+    that of BOHB, Falkner et al. 2018, arXiv 1807.01774, not checked).
+
+    Args:
+        sampler: Optuna's.
+        search: whose.
+    """
+
+    def __init__(self, sampler: BaseSampler, search: Search) -> None:
+        self._sampler, self._search = sampler, search
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, Any]:
+        """The sampler's."""
+        return self._sampler.infer_relative_search_space(self._view(study), trial)
+
+    def sample_relative(self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, Any]) -> dict[str, Any]:
+        """The sampler's."""
+        return self._sampler.sample_relative(self._view(study), trial, search_space)
+
+    def sample_independent(self, study: optuna.Study, trial: FrozenTrial, *distribution: Any) -> Any:
+        """The sampler's."""
+        return self._sampler.sample_independent(self._view(study), trial, *distribution)
+
+    def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
+        """The sampler's."""
+        self._sampler.before_trial(self._view(study), trial)
+
+    def after_trial(self, study: optuna.Study, trial: FrozenTrial, *outcome: Any) -> None:
+        """The sampler's."""
+        self._sampler.after_trial(self._view(study), trial, *outcome)
+
+    def reseed_rng(self) -> None:
+        """The sampler's."""
+        self._sampler.reseed_rng()
+
+    def _view(self, study: optuna.Study) -> StudyView:
+        at = _learned_from(study.get_trials(deepcopy=False), len(self._search.space) + 2)
+        return StudyView(study, lambda trial: trial.user_attrs.get(RUNG, {}).get("at") == at)
+
+
+def _learned_from(trials: Iterable[FrozenTrial], enough: int) -> int:
+    """The longest runs of which there are enough, else the shortest that there are."""
+    complete = [trial for trial in trials if trial.state == TrialState.COMPLETE and RUNG in trial.user_attrs]
+    rungs = Counter(trial.user_attrs[RUNG]["at"] for trial in complete)
+    return max((at for at, count in rungs.items() if count >= enough), default=min(rungs, default=0))

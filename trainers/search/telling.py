@@ -1,0 +1,126 @@
+"""What the study, the user and the search's folder are told of a trial."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import optuna
+from optuna.trial import TrialState
+
+from recipes.open_search import OpenedSearch
+from recipes.schema import Objective
+from trainers.request import Prepared
+from trainers.search import study as studies
+from trainers.search.best import write_best
+from trainers.search.display import Display
+from trainers.search.fairness import note_costs
+from trainers.search.job import Ending, Job, Report, metrics_lines, reports_in
+from trainers.search.outcome import Outcome, outcome
+from trainers.search.rungs import is_whole
+from trainers.search.search_options import SearchOptions
+
+
+class Telling:
+    """Of one search.
+
+    Args:
+        opened: the search.
+        study: of `open_study`.
+        options: how.
+        display: what the user sees.
+        done: is told of a trial before the study is: nobody works on it any more.
+    """
+
+    def __init__(
+        self,
+        opened: OpenedSearch,
+        study: optuna.Study,
+        options: SearchOptions,
+        display: Display,
+        *,
+        done: Callable[[optuna.Trial], None],
+    ) -> None:
+        self.opened, self.search, self.study = opened, opened.search, study
+        self.options, self.display, self._done = options, display, done
+        objective = self.search.reported or Objective()  # else for the display alone
+        self.reporting = {"metric": objective.metric, "reports": self.search.reports}
+
+    def reported_before(self, trial: optuna.Trial, folder: Path, prepared: Prepared) -> set[int]:
+        """Reports of sessions before this one; what was written and not told any more is told now."""
+        known = set(self.study._storage.get_trial(trial._trial_id).intermediate_values)
+        for report in reports_in(metrics_lines(folder), prepared, **self.reporting):
+            if report.number not in known:
+                known.add(report.number)
+                self.report(trial, report)
+        return known
+
+    def report(self, trial: optuna.Trial, report: Report) -> None:
+        """Optuna takes no reports where there are several objectives."""
+        if self.search.reported is not None:
+            trial.report(report.value, report.number)
+
+    def ran(self, trial: optuna.Trial, job: Job) -> None:
+        """A group's ranks have had a trial for a time: how long, over all of them, and which group when."""
+        before = trial.user_attrs.get(studies.SECONDS, 0.0)
+        trial.set_user_attr(studies.SECONDS, round(before + job.seconds, 2))
+        stretch = [job.group.number, round(job.began_at, 3), round(time.time(), 3)]
+        trial.set_user_attr(studies.WORKED, [*trial.user_attrs.get(studies.WORKED, []), stretch])
+
+    def costs(self, trial: optuna.Trial, job: Job) -> None:
+        """What each report of a trial's first run has cost."""
+        note_costs(trial, metrics_lines(job.folder), job.prepared.opened.recipe, self.search)
+
+    def complete(self, trial: optuna.Trial, folders: Sequence[Path], prepared: Prepared) -> None:
+        """All runs of a trial have come to their end."""
+        hours = self.search.ranks_per_trial * trial.user_attrs.get(studies.SECONDS, 0.0) / 3600
+        runs = [metrics_lines(folder) for folder in folders]
+        try:
+            found = outcome(self.search, runs, prepared.opened.tree, device_hours=hours)
+        except ValueError as error:
+            self.failed(trial, Ending(how="failed", reason=str(error)))
+            return
+        self._done(trial)
+        told = studies.tell_complete(self.study, trial, found)
+        state = found.state if is_whole(told) else "short"
+        self.display.ended(trial.number, state, values=found.values, reason=found.broken)
+        options = {"data": self.options.data, "allow_code": self.options.allow_code}
+        write_best(self.options.folder, self.opened, self.study, told, **options)
+
+    def infeasible(self, trial: optuna.Trial, found: Outcome) -> None:
+        """A trial whose values break a constraint is not trained."""
+        reason = f"not trained: {found.broken}"
+        trial.set_user_attr(studies.REASON, reason)
+        studies.note_constraints(trial, found)
+        self._done(trial)
+        self.study.tell(trial, state=TrialState.PRUNED)
+        self.display.ended(trial.number, found.state, reason=reason)
+
+    def pruned(self, trial: optuna.Trial, number: int) -> None:
+        """A trial was ended after a report."""
+        trial.set_user_attr(studies.REASON, f"pruned at report {number} of {self.search.reports}")
+        self._done(trial)
+        self.study.tell(trial, state=TrialState.PRUNED)
+        self.display.ended(trial.number, "pruned", reason=f"at report {number} of {self.search.reports}")
+
+    def failed(self, trial: optuna.Trial, ending: Ending) -> None:
+        """A trial cannot be trained, or not to its end."""
+        trial.set_user_attr(studies.REASON, ending.reason)
+        if ending.rank is not None:
+            trial.set_user_attr(studies.RANK, ending.rank)
+        self._done(trial)
+        self.study.tell(trial, state=TrialState.FAIL)
+        self.display.ended(trial.number, "failed", reason=ending.reason)
+
+    def may_retry(self, trial: optuna.Trial, ending: Ending) -> bool:
+        """Note a death; False where it was one too many, and the trial has failed."""
+        reason = ending.reason or "the run was stopped"
+        deaths = [*trial.user_attrs.get(studies.DEATHS, []), reason]
+        trial.set_user_attr(studies.DEATHS, deaths)
+        if len(deaths) <= self.search.retries:
+            self.display.say(f"trial {trial.number}: {reason}; it goes on from its last checkpoint")
+            return True
+        times = "once" if len(deaths) == 1 else f"{len(deaths)} times"
+        self.failed(trial, Ending(how="failed", reason=f"{reason}; ended {times} before its run did", rank=ending.rank))
+        return False

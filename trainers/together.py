@@ -1,0 +1,157 @@
+"""A run as its ranks begin and end it: they join once, and train together as often as there are runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from recipes.errors import InputRefused
+from trainers.exact_mode import require_same_machine
+from trainers.faults import RunFailed, abort_on_exception, remove_shared_memory
+from trainers.launch import STOP_FILE, LaunchError, launched_by_us, parent_is_gone
+from trainers.pulse import Pulse, forget_signs
+from trainers.request import Prepared, TrainRequest, prepare
+from trainers.run_folder import dataset_facts, default_folder, require_same_recipe, require_usable
+
+
+def check_folder(request: TrainRequest, folder: Path, prepared: Prepared) -> None:
+    """Refuse a folder that holds something else.
+
+    Raises:
+        FolderRefused: it is not empty, or holds a run of another recipe.
+        ExactRefused: in exact mode, it holds one that was trained elsewhere or otherwise.
+    """
+    require_usable(folder, resume=request.resume)
+    require_same_recipe(folder, prepared.opened.tree, dataset_facts(prepared.opened.dataset))
+    if request.resume and request.exact:
+        require_same_machine(folder)
+
+
+def join_world(ranks: int) -> Any:
+    """MPI's communicator of all ranks, on each of them, once a process; an exception now ends all.
+
+    Args:
+        ranks: that the launcher started.
+    Raises:
+        LaunchError: mpi4py finds no MPI, or another one than the launcher's.
+    """
+    world = _world()
+    abort_on_exception(world.rank)
+    if world.size != ranks:
+        raise LaunchError(
+            f"{ranks} ranks were launched, but MPI joins {world.size}: the launcher and mpi4py use different MPIs; "
+            "`kilobatch doctor` tells which MPI this is"
+        )
+    world.Barrier()  # all have left MPI_Init
+    remove_shared_memory()
+    return world
+
+
+def train_together(
+    request: TrainRequest,
+    mpi: Any,
+    *,
+    threads: int,
+    served: bool = False,
+    orphaned: Callable[[], bool] = parent_is_gone,
+) -> int:
+    """Train as one of the ranks of `mpi`, which all call this; as often as there are runs.
+
+    Args:
+        request: what is trained, the same on all ranks.
+        mpi: communicator of all workers.
+        threads: of BLAS and OpenMP, for the log.
+        served: the run is one of several of these ranks, in a folder that was checked; its log is not their stdout.
+        orphaned: whether nobody wants the run any more: it stops, with a checkpoint.
+    Returns:
+        the exit code: 0, or 4 where a signal ended the run.
+    Raises:
+        InputRefused: on all ranks, before anything was written.
+        RunFailed: on all ranks, where the run cannot go on.
+    """
+    checked = served or launched_by_us()
+    prepared, folder = _checked_together(request, mpi, checked=checked)
+    pulse = Pulse(folder, mpi=mpi, seconds=request.watchdog_seconds, is_orphan=orphaned)
+    try:
+        pulse.start()
+        prepared = prepared or prepare(request, workers=mpi.size)
+        code = _train_together(request, prepared, folder, mpi, threads, pulse, log_is_stdout=checked and not served)
+    except RunFailed:
+        pulse.finish()
+        raise
+    except (InputRefused, SystemExit) as error:  # on this rank alone, perhaps: nobody may wait for it
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
+    pulse.finish()
+    return code
+
+
+def _world() -> Any:
+    """MPI's communicator of all ranks.
+
+    Raises:
+        LaunchError: mpi4py finds no MPI.
+    """
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise LaunchError(
+            f"MPI cannot start: {' '.join(str(error).split())}; install mpi4py and an MPI for it (pip install mpi4py "
+            "mpich), and see `kilobatch doctor`"
+        ) from error
+    return MPI.COMM_WORLD
+
+
+def _train_together(
+    request: TrainRequest,
+    prepared: Prepared,
+    folder: Path,
+    mpi: Any,
+    threads: int,
+    pulse: Pulse,
+    *,
+    log_is_stdout: bool,
+) -> int:
+    from trainers.train import train_as_rank
+    from trainers.train_options import TrainOptions
+
+    options = TrainOptions(
+        folder=folder,
+        resume=request.resume,
+        stop_after_update=prepared.stop_after_update,
+        checkpoint_every=prepared.checkpoint_every,
+        trace=request.trace,
+        measure_noise=request.measure_noise,
+        profile=request.profile or 0,
+        threads=threads,
+    )
+    return train_as_rank(prepared.opened, prepared.plan, options, mpi=mpi, launched_by_us=log_is_stdout, pulse=pulse)
+
+
+def _checked_together(request: TrainRequest, mpi: Any, *, checked: bool) -> tuple[Prepared | None, Path]:
+    """On rank 0 what `prepare` gives, and the run's folder on all.
+
+    Rank 0 checks everything before the others look, so that a wrong input is told once.
+
+    Raises:
+        InputRefused: on all ranks; rank 0 says why.
+    """
+    prepared, folder, complaint = None, None, None
+    if mpi.rank == 0:
+        try:
+            if request.workers not in (None, mpi.size):
+                raise LaunchError(
+                    f"-n {request.workers} was asked for and {mpi.size} ranks were launched; leave -n out"
+                )
+            prepared = prepare(request, workers=mpi.size)
+            folder = request.out or default_folder(prepared.opened.recipe.name)
+            if not checked:  # else our parent has done so, and begun the log there
+                check_folder(request, folder, prepared)
+                (folder / STOP_FILE).unlink(missing_ok=True)
+            forget_signs(folder)
+        except InputRefused as error:
+            complaint = error
+    folder, refused = mpi.bcast((folder, complaint is not None), root=0)
+    if refused:
+        raise complaint or InputRefused("rank 0 says why")
+    return prepared, folder
