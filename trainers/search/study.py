@@ -79,7 +79,7 @@ def enqueue(study: optuna.Study, opened: OpenedSearch) -> None:
 
 
 def suggested(trial: optuna.Trial, search: Search) -> dict[str, Any]:
-    """A trial's value for each path that it has; those given already are kept. They are stored before anything is done."""
+    """A trial's value for each path that it has, kept in its storage; those given already stay as they are."""
     values = conditional.suggested(search.space, trial)
     flush(trial.study)
     return values

@@ -78,7 +78,8 @@ class Killing:
         for path in self.search.folder.glob("trials/trial-*/environment.json"):
             number = int(path.parent.name.rpartition("-")[2])
             pids = self.search.pids(number)
-            if all(alive(pid) for pid in pids):
+            ended = last_line(path.parent).get("key") == "run_stop"  # its group may have the next trial
+            if not ended and all(alive(pid) for pid in pids):
                 found[number] = pids
         return found
 
@@ -108,7 +109,7 @@ class Killing:
         others = {other: pids for other, pids in running.items() if other != number}
         self.watch(0.5)
         for other, pids in others.items():  # they go on, or their run has ended
-            assert all(map(alive, pids)) or last_line(self.search.run_folder(other))["key"] == "run_stop"
+            assert all(map(alive, pids)) or last_line(self.search.run_folder(other)).get("key") == "run_stop"
         return True
 
 
