@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Container
 from typing import Any
 
 import optuna
@@ -25,14 +27,19 @@ _FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 
 
 class Batched(_CachedStorage):
-    """Optuna's cached database, in which values and reports of trials are written together.
+    """Optuna's cached database, in which what is known of a trial on its way is written together.
 
-    They are in the database before the next attribute of any trial, before one begins, ends or is read, and at the
-    latest five seconds after the first of them. Who is killed before that loses reports; the trial's folder has them.
+    It is in the database before any trial begins, ends or is read, and five seconds after the first of it at the latest.
+    Who is killed before that loses reports; the trial's folder has them.
+
+    Args:
+        backend: the database.
+        at_once: user attributes that must not wait; what waits already is written with them.
     """
 
-    def __init__(self, backend: RDBStorage) -> None:
+    def __init__(self, backend: RDBStorage, *, at_once: Container[str] = ()) -> None:
         super().__init__(backend)
+        self._at_once = at_once
         self._rows: list[tuple[Any, dict[str, Any]]] = []
         self._since = 0.0
         self._known: dict[str, BaseDistribution] = {}
@@ -56,9 +63,11 @@ class Batched(_CachedStorage):
         self._keep(TrialIntermediateValueModel, {"trial_id": trial_id, "step": step, **row})
 
     def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
-        """As of the storage, with what waits."""
+        """As of the storage, later unless it is one that must not wait."""
+        json.dumps(value)  # what cannot be written is refused here
         self._keep(TrialUserAttributeModel, {"trial_id": trial_id, "key": key, "value": value})
-        self.flush()
+        if key in self._at_once:
+            self.flush()
 
     def set_trial_state_values(self, trial_id: int, state: TrialState, values: Any = None) -> bool:
         """As of the storage."""

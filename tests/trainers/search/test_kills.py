@@ -56,6 +56,7 @@ class Killing:
 
     def start(self, more):
         """The same command, with a larger budget."""
+        assert self.process is None or self.process.poll() in (0, -signal.SIGKILL), self.process.communicate()[0]
         self.budget += more
         text = self.search.file.read_text().partition("budget:")[0]
         self.search.file.write_text(f"{text}budget: {{trials: {self.budget}}}\n")
