@@ -126,6 +126,7 @@ def measure(folder: Path, options: argparse.Namespace, finished: int) -> dict[st
 
 def fill(study: optuna.Study, opened: OpenedSearch, finished: int) -> None:
     """Put finished trials there, as a search leaves them."""
+    said = said_by_trials(opened)
     draw, memory = random.Random(0), optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     for number in range(finished):
         trial = memory.ask()
@@ -138,9 +139,16 @@ def fill(study: optuna.Study, opened: OpenedSearch, finished: int) -> None:
                 params=trial.params,
                 distributions=trial.distributions,
                 intermediate_values=scores,
-                user_attrs={FOLDER: f"trials/trial-{number:04d}", SECONDS: 60.0},
+                user_attrs={FOLDER: f"trials/trial-{number:04d}", SECONDS: 60.0, **said},
             )
         )
+
+
+def said_by_trials(opened: OpenedSearch) -> dict[str, Any]:
+    """What every trial says of itself before it begins."""
+    trial = optuna.create_study().ask()
+    note_comparable(trial, opened.base.recipe, opened.search, say=print)
+    return trial.user_attrs
 
 
 class Bench:

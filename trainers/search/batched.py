@@ -20,16 +20,18 @@ from optuna.storages._rdb.models import (
 from optuna.storages._rdb.storage import _create_scoped_session
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy import insert
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 
 FLUSH_SECONDS = 5.0
+_UPSERTS = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 _FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 
 
 class Batched(_CachedStorage):
     """Optuna's cached database, in which what is known of a trial on its way is written together.
 
-    It is in the database before any trial begins, ends or is read, and five seconds after the first of it at the latest.
+    It is in the database before any trial begins, ends or is read, and five seconds after its first part at the latest.
     Who is killed before that loses reports; the trial's folder has them.
 
     Args:
@@ -100,8 +102,7 @@ class Batched(_CachedStorage):
                     mine = [row for kind, row in rows if kind is model]
                     if mine:
                         session.execute(insert(model), mine)
-                for row in (row for kind, row in rows if kind is TrialUserAttributeModel):
-                    self._backend._set_trial_attr_without_commit(session, TrialUserAttributeModel, **row)
+                self._write_attributes(session, [row for kind, row in rows if kind is TrialUserAttributeModel])
         except IntegrityError:  # a report is there already, from another supervisor that worked on the trial
             self._one_by_one(rows)
 
@@ -116,6 +117,21 @@ class Batched(_CachedStorage):
             self._since = time.monotonic()
         self._rows.append((model, row))
         self.flush(after=FLUSH_SECONDS)
+
+    def _write_attributes(self, session: Any, rows: list[dict[str, Any]]) -> None:
+        """The last value of each; as Optuna does it, which asks for the trial each time, where there is no upsert."""
+        last = {(row["trial_id"], row["key"]): row for row in rows}.values()
+        upsert = _UPSERTS.get(self._backend.engine.name)
+        if upsert is None:
+            for row in last:
+                self._backend._set_trial_attr_without_commit(session, TrialUserAttributeModel, **row)
+        elif last:
+            made = upsert(TrialUserAttributeModel)
+            keys, change = ["trial_id", "key"], {"value_json": made.excluded.value_json}
+            written = [
+                {"trial_id": row["trial_id"], "key": row["key"], "value_json": json.dumps(row["value"])} for row in last
+            ]
+            session.connection().execute(made.on_conflict_do_update(index_elements=keys, set_=change), written)
 
     def _one_by_one(self, rows: list[tuple[Any, dict[str, Any]]]) -> None:
         """In the storage's own way, which replaces a report and an attribute; a value of a path never changes."""
