@@ -15,6 +15,8 @@ from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from recipes.schema import Search
+from trainers.search.leases import own_lease
+from trainers.search.ledger import is_first
 from trainers.study_view import StudyView, is_feasible
 
 # User attribute of a trial: {"at": rung, "began": rung of its configuration's first run, "of": number of the trial with
@@ -31,7 +33,8 @@ def promote(study: optuna.Study, search: Search) -> None:
     if any(trial.state == TrialState.WAITING and RUNG in trial.user_attrs for trial in trials):
         return
     earned = next_up(trials, search, maximize=study.direction == optuna.study.StudyDirection.MAXIMIZE)
-    if earned is not None:
+    # Of the supervisors that share the study one promotes it.
+    if earned is not None and is_first(study, f"promote trial {earned.number}", own_lease()):
         own = earned.user_attrs[RUNG]
         above = _rung(search, own["at"] + 1, began=own["began"], of=earned.number)
         study.enqueue_trial(earned.params, user_attrs={RUNG: above})
