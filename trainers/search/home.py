@@ -61,6 +61,16 @@ def place_of_study(
     return place, name
 
 
+def remember_search(folder: Path, opened: OpenedSearch) -> None:
+    """What the folder is the home of from now on."""
+    _write_once(folder / SEARCH, _identity(opened))
+
+
+def remember_place(folder: Path, place: Place, name: str) -> None:
+    """Where the study is, and its name."""
+    _write_once(folder / STORAGE, {"storage": place.said, "study": name})
+
+
 @contextmanager
 def sole_supervisor(folder: Path) -> Iterator[None]:
     """Refuse a second supervisor in a folder; the system releases the lock of one that is killed."""
