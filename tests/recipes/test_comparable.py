@@ -37,7 +37,8 @@ def test_akiba2017_is_slow_until_its_slow_start_ends():
 
 
 def test_a_shape_is_drawn_from_a_to_z():
-    assert rate_shape(recipe("learning_rate.schedule={kind: MultiStep, boundaries: [10], factor: 0.1}")) == "Z" * 10 + "f" * 10
+    falls = "learning_rate.schedule={kind: MultiStep, boundaries: [10], factor: 0.1}"
+    assert rate_shape(recipe(falls)) == "Z" * 10 + "f" * 10
     assert rate_shape(recipe("learning_rate.schedule={kind: Constant}")) == "Z" * 20
 
 

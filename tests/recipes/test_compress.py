@@ -15,6 +15,7 @@ from recipes.registry import names
 from trainers.vocabulary import vocabulary
 
 NINTH, THIRD = Fraction(1, 9), Fraction(1, 3)
+STEPS = "batch.global=[{from: 0, size: 32}, {from: 1, size: 64}, {from: END, size: 128}]"
 LIBRARY = [name for name in names("recipes") if not name.startswith("digits/")]
 
 
@@ -66,7 +67,7 @@ def test_a_ratio_an_epoch_falls_as_far_in_a_third_of_them():
 def test_points_and_positions_of_any_unit_are_time():
     points = "learning_rate.schedule={kind: PiecewiseLinear, points: [[0, 0.1], [0.2run, 1.0], [18, 0.0]]}"
     recipe = short("digits/baseline", THIRD, points, "learning_rate.every=150sp").recipe
-    assert recipe.learning_rate.schedule.points == pytest.approx([(0, 0.1), (4 / 3, 1.0), (6, 0.0)])
+    assert recipe.learning_rate.schedule.points == ((0, 0.1), (4 / 3, 1.0), (6, 0.0))
     assert recipe.learning_rate.every == pytest.approx(1 / 30)
 
 
@@ -76,9 +77,8 @@ def test_every_published_recipe_moves_alike_in_a_part_of_its_time(name, share):
     whole = opened(name)
     try:
         part = short(name, share)
-    except InputRefused as error:
-        assert "lengthen `epochs`" in str(error)
-        return
+    except InputRefused:
+        pytest.skip("too short: test_most_of_the_library_can_be_compressed counts these")
     assert part.recipe.epochs == pytest.approx(float(whole.recipe.epochs * share))
     assert rate_shape(part.recipe) == rate_shape(whole.recipe)
     assert slow_until(part.recipe) == pytest.approx(slow_until(whole.recipe) * float(share), abs=1e-5)
@@ -106,8 +106,8 @@ def test_most_of_the_library_can_be_compressed():
     ("overrides", "message"),
     [
         (["batch.global=512", "epochs=10"], "1/9 of its 10 epochs: 4 updates are fewer than 5"),
-        (["batch.global=[{from: 0, size: 32}, {from: 0.001, size: 64}]"], "a step of its batch or images would have no"),
-        (["batch.global=[{from: 0, size: 32}, {from: 1sp, size: 64}, {from: 2sp, size: 128}]"], "would have no update"),
+        ([STEPS.replace("END", "1.02")], "a step of its batch or images would have no update"),
+        ([STEPS.replace("END", "1501sp")], "a step of its batch or images would have no update"),
     ],
 )
 def test_a_run_too_short_to_say_anything_is_refused(overrides, message):

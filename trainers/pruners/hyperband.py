@@ -21,7 +21,8 @@ class Hyperband:
     rung are compared among themselves; a new configuration begins where the most are wanting.
 
     Args:
-        reduction, rungs: as of `SuccessiveHalving`.
+        reduction: as of `SuccessiveHalving`, at least 2.
+        rungs: likewise, at least 2.
     Source: Li et al. 2016, arXiv 1603.06560, algorithm 1, by Optuna's HyperbandPruner; the paper not checked.
     Differs: brackets grow side by side and without an end, asynchronously, as in Li et al. 2018, arXiv 1810.05934.
     """

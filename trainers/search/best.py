@@ -7,7 +7,7 @@ from typing import Any
 
 import optuna
 
-from recipes.open import OpenedRecipe, open_recipe
+from recipes.open import open_recipe
 from recipes.open_search import OpenedSearch, assignments
 from recipes.provenance import resolved_text
 from recipes.schema import Search
@@ -55,15 +55,7 @@ def recipe_path(folder: Path, search: Search, trial: optuna.trial.FrozenTrial) -
 def best_text(
     opened: OpenedSearch, trial: optuna.trial.FrozenTrial, *, data: Path | None = None, allow_code: bool = False
 ) -> str:
-    """The file as text."""
-    found = best_recipe(opened, trial, data=data, allow_code=allow_code)
-    return best_head(opened.search, trial) + resolved_text(found.tree, found.origins)
-
-
-def best_recipe(
-    opened: OpenedSearch, trial: optuna.trial.FrozenTrial, *, data: Path | None = None, allow_code: bool = False
-) -> OpenedRecipe:
-    """The recipe of a trial, with `search NAME trial 17` as the origin of what the search changed.
+    """The file as text: with `search NAME trial 17` as the origin of what the search changed.
 
     It extends nothing, promises nothing, and is evaluated as often as the recipe it comes from.
     """
@@ -77,7 +69,7 @@ def best_recipe(
         "claims": [],
         "card": None,
     }
-    return open_recipe(
+    found = open_recipe(
         opened.base.path,
         vocabulary=vocabulary(allow_code=allow_code),
         overrides=assignments({**given, **from_anywhere(opened)}),
@@ -85,13 +77,8 @@ def best_recipe(
         allow_code=allow_code,
         data_root=data,
     )
-
-
-def best_head(search: Search, trial: optuna.trial.FrozenTrial) -> str:
-    """The first line of the file."""
-    return (
-        f"# {_scores(search, trial)} in trial {trial.number} of the search {search.name} ({trial.datetime_complete})\n"
-    )
+    head = f"# {_scores(search, trial)} in trial {trial.number} of the search {search.name}"
+    return f"{head} ({trial.datetime_complete})\n{resolved_text(found.tree, found.origins)}"
 
 
 def from_anywhere(opened: OpenedSearch) -> dict[str, str]:

@@ -17,6 +17,7 @@ from optuna.trial import FrozenTrial, TrialState
 from recipes.schema import Search
 from trainers.search.leases import own_lease
 from trainers.search.ledger import is_first
+from trainers.search.view import read_again
 from trainers.study_view import StudyView, is_feasible
 
 # User attribute of a trial: {"at": rung, "began": rung of its configuration's first run, "of": number of the trial with
@@ -26,15 +27,22 @@ _ENDED = (TrialState.COMPLETE, TrialState.FAIL)  # not those that broke a constr
 
 
 def promote(study: optuna.Study, search: Search) -> None:
-    """Put a configuration that has earned a longer run into the study's queue, unless one waits there already."""
+    """Put a configuration that has earned a longer run into the study's queue, after what waits there.
+
+    Not where one waits already, or where the trials of the budget have begun. Of several supervisors one does it.
+    """
     if not climbs(search):
         return
     trials = study.get_trials(deepcopy=False)
-    if any(trial.state == TrialState.WAITING and RUNG in trial.user_attrs for trial in trials):
+    waiting = [trial for trial in trials if trial.state == TrialState.WAITING]
+    if len(trials) - len(waiting) >= search.budget.trials or any(RUNG in trial.user_attrs for trial in waiting):
         return
-    earned = next_up(trials, search, maximize=study.direction == optuna.study.StudyDirection.MAXIMIZE)
-    # Of the supervisors that share the study one promotes it.
-    if earned is not None and is_first(study, f"promote trial {earned.number}", own_lease()):
+    maximize = study.direction == optuna.study.StudyDirection.MAXIMIZE
+    earned = next_up(trials, search, maximize=maximize)
+    if earned is None or not is_first(study, f"promote {earned.number}", own_lease()):
+        return
+    read_again(study)
+    if not any(_of(trial) == earned.number for trial in study.get_trials(deepcopy=False)):
         own = earned.user_attrs[RUNG]
         above = _rung(search, own["at"] + 1, began=own["began"], of=earned.number)
         study.enqueue_trial(earned.params, user_attrs={RUNG: above})
@@ -46,7 +54,7 @@ def next_up(trials: Sequence[FrozenTrial], search: Search, *, maximize: bool) ->
     It is complete, and among the best 1 / reduction of all that ended at its rung and began at the same one.
     """
     placed = [trial for trial in trials if RUNG in trial.user_attrs]
-    gone = {trial.user_attrs[RUNG]["of"] for trial in placed}
+    gone = {_of(trial) for trial in placed}
     sign = -1 if maximize else 1
     for at in range(len(search.pruner.shares) - 2, -1, -1):
         for began in range(at + 1):
@@ -81,6 +89,11 @@ def is_whole(trial: FrozenTrial) -> bool:
 def climbs(search: Search) -> bool:
     """Whether a search has runs of several lengths."""
     return hasattr(search.pruner, "shares")
+
+
+def _of(trial: FrozenTrial) -> int | None:
+    """The trial with the same values one rung below."""
+    return trial.user_attrs.get(RUNG, {}).get("of")
 
 
 def _rung(search: Search, at: int, *, began: int, of: int | None = None) -> dict[str, Any]:

@@ -26,12 +26,10 @@ from recipes.open import OpenedRecipe, open_recipe
 from recipes.open_search import OpenedSearch, open_search
 from recipes.provenance import resolved_text
 from recipes.registry import shown
-from recipes.scale import Scaled, scale_recipe
+from recipes.scale import scale_recipe
 from recipes.scale.request import rounded
 from recipes.search_checks import value_at
-from trainers.search.best import BEST, best_head, best_recipe, from_anywhere
-from trainers.search.home import study_of
-from trainers.search.study import best_trial
+from trainers.search.best import BEST, from_anywhere
 from trainers.vocabulary import search_vocabulary
 
 SCALED = "scaled.yaml"
@@ -78,16 +76,15 @@ class Stages:
         first = {path: value for path, value in derived.items() if _holds(space[path], value)}
         return self._write(1, recipe=SCALED, space=space, fixed={}, enqueue=[first])
 
-    def scale(self) -> Scaled:
-        """Derive the recipe at the large batch anew, which gives the same one, and say how."""
+    def scale(self) -> None:
+        """Derive the recipe at the large batch; anew it is the same."""
         best = self.folder / self.names[0] / BEST
         batch = self.opened.search.transfer.to_batch
         partial = self.folder / f"partial-{SCALED}"
         partial.unlink(missing_ok=True)
         options = {"vocabulary": search_vocabulary(allow_code=self.allow_code), "allow_code": self.allow_code}
-        made = scale_recipe(best, batch=batch, out=partial, data_root=self.data, **options)
+        scale_recipe(best, batch=batch, out=partial, data_root=self.data, **options)
         partial.replace(self.folder / SCALED)
-        return made
 
     def scaled(self) -> OpenedRecipe:
         """The recipe at the large batch."""
@@ -118,33 +115,25 @@ class Stages:
                 found[path] = given.get(path) or {"kind": "Float", **ends}
         return found
 
-    def best_text(self) -> str | None:
-        """The best recipe of all, each value with where it came from; None while there is none."""
-        large = self.open(self.folder / f"{self.names[1]}.yaml")
-        best = best_trial(study_of(self.folder / self.names[1], large))
-        if best is None:
-            return None
-        found = best_recipe(large, best, data=self.data, allow_code=self.allow_code)
-        return best_head(large.search, best) + resolved_text(found.tree, self._origins(found))
+    def best_text(self) -> str:
+        """The best recipe of all, each value with where it came from, followed from file to file."""
+        path = self.folder / self.names[1] / BEST
+        words = search_vocabulary(allow_code=self.allow_code)
+        found = open_recipe(path, vocabulary=words, allow_code=self.allow_code, data_root=self.data)
+        head = path.read_text(encoding="utf-8").partition("\n")[0]
+        origins = {key: self._followed(origin) for key, origin in found.origins.items()}
+        return f"{head}\n{resolved_text(found.tree, origins)}"
 
-    def _origins(self, found: OpenedRecipe) -> dict[str, str]:
-        """Origin of each value: the second search, the scaling with its reason, or what the first search had."""
-        small = self.open(self.folder / f"{self.names[0]}.yaml")
-        first = best_trial(study_of(self.folder / self.names[0], small))
-        assert first is not None
-        before = best_recipe(small, first, data=self.data, allow_code=self.allow_code)
-        reasons = {change.key: change.reason for change in self.scale().changes if change.moves}
-        batch = self.opened.search.transfer.to_batch
-        origins = {}
-        for path, origin in found.origins.items():
-            reason = next((text for key, text in reasons.items() if f"{path}.".startswith(f"{key}.")), None)
-            if origin.startswith("search "):
-                origins[path] = origin
-            elif reason is not None:
-                origins[path] = f"scaled to batch {batch}: {reason}"
-            else:
-                origins[path] = before.origins.get(path, origin)
-        return origins
+    def _followed(self, origin: str) -> str:
+        """Of a value in a file of this folder: what its line says of it; else the origin itself."""
+        file, _, line = origin.rpartition(":")
+        path = Path(file)
+        if not line.isdigit() or not path.is_file() or not path.resolve().is_relative_to(self.folder.resolve()):
+            return origin
+        said = path.read_text(encoding="utf-8").splitlines()[int(line) - 1].rpartition("  # ")[2]
+        if path.name == SCALED:
+            return f"scaled to batch {self.opened.search.transfer.to_batch}: {said}"
+        return self._followed(said)
 
     def open(self, path: Path) -> OpenedSearch:
         """One of the two searches."""
@@ -190,7 +179,7 @@ def check_transfer(opened: OpenedSearch, *, data: Path | None = None, allow_code
         trial = stages.folder / stages.names[0]
         trial.mkdir()
         tree = {**opened.base.tree, "claims": [], "card": None, **from_anywhere(opened)}
-        (trial / BEST).write_text(resolved_text(tree, {}), encoding="utf-8")
+        (trial / BEST).write_text(yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
         return stages.open(stages.write_large())
 
 
@@ -206,10 +195,9 @@ def transfer(stages: Stages, begin: Callable[[Path, Path], int]) -> int:
     if code:
         return code
     code = begin(stages.write_large(), stages.folder / large)
-    text = stages.best_text()
-    if text is not None:
+    if (stages.folder / large / BEST).is_file():
         partial = stages.folder / f".{BEST}.partial"
-        partial.write_text(text, encoding="utf-8")
+        partial.write_text(stages.best_text(), encoding="utf-8")
         partial.rename(stages.folder / BEST)
     return code
 

@@ -8,6 +8,7 @@ import optuna
 import pytest
 
 from recipes.ranges import Categorical, Float, Int
+from trainers.study_view import COMPARED
 
 SPACE = {"a": Float(low=0.001, high=1.0, log=True), "b": Int(low=1, high=9), "c": Categorical(choices=("x", "y"))}
 GROUPS = {name: importlib.import_module(f"trainers.{name}") for name in ("samplers", "pruners")}
@@ -81,11 +82,13 @@ def test_a_pruner_ends_what_is_worse_than_its_part_of_the_complete_trials(pruner
     study = optuna.create_study(direction="maximize", pruner=pruner.build())
     for value in (0.9, 0.8, 0.7, 0.6):
         trial = study.ask()
+        trial.set_user_attr(COMPARED, {"from": 1, "shape": "Z"})
         trial.report(value, 1)
         study.tell(trial, value)
     found = []
     for value in (0.85, 0.8, 0.7, 0.1):
         trial = study.ask()
+        trial.set_user_attr(COMPARED, {"from": 1, "shape": "Z"})
         trial.report(value, 1)
         found.append(trial.should_prune())
     assert found == pruned
