@@ -14,7 +14,8 @@ from recipes.reports.wording import duration, number
 from recipes.schema import Search
 from trainers.run_folder import REPORT
 from trainers.search.pictures import pictures
-from trainers.search.study import FOLDER, REASON, SECONDS, best_trials, is_feasible
+from trainers.search.states import counted, reason_of, state_of
+from trainers.search.study import FOLDER, SECONDS, best_trials
 from trainers.search.wording import column_names, metric_name, scores, shown
 
 
@@ -54,10 +55,8 @@ def _verdict(search: Search, best: list[FrozenTrial]) -> str:
 
 def _spent(search: Search, trials: list[FrozenTrial]) -> str:
     """What the trials came to, and what they cost."""
-    states = [_state(trial) for trial in trials]
-    counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(sorted(states)))
     hours = sum(trial.user_attrs.get(SECONDS, 0.0) for trial in trials) * search.ranks_per_trial / 3600
-    return f"{len(trials)} trials: {counts}; {number(hours, digits=3)} device-hours." if trials else ""
+    return f"{counted(trials)}; {number(hours, digits=3)} device-hours." if trials else ""
 
 
 def _table(trials: list[FrozenTrial], search: Search, best: list[FrozenTrial]) -> Markup:
@@ -75,15 +74,10 @@ def _row(trial: FrozenTrial, search: Search, metrics: list[str], *, bold: bool) 
         tag("a", str(trial.number), href=f"{trial.user_attrs.get(FOLDER, '')}/"),
         *(_value(trial.params[path]) if path in trial.params else "" for path in search.space),
         *([tag("b", text) for text in said] if bold else said),
-        _state(trial),
+        state_of(trial),
         duration(trial.user_attrs.get(SECONDS, 0.0)),
-        trial.user_attrs.get(REASON, ""),
+        reason_of(trial),
     )
-
-
-def _state(trial: FrozenTrial) -> str:
-    word = {"FAIL": "failed"}.get(trial.state.name, trial.state.name.lower())
-    return word if is_feasible(trial) else "infeasible"
 
 
 def _value(value: object) -> str:

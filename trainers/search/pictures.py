@@ -14,7 +14,8 @@ from optuna.trial import FrozenTrial, TrialState
 from recipes.reports.markup import Markup, inline_svg, joined, tag
 from recipes.schema import Search
 from trainers.run_folder import RUN
-from trainers.search.study import FOLDER, best_trials, is_feasible
+from trainers.search.states import state_of
+from trainers.search.study import FOLDER, best_trials
 from trainers.search.wording import metric_name
 
 _FEW = 10  # with fewer complete trials an importance or a contour would be drawn from chance
@@ -55,7 +56,7 @@ def _figures(study: optuna.Study, search: Search, folder: Path | None) -> Iterat
         yield figure, "Every trial, and the best so far."
     if any(point.reports for point in points):
         figure = of_search.reports_figure(points, metric=metrics[0])
-        yield figure, "What trials reported on their way; pruned ones are dashed."
+        yield figure, "What trials reported on their way: pruned ones dashed, infeasible ones grey."
     front = [trial.number for trial in best_trials(study)]
     for at, metric in list(enumerate(metrics))[1:]:
         figure = of_search.front_figure(points, front, metrics=(metrics[0], metric), at=at)
@@ -73,10 +74,9 @@ def _figures(study: optuna.Study, search: Search, folder: Path | None) -> Iterat
 def _point(trial: FrozenTrial) -> Any:
     from recipes.reports.plots.of_search import TrialPoint
 
-    complete = "complete" if is_feasible(trial) else "infeasible"
     return TrialPoint(
         number=trial.number,
-        state=complete if trial.state == TrialState.COMPLETE else "pruned",
+        state=state_of(trial),
         scores=tuple(trial.values),
         values=trial.params,
         reports=trial.intermediate_values,

@@ -59,7 +59,9 @@ def test_every_trial_has_a_row_and_every_value_a_picture(study, tmp_path):
     assert "Trial 0 is best, with 90.00&nbsp;%." in text
     assert text.count("<tr>") == 1 + 4
     assert text.count("<figure>") == 2 + 2
+    assert "4 trials: 1 complete, 1 failed, 1 infeasible, 1 pruned; 0.0678 device-hours." in text
     assert "pruned at report 2 of 20" in text
+    assert "<td>not loss &lt;= 1</td>" in text
     assert "<td>infeasible</td>" in text
     assert "1 min 01 s" in text
     assert 'href="trials/trial-0000/"' in text
