@@ -162,7 +162,7 @@ def test_the_recipes_own_values_are_enqueued(opened):
         ),
         (
             HEAD + SPACE + "constraints: [{value: optimizer.kind, at_most: 3}]\n",
-            "mine.yaml:6:23: constraints.0.value: optimizer.kind is \"MomentumSGD\", which is no number",
+            'mine.yaml:6:23: constraints.0.value: optimizer.kind is "MomentumSGD", which is no number',
         ),
         (
             HEAD + SPACE + "pruner: {kind: SuccessiveHalving}\n",
