@@ -67,6 +67,7 @@ def open_search(
     checks.ends(base)
     checks.constraints(base)
     checks.sampler()
+    checks.pruner()
     enqueued = checks.enqueued(base)
     if reading.problems:
         raise RecipeError(reading.problems)

@@ -136,6 +136,15 @@ class SearchChecks:
                 kind = type(search.sampler).__name__
                 self.reading.refuse(("sampler",), f"{kind} cannot search with {what}", "use Tpe, see docs/search.md")
 
+    def pruner(self) -> None:
+        """The budget holds a whole run."""
+        search = self.search
+        least = getattr(search.pruner, "least_trials", 1)
+        if search.budget.trials < least:
+            kind = type(search.pruner).__name__
+            what = f"is {search.budget.trials}, and with {kind} the first whole run is the one of number {least}"
+            self.reading.refuse(("budget", "trials"), what, f"give {least} or more")
+
     def enqueued(self, base: OpenedRecipe) -> tuple[dict[str, Any], ...]:
         """What is tried first, value by value."""
         found = []

@@ -1,10 +1,10 @@
-"""A live search over the space of the recorded trials: TPE with fair pruning, with Optuna's, and without.
+"""A live search over the space of the recorded trials: TPE with fair pruning and without.
 
-    OMP_NUM_THREADS=1 .venv/bin/python scripts/bench_live_search.py --json F [--seeds 5] [--budget 20]
+    OMP_NUM_THREADS=1 .venv/bin/python scripts/bench_live_search.py --json F [--seeds 5] [--budget 25]
 
 What is proposed is trained, in this process. A run is trained to its end and charged up to the report at which it was
 ended: training is deterministic, so that is what the search would have found in that time. The best whole run of each
-search is then trained from five other seeds, and their mean is what counts. Finished searches are in the JSON and are
+search is then trained from three other seeds, and their mean is what counts. Finished searches are in the JSON and are
 not done again.
 """
 
@@ -15,24 +15,19 @@ import json
 import statistics
 import sys
 import warnings
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import optuna
-from bench_pruning import at_epochs, at_equal_parts
 from optuna.trial import TrialState
 from record_trials import train
-from recorded_trials import EVALUATED, RECIPE, REPORTS, SPACE, overrides_of, read_table
+from recorded_trials import EVALUATED, RECIPE, REPORTS, SPACE, overrides_of
 
 ROOT = Path(__file__).parents[1]
-FRESH_SEEDS = range(100, 105)
+FRESH_SEEDS = range(100, 103)
 
 
-def live(
-    seed: int, seconds: float, *, pruner: Any, points: Callable[[Any], Iterator[tuple[int, int]]]
-) -> dict[str, Any]:
+def live(seed: int, seconds: float, *, pruner: Any) -> dict[str, Any]:
     """One search."""
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed), pruner=pruner)
     spent, best, begun, ended = 0.0, (-1, None), 0, 0
@@ -40,7 +35,7 @@ def live(
         trial = study.ask()
         values = {path: range_.suggest(trial, path) for path, range_ in SPACE.items()}
         correct, cost = train(overrides_of(values), reports=REPORTS)
-        reached = _judged(trial, values, correct, points)
+        reached = _judged(trial, values, correct)
         spent += cost * reached / REPORTS
         if spent > seconds:
             break
@@ -54,7 +49,7 @@ def live(
     return {"seed": seed, "best": best[0], "values": best[1], "fresh": fresh, "trials": begun, "ended": ended}
 
 
-def _judged(trial: optuna.Trial, values: dict[str, Any], correct: list[int], points: Callable) -> int:
+def _judged(trial: optuna.Trial, values: dict[str, Any], correct: list[int]) -> int:
     """Tells a trial its reports one by one; the report at which it ends."""
     from recipes.comparable import rate_shape, slow_until
     from recipes.open import open_recipe
@@ -65,8 +60,8 @@ def _judged(trial: optuna.Trial, values: dict[str, Any], correct: list[int], poi
     recipe = open_recipe(RECIPE, vocabulary=vocabulary(), overrides=overrides_of(values)).recipe
     first = first_report(slow_until(recipe), recipe.epochs, reports=REPORTS)
     trial.set_user_attr(COMPARED, {"from": first, "shape": rate_shape(recipe)})
-    for step, number in points(SimpleNamespace(epochs=values["epochs"])):
-        trial.report(correct[number - 1], step)
+    for number, value in enumerate(correct, 1):
+        trial.report(value, number)
         if number < REPORTS and trial.should_prune():
             return number
     return REPORTS
@@ -77,24 +72,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True, metavar="F")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--budget", type=float, default=20, help="device-time, in mean whole runs of the table")
+    parser.add_argument("--budget", type=float, default=25, help="device-seconds of a search: processor time")
     options = parser.parse_args()
     from trainers.pruners import Median
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.simplefilter("ignore")
     methods = {
-        "Median, fair": (lambda: Median().build(), at_equal_parts),
-        "Median, as it comes": (optuna.pruners.MedianPruner, at_epochs),
-        "no pruning": (optuna.pruners.NopPruner, at_equal_parts),
+        "Median, fair": Median().build,
+        "no pruning": optuna.pruners.NopPruner,
     }
     known = json.loads(options.json.read_text()) if options.json.exists() else {}
-    seconds = options.budget * statistics.fmean(trial.seconds[-1] for trial in read_table())
     for seed in range(options.seeds):
-        for name, (make, points) in methods.items():
+        for name, make in methods.items():
             runs = known.setdefault(name, [])
             if all(run["seed"] != seed for run in runs):
-                runs.append(live(seed, seconds, pruner=make(), points=points))
+                runs.append(live(seed, options.budget, pruner=make()))
                 options.json.write_text(json.dumps(known, indent=1) + "\n")
                 print(name, runs[-1], file=sys.stderr, flush=True)
     print("| search | accuracy from fresh seeds, %, each search | mean | found | trials | ended |")

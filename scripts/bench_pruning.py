@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 import optuna
 from optuna.trial import TrialState
-from recorded_trials import REPORTS, SHARES, Recorded, read_table
+from recorded_trials import REPORTS, SHARES, TABLE, Recorded, read_table
 
 ROOT = Path(__file__).parents[1]
 KINDS = ("Median", "Percentile", "Wilcoxon", "SuccessiveHalving", "Hyperband")
@@ -224,18 +224,19 @@ def rows_of(found: dict[str, list[dict[str, Any]]]) -> list[list[str]]:
     for name, outcomes in found.items():
         mean = {key: statistics.fmean(one[key] for one in outcomes) for key in ("begun", "whole", "ended", "lost")}
         kind, _, how = name.partition(", ")
-        against = ["random"] if how == "as it comes" else [f"{kind}, as it comes", "random"] if how else []
-        said = [_said(regrets[name], regrets[other], other) for other in against]
+        theirs = f"{kind}, as it comes" if how == "fair" else None
+        said = [_said(regrets, name, other) for other in (theirs, "random" if how else None)]
         low, middle, high = (100 * value for value in statistics.quantiles(regrets[name], n=4, method="inclusive"))
-        regret = f"{100 * statistics.median(regrets[name]):.2f} ({low:.2f} to {high:.2f})"
-        assert middle >= 0
-        rows.append([name, regret, *(f"{mean[key]:.1f}" for key in mean), "; ".join(said)])
+        regret = f"{middle:.2f} ({low:.2f} to {high:.2f})"
+        rows.append([name, regret, *(f"{mean[key]:.1f}" for key in mean), *said])
     return rows
 
 
-def _said(ours: list[float], theirs: list[float], other: str) -> str:
-    wins, losses, p = sign_test(ours, theirs)
-    return f"{'better' if p < 0.05 else 'not shown'} than {other} ({wins} : {losses}, p = {p:.2g})"
+def _said(regrets: dict[str, list[float]], name: str, other: str | None) -> str:
+    if other is None:
+        return ""
+    wins, losses, p = sign_test(regrets[name], regrets[other])
+    return f"{'better' if p < 0.05 else 'not shown'} ({wins} : {losses}, p = {p:.2g})"
 
 
 def main() -> None:
@@ -243,16 +244,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--replays", type=int, default=20)
     parser.add_argument("--budget", type=float, default=30, help="device-time, in mean whole runs")
+    parser.add_argument("--table", type=Path, default=TABLE, metavar="F")
     parser.add_argument("--json", type=Path, metavar="F")
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.simplefilter("ignore")  # experimental classes; steps that the best trial of another length has not
-    table = read_table()
+    table = read_table(options.table)
     found = replay(table, replays=options.replays, budget=options.budget)
     if options.json:
         options.json.write_text(json.dumps({"budget": options.budget, "found": found}, indent=1) + "\n")
-    heads = ["search", "median regret, points (quartiles)", "trials", "whole", "ended", "of them better", "sign test"]
+    heads = ["search", "median regret, points (quartiles)", "trials", "whole", "ended", "of them better"]
+    heads += ["than as it comes", "than random"]
     for row in [heads, *([["---"] * len(heads)] if options.markdown else []), *rows_of(found)]:
         print(f"| {' | '.join(row)} |" if options.markdown else "  ".join(row))
 

@@ -8,9 +8,7 @@ import json
 import logging
 import os
 import socket
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from chainer.training import Trainer
@@ -34,9 +32,10 @@ from trainers.launch import StopRequest, command_line
 from trainers.measured import measure, metrics_of
 from trainers.norm_groups import NormGroups
 from trainers.pulse import Pulse
-from trainers.run_folder import CHECKPOINTS, LOG, REPORT, TRACE, cut_back, dataset_facts, write_run
+from trainers.run_folder import CHECKPOINTS, TRACE, cut_back, dataset_facts, write_run
 from trainers.stream_iterator import StreamIterator
 from trainers.summation_tree import TreeSum
+from trainers.told import log_to, write_report
 from trainers.train_options import TrainOptions
 from trainers.updater import RecipeUpdater
 from trainers.weight_average import AveragedWeights
@@ -64,7 +63,7 @@ def train_as_rank(
     Raises:
         RunFailed: on all ranks, where the run cannot go on.
     """
-    _log_to(options.folder, rank=mpi.rank, to_file=not launched_by_us)
+    log_to(options.folder, rank=mpi.rank, to_file=not launched_by_us)
     require_one_recipe(fingerprint(opened.tree), mpi)
     if plan.exact:
         require_one_machine(mpi)
@@ -266,8 +265,8 @@ class _Run:
         reached = {"update": self.updater.iteration, "epoch": self.updater.epoch_detail}
         self.mpi.Barrier()  # every rank has done its part before the run counts as ended
         self.metrics.write("run_stop", how, reason=reason, best=self.checkpoints.best, **reached)
-        if self.leads:
-            _write_report(self.options.folder)
+        if self.leads and self.options.report:
+            write_report(self.options.folder)
         log.info("%s at update %d", how, self.updater.iteration)
         return EXIT_STOPPED if stopped else 0
 
@@ -281,25 +280,3 @@ class _Run:
 def fingerprint(tree: dict[str, Any]) -> str:
     """SHA-256 of a resolved recipe."""
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
-
-
-def _log_to(folder: Path, *, rank: int, to_file: bool) -> None:
-    """Rank 0 logs everything, the others their warnings."""
-    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stdout)]
-    if to_file and rank == 0:
-        folder.mkdir(parents=True, exist_ok=True)
-        handlers.append(logging.FileHandler(folder / LOG, encoding="utf-8"))
-    logging.basicConfig(
-        level=logging.WARNING,
-        handlers=handlers,
-        format=f"%(asctime)s rank {rank} %(message)s",
-        force=True,
-    )
-    log.setLevel(logging.INFO if rank == 0 else logging.WARNING)
-
-
-def _write_report(folder: Path) -> None:
-    from recipes.reports.page import write_page
-    from recipes.reports.record import open_run
-
-    write_page([open_run(folder)], folder / REPORT)

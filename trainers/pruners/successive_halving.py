@@ -57,6 +57,15 @@ class SuccessiveHalving:
         """How many of the new configurations begin at each rung, in proportion."""
         return (1, *(0 for _ in range(self.rungs - 1)))
 
+    @property
+    def least_trials(self) -> int:
+        """How many runs there are until the first whole one has ended.
+
+        >>> SuccessiveHalving().least_trials
+        13
+        """
+        return sum(self.reduction**rung for rung in range(self.rungs))
+
     def build(self) -> Any:
         """Optuna's NopPruner: no run is ended on its way."""
         from optuna.pruners import NopPruner

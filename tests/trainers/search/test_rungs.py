@@ -1,7 +1,11 @@
 """Which configuration is trained longer, and when: of the study alone."""
 
+import dataclasses
+import subprocess
+import sys
 from collections import Counter
 from fractions import Fraction
+from pathlib import Path
 
 import optuna
 import pytest
@@ -18,7 +22,7 @@ SPACE = {"x": Float(low=0.0, high=1.0)}
 
 def search_with(pruner):
     return Search(
-        name="mine", recipe="digits/baseline", space=SPACE, sampler=Random(), pruner=pruner, budget=Budget(trials=99)
+        name="mine", recipe="digits/baseline", space=SPACE, sampler=Random(), pruner=pruner, budget=Budget(trials=999)
     )
 
 
@@ -113,6 +117,23 @@ def test_a_session_that_goes_on_decides_the_same(tmp_path):
     assert [trial.state for trial in study.trials].count(TrialState.WAITING) == 0
     fresh = study.ask()
     assert place(fresh, search) == place(fresh, search) == Fraction(1, 9)
+
+
+def test_nothing_is_queued_that_the_budget_does_not_hold():
+    study, search = new_study(), search_with(SuccessiveHalving())
+    run(study, search, 3)
+    promote(study, dataclasses.replace(search, budget=Budget(trials=3)))
+    assert len(study.trials) == 3
+
+
+def test_two_supervisors_of_a_study_send_a_configuration_up_once(tmp_path):
+    storage, search = f"sqlite:///{tmp_path / 'study.db'}", search_with(SuccessiveHalving())
+    run(new_study(storage), search, 3)
+    code = "from test_rungs import *; promote(new_study(sys.argv[1]), search_with(SuccessiveHalving()))"
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); {code}", storage]
+    for process in [subprocess.Popen(command) for _ in range(3)]:
+        assert process.wait(timeout=120) == 0
+    assert [trial.state for trial in new_study(storage).trials].count(TrialState.WAITING) == 1
 
 
 def test_hyperband_begins_configurations_at_every_rung():

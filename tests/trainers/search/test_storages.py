@@ -32,7 +32,11 @@ def two_views(opened, study_name):
         ("journal:///tmp/a.journal", "journal", "journal:///tmp/a.journal"),
         ("grpc://node7:13000", "grpc", "grpc://node7:13000"),
         ("postgresql://me:se%40cret@host/studies", "database", "postgresql://me@host/studies"),
-        ("mysql+pymysql://me@host/studies?charset=utf8&passwd=x", "database", "mysql+pymysql://me@host/studies?charset=utf8"),
+        (
+            "mysql+pymysql://me@host/studies?charset=utf8&passwd=x",
+            "database",
+            "mysql+pymysql://me@host/studies?charset=utf8",
+        ),
     ],
 )
 def test_a_place_is_said_without_its_secrets(text, kind, said, tmp_path):
