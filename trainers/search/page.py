@@ -72,7 +72,7 @@ def _row(trial: FrozenTrial, search: Search, metrics: list[str], *, bold: bool) 
     values = trial.values or [None] * len(metrics)
     said = [shown(metric, value) for metric, value in zip(metrics, values, strict=True)]
     return (
-        tag("a", str(trial.number), href=f"{trial.user_attrs.get(FOLDER, '')}/{REPORT}"),
+        tag("a", str(trial.number), href=f"{trial.user_attrs.get(FOLDER, '')}/"),
         *(_value(trial.params[path]) if path in trial.params else "" for path in search.space),
         *([tag("b", text) for text in said] if bold else said),
         _state(trial),

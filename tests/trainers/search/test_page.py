@@ -62,7 +62,7 @@ def test_every_trial_has_a_row_and_every_value_a_picture(study, tmp_path):
     assert "pruned at report 2 of 20" in text
     assert "<td>infeasible</td>" in text
     assert "1 min 01 s" in text
-    assert 'href="trials/trial-0000/report.html"' in text
+    assert 'href="trials/trial-0000/"' in text
 
 
 def test_words_of_a_search_are_escaped(study):
