@@ -38,7 +38,7 @@ from trainers.search.fairness import note_comparable
 from trainers.search.hand_out import HandOut
 from trainers.search.job import Report
 from trainers.search.search_options import SearchOptions
-from trainers.search.storages import open_storage, read_place
+from trainers.search.storages import database, open_storage, read_place
 from trainers.search.study import FOLDER, SECONDS, open_study, suggested
 from trainers.search.telling import Telling
 from trainers.search.trial_run import trial_request
@@ -101,6 +101,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, nargs="+", default=[0, 1000], help="finished ones, at which to measure")
     parser.add_argument("--reports", type=int, default=10)
     parser.add_argument("--measured", type=int, default=40, help="trials")
+    parser.add_argument("--plain", action="store_true", help="Optuna's own cached database, without view and batches")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     rows = []
@@ -121,7 +122,8 @@ def measure(folder: Path, options: argparse.Namespace, finished: int) -> dict[st
         if number == 3:  # the first ones read what is there, and load what is used
             bench.meter = Meter()
         bench.one_trial(0.5 / (number + 1))
-    return {"storage": bench.said, "finished": finished, "reports": options.reports, **bench.meter.milliseconds()}
+    said = bench.said + (", plain" if options.plain else "")
+    return {"storage": said, "finished": finished, "reports": options.reports, **bench.meter.milliseconds()}
 
 
 def fill(study: optuna.Study, opened: OpenedSearch, finished: int) -> None:
@@ -160,7 +162,8 @@ class Bench:
         self.opened = open_search(path, vocabulary=search_vocabulary())
         self.search, self.folder = self.opened.search, folder
         place = read_place(options.storage, folder)
-        self.study = open_study(self.opened, open_storage(place), name=f"bench-{time.time_ns()}")
+        storage = optuna.storages.get_storage(database(place)) if options.plain else open_storage(place)
+        self.study = open_study(self.opened, storage, name=f"bench-{time.time_ns()}")
         self.hand_out, self.meter = HandOut(self.study, folder), Meter()
         display = Display(search=self.search, folder=folder, console=Console(quiet=True), groups=1)
         how = SearchOptions(folder=folder, hang_seconds=600.0)
