@@ -101,7 +101,7 @@ def test_both_searches_go_on_where_they_were_killed(searching):
 
     page = (search.folder / "report.html").read_text()
     assert "The full rate of every trial at its batch" in page
-    assert "href=\"to-512/report.html\"" in page
+    assert 'href="to-512/report.html"' in page
 
     again, _ = search.run()  # nothing is left to do
     assert again == 0
