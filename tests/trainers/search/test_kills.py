@@ -5,6 +5,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -28,13 +29,14 @@ ENDED = "the search was ended"
 
 
 @pytest.fixture
-def storage(request, tmp_path, monkeypatch):
+def storage(request, monkeypatch):
     """What `--storage` is given; PostgreSQL is started for the test, and installed where that is possible."""
     if request.param != "postgresql":
         yield request.param
         return
-    script, folder = ROOT / "scripts" / "start_postgresql", tmp_path / "pg"
-    os.chmod(tmp_path, 0o755)
+    above = tempfile.mkdtemp(prefix="kilobatch-")
+    os.chmod(above, 0o755)  # PostgreSQL runs as another user where this one is root
+    script, folder = ROOT / "scripts" / "start_postgresql", Path(above) / "pg"
     started = subprocess.run([script, folder], capture_output=True, text=True)
     if started.returncode:
         pytest.skip(f"no PostgreSQL: {started.stderr.strip()}")
@@ -44,6 +46,7 @@ def storage(request, tmp_path, monkeypatch):
     monkeypatch.setenv(PASSWORD, url.partition("kilobatch:")[2].partition("@")[0])
     yield hidden(url)
     subprocess.run([script, folder, "--stop"], check=True)
+    os.rmdir(above)
 
 
 class Killing:
