@@ -55,6 +55,9 @@ def train(
     stop_after: Annotated[str | None, typer.Option(metavar="30up", help="End there, with a checkpoint.")] = None,
     checkpoint_every: Annotated[str, typer.Option(metavar="1ep", help="How often to write a checkpoint.")] = "1ep",
     micro_batch_size: MicroBatch = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="D", help="cpu, gpu, or auto: the GPU where there is one; else the cluster's.")
+    ] = None,
     trace: Annotated[bool, typer.Option("--trace", help="Write trace.jsonl: samples, images, loss by update.")] = False,
     noise_scale: Annotated[
         bool, typer.Option("--noise-scale", help="Measure the gradient noise scale: see the report.")
@@ -90,6 +93,7 @@ def train(
         stop_after=stop_after,
         checkpoint_every=checkpoint_every,
         micro_batch_size=micro_batch_size,
+        device=device,
         trace=trace,
         measure_noise=noise_scale,
         exact=exact,

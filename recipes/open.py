@@ -17,7 +17,7 @@ from recipes.resolve import read_recipe
 from recipes.schema import Dataset, Recipe
 from recipes.vocabulary import Component, Unbuilt, Vocabulary
 
-__all__ = ["OpenedRecipe", "open_cluster", "open_dataset", "open_recipe"]
+__all__ = ["OpenedRecipe", "open_cluster", "open_dataset", "open_recipe", "read_cluster"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +111,11 @@ def open_cluster(name: str, *, vocabulary: Vocabulary, overrides: Sequence[str |
     Raises:
         RecipeError: with all that is wrong with it or with an override.
     """
+    return read_cluster(name, vocabulary=vocabulary, overrides=overrides)[0]
+
+
+def read_cluster(name: str, *, vocabulary: Vocabulary, overrides: Sequence[str | None] = ()) -> tuple[Cluster, Reading]:
+    """The same, and what knows where its values were written, for whoever has more to refuse."""
     path = find_or_refuse("clusters", name)
     tree, origins = load_tree(path, overrides=overrides, within="cluster", versioned=False)
     tree.pop("kilobatch", None)
@@ -118,7 +123,7 @@ def open_cluster(name: str, *, vocabulary: Vocabulary, overrides: Sequence[str |
     cluster, _ = reading.record(Cluster, tree, ())
     if reading.problems:
         raise RecipeError(reading.problems)
-    return cluster
+    return cluster, reading
 
 
 def _open_dataset(

@@ -5,10 +5,10 @@
     python scripts/bench_search.py --storage postgresql://me@localhost/studies --trials 0 1000 --reports 20
 
 The supervisor's own calls, one trial after the other, of a search over four values with TPE and the median pruner;
-finished trials are put there first, with reports of their own. Trials of ten seconds are meant: in each the other
-supervisors' trials are read again once more than at its begin and end. `plan` is what is done with the sampled values before
-the ranks get them: the recipe is opened with them, checked and planned. Milliseconds are medians over the measured
-trials: on the clock, and of this process's processor time.
+finished trials are put there first, with reports of their own. Trials of ten seconds are meant: in each what waits is
+written and all trials are read again once more than at its begin and end. `plan` is what is done with the sampled
+values before the ranks get them: the recipe is opened with them, checked and planned. Milliseconds are medians over the
+measured trials: on the clock, and of this process's processor time.
 """
 
 from __future__ import annotations
@@ -23,16 +23,24 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import optuna
 from optuna.trial import TrialState, create_trial
+from rich.console import Console
 
 from recipes.open_search import OpenedSearch, open_search
-from trainers.request import prepare
+from trainers.request import Prepared, prepare
+from trainers.run_folder import METRICS
+from trainers.search.display import Display
+from trainers.search.fairness import note_comparable
 from trainers.search.hand_out import HandOut
-from trainers.search.storages import open_storage, read_place
-from trainers.search.study import FOLDER, SECONDS, best_trial, open_study, suggested
+from trainers.search.job import Report
+from trainers.search.search_options import SearchOptions
+from trainers.search.storages import database, open_storage, read_place
+from trainers.search.study import FOLDER, SECONDS, open_study, suggested
+from trainers.search.telling import Telling
 from trainers.search.trial_run import trial_request
 from trainers.search.view import read_again
 from trainers.vocabulary import search_vocabulary
@@ -61,12 +69,18 @@ class Meter:
         self.processor: dict[str, list[float]] = {part: [] for part in PARTS}
 
     @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """Measure what is done inside."""
+    def part(self, name: str, *, more: bool = False) -> Iterator[None]:
+        """Measure what is done inside, as a trial's part or as more of it."""
         clock, processor = time.perf_counter(), time.process_time()
         yield
-        self.clock[name].append(time.perf_counter() - clock)
-        self.processor[name].append(time.process_time() - processor)
+        for measured, seconds in (
+            (self.clock[name], time.perf_counter() - clock),
+            (self.processor[name], time.process_time() - processor),
+        ):
+            if more:
+                measured[-1] += seconds
+            else:
+                measured.append(seconds)
 
     def milliseconds(self) -> dict[str, Any]:
         """Medians of the parts, and of what a trial costs of the study's storage and in all."""
@@ -87,6 +101,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, nargs="+", default=[0, 1000], help="finished ones, at which to measure")
     parser.add_argument("--reports", type=int, default=10)
     parser.add_argument("--measured", type=int, default=40, help="trials")
+    parser.add_argument("--plain", action="store_true", help="Optuna's own cached database, without view and batches")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     rows = []
@@ -101,27 +116,24 @@ def main() -> None:
 
 def measure(folder: Path, options: argparse.Namespace, finished: int) -> dict[str, Any]:
     """Medians at a number of finished trials."""
-    path = folder / "bench.yaml"
-    path.write_text(TEXT + f"reports: {options.reports}\n")
-    opened = open_search(path, vocabulary=search_vocabulary())
-    place = read_place(options.storage, folder)
-    study = open_study(opened, open_storage(place), name=f"bench-{time.time_ns()}")
-    fill(study, opened, finished)
-    hand_out, meter = HandOut(study, folder), Meter()
+    bench = Bench(folder, options)
+    fill(bench.study, bench.opened, finished)
     for number in range(options.measured + 3):
         if number == 3:  # the first ones read what is there, and load what is used
-            meter = Meter()
-        one_trial(study, opened, hand_out, meter)
-    return {"storage": place.said, "finished": finished, "reports": options.reports, **meter.milliseconds()}
+            bench.meter = Meter()
+        bench.one_trial(0.5 / (number + 1))
+    said = bench.said + (", plain" if options.plain else "")
+    return {"storage": said, "finished": finished, "reports": options.reports, **bench.meter.milliseconds()}
 
 
 def fill(study: optuna.Study, opened: OpenedSearch, finished: int) -> None:
     """Put finished trials there, as a search leaves them."""
+    said = said_by_trials(opened)
     draw, memory = random.Random(0), optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     for number in range(finished):
         trial = memory.ask()
         suggested(trial, opened.search)
-        scores = {step: draw.random() for step in range(1, opened.search.reports + 1)}
+        scores = {step: 0.5 + draw.random() / 2 for step in range(1, opened.search.reports + 1)}
         study.add_trial(
             create_trial(
                 state=TrialState.COMPLETE,
@@ -129,34 +141,79 @@ def fill(study: optuna.Study, opened: OpenedSearch, finished: int) -> None:
                 params=trial.params,
                 distributions=trial.distributions,
                 intermediate_values=scores,
-                user_attrs={FOLDER: f"trials/trial-{number:04d}", SECONDS: 60.0},
+                user_attrs={FOLDER: f"trials/trial-{number:04d}", SECONDS: 60.0, **said},
             )
         )
 
 
-def one_trial(study: optuna.Study, opened: OpenedSearch, hand_out: HandOut, meter: Meter) -> None:
-    """A trial as the supervisor handles it; it never ends early, whatever the verdicts are."""
-    with meter.part("ask"):
-        hand_out.left()
-        trial = hand_out.new(opened.search.budget.trials)
-        assert trial is not None
-        values = suggested(trial, opened.search)
-        trial.set_user_attr(FOLDER, f"trials/trial-{trial.number:04d}")
-    with meter.part("plan"):
-        request = trial_request(opened, trial.number, values, Path("trial"))
-        prepare(request, workers=opened.search.ranks_per_trial)
-    with meter.part("reports"):
-        for number in range(1, opened.search.reports + 1):
-            if number == opened.search.reports // 2:
-                read_again(study)  # as it does by itself after ten seconds
-            hand_out.renew()
-            trial.report(random.random(), number)
-            trial.should_prune()
-    with meter.part("tell"):
-        trial.set_user_attr(SECONDS, 60.0)
-        study.tell(trial, random.random())
-        hand_out.done(trial)
-        best_trial(study)
+def said_by_trials(opened: OpenedSearch) -> dict[str, Any]:
+    """What every trial says of itself before it begins."""
+    trial = optuna.create_study().ask()
+    note_comparable(trial, opened.base.recipe, opened.search, say=print)
+    return trial.user_attrs
+
+
+class Bench:
+    """A search whose trials are told without being trained."""
+
+    def __init__(self, folder: Path, options: argparse.Namespace) -> None:
+        path = folder / "bench.yaml"
+        path.write_text(TEXT + f"reports: {options.reports}\n")
+        self.opened = open_search(path, vocabulary=search_vocabulary())
+        self.search, self.folder = self.opened.search, folder
+        place = read_place(options.storage, folder)
+        storage = optuna.storages.get_storage(database(place)) if options.plain else open_storage(place)
+        self.study = open_study(self.opened, storage, name=f"bench-{time.time_ns()}")
+        self.hand_out, self.meter = HandOut(self.study, folder), Meter()
+        display = Display(search=self.search, folder=folder, console=Console(quiet=True), groups=1)
+        how = SearchOptions(folder=folder, hang_seconds=600.0)
+        self.telling = Telling(self.opened, self.study, how, display, done=self.hand_out.done)
+        self.said, self.display = place.said, display
+
+    def one_trial(self, score: float) -> None:
+        """A trial as the supervisor handles it, with a score that is not the best; it is never ended early."""
+        meter, reports = self.meter, self.search.reports
+        with meter.part("ask"):
+            self.hand_out.left()
+            trial = self.hand_out.new(self.search.budget.trials)
+            assert trial is not None
+            values = suggested(trial, self.search)
+            folder = self.folder / f"trials/trial-{trial.number:04d}"
+            trial.set_user_attr(FOLDER, str(folder))
+        with meter.part("plan"):
+            request = trial_request(self.opened, trial.number, values, folder)
+            prepared = prepare(request, workers=self.search.ranks_per_trial)
+        with meter.part("ask", more=True):
+            note_comparable(trial, prepared.opened.recipe, self.search, say=self.display.say)
+            self.display.began(trial.number, values, resumed=False)
+        write_metrics(folder, prepared, reports, score)
+        with meter.part("reports"):
+            for number in range(1, reports + 1):
+                if number == reports // 2:
+                    read_again(self.study)  # as it does by itself after ten seconds
+                self.hand_out.renew()
+                self.telling.report(trial, Report(number=number, value=score, epoch=float(number)))
+                trial.should_prune()
+        with meter.part("tell"):
+            group = SimpleNamespace(number=0)
+            job = SimpleNamespace(group=group, seconds=10.0, began_at=time.time(), folder=folder, prepared=prepared)
+            self.telling.ran(trial, job)
+            self.telling.costs(trial, job)
+            self.telling.complete(trial, [folder], prepared)
+
+
+def write_metrics(folder: Path, prepared: Prepared, reports: int, score: float) -> None:
+    """What the ranks of a trial would have written."""
+    folder.mkdir(parents=True)
+    timeline, recipe = prepared.plan.timeline, prepared.opened.recipe
+    lines: list[dict[str, Any]] = [{"key": "run_start", "time_ms": 0}]
+    for update in range(timeline.num_updates):
+        common = {"update": update + 1, "epoch": recipe.epochs * (update + 1) / timeline.num_updates, "time_ms": update}
+        common["samples"] = 256 * (update + 1)
+        lines.append({"key": "train_loss", "value": 1.0, **common})
+        if (update + 1) % (timeline.num_updates // reports) == 0 or update + 1 == timeline.num_updates:
+            lines += [{"key": f"eval_{metric}", "value": score, **common} for metric in ("accuracy", "loss")]
+    (folder / METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def text(row: dict[str, Any]) -> str:

@@ -43,9 +43,7 @@ def test_file_has_at_most_300_lines(path):
 def test_public_functions_and_classes_have_a_docstring(path):
     tree = ast.parse(path.read_text())
     public = [
-        node
-        for node in tree.body
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
+        node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
     ]
     assert [node.name for node in public if not ast.get_docstring(node)] == []
     assert ast.get_docstring(tree) or not tree.body

@@ -29,8 +29,15 @@ def loaded_by(code):
 
 @pytest.mark.parametrize(
     "code",
-    ["import lr_schedules", "import recipes", "import trainers", "import trainers.vocabulary", OPEN_ALL],
-    ids=["lr_schedules", "recipes", "trainers", "vocabulary", "opening every recipe"],
+    [
+        "import lr_schedules",
+        "import recipes",
+        "import trainers",
+        "import trainers.vocabulary",
+        "import trainers.start, trainers.progress",
+        OPEN_ALL,
+    ],
+    ids=["lr_schedules", "recipes", "trainers", "vocabulary", "starting ranks", "opening every recipe"],
 )
 def test_nothing_heavy_is_loaded_by(code):
     assert loaded_by(code) & HEAVY == set()

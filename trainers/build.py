@@ -18,6 +18,7 @@ from recipes.schema import Dataset, Recipe
 from recipes.vocabulary import Unbuilt
 from trainers.augmentations.pipeline import Pipeline
 from trainers.communicators import Auto, Direct
+from trainers.communicators.staging import connect_on_gpu
 from trainers.communicators.wire import WIRES, FullWire
 from trainers.exact_exchange import ExactExchange
 from trainers.exchange import Exchange
@@ -152,16 +153,17 @@ def build_exchange(
 
     Args:
         settings: of the cluster.
-        parts: the model and its data.
+        parts: the model, on the device where its gradients will be, and its data.
         mpi: communicator of all workers; the exchange has one of its own.
         copies: arrays of gradients, two for double buffering.
         exact: the same bits for any workers; then of the settings only `bucket_bytes` counts.
     Raises:
         ValueError: the communicator does not fit these workers.
     """
-    connection = (Direct() if exact else settings.communicator or Auto()).connect(mpi.Dup())
+    component, device = Direct() if exact else settings.communicator or Auto(), parts.model.device
+    connection = component.connect(mpi.Dup()) if device.xp is np else connect_on_gpu(component, mpi.Dup())
     image, _ = parts.load_eval(0, 0)
-    images_NCHW = image[np.newaxis].astype(chainer.get_dtype(), copy=False)
+    images_NCHW = device.send(image[np.newaxis].astype(chainer.get_dtype(), copy=False))
     flat = FlatGradients(parts.model, images_NCHW, connection.allocate, copies=copies)
     bucket_bytes = settings.bucket_bytes_of(flat.values.nbytes)
     if exact:

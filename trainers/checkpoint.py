@@ -53,7 +53,7 @@ def weights_of(model: chainer.Link) -> dict[str, np.ndarray]:
     for path, link, name in _persistents(model):
         value = getattr(link, name)
         if value is not None:
-            arrays[path] = np.asarray(value)
+            arrays[path] = _as_array(value)
     return arrays
 
 
@@ -66,10 +66,15 @@ def _persistents(model: chainer.Link) -> Iterator[tuple[str, chainer.Link, str]]
 def optimizer_arrays(optimizer: chainer.Optimizer) -> dict[str, np.ndarray]:
     """Optimizer state by parameter path and name, e.g. `/fc/W:v`; arrays are the optimizer's own, not copies."""
     return {
-        f"{path}:{name}": np.asarray(value)
+        f"{path}:{name}": _as_array(value)
         for path, parameter in optimizer.target.namedparams()
         for name, value in (parameter.update_rule.state or {}).items()
     }
+
+
+def _as_array(value: Any) -> Any:
+    """An array as it is, wherever it lies; a number as one of NumPy's."""
+    return value if isinstance(value, chainer.get_array_types()) else np.asarray(value)
 
 
 def checkpoint_name(update: int) -> str:
@@ -181,7 +186,7 @@ def load_into(
     weights, state = content.weights, content.state
     copy_arrays(weights, weights_of(model), "weights")
     for path, link, name in _persistents(model):
-        if not isinstance(getattr(link, name), np.ndarray) and path in weights:
+        if not isinstance(getattr(link, name), chainer.get_array_types()) and path in weights:
             setattr(link, name, weights[path].item())
     if optimizer is not None:
         steps = state["optimizer_steps"]
@@ -217,7 +222,8 @@ def _update_of(checkpoint: Path) -> int:
 
 
 def _contiguous(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {path: np.asarray(array, order="C") for path, array in arrays.items()}
+    host = chainer.get_device("@numpy")
+    return {path: np.asarray(host.send(array), order="C") for path, array in arrays.items()}
 
 
 def copy_arrays(source: dict[str, np.ndarray], target: dict[str, np.ndarray], what: str) -> None:
@@ -234,7 +240,7 @@ def copy_arrays(source: dict[str, np.ndarray], target: dict[str, np.ndarray], wh
     for path, array in target.items():
         if array.shape != source[path].shape:
             raise CheckpointError(f"{what} {path}: {source[path].shape} in the checkpoint, {array.shape} in the model")
-        array[...] = source[path]
+        array[...] = chainer.backend.get_device_from_array(array).send(source[path])
 
 
 def _flush_folder(folder: Path) -> None:

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from trainers import compat
+from trainers.device import INSTALL
 from trainers.launch import LaunchError, find_mpiexec, launched_ranks, threads_per_rank
+from trainers.vocabulary import vocabulary
 
 _PACKAGES = ("kilobatch", "chainer", "chainermn", "chainercv", "numpy", "mpi4py", "mpich", "cupy", "optuna")
 _SMALL_SHARED_MEMORY = 256 << 20
@@ -163,17 +165,15 @@ def _last_line(text: str) -> str:
 
 def _gpu(problems: list[Problem]) -> dict[str, Any]:
     """What Chainer can do with the GPUs here; silently CPU-only is what it falls back to when a library is missing."""
-    found: dict[str, Any] = {"gpus": _gpus_of_driver(), "usable": False, "cudnn": False, "nccl": None, "reason": None}
+    found: dict[str, Any] = {"gpus": _gpus_of_driver(), "usable": False, "reason": None, "cudnn": False, "nccl": None}
+    found["cuda_aware_mpi"] = "mpi4py.MPI" in sys.modules and _communicator_lacks("CudaAwareMpi") is None
     cuda = sys.modules.get("chainer.backends.cuda")
     if cuda is None:
         return found
     if not cuda.available:
         found["reason"] = _last_line(str(cuda._resolution_error))
         if found["gpus"]:
-            way_out = (
-                'pip install "cupy-cuda13x[ctk]" nvidia-nccl-cu13 (for CUDA 12: cupy-cuda12x[ctk], nvidia-nccl-cu12)'
-            )
-            problems.append(Problem(what=f"a GPU that Chainer cannot use: {found['reason']}", way_out=way_out))
+            problems.append(Problem(what=f"a GPU that Chainer cannot use: {found['reason']}", way_out=INSTALL))
         return found
     found["cudnn"] = cuda.cudnn_enabled
     try:
@@ -182,12 +182,16 @@ def _gpu(problems: list[Problem]) -> dict[str, Any]:
         found["reason"] = str(error)
         way_out = "see whether nvidia-smi shows the GPU; until then train with --device cpu"
         problems.append(Problem(what=f"CuPy finds no GPU: {error}", way_out=way_out))
-    try:
+    if (lacking := _communicator_lacks("Nccl")) is not None:
+        problems.append(Problem(what=f"GPUs exchange gradients through host memory: {lacking[0]}", way_out=lacking[1]))
+    else:
         found["nccl"] = importlib.import_module("cupy.cuda.nccl").get_version()
-    except ImportError as error:
-        way_out = "pip install nvidia-nccl-cu13 (for CUDA 12: nvidia-nccl-cu12)"
-        problems.append(Problem(what=f"GPUs cannot exchange gradients, NCCL is missing: {error}", way_out=way_out))
     return found
+
+
+def _communicator_lacks(name: str) -> tuple[str, str] | None:
+    """What a communicator of GPUs needs and is not here, with a way out."""
+    return vocabulary().communicators[name]().missing()
 
 
 def _gpus_of_driver() -> list[str]:

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 _CHOOSE_KERNELS = ("OPENBLAS_CORETYPE", "MKL_CBWR", "NPY_DISABLE_CPU_FEATURES")  # in place of what the CPU can do
-_PACKAGES = ("kilobatch", "chainer", "chainercv", "numpy", "mpi4py", "mpich", "cupy-cuda13x", "pillow", "safetensors")
+_ON_GPUS = ("cupy-cuda12x", "cupy-cuda13x", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
+_PACKAGES = ("kilobatch", "chainer", "chainercv", "numpy", "mpi4py", "mpich", *_ON_GPUS, "pillow", "safetensors")
 
 
 def environment(*, ranks: list[dict[str, Any]], threads: int, fingerprint: str, exact: bool) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def score(
     this together. Bytes on the wire: 8 a forward and 8 a worker.
 
     Args:
-        model: float32 NCHW -> logits.
+        model: float32 NCHW -> logits, on whatever device.
         load: (epoch, index) -> image as the model gets it, label.
         num_samples: of the evaluation set.
         loss: (logits, labels) -> mean over the samples given.
@@ -48,7 +48,8 @@ def score(
         images_NCHW = np.stack([image for image, _ in samples]).astype(chainer.get_dtype(), copy=False)
         labels = np.array([label for _, label in samples], dtype=np.int32)
         with chainer.using_config("train", False), chainer.no_backprop_mode():
-            logits = model(images_NCHW)
+            labels = model.device.send(labels)
+            logits = model(model.device.send(images_NCHW))
             mean_loss = float(loss(logits, labels).array)
         correct += int((logits.array.argmax(axis=1) == labels).sum())
         losses.append(mean_loss * len(labels))

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -17,8 +18,7 @@ from trainers.communicators.connection import Connection
 from trainers.communicators.wire import FullWire, Wire
 from trainers.flat_gradients import FlatGradients
 from trainers.waiting import total_of
-
-THREAD_NAME = "exchange"
+from trainers.whereabouts import EXCHANGE_THREAD
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +67,10 @@ class Exchange:
         self.buckets, self.bucket_of = buckets_of(flat, bucket_bytes)
         self.overlaps = connection.beside_backward = overlap and connection.mpi.size > 1
         self.observe: Callable[[int, float, float], None] = lambda number, began, ended: None
-        self._ready: queue.SimpleQueue[tuple[Round, int] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._serve, name=THREAD_NAME, daemon=True) if self.overlaps else None
-        if self._thread is not None:
+        self._ready: queue.SimpleQueue[tuple[Round, int, Any] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        if self.overlaps:
+            self._thread = threading.Thread(target=self._serve, name=EXCHANGE_THREAD, daemon=True)
             self._thread.start()
 
     def begin(self, *, scale: float) -> Round:
@@ -82,10 +83,11 @@ class Exchange:
 
     def send(self, sent: Round, number: int) -> None:
         """Average a bucket of a round: on the thread, or here and now."""
+        mark = self.connection.mark()
         if self.overlaps:
-            self._ready.put((sent, number))
+            self._ready.put((sent, number, mark))
         else:
-            sent.average(number)
+            sent.average(number, mark)
 
     def close(self) -> None:
         """End the thread and give the memory back: gradients are gone. All workers call this together."""
@@ -97,8 +99,8 @@ class Exchange:
 
     def _serve(self) -> None:
         while (task := self._ready.get()) is not None:
-            sent, number = task
-            sent.average(number)
+            sent, number, mark = task
+            sent.average(number, mark)
 
 
 class Round:
@@ -154,11 +156,12 @@ class Round:
             )
         return self._found
 
-    def average(self, number: int) -> None:
-        """Sum a bucket over the workers; an exception is told where the gradients are waited for."""
+    def average(self, number: int, mark: Any) -> None:
+        """Sum a bucket, whole at a mark, over the workers; an exception is told where the gradients are waited for."""
         began = time.perf_counter()
         try:
-            self._average(self._values[self._exchange.buckets[number].place])
+            with self._exchange.connection.after(mark):
+                self._average(self._values[self._exchange.buckets[number].place])
         except BaseException as error:
             self._failure = error
         ended = time.perf_counter()
@@ -180,7 +183,7 @@ def mean(values: np.ndarray, connection: Connection, wire: Wire, scale: float) -
         connection.mean(values, wire, scale)
         return 0, 0
     values *= np.float32(scale)
-    total = total_of(connection.mpi, float(np.abs(values).max(initial=0.0)))
+    total = total_of(connection.mpi, float(abs(values).max()) if len(values) else 0.0)
     factor = np.float32(wire_factor(total, wire, connection.num_roundings))
     values *= factor
     losses = wire.losses(values)

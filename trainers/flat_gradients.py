@@ -15,6 +15,7 @@ from chainer import functions as F
 from chainer.functions.array.cast import Cast
 
 from trainers.gradient_taps import GradientTaps
+from trainers.gradients import read_together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,12 +40,11 @@ class FlatGradients:
     Args:
         model: its parameters are initialised.
         images_NCHW: what the model may be called with, to see in which order its parameters are finished.
-        allocate: (num_values, dtype) -> zeros; where the gradients live.
+        allocate: (num_values, dtype) -> zeros where the gradients live, on the model's device.
         copies: arrays to write in turn.
     Attributes:
         values: the array at hand, one-dimensional.
         slots: in its order.
-        not_finite: path of the first parameter in this update with an infinity or a NaN; looked for where asked.
     """
 
     def __init__(
@@ -61,12 +61,12 @@ class FlatGradients:
             Slot(path=path, parameter=parameter, place=slice(int(start), int(stop)), late=late)
             for (path, parameter, late), start, stop in zip(order, ends, ends[1:], strict=False)
         ]
-        self._arrays = np.split(allocate(copies * int(ends[-1]), order[0][1].dtype), copies)
+        self._arrays = list(allocate(copies * int(ends[-1]), order[0][1].dtype).reshape(copies, -1))
         self.values = self._arrays[0]
         self._number = {id(slot.parameter): number for number, slot in enumerate(self.slots)}
         self._written = [False] * len(self.slots)
         self._checks = False
-        self.not_finite: str | None = None
+        self._finite: list[tuple[int, Any]] = []  # of what came, in its order: whether it is, perhaps on a GPU
 
     def begin_update(self, *, check: bool = False) -> None:
         """The next gradient of each parameter replaces what is there.
@@ -74,7 +74,7 @@ class FlatGradients:
         Args:
             check: look for numbers that are not finite.
         """
-        self._checks, self.not_finite = check, None
+        self._checks, self._finite = check, []
         for slot in self.slots:
             slot.parameter.cleargrad()
         self.start_over()
@@ -128,9 +128,16 @@ class FlatGradients:
             variable = variable.creator.inputs[0].get_variable()
         return self._number.get(id(variable))
 
+    @property
+    def not_finite(self) -> str | None:
+        """Path of the first parameter in this update with an infinity or a NaN; looked for where asked."""
+        flags = read_together([flag for _, flag in self._finite])
+        found = (number for (number, _), finite in zip(self._finite, flags, strict=True) if not finite)
+        return next((self.slots[number].path for number in found), None)
+
     def _add(self, number: int, array: np.ndarray) -> None:
-        if self._checks and self.not_finite is None and not np.isfinite(array).all():
-            self.not_finite = self.slots[number].path
+        if self._checks:
+            self._finite.append((number, np.isfinite(array).all()))
         kept = self.values[self.slots[number].place].reshape(array.shape)
         if self._written[number]:
             kept += array
@@ -169,16 +176,16 @@ class SquaredNorm:
     """Sum of squares, added up in float64."""
 
     def __init__(self) -> None:
-        self._squares: list[float] = []
+        self._squares: list[Any] = []
 
     def add(self, array: np.ndarray) -> None:
         """Take in the squares of an array."""
-        self._squares.append(float(np.square(array, dtype=np.float64).sum()))
+        self._squares.append(np.square(array, dtype=np.float64).sum())
 
     @property
     def value(self) -> float:
         """The sum so far."""
-        return math.fsum(self._squares)
+        return math.fsum(map(float, read_together(self._squares)))
 
 
 class _Parts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import chainer
 import numpy as np
@@ -10,11 +11,12 @@ import numpy as np
 
 def squared_norm(model: chainer.Link) -> float:
     """Sum of the squares of all gradients, added up in float64; a parameter without a gradient counts 0."""
-    return math.fsum(
-        float(np.square(parameter.grad).sum(dtype=np.float64))
+    squares = [
+        np.square(parameter.grad).sum(dtype=np.float64)
         for _, parameter in sorted(model.namedparams())
         if parameter.grad is not None
-    )
+    ]
+    return math.fsum(map(float, read_together(squares)))
 
 
 def clip(model: chainer.Link, clip_norm: float) -> float:
@@ -40,8 +42,14 @@ def clip(model: chainer.Link, clip_norm: float) -> float:
 
 def first_not_finite(model: chainer.Link, attribute: str) -> str | None:
     """Path of the first parameter, by path, whose `array` or `grad` holds an infinity or a NaN; None if none does."""
-    for path, parameter in sorted(model.namedparams()):
-        values = getattr(parameter, attribute)
-        if values is not None and not np.isfinite(values).all():
-            return path
-    return None
+    arrays = ((path, getattr(parameter, attribute)) for path, parameter in sorted(model.namedparams()))
+    finite = {path: np.isfinite(values).all() for path, values in arrays if values is not None}
+    flags = read_together(list(finite.values()))
+    return next((path for path, flag in zip(finite, flags, strict=True) if not flag), None)
+
+
+def read_together(scalars: list[Any]) -> list[Any]:
+    """What these arrays without axes hold: those of a GPU in one transfer, since each one waits for the GPU."""
+    if not scalars or not isinstance(scalars[0], chainer.backends.cuda.ndarray):
+        return scalars
+    return chainer.backends.cuda.cupy.stack(scalars).get().tolist()

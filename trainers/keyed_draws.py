@@ -122,7 +122,8 @@ class KeyedDropout(chainer.LinkHook):
     def _patched(self, forward: Any) -> Any:
         def keyed(node: Any, inputs: tuple[np.ndarray, ...]) -> Any:
             if node.mask is None:
-                node.mask = self.mask(inputs[0].shape, node.dropout_ratio, inputs[0].dtype)
+                mask = self.mask(inputs[0].shape, node.dropout_ratio, inputs[0].dtype)
+                node.mask = chainer.backend.get_array_module(inputs[0]).asarray(mask)
             return forward(node, inputs)
 
         return keyed

@@ -85,17 +85,20 @@ class MeanGradient:
         flat.begin_update(check=self._mixed is not None)
         sent = self._exchange.begin(scale=1.0 / (batch * factor))
         last = division.micro_batches(self._mpi.rank)[-1:]
-        own_losses = []
+        losses = []
         for micro_batch in self.clock.each("input", share.micro_batches):
             part = micro_batch.part
             finished = sent.finished if (part,) == last and not hold else None
             with sent.part(part), flat.taken(finished, measure=shares is not None) as norm:
-                own_losses.append(self._backward(micro_batch, factor) * (part.size / batch))
+                losses.append((self._backward(micro_batch, factor), part.size / batch))
             if shares is not None:
                 shares.add(offset=part.offset, size=part.size, squared=norm.value)
         flat.fill_gaps()
         if not hold:
             sent.send_rest()
+        on_gpu = self._model.device.xp is not np  # which may still be at it
+        with self.clock("backward") if on_gpu else contextlib.nullcontext():
+            own_losses = [float(loss) * share for loss, share in losses]
         return Gradient(own_losses=own_losses, values=flat.values, round=sent, shares=shares)
 
     @phase("exposed")
@@ -113,17 +116,17 @@ class MeanGradient:
         gradient.round = gradient.shares = None
         return done
 
-    def _backward(self, micro_batch: LoadedMicroBatch, factor: float) -> float:
-        """Add the gradient of the sum of these samples' losses, times `factor`; returns their mean loss."""
+    def _backward(self, micro_batch: LoadedMicroBatch, factor: float) -> Any:
+        """Add the gradient of the sum of these samples' losses, times `factor`; returns their mean loss, an array."""
         self._norm_groups.begin_micro_batch(micro_batch.part)
         keyed = KeyedDropout(
             self._model, seed=self._plan.recipe.seed, epochs=micro_batch.epochs, indices=micro_batch.indices
         )
-        logits = self._model if self._mixed is None else self._mixed.logits
+        logits, send = self._model if self._mixed is None else self._mixed.logits, self._model.device.send
         with contextlib.nullcontext() if self._mixed is None else overflow_expected():
             with self.clock("forward"), chainer.using_config("train", True), keyed:
-                loss = self._loss(logits(micro_batch.images_NCHW), micro_batch.targets)
+                loss = self._loss(logits(send(micro_batch.images_NCHW)), send(micro_batch.targets))
             with self.clock("backward"):
                 (loss * (float(micro_batch.part.size) * factor)).backward()
         self._norm_groups.end_micro_batch()
-        return float(loss.array)
+        return loss.array

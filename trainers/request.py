@@ -9,9 +9,10 @@ from typing import Any
 
 from recipes.errors import Problem, RecipeError
 from recipes.load import overrides_by_file
-from recipes.open import OpenedRecipe, open_cluster, open_recipe
+from recipes.open import OpenedRecipe, open_recipe, read_cluster
 from recipes.planning.planner import Plan, plan
 from recipes.positions import parse_position
+from trainers.device import DEVICES, has_gpu, require_device
 from trainers.exact_mode import require_exact
 from trainers.lacks import refuse_unbuilt
 from trainers.vocabulary import vocabulary
@@ -31,6 +32,7 @@ class TrainRequest:
     stop_after: str | None = None
     checkpoint_every: str = "1ep"
     micro_batch_size: int | None = None
+    device: str | None = None
     trace: bool = False
     measure_noise: bool = False
     exact: bool = False
@@ -46,6 +48,7 @@ class TrainRequest:
             ("--cluster", self.cluster),
             ("--stop-after", self.stop_after),
             ("--micro-batch-size", self.micro_batch_size),
+            ("--device", self.device),
             ("--profile", self.profile),
             ("--data", self.data),
             ("--watchdog", self.watchdog_seconds),
@@ -101,12 +104,14 @@ def prepare(request: TrainRequest, *, workers: int) -> Prepared:
         data_root=request.data,
     )
     refuse_unbuilt(opened.recipe, opened.dataset)
-    cluster = open_cluster(request.cluster or "laptop", vocabulary=words, overrides=of_cluster)
+    cluster, reading = read_cluster(request.cluster or "laptop", vocabulary=words, overrides=of_cluster)
     says_workers = any(text and text.strip().startswith("cluster.workers_per_node") for text in of_cluster)
     if request.cluster is None and not says_workers:  # as many as were asked for, on whatever machine this is
         cluster = replace(cluster, workers_per_node=max(workers, 1))
+    cluster = replace(cluster, device=_device(request.device, cluster.device))
     if request.exact:
         require_exact(cluster)
+    require_device(cluster, reading, asked=request.device)
     made = plan(
         recipe=opened.recipe,
         dataset=opened.dataset,
@@ -115,8 +120,6 @@ def prepare(request: TrainRequest, *, workers: int) -> Prepared:
         micro_batch_size=request.micro_batch_size,
         exact=request.exact,
     )
-    if cluster.device != "cpu":
-        raise refused("--cluster", f"{cluster.name} has device {cluster.device}", "training on a GPU is not built yet")
     _require_model_for_images(opened)
     stop_after, every = request.stop_after, request.checkpoint_every
     return Prepared(
@@ -140,6 +143,13 @@ def _require_model_for_images(opened: OpenedRecipe) -> None:
         from trainers.build import build_model
 
         build_model(opened.recipe, opened.dataset)
+
+
+def _device(asked: str | None, of_cluster: str) -> str:
+    """cpu or gpu, whichever was asked for; `auto` is the GPU wherever there is one, and never falls back from it."""
+    if asked not in (None, *DEVICES):
+        raise refused("--device", f"is {asked}", f"write {', '.join(DEVICES[:-1])} or {DEVICES[-1]}")
+    return ("gpu" if has_gpu() else "cpu") if asked == "auto" else asked or of_cluster
 
 
 def refused(flag: str, what: str, way_out: str) -> RecipeError:

@@ -62,7 +62,8 @@ def train_together(
         request: what is trained, the same on all ranks.
         mpi: communicator of all workers.
         threads: of BLAS and OpenMP, for the log.
-        served: the run is one of several of these ranks, in a folder that was checked; its log is not their stdout.
+        served: the run is one of several of these ranks, in a folder that was checked; its log is not their stdout, and
+            no report is written, which would keep all of them waiting for a second.
         orphaned: whether nobody wants the run any more: it stops, with a checkpoint.
     Returns:
         the exit code: 0, or 4 where a signal ended the run.
@@ -76,7 +77,8 @@ def train_together(
     try:
         pulse.start()
         prepared = prepared or prepare(request, workers=mpi.size)
-        code = _train_together(request, prepared, folder, mpi, threads, pulse, log_is_stdout=checked and not served)
+        said = {"log_is_stdout": checked and not served, "report": not served}
+        code = _train_together(request, prepared, folder, mpi, threads, pulse, **said)
     except RunFailed:
         pulse.finish()
         raise
@@ -111,6 +113,7 @@ def _train_together(
     pulse: Pulse,
     *,
     log_is_stdout: bool,
+    report: bool,
 ) -> int:
     from trainers.train import train_as_rank
     from trainers.train_options import TrainOptions
@@ -123,6 +126,7 @@ def _train_together(
         trace=request.trace,
         measure_noise=request.measure_noise,
         profile=request.profile or 0,
+        report=report,
         threads=threads,
     )
     return train_as_rank(prepared.opened, prepared.plan, options, mpi=mpi, launched_by_us=log_is_stdout, pulse=pulse)

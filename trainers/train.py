@@ -8,9 +8,7 @@ import json
 import logging
 import os
 import socket
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from chainer.training import Trainer
@@ -20,6 +18,7 @@ from recipes.planning.planner import Model, Plan
 from recipes.planning.stream import Stream
 from trainers.build import Parts, build, build_exchange
 from trainers.checkpoint import load_into, newest_checkpoint, read_checkpoint
+from trainers.device import notes_on, said_of, take_device
 from trainers.environment import environment
 from trainers.equal_ranks import WeightsDiffer, require_equal_weights, require_one_recipe
 from trainers.evaluate import score
@@ -33,9 +32,10 @@ from trainers.launch import StopRequest, command_line
 from trainers.measured import measure, metrics_of
 from trainers.norm_groups import NormGroups
 from trainers.pulse import Pulse
-from trainers.run_folder import CHECKPOINTS, LOG, REPORT, TRACE, cut_back, dataset_facts, write_run
+from trainers.run_folder import CHECKPOINTS, TRACE, cut_back, dataset_facts, write_run
 from trainers.stream_iterator import StreamIterator
 from trainers.summation_tree import TreeSum
+from trainers.told import log_to, write_report
 from trainers.train_options import TrainOptions
 from trainers.updater import RecipeUpdater
 from trainers.weight_average import AveragedWeights
@@ -63,7 +63,7 @@ def train_as_rank(
     Raises:
         RunFailed: on all ranks, where the run cannot go on.
     """
-    _log_to(options.folder, rank=mpi.rank, to_file=not launched_by_us)
+    log_to(options.folder, rank=mpi.rank, to_file=not launched_by_us)
     require_one_recipe(fingerprint(opened.tree), mpi)
     if plan.exact:
         require_one_machine(mpi)
@@ -84,7 +84,9 @@ class _Run:
     def __init__(self, opened: OpenedRecipe, plan: Plan, options: TrainOptions, mpi: Any, pulse: Pulse) -> None:
         self.opened, self.plan, self.options, self.mpi, self.pulse = opened, plan, options, mpi, pulse
         self.leads = mpi.rank == 0
+        self.device = take_device(plan.cluster.device, mpi)
         parts = build(opened.recipe, opened.dataset)
+        parts.model.to_device(self.device)
         slow = {name: pulse.marking(getattr(parts, name)) for name in ("loss", "load_train", "load_eval")}
         self.parts = replace(parts, **slow)
         self.norm_groups = NormGroups(opened.recipe.evaluation, TreeSum(mpi) if plan.exact else None)
@@ -126,11 +128,13 @@ class _Run:
         state, notes = self._resumed_state() if self.options.resume else (None, [])
         require_equal_weights(self.parts.model, self.mpi, update=self.updater.iteration)
         unmeasured = self.plan.without_noise_scale if self.options.measure_noise else ()
+        notes += notes_on(self.device)
         notes += [f"warning: {warning}" for warning in (*self.pulse.warnings, *self.plan.warnings, *unmeasured)]
         if self.leads:
             (folder / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
             cut_back(folder, self.updater.iteration)
-        hosts = self.mpi.gather({"rank": self.mpi.rank, "host": socket.gethostname(), "pid": os.getpid()}, root=0)
+        host = {"rank": self.mpi.rank, "host": socket.gethostname(), "pid": os.getpid(), **said_of(self.device)}
+        hosts = self.mpi.gather(host, root=0)
         if self.leads:
             self._write_run(hosts)
         self.metrics = metrics_of(self.updater, folder, self.mpi)
@@ -261,8 +265,8 @@ class _Run:
         reached = {"update": self.updater.iteration, "epoch": self.updater.epoch_detail}
         self.mpi.Barrier()  # every rank has done its part before the run counts as ended
         self.metrics.write("run_stop", how, reason=reason, best=self.checkpoints.best, **reached)
-        if self.leads:
-            _write_report(self.options.folder)
+        if self.leads and self.options.report:
+            write_report(self.options.folder)
         log.info("%s at update %d", how, self.updater.iteration)
         return EXIT_STOPPED if stopped else 0
 
@@ -276,25 +280,3 @@ class _Run:
 def fingerprint(tree: dict[str, Any]) -> str:
     """SHA-256 of a resolved recipe."""
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
-
-
-def _log_to(folder: Path, *, rank: int, to_file: bool) -> None:
-    """Rank 0 logs everything, the others their warnings."""
-    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stdout)]
-    if to_file and rank == 0:
-        folder.mkdir(parents=True, exist_ok=True)
-        handlers.append(logging.FileHandler(folder / LOG, encoding="utf-8"))
-    logging.basicConfig(
-        level=logging.WARNING,
-        handlers=handlers,
-        format=f"%(asctime)s rank {rank} %(message)s",
-        force=True,
-    )
-    log.setLevel(logging.INFO if rank == 0 else logging.WARNING)
-
-
-def _write_report(folder: Path) -> None:
-    from recipes.reports.page import write_page
-    from recipes.reports.record import open_run
-
-    write_page([open_run(folder)], folder / REPORT)

@@ -37,7 +37,7 @@ class RecipeUpdater(StandardUpdater):
     """Does one update of a plan on Chainer's conventions (`Trainer`, extensions, reporter).
 
     The gradient is that of `MeanGradient`, and crosses the wire once an update. Beside it there are on the wire 24
-    bytes a normalised channel, and for each worker 8 bytes a micro-batch for losses and 9 for flags (10 with mixed16
+    bytes a normalised channel, and for each worker 8 bytes a micro-batch for losses and 8 for flags (9 with mixed16
     compute, where an update whose gradient overflows on any worker is done again by all at half the loss scale; what
     overflowed has changed nothing).
 

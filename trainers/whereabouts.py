@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from types import FrameType
 
-from trainers.exchange import THREAD_NAME
-
+EXCHANGE_THREAD = "exchange"  # the name of the thread that sends gradients while backward goes on
 _FRAMES = 8  # innermost ones that are told
 _COMMUNICATORS = "/trainers/communicators/"  # whoever is in there waits, whatever it calls
 
@@ -36,7 +35,7 @@ def whereabouts() -> Whereabouts:
     main = frames[threading.main_thread().ident]
     asked = main
     if main.f_code.co_filename == threading.__file__:
-        asked = next((frames[t.ident] for t in threading.enumerate() if t.name == THREAD_NAME), main)
+        asked = next((frames[t.ident] for t in threading.enumerate() if t.name == EXCHANGE_THREAD), main)
     return Whereabouts(waits=_waits(asked), stack=tuple(map(_described, _outwards(main)[:_FRAMES][::-1])))
 
 

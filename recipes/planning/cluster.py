@@ -16,7 +16,7 @@ class GradientExchange:
 
     Args:
         communicator: the algorithm; null for shared memory on one machine, else the fastest of a short measurement at
-            the start.
+            the start; on GPUs for NCCL, where each worker has one of its own.
         wire: format of the numbers sent. Nothing is sent in shared memory, and nothing rounded.
         bucket_bytes: gradients that are sent together, at least so many bytes; at least 1. `auto`: an eighth of them,
             so that the last bucket, which nothing can hide, is short; at least 256 kB and at most 32 MB.

@@ -86,6 +86,7 @@ p {{ margin: .5rem 0; max-width: 48rem; overflow-wrap: anywhere; }}
 .tile span {{ color: var(--muted); font-size: .8rem; display: block; }}
 .pictures {{ display: grid; gap: 1.5rem; grid-template-columns: repeat(auto-fit, minmax(min(26rem, 100%), 1fr)); }}
 figure {{ margin: 0; min-width: 0; }}
+.pictures > figure:only-child {{ max-width: 36rem; }}
 figcaption {{ padding-left: .4rem; }}
 figure svg {{ display: block; width: 100%; height: auto; }}
 svg * {{ stroke-linejoin: round; stroke-linecap: butt; }}

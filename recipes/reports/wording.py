@@ -76,7 +76,7 @@ def exchange_words(told: Mapping[str, Any]) -> str:
     count = told.get("num_buckets")
     buckets = f"{number(count)} bucket{'' if count == 1 else 's'} of {size(told.get('gradient_bytes'))} in all"
     sent = told.get("sent_bytes")
-    sends = "the MPI library decides how much a worker sends"
+    sends = "the library decides how much a worker sends"
     if isinstance(sent, (int, float)):
         sends = f"the busiest worker sends {size(sent)} an update" if sent else "nothing is sent"
     choices = told.get("choices")

@@ -19,8 +19,7 @@ space:
   optimizer.kind: {kind: Categorical, choices: [MomentumSGD, Lars]}
 """
 RATE = (
-    "  optimizer.trust_coefficient: "
-    "{kind: Float, low: 1e-4, high: 1e-2, log: true, when: {optimizer.kind: [Lars]}}\n"
+    "  optimizer.trust_coefficient: {kind: Float, low: 1e-4, high: 1e-2, log: true, when: {optimizer.kind: [Lars]}}\n"
 )
 SPACE = {
     "depth": Int(low=1, high=2, when={"word": ("b", "c")}),
@@ -139,7 +138,7 @@ def test_a_conditional_range_may_have_a_fixed_value_for_all_other_trials(opened)
         ),
         (
             RATE.replace("[Lars]", "[MomentumSGD, Lars]"),
-            'mine.yaml:7:3: space.optimizer.trust_coefficient: the recipe refuses this: is not a known key with '
+            "mine.yaml:7:3: space.optimizer.trust_coefficient: the recipe refuses this: is not a known key with "
             'optimizer.kind "MomentumSGD"',
         ),
         (

@@ -49,9 +49,7 @@ def test_an_algorithm_in_one_array_is_the_communicators(ranks):
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
-    assert sorted(lines) == sorted(
-        [name, wire, "same", "bits"] for name in WAYS for wire in ("float16", "bfloat16")
-    )
+    assert sorted(lines) == sorted([name, wire, "same", "bits"] for name in WAYS for wire in ("float16", "bfloat16"))
 
 
 def test_nothing_overflows_where_chainermns_order_does(figures):

@@ -111,7 +111,7 @@ def assert_same_pending(run, other):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(("ranks", "micro_batch_size"), [(3, 32), (5, 96)])
+@pytest.mark.parametrize(("ranks", "micro_batch_size"), [(3, 32), pytest.param(5, 96, marks=pytest.mark.slow)])
 def test_any_ranks_apply_the_same_gradients_one_update_late(
     alone, tmp_path, train, assert_same_run, ranks, micro_batch_size
 ):

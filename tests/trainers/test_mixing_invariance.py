@@ -17,13 +17,13 @@ METHODS = {
 # Norm groups are 32. Whole groups on a rank (32, 96); spread over teams of two (16) and, unevenly, of three (11).
 SPLITS = [
     ("mixup", 3, 11),
-    ("cutmix", 2, 16),
     ("repeats", 3, 32),
     ("all", 1, 96),
-    ("all", 2, 32),
     ("all", 2, 16),
-    ("all", 3, 32),
-    ("all", 3, 11),
+    *(
+        pytest.param(*split, marks=pytest.mark.slow)
+        for split in [("cutmix", 2, 16), ("all", 2, 32), ("all", 3, 32), ("all", 3, 11)]
+    ),
 ]
 
 
@@ -59,7 +59,9 @@ def test_images_and_weights_are_the_same(alone, run, tmp_path, assert_same_run, 
     assert_same_run(found, alone(method), loss=1e-13, weights=1e-12)
 
 
-@pytest.mark.parametrize(("first", "micro_batch_size", "then"), [(2, 16, 3), (3, 32, 1)])
+@pytest.mark.parametrize(
+    ("first", "micro_batch_size", "then"), [(2, 16, 3), pytest.param(3, 32, 1, marks=pytest.mark.slow)]
+)
 def test_a_resumed_run_is_the_uninterrupted_one(alone, run, tmp_path, assert_same_run, first, micro_batch_size, then):
     run(tmp_path / "run", "all", first, "--micro-batch-size", micro_batch_size, stop_after=2)
     assert_same_run(run(tmp_path / "run", "all", then, "--resume"), alone("all"), loss=1e-13, weights=1e-12)

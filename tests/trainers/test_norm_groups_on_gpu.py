@@ -9,6 +9,7 @@ from mpi4py import MPI
 
 from recipes.planning.division import divide
 from recipes.schema import Evaluation, NormMomentum, Precision
+from trainers.device import has_gpu
 from trainers.gradients import first_not_finite
 from trainers.keyed_draws import draw_initial_weights
 from trainers.mixed_precision import MixedPrecision, overflow_expected
@@ -17,7 +18,7 @@ from trainers.norm_groups import NormGroups
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not chainer.backends.cuda.available, reason="needs a GPU with CuPy"),
+    pytest.mark.skipif(not has_gpu(), reason="needs a GPU with CuPy"),
 ]
 
 DEVICE = "@cupy:0"

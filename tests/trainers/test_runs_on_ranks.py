@@ -27,15 +27,16 @@ def test_the_runs_came_one_after_the_other(runs):
     assert [run["name"] for run in runs] == list(ORDER)
 
 
-@pytest.mark.parametrize("name", sorted(set(ORDER)))
+@pytest.mark.parametrize("name", ["team", "mixed"])
 def test_a_run_has_the_same_weights_whatever_was_before_it(runs, name):
-    found = [(run["how"], run["weights"]) for run in runs if run["name"] == name]
-    assert len(found) > 1
-    assert len(set(found)) == 1 or name == "nan"
-    if name == "nan":
-        assert all("is not finite at update" in how for how, _ in found)
-    else:
-        assert found[0][0] == 0
+    first, second = ((run["how"], run["weights"]) for run in runs if run["name"] == name)
+    assert first[0] == 0
+    assert first == second
+
+
+def test_a_run_that_all_ranks_give_up_together_leaves_them_for_the_next(runs):
+    assert "the loss is not finite at update" in runs[1]["how"]
+    assert [run["how"] for run in runs[2:]] == [0] * 4
 
 
 def test_nothing_is_left_of_a_run(runs):

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.mpi
 PROGRAM = """
 import sys, threading, time
 from mpi4py import MPI
-from trainers.exchange import THREAD_NAME
+from trainers.whereabouts import EXCHANGE_THREAD
 from trainers.whereabouts import whereabouts
 
 world = MPI.COMM_WORLD.Dup()
@@ -38,7 +38,7 @@ def at_the_place(mpi):
             pass
     elif sys.argv[1] in ("sent", "stuck"):
         call = (lambda: mpi.Recv(bytearray(1))) if sys.argv[1] == "sent" else (lambda: time.sleep(2))
-        thread = threading.Thread(target=call, name=THREAD_NAME)
+        thread = threading.Thread(target=call, name=EXCHANGE_THREAD)
         thread.start()
         thread.join()
 

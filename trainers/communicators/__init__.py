@@ -5,22 +5,26 @@ the gradients, `sum` parts of it in place. All workers end with the same bits, w
 """
 
 from trainers.communicators.auto import Auto
+from trainers.communicators.cuda_aware_mpi import CudaAwareMpi
 from trainers.communicators.direct import Direct
 from trainers.communicators.dummy import Dummy
 from trainers.communicators.halving_doubling import HalvingDoubling
 from trainers.communicators.hierarchical import Hierarchical
 from trainers.communicators.library import MpiAllreduce
+from trainers.communicators.nccl import Nccl
 from trainers.communicators.ring import Ring
 from trainers.communicators.shared_window import SharedWindow
 from trainers.communicators.torus import Torus
 
 __all__ = [
     "Auto",
+    "CudaAwareMpi",
     "Direct",
     "Dummy",
     "HalvingDoubling",
     "Hierarchical",
     "MpiAllreduce",
+    "Nccl",
     "Ring",
     "SharedWindow",
     "Torus",

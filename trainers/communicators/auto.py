@@ -32,6 +32,8 @@ class Auto:
     do not compete. The order of a sum, and with it the last bits, may differ from one start to the next: name an
     algorithm where two runs must agree bit for bit.
 
+    On GPUs it is Nccl where every worker has one of its own, else the same of copies in host memory.
+
     Args:
         ranks_per_node: consecutive ranks that count as one node; null for those that share memory.
     Raises:

@@ -11,8 +11,10 @@ import numpy as np
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 
 from trainers.arguments import require_count
+from trainers.communicators.array_module import array_module
 from trainers.communicators.auto import Auto
 from trainers.communicators.connection import Connection
+from trainers.communicators.staging import connect_on_gpu
 from trainers.communicators.wire import WIRES, FullWire, Wire
 from trainers.exchange import mean
 
@@ -46,8 +48,9 @@ class ChainerMNCommunicator(MpiCommunicatorBase):
         param.grad <- 1/P * sum over P ranks of param.grad
 
     Gradients pass through one buffer of `bucket_bytes`, which lies where the communicator wants it, shared memory for
-    one. On a 16-bit wire each bucket is scaled as in training; float64 gradients are sent as such. Everything else is
-    ChainerMN's own: collectives, point-to-point, `bcast_data`, and so its evaluator, datasets, links and functions.
+    one; those on a GPU through one on the current device, see `connect_on_gpu`. On a 16-bit wire each bucket is scaled
+    as in training; float64 gradients are sent as such. Everything else is ChainerMN's own: collectives, point-to-point,
+    `bcast_data`, and so its evaluator, datasets, links and functions.
 
     Differs: no message leaves before backward has ended, and ChainerMN's own double buffering, which is NCCL's alone,
     does not take this: RecipeUpdater does both.
@@ -62,7 +65,7 @@ class ChainerMNCommunicator(MpiCommunicatorBase):
     def __init__(self, mpi_comm: Any, communicator: Any, wire: str, bucket_bytes: int) -> None:
         super().__init__(mpi_comm)
         self.settings = (communicator, wire, bucket_bytes)
-        self._buffers: dict[np.dtype, tuple[Connection, Wire, np.ndarray]] = {}
+        self._buffers: dict[tuple[str, str], tuple[Connection, Wire, np.ndarray]] = {}
 
     def multi_node_mean_grad(self, model: chainer.Link, zero_fill: bool = False) -> None:
         """Every parameter's gradient becomes its mean over the ranks, in place; all ranks call this together.
@@ -71,14 +74,14 @@ class ChainerMNCommunicator(MpiCommunicatorBase):
             model: with the same parameters on all ranks.
             zero_fill: a parameter without a gradient here has one of zeros; else such a one must be so on all ranks.
         Raises:
-            TypeError: a gradient is not an array of NumPy, or of another type than float16, 32 or 64.
+            TypeError: a gradient is not an array of NumPy or CuPy, or of another type than float16, 32 or 64.
         """
-        by_type: dict[np.dtype, list[np.ndarray]] = {}
+        by_kind: dict[tuple[str, str], list[np.ndarray]] = {}
         for gradient in _gradients_of(model, zero_fill):
-            type_ = np.dtype(np.float64 if gradient.dtype == np.float64 else np.float32)
-            by_type.setdefault(type_, []).append(gradient.reshape(-1))
-        for type_ in sorted(by_type, key=str):
-            self._average(by_type[type_], *self._buffer(type_))
+            type_ = "float64" if gradient.dtype == np.float64 else "float32"
+            by_kind.setdefault((type_, array_module(gradient).__name__), []).append(gradient.reshape(-1))
+        for kind in sorted(by_kind):
+            self._average(by_kind[kind], *self._buffer(*kind))
 
     def split(self, color: int, key: int) -> ChainerMNCommunicator:
         """One of the same kind between the ranks that give the same colour, in the order of their keys."""
@@ -86,29 +89,32 @@ class ChainerMNCommunicator(MpiCommunicatorBase):
 
     def finalize(self) -> None:
         """Give memory and communicators of ours back; all ranks call this together, and nothing afterwards."""
-        for type_ in sorted(self._buffers, key=str):
-            connection, _, _ = self._buffers.pop(type_)
+        for kind in sorted(self._buffers):
+            connection, _, _ = self._buffers.pop(kind)
             connection.close()
         super().finalize()
 
-    def _buffer(self, type_: np.dtype) -> tuple[Connection, Wire, np.ndarray]:
-        if type_ not in self._buffers:
-            communicator, wire, bucket_bytes = self.settings
-            connection = communicator.connect(self.mpi_comm.Dup())
-            full = wire == "float32" or type_ == np.float64
-            values = connection.allocate(max(bucket_bytes // type_.itemsize, 1), type_)
-            self._buffers[type_] = (connection, FullWire(type_) if full else WIRES[wire](), values)
-        return self._buffers[type_]
+    def _buffer(self, type_: str, library: str) -> tuple[Connection, Wire, np.ndarray]:
+        kind = (type_, library)
+        if kind not in self._buffers:
+            (communicator, wire, bucket_bytes), mpi = self.settings, self.mpi_comm.Dup()
+            connection = communicator.connect(mpi) if library == "numpy" else connect_on_gpu(communicator, mpi)
+            full = wire == "float32" or type_ == "float64"
+            values = connection.allocate(max(bucket_bytes // np.dtype(type_).itemsize, 1), np.dtype(type_))
+            self._buffers[kind] = (connection, FullWire(type_) if full else WIRES[wire](), values)
+        return self._buffers[kind]
 
     def _average(self, gradients: list[np.ndarray], connection: Connection, wire: Wire, buffer: np.ndarray) -> None:
+        copyto = array_module(buffer).copyto
         for pieces in _buckets(gradients, len(buffer)):
             ends = np.cumsum([len(piece) for piece in pieces])
             places = [buffer[end - len(piece) : end] for piece, end in zip(pieces, ends, strict=True)]
             for place, piece in zip(places, pieces, strict=True):
-                np.copyto(place, piece)
-            mean(buffer[: ends[-1]], connection, wire, 1.0 / self.size)
+                copyto(place, piece)
+            with connection.after(connection.mark()):
+                mean(buffer[: ends[-1]], connection, wire, 1.0 / self.size)
             for place, piece in zip(places, pieces, strict=True):
-                np.copyto(piece, place, casting="same_kind")
+                copyto(piece, place, casting="same_kind")
 
 
 def _gradients_of(model: chainer.Link, zero_fill: bool) -> Iterator[np.ndarray]:
@@ -118,10 +124,10 @@ def _gradients_of(model: chainer.Link, zero_fill: bool) -> Iterator[np.ndarray]:
             continue
         if parameter.grad is None:
             parameter.grad = parameter.xp.zeros_like(parameter.array)
-        if not isinstance(parameter.grad, np.ndarray) or parameter.grad.dtype.kind != "f":
-            raise TypeError(f"the gradient of {path} is no float array of NumPy; on a GPU take ChainerMN's pure_nccl")
+        if not isinstance(parameter.grad, chainer.get_array_types()) or parameter.grad.dtype.kind != "f":
+            raise TypeError(f"the gradient of {path} is no float array of NumPy or CuPy")
         if not parameter.grad.flags.c_contiguous:
-            parameter.grad = np.ascontiguousarray(parameter.grad)
+            parameter.grad = parameter.xp.ascontiguousarray(parameter.grad)
         yield parameter.grad
 
 

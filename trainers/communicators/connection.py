@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,14 @@ class Connection:
     def allocate(self, num_values: int, dtype: Any) -> np.ndarray:
         """Memory, all zero, whose parts `sum` is called with."""
         return np.zeros(num_values, dtype)
+
+    def mark(self) -> Any:
+        """A mark behind all that this thread has asked of its device so far; None on a CPU, where all of it is done."""
+        return None
+
+    def after(self, mark: Any) -> AbstractContextManager[None]:
+        """Around the sum of what is whole at a mark, on whatever thread; the sum is done when this is left."""
+        return nullcontext()
 
     def close(self) -> None:
         """Give the memory back, and the communicators; all workers call this together."""

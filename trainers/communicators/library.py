@@ -20,6 +20,8 @@ class MpiAllreduce:
     Source: MPI standard, MPI_Allreduce.
     """
 
+    sums_16_bits = False
+
     def connect(self, mpi: Any) -> Connection:
         """Ready on all workers of `mpi`, which call this together."""
         return Connection(mpi, lambda values, wire: _sum(mpi, values, wire), num_roundings=0)

@@ -7,11 +7,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from trainers.communicators.array_module import array_module
+
 _PIECE = 32768  # numbers that are converted at a time
 
 
 class Wire(Protocol):
     """A format, and what happened to the numbers that were rounded to it.
+
+    Its arrays are NumPy's; those of `pack`, `store` and `losses` may be CuPy's too.
 
     Args:
         name: as the cluster file spells it.
@@ -69,7 +73,7 @@ class FullWire:
 
     def store(self, values: np.ndarray, received: np.ndarray) -> None:
         if received is not values:
-            np.copyto(values, received)
+            array_module(values).copyto(values, received)
 
     def losses(self, values: np.ndarray) -> tuple[int, int]:
         return 0, 0
@@ -90,7 +94,7 @@ class _HalfWire:
         self._piece = np.empty(_PIECE, np.float32)
 
     def pack(self, values: np.ndarray) -> np.ndarray:
-        packed = np.empty(len(values), np.uint16)
+        packed = array_module(values).empty(len(values), np.uint16)
         for place in _pieces(values):
             self._pack(values[place], packed[place])
         return packed
@@ -116,10 +120,11 @@ class _HalfWire:
 
     def losses(self, values: np.ndarray) -> tuple[int, int]:
         overflowed = flushed = 0
+        count = array_module(values).count_nonzero
         for place in _pieces(values):
-            part = np.abs(values[place])
-            overflowed += np.count_nonzero(part >= self._infinite_from) - np.count_nonzero(part == np.inf)
-            flushed += np.count_nonzero(part <= self._zero_up_to) - np.count_nonzero(part == 0)
+            part = abs(values[place])
+            overflowed += int(count(part >= self._infinite_from) - count(part == np.inf))
+            flushed += int(count(part <= self._zero_up_to) - count(part == 0))
         return overflowed, flushed
 
     def _pack(self, values: np.ndarray, packed: np.ndarray) -> None:
@@ -137,10 +142,10 @@ class Float16Wire(_HalfWire):
 
     def _pack(self, values: np.ndarray, packed: np.ndarray) -> None:
         with np.errstate(over="ignore"):  # counted by whoever asks; an infinity is found after the sum
-            np.copyto(packed.view(np.float16), values, casting="same_kind")
+            array_module(values).copyto(packed.view(np.float16), values, casting="same_kind")
 
     def _unpack(self, received: np.ndarray, values: np.ndarray) -> None:
-        np.copyto(values, received.view(np.float16))
+        array_module(values).copyto(values, received.view(np.float16))
 
 
 class BFloat16Wire(_HalfWire):
@@ -154,25 +159,30 @@ class BFloat16Wire(_HalfWire):
         self._bits = np.empty(_PIECE, np.uint32)
 
     def _pack(self, values: np.ndarray, packed: np.ndarray) -> None:
-        bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
-        rounded = np.right_shift(bits, 16, out=self._bits[: len(values)])
+        xp = array_module(values)
+        room = self._bits[: len(values)] if xp is np else xp.empty(len(values), np.uint32)
+        bits = xp.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+        rounded = xp.right_shift(bits, 16, out=room)
         rounded &= 1
         rounded += np.uint32(0x7FFF)
         rounded += bits
         rounded >>= 16
-        np.copyto(packed, rounded, casting="same_kind")
-        lost = np.isnan(values)
+        xp.copyto(packed, rounded, casting="same_kind")
+        lost = xp.isnan(values)
         if lost.any():  # the carry would make infinities or zeros of them
             packed[lost] = 0x7FC0
 
     def _unpack(self, received: np.ndarray, values: np.ndarray) -> None:
+        xp = array_module(values)
         if values.dtype == np.float32:
-            np.left_shift(received, 16, out=values.view(np.uint32), dtype=np.uint32)
+            xp.left_shift(received, 16, out=values.view(np.uint32), dtype=np.uint32)
         else:
-            np.copyto(values, (received.astype(np.uint32) << 16).view(np.float32))
+            xp.copyto(values, (received.astype(np.uint32) << 16).view(np.float32))
 
 
 def _pieces(values: np.ndarray) -> Iterator[slice]:
+    if array_module(values) is not np:
+        return iter([slice(None)])
     return (slice(begin, begin + _PIECE) for begin in range(0, len(values), _PIECE))
 
 

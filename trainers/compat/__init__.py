@@ -1,4 +1,4 @@
-"""Chainer 7.8.1, ChainerMN and ChainerCV 0.13.1 on Python 3.11 to 3.13 and NumPy 2.
+"""Chainer 7.8.1, ChainerMN and ChainerCV 0.13.1 on Python 3.11 to 3.13, NumPy 2, and CuPy 14 where there is a GPU.
 
 Each patch is a small function whose docstring names the symptom it cures. It waits, as a hook on Python's import, for
 the module it belongs to. Nothing is loaded here; all that matters is that `trainers`, or any module of it, is imported

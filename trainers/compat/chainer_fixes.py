@@ -1,4 +1,4 @@
-"""What NumPy 2 breaks inside Chainer after it has been imported, and one fault that Chainer 7.8.1 always had."""
+"""What NumPy 2 and CuPy 14 break in Chainer after its import, and one fault that Chainer 7.8.1 always had."""
 
 from __future__ import annotations
 
@@ -69,9 +69,26 @@ def debug_print_device(module: ModuleType) -> bool:
     return hasattr(module.numpy.ndarray, "device")
 
 
+def cudnn_is_gone(module: ModuleType) -> bool:
+    """Takes a CuPy without cuDNN for one whose user has switched it off: convolutions go by im2col, silently.
+
+    CuPy 14 has neither `cupy.cudnn` nor `cupy.cuda.cudnn`, and these are all that Chainer misses of it. `kilobatch
+    doctor` and a run's log say that cuDNN is absent.
+
+    Symptom: UserWarning: cuDNN is not enabled. Please reinstall CuPy after you install cudnn (at the first array on a
+    GPU, with CuPy 14, for which there is no cuDNN to install).
+    """
+    gone = module.available and not module.cudnn_enabled
+    if gone:
+        module._cudnn_disabled_by_user = True
+        module.cudnn = None
+    return gone
+
+
 PATCHES = (
     After("chainer.functions.connection.deconvolution_2d", deconvolution_cover_all),
     After("chainer.distributions.categorical", categorical_log_prob),
     After("chainer.functions.array.pad_sequence", pad_sequence_unsigned),
     After("chainer.variable", debug_print_device),
+    After("chainer.backends.cuda", cudnn_is_gone),
 )

@@ -19,14 +19,19 @@ from recipes.schema import Search
 from trainers.run_folder import LOG
 from trainers.search.front import front
 from trainers.search.job import Job, Report
-from trainers.search.rungs import is_whole
-from trainers.search.study import FOLDER, REASON, SECONDS, is_feasible
+from trainers.search.states import reason_of, state_of
+from trainers.search.study import FOLDER, SECONDS
 from trainers.search.wording import column_names, metric_name, scores, short, shown, values_text
 
 _ROWS = 20  # of the table
-_STYLES = {"running": "cyan", "complete": "green", "short": "blue", "infeasible": "magenta", "pruned": "yellow"}
-_STYLES |= {"failed": "red"}
-_WORDS = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running"}
+_STYLES = {
+    "running": "cyan",
+    "complete": "green",
+    "short": "blue",
+    "infeasible": "magenta",
+    "pruned": "yellow",
+    "failed": "red",
+}
 
 
 @dataclass(kw_only=True)
@@ -80,13 +85,13 @@ class Display:
         """Take in the sessions before this one: their trials, and how long they took."""
         self._began -= spent_seconds
         for trial in trials:
-            if FOLDER in trial.user_attrs and trial.state.name in _WORDS:
+            if FOLDER in trial.user_attrs and state_of(trial) in _STYLES:
                 self._rows[trial.number] = _Row(
                     number=trial.number,
                     values=trial.params,
-                    state=_state(trial),
+                    state=state_of(trial),
                     scores=trial.values,
-                    note=trial.user_attrs.get(REASON, ""),
+                    note=reason_of(trial),
                     before=trial.user_attrs.get(SECONDS, 0.0),
                 )
 
@@ -117,7 +122,7 @@ class Display:
         left = self.seconds_left()
         words = [f"trial {number} {state}: {said}", *filter(None, [self._best_words()])]
         words += [f"{len(self._ended())}/{self.search.budget.trials} trials"]
-        words += [f"about {duration(left)} left"] if left else []
+        words += [f"about {duration(left)} left"] if left and left >= 1 else []
         self.say("; ".join(words))
 
     def show(self, working: Sequence[tuple[int, Job]]) -> None:
@@ -183,7 +188,7 @@ class Display:
         words = [f"{len(self._ended())}/{self.search.budget.trials} trials", self._best_words()]
         limit = self.search.budget.device_hours
         words += [f"{number(used, digits=3)}{f' of {limit:g}' if limit else ''} device-hours"]
-        words += [f"about {duration(left)} left"] if left else []
+        words += [f"about {duration(left)} left"] if left and left >= 1 else []
         return Group(table, Text("  ".join(filter(None, words)), style="dim"))
 
     def _cells(self, row: _Row, *, bold: bool) -> list[str | Text]:
@@ -195,10 +200,3 @@ class Display:
         ]
         hours = number(self._device_hours(row), digits=2)
         return [str(row.number), *values, *said, hours, Text(row.state, style=_STYLES[row.state]), row.note]
-
-
-def _state(trial: optuna.trial.FrozenTrial) -> str:
-    if not is_feasible(trial):
-        return "infeasible"
-    short = trial.state == optuna.trial.TrialState.COMPLETE and not is_whole(trial)
-    return "short" if short else _WORDS[trial.state.name]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.open_search import OpenedSearch
+from recipes.provenance import resolved_text
 from recipes.reports.plan_text import plan_text
 from recipes.reports.points import points_text
 from recipes.reports.wording import duration, number
@@ -26,7 +27,7 @@ def dry_run_text(
     data: Path | None = None,
     allow_code: bool = False,
 ) -> str:
-    """The space, the first trial with its plan, and the budget.
+    """The space, the budget, and the first trial: its values, its plan and its recipe.
 
     Args:
         opened: the search.
@@ -57,6 +58,9 @@ def dry_run_text(
         "",
         "plan of the first trial:",
         plan_text(prepared.plan),
+        "",
+        "recipe of the first trial:",
+        resolved_text(prepared.opened.tree, prepared.opened.origins).rstrip(),
         *(["then, around what is scaled; here from the recipe itself:", ""] if large else []),
         *([space_text(large, large.enqueued[0])] if large else []),
     ]

@@ -59,11 +59,14 @@ class Group:
         self._start, self._talk_name = start, talk
         self._talk = self.folder
         self._job: MpiJob | None = None
+        self._killed = False
         self._answers = Inbox(self._talk / ANSWERS)
         self._num_errors, self._log_start, self._signed = 0, 0, 0.0
 
     def give(self, request: TrainRequest) -> None:
         """Have a run trained; the one before has been answered, or its ranks have ended."""
+        if self._killed:
+            self.wait()
         if self._job is None or self._job.poll() is not None:
             self._begin()
         assert self._job is not None
@@ -82,6 +85,7 @@ class Group:
 
     def kill(self) -> None:
         """End the ranks at once, also one that hangs."""
+        self._killed = True
         if self._job is not None:
             self._job.kill()
 
@@ -111,7 +115,7 @@ class Group:
             self._job = None
 
     def wait(self) -> None:
-        """Return when dismissed ranks have ended, at last by force."""
+        """Return when dismissed or killed ranks have ended, at last by force."""
         end = time.monotonic() + _LAST_SECONDS
         while self._job is not None and self._job.poll() is None:
             if time.monotonic() > end:
@@ -128,6 +132,7 @@ class Group:
         self._talk.mkdir(exist_ok=True)
         for name in (ANSWERS, ORDERS):
             (self._talk / name).touch()
+        self._killed = False
         self._answers, self._signed = Inbox(self._talk / ANSWERS), time.monotonic()
         self._job = self._start(self._talk, self.log)
         self.num_starts += 1

@@ -10,6 +10,7 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from trainers.search.batched import FLUSH_SECONDS, flush
 from trainers.search.leases import LEASE, LEASE_SECONDS, RENEW_SECONDS, is_here, is_stale, own_lease, released, renewed
 from trainers.search.ledger import is_first
 from trainers.search.view import read_again
@@ -79,7 +80,8 @@ class HandOut:
         return trial._trial_id in self._held
 
     def renew(self, *, now: bool = False) -> None:
-        """Renew the leases in time; what another supervisor has taken meanwhile is held no longer."""
+        """Renew the leases in time, write what waits; what another supervisor has taken is held no longer."""
+        flush(self._study, after=FLUSH_SECONDS)
         if not now and time.monotonic() - self._renewed < RENEW_SECONDS:
             return
         self._renewed = time.monotonic()

@@ -9,11 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import optuna
 import yaml
 
 from recipes.open_search import OpenedSearch
 from trainers.run_folder import FolderRefused, dataset_facts, differences, require_usable
-from trainers.search.storages import Place, read_place
+from trainers.search.storages import Place, open_storage, read_place
+from trainers.search.study import new_study
 
 SEARCH, STORAGE, _LOCK = "search.yaml", "storage.yaml", "lock"
 # What may change between two sessions of one search: it makes no trial another one.
@@ -59,6 +61,12 @@ def place_of_study(
             "--out"
         )
     return place, name
+
+
+def study_of(folder: Path, opened: OpenedSearch) -> optuna.Study:
+    """The study of the search in a folder, to be read."""
+    place, name = place_of_study(folder, opened)
+    return new_study(opened.search, storage=open_storage(place), name=name)
 
 
 def remember_search(folder: Path, opened: OpenedSearch) -> None:

@@ -21,8 +21,6 @@ from trainers.launch import STOP_FILE, ending_with_us, limit_threads, without_la
 from trainers.run_folder import LOG
 from trainers.search.group import END, Group, group_folder
 from trainers.search.mail import ORDERS, post
-from trainers.search.serve import met, serve
-from trainers.together import join_world
 
 
 def search_as_rank(folder: Path, *, each: int, ranks: int) -> int:
@@ -34,6 +32,9 @@ def search_as_rank(folder: Path, *, each: int, ranks: int) -> int:
         ranks: that the launcher started, at least `each`.
     """
     from mpi4py import MPI
+
+    from trainers.search.serve import met, serve  # the supervisor is without Chainer, which takes seconds to load
+    from trainers.together import join_world
 
     threads = limit_threads()
     world = join_world(ranks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import optuna
@@ -13,18 +14,37 @@ from recipes.reports.page import document
 from recipes.reports.wording import duration, number
 from recipes.schema import Search
 from trainers.run_folder import REPORT
-from trainers.search.pictures import pictures
-from trainers.search.study import FOLDER, REASON, SECONDS, best_trials, is_feasible
+from trainers.search.pictures import pictures, rates_picture
+from trainers.search.states import counted, reason_of, state_of
+from trainers.search.study import FOLDER, SECONDS, best_trials
 from trainers.search.wording import column_names, metric_name, scores, shown
 
 
 def write_search_page(folder: Path, study: optuna.Study, search: Search) -> Path:
     """Write the page of a search into its folder, whole or not at all."""
-    path = folder / REPORT
-    partial = path.with_name(f".{REPORT}.partial")
-    partial.write_text(search_page_text(study, search, folder=folder), encoding="utf-8")
-    partial.rename(path)
-    return path
+    return _write(folder, search_page_text(study, search, folder=folder))
+
+
+def write_transfer_page(folder: Path, search: Search, parts: Sequence[tuple[optuna.Study, Path]]) -> Path:
+    """Write the page of a transfer: the way to the pages of its searches, and their rates against their batches.
+
+    Args:
+        folder: of the transfer.
+        search: as a user wrote it.
+        parts: its searches' studies and folders, the small batch first.
+    """
+    best = best_trials(parts[-1][0])
+    links = [
+        tag("li", tag("a", own.name, href=f"{own.name}/{REPORT}"), f": {_spent(search, study.get_trials())}")
+        for study, own in parts
+    ]
+    body = [
+        tag("div", f"transfer over {search.recipe}", class_="muted"),
+        tag("p", _verdict(search, best), class_="verdict"),
+        tag("ul", *links),
+        rates_picture(parts, search),
+    ]
+    return _write(folder, document(search.title or search.name, joined(body)))
 
 
 def search_page_text(study: optuna.Study, search: Search, *, folder: Path | None = None) -> str:
@@ -43,6 +63,14 @@ def search_page_text(study: optuna.Study, search: Search, *, folder: Path | None
     return document(search.title or search.name, joined(body))
 
 
+def _write(folder: Path, text: str) -> Path:
+    path = folder / REPORT
+    partial = path.with_name(f".{REPORT}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.rename(path)
+    return path
+
+
 def _verdict(search: Search, best: list[FrozenTrial]) -> str:
     if not best:
         return "No trial is complete." if not search.constraints else "No complete trial keeps the constraints."
@@ -54,10 +82,8 @@ def _verdict(search: Search, best: list[FrozenTrial]) -> str:
 
 def _spent(search: Search, trials: list[FrozenTrial]) -> str:
     """What the trials came to, and what they cost."""
-    states = [_state(trial) for trial in trials]
-    counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(sorted(states)))
     hours = sum(trial.user_attrs.get(SECONDS, 0.0) for trial in trials) * search.ranks_per_trial / 3600
-    return f"{len(trials)} trials: {counts}; {number(hours, digits=3)} device-hours." if trials else ""
+    return f"{counted(trials)}; {number(hours, digits=3)} device-hours." if trials else ""
 
 
 def _table(trials: list[FrozenTrial], search: Search, best: list[FrozenTrial]) -> Markup:
@@ -72,18 +98,13 @@ def _row(trial: FrozenTrial, search: Search, metrics: list[str], *, bold: bool) 
     values = trial.values or [None] * len(metrics)
     said = [shown(metric, value) for metric, value in zip(metrics, values, strict=True)]
     return (
-        tag("a", str(trial.number), href=f"{trial.user_attrs.get(FOLDER, '')}/{REPORT}"),
+        tag("a", str(trial.number), href=f"{trial.user_attrs.get(FOLDER, '')}/"),
         *(_value(trial.params[path]) if path in trial.params else "" for path in search.space),
         *([tag("b", text) for text in said] if bold else said),
-        _state(trial),
+        state_of(trial),
         duration(trial.user_attrs.get(SECONDS, 0.0)),
-        trial.user_attrs.get(REASON, ""),
+        reason_of(trial),
     )
-
-
-def _state(trial: FrozenTrial) -> str:
-    word = {"FAIL": "failed"}.get(trial.state.name, trial.state.name.lower())
-    return word if is_feasible(trial) else "infeasible"
 
 
 def _value(value: object) -> str:

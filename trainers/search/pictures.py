@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,12 @@ import optuna
 import yaml
 from optuna.trial import FrozenTrial, TrialState
 
+from recipes.rates import full_rate
 from recipes.reports.markup import Markup, inline_svg, joined, tag
 from recipes.schema import Search
 from trainers.run_folder import RUN
-from trainers.search.study import FOLDER, best_trials, is_feasible
+from trainers.search.states import state_of
+from trainers.search.study import FOLDER, best_trials
 from trainers.search.wording import metric_name
 
 _FEW = 10  # with fewer complete trials an importance or a contour would be drawn from chance
@@ -29,11 +31,22 @@ def pictures(study: optuna.Study, search: Search, folder: Path | None) -> Markup
         search: what it is.
         folder: of the search, where its trials' runs lie; None for none.
     """
+    return _drawn(_figures(study, search, folder))
+
+
+def rates_picture(parts: Sequence[tuple[optuna.Study, Path]], search: Search) -> Markup:
+    """Rate against batch over the trials of several searches, each with its folder."""
+    (objective,) = search.objectives
+    maximize = objective.direction == "maximize"
+    return _drawn(_of_batches(parts, metric=metric_name(objective.metric), maximize=maximize))
+
+
+def _drawn(figures: Iterator[tuple[Any, str]]) -> Markup:
     from recipes.reports.plots import svg_text
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        found = [(svg_text(figure), words) for figure, words in _figures(study, search, folder)]
+        found = [(svg_text(figure), words) for figure, words in figures]
     drawn = [
         tag("figure", inline_svg(text, prefix=f"p{place}", label=words), tag("figcaption", words))
         for place, (text, words) in enumerate(found)
@@ -55,13 +68,13 @@ def _figures(study: optuna.Study, search: Search, folder: Path | None) -> Iterat
         yield figure, "Every trial, and the best so far."
     if any(point.reports for point in points):
         figure = of_search.reports_figure(points, metric=metrics[0])
-        yield figure, "What trials reported on their way; pruned ones are dashed."
+        yield figure, "What trials reported on their way: pruned ones dashed, infeasible ones grey."
     front = [trial.number for trial in best_trials(study)]
     for at, metric in list(enumerate(metrics))[1:]:
         figure = of_search.front_figure(points, front, metrics=(metrics[0], metric), at=at)
         yield figure, f"Trials that no other one beats in everything, by {metrics[0]} and {metric}."
-    if search.transfer is not None or any(path.startswith("batch.") for path in search.space):
-        yield from _of_batches(trials, points, folder, metric=metrics[0], maximize=maximize)
+    if any(path.startswith("batch.") for path in search.space):
+        yield from _of_batches([(study, folder)], metric=metrics[0], maximize=maximize)
     yield from _of_importance(study, search, metrics)
     for path, range_ in search.space.items():
         if any(path in point.values for point in points):
@@ -73,10 +86,9 @@ def _figures(study: optuna.Study, search: Search, folder: Path | None) -> Iterat
 def _point(trial: FrozenTrial) -> Any:
     from recipes.reports.plots.of_search import TrialPoint
 
-    complete = "complete" if is_feasible(trial) else "infeasible"
     return TrialPoint(
         number=trial.number,
-        state=complete if trial.state == TrialState.COMPLETE else "pruned",
+        state=state_of(trial),
         scores=tuple(trial.values),
         values=trial.params,
         reports=trial.intermediate_values,
@@ -113,31 +125,35 @@ def _contour(study: optuna.Study, paths: list[str], metric: str) -> Any:
 
 
 def _of_batches(
-    trials: list[FrozenTrial], points: list[Any], folder: Path | None, *, metric: str, maximize: bool
+    parts: Sequence[tuple[optuna.Study, Path | None]], *, metric: str, maximize: bool
 ) -> Iterator[tuple[Any, str]]:
-    """Rate against batch, where trials differ in their batch: from the plans of their runs."""
+    """Rate against batch, where trials differ in their batch: from the records of their runs."""
     from recipes.reports.plots.of_search import rate_figure
 
     found = []
-    for trial, point in zip(trials, points, strict=True):
-        segments = _segments(trial, folder)
-        if segments:
-            batch = max(segment["global_batch_size"] for segment in segments)
-            found.append((batch, max(max(segment["learning_rate"]) for segment in segments), point))
+    for study, folder in parts:
+        for trial in study.get_trials(deepcopy=False):
+            place = batch_and_rate(trial, folder) if trial.values else None
+            if place is not None:
+                found.append((*place, _point(trial)))
     if len({batch for batch, _, _ in found}) > 1:
         words = "The full rate of every trial at its batch; the lines begin at the best one of the smallest batch."
         yield rate_figure(found, metric=metric, maximize=maximize), words
 
 
-def _segments(trial: FrozenTrial, folder: Path | None) -> list[dict[str, Any]]:
-    """The plan of a trial's run; empty where there is none."""
+def batch_and_rate(trial: FrozenTrial, folder: Path | None) -> tuple[int, float] | None:
+    """The largest batch of a trial's run and its rate there, before warmup and schedule; None where it has no run."""
     name = trial.user_attrs.get(FOLDER)
     if folder is None or name is None:
-        return []
+        return None
     try:
-        return yaml.load((folder / name / RUN).read_text(encoding="utf-8"), Loader=_LOADER)["plan"]["segments"]
-    except (OSError, yaml.YAMLError, LookupError, TypeError):
-        return []
+        path = next(path for path in (folder / name / RUN, folder / name / "run-0" / RUN) if path.is_file())
+        run = yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)
+        batch = max(segment["global_batch_size"] for segment in run["plan"]["segments"])
+        formula = run["recipe"]["learning_rate"]
+    except (OSError, StopIteration, yaml.YAMLError, LookupError, TypeError):
+        return None
+    return batch, full_rate(formula["reference"], batch, rule=formula["rule"], per=formula["per"])
 
 
 _LOADER: Callable[[str], Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -31,6 +31,7 @@ from trainers.search.joined import joined_groups, search_as_rank
 from trainers.search.page import write_search_page
 from trainers.search.places import places
 from trainers.search.search_options import SearchOptions
+from trainers.search.states import counted
 from trainers.search.storages import lost, open_storage
 from trainers.search.study import best_trials, finished, new_study, open_study, spent_seconds
 from trainers.search.supervisor import Supervisor
@@ -137,11 +138,7 @@ def _work(opened: OpenedSearch, study: Any, options: SearchOptions, groups: Sequ
 def _verdict(study: Any, search: Search, folder: Path, display: Display, *, stopped: bool) -> int:
     """The last lines, and the exit code."""
     ended, best = finished(study), best_trials(study)
-    states = [trial.state.name for trial in ended]
-    display.say(
-        f"{len(ended)} trials: {states.count('COMPLETE')} complete, {states.count('PRUNED')} pruned, "
-        f"{states.count('FAIL')} failed"
-    )
+    display.say(counted(ended))
     for trial in best:
         path = recipe_path(folder, search, trial)
         display.say(f"best: trial {trial.number}, {scores(search, trial.values)}, with {values_text(trial.params)}")

@@ -20,6 +20,8 @@ from sqlalchemy import event
 
 from recipes.errors import RecipeError
 from trainers.request import refused
+from trainers.search.leases import LEASE
+from trainers.search.study import DEATHS, PRUNED_AT
 from trainers.search.view import DatabaseView, JournalView, ProxyView
 
 DATABASE, JOURNAL = "study.db", "study.journal"  # in a search's folder
@@ -101,7 +103,7 @@ def open_storage(place: Place) -> BaseStorage:
         return _proxy(place)
     if place.kind == "journal":
         return JournalView(journal(Path(place.address)))
-    return DatabaseView(database(place))
+    return DatabaseView(database(place), at_once=(LEASE, DEATHS, PRUNED_AT))
 
 
 def database(place: Place) -> RDBStorage:

@@ -14,6 +14,7 @@ from recipes import conditional
 from recipes.open_search import OpenedSearch
 from recipes.schema import Search
 from trainers.run_folder import FolderRefused, dataset_facts, differences
+from trainers.search.batched import flush
 from trainers.search.front import front
 from trainers.search.leases import own_lease
 from trainers.search.ledger import is_first, place_in_line
@@ -34,8 +35,8 @@ _SHARED = ("objective", "space", "fixed", "reports", "seeds_per_trial", "constra
 def open_study(opened: OpenedSearch, storage: Any, *, name: str | None = None) -> optuna.Study:
     """The study of a search, made if there is none.
 
-    What is to be tried first is in its queue, each once, however many supervisors begin at once. Each session of each of
-    them has a seed of its own for its sampler: none repeats the draws of another.
+    What is to be tried first is in its queue, each once, however many supervisors begin at once. Each session of each
+    of them has a seed of its own for its sampler: none repeats the draws of another.
 
     Raises:
         FolderRefused: the study is of another search.
@@ -78,8 +79,10 @@ def enqueue(study: optuna.Study, opened: OpenedSearch) -> None:
 
 
 def suggested(trial: optuna.Trial, search: Search) -> dict[str, Any]:
-    """A trial's value for each path that it has; those given already are kept."""
-    return conditional.suggested(search.space, trial)
+    """A trial's value for each path that it has, kept in its storage; those given already stay as they are."""
+    values = conditional.suggested(search.space, trial)
+    flush(trial.study)
+    return values
 
 
 def spent_seconds(study: optuna.Study, *, besides: str = "") -> float:

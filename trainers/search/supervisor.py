@@ -141,11 +141,10 @@ class Supervisor:
         if pruned_at is not None and run == 0:
             self._telling.pruned(trial, pruned_at)
             return
-        if run < len(folders) and folders[run].exists() and last_line(folders[run]).get("value") != "stopped":
-            # Not asked to, so it was killed with its supervisor.
-            if not self._telling.may_retry(trial, Ending(how="died", reason="the search was ended")):
-                return
-        self._start(trial)
+        begun = run < len(folders) and folders[run].exists()
+        killed = begun and last_line(folders[run]).get("value") != "stopped"  # not asked to, but with its supervisor
+        if not killed or self._telling.may_retry(trial, Ending(how="died", reason="the search was ended")):
+            self._start(trial)
 
     def _start(self, trial: optuna.Trial) -> None:
         """Have the next run of a trial trained, from its last checkpoint if it has one; or tell what all came to."""

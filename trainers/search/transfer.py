@@ -30,6 +30,8 @@ from recipes.scale import scale_recipe
 from recipes.scale.request import rounded
 from recipes.search_checks import value_at
 from trainers.search.best import BEST, from_anywhere
+from trainers.search.home import study_of
+from trainers.search.page import write_transfer_page
 from trainers.vocabulary import search_vocabulary
 
 SCALED = "scaled.yaml"
@@ -135,6 +137,12 @@ class Stages:
             return f"scaled to batch {self.opened.search.transfer.to_batch}: {said}"
         return self._followed(said)
 
+    def write_page(self) -> None:
+        """The page of both searches."""
+        folders = [self.folder / name for name in self.names]
+        parts = [(study_of(folder, self.open(folder.with_suffix(".yaml"))), folder) for folder in folders]
+        write_transfer_page(self.folder, self.opened.search, parts)
+
     def open(self, path: Path) -> OpenedSearch:
         """One of the two searches."""
         words = search_vocabulary(allow_code=self.allow_code)
@@ -199,6 +207,7 @@ def transfer(stages: Stages, begin: Callable[[Path, Path], int]) -> int:
         partial = stages.folder / f".{BEST}.partial"
         partial.write_text(stages.best_text(), encoding="utf-8")
         partial.rename(stages.folder / BEST)
+    stages.write_page()
     return code
 
 

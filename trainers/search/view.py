@@ -10,8 +10,10 @@ from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution
-from optuna.storages import GrpcStorageProxy, JournalStorage, _CachedStorage
+from optuna.storages import GrpcStorageProxy, JournalStorage
 from optuna.trial import FrozenTrial, TrialState
+
+from trainers.search.batched import Batched
 
 VIEW_SECONDS = 10.0
 
@@ -27,7 +29,7 @@ class _Seen:
 class View:
     """Mixed into a storage of Optuna, before it: trials are read at most once in `VIEW_SECONDS`.
 
-    Every write goes to the storage at once, and into the view; when a trial begins or ends all are read again. Pruners
+    Every write goes to the storage, and at once into the view; when a trial begins or ends all are read again. Pruners
     and samplers ask for all trials at every report: from a database that is more than half of what a trial costs. What
     other supervisors write is seen within ten seconds, or after `read_again`.
     """
@@ -111,13 +113,8 @@ class View:
                 seen.trials[trial_id] = trial
 
 
-class DatabaseView(View, _CachedStorage):
+class DatabaseView(View, Batched):
     """Of SQLite, PostgreSQL or MySQL."""
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._backend.remove_session()
-        self._backend.engine.dispose()
 
 
 class JournalView(View, JournalStorage):

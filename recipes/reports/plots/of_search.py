@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from recipes.reports.plots.axes import decades, stacked
-from recipes.reports.style import MUTED, SERIES
+from recipes.reports.style import DASHES, MUTED, SERIES
 
 _HEIGHT = 2.4  # inches, of a panel
 
@@ -23,7 +23,7 @@ class TrialPoint:
 
     Args:
         number: of the trial.
-        state: `complete`; `pruned`, or `infeasible`: complete, and beyond a constraint.
+        state: `complete`, `pruned`, `infeasible` (beyond a constraint) or `short` (of a lower rung).
         scores: its objectives; of a pruned one the last report.
         values: by path of the space, where it has one.
         reports: number of the report -> score.
@@ -45,6 +45,7 @@ _LOOKS = {
     "complete": (SERIES[0], SERIES[0], "o"),
     "pruned": ("none", SERIES[0], "o"),
     "infeasible": (MUTED, MUTED, "x"),
+    "short": ("none", MUTED, "o"),  # a whole run of fewer epochs
 }
 
 
@@ -65,11 +66,12 @@ def history_figure(trials: Sequence[TrialPoint], *, metric: str, maximize: bool)
 
 
 def reports_figure(trials: Sequence[TrialPoint], *, metric: str) -> Figure:
-    """The scores of every trial at the points of its own run; pruned ones dashed, the best one orange."""
+    """The scores of every trial at the points of its own run: pruned ones dashed, infeasible ones grey."""
     with stacked([_HEIGHT]) as (figure, (axes,)):
         for trial in trials:
             steps = sorted(trial.reports)
-            style = {"color": SERIES[0]} if trial.complete else {"color": MUTED, "linestyle": (0, (5, 2))}
+            style = {"color": SERIES[0] if trial.complete else MUTED}
+            style["linestyle"] = DASHES[1] if trial.state == "pruned" else "-"
             marker = "o" if len(steps) == 1 else ""
             scores = [trial.reports[step] for step in steps]
             axes.plot(steps, scores, linewidth=1.0, alpha=0.7, marker=marker, markersize=3, **style)
@@ -105,6 +107,8 @@ def slice_figure(
         elif log:
             panels[-1].set_xscale("log")
             decades(panels[-1], of="x")
+        elif all(isinstance(value, int) for value in values):
+            panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
         panels[-1].set_xlabel(path)
     return figure
 

@@ -90,9 +90,7 @@ def test_the_same_key_gives_the_same_bits_on_every_machine():
     assert hashlib.sha256(image_CHW.tobytes()).hexdigest() == GOLDEN
 
 
-@pytest.mark.parametrize(
-    "image_HWC", [np.zeros((8, 8), np.uint8), np.zeros((8, 8, 1)), np.zeros((8, 8, 1), np.uint16)]
-)
+@pytest.mark.parametrize("image_HWC", [np.zeros((8, 8), np.uint8), np.zeros((8, 8, 1)), np.zeros((8, 8, 1), np.uint16)])
 def test_what_is_no_image_is_refused(image_HWC):
     with pytest.raises(ValueError, match="sample 4 must be an image height x width x channels of uint8 or float32"):
         pipeline()(image_HWC, epoch=0, index=4)

@@ -1,13 +1,15 @@
 """Run under mpiexec: sums and exchanges of every communicator on every wire, against NumPy's in float64.
 
-    mpiexec -n 3 python -m mpi4py sums_on_ranks.py pairs|all
+    mpiexec -n 3 python -m mpi4py sums_on_ranks.py pairs|all|gpu
 
 `pairs`: cases in which each value of a factor meets each of another one, over launches of all numbers of ranks; `all`:
-the whole product. Rank 0 prints a case a line, as JSON. What a case does is told by the functions below.
+the whole product; `gpu`: the product of what sums arrays in the memory of GPUs. Rank 0 prints a case a line, as JSON.
+What a case does is told by the functions below.
 """
 
 import trainers.compat  # noqa: F401  isort: skip
 
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -21,7 +23,9 @@ from chainer import links as L
 from mpi4py import MPI
 
 from trainers import communicators
+from trainers.communicators.staging import Staged, connect_on_gpu
 from trainers.communicators.wire import WIRES, FullWire
+from trainers.device import take_device
 from trainers.exchange import Exchange
 from trainers.flat_gradients import FlatGradients
 
@@ -38,22 +42,30 @@ COMMUNICATORS = {
     "Hierarchical 3": {"ranks_per_node": 3},
     "MpiAllreduce": {},
     "Ring": {},
+    "Ring staged": {},
     "SharedWindow": {},
     "SharedWindow 1": {"ranks_per_node": 1},
     "SharedWindow 2": {"ranks_per_node": 2},
+    "SharedWindow staged": {},
     "Torus": {},
     "Torus 1": {"row": 1},
     "Torus 2": {"row": 2},
 }
+ON_GPUS = {"Auto": {}, "Direct": {}, "Nccl": {}, "Ring": {}, "SharedWindow": {}}
+DEVICE = take_device("gpu" if sys.argv[1] == "gpu" else "cpu", WORLD)
 FORMATS = ("float32", "float64", "float16", "bfloat16")
 BUCKET_BYTES = (1, 100, 1 << 30)
 SIZES = (0, 1, 2, 7, 1001, 150_001 if WORLD.size <= 2 else 20_001)  # more than a piece of SharedWindow's on two
 HALF_OF_THE_LEAST = {"float16": 2.0**-25}  # what flushing to zero or rounding the smallest numbers may cost
 REFUSED = {"MpiAllreduce": "MPI has no sum of", "SharedWindow 2": "different numbers", "Torus 2": "do not divide"}
+REFUSED["Nccl"] = "share GPU"
 
 
 def cases(which):
     """(ranks, communicator, wire, bucket bytes) of all launches; the same list on every rank."""
+    if which == "gpu":
+        yield from itertools.product([WORLD.size], ON_GPUS, FORMATS, BUCKET_BYTES)
+        return
     product = list(itertools.product(RANKS, COMMUNICATORS, FORMATS, BUCKET_BYTES))
     seen = set()
     for number in np.random.RandomState(0).permutation(len(product)):  # about as many for each number of ranks
@@ -69,7 +81,46 @@ def cases(which):
 def is_refused(ranks, name, wire):
     if name == "MpiAllreduce":
         return wire in ("float16", "bfloat16")
+    if name == "Nccl":
+        return ranks > DEVICE.xp.cuda.runtime.getDeviceCount()
     return ranks % 2 == 1 and (name == "Torus 2" or (name == "SharedWindow 2" and ranks > 1))
+
+
+class HostInPlaceOfGpu:
+    """Memory of the host where `Staged` has that of a GPU: the copies are real, there is only nothing to wait for."""
+
+    zeros = staticmethod(np.zeros)
+    after = contextlib.nullcontext
+
+    def mark(self):
+        return None
+
+    def pin(self, host):
+        self.pinned = host.ctypes.data
+
+    def unpin(self, host):
+        assert host.ctypes.data == self.pinned
+
+    def download(self, values, host):
+        assert not np.shares_memory(values, host)
+        np.copyto(host, values)
+
+    def upload(self, host, values):
+        np.copyto(values, host)
+
+
+def connected(name):
+    """The connection of a case, for arrays on the device."""
+    component = getattr(communicators, name.split()[0])(**{**COMMUNICATORS, **ON_GPUS}[name])
+    if DEVICE.xp is not np:
+        return connect_on_gpu(component, WORLD.Dup())
+    connection = component.connect(WORLD.Dup())
+    return Staged(connection, HostInPlaceOfGpu()) if name.endswith("staged") else connection
+
+
+def on_host(array):
+    """A copy in NumPy's memory."""
+    return np.array(array) if isinstance(array, np.ndarray) else array.get()
 
 
 def wire_of(name):
@@ -109,21 +160,23 @@ def same_everywhere(array):
 OUTSIDE = 0.7123456789  # no sum, on no wire
 
 
-def sums_of_parts(component, wire, dtype):
+def sums_of_parts(name, wire, dtype):
     """Sums of views into the middle of what was allocated, whose neighbours stay as they are."""
-    connection = component.connect(WORLD.Dup())
+    connection = connected(name)
     gap = 3
     memory = connection.allocate(sum(SIZES) + gap * (len(SIZES) + 1), dtype)
     memory[...] = OUTSIDE
     worst, start, identical = 0.0, gap, True
-    inside = np.zeros(len(memory), bool)
+    inside = DEVICE.xp.zeros(len(memory), bool)
     for size in SIZES:
         part = memory[start : start + size]
-        part[...] = of_rank(WORLD.rank, size, dtype)
+        part[...] = DEVICE.send(of_rank(WORLD.rank, size, dtype))
         inside[start : start + size] = True
-        connection.sum(part, wire)
-        worst = max(worst, error_over_bound(part, of_all(size, dtype), 1.0, connection, wire, unit=1.0))
-        identical &= same_everywhere(part)
+        with connection.after(connection.mark()):
+            connection.sum(part, wire)
+        found = on_host(part)
+        worst = max(worst, error_over_bound(found, of_all(size, dtype), 1.0, connection, wire, unit=1.0))
+        identical &= same_everywhere(found)
         start += size + gap
         assert (memory[~inside] == dtype(OUTSIDE)).all(), "a sum has changed its neighbours"
     connection.close()
@@ -145,28 +198,27 @@ class Uneven(chainer.Chain):
         return self.scale(self.third(self.second(F.relu(self.first(x)))))
 
 
-def exchanged(component, wire, dtype, bucket_bytes, *, overlap):
+def exchanged(name, wire, dtype, bucket_bytes, *, overlap):
     """Gradients after two exchanges, the largest error of the second, and what `Auto` chose.
 
     Each rank finishes slots in its own order.
     """
-    connection = component.connect(WORLD.Dup())
-    flat = FlatGradients(Uneven(dtype), np.ones((1, 3), dtype), connection.allocate)
+    connection = connected(name)
+    flat = FlatGradients(Uneven(dtype).to_device(DEVICE), DEVICE.xp.ones((1, 3), dtype), connection.allocate)
     exchange = Exchange(flat, connection, wire=wire, bucket_bytes=bucket_bytes, overlap=overlap)
     scale = 1 / (3 * WORLD.size)
     for update in range(2):
-        flat.values[...] = of_rank(WORLD.rank, len(flat.values), dtype)
+        flat.values[...] = DEVICE.send(of_rank(WORLD.rank, len(flat.values), dtype))
         order = np.random.RandomState(WORLD.rank + update).permutation(len(flat.slots))
         sent = exchange.begin(scale=scale)
         for number in order:
             sent.finished(int(number))
         sent.finish()
-    rows = of_all(len(flat.values), dtype)
+    rows, values = of_all(len(flat.values), dtype), on_host(flat.values)
     worst = max(
-        error_over_bound(flat.values[place], rows[:, place], scale, connection, wire, unit=_unit(rows[:, place], wire))
+        error_over_bound(values[place], rows[:, place], scale, connection, wire, unit=_unit(rows[:, place], wire))
         for place in (bucket.place for bucket in exchange.buckets)
     )
-    values = flat.values.copy()
     chosen = [choice.split()[0] for choice in getattr(connection, "choices", [])]
     exchange.close()
     return values, worst, chosen
@@ -179,13 +231,12 @@ def _unit(rows, wire):
 
 def run(name, wire_name, bucket_bytes):
     """What one case was."""
-    component = getattr(communicators, name.split()[0])(**COMMUNICATORS[name])
     dtype = np.float64 if wire_name == "float64" else np.float32
-    error, identical = sums_of_parts(component, wire_of(wire_name), dtype)
+    error, identical = sums_of_parts(name, wire_of(wire_name), dtype)
     without, error_without, chosen_without, beside, error_beside, chosen_beside = (
         found
         for overlap in (False, True)
-        for found in exchanged(component, wire_of(wire_name), dtype, bucket_bytes, overlap=overlap)
+        for found in exchanged(name, wire_of(wire_name), dtype, bucket_bytes, overlap=overlap)
     )
     return {
         "error_over_bound": max(error, error_without, error_beside),

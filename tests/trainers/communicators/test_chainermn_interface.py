@@ -68,5 +68,5 @@ def test_gradients_that_are_no_floats_of_numpy_are_refused_by_path():
     model = Whole()
     model.layer.W.array = np.zeros((1, 1), np.int32)
     model.layer.W.grad = np.zeros((1, 1), np.int32)
-    with pytest.raises(TypeError, match="gradient of /layer/W is no float array of NumPy"):
+    with pytest.raises(TypeError, match="gradient of /layer/W is no float array of NumPy or CuPy$"):
         create_communicator(Ring(), MPI.COMM_SELF).multi_node_mean_grad(model)

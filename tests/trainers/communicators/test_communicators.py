@@ -21,7 +21,8 @@ from trainers.communicators.wire import WIRES, FullWire
 
 ROOT = Path(__file__).parents[3]
 COMPONENTS = [getattr(communicators, name) for name in communicators.__all__]
-HALVE = [component for component in COMPONENTS if component is not communicators.MpiAllreduce]
+ON_HOST = [component for component in COMPONENTS if not getattr(component, "needs_gpu", False)]
+HALVE = [component for component in ON_HOST if component is not communicators.MpiAllreduce]
 COUNTED = [(component, field.name) for component in COMPONENTS for field in dataclasses.fields(component)]
 
 
@@ -94,6 +95,7 @@ def test_importing_them_loads_neither_mpi_nor_chainer():
     assert "numpy" in done.stdout.split()
 
 
+@pytest.mark.parametrize("component", ON_HOST, ids=lambda one: one.__name__)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("num_values", [0, 1, 7, 70_000])
 def test_alone_the_sum_is_the_values_themselves(component, num_values, dtype):
@@ -125,6 +127,7 @@ def test_alone_nothing_but_one_rounding_happens(component, name):
     connection.close()
 
 
+@pytest.mark.parametrize("component", ON_HOST, ids=lambda one: one.__name__)
 def test_a_connection_that_allocated_nothing_can_be_closed(component):
     component().connect(MPI.COMM_SELF.Dup()).close()
 

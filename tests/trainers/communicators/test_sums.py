@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from trainers import communicators
+from trainers.device import has_gpu
 from trainers.launch import find_mpiexec
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = Path(__file__).with_name("sums_on_ranks.py")
 RANKS = (1, 2, 3, 4, 5, 8)
 FACTORS = ("ranks", "communicator", "wire", "bucket_bytes")
-SUMMING = set(communicators.__all__) - {"Dummy"}
+SUMMING = set(communicators.__all__) - {"Dummy", "Nccl", "CudaAwareMpi"}
 NEVER_TOGETHER = {
     ("MpiAllreduce", "float16"),
     ("MpiAllreduce", "bfloat16"),
@@ -67,7 +68,7 @@ def test_every_two_values_of_two_factors_have_met(launched):
     lines = [line for ranks in RANKS for line in launched("pairs", ranks)]
     met = {pair for line in lines if "refused" not in line for pair in pairs_of(line)}
     values = [dict.fromkeys(line[factor] for line in lines) for factor in FACTORS]
-    assert [len(found) for found in values] == [6, 16, 4, 3]
+    assert [len(found) for found in values] == [6, 18, 4, 3]
     assert {name.split()[0] for name in values[1]} == SUMMING
     possible = {pair for some, more in itertools.combinations(values, 2) for pair in itertools.product(some, more)}
     assert possible - met == NEVER_TOGETHER
@@ -90,3 +91,15 @@ def test_the_whole_product(launched, ranks):
     assert_right(lines, ranks)
     assert len(lines) >= 14 * 4 * 2
     assert {line["communicator"].split()[0] for line in lines} == SUMMING
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not has_gpu(), reason="needs a GPU with CuPy")
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_sums_in_the_memory_of_gpus(launched, ranks):
+    """One rank through NCCL, two through host memory; where there is one GPU, NCCL refuses two ranks on it."""
+    lines = launched("gpu", ranks)
+    assert len(lines) == 5 * 4 * 3
+    assert_right(lines, ranks)
+    refused = {line["communicator"] for line in lines if "refused" in line}
+    assert refused <= ({"Nccl"} if ranks > 1 else set())

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from trainers.communicators.wire import WIRES, BFloat16Wire, Float16Wire, FullWire
+from trainers.device import has_gpu
 
 HALVES = {"float16": (Float16Wire, 11, -13, 16), "bfloat16": (BFloat16Wire, 8, -125, 128)}
 LOW_HALVES = (0x0000, 0x0001, 0x7FFF, 0x8000, 0x8001, 0xFFFF)
@@ -133,3 +134,20 @@ def test_losses_by_hand():
 def test_every_wire_stands_under_its_name():
     assert {name: wire.name for name, wire in WIRES.items()} == {name: name for name in WIRES}
     assert list(WIRES) == ["float32", "float16", "bfloat16"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not has_gpu(), reason="needs a GPU with CuPy")
+@pytest.mark.parametrize("name", HALVES)
+def test_a_gpu_rounds_to_the_same_bits_and_counts_alike(name):
+    import cupy
+
+    wire, values = HALVES[name][0](), every_float32()
+    whole = ~np.isnan(values)
+    packed = wire.pack(cupy.asarray(values))
+    np.testing.assert_array_equal(packed.get()[whole], wire.pack(values)[whole])
+    stored = cupy.full_like(cupy.asarray(values), 7.0)
+    wire.store(stored, packed)
+    np.testing.assert_array_equal(stored.get()[whole], through(wire, values)[whole])
+    assert np.isnan(stored.get()[~whole]).all()
+    assert wire.losses(cupy.asarray(values)) == wire.losses(values)

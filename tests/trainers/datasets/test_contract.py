@@ -110,6 +110,8 @@ def test_another_split_is_refused(name, root):
         CASES[name].open(root, "val")
 
 
-def test_fields_are_checked_without_loading_scikit_learn():
-    code = "import sys; from trainers.datasets import Digits; Digits().facts(None); print('sklearn' in sys.modules)"
+def test_digits_are_read_without_loading_scikit_learn():
+    code = (
+        "import sys; from trainers.datasets import Digits; Digits().open(None, 'eval'); print('sklearn' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

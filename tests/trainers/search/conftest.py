@@ -142,7 +142,18 @@ def _serving(storage):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-P", "-m", "kilobatch", "serve-study", storage, "--host", "127.0.0.1", "--port", str(port)]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "kilobatch",
+        "serve-study",
+        storage,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout.readline().startswith("serving the studies of sqlite:///")

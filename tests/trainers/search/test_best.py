@@ -102,6 +102,7 @@ def test_a_dry_run_tells_the_space_the_conditions_and_the_budget_in_device_hours
     assert "budget: 6 trials of 18 updates like the first one, 27,648 samples in all" in said
     assert "hours: trials begin within 2 hours, up to 12 device-hours" in said
     assert "device-hours: trials begin within 4, which 6 ranks use in 40 min 00 s" in said
+    assert "  weight_decay: 0.0001 " in said.partition("recipe of the first trial:")[2]
     assert "ranks: 2 a trial, 3 trials side by side, so as long as 2 trials one after the other" in said
 
 

@@ -92,10 +92,13 @@ def test_several_objectives_have_a_column_each_and_all_that_are_not_beaten_are_n
         shown.began(number, {}, resumed=False)
         shown.ended(number, "complete", values=values)
     shown.ended(3, "infeasible", values=(0.99, 0.01), reason="not loss <= 1")
+    shown.began(4, {}, resumed=False)
+    shown.ended(4, "failed", reason="rank 1: ValueError")
     lines = (tmp_path / "log.txt").read_text().splitlines()
-    assert "trial 2 complete: accuracy 70.00 %, device-hours 0.2; trials not beaten: 0, 1; 3/4 trials" in lines[-2]
+    assert "trial 2 complete: accuracy 70.00 %, device-hours 0.2; trials not beaten: 0, 1; 3/4 trials" in lines[-4]
     said = "trial 3 infeasible: accuracy 99.00 %, device-hours 0.01, not loss <= 1; trials not beaten: 0, 1"
-    assert said in lines[-1]
+    assert said in lines[-3]
+    assert lines[-1].endswith("trial 4 failed: rank 1: ValueError; trials not beaten: 0, 1; 5/4 trials")
     assert table(shown)[1][1:4] == ["90.00", "%", "0.5"]
 
 

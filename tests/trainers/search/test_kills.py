@@ -1,4 +1,4 @@
-"""`kill -9` at random moments, over every storage: no trial is lost, counted twice or left running, and nothing hangs."""
+"""`kill -9` at random moments, over every storage: no trial is lost, counted twice or left running; nothing hangs."""
 
 import os
 import random
@@ -56,6 +56,7 @@ class Killing:
 
     def start(self, more):
         """The same command, with a larger budget."""
+        assert self.process is None or self.process.poll() in (0, -signal.SIGKILL), self.process.communicate()[0]
         self.budget += more
         text = self.search.file.read_text().partition("budget:")[0]
         self.search.file.write_text(f"{text}budget: {{trials: {self.budget}}}\n")
@@ -78,7 +79,8 @@ class Killing:
         for path in self.search.folder.glob("trials/trial-*/environment.json"):
             number = int(path.parent.name.rpartition("-")[2])
             pids = self.search.pids(number)
-            if all(alive(pid) for pid in pids):
+            ended = last_line(path.parent).get("key") == "run_stop"  # its group may have the next trial
+            if not ended and all(alive(pid) for pid in pids):
                 found[number] = pids
         return found
 
@@ -108,7 +110,7 @@ class Killing:
         others = {other: pids for other, pids in running.items() if other != number}
         self.watch(0.5)
         for other, pids in others.items():  # they go on, or their run has ended
-            assert all(map(alive, pids)) or last_line(self.search.run_folder(other))["key"] == "run_stop"
+            assert all(map(alive, pids)) or last_line(self.search.run_folder(other)).get("key") == "run_stop"
         return True
 
 

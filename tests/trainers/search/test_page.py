@@ -12,6 +12,7 @@ from recipes.ranges import Categorical, Float
 from recipes.schema import Budget, Objective, Search
 from trainers.samplers import Random
 from trainers.search.page import search_page_text, write_search_page
+from trainers.search.pictures import batch_and_rate
 
 RATE = Float(low=0.01, high=1.0, log=True)
 MARKED = "<b>x</b>"
@@ -59,10 +60,12 @@ def test_every_trial_has_a_row_and_every_value_a_picture(study, tmp_path):
     assert "Trial 0 is best, with 90.00&nbsp;%." in text
     assert text.count("<tr>") == 1 + 4
     assert text.count("<figure>") == 2 + 2
+    assert "4 trials: 1 complete, 1 failed, 1 infeasible, 1 pruned; 0.0678 device-hours." in text
     assert "pruned at report 2 of 20" in text
+    assert "<td>not loss &lt;= 1</td>" in text
     assert "<td>infeasible</td>" in text
     assert "1 min 01 s" in text
-    assert 'href="trials/trial-0000/report.html"' in text
+    assert 'href="trials/trial-0000/"' in text
 
 
 def test_words_of_a_search_are_escaped(study):
@@ -110,10 +113,23 @@ def test_rates_are_drawn_against_batches_where_these_differ(tmp_path):
         folder = f"trials/trial-{number}"
         study.add_trial(trial(TrialState.COMPLETE, [score], 0.1, "a", folder=folder))
         (tmp_path / folder).mkdir(parents=True)
-        segments = [{"global_batch_size": batch, "learning_rate": [0.01, rate]}]
-        (tmp_path / folder / "run.yaml").write_text(json.dumps({"plan": {"segments": segments}}))
+        plan = {"segments": [{"global_batch_size": 32}, {"global_batch_size": batch}]}
+        formula = {"reference": rate, "rule": "linear", "per": 32}
+        run = {"plan": plan, "recipe": {"learning_rate": formula}}
+        (tmp_path / folder / "run.yaml").write_text(json.dumps(run))
     space = {**SEARCH.space, "batch.global": Categorical(choices=(64, 256))}
     text = search_page_text(study, replace(SEARCH, space=space), folder=tmp_path)
     assert "The full rate of every trial at its batch" in text
     assert "full learning rate" in text
     assert "square root" in text
+
+
+def test_a_rate_is_that_of_its_batch_before_warmup_and_schedule(tmp_path):
+    """0.1 at 32 samples is 0.8 at the 256 to which the batch grows."""
+    (tmp_path / "one").mkdir()
+    plan = {"segments": [{"global_batch_size": 64}, {"global_batch_size": 256}]}
+    recipe = {"learning_rate": {"reference": 0.1, "rule": "linear", "per": 32}}
+    (tmp_path / "one" / "run.yaml").write_text(json.dumps({"plan": plan, "recipe": recipe}))
+    found = trial(TrialState.COMPLETE, [0.9], 0.1, "a", folder="one")
+    assert batch_and_rate(found, tmp_path) == (256, pytest.approx(0.8))
+    assert batch_and_rate(found, tmp_path / "elsewhere") is None

@@ -49,7 +49,7 @@ def updates(search, number):
 
 
 def test_a_killed_rank_costs_its_own_trial_a_checkpoint_at_most(searching):
-    search = searching(LONG + "budget: {trials: 3}\nranks_per_trial: 2\n", "-n", 4)
+    search = searching(LONG + "budget: {trials: 3}\nranks_per_trial: 2\n", "-n", 4, "--storage", "journal")
     with search.start() as process:
         search.wait_for(search.run_folder(0) / "checkpoints" / "update-*")
         os.kill(search.pids(0)[1], signal.SIGKILL)
@@ -87,6 +87,29 @@ def test_a_killed_search_is_finished_by_the_same_command(searching):
         assert trial.user_attrs["deaths"] == ["the search was ended"]
         assert updates(search, trial.number) == list(range(118))
     assert trials[2].params not in (trials[0].params, trials[1].params)
+
+
+def test_the_trial_of_a_killed_search_is_finished_by_the_one_that_shares_its_study(searching, tmp_path):
+    search = searching(LONG + "budget: {trials: 2}\n", "-n", 1, "--storage", f"sqlite:///{tmp_path}/shared.db")
+    with search.start() as process:
+        search.wait_for(search.run_folder(0) / "checkpoints" / "update-*")
+        process.kill()
+        process.communicate(timeout=600)
+    killed, search.folder = search.folder, tmp_path / "other"
+    code, said = search.run()
+    assert code == 0, said
+    assert "trial 0 goes on" in said
+    trials = search.trials()
+    assert [trial.number for trial in trials] == [0, 1]
+    assert [trial.state for trial in trials] == [TrialState.COMPLETE] * 2
+    assert [trial.user_attrs["home"] for trial in trials] == [str(killed), str(search.folder)]
+    assert updates(search, 1) == list(range(118))
+    assert not search.run_folder(0).exists()  # it went on where it began
+    search.folder = killed
+    assert updates(search, 0) == list(range(118))
+    code, said = search.run()
+    assert (code, len(search.trials())) == (0, 2), said
+    assert "2 of 2 trials are done" in said
 
 
 def test_a_stopped_search_goes_on(searching):

@@ -6,15 +6,23 @@ import sys
 import optuna
 import pytest
 import yaml
+from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import TrialState, create_trial
 
 from recipes.errors import RecipeError
+from trainers.search.batched import flush
 from trainers.search.storages import PASSWORD, hidden, open_storage, read_place
 from trainers.search.view import read_again
 
 
 def new_study(storage, name="mine"):
     return optuna.create_study(study_name=name, storage=storage, load_if_exists=True)
+
+
+def late(trial, study):
+    """A report of a trial that another supervisor has finished; a database is told of it later."""
+    trial.report(0.4, 3)
+    flush(study)
 
 
 @pytest.fixture
@@ -32,7 +40,11 @@ def two_views(opened, study_name):
         ("journal:///tmp/a.journal", "journal", "journal:///tmp/a.journal"),
         ("grpc://node7:13000", "grpc", "grpc://node7:13000"),
         ("postgresql://me:se%40cret@host/studies", "database", "postgresql://me@host/studies"),
-        ("mysql+pymysql://me@host/studies?charset=utf8&passwd=x", "database", "mysql+pymysql://me@host/studies?charset=utf8"),
+        (
+            "mysql+pymysql://me@host/studies?charset=utf8&passwd=x",
+            "database",
+            "mysql+pymysql://me@host/studies?charset=utf8",
+        ),
     ],
 )
 def test_a_place_is_said_without_its_secrets(text, kind, said, tmp_path):
@@ -113,6 +125,7 @@ def test_what_one_supervisor_writes_another_one_reads(two_views):
     trial.report(0.5, 2)
     trial.set_user_attr("reason", {"deaths": [1]})
     (seen,) = ours.get_trials()
+    flush(ours)
     read_again(theirs)
     (read,) = theirs.get_trials()
     for found in (seen, read):
@@ -126,6 +139,27 @@ def test_what_one_supervisor_writes_another_one_reads(two_views):
     assert theirs.best_trial.datetime_complete == told.datetime_complete
     with pytest.raises(ValueError, match="Cannot tell a COMPLETE trial"):
         theirs.tell(0, 0.7)
+
+
+def test_what_waits_is_written_before_its_trial_ends_and_replaces_what_another_one_wrote(two_views):
+    ours, theirs = two_views
+    trial = ours.ask()
+    trial.suggest_float("rate", 0.0, 1.0)
+    read_again(theirs)
+    other = optuna.Trial(theirs, trial._trial_id)
+    other.report(0.1, 1)
+    other.set_user_attr("seconds", 1.0)
+    flush(theirs)
+    trial.report(0.2, 1)
+    trial.report(0.3, 2)
+    trial.set_user_attr("seconds", 2.0)
+    ours.tell(trial, 0.3)
+    read_again(theirs)
+    (found,) = theirs.get_trials()
+    assert found.intermediate_values == {1: 0.2, 2: 0.3}
+    assert (found.user_attrs, found.params) == ({"seconds": 2.0}, trial.params)
+    with pytest.raises(UpdateFinishedTrialError):
+        late(other, theirs)
 
 
 def test_a_picture_of_the_trials_does_not_change_afterwards(two_views):

@@ -99,6 +99,10 @@ def test_both_searches_go_on_where_they_were_killed(searching):
     )
     assert "# scaled to batch 512: as asked" in lines["global" if "global" in lines else "batch"]
 
+    page = (search.folder / "report.html").read_text()
+    assert "The full rate of every trial at its batch" in page
+    assert 'href="to-512/report.html"' in page
+
     again, _ = search.run()  # nothing is left to do
     assert again == 0
     assert len(trials(search.folder / "to-512", "mine-to-512")) == 2

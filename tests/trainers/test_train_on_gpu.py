@@ -1,0 +1,78 @@
+"""A run on a GPU is the run on the CPU; two ranks on one GPU are one rank; and NCCL is no communication at all."""
+
+import json
+
+import pytest
+
+from trainers.device import has_gpu
+
+pytestmark = [pytest.mark.gpu, pytest.mark.mpi, pytest.mark.skipif(not has_gpu(), reason="needs a GPU with CuPy")]
+EXACT = {"loss": 1e-10, "weights": 1e-8}  # float64: what is larger is no rounding
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, train):
+    """Runs of digits/ramp: run(name, ranks, *options, ...); each happens once."""
+    done = {}
+
+    def once(name, ranks, *options, **settings):
+        if name not in done:
+            done[name] = train(tmp_path_factory.mktemp("run") / "run", ranks, *options, timeout=600, **settings)
+        return done[name]
+
+    return once
+
+
+def on_cpu(run, dtype):
+    return run(f"cpu {dtype}", 1, dtype=dtype)
+
+
+def on_gpu(run, dtype):
+    return run(f"gpu {dtype}", 1, "--device", "gpu", dtype=dtype)
+
+
+@pytest.mark.parametrize(("dtype", "bounds"), [("float64", EXACT), ("float32", {"loss": 5e-3, "weights": 2e-2})])
+def test_thirty_updates_are_those_of_the_cpu(run, assert_same_run, dtype, bounds):
+    assert_same_run(on_gpu(run, dtype), on_cpu(run, dtype), **bounds)
+
+
+def test_two_ranks_on_one_gpu_are_one_rank(run, assert_same_run):
+    found = run("two", 2, "--device", "gpu", dtype="float64")
+    assert_same_run(found, on_gpu(run, "float64"), **EXACT)
+    assert "through host memory, because ranks 0 and 1 share GPU" in found.log or "Nccl: every worker" in found.log
+
+
+def test_other_micro_batches_are_the_same_run(run, assert_same_run):
+    found = run("split", 1, "--device", "auto", "--micro-batch-size", 32, dtype="float64")
+    assert_same_run(found, on_gpu(run, "float64"), **EXACT)
+
+
+@pytest.mark.parametrize("wire", ["float32", "float16", "bfloat16"])
+def test_one_rank_through_nccl(run, assert_same_run, wire):
+    nccl = ("--set", "cluster.exchange.communicator={kind: Nccl}", "--set", f"cluster.exchange.wire={wire}")
+    found = run(f"nccl {wire}", 1, "--device", "gpu", *nccl)
+    bounds = {"float32": {}, "float16": {"loss": 2e-2, "weights": 5e-2}, "bfloat16": {"loss": 0.1, "weights": 0.2}}
+    assert_same_run(found, on_gpu(run, "float32"), **bounds[wire])
+
+
+@pytest.mark.parametrize(
+    "options", [("--set", "precision.compute=mixed16"), ("--set", "updater.double_buffering=true")]
+)
+def test_two_ranks_are_one_with_mixed_precision_and_with_late_gradients(run, assert_same_run, options):
+    one, two = (run(f"{ranks} {options[1]}", ranks, "--device", "gpu", *options) for ranks in (1, 2))
+    assert_same_run(two, one, loss=5e-2, weights=5e-2)
+
+
+def test_a_checkpoint_goes_from_one_device_to_the_other_and_back(tmp_path, train, run, assert_same_run):
+    folder = tmp_path / "run"
+    for stop, device in ((10, "gpu"), (20, "cpu"), (30, "gpu")):
+        more = () if stop == 10 else ("--resume",)
+        found = train(folder, 1, "--device", device, *more, dtype="float64", stop_after=stop, timeout=600)
+    assert_same_run(found, on_cpu(run, "float64"), **EXACT)
+
+
+def test_the_record_names_the_gpu(run):
+    found = on_gpu(run, "float32")
+    (rank,) = json.loads((found.folder / "environment.json").read_text())["ranks"]
+    assert rank["gpu"]
+    assert f"rank 0 computes on {rank['gpu']}" in found.log

@@ -1,0 +1,79 @@
+"""What an MPI library provides that takes pointers into the memory of GPUs."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from trainers.communicators.connection import Connection
+from trainers.communicators.gpu import Gpu, GpuConnection
+from trainers.communicators.wire import FullWire, Wire
+
+_CUDA = 0  # MPIX_GPU_SUPPORT_CUDA of MPICH's mpi.h
+_WAY_OUT = (
+    "install a CUDA-aware one and mpi4py for it (Open MPI --with-cuda, MPICH --with-cuda), or take Nccl, or leave "
+    "communicator out"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CudaAwareMpi:
+    """The all-reduce of an MPI library that reads and writes the memory of GPUs itself; 32 bits only.
+
+        2 (P - 1)/P n to 2 log2(P) n numbers a worker on the wire, as the library chooses
+
+    P workers, n numbers. For GPUs without NCCL, and for several workers on one GPU.
+
+    Source: MPI standard, MPI_Allreduce; whether the library is CUDA-aware it says itself, see `takes_gpu_memory`.
+    """
+
+    needs_gpu = True
+    sums_16_bits = False
+
+    def missing(self) -> tuple[str, str] | None:
+        """What this needs and is not here, with a way out; None where all is here, or MPI is not initialised yet."""
+        if "mpi4py.MPI" not in sys.modules or takes_gpu_memory():
+            return None
+        return "CudaAwareMpi: this MPI takes no pointers into the memory of GPUs", _WAY_OUT
+
+    def connect(self, mpi: Any) -> Connection:
+        """Ready on all workers of `mpi`, which call this together, each with its GPU as the current one.
+
+        Raises:
+            ValueError: the MPI library of some worker is not CUDA-aware.
+        """
+        if not all(mpi.allgather(takes_gpu_memory())):
+            raise ValueError(f"CudaAwareMpi: this MPI takes no pointers into the memory of GPUs; {_WAY_OUT}")
+        gpu = Gpu()
+        return GpuConnection(mpi, lambda values, wire: _sum(mpi, gpu, values, wire), num_roundings=0, gpu=gpu)
+
+
+def _sum(mpi: Any, gpu: Gpu, values: Any, wire: Wire) -> None:
+    from mpi4py import MPI
+
+    if not isinstance(wire, FullWire):
+        raise ValueError(f"CudaAwareMpi: MPI has no sum of {wire.name}; take Nccl, Direct, Ring or HalvingDoubling")
+    gpu.stream.synchronize()  # MPI knows of no stream
+    mpi.Allreduce(MPI.IN_PLACE, values)
+
+
+def takes_gpu_memory() -> bool:
+    """Whether the MPI library of this process, which is initialised, says that it is CUDA-aware.
+
+    It is asked in three ways: by the kinds of memory that MPI 4.1 has it name, by MPICH's function and by Open MPI's.
+    A library that knows none of them, or is silent, counts as one that is not.
+    """
+    from mpi4py import MPI
+
+    info = MPI.COMM_WORLD.Get_info()
+    kinds = info.Get("mpi_memory_alloc_kinds") or ""
+    info.Free()
+    if "cuda" in kinds:
+        return True
+    library = ctypes.CDLL(MPI.__file__)
+    if hasattr(library, "MPIX_GPU_query_support"):  # MPICH's other one ends the process in versions below 4
+        supported = ctypes.c_int(0)
+        return library.MPIX_GPU_query_support(_CUDA, ctypes.byref(supported)) == 0 and supported.value != 0
+    return hasattr(library, "MPIX_Query_cuda_support") and library.MPIX_Query_cuda_support() == 1

@@ -1,0 +1,119 @@
+"""The GPU of a worker, as communicators use it: its memory, a stream beside backward, copies to the host."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from trainers.communicators.connection import Connection, Sum
+
+
+class Gpu:
+    """The GPU that is current where this is made, with a stream of its own beside that of forward and backward.
+
+    CuPy's current device and stream are those of a thread: another thread comes in through `after`.
+    """
+
+    def __init__(self) -> None:
+        import cupy
+
+        self._cupy = cupy
+        self._device = cupy.cuda.Device()
+        self.stream = cupy.cuda.Stream(non_blocking=True)
+
+    def zeros(self, num_values: int, dtype: Any) -> Any:
+        """Memory of the GPU."""
+        return self._cupy.zeros(num_values, dtype)
+
+    def mark(self) -> Any:
+        """An event behind all that this thread has asked of the GPU so far."""
+        event = self._cupy.cuda.Event(disable_timing=True)
+        event.record()
+        return event
+
+    @contextlib.contextmanager
+    def after(self, mark: Any) -> Iterator[None]:
+        """What is asked of the GPU within runs on the own stream, behind the mark; it is done when this is left."""
+        with self._device, self.stream:
+            self.stream.wait_event(mark)
+            yield
+            self.stream.synchronize()
+
+    def pin(self, host: np.ndarray) -> None:
+        """Keep memory of the host where it is, so that copies need no other memory in between."""
+        if host.nbytes:
+            self._cupy.cuda.runtime.hostRegister(host.ctypes.data, host.nbytes, 0)
+
+    def unpin(self, host: np.ndarray) -> None:
+        """Let go of what `pin` has kept."""
+        if host.nbytes:
+            self._cupy.cuda.runtime.hostUnregister(host.ctypes.data)
+
+    def download(self, values: Any, host: np.ndarray) -> None:
+        """host <- values, done at once."""
+        values.get(out=host, stream=self.stream, blocking=True)
+
+    def upload(self, host: np.ndarray, values: Any) -> None:
+        """values <- host, done when `after` is left."""
+        values.set(host, stream=self.stream)
+
+
+class GpuConnection(Connection):
+    """Sums of arrays in the memory of GPUs, one of which every worker has.
+
+    Args:
+        mpi, sum_of, num_roundings, sent: as of `Connection`; what `sum_of` asks of the GPU runs on the stream of `gpu`.
+        gpu: of this worker; the current one by default.
+    """
+
+    def __init__(
+        self, mpi: Any, sum_of: Sum, *, num_roundings: int, gpu: Gpu | None = None, sent: float | None = None
+    ) -> None:
+        super().__init__(mpi, sum_of, num_roundings=num_roundings, sent=sent)
+        self.gpu = gpu or Gpu()
+
+    @property
+    def waiting(self) -> str:
+        return "as CUDA does"
+
+    def allocate(self, num_values: int, dtype: Any) -> Any:
+        return self.gpu.zeros(num_values, dtype)
+
+    def mark(self) -> Any:
+        return self.gpu.mark()
+
+    def after(self, mark: Any) -> contextlib.AbstractContextManager[None]:
+        return self.gpu.after(mark)
+
+
+def shared_gpus(mpi: Any) -> str:
+    """Which workers share a GPU, in words; empty where every one has its own. They call this together.
+
+    Two parts of one GPU (MIG) count as one GPU: NCCL refuses them too.
+    """
+    import cupy
+
+    return said_of_shared(mpi.allgather((socket.gethostname(), cupy.cuda.Device().pci_bus_id)))
+
+
+def said_of_shared(gpus: list[tuple[str, str]]) -> str:
+    """The same of (host, GPU) of each rank.
+
+    >>> said_of_shared([("a", "0"), ("a", "1"), ("b", "0"), ("a", "0")])
+    'ranks 0 and 3 share GPU 0 of a'
+    >>> said_of_shared([("a", "0"), ("a", "1")])
+    ''
+    """
+    ranks_of = defaultdict(list)
+    for rank, gpu in enumerate(gpus):
+        ranks_of[gpu].append(str(rank))
+    return "; ".join(
+        f"ranks {', '.join(ranks[:-1])} and {ranks[-1]} share GPU {gpu} of {host}"
+        for (host, gpu), ranks in ranks_of.items()
+        if len(ranks) > 1
+    )

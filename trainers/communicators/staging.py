@@ -1,0 +1,116 @@
+"""Sums of arrays in the memory of GPUs, by way of the host where nothing shorter leads from GPU to GPU."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from trainers.communicators.auto import Auto
+from trainers.communicators.connection import Connection
+from trainers.communicators.dummy import Dummy
+from trainers.communicators.gpu import Gpu, GpuConnection, shared_gpus
+from trainers.communicators.nccl import Nccl
+from trainers.communicators.wire import Wire
+
+
+def connect_on_gpu(component: Any, mpi: Any) -> Connection:
+    """Connect any communicator for arrays in the memory of GPUs; all workers of `mpi` call this together.
+
+    `Nccl` and `CudaAwareMpi` sum there. Every other one sums copies in host memory. `Auto` is `Nccl` where every worker
+    has a GPU of its own and NCCL is installed, and sums nothing where there is one worker.
+
+    Raises:
+        ValueError: the communicator does not fit these workers.
+    """
+    if isinstance(component, Dummy) or (isinstance(component, Auto) and mpi.size == 1):
+        return GpuConnection(mpi, lambda values, wire: None, num_roundings=0, sent=0.0)
+    if getattr(component, "needs_gpu", False):
+        return component.connect(mpi)
+    why = ""
+    if isinstance(component, Auto):
+        why = _why_not_nccl(mpi)
+        if not why:
+            connection = Nccl().connect(mpi)
+            connection.choices = ["Nccl: every worker has a GPU of its own"]
+            return connection
+    connection = Staged(component.connect(mpi), Gpu())
+    connection.choices.insert(0, "through host memory" + (f", because {why}" if why else ""))
+    return connection
+
+
+def _why_not_nccl(mpi: Any) -> str:
+    """In words, the same on all workers; empty where nothing speaks against it."""
+    missing = [found for found in mpi.allgather(Nccl().missing()) if found is not None]
+    return missing[0][0] if missing else shared_gpus(mpi)
+
+
+class Staged(Connection):
+    """A connection of the host for arrays elsewhere: what is to be summed is copied to the host, and the sum back.
+
+    Every number crosses the bus of the GPU twice more, from and to memory that is pinned; it is copied as float32 or
+    float64, whatever the wire. Two workers on one GPU can exchange in no other way.
+
+    Args:
+        inner: of the host.
+        gpu: of this worker, or whatever has its methods.
+    """
+
+    def __init__(self, inner: Connection, gpu: Gpu) -> None:
+        self._inner, self._gpu = inner, gpu
+        super().__init__(inner.mpi, self._sum, num_roundings=inner.num_roundings)
+        self.choices = inner.choices
+        self._values: Any = None
+        self._host = np.empty(0, np.float32)
+
+    @property
+    def beside_backward(self) -> bool:
+        """Whether a thread waits here while another one computes."""
+        return self._inner.beside_backward
+
+    @beside_backward.setter
+    def beside_backward(self, value: bool) -> None:
+        self._inner.beside_backward = value
+
+    @property
+    def waiting(self) -> str:
+        return self._inner.waiting
+
+    def sent_values(self, num_values: int) -> float | None:
+        return self._inner.sent_values(num_values)
+
+    def allocate(self, num_values: int, dtype: Any) -> Any:
+        self._host = self._inner.allocate(num_values, dtype)  # as long, because some sums depend on the place
+        self._gpu.pin(self._host)
+        self._values = self._gpu.zeros(num_values, dtype)
+        return self._values
+
+    def mean(self, values: Any, wire: Wire, scale: float) -> None:
+        self._on_host(values, lambda host: self._inner.mean(host, wire, scale))
+
+    def _sum(self, values: Any, wire: Wire) -> None:
+        self._on_host(values, lambda host: self._inner.sum(host, wire))
+
+    def _on_host(self, values: Any, change: Callable[[np.ndarray], None]) -> None:
+        start = (_address(values) - _address(self._values)) // values.itemsize
+        host = self._host[start : start + len(values)]
+        self._gpu.download(values, host)
+        change(host)
+        self._gpu.upload(host, values)
+
+    def mark(self) -> Any:
+        return self._gpu.mark()
+
+    def after(self, mark: Any) -> contextlib.AbstractContextManager[None]:
+        return self._gpu.after(mark)
+
+    def close(self) -> None:
+        self._gpu.unpin(self._host)
+        self._host, self._values = self._host[:0].copy(), None  # nobody refers to what the inner one gives back
+        self._inner.close()
+
+
+def _address(values: Any) -> int:
+    return values.ctypes.data if isinstance(values, np.ndarray) else values.data.ptr

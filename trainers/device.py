@@ -1,0 +1,128 @@
+"""The device that a worker computes on: settled before anything starts, taken when the ranks are there."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from recipes.errors import Problem, RecipeError
+from recipes.planning.cluster import Cluster
+from recipes.reading import Reading
+from trainers.faults import RunFailed
+
+DEVICES = ("cpu", "gpu", "auto")
+INSTALL = 'pip install "cupy-cuda13x[ctk]" nvidia-nccl-cu13 (for CUDA 12: cupy-cuda12x[ctk], nvidia-nccl-cu12)'
+_DRIVER = ("/dev/nvidiactl", "/dev/dxg")  # Linux; Linux under Windows
+
+
+def has_gpu(environment: Mapping[str, str] = os.environ, driver: tuple[str, ...] = _DRIVER) -> bool:
+    """Whether this machine has a GPU of NVIDIA's that is not hidden, whatever is installed to use it."""
+    hidden = environment.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1")
+    return not hidden and any(Path(file).exists() for file in driver)
+
+
+def gpu_trouble() -> tuple[str, str] | None:
+    """Why Chainer cannot use a GPU here, and a way out; None where it can.
+
+    Chainer itself says nothing where a library is missing, and computes on the CPU.
+    """
+    from chainer.backends import cuda
+
+    if not cuda.available:
+        reason = " ".join(str(cuda._resolution_error).strip().splitlines()[-1:])
+        return f"Chainer can use no GPU here: {reason}", f"{INSTALL}, or train on the CPU"
+    try:
+        if cuda.cuda.runtime.getDeviceCount() > 0:
+            return None
+        reason = "there is none"
+    except cuda.cuda.runtime.CUDARuntimeError as error:
+        reason = str(error)
+    return f"CuPy finds no GPU: {reason}", "see whether nvidia-smi shows it, or train on the CPU"
+
+
+def require_device(cluster: Cluster, reading: Reading, *, asked: str | None) -> None:
+    """Refuse a device that is not here, and a communicator that does not go with the device.
+
+    Args:
+        cluster: with the device that was settled.
+        reading: of its file, which knows where its values were written.
+        asked: what `--device` said.
+    Raises:
+        RecipeError: with file, line and a way out.
+    """
+    component, wire = cluster.exchange.communicator, cluster.exchange.wire
+    kind, needs_gpu = type(component).__name__, getattr(component, "needs_gpu", False)
+    trouble = gpu_trouble() if cluster.device == "gpu" else None
+    if trouble and asked is not None:
+        option = Problem(file="command line", line=1, column=1, path="--device", what=trouble[0], way_out=trouble[1])
+        raise RecipeError([option])
+    if trouble:
+        reading.refuse(("device",), *trouble)
+    elif needs_gpu and cluster.device == "cpu":
+        what = f"{kind} sums in the memory of GPUs, and the device is cpu"
+        reading.refuse(("exchange", "communicator"), what, "leave communicator out, or train with --device gpu")
+    elif needs_gpu and (missing := component.missing()):
+        reading.refuse(("exchange", "communicator"), *missing)
+    if wire != "float32" and not getattr(component, "sums_16_bits", True):
+        what = f"is {wire}, of which {kind} has no sum"
+        reading.refuse(("exchange", "wire"), what, "leave wire out, or take Direct, Ring, HalvingDoubling or Nccl")
+    if reading.problems:
+        raise RecipeError(reading.problems)
+
+
+def take_device(kind: str, mpi: Any) -> Any:
+    """The device of this worker, current from now on: GPU r modulo their number for the r-th worker of a machine.
+
+    Args:
+        kind: cpu or gpu.
+        mpi: communicator of all workers, which call this together.
+    Returns:
+        Chainer's device.
+    Raises:
+        RunFailed: the workers are to compute on different kinds of device; a GPU does not compute.
+    """
+    import chainer
+
+    found = mpi.allgather((kind, socket.gethostname()))
+    if odd := sorted({host for other, host in found if other != found[0][0]}):
+        raise RunFailed(
+            f"rank 0 on {found[0][1]} computes on {found[0][0]} and {', '.join(odd)} does not: say --device cpu or gpu"
+        )
+    if kind == "cpu":
+        return chainer.get_device("@numpy")
+    from mpi4py import MPI
+
+    node = mpi.Split_type(MPI.COMM_TYPE_SHARED, mpi.rank)
+    place = node.rank
+    node.Free()
+    device = chainer.get_device(f"@cupy:{place % chainer.backends.cuda.cuda.runtime.getDeviceCount()}")
+    device.use()
+    ones = device.xp.ones((2, 2), dtype="float32")
+    try:
+        computed = float((ones @ ones).sum())  # by a kernel that is compiled here, and by cuBLAS
+    except Exception as error:  # whatever it is, no library may be missing in the middle of a run
+        raise RunFailed(f"rank {mpi.rank} cannot compute on {device}: {type(error).__name__}: {error}") from error
+    if computed != 8.0:
+        raise RunFailed(f"rank {mpi.rank}: {device} makes {computed} of 8")
+    return device
+
+
+def said_of(device: Any) -> dict[str, str]:
+    """What tells of a worker's GPU in a run's record; empty on a CPU."""
+    if device.name == "@numpy":
+        return {}
+    properties = device.xp.cuda.runtime.getDeviceProperties(device.device.id)
+    return {"gpu": f"{properties['name'].decode()} {device.device.pci_bus_id}"}
+
+
+def notes_on(device: Any) -> list[str]:
+    """What the user should know of the device."""
+    if device.name == "@numpy":
+        return []
+    from chainer.backends import cuda
+
+    without = "" if cuda.cudnn_enabled else "; cuDNN is absent, convolutions go by im2col and cuBLAS"
+    return [f"rank 0 computes on {said_of(device)['gpu']}{without}"]

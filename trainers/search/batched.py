@@ -1,0 +1,160 @@
+"""Writes to a database a few at a time: a transaction for each would be most of what a trial costs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Container
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, distribution_to_json
+from optuna.exceptions import UpdateFinishedTrialError
+from optuna.storages import RDBStorage, _CachedStorage
+from optuna.storages._rdb.models import (
+    TrialIntermediateValueModel,
+    TrialModel,
+    TrialParamModel,
+    TrialUserAttributeModel,
+)
+from optuna.storages._rdb.storage import _create_scoped_session
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy import insert
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import IntegrityError
+
+FLUSH_SECONDS = 5.0
+_UPSERTS = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
+_FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+
+
+class Batched(_CachedStorage):
+    """Optuna's cached database, in which what is known of a trial on its way is written together.
+
+    It is in the database before any trial begins, ends or is read, and five seconds after its first part at the latest.
+    Who is killed before that loses reports; the trial's folder has them.
+
+    Args:
+        backend: the database.
+        at_once: user attributes that must not wait; what waits already is written with them.
+    """
+
+    def __init__(self, backend: RDBStorage, *, at_once: Container[str] = ()) -> None:
+        super().__init__(backend)
+        self._at_once = at_once
+        self._rows: list[tuple[Any, dict[str, Any]]] = []
+        self._since = 0.0
+        self._known: dict[str, BaseDistribution] = {}
+
+    def set_trial_param(
+        self, trial_id: int, param_name: str, param_value_internal: float, distribution: BaseDistribution
+    ) -> None:
+        """The first value of a path is written at once: the database knows whether it fits what was there before."""
+        if self._known.get(param_name) != distribution:
+            self.flush()
+            super().set_trial_param(trial_id, param_name, param_value_internal, distribution)
+            self._known[param_name] = distribution
+            return
+        row = {"param_value": param_value_internal, "distribution_json": distribution_to_json(distribution)}
+        self._keep(TrialParamModel, {"trial_id": trial_id, "param_name": param_name, **row})
+
+    def set_trial_intermediate_value(self, trial_id: int, step: int, intermediate_value: float) -> None:
+        """As of the storage, later."""
+        value, kind = TrialIntermediateValueModel.intermediate_value_to_stored_repr(intermediate_value)
+        row = {"intermediate_value": value, "intermediate_value_type": kind}
+        self._keep(TrialIntermediateValueModel, {"trial_id": trial_id, "step": step, **row})
+
+    def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
+        """As of the storage, later unless it is one that must not wait."""
+        json.dumps(value)  # what cannot be written is refused here
+        self._keep(TrialUserAttributeModel, {"trial_id": trial_id, "key": key, "value": value})
+        if key in self._at_once:
+            self.flush()
+
+    def set_trial_state_values(self, trial_id: int, state: TrialState, values: Any = None) -> bool:
+        """As of the storage."""
+        self.flush()
+        return super().set_trial_state_values(trial_id, state, values)
+
+    def get_trial(self, trial_id: int) -> FrozenTrial:
+        """As of the storage."""
+        self.flush()
+        return super().get_trial(trial_id)
+
+    def get_all_trials(self, study_id: int, deepcopy: bool = True, states: Any = None) -> list[FrozenTrial]:
+        """As of the storage."""
+        self.flush()
+        return super().get_all_trials(study_id, deepcopy=deepcopy, states=states)
+
+    def flush(self, *, after: float = 0.0) -> None:
+        """Write what waits, if the first of it has waited for so many seconds.
+
+        Raises:
+            UpdateFinishedTrialError: one of the trials is finished already.
+        """
+        if not self._rows or time.monotonic() - self._since < after:
+            return
+        rows, self._rows = self._rows, []
+        try:
+            with _create_scoped_session(self._backend.scoped_session) as session:
+                self._require_running(session, {row["trial_id"] for _, row in rows})
+                for model in (TrialParamModel, TrialIntermediateValueModel):
+                    mine = [row for kind, row in rows if kind is model]
+                    if mine:
+                        session.execute(insert(model), mine)
+                self._write_attributes(session, [row for kind, row in rows if kind is TrialUserAttributeModel])
+        except IntegrityError:  # a report is there already, from another supervisor that worked on the trial
+            self._one_by_one(rows)
+
+    def close(self) -> None:
+        """Write what waits, and close the connections."""
+        self.flush()
+        self._backend.remove_session()
+        self._backend.engine.dispose()
+
+    def _keep(self, model: Any, row: dict[str, Any]) -> None:
+        if not self._rows:
+            self._since = time.monotonic()
+        self._rows.append((model, row))
+        self.flush(after=FLUSH_SECONDS)
+
+    def _write_attributes(self, session: Any, rows: list[dict[str, Any]]) -> None:
+        """The last value of each; as Optuna does it, which asks for the trial each time, where there is no upsert."""
+        last = {(row["trial_id"], row["key"]): row for row in rows}.values()
+        upsert = _UPSERTS.get(self._backend.engine.name)
+        if upsert is None:
+            for row in last:
+                self._backend._set_trial_attr_without_commit(session, TrialUserAttributeModel, **row)
+        elif last:
+            made = upsert(TrialUserAttributeModel)
+            keys, change = ["trial_id", "key"], {"value_json": made.excluded.value_json}
+            written = [
+                {"trial_id": row["trial_id"], "key": row["key"], "value_json": json.dumps(row["value"])} for row in last
+            ]
+            session.connection().execute(made.on_conflict_do_update(index_elements=keys, set_=change), written)
+
+    def _one_by_one(self, rows: list[tuple[Any, dict[str, Any]]]) -> None:
+        """In the storage's own way, which replaces a report and an attribute; a value of a path never changes."""
+        for model, row in rows:
+            if model is TrialIntermediateValueModel:
+                score = model.stored_repr_to_intermediate_value(
+                    row["intermediate_value"], row["intermediate_value_type"]
+                )
+                super().set_trial_intermediate_value(row["trial_id"], row["step"], score)
+            elif model is TrialUserAttributeModel:
+                super().set_trial_user_attr(**row)
+
+    def _require_running(self, session: Any, trial_ids: set[int]) -> None:
+        ended = session.query(TrialModel.number).filter(
+            TrialModel.trial_id.in_(trial_ids), TrialModel.state.in_(_FINISHED)
+        )
+        number = ended.first()
+        if number is not None:
+            raise UpdateFinishedTrialError(f"trial {number[0]} is finished already")
+
+
+def flush(study: optuna.Study, *, after: float = 0.0) -> None:
+    """Write what has waited for so many seconds, of a study whose storage waits."""
+    write = getattr(study._storage, "flush", None)
+    if write is not None:
+        write(after=after)
