@@ -1,6 +1,6 @@
 """A live search over the space of the recorded trials: TPE with fair pruning and without.
 
-    OMP_NUM_THREADS=1 .venv/bin/python scripts/bench_live_search.py --json F [--seeds 5] [--budget 25]
+    OMP_NUM_THREADS=1 .venv/bin/python scripts/bench_live_search.py --json F [--seeds 5] [--budget 40]
 
 What is proposed is trained, in this process. A run is trained to its end and charged up to the report at which it was
 ended: training is deterministic, so that is what the search would have found in that time. The best whole run of each
@@ -72,14 +72,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True, metavar="F")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--budget", type=float, default=25, help="device-seconds of a search: processor time")
+    parser.add_argument("--budget", type=float, default=40, help="device-seconds of a search: processor time")
     options = parser.parse_args()
     from trainers.pruners import Median
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.simplefilter("ignore")
     methods = {
-        "Median, fair": Median().build,
+        "Median, fair": Median(startup_trials=3).build,
         "no pruning": optuna.pruners.NopPruner,
     }
     known = json.loads(options.json.read_text()) if options.json.exists() else {}

@@ -176,19 +176,21 @@ def check_transfer(opened: OpenedSearch, *, data: Path | None = None, allow_code
     """
     transfer, first = opened.search.transfer, opened.base.recipe.batch.global_.sizes[0]
     if first != transfer.from_batch:
-        what = f"is {transfer.from_batch}, and the recipe begins with a batch of {first}"
+        what = f"from_batch is {transfer.from_batch}, and the recipe begins with a batch of {first}"
         way_out = f"write `fixed: {{batch.global: {transfer.from_batch}}}`, or from_batch: {first}"
-        file = shown(opened.path)
-        raise RecipeError(
-            [Problem(file=file, line=1, column=1, path="transfer.from_batch", what=what, way_out=way_out)]
-        )
+        raise RecipeError([_refused(opened, what, way_out)])
     with tempfile.TemporaryDirectory() as name:
         stages = Stages(opened=opened, folder=Path(name), data=data, allow_code=allow_code)
         trial = stages.folder / stages.names[0]
         trial.mkdir()
         tree = {**opened.base.tree, "claims": [], "card": None, **from_anywhere(opened)}
         (trial / BEST).write_text(yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
-        return stages.open(stages.write_large())
+        large = stages.write_large()
+        try:
+            return stages.open(large)
+        except RecipeError as error:  # of a file that is gone in a moment
+            found = [_refused(opened, f"the second search: {p.path} {p.what}", p.way_out) for p in error.problems]
+            raise RecipeError(found) from None
 
 
 def transfer(stages: Stages, begin: Callable[[Path, Path], int]) -> int:
@@ -209,6 +211,10 @@ def transfer(stages: Stages, begin: Callable[[Path, Path], int]) -> int:
         partial.rename(stages.folder / BEST)
     stages.write_page()
     return code
+
+
+def _refused(opened: OpenedSearch, what: str, way_out: str) -> Problem:
+    return Problem(file=shown(opened.path), line=1, column=1, path="transfer", what=what, way_out=way_out)
 
 
 def _recipe_name(opened: OpenedSearch) -> str:

@@ -18,8 +18,8 @@ space:
   learning_rate.reference: {kind: Float, low: 0.01, high: 0.2, log: true}
   loss.label_smoothing: {kind: Categorical, choices: [0.0, 0.1]}
 fixed: {epochs: 4, model.blocks: [1], model.width: 4}
-transfer: {from_batch: 32, to_batch: 512, trials: [3, 2]}
-budget: {trials: 5}
+transfer: {from_batch: 32, to_batch: 512, trials: [4, 2]}
+budget: {trials: 6}
 reports: 4
 """
 
@@ -53,6 +53,11 @@ def test_a_range_of_the_user_is_kept_and_what_it_does_not_hold_is_not_tried(tmp_
     ("old", "new", "message"),
     [
         ("from_batch: 32", "from_batch: 64", "is 64, and the recipe begins with a batch of 32"),
+        (
+            "reports: 4",
+            "pruner: {kind: SuccessiveHalving, rungs: 2}",
+            r"mine.yaml:1:1: transfer: the second search: budget",
+        ),
         ("to_batch: 512", "to_batch: 2048", "2,048 samples an update, and there are 1,500"),
         ("fixed: {", "fixed: {optimizer: {kind: Lars}, ", "LARS|Lars"),
     ],
@@ -71,7 +76,7 @@ def trials(folder, name):
 @pytest.mark.mpi
 def test_both_searches_go_on_where_they_were_killed(searching):
     search = searching("", "-n", 2)
-    search.file.write_text(TEXT.replace("epochs: 4", "epochs: 2").replace("[3, 2]", "[2, 2]").replace("5}", "4}"))
+    search.file.write_text(TEXT.replace("epochs: 4", "epochs: 2").replace("[4, 2]", "[2, 2]").replace("6}", "4}"))
     for stage in ("from-32", "to-512"):
         with search.start() as process:
             search.wait_for(search.folder / stage / "trials" / "trial-0000" / "checkpoints" / "update-*")

@@ -1,0 +1,69 @@
+"""The recorded trials are what their design says, and no replay spends more than it has."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import optuna
+import pytest
+
+from recipes.comparable import rate_shape, slow_until
+from recipes.open import open_recipe
+from trainers.vocabulary import vocabulary
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+@pytest.fixture(autouse=True)
+def _scripts_on_the_path(monkeypatch):
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+def test_every_row_is_a_configuration_of_the_design():
+    from recorded_trials import CONFIGURATIONS, EVALUATED, REPORTS, read_table, values_of
+
+    table = read_table()
+    assert [row.number for row in table] == list(range(CONFIGURATIONS))
+    assert len(table) >= 200
+    for row in table:
+        assert row.values == values_of(row.number)
+        assert len(row.correct) == REPORTS
+        assert all(0 <= count <= EVALUATED for count in (*row.correct, *row.short))
+        assert 0 < row.seconds[0] < row.seconds[-1]
+
+
+def test_shapes_and_slow_starts_are_those_of_the_recipes():
+    from recorded_trials import RECIPE, overrides_of, read_table
+
+    for row in read_table()[:8]:
+        recipe = open_recipe(RECIPE, vocabulary=vocabulary(), overrides=overrides_of(row.values)).recipe
+        assert (row.shape, row.slow_until, row.epochs) == (rate_shape(recipe), slow_until(recipe), recipe.epochs)
+
+
+def test_every_epoch_ends_at_a_report():
+    from bench_pruning import at_epochs
+    from recorded_trials import REPORTS, read_table
+
+    for row in read_table():
+        assert all(number * row.epochs == epoch * REPORTS for epoch, number in at_epochs(row))
+
+
+@pytest.mark.filterwarnings("ignore")  # experimental classes of Optuna; steps that another length has not
+def test_no_method_spends_more_than_it_has():
+    """Of seven equal trials of 10 s at most five are trained whole in 50 s."""
+    from bench_pruning import methods
+    from recorded_trials import read_table
+
+    rows = [replace(read_table()[0], seconds=(10 / 9, 10 / 3, 10.0)) for _ in range(7)]
+    found = {name: search(rows, 50.0) for name, search in methods().items()}
+    assert len(found) == 11
+    for outcome in found.values():
+        assert outcome.whole <= 5
+        assert outcome.accuracy in (0.0, rows[0].accuracy())
+    assert (found["random"].whole, found["random"].begun) == (5, 5)
+
+
+def test_sign_test_by_hand():
+    from bench_pruning import sign_test
+
+    assert sign_test([0, 0, 0, 1], [1, 1, 1, 0]) == (3, 1, 5 / 16)
