@@ -101,6 +101,7 @@ def test_images_of_32x32_with_another_optimizer(exact):
     assert exact(2, IMAGES, update=4, ramp=SOON, resumed_from=(3, 2)) == alone
 
 
+@pytest.mark.slow
 def test_methods_that_draw_mix_and_delay(exact):
     alone = exact(1, METHODS, update=4, ramp=SOON)
     assert "pending.safetensors" in alone

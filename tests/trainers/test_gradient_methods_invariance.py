@@ -67,6 +67,7 @@ def test_gain_clipping_and_average_go_on_after_a_resume(methods_alone, tmp_path,
     assert_same_methods(found, methods_alone)
 
 
+@pytest.mark.slow
 def test_noise_scale_of_a_micro_batch_size_is_the_same_on_any_ranks(tmp_path, train):
     options = ("--micro-batch-size", 32)
     one, three = (

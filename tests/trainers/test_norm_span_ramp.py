@@ -9,7 +9,7 @@ pytestmark = pytest.mark.mpi
 # two; on four ranks teams of two, then one of four.
 @pytest.mark.parametrize(
     ("norm_statistics", "splits"),
-    [("pooled", [(3, 32)]), ("by_group", [(4, 16)])],
+    [("pooled", [(3, 32)]), pytest.param("by_group", [(4, 16)], marks=pytest.mark.slow)],
 )
 def test_running_statistics_of_each_kind_are_the_same_while_the_norm_span_grows(
     tmp_path, train, assert_same_run, norm_statistics, splits

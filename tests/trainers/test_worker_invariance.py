@@ -54,7 +54,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(alone, tmp_path, train, assert_s
     assert_same_run(train(tmp_path / "run", then, "--resume"), alone)
 
 
-@pytest.mark.parametrize("norm_statistics", ["moving_average", "last_batch"])
+@pytest.mark.parametrize("norm_statistics", ["moving_average", pytest.param("last_batch", marks=pytest.mark.slow)])
 def test_running_statistics_of_each_kind_are_the_same_on_three_ranks(tmp_path, train, assert_same_run, norm_statistics):
     options = ("--set", f"evaluation.norm_statistics={norm_statistics}")
     alone, three = (train(tmp_path / str(ranks), ranks, *options) for ranks in (1, 3))

@@ -54,6 +54,7 @@ def test_what_is_wrong_is_told_once(searching):
     assert not search.folder.exists()
 
 
+@pytest.mark.slow
 def test_ranks_of_a_group_on_two_hosts(searching, tmp_path):
     login = tmp_path / "login"
     login.write_text(LOGIN)

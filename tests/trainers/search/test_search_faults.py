@@ -89,6 +89,7 @@ def test_a_killed_search_is_finished_by_the_same_command(searching):
     assert trials[2].params not in (trials[0].params, trials[1].params)
 
 
+@pytest.mark.slow
 def test_the_trial_of_a_killed_search_is_finished_by_the_one_that_shares_its_study(searching, tmp_path):
     search = searching(LONG + "budget: {trials: 2}\n", "-n", 1, "--storage", f"sqlite:///{tmp_path}/shared.db")
     with search.start() as process:
@@ -112,6 +113,7 @@ def test_the_trial_of_a_killed_search_is_finished_by_the_one_that_shares_its_stu
     assert "2 of 2 trials are done" in said
 
 
+@pytest.mark.slow
 def test_a_stopped_search_goes_on(searching):
     search = searching(LONG + "budget: {trials: 1}\n", "-n", 1)
     with search.start() as process:
