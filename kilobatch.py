@@ -159,8 +159,10 @@ def search(
 @app.command(hidden=True)
 def search_ranks(talk: Path, ranks_here: Annotated[int | None, typer.Option()] = None) -> None:
     """Be one of the ranks of a search's group, as its supervisor starts them."""
-    from trainers.launch import launched_ranks, limit_threads
+    from trainers.departures import hold_line
+    from trainers.launch import launched_rank, launched_ranks, limit_threads
 
+    hold_line(launched_rank())
     threads = limit_threads(ranks_here)
     from trainers.search.serve import serve
     from trainers.together import join_world

@@ -6,86 +6,93 @@ import os
 import select
 import signal
 import socket
-import subprocess
 import threading
-from collections.abc import Callable, Iterable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from trainers.watchdog import Sign
 
 _CAUSES = {signal.SIGKILL: " (is the memory full?)", signal.SIGBUS: " (is /dev/shm full?)"}
-_SCAN_SECONDS = 0.1
 _LAST_SECONDS = 2.0  # for the system to tell of the last rank once mpiexec has ended
+LINE = "KILOBATCH_LINE"  # in the environment of ranks we started: whom to call
+_line: socket.socket | None = None
 
 
 class Departures:
-    """Watches ranks from their start; the system keeps the order of their ends, however late this process wakes up.
+    """Hears which rank ends first, however late this process wakes up: each holds a connection to it.
+
+    mpiexec learns of a rank's end by a connection, too, and the system closes those of a process before it tells of its
+    end: another that mpiexec then kills can be gone by all other signs before the first one is. The newest connection
+    is closed first, and a rank makes this one after mpiexec's.
 
     Args:
-        mpiexec: who started them.
-        num_ranks: how many there will be.
-        descendants: process -> processes below it, children before their own children.
-        rank_names: environment variables of which one holds a rank's number.
+        num_ranks: how many there will be, wherever they are.
     """
 
-    def __init__(
-        self,
-        mpiexec: subprocess.Popen[Any],
-        num_ranks: int,
-        *,
-        descendants: Callable[[int], list[int]],
-        rank_names: Iterable[str],
-    ) -> None:
-        self._mpiexec, self._num_ranks, self._descendants = mpiexec, num_ranks, descendants
-        self._names = tuple(f"{name}=".encode() for name in rank_names)
-        self._ended = threading.Event()
+    def __init__(self, num_ranks: int) -> None:
+        self.name: str | None = None
+        self._num_ranks = num_ranks
         self._order: list[tuple[int, int]] = []
+        if not hasattr(select, "epoll"):  # Linux
+            return
+        self._door = socket.socket(socket.AF_UNIX)
+        self._door.bind("")  # a name that no file has
+        self._door.listen(128)
+        self.name = self._door.getsockname()[1:].decode()
         self._thread = threading.Thread(target=self._serve, name="departures", daemon=True)
-        if hasattr(os, "pidfd_open") and hasattr(select, "epoll"):  # Linux
-            self._thread.start()
+        self._thread.start()
 
     def order(self) -> list[tuple[int, int]]:
-        """(rank, process) of all whose end was seen, once mpiexec has ended; the first one first."""
-        self._ended.set()
-        if self._thread.is_alive():
+        """(rank, process) once mpiexec has ended, the first one first; empty if not all ranks called from here."""
+        if self.name is not None:
+            with suppress(OSError):  # a second time
+                self._door.shutdown(socket.SHUT_RDWR)
             self._thread.join(_LAST_SECONDS)
-        return list(self._order)
+        return list(self._order) if len(self._order) == self._num_ranks else []
 
     def _serve(self) -> None:
-        watched: dict[int, tuple[int, int]] = {}  # by file descriptor
-        with select.epoll() as poll:
+        lines: dict[int, socket.socket] = {}
+        callers: dict[int, tuple[int, int]] = {}
+        with select.epoll() as poll, self._door:
+            poll.register(self._door, select.EPOLLIN)
             while len(self._order) < self._num_ranks:
-                if len(watched) < self._num_ranks and not self._ended.is_set():
-                    self._add_new(watched, poll)
-                found = poll.poll(_SCAN_SECONDS)  # in the order in which it happened
-                for descriptor, _ in found:
-                    self._order.append(watched[descriptor])
-                    poll.unregister(descriptor)
-                if self._ended.is_set() and not found:
-                    break
-        for descriptor in watched:
-            os.close(descriptor)
+                for descriptor, event in poll.poll():  # in the order in which it happened
+                    if descriptor == self._door.fileno():
+                        if event & select.EPOLLHUP:
+                            return
+                        line, _ = self._door.accept()
+                        lines[line.fileno()] = line
+                        poll.register(line, select.EPOLLIN)
+                    elif said := _read(lines[descriptor]):
+                        callers[descriptor] = said
+                    else:
+                        poll.unregister(descriptor)
+                        lines.pop(descriptor).close()
+                        self._order += [callers.pop(descriptor)] if descriptor in callers else []
 
-    def _add_new(self, watched: dict[int, tuple[int, int]], poll: select.epoll) -> None:
-        known = {rank for rank, _ in watched.values()}
-        for process in self._descendants(self._mpiexec.pid):
-            rank = self._rank_of(process)
-            if rank is None or rank in known:  # a child of a rank has its environment
-                continue
-            with suppress(OSError):  # it has just ended, or this kernel has no such descriptors
-                descriptor = os.pidfd_open(process)
-                known.add(rank)
-                watched[descriptor] = (rank, process)
-                poll.register(descriptor, select.EPOLLIN)
 
-    def _rank_of(self, process: int) -> int | None:
-        with suppress(OSError):
-            for entry in Path(f"/proc/{process}/environ").read_bytes().split(b"\0"):
-                if entry.startswith(self._names) and (number := entry.partition(b"=")[2]).isdigit():
-                    return int(number)
+def _read(line: socket.socket) -> tuple[int, int] | None:
+    try:
+        rank, process = line.recv(64).split()
+        return int(rank), int(process)
+    except (OSError, ValueError):  # nothing: it has ended
         return None
+
+
+def hold_line(rank: int) -> None:
+    """Let the process that started this rank know when it ends; nothing on another host."""
+    global _line
+    name = os.environ.get(LINE)
+    if name is None or _line is not None:
+        return
+    line = socket.socket(socket.AF_UNIX)
+    try:
+        line.connect(f"\0{name}")
+        line.send(f"{rank} {os.getpid()}".encode())
+    except OSError:  # another host
+        line.close()
+    else:
+        _line = line
 
 
 def first_to_leave(code: int, order: list[tuple[int, int]], signs: list[Sign | None], last: dict[str, Any]) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from recipes.errors import InputRefused
-from trainers.departures import Departures
+from trainers.departures import LINE, Departures
 
 _SIZE_NAMES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "SLURM_STEP_NUM_TASKS")
 _LOCAL_SIZE_NAMES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_TASKS_PER_NODE")
@@ -196,7 +196,9 @@ def start_ranks(
         LaunchError: there is no mpiexec.
     """
     threads = dict.fromkeys(THREADS, str(threads_per_rank(num_ranks)))
+    departures = Departures(num_ranks)
     own = {_OWN: command_line(), _PARENT: _process_mark(os.getpid()), "PYTHONUNBUFFERED": "1"}
+    own |= {} if departures.name is None else {LINE: departures.name}
     launcher = [find_mpiexec(), "-n", str(num_ranks)] if launcher is None else launcher
     command = [*launcher, sys.executable, "-P", "-m", "kilobatch", *arguments]
     command = command if outlive_us else ending_with_us(command)
@@ -213,7 +215,6 @@ def start_ranks(
     errors: list[str] = []
     reader = threading.Thread(target=_tee, args=(process.stderr, log, errors), daemon=True)
     reader.start()
-    departures = Departures(process, num_ranks, descendants=_descendants, rank_names=_RANK_NAMES)
     return Ranks(process=process, num_ranks=num_ranks, departures=departures, _errors=errors, _reader=reader)
 
 

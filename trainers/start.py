@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from recipes.errors import InputRefused
-from trainers.departures import first_to_leave
+from trainers.departures import first_to_leave, hold_line
 from trainers.faults import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED
-from trainers.launch import STOP_FILE, Ranks, launched_by_us, launched_ranks, limit_threads, start_ranks
+from trainers.launch import STOP_FILE, Ranks, launched_by_us, launched_rank, launched_ranks, limit_threads, start_ranks
 from trainers.pulse import forget_signs
 from trainers.request import Prepared, TrainRequest, prepare
 from trainers.run_folder import LOG, METRICS, REPORT, default_folder, newest_checkpoint_name
@@ -64,6 +64,7 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
 
 def _join(request: TrainRequest, ranks: int) -> int:
     """Train as one of the ranks that a launcher started."""
+    hold_line(launched_rank())
     threads = limit_threads()
     world = join_world(ranks)
     try:

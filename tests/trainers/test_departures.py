@@ -1,55 +1,49 @@
 """The rank that left first is told from those that mpiexec ended, which leave within milliseconds of it."""
 
 import os
-import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 
-from trainers.departures import Departures, first_to_leave
+import trainers.departures as departures_module
+from trainers.departures import LINE, Departures, first_to_leave, hold_line
 from trainers.watchdog import Sign
 
-# Three ranks below a process that ends all as soon as one has ended, as mpiexec does.
-LAUNCHER = """
-import os, subprocess, time
-ranks = [subprocess.Popen(["sleep", "60"], env={**os.environ, "PMI_RANK": str(rank)}) for rank in range(3)]
-while all(rank.poll() is None for rank in ranks):
-    time.sleep(0.001)
-for rank in ranks:
-    rank.kill()
-    rank.wait()
-"""
+RANK = "import sys, time; from trainers.departures import hold_line; hold_line(int(sys.argv[1])); print(1, flush=True)"
 
 
-def descendants(parent):
-    return [int(word) for word in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+def started(departures, rank):
+    words = [sys.executable, "-c", f"{RANK}; time.sleep(60)", str(rank)]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, env={**os.environ, LINE: departures.name})
+    process.stdout.readline()
+    return process
+
+
+def end(process):
+    process.kill()
+    process.communicate()
 
 
 def test_ranks_are_told_in_the_order_in_which_they_left():
-    with subprocess.Popen([sys.executable, "-c", LAUNCHER]) as launcher:
-        departures = Departures(launcher, 3, descendants=descendants, rank_names=("PMI_RANK", "OMPI_COMM_WORLD_RANK"))
-        until = time.monotonic() + 30
-        while len(processes := descendants(launcher.pid)) < 3:
-            assert time.monotonic() < until
-            time.sleep(0.05)
-        time.sleep(1)  # ten times as long as it takes to find them
-        os.kill(processes[1], signal.SIGKILL)
-        launcher.wait(timeout=30)
-    order = departures.order()
-    assert order[0] == (1, processes[1])
-    assert sorted(order) == list(enumerate(processes))
+    departures = Departures(3)
+    ranks = [started(departures, rank) for rank in range(3)]
+    for rank in (1, 0, 2):
+        end(ranks[rank])
+    assert departures.order() == [(rank, ranks[rank].pid) for rank in (1, 0, 2)]
 
 
-def test_no_rank_was_seen_where_none_was_started():
-    with subprocess.Popen([sys.executable, "-c", "pass"]) as launcher:
-        departures = Departures(launcher, 2, descendants=descendants, rank_names=("PMI_RANK",))
-        launcher.wait(timeout=30)
-        began = time.monotonic()
-        assert departures.order() == []
-        assert time.monotonic() - began < 2
+def test_nothing_is_told_where_a_rank_was_not_seen():
+    departures = Departures(3)
+    for rank in (2, 0):  # another host's would be the third
+        end(started(departures, rank))
+    assert departures.order() == departures.order() == []
+
+
+def test_a_rank_of_another_host_has_nobody_to_call(monkeypatch):
+    monkeypatch.setenv(LINE, "no such name")
+    monkeypatch.setattr(departures_module, "_line", None)
+    hold_line(0)
 
 
 def sign(rank, *, finished):

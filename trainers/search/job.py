@@ -135,16 +135,16 @@ class Job:
         return self._death(code, said)
 
     def _death(self, code: int, said: str) -> Ending:
-        """Of the rank that died mpiexec says the process; the run has noted which rank that was."""
+        """Where the rank was not seen, mpiexec says a process; the run has noted which rank that was."""
         number = -code if code < 0 else code
         known = number in {member.value for member in signal.Signals}
         by = f"by {signal.Signals(number).name}" if known else f"with code {code}"
         if code < 0:
             return Ending(how="died", reason=f"the launcher of the ranks was ended {by}")
-        pids = [int(pid) for pid in _KILLED.findall(said)]
-        ranks = {entry.get("pid"): entry["rank"] for entry in _hosts(self.folder)}
-        rank = next((ranks[pid] for pid in pids if pid in ranks), None)
-        rank = self.group.first_to_leave() if rank is None else rank
+        rank = self.group.first_to_leave()
+        if rank is None:
+            ranks = {entry.get("pid"): entry["rank"] for entry in _hosts(self.folder)}
+            rank = next((ranks[int(pid)] for pid in _KILLED.findall(said) if int(pid) in ranks), None)
         return Ending(how="died", reason=f"{'a rank' if rank is None else f'rank {rank}'} was ended {by}", rank=rank)
 
 
