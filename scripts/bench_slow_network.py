@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from bench_updater import Replay, load_shares
-from slow_network import SlowNetwork, why_not
+from slow_network import JUMBO, SlowNetwork, why_not
 
 from trainers.launch import launched_ranks
 
@@ -220,12 +220,13 @@ def table_lines(found: dict[str, Any]) -> list[str]:
     return lines
 
 
-def on_hosts(hosts: int, megabits: int, words: list[str], file: Path, timeout: float) -> list[dict[str, Any]]:
+def on_hosts(network: SlowNetwork, words: list[str], file: Path, timeout: float) -> list[dict[str, Any]]:
     """Run a script on ranks behind such links and read what it measured."""
-    with SlowNetwork(hosts=hosts, megabits=megabits or None) as network:
+    with network:
         words = [sys.executable, *words, "--json", str(file)]
         network.run(words, environment={**ONE_THREAD, "GLOO_SOCKET_IFNAME": "eth0"}, timeout=timeout)
-    return [{**found, "megabits": megabits} for found in json.loads(file.read_text(encoding="utf-8"))]
+    more = {"megabits": network.megabits or 0, "mtu": network.mtu}
+    return [{**found, **more} for found in json.loads(file.read_text(encoding="utf-8"))]
 
 
 def main() -> None:
@@ -233,6 +234,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", nargs="+", type=int, default=[2, 3, 4])
     parser.add_argument("--megabits", nargs="+", type=int, default=[100, 200], help="a second, of each link")
+    parser.add_argument("--mtu", type=int, default=JUMBO, help="bytes of a packet")
     parser.add_argument("--ratios", nargs="+", type=float, default=[0.5, 1.0, 2.0], help="communication over compute")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--updates", type=int, default=3, help="timed in a turn")
@@ -253,7 +255,8 @@ def main() -> None:
         for ranks in options.ranks:
             with tempfile.TemporaryDirectory() as folder:
                 file = Path(folder, "figures.json")
-                found = on_hosts(ranks, megabits, _words(options), file, options.timeout)
+                network = SlowNetwork(hosts=ranks, megabits=megabits or None, mtu=options.mtu)
+                found = on_hosts(network, _words(options), file, options.timeout)
             results += found
             print("\n".join(line for one in found for line in _lines(one, options.allreduce)), flush=True)
             if options.json:

@@ -3,7 +3,9 @@
 Every host is a network namespace with one link to a bridge; the bridge is in a namespace of its own, where mpiexec runs
 too, so that nothing of the machine's own network is touched. Both ends of each link have a token bucket filter (`tc
 qdisc ... tbf`): a host sends and receives at that rate at most, at the same time, like a port of a switch. There is no
-added delay. Ranks of different hosts share no memory as far as MPI knows, and must not: UCX_TLS=tcp,self.
+added delay. Packets are jumbo frames unless told otherwise: a network card cuts and joins small ones by itself, here
+the cores would that compute. Ranks of different hosts share no memory as far as MPI knows, and must not:
+UCX_TLS=tcp,self.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from trainers.launch import find_mpiexec
 
 HUB_ADDRESS = "10.99.0.254"
 BURST_BYTES = 65536
+JUMBO = 9000
 
 
 def address_of(host: int) -> str:
@@ -66,12 +69,13 @@ class SlowNetwork:
     Args:
         hosts: how many, at least 1.
         megabits: a second on each link in each direction; None for no throttle.
+        mtu: bytes of a packet.
     Raises:
         NetworkRefused: on entering, with what the kernel said.
     """
 
-    def __init__(self, *, hosts: int, megabits: int | None) -> None:
-        self.hosts, self.megabits = hosts, megabits
+    def __init__(self, *, hosts: int, megabits: int | None, mtu: int = JUMBO) -> None:
+        self.hosts, self.megabits, self.mtu = hosts, megabits, mtu
         self.hub = f"kilobatch-{os.getpid()}-hub"
         self.names = [f"kilobatch-{os.getpid()}-{host}" for host in range(hosts)]
 
@@ -118,9 +122,12 @@ class SlowNetwork:
         for device in ("lo", "bridge"):
             _do(*inside, *f"ip link set {device} up".split())
         for host, name in enumerate(self.names):
-            port, own = f"port{host}", ["ip", "netns", "exec", name]
+            port, own, mtu = f"port{host}", ["ip", "netns", "exec", name], f"mtu {self.mtu}"
             _do("ip", "netns", "add", name)
-            _do(*inside, *f"ip link add {port} type veth peer name eth0 netns {name}".split())
+            _do(
+                *inside,
+                *f"ip link add {port} {mtu} type veth peer name eth0 {mtu} netns {name}".split(),
+            )
             _do(*inside, *f"ip link set {port} master bridge up".split())
             _do(*own, *f"ip address add {address_of(host)}/24 dev eth0".split())
             for device in ("lo", "eth0"):

@@ -151,3 +151,34 @@ def test_a_gpu_rounds_to_the_same_bits_and_counts_alike(name):
     np.testing.assert_array_equal(stored.get()[whole], through(wire, values)[whole])
     assert np.isnan(stored.get()[~whole]).all()
     assert wire.losses(cupy.asarray(values)) == wire.losses(values)
+
+
+def every_half():
+    return np.arange(1 << 16, dtype=np.uint16)
+
+
+def test_every_float16_number_is_unpacked_as_numpy_does():
+    values = np.empty(1 << 16, np.float32)
+    expected = every_half().view(np.float16).astype(np.float32)
+    Float16Wire().store(values, every_half())
+    np.testing.assert_array_equal(values, expected)
+    finite = np.isfinite(expected)  # these go another way where all are
+    store = values[finite]
+    Float16Wire().store(store, every_half()[finite])
+    assert np.array_equal(store.view(np.uint32), expected[finite].view(np.uint32))  # signs of zeros, too
+
+
+def test_float32_numbers_are_packed_as_numpy_does():
+    numbers = every_half().view(np.float16).astype(np.float32)
+    numbers = np.sort(numbers[np.isfinite(numbers)])
+    middles = ((numbers[1:].astype(np.float64) + numbers[:-1]) / 2).astype(np.float32)
+    anything = np.random.default_rng(0).integers(0, 1 << 32, 1 << 18, dtype=np.uint32).view(np.float32)
+    small = anything[np.abs(anything) < 65519]
+    above, below = (np.nextafter(middles, np.float32(to)) for to in (np.inf, -np.inf))
+    for values in (numbers, middles, above, below, small, anything, small.astype(np.float64)):
+        with np.errstate(over="ignore"):
+            expected = values.astype(np.float16)
+        packed = Float16Wire().pack(values)
+        np.testing.assert_array_equal(packed.view(np.float16), expected)
+        known = ~np.isnan(expected)
+        assert np.array_equal(packed[known], expected.view(np.uint16)[known])
