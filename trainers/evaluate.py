@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from itertools import chain
@@ -11,7 +12,10 @@ import chainer
 import numpy as np
 
 from trainers.extensions.evaluation import Score
+from trainers.memory import ran_out
 from trainers.stream_iterator import LoadImage
+
+log = logging.getLogger("kilobatch")
 
 _CHUNK = 100  # samples a forward
 
@@ -28,7 +32,8 @@ def score(
     """Score a model over samples 0 ... num_samples - 1, split contiguously over the workers.
 
     Sums over samples are added up over the workers and divided once, so that uneven shares are exact. All workers call
-    this together. Bytes on the wire: 8 a forward and 8 a worker.
+    this together. Bytes on the wire: 8 a forward and 8 a worker. Where memory runs out on a worker, its forwards become
+    smaller, not those of the others.
 
     Args:
         model: float32 NCHW -> logits, on whatever device.
@@ -42,17 +47,31 @@ def score(
     unit = _CHUNK if whole_forwards else 1
     units = -(-num_samples // unit)
     start, stop = (min(unit * (units * rank // mpi.size), num_samples) for rank in (mpi.rank, mpi.rank + 1))
-    correct, losses = 0, []
-    for first in range(start, stop, _CHUNK):
-        samples = [load(0, index) for index in range(first, min(first + _CHUNK, stop))]
-        images_NCHW = np.stack([image for image, _ in samples]).astype(chainer.get_dtype(), copy=False)
-        labels = np.array([label for _, label in samples], dtype=np.int32)
-        with chainer.using_config("train", False), chainer.no_backprop_mode():
-            labels = model.device.send(labels)
-            logits = model(model.device.send(images_NCHW))
-            mean_loss = float(loss(logits, labels).array)
-        correct += int((logits.array.argmax(axis=1) == labels).sum())
-        losses.append(mean_loss * len(labels))
+    correct, losses, first, size = 0, [], start, _CHUNK
+    while first < stop:
+        indices = range(first, min(first + size, stop))
+        try:
+            found, mean_loss = _forward(model, [load(0, index) for index in indices], loss)
+        except Exception as error:
+            if whole_forwards or len(indices) == 1 or not ran_out(error):
+                raise
+            size = len(indices) // 2
+            log.warning("memory ran out over %d samples of the evaluation: %d from here on", len(indices), size)
+        else:
+            correct, first = correct + found, indices.stop
+            losses.append(mean_loss * len(indices))
     corrects, parts = zip(*mpi.allgather((correct, losses)), strict=True)
     total_loss = math.fsum(chain(*parts))  # exact, so that no order counts
     return Score(accuracy=sum(corrects) / num_samples, loss=total_loss / num_samples, num_samples=num_samples)
+
+
+def _forward(
+    model: chainer.Chain, samples: list[tuple[np.ndarray, int]], loss: Callable[..., chainer.Variable]
+) -> tuple[int, float]:
+    """How many samples are classified as labelled, and their mean loss."""
+    images_NCHW = np.stack([image for image, _ in samples]).astype(chainer.get_dtype(), copy=False)
+    with chainer.using_config("train", False), chainer.no_backprop_mode():
+        labels = model.device.send(np.array([label for _, label in samples], dtype=np.int32))
+        logits = model(model.device.send(images_NCHW))
+        mean_loss = float(loss(logits, labels).array)
+    return int((logits.array.argmax(axis=1) == labels).sum()), mean_loss

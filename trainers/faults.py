@@ -80,7 +80,7 @@ class OutOfMemory(Exception):
         error: what said so.
     """
 
-    def __init__(self, *, update: int, samples: int, whole: bool, error: MemoryError) -> None:
+    def __init__(self, *, update: int, samples: int, whole: bool, error: Exception) -> None:
         least = f"{'a norm group' if whole else 'its part of a norm group'} of {samples} samples"
         spread = f"two or more workers share a norm group with --micro-batch-size {-(-samples // 2)} (not with --exact)"
         super().__init__(

@@ -16,7 +16,7 @@ from trainers.exact_exchange import ExactExchange, ExactRound
 from trainers.exchange import Exchange, Exchanged, Round
 from trainers.faults import OutOfMemory, one_line
 from trainers.keyed_draws import KeyedDropout
-from trainers.memory import release
+from trainers.memory import ran_out, release
 from trainers.mixed_precision import MixedPrecision, overflow_expected
 from trainers.norm_groups import NormGroups
 from trainers.phases import phase
@@ -96,17 +96,19 @@ class MeanGradient:
         flat.begin_update(check=self._mixed is not None)
         sent = self._exchange.begin(scale=1.0 / (share.segment.global_batch_size * factor))
         losses: list[tuple[Any, float]] = []
-        ran_out = None
+        said = None
         try:
             losses = self._add_all(share, sent, shares, factor=factor, hold=hold)
-        except MemoryError as error:
+        except Exception as error:
+            if not ran_out(error):
+                raise
             if division.next_smaller is None:
                 size, whole = division.micro_batches(self._mpi.rank)[0].size, division.team_size == 1
                 raise OutOfMemory(update=share.update, samples=size, whole=whole, error=error) from error
-            ran_out = one_line(error)
+            said = one_line(error)
             if shares is not None:
                 shares.add(offset=0, size=1, squared=math.nan)
-        if ran_out is not None:
+        if said is not None:
             release(self._model.device)  # the frames of the error are gone now, and what they held
         flat.fill_gaps()
         if not hold:
@@ -114,7 +116,7 @@ class MeanGradient:
         on_gpu = self._model.device.xp is not np  # which may still be at it
         with self.clock("backward") if on_gpu else contextlib.nullcontext():
             own_losses = [float(loss) * share for loss, share in losses]
-        return Gradient(own_losses=own_losses, values=flat.values, round=sent, shares=shares, ran_out=ran_out)
+        return Gradient(own_losses=own_losses, values=flat.values, round=sent, shares=shares, ran_out=said)
 
     def _add_all(
         self,

@@ -8,8 +8,23 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+_SAYINGS = (  # of CUDA and cuBLAS through CuPy, whose pool raises MemoryError, and of PyTorch's operators
+    "cudaErrorMemoryAllocation",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "DefaultCPUAllocator: can't allocate memory",
+)
 _OWN = Path("/proc/self")
 _RESET_PEAK = "5"  # Linux: of the resident set
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether an exception says that memory could not be had.
+
+    >>> ran_out(MemoryError()), ran_out(RuntimeError("shapes differ"))
+    (True, False)
+    """
+    said_so = isinstance(error, RuntimeError) and any(saying in str(error) for saying in _SAYINGS)
+    return isinstance(error, MemoryError) or said_so
 
 
 def forget_peak() -> None:

@@ -5,9 +5,13 @@ import re
 
 import numpy as np
 import pytest
+from chainer import functions as F
+from chainer import links as L
 from safetensors.numpy import load_file
 
 from recipes.reports.record import open_run
+from trainers.evaluate import score
+from trainers.memory import ran_out
 
 pytestmark = pytest.mark.mpi
 
@@ -184,3 +188,48 @@ def test_on_a_gpu_the_pool_runs_out_and_the_run_is_the_same(hungry, assert_same_
     assert_same_run(found, expected)
     assert [line["value"] for line in lines_of(found, "micro_batch_size")] == [64, 32]
     assert "on the GPU" in open_run(found.folder).memory
+
+
+@pytest.mark.parametrize(
+    ("error", "says_so"),
+    [
+        (MemoryError("Unable to allocate 8.00 GiB"), True),
+        (RuntimeError("cudaErrorMemoryAllocation: out of memory"), True),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried"), True),
+        (RuntimeError("cudaErrorIllegalAddress: an illegal memory access was encountered"), False),
+        (ValueError("DefaultCPUAllocator: can't allocate memory"), False),
+    ],
+)
+def test_errors_that_say_that_memory_could_not_be_had(error, says_so):
+    assert ran_out(error) is says_so
+
+
+def test_an_evaluation_goes_on_in_smaller_forwards_where_memory_runs_out(caplog):
+    from mpi4py import MPI
+
+    class Net(L.Linear):
+        most, sizes = 1000, ()
+
+        def forward(self, images):
+            self.sizes = (*self.sizes, len(images))
+            if len(images) > self.most:
+                raise MemoryError(f"no room for {len(images)}")
+            return super().forward(images)
+
+    def scored(whole_forwards=False):
+        images, options = np.random.default_rng(0).normal(size=(130, 4)).astype("f"), {"loss": F.softmax_cross_entropy}
+        options |= {"load": lambda epoch, index: (images[index], index % 3), "num_samples": len(images)}
+        return score(net, mpi=MPI.COMM_SELF, whole_forwards=whole_forwards, **options)
+
+    net = Net(4, 3)
+    expected, net.most, net.sizes = scored(), 30, ()
+    found = scored()
+    assert net.sizes == (100, 50, 25, 25, 25, 25, 25, 5)
+    assert (found.accuracy, found.num_samples) == (expected.accuracy, 130)
+    assert found.loss == pytest.approx(expected.loss, rel=1e-6)
+    assert caplog.messages[-1] == "memory ran out over 50 samples of the evaluation: 25 from here on"
+    with pytest.raises(MemoryError):  # whose bits would be others
+        scored(whole_forwards=True)
+    net.most = 0
+    with pytest.raises(MemoryError):
+        scored()

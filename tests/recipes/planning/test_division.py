@@ -29,6 +29,20 @@ def test_every_sample_is_computed_once_within_the_micro_batch(options):
 
 
 @pytest.mark.parametrize("options", CASES, ids=lambda o: "-".join(map(str, o.values())))
+def test_the_next_smaller_micro_batch_is_half_in_whole_groups_and_what_a_smaller_limit_would_plan(options):
+    division, tried = divide(**options), [divide(**options).largest]
+    while (size := division.next_smaller) is not None:
+        division = division.limited(size)
+        planned = divide(**{**options, "micro_batch_size": size})
+        assert [division.micro_batches(r) for r in range(9)] == [planned.micro_batches(r) for r in range(9)]
+        assert size == division.largest
+        assert (size % options["norm_span"], size < tried[-1]) == (0, True)
+        tried.append(size)
+    assert division.team_size > 1 or division.largest == options["norm_span"]
+    assert len(tried) <= 1 + tried[0].bit_length()
+
+
+@pytest.mark.parametrize("options", CASES, ids=lambda o: "-".join(map(str, o.values())))
 def test_a_norm_group_is_whole_on_one_worker_or_one_slot_of_each_of_a_team(options):
     division, parts = shares(**options)
     span = options["norm_span"]
