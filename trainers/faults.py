@@ -70,6 +70,31 @@ class Overflow(RunFailed):
         )
 
 
+class OutOfMemory(Exception):
+    """The least that a worker can compute at once does not fit into its memory. Raised where it ran out.
+
+    Args:
+        update: number of the update.
+        samples: of that least.
+        whole: whether they are a whole norm group, and not part of one that lies on several workers.
+        error: what said so.
+    """
+
+    def __init__(self, *, update: int, samples: int, whole: bool, error: MemoryError) -> None:
+        least = f"{'a norm group' if whole else 'its part of a norm group'} of {samples} samples"
+        spread = f"two or more workers share a norm group with --micro-batch-size {-(-samples // 2)} (not with --exact)"
+        super().__init__(
+            f"memory ran out at update {update} with {least} at a time, and with fewer the statistics of normalisation "
+            f"would be others. Start fewer ranks on a machine, or take a device with more memory; {spread}; a smaller "
+            f"batch.norm_span, image or model is another run. It was said: {one_line(error)}"
+        )
+
+
+def one_line(error: BaseException) -> str:
+    """An exception in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
 def abort_on_exception(rank: int) -> None:
     """From now on an exception that reaches the top of this process ends all ranks.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +12,11 @@ import chainer
 import numpy as np
 
 from recipes.noise_scale import Norms
-from recipes.planning.planner import Plan
 from trainers.exact_exchange import ExactExchange, ExactRound
 from trainers.exchange import Exchange, Exchanged, Round
+from trainers.faults import OutOfMemory, one_line
 from trainers.keyed_draws import KeyedDropout
+from trainers.memory import release
 from trainers.mixed_precision import MixedPrecision, overflow_expected
 from trainers.norm_groups import NormGroups
 from trainers.phases import phase
@@ -32,6 +34,7 @@ class Gradient:
         round: its exchange; None where it was complete from the start.
         shares: norms of its parts, where they are measured.
         norms: of the update, once it is complete, where they are measured.
+        ran_out: what was said where memory ran out here, and this is no gradient; else None.
     """
 
     own_losses: list[float]
@@ -39,6 +42,7 @@ class Gradient:
     round: Round | ExactRound | None
     shares: ShareNorms | None
     norms: Norms | None = None
+    ran_out: str | None = None
 
 
 class MeanGradient:
@@ -49,8 +53,12 @@ class MeanGradient:
     Gradients are summed over samples and divided once by the global batch B, so that uneven shares are averaged
     exactly, and a sample's part is rounded alike whatever micro-batch it lies in.
 
+    A worker whose memory runs out still joins the exchange, with what it has, since others may be at it; that the sum
+    is worth nothing is for all of them to agree upon. Where nothing smaller can be tried it fails at once.
+
     Args:
-        model, loss, plan: what is done.
+        model, loss: what is done.
+        seed: the recipe's.
         team_of: division -> communicator of this worker's team.
         norm_groups: installed in the model; its clock is told of the phases.
         exchange: of all workers.
@@ -63,28 +71,63 @@ class MeanGradient:
         model: chainer.Chain,
         *,
         loss: Callable[..., chainer.Variable],
-        plan: Plan,
+        seed: int,
         team_of: Callable[..., Any],
         norm_groups: NormGroups,
         exchange: Exchange | ExactExchange,
         mixed: MixedPrecision | None,
         measures: bool,
     ) -> None:
-        self._model, self._loss, self._plan, self._team_of = model, loss, plan, team_of
+        self._model, self._loss, self._seed, self._team_of = model, loss, seed, team_of
         self._norm_groups, self._exchange, self._mixed, self._measures = norm_groups, exchange, mixed, measures
         self._mpi, self.clock = exchange.connection.mpi, norm_groups.clock
         exchange.observe = self.clock.bucket
 
     def begin(self, share: UpdateShare, *, hold: bool = False) -> Gradient:
-        """Compute this worker's part; it is being exchanged from now on, or with `hold` after `round.send_rest`."""
-        batch, flat = share.segment.global_batch_size, self._exchange.flat
-        division = self._plan.division_of(share.update)
+        """Compute this worker's part; it is being exchanged from now on, or with `hold` after `round.send_rest`.
+
+        Raises:
+            OutOfMemory: on this worker alone.
+        """
+        flat, division = self._exchange.flat, share.division
         self._norm_groups.begin_update(division, self._team_of(division))
         factor = 1.0 if self._mixed is None else self._mixed.factor(division)
         shares = ShareNorms(factor=factor) if self._measures and division.num_shares > 1 else None
         flat.begin_update(check=self._mixed is not None)
-        sent = self._exchange.begin(scale=1.0 / (batch * factor))
-        last = division.micro_batches(self._mpi.rank)[-1:]
+        sent = self._exchange.begin(scale=1.0 / (share.segment.global_batch_size * factor))
+        losses: list[tuple[Any, float]] = []
+        ran_out = None
+        try:
+            losses = self._add_all(share, sent, shares, factor=factor, hold=hold)
+        except MemoryError as error:
+            if division.next_smaller is None:
+                size, whole = division.micro_batches(self._mpi.rank)[0].size, division.team_size == 1
+                raise OutOfMemory(update=share.update, samples=size, whole=whole, error=error) from error
+            ran_out = one_line(error)
+            if shares is not None:
+                shares.add(offset=0, size=1, squared=math.nan)
+        if ran_out is not None:
+            release(self._model.device)  # the frames of the error are gone now, and what they held
+        flat.fill_gaps()
+        if not hold:
+            sent.send_rest()
+        on_gpu = self._model.device.xp is not np  # which may still be at it
+        with self.clock("backward") if on_gpu else contextlib.nullcontext():
+            own_losses = [float(loss) * share for loss, share in losses]
+        return Gradient(own_losses=own_losses, values=flat.values, round=sent, shares=shares, ran_out=ran_out)
+
+    def _add_all(
+        self,
+        share: UpdateShare,
+        sent: Round | ExactRound,
+        shares: ShareNorms | None,
+        *,
+        factor: float,
+        hold: bool,
+    ) -> list[tuple[Any, float]]:
+        """Forward and backward of all micro-batches; the mean loss of each, an array, and its part of the update."""
+        batch, flat = share.segment.global_batch_size, self._exchange.flat
+        last = share.division.micro_batches(self._mpi.rank)[-1:]
         losses = []
         for micro_batch in self.clock.each("input", share.micro_batches):
             part = micro_batch.part
@@ -93,13 +136,7 @@ class MeanGradient:
                 losses.append((self._backward(micro_batch, factor), part.size / batch))
             if shares is not None:
                 shares.add(offset=part.offset, size=part.size, squared=norm.value)
-        flat.fill_gaps()
-        if not hold:
-            sent.send_rest()
-        on_gpu = self._model.device.xp is not np  # which may still be at it
-        with self.clock("backward") if on_gpu else contextlib.nullcontext():
-            own_losses = [float(loss) * share for loss, share in losses]
-        return Gradient(own_losses=own_losses, values=flat.values, round=sent, shares=shares)
+        return losses
 
     @phase("exposed")
     def complete(self, gradient: Gradient) -> Exchanged | None:
@@ -119,9 +156,7 @@ class MeanGradient:
     def _backward(self, micro_batch: LoadedMicroBatch, factor: float) -> Any:
         """Add the gradient of the sum of these samples' losses, times `factor`; returns their mean loss, an array."""
         self._norm_groups.begin_micro_batch(micro_batch.part)
-        keyed = KeyedDropout(
-            self._model, seed=self._plan.recipe.seed, epochs=micro_batch.epochs, indices=micro_batch.indices
-        )
+        keyed = KeyedDropout(self._model, seed=self._seed, epochs=micro_batch.epochs, indices=micro_batch.indices)
         logits, send = self._model if self._mixed is None else self._mixed.logits, self._model.device.send
         with contextlib.nullcontext() if self._mixed is None else overflow_expected():
             with self.clock("forward"), chainer.using_config("train", True), keyed:

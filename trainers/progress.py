@@ -17,6 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from recipes.reports.memory import memory_words
 from recipes.reports.wording import duration, number, percent
 
 _POLL_SECONDS = 0.2
@@ -61,9 +62,9 @@ def follow(
 
 
 def _told(console: Console, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same lines; the notes of the run's beginning are shown, above a bar where there is one."""
+    """The same lines; the notes of the run's beginning and later ones are shown, above a bar where there is one."""
     for line in lines:
-        for note in line.get("notes", ()) if line["key"] == "run_start" else ():
+        for note in line.get("notes", ()) if line["key"] == "run_start" else [line["note"]] if "note" in line else ():
             _say(console, note)
     return lines
 
@@ -165,6 +166,7 @@ class _Seen:
                 "" if line.get("reason") in (None, "end") else line["reason"]
             )  # `end`: it came where it was told to
             self.ending = f"{words}: {at}{scored}" + (f"; {reason}" if reason else "")
+            self.ending += f"\n{memory}" if (memory := memory_words(line)) else ""
 
     def _take_update(self, line: dict[str, Any]) -> None:
         self._now, self.epoch = line["time_ms"] / 1000, line["epoch"]

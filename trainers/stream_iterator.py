@@ -10,7 +10,7 @@ from functools import partial
 import chainer
 import numpy as np
 
-from recipes.planning.division import MicroBatch
+from recipes.planning.division import Division, MicroBatch
 from recipes.planning.planner import Plan
 from recipes.planning.stream import Stream
 from recipes.planning.timeline import Segment
@@ -54,6 +54,7 @@ class UpdateShare:
     Args:
         update: its number.
         segment: the segment it belongs to.
+        division: of the update.
         samples: position in the stream where the update starts.
         micro_batches: an iterator, to be used once.
         seen: filled while the micro-batches are loaded, where a trace is wanted.
@@ -61,6 +62,7 @@ class UpdateShare:
 
     update: int
     segment: Segment
+    division: Division
     samples: int
     micro_batches: Iterator[LoadedMicroBatch]
     seen: list[SeenSample] = field(default_factory=list)
@@ -73,7 +75,7 @@ class StreamIterator(chainer.dataset.Iterator):
     with the very samples an uninterrupted one would see.
 
     Args:
-        plan: the timeline and its division.
+        plan: the timeline and its division; may be replaced by one with other micro-batches.
         rank: this worker.
         stream: order of the samples.
         load: gives one augmented sample.
@@ -91,7 +93,7 @@ class StreamIterator(chainer.dataset.Iterator):
         mixing: GroupMixing | None = None,
         trace: bool = False,
     ) -> None:
-        self._plan = plan
+        self.plan = plan
         self._rank = rank
         self._stream = stream
         self._load = load
@@ -103,12 +105,12 @@ class StreamIterator(chainer.dataset.Iterator):
     @property
     def batch_size(self) -> int:
         """Samples of the next update over all workers."""
-        return self._plan.timeline.segment_of(self.update).global_batch_size
+        return self.plan.timeline.segment_of(self.update).global_batch_size
 
     @property
     def epoch_detail(self) -> float:
         """Epochs consumed, as a float."""
-        return self._plan.timeline.epoch_at(self.update)
+        return self.plan.timeline.epoch_at(self.update)
 
     @property
     def epoch(self) -> int:
@@ -121,7 +123,7 @@ class StreamIterator(chainer.dataset.Iterator):
         return self.previous_epoch_detail is not None and int(self.previous_epoch_detail) < self.epoch
 
     def __next__(self) -> UpdateShare:
-        if self.update >= self._plan.timeline.num_updates:
+        if self.update >= self.plan.timeline.num_updates:
             raise StopIteration
         self.previous_epoch_detail = self.epoch_detail
         self.update += 1
@@ -129,9 +131,9 @@ class StreamIterator(chainer.dataset.Iterator):
 
     def again(self) -> UpdateShare:
         """The share that `next` gave last once more, its samples loaded anew."""
-        timeline, update = self._plan.timeline, self.update - 1
+        timeline, update = self.plan.timeline, self.update - 1
         seen: list[SeenSample] = []
-        division = self._plan.division_of(update)
+        division = self.plan.division_of(update)
         parts = division.micro_batches(self._rank)
         samples = timeline.samples_at(update)
         segment = timeline.segment_of(update)
@@ -139,6 +141,7 @@ class StreamIterator(chainer.dataset.Iterator):
         return UpdateShare(
             update=update,
             segment=segment,
+            division=division,
             samples=samples,
             micro_batches=(self._loaded(part, samples, division.norm_span, seen, load) for part in parts),
             seen=seen,

@@ -30,6 +30,7 @@ from trainers.extensions.triggers import AnyOf, Every
 from trainers.faults import EXIT_STOPPED, NotFinite, Overflow, RunFailed
 from trainers.launch import StopRequest, command_line
 from trainers.measured import measure, metrics_of
+from trainers.memory import forget_peak, peak_memory
 from trainers.norm_groups import NormGroups
 from trainers.pulse import Pulse
 from trainers.run_folder import CHECKPOINTS, TRACE, cut_back, dataset_facts, write_run
@@ -84,6 +85,7 @@ class _Run:
     def __init__(self, opened: OpenedRecipe, plan: Plan, options: TrainOptions, mpi: Any, pulse: Pulse) -> None:
         self.opened, self.plan, self.options, self.mpi, self.pulse = opened, plan, options, mpi, pulse
         self.leads = mpi.rank == 0
+        forget_peak()
         self.device = take_device(plan.cluster.device, mpi)
         parts = build(opened.recipe, opened.dataset)
         parts.model.to_device(self.device)
@@ -252,7 +254,8 @@ class _Run:
     def failed(self, error: RunFailed) -> RunFailed:
         """What to tell the user: the cause, and where the last good state is."""
         last = self.checkpoints.last and self.options.folder / CHECKPOINTS / self.checkpoints.last
-        self.metrics.write("run_stop", "failed", update=self.updater.iteration, reason=str(error))
+        peaks = self._peaks()
+        self.metrics.write("run_stop", "failed", update=self.updater.iteration, reason=str(error), **peaks)
         self.close()
         return RunFailed(f"{error}. Last good checkpoint: {last or 'none was written yet'}")
 
@@ -265,11 +268,17 @@ class _Run:
         reason = "signal" if stopped else "" if whole else "--stop-after"
         reached = {"update": self.updater.iteration, "epoch": self.updater.epoch_detail}
         self.mpi.Barrier()  # every rank has done its part before the run counts as ended
-        self.metrics.write("run_stop", how, reason=reason, best=self.checkpoints.best, **reached)
+        peaks = self._peaks()
+        self.metrics.write("run_stop", how, reason=reason, best=self.checkpoints.best, **reached, **peaks)
         if self.leads and self.options.report:
             write_report(self.options.folder)
         log.info("%s at update %d", how, self.updater.iteration)
         return EXIT_STOPPED if stopped else 0
+
+    def _peaks(self) -> dict[str, list[int]]:
+        """The most memory that each rank has held, by kind."""
+        ranks = self.mpi.gather(peak_memory(self.device), root=0)
+        return {kind: [rank[kind] for rank in ranks] for kind in ranks[0]} if self.leads else {}
 
     def close(self) -> None:
         """Give back what the next run of this process must not find; all ranks call this together."""

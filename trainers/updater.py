@@ -15,6 +15,7 @@ from chainer.training.updaters import StandardUpdater
 from recipes.noise_scale import Norms
 from recipes.planning.planner import Plan
 from recipes.rates import full_rate_at, learning_rate_at, momentum_at
+from trainers.agreement import first_of, flags_and_losses
 from trainers.checkpoint import copy_arrays
 from trainers.exchange import Exchange, Exchanged
 from trainers.faults import NotFinite, Overflow
@@ -26,8 +27,7 @@ from trainers.phases import phase
 from trainers.steering import Moment, steer
 from trainers.stream_iterator import StreamIterator, UpdateShare
 from trainers.teams import Teams
-from trainers.update_record import Step, UpdateRecord
-from trainers.waiting import wait_for
+from trainers.update_record import RanOut, Step, UpdateRecord
 from trainers.weight_average import AveragedWeights
 
 log = logging.getLogger("kilobatch")
@@ -37,13 +37,16 @@ class RecipeUpdater(StandardUpdater):
     """Does one update of a plan on Chainer's conventions (`Trainer`, extensions, reporter).
 
     The gradient is that of `MeanGradient`, and crosses the wire once an update. Beside it there are on the wire 24
-    bytes a normalised channel, and for each worker 8 bytes a micro-batch for losses and 8 for flags (9 with mixed16
+    bytes a normalised channel, and for each worker 8 bytes a micro-batch for losses and 16 for flags (17 with mixed16
     compute, where an update whose gradient overflows on any worker is done again by all at half the loss scale; what
     overflowed has changed nothing).
 
     With `updater.double_buffering` a gradient is applied one update later, with the rate, momentum and batch of its own
     update, and travels meanwhile: update 0 moves no weight, the last update applies two gradients, and the one on its
     way is part of a checkpoint.
+
+    Where memory runs out on any worker, all do the update again with half the micro-batch, in whole norm groups, and
+    keep to it.
 
     Args:
         iterator: this worker's share of every update.
@@ -90,11 +93,13 @@ class RecipeUpdater(StandardUpdater):
         precision = plan.recipe.precision
         self._mixed = MixedPrecision(optimizer.target, precision) if precision.compute == "mixed16" else None
         self._stop_asked = stop_asked
+        self._doubled = plan.recipe.updater.double_buffering
+        self._ran_out: list[RanOut] = []  # in the update at hand
         self._teams = Teams(mpi)
         self._gradients = MeanGradient(
             optimizer.target,
             loss=loss,
-            plan=plan,
+            seed=plan.recipe.seed,
             team_of=self._teams.of,
             norm_groups=norm_groups,
             exchange=exchange,
@@ -107,10 +112,8 @@ class RecipeUpdater(StandardUpdater):
         """Forward and backward of this worker's micro-batches, the exchange, the optimizer's step."""
         iterator = self.get_iterator("main")
         share = iterator.next()
-        moment = self._moment(share)
-        doubled = self.plan.recipe.updater.double_buffering
-
-        while (found := self._found(share, moment, doubled=doubled)) is None:
+        moment, doubled, self._ran_out = self._moment(share), self._doubled, []
+        while (found := self._found(share, moment)) is None:
             share = iterator.again()
         gradient, loss, exchanged = found
         self._norm_groups.update_running_statistics(self._mpi, moment.global_batch_size)
@@ -143,6 +146,7 @@ class RecipeUpdater(StandardUpdater):
             overflows=self._mixed and self._mixed.halvings,
             image_size=share.segment.image_size,
             exchanged=exchanged or applied.exchanged,
+            ran_out=tuple(self._ran_out),
         )
         if self._mixed is not None:
             self._mixed.updated()
@@ -160,28 +164,30 @@ class RecipeUpdater(StandardUpdater):
             full_rate=full_rate_at(recipe, epoch),
         )
 
-    def _found(
-        self, share: UpdateShare, moment: Moment, *, doubled: bool
-    ) -> tuple[Gradient, float, Exchanged | None] | None:
+    def _found(self, share: UpdateShare, moment: Moment) -> tuple[Gradient, float, Exchanged | None] | None:
         """The gradient of an update, complete or, doubled, on its way; the mean loss; what the exchange was.
 
-        None where the gradient overflowed on any worker, the loss scale being halved on all.
+        None where it is to be done again: it overflowed on any worker, the loss scale being halved on all; or memory
+        ran out on any, micro-batches being smaller on all.
         """
-        mixed, model = self._mixed is not None, self.get_optimizer("main").target
-        gradient = self._gradients.begin(share, hold=doubled)
+        gradient = self._gradients.begin(share, hold=self._doubled)
         exchanged = None
-        if not doubled:
+        if not self._doubled:
             exchanged = self._gradients.complete(gradient)
         else:
             self.exchange.flat.hand_over(gradient.values)  # to be looked at; steps have what they apply handed over
-        loss = self._agree(gradient.own_losses, model, moment)
-        if mixed and self._overflowed(share.update):
+        loss = self._agree(gradient, share, moment)
+        if loss is None:
+            self._take_less(share, gradient.ran_out)
+            return None
+        if self._mixed is not None and self._overflowed(share.update):
             return None
         return gradient, loss, exchanged
 
     def _overflowed(self, update: int) -> bool:
         """Whether the gradient is not finite on any worker; if so the loss scale is halved on all."""
-        found = self._first_of(self.exchange.flat.not_finite)
+        with self.clock("waiting"):
+            found = first_of(self._mpi, self.exchange.flat.not_finite)
         if found is None:
             return False
         rank, parameter = found
@@ -217,36 +223,34 @@ class RecipeUpdater(StandardUpdater):
         return self._gain.observe(noise=norms.noise, signal=norms.signal, global_batch_size=global_batch_size)
 
     @phase("waiting")
-    def _agree(self, own_losses: list[float], model: chainer.Link, moment: Moment) -> float:
-        """The mean loss over the global batch; all workers learn whether one of them is asked to stop or has failed."""
-        most = len(self.plan.division_of(moment.update).micro_batches(0))  # rank 0 has no fewer than any other
-        own = np.zeros(1 + most)
-        own[0], own[1 : 1 + len(own_losses)] = self._stop_asked(), own_losses
-        parts = np.empty((self._mpi.size, own.size))
-        wait_for([self._mpi.Iallgather(own, parts)])
-        self.stopping, losses = bool(parts[:, 0].any()), parts[:, 1:]
+    def _agree(self, gradient: Gradient, share: UpdateShare, moment: Moment) -> float | None:
+        """The mean loss over the global batch, None where memory ran out; whether any worker is asked to stop."""
+        most = len(share.division.micro_batches(0))  # rank 0 has no fewer than any other
+        flags = (self._stop_asked(), gradient.ran_out is not None)
+        (self.stopping, ran_out), losses = flags_and_losses(self._mpi, flags, gradient.own_losses, most=most)
+        if ran_out:
+            return None
         if not np.isfinite(losses).all():
             rank = int(np.flatnonzero(~np.isfinite(losses).all(axis=1))[0])
-            parameter = self._mpi.bcast(first_not_finite(model, "grad"), root=rank)
+            parameter = self._mpi.bcast(first_not_finite(self.get_optimizer("main").target, "grad"), root=rank)
             compute = self.plan.recipe.precision.compute
             raise NotFinite(what="loss", rank=rank, parameter=parameter, compute=compute, **_of(moment))
         return math.fsum(losses.flat)  # exact, so that no order counts
+
+    @phase("waiting")
+    def _take_less(self, share: UpdateShare, said: str | None) -> None:
+        """From now on smaller micro-batches, on all workers; a worker that can take none smaller has failed before."""
+        iterator, size = self.get_iterator("main"), share.division.next_smaller
+        rank, said = first_of(self._mpi, said)
+        self._ran_out.append(RanOut(rank=rank, said=said, micro_batch_size=share.division.largest, next_size=size))
+        log.info("update %d: %s", share.update, self._ran_out[-1])
+        iterator.plan = iterator.plan.limited(size)
 
     def _require_finite_weights(self, model: chainer.Link, moment: Moment) -> None:
         """They are the same on all workers, which therefore find the same without a word to each other."""
         parameter = first_not_finite(model, "array")
         if parameter is not None:
             raise NotFinite(what="weight", rank=self._mpi.rank, parameter=parameter, **_of(moment))
-
-    @phase("waiting")
-    def _first_of(self, parameter: str | None) -> tuple[int, str] | None:
-        """The first rank that has a path to tell, and the path; None where none has. One byte a worker."""
-        flags = np.empty(self._mpi.size, dtype=np.int8)
-        self._mpi.Allgather(np.array([parameter is not None], dtype=np.int8), flags)
-        if not flags.any():
-            return None
-        rank = int(np.flatnonzero(flags)[0])
-        return rank, self._mpi.bcast(parameter, root=rank)
 
     def close(self) -> None:
         """Give memory and communicators back, also after a failure on all workers, who call this together."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from recipes.errors import InputRefused
 
@@ -83,6 +83,22 @@ class Division:
     def samples_of(self, rank: int) -> int:
         """Samples of a worker in one update."""
         return sum(m.size for m in self.micro_batches(rank))
+
+    @property
+    def largest(self) -> int:
+        """Samples of the largest micro-batch."""
+        return max(m.size for m in self.micro_batches(0))  # no other worker has more groups, or more of a group
+
+    @property
+    def next_smaller(self) -> int | None:
+        """Samples of half the largest micro-batch, in whole norm groups, rounded up; None where it is one at most."""
+        groups = self.largest // self.norm_span
+        return -(-groups // 2) * self.norm_span if groups > 1 else None
+
+    def limited(self, micro_batch_size: int) -> Division:
+        """The same shares in micro-batches of so many samples at most, though never less than a norm group."""
+        groups = max(1, min(self.groups_per_micro_batch, micro_batch_size // self.norm_span))
+        return replace(self, groups_per_micro_batch=groups)
 
 
 def _share(total: int, parts: int, part: int) -> range:

@@ -80,6 +80,11 @@ class Plan:
         wanted = self.timeline.segment_of(update)
         return next(planned.division for planned in self.segments if planned.segment is wanted)
 
+    def limited(self, micro_batch_size: int) -> Plan:
+        """The same plan in micro-batches of so many samples at most, though never less than a norm group."""
+        limited = (replace(planned, division=planned.division.limited(micro_batch_size)) for planned in self.segments)
+        return replace(self, segments=tuple(limited))
+
     @property
     def warnings(self) -> tuple[str, ...]:
         """What is served, yet not as the user would want it."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from recipes.reports.memory import memory_words
 from recipes.reports.metrics import Evaluations, Lines, RunError, Updates, evaluations_of, read_metrics, updates_of
 from recipes.reports.phase_columns import Phases, phases_of
 
@@ -35,7 +36,8 @@ class Run:
         seconds: time from the start to the last line written, resumed sessions added up, pauses between them not.
         outcome: `success`, `stopped`, `failed`, or `unfinished` where the last session has written no end.
         reason: why it stopped or failed; empty where it came to its end, or to that of `--stop-after`.
-        notes: what its sessions said when they started.
+        notes: what its sessions said when they started, and what came up later.
+        memory: what the ranks held at most, in words; empty where that is not known.
         phases: where the time of the updates went, as far as it was measured.
     """
 
@@ -53,6 +55,7 @@ class Run:
     reason: str
     phases: Phases
     notes: tuple[str, ...] = ()
+    memory: str = ""
 
     @property
     def name(self) -> str:
@@ -126,6 +129,7 @@ def open_run(path: str | Path) -> Run:
         reason=reason,
         phases=phases_of(metrics, lines),
         notes=_notes(lines),
+        memory=memory_words(lines[-1][1]) if lines else "",
     )
 
 
@@ -200,5 +204,9 @@ def _ending(numbered: Lines) -> tuple[float, str, str]:
 
 def _notes(lines: Lines) -> tuple[str, ...]:
     """The notes of all sessions, each once."""
-    given = [line.get("notes") for _, line in lines if line["key"] == "run_start"]
+    given = [line.get("notes") if line["key"] == "run_start" else [line["note"]] for _, line in lines if _told(line)]
     return tuple(dict.fromkeys(str(note) for notes in given if isinstance(notes, list) for note in notes))
+
+
+def _told(line: dict[str, Any]) -> bool:
+    return line["key"] == "run_start" or "note" in line

@@ -121,6 +121,7 @@ def plan(run: Run) -> Markup:
     if isinstance(memory, dict):
         parts = [f"{key.removesuffix('_bytes').replace('_', ' ')} {size(memory[key])}" for key in memory]
         summary += f" Memory on a device: {', '.join(parts)}."
+    summary += f" In this run: {run.memory}." if run.memory else ""
     return joined([tag("h2", "Plan"), tag("p", summary), table(heads, rows, class_="numbers")])
 
 

@@ -65,6 +65,9 @@ class Metrics(Extension):
         record = updater.record
         seconds = self._ranks and self._ranks.gather(record.exchanged)
         now = time.perf_counter()
+        for ran_out in record.ran_out:
+            note = f"update {record.update}: {ran_out}"
+            self.write("micro_batch_size", ran_out.next_size, update=updater.iteration, rank=ran_out.rank, note=note)
         self.write(
             "train_loss",
             record.loss,

@@ -1,0 +1,27 @@
+"""What memory the ranks of a run have held at most."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from recipes.reports.wording import size
+
+_KINDS = {"resident_bytes": "resident set", "gpu_pool_bytes": "on the GPU"}
+
+
+def memory_words(line: Mapping[str, Any]) -> str:
+    """A sentence on the peaks in the last line of a run's metrics; empty where it has none.
+
+    >>> memory_words({"resident_bytes": [210_000_000, 250_000_000]})
+    'peak memory of a rank: resident set 250 MB (rank 1)'
+    >>> memory_words({"resident_bytes": [1_500_000_000], "gpu_pool_bytes": [30_000_000_000]})
+    'peak memory of a rank: resident set 1.5 GB, on the GPU 30 GB'
+    """
+    found = []
+    for key, words in _KINDS.items():
+        peaks = line.get(key)
+        if isinstance(peaks, list) and peaks and all(isinstance(peak, int) for peak in peaks):
+            most = max(peaks)
+            found.append(f"{words} {size(most)}" + (f" (rank {peaks.index(most)})" if len(peaks) > 1 else ""))
+    return f"peak memory of a rank: {', '.join(found)}" if found else ""
