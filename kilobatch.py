@@ -58,6 +58,9 @@ def train(
     device: Annotated[
         str | None, typer.Option(metavar="D", help="cpu, gpu, or auto: the GPU where there is one; else the cluster's.")
     ] = None,
+    kernels: Annotated[
+        str | None, typer.Option(metavar="K", help="What computes on the CPU: numpy, torch, or chainer as it was.")
+    ] = None,
     trace: Annotated[bool, typer.Option("--trace", help="Write trace.jsonl: samples, images, loss by update.")] = False,
     noise_scale: Annotated[
         bool, typer.Option("--noise-scale", help="Measure the gradient noise scale: see the report.")
@@ -79,6 +82,9 @@ def train(
     from trainers.launch import limit_threads
 
     limit_threads(workers, threads=1 if exact else None)
+    from trainers.kernels import ask_for
+
+    ask_for(kernels)
     from trainers.request import TrainRequest
     from trainers.start import train
 

@@ -13,13 +13,13 @@ MAY_IMPORT = {
     "recipes": {"lr_schedules", "recipes", "numpy", "yaml", "pydantic"},
     "trainers": {"lr_schedules", "recipes", "trainers"}
     | {"chainer", "chainermn", "chainercv", "cupy", "mpi4py", "optuna", "numpy"}
-    | {"PIL", "rich", "safetensors", "sklearn", "sqlalchemy", "threadpoolctl", "yaml"},
+    | {"PIL", "rich", "safetensors", "sklearn", "sqlalchemy", "threadpoolctl", "torch", "yaml"},
 }
 PLOTS = "recipes/reports/plots/"
 # The folders of components: each knows itself, and build.py knows all of them.
-COMPONENTS = {"augmentations", "datasets", "losses", "mixes", "models", "optimizers", "communicators", "kernels"}
+COMPONENTS = {"augmentations", "datasets", "losses", "mixes", "models", "optimizers", "communicators"}
 COMPONENTS |= {"samplers", "pruners"}
-FOLDERS = {"compat", "extensions", "search", *COMPONENTS}
+FOLDERS = {"compat", "extensions", "kernels", "search", *COMPONENTS}
 
 
 def imports_of(path):

@@ -1,9 +1,12 @@
 """Execution of recipes with Chainer, ChainerMN and MPI.
 
 Importing this package loads no Chainer. It sets up `trainers.compat`, so that `import chainer` (and chainermn,
-chainercv) anywhere afterwards gives a patched one, whatever the order of the imports below it.
+chainercv) anywhere afterwards gives a patched one, whatever the order of the imports below it, and `trainers.kernels`,
+which compute for it on the CPU.
 """
 
-from trainers import compat
+from trainers import compat, kernels
+from trainers.compat.import_hook import After, ImportHook
 
 compat.install()
+ImportHook([After(module, seam) for module, seam in kernels.SEAMS]).install()

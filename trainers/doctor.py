@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, packages_distributions, ver
 from pathlib import Path
 from typing import Any
 
-from trainers import compat
+from trainers import compat, kernels
 from trainers.device import INSTALL
 from trainers.launch import LaunchError, find_mpiexec, launched_ranks, threads_per_rank
 from trainers.vocabulary import vocabulary
@@ -85,6 +85,7 @@ def examine(*, mpi_timeout_seconds: float = 60.0) -> Diagnosis:
     problems: list[Problem] = []
     sections = {"mpi": _mpi(problems, mpi_timeout_seconds)}  # before an import here initialises MPI in this process
     sections = {"versions": _versions(problems), **sections, "gpu": _gpu(problems), "machine": _machine(problems)}
+    sections["machine"]["kernels"] = _kernels(problems)
     _one_update(problems)
     problems.sort(key=lambda problem: not problem.stops_cpu_training)
     return Diagnosis(sections=sections, patches=compat.patches(), problems=problems)
@@ -187,6 +188,15 @@ def _gpu(problems: list[Problem]) -> dict[str, Any]:
     else:
         found["nccl"] = importlib.import_module("cupy.cuda.nccl").get_version()
     return found
+
+
+def _kernels(problems: list[Problem]) -> str:
+    """What computes on the CPU."""
+    asked = kernels.asked()
+    if (lacks := kernels.missing(asked)) is None:
+        return asked
+    problems.append(Problem(what=lacks[0], way_out=lacks[1], stops_cpu_training=True))
+    return f"{asked}, which is not here"
 
 
 def _communicator_lacks(name: str) -> tuple[str, str] | None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
 import time
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from trainers import kernels
+from trainers.run_folder import ENVIRONMENT
+
 _CHOOSE_KERNELS = ("OPENBLAS_CORETYPE", "MKL_CBWR", "NPY_DISABLE_CPU_FEATURES")  # in place of what the CPU can do
 _ON_GPUS = ("cupy-cuda12x", "cupy-cuda13x", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
+_DEFAULT_KERNELS = "chainer"  # of runs that say nothing: from before there were others
 _PACKAGES = ("kilobatch", "chainer", "chainercv", "numpy", "mpi4py", "mpich", *_ON_GPUS, "pillow", "safetensors")
 
 
@@ -50,14 +56,30 @@ def promised_for() -> dict[str, Any]:
         "cpu_model": "-".join(map(_cpu, ("vendor_id", "cpu family", "model", "stepping"))),
         "versions": {"python": platform.python_version(), **_versions()},
         "libc": " ".join(platform.libc_ver()),
-        "kernels": {name: os.environ[name] for name in _CHOOSE_KERNELS if os.environ.get(name)},
+        "kernels": {"operators": kernels.in_use()}
+        | {name: os.environ[name] for name in _CHOOSE_KERNELS if os.environ.get(name)},
         "dtype": np.dtype(chainer.get_dtype()).name,
     }
 
 
+def other_kernels(folder: Path) -> list[str]:
+    """What to say where the run in a folder was trained by other kernels than those that serve now."""
+    try:
+        before = json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    was, now = before.get("kernels", {}).get("operators", _DEFAULT_KERNELS), kernels.in_use()
+    if was == now:
+        return []
+    return [
+        f"warning: {was} kernels trained this run so far, {now} kernels go on: the same sums, rounded otherwise; "
+        f"--kernels {was} goes on as before"
+    ]
+
+
 def _versions() -> dict[str, str]:
     found = {}
-    for name in _PACKAGES:
+    for name in (*_PACKAGES, *(["torch"] if kernels.in_use() == "torch" else [])):
         try:
             found[name] = version(name)
         except PackageNotFoundError:

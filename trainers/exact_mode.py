@@ -68,11 +68,13 @@ def require_same_machine(folder: Path) -> None:
             "divided; resume without --exact, or start anew in another --out"
         )
     now = promised_for()
+    before.setdefault("kernels", {}).setdefault("operators", "chainer")  # of before there was a choice
     changed = differences({key: before.get(key) for key in now}, now)
     if changed:
         raise ExactRefused(
             f"--exact promises equal bits on one CPU model with one set of versions, and {folder} was trained with "
-            f"others: {'; '.join(changed)}; resume there, or without --exact, or start anew in another --out"
+            f"others: {'; '.join(changed)}; resume there, with the same --kernels, or without --exact, or start anew "
+            "in another --out"
         )
 
 

@@ -12,6 +12,7 @@ from recipes.load import overrides_by_file
 from recipes.open import OpenedRecipe, open_recipe, read_cluster
 from recipes.planning.planner import Plan, plan
 from recipes.positions import parse_position
+from trainers import kernels
 from trainers.device import DEVICES, has_gpu, require_device
 from trainers.exact_mode import require_exact
 from trainers.lacks import refuse_unbuilt
@@ -112,6 +113,8 @@ def prepare(request: TrainRequest, *, workers: int) -> Prepared:
     if request.exact:
         require_exact(cluster)
     require_device(cluster, reading, asked=request.device)
+    if cluster.device == "cpu" and (lacks := kernels.missing(kernels.asked())) is not None:
+        raise refused("--kernels", *lacks)
     made = plan(
         recipe=opened.recipe,
         dataset=opened.dataset,

@@ -19,7 +19,7 @@ from recipes.planning.stream import Stream
 from trainers.build import Parts, build, build_exchange
 from trainers.checkpoint import load_into, newest_checkpoint, read_checkpoint
 from trainers.device import notes_on, said_of, take_device
-from trainers.environment import environment
+from trainers.environment import environment, other_kernels
 from trainers.equal_ranks import WeightsDiffer, require_equal_weights, require_one_recipe
 from trainers.evaluate import score
 from trainers.exact_mode import require_one_machine
@@ -167,6 +167,7 @@ class _Run:
                 if path
                 else f"nothing to resume: no whole checkpoint in {folder}; starting at update 0"
             )
+            notes += other_kernels(self.options.folder) if path else []
         content = self.mpi.bcast(content, root=0)
         if content is None:
             return None, notes

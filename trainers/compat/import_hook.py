@@ -81,7 +81,7 @@ class ImportHook(MetaPathFinder):
         """For a module we patch: the spec of the finder that has it, its execution wrapped. None for all others."""
         if not any(patch.module == fullname for patch in self._patches):
             return None
-        finders = (finder for finder in sys.meta_path if finder is not self)
+        finders = sys.meta_path[sys.meta_path.index(self) + 1 :]  # those before have been asked, another hook perhaps
         spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in finders)), None)
         if spec is not None:
             execute = spec.loader.exec_module

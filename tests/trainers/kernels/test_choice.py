@@ -1,0 +1,63 @@
+"""Which kernels serve, who says so, and what a run remembers of it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from trainers import environment, kernels
+from trainers.kernels import seams
+from trainers.run_folder import ENVIRONMENT
+
+
+@pytest.fixture(autouse=True)
+def _same_kernels_afterwards():
+    before = kernels.in_use()
+    yield
+    kernels.use(before)
+
+
+def test_kernels_that_are_not_there_are_refused_with_a_way_out(monkeypatch):
+    with pytest.raises(ValueError, match="no kernels are called fast; there are numpy, torch, chainer"):
+        kernels.use("fast")
+    monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r'not installed; pip install "kilobatch\[torch\]", or take numpy'):
+        kernels.use("torch")
+
+
+def test_the_environment_chooses_and_numpy_is_the_default(monkeypatch):
+    monkeypatch.setenv("KILOBATCH_KERNELS", "chainer")
+    assert kernels.use(None) == "chainer"
+    assert seams.operators is None
+    monkeypatch.delenv("KILOBATCH_KERNELS")
+    assert kernels.use(None) == "numpy"
+    assert seams.operators.__name__ == "trainers.kernels.numpy_operators"
+
+
+def test_an_option_that_cannot_be_had_ends_with_2_and_nothing_written(tmp_path):
+    command = [sys.executable, "-P", "-m", "kilobatch", "train", "digits/ramp", "--kernels", "fast", "--out", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("command line:1:1: --kernels: no kernels are called fast; there are numpy, torch")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_remembers_its_kernels_and_says_where_others_go_on(tmp_path, train):
+    first = train(tmp_path / "run", 1, "--kernels", "chainer", stop_after=1)
+    record = json.loads((first.folder / ENVIRONMENT).read_text())
+    assert record["kernels"]["operators"] == "chainer"
+    second = train(tmp_path / "run", 1, "--resume", stop_after=2)
+    assert "chainer kernels trained this run so far, numpy kernels go on" in second.log
+    assert "--kernels chainer goes on as before" in second.log
+    assert json.loads((first.folder / ENVIRONMENT).read_text())["kernels"]["operators"] == "numpy"
+
+
+def test_a_run_that_says_nothing_is_from_before_there_was_a_choice(tmp_path):
+    kernels.use("numpy")
+    for kind, warnings in (("chainer", 0), ("numpy", 1)):
+        kernels.use(kind)
+        (tmp_path / ENVIRONMENT).write_text("{}")
+        assert len(environment.other_kernels(tmp_path)) == warnings
+    (tmp_path / ENVIRONMENT).unlink()
+    assert environment.other_kernels(tmp_path) == []

@@ -1,0 +1,218 @@
+"""Our kernels compute what Chainer's own do, as exactly, and gradients of gradients go through them."""
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from chainer import gradient_check
+
+from trainers import kernels
+from trainers.kernels import numpy_convolution, numpy_normalization, numpy_pooling
+
+OURS = ["numpy", pytest.param("torch", marks=pytest.mark.torch)]
+CASES = 25
+
+
+@pytest.fixture(params=OURS)
+def ours(request):
+    """Sets the kernels to one of ours; called with a kind to change them."""
+    if request.param == "torch":
+        pytest.importorskip("torch")
+    before = kernels.in_use()
+    kernels.use(request.param)
+    yield lambda kind=request.param: kernels.use(kind)
+    kernels.use(before)
+
+
+def array(random, *shape, dtype=np.float64, channels_last=True):
+    values = random.normal(0.2, 1.0, shape).astype(dtype)
+    if channels_last and len(shape) == 4:
+        values = np.ascontiguousarray(values.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+    return values
+
+
+def convolution_case(random):
+    """Arrays and options of a convolution, odd sizes among them."""
+    kernel = tuple(random.randint(1, 5, 2)) if random.rand() < 0.8 else (1, 1)
+    stride = tuple(random.randint(1, 4, 2)) if random.rand() < 0.5 else (1, 1)
+    pad = tuple(random.randint(0, 3, 2)) if random.rand() < 0.7 else (0, 0)
+    size = tuple(k + random.randint(0, 9) for k in kernel)
+    n, c, o = random.randint(1, 6), random.choice([1, 2, 3, 8, 17]), random.choice([1, 3, 8, 16, 33])
+    last = random.rand() < 0.7
+    x, W = array(random, n, c, *size, channels_last=last), array(random, o, c, *kernel, channels_last=False)
+    b = random.normal(size=o) if random.rand() < 0.5 else None
+    return x, W, b, {"stride": tuple(map(int, stride)), "pad": tuple(map(int, pad))}
+
+
+def pooling_case(random):
+    kernel, pad = tuple(map(int, random.randint(1, 4, 2))), (0, 0)
+    if random.rand() < 0.4:
+        pad = tuple(int(random.randint(0, k)) for k in kernel)
+    stride = tuple(map(int, random.randint(1, 4, 2)))
+    size = tuple(k + int(random.randint(0, 9)) for k in kernel)
+    x = array(random, random.randint(1, 5), random.choice([1, 3, 8]), *size, channels_last=random.rand() < 0.7)
+    if random.rand() < 0.5:
+        x = x.round()  # equal values: the first one counts
+    return x, {"ksize": kernel, "stride": stride, "pad": pad, "cover_all": bool(random.rand() < 0.5)}
+
+
+def derivatives(function, arrays, gy, *, dtype):
+    """What a function gives, its gradients for `gy`, and their gradients: a list of arrays."""
+    variables = [chainer.Variable(a.astype(dtype, order="K")) for a in arrays]
+    y = function(*variables)
+    assert y.shape == gy.shape
+    first = chainer.grad([y], variables, [chainer.Variable(gy.astype(dtype, order="K"))], enable_double_backprop=True)
+    second = chainer.grad([sum(F.sum(g * g) for g in first if g is not None)], variables)
+    return [v.array for v in (y, *first, *second) if v is not None]
+
+
+def assert_close(found, expected, *, bound):
+    """Norm of the difference over that of the reference, and no element off by more than ten times the largest."""
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert one.shape == other.shape
+        np.testing.assert_array_equal(np.isneginf(one), np.isneginf(other))  # of a pooling window in the padding
+        one, other = (np.where(np.isneginf(values), 0, values) for values in (one, other))
+        difference = one.astype(np.float64) - other
+        assert np.linalg.norm(difference) <= bound * np.linalg.norm(other)
+        assert np.abs(difference).max() <= 10 * bound * np.abs(other).max()
+
+
+def compared(function, arrays, random, ours):
+    """A function by our kernels in float32 and float64, against Chainer's own in float64 on the same inputs."""
+    arrays = [a.astype(np.float32, order="K") for a in arrays]
+    kind = kernels.use("chainer")
+    shape = function(*[a.astype(np.float64, order="K") for a in arrays]).shape
+    gy = array(random, *shape, dtype=np.float32)
+    expected = derivatives(function, arrays, gy, dtype=np.float64)
+    ours()
+    assert kernels.in_use() != kind
+    for dtype, bound in ((np.float64, 1e-11), (np.float32, 1e-5)):
+        found = derivatives(function, arrays, gy, dtype=dtype)
+        assert all(one.dtype == dtype for one in found)
+        assert_close(found, expected, bound=bound)
+
+
+@pytest.mark.parametrize("seed", range(CASES))
+def test_convolution_is_chainers(ours, seed):
+    random = np.random.RandomState(seed)
+    x, W, b, options = convolution_case(random)
+    arrays = (x, W) if b is None else (x, W, b)
+    compared(lambda x, W, b=None: F.convolution_2d(x, W, b, **options), arrays, random, ours)
+
+
+@pytest.mark.parametrize("seed", range(CASES))
+def test_deconvolution_is_chainers(ours, seed):
+    random = np.random.RandomState(seed)
+    x, W, b, options = convolution_case(random)
+    out = numpy_convolution.out_size(x.shape[2:], W.shape[2:], options["stride"], options["pad"])
+    y = array(random, len(x), len(W), *out)
+    if seed % 2:
+        options["outsize"] = x.shape[2:]
+    arrays = (y, W) if b is None else (y, W, random.normal(size=W.shape[1]))
+    compared(lambda y, W, b=None: F.deconvolution_2d(y, W, b, **options), arrays, random, ours)
+
+
+@pytest.mark.parametrize("seed", range(CASES))
+def test_max_pooling_is_chainers(ours, seed):
+    random = np.random.RandomState(seed)
+    x, options = pooling_case(random)
+    compared(lambda x: F.max_pooling_2d(x, **options), (x,), random, ours)
+
+
+@pytest.mark.parametrize("seed", range(CASES))
+def test_normalisation_is_chainers(ours, seed):
+    random = np.random.RandomState(seed)
+    shape = (random.randint(2, 9), random.choice([1, 3, 8, 100]), *random.randint(1, 9, random.choice([0, 2])))
+    x = array(random, *shape, channels_last=random.rand() < 0.8)
+    gamma, beta = random.normal(1, 0.3, (2, shape[1]))
+
+    def function(x, gamma, beta):
+        running = [np.zeros(shape[1], x.dtype), np.ones(shape[1], x.dtype)]
+        y = F.batch_normalization(x, gamma, beta, eps=0.1, running_mean=running[0], running_var=running[1])
+        return F.concat([F.flatten(y), *running], axis=0)
+
+    compared(function, (x, gamma, beta), random, ours)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_relu_is_chainers(ours, seed):
+    random = np.random.RandomState(seed)
+    compared(F.relu, (array(random, 3, 5, seed + 1, 4, channels_last=bool(seed % 2)),), random, ours)
+
+
+def test_large_arrays_are_worked_through_in_blocks_by_several_threads(ours):
+    random = np.random.RandomState(0)
+    x, W = array(random, 3, 40, 57, 61), array(random, 24, 40, 3, 3, channels_last=False)
+    compared(lambda x, W: F.convolution_2d(x, W, pad=1), (x, W), random, ours)
+    compared(lambda x, W: F.convolution_2d(x, W, pad=1, stride=2), (x, W), random, ours)
+    compared(lambda x: F.max_pooling_2d(x, 3, 2, 1), (x,), random, ours)
+    gamma, beta = random.normal(1, 0.3, (2, 40))
+    compared(lambda *inputs: F.batch_normalization(*inputs, eps=0.1), (x, gamma, beta), random, ours)
+
+
+def test_gradients_are_those_of_differences(ours):
+    random = np.random.RandomState(3)
+    x, W = array(random, 2, 3, 7, 6), array(random, 4, 3, 3, 2, channels_last=False)
+    gy, ggx, ggW = array(random, 2, 4, 4, 4), array(random, *x.shape), array(random, *W.shape)
+
+    def function(x, W):
+        return F.convolution_2d(x, W, stride=2, pad=1)
+
+    gradient_check.check_backward(function, (x, W), gy, dtype=np.float64, rtol=1e-5, atol=1e-5)
+    gradient_check.check_double_backward(function, (x, W), gy, (ggx, ggW), dtype=np.float64, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "dtype"),
+    [({"groups": 2}, np.float32), ({"dilate": 2}, np.float32), ({"pad": 1, "stride": 2}, np.float16)],
+)
+def test_what_is_not_covered_is_chainers_to_the_bit(ours, options, dtype):
+    random = np.random.RandomState(0)
+    x, W = array(random, 2, 4, 9, 9, dtype=dtype), array(random, 6, 4 // options.get("groups", 1), 3, 3, dtype=dtype)
+    found = F.convolution_2d(x, W, **options).array
+    kernels.use("chainer")
+    np.testing.assert_array_equal(found, F.convolution_2d(x, W, **options).array)
+
+
+class Poisoned:
+    """NumPy, but for memory that is full of NaN where it would be unknown."""
+
+    def __getattr__(self, name):
+        return getattr(np, name)
+
+    def empty(self, shape, dtype=np.float64):
+        return np.full(shape, np.nan, dtype)
+
+
+def test_every_value_of_what_is_allocated_is_written(monkeypatch):
+    for module in (numpy_convolution, numpy_normalization, numpy_pooling):
+        monkeypatch.setattr(module, "np", Poisoned())
+    monkeypatch.setattr(numpy_convolution, "_kept", type("Kept", (), {})())
+    for seed in range(CASES):
+        random = np.random.RandomState(seed)
+        x, W, b, options = convolution_case(random)
+        gy = array(random, *numpy_convolution.convolution(x, W, b, **options).shape)
+        found = [
+            numpy_convolution.convolution(x, W, b, **options),
+            numpy_convolution.convolution_data(gy, W, size=x.shape[2:], **options),
+            numpy_convolution.convolution_weights(x, gy, kernel=W.shape[2:], **options),
+        ]
+        assert all(np.isfinite(one).all() for one in found), seed
+        with chainer.using_config("dtype", np.float64):
+            layer = L.BatchNormalization(x.shape[1])
+        variable = chainer.Variable(x)
+        y = layer(variable)
+        y.grad = array(random, *x.shape)
+        y.backward()
+        assert np.isfinite(y.array).all(), seed
+        assert np.isfinite(variable.grad).all(), seed
+
+
+def test_a_layer_told_who_computes_it_keeps_that():
+    """ChainerMN's normalisation over all workers hands its own in."""
+    from chainer.functions.normalization import batch_normalization
+
+    node = batch_normalization.BatchNormalization(impl_selector=len)
+    assert node._impl_selector is len

@@ -1,0 +1,182 @@
+"""The passes of batch normalisation over images whose channels are last in memory.
+
+Arrays are (groups, rows, channels), one after the other in memory: a row is a pixel of an image, a group is normalised
+by itself. They are worked through in blocks that stay in the cache; a few rows are taken as one long one, because
+NumPy's inner loop is as long as a row. Sums are float64 and added block by block in one order: no thread changes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from trainers.kernels.pool import shared
+
+_BLOCK_VALUES = 1 << 15  # 128 KiB of float32: what is written once is read again from the cache
+_ROW_VALUES = 512
+_WORTH_THREADS = 1 << 18
+
+
+def rows_of(x: np.ndarray, axis: tuple[int, ...]) -> np.ndarray | None:
+    """x as (groups, rows, channels) where its memory has that order, else None.
+
+    Args:
+        axis: that are normalised over: (0, 2, 3) of one group, or (1, 3, 4) of several.
+    """
+    kept = [number for number in range(x.ndim) if number not in axis]
+    if len(kept) - 1 != axis[0]:  # no group before the rows, or one
+        return None
+    last = x.transpose(*kept[:-1], *axis, kept[-1])
+    if not last.flags.c_contiguous:
+        return None
+    return last.reshape(x.shape[0] if axis[0] else 1, -1, x.shape[kept[-1]])
+
+
+def empty_like_rows(x: np.ndarray, axis: tuple[int, ...]) -> np.ndarray:
+    """New memory of x's shape and type in the order of `rows_of`."""
+    channel = next(number for number in range(axis[0], x.ndim) if number not in axis)
+    order = [*(number for number in range(x.ndim) if number != channel), channel]
+    return np.empty([x.shape[number] for number in order], x.dtype).transpose(np.argsort(order))
+
+
+def mean_and_variance(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and biased variance of each group and channel, float64 (groups, channels).
+
+        mean = m + sum (x - m) / n        var = sum (x - m)^2 / n - (mean - m)^2        m: 0, or in float64 the mean
+
+    Squares of float32 are exact in float64: one pass over the array keeps all that was in it.
+    """
+    about = np.zeros(x.shape[:3:2])
+    if x.dtype == np.float64:
+        about = _moments(x, about)[0]
+    mean, squares = _moments(x, about)
+    return about + mean, np.maximum(squares - mean**2, 0.0)
+
+
+def _moments(x: np.ndarray, about: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The means of x - about and of its square, float64 (groups, channels)."""
+    wide = _wide(x)
+    sums = _Sums(wide, 2)
+    (about_wide,) = _tiled(wide, about)
+    moves = bool(about.any())
+
+    def task(start: int, stop: int) -> None:
+        memory = np.empty(_BLOCK_VALUES + wide.shape[2])
+        for groups, rows, number in sums.blocks[start:stop]:
+            block = wide[groups, rows]
+            values = memory[: block.size].reshape(block.shape)
+            if moves:
+                np.subtract(block, about_wide[groups], out=values)
+            else:
+                np.copyto(values, block)
+            sums.parts[0, groups, number] = np.add.reduce(values, axis=1)
+            np.multiply(values, values, out=values)
+            sums.parts[1, groups, number] = np.add.reduce(values, axis=1)
+
+    _work(task, sums.blocks, x)
+    return tuple(sums.total(x.shape[2]) / x.shape[1])
+
+
+def normalized(x: np.ndarray, mean: np.ndarray, scale: np.ndarray, shift: np.ndarray, *, out: np.ndarray) -> None:
+    """out = (x - mean) * scale + shift, the last three (groups, channels)."""
+    wide, out_wide = _wide(x), _wide(out)
+    vectors = _tiled(wide, mean, scale, shift)
+    blocks, _ = _blocks(wide)
+
+    def task(start: int, stop: int) -> None:
+        for groups, rows, _ in blocks[start:stop]:
+            about, times, plus = (vector[groups] for vector in vectors)
+            y = np.subtract(wide[groups, rows], about, out=out_wide[groups, rows])
+            y *= times
+            y += plus
+
+    _work(task, blocks, x)
+
+
+def gradient_sums(gy: np.ndarray, x: np.ndarray, mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """sum gy and sum gy * (x - mean), float64 (groups, channels)."""
+    wide, gy_wide = _wide(x), _wide(gy)
+    (about,) = _tiled(wide, mean)
+    sums = _Sums(wide, 2)
+
+    def task(start: int, stop: int) -> None:
+        memory = np.empty(_BLOCK_VALUES + wide.shape[2], x.dtype)
+        for groups, rows, number in sums.blocks[start:stop]:
+            block, gy_block = wide[groups, rows], gy_wide[groups, rows]
+            values = np.subtract(block, about[groups], out=memory[: block.size].reshape(block.shape))
+            values *= gy_block
+            sums.parts[0, groups, number] = np.add.reduce(gy_block, axis=1)
+            sums.parts[1, groups, number] = np.add.reduce(values, axis=1)
+
+    _work(task, sums.blocks, x)
+    return tuple(sums.total(x.shape[2]))
+
+
+def input_gradient(
+    gy: np.ndarray, x: np.ndarray, mean: np.ndarray, times: np.ndarray, slope: np.ndarray, shift: np.ndarray, *, out
+) -> None:
+    """out = gy * times - ((x - mean) * slope + shift), the last four (groups, channels)."""
+    wide, gy_wide, out_wide = _wide(x), _wide(gy), _wide(out)
+    vectors = _tiled(wide, mean, times, slope, shift)
+    blocks, _ = _blocks(wide)
+
+    def task(start: int, stop: int) -> None:
+        memory = np.empty(_BLOCK_VALUES + wide.shape[2], x.dtype)
+        for groups, rows, _ in blocks[start:stop]:
+            about, factor, incline, plus = (vector[groups] for vector in vectors)
+            block = wide[groups, rows]
+            away = np.subtract(block, about, out=memory[: block.size].reshape(block.shape))
+            away *= incline
+            away += plus
+            gx = np.multiply(gy_wide[groups, rows], factor, out=out_wide[groups, rows])
+            gx -= away
+
+    _work(task, blocks, x)
+
+
+class _Sums:
+    """Sums over the rows of each group, the parts of its blocks kept apart until all are there."""
+
+    def __init__(self, wide: np.ndarray, count: int) -> None:
+        self.blocks, blocks_of_group = _blocks(wide)
+        self.parts = np.empty((count, len(wide), blocks_of_group, wide.shape[2]))
+
+    def total(self, channels: int) -> np.ndarray:
+        """(count, groups, channels)"""
+        count, groups = self.parts.shape[:2]
+        return self.parts.reshape(count, groups, -1, channels).sum(axis=2)
+
+
+def _work(task: Callable[[int, int], None], blocks: list[Any], x: np.ndarray) -> None:
+    shared(task, len(blocks), worth=x.size >= _WORTH_THREADS)
+
+
+def _wide(x: np.ndarray) -> np.ndarray:
+    """The same values, as many rows as fit into `_ROW_VALUES` put into one."""
+    groups, rows, channels = x.shape
+    together = 1
+    while rows % (2 * together) == 0 and 2 * together * channels <= _ROW_VALUES:
+        together *= 2
+    return x.reshape(groups, rows // together, together * channels)
+
+
+def _tiled(wide: np.ndarray, *vectors: np.ndarray) -> list[np.ndarray]:
+    """Vectors (groups, channels) repeated to (groups, 1, values of a long row)."""
+    return [np.tile(vector, wide.shape[2] // vector.shape[1])[:, np.newaxis] for vector in vectors]
+
+
+def _blocks(wide: np.ndarray) -> tuple[list[tuple[slice, slice, int]], int]:
+    """Groups, rows and number in its group of each block, several groups or a part of one; blocks of a group."""
+    groups, rows, values = wide.shape
+    if rows * values <= _BLOCK_VALUES:
+        together = max(1, _BLOCK_VALUES // (rows * values))
+        return [(slice(start, start + together), slice(None), 0) for start in range(0, groups, together)], 1
+    step = max(1, _BLOCK_VALUES // values)
+    starts = range(0, rows, step)
+    return [
+        (slice(group, group + 1), slice(start, start + step), number)
+        for group in range(groups)
+        for number, start in enumerate(starts)
+    ], len(starts)

@@ -1,0 +1,79 @@
+"""Max pooling over images whose channels are last in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from trainers.kernels.numpy_convolution import Pair, channels_last
+
+
+def max_pooling(x: np.ndarray, *, kernel: Pair, stride: Pair, pad: Pair, out: Pair) -> tuple[np.ndarray, np.ndarray]:
+    """The largest value of each window, and its place there: the first of equal ones.
+
+    Args:
+        x: (n, c, h, w).
+        out: height and width of what comes out; windows may reach over the border.
+    Returns:
+        both (n, c, *out), the places uint8.
+    """
+    padded = _padded(channels_last(x), kernel, stride, pad, out)
+    views = _views(padded, kernel, stride, out)
+    y = next(views).copy()
+    places = np.zeros(y.shape, np.uint8)
+    for number, view in enumerate(views, start=1):
+        np.maximum(places, (view > y).view(np.uint8) * np.uint8(number), out=places)
+        np.maximum(y, view, out=y)
+    return y.transpose(0, 3, 1, 2), places.transpose(0, 3, 1, 2)
+
+
+def max_pooling_gradient(
+    gy: np.ndarray, places: np.ndarray, *, size: Pair, kernel: Pair, stride: Pair, pad: Pair
+) -> np.ndarray:
+    """The gradient of `max_pooling`'s input, of height and width `size`."""
+    gy_NHWC, places_NHWC = channels_last(gy), channels_last(places)
+    n, *out, channels = gy_NHWC.shape
+    padded = np.zeros((n, *_padded_size(size, kernel, stride, pad, out), channels), gy.dtype)
+    apart = all(k <= step for k, step in zip(kernel, stride, strict=True))
+    for number, view in enumerate(_views(padded, kernel, stride, out)):
+        chosen = (places_NHWC == number).astype(gy.dtype)
+        if apart:
+            np.multiply(gy_NHWC, chosen, out=view)
+        else:
+            chosen *= gy_NHWC
+            view += chosen
+    (height, width), (top, left) = size, pad
+    return padded[:, top : top + height, left : left + width].transpose(0, 3, 1, 2)
+
+
+def max_pooled_at(x: np.ndarray, places: np.ndarray, *, kernel: Pair, stride: Pair, pad: Pair) -> np.ndarray:
+    """The values of x at the places that `max_pooling` has found in other values."""
+    places_NHWC = channels_last(places)
+    out = places_NHWC.shape[1:3]
+    y = np.zeros(places_NHWC.shape, x.dtype)
+    for number, view in enumerate(_views(_padded(channels_last(x), kernel, stride, pad, out), kernel, stride, out)):
+        np.copyto(y, view, where=places_NHWC == number)
+    return y.transpose(0, 3, 1, 2)
+
+
+def _views(padded: np.ndarray, kernel: Pair, stride: Pair, out: Pair) -> Iterator[np.ndarray]:
+    """For each place in a window: that pixel of all windows."""
+    for j in range(kernel[0]):
+        for i in range(kernel[1]):
+            yield padded[:, j : j + stride[0] * out[0] : stride[0], i : i + stride[1] * out[1] : stride[1]]
+
+
+def _padded_size(size: Pair, kernel: Pair, stride: Pair, pad: Pair, out: Pair) -> Pair:
+    reach = ((o - 1) * step + k for o, step, k in zip(out, stride, kernel, strict=True))
+    return tuple(max(s + p, r) for s, p, r in zip(size, pad, reach, strict=True))
+
+
+def _padded(x_NHWC: np.ndarray, kernel: Pair, stride: Pair, pad: Pair, out: Pair) -> np.ndarray:
+    n, height, width, channels = x_NHWC.shape
+    size = _padded_size((height, width), kernel, stride, pad, out)
+    if size == (height, width):
+        return x_NHWC
+    padded = np.full((n, *size, channels), -np.inf, x_NHWC.dtype)
+    padded[:, pad[0] : pad[0] + height, pad[1] : pad[1] + width] = x_NHWC
+    return padded
