@@ -133,7 +133,8 @@ def end_all() -> None:
     remove_shared_memory()
     last_resort = threading.Timer(_ABORT_SECONDS, os._exit, (EXIT_FAILED,))  # enough for mpiexec to end the others
     last_resort.daemon = True
-    last_resort.start()
+    with suppress(RuntimeError, MemoryError):  # memory may be what there is none of
+        last_resort.start()
     MPI.COMM_WORLD.Abort(EXIT_FAILED)
     os._exit(EXIT_FAILED)
 

@@ -174,7 +174,7 @@ def test_memory_that_runs_out_later_on_is_told_once_and_holds_for_the_rest_of_th
 )
 def test_where_nothing_smaller_has_the_same_statistics_the_run_fails_and_says_what_to_do(hungry, options, least):
     with pytest.raises(AssertionError) as failed:
-        hungry("run", 2, "forward 1 1 7", {}, *options)
+        hungry("run", 2, "forward 1 1 -8", {}, *options)  # not even for a thread
     said = str(failed.value)
     assert re.search(rf"rank 1 on \S+ failed:[\s\S]*memory ran out at update \d with {least} at a time", said), said
     assert "Start fewer ranks on a machine" in said
