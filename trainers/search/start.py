@@ -32,7 +32,7 @@ from trainers.search.page import write_search_page
 from trainers.search.places import places
 from trainers.search.search_options import SearchOptions
 from trainers.search.states import counted
-from trainers.search.storages import lost, open_storage
+from trainers.search.storages import cause, lost, open_storage
 from trainers.search.study import best_trials, finished, new_study, open_study, spent_seconds
 from trainers.search.supervisor import Supervisor
 from trainers.search.transfer import Stages, check_transfer, transfer
@@ -99,16 +99,16 @@ def _search(request: SearchRequest) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     with sole_supervisor(folder):
         remember_search(folder, opened)
-        study = open_study(opened, open_storage(place), name=name)
-        remember_place(folder, place, name)  # it can be used
+        how = SearchOptions(folder=folder, hang_seconds=request.hang_seconds, **options)
         try:
-            return _work(
-                opened, study, SearchOptions(folder=folder, hang_seconds=request.hang_seconds, **options), groups
-            )
+            study = open_study(opened, open_storage(place), name=name)
+            remember_place(folder, place, name)  # it can be used
+            return _work(opened, study, how, groups)
         except Exception as error:
             if not lost(error):
                 raise
-            print(f"kilobatch: {place.said} does not answer any more; the same command goes on", file=sys.stderr)
+            said = f"the study in {place.said} does not answer any more: {cause(place, error)}"
+            print(f"kilobatch: {said}; the same command goes on with it", file=sys.stderr)
             return EXIT_FAILED
 
 
