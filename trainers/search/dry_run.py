@@ -13,6 +13,7 @@ from recipes.reports.points import points_text
 from recipes.reports.wording import duration, number
 from recipes.schema import Constraint, Search
 from trainers.request import Prepared, prepare
+from trainers.search.forecast import cost_lines
 from trainers.search.rungs import climbs
 from trainers.search.study import enqueue, new_study, suggested
 from trainers.search.trial_run import trial_request, warmup_end
@@ -23,6 +24,7 @@ def dry_run_text(
     opened: OpenedSearch,
     *,
     groups: int,
+    folder: Path | None = None,
     large: OpenedSearch | None = None,
     data: Path | None = None,
     allow_code: bool = False,
@@ -32,15 +34,17 @@ def dry_run_text(
     Args:
         opened: the search.
         groups: trials side by side.
+        folder: of the search, where its trials are if it has begun; None for none.
         large: the second search of a transfer, as it would be from the recipe itself.
         data, allow_code: as of `train`.
     Raises:
         InputRefused: the first trial cannot be planned.
     """
     search, study = opened.search, new_study(opened.search)
+    options: dict[str, Any] = {"data": data, "allow_code": allow_code}
     enqueue(study, opened)
     values = suggested(study.ask(), search)
-    request = trial_request(opened, 0, values, Path("trial"), data=data, allow_code=allow_code)
+    request = trial_request(opened, 0, values, Path("trial"), **options)
     prepared = prepare(request, workers=search.ranks_per_trial)
     goals = (f"{objective.direction} {metric_name(objective.metric)}" for objective in search.objectives)
     lines = [
@@ -55,6 +59,7 @@ def dry_run_text(
         f"reports: {search.reports} a trial, every {prepared.opened.recipe.evaluation.every:g} epochs"
         + (f"; {_warmup_text(prepared)}" if search.pruner and not climbs(search) else ""),
         *_budget_lines(search, prepared, groups),
+        *([] if folder is None else cost_lines(opened, folder, groups=groups, **options)),
         "",
         "plan of the first trial:",
         plan_text(prepared.plan),

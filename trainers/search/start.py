@@ -32,7 +32,7 @@ from trainers.search.page import write_search_page
 from trainers.search.places import places
 from trainers.search.search_options import SearchOptions
 from trainers.search.states import counted
-from trainers.search.storages import lost, open_storage
+from trainers.search.storages import cause, lost, open_storage
 from trainers.search.study import best_trials, finished, new_study, open_study, spent_seconds
 from trainers.search.supervisor import Supervisor
 from trainers.search.transfer import Stages, check_transfer, transfer
@@ -77,15 +77,17 @@ def _search(request: SearchRequest) -> int:
     words = search_vocabulary(allow_code=request.allow_code)
     opened = open_search(request.search, vocabulary=words, allow_code=request.allow_code, data_root=request.data)
     folder = request.out or Path("runs", f"search-{opened.search.name}")
-    if launched_ranks() is not None:
+    if launched_ranks() is not None and not request.dry_run:
         return _join(request, opened, folder, launched_ranks() or 1)
+    if launched_rank():
+        return 0  # of a dry run, which rank 0 prints
     groups = _groups(request, opened, folder)
     _require_trainable(request, opened)
     options: dict[str, Any] = {"data": request.data, "allow_code": request.allow_code}
     moves = opened.search.transfer is not None
     large = check_transfer(opened, **options) if moves else None
     if request.dry_run:
-        print(dry_run_text(opened, groups=len(groups), large=large, **options))
+        print(dry_run_text(opened, groups=len(groups), folder=folder, large=large, **options))
         return 0
     if request.joined is None:  # else the ranks have done so, and begun their logs there
         check_folder(folder, opened, resume=request.resume)
@@ -97,16 +99,16 @@ def _search(request: SearchRequest) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     with sole_supervisor(folder):
         remember_search(folder, opened)
-        study = open_study(opened, open_storage(place), name=name)
-        remember_place(folder, place, name)  # it can be used
+        how = SearchOptions(folder=folder, hang_seconds=request.hang_seconds, **options)
         try:
-            return _work(
-                opened, study, SearchOptions(folder=folder, hang_seconds=request.hang_seconds, **options), groups
-            )
+            study = open_study(opened, open_storage(place), name=name)
+            remember_place(folder, place, name)  # it can be used
+            return _work(opened, study, how, groups)
         except Exception as error:
             if not lost(error):
                 raise
-            print(f"kilobatch: {place.said} does not answer any more; the same command goes on", file=sys.stderr)
+            said = f"the study in {place.said} does not answer any more: {cause(place, error)}"
+            print(f"kilobatch: {said}; the same command goes on with it", file=sys.stderr)
             return EXIT_FAILED
 
 
@@ -159,7 +161,7 @@ def _groups(request: SearchRequest, opened: OpenedSearch, folder: Path) -> list[
     each = opened.search.ranks_per_trial
     if request.joined is not None:
         return joined_groups(request.joined, folder, each=each)
-    found = places(each=each, workers=request.workers, hosts=request.hosts)
+    found = places(each=each, workers=request.workers or launched_ranks(), hosts=request.hosts)
     idle = (request.workers or 0) - len(found) * each
     if idle > 0:
         print(f"warning: {idle} of {request.workers} ranks stay idle: a trial takes {each}", file=sys.stderr)
@@ -173,8 +175,11 @@ def _join(request: SearchRequest, opened: OpenedSearch, folder: Path, ranks: int
         LaunchError: they are not those that were asked for, or too few.
     """
     each = opened.search.ranks_per_trial
-    if request.dry_run or opened.search.transfer is not None:
-        raise LaunchError("a dry run and a transfer start their ranks themselves; run this without mpiexec or srun")
+    if opened.search.transfer is not None:
+        raise LaunchError(
+            "a transfer is two searches, which start their ranks themselves; run kilobatch search without mpiexec or "
+            "srun: it uses all of a Slurm allocation, or what -n and --hosts say"
+        )
     if request.workers not in (None, ranks) or request.hosts is not None:
         raise LaunchError(f"{ranks} ranks were launched; leave -n and --hosts out")
     if ranks < each:

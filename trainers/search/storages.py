@@ -7,6 +7,7 @@ import re
 import sqlite3
 import time
 import warnings
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +15,14 @@ from typing import Any, Literal
 from urllib.parse import quote, unquote, urlsplit
 
 import optuna
+from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, RDBStorage
-from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from sqlalchemy import event
+from sqlalchemy.exc import SQLAlchemyError
 
 from recipes.errors import RecipeError
 from trainers.request import refused
+from trainers.search.journal import Journal
 from trainers.search.leases import LEASE
 from trainers.search.study import DEATHS, PRUNED_AT
 from trainers.search.view import DatabaseView, JournalView, ProxyView
@@ -27,6 +30,7 @@ from trainers.search.view import DatabaseView, JournalView, ProxyView
 DATABASE, JOURNAL = "study.db", "study.journal"  # in a search's folder
 PASSWORD = "KILOBATCH_STORAGE_PASSWORD"  # environment variable: of a database whose URL is given without
 _WAIT_SECONDS = 10
+_RESTART_SECONDS = 60.0  # for a server that is started again; shorter than a lease
 _TRIES = 4  # two that begin at once both make the tables; the second attempt of the slower one finds them
 _FORMS = (
     "give sqlite, journal, sqlite:////PATH, journal:///PATH, postgresql://USER@HOST/DATABASE, "
@@ -102,19 +106,27 @@ def open_storage(place: Place) -> BaseStorage:
     if place.kind == "grpc":
         return _proxy(place)
     if place.kind == "journal":
-        return JournalView(journal(Path(place.address)))
+        try:
+            return JournalView(Journal(Path(place.address)))
+        except (OSError, StorageInternalError) as error:
+            raise _unreachable(place, error) from None
     return DatabaseView(database(place), at_once=(LEASE, DEATHS, PRUNED_AT))
 
 
 def database(place: Place) -> RDBStorage:
     """Of SQLite, PostgreSQL or MySQL, without a view."""
     if place.kind == "sqlite":
-        return _sqlite(Path(place.address))
+        try:
+            return _sqlite(Path(place.address))
+        except (sqlite3.Error, SQLAlchemyError) as error:
+            raise _unreachable(place, error) from None
     scheme = urlsplit(place.address).scheme.partition("+")[0]
     url, options = place.address, {"pool_pre_ping": True, "pool_recycle": 1800}
     options["connect_args"] = _connect_arguments(url)
     try:
-        return _made(url.replace("{", "{{").replace("}", "}}"), options)
+        storage = _made(url.replace("{", "{{").replace("}", "}}"), options)
+        event.listen(storage.engine, "do_connect", _connected)
+        return storage
     except ImportError as error:
         extra = f"pip install 'kilobatch[{_EXTRAS[scheme]}]', or install what the URL names"
         raise refused("--storage", f"the driver of {place.said} is not installed: {error.__cause__}", extra) from None
@@ -122,26 +134,21 @@ def database(place: Place) -> RDBStorage:
         raise _unreachable(place, error) from None
 
 
-def journal(path: Path) -> JournalFileBackend:
-    """A journal, whose last line is dropped if a crash has cut it off.
-
-    A symbolic link is its lock: every shared file system makes one atomically, and it is handed on fairly. It is broken
-    when its holder has kept it for 30 seconds; with a relative path it never would be.
-    """
-    assert path.is_absolute()
-    lock = JournalFileSymlinkLock(os.fspath(path))
-    backend = JournalFileBackend(os.fspath(path), lock_obj=lock)
-    with open(path, "rb+") as file:
-        file.seek(max(0, path.stat().st_size - 1))
-        if file.read() not in (b"", b"\n"):
-            _mend(path, lock)
-    return backend
-
-
 def lost(error: BaseException) -> bool:
     """Whether an error is about a storage that does not answer any more."""
     names = {f"{kind.__module__}.{kind.__name__}" for kind in type(error).__mro__}
-    return isinstance(error, optuna.exceptions.StorageInternalError) or "grpc.RpcError" in names
+    return isinstance(error, StorageInternalError) or "grpc.RpcError" in names
+
+
+def cause(place: Place, error: BaseException) -> str:
+    """What a storage says of an error, in a line and without the password."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    words = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    password = urlsplit(place.address).password or "" if place.kind == "database" else ""
+    for secret in filter(None, (password, unquote(password))):
+        words = words.replace(secret, "***")
+    return words
 
 
 def _file(kind: str, path: str) -> Place:
@@ -216,6 +223,18 @@ def _made(url: str, options: dict[str, Any]) -> RDBStorage:
     raise AssertionError
 
 
+def _connected(dialect: Any, record: Any, arguments: Sequence[Any], options: dict[str, Any]) -> Any:
+    """A new connection, also to a server that is being started again: no transaction has begun that could be lost."""
+    end = time.monotonic() + _RESTART_SECONDS
+    while True:
+        try:
+            return dialect.connect(*arguments, **options)
+        except dialect.loaded_dbapi.OperationalError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(1)
+
+
 def _proxy(place: Place) -> BaseStorage:
     host, _, port = place.address.rpartition(":")
     try:
@@ -235,18 +254,7 @@ def _proxy(place: Place) -> BaseStorage:
 
 
 def _unreachable(place: Place, error: Exception) -> RecipeError:
-    words = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
-    password = urlsplit(place.address).password or ""
-    for secret in filter(None, (password, unquote(password))):
-        words = words.replace(secret, "***")
     way_out = f"check host, user and database; a password is taken from the URL or from {PASSWORD}"
-    return refused("--storage", f"{place.said} cannot be used: {words}", way_out)
-
-
-def _mend(path: Path, lock: JournalFileSymlinkLock) -> None:
-    lock.acquire()
-    try:
-        written = path.read_bytes()
-        os.truncate(path, written.rfind(b"\n") + 1)
-    finally:
-        lock.release()
+    if place.kind != "database":
+        way_out = f"see whether {place.address} is a study that can be written, or begin anew in another --out"
+    return refused("--storage", f"{place.said} cannot be used: {cause(place, error)}", way_out)

@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from contextlib import ExitStack, closing, contextmanager
@@ -14,8 +16,9 @@ from urllib.parse import urlsplit
 import optuna
 import pytest
 
-from trainers.search.storages import PASSWORD, open_storage, read_place
+from trainers.search.storages import PASSWORD, hidden, open_storage, read_place
 
+ROOT = Path(__file__).parents[3]
 HEAD = """\
 kilobatch: 1
 name: mine
@@ -98,6 +101,52 @@ def searching(tmp_path):
     """`searching(text, *options)`: a `Searching`, whose study can be read while warnings are errors."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return lambda text, *options: Searching(tmp_path, text, *options)
+
+
+class Server:
+    """A database server of the test's own; `url` is without its password.
+
+    Args:
+        kind: postgresql or mysql.
+        folder: of it, which is not there yet.
+    """
+
+    def __init__(self, kind, folder):
+        self._words = [ROOT / "scripts" / f"start_{kind}", folder]
+        self.packages = folder / "packages"  # its driver, where that is not installed
+        started = subprocess.run(self._words, capture_output=True, text=True)
+        if started.returncode:
+            pytest.skip(f"no {kind}: {started.stderr.strip()}")
+        self.password = urlsplit(started.stdout.strip()).password
+        self.url = hidden(started.stdout.strip())
+
+    def halt(self):
+        subprocess.run([*self._words, "--halt"], check=True)
+
+    def again(self):
+        subprocess.run([*self._words, "--again"], check=True)
+
+    def remove(self):
+        subprocess.run([*self._words, "--stop"], check=True)
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """`server(kind)`: a `Server` that runs until the test has ended, installed where that is possible."""
+    above = tempfile.mkdtemp(prefix="kilobatch-")
+    os.chmod(above, 0o755)  # PostgreSQL runs as another user where this one is root
+
+    def start(kind):
+        made = Server(kind, Path(above) / kind)
+        stack.callback(made.remove)
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(made.packages), os.environ.get("PYTHONPATH", "")]))
+        monkeypatch.syspath_prepend(made.packages)
+        monkeypatch.setenv(PASSWORD, made.password)
+        return made
+
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, above, ignore_errors=True)
+        yield start
 
 
 @pytest.fixture(params=["sqlite", "journal", "proxy", "postgresql"])

@@ -6,7 +6,9 @@ import signal
 import pytest
 from optuna.trial import TrialState
 
-from trainers.launch import find_mpiexec
+from trainers.launch import LaunchError, find_mpiexec
+from trainers.search import start
+from trainers.search.start import SearchRequest
 
 pytestmark = pytest.mark.mpi
 TEXT = """\
@@ -52,6 +54,30 @@ def test_what_is_wrong_is_told_once(searching):
     assert code == 2
     assert said.count("2 ranks are fewer than the 3 of a trial") == 1
     assert not search.folder.exists()
+
+
+def launched(monkeypatch, file, *, rank):
+    """A dry run as one of the four ranks that mpiexec started."""
+    for name, value in (("PMI_RANK", rank), ("PMI_SIZE", 4)):
+        monkeypatch.setenv(name, str(value))
+    return start.search(SearchRequest(search=str(file), dry_run=True))
+
+
+def test_a_dry_run_is_told_once_for_all_ranks(searching, monkeypatch, capsys):
+    file = searching(TEXT + "budget: {trials: 4}\nranks_per_trial: 2\n").file
+    assert launched(monkeypatch, file, rank=1) == 0
+    assert capsys.readouterr().out == ""
+    assert launched(monkeypatch, file, rank=0) == 0
+    assert "ranks: 2 a trial, 2 trials side by side" in capsys.readouterr().out
+
+
+def test_a_transfer_says_how_it_is_started(searching, monkeypatch):
+    text = TEXT.replace("epochs: 8", "epochs: 8, batch.global: 32").replace("reports: 4\n", "")
+    file = searching(f"{text}budget: {{trials: 6}}\ntransfer: {{from_batch: 32, to_batch: 512, trials: [4, 2]}}\n").file
+    monkeypatch.setenv("PMI_RANK", "0")
+    monkeypatch.setenv("PMI_SIZE", "2")
+    with pytest.raises(LaunchError, match="run kilobatch search without mpiexec or srun: it uses all of a Slurm"):
+        start.search(SearchRequest(search=str(file)))
 
 
 @pytest.mark.slow

@@ -3,9 +3,7 @@
 import os
 import random
 import signal
-import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -13,10 +11,8 @@ import pytest
 from optuna.trial import TrialState
 
 from trainers.search.job import last_line
-from trainers.search.storages import PASSWORD, hidden
 
 pytestmark = [pytest.mark.mpi, pytest.mark.slow]
-ROOT = Path(__file__).parents[3]
 KILLS, HANG_SECONDS, UPDATES, REPORTS = 20, 60, 59, 5
 TEXT = f"""\
 space: {{learning_rate.reference: {{kind: Float, low: 0.01, high: 0.1, log: true}}}}
@@ -29,24 +25,9 @@ ENDED = "the search was ended"
 
 
 @pytest.fixture
-def storage(request, monkeypatch):
-    """What `--storage` is given; PostgreSQL is started for the test, and installed where that is possible."""
-    if request.param != "postgresql":
-        yield request.param
-        return
-    above = tempfile.mkdtemp(prefix="kilobatch-")
-    os.chmod(above, 0o755)  # PostgreSQL runs as another user where this one is root
-    script, folder = ROOT / "scripts" / "start_postgresql", Path(above) / "pg"
-    started = subprocess.run([script, folder], capture_output=True, text=True)
-    if started.returncode:
-        pytest.skip(f"no PostgreSQL: {started.stderr.strip()}")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder / "packages"), os.environ.get("PYTHONPATH", "")]))
-    monkeypatch.syspath_prepend(folder / "packages")
-    url = started.stdout.strip()
-    monkeypatch.setenv(PASSWORD, url.partition("kilobatch:")[2].partition("@")[0])
-    yield hidden(url)
-    subprocess.run([script, folder, "--stop"], check=True)
-    os.rmdir(above)
+def storage(request, server):
+    """What `--storage` is given."""
+    return request.param if request.param in ("sqlite", "journal") else server(request.param).url
 
 
 class Killing:
@@ -144,7 +125,7 @@ def ancestor(pid, name):
     return None
 
 
-@pytest.mark.parametrize("storage", ["sqlite", "journal", "postgresql"], indirect=True)
+@pytest.mark.parametrize("storage", ["sqlite", "journal", "postgresql", "mysql"], indirect=True)
 def test_twenty_kills_at_random_moments(storage, searching):
     killing = Killing(searching(TEXT, "-n", 4, "--storage", storage), seed=storage.partition(":")[0])
     killing.start(6)

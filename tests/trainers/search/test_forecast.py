@@ -1,0 +1,80 @@
+"""What a search will still cost, by the trials of it that have ended."""
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from optuna.trial import TrialState, create_trial
+
+from recipes.open_search import open_search
+from trainers.search.forecast import cost_lines
+from trainers.search.home import remember_place, remember_search
+from trainers.search.storages import open_storage, read_place
+from trainers.search.study import SECONDS, new_study
+from trainers.vocabulary import search_vocabulary
+
+TEXT = """\
+kilobatch: 1
+name: mine
+recipe: digits/baseline
+sampler: {kind: Random}
+budget: {trials: 6}
+ranks_per_trial: 2
+space: {learning_rate.reference: {kind: Float, low: 0.01, high: 0.2, log: true}}
+"""
+TRANSFER = "fixed: {batch.global: 32}\ntransfer: {from_batch: 32, to_batch: 512, trials: [4, 2]}\n"
+
+
+@pytest.fixture
+def opened(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def open_text(text):
+        Path("mine.yaml").write_text(text)
+        return open_search("mine.yaml", vocabulary=search_vocabulary())
+
+    return open_text
+
+
+def begin(opened, folder, seconds):
+    """A search's folder whose trials took so long; one more failed before it began to train."""
+    folder.mkdir()
+    place = read_place("sqlite", folder)
+    with closing(open_storage(place)) as storage:
+        study = new_study(opened.search, storage=storage)
+        for each in seconds:
+            study.add_trial(create_trial(value=0.9, user_attrs={SECONDS: each}))
+        study.add_trial(create_trial(state=TrialState.FAIL))
+    remember_search(folder, opened)
+    remember_place(folder, place, opened.search.name)
+
+
+def test_what_is_left_is_told_by_the_mean_of_what_has_ended(opened, tmp_path):
+    """Three of six are left, one after the other in one group, side by side in three."""
+    search = opened(TEXT)
+    assert cost_lines(search, tmp_path / "out", groups=3)[0].startswith("cost: nothing is known before a trial has")
+    begin(search, tmp_path / "out", (60.0, 120.0))
+    (line,) = cost_lines(search, tmp_path / "out", groups=3)
+    took = "2 trials took 0.1 device-hours, 1 min 30 s each in the mean (1 min 00 s to 2 min 00 s)"
+    assert line == f"cost: {took}; the 3 left would take about 0.15 device-hours, 1 min 30 s on 6 ranks"
+    (line,) = cost_lines(opened(TEXT.replace("trials: 6", "trials: 6, hours: 1")), tmp_path / "out", groups=1)
+    assert line.endswith("4 min 30 s on 2 ranks, unless a limit of the budget ends it before")
+    (line,) = cost_lines(opened(TEXT.replace("trials: 6", "trials: 3")), tmp_path / "out", groups=1)
+    assert line == f"cost: {took}; none is left"
+
+
+def test_trials_of_another_search_tell_nothing(opened, tmp_path):
+    begin(opened(TEXT), tmp_path / "out", (60.0,))
+    (line,) = cost_lines(opened(TEXT.replace("0.2", "0.4")), tmp_path / "out", groups=1)
+    assert line.startswith(f"cost: not known: {tmp_path}/out holds another search; ")
+
+
+def test_a_transfer_tells_of_both_its_searches(opened, tmp_path):
+    search = opened(TEXT + TRANSFER)
+    small = TEXT.replace("trials: 6", "trials: 4").replace("mine", "mine-from-32") + "fixed: {batch.global: 32}\n"
+    Path("from-32.yaml").write_text(small)
+    begin(open_search("from-32.yaml", vocabulary=search_vocabulary()), tmp_path / "from-32", (60.0,))
+    lines = cost_lines(search, tmp_path, groups=1)
+    assert lines[0].startswith("cost of from-32: 1 trial took 0.0333 device-hours, ")
+    assert "the 2 left would take about 0.0667 device-hours, 2 min 00 s on 2 ranks" in lines[0]
+    assert lines[1].startswith("cost of to-512: nothing is known")
