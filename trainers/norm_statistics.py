@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from chainer.backends.cuda import to_cpu
 
+from trainers.kernels import seams
 from trainers.kernels.numpy_batch_normalization import ChannelsLastImpl, rows_served
-from trainers.kernels.numpy_normalization import mean_and_variance
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -38,7 +38,7 @@ class GroupStatistics(ChannelsLastImpl):
         self.num_values = x.size // gamma.size
         rows = rows_served(x, gamma, axis)
         if rows is not None:
-            self.mean, self.var = (part.reshape(gamma.shape) for part in mean_and_variance(rows))
+            self.mean, self.var = (part.reshape(gamma.shape) for part in seams.operators.mean_and_variance(rows))
             return self.mean.astype(interm_dtype), self.var.astype(interm_dtype)
         mean = x.mean(axis=axis, dtype=np.float64, keepdims=True)
         rounded = mean.astype(interm_dtype)
@@ -82,15 +82,16 @@ class TeamStatistics(GroupStatistics):
             return super().backward(axis, gamma, gy, x, x_layout, xp, expander, mean, inv_std, eps, var, forward_data)
         x_hat = (x - mean[expander]) * inv_std[expander]
         gbeta, ggamma = self.get_ggamma_and_gbeta(axis, gamma, gy, x_hat, xp)
-        whole_gbeta, whole_ggamma, num_values = self.whole_sums(gbeta, ggamma, 0)
-        whole_gbeta, whole_ggamma = (xp.asarray(part).astype(gamma.dtype) for part in (whole_gbeta, whole_ggamma))
+        *whole, num_values = self.whole_sums(ggamma, gbeta, None)
+        whole_ggamma, whole_gbeta = (xp.asarray(part).astype(gamma.dtype) for part in whole)
         inv_m = gamma.dtype.type(1.0 / num_values)
         gx = (gamma * inv_std)[expander] * (gy - (x_hat * whole_ggamma[expander] + whole_gbeta[expander]) * inv_m)
         # The parts stay apart here: the exchange of gradients adds them up once, with all other gradients.
         return gx.astype(x.dtype, copy=False), None, ggamma, gbeta
 
-    def whole_sums(self, gbeta, ggamma, num_values):
-        own = [to_cpu(part).ravel() for part in (gbeta, ggamma)]
+    def whole_sums(self, ggamma, gbeta, _):
+        """What the team's parts add up to, and the values that they are over."""
+        own = [to_cpu(part).ravel() for part in (ggamma, gbeta)]
         whole = np.split(self._gathered(np.concatenate(own)).sum(axis=0), 2)
         return *(part.reshape(gbeta.shape) for part in whole), self.num_values
 

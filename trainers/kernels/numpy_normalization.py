@@ -19,26 +19,31 @@ _ROW_VALUES = 512
 _WORTH_THREADS = 1 << 18
 
 
-def rows_of(x: np.ndarray, axis: tuple[int, ...]) -> np.ndarray | None:
-    """x as (groups, rows, channels) where its memory has that order, else None.
+def rows_of(x: np.ndarray, axis: tuple[int, ...], *, copy: bool = False) -> np.ndarray | None:
+    """x as (groups, rows, channels).
 
     Args:
         axis: that are normalised over: (0, 2, 3) of one group, or (1, 3, 4) of several.
+        copy: an array whose memory has another order; else it gives None.
     """
     kept = [number for number in range(x.ndim) if number not in axis]
-    if len(kept) - 1 != axis[0]:  # no group before the rows, or one
+    if len(kept) - 1 != axis[0]:  # no axis of groups before the rows, or one
         return None
-    last = x.transpose(*kept[:-1], *axis, kept[-1])
-    if not last.flags.c_contiguous:
+    last = x.transpose(_channel_last(x.ndim, axis))
+    if not last.flags.c_contiguous and not copy:
         return None
-    return last.reshape(x.shape[0] if axis[0] else 1, -1, x.shape[kept[-1]])
+    return np.ascontiguousarray(last).reshape(x.shape[0] if axis[0] else 1, -1, last.shape[-1])
 
 
-def empty_like_rows(x: np.ndarray, axis: tuple[int, ...]) -> np.ndarray:
-    """New memory of x's shape and type in the order of `rows_of`."""
-    channel = next(number for number in range(axis[0], x.ndim) if number not in axis)
-    order = [*(number for number in range(x.ndim) if number != channel), channel]
-    return np.empty([x.shape[number] for number in order], x.dtype).transpose(np.argsort(order))
+def from_rows(rows: np.ndarray, shape: tuple[int, ...], axis: tuple[int, ...]) -> np.ndarray:
+    """Rows of `rows_of` as an array of that shape, on the same memory."""
+    order = _channel_last(len(shape), axis)
+    return rows.reshape([shape[number] for number in order]).transpose(np.argsort(order))
+
+
+def _channel_last(ndim: int, axis: tuple[int, ...]) -> list[int]:
+    channel = next(number for number in range(axis[0] + 1, ndim) if number not in axis)
+    return [*(number for number in range(ndim) if number != channel), channel]
 
 
 def mean_and_variance(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -79,10 +84,11 @@ def _moments(x: np.ndarray, about: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return tuple(sums.total(x.shape[2]) / x.shape[1])
 
 
-def normalized(x: np.ndarray, mean: np.ndarray, scale: np.ndarray, shift: np.ndarray, *, out: np.ndarray) -> None:
-    """out = (x - mean) * scale + shift, the last three (groups, channels)."""
-    wide, out_wide = _wide(x), _wide(out)
-    vectors = _tiled(wide, mean, scale, shift)
+def normalized(x: np.ndarray, mean: np.ndarray, inv_std: np.ndarray, gamma: np.ndarray, beta: np.ndarray) -> np.ndarray:
+    """(x - mean) * inv_std * gamma + beta, the vectors (groups, channels)."""
+    wide = _wide(x)
+    out_wide = np.empty(wide.shape, wide.dtype)
+    vectors = _tiled(wide, mean, gamma * inv_std, beta)
     blocks, _ = _blocks(wide)
 
     def task(start: int, stop: int) -> None:
@@ -93,9 +99,38 @@ def normalized(x: np.ndarray, mean: np.ndarray, scale: np.ndarray, shift: np.nda
             y += plus
 
     _work(task, blocks, x)
+    return out_wide.reshape(x.shape)
 
 
-def gradient_sums(gy: np.ndarray, x: np.ndarray, mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def normalization_gradient(
+    gy: np.ndarray,
+    x: np.ndarray,
+    mean: np.ndarray,
+    inv_std: np.ndarray,
+    gamma: np.ndarray,
+    *,
+    whole: Callable[..., Any] | None = None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The gradients of what was normalised, of gamma and of beta.
+
+        gx = gamma inv_std (gy - (x_hat ggamma + gbeta) / n)        x_hat = (x - mean) inv_std
+
+    Args:
+        gy, x: (groups, rows, channels); the vectors are (groups, channels).
+        whole: (ggamma, gbeta, n) -> the same of whole groups, where these are parts of some.
+    """
+    gbeta, ggamma = _gradient_sums(gy, x, mean)
+    ggamma *= inv_std
+    whole_ggamma, whole_gbeta, count = (
+        (ggamma, gbeta, x.shape[1]) if whole is None else whole(ggamma, gbeta, x.shape[1])
+    )
+    times = gamma * inv_std
+    vectors = (mean, times, times * inv_std * whole_ggamma / count, times * whole_gbeta / count)
+    gx = _input_gradient(gy, x, *(vector.astype(x.dtype, copy=False) for vector in vectors))
+    return gx, ggamma, gbeta
+
+
+def _gradient_sums(gy: np.ndarray, x: np.ndarray, mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """sum gy and sum gy * (x - mean), float64 (groups, channels)."""
     wide, gy_wide = _wide(x), _wide(gy)
     (about,) = _tiled(wide, mean)
@@ -114,11 +149,12 @@ def gradient_sums(gy: np.ndarray, x: np.ndarray, mean: np.ndarray) -> tuple[np.n
     return tuple(sums.total(x.shape[2]))
 
 
-def input_gradient(
-    gy: np.ndarray, x: np.ndarray, mean: np.ndarray, times: np.ndarray, slope: np.ndarray, shift: np.ndarray, *, out
-) -> None:
-    """out = gy * times - ((x - mean) * slope + shift), the last four (groups, channels)."""
-    wide, gy_wide, out_wide = _wide(x), _wide(gy), _wide(out)
+def _input_gradient(
+    gy: np.ndarray, x: np.ndarray, mean: np.ndarray, times: np.ndarray, slope: np.ndarray, shift: np.ndarray
+) -> np.ndarray:
+    """gy * times - ((x - mean) * slope + shift), the vectors (groups, channels)."""
+    wide, gy_wide = _wide(x), _wide(gy)
+    out_wide = np.empty(wide.shape, wide.dtype)
     vectors = _tiled(wide, mean, times, slope, shift)
     blocks, _ = _blocks(wide)
 
@@ -134,6 +170,7 @@ def input_gradient(
             gx -= away
 
     _work(task, blocks, x)
+    return out_wide.reshape(x.shape)
 
 
 class _Sums:

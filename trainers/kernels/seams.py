@@ -87,6 +87,25 @@ def max_pooling_seam(module: ModuleType) -> None:
     pooling.forward_cpu, gradient.forward_cpu, again.forward_cpu = forward, gradient_forward, again_forward
 
 
+def relu_seam(module: ModuleType) -> None:
+    """`ReLU` and its gradient, where the kernels have them."""
+    relu, gradient = module.ReLU, module.ReLUGrad2
+    original, original_gradient = relu.forward_cpu, gradient.forward_cpu
+
+    def forward(self, inputs):
+        if not served(*inputs) or not hasattr(operators, "relu"):
+            return original(self, inputs)
+        self.retain_outputs((0,))
+        return (operators.relu(*inputs),)
+
+    def gradient_forward(self, inputs):
+        if not served(self.b, *inputs) or not hasattr(operators, "relu_gradient"):
+            return original_gradient(self, inputs)
+        return (operators.relu_gradient(self.b, *inputs),)
+
+    relu.forward_cpu, gradient.forward_cpu = forward, gradient_forward
+
+
 def batch_normalization_seam(module: ModuleType) -> None:
     """`BatchNormalization`, but for one that was told who computes it.
 
@@ -128,6 +147,7 @@ def served(*arrays: Any) -> bool:
 SEAMS: tuple[tuple[str, Callable[[ModuleType], None]], ...] = (
     ("chainer.functions.connection.convolution_2d", convolution_seam),
     ("chainer.functions.connection.deconvolution_2d", deconvolution_seam),
+    ("chainer.functions.activation.relu", relu_seam),
     ("chainer.functions.pooling.max_pooling_nd", max_pooling_seam),
     ("chainer.functions.normalization.batch_normalization", batch_normalization_seam),
 )

@@ -1,0 +1,216 @@
+"""ResNet-50, forward and backward: our kernels beside stock Chainer and PyTorch, on the same images and weights.
+
+    chainer    ChainerCV's network, Chainer 7.8.1's own functions (with the patches that it needs to import at all)
+    numpy      the same network and loop; `--kernels numpy`
+    torch      the same; `--kernels torch`
+    pytorch    the network of scripts/resnet50_in_torch.py, channels_last
+    +groups    added to one of the first three: normalised as `kilobatch train` does, one norm group of the whole batch
+
+Each program is a process of its own, with all cores, and they take turns step by step: what else the machine does meets
+all alike. A step is forward, loss and backward of one batch; the optimizer is left out. Reported are medians, the
+ratio of each to the first program named in --against, and its smallest and largest in a round. Before that the losses
+of the first step are compared: they must be those of one network. Memory is the most that a process ever had.
+
+Another device is another way to make a step (`STEPS`) and another clock (`CLOCKS`). `--clock cpu` counts processor
+time of all threads, which other processes change less: for OMP_NUM_THREADS=1, since threads that wait for others spin.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import trainers  # noqa: F401  patches Chainer
+from trainers.launch import limit_threads
+
+SAME_LOSS = 1e-4  # relative, in float32, of networks of 50 layers
+OURS = {"chainer": ("numpy",), "pytorch": ("torch",)}  # what is measured against what
+WAY_OUT = "bench_resnet50: PyTorch is not installed here: pip install 'kilobatch[torch]', or --against chainer"
+
+
+def chainer_step(how: str, images: Any, labels: Any) -> Callable[[], float]:
+    """A step of ChainerCV's network, by the kernels that the environment says."""
+    import chainer
+    import chainer.functions as F
+
+    model = _chainer_model()
+    if how.endswith("+groups"):
+        from recipes.planning.division import divide
+        from recipes.schema import Evaluation
+        from trainers.norm_groups import NormGroups
+
+        groups = NormGroups(Evaluation())
+        groups.install(model)
+        count = len(images)
+        division = divide(global_batch_size=count, norm_span=count, workers=1, micro_batch_size=count)
+
+    def step() -> float:
+        if how.endswith("+groups"):
+            groups.begin_update(division)
+            groups.begin_micro_batch(division.micro_batches(0)[0])
+        with chainer.using_config("train", True):
+            loss = F.softmax_cross_entropy(model(images), labels)
+            model.cleargrads()
+            loss.backward()
+        return float(loss.array)
+
+    return step
+
+
+def pytorch_step(how: str, images: Any, labels: Any) -> Callable[[], float]:
+    """A step of PyTorch's network with the same weights, channels last in memory."""
+    import torch
+    from resnet50_in_torch import ResNet50, take_weights
+
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    model = ResNet50()
+    take_weights(model, {path: parameter.array for path, parameter in _chainer_model().namedparams()})
+    model = model.to(memory_format=torch.channels_last).train()
+    x = torch.from_numpy(images).contiguous(memory_format=torch.channels_last)
+    t = torch.from_numpy(labels).long()
+
+    def step() -> float:
+        model.zero_grad(set_to_none=True)
+        loss = torch.nn.functional.cross_entropy(model(x), t)
+        loss.backward()
+        return loss.item()
+
+    return step
+
+
+STEPS = {"chainer": chainer_step, "numpy": chainer_step, "torch": chainer_step, "pytorch": pytorch_step}
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+
+
+def _chainer_model() -> Any:
+    from trainers.keyed_draws import draw_initial_weights
+    from trainers.models import ResNet50
+
+    model = ResNet50().build(num_classes=1000, channels=3, image_size=None)
+    draw_initial_weights(model, seed=0)
+    return model
+
+
+def serve(name: str, batch: int, side: int, clock: Callable[[], float]) -> None:
+    """Be one of the programs: a step for each line of stdin, its seconds and loss on stdout."""
+    import numpy as np
+
+    random = np.random.RandomState(0)
+    images = random.normal(size=(batch, 3, side, side)).astype(np.float32)
+    labels = random.randint(0, 1000, batch).astype(np.int32)
+    step = STEPS[name.partition("+")[0]](name, images, labels)
+    for _ in sys.stdin:
+        began = clock()
+        loss = step()
+        seconds = clock() - began
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        print(json.dumps({"seconds": seconds, "loss": loss, "peak_bytes": peak}), flush=True)
+
+
+class Program:
+    """A process that does a step when asked."""
+
+    def __init__(self, name: str, batch: int, side: int, clock: str) -> None:
+        kernels = {"KILOBATCH_KERNELS": name.partition("+")[0]} if not name.startswith("pytorch") else {}
+        command = [sys.executable, __file__, "--serve", name, "--batch", str(batch), "--side", str(side)]
+        command += ["--clock", clock]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen(command, env={**os.environ, **kernels}, **pipes)
+
+    def step(self) -> dict[str, float]:
+        """Seconds, loss and peak memory of one step."""
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        if not answer:
+            sys.exit(f"bench_resnet50: a program ended with {self.process.wait()}")
+        return json.loads(answer)
+
+    def end(self) -> None:
+        """Let it end."""
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def measure(names: list[str], *, batch: int, side: int, rounds: int, clock: str) -> dict[str, Any]:
+    """Seconds of every program in every round, after one step that does not count."""
+    programs = {name: Program(name, batch, side, clock) for name in names}
+    first = {name: program.step()["loss"] for name, program in programs.items()}
+    loss = first[names[0]]
+    if any(abs(other - loss) > SAME_LOSS * abs(loss) for other in first.values()):
+        sys.exit(f"bench_resnet50: these are not the same networks, their first losses are {first}")
+    steps: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    for number in range(rounds):
+        turn = number % len(names)
+        for name in names[turn:] + names[:turn]:
+            steps[name].append(programs[name].step())
+    for program in programs.values():
+        program.end()
+    return {
+        "batch": batch,
+        "side": side,
+        "clock": clock,
+        "threads": int(os.environ["OMP_NUM_THREADS"]),
+        "first_loss": first,
+        "seconds": {name: [step["seconds"] for step in done] for name, done in steps.items()},
+        "peak_bytes": {name: max(step["peak_bytes"] for step in done) for name, done in steps.items()},
+    }
+
+
+def table_lines(found: dict[str, Any], against: list[str]) -> list[str]:
+    """Lines of the table in Markdown: how many times as fast as each of `against`."""
+    lines = []
+    for name, seconds in found["seconds"].items():
+        cells = [str(found["batch"]), name, f"{statistics.median(seconds):.3f}"]
+        for other in against:
+            ratios = [theirs / own for theirs, own in zip(found["seconds"][other], seconds, strict=True)]
+            middle = statistics.median(found["seconds"][other]) / statistics.median(seconds)
+            cells.append("" if name == other else f"{middle:.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+        lines.append("| " + " | ".join([*cells, f"{found['peak_bytes'][name] / 2**30:.2f}"]) + " |")
+    return lines
+
+
+def main() -> None:
+    """Measure the programs at every batch, or be one of them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--against", nargs="+", choices=OURS, default=["chainer"])
+    parser.add_argument("--batch", nargs="+", type=int, default=[8, 32])
+    parser.add_argument("--side", type=int, default=224, help="of the images, in pixels")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--clock", choices=CLOCKS, default="wall")
+    parser.add_argument("--groups", action="store_true", help="ours also as `kilobatch train` normalises")
+    parser.add_argument("--json", type=Path, metavar="F", help="write all figures here")
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    threads = limit_threads()
+    if options.serve:
+        serve(options.serve, options.batch[0], options.side, CLOCKS[options.clock])
+        return
+    from importlib.util import find_spec
+
+    if "pytorch" in options.against and find_spec("torch") is None:
+        sys.exit(WAY_OUT)
+    ours = [name for other in options.against for name in OURS[other]]
+    names = [*options.against, *ours, *(f"{name}+groups" for name in ours if options.groups)]
+    heads = ["batch", "program", "s a step", *(f"times as fast as {other}" for other in options.against), "GiB"]
+    print(f"{threads} thread(s), images of {options.side}x{options.side}\n\n| {' | '.join(heads)} |")
+    print("|---" * len(heads) + "|", flush=True)
+    results = []
+    for batch in options.batch:
+        results.append(measure(names, batch=batch, side=options.side, rounds=options.rounds, clock=options.clock))
+        print("\n".join(table_lines(results[-1], options.against)), flush=True)
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""The benchmark of kernels runs, and measures one network in several programs; its times are for quiet machines."""
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_resnet50.py"
+
+
+def run(*options):
+    command = [sys.executable, SCRIPT, "--batch", "2", "--side", "32", "--rounds", "2", *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
+def assert_figures(figures, names):
+    assert figures["seconds"].keys() == figures["peak_bytes"].keys() == set(names)
+    assert all(len(seconds) == 2 and min(seconds) > 0 for seconds in figures["seconds"].values())
+    losses = list(figures["first_loss"].values())
+    assert losses == pytest.approx([losses[0]] * len(names), rel=1e-4)
+
+
+@pytest.mark.slow
+def test_chainers_own_and_ours_are_one_network(tmp_path):
+    done = run("--groups", "--json", tmp_path / "figures.json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (figures,) = json.loads((tmp_path / "figures.json").read_text())
+    assert_figures(figures, ["chainer", "numpy", "numpy+groups"])
+    assert done.stdout.count("| 2 |") == 3
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_pytorchs_network_is_the_same(tmp_path):
+    pytest.importorskip("torch")
+    done = run("--against", "pytorch", "--json", tmp_path / "figures.json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (figures,) = json.loads((tmp_path / "figures.json").read_text())
+    assert_figures(figures, ["pytorch", "torch"])
+
+
+@pytest.mark.skipif(find_spec("torch") is not None, reason="PyTorch is here")
+def test_without_pytorch_it_says_what_to_install():
+    done = run("--against", "pytorch")
+    assert done.returncode != 0
+    assert "pip install 'kilobatch[torch]', or --against chainer" in done.stderr

@@ -1,0 +1,130 @@
+"""The kernels called `torch`: PyTorch's operators for CPUs on NumPy's memory, channels last, without copies.
+
+What PyTorch does not cover (padding above half a pooling window, windows that begin in the padding) is NumPy's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from trainers.kernels import numpy_normalization, numpy_pooling
+from trainers.kernels.numpy_convolution import Pair
+from trainers.kernels.pool import num_threads
+
+torch.set_num_threads(num_threads())
+_aten = torch.ops.aten
+_LAST = torch.channels_last
+
+
+def convolution(x: np.ndarray, W: np.ndarray, b: np.ndarray | None, *, stride: Pair, pad: Pair) -> np.ndarray:
+    """See `trainers.kernels.numpy_convolution`."""
+    return torch.conv2d(_tensor(x), _tensor(W), None if b is None else _tensor(b), stride, pad).numpy()
+
+
+def convolution_data(gy: np.ndarray, W: np.ndarray, *, size: Pair, stride: Pair, pad: Pair) -> np.ndarray:
+    """See `trainers.kernels.numpy_convolution`."""
+    gy_tensor = _tensor(gy)
+    # Of the input only shape and order are read.
+    x = torch.empty((len(gy), W.shape[1], *size), dtype=gy_tensor.dtype, memory_format=_LAST)
+    return _backward(gy_tensor, x, _tensor(W), stride, pad, [True, False, False])[0].numpy()
+
+
+def convolution_weights(x: np.ndarray, gy: np.ndarray, *, kernel: Pair, stride: Pair, pad: Pair) -> np.ndarray:
+    """See `trainers.kernels.numpy_convolution`."""
+    x_tensor = _tensor(x)
+    W = torch.empty((gy.shape[1], x.shape[1], *kernel), dtype=x_tensor.dtype, memory_format=_LAST)
+    return _backward(_tensor(gy), x_tensor, W, stride, pad, [False, True, False])[1].numpy()
+
+
+def mean_and_variance(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """See `trainers.kernels.numpy_normalization`; PyTorch gives them rounded to the type of x."""
+    found = [_aten.batch_norm_update_stats(_image(group), None, None, 0.0) for group in x]
+    return tuple(np.stack([part.numpy() for part in parts]).astype(np.float64) for parts in zip(*found, strict=True))
+
+
+def normalized(x: np.ndarray, mean: np.ndarray, inv_std: np.ndarray, gamma: np.ndarray, beta: np.ndarray) -> np.ndarray:
+    """See `trainers.kernels.numpy_normalization`."""
+    y = np.empty(x.shape, x.dtype)
+    scale = gamma * inv_std
+    shift = beta - mean * scale
+    for group, times, plus, out in zip(x, scale, shift, y, strict=True):
+        torch.addcmul(*map(torch.from_numpy, (plus, group, times)), out=torch.from_numpy(out))
+    return y
+
+
+def normalization_gradient(
+    gy: np.ndarray, x: np.ndarray, mean: np.ndarray, inv_std: np.ndarray, gamma: np.ndarray, *, whole: Any = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """See `trainers.kernels.numpy_normalization`, which serves parts of groups."""
+    if whole is not None:
+        return numpy_normalization.normalization_gradient(gy, x, mean, inv_std, gamma, whole=whole)
+    found = []
+    for gy_group, group, *vectors in zip(gy, x, gamma, mean, inv_std, strict=True):
+        weight, about, inverse = map(torch.from_numpy, vectors)
+        given = (_image(gy_group), _image(group), weight, None, None, about, inverse, True, 0.0, [True, True, True])
+        gx, *parts = _aten.native_batch_norm_backward(*given)
+        found.append((gx[0, :, :, 0].T.numpy(), *(part.numpy() for part in parts)))
+    return tuple(each[0][np.newaxis] if len(each) == 1 else np.stack(each) for each in zip(*found, strict=True))
+
+
+def max_pooling(x: np.ndarray, *, kernel: Pair, stride: Pair, pad: Pair, out: Pair) -> tuple[np.ndarray, np.ndarray]:
+    """See `trainers.kernels.numpy_pooling`; places are numbers of pixels, or NumPy's where NumPy had to do it."""
+    sizes = list(zip(x.shape[2:], kernel, stride, pad, out, strict=True))
+    if any(2 * p > k or (o - 1) * step >= size + p for size, k, step, p, o in sizes):
+        return numpy_pooling.max_pooling(x, kernel=kernel, stride=stride, pad=pad, out=out)
+    over = any(o > (size + 2 * p - k) // step + 1 for size, k, step, p, o in sizes)
+    y, places = _aten.max_pool2d_with_indices(_tensor(x), kernel, stride, pad, (1, 1), over)
+    return y.numpy(), places.numpy()
+
+
+def max_pooling_gradient(
+    gy: np.ndarray, places: np.ndarray, *, size: Pair, kernel: Pair, stride: Pair, pad: Pair
+) -> np.ndarray:
+    """See `trainers.kernels.numpy_pooling`."""
+    if places.dtype != np.int64:
+        how = {"size": size, "kernel": kernel, "stride": stride, "pad": pad}
+        return numpy_pooling.max_pooling_gradient(gy, places, **how)
+    gy_tensor = _tensor(gy)
+    x = torch.empty((*gy.shape[:2], *size), dtype=gy_tensor.dtype, memory_format=_LAST)  # only its shape is read
+    sizes = zip(size, kernel, stride, pad, gy.shape[2:], strict=True)
+    over = any(o > (s + 2 * p - k) // step + 1 for s, k, step, p, o in sizes)
+    given = (gy_tensor, x, kernel, stride, pad, (1, 1), over, _tensor(places))
+    return _aten.max_pool2d_with_indices_backward(*given).numpy()
+
+
+def max_pooled_at(x: np.ndarray, places: np.ndarray, *, kernel: Pair, stride: Pair, pad: Pair) -> np.ndarray:
+    """See `trainers.kernels.numpy_pooling`."""
+    if places.dtype != np.int64:
+        return numpy_pooling.max_pooled_at(x, places, kernel=kernel, stride=stride, pad=pad)
+    planes, chosen = (array.reshape(*array.shape[:2], -1) for array in (x, places))
+    return np.take_along_axis(planes, chosen, axis=2).reshape(places.shape)
+
+
+def relu(x: np.ndarray) -> np.ndarray:
+    """max(x, 0)"""
+    return torch.relu(_tensor(x, order=None)).numpy()
+
+
+def relu_gradient(y: np.ndarray, gy: np.ndarray) -> np.ndarray:
+    """gy where y > 0, else 0."""
+    return _aten.threshold_backward(_tensor(gy, order=None), _tensor(y, order=None), 0).numpy()
+
+
+def _backward(gy, x, W, stride, pad, wanted):
+    return _aten.convolution_backward(gy, x, W, None, stride, pad, (1, 1), False, (0, 0), 1, wanted)
+
+
+def _image(rows: np.ndarray) -> torch.Tensor:
+    """(rows, channels) as one image whose channels are last in memory: what PyTorch has fast passes for."""
+    return torch.from_numpy(rows).T[None, :, :, None]
+
+
+def _tensor(array: np.ndarray, *, order: torch.memory_format | None = _LAST) -> torch.Tensor:
+    """On the same memory; a copy where that is in another order, runs backwards or must not be written."""
+    if not array.flags.writeable or min(array.strides, default=0) < 0:
+        array = array.copy(order="K")
+    tensor = torch.from_numpy(array)
+    return tensor if order is None or tensor.ndim != 4 else tensor.contiguous(memory_format=order)
