@@ -20,18 +20,17 @@ class StudyView(optuna.Study):
 
     Args:
         study: all of it.
-        shows: whether a trial is seen.
+        shown: of a list of trials those that are seen.
     """
 
-    def __init__(self, study: optuna.Study, shows: Callable[[FrozenTrial], bool]) -> None:
+    def __init__(self, study: optuna.Study, shown: Callable[[list[FrozenTrial]], list[FrozenTrial]]) -> None:
         vars(self).update(vars(study))
-        self._shows = shows
+        self._shown = shown
 
     def _get_trials(
         self, deepcopy: bool = True, states: Container[TrialState] | None = None, use_cache: bool = False
     ) -> list[FrozenTrial]:
-        trials = super()._get_trials(deepcopy, states, use_cache)
-        return [trial for trial in trials if self._shows(trial)]
+        return self._shown(super()._get_trials(deepcopy, states, use_cache))
 
     @property
     def best_trial(self) -> FrozenTrial:

@@ -34,11 +34,16 @@ class Fair(BasePruner):
         if own is None or step is None or step < own["from"]:
             return False
 
-        def shows(other: FrozenTrial) -> bool:
-            theirs = other.user_attrs.get(COMPARED)
-            return theirs is not None and theirs["shape"] == own["shape"] and theirs["from"] <= step
+        shape = own["shape"]
 
-        view = StudyView(study, shows)
+        def comparable(trials: list[FrozenTrial]) -> list[FrozenTrial]:
+            return [
+                other
+                for other in trials
+                if (theirs := other.user_attrs.get(COMPARED)) and theirs["from"] <= step and theirs["shape"] == shape
+            ]
+
+        view = StudyView(study, comparable)
         steps = {step for step in trial.intermediate_values if step >= own["from"]}
         if self._paired:
             try:

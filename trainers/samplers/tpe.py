@@ -32,9 +32,9 @@ class Tpe:
 
     def build(self, *, seed: int) -> Any:
         """Optuna's TPESampler."""
-        from optuna.samplers import TPESampler
+        from trainers.samplers.remembering import RememberingTpe
 
-        return TPESampler(
+        return RememberingTpe(
             seed=seed,
             n_startup_trials=self.startup_trials,
             multivariate=self.multivariate,

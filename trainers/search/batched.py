@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Container
+from datetime import datetime
 from typing import Any
 
 import optuna
@@ -75,6 +76,11 @@ class Batched(_CachedStorage):
         """As of the storage."""
         self.flush()
         return super().set_trial_state_values(trial_id, state, values)
+
+    def ended_at(self, trial_id: int) -> datetime | None:
+        """When a trial was finished."""
+        with _create_scoped_session(self._backend.scoped_session) as session:
+            return TrialModel.find_or_raise_by_id(trial_id, session).datetime_complete
 
     def get_trial(self, trial_id: int) -> FrozenTrial:
         """As of the storage."""

@@ -29,8 +29,12 @@ def note_comparable(trial: optuna.Trial, recipe: Recipe, search: Search, *, say:
         return
     first = first_report(slow_until(recipe), recipe.epochs, reports=search.reports)
     own = {"from": first, "shape": rate_shape(recipe)}
-    others = trial.study.get_trials(deepcopy=False)
-    shapes = {other.user_attrs[COMPARED]["shape"]: other.number for other in others if COMPARED in other.user_attrs}
+    shapes: dict[str, int] = {}
+    for other in reversed(trial.study.get_trials(deepcopy=False)):
+        if COMPARED in other.user_attrs:
+            shapes.setdefault(other.user_attrs[COMPARED]["shape"], other.number)
+        if len(shapes) > 1 or own["shape"] in shapes:
+            break
     if COMPARED not in trial.user_attrs:
         trial.set_user_attr(COMPARED, own)
     if len(shapes) == 1 and own["shape"] not in shapes:

@@ -52,9 +52,10 @@ class HandOut:
         else:
             self._storage.set_trial_user_attr(trial_id, HOME, self._home)
             self._storage.set_trial_state_values(trial_id, TrialState.RUNNING)
-        read_again(self._study)
-        trials = self._study.get_trials(deepcopy=False)
-        if _begun(trials[: self._storage.get_trial(trial_id).number]) >= budget:
+        number = self._storage.get_trial(trial_id).number
+        if number >= budget:  # else fewer than the budget were made before it
+            read_again(self._study)
+        if number >= budget and _begun(self._study.get_trials(deepcopy=False)[:number]) >= budget:
             self._storage.set_trial_user_attr(trial_id, LEASE, released(self._held.pop(trial_id)))
             self._storage.set_trial_state_values(trial_id, TrialState.WAITING)
             return None

@@ -150,7 +150,9 @@ class OneLength(BaseSampler):
 
     def _view(self, study: optuna.Study) -> StudyView:
         at = _learned_from(study.get_trials(deepcopy=False), len(self._search.space) + 2)
-        return StudyView(study, lambda trial: trial.user_attrs.get(RUNG, {}).get("at") == at)
+        return StudyView(
+            study, lambda trials: [trial for trial in trials if trial.user_attrs.get(RUNG, {}).get("at") == at]
+        )
 
 
 def _learned_from(trials: Iterable[FrozenTrial], enough: int) -> int:

@@ -37,6 +37,7 @@ from trainers.search.study import best_trials, finished, new_study, open_study, 
 from trainers.search.supervisor import Supervisor
 from trainers.search.transfer import Stages, check_transfer, transfer
 from trainers.search.trial_run import trial_request
+from trainers.search.view import read_again
 from trainers.search.wording import scores, values_text
 from trainers.vocabulary import search_vocabulary
 
@@ -131,6 +132,7 @@ def _work(opened: OpenedSearch, study: Any, options: SearchOptions, groups: Sequ
         )
         with _stop_signals(supervisor):
             supervisor.run()
+    read_again(study)  # what other supervisors have finished meanwhile
     for trial in best_trials(study)[:1]:  # of a session that was killed before it wrote them, or of another supervisor
         write_best(options.folder, opened, study, trial, data=options.data, allow_code=options.allow_code)
     write_search_page(options.folder, study, opened.search)

@@ -112,10 +112,16 @@ def best_trials(study: optuna.Study) -> list[FrozenTrial]:
     With several objectives: all that no other one beats in everything, the best in the first objective first.
     """
     complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    feasible = {trial.number: trial for trial in complete if is_feasible(trial) and is_whole(trial)}
     directions = [direction.name.lower() for direction in study.directions]
-    numbers = front({number: trial.values for number, trial in feasible.items()}, directions)
-    return [feasible[number] for number in numbers[: 1 if len(directions) == 1 else None]]
+    if len(directions) == 1:
+        best: FrozenTrial | None = None
+        sign = -1 if directions == ["maximize"] else 1
+        for trial in complete:  # most are not better: the cheap question first
+            if (best is None or sign * trial.value < sign * best.value) and is_feasible(trial) and is_whole(trial):
+                best = trial
+        return [] if best is None else [best]
+    feasible = {trial.number: trial for trial in complete if is_feasible(trial) and is_whole(trial)}
+    return [feasible[number] for number in front({number: t.values for number, t in feasible.items()}, directions)]
 
 
 def tell_complete(study: optuna.Study, trial: optuna.Trial, found: Outcome) -> FrozenTrial:

@@ -29,7 +29,7 @@ class _Seen:
 class View:
     """Mixed into a storage of Optuna, before it: trials are read at most once in `VIEW_SECONDS`.
 
-    Every write goes to the storage, and at once into the view; when a trial begins or ends all are read again. Pruners
+    Every write goes to the storage, and at once into the view. Pruners
     and samplers ask for all trials at every report: from a database that is more than half of what a trial costs. What
     other supervisors write is seen within ten seconds, or after `read_again`.
     """
@@ -61,10 +61,10 @@ class View:
 
     def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
         """As of the storage."""
-        try:
-            return super().create_new_trial(study_id, template_trial)
-        finally:
-            self.forget()
+        trial_id = super().create_new_trial(study_id, template_trial)
+        if study_id in self._seen:
+            self._seen[study_id].trials[trial_id] = self._made(study_id, trial_id)
+        return trial_id
 
     def set_trial_param(
         self, trial_id: int, param_name: str, param_value_internal: float, distribution: BaseDistribution
@@ -76,10 +76,17 @@ class View:
 
     def set_trial_state_values(self, trial_id: int, state: TrialState, values: Any = None) -> bool:
         """As of the storage."""
+        changed = False
         try:
-            return super().set_trial_state_values(trial_id, state, values)
+            changed = super().set_trial_state_values(trial_id, state, values)
         finally:
-            self.forget()
+            known = [seen for seen in self._seen.values() if trial_id in seen.trials]
+            if changed and state.is_finished() and known:
+                for seen in known:
+                    seen.trials[trial_id] = self._ended(seen.trials[trial_id], state, values)
+            else:
+                self.forget()
+        return changed
 
     def set_trial_intermediate_value(self, trial_id: int, step: int, intermediate_value: float) -> None:
         """As of the storage."""
@@ -95,6 +102,14 @@ class View:
         """As of the storage."""
         super().set_trial_system_attr(trial_id, key, value)
         self._note(trial_id, system_attrs={key: value})
+
+    def _made(self, study_id: int, trial_id: int) -> FrozenTrial:
+        """A trial that is new."""
+        return super().get_trial(trial_id)
+
+    def _ended(self, trial: FrozenTrial, state: TrialState, values: Any) -> FrozenTrial:
+        """A trial that has just been finished."""
+        return super().get_trial(trial._trial_id)
 
     def _fresh(self, study_id: int) -> _Seen:
         seen = self._seen.setdefault(study_id, _Seen())
@@ -115,6 +130,17 @@ class View:
 
 class DatabaseView(View, Batched):
     """Of SQLite, PostgreSQL or MySQL."""
+
+    def _made(self, study_id: int, trial_id: int) -> FrozenTrial:
+        """Optuna's cache has it: to read it again would take as long as to make it."""
+        trials = self._studies[study_id].trials
+        return next(trial for trial in reversed(trials.values()) if trial._trial_id == trial_id)
+
+    def _ended(self, trial: FrozenTrial, state: TrialState, values: Any) -> FrozenTrial:
+        """As it was known, for the same reason; but for the time, which the database has given."""
+        ended = copy.copy(trial)
+        ended.state, ended.values, ended.datetime_complete = state, values, self.ended_at(trial._trial_id)
+        return ended
 
 
 class JournalView(View, JournalStorage):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import optuna
 import pytest
+from optuna.trial import TrialState
 
 from recipes.errors import RecipeError
 from recipes.open_search import open_search
@@ -177,6 +178,34 @@ def test_a_sampler_that_is_not_installed_is_refused_before_anything_is_written(t
     with pytest.raises(ValueError, match="Gp needs PyTorch; pip install"):
         search(SearchRequest(search=str(tmp_path / "mine.yaml"), out=tmp_path / "out"))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("multivariate", [False, True])
+def test_tpe_proposes_what_optunas_does(multivariate):
+    """Through pruned, failed, infeasible and running trials, and a conditional range."""
+    ours = new_study(made(samplers.Tpe(startup_trials=4, multivariate=multivariate)))
+    theirs = optuna.create_study(direction="maximize", sampler=plain_tpe(multivariate, seed=0))
+    proposed = [[], []]
+    for study, found in zip((ours, theirs), proposed, strict=True):
+        for number in range(40):
+            trial = study.ask()
+            found.append(suggested(trial, made(samplers.Random())))
+            if number % 7 == 5:
+                trial.set_constraint("x", 1.0)
+            if number % 5 == 3:
+                trial.report(found[-1]["x"], 1)
+                study.tell(trial, state=TrialState.PRUNED if number % 2 else TrialState.FAIL)
+            elif number % 6:  # the others run on
+                study.tell(trial, found[-1]["x"] + found[-1].get("y", 0.5))
+    assert proposed[0] == proposed[1]
+
+
+def plain_tpe(multivariate, *, seed):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return optuna.samplers.TPESampler(
+            seed=seed, n_startup_trials=4, multivariate=multivariate, group=multivariate, constant_liar=True
+        )
 
 
 def test_optuna_is_quiet(capsys):
