@@ -30,8 +30,10 @@ def add(x: np.ndarray, y: np.ndarray) -> np.ndarray | None:
 def _by_blocks(function: Callable[..., object], *arrays: np.ndarray) -> np.ndarray | None:
     """function(out, *arrays) of all blocks of arrays whose memory has one order."""
     first = arrays[0]
+    if first.size < WORTH:
+        return None
     order = next((o for o in ((0, 2, 3, 1), (0, 1, 2, 3)) if first.ndim == 4 and _dense(first, o)), None)
-    if first.size < WORTH or order is None or not all(_dense(a, order) and a.shape == first.shape for a in arrays):
+    if order is None or not all(_dense(a, order) and a.shape == first.shape for a in arrays):
         return None
     out = np.empty([first.shape[number] for number in order], first.dtype)
     flat = [out.ravel(), *(array.transpose(order).ravel() for array in arrays)]
