@@ -1,8 +1,9 @@
 """The kernels called `numpy`."""
 
 from trainers.kernels.numpy_convolution import convolution, convolution_data, convolution_weights
+from trainers.kernels.numpy_elementwise import add, relu, relu_gradient
 from trainers.kernels.numpy_normalization import mean_and_variance, normalization_gradient, normalized
 from trainers.kernels.numpy_pooling import max_pooled_at, max_pooling, max_pooling_gradient
 
-__all__ = ["convolution", "convolution_data", "convolution_weights", "max_pooled_at"]
+__all__ = ["add", "relu", "relu_gradient", "convolution", "convolution_data", "convolution_weights", "max_pooled_at"]
 __all__ += ["mean_and_variance", "normalization_gradient", "normalized", "max_pooling", "max_pooling_gradient"]

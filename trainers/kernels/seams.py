@@ -88,22 +88,35 @@ def max_pooling_seam(module: ModuleType) -> None:
 
 
 def relu_seam(module: ModuleType) -> None:
-    """`ReLU` and its gradient, where the kernels have them."""
+    """`ReLU` and its gradient."""
     relu, gradient = module.ReLU, module.ReLUGrad2
     original, original_gradient = relu.forward_cpu, gradient.forward_cpu
 
     def forward(self, inputs):
-        if not served(*inputs) or not hasattr(operators, "relu"):
+        if not served(*inputs) or (y := operators.relu(*inputs)) is None:
             return original(self, inputs)
         self.retain_outputs((0,))
-        return (operators.relu(*inputs),)
+        return (y,)
 
     def gradient_forward(self, inputs):
-        if not served(self.b, *inputs) or not hasattr(operators, "relu_gradient"):
+        if not served(self.b, *inputs) or (gx := operators.relu_gradient(self.b, *inputs)) is None:
             return original_gradient(self, inputs)
-        return (operators.relu_gradient(self.b, *inputs),)
+        return (gx,)
 
     relu.forward_cpu, gradient.forward_cpu = forward, gradient_forward
+
+
+def add_seam(module: ModuleType) -> None:
+    """`Add` of two arrays: of a branch and its shortcut, and of the gradients that come back through both."""
+    original = module.Add.forward
+
+    def forward(self, inputs):
+        x, y = inputs
+        if x.shape != y.shape or not served(x, y) or (z := operators.add(x, y)) is None:
+            return original(self, inputs)
+        return (z,)
+
+    module.Add.forward = forward
 
 
 def batch_normalization_seam(module: ModuleType) -> None:
@@ -148,6 +161,7 @@ SEAMS: tuple[tuple[str, Callable[[ModuleType], None]], ...] = (
     ("chainer.functions.connection.convolution_2d", convolution_seam),
     ("chainer.functions.connection.deconvolution_2d", deconvolution_seam),
     ("chainer.functions.activation.relu", relu_seam),
+    ("chainer.functions.math.basic_math", add_seam),
     ("chainer.functions.pooling.max_pooling_nd", max_pooling_seam),
     ("chainer.functions.normalization.batch_normalization", batch_normalization_seam),
 )

@@ -12,6 +12,7 @@ import torch
 
 from trainers.kernels import numpy_normalization, numpy_pooling
 from trainers.kernels.numpy_convolution import Pair
+from trainers.kernels.numpy_elementwise import WORTH
 from trainers.kernels.pool import num_threads
 
 torch.set_num_threads(num_threads())
@@ -51,7 +52,7 @@ def normalized(x: np.ndarray, mean: np.ndarray, inv_std: np.ndarray, gamma: np.n
     scale = gamma * inv_std
     shift = beta - mean * scale
     for group, times, plus, out in zip(x, scale, shift, y, strict=True):
-        torch.addcmul(*map(torch.from_numpy, (plus, group, times)), out=torch.from_numpy(out))
+        torch.addcmul(*map(_tensor, (plus, group, times)), out=torch.from_numpy(out))
     return y
 
 
@@ -63,7 +64,7 @@ def normalization_gradient(
         return numpy_normalization.normalization_gradient(gy, x, mean, inv_std, gamma, whole=whole)
     found = []
     for gy_group, group, *vectors in zip(gy, x, gamma, mean, inv_std, strict=True):
-        weight, about, inverse = map(torch.from_numpy, vectors)
+        weight, about, inverse = map(_tensor, vectors)
         given = (_image(gy_group), _image(group), weight, None, None, about, inverse, True, 0.0, [True, True, True])
         gx, *parts = _aten.native_batch_norm_backward(*given)
         found.append((gx[0, :, :, 0].T.numpy(), *(part.numpy() for part in parts)))
@@ -101,6 +102,11 @@ def max_pooled_at(x: np.ndarray, places: np.ndarray, *, kernel: Pair, stride: Pa
         return numpy_pooling.max_pooled_at(x, places, kernel=kernel, stride=stride, pad=pad)
     planes, chosen = (array.reshape(*array.shape[:2], -1) for array in (x, places))
     return np.take_along_axis(planes, chosen, axis=2).reshape(places.shape)
+
+
+def add(x: np.ndarray, y: np.ndarray) -> np.ndarray | None:
+    """x + y; None for small arrays, which NumPy adds as fast."""
+    return torch.add(_tensor(x, order=None), _tensor(y, order=None)).numpy() if x.size >= WORTH else None
 
 
 def relu(x: np.ndarray) -> np.ndarray:

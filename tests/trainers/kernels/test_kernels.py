@@ -152,6 +152,15 @@ def test_large_arrays_are_worked_through_in_blocks_by_several_threads(ours):
     compared(lambda *inputs: F.batch_normalization(*inputs, eps=0.1), (x, gamma, beta), random, ours)
 
 
+def test_large_arrays_are_added_and_cut_off_in_blocks(ours):
+    random = np.random.RandomState(0)
+    for last in (True, False):
+        x, y = (array(random, 4, 33, 50, 47, channels_last=last) for _ in range(2))
+        compared(lambda x, y: F.relu(x + F.relu(y)), (x, y), random, ours)
+        mixed = array(random, *x.shape, channels_last=not last)
+        compared(lambda x, y: F.relu(x + y), (x, mixed), random, ours)
+
+
 def test_gradients_are_those_of_differences(ours):
     random = np.random.RandomState(3)
     x, W = array(random, 2, 3, 7, 6), array(random, 4, 3, 3, 2, channels_last=False)
