@@ -11,6 +11,8 @@ operators: Any = None  # the module whose functions serve; None: Chainer's own
 
 def convolution_seam(module: ModuleType) -> None:
     """`Convolution2DFunction` and the gradient of its weights."""
+    import numpy as np
+
     from trainers import kernels
 
     kernels.in_use()  # settled by the environment, where nobody has said another
@@ -27,7 +29,8 @@ def convolution_seam(module: ModuleType) -> None:
         if not _covered(self, x, gy) or x.dtype != self.W_dtype or self.cover_all:
             return original_of_weights(self, x, gy)
         kernel = (self.kh, self.kw)
-        return (operators.convolution_weights(x, gy, kernel=kernel, stride=(self.sy, self.sx), pad=(self.ph, self.pw)),)
+        gW = operators.convolution_weights(x, gy, kernel=kernel, stride=(self.sy, self.sx), pad=(self.ph, self.pw))
+        return (np.ascontiguousarray(gW),)  # ChainerMN's naive mean of any other is lost without a word
 
     convolution._forward_cpu_core, of_weights._forward_cpu_core = forward, weights_forward
 

@@ -225,3 +225,10 @@ def test_a_layer_told_who_computes_it_keeps_that():
 
     node = batch_normalization.BatchNormalization(impl_selector=len)
     assert node._impl_selector is len
+
+
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_gradients_of_parameters_lie_as_parameters_do(ours, kernel):
+    link = L.Convolution2D(3, 5, kernel)
+    F.sum(link(np.ones((2, 3, 6, 6), np.float32)) ** 2).backward()
+    assert all(parameter.grad.flags.c_contiguous for parameter in link.params())  # ChainerMN's mean of others is lost
