@@ -96,6 +96,7 @@ def test_a_run_resumed_on_other_ranks_has_the_bits_of_the_uninterrupted_one(exac
     assert exact(2, DIGITS, update=12, resumed_from=(5, 6)) == digits_alone
 
 
+@pytest.mark.slow
 def test_images_of_32x32_with_another_optimizer(exact):
     alone = exact(1, IMAGES, update=4, ramp=SOON)
     assert exact(2, IMAGES, update=4, ramp=SOON, resumed_from=(3, 2)) == alone

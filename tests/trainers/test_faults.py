@@ -109,7 +109,15 @@ def run_in(folder, how, *words):
 
 
 @pytest.mark.parametrize(
-    ("how", "ranks"), [(how, 3 if how in ("kill", "_exit", "stop", "hang", "perturb") else 2) for how in SAID]
+    ("how", "ranks"),
+    [
+        ("raise", 2),
+        ("_exit", 3),
+        ("kill", 3),
+        ("stop", 3),
+        ("perturb", 3),
+        *(pytest.param(how, ranks, marks=pytest.mark.slow) for how, ranks in (("hang", 3), ("build", 2), ("exit", 2))),
+    ],
 )
 def test_one_ranks_trouble_ends_all(tmp_path, how, ranks):
     folder = tmp_path / "run"
@@ -139,6 +147,7 @@ def test_a_rank_that_works_longer_than_the_others_may_wait_is_left_alone(tmp_pat
     assert longest > 1000 * WATCHDOG_SECONDS
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_is_named_under_a_foreign_mpiexec(tmp_path):
     command = [MPIEXEC, "-n", "3", *command_in(tmp_path)]
     environment = {**os.environ, "FAILS_BY": "stop"}

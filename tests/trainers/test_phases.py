@@ -178,7 +178,9 @@ def test_the_slowest_of_several_is_beside_the_median_of_the_others():
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("how", ["input", "forward", "backward"])
+@pytest.mark.parametrize(
+    "how", ["forward", *(pytest.param(how, marks=pytest.mark.slow) for how in ("input", "backward"))]
+)
 def test_a_rank_that_sleeps_is_named_with_its_phase(run, how):
     made = open_run(run(how))
     assert re.match(

@@ -41,7 +41,7 @@ augmentation:
 """
 SIZES = [16] * 4 + [20] * 3 + [24] * 3
 # Whole norm groups of 32 on a rank (32, 96), and spread over teams of two (16).
-SPLITS = [(1, 96), (2, 16), (3, 32)]
+SPLITS = [pytest.param(1, 96, marks=pytest.mark.slow), pytest.param(2, 16, marks=pytest.mark.slow), (3, 32)]
 
 
 @pytest.fixture(scope="module")

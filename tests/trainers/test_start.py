@@ -146,7 +146,9 @@ def start_and_interrupt(folder, number, *, times=1):
     return process.returncode, errors
 
 
-@pytest.mark.parametrize(("number", "ranks"), [(signal.SIGINT, 2), (signal.SIGTERM, 3)])
+@pytest.mark.parametrize(
+    ("number", "ranks"), [(signal.SIGTERM, 3), pytest.param(signal.SIGINT, 2, marks=pytest.mark.slow)]
+)
 def test_a_signal_ends_in_a_checkpoint_from_which_the_run_goes_on_as_if_nothing_had_been(
     whole, tmp_path, number, ranks
 ):

@@ -6,8 +6,8 @@ import pytest
 pytestmark = pytest.mark.mpi
 
 # Sizes of shares: whole groups on a rank (32, 96), or groups on teams of two ranks (16).
-SPLITS = [(1, 32), (2, 96), (3, 32), (4, 16), (5, 96)]
-MORE_SPLITS = [(2, 32), (4, 32), (5, 32), (3, 96), (4, 96), (2, 16), (5, 16)]
+SPLITS = [(1, 32), (2, 96), (4, 16), (5, 96)]
+MORE_SPLITS = [(2, 32), (3, 32), (4, 32), (5, 32), (3, 96), (4, 96), (2, 16), (5, 16)]
 
 
 def slow(splits):
@@ -48,7 +48,7 @@ def test_in_float64_the_difference_is_rounding_and_nothing_else(
     assert_same_run(found, alone_in_float64, loss=1e-13, weights=1e-12)
 
 
-@pytest.mark.parametrize(("first", "then"), [(2, 3), (3, 1), *slow([(2, 2)])])
+@pytest.mark.parametrize(("first", "then"), [(2, 3), *slow([(3, 1), (2, 2)])])
 def test_a_resumed_run_is_the_uninterrupted_one(alone, tmp_path, train, assert_same_run, first, then):
     train(tmp_path / "run", first, stop_after=13)
     assert_same_run(train(tmp_path / "run", then, "--resume"), alone)

@@ -74,6 +74,7 @@ def trials(folder, name):
 
 
 @pytest.mark.mpi
+@pytest.mark.slow
 def test_both_searches_go_on_where_they_were_killed(searching):
     search = searching("", "-n", 2)
     search.file.write_text(TEXT.replace("epochs: 4", "epochs: 2").replace("[4, 2]", "[2, 2]").replace("6}", "4}"))
