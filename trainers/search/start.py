@@ -80,8 +80,8 @@ def _search(request: SearchRequest) -> int:
     folder = request.out or Path("runs", f"search-{opened.search.name}")
     if launched_ranks() is not None and not request.dry_run:
         return _join(request, opened, folder, launched_ranks() or 1)
-    if launched_rank():
-        return 0  # of a dry run, which rank 0 prints
+    if request.dry_run and launched_rank():
+        return 0  # rank 0 prints it
     groups = _groups(request, opened, folder)
     _require_trainable(request, opened)
     options: dict[str, Any] = {"data": request.data, "allow_code": request.allow_code}
