@@ -136,7 +136,9 @@ class Job:
 
     def _death(self, code: int, said: str) -> Ending:
         """Where the rank was not seen, mpiexec says a process; the run has noted which rank that was."""
-        number = -code if code < 0 else code
+        number = (
+            -code if code < 0 else code % 128
+        )  # of a signal mpiexec says the number, srun 128 more, as a shell does
         known = number in {member.value for member in signal.Signals}
         by = f"by {signal.Signals(number).name}" if known else f"with code {code}"
         if code < 0:
