@@ -44,6 +44,7 @@ def test_a_rank_of_another_host_has_nobody_to_call(monkeypatch):
     monkeypatch.setenv(LINE, "no such name")
     monkeypatch.setattr(departures_module, "_line", None)
     hold_line(0)
+    assert departures_module._line is None
 
 
 def sign(rank, *, finished):
