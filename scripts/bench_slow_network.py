@@ -9,13 +9,15 @@ BLAS thread. A small convolutional network is trained on digits, at batches for 
 takes 0.5, 1 and 2 times as long as computing them: both are measured first. Then, at each of these batches:
 
     compute    no exchange at all: the Dummy communicator
-    none       all gradients after the backward pass
+    none       all gradients at once after the backward pass
     buckets    each bucket, an eighth of the bytes or one large weight, as soon as the backward pass has finished it
-    double     double buffering: gradients travel while the next update is computed, which is other mathematics
+    double     double buffering: all travel while the next update is computed, which is other mathematics
 
 the last three with float32 and with float16 on the wire, around a ring. The ways take turns in the same processes,
 the first another one each time: one update to begin with, then `--updates` of them timed, on the slowest rank. The
-table has medians over the rounds. `hidden` is 1 - (time - compute) / (none - compute), of the same wire.
+table has medians over the rounds. `hidden` is 1 - (time - compute) / (none - compute), of the same wire, and in the
+last column of float32's none: what the suzuki2018 table says of both together. Of each difference, of two times of one
+round, it is the median over the rounds that counts.
 
 With `--allreduce` it times instead what `bench_allreduce.py` does, between such hosts: our algorithms beside MPI's own
 flat all-reduce (`MpiAllreduce, whole`) and, where torch is installed, gloo; unthrottled where `--megabits` is 0.
@@ -27,12 +29,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import operator
 import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +46,7 @@ from trainers.launch import launched_ranks
 
 RECIPE = "digits/baseline"
 MODEL = "model={kind: SmallCNN, width: 96}"
-BUCKETS_PER_MODEL = 8  # at most: a large weight is one
+WHOLE = 1 << 40  # bytes of a bucket that takes everything
 WIRES = ("float32", "float16")
 WAYS = ("none", "buckets", "double")
 COMPUTE = "compute"
@@ -62,21 +65,20 @@ def samples_for(seconds: float, times: tuple[float, float]) -> int:
     return max(1, round(few + (seconds - times[0]) / each))
 
 
-def hidden(seconds: float, none: float, compute: float) -> float:
-    """The part of the communication that costs no time.
+def hidden(seconds: Sequence[float], none: Sequence[float], compute: Sequence[float]) -> float:
+    """The part of the communication that costs no time, of times by round.
 
-    >>> hidden(1.1, none=2.0, compute=1.0)
-    0.9
+    >>> hidden([1.1, 2.2], none=[2.0, 3.0], compute=[1.0, 2.0])
+    0.85
     """
-    return round(1 - (seconds - compute) / (none - compute), 12)
+    rest, whole = (statistics.median(map(operator.sub, times, compute)) for times in (seconds, none))
+    return round(1 - rest / whole, 12)
 
 
 class Trained:
     """A model trained in one of WAYS, or COMPUTE, on so many samples an update and rank; all ranks make it together."""
 
-    def __init__(
-        self, world: Any, *, samples: int, way: str, wire: str = "float32", bucket_bytes: int = 1 << 40
-    ) -> None:
+    def __init__(self, world: Any, *, samples: int, way: str, wire: str = "float32") -> None:
         from recipes.planning.cluster import GradientExchange
         from trainers.build import build, build_exchange
         from trainers.communicators import Dummy, Ring
@@ -85,12 +87,8 @@ class Trained:
         from trainers.updater import RecipeUpdater
 
         batch = f"batch={{global: {samples * world.size}, norm_span: {samples}}}"
-        overrides = (
-            MODEL,
-            batch,
-            "learning_rate.reference=0.001",
-            f"updater.double_buffering={str(way == 'double').lower()}",
-        )
+        doubled = f"updater.double_buffering={str(way == 'double').lower()}"
+        overrides = (MODEL, batch, "learning_rate.reference=0.001", doubled)
         prepared = prepare(TrainRequest(recipe=RECIPE, overrides=overrides), workers=world.size)
         parts = build(prepared.opened.recipe, prepared.opened.dataset)
         groups = NormGroups(prepared.opened.recipe.evaluation)
@@ -98,7 +96,7 @@ class Trained:
         settings = GradientExchange(
             communicator=Dummy() if way == COMPUTE else Ring(),
             wire=wire,
-            bucket_bytes=bucket_bytes,
+            bucket_bytes=WHOLE if way == "none" else "auto",
             overlap=way in ("buckets", "double"),
         )
         self._world = world
@@ -176,9 +174,10 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     found = []
     for ratio in options.ratios:
         samples = world.bcast(samples_for(communication / ratio, times))
-        how = {"samples": samples, "bucket_bytes": num_bytes // BUCKETS_PER_MODEL}
         trained = {COMPUTE: Trained(world, samples=samples, way=COMPUTE)}
-        trained |= {f"{way} {wire}": Trained(world, way=way, wire=wire, **how) for wire in WIRES for way in WAYS}
+        trained |= {
+            f"{way} {wire}": Trained(world, samples=samples, way=way, wire=wire) for wire in WIRES for way in WAYS
+        }
         seconds: dict[str, list[float]] = {name: [] for name in trained}
         of_processor: dict[str, list[float]] = {name: [] for name in trained}
         for number in range(options.rounds):
@@ -203,19 +202,20 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     return found
 
 
-HEADS = ("ranks", "Mbit/s", "ratio", "wire", COMPUTE, *WAYS, "hidden by buckets", "by double")
+HEADS = ("ranks", "Mbit/s", "ratio", "wire", COMPUTE, *WAYS, "hidden by buckets", "by double", "of float32's")
 
 
 def table_lines(found: dict[str, Any]) -> list[str]:
     """Two lines of the table in Markdown, one a wire; times in milliseconds, the ratio as it came out."""
-    middle = {name: statistics.median(values) for name, values in found["seconds"].items()}
-    compute, lines = middle[COMPUTE], []
+    seconds, lines = found["seconds"], []
+    compute = seconds[COMPUTE]
     for wire in WIRES:
-        times = [middle[f"{way} {wire}"] for way in WAYS]
-        ratio = (times[0] - compute) / compute
-        cells = [str(found["ranks"]), str(found["megabits"]), f"{ratio:.2f}", wire]
-        cells += [f"{1000 * value:.0f}" for value in (compute, *times)]
-        cells += [f"{100 * hidden(value, times[0], compute):.0f} %" for value in times[1:]]
+        none, buckets, double = (seconds[f"{way} {wire}"] for way in WAYS)
+        middle = [statistics.median(times) for times in (compute, none, buckets, double)]
+        cells = [str(found["ranks"]), str(found["megabits"]), f"{middle[1] / middle[0] - 1:.2f}", wire]
+        cells += [f"{1000 * value:.0f}" for value in middle]
+        pairs = ((buckets, none), (double, none), (double, seconds[f"none {WIRES[0]}"]))
+        cells += [f"{100 * hidden(times, of, compute):.0f} %" for times, of in pairs]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 

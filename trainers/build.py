@@ -165,7 +165,7 @@ def build_exchange(
     image, _ = parts.load_eval(0, 0)
     images_NCHW = device.send(image[np.newaxis].astype(chainer.get_dtype(), copy=False))
     flat = FlatGradients(parts.model, images_NCHW, connection.allocate, copies=copies)
-    bucket_bytes = settings.bucket_bytes_of(flat.values.nbytes)
+    bucket_bytes = settings.bucket_bytes_of(flat.values.nbytes, double_buffering=copies > 1)
     if exact:
         return ExactExchange(flat, connection, bucket_bytes=bucket_bytes)
     wire = FullWire(flat.values.dtype) if settings.wire == "float32" else WIRES[settings.wire]()

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from recipes.planning.division import MicroBatch
+from trainers.communicators.array_module import array_module
 from trainers.communicators.connection import Connection
 from trainers.communicators.wire import FullWire, Wire
 from trainers.flat_gradients import FlatGradients
@@ -182,14 +183,18 @@ def mean(values: np.ndarray, connection: Connection, wire: Wire, scale: float) -
     if isinstance(wire, FullWire):
         connection.mean(values, wire, scale)
         return 0, 0
-    values *= np.float32(scale)
-    total = total_of(connection.mpi, float(abs(values).max()) if len(values) else 0.0)
-    factor = np.float32(wire_factor(total, wire, connection.num_roundings))
-    values *= factor
+    total = total_of(connection.mpi, scale * largest_of(values))
+    factor = wire_factor(total, wire, connection.num_roundings)
+    values *= np.float32(scale * factor)
     losses = wire.losses(values)
     connection.sum(values, wire)
-    values *= np.float32(1.0) / factor
+    values *= np.float32(1.0 / factor)
     return losses
+
+
+def largest_of(values: np.ndarray) -> float:
+    """The largest absolute value, without an array of them; NaN where there is one, 0 of none."""
+    return float(array_module(values).maximum(values.max(), -values.min())) if len(values) else 0.0
 
 
 def wire_factor(total: float, wire: Wire, num_roundings: int) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -11,34 +12,39 @@ from typing import Any
 import numpy as np
 
 _SPINS_SECONDS = 2e-4  # a small message of a fast link is there before
+_SPINS_SECONDS_BESIDE = 2e-5  # of a thread beside the main one, which wants the core
 _PART_OF_WAIT = 1 / 5  # that a sleep may add to it
 _LONGEST_SLEEP_SECONDS = 1e-3  # at 1 Gbit/s a socket's buffer holds what arrives in the meantime
 _PIECE_BYTES = 32768
 _PIECES = (2, 128)  # on their way at a time, at least and at most: one is left to send while this thread sleeps
 _FAST_SECONDS = 1e-3  # between two pieces
+_LONGEST_PIECE_SECONDS = 4e-3  # slept for one
 
 _QUESTIONS = 20  # of `meet` before it sleeps: some microseconds
 _MEETING_SLEEPS_SECONDS = (5e-5, 2e-4)  # the first and the longest
 
 
-def wait_for(requests: list[Any], *, since: float | None = None) -> None:
+def wait_for(requests: list[Any], *, since: float | None = None, longest: float = _LONGEST_SLEEP_SECONDS) -> None:
     """Return when all of these requests of mpi4py are done.
 
     MPI waits by asking again and again, at the cost of a core: on a slow link, one that the backward pass wants. This
-    asks without a pause for a fifth of a millisecond and then sleeps between, a fifth of the time waited so far and at
-    most a millisecond.
+    asks without a pause for a fifth of a millisecond, on a thread beside the main one for a tenth of that, and then
+    sleeps between, a fifth of the time waited so far.
 
     Args:
         requests: of messages or collectives.
         since: `time.perf_counter()` at which the wait began; now by default.
+        longest: seconds of a sleep.
     """
     from mpi4py import MPI
 
     began = time.perf_counter() if since is None else since
+    beside = threading.current_thread() is not threading.main_thread()
+    spins = _SPINS_SECONDS_BESIDE if beside else _SPINS_SECONDS
     while not MPI.Request.Testall(requests):
         waited = time.perf_counter() - began
-        if waited > _SPINS_SECONDS:
-            time.sleep(min(waited * _PART_OF_WAIT, _LONGEST_SLEEP_SECONDS))
+        if waited > spins:
+            time.sleep(min(waited * _PART_OF_WAIT, longest))
 
 
 def meet(mpi: Any) -> None:
@@ -74,12 +80,13 @@ def send_and_receive(mpi: Any, sent: np.ndarray, dest: int, received: np.ndarray
     sends, waiting = [], list(_pieces(sent))
     since = last = time.perf_counter()
     least, limit = _PIECES
-    most = least
+    most, longest = least, _LONGEST_SLEEP_SECONDS
     for number in range(max(len(receives), len(waiting))):
         while len(sends) < min(number + most, len(waiting)):
             sends.append(mpi.Isend(waiting[len(sends)], dest))
-        wait_for(receives[number : number + 1], since=since)
+        wait_for(receives[number : number + 1], since=since, longest=longest)
         now = time.perf_counter()
+        longest = min(max((now - since) / (number + 1), _LONGEST_SLEEP_SECONDS), _LONGEST_PIECE_SECONDS)
         most = min(2 * most, limit) if now - last < _FAST_SECONDS else max(most // 2, least)
         last = now
     wait_for(sends, since=since)

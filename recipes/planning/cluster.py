@@ -19,7 +19,8 @@ class GradientExchange:
             the start; on GPUs for NCCL, where each worker has one of its own.
         wire: format of the numbers sent. Nothing is sent in shared memory, and nothing rounded.
         bucket_bytes: gradients that are sent together, at least so many bytes; at least 1. `auto`: an eighth of them,
-            so that the last bucket, which nothing can hide, is short; at least 256 kB and at most 32 MB.
+            so that the last bucket, which nothing can hide, is short; all of them with double buffering, which hides
+            every bucket; at least 256 kB and at most 32 MB.
         overlap: send a bucket as soon as backward has finished it, on a thread of its own.
     Raises:
         ValueError: `bucket_bytes` is below 1.
@@ -34,11 +35,12 @@ class GradientExchange:
         if self.bucket_bytes != "auto" and self.bucket_bytes < 1:
             raise ValueError(f"GradientExchange.bucket_bytes must be auto or at least 1, got {self.bucket_bytes}")
 
-    def bucket_bytes_of(self, num_bytes: int) -> int:
+    def bucket_bytes_of(self, num_bytes: int, *, double_buffering: bool = False) -> int:
         """Of gradients that are so many bytes."""
         if self.bucket_bytes != "auto":
             return self.bucket_bytes
-        return min(max(num_bytes // 8, _BUCKET_BYTES[0]), _BUCKET_BYTES[1])
+        least, most = _BUCKET_BYTES
+        return min(max(num_bytes if double_buffering else num_bytes // 8, least), most)
 
 
 @dataclass(frozen=True, kw_only=True)

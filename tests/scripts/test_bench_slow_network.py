@@ -87,18 +87,20 @@ def test_samples_whose_computation_takes_so_long(bench):
 
 
 def test_what_is_hidden(bench):
-    assert bench.hidden(2.0, none=2.0, compute=1.0) == 0
-    assert bench.hidden(1.0, none=2.0, compute=1.0) == 1
-    assert bench.hidden(2.5, none=2.0, compute=1.0) == -0.5
+    assert bench.hidden([2.0], none=[2.0], compute=[1.0]) == 0
+    assert bench.hidden([1.0], none=[2.0], compute=[1.0]) == 1
+    assert bench.hidden([2.5], none=[2.0], compute=[1.0]) == -0.5
+    rounds = {"none": [2.0, 12.0, 3.0], "compute": [1.0, 10.0, 2.0]}  # a slow round is slow for all
+    assert bench.hidden([1.1, 10.2, 2.5], **rounds) == 0.8, "1 - the median of .1, .2, .5 over that of 1, 2, 1"
 
 
 def test_table_has_a_line_for_each_wire(bench):
-    seconds = {"compute": [0.3, 0.1, 0.2]}
-    seconds |= {f"{way} float32": [t] for way, t in zip(bench.WAYS, (0.6, 0.5, 0.2), strict=True)}
-    seconds |= {f"{way} float16": [t] for way, t in zip(bench.WAYS, (0.4, 0.3, 0.22), strict=True)}
+    seconds = {"compute": [0.2] * 3}
+    seconds |= {f"{way} float32": [t] * 3 for way, t in zip(bench.WAYS, (0.6, 0.5, 0.2), strict=True)}
+    seconds |= {f"{way} float16": [t] * 3 for way, t in zip(bench.WAYS, (0.4, 0.3, 0.22), strict=True)}
     assert bench.table_lines({"ranks": 2, "megabits": 100, "ratio": 2.0, "seconds": seconds}) == [
-        "| 2 | 100 | 2.00 | float32 | 200 | 600 | 500 | 200 | 25 % | 100 % |",
-        "| 2 | 100 | 1.00 | float16 | 200 | 400 | 300 | 220 | 50 % | 90 % |",
+        "| 2 | 100 | 2.00 | float32 | 200 | 600 | 500 | 200 | 25 % | 100 % | 100 % |",
+        "| 2 | 100 | 1.00 | float16 | 200 | 400 | 300 | 220 | 50 % | 90 % | 95 % |",
     ]
 
 

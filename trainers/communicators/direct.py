@@ -47,8 +47,7 @@ class _Everybody(Connection):
         self._exchange([wire.pack(values[parts[other]]) for other in self._others], rows)
         for row in rows:
             wire.add(own, row)
-        round_to(wire, own)
-        packed = wire.pack(own)
+        packed = round_to(wire, own)
         self._exchange([packed] * len(self._others), [room[parts[other]] for other in self._others])
         for other in self._others:
             wire.store(values[parts[other]], room[parts[other]])

@@ -9,7 +9,7 @@ import numpy as np
 
 from trainers.arguments import require_count
 from trainers.communicators.connection import Connection, ring_share
-from trainers.communicators.ring import ring_sum, round_to
+from trainers.communicators.ring import ring_sum
 from trainers.communicators.wire import Wire
 
 
@@ -48,12 +48,12 @@ class Hierarchical:
                     node.Recv(received, source=member)
                     wire.add(values, received)
                 ring_sum(leaders, values, wire)
-                round_to(wire, values)  # a ring of one has rounded nothing
+                packed = wire.pack(values)
             else:
                 node.Send(wire.pack(values), 0)
-            received = wire.pack(values) if node.rank == 0 else wire.room(values)
-            node.Bcast(received)
-            wire.store(values, received)
+                packed = wire.room(values)
+            node.Bcast(packed)
+            wire.store(values, packed)
 
         sent = ring_share(num_leaders) + node.size - 1 if node.rank == 0 else 1.0
         return Connection(mpi, sum_of, num_roundings=num_leaders + 1, parts=(node, leaders), sent=sent)

@@ -48,19 +48,21 @@ def ring_reduce_scatter(mpi: Any, values: np.ndarray, parts: list[slice], wire: 
         received = wire.scratch(got)
         send_and_receive(mpi, wire.pack(sent), (rank + 1) % size, received, (rank - 1) % size)
         wire.add(got, received)
-    round_to(wire, values[parts[rank]])
 
 
 def ring_allgather(mpi: Any, values: np.ndarray, parts: list[slice], wire: Wire) -> None:
-    """All parts of `values` become those of the rank that they belong to, which has them as the wire does."""
+    """All parts of `values` become those of the rank that they belong to, as the wire has them, there too."""
     rank, size = mpi.rank, mpi.size
+    sent, room = round_to(wire, values[parts[rank]]), wire.room(values)
     for step in range(size - 1):
-        sent, got = values[parts[(rank - step) % size]], values[parts[(rank - step - 1) % size]]
-        received = wire.room(got)
-        send_and_receive(mpi, wire.pack(sent), (rank + 1) % size, received, (rank - 1) % size)
-        wire.store(got, received)
+        part = parts[(rank - step - 1) % size]
+        send_and_receive(mpi, sent, (rank + 1) % size, room[part], (rank - 1) % size)
+        wire.store(values[part], room[part])
+        sent = room[part]  # goes on as it came
 
 
-def round_to(wire: Wire, values: np.ndarray) -> None:
-    """What the others will receive of these values is what they are here too."""
-    wire.store(values, wire.pack(values))
+def round_to(wire: Wire, values: np.ndarray) -> np.ndarray:
+    """These values as they are sent; what the others will receive is what they are here too."""
+    packed = wire.pack(values)
+    wire.store(values, packed)
+    return packed

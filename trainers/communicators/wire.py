@@ -72,8 +72,9 @@ class FullWire:
         values += received
 
     def store(self, values: np.ndarray, received: np.ndarray) -> None:
-        if received is not values:
-            array_module(values).copyto(values, received)
+        xp = array_module(values)
+        if not xp.may_share_memory(values, received):
+            xp.copyto(values, received)
 
     def losses(self, values: np.ndarray) -> tuple[int, int]:
         return 0, 0
@@ -123,7 +124,8 @@ class _HalfWire:
         count = array_module(values).count_nonzero
         for place in _pieces(values):
             part = abs(values[place])
-            overflowed += int(count(part >= self._infinite_from) - count(part == np.inf))
+            if not part.max() < self._infinite_from:  # or NaN
+                overflowed += int(count(part >= self._infinite_from) - count(part == np.inf))
             flushed += int(count(part <= self._zero_up_to) - count(part == 0))
         return overflowed, flushed
 
@@ -159,17 +161,18 @@ class Float16Wire(_HalfWire):
             array_module(values).copyto(packed.view(np.float16), values, casting="same_kind")
 
     def _unpack(self, received: np.ndarray, values: np.ndarray) -> None:
-        if values.dtype == np.float32 and array_module(values) is np:
-            bits, sign, _ = self._bits[:, : len(values)]
-            np.bitwise_and(received, 0x7FFF, out=bits, dtype=np.uint32)
-            if len(values) and bits.max() < 0x7C00:  # all finite
-                np.left_shift(bits, 13, out=bits)  # a float32 whose exponent is 112 too small
-                np.multiply(bits.view(np.float32), np.float32(2.0**112), out=bits.view(np.float32))
-                np.bitwise_and(received, 0x8000, out=sign, dtype=np.uint32)
-                np.left_shift(sign, 16, out=sign)
-                np.bitwise_or(bits, sign, out=values.view(np.uint32))
-                return
-        array_module(values).copyto(values, received.view(np.float16))
+        if values.dtype != np.float32 or array_module(values) is not np or not _all_finite(received):
+            return array_module(values).copyto(values, received.view(np.float16))
+        bits = values.view(np.int32)
+        np.copyto(bits, received.view(np.int16))  # the sign in bits 15 to 31
+        bits <<= 13  # a float32 whose exponent is 112 too small, under four bits of sign
+        bits &= np.int32(0x0FFFE000 - (1 << 31))
+        values *= np.float32(2.0**112)
+
+
+def _all_finite(bits: np.ndarray) -> bool:
+    """Of float16 numbers: those above 65,504 are the largest of both signs."""
+    return len(bits) == 0 or bool(bits.view(np.int16).max() < 0x7C00 and bits.max() < 0xFC00)
 
 
 def _half_bits(values: np.ndarray, bits: np.ndarray, rounded: np.ndarray, tiny: np.ndarray, packed: np.ndarray) -> None:

@@ -13,8 +13,14 @@ def test_auto_buckets_are_an_eighth_within_bounds(num_bytes, expected):
     assert GradientExchange().bucket_bytes_of(num_bytes) == expected
 
 
+def test_auto_buckets_are_as_large_as_may_be_where_double_buffering_hides_all():
+    sizes = [GradientExchange().bucket_bytes_of(bytes_, double_buffering=True) for bytes_ in (40, 3_000_000, 10**9)]
+    assert sizes == [256_000, 3_000_000, 32_000_000]
+
+
 def test_buckets_of_a_size_given_do_not_look_at_the_model():
     assert GradientExchange(bucket_bytes=1000).bucket_bytes_of(10**9) == 1000
+    assert GradientExchange(bucket_bytes=1000).bucket_bytes_of(10**9, double_buffering=True) == 1000
 
 
 def test_buckets_of_no_bytes_are_refused():
