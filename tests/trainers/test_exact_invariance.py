@@ -21,7 +21,7 @@ IMAGES = (
     "augmentation={train: [{kind: RandomCrop, size: 32, padding: 4}, {kind: HorizontalFlip}], eval: []}",
     "evaluation={every: 50up, norm_statistics: moving_average}",
 )
-DEEP = (*IMAGES, "model={kind: CifarResNet, depth: 20}")
+LONG_IMAGES = (*IMAGES, "model.width=4")
 METHODS = (
     "updater={double_buffering: true}",
     "evaluation={every: 5ep, norm_statistics: by_group}",
@@ -116,7 +116,7 @@ def test_mixed_precision_overflows_at_the_same_updates(exact):
     assert exact(2, MIXED, update=6, resumed_from=(3, 3)) == alone
 
 
-@pytest.fixture(scope="module", params=[DIGITS, DEEP], ids=["digits", "images"])
+@pytest.fixture(scope="module", params=[DIGITS, LONG_IMAGES], ids=["digits", "images"])
 def long_run(request, exact):
     """100 updates across the ramp, alone, and the settings."""
     return request.param, exact(1, request.param, update=100, ramp=LONG_RAMP)
