@@ -8,7 +8,9 @@ Of a transfer, groups that are dismissed from its first search wait for the orde
 from __future__ import annotations
 
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -23,6 +25,8 @@ from trainers.faults import end_all, say
 from trainers.launch import STOP_FILE, ending_with_us, limit_threads, without_launcher
 from trainers.run_folder import LOG
 from trainers.search.group import Group, dismiss, group_folder
+
+_NOTICE_SECONDS = 1.0  # for a launcher that ends the ranks itself
 
 
 def search_as_rank(folder: Path, *, phases: Sequence[Path], each: int, ranks: int) -> int:
@@ -42,6 +46,7 @@ def search_as_rank(folder: Path, *, phases: Sequence[Path], each: int, ranks: in
     threads = limit_threads()
     world = join_world(ranks)
     talk = world.bcast(f"world-{time.time_ns()}", root=0)
+    over = _watched_neighbour(world)
     supervisor = _supervisor(talk, ranks) if world.rank == 0 else None
     number, groups = world.rank // each, ranks // each
     team = world.Split(number if number < groups else MPI.UNDEFINED, world.rank)
@@ -56,6 +61,7 @@ def search_as_rank(folder: Path, *, phases: Sequence[Path], each: int, ranks: in
         for phase, other in product(phases, range(groups)):  # it has told them so, unless it ended before that
             dismiss(group_folder(phase, other) / talk)
     met(world)
+    over.set()
     return world.bcast(code, root=0)
 
 
@@ -104,6 +110,28 @@ def _supervisor(talk: str, ranks: int) -> subprocess.Popen[Any]:
 
     threading.Thread(target=watch, name="supervisor", daemon=True).start()
     return process
+
+
+def _watched_neighbour(world: Any) -> threading.Event:
+    """End all ranks once the next one of this host has ended, until the event returned is set.
+
+    mpiexec does so by itself; srun leaves the others waiting, unless it is asked for --kill-on-bad-exit.
+    """
+    over, host, own = threading.Event(), socket.gethostname(), os.getpid()
+    pids = [pid for place, pid in world.allgather((host, own)) if place == host]
+    neighbour = pids[(pids.index(own) + 1) % len(pids)]
+
+    def watch() -> None:
+        poll = select.poll()
+        poll.register(os.pidfd_open(neighbour), select.POLLIN)
+        poll.poll()
+        if not over.wait(_NOTICE_SECONDS):  # this rank may be about to end, too
+            say(f"kilobatch: a rank on {host} (process {neighbour}) has ended; the same command goes on")
+            end_all()
+
+    if neighbour != own and hasattr(os, "pidfd_open"):  # Linux
+        threading.Thread(target=watch, name="neighbour", daemon=True).start()
+    return over
 
 
 def _print_into(log: Path) -> None:
