@@ -31,6 +31,7 @@ from optuna.trial import TrialState, create_trial
 from rich.console import Console
 
 from recipes.open_search import OpenedSearch, open_search
+from trainers.launch import STOP_FILE
 from trainers.request import Prepared, prepare
 from trainers.run_folder import METRICS
 from trainers.search.display import Display
@@ -166,7 +167,7 @@ class Bench:
         self.study = open_study(self.opened, storage, name=f"bench-{time.time_ns()}")
         self.hand_out, self.meter = HandOut(self.study, folder), Meter()
         display = Display(search=self.search, folder=folder, console=Console(quiet=True), groups=1)
-        how = SearchOptions(folder=folder, hang_seconds=600.0)
+        how = SearchOptions(folder=folder, stop_file=folder / STOP_FILE, hang_seconds=600.0)
         self.telling = Telling(self.opened, self.study, how, display, done=self.hand_out.done)
         self.said, self.display = place.said, display
 

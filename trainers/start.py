@@ -66,11 +66,10 @@ def _join(request: TrainRequest, ranks: int) -> int:
     """Train as one of the ranks that a launcher started."""
     hold_line(launched_rank())
     threads = limit_threads()
-    world = join_world(ranks)
     try:
-        code = train_together(request, world, threads=threads)
+        code = train_together(request, join_world(ranks), threads=threads)
     except InputRefused:
-        if world.rank == 0:
+        if launched_rank() == 0:
             raise
         sys.exit(EXIT_INPUT)
     return 0 if launched_by_us() else code  # mpiexec calls any other code a failure; our parent reads the last line

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,30 @@ def join_world(ranks: int) -> Any:
     if world.size != ranks:
         raise LaunchError(
             f"{ranks} ranks were launched, but MPI joins {world.size}: the launcher and mpi4py use different MPIs; "
-            "`kilobatch doctor` tells which MPI this is"
+            f"{way_to_join(_library_version())}"
         )
     world.Barrier()  # all have left MPI_Init
     remove_shared_memory()
     return world
+
+
+def way_to_join(library: str, environment: Mapping[str, str] = os.environ) -> str:
+    """What to type where a launcher's ranks do not meet.
+
+    Slurm has several ways, and an MPI knows some of them.
+
+    >>> way_to_join("MPICH Version: 4.3.2", {"SLURM_STEP_ID": "0"})
+    'type `export SLURM_MPI_TYPE=pmi2` before the same command (srun --mpi=list says what this Slurm has)'
+
+    Args:
+        library: what MPI says of itself.
+        environment: of this process.
+    """
+    others = any(name.startswith(("HYDI_", "OMPI_COMM_WORLD_")) for name in environment)  # within a step of Slurm, too
+    if "SLURM_STEP_ID" not in environment or others:
+        return "`kilobatch doctor` tells which MPI this is"
+    kind = "pmix" if library.startswith("Open MPI") else "pmi2"
+    return f"type `export SLURM_MPI_TYPE={kind}` before the same command (srun --mpi=list says what this Slurm has)"
 
 
 def train_together(
@@ -102,6 +122,12 @@ def _world() -> Any:
             "mpich), and see `kilobatch doctor`"
         ) from error
     return MPI.COMM_WORLD
+
+
+def _library_version() -> str:
+    from mpi4py import MPI
+
+    return MPI.Get_library_version()
 
 
 def _train_together(

@@ -16,7 +16,6 @@ from trainers.search.mail import ANSWERS, ORDERS, SIGN_SECONDS, Inbox, post
 from trainers.search.places import Place, launcher
 
 JOBS = "jobs"  # in the search's folder: a folder for each group
-END = {"train": None}  # the order that no run follows
 _LAST_SECONDS = 10.0  # for ranks that have nothing more to do
 
 
@@ -109,10 +108,11 @@ class Group:
 
     def dismiss(self) -> None:
         """No more runs: the ranks end by themselves."""
-        if self._job is not None and self._job.poll() is None:
-            post(self._talk / ORDERS, END)
-        if self._talk_name is not None:  # ranks that others have started, and wait for
+        if self._talk_name is not None:  # ranks that others have started, and wait for; they listen from the start
+            dismiss(self.folder / self._talk_name)
             self._job = None
+        elif self._job is not None and self._job.poll() is None:
+            dismiss(self._talk)
 
     def wait(self) -> None:
         """Return when dismissed or killed ranks have ended, at last by force."""
@@ -141,6 +141,12 @@ class Group:
 def group_folder(folder: Path, number: int) -> Path:
     """Of a group, in the folder of a search."""
     return folder / JOBS / f"group-{number:02d}"
+
+
+def dismiss(talk: Path) -> None:
+    """Tell the ranks that listen in a folder, which need not be there yet, that no run follows."""
+    talk.mkdir(parents=True, exist_ok=True)
+    post(talk / ORDERS, {"train": None})
 
 
 def starting_at(place: Place) -> Callable[[Path, Path], MpiJob]:

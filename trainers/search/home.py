@@ -14,6 +14,7 @@ import yaml
 
 from recipes.open_search import OpenedSearch
 from trainers.run_folder import FolderRefused, dataset_facts, differences, require_usable
+from trainers.search.group import JOBS
 from trainers.search.storages import Place, open_storage, read_place
 from trainers.search.study import new_study
 
@@ -31,7 +32,8 @@ def check_folder(folder: Path, opened: OpenedSearch, *, resume: bool) -> None:
     if not (folder / SEARCH).is_file():
         if resume:
             raise FolderRefused(f"there is no search in {folder} to go on with; leave --resume out to begin one")
-        require_usable(folder, resume=False)
+        if not _only_begun(folder):
+            require_usable(folder, resume=False)
         return
     before = yaml.safe_load((folder / SEARCH).read_text(encoding="utf-8"))
     changed = differences(before, yaml.safe_load(yaml.safe_dump(_identity(opened))))
@@ -94,6 +96,17 @@ def sole_supervisor(folder: Path) -> Iterator[None]:
         file.write(str(os.getpid()))
         file.flush()
         yield
+
+
+def _only_begun(folder: Path) -> bool:
+    """Whether it has only what the ranks of a foreign launcher leave, here and for each search of a transfer.
+
+    They are there before the supervisor has seen whether the search can be done.
+    """
+    if not folder.is_dir():
+        return False
+    loose = [path for path in folder.iterdir() if not path.is_dir() and path.name != _LOCK]
+    return not loose and all(JOBS in (path.name, path.parent.name) for path in folder.glob("*/*"))
 
 
 def _identity(opened: OpenedSearch) -> dict[str, Any]:

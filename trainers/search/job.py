@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from recipes.positions import last_multiple
 from trainers.faults import EXIT_FAILED, EXIT_INPUT
-from trainers.launch import STOP_FILE
+from trainers.launch import STOP_FILE, LaunchError
 from trainers.progress import Tail
 from trainers.request import Prepared, TrainRequest
 from trainers.run_folder import ENVIRONMENT, LOG, METRICS
@@ -106,7 +106,11 @@ class Job:
         self.group.kill()
 
     def ended(self) -> Ending | None:
-        """How it ended; None while it runs."""
+        """How it ended; None while it runs.
+
+        Raises:
+            LaunchError: the group's ranks were refused before they had a run.
+        """
         code = self.group.poll()  # first: ranks may answer and then end
         answer = self.group.answer()
         if answer is None and code is None:
@@ -126,7 +130,10 @@ class Job:
 
     def _failure_of_ranks(self, code: int, errors: str, said: str) -> Ending:
         if code in (_EXIT_PYTHON, EXIT_FAILED, EXIT_INPUT):
-            return _failure(errors)
+            failure = _failure(errors)
+            if code == EXIT_INPUT and failure.rank is None:  # they could not begin: no other trial's ranks could
+                raise LaunchError(failure.reason)
+            return failure
         if code == 0:
             rank = self.group.first_to_leave()
             who = "a rank" if rank is None else f"rank {rank}"

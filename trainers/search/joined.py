@@ -2,32 +2,39 @@
 
 The supervisor is a process of its own here, too, without MPI, and the same one but for its groups, which are there
 already. A fault of one rank ends all of them, as MPI has it, and the supervisor with rank 0; the same command goes on.
+Of a transfer, groups that are dismissed from its first search wait for the orders of the second.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 import traceback
+from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from trainers.faults import end_all, say
 from trainers.launch import STOP_FILE, ending_with_us, limit_threads, without_launcher
 from trainers.run_folder import LOG
-from trainers.search.group import END, Group, group_folder
-from trainers.search.mail import ORDERS, post
+from trainers.search.group import Group, dismiss, group_folder
+
+_NOTICE_SECONDS = 1.0  # for a launcher that ends the ranks itself
 
 
-def search_as_rank(folder: Path, *, each: int, ranks: int) -> int:
+def search_as_rank(folder: Path, *, phases: Sequence[Path], each: int, ranks: int) -> int:
     """Be one of the ranks of all groups, and on rank 0 the parent of the supervisor; returns its exit code.
 
     Args:
         folder: of the search.
+        phases: folders of the searches it consists of, in their order: two of a transfer, else its own.
         each: ranks of a group.
         ranks: that the launcher started, at least `each`.
     """
@@ -39,21 +46,22 @@ def search_as_rank(folder: Path, *, each: int, ranks: int) -> int:
     threads = limit_threads()
     world = join_world(ranks)
     talk = world.bcast(f"world-{time.time_ns()}", root=0)
+    over = _watched_neighbour(world)
     supervisor = _supervisor(talk, ranks) if world.rank == 0 else None
     number, groups = world.rank // each, ranks // each
     team = world.Split(number if number < groups else MPI.UNDEFINED, world.rank)
-    if team != MPI.COMM_NULL:
-        place = group_folder(folder, number)
-        gone = (lambda: supervisor.poll() is not None) if supervisor else (lambda: False)
+    gone = (lambda: supervisor.poll() is not None) if supervisor else (lambda: False)
+    for phase in phases if team != MPI.COMM_NULL else ():
+        place = group_folder(phase, number)
         _print_into(place / LOG)
         serve(team, place / talk, threads=threads, gone=gone, stop=folder / STOP_FILE)
     code = None
     if supervisor is not None:
         code = supervisor.wait()
-        for other in range(groups):  # it has told them so, unless it ended before it began
-            (group_folder(folder, other) / talk).mkdir(parents=True, exist_ok=True)
-            post(group_folder(folder, other) / talk / ORDERS, END)
+        for phase, other in product(phases, range(groups)):  # it has told them so, unless it ended before that
+            dismiss(group_folder(phase, other) / talk)
     met(world)
+    over.set()
     return world.bcast(code, root=0)
 
 
@@ -102,6 +110,28 @@ def _supervisor(talk: str, ranks: int) -> subprocess.Popen[Any]:
 
     threading.Thread(target=watch, name="supervisor", daemon=True).start()
     return process
+
+
+def _watched_neighbour(world: Any) -> threading.Event:
+    """End all ranks once the next one of this host has ended, until the event returned is set.
+
+    mpiexec does so by itself; srun leaves the others waiting, unless it is asked for --kill-on-bad-exit.
+    """
+    over, host, own = threading.Event(), socket.gethostname(), os.getpid()
+    pids = [pid for place, pid in world.allgather((host, own)) if place == host]
+    neighbour = pids[(pids.index(own) + 1) % len(pids)]
+
+    def watch() -> None:
+        poll = select.poll()
+        poll.register(os.pidfd_open(neighbour), select.POLLIN)
+        poll.poll()
+        if not over.wait(_NOTICE_SECONDS):  # this rank may be about to end, too
+            say(f"kilobatch: a rank on {host} (process {neighbour}) has ended; the same command goes on")
+            end_all()
+
+    if neighbour != own and hasattr(os, "pidfd_open"):  # Linux
+        threading.Thread(target=watch, name="neighbour", daemon=True).start()
+    return over
 
 
 def _print_into(log: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,11 @@ from recipes.rates import full_rate
 from recipes.reports.markup import Markup, inline_svg, joined, tag
 from recipes.schema import Search
 from trainers.run_folder import RUN
+from trainers.search.rungs import is_whole
 from trainers.search.states import state_of
 from trainers.search.study import FOLDER, best_trials
 from trainers.search.wording import metric_name
+from trainers.study_view import StudyView
 
 _FEW = 10  # with fewer complete trials an importance or a contour would be drawn from chance
 _GOOD = 5  # trials that importance takes for the good ones, where a tenth of all are fewer
@@ -44,14 +48,22 @@ def rates_picture(parts: Sequence[tuple[optuna.Study, Path]], search: Search) ->
 def _drawn(figures: Iterator[tuple[Any, str]]) -> Markup:
     from recipes.reports.plots import svg_text
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+    with drawn_by_optuna():
         found = [(svg_text(figure), words) for figure, words in figures]
     drawn = [
         tag("figure", inline_svg(text, prefix=f"p{place}", label=words), tag("figcaption", words))
         for place, (text, words) in enumerate(found)
     ]
     return joined([tag("h2", "Pictures"), tag("div", *drawn, class_="pictures")]) if drawn else Markup("")
+
+
+@contextmanager
+def drawn_by_optuna() -> Iterator[None]:
+    """Inside, Optuna does not warn that its pictures are experimental, and that low targets are good ones."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        warnings.filterwarnings("ignore", message="PedAnovaImportanceEvaluator computes")
+        yield
 
 
 def _figures(study: optuna.Study, search: Search, folder: Path | None) -> Iterator[tuple[Any, str]]:
@@ -64,11 +76,7 @@ def _figures(study: optuna.Study, search: Search, folder: Path | None) -> Iterat
     metrics = [metric_name(objective.metric) for objective in search.objectives]
     maximize = search.objectives[0].direction == "maximize"
     if len(metrics) == 1:
-        figure = of_search.history_figure(points, metric=metrics[0], maximize=maximize)
-        yield figure, "Every trial, and the best so far."
-    if any(point.reports for point in points):
-        figure = of_search.reports_figure(points, metric=metrics[0])
-        yield figure, "What trials reported on their way: pruned ones dashed, infeasible ones grey."
+        yield from _on_the_way(study, points, metrics[0])
     front = [trial.number for trial in best_trials(study)]
     for at, metric in list(enumerate(metrics))[1:]:
         figure = of_search.front_figure(points, front, metrics=(metrics[0], metric), at=at)
@@ -91,37 +99,78 @@ def _point(trial: FrozenTrial) -> Any:
         state=state_of(trial),
         scores=tuple(trial.values),
         values=trial.params,
-        reports=trial.intermediate_values,
     )
 
 
+def _on_the_way(study: optuna.Study, points: Sequence[Any], metric: str) -> Iterator[tuple[Any, str]]:
+    """Optuna's history and intermediate values."""
+    from optuna.visualization import matplotlib as drawn
+
+    from recipes.reports.plots.foreign import drawn_elsewhere
+    from recipes.reports.plots.of_search import history_figure, reports_figure
+
+    trials = study.get_trials(deepcopy=False)
+    with drawn_elsewhere():
+        if _whole(trials):
+            others = [point for point in points if point.state in ("pruned", "short")]
+            axes = drawn.plot_optimization_history(StudyView(study, _others_as_pruned), target_name="")
+            yield history_figure(axes, others, metric=metric), "Every trial, and the best so far."
+    with drawn_elsewhere():
+        if any(trial.intermediate_values for trial in trials):
+            states = {trial.number: state_of(trial) for trial in trials}
+            words = "What trials reported on their way: pruned ones dashed, infeasible ones grey."
+            yield reports_figure(drawn.plot_intermediate_values(study), states, metric=metric), words
+
+
+def _whole(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    """Complete ones of all epochs."""
+    return [trial for trial in trials if trial.state == TrialState.COMPLETE and is_whole(trial)]
+
+
+def _others_as_pruned(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    """All, because Optuna takes a trial's number for its place; those of fewer epochs are never the best."""
+    found = []
+    for trial in trials:
+        if trial.state == TrialState.COMPLETE and not is_whole(trial):
+            trial = copy(trial)
+            trial.state = TrialState.PRUNED
+        found.append(trial)
+    return found
+
+
 def _of_importance(study: optuna.Study, search: Search, metrics: list[str]) -> Iterator[tuple[Any, str]]:
-    """Importance by Optuna's PED-ANOVA, which knows conditional values and several objectives, and a contour."""
-    from recipes.reports.plots.of_search import importance_figure
-
-    complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    paths = [path for path in search.space if len({str(trial.params.get(path)) for trial in complete}) > 1]
-    if len(complete) < _FEW or not paths:
-        return
-    good = max(0.1, _GOOD / len(complete))
-    evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=good)
-    shares = optuna.importance.get_param_importances(study, evaluator=evaluator, params=paths)
-    number = max(_GOOD, round(good * len(complete)))
-    words = f"What the best {number} of {len(complete)} whole trials have in common (PED-ANOVA): a hint only."
-    yield importance_figure(shares), words
-    shared = [path for path in shares if sum(path in trial.params for trial in complete) >= _FEW]
-    if len(shared) > 1 and len(metrics) == 1:
-        words = f"{metrics[0]} between whole trials, by the two values that matter most."
-        yield _contour(study, shared[:2], metrics[0]), words
-
-
-def _contour(study: optuna.Study, paths: list[str], metric: str) -> Any:
-    from optuna.visualization.matplotlib import plot_contour
+    """Optuna's importances by PED-ANOVA, which knows conditional values, for each objective; for one a contour."""
+    from optuna.visualization.matplotlib import plot_contour, plot_param_importances
 
     from recipes.reports.plots.foreign import drawn_elsewhere, restyled
+    from recipes.reports.plots.of_search import importance_figure
 
-    with drawn_elsewhere():
-        return restyled(plot_contour(study, params=paths, target_name=""), title=metric)
+    whole, view = _whole(study.get_trials(deepcopy=False)), StudyView(study, _whole)
+    paths = [path for path in search.space if len({str(trial.params.get(path)) for trial in whole}) > 1]
+    if len(whole) < _FEW or not paths:
+        return
+    good = max(0.1, _GOOD / len(whole))
+    evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=good)
+    how: dict[str, Any] = {"evaluator": evaluator, "params": paths}
+    best = f"the best {max(_GOOD, round(good * len(whole)))} of {len(whole)} whole trials"
+    for place, metric in enumerate(metrics):
+        if len(metrics) > 1:
+            how["target"] = _lower_is_better(search, place)
+        with drawn_elsewhere():
+            figure = importance_figure(plot_param_importances(view, **how, target_name=metric), metric=metric)
+            yield figure, f"What {best} have in common in {metric} (PED-ANOVA): a hint only."
+    shares = optuna.importance.get_param_importances(view, **how)
+    shared = [path for path in shares if sum(path in trial.params for trial in whole) >= _FEW]
+    if len(shared) > 1 and len(metrics) == 1:
+        with drawn_elsewhere():
+            figure = restyled(plot_contour(view, params=shared[:2], target_name=""), title=metrics[0])
+            yield figure, f"{metrics[0]} between whole trials, by the two values that matter most."
+
+
+def _lower_is_better(search: Search, place: int) -> Callable[[FrozenTrial], float]:
+    """An objective as PED-ANOVA takes a target."""
+    sign = -1 if search.objectives[place].direction == "maximize" else 1
+    return lambda trial: sign * trial.values[place]
 
 
 def _of_batches(

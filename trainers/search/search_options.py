@@ -12,12 +12,14 @@ class SearchOptions:
 
     Args:
         folder: of the search.
+        stop_file: asks it to stop, once it is there.
         hang_seconds: a trial that reports no update for so long is ended.
         data: folder of the data set's files.
         allow_code: as of `train`.
     """
 
     folder: Path
+    stop_file: Path
     hang_seconds: float = 600.0
     data: Path | None = None
     allow_code: bool = False

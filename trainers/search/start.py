@@ -19,7 +19,7 @@ from recipes.errors import InputRefused
 from recipes.open_search import OpenedSearch, open_search
 from recipes.schema import Search
 from trainers.faults import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED
-from trainers.launch import LaunchError, launched_rank, launched_ranks
+from trainers.launch import STOP_FILE, LaunchError, launched_rank, launched_ranks
 from trainers.request import prepare, refused
 from trainers.run_folder import LOG, REPORT
 from trainers.search.best import recipe_path, write_best
@@ -32,7 +32,7 @@ from trainers.search.page import write_search_page
 from trainers.search.places import places
 from trainers.search.search_options import SearchOptions
 from trainers.search.states import counted
-from trainers.search.storages import cause, lost, open_storage
+from trainers.search.storages import Place, cause, lost, open_storage
 from trainers.search.study import best_trials, finished, new_study, open_study, spent_seconds
 from trainers.search.supervisor import Supervisor
 from trainers.search.transfer import Stages, check_transfer, transfer
@@ -50,6 +50,7 @@ class SearchRequest:
     workers: int | None = None
     hosts: str | None = None
     joined: str | None = None  # by rank 0 of a foreign launcher to the supervisor: see `joined_groups`
+    stop_file: Path | None = None  # of the transfer that this search is a part of; else it is in the search's folder
     out: Path | None = None
     resume: bool = False
     dry_run: bool = False
@@ -90,32 +91,41 @@ def _search(request: SearchRequest) -> int:
     if request.dry_run:
         print(dry_run_text(opened, groups=len(groups), folder=folder, large=large, **options))
         return 0
-    if request.joined is None:  # else the ranks have done so, and begun their logs there
-        check_folder(folder, opened, resume=request.resume)
-    if moves:
-        folder.mkdir(parents=True, exist_ok=True)
-        remember_search(folder, opened)
-        return transfer(Stages(opened=opened, folder=folder, **options), partial(_begin_stage, request))
-    place, name = place_of_study(folder, opened, storage=request.storage, study=request.study)
+    check_folder(folder, opened, resume=request.resume)
+    place = None if moves else place_of_study(folder, opened, storage=request.storage, study=request.study)
     folder.mkdir(parents=True, exist_ok=True)
     with sole_supervisor(folder):
         remember_search(folder, opened)
-        how = SearchOptions(folder=folder, hang_seconds=request.hang_seconds, **options)
-        try:
-            study = open_study(opened, open_storage(place), name=name)
-            remember_place(folder, place, name)  # it can be used
-            return _work(opened, study, how, groups)
-        except Exception as error:
-            if not lost(error):
-                raise
-            said = f"the study in {place.said} does not answer any more: {cause(place, error)}"
-            print(f"kilobatch: {said}; the same command goes on with it", file=sys.stderr)
-            return EXIT_FAILED
+        stop_file = request.stop_file or folder / STOP_FILE
+        if request.stop_file is None:  # else it is not older than the transfer
+            stop_file.unlink(missing_ok=True)
+        if place is None:
+            begin = partial(_begin_phase, replace(request, stop_file=stop_file, resume=False))
+            return transfer(Stages(opened=opened, folder=folder, **options), begin)
+        how = SearchOptions(folder=folder, stop_file=stop_file, hang_seconds=request.hang_seconds, **options)
+        return _search_in(place, opened, how, groups)
 
 
-def _begin_stage(request: SearchRequest, file: Path, folder: Path) -> int:
+def _search_in(
+    place_and_name: tuple[Place, str], opened: OpenedSearch, how: SearchOptions, groups: Sequence[Group]
+) -> int:
+    """A search whose study is in a storage, which may be lost."""
+    place, name = place_and_name
+    try:
+        study = open_study(opened, open_storage(place), name=name)
+        remember_place(how.folder, place, name)  # it can be used
+        return _work(opened, study, how, groups)
+    except Exception as error:
+        if not lost(error):
+            raise
+        said = f"the study in {place.said} does not answer any more: {cause(place, error)}"
+        print(f"kilobatch: {said}; the same command goes on with it", file=sys.stderr)
+        return EXIT_FAILED
+
+
+def _begin_phase(request: SearchRequest, file: Path, folder: Path) -> int:
     study = request.study and f"{request.study}-{folder.name}"
-    return search(replace(request, search=str(file), out=folder, study=study, resume=False))
+    return search(replace(request, search=str(file), out=folder, study=study))
 
 
 def _work(opened: OpenedSearch, study: Any, options: SearchOptions, groups: Sequence[Group]) -> int:
@@ -177,18 +187,17 @@ def _join(request: SearchRequest, opened: OpenedSearch, folder: Path, ranks: int
         LaunchError: they are not those that were asked for, or too few.
     """
     each = opened.search.ranks_per_trial
-    if opened.search.transfer is not None:
-        raise LaunchError(
-            "a transfer is two searches, which start their ranks themselves; run kilobatch search without mpiexec or "
-            "srun: it uses all of a Slurm allocation, or what -n and --hosts say"
-        )
     if request.workers not in (None, ranks) or request.hosts is not None:
         raise LaunchError(f"{ranks} ranks were launched; leave -n and --hosts out")
     if ranks < each:
         raise refused("-n", f"{ranks} ranks are fewer than the {each} of a trial", f"launch {each} or more")
     check_folder(folder, opened, resume=request.resume)
-    place_of_study(folder, opened, storage=request.storage, study=request.study)
-    return search_as_rank(folder, each=each, ranks=ranks)
+    phases = [folder]
+    if opened.search.transfer is not None:
+        phases = [folder / name for name in Stages(opened=opened, folder=folder).names]
+    else:
+        place_of_study(folder, opened, storage=request.storage, study=request.study)
+    return search_as_rank(folder, phases=phases, each=each, ranks=ranks)
 
 
 def _require_trainable(request: SearchRequest, opened: OpenedSearch) -> None:

@@ -13,7 +13,6 @@ import optuna
 from optuna.exceptions import UpdateFinishedTrialError
 
 from recipes.open_search import OpenedSearch
-from trainers.launch import STOP_FILE
 from trainers.request import TrainRequest, prepare
 from trainers.run_folder import RUN
 from trainers.search import study as studies
@@ -75,8 +74,6 @@ class Supervisor:
         self._telling = Telling(opened, study, options, display, done=self._trials.done)
         self._noted = self._shown = time.monotonic()
         self._look_again = 0.0
-        self._stop_file = options.folder / STOP_FILE
-        self._stop_file.unlink(missing_ok=True)
 
     def run(self) -> None:
         """Work until the budget is spent, or until it is asked to stop and the ranks have ended."""
@@ -269,7 +266,7 @@ class Supervisor:
         now = time.monotonic()
         for group in self.groups:
             group.sign()
-        if not self.stopping and self._stop_file.exists():
+        if not self.stopping and self.options.stop_file.exists():
             self.ask_to_stop()
         self._trials.renew()
         if now - self._noted > RENEW_SECONDS:

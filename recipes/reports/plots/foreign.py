@@ -28,18 +28,19 @@ def drawn_elsewhere() -> Iterator[None]:
                 pyplot.close(number)
 
 
-def restyled(axes: Axes, *, title: str, size: tuple[float, float] = (4.7, 3.2)) -> Figure:
-    """The figure of some axes, all of its axes in the house style.
+def restyled(axes: Axes, *, title: str, height: float = 2.9, lines: bool = False) -> Figure:
+    """The figure of some axes, all of its axes in the house style and without their legends.
 
     Args:
         axes: as they were drawn.
         title: in the place of theirs.
-        size: of the figure, width and height in inches.
+        height: of the axes, in inches.
+        lines: of a grid, and axes on two sides only; else a frame.
     """
     figure = axes.figure
     assert isinstance(figure, Figure)
     FigureCanvasAgg(figure)
-    figure.set_size_inches(*size)
+    figure.set_size_inches(4.7, height + 0.3)
     figure.set_layout_engine("tight")  # a colour bar that is there already has no place in "constrained"
     axes.set_title("")
     axes.set_title(title, loc="left", fontsize=9.5, fontweight="bold", color=INK)
@@ -47,11 +48,15 @@ def restyled(axes: Axes, *, title: str, size: tuple[float, float] = (4.7, 3.2)) 
         for of in "xy":
             if getattr(one, f"get_{of}scale")() == "log":
                 decades(one, of=of)
+        if (legend := one.get_legend()) is not None:
+            legend.remove()
         one.set_facecolor("none")
-        one.grid(visible=False)
+        one.set_axisbelow(True)
+        one.grid(visible=lines, **({"color": GRID, "linewidth": 0.7} if lines else {}))
         one.tick_params(which="both", colors=MUTED, labelcolor=INK, labelsize=8)
         for label in (one.xaxis.label, one.yaxis.label):
             label.set(color=INK, fontsize=9)
-        for spine in one.spines.values():
-            spine.set(edgecolor=GRID, linewidth=0.8, visible=True)
+        for side, spine in one.spines.items():
+            shown = side in ("left", "bottom") or not lines
+            spine.set(edgecolor=MUTED if lines else GRID, linewidth=0.8, visible=shown)
     return figure

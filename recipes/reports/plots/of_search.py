@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from recipes.reports.plots.axes import decades, stacked
+from recipes.reports.plots.foreign import restyled
 from recipes.reports.style import DASHES, MUTED, SERIES
 
 _HEIGHT = 2.4  # inches, of a panel
@@ -26,14 +27,12 @@ class TrialPoint:
         state: `complete`, `pruned`, `infeasible` (beyond a constraint) or `short` (of a lower rung).
         scores: its objectives; of a pruned one the last report.
         values: by path of the space, where it has one.
-        reports: number of the report -> score.
     """
 
     number: int
     state: str
     scores: tuple[float, ...]
     values: Mapping[str, Any]
-    reports: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def complete(self) -> bool:
@@ -49,34 +48,60 @@ _LOOKS = {
 }
 
 
-def history_figure(trials: Sequence[TrialPoint], *, metric: str, maximize: bool) -> Figure:
-    """The objective of every trial, and the best so far."""
-    with stacked([_HEIGHT]) as (figure, (axes,)):
-        _dots(axes, trials, [trial.number for trial in trials])
-        complete = sorted((trial for trial in trials if trial.complete), key=lambda trial: trial.number)
-        if complete:
-            best = (np.maximum if maximize else np.minimum).accumulate([trial.scores[0] for trial in complete])
-            last = max(trial.number for trial in trials)
-            places = [*(trial.number for trial in complete), last]
-            axes.step(places, [*best, best[-1]], where="post", color=SERIES[1], label="best so far")
-        axes.set(xlabel="trial", title=metric)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        _legend(axes)
+def history_figure(axes: Axes, others: Sequence[TrialPoint], *, metric: str) -> Figure:
+    """Optuna's history: the objective of every complete trial, and the best so far, as steps.
+
+    Args:
+        axes: as Optuna drew them.
+        others: trials that it leaves out, pruned ones for one.
+        metric: of the objective.
+    """
+    complete, *infeasible = axes.collections
+    complete.set(color=SERIES[0], sizes=[18], label="complete")
+    for dots in infeasible:
+        dots.set(color=MUTED, sizes=[18], label="infeasible" if len(dots.get_offsets()) else None)
+    for best in axes.lines:
+        best.set(color=SERIES[1], alpha=1, linewidth=1.8, drawstyle="steps-post", label="best so far")
+    _dots(axes, others, [trial.number for trial in others])
+    axes.set(xlabel="trial", ylabel="")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    figure = restyled(axes, title=metric, height=_HEIGHT, lines=True)
+    _legend(axes)
     return figure
 
 
-def reports_figure(trials: Sequence[TrialPoint], *, metric: str) -> Figure:
-    """The scores of every trial at the points of its own run: pruned ones dashed, infeasible ones grey."""
-    with stacked([_HEIGHT]) as (figure, (axes,)):
-        for trial in trials:
-            steps = sorted(trial.reports)
-            style = {"color": SERIES[0] if trial.complete else MUTED}
-            style["linestyle"] = DASHES[1] if trial.state == "pruned" else "-"
-            marker = "o" if len(steps) == 1 else ""
-            scores = [trial.reports[step] for step in steps]
-            axes.plot(steps, scores, linewidth=1.0, alpha=0.7, marker=marker, markersize=3, **style)
-        axes.set(xlabel="report, at the same part of every run", title=f"{metric} on the way")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+def reports_figure(axes: Axes, states: Mapping[int, str], *, metric: str) -> Figure:
+    """Optuna's intermediate values, with the looks of what became of a trial: pruned ones dashed, infeasible ones grey.
+
+    Args:
+        axes: as Optuna drew them.
+        states: of the trials by number.
+        metric: of the objective.
+    """
+    for line in axes.lines:
+        state = states[int(line.get_label().removeprefix("Trial"))]
+        marker = "o" if len(line.get_xdata()) == 1 else ""
+        line.set(color=SERIES[0] if state == "complete" else MUTED, linewidth=1.0, marker=marker, markersize=3)
+        line.set_linestyle(DASHES[1] if state == "pruned" else "-")
+    axes.set(xlabel="report, at the same part of every run", ylabel="")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return restyled(axes, title=f"{metric} on the way", height=_HEIGHT, lines=True)
+
+
+def importance_figure(axes: Axes, *, metric: str) -> Figure:
+    """Optuna's importances: the part of each path in what decides between good trials and all, the largest on top.
+
+    Args:
+        axes: as Optuna drew them, for one objective.
+        metric: of that.
+    """
+    for bar, share in zip(axes.patches, axes.texts, strict=True):
+        bar.set(color=SERIES[0])
+        share.set(color=MUTED, fontsize=8, text=f" {share.get_text()}")
+    axes.set(xlabel="", ylabel="", xlim=(0, 1.15 * max(bar.get_width() for bar in axes.patches)))
+    height = 0.35 * len(axes.patches) + 0.5
+    figure = restyled(axes, title=f"importance for {metric}", height=height, lines=True)
+    axes.grid(visible=False, axis="y")
     return figure
 
 
@@ -134,17 +159,6 @@ def front_figure(trials: Sequence[TrialPoint], front: Sequence[int], *, metrics:
                 axes.annotate(str(place[2]), place[:2], color=MUTED, fontsize=7, **offset)
         axes.set(xlabel=metrics[1], title=f"{metrics[0]} against {metrics[1]}")
         _legend(axes)
-    return figure
-
-
-def importance_figure(shares: Mapping[str, float]) -> Figure:
-    """Path -> its part of what decides between good trials and all, the largest on top."""
-    with stacked([0.35 * len(shares) + 0.5]) as (figure, (axes,)):
-        paths = sorted(shares, key=shares.get)
-        bars = axes.barh(paths, [100 * shares[path] for path in paths], color=SERIES[0], height=0.6)
-        axes.bar_label(bars, fmt="%.0f %%", padding=3, color=MUTED, fontsize=8)
-        axes.set(title="importance (%)", xlim=(0, 1.15 * max(100 * max(shares.values()), 1)))
-        axes.grid(visible=False, axis="y")
     return figure
 
 

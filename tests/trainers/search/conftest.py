@@ -10,6 +10,7 @@ import tempfile
 import time
 import uuid
 from contextlib import ExitStack, closing, contextmanager
+from copy import copy
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -30,6 +31,8 @@ sampler: {kind: Random}
 class Searching:
     """A search in a folder of its own; `options` go to every start of it."""
 
+    name = "mine"
+
     def __init__(self, folder, text, *options):
         self.file, self.folder, self.options = folder / "mine.yaml", folder / "out", options
         self.file.write_text(HEAD + text)
@@ -37,7 +40,7 @@ class Searching:
     def start(self, *before, **variables):
         """The process of `kilobatch search`, after the words of a launcher, with these environment variables."""
         command = [sys.executable, "-P", "-m", "kilobatch", "search", str(self.file), "--out", str(self.folder)]
-        return subprocess.Popen(
+        self.process = subprocess.Popen(
             [*map(str, before), *command, *map(str, self.options)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -45,6 +48,7 @@ class Searching:
             cwd=self.file.parent,  # where code of one's own is found
             env={**os.environ, **variables},
         )
+        return self.process
 
     def run(self, *before, **variables):
         """Its exit code and what it said."""
@@ -56,7 +60,13 @@ class Searching:
         """All trials of its study, read anew."""
         where = self.options[self.options.index("--storage") + 1] if "--storage" in self.options else "sqlite"
         with closing(open_storage(read_place(where, self.folder))) as storage:
-            return optuna.load_study(study_name="mine", storage=storage).get_trials()
+            return optuna.load_study(study_name=self.name, storage=storage).get_trials()
+
+    def part(self, name):
+        """One of the two searches of a transfer, to be looked at."""
+        found = copy(self)
+        found.name, found.folder = f"{self.name}-{name}", self.folder / name
+        return found
 
     def run_folder(self, number):
         return self.folder / "trials" / f"trial-{number:04d}"
@@ -84,16 +94,18 @@ class Searching:
             time.sleep(0.05)
         return False
 
-    @staticmethod
-    def wait_for(path, seconds=600):
-        """The path, or the first that a pattern in its name finds."""
+    def wait_for(self, path, seconds=600):
+        """The path, or the first that a pattern in its name finds; while the search runs."""
         end = time.monotonic() + seconds
-        while time.monotonic() < end:
+        over = False
+        while not over:
+            over = self.process.poll() is not None or time.monotonic() > end
             found = sorted(Path(path).parent.glob(Path(path).name))
             if found:
                 return found[0]
             time.sleep(0.02)
-        raise AssertionError(f"there is no {path} after {seconds} s")
+        said = "" if self.process.poll() is None else self.process.communicate()[0]
+        raise AssertionError(f"there is no {path}: {said}")
 
 
 @pytest.fixture

@@ -6,9 +6,13 @@ import signal
 import pytest
 from optuna.trial import TrialState
 
-from trainers.launch import LaunchError, find_mpiexec
+from recipes.open_search import open_search
+from trainers.launch import find_mpiexec
+from trainers.run_folder import FolderRefused
 from trainers.search import start
+from trainers.search.home import check_folder
 from trainers.search.start import SearchRequest
+from trainers.vocabulary import search_vocabulary
 
 pytestmark = pytest.mark.mpi
 TEXT = """\
@@ -56,6 +60,17 @@ def test_what_is_wrong_is_told_once(searching):
     assert not search.folder.exists()
 
 
+def test_a_folder_in_which_ranks_only_waited_is_free(searching, tmp_path):
+    """As where the supervisor refuses the search: the mended one may have the folder."""
+    opened = open_search(searching(TEXT + "budget: {trials: 4}\n").file, vocabulary=search_vocabulary())
+    for name in ("jobs/group-00", "to-256/jobs/group-00"):
+        (tmp_path / "out" / name).mkdir(parents=True)
+    check_folder(tmp_path / "out", opened, resume=False)
+    (tmp_path / "out" / "to-256" / "notes").mkdir()
+    with pytest.raises(FolderRefused, match="out is not empty"):
+        check_folder(tmp_path / "out", opened, resume=False)
+
+
 def launched(monkeypatch, file, *, rank):
     """A dry run as one of the four ranks that mpiexec started."""
     for name, value in (("PMI_RANK", rank), ("PMI_SIZE", 4)):
@@ -71,13 +86,33 @@ def test_a_dry_run_is_told_once_for_all_ranks(searching, monkeypatch, capsys):
     assert "ranks: 2 a trial, 2 trials side by side" in capsys.readouterr().out
 
 
-def test_a_transfer_says_how_it_is_started(searching, monkeypatch):
-    text = TEXT.replace("epochs: 8", "epochs: 8, batch.global: 32").replace("reports: 4\n", "")
-    file = searching(f"{text}budget: {{trials: 6}}\ntransfer: {{from_batch: 32, to_batch: 512, trials: [4, 2]}}\n").file
-    monkeypatch.setenv("PMI_RANK", "0")
-    monkeypatch.setenv("PMI_SIZE", "2")
-    with pytest.raises(LaunchError, match="run kilobatch search without mpiexec or srun: it uses all of a Slurm"):
-        start.search(SearchRequest(search=str(file)))
+@pytest.mark.parametrize(("ranks", "each", "killed"), [(2, 1, "l"), pytest.param(5, 2, "sl", marks=pytest.mark.slow)])
+def test_a_transfer_goes_on_in_the_phase_in_which_a_rank_was_killed(searching, ranks, each, killed):
+    text = TEXT.replace("epochs: 8", "epochs: 3, learning_rate.warmup: null, batch.global: 64").replace("4\n", "3\n")
+    text += "budget: {trials: 3}\ntransfer: {from_batch: 64, to_batch: 256, trials: [2, 1]}\n"
+    search = searching(f"{text}ranks_per_trial: {each}\n")
+    launcher = (find_mpiexec(), "-n", ranks)
+    for place in killed:
+        with search.start(*launcher) as process:
+            small, large = search.part("from-64"), search.part("to-256")
+            phase = {"s": small, "l": large}[place]  # in the second one a group has nothing to do
+            pids = phase.pids(0)
+            phase.wait_for(phase.run_folder(0) / "checkpoints" / "update-*")
+            os.kill(pids[-1], signal.SIGKILL)
+            process.communicate(timeout=60)
+        assert process.returncode != 0
+        assert search.gone(pids)
+    assert search.gone([*small.pids(0), *small.pids(1)])
+    assert [trial.state for trial in small.trials()] == [TrialState.COMPLETE] * 2
+    assert [trial.state for trial in large.trials()] == [TrialState.RUNNING]
+    code, said = search.run(*launcher)
+    assert code == 0, said
+    assert "mine-from-64: 2 of 2 trials are done" in said
+    ended = ["the search was ended"]
+    assert small.trials()[0].user_attrs.get("deaths", []) == ended * killed.count("s")
+    (trial,) = large.trials()
+    assert (trial.state, trial.user_attrs["deaths"]) == (TrialState.COMPLETE, ended * killed.count("l"))
+    assert (search.folder / "best.yaml").is_file()
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution
@@ -12,7 +13,7 @@ from recipes.ranges import Categorical, Float
 from recipes.schema import Budget, Objective, Search
 from trainers.samplers import Random
 from trainers.search.page import search_page_text, write_search_page
-from trainers.search.pictures import batch_and_rate
+from trainers.search.pictures import _figures, batch_and_rate, drawn_by_optuna
 
 RATE = Float(low=0.01, high=1.0, log=True)
 MARKED = "<b>x</b>"
@@ -93,6 +94,38 @@ def test_with_enough_trials_what_matters_is_drawn_by_optuna_and_leaves_no_style_
     assert "by the two values that matter most" in text
     assert dict(matplotlib.rcParams) == before
     assert pyplot.get_fignums() == []
+
+
+def figures(study, search):
+    with drawn_by_optuna():
+        return list(_figures(study, search, None))
+
+
+def test_the_history_has_every_trial_and_its_best_is_a_whole_one(study):
+    """A run of fewer epochs (0.97) and an infeasible one (0.95) are never the best, and the first trial failed."""
+    history = optuna.create_study(direction="maximize")
+    history.add_trial(trial(TrialState.FAIL, None, 1.0, "a", reason="gone"))
+    history.add_trial(trial(TrialState.COMPLETE, [0.97], 0.1, "a", rung={"whole": False}))
+    history.add_trials(study.get_trials())
+    (figure, _), (reports, _), *_ = figures(history, SEARCH)
+    (axes,) = figure.axes
+    (best,) = axes.lines
+    assert [value for value in best.get_ydata() if np.isfinite(value)] == [0.9] * 4
+    dots = {place.get_label(): len(place.get_offsets()) for place in axes.collections}
+    assert dots == {"complete": 1, "infeasible": 1, "pruned": 1, "short": 1}
+    assert sorted(line.get_linestyle() for line in reports.axes[0].lines) == ["-", "-", "-", "--"]
+
+
+def test_what_matters_is_told_of_each_objective_in_its_own_direction():
+    """The rate decides the accuracy, the more the better; the word decides the hours."""
+    study = optuna.create_study(directions=["maximize", "minimize"])
+    for number in range(40):
+        values = [number // 2 / 20, number % 2 + number // 2 % 4 / 10]
+        study.add_trial(trial(TrialState.COMPLETE, values, 0.01 * 1.12**number, ("a", MARKED)[number % 2]))
+    drawn = [figure.axes[0] for figure, words in figures(study, BOTH) if "PED-ANOVA" in words]
+    assert [axes.get_title(loc="left") for axes in drawn] == ["importance for accuracy", "importance for device-hours"]
+    found = [[label.get_text() for label in axes.get_yticklabels()] for axes in drawn]
+    assert found == [["word", "rate"], ["rate", "word"]]  # the largest last, which is on top
 
 
 def test_several_objectives_have_a_front_and_a_table_of_it():

@@ -1,9 +1,10 @@
-"""A search in an allocation of a real Slurm of one node: each group is a step."""
+"""A real Slurm of one node: groups as steps of an allocation, and ranks that srun has started."""
 
 import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -47,3 +48,46 @@ def test_groups_are_steps_and_the_death_of_a_rank_is_one_groups(searching, alloc
     assert len(trials[0].user_attrs["deaths"]) == 1
     assert "ended by SIGKILL" in trials[0].user_attrs["deaths"][0]
     assert not any("deaths" in trial.user_attrs for trial in trials[1:])
+
+
+def test_ranks_that_srun_started_are_split_into_groups_and_a_killed_one_ends_all(searching, allocation):
+    search = searching(TEXT + "budget: {trials: 3}\nranks_per_trial: 2\n")
+    launcher = (*allocation(4), "srun")
+    with search.start(*launcher) as process:
+        for number in (0, 1):
+            search.wait_for(search.run_folder(number) / "checkpoints" / "update-*")
+        pids = [*search.pids(0), *search.pids(1)]
+        os.kill(pids[-1], signal.SIGKILL)
+        said = process.communicate(timeout=60)[0]
+    assert process.returncode != 0
+    assert f"(process {pids[-1]}) has ended; the same command goes on" in said
+    assert search.gone(pids)
+    assert [trial.state for trial in search.trials()] == [TrialState.RUNNING] * 2
+    code, said = search.run(*launcher)
+    assert code == 0, said
+    trials = search.trials()
+    assert [trial.state for trial in trials] == [TrialState.COMPLETE] * 3
+    assert [trial.user_attrs.get("deaths") for trial in trials] == [["the search was ended"]] * 2 + [None]
+
+
+def test_where_ranks_do_not_meet_it_is_said_once_what_to_type(searching, allocation):
+    search = searching(TEXT + "budget: {trials: 3}\nranks_per_trial: 2\n")
+    for words in ((*allocation(4), "srun"), allocation(4)):  # joined, and as steps
+        code, said = search.run(*words, SLURM_MPI_TYPE="none")
+        assert code == 2
+        assert said.count("type `export SLURM_MPI_TYPE=pmi2` before the same command") == 1
+    assert [trial.state for trial in search.trials()] == [TrialState.RUNNING] * 2  # none is spent on it
+
+
+def test_a_run_is_trained_by_ranks_that_srun_started(allocation, tmp_path):
+    command = [*allocation(2), "srun", sys.executable, "-P", "-m", "kilobatch", "train", "digits/batch_256"]
+    command += ["--set", "epochs=6", "--out", str(tmp_path / "out")]
+    environment = {**os.environ, "SLURM_MPI_TYPE": "none"}
+    refused = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert refused.returncode == 2
+    assert refused.stderr.count("2 ranks were launched, but MPI joins 1") == 1
+    assert not (tmp_path / "out").exists()
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "on 2 worker(s)" in done.stdout
+    assert "success at update 36" in done.stdout

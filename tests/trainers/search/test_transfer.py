@@ -1,4 +1,6 @@
-"""From a small batch to a large one: two searches and a scaling between them, killed in both."""
+"""From a small batch to a large one: two searches and a scaling between them, ended in both."""
+
+import signal
 
 import optuna
 import pytest
@@ -75,14 +77,15 @@ def trials(folder, name):
 
 @pytest.mark.mpi
 @pytest.mark.slow
-def test_both_searches_go_on_where_they_were_killed(searching):
+def test_a_search_killed_and_one_asked_to_stop_go_on_where_they_were(searching):
     search = searching("", "-n", 2)
     search.file.write_text(TEXT.replace("epochs: 4", "epochs: 2").replace("[4, 2]", "[2, 2]").replace("6}", "4}"))
-    for stage in ("from-32", "to-512"):
+    for stage, end in (("from-32", -signal.SIGKILL), ("to-512", 4)):
         with search.start() as process:
             search.wait_for(search.folder / stage / "trials" / "trial-0000" / "checkpoints" / "update-*")
-            process.kill()
+            process.kill() if end < 0 else (search.folder / "stop").touch()
             process.communicate(timeout=600)
+        assert process.returncode == end
     code, said = search.run()
     assert code == 0, said
     small = trials(search.folder / "from-32", "mine-from-32")
