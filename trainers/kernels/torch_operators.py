@@ -133,13 +133,14 @@ def _backward(gy, x, W, stride, pad, wanted):
 def _images(W: Any, stride: Pair, pad: Pair, x: torch.Tensor) -> int:
     """Into how many images a convolution's input is cut.
 
-    To a convolution of single pixels it is all one. With one thread and fewer than 16 images PyTorch does not give it to
-    oneDNN, which takes half as long.
+    To a convolution of single pixels it is all one. With one thread and fewer than 16 images PyTorch does not give it
+    to oneDNN, which takes half as long.
     """
     count, _, height, _ = x.shape
     if W.shape[2:] != (1, 1) or stride != (1, 1) or pad != (0, 0) or torch.get_num_threads() > 1:
         return count
-    return next(images for k in range(1, height + 1) if height % k == 0 and ((images := count * k) >= 16 or k == height))
+    parts = (k for k in range(1, height + 1) if height % k == 0)
+    return count * next(k for k in parts if count * k >= 16 or k == height)
 
 
 def _cut(x: torch.Tensor, images: int) -> torch.Tensor:
