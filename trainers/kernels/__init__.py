@@ -19,6 +19,7 @@ import os
 
 from trainers.kernels import seams
 from trainers.kernels.seams import SEAMS
+from trainers.memory import keep_what_is_freed
 
 __all__ = ["KINDS", "SEAMS", "VARIABLE", "ask_for", "asked", "in_use", "missing", "use"]
 
@@ -42,7 +43,10 @@ def use(kind: str | None) -> str:
     kind = kind or asked()
     if (lacks := missing(kind)) is not None:
         raise ValueError(f"{'; '.join(lacks)} ({VARIABLE})")
-    seams.operators = None if kind == "chainer" else importlib.import_module(f"trainers.kernels.{kind}_operators")
+    seams.operators = None
+    if kind != "chainer":
+        seams.operators = importlib.import_module(f"trainers.kernels.{kind}_operators")
+        keep_what_is_freed()
     _in_use = kind
     return kind
 

@@ -1,0 +1,54 @@
+"""Float16 is Chainer's own on the CPU, whichever kernels serve: a mixed16 step has the same bits under all of them."""
+
+import chainer
+import chainer.functions as F
+import numpy as np
+import pytest
+
+from recipes.planning.division import divide
+from recipes.schema import Evaluation, Precision
+from trainers import kernels
+from trainers.keyed_draws import draw_initial_weights
+from trainers.mixed_precision import MixedPrecision
+from trainers.models import SmallResNet
+from trainers.norm_groups import NormGroups
+
+
+@pytest.fixture(autouse=True)
+def _same_kernels_afterwards():
+    before = kernels.in_use()
+    yield
+    kernels.use(before)
+
+
+def step(compute):
+    """The loss of a step in two norm groups, and its gradients by path."""
+    model = SmallResNet(width=4).build(num_classes=5, channels=3, image_size=8)
+    draw_initial_weights(model, seed=0)
+    groups, mixed = NormGroups(Evaluation()), MixedPrecision(model, Precision(compute="mixed16"))
+    groups.install(model)
+    division = divide(global_batch_size=16, norm_span=8, workers=1, micro_batch_size=16)
+    groups.begin_update(division)
+    groups.begin_micro_batch(division.micro_batches(0)[0])
+    random = np.random.RandomState(0)
+    images, labels = random.normal(size=(16, 3, 8, 8)).astype(np.float32), random.randint(0, 5, 16).astype(np.int32)
+    with chainer.using_config("train", True):
+        logits = mixed.logits(images) if compute == "mixed16" else model(images)
+        loss = F.softmax_cross_entropy(logits, labels)
+        model.cleargrads()
+        (loss * 1024).backward()
+    return {"loss": loss.array, **{path: parameter.grad for path, parameter in model.namedparams()}}
+
+
+@pytest.mark.parametrize("kind", ["numpy", pytest.param("torch", marks=pytest.mark.torch)])
+def test_a_step_in_mixed16_is_chainers_to_the_bit(kind):
+    if kind == "torch":
+        pytest.importorskip("torch")
+    found = {}
+    for serving in ("chainer", kind):
+        kernels.use(serving)
+        found[serving] = {compute: step(compute) for compute in ("mixed16", "float32")}
+    for path, expected in found["chainer"]["mixed16"].items():
+        np.testing.assert_array_equal(found[kind]["mixed16"][path], expected, err_msg=path)
+    single = [run["float32"] for run in found.values()]
+    assert any(not np.array_equal(single[0][path], single[1][path]) for path in single[0])  # where they do serve
