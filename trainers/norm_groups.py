@@ -13,6 +13,7 @@ from chainer.functions.normalization import batch_normalization
 
 from recipes.planning.division import Division, MicroBatch
 from recipes.schema import Evaluation
+from trainers.kernels.normalized import Normalized, covers
 from trainers.norm_statistics import GroupStatistics, TeamStatistics
 from trainers.phases import PhaseClock
 from trainers.summation_tree import TreeSum
@@ -149,28 +150,40 @@ class NormGroupBatchNormalization(L.BatchNormalization):
         # Weights of the groups; weighted sums of their means, variances, squared means.
         self._seen = self.xp.zeros(1 + 3 * self.avg_mean.size)
 
-    def forward(self, x):
-        """Normalise float32 x of shape (samples, channels, ...); in test mode by the running statistics."""
+    def forward(self, x, plus=None, relu=False):
+        """Normalise x of shape (samples, channels, ...); in test mode by the running statistics.
+
+        Args:
+            plus: added to that, where ReLU follows; None for nothing.
+            relu: max(0, that), in one node where the kernels have one.
+        """
         if not chainer.config.train:
-            return super().forward(x)
+            return _relu(super().forward(x), plus) if relu else super().forward(x)
         groups = self.norm_groups
-        count = groups.num_groups
-        first, rest = x.shape[0], x.shape[1:]
-        grouped = F.reshape(x, (count, first // count, *rest))  # a view: only the first axis is split
-        axis = self.axis or (0, *range(2, x.ndim))
-        scale, shift = (self._of_each_group(p, count, default) for p, default in ((self.gamma, 1), (self.beta, 0)))
         statistics = GroupStatistics() if groups.team is None else TeamStatistics(groups.team, groups.clock)
+        parameters = [self._or_full(p, default) for p, default in ((self.gamma, 1), (self.beta, 0))]
+        arrays = [chainer.as_array(one) for one in (x, parameters[0], *([] if plus is None else [plus]))]
+        if self.axis in (None, (0, 2, 3)) and covers(*arrays):
+            node = Normalized(self.eps, groups.num_groups, relu=relu, statistics=statistics)
+            y = node.apply((x, *parameters, *([] if plus is None else [plus])))[0]
+            self._see(statistics)
+            return y
+        y = self._normalized(x, parameters, statistics)
+        self._see(statistics)
+        return _relu(y, plus) if relu else y
+
+    def _normalized(self, x, parameters, statistics):
+        count = self.norm_groups.num_groups
+        grouped = F.reshape(x, (count, x.shape[0] // count, *x.shape[1:]))  # a view: only the first axis is split
+        axis = self.axis or (0, *range(2, x.ndim))
         node = batch_normalization.BatchNormalization(
             self.eps, axis=(1, *(i + 1 for i in axis if i)), impl_selector=lambda *_: statistics
         )
-        y = node.apply((grouped, scale, shift))[0]
-        self._see(statistics)
-        return F.reshape(y, x.shape)
+        of_each = (F.broadcast_to(parameter, (count, *self.avg_mean.shape)) for parameter in parameters)
+        return F.reshape(node.apply((grouped, *of_each))[0], x.shape)
 
-    def _of_each_group(self, parameter, count, default):
-        if parameter is None:
-            parameter = self.xp.full(self.avg_mean.shape, default, dtype=self.avg_mean.dtype)
-        return F.broadcast_to(parameter, (count, *self.avg_mean.shape))
+    def _or_full(self, parameter, default):
+        return self.xp.full(self.avg_mean.shape, default, self.avg_mean.dtype) if parameter is None else parameter
 
     def _see(self, statistics: GroupStatistics) -> None:
         """Add the statistics of the groups of one forward; of a team's group only its first worker does."""
@@ -211,3 +224,7 @@ class NormGroupBatchNormalization(L.BatchNormalization):
         for average, seen in ((self.avg_mean, mean), (self.avg_var, var)):
             moved = keep * to_cpu(average).astype(np.float64) + (1.0 - keep) * seen.reshape(average.shape)
             average[...] = self.xp.asarray(moved)
+
+
+def _relu(h: chainer.Variable, plus: chainer.Variable | None) -> chainer.Variable:
+    return F.relu(h if plus is None else h + plus)

@@ -8,7 +8,7 @@ import numpy as np
 from chainer.backends.cuda import to_cpu
 
 from trainers.kernels import seams
-from trainers.kernels.numpy_batch_normalization import ChannelsLastImpl, rows_served
+from trainers.kernels.batch_normalization import ChannelsLastImpl, rows_served
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -38,7 +38,7 @@ class GroupStatistics(ChannelsLastImpl):
         self.num_values = x.size // gamma.size
         rows = rows_served(x, gamma, axis)
         if rows is not None:
-            self.mean, self.var = (part.reshape(gamma.shape) for part in seams.operators.mean_and_variance(rows))
+            self.mean, self.var = (part.reshape(gamma.shape) for part in seams.serving(x).mean_and_variance(rows))
             return self.mean.astype(interm_dtype), self.var.astype(interm_dtype)
         mean = x.mean(axis=axis, dtype=np.float64, keepdims=True)
         rounded = mean.astype(interm_dtype)

@@ -1,0 +1,21 @@
+// Lets a C++ compiler for the CPU take trainers/kernels/*.cu: one block at a time, its threads in turn.
+#include <cmath>
+
+#define KERNEL extern "C" void
+#define SHARED static
+#define INLINE static inline
+#define EACH_THREAD(t) for (int t = 0; t < 256; ++t)
+
+extern "C" {
+struct dim { unsigned x, y, z; } blockIdx, gridDim;
+}
+
+struct float16 { unsigned short bits; };
+#ifdef __F16C__  // the whole of immintrin.h takes a second to read
+typedef short Halves __attribute__((vector_size(16)));
+typedef float Floats __attribute__((vector_size(16)));
+INLINE float wide(float16 x) { return __builtin_ia32_vcvtph2ps(Halves{(short)x.bits})[0]; }
+INLINE void narrow(float x, float16& y) { y.bits = __builtin_ia32_vcvtps2ph(Floats{x}, 0)[0]; }
+#endif
+INLINE float fused(float x, float y, float z) { return std::fma(x, y, z); }
+INLINE double fused(double x, double y, double z) { return std::fma(x, y, z); }

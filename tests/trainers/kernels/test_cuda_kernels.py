@@ -1,0 +1,212 @@
+"""Our CUDA kernels against NumPy in float64 on the same rounded inputs: on a GPU, and compiled for the CPU."""
+
+import ctypes
+import platform
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trainers.kernels import cuda_elementwise, cuda_launch, cuda_normalization, cuda_pooling, numpy_pooling
+
+BOUNDS = {"e": 2e-3, "f": 1e-5, "d": 1e-11}
+KINDS = [pytest.param("e", marks=pytest.mark.skipif(platform.machine() != "x86_64", reason="no F16C")), "f", "d"]
+CHANNELS = [1, 3, 8, 17, 32, 64, 100, 264, 520]
+
+
+def on(device, values, kind):
+    """Values rounded to a type, there."""
+    return None if values is None else device.xp.asarray(np.asarray(values).astype(kind, order="K"))
+
+
+def from_device(array):
+    return np.asarray(array.get() if hasattr(array, "get") else array)
+
+
+def assert_close(found, expected, *, bound):
+    """Norm of the difference over that of the reference, and no element off by more than ten times the largest."""
+    found = from_device(found)
+    assert found.shape == expected.shape
+    difference = found.astype(np.float64) - expected
+    assert np.linalg.norm(difference) <= bound * np.linalg.norm(expected)
+    assert np.abs(difference).max() <= 10 * bound * np.abs(expected).max()
+
+
+class Rows:
+    """A case of normalisation: arrays on the device, `wide` the same values in float64."""
+
+    def __init__(self, device, kind, seed):
+        random = np.random.RandomState(seed)
+        self.shape = (random.randint(1, 5), int(random.choice([1, 2, 7, 60, 700])), int(random.choice(CHANNELS)))
+        vectors = (self.shape[0], self.shape[2])
+        scale, place = random.uniform(0.2, 3, vectors), random.normal(0, 3, vectors)
+        self.device, self.kind = device, kind
+        self.x = on(device, random.normal(size=self.shape) * scale[:, None] + place[:, None], kind)
+        self.gy, self.plus = (on(device, random.normal(size=self.shape), kind) for _ in range(2))
+        vector = cuda_launch.vector_type(self.x)
+        self.gamma, self.beta = (on(device, random.normal(0.5, 1, vectors), vector) for _ in range(2))
+
+    def wide(self, *names):
+        found = (from_device(getattr(self, name)).astype(np.float64) for name in names)
+        return [one if one.ndim == 3 else one[:, None] for one in found]
+
+    def statistics(self, eps=1e-3):
+        """Mean and 1 / deviation as the kernels are given them, after asserting that they are right."""
+        mean, var = cuda_normalization.mean_and_variance(self.x)
+        (x,) = self.wide("x")
+        assert_close(mean, x.mean(axis=1), bound=1e-12)
+        assert_close(var + eps, x.var(axis=1) + eps, bound=1e-11)
+        inv_std = 1 / self.device.xp.sqrt(var + eps)
+        self.mean, self.inv_std = (part.astype(self.gamma.dtype) for part in (mean, inv_std))
+        return self.mean, self.inv_std
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(12))
+def test_normalisation_of_groups_with_relu_and_sum(cuda, kind, seed):
+    case, relu, adds = Rows(cuda, kind, seed), seed % 2 == 1, seed % 3 == 0
+    mean, inv_std = case.statistics()
+    plus = case.plus if adds else None
+    y = cuda_normalization.normalized(case.x, mean, inv_std, case.gamma, case.beta, relu=relu, plus=plus)
+    x, by, gamma, beta, about, inverse = case.wide("x", "plus", "gamma", "beta", "mean", "inv_std")
+    expected = (x - about) * inverse * gamma + beta + (by if adds else 0)
+    assert_close(y, np.maximum(expected, 0) if relu else expected, bound=BOUNDS[kind])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(12))
+def test_gradients_of_normalisation_with_relu_and_sum(cuda, kind, seed):
+    case, relu = Rows(cuda, kind, seed), seed % 3 > 0
+    mean, inv_std = case.statistics()
+    plus = case.plus if seed % 3 == 2 else None
+    y = cuda_normalization.normalized(case.x, mean, inv_std, case.gamma, case.beta, relu=relu, plus=plus)
+    given = (case.gy, case.x, mean, inv_std, case.gamma, case.beta)
+    found = cuda_normalization.activated_gradient(*given, relu=relu, y=None if plus is None else y)
+    gy, x, gamma, about, inverse = case.wide("gy", "x", "gamma", "mean", "inv_std")
+    counted = gy * (from_device(y) > 0) if relu else gy
+    x_hat, count = (x - about) * inverse, case.shape[1]
+    ggamma, gbeta = (counted * x_hat).sum(axis=1), counted.sum(axis=1)
+    gx = gamma * inverse * (counted - (x_hat * ggamma[:, None] + gbeta[:, None]) / count)
+    scale = np.abs(gamma * inverse * counted).max()  # of what cancels, where there are few rows
+    bound = BOUNDS[kind]
+    assert np.abs(from_device(found[0]) - gx).max() <= 10 * bound * scale
+    assert np.linalg.norm(from_device(found[0]) - gx) <= bound * np.linalg.norm(gamma * inverse * counted)
+    for one, expected, terms in ((found[1], ggamma, counted * x_hat), (found[2], gbeta, counted)):
+        assert np.abs(from_device(one) - expected).max() <= bound * np.abs(terms).sum(axis=1).max()
+    if plus is not None:
+        np.testing.assert_array_equal(from_device(found[3]), counted.astype(kind))
+
+
+def test_gradients_of_a_part_of_a_group_use_the_sums_of_the_whole(cuda):
+    case = Rows(cuda, "d", 1)
+    mean, inv_std = case.statistics()
+    half = case.shape[1] // 2
+    given = (mean, inv_std, case.gamma)
+    gx, *sums = cuda_normalization.normalization_gradient(case.gy, case.x, *given)
+    parts = [tuple(cuda.xp.ascontiguousarray(a[:, part]) for a in (case.gy, case.x)) for part in np.s_[:half, half:]]
+    for number, (gy, x) in enumerate(parts):
+        found = cuda_normalization.normalization_gradient(gy, x, *given, whole=lambda *_: (*sums, case.shape[1]))
+        assert_close(found[0], from_device(gx)[:, np.s_[:half, half:][number]], bound=1e-11)
+
+
+def windows(random):
+    kernel = tuple(map(int, random.randint(1, 5, 2)))
+    pad = tuple(int(random.randint(0, k)) for k in kernel)
+    stride = tuple(map(int, random.randint(1, 4, 2)))
+    size = tuple(k + int(random.randint(0, 9)) for k in kernel)
+    reach = int(random.randint(0, 2))  # windows over the border, as cover_all has them
+    out = tuple((s + 2 * p - k) // step + 1 + reach for s, p, k, step in zip(size, pad, kernel, stride, strict=True))
+    return size, out, {"kernel": kernel, "stride": stride, "pad": pad}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(15))
+def test_max_pooling_is_that_of_the_cpu_to_the_bit(cuda, kind, seed):
+    random = np.random.RandomState(seed)
+    size, out, how = windows(random)
+    x = random.normal(size=(random.randint(1, 4), *size, random.choice(CHANNELS))).astype(kind).transpose(0, 3, 1, 2)
+    x = x.round() if seed % 2 else x  # equal values: the first one counts
+    expected, expected_places = numpy_pooling.max_pooling(x, out=out, **how)
+    y, places = cuda_pooling.max_pooling(on(cuda, x, kind), out=out, **how)
+    np.testing.assert_array_equal(from_device(y), expected)
+    np.testing.assert_array_equal(from_device(places), expected_places)
+    at = cuda_pooling.max_pooled_at(on(cuda, x[::-1], kind), places, **how)
+    np.testing.assert_array_equal(from_device(at), numpy_pooling.max_pooled_at(x[::-1], expected_places, **how))
+    gy = random.normal(size=y.shape).astype(kind)
+    gx = cuda_pooling.max_pooling_gradient(on(cuda, gy, kind), places, size=size, **how)
+    expected = numpy_pooling.max_pooling_gradient(gy.astype(np.float64), expected_places, size=size, **how)
+    assert_close(gx, expected, bound=BOUNDS[kind])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(10))
+def test_average_pooling_and_its_gradient(cuda, kind, seed):
+    random = np.random.RandomState(seed)
+    size, out, how = windows(random)
+    (top, left), (down, across) = how["pad"], how["stride"]
+    x = random.normal(size=(2, int(random.choice(CHANNELS)), *size)).astype(kind)
+    gy = random.normal(size=(*x.shape[:2], *out)).astype(kind)
+    over = [o * step + k for o, step, k in zip(out, how["stride"], how["kernel"], strict=True)]
+    padded, gradient = (np.zeros((*x.shape[:2], *(s + o for s, o in zip(size, over, strict=True)))) for _ in range(2))
+    padded[:, :, top : top + size[0], left : left + size[1]] = x
+    expected = np.zeros(gy.shape)
+    for j, i in np.ndindex(*out):
+        window = np.s_[:, :, j * down : j * down + how["kernel"][0], i * across : i * across + how["kernel"][1]]
+        expected[:, :, j, i] = padded[window].mean(axis=(2, 3))
+        gradient[window] += gy[:, :, j, i][:, :, None, None] / np.prod(how["kernel"])
+    assert_close(cuda_pooling.average_pooling(on(cuda, x, kind), out=out, **how), expected, bound=BOUNDS[kind])
+    found = cuda_pooling.average_pooling_gradient(on(cuda, gy, kind), size=size, **how)
+    assert_close(found, gradient[:, :, top : top + size[0], left : left + size[1]], bound=BOUNDS[kind])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [(3,), (2, 8, 3, 5), (2, 64, 9, 8), (2, 3, 4, 5, 2)])
+def test_relu_and_sums_keep_the_order_in_memory(cuda, kind, shape):
+    random = np.random.RandomState(0)
+    order = random.permutation(len(shape))
+    x, other = (random.normal(size=np.array(shape)[order]).astype(kind).transpose(np.argsort(order)) for _ in range(2))
+    last = np.ascontiguousarray(other)
+    values, others, lasts = (on(cuda, array, kind) for array in (x, other, last))
+    for y in (others, lasts):
+        assert cuda_elementwise.add(values, y).strides == x.strides
+        np.testing.assert_array_equal(from_device(cuda_elementwise.add(values, y)), x + other)
+        found = from_device(cuda_elementwise.relu_gradient(values, y))
+        np.testing.assert_array_equal(found, np.where(x > 0, other, 0).astype(kind))
+    np.testing.assert_array_equal(from_device(cuda_elementwise.relu(values)), np.maximum(x, 0))
+    assert cuda_elementwise.relu(values[..., ::2]) is None or shape[-1] <= 2
+    assert cuda_elementwise.add(values, others.astype("f" if kind == "d" else "d")) is None
+
+
+def nvrtc():
+    """NVIDIA's run-time compiler, of any package that has brought it; needs no GPU."""
+    import importlib.util
+
+    found = importlib.util.find_spec("nvidia")
+    folders = list(found.submodule_search_locations) if found else []
+    files = [file for folder in folders for file in Path(folder).glob("*/lib/libnvrtc.so.*") if "builtins" not in file.name]
+    if not files:
+        pytest.skip("needs NVRTC, as cupy-cuda13x[ctk] or PyTorch bring it")
+    return ctypes.CDLL(str(files[0]))
+
+
+@pytest.mark.parametrize(("kind", "width"), [("e", 8), ("e", 1), ("f", 4), ("f", 1), ("d", 2), ("d", 1)])
+def test_the_source_compiles_for_hopper_with_wide_accesses_and_no_local_memory(kind, width):
+    compiler, program, size = nvrtc(), ctypes.c_void_p(), ctypes.c_size_t()
+    options = [option.encode() for option in ("--std=c++17", "-arch=sm_90", *cuda_launch.definitions(kind, width))]
+
+    def text(word):
+        getattr(compiler, f"nvrtcGet{word}Size")(program, ctypes.byref(size))
+        buffer = ctypes.create_string_buffer(size.value)
+        getattr(compiler, f"nvrtcGet{word}")(program, buffer)
+        return buffer.value.decode()
+
+    compiler.nvrtcCreateProgram(ctypes.byref(program), cuda_launch.source().encode(), b"kernels.cu", 0, None, None)
+    given = (ctypes.c_char_p * len(options))(*options)
+    assert compiler.nvrtcCompileProgram(program, len(options), given) == 0, text("ProgramLog")
+    kernels = re.split(r"\.visible \.entry ", text("PTX"))[1:]
+    assert len(kernels) == 12
+    for kernel in kernels:
+        assert ".local" not in kernel
+        accesses = re.findall(r"(?:ld|st)\.global(?:\.nc)?\.(v\d\.)?", kernel)
+        assert width == 1 or kernel.startswith("totals") or any(accesses)

@@ -1,0 +1,21 @@
+"""The kernels called `cudnn`, for GPUs."""
+
+from trainers.kernels.cuda_convolution import convolution, convolution_data, convolution_weights
+from trainers.kernels.cuda_elementwise import add, relu, relu_gradient
+from trainers.kernels.cuda_normalization import (
+    activated_gradient,
+    mean_and_variance,
+    normalization_gradient,
+    normalized,
+)
+from trainers.kernels.cuda_pooling import (
+    average_pooling,
+    average_pooling_gradient,
+    max_pooled_at,
+    max_pooling,
+    max_pooling_gradient,
+)
+
+__all__ = ["add", "relu", "relu_gradient", "convolution", "convolution_data", "convolution_weights", "max_pooled_at"]
+__all__ += ["mean_and_variance", "normalization_gradient", "normalized", "activated_gradient", "max_pooling"]
+__all__ += ["max_pooling_gradient", "average_pooling", "average_pooling_gradient"]
