@@ -114,7 +114,7 @@ def chainer_model() -> Any:
 
 
 def serve(name: str, options: argparse.Namespace) -> None:
-    """Be one of the programs: a step for each line of stdin, its seconds and loss on stdout; at "kernels" its kernels."""
+    """Be one of the programs: a step for each line of stdin, its seconds and loss on stdout; or its kernels."""
     import numpy as np
 
     (batch,), side, clock = options.batch, options.side, CLOCKS[options.clock]

@@ -1,4 +1,4 @@
-"""The programs of scripts/bench_resnet50.py on a GPU: images there from the start, time by CUDA events, kernels counted.
+"""The programs of scripts/bench_resnet50.py on a GPU: images there from the start, time by CUDA events.
 
 Of ours `cudnn` is ChainerCV's network with `--kernels cudnn`, `chainer` with Chainer's own functions.
 
@@ -115,7 +115,7 @@ def timed(name: str, precision: str, images: np.ndarray, labels: np.ndarray) -> 
 
 
 def by_class(step: Callable[[], Any]) -> dict[str, list[float]]:
-    """Milliseconds and number of kernels of each class in a step, by CUPTI, which PyTorch brings and any program uses."""
+    """Milliseconds and number of kernels of each class in a step, by PyTorch's profiler, which sees any program's."""
     import torch
 
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
@@ -151,9 +151,7 @@ def ceilings() -> dict[str, float]:
         return float(np.median(times[3:]))
 
     source = torch.randn(1 << 29, device="cuda")
-    target = torch.empty_like(source)
-    found = {"bytes": 2 * source.nbytes / seconds(lambda: target.copy_(source))}
-    del source, target
+    found = {"bytes": 2 * source.nbytes / seconds(source.clone)}
     for name, kind in {"float32": "float32", "tf32": "float32", "mixed16": "float16", "bfloat16": "bfloat16"}.items():
         torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
         a, b = (torch.randn(8192, 8192, device="cuda", dtype=getattr(torch, kind)) for _ in range(2))
@@ -237,7 +235,12 @@ def _lines(found: dict[str, Any]) -> list[str]:
     lines = []
     for name, one in seconds.items():
         cells = [found["precision"], found["batch"], name, f"{1e3 * one:.2f}", f"{found['batch'] / one:.0f}"]
-        cells += [f"{seconds['pytorch'] / one:.2f}", f"{found['peak_bytes'][name] / 2**30:.1f}", by_operations, by_bytes]
+        cells += [
+            f"{seconds['pytorch'] / one:.2f}",
+            f"{found['peak_bytes'][name] / 2**30:.1f}",
+            by_operations,
+            by_bytes,
+        ]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return lines
 

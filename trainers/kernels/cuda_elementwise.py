@@ -1,4 +1,4 @@
-"""ReLU and sums on a GPU, in the order in which the arrays lie in memory: CuPy's own write C order whatever they read."""
+"""ReLU and sums on a GPU, in the order in which arrays lie in memory: CuPy's own write C order whatever they read."""
 
 from __future__ import annotations
 

@@ -23,9 +23,7 @@ def mean_and_variance(x: Any) -> tuple[Any, Any]:
     return tuple(_totals(parts, values=x.shape[1]))
 
 
-def normalized(
-    x: Any, mean: Any, inv_std: Any, gamma: Any, beta: Any, *, relu: bool = False, plus: Any = None
-) -> Any:
+def normalized(x: Any, mean: Any, inv_std: Any, gamma: Any, beta: Any, *, relu: bool = False, plus: Any = None) -> Any:
     """(x - mean) * inv_std * gamma + beta + plus, with `relu` what of it is above 0; the vectors (groups, channels)."""
     y = cuda_launch.device.xp.empty(x.shape, x.dtype)
     vectors = _vectors(x, mean, gamma * inv_std, beta)

@@ -54,7 +54,7 @@ def _empty(like: Any, size: Pair, dtype: Any) -> Any:
 def _launch(
     name: str, arrays: tuple[Any, ...], *, size: Pair, out: Pair, kernel: Pair, stride: Pair, pad: Pair
 ) -> None:
-    """Run a kernel on arrays (n, channels, ...), or None; the last one is written, one thread for each of its pixels."""
+    """Run a kernel on arrays (n, channels, ...), or None; one thread for each pixel of the last, which it writes."""
     arrays = [array if array is None else as_NHWC(array) for array in arrays]
     n, *_, channels = arrays[0].shape
     width = cuda_launch.width_of(arrays[0], channels)

@@ -18,7 +18,7 @@ class Normalized(chainer.FunctionNode):
     """(x - mean) / deviation * gamma + beta + plus, and with `relu` what of it is above 0
 
     Each group of samples has a mean and a deviation of its own. Forward reads x twice and writes once; backward reads
-    gy and x twice and writes gx, and where there is a `plus` reads what came out once and writes the gradient of `plus`.
+    gy and x twice and writes gx, and with a `plus` before ReLU reads what came out once and writes that gradient too.
 
     Args:
         eps: added to the variance.
