@@ -41,6 +41,7 @@ def chainer_step(name: str, precision: str, images: np.ndarray, labels: np.ndarr
     from trainers.mixed_precision import MixedPrecision
 
     kernels.use_on_gpu(name.partition("+")[0])
+    chainer.config.autotune = True  # as PyTorch's benchmark below
     chainer.config.use_cudnn_tensor_core = "always" if precision == "tf32" else "never"
     model = chainer_model()
     begin = groups_of(model, len(images)) if name.endswith("+groups") else lambda: None

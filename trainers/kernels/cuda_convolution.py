@@ -1,8 +1,9 @@
 """Convolution and its two gradients by cuDNN, through NVIDIA's front end, on CuPy's arrays; channels last in memory.
 
-A plan is made once for each shape and kept. cuDNN adds up in float32 whatever it is given. In float32 it rounds no
-factor to TF32 unless `chainer.config.use_cudnn_tensor_core` is "always"; `chainer.config.cudnn_deterministic` leaves
-out what gives other bits in every run.
+A plan is made once for each shape and kept: what cuDNN's heuristics put first, or with `chainer.config.autotune` the
+fastest of those they put first. cuDNN adds up in float32 whatever it is given. In float32 it rounds no factor to TF32
+unless `chainer.config.use_cudnn_tensor_core` is "always"; `chainer.config.cudnn_deterministic` leaves out what gives
+other bits in every run.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from trainers.kernels.numpy_convolution import Pair, out_size
 log = logging.getLogger("kilobatch")
 
 _TYPES = {"e": cudnn.data_type.HALF, "f": cudnn.data_type.FLOAT}
+_TRIED = 10  # plans, as PyTorch does
+_MOST_WORKSPACE_BYTES = 1 << 32
 _local = threading.local()
 
 
@@ -73,18 +76,51 @@ class _Plan:
     Args:
         uids: of x, W and y.
         workspace_bytes: that it needs while it runs.
+        tuned: it was chosen by its time.
     """
 
     graph: Any
     uids: tuple[int, ...]
     workspace_bytes: int
+    tuned: bool = False
 
     def run(self, arrays: list[Any]) -> None:
+        """x, W and y, the one that the operation gives among them."""
         handle = _handle()
         cudnn.set_stream(handle, cupy.cuda.get_current_stream().ptr)
-        workspace = cupy.empty(self.workspace_bytes, "B") if self.workspace_bytes else None
         addresses = {uid: array.data.ptr for uid, array in zip(self.uids, arrays, strict=True)}
+        if chainer.config.autotune and not self.tuned:
+            self._tune(addresses, handle)
+        self._execute(addresses, handle)
+
+    def _execute(self, addresses: dict[int, int], handle: Any) -> None:
+        workspace = cupy.empty(self.workspace_bytes, "B") if self.workspace_bytes else None
         self.graph.execute(addresses, 0 if workspace is None else workspace.data.ptr, handle=handle)
+
+    def _tune(self, addresses: dict[int, int], handle: Any) -> None:
+        """Choose what was fastest among those that the heuristics put first."""
+        found = []
+        for index in range(self.graph.get_execution_plan_count()):
+            try:
+                self._select(index)
+                self._execute(addresses, handle)
+                start, end = cupy.cuda.Event(), cupy.cuda.Event()
+                start.record()
+                self._execute(addresses, handle)
+                end.record()
+                end.synchronize()
+            except (cudnn.cudnnGraphNotSupportedError, RuntimeError, ValueError):  # refused, or not on this GPU
+                continue
+            found.append((cupy.cuda.get_elapsed_time(start, end), index))
+            if len(found) == _TRIED:
+                break
+        if found:
+            self._select(min(found)[1])
+        self.tuned = True
+
+    def _select(self, index: int) -> None:
+        self.graph.build_plan_at_index(index)
+        self.workspace_bytes = self.graph.get_workspace_size()
 
 
 @functools.cache
@@ -111,6 +147,7 @@ def _plan(
         graph.build_operation_graph()
         graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
         graph.deselect_numeric_notes(_refused(kind, *how))
+        graph.deselect_workspace_greater_than(_MOST_WORKSPACE_BYTES)
         graph.check_support()
         graph.build_plans()
     except (cudnn.cudnnGraphNotSupportedError, RuntimeError) as error:
