@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import chainer
 import numpy as np
@@ -13,6 +13,7 @@ from chainer.functions.normalization import batch_normalization
 
 from recipes.planning.division import Division, MicroBatch
 from recipes.schema import Evaluation
+from trainers.kernels import seams
 from trainers.kernels.normalized import Normalized, covers
 from trainers.norm_statistics import GroupStatistics, TeamStatistics
 from trainers.phases import PhaseClock
@@ -45,6 +46,7 @@ class NormGroups:
         self.team: MPI.Comm | None = None
         self.clock = PhaseClock()
         self._first_group = 0
+        self._weights: Any = None  # on the model's device, and of which groups they are
         self._division: Division | None = None
         self._layers: dict[str, NormGroupBatchNormalization] = {}
 
@@ -84,6 +86,7 @@ class NormGroups:
         """The next forward is of this part of the update."""
         self.num_groups = part.num_groups
         self._first_group = part.offset // self._division.norm_span
+        self._weights = None
 
     def end_micro_batch(self) -> None:
         """Forward and backward of it are done."""
@@ -125,6 +128,13 @@ class NormGroups:
         groups = self._division.num_groups
         keep = self._keep(groups * self._division.norm_span) ** (1 / groups)
         return keep ** (groups - 1.0 - self._first_group - np.arange(self.num_groups))
+
+    def weights_on(self, xp: Any) -> Any:
+        """`weights` as an array of a device's module, kept while the micro-batch lasts."""
+        place = (self.num_groups, self._first_group)
+        if self._weights is None or self._weights[0] != place:
+            self._weights = (place, xp.asarray(self.weights))
+        return self._weights[1]
 
     def _keep(self, global_batch_size: int) -> float:
         """What an update leaves of the running statistics."""
@@ -191,11 +201,15 @@ class NormGroupBatchNormalization(L.BatchNormalization):
         if groups.team is not None and groups.team.rank > 0:
             return
         means, variances = (part.reshape(groups.num_groups, -1) for part in (statistics.mean, statistics.var))
+        factor = 1.0
         if groups.evaluation.norm_statistics != "pooled":
             num_values = statistics.num_values
-            variances = variances * (num_values / max(num_values - 1, 1))  # unbiased, as Chainer and PyTorch have it
-        weights = xp.asarray(groups.weights)
-        parts = (weights @ part for part in (means, variances, means**2))
+            factor = num_values / max(num_values - 1, 1)  # unbiased, as Chainer and PyTorch have it
+        weights, ours = groups.weights_on(xp), seams.serving(means, variances)
+        if hasattr(ours, "see"):
+            ours.see(means, variances, weights, self._seen, factor=factor)
+            return
+        parts = (weights @ part for part in (means, factor * variances, means**2))
         self._seen += xp.concatenate([weights.sum(keepdims=True), *parts])
 
     def take_statistics(self) -> np.ndarray:

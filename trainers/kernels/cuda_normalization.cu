@@ -97,6 +97,66 @@ KERNEL totals(const double* parts, double* total, size count, size channels, siz
   }
 }
 
+// From mean and variance (groups, channels) and gamma and beta (channels): mean, 1 / deviation, gamma / deviation and
+// beta, (4, groups, channels).
+KERNEL scales(const double* mean, const double* variance, VECTOR gamma, VECTOR beta, A* found, double eps,
+              size channels, size count) {
+  EACH_THREAD(t) {
+    size at = (size)blockIdx.x * THREADS + t, channel = at % channels;
+    if (at < count) {
+      A inverse = (A)(1 / sqrt(variance[at] + eps));
+      found[at] = (A)mean[at];
+      found[count + at] = inverse;
+      found[2 * count + at] = gamma[channel] * inverse;
+      found[3 * count + at] = beta[channel];
+    }
+  }
+}
+
+// From the totals of gradient_sums, of these rows and of those of the whole groups, `values` each: slope and shift of
+// input_gradient, (2, groups, channels), and the gradients of gamma and beta, (2, channels).
+KERNEL slopes(const double* sums, const double* whole, VECTOR scales, A* found, A* gradients, double values,
+              size channels, size count) {
+  EACH_THREAD(t) {
+    size channel = (size)blockIdx.x * THREADS + t;
+    if (channel < channels) {
+      double ggamma = 0, gbeta = 0;
+      for (size at = channel; at < count; at += channels) {
+        double inverse = scales[count + at], scale = scales[2 * count + at];
+        found[at] = (A)(scale * inverse * inverse * whole[count + at] / values);
+        found[count + at] = (A)(scale * whole[at] / values);
+        ggamma += sums[count + at] * inverse;
+        gbeta += sums[at];
+      }
+      gradients[channel] = (A)ggamma;
+      gradients[channels + channel] = (A)gbeta;
+    }
+  }
+}
+
+// Adds the statistics of a micro-batch's groups to those seen, (1 + 3 * channels): the sum of the weights, and those of
+// weighted means, variances times a factor, and squared means.
+KERNEL see(const double* mean, const double* variance, const double* weights, double* seen, double factor,
+           size channels, size groups) {
+  EACH_THREAD(t) {
+    size channel = (size)blockIdx.x * THREADS + t;
+    if (channel < channels) {
+      double total = 0, means = 0, variances = 0, squares = 0;
+      for (size group = 0; group < groups; ++group) {
+        double about = mean[group * channels + channel], weight = weights[group];
+        total += weight;
+        means += weight * about;
+        variances += weight * variance[group * channels + channel];
+        squares += weight * about * about;
+      }
+      if (channel == 0) seen[0] += total;
+      seen[1 + channel] += means;
+      seen[1 + channels + channel] += factor * variances;
+      seen[1 + 2 * channels + channel] += squares;
+    }
+  }
+}
+
 INLINE A normal(A x, A mean, A scale, A beta) { return fused(x - mean, scale, beta); }
 
 // y = (x - mean) * scale + beta + plus, and of that what is above 0, where that is asked; plus may be null.

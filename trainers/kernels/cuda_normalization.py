@@ -23,11 +23,76 @@ def mean_and_variance(x: Any) -> tuple[Any, Any]:
     return tuple(_totals(parts, values=x.shape[1]))
 
 
-def normalized(x: Any, mean: Any, inv_std: Any, gamma: Any, beta: Any, *, relu: bool = False, plus: Any = None) -> Any:
-    """(x - mean) * inv_std * gamma + beta + plus, with `relu` what of it is above 0; the vectors (groups, channels)."""
+def scales(x: Any, mean: Any, var: Any, gamma: Any, beta: Any, eps: float) -> Any:
+    """Mean, 1 / deviation, gamma / deviation and beta: (4, groups, channels), in the type of gamma.
+
+    Args:
+        x: that will be normalised; only its type counts.
+        mean, var: float64, (groups, channels).
+        gamma, beta: (channels,)
+    """
+    mean, var = (cuda_launch.device.xp.ascontiguousarray(part) for part in (mean, var))
+    found = cuda_launch.device.xp.empty((4, *mean.shape), cuda_launch.vector_type(x))
+    vectors = _vectors(x, gamma, beta)
+    _each(x, "scales", mean.size, mean, var, *vectors, found, float(eps), mean.shape[1], mean.size)
+    return found
+
+
+def normalized_by(x: Any, scales: Any, *, relu: bool, plus: Any = None) -> Any:
+    """(x - mean) * gamma / deviation + beta + plus, with `relu` what of it is above 0.
+
+    Args:
+        scales: of x, see there.
+        plus: like x; None for nothing.
+    """
     y = cuda_launch.device.xp.empty(x.shape, x.dtype)
-    vectors = _vectors(x, mean, gamma * inv_std, beta)
-    _Spread(x).launch("normalized", x, plus, y, *vectors, int(relu))
+    _Spread(x).launch("normalized", x, plus, y, scales[0], scales[2], scales[3], int(relu))
+    return y
+
+
+def gradient_by(
+    gy: Any, x: Any, scales: Any, *, relu: bool, y: Any = None, whole: Callable[..., Any] | None = None
+) -> tuple[Any, Any, Any]:
+    """The gradients of `normalized_by`'s x, of gamma and beta together, (2, channels), and of plus.
+
+    Args:
+        relu: as it was given.
+        y: what came out, where there was a `plus` before ReLU.
+        whole: see `trainers.kernels.numpy_normalization`.
+    """
+    xp, spread = cuda_launch.device.xp, _Spread(x)
+    counted = gy if y is None else xp.empty(gy.shape, gy.dtype)
+    vectors = (scales[0], scales[2], scales[3])
+    sums = _totals(spread.launch_sums("gradient_sums", gy, x, y, counted, *vectors, relu=relu))
+    whole_sums, values = sums, x.shape[1]
+    if whole is not None:
+        of_gamma, of_beta, values = whole(sums[1], sums[0], values)
+        whole_sums = xp.stack([xp.asarray(of_beta), xp.asarray(of_gamma)])
+    _, groups, channels = sums.shape
+    found, gradients = (xp.empty((2, *shape), scales.dtype) for shape in ((groups, channels), (channels,)))
+    given = (sums, whole_sums, scales, found, gradients, float(values), channels, groups * channels)
+    _each(x, "slopes", channels, *given)
+    gx = xp.empty(x.shape, x.dtype)
+    spread.launch("input_gradient", counted, x, gx, *vectors, found[0], found[1], int(relu and y is None))
+    return gx, gradients, counted
+
+
+def see(mean: Any, var: Any, weights: Any, seen: Any, *, factor: float) -> None:
+    """Add the statistics of groups to those seen, in place.
+
+    Args:
+        mean, var: float64, (groups, channels).
+        weights: of the groups, float64.
+        seen: float64: the sum of the weights, those of weighted means, variances times `factor`, squared means.
+    """
+    groups, channels = mean.shape
+    _each(mean, "see", channels, mean, var, weights, seen, float(factor), channels, groups)
+
+
+def normalized(x: Any, mean: Any, inv_std: Any, gamma: Any, beta: Any) -> Any:
+    """See `trainers.kernels.numpy_normalization`."""
+    y = cuda_launch.device.xp.empty(x.shape, x.dtype)
+    _Spread(x).launch("normalized", x, None, y, *_vectors(x, mean, gamma * inv_std, beta), 0)
     return y
 
 
@@ -35,33 +100,9 @@ def normalization_gradient(
     gy: Any, x: Any, mean: Any, inv_std: Any, gamma: Any, *, whole: Callable[..., Any] | None = None
 ) -> tuple[Any, Any, Any]:
     """See `trainers.kernels.numpy_normalization`."""
-    return activated_gradient(gy, x, mean, inv_std, gamma, gamma, whole=whole)[:3]
-
-
-def activated_gradient(
-    gy: Any,
-    x: Any,
-    mean: Any,
-    inv_std: Any,
-    gamma: Any,
-    beta: Any,
-    *,
-    relu: bool = False,
-    y: Any = None,
-    whole: Callable[..., Any] | None = None,
-) -> tuple[Any, Any, Any, Any]:
-    """The gradients of `normalized`'s x, gamma, beta and plus.
-
-    Args:
-        relu: as it was given.
-        y: what came out, where there was a `plus`.
-        whole: see `trainers.kernels.numpy_normalization`.
-    """
     xp, spread, times = cuda_launch.device.xp, _Spread(x), gamma * inv_std
-    counted = gy if y is None else xp.empty(gy.shape, gy.dtype)
-    vectors = _vectors(x, mean, times, beta)
-    parts = spread.launch_sums("gradient_sums", gy, x, y, counted, *vectors, relu=relu)
-    gbeta, ggamma = _totals(parts)
+    vectors = _vectors(x, mean, times, times)  # the last counts with ReLU only
+    gbeta, ggamma = _totals(spread.launch_sums("gradient_sums", gy, x, None, None, *vectors, relu=False))
     ggamma *= inv_std
     whole_ggamma, whole_gbeta, count = (ggamma, gbeta, x.shape[1])
     if whole is not None:
@@ -69,8 +110,8 @@ def activated_gradient(
         whole_ggamma, whole_gbeta = map(xp.asarray, sums)
     slopes = _vectors(x, times * inv_std * whole_ggamma / count, times * whole_gbeta / count)
     gx = xp.empty(x.shape, x.dtype)
-    spread.launch("input_gradient", counted, x, gx, *vectors, *slopes, int(relu and y is None))
-    return gx, ggamma, gbeta, counted
+    spread.launch("input_gradient", gy, x, gx, *vectors, *slopes, 0)
+    return gx, ggamma, gbeta
 
 
 class _Spread:
@@ -103,6 +144,11 @@ def _totals(parts: Any, *, values: int = 0) -> Any:
     arguments = (parts, total, count, channels, groups, float(values))
     cuda_launch.device.launch("totals", "d", 1, (-(-channels // 8), groups), arguments)
     return total
+
+
+def _each(x: Any, name: str, count: int, *arguments: Any) -> None:
+    """Run a kernel of a thread for each of `count` numbers, for x's type."""
+    cuda_launch.device.launch(name, x.dtype.char, 1, (-(-count // THREADS),), arguments)
 
 
 def _vectors(x: Any, *vectors: Any) -> list[Any]:

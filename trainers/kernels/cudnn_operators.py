@@ -3,10 +3,13 @@
 from trainers.kernels.cuda_convolution import convolution, convolution_data, convolution_weights
 from trainers.kernels.cuda_elementwise import add, relu, relu_gradient
 from trainers.kernels.cuda_normalization import (
-    activated_gradient,
+    gradient_by,
     mean_and_variance,
     normalization_gradient,
     normalized,
+    normalized_by,
+    scales,
+    see,
 )
 from trainers.kernels.cuda_pooling import (
     average_pooling,
@@ -17,5 +20,6 @@ from trainers.kernels.cuda_pooling import (
 )
 
 __all__ = ["add", "relu", "relu_gradient", "convolution", "convolution_data", "convolution_weights", "max_pooled_at"]
-__all__ += ["mean_and_variance", "normalization_gradient", "normalized", "activated_gradient", "max_pooling"]
+__all__ += ["mean_and_variance", "normalization_gradient", "normalized", "max_pooling"]
 __all__ += ["max_pooling_gradient", "average_pooling", "average_pooling_gradient"]
+__all__ += ["scales", "normalized_by", "gradient_by", "see"]

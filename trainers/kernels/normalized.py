@@ -6,6 +6,7 @@ from typing import Any
 
 import chainer
 import chainer.functions as F
+import numpy as np
 from chainer.functions.activation.relu import ReLUGrad2
 from chainer.functions.normalization.batch_normalization import BatchNormalizationGrad
 
@@ -33,47 +34,47 @@ class Normalized(chainer.FunctionNode):
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any]:
         x, gamma, beta, *plus = inputs
         self._masked = bool(plus) and self._relu  # by what came out; without a sum that is computed again
-        self.retain_inputs((0, 1, 2))
+        self.retain_inputs((0, 1))
         if self._masked:
             self.retain_outputs((0,))
         grouped, axis = self._grouped(x)
-        of_each = self._vectors(gamma)[0]
-        self._mean, var = self._statistics.get_mean_and_var(axis, of_each, grouped, None, gamma.dtype)
-        self._inv_std = (var + gamma.dtype.type(self._eps)) ** -0.5
-        return (self._normalized(x, gamma, beta, *plus),)
+        of_each = chainer.backend.get_array_module(gamma).broadcast_to(gamma, (self._groups, *gamma.shape))
+        mean, var = self._statistics.get_mean_and_var(axis, of_each, grouped, None, np.float64)
+        self._scales = seams.serving(x).scales(x, mean, var, gamma, beta, self._eps)
+        return (self._normalized(x, *plus),)
 
     def backward(self, indexes: tuple[int, ...], grad_outputs: tuple[chainer.Variable]) -> tuple[Any, ...]:
-        (gy,), (x, gamma, beta) = grad_outputs, self.get_retained_inputs()
+        (gy,), (x, gamma) = grad_outputs, self.get_retained_inputs()
         y = self.get_retained_outputs()[0].array if self._masked else None
         if chainer.config.enable_backprop:  # gradients of gradients are asked for: by nodes that have them
-            found = self._nodes(gy, x, gamma, beta, y)
+            found = self._nodes(gy, x, gamma, y)
         else:
-            found = tuple(map(chainer.as_variable, self._gradients(gy.array, x.array, gamma.array, beta.array, y)))
+            found = tuple(map(chainer.as_variable, self._gradients(gy.array, x.array, gamma.array, y)))
         return tuple(found[index] for index in indexes)
 
-    def _normalized(self, x: Any, gamma: Any, beta: Any, plus: Any = None) -> Any:
+    def _normalized(self, x: Any, plus: Any = None) -> Any:
         (grouped, axis), more = self._grouped(x), None if plus is None else self._rows(plus)
-        given = (self._rows(x), self._mean, self._inv_std, *self._vectors(gamma, beta))
-        y = seams.serving(x).normalized(*given, relu=self._relu, plus=more)
+        y = seams.serving(x).normalized_by(self._rows(x), self._scales, relu=self._relu, plus=more)
         return from_rows(y, grouped.shape, axis).reshape(x.shape)
 
-    def _gradients(self, gy: Any, x: Any, gamma: Any, beta: Any, y: Any) -> tuple[Any, ...]:
+    def _gradients(self, gy: Any, x: Any, gamma: Any, y: Any) -> tuple[Any, ...]:
         grouped, axis = self._grouped(x)
         out, whole = None if y is None else self._rows(y), self._statistics.whole_sums
-        given = (self._rows(gy), self._rows(x), self._mean, self._inv_std, *self._vectors(gamma, beta))
-        gx, *parts, counted = seams.serving(x).activated_gradient(*given, relu=self._relu, y=out, whole=whole)
+        given = (self._rows(gy), self._rows(x), self._scales)
+        gx, parameters, counted = seams.serving(x).gradient_by(*given, relu=self._relu, y=out, whole=whole)
         gx, counted = (from_rows(array, grouped.shape, axis).reshape(x.shape) for array in (gx, counted))
-        return gx, *(part.sum(axis=0).astype(gamma.dtype) for part in parts), counted
+        return gx, *(part.astype(gamma.dtype, copy=False) for part in parameters), counted
 
-    def _nodes(self, gy: Any, x: Any, gamma: Any, beta: Any, y: Any) -> tuple[chainer.Variable, ...]:
+    def _nodes(self, gy: Any, x: Any, gamma: Any, y: Any) -> tuple[chainer.Variable, ...]:
         if self._relu:
-            y = self._normalized(x.array, gamma.array, beta.array) if y is None else y
+            y = self._normalized(x.array) if y is None else y
             (gy,) = ReLUGrad2(y).apply((gy,))
         grouped, axis = self._grouped(x.array)
         kept = (0, 2)
         expander = tuple(slice(None) if number in kept else None for number in range(grouped.ndim))
-        given = (self._eps, expander, axis, self._mean, None, self._inv_std, kept, self._statistics, None)
-        inputs = (F.reshape(x, grouped.shape), F.broadcast_to(gamma, self._mean.shape), F.reshape(gy, grouped.shape))
+        mean, inv_std = self._scales[:2]
+        given = (self._eps, expander, axis, mean, None, inv_std, kept, self._statistics, None)
+        inputs = (F.reshape(x, grouped.shape), F.broadcast_to(gamma, mean.shape), F.reshape(gy, grouped.shape))
         gx, ggamma, gbeta = BatchNormalizationGrad(*given).apply(inputs)
         return F.reshape(gx, x.shape), F.sum(ggamma, axis=0), F.sum(gbeta, axis=0), gy
 
@@ -86,13 +87,10 @@ class Normalized(chainer.FunctionNode):
         grouped, axis = self._grouped(x)
         return rows_of(grouped, axis, copy=True)
 
-    def _vectors(self, *parameters: Any) -> list[Any]:
-        return [parameter[None].repeat(self._groups, axis=0) for parameter in parameters]
-
 
 def covers(x: Any, gamma: Any, plus: Any = None) -> bool:
     """Whether `Normalized` computes with such arrays."""
     alike = plus is None or (plus.dtype == x.dtype and plus.shape == x.shape)
-    if not alike or x.ndim not in (2, 4) or not hasattr(seams.serving(x, gamma), "activated_gradient"):
+    if not alike or x.ndim not in (2, 4) or not hasattr(seams.serving(x, gamma), "gradient_by"):
         return False
     return x.ndim == 2 or x.transpose(0, 2, 3, 1).flags.c_contiguous

@@ -34,43 +34,45 @@ def assert_close(found, expected, *, bound):
 
 
 class Rows:
-    """A case of normalisation: arrays on the device, `wide` the same values in float64."""
+    """A case of normalisation: arrays on the device, and the same values in float64."""
 
     def __init__(self, device, kind, seed):
         random = np.random.RandomState(seed)
         self.shape = (random.randint(1, 5), int(random.choice([1, 2, 7, 60, 700])), int(random.choice(CHANNELS)))
-        vectors = (self.shape[0], self.shape[2])
-        scale, place = random.uniform(0.2, 3, vectors), random.normal(0, 3, vectors)
-        self.device, self.kind = device, kind
-        self.x = on(device, random.normal(size=self.shape) * scale[:, None] + place[:, None], kind)
+        groups, _, channels = self.shape
+        scale, place = random.uniform(0.2, 3, (groups, 1, channels)), random.normal(0, 3, (groups, 1, channels))
+        self.x = on(device, random.normal(size=self.shape) * scale + place, kind)
         self.gy, self.plus = (on(device, random.normal(size=self.shape), kind) for _ in range(2))
         vector = cuda_launch.vector_type(self.x)
-        self.gamma, self.beta = (on(device, random.normal(0.5, 1, vectors), vector) for _ in range(2))
+        self.gamma, self.beta = (on(device, random.normal(0.5, 1, channels), vector) for _ in range(2))
 
     def wide(self, *names):
-        found = (from_device(getattr(self, name)).astype(np.float64) for name in names)
-        return [one if one.ndim == 3 else one[:, None] for one in found]
+        return [from_device(getattr(self, name)).astype(np.float64) for name in names]
 
-    def statistics(self, eps=1e-3):
-        """Mean and 1 / deviation as the kernels are given them, after asserting that they are right."""
+    def scales(self, eps=1e-3):
+        """What the kernels are given, after asserting that it is right; its parts in float64, (groups, 1, channels)."""
         mean, var = cuda_normalization.mean_and_variance(self.x)
-        (x,) = self.wide("x")
+        x, gamma, beta = self.wide("x", "gamma", "beta")
         assert_close(mean, x.mean(axis=1), bound=1e-12)
         assert_close(var + eps, x.var(axis=1) + eps, bound=1e-11)
-        inv_std = 1 / self.device.xp.sqrt(var + eps)
-        self.mean, self.inv_std = (part.astype(self.gamma.dtype) for part in (mean, inv_std))
-        return self.mean, self.inv_std
+        scales = cuda_normalization.scales(self.x, mean, var, self.gamma, self.beta, eps)
+        parts = [part.astype(np.float64)[:, None] for part in from_device(scales)]
+        inverse = 1 / np.sqrt(from_device(var) + eps)
+        for part, expected in zip(
+            parts, (from_device(mean), inverse, inverse * gamma, 0 * inverse + beta), strict=True
+        ):
+            assert_close(part[:, 0], expected, bound=1e-15 if scales.dtype == np.float64 else 2e-7)
+        return scales, parts
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(12))
 def test_normalisation_of_groups_with_relu_and_sum(cuda, kind, seed):
     case, relu, adds = Rows(cuda, kind, seed), seed % 2 == 1, seed % 3 == 0
-    mean, inv_std = case.statistics()
-    plus = case.plus if adds else None
-    y = cuda_normalization.normalized(case.x, mean, inv_std, case.gamma, case.beta, relu=relu, plus=plus)
-    x, by, gamma, beta, about, inverse = case.wide("x", "plus", "gamma", "beta", "mean", "inv_std")
-    expected = (x - about) * inverse * gamma + beta + (by if adds else 0)
+    scales, (mean, _, scale, beta) = case.scales()
+    y = cuda_normalization.normalized_by(case.x, scales, relu=relu, plus=case.plus if adds else None)
+    x, plus = case.wide("x", "plus")
+    expected = (x - mean) * scale + beta + (plus if adds else 0)
     assert_close(y, np.maximum(expected, 0) if relu else expected, bound=BOUNDS[kind])
 
 
@@ -78,36 +80,52 @@ def test_normalisation_of_groups_with_relu_and_sum(cuda, kind, seed):
 @pytest.mark.parametrize("seed", range(12))
 def test_gradients_of_normalisation_with_relu_and_sum(cuda, kind, seed):
     case, relu = Rows(cuda, kind, seed), seed % 3 > 0
-    mean, inv_std = case.statistics()
+    scales, (mean, inverse, scale, _) = case.scales()
     plus = case.plus if seed % 3 == 2 else None
-    y = cuda_normalization.normalized(case.x, mean, inv_std, case.gamma, case.beta, relu=relu, plus=plus)
-    given = (case.gy, case.x, mean, inv_std, case.gamma, case.beta)
-    found = cuda_normalization.activated_gradient(*given, relu=relu, y=None if plus is None else y)
-    gy, x, gamma, about, inverse = case.wide("gy", "x", "gamma", "mean", "inv_std")
+    y = cuda_normalization.normalized_by(case.x, scales, relu=relu, plus=plus)
+    gx, gradients, last = cuda_normalization.gradient_by(
+        case.gy, case.x, scales, relu=relu, y=None if plus is None else y
+    )
+    gy, x = case.wide("gy", "x")
     counted = gy * (from_device(y) > 0) if relu else gy
-    x_hat, count = (x - about) * inverse, case.shape[1]
-    ggamma, gbeta = (counted * x_hat).sum(axis=1), counted.sum(axis=1)
-    gx = gamma * inverse * (counted - (x_hat * ggamma[:, None] + gbeta[:, None]) / count)
-    scale = np.abs(gamma * inverse * counted).max()  # of what cancels, where there are few rows
-    bound = BOUNDS[kind]
-    assert np.abs(from_device(found[0]) - gx).max() <= 10 * bound * scale
-    assert np.linalg.norm(from_device(found[0]) - gx) <= bound * np.linalg.norm(gamma * inverse * counted)
-    for one, expected, terms in ((found[1], ggamma, counted * x_hat), (found[2], gbeta, counted)):
-        assert np.abs(from_device(one) - expected).max() <= bound * np.abs(terms).sum(axis=1).max()
+    x_hat, count = (x - mean) * inverse, case.shape[1]
+    ggamma, gbeta = ((counted * factor).sum(axis=1, keepdims=True) for factor in (x_hat, 1))
+    expected = scale * (counted - (x_hat * ggamma + gbeta) / count)
+    bound, terms = BOUNDS[kind], scale * counted  # what cancels, where there are few rows
+    assert np.abs(from_device(gx) - expected).max() <= 10 * bound * np.abs(terms).max()
+    assert np.linalg.norm(from_device(gx) - expected) <= bound * np.linalg.norm(terms)
+    for found, of, each in ((gradients[0], ggamma, counted * x_hat), (gradients[1], gbeta, counted)):
+        assert np.abs(from_device(found) - of.sum(axis=(0, 1))).max() <= bound * np.abs(each).sum(axis=(0, 1)).max()
     if plus is not None:
-        np.testing.assert_array_equal(from_device(found[3]), counted.astype(kind))
+        np.testing.assert_array_equal(from_device(last), counted.astype(kind))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_statistics_of_groups_are_added_to_those_seen(cuda, seed):
+    random = np.random.RandomState(seed)
+    mean, var = random.normal(size=(2, seed + 1, 300))
+    weights, seen = random.uniform(size=seed + 1), random.normal(size=901)
+    given = [on(cuda, array, "d") for array in (mean, var, weights, seen)]
+    cuda_normalization.see(*given, factor=1.25)
+    parts = (weights @ mean, weights @ var * 1.25, weights @ mean**2)
+    assert_close(given[-1], seen + np.concatenate([[weights.sum()], *parts]), bound=1e-14)
 
 
 def test_gradients_of_a_part_of_a_group_use_the_sums_of_the_whole(cuda):
     case = Rows(cuda, "d", 1)
-    mean, inv_std = case.statistics()
+    scales, _ = case.scales()
     half = case.shape[1] // 2
-    given = (mean, inv_std, case.gamma)
-    gx, *sums = cuda_normalization.normalization_gradient(case.gy, case.x, *given)
+    mean, inv_std, gamma, _ = scales
+    gx, gradients, _ = cuda_normalization.gradient_by(case.gy, case.x, scales, relu=False)
+    plain = cuda_normalization.normalization_gradient(case.gy, case.x, mean, inv_std, gamma / inv_std)
+    assert_close(plain[0], from_device(gx), bound=1e-11)
+    of_gamma, of_beta = (from_device(part) for part in plain[1:])
+    assert_close(gradients, np.stack([of_gamma, of_beta]).sum(axis=1), bound=1e-11)
     parts = [tuple(cuda.xp.ascontiguousarray(a[:, part]) for a in (case.gy, case.x)) for part in np.s_[:half, half:]]
-    for number, (gy, x) in enumerate(parts):
-        found = cuda_normalization.normalization_gradient(gy, x, *given, whole=lambda *_: (*sums, case.shape[1]))
-        assert_close(found[0], from_device(gx)[:, np.s_[:half, half:][number]], bound=1e-11)
+    whole = {"whole": lambda *_: (of_gamma / from_device(inv_std), of_beta, case.shape[1])}
+    for (gy, x), part in zip(parts, np.s_[:half, half:], strict=True):
+        found = cuda_normalization.gradient_by(gy, x, scales, relu=False, **whole)
+        assert_close(found[0], from_device(gx)[:, part], bound=1e-11)
 
 
 def windows(random):
@@ -205,8 +223,8 @@ def test_the_source_compiles_for_hopper_with_wide_accesses_and_no_local_memory(k
     given = (ctypes.c_char_p * len(options))(*options)
     assert compiler.nvrtcCompileProgram(program, len(options), given) == 0, text("ProgramLog")
     kernels = re.split(r"\.visible \.entry ", text("PTX"))[1:]
-    assert len(kernels) == 12
+    assert len(kernels) == 15
     for kernel in kernels:
         assert ".local" not in kernel
         accesses = re.findall(r"(?:ld|st)\.global(?:\.nc)?\.(v\d\.)?", kernel)
-        assert width == 1 or kernel.startswith("totals") or any(accesses)
+        assert width == 1 or kernel.startswith(("totals", "scales", "slopes", "see")) or any(accesses)
