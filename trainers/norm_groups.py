@@ -86,7 +86,6 @@ class NormGroups:
         """The next forward is of this part of the update."""
         self.num_groups = part.num_groups
         self._first_group = part.offset // self._division.norm_span
-        self._weights = None
 
     def end_micro_batch(self) -> None:
         """Forward and backward of it are done."""
@@ -130,8 +129,8 @@ class NormGroups:
         return keep ** (groups - 1.0 - self._first_group - np.arange(self.num_groups))
 
     def weights_on(self, xp: Any) -> Any:
-        """`weights` as an array of a device's module, kept while the micro-batch lasts."""
-        place = (self.num_groups, self._first_group)
+        """`weights` as an array of a device's module, kept while they are the same."""
+        place = (self._division, self.num_groups, self._first_group)
         if self._weights is None or self._weights[0] != place:
             self._weights = (place, xp.asarray(self.weights))
         return self._weights[1]

@@ -6,6 +6,8 @@ import functools
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 THREADS = 256  # of a block
 _FILES = ("prelude", "normalization", "pooling", "elementwise")
 _TYPES = {"e": ("float16", "float"), "f": ("float", "float"), "d": ("double", "double")}  # in memory, in registers
@@ -24,7 +26,7 @@ class Gpu:
 
     def launch(self, name: str, kind: str, width: int, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
         """Run a kernel: integers are 64 bits, None is no array."""
-        _kernel(name, kind, width)(grid, (THREADS,), arguments)
+        _kernel(name, kind, width)(grid, (THREADS,), tuple(map(_argument, arguments)))
 
 
 device = Gpu()  # the tests have one that is a CPU
@@ -50,6 +52,13 @@ def width_of(x: Any, values: int) -> int:
 def vector_type(x: Any) -> str:
     """Type of what is the same for all rows of x: float32 for float16."""
     return "d" if x.dtype.char == "d" else "f"
+
+
+def _argument(argument: Any) -> Any:
+    """As CuPy must be given it, so that its size is not left to CuPy."""
+    if argument is None or type(argument) is int:
+        return np.int64(argument or 0)
+    return np.float64(argument) if type(argument) is float else argument
 
 
 @functools.cache
