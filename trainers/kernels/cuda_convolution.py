@@ -23,7 +23,7 @@ from trainers.kernels.numpy_convolution import Pair, out_size
 
 log = logging.getLogger("kilobatch")
 
-_TYPES = {"e": cudnn.data_type.HALF, "f": cudnn.data_type.FLOAT}
+_TYPES = {"e": cudnn.data_type.HALF, "E": cudnn.data_type.BFLOAT16, "f": cudnn.data_type.FLOAT}
 _TRIED = 10  # plans, as PyTorch does
 _MOST_WORKSPACE_BYTES = 1 << 32
 _local = threading.local()

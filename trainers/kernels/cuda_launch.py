@@ -10,7 +10,12 @@ import numpy as np
 
 THREADS = 256  # of a block
 _FILES = ("prelude", "normalization", "pooling", "elementwise")
-_TYPES = {"e": ("float16", "float"), "f": ("float", "float"), "d": ("double", "double")}  # in memory, in registers
+_TYPES = {  # in memory, in registers; E is ml_dtypes.bfloat16, which CuPy knows
+    "e": ("float16", "float"),
+    "E": ("bfloat16", "float"),
+    "f": ("float", "float"),
+    "d": ("double", "double"),
+}
 _ACCESS_BYTES = 16
 
 
@@ -50,7 +55,7 @@ def width_of(x: Any, values: int) -> int:
 
 
 def vector_type(x: Any) -> str:
-    """Type of what is the same for all rows of x: float32 for float16."""
+    """Type of what is the same for all rows of x: float32 for 16 bits."""
     return "d" if x.dtype.char == "d" else "f"
 
 

@@ -215,7 +215,7 @@ def _covering(node: Any, *arrays: Any) -> Any | None:
 def serving(*arrays: Any) -> Any | None:
     """Our kernels for such arrays: not empty, all NumPy's or all CuPy's, of one type; None where Chainer serves.
 
-    On a GPU vectors beside float16 may be float32.
+    On a GPU vectors beside 16 bits may be float32.
     """
     import numpy as np
 
@@ -223,7 +223,7 @@ def serving(*arrays: Any) -> Any | None:
     if place is np.ndarray:
         ours, kinds, beside = operators, "fd", kind
     elif gpu_operators is not None and place is sys.modules["cupy"].ndarray:
-        ours, kinds, beside = gpu_operators, "efd", "ef" if kind == "e" else kind
+        ours, kinds, beside = gpu_operators, "eEfd", kind + "f" if kind in "eE" else kind
     else:
         return None
     alike = all(type(array) is place and array.dtype.char in beside and array.size for array in arrays)

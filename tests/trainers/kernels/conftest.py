@@ -26,7 +26,7 @@ class Poisoned:
         return getattr(self._module, name)
 
     def empty(self, shape, dtype):
-        return self._module.full(shape, np.nan if np.dtype(dtype).kind == "f" else 255, dtype)
+        return self._module.full(shape, 255 if np.dtype(dtype).kind == "u" else np.nan, dtype)
 
 
 class Cpu:

@@ -17,5 +17,17 @@ typedef float Floats __attribute__((vector_size(16)));
 INLINE float wide(float16 x) { return __builtin_ia32_vcvtph2ps(Halves{(short)x.bits})[0]; }
 INLINE void narrow(float x, float16& y) { y.bits = __builtin_ia32_vcvtps2ph(Floats{x}, 0)[0]; }
 #endif
+struct bfloat16 { unsigned short bits; };
+INLINE float wide(bfloat16 x) {
+  unsigned bits = (unsigned)x.bits << 16;
+  float y;
+  __builtin_memcpy(&y, &bits, 4);
+  return y;
+}
+INLINE void narrow(float x, bfloat16& y) {  // to the nearest, to even between two; no NaN
+  unsigned bits;
+  __builtin_memcpy(&bits, &x, 4);
+  y.bits = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
 INLINE float fused(float x, float y, float z) { return std::fma(x, y, z); }
 INLINE double fused(double x, double y, double z) { return std::fma(x, y, z); }

@@ -10,14 +10,25 @@ import pytest
 
 from trainers.kernels import cuda_elementwise, cuda_launch, cuda_normalization, cuda_pooling, numpy_pooling
 
-BOUNDS = {"e": 2e-3, "f": 1e-5, "d": 1e-11}
-KINDS = [pytest.param("e", marks=pytest.mark.skipif(platform.machine() != "x86_64", reason="no F16C")), "f", "d"]
+BOUNDS = {"e": 2e-3, "E": 1e-2, "f": 1e-5, "d": 1e-11}
+KINDS = [
+    pytest.param("e", marks=pytest.mark.skipif(platform.machine() != "x86_64", reason="no F16C")),
+    pytest.param("E", id="bfloat16"),
+    "f",
+    "d",
+]
 CHANNELS = [1, 3, 8, 17, 32, 64, 100, 264, 520]
+
+
+def rounded(values, kind):
+    """Values in a type, NumPy's."""
+    dtype = pytest.importorskip("ml_dtypes").bfloat16 if kind == "E" else kind
+    return np.asarray(values).astype(dtype, order="K")
 
 
 def on(device, values, kind):
     """Values rounded to a type, there."""
-    return None if values is None else device.xp.asarray(np.asarray(values).astype(kind, order="K"))
+    return device.xp.asarray(rounded(values, kind))
 
 
 def from_device(array):
@@ -97,7 +108,7 @@ def test_gradients_of_normalisation_with_relu_and_sum(cuda, kind, seed):
     for found, of, each in ((gradients[0], ggamma, counted * x_hat), (gradients[1], gbeta, counted)):
         assert np.abs(from_device(found) - of.sum(axis=(0, 1))).max() <= bound * np.abs(each).sum(axis=(0, 1)).max()
     if plus is not None:
-        np.testing.assert_array_equal(from_device(last), counted.astype(kind))
+        np.testing.assert_array_equal(from_device(last), rounded(counted, kind))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -143,15 +154,15 @@ def windows(random):
 def test_max_pooling_is_that_of_the_cpu_to_the_bit(cuda, kind, seed):
     random = np.random.RandomState(seed)
     size, out, how = windows(random)
-    x = random.normal(size=(random.randint(1, 4), *size, random.choice(CHANNELS))).astype(kind).transpose(0, 3, 1, 2)
-    x = x.round() if seed % 2 else x  # equal values: the first one counts
+    x = random.normal(size=(random.randint(1, 4), *size, random.choice(CHANNELS))).transpose(0, 3, 1, 2)
+    x = rounded(x.round() if seed % 2 else x, kind)  # equal values: the first one counts
     expected, expected_places = numpy_pooling.max_pooling(x, out=out, **how)
     y, places = cuda_pooling.max_pooling(on(cuda, x, kind), out=out, **how)
     np.testing.assert_array_equal(from_device(y), expected)
     np.testing.assert_array_equal(from_device(places), expected_places)
     at = cuda_pooling.max_pooled_at(on(cuda, x[::-1], kind), places, **how)
     np.testing.assert_array_equal(from_device(at), numpy_pooling.max_pooled_at(x[::-1], expected_places, **how))
-    gy = random.normal(size=y.shape).astype(kind)
+    gy = rounded(random.normal(size=y.shape), kind)
     gx = cuda_pooling.max_pooling_gradient(on(cuda, gy, kind), places, size=size, **how)
     expected = numpy_pooling.max_pooling_gradient(gy.astype(np.float64), expected_places, size=size, **how)
     assert_close(gx, expected, bound=BOUNDS[kind])
@@ -163,8 +174,8 @@ def test_average_pooling_and_its_gradient(cuda, kind, seed):
     random = np.random.RandomState(seed)
     size, out, how = windows(random)
     (top, left), (down, across) = how["pad"], how["stride"]
-    x = random.normal(size=(2, int(random.choice(CHANNELS)), *size)).astype(kind)
-    gy = random.normal(size=(*x.shape[:2], *out)).astype(kind)
+    x = rounded(random.normal(size=(2, int(random.choice(CHANNELS)), *size)), kind)
+    gy = rounded(random.normal(size=(*x.shape[:2], *out)), kind)
     over = [o * step + k for o, step, k in zip(out, how["stride"], how["kernel"], strict=True)]
     padded, gradient = (np.zeros((*x.shape[:2], *(s + o for s, o in zip(size, over, strict=True)))) for _ in range(2))
     padded[:, :, top : top + size[0], left : left + size[1]] = x
@@ -183,15 +194,17 @@ def test_average_pooling_and_its_gradient(cuda, kind, seed):
 def test_relu_and_sums_keep_the_order_in_memory(cuda, kind, shape):
     random = np.random.RandomState(0)
     order = random.permutation(len(shape))
-    x, other = (random.normal(size=np.array(shape)[order]).astype(kind).transpose(np.argsort(order)) for _ in range(2))
+    x, other = (
+        rounded(random.normal(size=np.array(shape)[order]), kind).transpose(np.argsort(order)) for _ in range(2)
+    )
     last = np.ascontiguousarray(other)
     values, others, lasts = (on(cuda, array, kind) for array in (x, other, last))
     for y in (others, lasts):
         assert cuda_elementwise.add(values, y).strides == x.strides
         np.testing.assert_array_equal(from_device(cuda_elementwise.add(values, y)), x + other)
         found = from_device(cuda_elementwise.relu_gradient(values, y))
-        np.testing.assert_array_equal(found, np.where(x > 0, other, 0).astype(kind))
-    np.testing.assert_array_equal(from_device(cuda_elementwise.relu(values)), np.maximum(x, 0))
+        np.testing.assert_array_equal(found, np.where(x > 0, other, 0 * other))
+    np.testing.assert_array_equal(from_device(cuda_elementwise.relu(values)), np.where(x > 0, x, 0 * x))
     assert cuda_elementwise.relu(values[..., ::2]) is None or shape[-1] <= 2
     assert cuda_elementwise.add(values, others.astype("f" if kind == "d" else "d")) is None
 
@@ -208,7 +221,7 @@ def nvrtc():
     return ctypes.CDLL(str(files[0]))
 
 
-@pytest.mark.parametrize(("kind", "width"), [("e", 8), ("e", 1), ("f", 4), ("f", 1), ("d", 2), ("d", 1)])
+@pytest.mark.parametrize(("kind", "width"), [("e", 8), ("e", 1), ("E", 8), ("f", 4), ("f", 1), ("d", 2), ("d", 1)])
 def test_the_source_compiles_for_hopper_with_wide_accesses_and_no_local_memory(kind, width):
     compiler, program, size = nvrtc(), ctypes.c_void_p(), ctypes.c_size_t()
     options = [option.encode() for option in ("--std=c++17", "-arch=sm_90", *cuda_launch.definitions(kind, width))]

@@ -11,7 +11,7 @@ from trainers.kernels import seams
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not has_gpu(), reason="needs a GPU with CuPy")]
 
-BOUNDS = {"float32": 1e-5, "tf32": 1e-3, "float16": 2e-3}
+BOUNDS = {"float32": 1e-5, "tf32": 1e-3, "float16": 2e-3, "bfloat16": 1e-2}
 
 
 @pytest.fixture
@@ -20,19 +20,22 @@ def precision(request):
     cpu = kernels.in_use()
     kernels.use("chainer")  # what is compared with
     kernels.use_on_gpu("cudnn")
-    with chainer.using_config("use_cudnn_tensor_core", "always" if request.param == "tf32" else "never"):
+    tensor_cores, knows = "always" if request.param == "tf32" else "never", request.param != "bfloat16"
+    with chainer.using_config("use_cudnn_tensor_core", tensor_cores), chainer.using_config("type_check", knows):
         yield request.param
     kernels.use(cpu if cpu in kernels.KINDS else None)
 
 
 def of_both(function, arrays, precision):
     """What a function gives and its gradients: on the GPU, and in float64 of the same rounded numbers on the CPU."""
-    dtype, found = "float16" if precision == "float16" else "float32", []
-    for device, kind in (("@cupy:0", dtype), ("@numpy", "float64")):
+    dtype, found = precision if precision == "float16" else "float32", []
+    if precision == "bfloat16":
+        dtype = pytest.importorskip("ml_dtypes").bfloat16
+    for device, kind in (("@cupy:0", None), ("@numpy", "float64")):
         send = chainer.get_device(device).send
-        variables = [chainer.Variable(send(array.astype(dtype).astype(kind))) for array in arrays]
+        variables = [chainer.Variable(send(array.astype(dtype).astype(kind or dtype))) for array in arrays]
         y = function(*variables)
-        gy = np.random.RandomState(1).normal(size=y.shape).astype(dtype).astype(kind)
+        gy = np.random.RandomState(1).normal(size=y.shape).astype(dtype).astype(kind or dtype)
         gradients = chainer.grad([y], variables, [chainer.Variable(send(gy))])
         found.append([chainer.backends.cuda.to_cpu(v.array).astype(np.float64) for v in (y, *gradients)])
     return found
@@ -69,7 +72,7 @@ def test_cudnn_is_what_computes_and_leaves_channels_last(precision):
     assert h.transpose(0, 2, 3, 1).flags.c_contiguous
 
 
-@pytest.mark.parametrize("precision", ["float32", "float16"], indirect=True)
+@pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"], indirect=True)
 @pytest.mark.parametrize("function", [F.relu, lambda x: x + x * 2, lambda x: F.average_pooling_2d(x, 7)])
 def test_other_nodes(precision, function):
     random = np.random.RandomState(0)
