@@ -5,12 +5,21 @@ import platform
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from trainers.device import has_gpu
-from trainers.kernels import cuda_launch
+from trainers.kernels import (
+    cuda_elementwise,
+    cuda_launch,
+    cuda_normalization,
+    cuda_pooling,
+    cuda_tensors,
+    numpy_convolution,
+    seams,
+)
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 HEADER = Path(__file__).with_name("cuda_on_cpu.h")
@@ -95,3 +104,23 @@ def cuda(request, monkeypatch):
         device = request.getfixturevalue("compiled")
     monkeypatch.setattr(cuda_launch, "device", device)
     return device
+
+
+@pytest.fixture
+def cuda_on_cpu(compiled, monkeypatch):
+    """Called, our CUDA kernels serve NumPy's arrays, but for convolutions; it gives the names of what is launched."""
+    modules = (numpy_convolution, cuda_elementwise, cuda_normalization, cuda_pooling, cuda_tensors)
+    operators = SimpleNamespace(**{name: value for module in modules for name, value in vars(module).items()})
+    launched = []
+
+    def launch(name, *given):
+        launched.append(name)
+        compiled.launch(name, *given)
+
+    monkeypatch.setattr(cuda_launch, "device", SimpleNamespace(xp=compiled.xp, launch=launch))
+
+    def serve():
+        monkeypatch.setattr(seams, "operators", operators)
+        return launched
+
+    return serve

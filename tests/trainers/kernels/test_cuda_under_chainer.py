@@ -1,7 +1,5 @@
 """Chainer's nodes over our CUDA kernels, compiled for the CPU, give what they give over NumPy's."""
 
-from types import SimpleNamespace
-
 import chainer
 import chainer.functions as F
 import numpy as np
@@ -10,29 +8,12 @@ import pytest
 from recipes.planning.division import divide
 from recipes.schema import Evaluation
 from trainers import kernels
-from trainers.kernels import cuda_elementwise, cuda_normalization, cuda_pooling, numpy_convolution, seams
 from trainers.kernels.normalized import Normalized
 from trainers.keyed_draws import draw_initial_weights
 from trainers.models import ResNet50, SmallResNet
 from trainers.norm_groups import NormGroups
 
 DIVISION = divide(global_batch_size=12, norm_span=4, workers=1, micro_batch_size=12)
-
-
-@pytest.fixture
-def cuda_on_cpu(request, monkeypatch):
-    """Called, our CUDA kernels serve NumPy's arrays; convolutions stay NumPy's."""
-    from trainers.kernels import cuda_launch
-
-    modules = (numpy_convolution, cuda_elementwise, cuda_normalization, cuda_pooling)
-    operators = SimpleNamespace(**{name: value for module in modules for name, value in vars(module).items()})
-    device = request.getfixturevalue("compiled")
-    monkeypatch.setattr(cuda_launch, "device", device)
-
-    def serve():
-        monkeypatch.setattr(seams, "operators", operators)
-
-    return serve
 
 
 @pytest.fixture(autouse=True)
