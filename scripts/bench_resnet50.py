@@ -136,7 +136,14 @@ def serve(name: str, options: argparse.Namespace) -> None:
             return {"seconds": seconds, "loss": loss, "peak_bytes": peak}
 
     for line in sys.stdin:
-        print(json.dumps(by_class(measured.step) if line.strip() == "kernels" else measured()), flush=True)
+        try:
+            found = by_class(measured.step) if line.strip() == "kernels" else measured()
+        except Exception as error:
+            if line.strip() != "kernels":
+                raise
+            print(f"{name}: no kernels counted: {error}", file=sys.stderr)
+            found = {}
+        print(json.dumps(found), flush=True)
 
 
 class Program:

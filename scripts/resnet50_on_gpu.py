@@ -1,7 +1,7 @@
 """The programs of scripts/bench_resnet50.py on a GPU: images there from the start, time by CUDA events.
 
 Of ours `cudnn` is ChainerCV's network with `--kernels cudnn`; +groups normalises as `kilobatch train` does, with ReLU
-and sums in the same node, and +graph replays such a step as a CUDA graph.
+and sums in the same node, and +graph replays such a step as a CUDA graph. BENCH_NAMES=1 names kernels on stderr.
 
     float32     all in float32, no TF32
     tf32        convolutions may round their factors to TF32
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -22,10 +23,11 @@ import numpy as np
 PRECISIONS = ("float32", "tf32", "mixed16", "bfloat16")
 STEPS_TIMED = 10  # between two events
 _CLASSES = {  # of kernels, by what their names hold: the first that fits
-    "normalisation": ("moments", "totals", "normalized", "gradient_sums", "input_gradient", "batch_norm", "bn_"),
+    "normalisation": ("moments", "totals", "scales", "slopes", "see", "normalized", "gradient_sums", "input_gradient")
+    + ("batch_norm", "bn_"),
     "pooling": ("pool",),
-    "relu and sum": ("relu", "add", "clamp", "threshold"),
     "convolution": ("conv", "wgrad", "dgrad", "fprop", "xmma", "gemm", "cutlass", "cudnn", "sm90", "sm80", "nhwc"),
+    "relu and sum": ("relu", "add", "clamp", "threshold"),
     "copy": ("copy", "memcpy", "memset", "fill", "cast"),
 }
 
@@ -172,7 +174,8 @@ def by_class(step: Callable[[], Any]) -> dict[str, list[float]]:
             sums[kind][1] += event.count
     if os.environ.get("BENCH_NAMES"):
         for event in sorted(found.key_averages(), key=lambda event: -event.self_device_time_total)[:40]:
-            print(f"{event.self_device_time_total / 1e3:9.3f} ms {event.count:5d}  {event.key[:150]}", flush=True)
+            said = f"{event.self_device_time_total / 1e3:9.3f} ms {event.count:5d}  {event.key[:150]}"
+            print(said, file=sys.stderr, flush=True)
     return dict(sums)
 
 
@@ -252,7 +255,7 @@ def bench(options: Any, measure: Callable[..., dict[str, Any]]) -> list[dict[str
     for precision in options.precision:
         for batch in options.batch:
             names = ["pytorch", *(["pytorch+compile"] if options.compile else [])]
-            names += ["cudnn", "cudnn+groups", *(["cudnn+groups+graph"] if options.graph else [])]
+            names += ["cudnn+groups", *(["cudnn+groups+graph"] if options.graph else [])]
             same = {"float32": 1e-4, "tf32": 1e-2}.get(precision, 3e-2)  # of losses near 7
             results.append(measure(names, batch, options, precision, same))
             results[-1]["floors"] = floors(batch, options.side, precision, ceiling)
