@@ -51,7 +51,9 @@ def _decay(rule: chainer.UpdateRule, component: Any) -> float:
 
 def _covered(optimizer: chainer.Optimizer, component: Any, parameters: list[chainer.Parameter]) -> bool:
     """Whether the kernels have this step, of arrays that lie as they want them, and no hook is left out."""
-    if not hasattr(component, "momentum_form") or any(parameter.grad is None for parameter in parameters):
+    if not hasattr(component, "momentum_form") or not hasattr(seams.serving(parameters[0].array), "momentum_step"):
+        return False
+    if any(parameter.grad is None for parameter in parameters):
         return False
     arrays = [array for parameter in parameters for array in (parameter.array, parameter.grad)]
     rules = [parameter.update_rule for parameter in parameters]
@@ -59,6 +61,6 @@ def _covered(optimizer: chainer.Optimizer, component: Any, parameters: list[chai
     return (
         plain
         and not optimizer._hookable._pre_update_hooks
-        and hasattr(seams.serving(*arrays), "momentum_step")
+        and seams.serving(*arrays) is not None
         and all(array.dtype == arrays[0].dtype and array.flags.c_contiguous for array in arrays)
     )
