@@ -93,4 +93,4 @@ def covers(x: Any, gamma: Any, plus: Any = None) -> bool:
     alike = plus is None or (plus.dtype == x.dtype and plus.shape == x.shape)
     if not alike or x.ndim not in (2, 4) or not hasattr(seams.serving(x, gamma), "gradient_by"):
         return False
-    return x.ndim == 2 or x.transpose(0, 2, 3, 1).flags.c_contiguous
+    return (x if x.ndim == 2 else x.transpose(0, 2, 3, 1)).flags.c_contiguous

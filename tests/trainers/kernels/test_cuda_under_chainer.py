@@ -8,7 +8,7 @@ import pytest
 from recipes.planning.division import divide
 from recipes.schema import Evaluation
 from trainers import kernels
-from trainers.kernels.normalized import Normalized
+from trainers.kernels.normalized import Normalized, covers
 from trainers.keyed_draws import draw_initial_weights
 from trainers.models import ResNet50, SmallResNet
 from trainers.norm_groups import NormGroups
@@ -89,3 +89,15 @@ def test_average_pooling_and_relu_alone(cuda_on_cpu):
     cuda_on_cpu()
     for one, other in zip(derivatives()[:2], expected[:2], strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_one_node_takes_no_array_that_lies_in_another_order(cuda_on_cpu):
+    cuda_on_cpu()
+    x, gamma = np.ones((4, 8, 3, 3), np.float32), np.ones(8, np.float32)
+    last = np.ascontiguousarray(x.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+    assert covers(last, gamma)
+    assert covers(last, gamma, x)  # what is added is brought into the order
+    assert covers(x[:, :, 0, 0].copy(), gamma)
+    for refused in (x, x[:, :, 0, 0].T.copy().T, last.astype(np.float64), last[:, :, 0]):
+        assert not covers(refused, gamma)
+    assert not covers(last, gamma, x[:, :, :2])
