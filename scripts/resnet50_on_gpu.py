@@ -204,6 +204,7 @@ def ceilings() -> dict[str, float]:
     return found
 
 
+@functools.cache
 def work_of_an_image(side: int) -> tuple[int, int]:
     """Operations of the convolutions of a step for one image, and values that its kernels read and write at least.
 
