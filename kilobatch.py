@@ -59,7 +59,7 @@ def train(
         str | None, typer.Option(metavar="D", help="cpu, gpu, or auto: the GPU where there is one; else the cluster's.")
     ] = None,
     kernels: Annotated[
-        str | None, typer.Option(metavar="K", help="What computes on the CPU: numpy, torch, or chainer as it was.")
+        str | None, typer.Option(metavar="K", help="What computes: numpy, torch; on a GPU cudnn; or chainer as it was.")
     ] = None,
     trace: Annotated[bool, typer.Option("--trace", help="Write trace.jsonl: samples, images, loss by update.")] = False,
     noise_scale: Annotated[

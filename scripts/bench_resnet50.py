@@ -11,8 +11,13 @@ all alike. A step is forward, loss and backward of one batch; the optimizer is l
 ratio of each to the first program named in --against, and its smallest and largest in a round. Before that the losses
 of the first step are compared: they must be those of one network. Memory is the most that a process ever had.
 
-Another device is another way to make a step (`STEPS`) and another clock (`CLOCKS`). `--clock cpu` counts processor
-time of all threads, which other processes change less: for OMP_NUM_THREADS=1, since threads that wait for others spin.
+`--clock cpu` counts processor time of all threads, which other processes change less: for OMP_NUM_THREADS=1, since
+threads that wait for others spin.
+
+`--device gpu` measures the programs of scripts/resnet50_on_gpu.py instead, at each --precision and --batch: by CUDA
+events around some steps, images on the GPU from the start. Its second table has milliseconds by class of kernels, and
+the third what a step takes at least, by the operations and by the bytes of its kernels and by what the GPU was just
+seen to do with them. `--compile` adds torch.compile, which takes a minute for each batch and precision.
 """
 
 from __future__ import annotations
@@ -42,21 +47,11 @@ def chainer_step(how: str, images: Any, labels: Any) -> Callable[[], float]:
     import chainer
     import chainer.functions as F
 
-    model = _chainer_model()
-    if how.endswith("+groups"):
-        from recipes.planning.division import divide
-        from recipes.schema import Evaluation
-        from trainers.norm_groups import NormGroups
-
-        groups = NormGroups(Evaluation())
-        groups.install(model)
-        count = len(images)
-        division = divide(global_batch_size=count, norm_span=count, workers=1, micro_batch_size=count)
+    model = chainer_model()
+    begin = groups_of(model, len(images)) if how.endswith("+groups") else lambda: None
 
     def step() -> float:
-        if how.endswith("+groups"):
-            groups.begin_update(division)
-            groups.begin_micro_batch(division.micro_batches(0)[0])
+        begin()
         with chainer.using_config("train", True):
             loss = F.softmax_cross_entropy(model(images), labels)
             model.cleargrads()
@@ -73,7 +68,7 @@ def pytorch_step(how: str, images: Any, labels: Any) -> Callable[[], float]:
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     model = ResNet50()
-    take_weights(model, {path: parameter.array for path, parameter in _chainer_model().namedparams()})
+    take_weights(model, {path: parameter.array for path, parameter in chainer_model().namedparams()})
     model = model.to(memory_format=torch.channels_last).train()
     x = torch.from_numpy(images).contiguous(memory_format=torch.channels_last)
     t = torch.from_numpy(labels).long()
@@ -91,7 +86,25 @@ STEPS = {"chainer": chainer_step, "numpy": chainer_step, "torch": chainer_step, 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
-def _chainer_model() -> Any:
+def groups_of(model: Any, count: int) -> Callable[[], None]:
+    """Have a model normalise as `kilobatch train` does, so many images as one group; to be called before each step."""
+    from recipes.planning.division import divide
+    from recipes.schema import Evaluation
+    from trainers.norm_groups import NormGroups
+
+    groups = NormGroups(Evaluation())
+    groups.install(model)
+    division = divide(global_batch_size=count, norm_span=count, workers=1, micro_batch_size=count)
+
+    def begin() -> None:
+        groups.begin_update(division)
+        groups.begin_micro_batch(division.micro_batches(0)[0])
+
+    return begin
+
+
+def chainer_model() -> Any:
+    """ChainerCV's network with the weights that all programs have."""
     from trainers.keyed_draws import draw_initial_weights
     from trainers.models import ResNet50
 
@@ -100,35 +113,52 @@ def _chainer_model() -> Any:
     return model
 
 
-def serve(name: str, batch: int, side: int, clock: Callable[[], float]) -> None:
-    """Be one of the programs: a step for each line of stdin, its seconds and loss on stdout."""
+def serve(name: str, options: argparse.Namespace) -> None:
+    """Be one of the programs: a step for each line of stdin, its seconds and loss on stdout; or its kernels."""
     import numpy as np
 
+    (batch,), side, clock = options.batch, options.side, CLOCKS[options.clock]
     random = np.random.RandomState(0)
     images = random.normal(size=(batch, 3, side, side)).astype(np.float32)
     labels = random.randint(0, 1000, batch).astype(np.int32)
-    step = STEPS[name.partition("+")[0]](name, images, labels)
-    for _ in sys.stdin:
-        began = clock()
-        loss = step()
-        seconds = clock() - began
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        print(json.dumps({"seconds": seconds, "loss": loss, "peak_bytes": peak}), flush=True)
+    if options.device == "gpu":
+        from resnet50_on_gpu import by_class, timed
+
+        measured = timed(name, options.precision[0], images, labels)
+    else:
+        step = STEPS[name.partition("+")[0]](name, images, labels)
+
+        def measured() -> dict[str, float]:
+            began = clock()
+            loss = step()
+            seconds = clock() - began
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            return {"seconds": seconds, "loss": loss, "peak_bytes": peak}
+
+    for line in sys.stdin:
+        try:
+            found = by_class(measured.step) if line.strip() == "kernels" else measured()
+        except Exception as error:
+            if line.strip() != "kernels":
+                raise
+            print(f"{name}: no kernels counted: {error}", file=sys.stderr)
+            found = {}
+        print(json.dumps(found), flush=True)
 
 
 class Program:
     """A process that does a step when asked."""
 
-    def __init__(self, name: str, batch: int, side: int, clock: str) -> None:
+    def __init__(self, name: str, batch: int, options: argparse.Namespace, precision: str = "float32") -> None:
         kernels = {"KILOBATCH_KERNELS": name.partition("+")[0]} if not name.startswith("pytorch") else {}
-        command = [sys.executable, __file__, "--serve", name, "--batch", str(batch), "--side", str(side)]
-        command += ["--clock", clock]
+        command = [sys.executable, __file__, "--serve", name, "--batch", str(batch), "--side", str(options.side)]
+        command += ["--clock", options.clock, "--device", options.device, "--precision", precision]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self.process = subprocess.Popen(command, env={**os.environ, **kernels}, **pipes)
 
-    def step(self) -> dict[str, float]:
-        """Seconds, loss and peak memory of one step."""
-        self.process.stdin.write("\n")
+    def step(self, word: str = "") -> dict[str, Any]:
+        """Seconds, loss and peak memory of one step, or what else it has a word for."""
+        self.process.stdin.write(f"{word}\n")
         self.process.stdin.flush()
         answer = self.process.stdout.readline()
         if not answer:
@@ -141,28 +171,42 @@ class Program:
         self.process.wait()
 
 
-def measure(names: list[str], *, batch: int, side: int, rounds: int, clock: str) -> dict[str, Any]:
+def measure(
+    names: list[str], batch: int, options: argparse.Namespace, precision: str = "float32", same: float = SAME_LOSS
+) -> dict[str, Any]:
     """Seconds of every program in every round, after one step that does not count."""
-    programs = {name: Program(name, batch, side, clock) for name in names}
-    first = {name: program.step()["loss"] for name, program in programs.items()}
-    loss = first[names[0]]
-    if any(abs(other - loss) > SAME_LOSS * abs(loss) for other in first.values()):
-        sys.exit(f"bench_resnet50: these are not the same networks, their first losses are {first}")
+    on_gpu = options.device == "gpu"  # where what fails is left out: the machine is lent
+    programs, first = {name: Program(name, batch, options, precision) for name in names}, {}
+    for name in names:
+        try:
+            first[name] = programs[name].step()["loss"]
+        except SystemExit as failed:
+            if not on_gpu:
+                raise
+            print(f"{name}, batch {batch}, {precision}: {failed}", flush=True)
+            del programs[name]
+    names, (loss, *_) = [*programs], [*first.values(), 0]
+    if not all(abs(other - loss) <= same * abs(loss) for other in first.values()):
+        said = f"bench_resnet50: these are not the same networks, their first losses are {first}"
+        print(said) if on_gpu else sys.exit(said)
     steps: dict[str, list[dict[str, float]]] = {name: [] for name in names}
-    for number in range(rounds):
+    for number in range(options.rounds):
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
             steps[name].append(programs[name].step())
+    kernels = {name: program.step("kernels") for name, program in programs.items()} if on_gpu else None
     for program in programs.values():
         program.end()
     return {
         "batch": batch,
-        "side": side,
-        "clock": clock,
+        "side": options.side,
+        "precision": precision,
+        "clock": "events" if on_gpu else options.clock,
         "threads": int(os.environ["OMP_NUM_THREADS"]),
         "first_loss": first,
         "seconds": {name: [step["seconds"] for step in done] for name, done in steps.items()},
         "peak_bytes": {name: max(step["peak_bytes"] for step in done) for name, done in steps.items()},
+        "kernels": kernels,
     }
 
 
@@ -188,13 +232,29 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--clock", choices=CLOCKS, default="wall")
     parser.add_argument("--groups", action="store_true", help="ours also as `kilobatch train` normalises")
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
+    parser.add_argument("--precision", nargs="+", default=["float32"], help="on a GPU: float32 tf32 mixed16 bfloat16")
+    parser.add_argument("--compile", action="store_true", help="on a GPU: torch.compile as well")
+    parser.add_argument("--graph", action="store_true", help="on a GPU: ours as a CUDA graph as well")
     parser.add_argument("--json", type=Path, metavar="F", help="write all figures here")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()
     threads = limit_threads()
     if options.serve:
-        serve(options.serve, options.batch[0], options.side, CLOCKS[options.clock])
+        serve(options.serve, options)
         return
+    if options.device == "gpu":
+        from resnet50_on_gpu import bench
+
+        results = bench(options, measure)
+    else:
+        results = bench_on_cpu(options, threads)
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+def bench_on_cpu(options: argparse.Namespace, threads: int) -> list[dict[str, Any]]:
+    """Measure at every batch and print the table."""
     from importlib.util import find_spec
 
     if "pytorch" in options.against and find_spec("torch") is None:
@@ -206,10 +266,9 @@ def main() -> None:
     print("|---" * len(heads) + "|", flush=True)
     results = []
     for batch in options.batch:
-        results.append(measure(names, batch=batch, side=options.side, rounds=options.rounds, clock=options.clock))
+        results.append(measure(names, batch, options))
         print("\n".join(table_lines(results[-1], options.against)), flush=True)
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    return results
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ MAY_IMPORT = {
     "recipes": {"lr_schedules", "recipes", "numpy", "yaml", "pydantic"},
     "trainers": {"lr_schedules", "recipes", "trainers"}
     | {"chainer", "chainermn", "chainercv", "cupy", "mpi4py", "optuna", "numpy"}
-    | {"PIL", "rich", "safetensors", "sklearn", "sqlalchemy", "threadpoolctl", "torch", "yaml"},
+    | {"PIL", "rich", "safetensors", "sklearn", "sqlalchemy", "threadpoolctl", "torch", "yaml", "cudnn"},
 }
 PLOTS = "recipes/reports/plots/"
 # The folders of components: each knows itself, and build.py knows all of them.

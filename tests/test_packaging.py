@@ -31,7 +31,7 @@ def test_wheel_holds_exactly_the_code_and_the_yaml_of_the_checkout(wheel):
         str(path.relative_to(ROOT))
         for folder in FOLDERS
         for path in (ROOT / folder).rglob("*")
-        if path.suffix in (".py", ".yaml")
+        if path.suffix in (".py", ".yaml", ".cu")
     }
     assert len([name for name in expected if name.endswith(".yaml")]) >= 12
     held = {name for name in wheel.namelist() if ".dist-info/" not in name}

@@ -11,6 +11,7 @@ from typing import Any
 from recipes.errors import Problem, RecipeError
 from recipes.planning.cluster import Cluster
 from recipes.reading import Reading
+from trainers import kernels
 from trainers.faults import RunFailed
 
 DEVICES = ("cpu", "gpu", "auto")
@@ -100,6 +101,7 @@ def take_device(kind: str, mpi: Any) -> Any:
     node.Free()
     device = chainer.get_device(f"@cupy:{place % chainer.backends.cuda.cuda.runtime.getDeviceCount()}")
     device.use()
+    kernels.use_on_gpu(None)
     ones = device.xp.ones((2, 2), dtype="float32")
     try:
         computed = float((ones @ ones).sum())  # by a kernel that is compiled here, and by cuBLAS
@@ -122,7 +124,6 @@ def notes_on(device: Any) -> list[str]:
     """What the user should know of the device."""
     if device.name == "@numpy":
         return []
-    from chainer.backends import cuda
-
-    without = "" if cuda.cudnn_enabled else "; cuDNN is absent, convolutions go by im2col and cuBLAS"
-    return [f"rank 0 computes on {said_of(device)['gpu']}{without}"]
+    kind, why_not = kernels.use_on_gpu(None)
+    slow = "" if kind == "cudnn" else ", convolutions go by im2col and cuBLAS" + (f": {why_not}" if why_not else "")
+    return [f"rank 0 computes on {said_of(device)['gpu']}, {kind} kernels{slow}"]

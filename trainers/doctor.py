@@ -176,7 +176,7 @@ def _gpu(problems: list[Problem]) -> dict[str, Any]:
         if found["gpus"]:
             problems.append(Problem(what=f"a GPU that Chainer cannot use: {found['reason']}", way_out=INSTALL))
         return found
-    found["cudnn"] = cuda.cudnn_enabled
+    found["cudnn"] = kernels.missing("cudnn", device="gpu") is None
     try:
         found["usable"] = cuda.cuda.runtime.getDeviceCount() > 0
     except cuda.cuda.runtime.CUDARuntimeError as error:

@@ -87,11 +87,12 @@ class MixedPrecision:
 
 
 @contextlib.contextmanager
-def half_weights(model: chainer.Link) -> Iterator[None]:
-    """Within, the links of a model find float16 casts of their parameters; gradients flow through to the parameters.
+def half_weights(model: chainer.Link, dtype: Any = np.float16) -> Iterator[None]:
+    """Within, the links of a model find casts of their parameters; gradients flow through to the parameters.
 
     Args:
         model: its parameters are initialised.
+        dtype: of the casts.
     """
     held = []
     try:
@@ -102,7 +103,7 @@ def half_weights(model: chainer.Link) -> Iterator[None]:
                 parameter = link.__dict__[name]
                 if isinstance(parameter, chainer.Parameter):  # else it was cast already: a link in two places
                     held.append((link, name, parameter))
-                    link.__dict__[name] = F.cast(parameter, np.float16)  # past the link's own __setattr__
+                    link.__dict__[name] = F.cast(parameter, dtype)  # past the link's own __setattr__
         yield
     finally:
         for link, name, parameter in held:

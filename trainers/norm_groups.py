@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import chainer
 import numpy as np
@@ -13,6 +13,8 @@ from chainer.functions.normalization import batch_normalization
 
 from recipes.planning.division import Division, MicroBatch
 from recipes.schema import Evaluation
+from trainers.kernels import seams
+from trainers.kernels.normalized import Normalized, covers
 from trainers.norm_statistics import GroupStatistics, TeamStatistics
 from trainers.phases import PhaseClock
 from trainers.summation_tree import TreeSum
@@ -44,6 +46,7 @@ class NormGroups:
         self.team: MPI.Comm | None = None
         self.clock = PhaseClock()
         self._first_group = 0
+        self._weights: Any = None  # on the model's device, and of which groups they are
         self._division: Division | None = None
         self._layers: dict[str, NormGroupBatchNormalization] = {}
 
@@ -125,6 +128,13 @@ class NormGroups:
         keep = self._keep(groups * self._division.norm_span) ** (1 / groups)
         return keep ** (groups - 1.0 - self._first_group - np.arange(self.num_groups))
 
+    def weights_on(self, xp: Any) -> Any:
+        """`weights` as an array of a device's module, kept while they are the same."""
+        place = (self._division, self.num_groups, self._first_group)
+        if self._weights is None or self._weights[0] != place:
+            self._weights = (place, xp.asarray(self.weights))
+        return self._weights[1]
+
     def _keep(self, global_batch_size: int) -> float:
         """What an update leaves of the running statistics."""
         how, momentum = self.evaluation.norm_statistics, self.evaluation.norm_momentum
@@ -149,28 +159,40 @@ class NormGroupBatchNormalization(L.BatchNormalization):
         # Weights of the groups; weighted sums of their means, variances, squared means.
         self._seen = self.xp.zeros(1 + 3 * self.avg_mean.size)
 
-    def forward(self, x):
-        """Normalise float32 x of shape (samples, channels, ...); in test mode by the running statistics."""
+    def forward(self, x, plus=None, relu=False):
+        """Normalise x of shape (samples, channels, ...); in test mode by the running statistics.
+
+        Args:
+            plus: added to that, where ReLU follows; None for nothing.
+            relu: max(0, that), in one node where the kernels have one.
+        """
         if not chainer.config.train:
-            return super().forward(x)
+            return _relu(super().forward(x), plus) if relu else super().forward(x)
         groups = self.norm_groups
-        count = groups.num_groups
-        first, rest = x.shape[0], x.shape[1:]
-        grouped = F.reshape(x, (count, first // count, *rest))  # a view: only the first axis is split
-        axis = self.axis or (0, *range(2, x.ndim))
-        scale, shift = (self._of_each_group(p, count, default) for p, default in ((self.gamma, 1), (self.beta, 0)))
         statistics = GroupStatistics() if groups.team is None else TeamStatistics(groups.team, groups.clock)
+        parameters = [self._or_full(p, default) for p, default in ((self.gamma, 1), (self.beta, 0))]
+        arrays = [chainer.as_array(one) for one in (x, parameters[0], *([] if plus is None else [plus]))]
+        if self.axis in (None, (0, 2, 3)) and covers(*arrays):
+            node = Normalized(self.eps, groups.num_groups, relu=relu, statistics=statistics)
+            y = node.apply((x, *parameters, *([] if plus is None else [plus])))[0]
+            self._see(statistics)
+            return y
+        y = self._normalized(x, parameters, statistics)
+        self._see(statistics)
+        return _relu(y, plus) if relu else y
+
+    def _normalized(self, x, parameters, statistics):
+        count = self.norm_groups.num_groups
+        grouped = F.reshape(x, (count, x.shape[0] // count, *x.shape[1:]))  # a view: only the first axis is split
+        axis = self.axis or (0, *range(2, x.ndim))
         node = batch_normalization.BatchNormalization(
             self.eps, axis=(1, *(i + 1 for i in axis if i)), impl_selector=lambda *_: statistics
         )
-        y = node.apply((grouped, scale, shift))[0]
-        self._see(statistics)
-        return F.reshape(y, x.shape)
+        of_each = (F.broadcast_to(parameter, (count, *self.avg_mean.shape)) for parameter in parameters)
+        return F.reshape(node.apply((grouped, *of_each))[0], x.shape)
 
-    def _of_each_group(self, parameter, count, default):
-        if parameter is None:
-            parameter = self.xp.full(self.avg_mean.shape, default, dtype=self.avg_mean.dtype)
-        return F.broadcast_to(parameter, (count, *self.avg_mean.shape))
+    def _or_full(self, parameter, default):
+        return self.xp.full(self.avg_mean.shape, default, self.avg_mean.dtype) if parameter is None else parameter
 
     def _see(self, statistics: GroupStatistics) -> None:
         """Add the statistics of the groups of one forward; of a team's group only its first worker does."""
@@ -178,11 +200,15 @@ class NormGroupBatchNormalization(L.BatchNormalization):
         if groups.team is not None and groups.team.rank > 0:
             return
         means, variances = (part.reshape(groups.num_groups, -1) for part in (statistics.mean, statistics.var))
+        factor = 1.0
         if groups.evaluation.norm_statistics != "pooled":
             num_values = statistics.num_values
-            variances = variances * (num_values / max(num_values - 1, 1))  # unbiased, as Chainer and PyTorch have it
-        weights = xp.asarray(groups.weights)
-        parts = (weights @ part for part in (means, variances, means**2))
+            factor = num_values / max(num_values - 1, 1)  # unbiased, as Chainer and PyTorch have it
+        weights, ours = groups.weights_on(xp), seams.serving(means, variances)
+        if hasattr(ours, "see"):
+            ours.see(means, variances, weights, self._seen, factor=factor)
+            return
+        parts = (weights @ part for part in (means, factor * variances, means**2))
         self._seen += xp.concatenate([weights.sum(keepdims=True), *parts])
 
     def take_statistics(self) -> np.ndarray:
@@ -211,3 +237,7 @@ class NormGroupBatchNormalization(L.BatchNormalization):
         for average, seen in ((self.avg_mean, mean), (self.avg_var, var)):
             moved = keep * to_cpu(average).astype(np.float64) + (1.0 - keep) * seen.reshape(average.shape)
             average[...] = self.xp.asarray(moved)
+
+
+def _relu(h: chainer.Variable, plus: chainer.Variable | None) -> chainer.Variable:
+    return F.relu(h if plus is None else h + plus)

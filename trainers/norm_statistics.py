@@ -8,7 +8,7 @@ import numpy as np
 from chainer.backends.cuda import to_cpu
 
 from trainers.kernels import seams
-from trainers.kernels.numpy_batch_normalization import ChannelsLastImpl, rows_served
+from trainers.kernels.batch_normalization import ChannelsLastImpl, rows_served
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -38,15 +38,15 @@ class GroupStatistics(ChannelsLastImpl):
         self.num_values = x.size // gamma.size
         rows = rows_served(x, gamma, axis)
         if rows is not None:
-            self.mean, self.var = (part.reshape(gamma.shape) for part in seams.operators.mean_and_variance(rows))
-            return self.mean.astype(interm_dtype), self.var.astype(interm_dtype)
+            self.mean, self.var = (part.reshape(gamma.shape) for part in seams.serving(x).mean_and_variance(rows))
+            return tuple(part.astype(interm_dtype, copy=False) for part in (self.mean, self.var))
         mean = x.mean(axis=axis, dtype=np.float64, keepdims=True)
         rounded = mean.astype(interm_dtype)
         squares = x - rounded
         xp.square(squares, out=squares)
         var = squares.mean(axis=axis, dtype=np.float64, keepdims=True) - (mean - rounded) ** 2
         self.mean, self.var = mean.squeeze(axis), xp.maximum(var, 0.0).squeeze(axis)
-        return self.mean.astype(interm_dtype), self.var.astype(interm_dtype)
+        return tuple(part.astype(interm_dtype, copy=False) for part in (self.mean, self.var))
 
 
 class TeamStatistics(GroupStatistics):
@@ -75,7 +75,7 @@ class TeamStatistics(GroupStatistics):
         mean = (shares * means).sum(axis=0)
         var = (shares * (variances + (means - mean) ** 2)).sum(axis=0)
         self.mean, self.var = (xp.asarray(whole.reshape(self.mean.shape)) for whole in (mean, var))
-        return self.mean.astype(interm_dtype), self.var.astype(interm_dtype)
+        return tuple(part.astype(interm_dtype, copy=False) for part in (self.mean, self.var))
 
     def backward(self, axis, gamma, gy, x, x_layout, xp, expander, mean, inv_std, eps, var, forward_data):
         if rows_served(x, gamma, axis) is not None:

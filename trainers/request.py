@@ -113,7 +113,9 @@ def prepare(request: TrainRequest, *, workers: int) -> Prepared:
     if request.exact:
         require_exact(cluster)
     require_device(cluster, reading, asked=request.device)
-    if cluster.device == "cpu" and (lacks := kernels.missing(kernels.asked())) is not None:
+    word = kernels.asked()
+    names_the_device = cluster.device == "cpu" or word not in kernels.KINDS  # a GPU's beside those of the CPU
+    if names_the_device and (lacks := kernels.missing(word, device=cluster.device)) is not None:
         raise refused("--kernels", *lacks)
     made = plan(
         recipe=opened.recipe,

@@ -19,6 +19,7 @@ from trainers.agreement import first_of, flags_and_losses
 from trainers.checkpoint import copy_arrays
 from trainers.exchange import Exchange, Exchanged
 from trainers.faults import NotFinite, Overflow
+from trainers.fused_step import step
 from trainers.gradients import clip, first_not_finite
 from trainers.mean_gradient import Gradient, MeanGradient
 from trainers.mixed_precision import MOST_HALVINGS, MixedPrecision
@@ -190,8 +191,7 @@ class RecipeUpdater(StandardUpdater):
             found = first_of(self._mpi, self.exchange.flat.not_finite)
         if found is None:
             return False
-        rank, parameter = found
-        scale, halvings = self._mixed.scale, self._mixed.halvings
+        (rank, parameter), scale, halvings = found, self._mixed.scale, self._mixed.halvings
         if halvings == MOST_HALVINGS:
             raise Overflow(rank=rank, parameter=parameter, update=update, loss_scale=scale, halvings=halvings)
         self._mixed.overflowed()
@@ -209,7 +209,7 @@ class RecipeUpdater(StandardUpdater):
         gain = self._observed_gain(gradient.norms, moment.global_batch_size)
         moment = replace(moment, learning_rate=moment.learning_rate * (1.0 if gain is None else gain))
         steer(recipe.optimizer, optimizer, moment)
-        optimizer.update()
+        step(optimizer, recipe.optimizer)
         self._require_finite_weights(optimizer.target, moment)
         if self.averaged is not None:
             self.averaged.move(epoch=moment.epoch, global_batch_size=moment.global_batch_size)

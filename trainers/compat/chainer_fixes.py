@@ -72,8 +72,8 @@ def debug_print_device(module: ModuleType) -> bool:
 def cudnn_is_gone(module: ModuleType) -> bool:
     """Takes a CuPy without cuDNN for one whose user has switched it off: convolutions go by im2col, silently.
 
-    CuPy 14 has neither `cupy.cudnn` nor `cupy.cuda.cudnn`, and these are all that Chainer misses of it. `kilobatch
-    doctor` and a run's log say that cuDNN is absent.
+    CuPy 14 has neither `cupy.cudnn` nor `cupy.cuda.cudnn`, and these are all that Chainer misses of it. What computes
+    instead are `trainers.kernels`; a run's log says which.
 
     Symptom: UserWarning: cuDNN is not enabled. Please reinstall CuPy after you install cudnn (at the first array on a
     GPU, with CuPy 14, for which there is no cuDNN to install).

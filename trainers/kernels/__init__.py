@@ -1,11 +1,19 @@
-"""What computes convolutions, normalisation, ReLU and pooling on the CPU, under Chainer's own function nodes.
+"""What computes convolutions, normalisation, ReLU and pooling under Chainer's own function nodes.
+
+On the CPU:
 
     chainer     Chainer's own: im2col through `numpy.pad` and `numpy.tensordot`
     numpy       the same sums by NumPy alone, images with their channels last in memory from end to end; the default
     torch       PyTorch's CPU operators on the same memory, no copies; needs the extra `kilobatch[torch]`
 
+On a GPU:
+
+    cudnn       cuDNN's convolutions and CUDA kernels of ours, on CuPy's arrays with their channels last in memory;
+                needs nvidia-cudnn-frontend and cuDNN, and is the default where they are
+    chainer     Chainer's own: im2col and cuBLAS, kernels of one operation each
+
 Only what a node computes forward is replaced. Chainer's gradients are nodes themselves, so gradients of gradients and
-type checks stay, and what a kernel does not cover (groups, dilation, cover_all, float16, GPUs) is Chainer's as before.
+type checks stay, and what a kernel does not cover (groups, dilation, cover_all, float16 on the CPU) is Chainer's.
 
 `SEAMS` are armed by `trainers/__init__.py`, and wait for the modules of Chainer they belong to. Which kernels serve is
 looked up at each call, first in the environment: `KILOBATCH_KERNELS`. Nothing is loaded here, not even NumPy.
@@ -21,16 +29,18 @@ from trainers.kernels import seams
 from trainers.kernels.seams import SEAMS
 from trainers.memory import keep_what_is_freed
 
-__all__ = ["KINDS", "SEAMS", "VARIABLE", "ask_for", "asked", "in_use", "missing", "use"]
+__all__ = ["GPU_KINDS", "KINDS", "SEAMS", "VARIABLE", "ask_for", "asked", "in_use", "missing", "use", "use_on_gpu"]
 
 KINDS = ("numpy", "torch", "chainer")
+GPU_KINDS = ("cudnn", "chainer")
 VARIABLE = "KILOBATCH_KERNELS"  # of the environment: the kernels of a process that was not told otherwise
 
 _in_use: str | None = None
+_in_use_on_gpu: str | None = None
 
 
 def use(kind: str | None) -> str:
-    """Compute by these kernels from now on.
+    """Compute by these kernels on the CPU from now on.
 
     Args:
         kind: one of `KINDS`; None for what the environment says, else the default.
@@ -40,7 +50,7 @@ def use(kind: str | None) -> str:
         ValueError: there are none of this kind, or not here.
     """
     global _in_use
-    kind = kind or asked()
+    kind = kind or _of_the_cpu(asked())
     if (lacks := missing(kind)) is not None:
         raise ValueError(f"{'; '.join(lacks)} ({VARIABLE})")
     seams.operators = None
@@ -49,6 +59,27 @@ def use(kind: str | None) -> str:
         keep_what_is_freed()
     _in_use = kind
     return kind
+
+
+def use_on_gpu(kind: str | None) -> tuple[str, str | None]:
+    """Compute by these kernels on GPUs from now on.
+
+    Args:
+        kind: one of `GPU_KINDS`; None for what the environment says, else cudnn where it is there.
+    Returns:
+        the kind, and why it is not cudnn where nobody asked for another.
+    Raises:
+        ValueError: there are none of this kind, or not here.
+    """
+    global _in_use_on_gpu
+    kind = kind or (asked() if asked() in GPU_KINDS else None)
+    lacks = missing(kind or "cudnn", device="gpu")
+    if kind is not None and lacks is not None:
+        raise ValueError(f"{'; '.join(lacks)} ({VARIABLE})")
+    kind = kind or ("cudnn" if lacks is None else "chainer")
+    seams.gpu_operators = None if kind == "chainer" else importlib.import_module("trainers.kernels.cudnn_operators")
+    _in_use_on_gpu = kind
+    return kind, lacks and "; ".join(lacks)
 
 
 def ask_for(kind: str | None) -> None:
@@ -61,19 +92,33 @@ def ask_for(kind: str | None) -> None:
 
 
 def asked() -> str:
-    """What the environment asks for, else the default."""
+    """What the environment asks for, else the CPU's default."""
     return os.environ.get(VARIABLE) or KINDS[0]
 
 
 def in_use() -> str:
-    """The kind of kernels that serve."""
-    return _in_use or use(None)
+    """The kind of kernels that serve: a GPU's, where one computes."""
+    if _in_use is None:
+        use(None)
+    return _in_use_on_gpu or _in_use
 
 
-def missing(kind: str) -> tuple[str, str] | None:
-    """Why kernels cannot serve here, and a way out; None where they can."""
-    if kind not in KINDS:
-        return f"no kernels are called {kind}", f"there are {', '.join(KINDS)}"
+def missing(kind: str, *, device: str = "cpu") -> tuple[str, str] | None:
+    """Why kernels cannot serve on a device, and a way out; None where they can."""
+    kinds = KINDS if device == "cpu" else GPU_KINDS
+    if kind not in kinds:
+        return f"no kernels{'' if device == 'cpu' else ' of GPUs'} are called {kind}", f"there are {', '.join(kinds)}"
     if kind == "torch" and importlib.util.find_spec("torch") is None:
         return "torch kernels need PyTorch, which is not installed", 'pip install "kilobatch[torch]", or take numpy'
+    if kind == "cudnn":
+        try:
+            importlib.import_module("trainers.kernels.cudnn_operators")
+        except Exception as error:  # of the loader as well, where a library does not fit
+            way_out = "pip install nvidia-cudnn-cu13 nvidia-cudnn-frontend, or take chainer"
+            return f"cudnn kernels need NVIDIA's front end of cuDNN: {type(error).__name__}: {error}", way_out
     return None
+
+
+def _of_the_cpu(kind: str) -> str:
+    """What serves on the CPU beside a GPU's kernels."""
+    return KINDS[0] if kind in GPU_KINDS and kind not in KINDS else kind

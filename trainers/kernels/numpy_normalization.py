@@ -32,13 +32,14 @@ def rows_of(x: np.ndarray, axis: tuple[int, ...], *, copy: bool = False) -> np.n
     last = x.transpose(_channel_last(x.ndim, axis))
     if not last.flags.c_contiguous and not copy:
         return None
-    return np.ascontiguousarray(last).reshape(x.shape[0] if axis[0] else 1, -1, last.shape[-1])
+    last = last if last.flags.c_contiguous else last.copy()
+    return last.reshape(x.shape[0] if axis[0] else 1, -1, last.shape[-1])
 
 
 def from_rows(rows: np.ndarray, shape: tuple[int, ...], axis: tuple[int, ...]) -> np.ndarray:
     """Rows of `rows_of` as an array of that shape, on the same memory."""
     order = _channel_last(len(shape), axis)
-    return rows.reshape([shape[number] for number in order]).transpose(np.argsort(order))
+    return rows.reshape([shape[number] for number in order]).transpose(sorted(range(len(order)), key=order.__getitem__))
 
 
 def _channel_last(ndim: int, axis: tuple[int, ...]) -> list[int]:

@@ -2,75 +2,101 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-operators: Any = None  # the module whose functions serve; None: Chainer's own
+operators: Any = None  # the module whose functions serve on the CPU; None: Chainer's own
+gpu_operators: Any = None  # and on a GPU
+
+_CORES = ("_forward_cpu_core", "_forward_gpu_core")
+_FORWARDS = ("forward_cpu", "forward_gpu")
 
 
 def convolution_seam(module: ModuleType) -> None:
     """`Convolution2DFunction` and the gradient of its weights."""
-    import numpy as np
-
     from trainers import kernels
 
     kernels.in_use()  # settled by the environment, where nobody has said another
+    for core in _CORES:
+        _convolution_core(module, core)
+
+
+def _convolution_core(module: ModuleType, core: str) -> None:
     convolution, of_weights = module.Convolution2DFunction, module.Convolution2DGradW
-    original, original_of_weights = convolution._forward_cpu_core, of_weights._forward_cpu_core
+    original, original_of_weights = getattr(convolution, core), getattr(of_weights, core)
 
     def forward(self, x, W, b):
-        if not _covered(self, x, W) or self.cover_all:
+        ours = _covering(self, x, W)
+        if ours is None or self.cover_all:
             return original(self, x, W, b)
         self._get_out_size(x.shape, W.shape)  # refuses what has no output
-        return (operators.convolution(x, W, b, stride=(self.sy, self.sx), pad=(self.ph, self.pw)),)
+        y = ours.convolution(x, W, b, stride=(self.sy, self.sx), pad=(self.ph, self.pw))
+        return original(self, x, W, b) if y is None else (y,)
 
     def weights_forward(self, x, gy):
-        if not _covered(self, x, gy) or x.dtype != self.W_dtype or self.cover_all:
+        ours = _covering(self, x, gy)
+        if ours is None or x.dtype != self.W_dtype or self.cover_all:
             return original_of_weights(self, x, gy)
         kernel = (self.kh, self.kw)
-        gW = operators.convolution_weights(x, gy, kernel=kernel, stride=(self.sy, self.sx), pad=(self.ph, self.pw))
-        return (np.ascontiguousarray(gW),)  # ChainerMN's naive mean of any other is lost without a word
+        gW = ours.convolution_weights(x, gy, kernel=kernel, stride=(self.sy, self.sx), pad=(self.ph, self.pw))
+        if gW is None:
+            return original_of_weights(self, x, gy)
+        return (gW if gW.flags.c_contiguous else gW.copy(),)  # ChainerMN's naive mean of any other is lost silently
 
-    convolution._forward_cpu_core, of_weights._forward_cpu_core = forward, weights_forward
+    setattr(convolution, core, forward)
+    setattr(of_weights, core, weights_forward)
 
 
 def deconvolution_seam(module: ModuleType) -> None:
     """`Deconvolution2DFunction`, which is a convolution's gradient with respect to its input as well."""
+    for core in _CORES:
+        _deconvolution_core(module, core)
+
+
+def _deconvolution_core(module: ModuleType, core: str) -> None:
     deconvolution = module.Deconvolution2DFunction
-    original = deconvolution._forward_cpu_core
+    original = getattr(deconvolution, core)
 
     def forward(self, x, W, b):
         size, stride, pad = (self.outh, self.outw), (self.sy, self.sx), (self.ph, self.pw)
         plain = tuple(
             module.conv.get_conv_outsize(*sizes) for sizes in zip(size, W.shape[2:], stride, pad, strict=True)
         )
-        if not _covered(self, x, W) or plain != x.shape[2:]:
+        ours = _covering(self, x, W)
+        if ours is None or plain != x.shape[2:]:
             return original(self, x, W, b)
-        y = operators.convolution_data(x, W, size=size, stride=stride, pad=pad)
+        y = ours.convolution_data(x, W, size=size, stride=stride, pad=pad)
+        if y is None:
+            return original(self, x, W, b)
         if b is not None:
             y += b.reshape(1, -1, 1, 1)
         return (y,)
 
-    deconvolution._forward_cpu_core = forward
+    setattr(deconvolution, core, forward)
 
 
 def max_pooling_seam(module: ModuleType) -> None:
     """`MaxPoolingND` over two axes, its gradient and the gradient of that."""
+    module.MaxPoolingND._operators = None
+    for forward in _FORWARDS:
+        _max_pooling_forward(module, forward)
+
+
+def _max_pooling_forward(module: ModuleType, name: str) -> None:
     pooling, gradient, again = module.MaxPoolingND, module.MaxPoolingNDGrad, module.MaxPoolingNDWithIndexes
-    original, original_gradient, original_again = (node.forward_cpu for node in (pooling, gradient, again))
-    out_size = module.conv_nd.get_conv_outsize
+    original, original_gradient, original_again = (getattr(node, name) for node in (pooling, gradient, again))
 
     def forward(self, inputs):
         (x,) = inputs
         places = self.ksize[0] * self.ksize[-1]
-        if not served(x) or self.ndim != 2 or self.return_indices or places > 255:
+        ours = serving(x)
+        if ours is None or self.ndim != 2 or self.return_indices or places > 255:
             return original(self, inputs)
-        sizes = zip(x.shape[2:], self.ksize, self.stride, self.pad, strict=True)
-        out = tuple(out_size(*each, self.cover_all) for each in sizes)
         self._how = {"kernel": self.ksize, "stride": self.stride, "pad": self.pad}
-        self._operators = operators  # whose places these are
-        y, self.indexes = operators.max_pooling(x, out=out, **self._how)
+        self._operators = ours  # whose places these are
+        y, self.indexes = ours.max_pooling(x, out=_pooled_size(module, self, x), **self._how)
         self._in_shape, self._in_dtype = x.shape, x.dtype
         return (y,)
 
@@ -86,27 +112,64 @@ def max_pooling_seam(module: ModuleType) -> None:
             return original_again(self, inputs)
         return (func._operators.max_pooled_at(x, func.indexes, **func._how),)
 
+    for node, ours in ((pooling, forward), (gradient, gradient_forward), (again, again_forward)):
+        setattr(node, name, ours)
+
+
+def average_pooling_seam(module: ModuleType) -> None:
+    """`AveragePoolingND` over two axes with zeros beyond the border, and its gradient, on a GPU."""
+    pooling, gradient = module.AveragePoolingND, module.AveragePoolingNDGrad
+    original, original_gradient = pooling.forward_gpu, gradient.forward_gpu
     pooling._operators = None
-    pooling.forward_cpu, gradient.forward_cpu, again.forward_cpu = forward, gradient_forward, again_forward
+
+    def forward(self, inputs):
+        (x,) = inputs
+        ours = serving(x)
+        if ours is None or self.ndim != 2 or self.pad_value is None:
+            return original(self, inputs)
+        self._how = {"kernel": self.ksize, "stride": self.stride, "pad": self.pad}
+        self._operators, self._in_shape, self._in_dtype = ours, x.shape, x.dtype
+        return (ours.average_pooling(x, out=_pooled_size(module, self, x), **self._how),)
+
+    def gradient_forward(self, inputs):
+        func = self.func
+        if func._operators is None:
+            return original_gradient(self, inputs)
+        return (func._operators.average_pooling_gradient(inputs[0], size=func._in_shape[2:], **func._how),)
+
+    pooling.forward_gpu, gradient.forward_gpu = forward, gradient_forward
+
+
+def _pooled_size(module: ModuleType, node: Any, x: Any) -> tuple[int, ...]:
+    sizes = zip(x.shape[2:], node.ksize, node.stride, node.pad, strict=True)
+    return tuple(module.conv_nd.get_conv_outsize(*each, node.cover_all) for each in sizes)
 
 
 def relu_seam(module: ModuleType) -> None:
     """`ReLU` and its gradient."""
+    for forward in _FORWARDS:
+        _relu_forward(module, forward)
+
+
+def _relu_forward(module: ModuleType, name: str) -> None:
     relu, gradient = module.ReLU, module.ReLUGrad2
-    original, original_gradient = relu.forward_cpu, gradient.forward_cpu
+    original, original_gradient = getattr(relu, name), getattr(gradient, name)
 
     def forward(self, inputs):
-        if not served(*inputs) or (y := operators.relu(*inputs)) is None:
+        ours = serving(*inputs)
+        if ours is None or (y := ours.relu(*inputs)) is None:
             return original(self, inputs)
         self.retain_outputs((0,))
         return (y,)
 
     def gradient_forward(self, inputs):
-        if not served(self.b, *inputs) or (gx := operators.relu_gradient(self.b, *inputs)) is None:
+        ours = serving(self.b, *inputs)
+        if ours is None or (gx := ours.relu_gradient(self.b, *inputs)) is None:
             return original_gradient(self, inputs)
         return (gx,)
 
-    relu.forward_cpu, gradient.forward_cpu = forward, gradient_forward
+    setattr(relu, name, forward)
+    setattr(gradient, name, gradient_forward)
 
 
 def add_seam(module: ModuleType) -> None:
@@ -115,7 +178,8 @@ def add_seam(module: ModuleType) -> None:
 
     def forward(self, inputs):
         x, y = inputs
-        if x.shape != y.shape or not served(x, y) or (z := operators.add(x, y)) is None:
+        ours = serving(x, y) if x.shape == y.shape else None
+        if ours is None or (z := ours.add(x, y)) is None:
             return original(self, inputs)
         return (z,)
 
@@ -127,7 +191,7 @@ def batch_normalization_seam(module: ModuleType) -> None:
 
     Its selector is a default argument, bound when the class was made: the module's name is not read again.
     """
-    from trainers.kernels.numpy_batch_normalization import ChannelsLastImpl
+    from trainers.kernels.batch_normalization import ChannelsLastImpl
 
     node, selector = module.BatchNormalization, module._impl_selector
     original = node.__init__
@@ -138,26 +202,32 @@ def batch_normalization_seam(module: ModuleType) -> None:
             self._impl_selector = select
 
     def select(node, inputs):
-        return ChannelsLastImpl() if served(*inputs) else selector(node, inputs)
+        return selector(node, inputs) if serving(*inputs) is None else ChannelsLastImpl()
 
     node.__init__ = init
 
 
-def _covered(node: Any, *arrays: Any) -> bool:
-    """Whether our kernels compute what a convolution's node asks for."""
-    return node.dy == node.dx == 1 and served(*arrays)
+def _covering(node: Any, *arrays: Any) -> Any | None:
+    """Our kernels, where they compute what a convolution's node asks for."""
+    return serving(*arrays) if node.dy == node.dx == 1 else None
 
 
-def served(*arrays: Any) -> bool:
-    """Whether arrays are NumPy's, of one type that our kernels compute in, and not empty."""
+def serving(*arrays: Any) -> Any | None:
+    """Our kernels for such arrays: not empty, all NumPy's or all CuPy's, of one type; None where Chainer serves.
+
+    On a GPU vectors beside 16 bits may be float32.
+    """
     import numpy as np
 
-    kind = arrays[0].dtype.char
-    return (
-        operators is not None
-        and kind in "fd"
-        and all(type(array) is np.ndarray and array.dtype.char == kind and array.size for array in arrays)
-    )
+    kind, place = arrays[0].dtype.char, type(arrays[0])
+    if place is np.ndarray:
+        ours, kinds, beside = operators, "fd", kind
+    elif gpu_operators is not None and place is sys.modules["cupy"].ndarray:
+        ours, kinds, beside = gpu_operators, "eEfd", kind + "f" if kind in "eE" else kind
+    else:
+        return None
+    alike = all(type(array) is place and array.dtype.char in beside and array.size for array in arrays)
+    return ours if kind in kinds and alike else None
 
 
 SEAMS: tuple[tuple[str, Callable[[ModuleType], None]], ...] = (
@@ -166,5 +236,6 @@ SEAMS: tuple[tuple[str, Callable[[ModuleType], None]], ...] = (
     ("chainer.functions.activation.relu", relu_seam),
     ("chainer.functions.math.basic_math", add_seam),
     ("chainer.functions.pooling.max_pooling_nd", max_pooling_seam),
+    ("chainer.functions.pooling.average_pooling_nd", average_pooling_seam),
     ("chainer.functions.normalization.batch_normalization", batch_normalization_seam),
 )

@@ -16,6 +16,9 @@ import numpy as np
 from chainer.initializers import Constant, HeNormal, Normal
 from chainercv.links import Conv2DBNActiv, PickableSequentialChain
 from chainercv.links.model.resnet import ResNet
+from chainercv.links.model.resnet.resblock import Bottleneck
+
+from trainers.models.normalized_relu import normalized_relu
 
 _BASIC_BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
 _BLUR = np.outer([1, 2, 1], [1, 2, 1]) / 16
@@ -46,7 +49,31 @@ class BasicBlock(chainer.Chain):
 
     def forward(self, x: chainer.Variable) -> chainer.Variable:
         """Samples x `num_out` x height / stride x width / stride, rounded up."""
-        return F.relu(self.conv2(self.conv1(x)) + (self.residual_conv(x) if self.projects else x))
+        return _with_shortcut(self.conv2, self.conv1(x), self.residual_conv(x) if self.projects else x)
+
+
+class OneNodeConvolution(Conv2DBNActiv):
+    """Its normalisation and ReLU together."""
+
+    def forward(self, x: chainer.Variable) -> chainer.Variable:
+        """As `Conv2DBNActiv` has it."""
+        return normalized_relu(self.bn, self.conv(x)) if self.activ is F.relu else super().forward(x)
+
+
+class OneNodeBottleneck(Bottleneck):
+    """Its last normalisation, the sum and ReLU together."""
+
+    def forward(self, x: chainer.Variable) -> chainer.Variable:
+        """As `Bottleneck` has it."""
+        h = self.conv2(self.conv1(x))
+        return _with_shortcut(self.conv3, h, self.residual_conv(x) if hasattr(self, "residual_conv") else x)
+
+
+def _with_shortcut(last: Conv2DBNActiv, h: chainer.Variable, shortcut: chainer.Variable) -> chainer.Variable:
+    """max(0, last(h) + shortcut)"""
+    if last.activ is not None:
+        return F.relu(last(h) + shortcut)
+    return normalized_relu(last.bn, last.conv(h), shortcut)
 
 
 class BasicNetwork(PickableSequentialChain):
@@ -69,6 +96,9 @@ class BasicNetwork(PickableSequentialChain):
                 num_in = 64 * 2**stage
             self.pool5 = _averaged
             self.fc = L.Linear(num_in, num_classes, initialW=Normal(0.01))
+
+
+_ONE_NODE = {Conv2DBNActiv: OneNodeConvolution, Bottleneck: OneNodeBottleneck}
 
 
 def _stage(num_blocks: int, num_in: int, num_out: int, *, stride: int) -> PickableSequentialChain:
@@ -122,6 +152,9 @@ def _with_options(
         stochastic_depth: see `DroppedBranch`; of the last block.
     """
     blocks = list(_blocks(model))
+    for link in model.links():
+        if type(link) in _ONE_NODE:
+            link.__class__ = _ONE_NODE[type(link)]  # in place: its parameters and its path stay
     start = 0 if zero_last_gamma else last_gamma
     for number, block in enumerate(blocks, start=1):
         last = block.conv3 if hasattr(block, "conv3") else block.conv2

@@ -7,6 +7,8 @@ import chainer.functions as F
 import chainer.links as L
 from chainer.initializers import HeNormal, LeCunNormal
 
+from trainers.models.normalized_relu import normalized_relu
+
 
 class ResidualBlock(chainer.Chain):
     """Basic block with the activation after the sum ("post-activation").
@@ -46,9 +48,8 @@ class ResidualBlock(chainer.Chain):
 
     def forward(self, x: chainer.Variable) -> chainer.Variable:
         """Samples x `num_out` x height / stride x width / stride, rounded up."""
-        h = F.relu(self.bn1(self.conv1(x)))
-        h = self.bn2(self.conv2(h))
-        return F.relu(h + self._shortcut(x))
+        h = normalized_relu(self.bn1, self.conv1(x))
+        return normalized_relu(self.bn2, self.conv2(h), self._shortcut(x))
 
     def _shortcut(self, x: chainer.Variable) -> chainer.Variable:
         if self.projects:
@@ -99,7 +100,7 @@ class ResidualNetwork(chainer.Chain):
 
     def forward(self, x: chainer.Variable) -> chainer.Variable:
         """Logits, samples x classes."""
-        h = F.relu(self.bn1(self.conv1(x)))
+        h = normalized_relu(self.bn1, self.conv1(x))
         for block in self.blocks:
             h = block(h)
         return self.fc(F.average(h, axis=(2, 3)))

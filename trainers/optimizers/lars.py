@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from lr_schedules.units import require_number
 from trainers.arguments import require_flag, require_share
@@ -78,6 +78,21 @@ class Lars:
         require_number("Lars.eps", self.eps, at_least=0)
         require_flag("Lars.clip", self.clip)
         require_weight_decay(self)
+
+    def momentum_form(self, rate: float) -> dict[str, Any]:
+        """The step in the words of `trainers.kernels.cuda_tensors.MomentumForm`, without the decay."""
+        within, beside = (rate, 1.0) if self.rate == "inside" else (1.0, rate)
+        trust = None
+        if rate or not self.clip:
+            words = {"coefficient": self.trust_coefficient, "decay_in_trust": self.decay_in_trust, "eps": self.eps}
+            trust = {**words, "clip_rate": rate if self.clip else 0.0}
+        return {
+            "momentum": self.momentum,
+            "within": within,
+            "beside": beside,
+            "nesterov": self.nesterov,
+            "trust": trust,
+        }
 
     def build(self) -> chainer.Optimizer:
         """The optimizer; the updater sets its `lr`."""

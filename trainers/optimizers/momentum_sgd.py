@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainers.arguments import require_share
 from trainers.optimizers.weight_decay import RATE_NOT_SET, Decay, NoDecay, require_weight_decay
@@ -49,6 +49,10 @@ class MomentumSGD:
     def __post_init__(self) -> None:
         require_share("MomentumSGD.momentum", self.momentum)
         require_weight_decay(self)
+
+    def momentum_form(self, rate: float) -> dict[str, Any]:
+        """The step in the words of `trainers.kernels.cuda_tensors.MomentumForm`, without the decay."""
+        return {"momentum": self.momentum, "within": -rate, "beside": -1.0}
 
     def build(self) -> chainer.Optimizer:
         """Chainer's optimizer; the updater sets its `lr`."""

@@ -35,6 +35,22 @@ def test_the_environment_chooses_and_numpy_is_the_default(monkeypatch):
     assert seams.operators.__name__ == "trainers.kernels.numpy_operators"
 
 
+def test_without_nvidias_front_end_chainer_serves_on_gpus_and_says_why(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cudnn", None)
+    monkeypatch.delitem(sys.modules, "trainers.kernels.cudnn_operators", raising=False)
+    monkeypatch.delitem(sys.modules, "trainers.kernels.cuda_convolution", raising=False)
+    monkeypatch.setattr(kernels, "_in_use_on_gpu", None)
+    monkeypatch.delenv("KILOBATCH_KERNELS", raising=False)
+    kind, why_not = kernels.use_on_gpu(None)
+    assert kind == "chainer"
+    assert why_not.startswith("cudnn kernels need NVIDIA's front end of cuDNN: ")
+    assert "pip install nvidia-cudnn-cu13 nvidia-cudnn-frontend" in why_not
+    monkeypatch.setenv("KILOBATCH_KERNELS", "cudnn")
+    with pytest.raises(ValueError, match="cudnn kernels need"):
+        kernels.use_on_gpu(None)
+    assert kernels.use(None) == "numpy"  # beside a GPU's
+
+
 def test_an_option_that_cannot_be_had_ends_with_2_and_nothing_written(tmp_path):
     command = [sys.executable, "-P", "-m", "kilobatch", "train", "digits/ramp", "--kernels", "fast", "--out", tmp_path]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)

@@ -1,4 +1,4 @@
-"""Chainer's batch normalisation with our passes over the arrays. Imports Chainer."""
+"""Chainer's batch normalisation with our passes over the arrays, NumPy's or CuPy's. Imports Chainer."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class ChannelsLastImpl(batch_normalization.GeneralBatchNormalizationImpl):
         rows = rows_served(x, gamma, axis)
         if rows is None:
             return super().forward(axis, gamma, x, x_layout, xp, expander, beta, eps, decay, running_mean, running_var)
-        mean, var = self.get_mean_and_var(axis, gamma, x, xp, x.dtype)
-        inv_std = np.reciprocal(np.sqrt(var + x.dtype.type(eps)))
+        mean, var = self.get_mean_and_var(axis, gamma, x, xp, gamma.dtype)
+        inv_std = np.reciprocal(np.sqrt(var + gamma.dtype.type(eps)))
         vectors = (vector.reshape(len(rows), -1) for vector in (mean, inv_std, gamma, beta))
-        y = from_rows(seams.operators.normalized(rows, *vectors), x.shape, axis)
+        y = from_rows(seams.serving(x).normalized(rows, *vectors), x.shape, axis)
         if running_mean is not None:
             count = x.size // gamma.size
             for running, seen in ((running_mean, mean), (running_var, var * (count / max(count - 1.0, 1.0)))):
@@ -31,7 +31,8 @@ class ChannelsLastImpl(batch_normalization.GeneralBatchNormalizationImpl):
         rows = rows_served(x, gamma, axis)
         if rows is None:
             return super().get_mean_and_var(axis, gamma, x, xp, interm_dtype)
-        return tuple(part.reshape(gamma.shape).astype(interm_dtype) for part in seams.operators.mean_and_variance(rows))
+        found = seams.serving(x).mean_and_variance(rows)
+        return tuple(part.reshape(gamma.shape).astype(interm_dtype) for part in found)
 
     def backward(self, axis, gamma, gy, x, x_layout, xp, expander, mean, inv_std, eps, var, forward_data):
         rows = rows_served(x, gamma, axis)
@@ -39,7 +40,7 @@ class ChannelsLastImpl(batch_normalization.GeneralBatchNormalizationImpl):
             return super().backward(axis, gamma, gy, x, x_layout, xp, expander, mean, inv_std, eps, var, forward_data)
         gy_rows = rows_of(gy, axis, copy=True)
         vectors = (vector.reshape(len(rows), -1) for vector in (mean, inv_std, gamma))
-        gx, *parts = seams.operators.normalization_gradient(gy_rows, rows, *vectors, whole=self.whole_sums)
+        gx, *parts = seams.serving(x).normalization_gradient(gy_rows, rows, *vectors, whole=self.whole_sums)
         ggamma, gbeta = (part.reshape(gamma.shape).astype(gamma.dtype) for part in parts)
         return from_rows(gx, x.shape, axis), None, ggamma, gbeta
 
@@ -48,4 +49,4 @@ class ChannelsLastImpl(batch_normalization.GeneralBatchNormalizationImpl):
 
 def rows_served(x, gamma, axis):
     """x as (groups, rows, channels), where our passes serve it; else None."""
-    return rows_of(x, axis) if seams.served(x, gamma) else None
+    return None if seams.serving(x, gamma) is None else rows_of(x, axis)

@@ -1,0 +1,298 @@
+"""The programs of scripts/bench_resnet50.py on a GPU: images there from the start, time by CUDA events.
+
+Of ours `cudnn` is ChainerCV's network with `--kernels cudnn`; +groups normalises as `kilobatch train` does, with ReLU
+and sums in the same node, and +graph replays such a step as a CUDA graph. BENCH_NAMES=1 names kernels on stderr.
+
+    float32     all in float32, no TF32
+    tf32        convolutions may round their factors to TF32
+    mixed16     float16 from float32 weights; PyTorch by autocast
+    bfloat16    the same with bfloat16; of ours with Chainer's checks of types off, which know no such type of floats
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+PRECISIONS = ("float32", "tf32", "mixed16", "bfloat16")
+STEPS_TIMED = 10  # between two events
+_CLASSES = {  # of kernels, by what their names hold: the first that fits
+    "normalisation": ("moments", "totals", "scales", "slopes", "see", "normalized", "gradient_sums", "input_gradient")
+    + ("batch_norm", "bn_"),
+    "pooling": ("pool",),
+    "convolution": ("conv", "wgrad", "dgrad", "fprop", "xmma", "gemm", "cutlass", "cudnn", "sm90", "sm80", "nhwc"),
+    "relu and sum": ("relu", "add", "clamp", "threshold"),
+    "copy": ("copy", "memcpy", "memset", "fill", "cast"),
+}
+
+
+def chainer_step(name: str, precision: str, images: np.ndarray, labels: np.ndarray) -> Callable[[], Any]:
+    """A step of ChainerCV's network; it gives the loss, still on the GPU."""
+    import chainer
+    import chainer.functions as F
+    import cupy
+    from bench_resnet50 import chainer_model, groups_of
+
+    from recipes.schema import Precision
+    from trainers import kernels
+    from trainers.mixed_precision import MixedPrecision
+
+    kernels.use_on_gpu(name.partition("+")[0])
+    chainer.config.autotune = True  # as PyTorch's benchmark below
+    chainer.config.use_cudnn_tensor_core = "always" if precision == "tf32" else "never"
+    model = chainer_model()
+    begin = groups_of(model, len(images)) if "+groups" in name else lambda: None
+    model.to_device("@cupy:0")
+    chainer.config.type_check = precision != "bfloat16"
+    logits = {
+        "mixed16": MixedPrecision(model, Precision(compute="mixed16")).logits,
+        "bfloat16": functools.partial(bfloat16_logits, model),
+    }.get(precision, model)
+    x, t = cupy.asarray(images), cupy.asarray(labels)
+
+    def step() -> Any:
+        begin()
+        with chainer.using_config("train", True):
+            loss = F.softmax_cross_entropy(logits(x), t)
+            model.cleargrads()
+            (loss * 1024.0).backward()
+        return loss.array
+
+    return captured(step) if name.endswith("+graph") else step
+
+
+def bfloat16_logits(model: Any, images: Any) -> Any:
+    """What a model makes of images, computed in bfloat16 from float32 weights, returned as float32."""
+    import chainer.functions as F
+    import ml_dtypes
+
+    from trainers.mixed_precision import half_weights
+
+    with half_weights(model, ml_dtypes.bfloat16):
+        return F.cast(model(images.astype(ml_dtypes.bfloat16)), np.float32)
+
+
+def captured(step: Callable[[], Any]) -> Callable[[], Any]:
+    """A step of ours as a CUDA graph, in memory that nothing else uses."""
+    import cupy
+
+    stream, pool = cupy.cuda.Stream(non_blocking=True), cupy.cuda.MemoryPool()
+    cupy.cuda.Device().synchronize()  # images and weights are there
+    stream.use()
+    with cupy.cuda.using_allocator(pool.malloc):
+        for _ in range(3):  # plans are made and chosen, kernels compiled, memory taken
+            step()
+        stream.synchronize()
+        stream.begin_capture()
+        loss = step()
+        graph = stream.end_capture()
+
+    def replay() -> Any:
+        graph.launch()
+        return loss
+
+    replay.memory = pool
+    return replay
+
+
+def pytorch_step(name: str, precision: str, images: np.ndarray, labels: np.ndarray) -> Callable[[], Any]:
+    """A step of PyTorch's network with the same weights, channels last in memory."""
+    import torch
+    from bench_resnet50 import chainer_model
+    from resnet50_in_torch import ResNet50, take_weights
+
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    torch.backends.cudnn.benchmark = True
+    model = ResNet50()
+    take_weights(model, {path: parameter.array for path, parameter in chainer_model().namedparams()})
+    model = model.cuda().to(memory_format=torch.channels_last).train()
+    forward = torch.compile(model) if name.endswith("+compile") else model
+    x = torch.from_numpy(images).cuda().contiguous(memory_format=torch.channels_last)
+    t = torch.from_numpy(labels).long().cuda()
+    kind = {"mixed16": torch.float16, "bfloat16": torch.bfloat16}.get(precision)
+
+    def step() -> Any:
+        model.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", dtype=kind, enabled=kind is not None):
+            loss = torch.nn.functional.cross_entropy(forward(x), t)
+        (loss * 1024.0).backward()
+        return loss.detach()
+
+    return step
+
+
+def timed(name: str, precision: str, images: np.ndarray, labels: np.ndarray) -> Callable[[], dict[str, float]]:
+    """Steps of a program between two events: seconds of one, the loss, bytes that its pool has taken on the GPU."""
+    if name.startswith("pytorch"):
+        import torch
+
+        step = pytorch_step(name, precision, images, labels)
+        event, pool = functools.partial(torch.cuda.Event, enable_timing=True), torch.cuda.max_memory_reserved
+
+        def between(start: Any, end: Any) -> float:
+            return start.elapsed_time(end)
+    else:
+        import cupy
+
+        step = chainer_step(name, precision, images, labels)
+        memory = getattr(step, "memory", None) or cupy.get_default_memory_pool()
+        event, pool, between = cupy.cuda.Event, memory.total_bytes, cupy.cuda.get_elapsed_time
+
+    def measure() -> dict[str, float]:
+        start, end = event(), event()
+        start.record()
+        for _ in range(STEPS_TIMED):
+            loss = step()
+        end.record()
+        end.synchronize()
+        return {"seconds": between(start, end) / 1e3 / STEPS_TIMED, "loss": float(loss), "peak_bytes": int(pool())}
+
+    measure.step = step
+    return measure
+
+
+def by_class(step: Callable[[], Any]) -> dict[str, list[float]]:
+    """Milliseconds and number of kernels of each class in a step, by PyTorch's profiler, which sees any program's."""
+    import torch
+
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+        step()
+        torch.cuda.synchronize()
+    sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
+    for event in found.key_averages():
+        name = event.key.lower()
+        kind = next((kind for kind, words in _CLASSES.items() if any(word in name for word in words)), "other")
+        milliseconds = event.self_device_time_total / 1e3
+        if milliseconds > 0:
+            sums[kind][0] += milliseconds
+            sums[kind][1] += event.count
+    if os.environ.get("BENCH_NAMES"):
+        for event in sorted(found.key_averages(), key=lambda event: -event.self_device_time_total)[:40]:
+            said = f"{event.self_device_time_total / 1e3:9.3f} ms {event.count:5d}  {event.key[:150]}"
+            print(said, file=sys.stderr, flush=True)
+    return dict(sums)
+
+
+def ceilings() -> dict[str, float]:
+    """What this GPU does by itself: bytes a second of a copy, operations a second of a matrix product of each type."""
+    import torch
+
+    def seconds(work: Callable[[], Any]) -> float:
+        times = []
+        for _ in range(8):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            work()
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end) / 1e3)
+        return float(np.median(times[3:]))
+
+    source = torch.randn(1 << 29, device="cuda")
+    found = {"bytes": 2 * source.nbytes / seconds(source.clone)}
+    for name, kind in {"float32": "float32", "tf32": "float32", "mixed16": "float16", "bfloat16": "bfloat16"}.items():
+        torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
+        a, b = (torch.randn(8192, 8192, device="cuda", dtype=getattr(torch, kind)) for _ in range(2))
+        found[name] = 2 * 8192**3 / seconds(lambda a=a, b=b: a @ b)
+    torch.cuda.empty_cache()
+    return found
+
+
+@functools.cache
+def work_of_an_image(side: int) -> tuple[int, int]:
+    """Operations of the convolutions of a step for one image, and values that its kernels read and write at least.
+
+    A convolution is done three times, its gradient for the images not; each time two of x, y and their gradients are
+    moved. Normalisation with ReLU reads its x twice and writes once, and moves five such arrays backward; a sum in it
+    two more forward and two backward. Weights are left out.
+    """
+    import chainer
+    from bench_resnet50 import chainer_model
+    from chainer.functions.connection.convolution_2d import Convolution2DFunction
+    from chainer.functions.math.basic_math import Add
+
+    operations = values = 0
+    with chainer.using_config("train", False):
+        y = chainer_model()(np.zeros((1, 3, side, side), np.float32))
+    nodes, seen = [y.creator], set()
+    while nodes:
+        node = nodes.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        nodes += [one.creator_node for one in node.inputs if one.creator_node is not None]
+        if isinstance(node, Convolution2DFunction):
+            x, W = (one.shape for one in node.inputs[:2])
+            out = node.outputs[0]().shape
+            times = 2 if x[1] == 3 else 3
+            operations += times * 2 * int(np.prod(out)) * int(np.prod(W[1:]))
+            values += times * int(np.prod(x) + np.prod(out)) + 8 * int(np.prod(out))
+        elif isinstance(node, Add):
+            values += 4 * int(np.prod(node.outputs[0]().shape))
+    return operations, values
+
+
+def floors(batch: int, side: int, precision: str, ceiling: dict[str, float]) -> tuple[float, float]:
+    """Seconds that a step takes at least, by operations and by bytes."""
+    operations, values = work_of_an_image(side)
+    width = 2 if precision in ("mixed16", "bfloat16") else 4
+    return batch * operations / ceiling[precision], batch * values * width / ceiling["bytes"]
+
+
+def bench(options: Any, measure: Callable[..., dict[str, Any]]) -> list[dict[str, Any]]:
+    """Measure at every precision and batch, and print the tables last.
+
+    Args:
+        options: of scripts/bench_resnet50.py.
+        measure: its own.
+    """
+    results, ceiling = [], ceilings()
+    for precision in options.precision:
+        for batch in options.batch:
+            names = ["pytorch", *(["pytorch+compile"] if options.compile else [])]
+            names += ["cudnn+groups", *(["cudnn+groups+graph"] if options.graph else [])]
+            same = {"float32": 1e-4, "tf32": 1e-2}.get(precision, 3e-2)  # of losses near 7
+            results.append(measure(names, batch, options, precision, same))
+            results[-1]["floors"] = floors(batch, options.side, precision, ceiling)
+            print("\n".join(_lines(results[-1])), flush=True)
+    rates = ", ".join(f"{name} {rate / 1e12:.1f} T/s" for name, rate in ceiling.items())
+    print(f"\ncopy and matrix products of this GPU: {rates}\n\n| precision | batch | program | ms by class (kernels) |")
+    print("|---|---|---|---|")
+    for found in results:
+        print("\n".join(_kernel_lines(found)))
+    heads = ["precision", "batch", "program", "ms", "images/s", "of PyTorch's", "GiB", "floor: operations", "bytes"]
+    print(f"\n| {' | '.join(heads)} |\n" + "|---" * len(heads) + "|")
+    for found in results:
+        print("\n".join(_lines(found)))
+    return results
+
+
+def _lines(found: dict[str, Any]) -> list[str]:
+    seconds = {name: float(np.median(each)) for name, each in found["seconds"].items()}
+    by_operations, by_bytes = (f"{1e3 * floor:.1f} ms" for floor in found["floors"])
+    lines = []
+    for name, one in seconds.items():
+        cells = [found["precision"], found["batch"], name, f"{1e3 * one:.2f}", f"{found['batch'] / one:.0f}"]
+        cells += [
+            f"{seconds['pytorch'] / one:.2f}",
+            f"{found['peak_bytes'][name] / 2**30:.1f}",
+            by_operations,
+            by_bytes,
+        ]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return lines
+
+
+def _kernel_lines(found: dict[str, Any]) -> list[str]:
+    lines = []
+    for name, classes in (found["kernels"] or {}).items():
+        largest = sorted(classes.items(), key=lambda item: -item[1][0])
+        said = ", ".join(f"{kind} {milliseconds:.2f} ({count})" for kind, (milliseconds, count) in largest)
+        lines.append(f"| {found['precision']} | {found['batch']} | {name} | {said} |")
+    return lines

@@ -1,0 +1,126 @@
+"""Where CUDA kernels run in the tests: compiled for the CPU, from the same source, and on a GPU where there is one."""
+
+import ctypes
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from trainers.device import has_gpu
+from trainers.kernels import (
+    cuda_elementwise,
+    cuda_launch,
+    cuda_normalization,
+    cuda_pooling,
+    cuda_tensors,
+    numpy_convolution,
+    seams,
+)
+
+COMPILER = shutil.which("g++") or shutil.which("clang++")
+HEADER = Path(__file__).with_name("cuda_on_cpu.h")
+
+
+class Poisoned:
+    """An array module, but for memory that holds NaN, or 255, where it would be unknown."""
+
+    def __init__(self, module):
+        self._module = module
+
+    def __getattr__(self, name):
+        return getattr(self._module, name)
+
+    def empty(self, shape, dtype):
+        return self._module.full(shape, 255 if np.dtype(dtype).kind == "u" else np.nan, dtype)
+
+
+class Cpu:
+    """Runs the kernels' own source on NumPy's arrays, block after block."""
+
+    def __init__(self, folder):
+        self.xp = Poisoned(np)
+        self._folder, self._libraries = folder, {}
+
+    def launch(self, name, kind, width, grid, arguments):
+        library = self._library(kind, width)
+        kernel = getattr(library, name)
+        block, size = ((ctypes.c_uint * 3).in_dll(library, word) for word in ("blockIdx", "gridDim"))
+        size[:] = (*grid, 1, 1)[:3]
+        converted = [self._converted(argument) for argument in arguments]
+        for place in np.ndindex(*size):
+            block[:] = place
+            kernel(*converted)
+
+    def _converted(self, argument):
+        if argument is None:
+            return ctypes.c_void_p(None)
+        if isinstance(argument, np.ndarray):
+            assert argument.flags.c_contiguous
+            return ctypes.c_void_p(argument.ctypes.data)
+        return ctypes.c_double(argument) if isinstance(argument, float) else ctypes.c_longlong(argument)
+
+    def _library(self, kind, width):
+        if (kind, width) not in self._libraries:
+            target = self._folder / f"{kind}{width}.so"
+            command = [COMPILER, "-x", "c++", "-std=c++17", "-O0", "-shared", "-fPIC", "-Wall", "-Werror"]
+            command += ["-Wno-unknown-pragmas", "-Wno-unused-function", "-include", str(HEADER), "-o", str(target), "-"]
+            machine = ["-mf16c", "-mfma"] if platform.machine() == "x86_64" else []
+            command += [*machine, *cuda_launch.definitions(kind, width)]
+            subprocess.run(command, input=cuda_launch.source(), text=True, check=True)
+            self._libraries[kind, width] = ctypes.CDLL(str(target))
+        return self._libraries[kind, width]
+
+
+class PoisonedGpu(cuda_launch.Gpu):
+    """CuPy's device, memory poisoned."""
+
+    @property
+    def xp(self):
+        import cupy
+
+        return Poisoned(cupy)
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory):
+    """The kernels, compiled for the CPU."""
+    if COMPILER is None:
+        pytest.skip("needs a C++ compiler")
+    return Cpu(tmp_path_factory.mktemp("kernels"))
+
+
+@pytest.fixture(params=["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
+def cuda(request, monkeypatch):
+    """The device that the kernels run on, its memory poisoned."""
+    if request.param == "gpu":
+        if not has_gpu():
+            pytest.skip("needs a GPU with CuPy")
+        device = PoisonedGpu()
+    else:
+        device = request.getfixturevalue("compiled")
+    monkeypatch.setattr(cuda_launch, "device", device)
+    return device
+
+
+@pytest.fixture
+def cuda_on_cpu(compiled, monkeypatch):
+    """Called, our CUDA kernels serve NumPy's arrays, but for convolutions; it gives the names of what is launched."""
+    modules = (numpy_convolution, cuda_elementwise, cuda_normalization, cuda_pooling, cuda_tensors)
+    operators = SimpleNamespace(**{name: value for module in modules for name, value in vars(module).items()})
+    launched = []
+
+    def launch(name, *given):
+        launched.append(name)
+        compiled.launch(name, *given)
+
+    monkeypatch.setattr(cuda_launch, "device", SimpleNamespace(xp=compiled.xp, launch=launch))
+
+    def serve():
+        monkeypatch.setattr(seams, "operators", operators)
+        return launched
+
+    return serve

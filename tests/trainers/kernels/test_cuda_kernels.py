@@ -1,0 +1,246 @@
+"""Our CUDA kernels against NumPy in float64 on the same rounded inputs: on a GPU, and compiled for the CPU."""
+
+import ctypes
+import platform
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trainers.kernels import cuda_elementwise, cuda_launch, cuda_normalization, cuda_pooling, numpy_pooling
+
+BOUNDS = {"e": 2e-3, "E": 1e-2, "f": 1e-5, "d": 1e-11}
+KINDS = [
+    pytest.param("e", marks=pytest.mark.skipif(platform.machine() != "x86_64", reason="no F16C")),
+    pytest.param("E", id="bfloat16"),
+    "f",
+    "d",
+]
+CHANNELS = [1, 3, 8, 17, 32, 64, 100, 264, 520]
+
+
+def rounded(values, kind):
+    """Values in a type, NumPy's."""
+    dtype = pytest.importorskip("ml_dtypes").bfloat16 if kind == "E" else kind
+    return np.asarray(values).astype(dtype, order="K")
+
+
+def on(device, values, kind):
+    """Values rounded to a type, there."""
+    return device.xp.asarray(rounded(values, kind))
+
+
+def from_device(array):
+    return np.asarray(array.get() if hasattr(array, "get") else array)
+
+
+def assert_close(found, expected, *, bound):
+    """Norm of the difference over that of the reference, and no element off by more than ten times the largest."""
+    found = from_device(found)
+    assert found.shape == expected.shape
+    difference = found.astype(np.float64) - expected
+    assert np.linalg.norm(difference) <= bound * np.linalg.norm(expected)
+    assert np.abs(difference).max() <= 10 * bound * np.abs(expected).max()
+
+
+class Rows:
+    """A case of normalisation: arrays on the device, and the same values in float64."""
+
+    def __init__(self, device, kind, seed):
+        random = np.random.RandomState(seed)
+        self.shape = (random.randint(1, 5), int(random.choice([1, 2, 7, 60, 700])), int(random.choice(CHANNELS)))
+        groups, _, channels = self.shape
+        scale, place = random.uniform(0.2, 3, (groups, 1, channels)), random.normal(0, 3, (groups, 1, channels))
+        self.x = on(device, random.normal(size=self.shape) * scale + place, kind)
+        self.gy, self.plus = (on(device, random.normal(size=self.shape), kind) for _ in range(2))
+        vector = cuda_launch.vector_type(self.x)
+        self.gamma, self.beta = (on(device, random.normal(0.5, 1, channels), vector) for _ in range(2))
+
+    def wide(self, *names):
+        return [from_device(getattr(self, name)).astype(np.float64) for name in names]
+
+    def scales(self, eps=1e-3):
+        """What the kernels are given, after asserting that it is right; its parts in float64, (groups, 1, channels)."""
+        mean, var = cuda_normalization.mean_and_variance(self.x)
+        x, gamma, beta = self.wide("x", "gamma", "beta")
+        assert_close(mean, x.mean(axis=1), bound=1e-12)
+        assert_close(var + eps, x.var(axis=1) + eps, bound=1e-11)
+        scales = cuda_normalization.scales(self.x, mean, var, self.gamma, self.beta, eps)
+        parts = [part.astype(np.float64)[:, None] for part in from_device(scales)]
+        inverse = 1 / np.sqrt(from_device(var) + eps)
+        for part, expected in zip(
+            parts, (from_device(mean), inverse, inverse * gamma, 0 * inverse + beta), strict=True
+        ):
+            assert_close(part[:, 0], expected, bound=1e-15 if scales.dtype == np.float64 else 2e-7)
+        return scales, parts
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(12))
+def test_normalisation_of_groups_with_relu_and_sum(cuda, kind, seed):
+    case, relu, adds = Rows(cuda, kind, seed), seed % 2 == 1, seed % 3 == 0
+    scales, (mean, _, scale, beta) = case.scales()
+    y = cuda_normalization.normalized_by(case.x, scales, relu=relu, plus=case.plus if adds else None)
+    x, plus = case.wide("x", "plus")
+    expected = (x - mean) * scale + beta + (plus if adds else 0)
+    assert_close(y, np.maximum(expected, 0) if relu else expected, bound=BOUNDS[kind])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(12))
+def test_gradients_of_normalisation_with_relu_and_sum(cuda, kind, seed):
+    case, relu = Rows(cuda, kind, seed), seed % 3 > 0
+    scales, (mean, inverse, scale, _) = case.scales()
+    plus = case.plus if seed % 3 == 2 else None
+    y = cuda_normalization.normalized_by(case.x, scales, relu=relu, plus=plus)
+    gx, gradients, last = cuda_normalization.gradient_by(
+        case.gy, case.x, scales, relu=relu, y=None if plus is None else y
+    )
+    gy, x = case.wide("gy", "x")
+    counted = gy * (from_device(y) > 0) if relu else gy
+    x_hat, count = (x - mean) * inverse, case.shape[1]
+    ggamma, gbeta = ((counted * factor).sum(axis=1, keepdims=True) for factor in (x_hat, 1))
+    expected = scale * (counted - (x_hat * ggamma + gbeta) / count)
+    bound, terms = BOUNDS[kind], scale * counted  # what cancels, where there are few rows
+    assert np.abs(from_device(gx) - expected).max() <= 10 * bound * np.abs(terms).max()
+    assert np.linalg.norm(from_device(gx) - expected) <= bound * np.linalg.norm(terms)
+    for found, of, each in ((gradients[0], ggamma, counted * x_hat), (gradients[1], gbeta, counted)):
+        assert np.abs(from_device(found) - of.sum(axis=(0, 1))).max() <= bound * np.abs(each).sum(axis=(0, 1)).max()
+    if plus is not None:
+        np.testing.assert_array_equal(from_device(last), rounded(counted, kind))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_statistics_of_groups_are_added_to_those_seen(cuda, seed):
+    random = np.random.RandomState(seed)
+    mean, var = random.normal(size=(2, seed + 1, 300))
+    weights, seen = random.uniform(size=seed + 1), random.normal(size=901)
+    given = [on(cuda, array, "d") for array in (mean, var, weights, seen)]
+    cuda_normalization.see(*given, factor=1.25)
+    parts = (weights @ mean, weights @ var * 1.25, weights @ mean**2)
+    assert_close(given[-1], seen + np.concatenate([[weights.sum()], *parts]), bound=1e-14)
+
+
+def test_gradients_of_a_part_of_a_group_use_the_sums_of_the_whole(cuda):
+    case = Rows(cuda, "d", 1)
+    scales, _ = case.scales()
+    half = case.shape[1] // 2
+    mean, inv_std, gamma, _ = scales
+    gx, gradients, _ = cuda_normalization.gradient_by(case.gy, case.x, scales, relu=False)
+    plain = cuda_normalization.normalization_gradient(case.gy, case.x, mean, inv_std, gamma / inv_std)
+    assert_close(plain[0], from_device(gx), bound=1e-11)
+    of_gamma, of_beta = (from_device(part) for part in plain[1:])
+    assert_close(gradients, np.stack([of_gamma, of_beta]).sum(axis=1), bound=1e-11)
+    parts = [tuple(cuda.xp.ascontiguousarray(a[:, part]) for a in (case.gy, case.x)) for part in np.s_[:half, half:]]
+    whole = {"whole": lambda *_: (of_gamma / from_device(inv_std), of_beta, case.shape[1])}
+    for (gy, x), part in zip(parts, np.s_[:half, half:], strict=True):
+        found = cuda_normalization.gradient_by(gy, x, scales, relu=False, **whole)
+        assert_close(found[0], from_device(gx)[:, part], bound=1e-11)
+
+
+def windows(random):
+    kernel = tuple(map(int, random.randint(1, 5, 2)))
+    pad = tuple(int(random.randint(0, k)) for k in kernel)
+    stride = tuple(map(int, random.randint(1, 4, 2)))
+    size = tuple(k + int(random.randint(0, 9)) for k in kernel)
+    reach = int(random.randint(0, 2))  # windows over the border, as cover_all has them
+    out = tuple((s + 2 * p - k) // step + 1 + reach for s, p, k, step in zip(size, pad, kernel, stride, strict=True))
+    return size, out, {"kernel": kernel, "stride": stride, "pad": pad}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(15))
+def test_max_pooling_is_that_of_the_cpu_to_the_bit(cuda, kind, seed):
+    random = np.random.RandomState(seed)
+    size, out, how = windows(random)
+    x = random.normal(size=(random.randint(1, 4), *size, random.choice(CHANNELS))).transpose(0, 3, 1, 2)
+    x = rounded(x.round() if seed % 2 else x, kind)  # equal values: the first one counts
+    expected, expected_places = numpy_pooling.max_pooling(x, out=out, **how)
+    y, places = cuda_pooling.max_pooling(on(cuda, x, kind), out=out, **how)
+    np.testing.assert_array_equal(from_device(y), expected)
+    np.testing.assert_array_equal(from_device(places), expected_places)
+    at = cuda_pooling.max_pooled_at(on(cuda, x[::-1], kind), places, **how)
+    np.testing.assert_array_equal(from_device(at), numpy_pooling.max_pooled_at(x[::-1], expected_places, **how))
+    gy = rounded(random.normal(size=y.shape), kind)
+    gx = cuda_pooling.max_pooling_gradient(on(cuda, gy, kind), places, size=size, **how)
+    expected = numpy_pooling.max_pooling_gradient(gy.astype(np.float64), expected_places, size=size, **how)
+    assert_close(gx, expected, bound=BOUNDS[kind])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(10))
+def test_average_pooling_and_its_gradient(cuda, kind, seed):
+    random = np.random.RandomState(seed)
+    size, out, how = windows(random)
+    (top, left), (down, across) = how["pad"], how["stride"]
+    x = rounded(random.normal(size=(2, int(random.choice(CHANNELS)), *size)), kind)
+    gy = rounded(random.normal(size=(*x.shape[:2], *out)), kind)
+    over = [o * step + k for o, step, k in zip(out, how["stride"], how["kernel"], strict=True)]
+    padded, gradient = (np.zeros((*x.shape[:2], *(s + o for s, o in zip(size, over, strict=True)))) for _ in range(2))
+    padded[:, :, top : top + size[0], left : left + size[1]] = x
+    expected = np.zeros(gy.shape)
+    for j, i in np.ndindex(*out):
+        window = np.s_[:, :, j * down : j * down + how["kernel"][0], i * across : i * across + how["kernel"][1]]
+        expected[:, :, j, i] = padded[window].mean(axis=(2, 3))
+        gradient[window] += gy[:, :, j, i][:, :, None, None] / np.prod(how["kernel"])
+    assert_close(cuda_pooling.average_pooling(on(cuda, x, kind), out=out, **how), expected, bound=BOUNDS[kind])
+    found = cuda_pooling.average_pooling_gradient(on(cuda, gy, kind), size=size, **how)
+    assert_close(found, gradient[:, :, top : top + size[0], left : left + size[1]], bound=BOUNDS[kind])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [(3,), (2, 8, 3, 5), (2, 64, 9, 8), (2, 3, 4, 5, 2)])
+def test_relu_and_sums_keep_the_order_in_memory(cuda, kind, shape):
+    random = np.random.RandomState(0)
+    order = random.permutation(len(shape))
+    x, other = (
+        rounded(random.normal(size=np.array(shape)[order]), kind).transpose(np.argsort(order)) for _ in range(2)
+    )
+    last = np.ascontiguousarray(other)
+    values, others, lasts = (on(cuda, array, kind) for array in (x, other, last))
+    for y in (others, lasts):
+        assert cuda_elementwise.add(values, y).strides == x.strides
+        np.testing.assert_array_equal(from_device(cuda_elementwise.add(values, y)), x + other)
+        found = from_device(cuda_elementwise.relu_gradient(values, y))
+        np.testing.assert_array_equal(found, np.where(x > 0, other, 0 * other))
+    np.testing.assert_array_equal(from_device(cuda_elementwise.relu(values)), np.where(x > 0, x, 0 * x))
+    assert cuda_elementwise.relu(values[..., ::2]) is None or shape[-1] <= 2
+    assert cuda_elementwise.add(values, others.astype("f" if kind == "d" else "d")) is None
+
+
+NARROW = ("totals", "scales", "slopes", "see", "squares", "ratios", "momentum_step", "not_finite")  # of any place
+
+
+def nvrtc():
+    """NVIDIA's run-time compiler, of any package that has brought it; needs no GPU."""
+    import importlib.util
+
+    found = importlib.util.find_spec("nvidia")
+    folders = list(found.submodule_search_locations) if found else []
+    files = [file for folder in folders for file in Path(folder).glob("*/lib/libnvrtc.so.*")]
+    if not files:
+        pytest.skip("needs NVRTC, as cupy-cuda13x[ctk] or PyTorch bring it")
+    return ctypes.CDLL(str(files[0]))
+
+
+@pytest.mark.parametrize(("kind", "width"), [("e", 8), ("e", 1), ("E", 8), ("f", 4), ("f", 1), ("d", 2), ("d", 1)])
+def test_the_source_compiles_for_hopper_with_wide_accesses_and_no_local_memory(kind, width):
+    compiler, program, size = nvrtc(), ctypes.c_void_p(), ctypes.c_size_t()
+    options = [option.encode() for option in ("--std=c++17", "-arch=sm_90", *cuda_launch.definitions(kind, width))]
+
+    def text(word):
+        getattr(compiler, f"nvrtcGet{word}Size")(program, ctypes.byref(size))
+        buffer = ctypes.create_string_buffer(size.value)
+        getattr(compiler, f"nvrtcGet{word}")(program, buffer)
+        return buffer.value.decode()
+
+    compiler.nvrtcCreateProgram(ctypes.byref(program), cuda_launch.source().encode(), b"kernels.cu", 0, None, None)
+    given = (ctypes.c_char_p * len(options))(*options)
+    assert compiler.nvrtcCompileProgram(program, len(options), given) == 0, text("ProgramLog")
+    kernels = re.split(r"\.visible \.entry ", text("PTX"))[1:]
+    assert len(kernels) == 19
+    for kernel in kernels:
+        assert ".local" not in kernel
+        accesses = re.findall(r"(?:ld|st)\.global(?:\.nc)?\.(v\d\.)?", kernel)
+        assert width == 1 or kernel.startswith(NARROW) or any(accesses)

@@ -1,0 +1,103 @@
+"""Chainer's nodes over our CUDA kernels, compiled for the CPU, give what they give over NumPy's."""
+
+import chainer
+import chainer.functions as F
+import numpy as np
+import pytest
+
+from recipes.planning.division import divide
+from recipes.schema import Evaluation
+from trainers import kernels
+from trainers.kernels.normalized import Normalized, covers
+from trainers.keyed_draws import draw_initial_weights
+from trainers.models import ResNet50, SmallResNet
+from trainers.norm_groups import NormGroups
+
+DIVISION = divide(global_batch_size=12, norm_span=4, workers=1, micro_batch_size=12)
+
+
+@pytest.fixture(autouse=True)
+def _numpys_kernels():
+    before = kernels.in_use()
+    kernels.use("numpy")
+    yield
+    kernels.use(before)
+
+
+def one_update(component, *, size, dtype, second=False):
+    """Loss, gradients and statistics of an update of three norm groups; with `second` of the gradient's own norm."""
+    random = np.random.RandomState(0)
+    model = component.build(num_classes=5, channels=3, image_size=size)
+    draw_initial_weights(model, seed=0)
+    for parameter in model.params():
+        parameter.array = parameter.array.astype(dtype)
+    groups = NormGroups(Evaluation(norm_statistics="pooled"))
+    groups.install(model)
+    groups.begin_update(DIVISION)
+    groups.begin_micro_batch(DIVISION.micro_batches(0)[0])
+    images = chainer.Variable(random.normal(2.0, 1.0, (12, 3, size, size)).astype(dtype))
+    with chainer.using_config("train", True):
+        labels = random.randint(0, 5, 12).astype(np.int32)
+        loss = F.softmax_cross_entropy(model(images), labels, enable_double_backprop=True)
+        if second:
+            (slope,) = chainer.grad([loss], [images], enable_double_backprop=True)
+            loss = F.sum(slope**2)
+        model.cleargrads()
+        loss.backward()
+    found = {path: parameter.grad for path, parameter in model.namedparams() if parameter.grad is not None}
+    seen = {path: link.take_statistics() for path, link in model.namedlinks() if hasattr(link, "norm_groups")}
+    found["layers"] = np.zeros(len(seen))
+    return {"loss": loss.array, **found, **{f"{path}/statistics": values for path, values in seen.items()}}
+
+
+def assert_alike(found, expected, *, bound):
+    assert found.keys() == expected.keys()
+    for path, values in expected.items():
+        np.testing.assert_allclose(found[path], values, rtol=0, atol=bound * np.abs(values).max(), err_msg=path)
+
+
+@pytest.mark.parametrize(
+    ("component", "size", "second"),
+    [
+        (SmallResNet(width=8), 8, False),
+        (SmallResNet(width=8), 8, True),
+        pytest.param(ResNet50(), 16, False, marks=pytest.mark.slow),
+    ],
+)
+def test_an_update_and_the_gradient_of_a_gradient(cuda_on_cpu, monkeypatch, component, size, second):
+    expected = one_update(component, size=size, dtype=np.float64, second=second)
+    cuda_on_cpu()
+    applied = []
+    original = Normalized.forward
+    monkeypatch.setattr(Normalized, "forward", lambda *given: applied.append(0) or original(*given))
+    found = one_update(component, size=size, dtype=np.float64, second=second)
+    assert len(applied) == len(found["layers"])
+    assert_alike(found, expected, bound=1e-9)
+
+
+def test_average_pooling_and_relu_alone(cuda_on_cpu):
+    random = np.random.RandomState(0)
+    x = random.normal(size=(3, 7, 9, 8))
+
+    def derivatives():
+        variable = chainer.Variable(x)
+        y = F.relu(F.average_pooling_2d(F.max_pooling_2d(variable, 2, 1, 1), 3, 2, 1))
+        first = chainer.grad([y], [variable], enable_double_backprop=True)
+        return [y.array, first[0].array, chainer.grad([F.sum(first[0] ** 2)], [variable])]
+
+    expected = derivatives()
+    cuda_on_cpu()
+    for one, other in zip(derivatives()[:2], expected[:2], strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_one_node_takes_no_array_that_lies_in_another_order(cuda_on_cpu):
+    cuda_on_cpu()
+    x, gamma = np.ones((4, 8, 3, 3), np.float32), np.ones(8, np.float32)
+    last = np.ascontiguousarray(x.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+    assert covers(last, gamma)
+    assert covers(last, gamma, x)  # what is added is brought into the order
+    assert covers(x[:, :, 0, 0].copy(), gamma)
+    for refused in (x, x[:, :, 0, 0].T.copy().T, last.astype(np.float64), last[:, :, 0]):
+        assert not covers(refused, gamma)
+    assert not covers(last, gamma, x[:, :, :2])

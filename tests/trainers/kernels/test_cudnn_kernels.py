@@ -1,0 +1,80 @@
+"""On a GPU: Chainer's nodes over cuDNN and our kernels, against Chainer's own in float64 on the CPU."""
+
+import chainer
+import chainer.functions as F
+import numpy as np
+import pytest
+
+from trainers import kernels
+from trainers.device import has_gpu
+from trainers.kernels import seams
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not has_gpu(), reason="needs a GPU with CuPy")]
+
+BOUNDS = {"float32": 1e-5, "tf32": 1e-3, "float16": 2e-3, "bfloat16": 1e-2}
+
+
+@pytest.fixture
+def precision(request):
+    """Sets the kernels of the GPU, and whether TF32 may be used."""
+    cpu = kernels.in_use()
+    kernels.use("chainer")  # what is compared with
+    kernels.use_on_gpu("cudnn")
+    tensor_cores, knows = "always" if request.param == "tf32" else "never", request.param != "bfloat16"
+    with chainer.using_config("use_cudnn_tensor_core", tensor_cores), chainer.using_config("type_check", knows):
+        yield request.param
+    kernels.use(cpu if cpu in kernels.KINDS else None)
+
+
+def of_both(function, arrays, precision):
+    """What a function gives and its gradients: on the GPU, and in float64 of the same rounded numbers on the CPU."""
+    dtype, found = precision if precision == "float16" else "float32", []
+    if precision == "bfloat16":
+        dtype = pytest.importorskip("ml_dtypes").bfloat16
+    for device, kind in (("@cupy:0", None), ("@numpy", "float64")):
+        send = chainer.get_device(device).send
+        variables = [chainer.Variable(send(array.astype(dtype).astype(kind or dtype))) for array in arrays]
+        y = function(*variables)
+        gy = np.random.RandomState(1).normal(size=y.shape).astype(dtype).astype(kind or dtype)
+        gradients = chainer.grad([y], variables, [chainer.Variable(send(gy))])
+        found.append([chainer.backends.cuda.to_cpu(v.array).astype(np.float64) for v in (y, *gradients)])
+    return found
+
+
+def assert_close(found, expected, bound):
+    for one, other in zip(found, expected, strict=True):
+        assert one.shape == other.shape
+        assert np.linalg.norm(one - other) <= bound * np.linalg.norm(other)
+        assert np.abs(one - other).max() <= 10 * bound * np.abs(other).max()
+
+
+@pytest.mark.parametrize("precision", BOUNDS, indirect=True)
+@pytest.mark.parametrize("seed", range(20))
+def test_convolution_and_its_gradients(precision, seed):
+    random = np.random.RandomState(seed)
+    kernel = int(random.choice([1, 2, 3, 5, 7]))
+    stride, pad = int(random.randint(1, 3)), int(random.randint(0, kernel))
+    size = kernel + random.randint(0, 12, 2)
+    n, c, o = random.randint(1, 6), int(random.choice([3, 8, 17, 64])), int(random.choice([1, 8, 33, 128]))
+    x, W = random.normal(size=(n, c, *size)), random.normal(size=(o, c, kernel, kernel)) / np.sqrt(c * kernel**2)
+    found, expected = of_both(lambda x, W: F.convolution_2d(x, W, stride=stride, pad=pad), (x, W), precision)
+    assert_close(found, expected, BOUNDS[precision])
+
+
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
+def test_cudnn_is_what_computes_and_leaves_channels_last(precision):
+    x = chainer.get_device("@cupy:0").send(np.random.RandomState(0).normal(size=(4, 8, 9, 9)).astype("float32"))
+    W = chainer.get_device("@cupy:0").send(np.ones((16, 8, 3, 3), "float32"))
+    assert seams.serving(x, W).__name__ == "trainers.kernels.cudnn_operators"
+    y = F.convolution_2d(x, W, pad=1).array
+    assert y.transpose(0, 2, 3, 1).flags.c_contiguous
+    h = F.relu(F.max_pooling_2d(y, 3, 2, 1) + F.average_pooling_2d(y, 3, 2, 1)).array
+    assert h.transpose(0, 2, 3, 1).flags.c_contiguous
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"], indirect=True)
+@pytest.mark.parametrize("function", [F.relu, lambda x: x + x * 2, lambda x: F.average_pooling_2d(x, 7)])
+def test_other_nodes(precision, function):
+    random = np.random.RandomState(0)
+    found, expected = of_both(function, (random.normal(size=(4, 24, 7, 7)),), precision)
+    assert_close(found, expected, BOUNDS[precision])

@@ -1,0 +1,26 @@
+"""The kernels called `cudnn`, for GPUs."""
+
+from trainers.kernels.cuda_convolution import convolution, convolution_data, convolution_weights
+from trainers.kernels.cuda_elementwise import add, relu, relu_gradient
+from trainers.kernels.cuda_normalization import (
+    gradient_by,
+    mean_and_variance,
+    normalization_gradient,
+    normalized,
+    normalized_by,
+    scales,
+    see,
+)
+from trainers.kernels.cuda_pooling import (
+    average_pooling,
+    average_pooling_gradient,
+    max_pooled_at,
+    max_pooling,
+    max_pooling_gradient,
+)
+from trainers.kernels.cuda_tensors import finite, momentum_step
+
+__all__ = ["add", "relu", "relu_gradient", "convolution", "convolution_data", "convolution_weights", "max_pooled_at"]
+__all__ += ["mean_and_variance", "normalization_gradient", "normalized", "max_pooling"]
+__all__ += ["max_pooling_gradient", "average_pooling", "average_pooling_gradient"]
+__all__ += ["scales", "normalized_by", "gradient_by", "see", "finite", "momentum_step"]
