@@ -63,7 +63,7 @@ def train_together(
         mpi: communicator of all workers.
         threads: of BLAS and OpenMP, for the log.
         served: the run is one of several of these ranks, in a folder that was checked; its log is not their stdout, and
-            no report is written, which would keep all of them waiting for a second.
+            no report is written.
         orphaned: whether nobody wants the run any more: it stops, with a checkpoint.
     Returns:
         the exit code: 0, or 4 where a signal ended the run.
