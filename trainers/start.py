@@ -39,15 +39,16 @@ def train(request: TrainRequest) -> int:
 
 def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int) -> int:
     """Start the ranks here and show their progress until they end."""
-    from rich.console import Console
-
-    from trainers.progress import follow
-
-    timeline, console = prepared.plan.timeline, Console()
+    timeline = prepared.plan.timeline
     folder.mkdir(parents=True, exist_ok=True)
     began_ms = int(time.time() * 1000)
     with _StopSignals(folder) as signals:
         started = signals.ranks = start_ranks(workers, request.arguments(folder), log=folder / LOG)
+        from rich.console import Console  # while the ranks load theirs
+
+        from trainers.progress import follow
+
+        console = Console()
         code = follow(
             folder,
             started.process,

@@ -149,7 +149,7 @@ def assert_said(run, noted, *, update, rank):
         assert run.log.count(line["note"]) == 1
     report = open_run(run.folder)
     assert {line["note"] for line in noted} <= set(report.notes)
-    assert re.fullmatch(r"peak memory of a rank: resident set \d+ MB( \(rank [01]\))?", report.memory)
+    assert re.fullmatch(r"peak memory of a rank: resident set [\d.]+ MB( \(rank [01]\))?", report.memory)
     assert report.memory in (run.folder / "report.html").read_text()
 
 
