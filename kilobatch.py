@@ -74,6 +74,9 @@ def train(
     profile: Annotated[
         int | None, typer.Option(min=1, metavar="U", help="Write profile.json of U updates, for chrome://tracing.")
     ] = None,
+    report: Annotated[
+        bool, typer.Option("--report/--no-report", help="Draw report.html at the end, or leave it to kilobatch report.")
+    ] = True,
     watchdog: Annotated[
         float, typer.Option(min=0, metavar="SECONDS", help="End the run when it stands still so long; 0: never.")
     ] = 120,
@@ -109,6 +112,7 @@ def train(
         profile=profile,
         data=data,
         allow_code=allow_code,
+        report=report,
         watchdog_seconds=watchdog,
     )
     raise typer.Exit(train(request))
