@@ -38,9 +38,9 @@ class Net(chainer.Chain):
         self.calls += 1
         if self.calls == 5:
             self.fail()
-        if self.how == "slow" and not chainer.config.train and MPI.COMM_WORLD.rank == 1 and self.scored < 2:
+        if self.how == "slow" and not chainer.config.train and MPI.COMM_WORLD.rank == 1 and self.calls > 5:
             self.scored += 1
-            time.sleep(0.7 * SECONDS)
+            time.sleep(0.7 * SECONDS if self.scored <= 2 else 0)
         return self.output(images.reshape(len(images), -1))
 
     def fail(self):
@@ -103,7 +103,15 @@ def command_in(folder, *words):
     (folder / "own_net.py").write_text(OWN)
     (folder / "mine.yaml").write_text("kilobatch: 1\nextends: digits/ramp\nmodel: {kind: own_net.Net}\n")
     command = [sys.executable, "-P", "-m", "kilobatch", "train", "mine.yaml", "--allow-code"]
-    return [*command, "--out", str(folder / "run"), "--watchdog", str(WATCHDOG_SECONDS), *map(str, words)]
+    return [
+        *command,
+        "--no-report",
+        "--out",
+        str(folder / "run"),
+        "--watchdog",
+        str(WATCHDOG_SECONDS),
+        *map(str, words),
+    ]
 
 
 def run_in(folder, how, *words):

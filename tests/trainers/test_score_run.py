@@ -49,7 +49,7 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run") / "run"
     words = ("--set", "epochs=4", "--set", "batch.global=32", "--set", "model.width=4")
     words += ("--set", "learning_rate.schedule={kind: MultiStep, boundaries: [3], factor: 200}")
-    done = kilobatch("train", "digits/baseline", "-n", 2, "--out", folder, *words)
+    done = kilobatch("train", "digits/baseline", "-n", 2, "--no-report", "--out", folder, *words)
     assert done.returncode == 0, done.stderr
     return folder
 

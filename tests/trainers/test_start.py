@@ -27,7 +27,7 @@ def kilobatch(*words, cwd=None, timeout=60, before=()):
 
 
 def train(folder, *words, ranks=2, recipe=SMALL, **more):
-    return kilobatch("train", *recipe, "-n", ranks, "--out", folder, *words, **more)
+    return kilobatch("train", *recipe, "-n", ranks, "--out", folder, "--no-report", *words, **more)
 
 
 def lines(folder, name="metrics.jsonl"):
@@ -219,12 +219,12 @@ def test_best_and_newest_two_checkpoints_are_kept(tmp_path):
 
 def test_a_report_that_cannot_be_written_is_told_and_one_that_nobody_wants_is_not_drawn(tmp_path):
     folder = tmp_path / "run"
-    done = train(folder, "--stop-after", "1up", "--no-report", ranks=1)
+    done = train(folder, "--stop-after", "1up", ranks=1)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith(f"run: {folder}\n")
     assert not (folder / "report.html").exists()
     (folder / "report.html").mkdir()  # in its way
-    done = train(folder, "--stop-after", "2up", "--resume", ranks=1)
+    done = train(folder, "--stop-after", "2up", "--resume", "--report", ranks=1)
     assert done.returncode == 3
     assert "IsADirectoryError" in done.stderr
     assert (
