@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 from recipes.errors import Problem, RecipeError
@@ -83,23 +84,31 @@ def _load(path: Path, *, versioned: bool, chain: tuple[Path, ...] = ()) -> Node:
         what = f"cannot be read: {reason}"
         problem = Problem(file=file, line=1, column=1, path="", what=what, way_out="check the path")
         raise RecipeError([problem]) from None
-    root = parse_yaml(data, file=file)
+    root = _parsed(data, file)
     if not isinstance(root.value, dict):
         raise RecipeError([root.origin.problem("", "holds no keys", "write `key: value` lines, see docs/recipes.md")])
     if versioned or "kilobatch" in root.value:
         _require_version(root)
     if "extends" not in root.value:
         return root
-    link = root.value.pop("extends")
+    link, root = root.value["extends"], _without(root, "extends")
     chain = (*chain, path.resolve())
     base = _base(link, path)
     if base.resolve() in chain:
         names = " -> ".join(shown(known) for known in (*chain, base))
         raise RecipeError([link.origin.problem("extends", f"a circle: {names}", "remove one of these links")])
     inherited = _load(base, versioned=versioned, chain=chain)
-    for key in _OWN_KEYS:
-        inherited.value.pop(key, None)
-    return _merge(inherited, root)
+    return _merge(_without(inherited, *_OWN_KEYS), root)
+
+
+@lru_cache(maxsize=64)
+def _parsed(data: bytes, file: str) -> Node:
+    """A file's tree, kept: recipes of a library extend the same few files. Nobody may change it."""
+    return parse_yaml(data, file=file)
+
+
+def _without(node: Node, *keys: str) -> Node:
+    return replace(node, value={key: value for key, value in node.value.items() if key not in keys})
 
 
 def _require_version(root: Node) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 HEAVY = {"chainer", "chainermn", "chainercv", "cupy", "matplotlib", "mpi4py", "sklearn", "scipy"}
+NOT_IN_A_RANK = HEAVY - {"chainer", "cupy", "mpi4py"} | {"optuna", "rich", "sqlalchemy"}
 MEASURE = "import json, sys\n{code}\nprint(json.dumps(sorted(sys.modules)), file=sys.stderr)"
 OPEN_ALL = """
 from recipes import open_recipe
@@ -63,6 +64,28 @@ def test_commands_on_recipes_load_nothing_heavy(arguments):
     run = "try: kilobatch.main()\nexcept SystemExit as end: assert not end.code"
     code = f"import kilobatch\nsys.argv = ['kilobatch'] + {arguments!r}\n{run}"
     assert loaded_by(code) & HEAVY == set()
+
+
+@pytest.mark.mpi
+def test_a_run_loads_no_more_than_it_needs(tmp_path):
+    """The process that starts the ranks and a rank, by what Python itself says of them."""
+    command = [sys.executable, "-P", "-m", "kilobatch", "train", "digits/ramp", "-n", "1", "--stop-after", "1up"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONPROFILEIMPORTTIME": "1"}
+    folder = tmp_path / "run"
+    done = subprocess.run([*command, "--out", folder], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    starter, rank = (imported(text) for text in (done.stderr, (folder / "log.txt").read_text()))
+    assert starter & HEAVY == {"matplotlib"}, "which draws when the ranks have ended"
+    assert rank & NOT_IN_A_RANK == set()
+    assert "<figure>" in (folder / "report.html").read_text()
+    assert {"recipes", "trainers", "numpy"} <= starter & rank
+    assert rank >= {"chainer", "mpi4py"}
+
+
+def imported(text):
+    """Top-level modules of `python -X importtime`."""
+    lines = (line.rpartition("|") for line in text.splitlines() if line.startswith("import time:"))
+    return {name.strip().partition(".")[0] for _, _, name in lines}
 
 
 def test_help_answers_in_under_half_a_second():

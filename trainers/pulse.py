@@ -99,7 +99,7 @@ class Pulse:
         self.moved()
 
     def ending(self) -> None:
-        """No more updates: what comes now, the report for one, may take longer."""
+        """No more updates: what comes now, and how long it takes, is not that of an update."""
         self._patience = _PATIENCE
         self.moved()
 

@@ -40,6 +40,7 @@ class TrainRequest:
     profile: int | None = None
     allow_code: bool = False
     data: Path | None = None
+    report: bool = True
     watchdog_seconds: float = 120.0
 
     def arguments(self, folder: Path) -> list[str]:
@@ -64,6 +65,7 @@ class TrainRequest:
             ("--noise-scale", self.measure_noise),
             ("--exact", self.exact),
             ("--allow-code", self.allow_code),
+            ("--no-report", not self.report),
         )
         return words + [flag for flag, given in flags if given]
 

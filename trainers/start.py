@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from trainers.pulse import forget_signs
 from trainers.request import Prepared, TrainRequest, prepare
 from trainers.run_folder import LOG, METRICS, REPORT, default_folder, newest_checkpoint_name
 from trainers.together import check_folder, join_world, train_together
+from trainers.told import write_report
 from trainers.watchdog import read_sign
 
 
@@ -39,15 +41,16 @@ def train(request: TrainRequest) -> int:
 
 def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int) -> int:
     """Start the ranks here and show their progress until they end."""
-    from rich.console import Console
-
-    from trainers.progress import follow
-
-    timeline, console = prepared.plan.timeline, Console()
+    timeline = prepared.plan.timeline
     folder.mkdir(parents=True, exist_ok=True)
     began_ms = int(time.time() * 1000)
     with _StopSignals(folder) as signals:
         started = signals.ranks = start_ranks(workers, request.arguments(folder), log=folder / LOG)
+        from rich.console import Console  # while the ranks load theirs
+
+        from trainers.progress import follow
+
+        console = Console()
         code = follow(
             folder,
             started.process,
@@ -57,9 +60,26 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
             since_ms=began_ms,
         )
     code = _verdict(code, folder, began_ms, started)
+    if request.report and code in (0, EXIT_STOPPED):
+        code = _report(folder) or code
     if code == 0:
-        console.print(f"run: {folder}  report: {folder / REPORT}", markup=False, highlight=False, soft_wrap=True)
+        report = f"  report: {folder / REPORT}" if request.report else ""
+        console.print(f"run: {folder}{report}", markup=False, highlight=False, soft_wrap=True)
     return code
+
+
+def _report(folder: Path) -> int:
+    """Draw the page on a run whose ranks have given back their cores; returns the exit code."""
+    try:
+        write_report(folder)
+    except Exception:
+        traceback.print_exc()
+        way_on = f"kilobatch report {folder}"
+        print(
+            f"kilobatch: the run has ended, but its report cannot be written; to try again: {way_on}", file=sys.stderr
+        )
+        return EXIT_FAILED
+    return 0
 
 
 def _join(request: TrainRequest, ranks: int) -> int:

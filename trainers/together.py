@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from trainers.launch import STOP_FILE, LaunchError, launched_by_us, parent_is_go
 from trainers.pulse import Pulse, forget_signs
 from trainers.request import Prepared, TrainRequest, prepare
 from trainers.run_folder import dataset_facts, default_folder, require_same_recipe, require_usable
+from trainers.told import write_report
 
 
 def check_folder(request: TrainRequest, folder: Path, prepared: Prepared) -> None:
@@ -82,8 +84,7 @@ def train_together(
         request: what is trained, the same on all ranks.
         mpi: communicator of all workers.
         threads: of BLAS and OpenMP, for the log.
-        served: the run is one of several of these ranks, in a folder that was checked; its log is not their stdout, and
-            no report is written, which would keep all of them waiting for a second.
+        served: the run is one of several of these ranks, in a folder that was checked; its log is not their stdout.
         orphaned: whether nobody wants the run any more: it stops, with a checkpoint.
     Returns:
         the exit code: 0, or 4 where a signal ended the run.
@@ -97,14 +98,16 @@ def train_together(
     try:
         pulse.start()
         prepared = prepared or prepare(request, workers=mpi.size)
-        said = {"log_is_stdout": checked and not served, "report": not served}
-        code = _train_together(request, prepared, folder, mpi, threads, pulse, **said)
+        log_is_stdout = checked and not served
+        code = _train_together(request, prepared, folder, mpi, threads, pulse, log_is_stdout=log_is_stdout)
     except RunFailed:
         pulse.finish()
         raise
     except (InputRefused, SystemExit) as error:  # on this rank alone, perhaps: nobody may wait for it
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
     pulse.finish()
+    if not checked and request.report:
+        _report_alone(folder, leads=mpi.rank == 0, code=code)
     return code
 
 
@@ -139,7 +142,6 @@ def _train_together(
     pulse: Pulse,
     *,
     log_is_stdout: bool,
-    report: bool,
 ) -> int:
     from trainers.train import train_as_rank
     from trainers.train_options import TrainOptions
@@ -152,10 +154,23 @@ def _train_together(
         trace=request.trace,
         measure_noise=request.measure_noise,
         profile=request.profile or 0,
-        report=report,
         threads=threads,
     )
     return train_as_rank(prepared.opened, prepared.plan, options, mpi=mpi, launched_by_us=log_is_stdout, pulse=pulse)
+
+
+def _report_alone(folder: Path, *, leads: bool, code: int) -> None:
+    """Draw the report where no process of ours started the ranks: on rank 0, and nobody waits for it in MPI_Finalize.
+
+    But after a signal all wait: a rank that leaves with another code than 0 gets rank 0 killed.
+    """
+    from mpi4py import MPI
+
+    if code == 0:
+        MPI.Finalize()
+        sys.excepthook = sys.__excepthook__  # nobody is left to end
+    if leads:
+        write_report(folder)
 
 
 def _checked_together(request: TrainRequest, mpi: Any, *, checked: bool) -> tuple[Prepared | None, Path]:

@@ -36,7 +36,7 @@ from trainers.pulse import Pulse
 from trainers.run_folder import CHECKPOINTS, TRACE, cut_back, dataset_facts, write_run
 from trainers.stream_iterator import StreamIterator
 from trainers.summation_tree import TreeSum
-from trainers.told import log_to, write_report
+from trainers.told import log_to
 from trainers.train_options import TrainOptions
 from trainers.updater import RecipeUpdater
 from trainers.weight_average import AveragedWeights
@@ -260,7 +260,7 @@ class _Run:
         return RunFailed(f"{error}. Last good checkpoint: {last or 'none was written yet'}")
 
     def end(self) -> int:
-        """Write the last line and the report; returns the exit code."""
+        """Write the last line; returns the exit code."""
         self.pulse.ending()
         stopped = self.updater.stopping and self.updater.iteration < self.end_update
         whole = self.updater.iteration >= self.plan.timeline.num_updates
@@ -270,8 +270,6 @@ class _Run:
         self.mpi.Barrier()  # every rank has done its part before the run counts as ended
         peaks = self._peaks()
         self.metrics.write("run_stop", how, reason=reason, best=self.checkpoints.best, **reached, **peaks)
-        if self.leads and self.options.report:
-            write_report(self.options.folder)
         log.info("%s at update %d", how, self.updater.iteration)
         return EXIT_STOPPED if stopped else 0
 

@@ -18,7 +18,6 @@ class TrainOptions:
         trace: write `trace.jsonl`.
         measure_noise: write what the noise scale is computed from into every line of an update.
         profile: updates to write a profile of; 0 for none.
-        report: write `report.html` at the end.
         threads: BLAS and OpenMP threads of a rank, for the log.
     """
 
@@ -29,5 +28,4 @@ class TrainOptions:
     trace: bool = False
     measure_noise: bool = False
     profile: int = 0
-    report: bool = True
     threads: int = 1

@@ -89,7 +89,7 @@ class _Group(Mapping[str, type]):
         return sum(1 for _ in self)
 
     def __contains__(self, kind: object) -> bool:
-        return any(kind == name for name in self)
+        return kind in self.names or any(kind == entry.name for entry in self._entry_points())
 
     def _entry_points(self) -> list:
         return list(entry_points(group=f"kilobatch.{self.name}"))

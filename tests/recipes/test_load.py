@@ -37,6 +37,17 @@ def test_wrong_file_is_one_line_with_place_cause_and_way_out(case, write, proble
     assert way_out in problem.way_out
 
 
+def test_what_is_derived_or_changed_leaves_the_file_as_it_was_read(write):
+    base = write(BASE, "base.yaml")
+    derived = write("kilobatch: 1\nextends: ./base.yaml\nmodel: {width: 32}\n", "derived.yaml")
+    before = [load_tree(path) for path in (base, derived)]
+    assert before[0][0]["claims"] == [1]
+    assert before[1][0]["model"]["width"] == 32
+    load_tree(base, overrides=["model.blocks.0=7", "learning_rate.warmup=null", "name=other"])
+    load_tree(derived, overrides=["model.blocks.1=9"])
+    assert [load_tree(path) for path in (base, derived)] == before
+
+
 def test_circle_of_extends_names_the_chain(write, problem_of):
     write("kilobatch: 1\nextends: ./b.yaml\n", "a.yaml")
     write("kilobatch: 1\nextends: ./c.yaml\n", "b.yaml")

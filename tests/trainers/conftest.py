@@ -25,7 +25,7 @@ class Finished:
 
 
 def _train(folder, ranks, *options, stop_after=UPDATES, recipe=RECIPE, dtype="float32", timeout=300):
-    command = [sys.executable, "-P", "-m", "kilobatch", "train", recipe, "-n", str(ranks), "--trace"]
+    command = [sys.executable, "-P", "-m", "kilobatch", "train", recipe, "-n", str(ranks), "--trace", "--no-report"]
     command += ["--out", str(folder), "--stop-after", f"{stop_after}up", "--set", "evaluation.every=5ep"]
     command += map(str, options)
     environment = {**os.environ, "CHAINER_DTYPE": dtype}

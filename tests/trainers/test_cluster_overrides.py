@@ -18,7 +18,7 @@ def kilobatch(*words):
 
 
 def weights_of(folder, *words):
-    done = kilobatch("train", *SMALL, *RING, *words, "-n", 2, "--out", folder, "--stop-after", "3up")
+    done = kilobatch("train", *SMALL, *RING, *words, "-n", 2, "--no-report", "--out", folder, "--stop-after", "3up")
     assert done.returncode == 0, done.stderr
     found = load_file(folder / "checkpoints" / "update-000003" / "weights.safetensors")
     return np.concatenate([found[path].ravel() for path in sorted(found)])

@@ -28,7 +28,7 @@ def test_json_says_the_same(diagnosis, capsys):
     said = json.loads(capsys.readouterr().out)
     assert said == diagnosis.as_dict()
     assert said["trains_on_cpu"]
-    assert len(said["patches"]) == 17
+    assert len(said["patches"]) == 24
 
 
 @pytest.mark.mpi

@@ -1,12 +1,16 @@
 """`kilobatch evaluate`, and that a score is the same on any number of ranks."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from recipes.errors import InputRefused
+from trainers.score_run import score_run
 
 pytestmark = pytest.mark.mpi
 
@@ -45,7 +49,7 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run") / "run"
     words = ("--set", "epochs=4", "--set", "batch.global=32", "--set", "model.width=4")
     words += ("--set", "learning_rate.schedule={kind: MultiStep, boundaries: [3], factor: 200}")
-    done = kilobatch("train", "digits/baseline", "-n", 2, "--out", folder, *words)
+    done = kilobatch("train", "digits/baseline", "-n", 2, "--no-report", "--out", folder, *words)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -59,10 +63,11 @@ def test_newest_best_and_named_checkpoints_score_what_the_run_wrote(run):
     accuracy, loss = scores(run, "eval_accuracy"), scores(run, "eval_loss")
     newest, best = max(accuracy), max(accuracy, key=lambda name: (accuracy[name], -int(name[7:])))
     assert accuracy[newest] < accuracy[best]
-    for words, name in (((), newest), (("--checkpoint", "best"), best), (("--checkpoint", best), best)):
-        done = kilobatch("evaluate", run, *words, "--json")
-        assert done.returncode == 0, done.stderr
-        found = json.loads(done.stdout)
+    done = kilobatch("evaluate", run, "--json")
+    assert done.returncode == 0, done.stderr
+    by_command = json.loads(done.stdout)
+    by_name = [score_run(run, checkpoint=checkpoint) for checkpoint in ("best", best)]
+    for found, name in zip((by_command, *by_name), (newest, best, best), strict=True):
         assert (found["checkpoint"], found["accuracy"], found["num_samples"]) == (name, accuracy[name], 297)
         assert found["loss"] == pytest.approx(loss[name], rel=1e-6)
     done = kilobatch("evaluate", run, "--checkpoint", "best")
@@ -70,17 +75,30 @@ def test_newest_best_and_named_checkpoints_score_what_the_run_wrote(run):
     assert f"accuracy {accuracy[best]:.2%}, loss {loss[best]:.4f} over 297 samples" in done.stdout
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 5])
-def test_evaluation_is_exact_on_any_number_of_ranks(run, tmp_path, ranks):
-    (tmp_path / "score.py").write_text(SCORE)
+@pytest.fixture(scope="module")
+def score(run, tmp_path_factory):
+    """Gives what each of some ranks says of the run's last weights: accuracy, loss and number of samples."""
+    program = tmp_path_factory.mktemp("score") / "score.py"
+    program.write_text(SCORE)
 
     def score(ranks):
-        command = [MPIEXEC, "-n", str(ranks), sys.executable, tmp_path / "score.py", run]
+        command = [MPIEXEC, "-n", str(ranks), sys.executable, program, run]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
         return [line.split() for line in done.stdout.splitlines()]
 
-    ((accuracy, loss, num_samples),) = score(1)
+    return score
+
+
+@pytest.fixture(scope="module")
+def alone(score):
+    (line,) = score(1)
+    return line
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_evaluation_is_exact_on_any_number_of_ranks(score, alone, ranks):
+    accuracy, loss, num_samples = alone
     assert num_samples == "297"
     found = score(ranks)
     assert len(found) == ranks
@@ -99,14 +117,16 @@ def test_what_cannot_be_scored_is_told_in_a_line(run, tmp_path):
     (bare / "recipe.yaml").write_text((run / "recipe.yaml").read_text())
     (bare / "dataset.yaml").write_text((run / "dataset.yaml").read_text())
     for folder, checkpoint, message in (
-        (tmp_path / "nowhere", "newest", "is no run's folder: it has no recipe.yaml"),
         (run, "update-000001", "there is no checkpoint update-000001 in "),
         (run, "../../run", "there is no checkpoint ../../run in "),
         (damaged, newest.name, "weights.safetensors: differs from its checksum"),
         (bare, "newest", "no whole checkpoint in "),
     ):
-        done = kilobatch("evaluate", folder, "--checkpoint", checkpoint)
-        assert done.returncode == 2, done.stderr
-        assert message in done.stderr
-        assert done.stderr.count("\n") == 1, done.stderr
-    assert kilobatch("evaluate", damaged).returncode == 0, "the newest that is whole"
+        with pytest.raises(InputRefused, match=re.escape(message)) as refused:
+            score_run(folder, checkpoint=checkpoint)
+        assert "\n" not in str(refused.value)
+    assert score_run(damaged)["checkpoint"] != newest.name, "the newest that is whole"
+    done = kilobatch("evaluate", tmp_path / "nowhere")
+    assert done.returncode == 2, done.stderr
+    assert "is no run's folder: it has no recipe.yaml" in done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr

@@ -27,7 +27,7 @@ def kilobatch(*words, cwd=None, timeout=60, before=()):
 
 
 def train(folder, *words, ranks=2, recipe=SMALL, **more):
-    return kilobatch("train", *recipe, "-n", ranks, "--out", folder, *words, **more)
+    return kilobatch("train", *recipe, "-n", ranks, "--out", folder, "--no-report", *words, **more)
 
 
 def lines(folder, name="metrics.jsonl"):
@@ -217,6 +217,22 @@ def test_best_and_newest_two_checkpoints_are_kept(tmp_path):
     assert last_line(tmp_path / "run")["best"]["checkpoint"] == f"update-{best:06d}"
 
 
+def test_a_report_that_cannot_be_written_is_told_and_one_that_nobody_wants_is_not_drawn(tmp_path):
+    folder = tmp_path / "run"
+    done = train(folder, "--stop-after", "1up", ranks=1)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith(f"run: {folder}\n")
+    assert not (folder / "report.html").exists()
+    (folder / "report.html").mkdir()  # in its way
+    done = train(folder, "--stop-after", "2up", "--resume", "--report", ranks=1)
+    assert done.returncode == 3
+    assert "IsADirectoryError" in done.stderr
+    assert (
+        f"the run has ended, but its report cannot be written; to try again: kilobatch report {folder}" in done.stderr
+    )
+    assert checkpoints(folder)[-1] == "update-000002"
+
+
 def test_a_damaged_newest_checkpoint_is_passed_over(tmp_path):
     folder = tmp_path / "run"
     assert train(folder, "--stop-after", "6up", "--checkpoint-every", "4up").returncode == 0
@@ -249,6 +265,7 @@ def test_under_a_foreign_mpiexec_it_joins_the_ranks(whole, tmp_path):
         (whole / "trace.jsonl").read_text().splitlines()[:20]
     )
     assert "training digits-ramp on 2 worker(s)" in (tmp_path / "run" / "log.txt").read_text()
+    assert "<figure>" in (tmp_path / "run" / "report.html").read_text()
 
 
 @pytest.mark.parametrize(

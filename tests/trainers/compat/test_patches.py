@@ -33,6 +33,24 @@ def test_import_without_a_warning_and_without_stand_ins_left_behind():
     assert done.returncode == 0, done.stderr
 
 
+def test_scipy_is_loaded_by_what_computes_with_it():
+    done = run_python(
+        "import sys, trainers, chainer, numpy\n"
+        "assert 'scipy' not in sys.modules\n"
+        "import chainer.functions as F\n"
+        "x = numpy.array([0.25, 0.5], numpy.float32)\n"
+        "numpy.testing.assert_allclose(F.erf(F.erfinv(x)).array, x, rtol=1e-6)\n"
+        "numpy.testing.assert_allclose(F.ndtr(F.ndtri(x)).array, x, rtol=1e-6)\n"
+        "numpy.testing.assert_allclose(F.erfc(F.erfcinv(x)).array, x, rtol=1e-6)\n"
+        "identity = chainer.utils.to_coo(numpy.eye(2, dtype=numpy.float32))\n"
+        "assert F.sparse_matmul(identity, numpy.ones((2, 2), numpy.float32)).array.tolist() == [[1, 1], [1, 1]]\n"
+        "chainer.distributions.MultivariateNormal(x, scale_tril=numpy.eye(2, dtype=numpy.float32)).sample()\n"
+        "assert chainer.datasets.svhn.io.loadmat is sys.modules['scipy.io'].loadmat\n"
+        "assert sys.modules['scipy'].__version__"
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_chainer_does_not_import_without_the_patches():
     done = run_python("import chainer")
     assert "AttributeError: `np.sctypes` was removed" in done.stderr or "numpy.distutils" in done.stderr
@@ -46,7 +64,7 @@ def test_second_install_changes_nothing():
 
 def test_table_names_every_patch_with_its_symptom():
     rows = compat.patches()
-    assert len({(row.name, row.module) for row in rows}) == len(rows) == 17
+    assert len({(row.name, row.module) for row in rows}) == len(rows) == 24
     assert all(len(row.symptom) > 20 for row in rows)
     states = {row.name: row.state for row in rows}
     assert states["environment_check"] == "applied"
