@@ -24,8 +24,8 @@ def bits(run, update):
 
 @pytest.mark.parametrize(("dtype", "loss", "weights"), [("float64", 1e-10, 1e-9), ("float32", 1e-3, 1e-2)])
 def test_torch_trains_as_numpy_does(tmp_path, train, assert_same_run, dtype, loss, weights):
-    expected = train(tmp_path / "numpy", 1, "--kernels", "numpy", stop_after=8, dtype=dtype)
-    found = train(tmp_path / "torch", 2, *TORCH, stop_after=8, dtype=dtype)
+    expected = train(tmp_path / "numpy", 1, "--kernels", "numpy", stop_after=5, dtype=dtype)
+    found = train(tmp_path / "torch", 2, *TORCH, stop_after=5, dtype=dtype)
     assert_same_run(found, expected, loss=loss, weights=weights)
 
 
