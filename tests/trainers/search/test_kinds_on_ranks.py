@@ -17,7 +17,7 @@ space:
   optimizer.weight_decay: {kind: Categorical, choices: [1e-4, 1e-2]}
   optimizer.kind: {kind: Categorical, choices: [MomentumSGD, Lars]}
   optimizer.trust_coefficient: {kind: Float, low: 1e-3, high: 0.1, log: true, when: {optimizer.kind: [Lars]}}
-fixed: {epochs: 2, model.blocks: [1], model.width: 4, learning_rate.warmup.epochs: 1}
+fixed: {epochs: 2, model: {kind: SmallCNN, width: 2, first_stride: 2}, learning_rate.warmup.epochs: 1}
 constraints:
   - {value: optimizer.weight_decay * 1000, at_most: 1}
   - {metric: accuracy, at_most: 1.0, at_least: 0.01}

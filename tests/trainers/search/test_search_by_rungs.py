@@ -11,7 +11,8 @@ from trainers.search.rungs import RUNG
 pytestmark = pytest.mark.mpi
 TEXT = """\
 space: {learning_rate.reference: {kind: Float, low: 0.005, high: 0.5, log: true}}
-fixed: {epochs: 8, batch.global: 128, model.blocks: [1], model.width: 4, learning_rate.warmup.epochs: 2}
+fixed:
+  {epochs: 8, batch.global: 128, model: {kind: SmallCNN, width: 2, first_stride: 2}, learning_rate.warmup.epochs: 2}
 pruner: {kind: SuccessiveHalving, reduction: 2, rungs: 2}
 budget: {trials: 5}
 reports: 4

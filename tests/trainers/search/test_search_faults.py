@@ -8,7 +8,7 @@ from optuna.trial import TrialState
 
 pytestmark = pytest.mark.mpi
 SPACE = "space: {learning_rate.reference: {kind: Float, low: 0.01, high: 0.1, log: true}}\n"
-LONG = SPACE + "fixed: {epochs: 20, model.blocks: [1], model.width: 4}\n"
+LONG = SPACE + "fixed: {epochs: 20, model: {kind: SmallCNN, width: 2, first_stride: 2}}\n"
 NET = '''\
 import os
 import time

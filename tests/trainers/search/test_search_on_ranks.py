@@ -8,11 +8,21 @@ import pytest
 import yaml
 from optuna.trial import TrialState
 
+from trainers.search import start
+from trainers.search.start import SearchRequest
+
 pytestmark = pytest.mark.mpi
-TINY = "fixed: {epochs: 2, model.blocks: [1], model.width: 4, learning_rate.warmup.epochs: 1}\nreports: 4\n"
+TINY = """\
+objective: {metric: loss, direction: minimize}
+fixed: {epochs: 2, model: {kind: SmallCNN, width: 2, first_stride: 2}, learning_rate.warmup.epochs: 1}
+reports: 4
+budget: {trials: 4}
+ranks_per_trial: 2
+enqueue: [{learning_rate.reference: 1e-5}, {learning_rate.reference: 2e-5}, recipe]
+"""
 SPACE = """\
 space:
-  learning_rate.reference: {kind: Float, low: 0.005, high: 0.5, log: true}
+  learning_rate.reference: {kind: Float, low: 1e-5, high: 0.5, log: true}
   loss.label_smoothing: {kind: Categorical, choices: [0.0, 0.1]}
 """
 
@@ -33,53 +43,42 @@ def require_kept_ranks(search, trials):
         assert all(before[1] <= after[0] for before, after in itertools.pairwise(own))
 
 
-def require_run_alone_is_the_same(search, number):
-    """The weights of a trial that came late are, bit for bit, those of its recipe in ranks of their own."""
-    folder = search.run_folder(number)
-    alone = search.folder / "alone"
-    command = [sys.executable, "-P", "-m", "kilobatch", "train", str(folder / "recipe.yaml"), "-n", "2"]
-    done = subprocess.run([*command, "--out", str(alone)], capture_output=True, text=True, timeout=1200)
-    assert done.returncode == 0, done.stdout + done.stderr
-    weights = "checkpoints/update-000012/weights.safetensors"
-    assert (alone / weights).read_bytes() == (folder / weights).read_bytes()
-
-
-def test_six_trials_on_four_ranks_in_two_groups(searching):
-    text = SPACE + TINY + "budget: {trials: 6}\nranks_per_trial: 2\nenqueue: [recipe]\n"
-    search = searching(text, "-n", 4)
+def test_four_trials_on_four_ranks_in_two_groups_and_the_best_alone(searching, capsys):
+    search = searching(SPACE + TINY, "-n", 4)
     code, said = search.run()
     assert code == 0, said
     trials = search.trials()
-    assert [trial.number for trial in trials] == list(range(6))
+    assert [trial.number for trial in trials] == list(range(4))
     assert {trial.state for trial in trials} == {TrialState.COMPLETE}
-    assert trials[0].params == {"learning_rate.reference": 0.05, "loss.label_smoothing": 0.0}
+    assert trials[2].params == {"learning_rate.reference": 0.05, "loss.label_smoothing": 0.0}
     for trial in trials:
         assert sorted(trial.intermediate_values) == [1, 2, 3, 4]
         run = yaml.safe_load((search.run_folder(trial.number) / "run.yaml").read_text())
         assert run["plan"]["workers"] == 2
         assert run["origins"]["learning_rate.reference"] == f"search mine trial {trial.number}"
         assert run["recipe"]["learning_rate"]["reference"] == trial.params["learning_rate.reference"]
-        scores = [line["value"] for line in search.metrics(trial.number) if line["key"] == "eval_accuracy"]
+        scores = [line["value"] for line in search.metrics(trial.number) if line["key"] == "eval_loss"]
         assert list(trial.intermediate_values.values()) == scores
         assert trial.value == scores[-1]
     require_kept_ranks(search, trials)
 
-    require_run_alone_is_the_same(search, 5)
-    best = max(trials, key=lambda trial: trial.value)
+    best = min(trials, key=lambda trial: trial.value)
+    assert best.number > 1  # the first two can learn nothing: it came after another one in its group's ranks
     text = (search.folder / "best.yaml").read_text()
     assert f"# search mine trial {best.number}\n" in text
-    command = [sys.executable, "-P", "-m", "kilobatch", "train", str(search.folder / "best.yaml"), "--out"]
-    again = search.folder / "again"
-    done = subprocess.run([*command, str(again)], capture_output=True, text=True, timeout=1200)
+    alone = search.folder / "alone"
+    command = [sys.executable, "-P", "-m", "kilobatch", "train", str(search.folder / "best.yaml"), "-n", "2"]
+    done = subprocess.run([*command, "--out", str(alone)], capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stdout + done.stderr
-    recipe = yaml.safe_load((again / "run.yaml").read_text())["recipe"]
+    recipe = yaml.safe_load((alone / "run.yaml").read_text())["recipe"]
     assert recipe["learning_rate"]["reference"] == best.params["learning_rate.reference"]
     assert (recipe["evaluation"]["every"], recipe["claims"], recipe["card"]) == (1, [], None)
+    weights = "checkpoints/update-000012/weights.safetensors"  # bit for bit those of ranks of its own
+    assert (alone / weights).read_bytes() == (search.run_folder(best.number) / weights).read_bytes()
 
-    code, said = search.run()  # the budget is spent: nothing is done again
-    assert code == 0, said
-    assert len(search.trials()) == 6
-    assert "search mine: 6 of 6 trials are done" in said
+    assert start.search(SearchRequest(search=str(search.file), out=search.folder, workers=4)) == 0
+    assert len(search.trials()) == 4  # the budget is spent: nothing is done again
+    assert "search mine: 4 of 4 trials are done" in capsys.readouterr().out
 
 
 def test_a_bad_trial_is_pruned_by_all_its_ranks_after_the_warmup(searching):
@@ -87,7 +86,7 @@ def test_a_bad_trial_is_pruned_by_all_its_ranks_after_the_warmup(searching):
     text = """\
 space:
   learning_rate.reference: {kind: Float, low: 1e-6, high: 0.5, log: true}
-fixed: {epochs: 20, model.blocks: [1], model.width: 4}
+fixed: {epochs: 40, model: {kind: SmallCNN, width: 2, first_stride: 2}}
 pruner: {kind: Median, startup_trials: 1}
 budget: {trials: 2}
 ranks_per_trial: 2
@@ -98,10 +97,10 @@ enqueue: [recipe, {learning_rate.reference: 1e-6}]
     assert code == 0, said
     good, bad = search.trials()
     assert (good.state, bad.state) == (TrialState.COMPLETE, TrialState.PRUNED), said
-    assert bad.user_attrs["pruned_at"] == 5  # the report at epoch 5 and the first that may be compared
-    assert bad.user_attrs["reason"] == "pruned at report 5 of 20"
+    assert bad.user_attrs["pruned_at"] == 3  # at epoch 6, the first that may be compared
+    assert bad.user_attrs["reason"] == "pruned at report 3 of 20"
     last = search.metrics(1)[-1]
     assert (last["key"], last["value"], last["reason"]) == ("run_stop", "stopped", "signal")
-    assert 5 <= last["epoch"] < 20
+    assert 6 <= last["epoch"] < 40
     assert search.updates_of_ranks(1) == [last["update"]] * 2
     assert f"best: trial {good.number}" in said

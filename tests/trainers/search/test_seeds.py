@@ -10,7 +10,7 @@ from optuna.trial import TrialState
 pytestmark = pytest.mark.mpi
 TEXT = """\
 space: {learning_rate.reference: {kind: Float, low: 0.01, high: 0.1, log: true}}
-fixed: {epochs: 2, model.blocks: [1], model.width: 4, learning_rate.warmup.epochs: 1, seed: 7}
+fixed: {epochs: 2, model: {kind: SmallCNN, width: 2, first_stride: 2}, learning_rate.warmup.epochs: 1, seed: 7}
 reports: 4
 seeds_per_trial: 3
 budget: {trials: 10, device_hours: 1.0e-6}
