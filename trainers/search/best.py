@@ -78,7 +78,7 @@ def best_text(
         data_root=data,
     )
     head = f"# {_scores(search, trial)} in trial {trial.number} of the search {search.name}"
-    return f"{head} ({trial.datetime_complete})\n{resolved_text(found.tree, found.origins)}"
+    return f"{head} ({str(trial.datetime_complete)[:19]})\n{resolved_text(found.tree, found.origins)}"
 
 
 def from_anywhere(opened: OpenedSearch) -> dict[str, str]:

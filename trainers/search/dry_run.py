@@ -56,7 +56,7 @@ def dry_run_text(
         *(f"constraint: {_constraint_text(constraint)}" for constraint in search.constraints),
         f"sampler: {type(search.sampler).__name__}",
         f"pruner: {_pruner_text(search)}",
-        f"reports: {search.reports} a trial, every {prepared.opened.recipe.evaluation.every:g} epochs"
+        f"reports: {search.reports} a trial, every {_epochs(prepared.opened.recipe.evaluation.every)}"
         + (f"; {_warmup_text(prepared)}" if search.pruner and not climbs(search) else ""),
         *_budget_lines(search, prepared, groups),
         *([] if folder is None else cost_lines(opened, folder, groups=groups, **options)),
@@ -116,7 +116,13 @@ def _pruner_text(search: Search) -> str:
 
 def _warmup_text(prepared: Prepared) -> str:
     end = warmup_end(prepared)
+    if not end:
+        return "the first trial has no slow start: it may be pruned from its first report on"
     return f"the first trial is not pruned before epoch {end:g}, where its slow start ends"
+
+
+def _epochs(count: float) -> str:
+    return "epoch" if count == 1 else f"{float(count):g} epochs"
 
 
 def _budget_lines(search: Search, prepared: Prepared, groups: int) -> list[str]:
@@ -133,8 +139,8 @@ def _budget_lines(search: Search, prepared: Prepared, groups: int) -> list[str]:
         batches = f"batch {search.transfer.from_batch}, then {then} at {search.transfer.to_batch}"
         lines.append(f"transfer: {first} trials at {batches}, from the best of the first ones")
     if budget.hours is not None:
-        most = _device_hours(budget.hours, groups * ranks)
-        lines.append(f"hours: trials begin within {budget.hours:g} hours, up to {most}")
+        most, plural = _device_hours(budget.hours, groups * ranks), "" if budget.hours == 1 else "s"
+        lines.append(f"hours: trials begin within {budget.hours:g} hour{plural}, up to {most}")
     if budget.device_hours is not None:
         whole = f"{groups * ranks} ranks use in {duration(3600 * budget.device_hours / (groups * ranks))}"
         lines.append(f"device-hours: trials begin within {budget.device_hours:g}, which {whole}")
