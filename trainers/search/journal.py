@@ -45,7 +45,7 @@ class Journal(JournalFileBackend):
         try:
             os.stat(self._file_path)
             super().append_logs(logs)
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # RuntimeError: the lock went away with the folder, while it was held
             raise StorageInternalError(f"{self._file_path} cannot be written: {error}") from error
 
 

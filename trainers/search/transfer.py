@@ -137,11 +137,11 @@ class Stages:
             return f"scaled to batch {self.opened.search.transfer.to_batch}: {said}"
         return self._followed(said)
 
-    def write_page(self) -> None:
-        """The page of both searches."""
+    def write_page(self) -> Path:
+        """The page of both searches; returns where it is."""
         folders = [self.folder / name for name in self.names]
         parts = [(study_of(folder, self.open(folder.with_suffix(".yaml"))), folder) for folder in folders]
-        write_transfer_page(self.folder, self.opened.search, parts)
+        return write_transfer_page(self.folder, self.opened.search, parts)
 
     def open(self, path: Path) -> OpenedSearch:
         """One of the two searches."""
@@ -209,7 +209,8 @@ def transfer(stages: Stages, begin: Callable[[Path, Path], int]) -> int:
         partial = stages.folder / f".{BEST}.partial"
         partial.write_text(stages.best_text(), encoding="utf-8")
         partial.rename(stages.folder / BEST)
-    stages.write_page()
+        print(f"the best of both searches: kilobatch train {stages.folder / BEST}")
+    print(f"report of both: {stages.write_page()}")
     return code
 
 

@@ -17,7 +17,7 @@ from trainers.vocabulary import search_vocabulary
 pytestmark = pytest.mark.mpi
 TEXT = """\
 space: {learning_rate.reference: {kind: Float, low: 0.01, high: 0.1, log: true}}
-fixed: {epochs: 20, model: {kind: SmallCNN, width: 2, first_stride: 2}}
+fixed: {epochs: 8, model: {kind: SmallCNN, width: 2, first_stride: 2}}
 reports: 4
 """
 # What stands for ssh: options and a host's name, then words of a command that runs here.
@@ -89,7 +89,7 @@ def test_a_dry_run_is_told_once_for_all_ranks(searching, monkeypatch, capsys):
 
 @pytest.mark.parametrize(("ranks", "each", "killed"), [(2, 1, "l"), pytest.param(5, 2, "sl", marks=pytest.mark.slow)])
 def test_a_transfer_goes_on_in_the_phase_in_which_a_rank_was_killed(searching, ranks, each, killed):
-    text = TEXT.replace("epochs: 20", "epochs: 20, learning_rate.warmup: null, batch.global: 128")
+    text = TEXT.replace("epochs: 8", "epochs: 6, learning_rate.warmup: null, batch.global: 128")
     text += "budget: {trials: 3}\ntransfer: {from_batch: 128, to_batch: 256, trials: [2, 1]}\n"
     search = searching(f"{text}ranks_per_trial: {each}\n")
     launcher = (find_mpiexec(), "-n", ranks)

@@ -86,7 +86,7 @@ def test_a_bad_trial_is_pruned_by_all_its_ranks_after_the_warmup(searching):
     text = """\
 space:
   learning_rate.reference: {kind: Float, low: 1e-6, high: 0.5, log: true}
-fixed: {epochs: 40, model: {kind: SmallCNN, width: 2, first_stride: 2}}
+fixed: {epochs: 20, model: {kind: SmallCNN, width: 2, first_stride: 2}}
 pruner: {kind: Median, startup_trials: 1}
 budget: {trials: 2}
 ranks_per_trial: 2
@@ -97,10 +97,10 @@ enqueue: [recipe, {learning_rate.reference: 1e-6}]
     assert code == 0, said
     good, bad = search.trials()
     assert (good.state, bad.state) == (TrialState.COMPLETE, TrialState.PRUNED), said
-    assert bad.user_attrs["pruned_at"] == 3  # at epoch 6, the first that may be compared
-    assert bad.user_attrs["reason"] == "pruned at report 3 of 20"
+    assert bad.user_attrs["pruned_at"] == 5  # the report at epoch 5 and the first that may be compared
+    assert bad.user_attrs["reason"] == "pruned at report 5 of 20"
     last = search.metrics(1)[-1]
     assert (last["key"], last["value"], last["reason"]) == ("run_stop", "stopped", "signal")
-    assert 6 <= last["epoch"] < 40
+    assert 5 <= last["epoch"] < 20
     assert search.updates_of_ranks(1) == [last["update"]] * 2
     assert f"best: trial {good.number}" in said

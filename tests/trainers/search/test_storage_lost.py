@@ -14,10 +14,10 @@ from recipes.errors import RecipeError
 from trainers.search.storages import open_storage, read_place
 
 pytestmark = pytest.mark.mpi
-REPORTS, UPDATES = 4, 94
+REPORTS, UPDATES = 4, 36
 TEXT = f"""\
 space: {{learning_rate.reference: {{kind: Float, low: 0.01, high: 0.1, log: true}}}}
-fixed: {{epochs: 16, learning_rate.warmup: null, model: {{kind: SmallCNN, width: 2, first_stride: 2}}}}
+fixed: {{epochs: 6, learning_rate.warmup: null, model: {{kind: SmallCNN, width: 2, first_stride: 2}}}}
 reports: {REPORTS}
 """
 
