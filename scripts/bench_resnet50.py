@@ -37,6 +37,7 @@ from typing import Any
 import trainers  # noqa: F401  patches Chainer
 from trainers.launch import limit_threads
 
+PAUSE_SECONDS = 0.3  # before a step: OpenBLAS's threads of the program before keep the cores for a tenth of a second
 SAME_LOSS = 1e-4  # relative, in float32, of networks of 50 layers
 OURS = {"chainer": ("numpy",), "pytorch": ("torch",)}  # what is measured against what
 WAY_OUT = "bench_resnet50: PyTorch is not installed here: pip install 'kilobatch[torch]', or --against chainer"
@@ -193,6 +194,7 @@ def measure(
     for number in range(options.rounds):
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
+            time.sleep(PAUSE_SECONDS)
             steps[name].append(programs[name].step())
     kernels = {name: program.step("kernels") for name, program in programs.items()} if on_gpu else None
     for program in programs.values():

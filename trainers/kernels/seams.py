@@ -77,6 +77,30 @@ def _deconvolution_core(module: ModuleType, core: str) -> None:
     setattr(deconvolution, core, forward)
 
 
+def linear_seam(module: ModuleType) -> None:
+    """`LinearFunction` and its two gradients, where the kernels have a product of their own."""
+    for node, product_of in (
+        (module.LinearFunction, lambda product, x, W, b=0: product(x, W.T) + b),
+        (module.LinearGradData, lambda product, W, gy: product(gy, W)),
+        (module.LinearGradWeight, lambda product, x, gy: product(gy.T, x)),
+    ):
+        _linear_forward(module, node, product_of)
+
+
+def _linear_forward(module: ModuleType, node: Any, product_of: Callable[..., Any]) -> None:
+    original = node.forward
+
+    def forward(self, inputs):
+        ours, kind = serving(*inputs), getattr(self, "_w_dtype", inputs[0].dtype)
+        if kind != inputs[0].dtype or not hasattr(ours, "product"):
+            return original(self, inputs)
+        self._config_use_ideep = module.chainer.config.use_ideep
+        self.retain_inputs((0, 1))
+        return (product_of(ours.product, *inputs),)
+
+    node.forward = forward
+
+
 def max_pooling_seam(module: ModuleType) -> None:
     """`MaxPoolingND` over two axes, its gradient and the gradient of that."""
     module.MaxPoolingND._operators = None
@@ -233,6 +257,7 @@ def serving(*arrays: Any) -> Any | None:
 SEAMS: tuple[tuple[str, Callable[[ModuleType], None]], ...] = (
     ("chainer.functions.connection.convolution_2d", convolution_seam),
     ("chainer.functions.connection.deconvolution_2d", deconvolution_seam),
+    ("chainer.functions.connection.linear", linear_seam),
     ("chainer.functions.activation.relu", relu_seam),
     ("chainer.functions.math.basic_math", add_seam),
     ("chainer.functions.pooling.max_pooling_nd", max_pooling_seam),

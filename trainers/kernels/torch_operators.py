@@ -47,6 +47,11 @@ def convolution_weights(x: np.ndarray, gy: np.ndarray, *, kernel: Pair, stride: 
     return gW.contiguous().numpy()
 
 
+def product(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Of two matrices. NumPy's would wake OpenBLAS's threads, which then keep the cores for a tenth of a second."""
+    return torch.mm(_tensor(x), _tensor(y)).numpy()
+
+
 def mean_and_variance(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """See `trainers.kernels.numpy_normalization`; PyTorch gives them rounded to the type of x."""
     found = [_aten.batch_norm_update_stats(_image(group), None, None, 0.0) for group in x]

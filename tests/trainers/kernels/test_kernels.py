@@ -102,6 +102,15 @@ def test_convolution_is_chainers(ours, seed):
     compared(lambda x, W, b=None: F.convolution_2d(x, W, b, **options), arrays, random, ours)
 
 
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (7, 5, 3), (32, 65, 10)])
+def test_linear_is_chainers(ours, shape, biased):
+    random = np.random.RandomState(sum(shape))
+    samples, inputs, outputs = shape
+    arrays = (array(random, samples, inputs), array(random, outputs, inputs), array(random, outputs))
+    compared(F.linear, arrays if biased else arrays[:2], random, ours)
+
+
 @pytest.mark.parametrize("seed", range(CASES))
 def test_deconvolution_is_chainers(ours, seed):
     random = np.random.RandomState(seed)
