@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.slow]
 SCRIPT = Path(__file__).parents[3] / "scripts" / "start_slurm"
 TEXT = """\
 space: {learning_rate.reference: {kind: Float, low: 0.01, high: 0.1, log: true}}
-fixed: {epochs: 4, learning_rate.warmup: null, model.blocks: [1], model.width: 4}
+fixed: {epochs: 16, learning_rate.warmup: null, model.blocks: [1], model.width: 4}
 reports: 4
 """
 
