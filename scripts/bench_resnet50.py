@@ -37,7 +37,7 @@ from typing import Any
 import trainers  # noqa: F401  patches Chainer
 from trainers.launch import limit_threads
 
-PAUSE_SECONDS = 0.3  # before a step: OpenBLAS's threads of the program before keep the cores for a tenth of a second
+PAUSE_SECONDS = 0.3  # before a step, for threads of the program before that still wait for work
 SAME_LOSS = 1e-4  # relative, in float32, of networks of 50 layers
 OURS = {"chainer": ("numpy",), "pytorch": ("torch",)}  # what is measured against what
 WAY_OUT = "bench_resnet50: PyTorch is not installed here: pip install 'kilobatch[torch]', or --against chainer"

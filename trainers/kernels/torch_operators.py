@@ -48,7 +48,7 @@ def convolution_weights(x: np.ndarray, gy: np.ndarray, *, kernel: Pair, stride: 
 
 
 def product(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Of two matrices. NumPy's would wake OpenBLAS's threads, which then keep the cores for a tenth of a second."""
+    """Of two matrices. NumPy's would wake OpenBLAS's threads beside PyTorch's."""
     return torch.mm(_tensor(x), _tensor(y)).numpy()
 
 
