@@ -40,7 +40,9 @@ class Killing:
 
     def start(self, more):
         """The same command, with a larger budget."""
-        assert self.process is None or self.process.poll() in (0, -signal.SIGKILL), self.process.communicate()[0]
+        if self.process is not None:
+            said = self.process.communicate()[0]  # also where it ended by itself: closes its output
+            assert self.process.returncode in (0, -signal.SIGKILL), said
         self.budget += more
         text = self.search.file.read_text().partition("budget:")[0]
         self.search.file.write_text(f"{text}budget: {{trials: {self.budget}}}\n")
