@@ -40,7 +40,7 @@ class Killing:
 
     def start(self, more):
         """The same command, with a larger budget."""
-        if self.process is not None:
+        if self.process is not None and not self.process.stdout.closed:
             said = self.process.communicate()[0]  # also where it ended by itself: closes its output
             assert self.process.returncode in (0, -signal.SIGKILL), said
         self.budget += more
