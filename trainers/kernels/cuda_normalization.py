@@ -11,6 +11,7 @@ from typing import Any
 from trainers.kernels import cuda_launch
 from trainers.kernels.cuda_launch import THREADS
 
+COMPUTES_MASK = True  # of ReLU without a sum, again, rather than read what came out
 _BLOCKS = 2048  # some two rounds of all that a large GPU runs at once
 _LANES = 32  # threads beside each other, at most
 _ROWS = 4  # of a thread, at least

@@ -3,6 +3,7 @@
 from trainers.kernels.cuda_convolution import convolution, convolution_data, convolution_weights
 from trainers.kernels.cuda_elementwise import add, relu, relu_gradient
 from trainers.kernels.cuda_normalization import (
+    COMPUTES_MASK,
     gradient_by,
     mean_and_variance,
     normalization_gradient,
@@ -23,4 +24,4 @@ from trainers.kernels.cuda_tensors import finite, momentum_step
 __all__ = ["add", "relu", "relu_gradient", "convolution", "convolution_data", "convolution_weights", "max_pooled_at"]
 __all__ += ["mean_and_variance", "normalization_gradient", "normalized", "max_pooling"]
 __all__ += ["max_pooling_gradient", "average_pooling", "average_pooling_gradient"]
-__all__ += ["scales", "normalized_by", "gradient_by", "see", "finite", "momentum_step"]
+__all__ += ["COMPUTES_MASK", "scales", "normalized_by", "gradient_by", "see", "finite", "momentum_step"]

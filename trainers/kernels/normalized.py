@@ -1,4 +1,4 @@
-"""Batch normalisation of norm groups, a sum and ReLU in one node, on a GPU. Imports Chainer."""
+"""Batch normalisation of norm groups, a sum and ReLU in one node. Imports Chainer."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ class Normalized(chainer.FunctionNode):
 
     Each group of samples has a mean and a deviation of its own. Forward reads x twice and writes once; backward reads
     gy and x twice and writes gx, and with a `plus` before ReLU reads what came out once and writes that gradient too.
+    On the CPU it does so with any ReLU.
 
     Args:
         eps: added to the variance.
@@ -33,14 +34,15 @@ class Normalized(chainer.FunctionNode):
 
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any]:
         x, gamma, beta, *plus = inputs
-        self._masked = bool(plus) and self._relu  # by what came out; without a sum that is computed again
+        ours = seams.serving(x)
+        self._masked = self._relu and (bool(plus) or not ours.COMPUTES_MASK)  # by what came out
         self.retain_inputs((0, 1))
         if self._masked:
             self.retain_outputs((0,))
         grouped, axis = self._grouped(x)
         of_each = chainer.backend.get_array_module(gamma).broadcast_to(gamma, (self._groups, *gamma.shape))
         mean, var = self._statistics.get_mean_and_var(axis, of_each, grouped, None, np.float64)
-        self._scales = seams.serving(x).scales(x, mean, var, gamma, beta, self._eps)
+        self._scales = ours.scales(x, mean, var, gamma, beta, self._eps)
         return (self._normalized(x, *plus),)
 
     def backward(self, indexes: tuple[int, ...], grad_outputs: tuple[chainer.Variable]) -> tuple[Any, ...]:

@@ -7,13 +7,14 @@ NumPy's inner loop is as long as a row. Sums are float64 and added block by bloc
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from trainers.kernels.pool import shared
 
+COMPUTES_MASK = False
 _BLOCK_VALUES = 1 << 15  # 128 KiB of float32: what is written once is read again from the cache
 _ROW_VALUES = 512
 _WORTH_THREADS = 1 << 18
@@ -85,22 +86,88 @@ def _moments(x: np.ndarray, about: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return tuple(sums.total(x.shape[2]) / x.shape[1])
 
 
-def normalized(x: np.ndarray, mean: np.ndarray, inv_std: np.ndarray, gamma: np.ndarray, beta: np.ndarray) -> np.ndarray:
-    """(x - mean) * inv_std * gamma + beta, the vectors (groups, channels)."""
-    wide = _wide(x)
+def scales(
+    x: np.ndarray, mean: np.ndarray, var: np.ndarray, gamma: np.ndarray, beta: np.ndarray, eps: float
+) -> tuple[np.ndarray, ...]:
+    """Mean, 1 / deviation, gamma and beta of each group, (groups, channels), in the type of gamma.
+
+    Args:
+        x: that will be normalised; it does not count here.
+        mean, var: float64, (groups, channels).
+        gamma, beta: (channels,)
+    """
+    mean, var = (part.astype(gamma.dtype, copy=False) for part in (mean, var))
+    inv_std = np.reciprocal(np.sqrt(var + gamma.dtype.type(eps)))
+    return mean, inv_std, *(np.broadcast_to(vector, mean.shape) for vector in (gamma, beta))
+
+
+def normalized_by(
+    x: np.ndarray, scales: tuple[np.ndarray, ...], *, relu: bool, plus: np.ndarray | None = None
+) -> np.ndarray:
+    """(x - mean) * gamma / deviation + beta + plus, with `relu` what of it is above 0.
+
+    Args:
+        scales: of x, see there.
+        plus: like x; None for nothing.
+    """
+    return normalized(x, *scales, relu=relu, plus=plus)
+
+
+def normalized(
+    x: np.ndarray,
+    mean: np.ndarray,
+    inv_std: np.ndarray,
+    gamma: np.ndarray,
+    beta: np.ndarray,
+    *,
+    relu: bool = False,
+    plus: np.ndarray | None = None,
+) -> np.ndarray:
+    """(x - mean) * inv_std * gamma + beta, the vectors (groups, channels); then `plus`, then ReLU."""
+    wide, more = _wide(x), None if plus is None else _wide(plus)
     out_wide = np.empty(wide.shape, wide.dtype)
     vectors = _tiled(wide, mean, gamma * inv_std, beta)
     blocks, _ = _blocks(wide)
 
     def task(start: int, stop: int) -> None:
         for groups, rows, _ in blocks[start:stop]:
-            about, times, plus = (vector[groups] for vector in vectors)
+            about, times, shift = (vector[groups] for vector in vectors)
             y = np.subtract(wide[groups, rows], about, out=out_wide[groups, rows])
             y *= times
-            y += plus
+            y += shift
+            if more is not None:
+                y += more[groups, rows]
+            if relu:
+                np.maximum(y, 0, out=y)
 
     _work(task, blocks, x)
     return out_wide.reshape(x.shape)
+
+
+def gradient_by(
+    gy: np.ndarray,
+    x: np.ndarray,
+    scales: tuple[np.ndarray, ...],
+    *,
+    relu: bool,
+    y: np.ndarray | None = None,
+    whole: Callable[..., Any] | None = None,
+) -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:
+    """The gradients of `normalized_by`'s x, of gamma and beta together, (2, channels), and of plus.
+
+    Args:
+        relu: as it was given.
+        y: what came out, where that was by ReLU.
+        whole: see `normalization_gradient`.
+    """
+    counted, (mean, inv_std, gamma, _) = np.empty(gy.shape, gy.dtype) if relu else gy, scales
+    gx, *parts = normalization_gradient(gy, x, mean, inv_std, gamma, whole=whole, y=y, counted=counted)
+    return gx, sums_of_groups(parts, like=gamma), counted
+
+
+def sums_of_groups(parts: Sequence[np.ndarray], *, like: np.ndarray) -> list[np.ndarray]:
+    """Gradients of vectors that each group had, (groups, channels), as those of one, in the type of `like`."""
+    return [part.astype(like.dtype, copy=False).sum(axis=0) for part in parts]
 
 
 def normalization_gradient(
@@ -111,6 +178,8 @@ def normalization_gradient(
     gamma: np.ndarray,
     *,
     whole: Callable[..., Any] | None = None,
+    y: np.ndarray | None = None,
+    counted: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The gradients of what was normalised, of gamma and of beta.
 
@@ -119,8 +188,10 @@ def normalization_gradient(
     Args:
         gy, x: (groups, rows, channels); the vectors are (groups, channels).
         whole: (ggamma, gbeta, n) -> the same of whole groups, where these are parts of some.
+        y: gy counts where this is above 0, and becomes 0 elsewhere, in `counted`; None: everywhere.
     """
-    gbeta, ggamma = _gradient_sums(gy, x, mean)
+    gbeta, ggamma = _gradient_sums(gy, x, mean, y, counted)
+    gy = gy if y is None else counted
     ggamma *= inv_std
     whole_ggamma, whole_gbeta, count = (
         (ggamma, gbeta, x.shape[1]) if whole is None else whole(ggamma, gbeta, x.shape[1])
@@ -131,9 +202,11 @@ def normalization_gradient(
     return gx, ggamma, gbeta
 
 
-def _gradient_sums(gy: np.ndarray, x: np.ndarray, mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """sum gy and sum gy * (x - mean), float64 (groups, channels)."""
-    wide, gy_wide = _wide(x), _wide(gy)
+def _gradient_sums(
+    gy: np.ndarray, x: np.ndarray, mean: np.ndarray, y: np.ndarray | None, counted: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """sum gy and sum gy * (x - mean), float64 (groups, channels), of the gy that `normalization_gradient` counts."""
+    wide, gy_wide, y_wide, counted_wide = (None if each is None else _wide(each) for each in (x, gy, y, counted))
     (about,) = _tiled(wide, mean)
     sums = _Sums(wide, 2)
 
@@ -141,6 +214,8 @@ def _gradient_sums(gy: np.ndarray, x: np.ndarray, mean: np.ndarray) -> tuple[np.
         memory = np.empty(_BLOCK_VALUES + wide.shape[2], x.dtype)
         for groups, rows, number in sums.blocks[start:stop]:
             block, gy_block = wide[groups, rows], gy_wide[groups, rows]
+            if y is not None:
+                gy_block = np.multiply(gy_block, y_wide[groups, rows] > 0, out=counted_wide[groups, rows])
             values = np.subtract(block, about[groups], out=memory[: block.size].reshape(block.shape))
             values *= gy_block
             sums.parts[0, groups, number] = np.add.reduce(gy_block, axis=1)

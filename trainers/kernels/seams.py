@@ -21,6 +21,30 @@ def convolution_seam(module: ModuleType) -> None:
     kernels.in_use()  # settled by the environment, where nobody has said another
     for core in _CORES:
         _convolution_core(module, core)
+    _convolution_backward(module)
+
+
+def _convolution_backward(module: ModuleType) -> None:
+    """Where nobody asks for gradients of gradients these are arrays at once: two nodes fewer for a convolution."""
+    convolution = module.Convolution2DFunction
+    original = convolution.backward
+
+    def backward(self, indexes, grad_outputs):
+        x, W, gy = (variable.array for variable in (*self.get_retained_inputs(), *grad_outputs))
+        plain = not (module.chainer.config.enable_backprop or self.cover_all or self.groups > 1)
+        ours, how = _covering(self, x, W, gy), {"stride": (self.sy, self.sx), "pad": (self.ph, self.pw)}
+        if not plain or ours is None:
+            return original(self, indexes, grad_outputs)
+        found = [
+            ours.convolution_data(gy, W, size=x.shape[2:], **how) if 0 in indexes else (),
+            _in_order(ours.convolution_weights(x, gy, kernel=W.shape[2:], **how)) if 1 in indexes else (),
+            gy.sum(axis=(0, 2, 3)) if 2 in indexes else (),
+        ]
+        if any(gradient is None for gradient in found):
+            return original(self, indexes, grad_outputs)
+        return tuple(module.chainer.as_variable(found[index]) for index in indexes)
+
+    convolution.backward = backward
 
 
 def _convolution_core(module: ModuleType, core: str) -> None:
@@ -41,12 +65,15 @@ def _convolution_core(module: ModuleType, core: str) -> None:
             return original_of_weights(self, x, gy)
         kernel = (self.kh, self.kw)
         gW = ours.convolution_weights(x, gy, kernel=kernel, stride=(self.sy, self.sx), pad=(self.ph, self.pw))
-        if gW is None:
-            return original_of_weights(self, x, gy)
-        return (gW if gW.flags.c_contiguous else gW.copy(),)  # ChainerMN's naive mean of any other is lost silently
+        return original_of_weights(self, x, gy) if gW is None else (_in_order(gW),)
 
     setattr(convolution, core, forward)
     setattr(of_weights, core, weights_forward)
+
+
+def _in_order(gW: Any) -> Any | None:
+    """ChainerMN's naive mean of a gradient that lies in any other is lost silently."""
+    return gW if gW is None or gW.flags.c_contiguous else gW.copy()
 
 
 def deconvolution_seam(module: ModuleType) -> None:

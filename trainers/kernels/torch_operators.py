@@ -13,9 +13,12 @@ import torch
 from trainers.kernels import numpy_normalization, numpy_pooling
 from trainers.kernels.numpy_convolution import Pair
 from trainers.kernels.numpy_elementwise import WORTH
+from trainers.kernels.numpy_normalization import sums_of_groups
 from trainers.kernels.pool import num_threads
 
 torch.set_num_threads(num_threads())
+COMPUTES_MASK = numpy_normalization.COMPUTES_MASK
+scales = numpy_normalization.scales
 _aten = torch.ops.aten
 _LAST = torch.channels_last
 
@@ -66,6 +69,34 @@ def normalized(x: np.ndarray, mean: np.ndarray, inv_std: np.ndarray, gamma: np.n
     for group, times, plus, out in zip(x, scale, shift, y, strict=True):
         torch.addcmul(*map(_tensor, (plus, group, times)), out=torch.from_numpy(out))
     return y
+
+
+def normalized_by(
+    x: np.ndarray, scales: tuple[np.ndarray, ...], *, relu: bool, plus: np.ndarray | None = None
+) -> np.ndarray:
+    """See `trainers.kernels.numpy_normalization`."""
+    y = normalized(x, *scales)
+    out = torch.from_numpy(y)
+    if plus is not None:
+        out.add_(_tensor(plus))
+    if relu:
+        out.relu_()
+    return y
+
+
+def gradient_by(
+    gy: np.ndarray,
+    x: np.ndarray,
+    scales: tuple[np.ndarray, ...],
+    *,
+    relu: bool,
+    y: np.ndarray | None = None,
+    whole: Any = None,
+) -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:
+    """See `trainers.kernels.numpy_normalization`."""
+    counted, (mean, inv_std, gamma, _) = relu_gradient(y, gy) if relu else gy, scales
+    gx, *parts = normalization_gradient(counted, x, mean, inv_std, gamma, whole=whole)
+    return gx, sums_of_groups(parts, like=gamma), counted
 
 
 def normalization_gradient(

@@ -7,6 +7,8 @@ import chainer.functions as F
 import chainer.links as L
 from chainer.initializers import HeNormal, LeCunNormal
 
+from trainers.models.normalized_relu import normalized_relu
+
 
 class ConvolutionalNetwork(chainer.Chain):
     """Three 3x3 convolutions with batch normalisation and ReLU, 2x2 max pooling between them, average, linear layer.
@@ -33,7 +35,7 @@ class ConvolutionalNetwork(chainer.Chain):
 
     def forward(self, x: chainer.Variable) -> chainer.Variable:
         """Logits, samples x classes."""
-        h = F.max_pooling_2d(F.relu(self.bn1(self.conv1(x))), ksize=2)
-        h = F.max_pooling_2d(F.relu(self.bn2(self.conv2(h))), ksize=2)
-        h = F.relu(self.bn3(self.conv3(h)))
+        h = F.max_pooling_2d(normalized_relu(self.bn1, self.conv1(x)), ksize=2)
+        h = F.max_pooling_2d(normalized_relu(self.bn2, self.conv2(h)), ksize=2)
+        h = normalized_relu(self.bn3, self.conv3(h))
         return self.fc(F.dropout(F.average(h, axis=(2, 3)), ratio=self.dropout))

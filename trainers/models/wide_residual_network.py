@@ -7,6 +7,8 @@ import chainer.functions as F
 import chainer.links as L
 from chainer.initializers import HeNormal, LeCunNormal
 
+from trainers.models.normalized_relu import normalized_relu
+
 
 class WideBlock(chainer.Chain):
     """Basic block with normalisation and activation before each convolution ("pre-activation").
@@ -38,8 +40,8 @@ class WideBlock(chainer.Chain):
 
     def forward(self, x: chainer.Variable) -> chainer.Variable:
         """Samples x `num_out` x height / stride x width / stride, rounded up."""
-        activated = F.relu(self.bn1(x))
-        h = F.relu(self.bn2(self.conv1(activated)))
+        activated = normalized_relu(self.bn1, x)
+        h = normalized_relu(self.bn2, self.conv1(activated))
         if self.dropout:
             h = F.dropout(h, ratio=self.dropout)
         return self.conv2(h) + (self.shortcut_conv(activated) if self.projects else x)
@@ -76,4 +78,4 @@ class WideResidualNetwork(chainer.Chain):
         h = self.conv1(x)
         for block in self.blocks:
             h = block(h)
-        return self.fc(F.average(F.relu(self.bn(h)), axis=(2, 3)))
+        return self.fc(F.average(normalized_relu(self.bn, h), axis=(2, 3)))
