@@ -14,6 +14,7 @@ from trainers.device import has_gpu
 from trainers.kernels import (
     cuda_elementwise,
     cuda_launch,
+    cuda_loss,
     cuda_normalization,
     cuda_pooling,
     cuda_tensors,
@@ -109,7 +110,7 @@ def cuda(request, monkeypatch):
 @pytest.fixture
 def cuda_on_cpu(compiled, monkeypatch):
     """Called, our CUDA kernels serve NumPy's arrays, but for convolutions; it gives the names of what is launched."""
-    modules = (numpy_convolution, cuda_elementwise, cuda_normalization, cuda_pooling, cuda_tensors)
+    modules = (numpy_convolution, cuda_elementwise, cuda_loss, cuda_normalization, cuda_pooling, cuda_tensors)
     operators = SimpleNamespace(**{name: value for module in modules for name, value in vars(module).items()})
     launched = []
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainers.kernels import cuda_elementwise, cuda_launch, cuda_normalization, cuda_pooling, numpy_pooling
+from trainers.kernels import cuda_elementwise, cuda_launch, cuda_loss, cuda_normalization, cuda_pooling, numpy_pooling
 
 BOUNDS = {"e": 2e-3, "E": 1e-2, "f": 1e-5, "d": 1e-11}
 KINDS = [
@@ -209,7 +209,42 @@ def test_relu_and_sums_keep_the_order_in_memory(cuda, kind, shape):
     assert cuda_elementwise.add(values, others.astype("f" if kind == "d" else "d")) is None
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("targets", ["i", "q", "mixtures"])
+@pytest.mark.parametrize("shape", [(1, 3), (300, 2), (9, 10), (17, 65), (3, 1000), (2, 1001)])
+def test_cross_entropy_and_its_gradient(cuda, kind, smoothing, targets, shape):
+    random = np.random.RandomState(sum(shape))
+    logits, (samples, classes) = rounded(random.normal(100, 5, shape), kind), shape
+    labels = random.randint(0, classes, samples)
+    given, share = labels.astype(targets[0] if targets in "iq" else "q"), np.eye(classes)[labels]
+    if targets == "mixtures":
+        given = (0.7 * share + 0.3 * share[::-1]).astype("f")
+        share = given.astype("d")
+    x, t, gy = on(cuda, logits, kind), cuda.xp.asarray(given), on(cuda, 3.0, cuda_launch.vector_type(logits))
+    loss, kept = cuda_loss.cross_entropy(x, t, label_smoothing=smoothing)
+    gx = cuda_loss.cross_entropy_gradient(x, t, kept, gy, label_smoothing=smoothing)
+    q, log_p = (1 - smoothing) * share + smoothing / classes, logits.astype("d")
+    log_p -= log_p.max(axis=1, keepdims=True)
+    log_p -= np.log(np.exp(log_p).sum(axis=1, keepdims=True))
+    assert (loss.dtype.char, gx.dtype) == ("d" if kind == "d" else "f", logits.dtype)
+    expected = -(q * log_p).sum() / samples
+    assert_close(loss, expected, bound=1e-5 if kind in "eE" else BOUNDS[kind])  # 16 bits are only read
+    assert_close(gx, 3 / samples * (np.exp(log_p) * q.sum(axis=1, keepdims=True) - q), bound=BOUNDS[kind])
+
+
+@pytest.mark.parametrize("label", [-1, 5, 2**31 - 1, -(2**31), 2**40])
+def test_a_label_of_no_class_reads_nothing_and_makes_nan(cuda, label):
+    x = on(cuda, np.random.RandomState(0).normal(size=(3, 5)), "f")
+    labels = cuda.xp.asarray(np.array([1, label, 4], "q" if label > 2**31 else "i"))
+    loss, kept = cuda_loss.cross_entropy(x, labels, label_smoothing=0.1)
+    gx = cuda_loss.cross_entropy_gradient(x, labels, kept, on(cuda, 1.0, "f"), label_smoothing=0.1)
+    assert np.isnan(from_device(loss))
+    np.testing.assert_array_equal(np.isnan(from_device(gx)).all(axis=1), [False, True, False])
+
+
 NARROW = ("totals", "scales", "slopes", "see", "squares", "ratios", "momentum_step", "not_finite")  # of any place
+NARROW += ("cross_entropy", "mean_loss")
 
 
 def nvrtc():
@@ -239,7 +274,7 @@ def test_the_source_compiles_for_hopper_with_wide_accesses_and_no_local_memory(k
     given = (ctypes.c_char_p * len(options))(*options)
     assert compiler.nvrtcCompileProgram(program, len(options), given) == 0, text("ProgramLog")
     kernels = re.split(r"\.visible \.entry ", text("PTX"))[1:]
-    assert len(kernels) == 19
+    assert len(kernels) == 22
     for kernel in kernels:
         assert ".local" not in kernel
         accesses = re.findall(r"(?:ld|st)\.global(?:\.nc)?\.(v\d\.)?", kernel)
