@@ -19,7 +19,8 @@ from trainers.kernels.cuda_pooling import (
     max_pooling,
     max_pooling_gradient,
 )
-from trainers.kernels.cuda_tensors import finite, momentum_step
+from trainers.kernels.cuda_steps import optimizer_step
+from trainers.kernels.cuda_tensors import finite
 
 __all__ = ["add", "relu", "relu_gradient", "convolution", "convolution_data", "convolution_weights", "max_pooled_at"]
 __all__ += ["mean_and_variance", "normalization_gradient", "normalized", "max_pooling"]
@@ -30,7 +31,7 @@ __all__ += [
     "gradient_by",
     "see",
     "finite",
-    "momentum_step",
+    "optimizer_step",
     "cross_entropy",
     "cross_entropy_gradient",
 ]

@@ -17,6 +17,7 @@ from trainers.kernels import (
     cuda_loss,
     cuda_normalization,
     cuda_pooling,
+    cuda_steps,
     cuda_tensors,
     numpy_convolution,
     seams,
@@ -110,7 +111,15 @@ def cuda(request, monkeypatch):
 @pytest.fixture
 def cuda_on_cpu(compiled, monkeypatch):
     """Called, our CUDA kernels serve NumPy's arrays, but for convolutions; it gives the names of what is launched."""
-    modules = (numpy_convolution, cuda_elementwise, cuda_loss, cuda_normalization, cuda_pooling, cuda_tensors)
+    modules = (
+        numpy_convolution,
+        cuda_elementwise,
+        cuda_loss,
+        cuda_normalization,
+        cuda_pooling,
+        cuda_steps,
+        cuda_tensors,
+    )
     operators = SimpleNamespace(**{name: value for module in modules for name, value in vars(module).items()})
     launched = []
 
