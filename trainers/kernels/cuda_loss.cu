@@ -20,8 +20,8 @@ INLINE A target(const Sample& s, size k, const void* targets, double smoothing, 
   return (A)(1 - smoothing) * share + (A)(smoothing / (double)classes);
 }
 
-// -sum of q log p for each sample; and in `kept`, (samples, 3), its largest logit, 1 / the sum of the exponentials of what
-// the others lie below that, and the sum of its q. NaN where the label is not known, which reads nothing.
+// -sum of q log p for each sample; and in `kept`, (samples, 3), its largest logit, 1 / the sum of exp(logit - largest),
+// and the sum of its q. NaN where the label is not known, which reads nothing.
 KERNEL cross_entropy(LOGITS, double* losses, A* kept) {
   SHARED A highs[THREADS];
   SHARED double sums[3 * THREADS];

@@ -17,7 +17,9 @@ INLINE Part part_of(STEP) {
 #define EACH_PLACE(t, at, part) _Pragma("unroll 4") \
   for (size at = part.start + t; at < part.stop; at += THREADS)
 
-INLINE A ratio_of(const double* ratios, const size* chunks) { return (A)(ratios ? ratios[chunks[2 * blockIdx.x]] : 1.0); }
+INLINE A ratio_of(const double* ratios, const size* chunks) {
+  return ratios ? (A)ratios[chunks[2 * blockIdx.x]] : A(1);
+}
 
 // A thread's sums of squares added up over the block: parts, (chunks, 2).
 INLINE void add_up(const double* sums, double* parts) {
@@ -122,8 +124,8 @@ KERNEL rmsprop_step(STEP, const double* ratios, double mu1, double mu2, double e
   }
 }
 
-// The trust ratio of each tensor, from parts: chunks `firsts[tensor]` up to the next are its own. 1 where decay is below
-// 0, which exempts it, and where a norm is 0.
+// The trust ratio of each tensor, from parts: chunks `firsts[tensor]` up to the next are its own. 1 where decay is
+// below 0, which exempts it, and where a norm is 0.
 KERNEL ratios(const double* parts, const size* firsts, const double* decays, double* found, double coefficient,
               double decay_in_trust, double eps, double clip_rate, double low, double high, size tensors) {
   EACH_THREAD(t) {

@@ -218,11 +218,10 @@ def test_relu_and_sums_keep_the_order_in_memory(cuda, kind, shape):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("targets", ["i", "q", "mixtures"])
 @pytest.mark.parametrize("shape", [(1, 3), (300, 2), (9, 10), (17, 65), (3, 1000), (2, 1001)])
-def test_cross_entropy_and_its_gradient(cuda, kind, smoothing, targets, shape):
-    random = np.random.RandomState(sum(shape))
+def test_cross_entropy_and_its_gradient(cuda, kind, targets, shape):
+    random, smoothing = np.random.RandomState(sum(shape)), 0.1 * (sum(shape) % 2)
     logits, (samples, classes) = rounded(random.normal(100, 5, shape), kind), shape
     labels = random.randint(0, classes, samples)
     given, share = labels.astype(targets[0] if targets in "iq" else "q"), np.eye(classes)[labels]
