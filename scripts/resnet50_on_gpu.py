@@ -23,6 +23,7 @@ import numpy as np
 PRECISIONS = ("float32", "tf32", "mixed16", "bfloat16")
 STEPS_TIMED = 10  # between two events
 _CLASSES = {  # of kernels, by what their names hold: the first that fits
+    "loss": ("cross_entropy", "mean_loss", "crossent", "softmax", "nll_loss"),
     "normalisation": ("moments", "totals", "scales", "slopes", "see", "normalized", "gradient_sums", "input_gradient")
     + ("batch_norm", "bn_"),
     "pooling": ("pool",),

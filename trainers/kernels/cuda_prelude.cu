@@ -33,6 +33,10 @@ INLINE float wide(float x) { return x; }
 INLINE double wide(double x) { return x; }
 INLINE void narrow(float x, float& y) { y = x; }
 INLINE void narrow(double x, double& y) { y = x; }
+INLINE float exponential(float x) { return expf(x); }
+INLINE double exponential(double x) { return exp(x); }
+INLINE float root(float x) { return sqrtf(x); }
+INLINE double root(double x) { return sqrt(x); }
 
 struct alignas(sizeof(T) * V) Values { T at[V]; };
 

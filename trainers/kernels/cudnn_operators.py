@@ -2,6 +2,7 @@
 
 from trainers.kernels.cuda_convolution import convolution, convolution_data, convolution_weights
 from trainers.kernels.cuda_elementwise import add, relu, relu_gradient
+from trainers.kernels.cuda_loss import cross_entropy, cross_entropy_gradient
 from trainers.kernels.cuda_normalization import (
     COMPUTES_MASK,
     gradient_by,
@@ -19,9 +20,11 @@ from trainers.kernels.cuda_pooling import (
     max_pooling,
     max_pooling_gradient,
 )
-from trainers.kernels.cuda_tensors import finite, momentum_step
+from trainers.kernels.cuda_steps import optimizer_step
+from trainers.kernels.cuda_tensors import finite
 
 __all__ = ["add", "relu", "relu_gradient", "convolution", "convolution_data", "convolution_weights", "max_pooled_at"]
 __all__ += ["mean_and_variance", "normalization_gradient", "normalized", "max_pooling"]
 __all__ += ["max_pooling_gradient", "average_pooling", "average_pooling_gradient"]
-__all__ += ["COMPUTES_MASK", "scales", "normalized_by", "gradient_by", "see", "finite", "momentum_step"]
+__all__ += ["COMPUTES_MASK", "scales", "normalized_by", "gradient_by", "see", "finite", "optimizer_step"]
+__all__ += ["cross_entropy", "cross_entropy_gradient"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -40,16 +41,22 @@ class SoftmaxCrossEntropy:
     def build(self) -> Callable[[chainer.Variable, np.ndarray], chainer.Variable]:
         """A function of logits (samples x classes, float) and targets that returns a scalar Variable.
 
-        Targets are int (samples,), labels, or float (samples, classes), mixtures of labels before smoothing.
+        Targets are int (samples,), labels, or float (samples, classes), mixtures of labels before smoothing. A GPU's
+        own kernels make NaN of a label of no class.
         """
         return self._loss
 
     def _loss(self, logits: chainer.Variable, targets: np.ndarray) -> chainer.Variable:
         import chainer.functions as F
 
-        if self.label_smoothing == 0 and targets.ndim == 1:
-            return F.softmax_cross_entropy(logits, targets)
+        from trainers.fused_loss import fused_cross_entropy
         from trainers.losses.soft_targets import soft_targets
 
-        q = soft_targets(targets, like=logits, label_smoothing=self.label_smoothing)
+        smoothed = functools.partial(soft_targets, targets, like=logits, label_smoothing=self.label_smoothing)
+        fused = fused_cross_entropy(logits, targets, label_smoothing=self.label_smoothing, soft_targets=smoothed)
+        if fused is not None:
+            return fused
+        if self.label_smoothing == 0 and targets.ndim == 1:
+            return F.softmax_cross_entropy(logits, targets)
+        q = smoothed()
         return -F.sum(q * F.log_softmax(F.cast(logits, q.dtype))) / len(q)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from trainers.arguments import require_share
 from trainers.optimizers.weight_decay import RATE_NOT_SET, NoDecay, require_weight_decay
+from trainers.step_forms import MomentumForm
 
 if TYPE_CHECKING:
     import chainer
@@ -67,6 +68,10 @@ class AdaScale:
         if self.clock not in ("samples", "gain"):
             raise ValueError(f"AdaScale.clock must be samples or gain, got {self.clock!r}")
         require_weight_decay(self)
+
+    def step_form(self, hyperparam: Any, t: int) -> MomentumForm:
+        """The step of the t-th update at these hyperparameters, without the decay."""
+        return MomentumForm(momentum=self.momentum, within=-1.0, beside=-hyperparam.lr)
 
     def build(self) -> chainer.Optimizer:
         """Chainer's optimizer; the updater sets its `lr`, gain included."""

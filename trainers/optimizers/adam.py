@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from lr_schedules.units import require_number
 from trainers.arguments import require_share
 from trainers.optimizers.weight_decay import RATE_NOT_SET, Decay, NoDecay, require_weight_decay
+from trainers.step_forms import AdamForm
 
 if TYPE_CHECKING:
     import chainer
@@ -56,6 +58,11 @@ class Adam:
         require_share("Adam.beta2", self.beta2)
         require_number("Adam.eps", self.eps, above=0)
         require_weight_decay(self)
+
+    def step_form(self, hyperparam: Any, t: int) -> AdamForm:
+        """The step of the t-th update at these hyperparameters, without the decay."""
+        rate = hyperparam.alpha * math.sqrt(1.0 - self.beta2**t) / (1.0 - self.beta1**t)
+        return AdamForm(beta1=self.beta1, beta2=self.beta2, eps=self.eps, rate=rate)
 
     def build(self) -> chainer.Optimizer:
         """Chainer's optimizer; the updater sets its `alpha`."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainers.arguments import require_share
 from trainers.optimizers.weight_decay import RATE_NOT_SET, Decay, NoDecay, require_weight_decay
+from trainers.step_forms import MomentumForm
 
 if TYPE_CHECKING:
     import chainer
@@ -50,9 +51,9 @@ class CorrectedMomentumSGD:
         require_share("CorrectedMomentumSGD.momentum", self.momentum)
         require_weight_decay(self)
 
-    def momentum_form(self, rate: float) -> dict[str, Any]:
-        """The step in the words of `trainers.kernels.cuda_tensors.MomentumForm`, without the decay."""
-        return {"momentum": self.momentum, "within": -1.0, "beside": -rate}
+    def step_form(self, hyperparam: Any, t: int) -> MomentumForm:
+        """The step of the t-th update at these hyperparameters, without the decay."""
+        return MomentumForm(momentum=self.momentum, within=-1.0, beside=-hyperparam.lr)
 
     def build(self) -> chainer.Optimizer:
         """Chainer's optimizer; the updater sets its `lr`."""

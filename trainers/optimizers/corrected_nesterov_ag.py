@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainers.arguments import require_share
 from trainers.optimizers.weight_decay import Decay, NoDecay, require_weight_decay
+from trainers.step_forms import MomentumForm
 
 if TYPE_CHECKING:
     import chainer
@@ -50,6 +51,10 @@ class CorrectedNesterovAG:
     def __post_init__(self) -> None:
         require_share("CorrectedNesterovAG.momentum", self.momentum)
         require_weight_decay(self)
+
+    def step_form(self, hyperparam: Any, t: int) -> MomentumForm:
+        """The step of the t-th update at these hyperparameters, without the decay."""
+        return MomentumForm(momentum=self.momentum, within=1.0, beside=hyperparam.lr, nesterov=True)
 
     def build(self) -> chainer.Optimizer:
         """The optimizer; the updater sets its `lr`."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from lr_schedules.units import require_number
 from trainers.arguments import require_flag, require_share
 from trainers.optimizers.weight_decay import NoDecay, require_weight_decay
+from trainers.step_forms import AdamForm, Trust
 
 if TYPE_CHECKING:
     import chainer
@@ -75,6 +76,24 @@ class Lamb:
         if self.trust_bounds is not None:
             _require_bounds(self.trust_bounds)
         require_weight_decay(self)
+
+    def step_form(self, hyperparam: Any, t: int) -> AdamForm:
+        """The step of the t-th update at these hyperparameters, without the decay."""
+        of_m, of_v = self.share_seen(t)
+        return AdamForm(
+            beta1=self.beta1,
+            beta2=self.beta2,
+            eps=self.eps,
+            rate=hyperparam.lr,
+            over_m=1.0 / of_m,
+            over_v=1.0 / of_v,
+            inside=True,
+            trust=Trust() if self.trust_bounds is None else Trust(bounds=self.trust_bounds),
+        )
+
+    def share_seen(self, t: int) -> tuple[float, float]:
+        """What m and v are divided by in the t-th update: 1 - beta^t, or 1 without `bias_correction`."""
+        return (1.0 - self.beta1**t, 1.0 - self.beta2**t) if self.bias_correction else (1.0, 1.0)
 
     def build(self) -> chainer.Optimizer:
         """The optimizer; the updater sets its `lr`."""

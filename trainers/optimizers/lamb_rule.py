@@ -40,8 +40,8 @@ class LambRule(optimizer.UpdateRule):
     def _adam_direction(self, param: chainer.Parameter) -> Any:
         """m' / (sqrt(v') + eps); a new array."""
         of, m, v = self.hyperparam.component, self.state["m"], self.state["v"]
-        lacking_m, lacking_v = (1.0 - of.beta1**self.t, 1.0 - of.beta2**self.t) if of.bias_correction else (1.0, 1.0)
-        return (m / lacking_m) / (param.device.xp.sqrt(v / lacking_v) + of.eps)
+        of_m, of_v = of.share_seen(self.t)
+        return (m / of_m) / (param.device.xp.sqrt(v / of_v) + of.eps)
 
     def _ratio(self, param: chainer.Parameter, r: Any) -> Any:
         """A float64 array without axes, on the device: reading it here would make the device wait for every tensor."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from lr_schedules.units import require_number
 from trainers.arguments import require_flag, require_share
 from trainers.optimizers.weight_decay import NoDecay, require_weight_decay
+from trainers.step_forms import MomentumForm, Trust
 
 if TYPE_CHECKING:
     import chainer
@@ -79,20 +80,18 @@ class Lars:
         require_flag("Lars.clip", self.clip)
         require_weight_decay(self)
 
-    def momentum_form(self, rate: float) -> dict[str, Any]:
-        """The step in the words of `trainers.kernels.cuda_tensors.MomentumForm`, without the decay."""
+    def step_form(self, hyperparam: Any, t: int) -> MomentumForm:
+        """The step of the t-th update at these hyperparameters, without the decay."""
+        rate, trust = hyperparam.lr, None
         within, beside = (rate, 1.0) if self.rate == "inside" else (1.0, rate)
-        trust = None
         if rate or not self.clip:
-            words = {"coefficient": self.trust_coefficient, "decay_in_trust": self.decay_in_trust, "eps": self.eps}
-            trust = {**words, "clip_rate": rate if self.clip else 0.0}
-        return {
-            "momentum": self.momentum,
-            "within": within,
-            "beside": beside,
-            "nesterov": self.nesterov,
-            "trust": trust,
-        }
+            trust = Trust(
+                coefficient=self.trust_coefficient,
+                decay_in_trust=self.decay_in_trust,
+                eps=self.eps,
+                clip_rate=rate if self.clip else 0.0,
+            )
+        return MomentumForm(momentum=self.momentum, within=within, beside=beside, nesterov=self.nesterov, trust=trust)
 
     def build(self) -> chainer.Optimizer:
         """The optimizer; the updater sets its `lr`."""

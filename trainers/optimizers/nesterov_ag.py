@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainers.arguments import require_share
 from trainers.optimizers.weight_decay import Decay, NoDecay, require_weight_decay
+from trainers.step_forms import MomentumForm
 
 if TYPE_CHECKING:
     import chainer
@@ -49,6 +50,10 @@ class NesterovAG:
     def __post_init__(self) -> None:
         require_share("NesterovAG.momentum", self.momentum)
         require_weight_decay(self)
+
+    def step_form(self, hyperparam: Any, t: int) -> MomentumForm:
+        """The step of the t-th update at these hyperparameters, without the decay."""
+        return MomentumForm(momentum=self.momentum, within=hyperparam.lr, beside=1.0, nesterov=True)
 
     def build(self) -> chainer.Optimizer:
         """The optimizer; the updater sets its `lr`."""

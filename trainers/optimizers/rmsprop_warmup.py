@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from lr_schedules.units import Epochs, require_number
 from trainers.arguments import require_share
 from trainers.optimizers.weight_decay import NoDecay, require_weight_decay
+from trainers.step_forms import RmspropForm
 
 if TYPE_CHECKING:
     import chainer
@@ -78,6 +79,11 @@ class RmspropWarmup:
             raise ValueError(f"RmspropWarmup.transition must be continuous or printed, got {self.transition!r}")
         require_weight_decay(self)
 
+    def step_form(self, hyperparam: Any, t: int) -> RmspropForm:
+        """The step of the t-th update at these hyperparameters, without the decay."""
+        sgd, rmsprop = self.weights(hyperparam.lr, hyperparam.epoch)
+        return RmspropForm(mu1=self.mu1, mu2=self.mu2, eps=self.eps, sgd=sgd, rmsprop=rmsprop, rate=hyperparam.lr)
+
     def build(self) -> chainer.Optimizer:
         """The optimizer; the updater sets its `lr` and the epoch."""
         from trainers.optimizers.rmsprop_warmup_rule import RmspropWarmupRule
@@ -101,3 +107,17 @@ class RmspropWarmup:
             return 0.5 * math.exp(2 * periods)
         slope = 2 if self.transition == "printed" else 1
         return min(0.5 + slope * periods, 1.0)
+
+    def weights(self, rate: float, epoch: float) -> tuple[float, float]:
+        """a and b at this rate and epoch.
+
+        Raises:
+            ValueError: the rate is 0 while the RMSprop term still has a weight.
+        """
+        sgd = self.sgd_weight(epoch)
+        if rate == 0 and sgd < 1:
+            raise ValueError(
+                f"RmspropWarmup divides its RMSprop rate by the learning rate, which is 0 at epoch {epoch:g}; "
+                "it is a warmup of its own, so give the recipe a rate above 0 until it is over"
+            )
+        return sgd, (1.0 - sgd) * self.rmsprop_learning_rate / rate if sgd < 1 else 0.0

@@ -26,7 +26,7 @@ class RmspropWarmupRule(optimizer.UpdateRule):
         if param.grad is None:
             return
         rate, of = self.hyperparam.lr, self.hyperparam.component
-        sgd, rmsprop = self._weights()
+        sgd, rmsprop = of.weights(rate, self.hyperparam.epoch)
         with chainer.using_device(param.device):
             xp, g, m, delta = param.device.xp, param.grad, self.state["m"], self.state["delta"]
             m *= of.mu2
@@ -34,13 +34,3 @@ class RmspropWarmupRule(optimizer.UpdateRule):
             delta *= of.mu1
             delta -= (sgd + rmsprop / (xp.sqrt(m) + of.eps)) * g
             param.array += rate * delta
-
-    def _weights(self) -> tuple[float, float]:
-        rate, epoch, of = self.hyperparam.lr, self.hyperparam.epoch, self.hyperparam.component
-        sgd = of.sgd_weight(epoch)
-        if rate == 0 and sgd < 1:
-            raise ValueError(
-                f"RmspropWarmup divides its RMSprop rate by the learning rate, which is 0 at epoch {epoch:g}; "
-                "it is a warmup of its own, so give the recipe a rate above 0 until it is over"
-            )
-        return sgd, (1.0 - sgd) * of.rmsprop_learning_rate / rate if sgd < 1 else 0.0

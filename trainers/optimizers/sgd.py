@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainers.optimizers.weight_decay import RATE_NOT_SET, Decay, NoDecay, require_weight_decay
+from trainers.step_forms import MomentumForm
 
 if TYPE_CHECKING:
     import chainer
@@ -40,6 +41,10 @@ class SGD:
 
     def __post_init__(self) -> None:
         require_weight_decay(self)
+
+    def step_form(self, hyperparam: Any, t: int) -> MomentumForm:
+        """The step of the t-th update at these hyperparameters, without the decay."""
+        return MomentumForm(momentum=0.0, within=1.0, beside=hyperparam.lr, states=())
 
     def build(self) -> chainer.Optimizer:
         """Chainer's optimizer; the updater sets its `lr`."""

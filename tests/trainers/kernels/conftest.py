@@ -14,8 +14,10 @@ from trainers.device import has_gpu
 from trainers.kernels import (
     cuda_elementwise,
     cuda_launch,
+    cuda_loss,
     cuda_normalization,
     cuda_pooling,
+    cuda_steps,
     cuda_tensors,
     numpy_convolution,
     seams,
@@ -109,7 +111,15 @@ def cuda(request, monkeypatch):
 @pytest.fixture
 def cuda_on_cpu(compiled, monkeypatch):
     """Called, our CUDA kernels serve NumPy's arrays, but for convolutions; it gives the names of what is launched."""
-    modules = (numpy_convolution, cuda_elementwise, cuda_normalization, cuda_pooling, cuda_tensors)
+    modules = (
+        numpy_convolution,
+        cuda_elementwise,
+        cuda_loss,
+        cuda_normalization,
+        cuda_pooling,
+        cuda_steps,
+        cuda_tensors,
+    )
     operators = SimpleNamespace(**{name: value for module in modules for name, value in vars(module).items()})
     launched = []
 

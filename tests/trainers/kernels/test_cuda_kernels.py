@@ -1,14 +1,22 @@
 """Our CUDA kernels against NumPy in float64 on the same rounded inputs: on a GPU, and compiled for the CPU."""
 
-import ctypes
 import platform
-import re
-from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from trainers.kernels import cuda_elementwise, cuda_launch, cuda_normalization, cuda_pooling, numpy_pooling
+from trainers.kernels import (
+    cuda_elementwise,
+    cuda_launch,
+    cuda_loss,
+    cuda_normalization,
+    cuda_pooling,
+    cuda_steps,
+    numpy_pooling,
+)
+from trainers.optimizers import Adam, Lamb, Lars, RmspropWarmup
+from trainers.step_forms import StepDecay
 
 BOUNDS = {"e": 2e-3, "E": 1e-2, "f": 1e-5, "d": 1e-11}
 KINDS = [
@@ -209,38 +217,48 @@ def test_relu_and_sums_keep_the_order_in_memory(cuda, kind, shape):
     assert cuda_elementwise.add(values, others.astype("f" if kind == "d" else "d")) is None
 
 
-NARROW = ("totals", "scales", "slopes", "see", "squares", "ratios", "momentum_step", "not_finite")  # of any place
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("targets", ["i", "q", "mixtures"])
+@pytest.mark.parametrize("shape", [(1, 3), (300, 2), (9, 10), (17, 65), (3, 1000), (2, 1001)])
+def test_cross_entropy_and_its_gradient(cuda, kind, targets, shape):
+    random, smoothing = np.random.RandomState(sum(shape)), 0.1 * (sum(shape) % 2)
+    logits, (samples, classes) = rounded(random.normal(100, 5, shape), kind), shape
+    labels = random.randint(0, classes, samples)
+    given, share = labels.astype(targets[0] if targets in "iq" else "q"), np.eye(classes)[labels]
+    if targets == "mixtures":
+        given = (0.7 * share + 0.3 * share[::-1]).astype("f")
+        share = given.astype("d")
+    x, t, gy = on(cuda, logits, kind), cuda.xp.asarray(given), on(cuda, 3.0, cuda_launch.vector_type(logits))
+    loss, kept = cuda_loss.cross_entropy(x, t, label_smoothing=smoothing)
+    gx = cuda_loss.cross_entropy_gradient(x, t, kept, gy, label_smoothing=smoothing)
+    q, log_p = (1 - smoothing) * share + smoothing / classes, logits.astype("d")
+    log_p -= log_p.max(axis=1, keepdims=True)
+    log_p -= np.log(np.exp(log_p).sum(axis=1, keepdims=True))
+    assert (loss.dtype.char, gx.dtype) == ("d" if kind == "d" else "f", logits.dtype)
+    expected = -(q * log_p).sum() / samples
+    assert_close(loss, expected, bound=1e-5 if kind in "eE" else BOUNDS[kind])  # 16 bits are only read
+    assert_close(gx, 3 / samples * (np.exp(log_p) * q.sum(axis=1, keepdims=True) - q), bound=BOUNDS[kind])
 
 
-def nvrtc():
-    """NVIDIA's run-time compiler, of any package that has brought it; needs no GPU."""
-    import importlib.util
-
-    found = importlib.util.find_spec("nvidia")
-    folders = list(found.submodule_search_locations) if found else []
-    files = [file for folder in folders for file in Path(folder).glob("*/lib/libnvrtc.so.*")]
-    if not files:
-        pytest.skip("needs NVRTC, as cupy-cuda13x[ctk] or PyTorch bring it")
-    return ctypes.CDLL(str(files[0]))
+@pytest.mark.parametrize("label", [-1, 5, 2**31 - 1, -(2**31), 2**40])
+def test_a_label_of_no_class_reads_nothing_and_makes_nan(cuda, label):
+    x = on(cuda, np.random.RandomState(0).normal(size=(3, 5)), "f")
+    labels = cuda.xp.asarray(np.array([1, label, 4], "q" if label > 2**31 else "i"))
+    loss, kept = cuda_loss.cross_entropy(x, labels, label_smoothing=0.1)
+    gx = cuda_loss.cross_entropy_gradient(x, labels, kept, on(cuda, 1.0, "f"), label_smoothing=0.1)
+    assert np.isnan(from_device(loss))
+    np.testing.assert_array_equal(np.isnan(from_device(gx)).all(axis=1), [False, True, False])
 
 
-@pytest.mark.parametrize(("kind", "width"), [("e", 8), ("e", 1), ("E", 8), ("f", 4), ("f", 1), ("d", 2), ("d", 1)])
-def test_the_source_compiles_for_hopper_with_wide_accesses_and_no_local_memory(kind, width):
-    compiler, program, size = nvrtc(), ctypes.c_void_p(), ctypes.c_size_t()
-    options = [option.encode() for option in ("--std=c++17", "-arch=sm_90", *cuda_launch.definitions(kind, width))]
-
-    def text(word):
-        getattr(compiler, f"nvrtcGet{word}Size")(program, ctypes.byref(size))
-        buffer = ctypes.create_string_buffer(size.value)
-        getattr(compiler, f"nvrtcGet{word}")(program, buffer)
-        return buffer.value.decode()
-
-    compiler.nvrtcCreateProgram(ctypes.byref(program), cuda_launch.source().encode(), b"kernels.cu", 0, None, None)
-    given = (ctypes.c_char_p * len(options))(*options)
-    assert compiler.nvrtcCompileProgram(program, len(options), given) == 0, text("ProgramLog")
-    kernels = re.split(r"\.visible \.entry ", text("PTX"))[1:]
-    assert len(kernels) == 19
-    for kernel in kernels:
-        assert ".local" not in kernel
-        accesses = re.findall(r"(?:ld|st)\.global(?:\.nc)?\.(v\d\.)?", kernel)
-        assert width == 1 or kernel.startswith(NARROW) or any(accesses)
+@pytest.mark.parametrize("kind", KINDS[:3])
+@pytest.mark.parametrize("component", [Lars(), Adam(), Lamb(), RmspropWarmup()])
+def test_a_step_of_all_parameters_is_that_in_float64(cuda, kind, component):
+    random, at = np.random.RandomState(0), SimpleNamespace(lr=0.1, alpha=0.1, epoch=9.0)
+    form, shapes = component.step_form(at, 3), [(1,), (33, 5), (130, 129), (7, 3, 3), (16384,)]
+    decay = StepDecay(coupled=True, shrink=0.05, lambdas=(0.1, 0.0, 0.2, -1.0, 0.1))
+    tensors = [[rounded(random.uniform(0.1, 1, shape), kind) for shape in shapes] for _ in range(4)]
+    found, expected = ([[on(cuda, tensor, k) for tensor in each] for each in tensors] for k in (kind, "d"))
+    for weights, gradients, *states in (found, expected):
+        cuda_steps.optimizer_step(form, decay, weights, gradients, states[: len(form.states)])
+    for one, other in zip(sum(found, []), sum(expected, []), strict=True):
+        assert_close(one, from_device(other), bound=BOUNDS[kind])

@@ -10,6 +10,7 @@ from recipes.schema import Evaluation
 from trainers import kernels
 from trainers.kernels.normalized import Normalized, covers
 from trainers.keyed_draws import draw_initial_weights
+from trainers.losses import SoftmaxCrossEntropy
 from trainers.models import ResNet50, SmallResNet
 from trainers.norm_groups import NormGroups
 
@@ -38,7 +39,7 @@ def one_update(component, *, size, dtype, second=False):
     images = chainer.Variable(random.normal(2.0, 1.0, (12, 3, size, size)).astype(dtype))
     with chainer.using_config("train", True):
         labels = random.randint(0, 5, 12).astype(np.int32)
-        loss = F.softmax_cross_entropy(model(images), labels, enable_double_backprop=True)
+        loss = SoftmaxCrossEntropy(label_smoothing=0.1).build()(model(images), labels)
         if second:
             (slope,) = chainer.grad([loss], [images], enable_double_backprop=True)
             loss = F.sum(slope**2)
@@ -66,12 +67,12 @@ def assert_alike(found, expected, *, bound):
 )
 def test_an_update_and_the_gradient_of_a_gradient(cuda_on_cpu, monkeypatch, component, size, second):
     expected = one_update(component, size=size, dtype=np.float64, second=second)
-    cuda_on_cpu()
-    applied = []
+    launched, applied = cuda_on_cpu(), []
     original = Normalized.forward
     monkeypatch.setattr(Normalized, "forward", lambda *given: applied.append(0) or original(*given))
     found = one_update(component, size=size, dtype=np.float64, second=second)
     assert len(applied) == len(found["layers"])
+    assert "cross_entropy" in launched
     assert_alike(found, expected, bound=1e-9)
 
 

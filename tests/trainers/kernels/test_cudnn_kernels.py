@@ -8,6 +8,7 @@ import pytest
 from trainers import kernels
 from trainers.device import has_gpu
 from trainers.kernels import seams
+from trainers.losses import SoftmaxCrossEntropy
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not has_gpu(), reason="needs a GPU with CuPy")]
 
@@ -77,4 +78,18 @@ def test_cudnn_is_what_computes_and_leaves_channels_last(precision):
 def test_other_nodes(precision, function):
     random = np.random.RandomState(0)
     found, expected = of_both(function, (random.normal(size=(4, 24, 7, 7)),), precision)
+    assert_close(found, expected, BOUNDS[precision])
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"], indirect=True)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_softmax_cross_entropy(precision, smoothing, mixed):
+    random = np.random.RandomState(0)
+    targets = random.randint(0, 1000, 65).astype(np.int32)
+    if mixed:
+        targets = (0.75 * np.eye(1000)[targets] + 0.25 * np.eye(1000)[targets[::-1]]).astype(np.float32)
+    loss = SoftmaxCrossEntropy(label_smoothing=smoothing).build()
+    logits = random.normal(0, 4, (65, 1000))
+    found, expected = of_both(lambda x: loss(x, x.xp.asarray(targets)), (logits,), precision)
     assert_close(found, expected, BOUNDS[precision])

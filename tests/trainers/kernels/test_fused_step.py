@@ -4,22 +4,40 @@ import chainer
 import chainer.links as L
 import numpy as np
 import pytest
+from chainer.backends.cuda import to_cpu
 
-from trainers import optimizers
+from trainers import kernels, optimizers
+from trainers.checkpoint import load_into, optimizer_arrays, read_checkpoint, write_checkpoint
+from trainers.device import has_gpu
 from trainers.fused_step import step
 from trainers.gradients import first_not_finite
+from trainers.kernels import seams
 from trainers.optimizers.weight_decay import decay_parameters
 from trainers.steering import Moment, steer
 
+WARMUP = {"beta_center": 1.0, "beta_period": 2.0, "rmsprop_learning_rate": 0.01}
 FORMS = [
+    optimizers.SGD(weight_decay=0.1),
+    optimizers.SGD(weight_decay=0.1, decay="times_relative_rate", no_decay=("norm", "bias")),
     optimizers.MomentumSGD(momentum=0.9),
     optimizers.MomentumSGD(weight_decay=0.1, no_decay=("norm", "bias")),
     optimizers.MomentumSGD(weight_decay=0.1, decay="times_rate"),
     optimizers.CorrectedMomentumSGD(weight_decay=0.1, no_decay=("norm",)),
     optimizers.CorrectedMomentumSGD(weight_decay=0.1, decay="times_relative_rate"),
+    optimizers.AdaScale(weight_decay=0.1),
+    optimizers.NesterovAG(weight_decay=0.1, no_decay=("bias",)),
+    optimizers.CorrectedNesterovAG(weight_decay=0.1, decay="times_rate"),
     optimizers.Lars(weight_decay=0.1),
     optimizers.Lars(weight_decay=0.1, no_decay=(), rate="outside", decay_in_trust=False, eps=0.1),
     optimizers.Lars(weight_decay=0.1, nesterov=True, clip=True, trust_coefficient=0.3),
+    optimizers.Adam(),
+    optimizers.Adam(weight_decay=0.1, no_decay=("norm", "bias"), eps=0.1),
+    optimizers.Adam(weight_decay=0.1, decay="times_rate", beta1=0.5),
+    optimizers.Adam(weight_decay=0.1, decay="times_relative_rate", no_decay=("norm",)),
+    optimizers.Lamb(weight_decay=0.1),
+    optimizers.Lamb(weight_decay=0.1, no_decay=(), bias_correction=False, trust_bounds=(0.5, 2.0), beta2=0.9),
+    optimizers.RmspropWarmup(**WARMUP),
+    optimizers.RmspropWarmup(**WARMUP, weight_decay=0.1, no_decay=("norm", "bias"), transition="printed", mu2=0.9),
 ]
 
 
@@ -34,8 +52,8 @@ class Model(chainer.Chain):
             self.small = L.Linear(1, 1)
 
 
-def after_updates(component, dtype, *, count=3):
-    """Weights and buffers after some updates at rates that move."""
+def set_up(component, dtype=np.float32, device="@numpy"):
+    """The component's optimizer, with the model there."""
     random, model = np.random.RandomState(0), Model()
     optimizer = component.build()
     optimizer.setup(model)
@@ -43,16 +61,46 @@ def after_updates(component, dtype, *, count=3):
     for _, parameter in sorted(model.namedparams()):
         zero = parameter.size == 33
         parameter.array = (0 if zero else 1) * random.normal(size=parameter.shape).astype(dtype)
-    for update in range(count):
-        for _, parameter in sorted(model.namedparams()):
-            parameter.grad = random.normal(size=parameter.shape).astype(dtype)
-        rate = 0.0 if update == 1 else 0.1 / (update + 1)
-        moment = Moment(update=update, epoch=0.0, global_batch_size=8, learning_rate=rate, full_rate=0.2)
-        steer(component, optimizer, moment)
-        step(optimizer, component)
+    model.to_device(device)
+    return optimizer
+
+
+def update(optimizer, component, number):
+    """One update at a rate that moves, and is 0 once where that may be."""
+    random = np.random.RandomState(number)
+    for _, parameter in sorted(optimizer.target.namedparams()):
+        parameter.grad = parameter.device.send(random.normal(size=parameter.shape).astype(parameter.dtype))
+    rate = 0.0 if number == 1 and not isinstance(component, optimizers.RmspropWarmup) else 0.1 / (number + 1)
+    moment = Moment(update=number, epoch=number / 2, global_batch_size=8, learning_rate=rate, full_rate=0.2)
+    steer(component, optimizer, moment)
+    step(optimizer, component)
+
+
+def arrays_of(optimizer):
+    """Weights and states."""
+    weights = {path: parameter.array for path, parameter in optimizer.target.namedparams()}
+    return {path: to_cpu(array) for path, array in {**weights, **optimizer_arrays(optimizer)}.items()}
+
+
+def after_updates(component, dtype, *, count=3, device="@numpy"):
+    optimizer = set_up(component, dtype, device)
+    for number in range(count):
+        update(optimizer, component, number)
     assert optimizer.t == count
-    weights = {path: parameter.array for path, parameter in model.namedparams()}
-    return weights | {f"{path} v": parameter.update_rule.state["v"] for path, parameter in model.namedparams()}
+    return arrays_of(optimizer)
+
+
+def assert_alike(found, expected, *, bound):
+    assert found.keys() == expected.keys()
+    for path, values in expected.items():
+        assert found[path].dtype == values.dtype
+        largest = max(np.abs(values).max(), 1e-3)
+        np.testing.assert_allclose(found[path], values, rtol=0, atol=bound * largest, err_msg=path)
+
+
+def test_no_optimizer_is_missing_here():
+    have = {name for name in optimizers.__all__ if hasattr(getattr(optimizers, name), "step_form")}
+    assert {type(component).__name__ for component in FORMS} == have
 
 
 @pytest.mark.parametrize("component", FORMS, ids=repr)
@@ -61,18 +109,75 @@ def test_it_is_the_step_of_chainer(cuda_on_cpu, component, dtype, bound):
     expected = after_updates(component, dtype)
     served = cuda_on_cpu()
     found = after_updates(component, dtype)
-    assert served.count("momentum_step") == 3
-    assert served.count("ratios") == (0 if not isinstance(component, optimizers.Lars) else 2 if component.clip else 3)
-    for path, values in expected.items():
-        assert found[path].dtype == dtype
-        largest = max(np.abs(values).max(), 1e-3)
-        np.testing.assert_allclose(found[path], values, rtol=0, atol=bound * largest, err_msg=path)
+    assert sum(name.endswith("_step") for name in served) == 3
+    clips = getattr(component, "clip", False)
+    has_ratio = isinstance(component, optimizers.Lars | optimizers.Lamb)
+    assert served.count("ratios") == (2 if clips else 3 if has_ratio else 0)
+    assert_alike(found, expected, bound=bound)
 
 
-def test_what_has_no_such_step_goes_parameter_by_parameter(cuda_on_cpu):
-    served = cuda_on_cpu()
-    after_updates(optimizers.NesterovAG(), np.float32)
-    assert "momentum_step" not in served
+@pytest.mark.gpu
+@pytest.mark.skipif(not has_gpu(), reason="needs a GPU with CuPy")
+@pytest.mark.parametrize("component", FORMS, ids=repr)
+def test_on_a_gpu_it_is_that_of_the_cpu(component):
+    expected = after_updates(component, np.float32)
+    kernels.use_on_gpu("cudnn")
+    found = after_updates(component, np.float32, device="@cupy:0")
+    assert_alike(found, expected, bound=1e-5)
+
+
+@pytest.mark.parametrize("fused_first", [True, False])
+@pytest.mark.parametrize("component", [FORMS[11], FORMS[16], FORMS[17], FORMS[20]], ids=repr)
+def test_a_run_goes_on_with_the_other_kind_of_step(cuda_on_cpu, monkeypatch, tmp_path, component, fused_first):
+    expected = after_updates(component, np.float64, count=4)
+    plain, served = seams.operators, []
+    optimizer = set_up(component, np.float64)
+    for half in (0, 1):
+        if fused_first == (half == 0):
+            served = cuda_on_cpu()
+        else:
+            monkeypatch.setattr(seams, "operators", plain)
+        for number in (2 * half, 2 * half + 1):
+            update(optimizer, component, number)
+        kept = write_checkpoint(tmp_path, model=optimizer.target, optimizer=optimizer, state={"update": 2 * half + 2})
+        optimizer = set_up(component, np.float64)
+        load_into(optimizer.target, optimizer, read_checkpoint(kept))
+    assert sum(name.endswith("_step") for name in served) == 2
+    assert_alike(arrays_of(optimizer), expected, bound=1e-12)
+
+
+def lies_otherwise(optimizer):
+    weights = optimizer.target.large.W
+    weights.array = np.asfortranarray(weights.array)
+
+
+def has_a_hook(optimizer):
+    optimizer.target.small.W.update_rule.add_hook(chainer.optimizer_hooks.GradientNoise(0.1), timing="post")
+
+
+def is_behind(optimizer):
+    optimizer.target.small.W.update_rule.t = 1
+
+
+@pytest.mark.parametrize("odd", [lies_otherwise, has_a_hook, is_behind])
+def test_what_the_kernels_do_not_cover_goes_parameter_by_parameter(cuda_on_cpu, odd):
+    served, component = cuda_on_cpu(), optimizers.Adam()
+    optimizer = set_up(component)
+    odd(optimizer)
+    update(optimizer, component, 0)
+    assert served == []
+
+
+def test_a_step_that_is_refused_changes_nothing(cuda_on_cpu):
+    component = optimizers.RmspropWarmup()
+    cuda_on_cpu()
+    optimizer = set_up(component)
+    steer(component, optimizer, Moment(update=0, epoch=0.0, global_batch_size=8, learning_rate=0.0, full_rate=0.2))
+    for parameter in optimizer.target.params():
+        parameter.grad = parameter.array
+    with pytest.raises(ValueError, match="divides its RMSprop rate by the learning rate, which is 0 at epoch 0"):
+        step(optimizer, component)
+    assert optimizer.t == 0
 
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])

@@ -1,0 +1,50 @@
+"""Softmax cross entropy on a GPU: a loss a sample, their mean, and the gradient. No order of sums ever changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainers.kernels import cuda_launch
+from trainers.kernels.cuda_launch import THREADS
+
+_LANES = 64  # threads that share a sample, at most; assumed
+
+
+def cross_entropy(x: Any, targets: Any, *, label_smoothing: float) -> tuple[Any, Any]:
+    """The mean over samples, an array without axes, and what the gradient wants to know again.
+
+    Both are float32 where x has 16 bits. A label of no class makes NaN.
+
+    Args:
+        x: logits, (samples, classes).
+        targets: int32 or int64 (samples,), labels; or float32 (samples, classes), mixtures of them before smoothing.
+        label_smoothing: in [0, 1).
+    """
+    xp, kind = cuda_launch.device.xp, cuda_launch.vector_type(x)
+    losses, kept, mean = xp.empty(len(x), "d"), xp.empty((len(x), 3), kind), xp.empty((), kind)
+    _launch("cross_entropy", x, targets, label_smoothing, losses, kept)
+    cuda_launch.device.launch("mean_loss", x.dtype.char, 1, (1,), (losses, mean, len(x)))
+    return mean, kept
+
+
+def cross_entropy_gradient(x: Any, targets: Any, kept: Any, gy: Any, *, label_smoothing: float) -> Any:
+    """The gradient of `cross_entropy` with respect to its x.
+
+    Args:
+        kept: what it gave.
+        gy: gradient of the mean, without axes.
+    """
+    xp = cuda_launch.device.xp
+    gx = xp.empty(x.shape, x.dtype)
+    _launch("cross_entropy_gradient", x, targets, label_smoothing, kept, xp.ascontiguousarray(gy, kept.dtype), gx)
+    return gx
+
+
+def _launch(name: str, x: Any, targets: Any, label_smoothing: float, *arguments: Any) -> None:
+    xp, (samples, classes) = cuda_launch.device.xp, x.shape
+    lanes = min(_LANES, 1 << (classes - 1).bit_length())
+    given = [xp.ascontiguousarray(array) for array in (x, targets)]
+    bytes_of_a_label = 0 if targets.dtype.kind == "f" else targets.dtype.itemsize
+    numbers = (float(label_smoothing), bytes_of_a_label, samples, classes, lanes)
+    blocks = -(-samples * lanes // THREADS)
+    cuda_launch.device.launch(name, x.dtype.char, 1, (blocks,), (*given, *numbers, *arguments))

@@ -1,0 +1,41 @@
+"""An optimizer's step of all parameters at once on a GPU: one launch, and two more before it where norms count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from trainers.kernels import cuda_launch
+from trainers.kernels.cuda_launch import THREADS
+from trainers.kernels.cuda_tensors import Table, addresses, launch, on_device, table
+from trainers.step_forms import StepDecay, StepForm, Trust
+
+_STATES = 2  # that kernels are told of
+
+
+def optimizer_step(
+    form: StepForm, decay: StepDecay, weights: Sequence[Any], gradients: Sequence[Any], states: Sequence[Sequence[Any]]
+) -> None:
+    """Move weights and states in place.
+
+    Args:
+        weights, gradients: arrays of one type without gaps, tensor for tensor.
+        states: such arrays for each of the form's `states`.
+    """
+    of_all, like, lambdas = table(weights), weights[0], on_device(decay.lambdas, "d")
+    held = [addresses(each) for each in states] + [None] * (_STATES - len(states))
+    given = (addresses(weights), addresses(gradients), *held, lambdas, float(decay.coupled), float(decay.shrink))
+    ratios = None
+    if form.trust is not None:
+        parts = cuda_launch.device.xp.empty((of_all.blocks, 2), "d")
+        launch(f"{form.kernels}_norms", like, of_all, *given, parts, *form.numbers)
+        ratios = _ratios(form.trust, parts, of_all, lambdas, like)
+    launch(f"{form.kernels}_step", like, of_all, *given, ratios, *form.numbers)
+
+
+def _ratios(trust: Trust, parts: Any, of_all: Table, lambdas: Any, like: Any) -> Any:
+    found, count = cuda_launch.device.xp.empty(len(lambdas), "d"), len(lambdas)
+    numbers = (trust.coefficient, trust.decay_in_trust, trust.eps, trust.clip_rate, *trust.bounds)
+    arguments = (parts, of_all.firsts, lambdas, found, *map(float, numbers), count)
+    cuda_launch.device.launch("ratios", like.dtype.char, 1, (-(-count // THREADS),), arguments)
+    return found
