@@ -195,7 +195,7 @@ class StreamIterator(chainer.dataset.Iterator):
         )
 
     def _seen(self, part: MicroBatch, indices: np.ndarray, images: Any) -> Iterator[SeenSample]:
-        finished = images if isinstance(images, np.ndarray) else starmap(self._feed.finish, images)
+        finished = images if isinstance(images, np.ndarray) else starmap(self._feed.finish.image, images)
         for place, (index, image) in enumerate(zip(indices, finished, strict=True)):
             digest = hashlib.sha256(np.ascontiguousarray(image)).digest()
             yield SeenSample(position=part.offset + place, index=int(index), digest=digest)

@@ -45,7 +45,7 @@ class Finish:
     normalize: Normalize | None
     divisor: np.float32
 
-    def __call__(self, pixels_HWC: np.ndarray, mirrored: bool) -> np.ndarray:
+    def image(self, pixels_HWC: np.ndarray, mirrored: bool) -> np.ndarray:
         """float32, CHW, in C order, an array of its own."""
         image_HWC = pixels_HWC[:, ::-1] if mirrored else pixels_HWC
         if self.normalize is not None:
@@ -100,7 +100,7 @@ class Pipeline:
 
         Args, Raises: as of `pixels`.
         """
-        return self.finish(*self.pixels(image_HWC, epoch=epoch, index=index, image_size=image_size))
+        return self.finish.image(*self.pixels(image_HWC, epoch=epoch, index=index, image_size=image_size))
 
     def pixels(self, image_HWC: np.ndarray, *, epoch: int, index: int, image_size: int | None = None) -> Pixels:
         """What `finish` makes the augmented image of; uint8 where no part has made it something else.

@@ -91,7 +91,7 @@ def test_mirroring_and_normalising_at_the_end_of_a_list_is_left_to_finish(parts,
         np.testing.assert_array_equal(pixels.pixels_HWC, images[num_before])
         assert pixels.pixels_HWC.dtype == images[num_before].dtype
         expected = images[-1].transpose(2, 0, 1).astype(np.float32) / divisor
-        np.testing.assert_array_equal(made.finish(*pixels), expected)
+        np.testing.assert_array_equal(made.finish.image(*pixels), expected)
         np.testing.assert_array_equal(made(photo(), epoch=1, index=index), expected)
 
 
