@@ -36,12 +36,12 @@ _CLASSES = {  # of kernels, by what their names hold: the first that fits
 def chainer_step(name: str, precision: str, images: np.ndarray, labels: np.ndarray) -> Callable[[], Any]:
     """A step of ChainerCV's network; it gives the loss, still on the GPU."""
     import chainer
-    import chainer.functions as F
     import cupy
     from bench_resnet50 import chainer_model, groups_of
 
     from recipes.schema import Precision
     from trainers import kernels
+    from trainers.losses import SoftmaxCrossEntropy
     from trainers.mixed_precision import MixedPrecision
 
     kernels.use_on_gpu(name.partition("+")[0])
@@ -55,12 +55,12 @@ def chainer_step(name: str, precision: str, images: np.ndarray, labels: np.ndarr
         "mixed16": MixedPrecision(model, Precision(compute="mixed16")).logits,
         "bfloat16": functools.partial(bfloat16_logits, model),
     }.get(precision, model)
-    x, t = cupy.asarray(images), cupy.asarray(labels)
+    x, t, loss_of = cupy.asarray(images), cupy.asarray(labels), SoftmaxCrossEntropy().build()
 
     def step() -> Any:
         begin()
         with chainer.using_config("train", True):
-            loss = F.softmax_cross_entropy(logits(x), t)
+            loss = loss_of(logits(x), t)
             model.cleargrads()
             (loss * 1024.0).backward()
         return loss.array

@@ -16,14 +16,17 @@ from recipes.planning.cluster import GradientExchange
 from recipes.planning.planner import Model
 from recipes.schema import Dataset, Recipe
 from recipes.vocabulary import Unbuilt
-from trainers.augmentations.pipeline import Pipeline
+from trainers.augmentations.pipeline import Finish, Pipeline, Pixels
 from trainers.communicators import Auto, Direct
+from trainers.communicators.gpu import Gpu
 from trainers.communicators.staging import connect_on_gpu
 from trainers.communicators.wire import WIRES, FullWire
 from trainers.exact_exchange import ExactExchange
 from trainers.exchange import Exchange
+from trainers.feed import Feed
 from trainers.flat_gradients import FlatGradients
 from trainers.keyed_draws import draw_initial_weights
+from trainers.mixed_precision import images_dtype
 from trainers.mixing import GroupMixing
 from trainers.optimizers.weight_decay import decay_parameters
 from trainers.stream_iterator import LoadImage
@@ -38,6 +41,8 @@ class Parts:
         optimizer: set up with the model.
         loss: (logits, targets) -> mean over the samples given.
         load_train, load_eval: (epoch, index, image_size=None) -> image as the model gets it, label.
+        load_pixels: the same of training samples, their pixels instead of the image.
+        finish: makes an image of its pixels.
         mixing: of training samples, None where the recipe does not mix.
         num_eval: samples of the evaluation set.
     """
@@ -47,6 +52,8 @@ class Parts:
     loss: Callable[..., chainer.Variable]
     load_train: LoadImage
     load_eval: LoadImage
+    load_pixels: Callable[..., tuple[Pixels, int]]
+    finish: Finish
     mixing: GroupMixing | None
     num_eval: int
 
@@ -65,7 +72,7 @@ def build(recipe: Recipe, dataset: Dataset) -> Parts:
     optimizer = recipe.optimizer.build()
     optimizer.setup(model)
     decay_parameters(optimizer, recipe.optimizer)
-    loads = {}
+    sources = {}
     for split, parts, expected in (
         ("train", recipe.augmentation.train, dataset.num_train),
         ("eval", recipe.augmentation.eval, dataset.num_eval),
@@ -76,14 +83,16 @@ def build(recipe: Recipe, dataset: Dataset) -> Parts:
                 f"data set {dataset.name}: {len(samples)} samples in {split}, its file says {expected}; "
                 f"correct num_{split} there, or give the right folder with --data"
             )
-        pipeline = Pipeline(parts=parts, dataset=dataset, seed=recipe.seed)
-        loads[split] = functools.partial(_load, samples, pipeline)
+        sources[split] = samples, Pipeline(parts=parts, dataset=dataset, seed=recipe.seed)
+    train, pipeline = sources["train"]
     return Parts(
         model=model,
         optimizer=optimizer,
         loss=recipe.loss.build(),
-        load_train=loads["train"],
-        load_eval=loads["eval"],
+        load_train=functools.partial(_load, *sources["train"]),
+        load_eval=functools.partial(_load, *sources["eval"]),
+        load_pixels=functools.partial(_load, train, pipeline.pixels),
+        finish=pipeline.finish,
         mixing=_mixing(recipe, dataset),
         num_eval=dataset.num_eval,
     )
@@ -172,6 +181,13 @@ def build_exchange(
     return Exchange(flat, connection, wire=wire, bucket_bytes=bucket_bytes, overlap=settings.overlap)
 
 
+def build_feed(recipe: Recipe, parts: Parts, device: Any) -> Feed | None:
+    """What brings training samples to a GPU, Chainer's `device`; None on a CPU, where they are."""
+    if device.xp is np:
+        return None
+    return Feed(Gpu(), load=parts.load_pixels, finish=parts.finish, dtype=images_dtype(recipe.precision))
+
+
 def model_sizes(recipe: Recipe, dataset: Dataset) -> Model | None:
     """Numbers that the plan's memory needs, from the model itself; None where the model is not built yet."""
     if isinstance(recipe.model, Unbuilt):
@@ -189,7 +205,7 @@ def _mixing(recipe: Recipe, dataset: Dataset) -> GroupMixing | None:
 
 
 def _load(
-    samples: Any, pipeline: Pipeline, epoch: int, index: int, image_size: int | None = None
-) -> tuple[np.ndarray, int]:
+    samples: Any, augmented: Callable[..., Any], epoch: int, index: int, image_size: int | None = None
+) -> tuple[Any, int]:
     image_HWC, label = samples[index]
-    return pipeline(image_HWC, epoch=epoch, index=index, image_size=image_size), label
+    return augmented(image_HWC, epoch=epoch, index=index, image_size=image_size), label

@@ -113,6 +113,9 @@ class MeanGradient:
         flat.fill_gaps()
         if not hold:
             sent.send_rest()
+        if share.look_ahead is not None and said is None:
+            with self.clock("input"):
+                share.look_ahead()
         on_gpu = self._model.device.xp is not np  # which may still be at it
         with self.clock("backward") if on_gpu else contextlib.nullcontext():
             own_losses = [float(loss) * share for loss, share in losses]

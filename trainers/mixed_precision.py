@@ -56,7 +56,7 @@ class MixedPrecision:
     def logits(self, images_NCHW: np.ndarray) -> chainer.Variable:
         """What the model makes of images, computed in float16, returned as float32."""
         with half_weights(self._model):
-            return F.cast(self._model(images_NCHW.astype(np.float16)), np.float32)
+            return F.cast(self._model(images_NCHW.astype(np.float16, copy=False)), np.float32)
 
     def factor(self, division: Division) -> float:
         """What multiplies the sum of the losses of an update's samples, and must be divided out of its gradient."""
@@ -84,6 +84,11 @@ class MixedPrecision:
     @state.setter
     def state(self, kept: dict[str, Any]) -> None:
         self.scale, self._good_updates = kept["scale"], kept["good_updates"]
+
+
+def images_dtype(settings: Precision) -> np.dtype:
+    """Type of the images that forward computes with: they may come in it, instead of being cast there."""
+    return np.dtype(np.float16 if settings.compute == "mixed16" else chainer.get_dtype())
 
 
 @contextlib.contextmanager

@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import starmap
+from typing import Any
 
 import chainer
 import numpy as np
@@ -14,28 +16,11 @@ from recipes.planning.division import Division, MicroBatch
 from recipes.planning.planner import Plan
 from recipes.planning.stream import Stream
 from recipes.planning.timeline import Segment
-from trainers.mixing import GroupMixing, LoadPositions
+from trainers.feed import Feed
+from trainers.mixing import GroupMixing
 
 # (epoch, index, image_size=None) -> float32 CHW image as the model gets it, label
 LoadImage = Callable[..., tuple[np.ndarray, int]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoadedMicroBatch:
-    """Samples of one forward, loaded.
-
-    Args:
-        part: its place in the update.
-        images_NCHW: float32, or what CHAINER_DTYPE says.
-        targets: int32 (samples,), labels; where the recipe mixes, float32 (samples, classes), mixtures of labels.
-        epochs, indices: int64 (samples,): which augmentation of which sample, see `Stream.at`.
-    """
-
-    part: MicroBatch
-    images_NCHW: np.ndarray
-    targets: np.ndarray
-    epochs: np.ndarray
-    indices: np.ndarray
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +30,26 @@ class SeenSample:
     position: int
     index: int
     digest: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedMicroBatch:
+    """Samples of one forward, loaded.
+
+    Args:
+        part: its place in the update.
+        images_NCHW: float32, or what CHAINER_DTYPE says; a tuple of `Pixels` until a feed has made images of them.
+        targets: int32 (samples,), labels; where the recipe mixes, float32 (samples, classes), mixtures of labels.
+        epochs, indices: int64 (samples,): which augmentation of which sample, see `Stream.at`.
+        seen: one for each sample, where a trace is wanted.
+    """
+
+    part: MicroBatch
+    images_NCHW: Any
+    targets: Any
+    epochs: np.ndarray
+    indices: np.ndarray
+    seen: tuple[SeenSample, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +63,7 @@ class UpdateShare:
         samples: position in the stream where the update starts.
         micro_batches: an iterator, to be used once.
         seen: filled while the micro-batches are loaded, where a trace is wanted.
+        look_ahead: sends the GPU what the next update begins with, once all of this one was asked of it; None on a CPU.
     """
 
     update: int
@@ -66,6 +72,7 @@ class UpdateShare:
     samples: int
     micro_batches: Iterator[LoadedMicroBatch]
     seen: list[SeenSample] = field(default_factory=list)
+    look_ahead: Callable[[], None] | None = None
 
 
 class StreamIterator(chainer.dataset.Iterator):
@@ -81,6 +88,7 @@ class StreamIterator(chainer.dataset.Iterator):
         load: gives one augmented sample.
         mixing: mixes them, where the recipe does.
         trace: note index and digest of every sample.
+        feed: of a GPU, which then gets the micro-batches; None on a CPU.
     """
 
     def __init__(
@@ -92,13 +100,15 @@ class StreamIterator(chainer.dataset.Iterator):
         load: LoadImage,
         mixing: GroupMixing | None = None,
         trace: bool = False,
+        feed: Feed | None = None,
     ) -> None:
         self.plan = plan
         self._rank = rank
         self._stream = stream
-        self._load = load
+        self._load = load if feed is None or mixing is not None else feed.load
         self._mixing = mixing
         self._trace = trace
+        self._feed = feed
         self.update = 0
         self.previous_epoch_detail: float | None = None
 
@@ -133,49 +143,73 @@ class StreamIterator(chainer.dataset.Iterator):
         """The share that `next` gave last once more, its samples loaded anew."""
         timeline, update = self.plan.timeline, self.update - 1
         seen: list[SeenSample] = []
-        division = self.plan.division_of(update)
-        parts = division.micro_batches(self._rank)
-        samples = timeline.samples_at(update)
-        segment = timeline.segment_of(update)
-        load = partial(self._load_positions, image_size=segment.image_size)
         return UpdateShare(
             update=update,
-            segment=segment,
-            division=division,
-            samples=samples,
-            micro_batches=(self._loaded(part, samples, division.norm_span, seen, load) for part in parts),
+            segment=timeline.segment_of(update),
+            division=self.plan.division_of(update),
+            samples=timeline.samples_at(update),
+            micro_batches=self._micro_batches(update, seen),
             seen=seen,
+            look_ahead=None if self._feed is None else self._look_ahead,
         )
 
-    def _loaded(
-        self, part: MicroBatch, samples: int, norm_span: int, seen: list[SeenSample], load: LoadPositions
-    ) -> LoadedMicroBatch:
+    def limit(self, micro_batch_size: int) -> None:
+        """From now on micro-batches of so many samples at most, and memory for no larger ones."""
+        self.plan = self.plan.limited(micro_batch_size)
+        self.finalize()
+
+    def finalize(self) -> None:
+        """Give memory back."""
+        if self._feed is not None:
+            self._feed.drop()
+
+    def _micro_batches(self, update: int, seen: list[SeenSample]) -> Iterator[LoadedMicroBatch]:
+        for part in self.plan.division_of(update).micro_batches(self._rank):
+            load = partial(self._loaded, update, part)
+            micro_batch = load() if self._feed is None else self._feed.take((update, part), load)
+            seen.extend(micro_batch.seen)
+            yield micro_batch
+
+    def _look_ahead(self) -> None:
+        update = self.update
+        if update < self.plan.timeline.num_updates:
+            for part in self.plan.division_of(update).micro_batches(self._rank)[:1]:
+                self._feed.look_ahead((update, part), partial(self._loaded, update, part))
+
+    def _loaded(self, update: int, part: MicroBatch) -> LoadedMicroBatch:
+        timeline = self.plan.timeline
+        samples = timeline.samples_at(update)
         start = samples + part.offset
         epochs, indices = self._stream.samples(start, part.size)
+        load = partial(self._load_positions, image_size=timeline.segment_of(update).image_size)
         if self._mixing is None:
             images, targets = load(range(start, start + part.size))
         else:
+            norm_span = self.plan.division_of(update).norm_span
             images, targets = self._mixing.load(part, samples=samples, norm_span=norm_span, load=load)
-        if self._trace:
-            for place, (index, image) in enumerate(zip(indices, images, strict=True)):
-                digest = hashlib.sha256(np.ascontiguousarray(image)).digest()
-                seen.append(SeenSample(position=part.offset + place, index=int(index), digest=digest))
+        seen = tuple(self._seen(part, indices, images)) if self._trace else ()
+        if self._feed is None:
+            images = images.astype(chainer.get_dtype(), copy=False)
         return LoadedMicroBatch(
-            part=part,
-            images_NCHW=images.astype(chainer.get_dtype(), copy=False),
-            targets=targets,
-            epochs=epochs,
-            indices=indices,
+            part=part, images_NCHW=images, targets=targets, epochs=epochs, indices=indices, seen=seen
         )
 
-    def _load_positions(self, positions: Sequence[int], *, image_size: int | None) -> tuple[np.ndarray, np.ndarray]:
-        """Images as the pipeline gives them, and labels int32 (samples,)."""
+    def _seen(self, part: MicroBatch, indices: np.ndarray, images: Any) -> Iterator[SeenSample]:
+        finished = images if isinstance(images, np.ndarray) else starmap(self._feed.finish.image, images)
+        for place, (index, image) in enumerate(zip(indices, finished, strict=True)):
+            digest = hashlib.sha256(np.ascontiguousarray(image)).digest()
+            yield SeenSample(position=part.offset + place, index=int(index), digest=digest)
+
+    def _load_positions(self, positions: Sequence[int], *, image_size: int | None) -> tuple[Any, np.ndarray]:
+        """Images as the pipeline gives them, stacked but for `Pixels`, and labels int32 (samples,)."""
         epochs, indices = self._stream.at(positions)
         loaded = [
             self._load(int(epoch), int(index), image_size=image_size)
             for epoch, index in zip(epochs, indices, strict=True)
         ]
-        return np.stack([image for image, _ in loaded]), np.array([label for _, label in loaded], dtype=np.int32)
+        images, labels = zip(*loaded, strict=True)
+        stacked = np.stack(images) if isinstance(images[0], np.ndarray) else images
+        return stacked, np.array(labels, dtype=np.int32)
 
     def serialize(self, serializer: chainer.Serializer) -> None:
         """Read or write the number of the next update."""

@@ -16,7 +16,7 @@ from chainer.training import Trainer
 from recipes.open import OpenedRecipe
 from recipes.planning.planner import Model, Plan
 from recipes.planning.stream import Stream
-from trainers.build import Parts, build, build_exchange
+from trainers.build import Parts, build, build_exchange, build_feed
 from trainers.checkpoint import load_into, newest_checkpoint, read_checkpoint
 from trainers.device import notes_on, said_of, take_device
 from trainers.environment import environment, other_kernels
@@ -43,6 +43,7 @@ from trainers.weight_average import AveragedWeights
 
 log = logging.getLogger("kilobatch")
 
+_SLOW = ("loss", "load_train", "load_eval", "load_pixels")  # parts whose calls are signs of life
 _FIRST = 300  # priority of extensions that run before all others
 
 
@@ -89,7 +90,7 @@ class _Run:
         self.device = take_device(plan.cluster.device, mpi)
         parts = build(opened.recipe, opened.dataset)
         parts.model.to_device(self.device)
-        slow = {name: pulse.marking(getattr(parts, name)) for name in ("loss", "load_train", "load_eval")}
+        slow = {name: pulse.marking(getattr(parts, name)) for name in _SLOW}
         self.parts = replace(parts, **slow)
         self.norm_groups = NormGroups(opened.recipe.evaluation, TreeSum(mpi) if plan.exact else None)
         self.norm_groups.install(self.parts.model)
@@ -109,6 +110,7 @@ class _Run:
             load=parts.load_train,
             mixing=parts.mixing,
             trace=self.options.trace,
+            feed=build_feed(recipe, parts, self.device),
         )
         copies = 2 if recipe.updater.double_buffering else 1
         return RecipeUpdater(

@@ -244,7 +244,7 @@ class RecipeUpdater(StandardUpdater):
         rank, said = first_of(self._mpi, said)
         self._ran_out.append(RanOut(rank=rank, said=said, micro_batch_size=share.division.largest, next_size=size))
         log.info("update %d: %s", share.update, self._ran_out[-1])
-        iterator.plan = iterator.plan.limited(size)
+        iterator.limit(size)
 
     def _require_finite_weights(self, model: chainer.Link, moment: Moment) -> None:
         """They are the same on all workers, which therefore find the same without a word to each other."""

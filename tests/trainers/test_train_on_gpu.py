@@ -36,6 +36,23 @@ def test_thirty_updates_are_those_of_the_cpu(run, assert_same_run, dtype, bounds
     assert_same_run(on_gpu(run, dtype), on_cpu(run, dtype), **bounds)
 
 
+NORMALIZE = "{kind: Normalize, with: synthetic}"
+PIXELS = [  # which cross as bytes; those of digits are float32
+    "dataset=synthetic",
+    f"augmentation.train=[{{kind: RandomCrop, size: 16}}, {{kind: HorizontalFlip}}, {NORMALIZE}]",
+    f"augmentation.eval=[{{kind: CenterCrop, size: 16}}, {NORMALIZE}]",
+]
+
+
+@pytest.mark.parametrize("more", [(), ("augmentation.mix=[{kind: CutMix, alpha: 1}]",)], ids=["bytes", "mixed"])
+@pytest.mark.parametrize("micro_batch_size", [32, 192])
+def test_thirty_updates_of_bytes_are_those_of_the_cpu(run, assert_same_run, more, micro_batch_size):
+    options = [word for override in (*PIXELS, *more) for word in ("--set", override)]
+    expected = run(f"cpu bytes {more}", 1, *options, dtype="float64")
+    options += ["--device", "gpu", "--micro-batch-size", micro_batch_size]
+    assert_same_run(run(f"gpu bytes {more} {micro_batch_size}", 1, *options, dtype="float64"), expected, **EXACT)
+
+
 def test_two_ranks_on_one_gpu_are_one_rank(run, assert_same_run):
     found = run("two", 2, "--device", "gpu", dtype="float64")
     assert_same_run(found, on_gpu(run, "float64"), **EXACT)

@@ -3,6 +3,8 @@
 Images are uint8 or float32 in 0..255; what is not defined beyond, as after `Normalize`, says so by a class attribute
 `needs_pixels = True`. All randomness comes from the `draws`, keyed by (seed, epoch, index of the sample, place in the
 list): an image is the same on every worker and after every resume. None changes the image it is given.
+
+Bytes stay bytes but in `Normalize`, so that a GPU gets them; it does the flips and the normalisation that end a list.
 """
 
 from trainers.augmentations.center_crop import CenterCrop

@@ -27,6 +27,10 @@ class HorizontalFlip:
     def __post_init__(self) -> None:
         require_number("HorizontalFlip.probability", self.probability, at_least=0, at_most=1)
 
+    def mirrors(self, draws: Draws) -> bool:
+        """Whether it is the mirror image."""
+        return draws.uniform() < self.probability
+
     def __call__(self, image_HWC: np.ndarray, draws: Draws) -> np.ndarray:
         """The image or its mirror image."""
-        return image_HWC[:, ::-1] if draws.uniform() < self.probability else image_HWC
+        return image_HWC[:, ::-1] if self.mirrors(draws) else image_HWC

@@ -65,11 +65,24 @@ class Normalize:
             raise ValueError(f"Normalize.with is {name!r}, but that data set's file has no mean and std: add them")
         return replace(self, mean=tuple(mean), std=tuple(std))
 
-    def __call__(self, image_HWC: np.ndarray, draws: Draws) -> np.ndarray:
-        """float32 of the same shape."""
+    def shift_and_scale(self, channels: int) -> tuple[np.ndarray, np.ndarray]:
+        """a and b, float32 (channels,), with y = (x - a) / b.
+
+        Raises:
+            ValueError: the numbers have not been filled in, or are for another number of channels.
+        """
         if not self.mean:
             raise ValueError(f"Normalize has no numbers yet: bind it to the data set {self.with_!r} first")
-        if image_HWC.shape[2] != len(self.mean):
-            raise ValueError(f"Normalize.mean has {len(self.mean)} channels, the image {image_HWC.shape[2]}")
+        if channels != len(self.mean):
+            raise ValueError(f"Normalize.mean has {len(self.mean)} channels, the image {channels}")
         mean, std = (255 * np.array(values, dtype=np.float64) for values in (self.mean, self.std))
-        return (image_HWC.astype(np.float32) - mean.astype(np.float32)) / std.astype(np.float32)
+        return mean.astype(np.float32), std.astype(np.float32)
+
+    def normalized(self, image_HWC: np.ndarray) -> np.ndarray:
+        """float32 of the same shape."""
+        shift, scale = self.shift_and_scale(image_HWC.shape[2])
+        return (image_HWC.astype(np.float32) - shift) / scale
+
+    def __call__(self, image_HWC: np.ndarray, draws: Draws) -> np.ndarray:
+        """float32 of the same shape."""
+        return self.normalized(image_HWC)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from recipes.image_size import at_image_size, keys_of_image_size
 from recipes.planning.draws import Draws, draws
+from trainers.augmentations.horizontal_flip import HorizontalFlip
 from trainers.augmentations.normalize import Normalize
 
 Augmentation = Callable[[np.ndarray, Draws], np.ndarray]
@@ -22,8 +24,51 @@ class NamedStatistics(Protocol):
     std: tuple[float, ...] | None
 
 
+class Pixels(NamedTuple):
+    """An image before the end of its pipeline: uint8 or float32 HWC, and whether it is to be mirrored."""
+
+    pixels_HWC: np.ndarray
+    mirrored: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finish:
+    """The end of a pipeline, which a GPU does for all pixels of a batch at once.
+
+        y = (x - shift) / scale          of each channel, in float32; mirrored where that is so; channels first
+
+    Args:
+        normalize: with its numbers; None where the list does not end so.
+        divisor: of pixels that nothing has scaled, 255; else 1.
+    """
+
+    normalize: Normalize | None
+    divisor: np.float32
+
+    def image(self, pixels_HWC: np.ndarray, mirrored: bool) -> np.ndarray:
+        """float32, CHW, in C order, an array of its own."""
+        image_HWC = pixels_HWC[:, ::-1] if mirrored else pixels_HWC
+        if self.normalize is not None:
+            image_HWC = self.normalize.normalized(image_HWC)
+        image_CHW = np.array(image_HWC.transpose(2, 0, 1), dtype=np.float32, order="C")
+        image_CHW /= self.divisor
+        return image_CHW
+
+    def shift_and_scale(self, channels: int) -> tuple[np.ndarray, np.ndarray]:
+        """Both float32 (channels,).
+
+        Raises:
+            ValueError: the normalisation is for another number of channels.
+        """
+        if self.normalize is not None:  # which leaves nothing to divide by
+            return self.normalize.shift_and_scale(channels)
+        return np.zeros(channels, np.float32), np.full(channels, self.divisor)
+
+
 class Pipeline:
     """A list of augmentations, each with draws of its own, and the conversion to float32 CHW.
+
+    Mirrorings and one normalisation at the end of the list are its `finish`; what comes before gives `pixels`.
 
     Augmentation number `place` of the list draws from `draws(seed, "augmentation", epoch, index, place)`, so an image
     depends on nothing else. Pixels that nothing has scaled are divided by 255 at the end; an augmentation of another
@@ -33,6 +78,8 @@ class Pipeline:
         parts: in order; a `Normalize` by name is bound to `dataset`.
         dataset: the recipe's.
         seed: the recipe's.
+    Attributes:
+        finish: what makes of pixels an image as the model gets it.
     Raises:
         ValueError: a `Normalize` names another data set, or the data set has no mean and std.
     """
@@ -40,13 +87,23 @@ class Pipeline:
     def __init__(self, *, parts: Sequence[Augmentation], dataset: NamedStatistics, seed: int) -> None:
         numbers = {"name": dataset.name, "mean": dataset.mean, "std": dataset.std}
         self._parts = [part.bound(**numbers) if isinstance(part, Normalize) else part for part in parts]
-        self._divisor = np.float32(1 if any(getattr(part, "scales_pixels", False) for part in parts) else 255)
+        self._end = _end_of(self._parts)
+        normalize = next((part for part in self._parts[self._end :] if isinstance(part, Normalize)), None)
+        scaled = any(getattr(part, "scales_pixels", False) for part in parts)
+        self.finish = Finish(normalize=normalize, divisor=np.float32(1 if scaled else 255))
         self._seed = seed
         self._needs_size = any(map(keys_of_image_size, self._parts))
         self._parts_at: dict[int, list[Augmentation]] = {}
 
     def __call__(self, image_HWC: np.ndarray, *, epoch: int, index: int, image_size: int | None = None) -> np.ndarray:
         """The augmented image of sample `index` in `epoch`: float32, CHW, in C order, an array of its own.
+
+        Args, Raises: as of `pixels`.
+        """
+        return self.finish.image(*self.pixels(image_HWC, epoch=epoch, index=index, image_size=image_size))
+
+    def pixels(self, image_HWC: np.ndarray, *, epoch: int, index: int, image_size: int | None = None) -> Pixels:
+        """What `finish` makes the augmented image of; uint8 where no part has made it something else.
 
         Args:
             image_HWC: uint8, or float32 in 0..255; it is not changed.
@@ -61,11 +118,16 @@ class Pipeline:
                 f"sample {index} must be an image height x width x channels of uint8 or float32, "
                 f"got shape {image_HWC.shape} of {image_HWC.dtype}"
             )
+        mirrored = False
         for place, part in enumerate(self._sized(image_size)):
-            image_HWC = part(image_HWC, draws(self._seed, "augmentation", epoch, index, place))
-        image_CHW = np.array(image_HWC.transpose(2, 0, 1), dtype=np.float32, order="C")
-        image_CHW /= self._divisor
-        return image_CHW
+            drawn = draws(self._seed, "augmentation", epoch, index, place)
+            if place < self._end:
+                image_HWC = part(image_HWC, drawn)
+            elif isinstance(part, HorizontalFlip):
+                mirrored ^= part.mirrors(drawn)
+        if image_HWC.dtype != np.uint8:
+            image_HWC = image_HWC.astype(np.float32, copy=False)
+        return Pixels(image_HWC, mirrored)
 
     def _sized(self, image_size: int | None) -> list[Augmentation]:
         if not self._needs_size:
@@ -75,3 +137,13 @@ class Pipeline:
         if image_size not in self._parts_at:
             self._parts_at[image_size] = [at_image_size(part, image_size) for part in self._parts]
         return self._parts_at[image_size]
+
+
+def _end_of(parts: Sequence[Augmentation]) -> int:
+    """The place from which on there are only mirrorings, and one normalisation at most."""
+    place, kinds = len(parts), [HorizontalFlip, Normalize]
+    while place and type(parts[place - 1]) in kinds:
+        place -= 1
+        if type(parts[place]) is Normalize:
+            kinds = [HorizontalFlip]
+    return place

@@ -62,6 +62,16 @@ class Gpu:
         """values <- host, done when `after` is left."""
         values.set(host, stream=self.stream)
 
+    def send(self, host: np.ndarray, values: Any, *, behind: Any) -> Any:
+        """values <- host on the own stream, behind a mark; the mark behind it, until which the host's memory stays."""
+        self.stream.wait_event(behind)
+        self.upload(host, values)
+        return self.stream.record(self._cupy.cuda.Event(disable_timing=True))
+
+    def follow(self, mark: Any) -> None:
+        """What this thread asks of the GPU from now on runs behind the mark."""
+        self._cupy.cuda.get_current_stream().wait_event(mark)
+
 
 class GpuConnection(Connection):
     """Sums of arrays in the memory of GPUs, one of which every worker has.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 THREADS = 256  # of a block
-_FILES = ("prelude", "normalization", "pooling", "elementwise", "loss", "tensors", "steps")
+_FILES = ("prelude", "normalization", "pooling", "elementwise", "loss", "tensors", "steps", "images")
 _TYPES = {  # in memory, in registers; E is ml_dtypes.bfloat16, which CuPy knows
     "e": ("float16", "float"),
     "E": ("bfloat16", "float"),

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from recipes.planning.draws import draws
-from trainers.augmentations import HorizontalFlip, Normalize, RandomCrop, RandomResizedCrop
+from trainers.augmentations import HorizontalFlip, Normalize, RandomCrop, RandomErasing, RandomResizedCrop
 from trainers.augmentations.pipeline import Pipeline
 
 GREY = SimpleNamespace(name="grey", mean=(0.25,), std=(0.5,))
@@ -63,6 +63,36 @@ def test_every_part_draws_by_seed_epoch_index_and_place():
     image_HWC = flip(image_HWC, draws(5, "augmentation", 3, 17, 1))
     expected = image_HWC.transpose(2, 0, 1).astype(np.float32) / np.float32(255)
     np.testing.assert_array_equal(pipeline(crop, flip, seed=5)(photo(), epoch=3, index=17), expected)
+
+
+FLIP, NORMALIZE, CROP = HorizontalFlip(), Normalize(mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6)), RandomCrop(size=24)
+
+
+@pytest.mark.parametrize(
+    ("parts", "num_before"),
+    [
+        ((CROP, FLIP, NORMALIZE), 1),
+        ((FLIP, CROP, NORMALIZE), 2),
+        ((CROP, NORMALIZE, FLIP), 1),
+        ((FLIP, NORMALIZE, FLIP, FLIP), 0),
+        ((CROP, NORMALIZE, NORMALIZE), 2),
+        ((CROP, NORMALIZE, RandomErasing(probability=1)), 3),
+        ((FLIP, CROP), 2),
+        ((CROP, FLIP), 1),
+    ],
+)
+def test_mirroring_and_normalising_at_the_end_of_a_list_is_left_to_finish(parts, num_before):
+    divisor, made = np.float32(1 if NORMALIZE in parts else 255), pipeline(*parts)
+    for index in range(6):
+        images = [photo()]
+        for place, part in enumerate(parts):
+            images.append(part(images[-1], draws(0, "augmentation", 1, index, place)))
+        pixels = made.pixels(photo(), epoch=1, index=index)
+        np.testing.assert_array_equal(pixels.pixels_HWC, images[num_before])
+        assert pixels.pixels_HWC.dtype == images[num_before].dtype
+        expected = images[-1].transpose(2, 0, 1).astype(np.float32) / divisor
+        np.testing.assert_array_equal(made.finish.image(*pixels), expected)
+        np.testing.assert_array_equal(made(photo(), epoch=1, index=index), expected)
 
 
 def test_images_differ_by_seed_epoch_and_index():

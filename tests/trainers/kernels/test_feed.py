@@ -1,0 +1,281 @@
+"""What a feed brings to a GPU is what the CPU gets, whichever of the two streams is late: here both are NumPy's."""
+
+import itertools
+from collections import deque
+from functools import partial
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from recipes.planning.cluster import GradientExchange
+from recipes.planning.stream import Stream
+from trainers.build import build, build_exchange
+from trainers.feed import Feed
+from trainers.kernels import cuda_launch
+from trainers.mixed_precision import images_dtype
+from trainers.norm_groups import NormGroups
+from trainers.request import TrainRequest, prepare
+from trainers.stream_iterator import StreamIterator
+from trainers.updater import RecipeUpdater
+
+OWN, CURRENT = "own", "current"
+NORMALIZE = "{kind: Normalize, with: synthetic}"
+BATCH = "batch={global: [{from: 0, size: 48}, {from: 1, size: 64}], norm_span: 16}"
+BYTES = (
+    "dataset=synthetic",
+    "image_size=[{from: 0, size: 6}, {from: 1, size: 9}]",
+    f"augmentation.train=[{{kind: RandomCrop, size: image_size}}, {{kind: HorizontalFlip}}, {NORMALIZE}]",
+    f"augmentation.eval=[{{kind: CenterCrop, size: 9}}, {NORMALIZE}]",
+    BATCH,
+)
+RECIPES = {
+    "bytes": BYTES,
+    "mixed": (*BYTES, "augmentation.mix=[{kind: Mixup, alpha: 1}, {kind: CutMix, alpha: 1}]"),
+    "floats": (BATCH,),
+}
+
+
+class Mark:
+    """A place in what is asked of a stream."""
+
+    def __init__(self, gpu, stream):
+        self.gpu, self.stream, self.reached = gpu, stream, False
+
+    def __call__(self):
+        self.reached = True
+
+    def synchronize(self):
+        self.gpu.advance(self.stream, until=self)
+
+
+class Behind:
+    """That a stream waits for a mark of the other."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __call__(self):
+        assert self.mark.reached
+
+
+class LateGpu:
+    """Two streams over NumPy's memory: one runs as soon as it may, the other as late as it may; or both late, or none.
+
+    Args:
+        cpu: runs the kernels.
+        soon: names of the streams that run as soon as they may.
+    """
+
+    def __init__(self, cpu, soon):
+        self.xp, self._cpu, self._soon = cpu.xp, cpu, soon
+        self._asked = {OWN: deque(), CURRENT: deque()}
+        self._memory = type("Memory", (np.ndarray,), {"copy": lambda memory: self._copy(memory)})
+        self.pinned = set()
+
+    def zeros(self, count, dtype):
+        made = self.xp.empty(count, dtype).view(self._memory)
+        self._ask(CURRENT, partial(np.copyto, made.view(np.ndarray), 0))
+        return made
+
+    def launch(self, *given):
+        self._ask(CURRENT, partial(self._cpu.launch, *given))
+
+    def pin(self, host):
+        assert host.ctypes.data % 4096 == host.nbytes % 4096 == 0
+        self.pinned.add(host.ctypes.data)
+
+    def unpin(self, host):
+        copies = [task for task in self._asked[OWN] if isinstance(task, partial)]
+        assert not any(np.shares_memory(copy.args[1], host) for copy in copies), "a copy is under way"
+        self.pinned.remove(host.ctypes.data)
+
+    def mark(self):
+        return self._ask(CURRENT, Mark(self, CURRENT))
+
+    def send(self, host, values, *, behind):
+        assert host.base is not None
+        self._ask(OWN, Behind(behind))
+        self._ask(OWN, partial(np.copyto, values.view(np.ndarray), host))
+        return self._ask(OWN, Mark(self, OWN))
+
+    def follow(self, mark):
+        self._ask(CURRENT, Behind(mark))
+
+    def advance(self, stream, until=None):
+        """Up to a mark, whatever it takes; else as far as it goes without the other stream."""
+        asked = self._asked[stream]
+        while asked and not (until and until.reached):
+            first = asked[0]
+            if isinstance(first, Behind) and not first.mark.reached:
+                if until is None:
+                    return
+                first.mark.synchronize()
+            asked.popleft()()
+
+    def _ask(self, stream, what):
+        self._asked[stream].append(what)
+        for _, soon in itertools.product(range(2), self._soon):
+            self.advance(soon)
+        return what
+
+    def _copy(self, memory):
+        copied = np.empty(memory.shape, memory.dtype)
+        self._ask(CURRENT, partial(np.copyto, copied, memory.view(np.ndarray)))
+        return copied
+
+
+@pytest.fixture
+def gpu_on_cpu(compiled, monkeypatch):
+    """gpu_on_cpu(soon): a `LateGpu` where the kernels run."""
+
+    def made(soon):
+        gpu = LateGpu(compiled, soon)
+        monkeypatch.setattr(cuda_launch, "device", gpu)
+        return gpu
+
+    return made
+
+
+def prepared(overrides, micro_batch_size):
+    return prepare(
+        TrainRequest(recipe="digits/ramp", overrides=overrides, micro_batch_size=micro_batch_size), workers=1
+    )
+
+
+def iterators(found, gpu, *, load=None, update=0):
+    """The iterator of the CPU, and one that feeds a GPU."""
+    recipe, parts = found.opened.recipe, build(found.opened.recipe, found.opened.dataset)
+    stream = Stream(seed=recipe.seed, num_samples=found.opened.dataset.num_train)
+    feed = Feed(gpu, load=load or parts.load_pixels, finish=parts.finish, dtype=images_dtype(recipe.precision))
+    made = []
+    for each in (None, feed):
+        kept = {"plan": found.plan, "rank": 0, "stream": stream, "load": parts.load_train, "mixing": parts.mixing}
+        made.append(StreamIterator(**kept, trace=True, feed=each))
+        made[-1].update = update
+    return made
+
+
+def assert_same_micro_batch(found, expected):
+    assert found.part == expected.part
+    for name in ("images_NCHW", "targets", "epochs", "indices"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), err_msg=name)
+    assert found.targets.dtype == expected.targets.dtype
+    assert found.images_NCHW.dtype == np.float32
+
+
+@pytest.mark.parametrize("soon", [(), (OWN,), (CURRENT,), (OWN, CURRENT)], ids=str)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_micro_batches_are_those_of_the_cpu(gpu_on_cpu, recipe, soon):
+    found, gpu = prepared(RECIPES[recipe], 32), gpu_on_cpu(soon)
+    of_cpu, of_gpu = iterators(found, gpu, update=found.plan.timeline.segments[1].update - 2)
+    pairs = []
+
+    def collect(ask):
+        share, other = ask(of_gpu), ask(of_cpu)
+        assert other.look_ahead is None
+        pairs.extend(zip(share.micro_batches, other.micro_batches, strict=True))
+        share.look_ahead()
+        assert share.seen == other.seen
+        assert len(share.seen) == share.segment.global_batch_size
+
+    for attempt in range(4):
+        collect(next)
+        if attempt == 1:
+            collect(StreamIterator.again)  # the loss scale was halved
+        if attempt == 2:
+            for iterator in (of_cpu, of_gpu):
+                iterator.limit(16)  # memory ran out
+            collect(StreamIterator.again)
+    of_gpu.finalize()
+    assert not gpu.pinned
+    gpu.mark().synchronize()
+    assert [micro_batch.part.size for micro_batch, _ in pairs] == [32, 16] * 3 + [32, 32] + [16] * 8
+    for micro_batch, other in pairs:
+        assert_same_micro_batch(micro_batch, other)
+
+
+def test_an_update_begins_with_what_was_loaded_during_the_one_before(gpu_on_cpu):
+    found, asked = prepared(BYTES, 32), []
+    parts = build(found.opened.recipe, found.opened.dataset)
+    load = lambda epoch, index, image_size: asked.append(index) or parts.load_pixels(epoch, index, image_size)  # noqa: E731
+    _, iterator = iterators(found, gpu_on_cpu((OWN, CURRENT)), load=load)
+
+    def loaded_by(do):
+        before = len(asked)
+        do()
+        return len(asked) - before
+
+    for _ in range(2):
+        share = next(iterator)
+        first, rest = next(share.micro_batches), share.micro_batches
+        assert first.indices.tolist() == asked[:32]
+        assert loaded_by(lambda: deque(rest)) == 16  # noqa: B023
+        asked.clear()
+        assert loaded_by(share.look_ahead) == 32
+        assert loaded_by(share.look_ahead) == 0
+    iterator.limit(16)
+    asked.clear()
+    assert loaded_by(lambda: deque(iterator.again().micro_batches)) == 48
+    assert loaded_by(share.look_ahead) == 16
+    iterator.update = found.plan.timeline.num_updates
+    iterator.finalize()
+    assert loaded_by(share.look_ahead) == 0, "nothing comes after the last update"
+
+
+def test_what_goes_wrong_ahead_is_raised_by_the_update_that_needs_it(gpu_on_cpu):
+    found = prepared(BYTES, 48)
+    parts = build(found.opened.recipe, found.opened.dataset)
+    broken = Stream(seed=0, num_samples=1024).samples(48, 48)[1][40]
+
+    def load(epoch, index, image_size):
+        if index == broken:
+            raise ValueError("the file is damaged")
+        return parts.load_pixels(epoch, index, image_size)
+
+    _, iterator = iterators(found, gpu_on_cpu(()), load=load)
+    for _ in range(2):  # an update that is done again does not need it either
+        share = next(iterator) if iterator.update == 0 else iterator.again()
+        assert len(list(share.micro_batches)) == 1
+        share.look_ahead()
+    with pytest.raises(ValueError, match="the file is damaged"):
+        next(next(iterator).micro_batches)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "precision"), [*((name, "float32") for name in RECIPES), ("bytes", "mixed16, loss_scale: 67108864")]
+)
+def test_updates_are_those_without_a_feed(gpu_on_cpu, recipe, precision):
+    """Also where the loss scale is halved, and where memory runs out for more than one norm group at once."""
+    small = (f"precision={{compute: {precision}}}", "model={kind: SmallCNN, width: 4}")
+    found, weights, halved = prepared((*RECIPES[recipe], *small), 48), [], 0
+    for fed in (False, True):
+        parts, mpi = build(found.opened.recipe, found.opened.dataset), MPI.COMM_SELF
+        groups = NormGroups(found.opened.recipe.evaluation)
+        groups.install(parts.model)
+        calls = itertools.count()
+
+        def loss(logits, targets, of=parts.loss, calls=calls):
+            if next(calls) > 1 and len(targets) > 16:
+                raise MemoryError
+            return of(logits, targets)
+
+        updater = RecipeUpdater(
+            iterators(found, gpu_on_cpu((OWN, CURRENT)))[fed],
+            parts.optimizer,
+            loss=loss,
+            plan=found.plan,
+            exchange=build_exchange(GradientExchange(), parts, mpi),
+            mpi=mpi,
+            norm_groups=groups,
+        )
+        for _ in range(4):
+            updater.update()
+            halved += updater.record.overflows or 0
+        updater.finalize()
+        updater.close()
+        weights.append({path: parameter.array for path, parameter in parts.model.namedparams()})
+        assert next(calls) >= 10
+    assert (halved > 0) == (precision != "float32")
+    for path, array in weights[0].items():
+        np.testing.assert_allclose(weights[1][path], array, rtol=1e-5, atol=1e-6, err_msg=path)
