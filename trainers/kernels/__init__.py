@@ -12,10 +12,11 @@ On a GPU:
                 needs nvidia-cudnn-frontend and cuDNN, and is the default where they are
     chainer     Chainer's own: im2col and cuBLAS, kernels of one operation each
 
-Only what a node computes forward is replaced. Chainer's gradients are nodes themselves, so gradients of gradients and
-type checks stay, and what a kernel does not cover (groups, dilation, cover_all, float16 on the CPU) is Chainer's. On a
-GPU there are two nodes of ours beside, which ask Chainer's for gradients of gradients, normalisation with ReLU
-(`normalized`) and the loss (`trainers.fused_loss`), and steps of all parameters at once (`trainers.fused_step`).
+Chainer's nodes stay, and with them checks of types and gradients of gradients: replaced is what they compute forward,
+and the gradients of a convolution. What a kernel does not cover (groups, dilation, cover_all, float16 on the CPU) is
+Chainer's. Two nodes are ours, and ask Chainer's for gradients of gradients: normalisation with a sum and ReLU
+(`normalized`), and on a GPU the loss (`trainers.fused_loss`). There, optimizers move all parameters at once
+(`trainers.fused_step`).
 
 `SEAMS` are armed by `trainers/__init__.py`, and wait for the modules of Chainer they belong to. Which kernels serve is
 looked up at each call, first in the environment: `KILOBATCH_KERNELS`. Nothing is loaded here, not even NumPy.

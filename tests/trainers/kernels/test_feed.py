@@ -198,7 +198,11 @@ def test_micro_batches_are_those_of_the_cpu(gpu_on_cpu, recipe, soon):
 def test_an_update_begins_with_what_was_loaded_during_the_one_before(gpu_on_cpu):
     found, asked = prepared(BYTES, 32), []
     parts = build(found.opened.recipe, found.opened.dataset)
-    load = lambda epoch, index, image_size: asked.append(index) or parts.load_pixels(epoch, index, image_size)  # noqa: E731
+
+    def load(epoch, index, image_size):
+        asked.append(index)
+        return parts.load_pixels(epoch, index, image_size)
+
     _, iterator = iterators(found, gpu_on_cpu((OWN, CURRENT)), load=load)
 
     def loaded_by(do):
@@ -210,7 +214,7 @@ def test_an_update_begins_with_what_was_loaded_during_the_one_before(gpu_on_cpu)
         share = next(iterator)
         first, rest = next(share.micro_batches), share.micro_batches
         assert first.indices.tolist() == asked[:32]
-        assert loaded_by(lambda: deque(rest)) == 16  # noqa: B023
+        assert loaded_by(partial(deque, rest)) == 16
         asked.clear()
         assert loaded_by(share.look_ahead) == 32
         assert loaded_by(share.look_ahead) == 0
