@@ -60,6 +60,8 @@ def check(seed, *, with_teams):
         random.normal(100.0, 1.0, (num_groups * span, CHANNELS, 2, 3))
         + np.arange(num_groups * span)[:, None, None, None]
     )
+    if seed % 4 > 1:  # as convolutions leave it
+        x = np.ascontiguousarray(x.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
     weights = random.normal(size=x.shape)
     for how in ("moving_average", "pooled", "last_batch", "by_group"):
         split, alone = layer_and_groups(how), layer_and_groups(how)

@@ -40,8 +40,9 @@ class Normalized(chainer.FunctionNode):
         if self._masked:
             self.retain_outputs((0,))
         grouped, axis = self._grouped(x)
-        of_each = chainer.backend.get_array_module(gamma).broadcast_to(gamma, (self._groups, *gamma.shape))
-        mean, var = self._statistics.get_mean_and_var(axis, of_each, grouped, None, np.float64)
+        xp = chainer.backend.get_array_module(gamma)
+        of_each = xp.broadcast_to(gamma, (self._groups, *gamma.shape))
+        mean, var = self._statistics.get_mean_and_var(axis, of_each, grouped, xp, np.float64)
         self._scales = ours.scales(x, mean, var, gamma, beta, self._eps)
         return (self._normalized(x, *plus),)
 

@@ -4,6 +4,7 @@ import chainer
 import chainer.functions as F
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from recipes.planning.division import divide
 from recipes.schema import Evaluation
@@ -25,8 +26,8 @@ def _numpys_kernels():
     kernels.use(before)
 
 
-def one_update(component, *, size, dtype, second=False):
-    """Loss, gradients and statistics of an update of three norm groups; with `second` of the gradient's own norm."""
+def one_update(component, *, size, dtype, second=False, division=DIVISION, team=None):
+    """Loss, gradients and statistics of an update, of three norm groups if not said; with `second` of the gradient's own norm."""
     random = np.random.RandomState(0)
     model = component.build(num_classes=5, channels=3, image_size=size)
     draw_initial_weights(model, seed=0)
@@ -34,8 +35,8 @@ def one_update(component, *, size, dtype, second=False):
         parameter.array = parameter.array.astype(dtype)
     groups = NormGroups(Evaluation(norm_statistics="pooled"))
     groups.install(model)
-    groups.begin_update(DIVISION)
-    groups.begin_micro_batch(DIVISION.micro_batches(0)[0])
+    groups.begin_update(division, team)
+    groups.begin_micro_batch(division.micro_batches(0)[0])
     images = chainer.Variable(random.normal(2.0, 1.0, (12, 3, size, size)).astype(dtype))
     with chainer.using_config("train", True):
         labels = random.randint(0, 5, 12).astype(np.int32)
@@ -74,6 +75,15 @@ def test_an_update_and_the_gradient_of_a_gradient(cuda_on_cpu, monkeypatch, comp
     assert len(applied) == len(found["layers"])
     assert "cross_entropy" in launched
     assert_alike(found, expected, bound=1e-9)
+
+
+def test_a_group_whose_statistics_a_team_puts_together(cuda_on_cpu):
+    division = divide(global_batch_size=12, norm_span=12, workers=1, micro_batch_size=12)
+    given = {"size": 8, "dtype": np.float64, "division": division}
+    expected = one_update(SmallResNet(width=8), **given)
+    assert_alike(one_update(SmallResNet(width=8), **given, team=MPI.COMM_SELF), expected, bound=1e-9)
+    cuda_on_cpu()
+    assert_alike(one_update(SmallResNet(width=8), **given, team=MPI.COMM_SELF), expected, bound=1e-9)
 
 
 def test_average_pooling_and_relu_alone(cuda_on_cpu):
