@@ -27,7 +27,7 @@ def _numpys_kernels():
 
 
 def one_update(component, *, size, dtype, second=False, division=DIVISION, team=None):
-    """Loss, gradients and statistics of an update, of three norm groups if not said; with `second` of the gradient's own norm."""
+    """Loss, gradients and statistics of an update; with `second` of the gradient's own norm."""
     random = np.random.RandomState(0)
     model = component.build(num_classes=5, channels=3, image_size=size)
     draw_initial_weights(model, seed=0)
