@@ -61,7 +61,7 @@ class _SoftmaxCrossEntropy(chainer.FunctionNode):
 
 def _covers(x: Any, targets: Any) -> bool:
     """Whether the kernels compute with such arrays."""
-    if type(targets) is not type(x) or not hasattr(seams.serving(x), "cross_entropy"):
+    if type(targets) is not type(x) or x.ndim != 2 or not hasattr(seams.serving(x), "cross_entropy"):
         return False
-    labels = targets.dtype in (np.int32, np.int64) and x.ndim == 2 and targets.shape == x.shape[:1]
-    return labels or (targets.dtype == np.float32 and x.ndim == 2 and targets.shape == x.shape)
+    shape = x.shape if targets.dtype == np.float32 else x.shape[:1]
+    return targets.dtype in (np.float32, np.int32, np.int64) and targets.shape == shape

@@ -59,7 +59,7 @@ class MomentumForm:
     @property
     def numbers(self) -> tuple[float, ...]:
         """For the kernels."""
-        return self.momentum, self.within, self.beside, float(self.nesterov)
+        return self.momentum, self.within, self.beside, self.nesterov
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ class AdamForm:
     @property
     def numbers(self) -> tuple[float, ...]:
         """For the kernels."""
-        return self.beta1, self.beta2, self.eps, self.rate, self.over_m, self.over_v, float(self.inside)
+        return self.beta1, self.beta2, self.eps, self.rate, self.over_m, self.over_v, self.inside
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,12 +25,12 @@ def optimizer_step(
     of_all, like, lambdas = table(weights), weights[0], on_device(decay.lambdas, "d")
     held = [addresses(each) for each in states] + [None] * (_STATES - len(states))
     given = (addresses(weights), addresses(gradients), *held, lambdas, float(decay.coupled), float(decay.shrink))
-    ratios = None
+    numbers, ratios = tuple(map(float, form.numbers)), None  # of a component made in Python they may be integers
     if form.trust is not None:
         parts = cuda_launch.device.xp.empty((of_all.blocks, 2), "d")
-        launch(f"{form.kernels}_norms", like, of_all, *given, parts, *form.numbers)
+        launch(f"{form.kernels}_norms", like, of_all, *given, parts, *numbers)
         ratios = _ratios(form.trust, parts, of_all, lambdas, like)
-    launch(f"{form.kernels}_step", like, of_all, *given, ratios, *form.numbers)
+    launch(f"{form.kernels}_step", like, of_all, *given, ratios, *numbers)
 
 
 def _ratios(trust: Trust, parts: Any, of_all: Table, lambdas: Any, like: Any) -> Any:

@@ -19,7 +19,7 @@ WARMUP = {"beta_center": 1.0, "beta_period": 2.0, "rmsprop_learning_rate": 0.01}
 FORMS = [
     optimizers.SGD(weight_decay=0.1),
     optimizers.SGD(weight_decay=0.1, decay="times_relative_rate", no_decay=("norm", "bias")),
-    optimizers.MomentumSGD(momentum=0.9),
+    optimizers.MomentumSGD(momentum=0),
     optimizers.MomentumSGD(weight_decay=0.1, no_decay=("norm", "bias")),
     optimizers.MomentumSGD(weight_decay=0.1, decay="times_rate"),
     optimizers.CorrectedMomentumSGD(weight_decay=0.1, no_decay=("norm",)),
@@ -31,7 +31,7 @@ FORMS = [
     optimizers.Lars(weight_decay=0.1, no_decay=(), rate="outside", decay_in_trust=False, eps=0.1),
     optimizers.Lars(weight_decay=0.1, nesterov=True, clip=True, trust_coefficient=0.3),
     optimizers.Adam(),
-    optimizers.Adam(weight_decay=0.1, no_decay=("norm", "bias"), eps=0.1),
+    optimizers.Adam(weight_decay=1, no_decay=("norm", "bias"), eps=1, beta1=0),
     optimizers.Adam(weight_decay=0.1, decay="times_rate", beta1=0.5),
     optimizers.Adam(weight_decay=0.1, decay="times_relative_rate", no_decay=("norm",)),
     optimizers.Lamb(weight_decay=0.1),
