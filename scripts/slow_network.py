@@ -27,6 +27,7 @@ from trainers.launch import find_mpiexec
 
 HUB_ADDRESS = "10.99.0.254"
 BURST_BYTES = 65536
+_DELETIONS = 20  # tried, a tenth of a second apart
 JUMBO = 9000
 
 
@@ -94,10 +95,8 @@ class SlowNetwork:
     ) -> None:
         interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would leave the rest
         for name in (*self.names, self.hub):
-            for process in _quiet("ip", "netns", "pids", name).split():
-                with suppress(ProcessLookupError):
-                    os.kill(int(process), signal.SIGKILL)
-            _quiet("ip", "netns", "delete", name)  # and with it its links and their filters
+            if (trouble := _removed(name)) is not None:
+                print(f"slow_network: {name} is left: {trouble}; ip netns delete {name}", file=sys.stderr)
         self._folder.cleanup()
         for number, handler in (*self._before.items(), (signal.SIGINT, interrupt)):
             signal.signal(number, handler)
@@ -160,8 +159,17 @@ def _do(*words: str) -> None:
         raise NetworkRefused(f"{shlex.join(words)}: {done.stderr.strip() or done.returncode}")
 
 
-def _quiet(*words: str) -> str:
-    return subprocess.run(words, capture_output=True, text=True).stdout
+def _removed(name: str) -> str | None:
+    """Kill what runs in a namespace and delete it, and with it its links and their filters; why that failed."""
+    for _ in range(_DELETIONS):
+        for process in subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout.split():
+            with suppress(ProcessLookupError):
+                os.kill(int(process), signal.SIGKILL)
+        done = subprocess.run(["ip", "netns", "delete", name], capture_output=True, text=True)
+        if done.returncode == 0 or not Path("/run/netns", name).exists():
+            return None
+        time.sleep(0.1)
+    return done.stderr.strip()
 
 
 def _stop(number: int, frame: object) -> None:

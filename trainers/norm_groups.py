@@ -208,8 +208,9 @@ class NormGroupBatchNormalization(L.BatchNormalization):
         if hasattr(ours, "see"):
             ours.see(means, variances, weights, self._seen, factor=factor)
             return
-        parts = (weights @ part for part in (means, factor * variances, means**2))
-        self._seen += xp.concatenate([weights.sum(keepdims=True), *parts])
+        self._seen[0] += weights.sum()
+        for sums, part in zip(self._seen[1:].reshape(3, -1), (means, factor * variances, means**2), strict=True):
+            sums += weights @ part
 
     def take_statistics(self) -> np.ndarray:
         """What was seen since the last call, float64 (1 + 3 * channels,), and forget it."""

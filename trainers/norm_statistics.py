@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import chainer
 import numpy as np
 from chainer.backends.cuda import to_cpu
 
@@ -35,18 +36,32 @@ class GroupStatistics(ChannelsLastImpl):
         self.num_values = 0
 
     def get_mean_and_var(self, axis, gamma, x, xp, interm_dtype):
-        self.num_values = x.size // gamma.size
         rows = rows_served(x, gamma, axis)
-        if rows is not None:
-            self.mean, self.var = (part.reshape(gamma.shape) for part in seams.serving(x).mean_and_variance(rows))
-            return tuple(part.astype(interm_dtype, copy=False) for part in (self.mean, self.var))
+        if rows is None:
+            self._in_two_passes(axis, x, xp, interm_dtype)
+        else:
+            self.of_rows(rows)
+        return tuple(part.astype(interm_dtype, copy=False) for part in (self.mean, self.var))
+
+    def of_rows(self, rows):
+        """Mean and variance of (groups, rows, channels), which our kernels serve."""
+        self.num_values = rows.shape[1]
+        self.mean, self.var = seams.serving(rows).mean_and_variance(rows)
+        self._complete()
+        return self.mean, self.var
+
+    def _in_two_passes(self, axis, x, xp, interm_dtype):
         mean = x.mean(axis=axis, dtype=np.float64, keepdims=True)
         rounded = mean.astype(interm_dtype)
         squares = x - rounded
         xp.square(squares, out=squares)
         var = squares.mean(axis=axis, dtype=np.float64, keepdims=True) - (mean - rounded) ** 2
+        self.num_values = x.size // mean.size
         self.mean, self.var = mean.squeeze(axis), xp.maximum(var, 0.0).squeeze(axis)
-        return tuple(part.astype(interm_dtype, copy=False) for part in (self.mean, self.var))
+        self._complete()
+
+    def _complete(self):
+        """Make of this worker's part the statistics of the groups: they are whole here."""
 
 
 class TeamStatistics(GroupStatistics):
@@ -65,8 +80,8 @@ class TeamStatistics(GroupStatistics):
         super().__init__()
         self.team, self._clock = team, clock
 
-    def get_mean_and_var(self, axis, gamma, x, xp, interm_dtype):
-        super().get_mean_and_var(axis, gamma, x, xp, interm_dtype)
+    def _complete(self):
+        xp = chainer.backend.get_array_module(self.mean)
         own = [to_cpu(part).ravel() for part in (self.mean, self.var)]
         parts = self._gathered(np.concatenate([[self.num_values], *own]))
         counts, means, variances = parts[:, :1], *np.split(parts[:, 1:], 2, axis=1)
@@ -75,7 +90,6 @@ class TeamStatistics(GroupStatistics):
         mean = (shares * means).sum(axis=0)
         var = (shares * (variances + (means - mean) ** 2)).sum(axis=0)
         self.mean, self.var = (xp.asarray(whole.reshape(self.mean.shape)) for whole in (mean, var))
-        return tuple(part.astype(interm_dtype, copy=False) for part in (self.mean, self.var))
 
     def backward(self, axis, gamma, gy, x, x_layout, xp, expander, mean, inv_std, eps, var, forward_data):
         if rows_served(x, gamma, axis) is not None:

@@ -6,13 +6,11 @@ from typing import Any
 
 import chainer
 import chainer.functions as F
-import numpy as np
 from chainer.functions.activation.relu import ReLUGrad2
 from chainer.functions.normalization.batch_normalization import BatchNormalizationGrad
 
 from trainers.kernels import seams
 from trainers.kernels.batch_normalization import ChannelsLastImpl
-from trainers.kernels.numpy_normalization import from_rows, rows_of
 
 
 class Normalized(chainer.FunctionNode):
@@ -39,11 +37,7 @@ class Normalized(chainer.FunctionNode):
         self.retain_inputs((0, 1))
         if self._masked:
             self.retain_outputs((0,))
-        grouped, axis = self._grouped(x)
-        xp = chainer.backend.get_array_module(gamma)
-        of_each = xp.broadcast_to(gamma, (self._groups, *gamma.shape))
-        mean, var = self._statistics.get_mean_and_var(axis, of_each, grouped, xp, np.float64)
-        self._scales = ours.scales(x, mean, var, gamma, beta, self._eps)
+        self._scales = ours.scales(x, *self._statistics.of_rows(self._rows(x)), gamma, beta, self._eps)
         return (self._normalized(x, *plus),)
 
     def backward(self, indexes: tuple[int, ...], grad_outputs: tuple[chainer.Variable]) -> tuple[Any, ...]:
@@ -56,39 +50,42 @@ class Normalized(chainer.FunctionNode):
         return tuple(found[index] for index in indexes)
 
     def _normalized(self, x: Any, plus: Any = None) -> Any:
-        (grouped, axis), more = self._grouped(x), None if plus is None else self._rows(plus)
-        y = seams.serving(x).normalized_by(self._rows(x), self._scales, relu=self._relu, plus=more)
-        return from_rows(y, grouped.shape, axis).reshape(x.shape)
+        more = None if plus is None else self._rows(plus)
+        return _from_rows(seams.serving(x).normalized_by(self._rows(x), self._scales, relu=self._relu, plus=more), x)
 
     def _gradients(self, gy: Any, x: Any, gamma: Any, y: Any) -> tuple[Any, ...]:
-        grouped, axis = self._grouped(x)
         out, whole = None if y is None else self._rows(y), self._statistics.whole_sums
         given = (self._rows(gy), self._rows(x), self._scales)
         gx, parameters, counted = seams.serving(x).gradient_by(*given, relu=self._relu, y=out, whole=whole)
-        gx, counted = (from_rows(array, grouped.shape, axis).reshape(x.shape) for array in (gx, counted))
-        return gx, *(part.astype(gamma.dtype, copy=False) for part in parameters), counted
+        ggamma, gbeta = (part.astype(gamma.dtype, copy=False) for part in parameters)
+        return _from_rows(gx, x), ggamma, gbeta, _from_rows(counted, x)
 
     def _nodes(self, gy: Any, x: Any, gamma: Any, y: Any) -> tuple[chainer.Variable, ...]:
         if self._relu:
             y = self._normalized(x.array) if y is None else y
             (gy,) = ReLUGrad2(y).apply((gy,))
-        grouped, axis = self._grouped(x.array)
-        kept = (0, 2)
-        expander = tuple(slice(None) if number in kept else None for number in range(grouped.ndim))
+        grouped, kept = (self._groups, len(x) // self._groups, *x.shape[1:]), (0, 2)
+        axis = tuple(number for number in range(len(grouped)) if number not in kept)
+        expander = tuple(slice(None) if number in kept else None for number in range(len(grouped)))
         mean, inv_std = self._scales[:2]
         given = (self._eps, expander, axis, mean, None, inv_std, kept, self._statistics, None)
-        inputs = (F.reshape(x, grouped.shape), F.broadcast_to(gamma, mean.shape), F.reshape(gy, grouped.shape))
+        inputs = (F.reshape(x, grouped), F.broadcast_to(gamma, mean.shape), F.reshape(gy, grouped))
         gx, ggamma, gbeta = BatchNormalizationGrad(*given).apply(inputs)
         return F.reshape(gx, x.shape), F.sum(ggamma, axis=0), F.sum(gbeta, axis=0), gy
 
-    def _grouped(self, x: Any) -> tuple[Any, tuple[int, ...]]:
-        """x as (groups, samples, channels, ...), on the same memory, and the axes that are normalised over."""
-        grouped = x.reshape(self._groups, len(x) // self._groups, *x.shape[1:])
-        return grouped, (1, *range(3, grouped.ndim))
-
     def _rows(self, x: Any) -> Any:
-        grouped, axis = self._grouped(x)
-        return rows_of(grouped, axis, copy=True)
+        """(groups, rows, channels), on the same memory where channels are last."""
+        last = x if x.ndim == 2 else x.transpose(0, 2, 3, 1)
+        last = last if last.flags.c_contiguous else last.copy()
+        return last.reshape(self._groups, -1, last.shape[-1])
+
+
+def _from_rows(rows: Any, x: Any) -> Any:
+    """Rows in the shape of x, on the same memory."""
+    if x.ndim == 2:
+        return rows.reshape(x.shape)
+    count, channels, *size = x.shape
+    return rows.reshape(count, *size, channels).transpose(0, 3, 1, 2)
 
 
 def covers(x: Any, gamma: Any, plus: Any = None) -> bool:

@@ -98,7 +98,7 @@ def scales(
     """
     mean, var = (part.astype(gamma.dtype, copy=False) for part in (mean, var))
     inv_std = np.reciprocal(np.sqrt(var + gamma.dtype.type(eps)))
-    return mean, inv_std, *(np.broadcast_to(vector, mean.shape) for vector in (gamma, beta))
+    return mean, inv_std, *(np.repeat(vector[np.newaxis], len(mean), axis=0) for vector in (gamma, beta))
 
 
 def normalized_by(
@@ -167,7 +167,8 @@ def gradient_by(
 
 def sums_of_groups(parts: Sequence[np.ndarray], *, like: np.ndarray) -> list[np.ndarray]:
     """Gradients of vectors that each group had, (groups, channels), as those of one, in the type of `like`."""
-    return [part.astype(like.dtype, copy=False).sum(axis=0) for part in parts]
+    parts = [part.astype(like.dtype, copy=False) for part in parts]
+    return [part.sum(axis=0) if len(part) > 1 else part[0] for part in parts]
 
 
 def normalization_gradient(

@@ -35,13 +35,14 @@ def _convolution_backward(module: ModuleType) -> None:
         ours, how = _covering(self, x, W, gy), {"stride": (self.sy, self.sx), "pad": (self.ph, self.pw)}
         if not plain or ours is None:
             return original(self, indexes, grad_outputs)
-        found = [
-            ours.convolution_data(gy, W, size=x.shape[2:], **how) if 0 in indexes else (),
-            _in_order(ours.convolution_weights(x, gy, kernel=W.shape[2:], **how)) if 1 in indexes else (),
-            gy.sum(axis=(0, 2, 3)) if 2 in indexes else (),
-        ]
-        if any(gradient is None for gradient in found):
+        if {0, 1} <= set(indexes) and hasattr(ours, "convolution_gradients"):
+            gx, gW = ours.convolution_gradients(x, W, gy, **how)
+        else:
+            gx = ours.convolution_data(gy, W, size=x.shape[2:], **how) if 0 in indexes else ()
+            gW = ours.convolution_weights(x, gy, kernel=W.shape[2:], **how) if 1 in indexes else ()
+        if gx is None or gW is None:
             return original(self, indexes, grad_outputs)
+        found = (gx, _in_order(gW) if 1 in indexes else (), gy.sum(axis=(0, 2, 3)) if 2 in indexes else ())
         return tuple(module.chainer.as_variable(found[index]) for index in indexes)
 
     convolution.backward = backward
@@ -65,15 +66,17 @@ def _convolution_core(module: ModuleType, core: str) -> None:
             return original_of_weights(self, x, gy)
         kernel = (self.kh, self.kw)
         gW = ours.convolution_weights(x, gy, kernel=kernel, stride=(self.sy, self.sx), pad=(self.ph, self.pw))
-        return original_of_weights(self, x, gy) if gW is None else (_in_order(gW),)
+        if gW is None:
+            return original_of_weights(self, x, gy)
+        return (_in_order(gW),)
 
     setattr(convolution, core, forward)
     setattr(of_weights, core, weights_forward)
 
 
-def _in_order(gW: Any) -> Any | None:
-    """ChainerMN's naive mean of a gradient that lies in any other is lost silently."""
-    return gW if gW is None or gW.flags.c_contiguous else gW.copy()
+def _in_order(gW: Any) -> Any:
+    """As parameters lie: ChainerMN's naive mean of a gradient that lies in any other order is lost silently."""
+    return gW if gW.flags.c_contiguous else gW.copy()
 
 
 def deconvolution_seam(module: ModuleType) -> None:
@@ -268,17 +271,17 @@ def serving(*arrays: Any) -> Any | None:
 
     On a GPU vectors beside 16 bits may be float32.
     """
-    import numpy as np
-
     kind, place = arrays[0].dtype.char, type(arrays[0])
-    if place is np.ndarray:
+    if place is sys.modules["numpy"].ndarray:
         ours, kinds, beside = operators, "fd", kind
     elif gpu_operators is not None and place is sys.modules["cupy"].ndarray:
         ours, kinds, beside = gpu_operators, "eEfd", kind + "f" if kind in "eE" else kind
     else:
         return None
-    alike = all(type(array) is place and array.dtype.char in beside and array.size for array in arrays)
-    return ours if kind in kinds and alike else None
+    for array in arrays:  # not `all`: this is asked for every node
+        if type(array) is not place or array.dtype.char not in beside or not array.size:
+            return None
+    return ours if kind in kinds else None
 
 
 SEAMS: tuple[tuple[str, Callable[[ModuleType], None]], ...] = (

@@ -50,6 +50,17 @@ def convolution_weights(x: np.ndarray, gy: np.ndarray, *, kernel: Pair, stride: 
     return gW.contiguous().numpy()
 
 
+def convolution_gradients(
+    x: np.ndarray, W: np.ndarray, gy: np.ndarray, *, stride: Pair, pad: Pair
+) -> tuple[np.ndarray, np.ndarray]:
+    """What `convolution_data` and `convolution_weights` give, of one call."""
+    x_tensor, W_tensor, gy_tensor = map(_tensor, (x, W, gy))
+    images = _images(W, stride, pad, x_tensor)
+    given = (_cut(gy_tensor, images), _cut(x_tensor, images), W_tensor)
+    gx, gW, _ = _backward(*given, stride, pad, [True, True, False])
+    return _cut(gx, len(x)).numpy(), gW.contiguous().numpy()
+
+
 def product(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Of two matrices. NumPy's would wake OpenBLAS's threads beside PyTorch's."""
     return torch.mm(_tensor(x), _tensor(y)).numpy()
@@ -57,8 +68,11 @@ def product(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 def mean_and_variance(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """See `trainers.kernels.numpy_normalization`; PyTorch gives them rounded to the type of x."""
-    found = [_aten.batch_norm_update_stats(_image(group), None, None, 0.0) for group in x]
-    return tuple(np.stack([part.numpy() for part in parts]).astype(np.float64) for parts in zip(*found, strict=True))
+    found = np.empty((2, *x.shape[::2]))
+    for number, group in enumerate(x):
+        mean, var = _aten.batch_norm_update_stats(_image(group), None, None, 0.0)
+        found[0, number], found[1, number] = mean.numpy(), var.numpy()
+    return found[0], found[1]
 
 
 def normalized(x: np.ndarray, mean: np.ndarray, inv_std: np.ndarray, gamma: np.ndarray, beta: np.ndarray) -> np.ndarray:
@@ -67,7 +81,7 @@ def normalized(x: np.ndarray, mean: np.ndarray, inv_std: np.ndarray, gamma: np.n
     scale = gamma * inv_std
     shift = beta - mean * scale
     for group, times, plus, out in zip(x, scale, shift, y, strict=True):
-        torch.addcmul(*map(_tensor, (plus, group, times)), out=torch.from_numpy(out))
+        torch.addcmul(torch.from_numpy(plus), _tensor(group), torch.from_numpy(times), out=torch.from_numpy(out))
     return y
 
 
@@ -109,8 +123,8 @@ def normalization_gradient(
     for gy_group, group, *vectors in zip(gy, x, gamma, mean, inv_std, strict=True):
         weight, about, inverse = map(_tensor, vectors)
         given = (_image(gy_group), _image(group), weight, None, None, about, inverse, True, 0.0, [True, True, True])
-        gx, *parts = _aten.native_batch_norm_backward(*given)
-        found.append((gx[0, :, :, 0].T.numpy(), *(part.numpy() for part in parts)))
+        gx, ggamma, gbeta = (part.numpy() for part in _aten.native_batch_norm_backward(*given))
+        found.append((gx[0, :, :, 0].T, ggamma, gbeta))
     return tuple(each[0][np.newaxis] if len(each) == 1 else np.stack(each) for each in zip(*found, strict=True))
 
 
@@ -189,7 +203,7 @@ def _cut(x: torch.Tensor, images: int) -> torch.Tensor:
 
 def _image(rows: np.ndarray) -> torch.Tensor:
     """(rows, channels) as one image whose channels are last in memory: what PyTorch has fast passes for."""
-    return torch.from_numpy(rows).T[None, :, :, None]
+    return torch.from_numpy(rows.T[np.newaxis, :, :, np.newaxis])
 
 
 def _tensor(array: np.ndarray, *, order: torch.memory_format | None = _LAST) -> torch.Tensor:
@@ -197,4 +211,4 @@ def _tensor(array: np.ndarray, *, order: torch.memory_format | None = _LAST) -> 
     if not array.flags.writeable or min(array.strides, default=0) < 0:
         array = array.copy(order="K")
     tensor = torch.from_numpy(array)
-    return tensor if order is None or tensor.ndim != 4 else tensor.contiguous(memory_format=order)
+    return tensor.contiguous(memory_format=order) if order is not None and array.ndim == 4 else tensor
