@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import socket
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from trainers.faults import RunFailed
 
 DEVICES = ("cpu", "gpu", "auto")
 INSTALL = 'pip install "cupy-cuda13x[ctk]" nvidia-nccl-cu13 (for CUDA 12: cupy-cuda12x[ctk], nvidia-nccl-cu12)'
+_TF32_SINCE = 80  # compute capability of NVIDIA's Ampere
 _DRIVER = ("/dev/nvidiactl", "/dev/dxg")  # Linux; Linux under Windows
 
 
@@ -74,6 +76,21 @@ def require_device(cluster: Cluster, reading: Reading, *, asked: str | None) -> 
         raise RecipeError(reading.problems)
 
 
+def require_numbers(compute: str, reading: Reading) -> None:
+    """Refuse numbers that nothing here computes with.
+
+    Args:
+        compute: the recipe's `precision.compute`.
+        reading: of its file, which knows where its values were written.
+    Raises:
+        RecipeError: with file, line and a way out.
+    """
+    if compute == "bfloat16" and importlib.util.find_spec("ml_dtypes") is None:
+        what = "is bfloat16, which NumPy and CuPy have from ml_dtypes, and that is not installed"
+        reading.refuse(("precision", "compute"), what, "pip install ml_dtypes, or write mixed16, tf32 or float32")
+        raise RecipeError(reading.problems)
+
+
 def take_device(kind: str, mpi: Any) -> Any:
     """The device of this worker, current from now on: GPU r modulo their number for the r-th worker of a machine.
 
@@ -120,10 +137,13 @@ def said_of(device: Any) -> dict[str, str]:
     return {"gpu": f"{properties['name'].decode()} {device.device.pci_bus_id}"}
 
 
-def notes_on(device: Any) -> list[str]:
-    """What the user should know of the device."""
+def notes_on(device: Any, compute: str = "float32") -> list[str]:
+    """What the user should know of the device, and of what `precision.compute` is there."""
+    permitted = "precision.compute is tf32, a permission that only GPUs since Ampere use: this is float32"
     if device.name == "@numpy":
-        return []
+        return [permitted] if compute == "tf32" else []
+    too_old = int(device.device.compute_capability) < _TF32_SINCE
     kind, why_not = kernels.use_on_gpu(None)
     slow = "" if kind == "cudnn" else ", convolutions go by im2col and cuBLAS" + (f": {why_not}" if why_not else "")
-    return [f"rank 0 computes on {said_of(device)['gpu']}, {kind} kernels{slow}"]
+    said = [f"rank 0 computes on {said_of(device)['gpu']}, {kind} kernels{slow}"]
+    return [*said, permitted] if compute == "tf32" and too_old else said

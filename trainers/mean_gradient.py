@@ -17,7 +17,7 @@ from trainers.exchange import Exchange, Exchanged, Round
 from trainers.faults import OutOfMemory, one_line
 from trainers.keyed_draws import KeyedDropout
 from trainers.memory import ran_out, release
-from trainers.mixed_precision import MixedPrecision, overflow_expected
+from trainers.mixed_precision import LossScale, computing, forward_in
 from trainers.norm_groups import NormGroups
 from trainers.phases import phase
 from trainers.share_norms import ShareNorms
@@ -62,7 +62,8 @@ class MeanGradient:
         team_of: division -> communicator of this worker's team.
         norm_groups: installed in the model; its clock is told of the phases.
         exchange: of all workers.
-        mixed: where forward and backward are float16.
+        compute: the recipe's `precision.compute`.
+        mixed: its loss scale, where it has one.
         measures: whether the norms of micro-batches are wanted.
     """
 
@@ -75,11 +76,13 @@ class MeanGradient:
         team_of: Callable[..., Any],
         norm_groups: NormGroups,
         exchange: Exchange | ExactExchange,
-        mixed: MixedPrecision | None,
+        compute: str,
+        mixed: LossScale | None,
         measures: bool,
     ) -> None:
         self._model, self._loss, self._seed, self._team_of = model, loss, seed, team_of
         self._norm_groups, self._exchange, self._mixed, self._measures = norm_groups, exchange, mixed, measures
+        self._compute, self._logits = compute, forward_in(model, compute)
         self._mpi, self.clock = exchange.connection.mpi, norm_groups.clock
         exchange.observe = self.clock.bucket
 
@@ -159,8 +162,8 @@ class MeanGradient:
         """Add the gradient of the sum of these samples' losses, times `factor`; returns their mean loss, an array."""
         self._norm_groups.begin_micro_batch(micro_batch.part)
         keyed = KeyedDropout(self._model, seed=self._seed, epochs=micro_batch.epochs, indices=micro_batch.indices)
-        logits, send = self._model if self._mixed is None else self._mixed.logits, self._model.device.send
-        with contextlib.nullcontext() if self._mixed is None else overflow_expected():
+        logits, send = self._logits, self._model.device.send
+        with computing(self._compute, self._model.device):
             with self.clock("forward"), chainer.using_config("train", True), keyed:
                 loss = self._loss(logits(send(micro_batch.images_NCHW)), send(micro_batch.targets))
             with self.clock("backward"):

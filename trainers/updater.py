@@ -22,7 +22,7 @@ from trainers.faults import NotFinite, Overflow
 from trainers.fused_step import step
 from trainers.gradients import clip, first_not_finite
 from trainers.mean_gradient import Gradient, MeanGradient
-from trainers.mixed_precision import MOST_HALVINGS, MixedPrecision
+from trainers.mixed_precision import MOST_HALVINGS, LossScale
 from trainers.norm_groups import NormGroups
 from trainers.phases import phase
 from trainers.steering import Moment, steer
@@ -91,8 +91,7 @@ class RecipeUpdater(StandardUpdater):
         self._norm_groups = norm_groups
         with_gain = getattr(plan.recipe.optimizer, "gain", None)  # see AdaScale
         self._gain = with_gain and with_gain(per=plan.recipe.learning_rate.per)
-        precision = plan.recipe.precision
-        self._mixed = MixedPrecision(optimizer.target, precision) if precision.compute == "mixed16" else None
+        self._mixed = LossScale.of(plan.recipe.precision)
         self._stop_asked = stop_asked
         self._doubled = plan.recipe.updater.double_buffering
         self._ran_out: list[RanOut] = []  # in the update at hand
@@ -104,6 +103,7 @@ class RecipeUpdater(StandardUpdater):
             team_of=self._teams.of,
             norm_groups=norm_groups,
             exchange=exchange,
+            compute=plan.recipe.precision.compute,
             mixed=self._mixed,
             measures=measure_noise or self._gain is not None,
         )
