@@ -62,25 +62,20 @@ def chainer_step(name: str, precision: str, images: np.ndarray, labels: np.ndarr
 
 
 def captured(step: Callable[[], Any]) -> Callable[[], Any]:
-    """A step of ours as a CUDA graph, in memory that nothing else uses."""
-    import cupy
+    """A step of ours as a CUDA graph, in memory that nothing else uses, as `kilobatch train` captures micro-batches."""
+    from trainers.micro_batch_graphs import Gpu
 
-    stream, pool = cupy.cuda.Stream(non_blocking=True), cupy.cuda.MemoryPool()
-    cupy.cuda.Device().synchronize()  # images and weights are there
-    stream.use()
-    with cupy.cuda.using_allocator(pool.malloc):
-        for _ in range(3):  # plans are made and chosen, kernels compiled, memory taken
+    gpu = Gpu()
+    for _ in range(3):  # plans are made and chosen, kernels compiled, memory taken
+        with gpu.alone():
             step()
-        stream.synchronize()
-        stream.begin_capture()
-        loss = step()
-        graph = stream.end_capture()
+    loss, launch = gpu.record(step)
 
     def replay() -> Any:
-        graph.launch()
+        launch()
         return loss
 
-    replay.memory = pool
+    replay.memory = gpu.pool
     return replay
 
 

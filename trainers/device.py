@@ -69,6 +69,9 @@ def require_device(cluster: Cluster, reading: Reading, *, asked: str | None) -> 
         reading.refuse(("exchange", "communicator"), what, "leave communicator out, or train with --device gpu")
     elif needs_gpu and (missing := component.missing()):
         reading.refuse(("exchange", "communicator"), *missing)
+    if cluster.cuda_graph and cluster.device == "cpu":
+        what = "is true, and the device is cpu"
+        reading.refuse(("cuda_graph",), what, "leave cuda_graph out, or train with --device gpu")
     if wire != "float32" and not getattr(component, "sums_16_bits", True):
         what = f"is {wire}, of which {kind} has no sum"
         reading.refuse(("exchange", "wire"), what, "leave wire out, or take Direct, Ring, HalvingDoubling or Nccl")

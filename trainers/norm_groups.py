@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
 import chainer
@@ -46,7 +47,7 @@ class NormGroups:
         self.team: MPI.Comm | None = None
         self.clock = PhaseClock()
         self._first_group = 0
-        self._weights: Any = None  # on the model's device, and of which groups they are
+        self._weights: dict[Any, Any] = {}  # on the model's device, by place; kept, since CUDA graphs read them there
         self._division: Division | None = None
         self._layers: dict[str, NormGroupBatchNormalization] = {}
 
@@ -128,12 +129,22 @@ class NormGroups:
         keep = self._keep(groups * self._division.norm_span) ** (1 / groups)
         return keep ** (groups - 1.0 - self._first_group - np.arange(self.num_groups))
 
+    @property
+    def place(self) -> Hashable:
+        """What the layers do with the micro-batch at hand, but for its numbers: equal where they do the same."""
+        by_group = self.evaluation.norm_statistics == "by_group"
+        return (self.num_groups, self._division, self._first_group) if by_group else (self.num_groups,)
+
     def weights_on(self, xp: Any) -> Any:
-        """`weights` as an array of a device's module, kept while they are the same."""
-        place = (self._division, self.num_groups, self._first_group)
-        if self._weights is None or self._weights[0] != place:
-            self._weights = (place, xp.asarray(self.weights))
-        return self._weights[1]
+        """`weights` as an array of a device's module."""
+        if self.place not in self._weights:
+            self._weights[self.place] = xp.asarray(self.weights)
+        return self._weights[self.place]
+
+    @property
+    def seen(self) -> list[Any]:
+        """What the layers have seen in the update so far, on the model's device, to be changed in place."""
+        return [layer._seen for layer in self._layers.values()]
 
     def _keep(self, global_batch_size: int) -> float:
         """What an update leaves of the running statistics."""
@@ -156,6 +167,9 @@ class NormGroupBatchNormalization(L.BatchNormalization):
 
     def forget_statistics(self) -> None:
         """Begin an update: nothing seen yet."""
+        if isinstance(getattr(self, "_seen", None), chainer.backends.cuda.ndarray):
+            self._seen.fill(0)  # where it is: CUDA graphs write there
+            return
         # Weights of the groups; weighted sums of their means, variances, squared means.
         self._seen = self.xp.zeros(1 + 3 * self.avg_mean.size)
 

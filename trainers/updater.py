@@ -99,11 +99,10 @@ class RecipeUpdater(StandardUpdater):
         self._gradients = MeanGradient(
             optimizer.target,
             loss=loss,
-            seed=plan.recipe.seed,
+            plan=plan,
             team_of=self._teams.of,
             norm_groups=norm_groups,
             exchange=exchange,
-            compute=plan.recipe.precision.compute,
             mixed=self._mixed,
             measures=measure_noise or self._gain is not None,
         )

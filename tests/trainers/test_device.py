@@ -103,6 +103,13 @@ def test_tf32_is_float32_on_a_cpu_and_that_is_said(prepared):
     assert note == "precision.compute is tf32, a permission that only GPUs since Ampere use: this is float32"
 
 
+def test_a_cuda_graph_is_refused_on_a_cpu(prepared):
+    said = "cuda_graph: is true, and the device is cpu; leave cuda_graph out, or train with --device gpu"
+    assert prepared.refusal(more="cuda_graph: true\n") == f"ours.yaml:6:13: {said}"
+    assert prepared.refusal("cluster.cuda_graph=true") == f"command line:1:20: {said}"
+    assert not prepared.plan().cluster.cuda_graph
+
+
 def test_exact_mode_is_refused_on_a_gpu_by_its_name(prepared):
     assert "--exact is promised on CPUs only, and cluster ours has device gpu" in prepared.refusal(
         asked="gpu", exact=True

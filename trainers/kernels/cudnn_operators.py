@@ -18,9 +18,10 @@ from trainers.kernels.cuda_pooling import (
     max_pooling,
     max_pooling_gradient,
 )
+from trainers.kernels.cuda_products import product
 from trainers.kernels.cuda_tensors import finite, momentum_step
 
 __all__ = ["add", "relu", "relu_gradient", "convolution", "convolution_data", "convolution_weights", "max_pooled_at"]
 __all__ += ["mean_and_variance", "normalization_gradient", "normalized", "max_pooling"]
 __all__ += ["max_pooling_gradient", "average_pooling", "average_pooling_gradient"]
-__all__ += ["scales", "normalized_by", "gradient_by", "see", "finite", "momentum_step"]
+__all__ += ["scales", "normalized_by", "gradient_by", "see", "finite", "momentum_step", "product"]
