@@ -117,8 +117,7 @@ class MeanGradient:
             if shares is not None:
                 shares.add(offset=0, size=1, squared=math.nan)
         if said is not None:
-            if self._graphs is not None:
-                self._graphs.forget()
+            self.close()
             release(self._model.device)  # the frames of the error are gone now, and what they held
         flat.fill_gaps()
         if not hold:
@@ -152,6 +151,11 @@ class MeanGradient:
             if shares is not None:
                 shares.add(offset=part.offset, size=part.size, squared=norm.value)
         return losses
+
+    def close(self) -> None:
+        """Give back what CUDA graphs keep."""
+        if self._graphs is not None:
+            self._graphs.forget()
 
     @phase("exposed")
     def complete(self, gradient: Gradient) -> Exchanged | None:

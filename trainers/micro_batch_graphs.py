@@ -57,9 +57,11 @@ class Gpu:
         """What is asked within runs behind all that was asked before, and is done when this is left."""
         self._cupy.cuda.get_current_stream().synchronize()
         self._cupy.get_default_memory_pool().free_all_blocks()  # graphs have their own
-        with self._stream, self._cupy.cuda.using_allocator(self.pool.malloc):
-            yield
-        self._stream.synchronize()
+        try:
+            with self._stream, self._cupy.cuda.using_allocator(self.pool.malloc):
+                yield
+        finally:
+            self._stream.synchronize()
 
     def record(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
         """What `work` gives, and what runs it; only its arrays are worth anything, and only after that."""

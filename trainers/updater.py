@@ -253,6 +253,7 @@ class RecipeUpdater(StandardUpdater):
 
     def close(self) -> None:
         """Give memory and communicators back, also after a failure on all workers, who call this together."""
+        self._gradients.close()
         self.exchange.close()
         self._teams.close()
 
