@@ -87,7 +87,8 @@ class MeanGradient:
         self._compute = compute = plan.recipe.precision.compute
         self._logits, self._graphs = forward_in(model, compute), None
         if plan.cluster.cuda_graph:
-            self._graphs = MicroBatchGraphs(exchange.flat, norm_groups, compute=compute, device=Gpu())
+            given = {"compute": compute, "cuts": exchange.ends_of_buckets, "device": Gpu()}
+            self._graphs = MicroBatchGraphs(exchange.flat, norm_groups, **given)
         self._mpi, self.clock = exchange.connection.mpi, norm_groups.clock
         exchange.observe = self.clock.bucket
 
@@ -182,7 +183,7 @@ class MeanGradient:
         work = functools.partial(self._backward, keyed, float(micro_batch.part.size) * factor, measure)
         if self._graphs is None or groups.team is not None:  # a team's statistics pass through the host
             return work(images, targets, finished)
-        of_arrays = tuple((array.shape, array.dtype.str) for array in (images, targets))
+        of_arrays = tuple((array.shape, array.strides, array.dtype.str) for array in (images, targets))
         kind = (of_arrays, micro_batch.part.size, factor, measure, groups.place, flat.place)
         with self.clock("backward"):
             return self._graphs.run(kind, (images, targets), work, finished)

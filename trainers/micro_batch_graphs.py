@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,18 +63,28 @@ class Gpu:
         finally:
             self._stream.synchronize()
 
-    def record(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-        """What `work` gives, and what runs it; only its arrays are worth anything, and only after that."""
+    def record(self, work: Callable[[Callable[[], None]], Any]) -> tuple[Any, list[Callable[[], None]]]:
+        """What `work` gives, and what runs it, in order; only its arrays are worth anything, and only after that.
+
+        Args:
+            work: is given what ends a graph and begins the next one.
+        """
+        graphs = []
+
+        def cut() -> None:
+            graphs.append(self._stream.end_capture())
+            self._stream.begin_capture()
+
         with self.alone():
             self._stream.begin_capture()
             try:
-                found = work()
+                found = work(cut)
             except BaseException:
                 with contextlib.suppress(Exception):  # it was invalidated, and has ended all the same
                     self._stream.end_capture()
                 raise
-            graph = self._stream.end_capture()
-        return found, graph.launch
+            graphs.append(self._stream.end_capture())
+        return found, [graph.launch for graph in graphs]
 
     def forget(self) -> None:
         """No graph will be launched any more: give their memory back."""
@@ -94,7 +104,7 @@ class _Kind:
         told: float64, what it tells in numbers: the loss, then a flag for each of `flagged`, then squares.
         flagged: slots whose gradients were looked at.
         written: slots that have come when it is done.
-        launch: runs it.
+        steps: what runs it, in order, each with the slots that are whole behind it.
     """
 
     came: int = 0
@@ -103,7 +113,7 @@ class _Kind:
     told: Any = None
     flagged: list[int] = field(default_factory=list)
     written: list[bool] = field(default_factory=list)
-    launch: Callable[[], None] | None = None
+    steps: list[tuple[Callable[[], None], tuple[int, ...]]] = field(default_factory=list)
 
 
 class MicroBatchGraphs:
@@ -111,7 +121,8 @@ class MicroBatchGraphs:
 
     What a graph holds is forward and backward with all their casts, the statistics of norm groups added up, the
     gradients added to the flat array, whether they are finite, and their squares. Loading, the exchange, the
-    optimizer's step and whatever the host reads lie outside.
+    optimizer's step and whatever the host reads lie outside. Where buckets are sent while backward goes on, it is a
+    graph for each bucket, which is sent behind it.
 
     The third and the fourth of a kind are computed twice: eagerly, which counts, and by the graph, which was captured
     beside the third, on the same inputs. Where gradients, statistics or loss are further apart than rounding, or
@@ -125,11 +136,15 @@ class MicroBatchGraphs:
         flat: gradients that work writes.
         groups: with the statistics that it adds to.
         compute: the recipe's `precision.compute`, for how far apart is too far.
+        cuts: slots that end a graph, where somebody wants to know of them.
         device: where graphs are captured.
     """
 
-    def __init__(self, flat: FlatGradients, groups: NormGroups, *, compute: str, device: Any) -> None:
+    def __init__(
+        self, flat: FlatGradients, groups: NormGroups, *, compute: str, cuts: Collection[int], device: Any
+    ) -> None:
         self._flat, self._groups, self._apart, self._device = flat, groups, APART[compute], device
+        self._cuts = frozenset(cuts)
         self._kinds: dict[Hashable, _Kind] = {}
         self.over = False
 
@@ -140,17 +155,21 @@ class MicroBatchGraphs:
             kind: equal where all but the numbers is.
             arrays: its images and targets, on the device.
             work: (*arrays, finished) -> loss, norm: eagerly.
-            finished: told of slots while eager work goes on; of what was replayed nobody is told.
+            finished: told of slots that are whole, but not where graphs are checked.
         """
         if self.over:
             return work(*arrays, finished)
+        finished = finished if self._cuts else None
+        kind = (kind, finished is not None)
         if kind not in self._kinds and len(self._kinds) == _MOST:
             self.forget()
         known = self._kinds.setdefault(kind, _Kind())
         known.came += 1
         if known.came <= EAGER:
             return work(*arrays, finished)
-        return self._checked(known, arrays, work) if known.checks < CHECKED else self._replayed(known, arrays)
+        if known.checks < CHECKED:
+            return self._checked(known, arrays, work, cuts=finished is not None)
+        return self._replayed(known, arrays, finished)
 
     def forget(self) -> None:
         """Begin anew: what is kept for graphs is given back."""
@@ -162,7 +181,7 @@ class MicroBatchGraphs:
         self.forget()
         log.warning("warning: cuda_graph: %s; forward and backward stay eager", why)
 
-    def _checked(self, known: _Kind, arrays: tuple[Any, ...], work: Work) -> Found:
+    def _checked(self, known: _Kind, arrays: tuple[Any, ...], work: Work, *, cuts: bool) -> Found:
         """Eager work, with a graph of it beside, captured if that has not been done."""
         before = self._state()
         try:
@@ -177,11 +196,11 @@ class MicroBatchGraphs:
         after, why = self._state(), None
         try:
             self._set(before)
-            if known.launch is None:
-                self._capture(known, arrays, work)
+            if not known.steps:
+                self._capture(known, arrays, work, cuts=cuts)
                 self._set(before)
             if _finite(after[0][0]):  # else float16 has overflowed, which shows nothing
-                why = self._difference(found, self._replayed(known, arrays), after)
+                why = self._difference(found, self._replayed(known, arrays, None), after)
                 known.checks += 1
         except Exception as error:
             why = f"no graph was captured: {one_line(error)}"
@@ -194,12 +213,19 @@ class MicroBatchGraphs:
             log.info("micro-batches of %d samples are replayed as a CUDA graph from now on", len(arrays[0]))
         return found
 
-    def _capture(self, known: _Kind, arrays: tuple[Any, ...], work: Work) -> None:
-        known.given = tuple(array.copy() for array in arrays)
+    def _capture(self, known: _Kind, arrays: tuple[Any, ...], work: Work, *, cuts: bool) -> None:
+        known.given = tuple(array.copy(order="K") for array in arrays)  # channels stay last
         num_flags = len(self._flat.notes[1])
+        whole: list[list[int]] = [[]]
 
-        def captured() -> tuple[Any, list[int], list[bool]]:
-            loss, norm = work(*known.given, None)
+        def captured(cut: Callable[[], None]) -> tuple[Any, list[int], list[bool]]:
+            def finished(number: int) -> None:
+                whole[-1].append(number)
+                if number in self._cuts:
+                    cut()
+                    whole.append([])
+
+            loss, norm = work(*known.given, finished if cuts else None)
             written, flags = self._flat.notes
             flagged, finite = [number for number, _ in flags[num_flags:]], [flag for _, flag in flags[num_flags:]]
             numbers = [loss, *finite, *norm.squares]
@@ -208,13 +234,17 @@ class MicroBatchGraphs:
                 told[place] = number
             return told, flagged, written
 
-        (known.told, known.flagged, known.written), known.launch = self._device.record(captured)
+        (known.told, known.flagged, known.written), launches = self._device.record(captured)
+        known.steps = list(zip(launches, map(tuple, whole), strict=True))
 
-    def _replayed(self, known: _Kind, arrays: tuple[Any, ...]) -> Found:
+    def _replayed(self, known: _Kind, arrays: tuple[Any, ...], finished: Callable[[int], None] | None) -> Found:
         """What eager work does and gives, by the graph."""
         for given, array in zip(known.given, arrays, strict=True):
             given[...] = array
-        known.launch()
+        for launch, numbers in known.steps:
+            launch()
+            for number in numbers if finished is not None else ():
+                finished(number)
         told = known.told.copy()  # the next launch writes there again
         _, flags = self._flat.notes
         squares = 1 + len(known.flagged)

@@ -95,7 +95,7 @@ def forward_in(model: chainer.Chain, compute: str) -> Callable[[Any], chainer.Va
 
     def logits(images_NCHW: Any) -> chainer.Variable:
         with half_weights(model, dtype):
-            return _Widened(np.float32).apply((model(images_NCHW.astype(dtype)),))[0]
+            return _Widened(np.float32).apply((model(images_NCHW.astype(dtype, copy=False)),))[0]
 
     return logits
 

@@ -7,6 +7,7 @@ the host did when it was captured.
 import contextlib
 import logging
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from recipes.planning.cluster import GradientExchange
 from recipes.planning.stream import Stream
 from trainers import mean_gradient
 from trainers.build import build, build_exchange
+from trainers.exchange import Exchange, Round
 from trainers.norm_groups import NormGroups
 from trainers.request import TrainRequest, prepare
 from trainers.stream_iterator import StreamIterator
@@ -36,8 +38,8 @@ class Cpu:
 
     def record(self, work):
         before, host = self._arrays(), self._host()
-        given = [array.copy() for array in before]
-        found = work()
+        given, cuts = [array.copy() for array in before], []
+        found = work(lambda: cuts.append(0))
         for array, kept in zip(before, given, strict=True):
             array[...] = kept
         found[0][...] = np.nan
@@ -46,10 +48,10 @@ class Cpu:
             self.launched += 1
             now = self._host()
             self._set_host(host)
-            found[0][...] = work()[0]
+            found[0][...] = work(lambda: None)[0]
             self._set_host(now)
 
-        return found, launch
+        return found, [launch, *(lambda: None for _ in cuts)]
 
     def forget(self):
         self.forgotten += 1
@@ -141,13 +143,13 @@ def test_a_replayed_run_is_the_eager_run(run, caplog, overrides, options):
 
 class Refusing(Cpu):
     def record(self, work):
-        work()
+        work(lambda: None)
         raise NotImplementedError("calling cuBLAS API during stream capture is currently unsupported")
 
 
 class Idle(Cpu):
     def record(self, work):
-        return super().record(work)[0], lambda: None
+        return super().record(work)[0], [lambda: None]
 
 
 class Small(Cpu):
@@ -191,3 +193,34 @@ def test_a_mask_of_dropout_that_was_captured_is_noticed(run, caplog):
     found = run(dropout, device=Cpu())
     assert "a replay is not the eager computation: the loss" in caplog.text
     assert_same(found, run(dropout))
+
+
+def test_slots_are_told_behind_the_graph_that_makes_them_whole(run, monkeypatch):
+    told = []
+    monkeypatch.setattr(Round, "finished", lambda round, number: told.append(number))
+    run()
+    eager, told[:] = list(told), []
+    monkeypatch.setattr(Exchange, "ends_of_buckets", [2, 5])
+    launched, device = [], Cpu()
+    record = device.record
+
+    def counted(work):
+        found, launches = record(work)
+        assert len(launches) in (1, 3)  # of the last micro-batch of an update one more for each cut
+        launched.append(len(launches))
+        return found, launches
+
+    device.record = counted
+    run(device=device)
+    slots = len(eager) // UPDATES
+    assert 3 in launched
+    assert eager == UPDATES * list(eager[:slots])
+    assert told == eager[: len(told)]
+    assert len(told) == (UPDATES - 2 * launched.count(3)) * slots  # nobody is told by graphs beside eager work
+
+
+def test_ends_of_buckets_are_their_last_slots():
+    exchange = SimpleNamespace(bucket_of=[0, 0, 1, 2, 2], overlaps=True)
+    assert Exchange.ends_of_buckets.fget(exchange) == [1, 2, 4]
+    exchange.overlaps = False
+    assert Exchange.ends_of_buckets.fget(exchange) == []

@@ -57,7 +57,7 @@ def test_a_captured_linear_layer_gives_what_cublas_gives(dtype):
     kernels.use_on_gpu("cudnn")
     try:
         expected = linear(cupy, dtype)
-        found, launch = gpu.record(lambda: linear(cupy, dtype))
+        found, (launch,) = gpu.record(lambda cut: linear(cupy, dtype))
         launch()
         for one, right in zip(found, expected, strict=True):
             np.testing.assert_allclose(one.get(), right.get(), rtol=1e-2 if dtype == "float16" else 1e-5, atol=1e-2)
