@@ -6,7 +6,10 @@ the host did when it was captured.
 
 import contextlib
 import logging
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,12 +21,14 @@ from recipes.planning.stream import Stream
 from trainers import mean_gradient
 from trainers.build import build, build_exchange
 from trainers.exchange import Exchange, Round
+from trainers.launch import find_mpiexec
 from trainers.norm_groups import NormGroups
 from trainers.request import TrainRequest, prepare
 from trainers.stream_iterator import StreamIterator
 from trainers.updater import RecipeUpdater
 
 UPDATES = 7
+PROGRAM = Path(__file__).with_name("graphs_on_ranks.py")
 NET = ("model={kind: SmallCNN, width: 4}", "learning_rate.warmup=null", "epochs=1")
 RAMP = "batch={global: [{from: 0, size: 64}, {from: 0.15, size: 128}], norm_span: 32}"
 ALL_METHODS = ("evaluation.norm_statistics=by_group", "gradient.clip_norm=1.0", "weight_average={keep: 0.9, per: 64}")
@@ -71,44 +76,48 @@ class Cpu:
         vars(self._groups).update(groups)
 
 
+def trained(*overrides, device=None, measure=False, micro_batch_size=32, mpi=MPI.COMM_SELF):
+    """Records of the updates, and the weights behind them; with a device graphs are captured there."""
+    request = TrainRequest(recipe="digits/ramp", overrides=(*NET, RAMP, *overrides), micro_batch_size=micro_batch_size)
+    prepared = prepare(request, workers=mpi.size)
+    plan = replace(prepared.plan, cluster=replace(prepared.plan.cluster, cuda_graph=device is not None))
+    recipe, dataset = plan.recipe, plan.dataset
+    parts = build(recipe, dataset)
+    stream = Stream(seed=recipe.seed, num_samples=dataset.num_train)
+    groups = NormGroups(recipe.evaluation)
+    groups.install(parts.model)
+    copies = 2 if recipe.updater.double_buffering else 1
+    updater = RecipeUpdater(
+        StreamIterator(plan=plan, rank=mpi.rank, stream=stream, load=parts.load_train),
+        parts.optimizer,
+        loss=parts.loss,
+        plan=plan,
+        exchange=build_exchange(GradientExchange(bucket_bytes=2000), parts, mpi, copies=copies),
+        mpi=mpi,
+        norm_groups=groups,
+        measure_noise=measure,
+    )
+    if device is not None:
+        device.of(updater)
+    records = []
+    for _ in range(UPDATES):
+        updater.update()
+        records.append(updater.record)
+    kept = {path: parameter.array.copy() for path, parameter in parts.model.namedparams()}
+    kept |= {path: link.avg_var for path, link in parts.model.namedlinks() if hasattr(link, "avg_var")}
+    updater.close()
+    return records, kept
+
+
 @pytest.fixture
 def run(monkeypatch):
-    """run(*overrides, device=None) -> losses, weights, and where a device was given the log of the graphs on it."""
+    """`trained`, with graphs on the device that it is given."""
 
-    def run_with(*overrides, device=None, measure=False, micro_batch_size=32):
-        overrides = (*NET, RAMP, *overrides)
-        request = TrainRequest(recipe="digits/ramp", overrides=overrides, micro_batch_size=micro_batch_size)
-        prepared = prepare(request, workers=1)
-        plan = replace(prepared.plan, cluster=replace(prepared.plan.cluster, cuda_graph=device is not None))
+    def run_on(*overrides, device=None, **options):
         monkeypatch.setattr(mean_gradient, "Gpu", lambda: device)
-        recipe, dataset = plan.recipe, plan.dataset
-        parts = build(recipe, dataset)
-        stream = Stream(seed=recipe.seed, num_samples=dataset.num_train)
-        groups = NormGroups(recipe.evaluation)
-        groups.install(parts.model)
-        copies = 2 if recipe.updater.double_buffering else 1
-        updater = RecipeUpdater(
-            StreamIterator(plan=plan, rank=0, stream=stream, load=parts.load_train),
-            parts.optimizer,
-            loss=parts.loss,
-            plan=plan,
-            exchange=build_exchange(GradientExchange(), parts, MPI.COMM_SELF, copies=copies),
-            mpi=MPI.COMM_SELF,
-            norm_groups=groups,
-            measure_noise=measure,
-        )
-        if device is not None:
-            device.of(updater)
-        records = []
-        for _ in range(UPDATES):
-            updater.update()
-            records.append(updater.record)
-        kept = {path: parameter.array.copy() for path, parameter in parts.model.namedparams()}
-        kept |= {path: link.avg_var for path, link in parts.model.namedlinks() if hasattr(link, "avg_var")}
-        updater.close()
-        return records, kept
+        return trained(*overrides, device=device, **options)
 
-    return run_with
+    return run_on
 
 
 def assert_same(found, expected):
@@ -224,3 +233,12 @@ def test_ends_of_buckets_are_their_last_slots():
     assert Exchange.ends_of_buckets.fget(exchange) == [1, 2, 4]
     exchange.overlaps = False
     assert Exchange.ends_of_buckets.fget(exchange) == []
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_two_ranks_send_their_buckets_behind_graphs():
+    command = [find_mpiexec(), "-n", "2", sys.executable, "-m", "mpi4py", PROGRAM]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.split() == ["same", "same"]
