@@ -179,7 +179,7 @@ class MicroBatchGraphs:
     def _give_up(self, why: str) -> None:
         self.over = True
         self.forget()
-        log.warning("warning: cuda_graph: %s; forward and backward stay eager", why)
+        log.warning("cuda_graph: %s; forward and backward stay eager", why)
 
     def _checked(self, known: _Kind, arrays: tuple[Any, ...], work: Work, *, cuts: bool) -> Found:
         """Eager work, with a graph of it beside, captured if that has not been done."""

@@ -191,7 +191,7 @@ class Forgetful(Cpu):
 def test_what_fails_stays_eager_and_says_so_once(run, caplog, device, why):
     found = run(device=device)
     (line,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert line.startswith(f"warning: cuda_graph: {why}")
+    assert line.startswith(f"cuda_graph: {why}")
     assert line.endswith("; forward and backward stay eager")
     assert_same(found, run())
     assert device.forgotten
