@@ -135,7 +135,7 @@ def assert_same(found, expected):
         ((), {}),
         (ALL_METHODS, {"measure": True}),
         (("updater={double_buffering: true}",), {}),
-        (("precision={compute: mixed16, loss_scale: 1073741824, double_after: 3}",), {}),
+        (("precision={compute: mixed16, loss_scale: 1048576, double_after: 3}",), {}),
         ((), {"micro_batch_size": 96}),
     ],
     ids=["ramp", "all methods", "double buffering", "mixed16", "uneven"],
