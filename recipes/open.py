@@ -32,6 +32,7 @@ class OpenedRecipe:
         origins: dotted path -> where the value comes from: `file:line`, `default`, `rule: ...`, `command line` or
             `search NAME trial 17`.
         path: of the file.
+        reading: knows where its values were written, for whoever has more to refuse.
     """
 
     recipe: Recipe
@@ -40,6 +41,7 @@ class OpenedRecipe:
     dataset_tree: dict[str, Any]
     origins: dict[str, str]
     path: Path
+    reading: Reading
 
 
 def open_recipe(
@@ -86,6 +88,7 @@ def open_recipe(
         dataset_tree=dataset_tree,
         origins=_origins(resolved, reading),
         path=path,
+        reading=reading,
     )
 
 

@@ -4,9 +4,9 @@ Of ours `cudnn` is ChainerCV's network with `--kernels cudnn`; +groups normalise
 and sums in the same node, and +graph replays such a step as a CUDA graph. BENCH_NAMES=1 names kernels on stderr.
 
     float32     all in float32, no TF32
-    tf32        convolutions may round their factors to TF32
+    tf32        convolutions and matrix products may round their factors to TF32
     mixed16     float16 from float32 weights; PyTorch by autocast
-    bfloat16    the same with bfloat16; of ours with Chainer's checks of types off, which know no such type of floats
+    bfloat16    the same with bfloat16
 """
 
 from __future__ import annotations
@@ -39,27 +39,21 @@ def chainer_step(name: str, precision: str, images: np.ndarray, labels: np.ndarr
     import cupy
     from bench_resnet50 import chainer_model, groups_of
 
-    from recipes.schema import Precision
     from trainers import kernels
     from trainers.losses import SoftmaxCrossEntropy
-    from trainers.mixed_precision import MixedPrecision
+    from trainers.mixed_precision import computing, forward_in
 
     kernels.use_on_gpu(name.partition("+")[0])
     chainer.config.autotune = True  # as PyTorch's benchmark below
-    chainer.config.use_cudnn_tensor_core = "always" if precision == "tf32" else "never"
     model = chainer_model()
     begin = groups_of(model, len(images)) if "+groups" in name else lambda: None
     model.to_device("@cupy:0")
-    chainer.config.type_check = precision != "bfloat16"
-    logits = {
-        "mixed16": MixedPrecision(model, Precision(compute="mixed16")).logits,
-        "bfloat16": functools.partial(bfloat16_logits, model),
-    }.get(precision, model)
+    logits = forward_in(model, precision)
     x, t, loss_of = cupy.asarray(images), cupy.asarray(labels), SoftmaxCrossEntropy().build()
 
     def step() -> Any:
         begin()
-        with chainer.using_config("train", True):
+        with chainer.using_config("train", True), computing(precision, model.device):
             loss = loss_of(logits(x), t)
             model.cleargrads()
             (loss * 1024.0).backward()
@@ -68,37 +62,21 @@ def chainer_step(name: str, precision: str, images: np.ndarray, labels: np.ndarr
     return captured(step) if name.endswith("+graph") else step
 
 
-def bfloat16_logits(model: Any, images: Any) -> Any:
-    """What a model makes of images, computed in bfloat16 from float32 weights, returned as float32."""
-    import chainer.functions as F
-    import ml_dtypes
-
-    from trainers.mixed_precision import half_weights
-
-    with half_weights(model, ml_dtypes.bfloat16):
-        return F.cast(model(images.astype(ml_dtypes.bfloat16)), np.float32)
-
-
 def captured(step: Callable[[], Any]) -> Callable[[], Any]:
-    """A step of ours as a CUDA graph, in memory that nothing else uses."""
-    import cupy
+    """A step of ours as a CUDA graph, in memory that nothing else uses, as `kilobatch train` captures micro-batches."""
+    from trainers.micro_batch_graphs import Gpu
 
-    stream, pool = cupy.cuda.Stream(non_blocking=True), cupy.cuda.MemoryPool()
-    cupy.cuda.Device().synchronize()  # images and weights are there
-    stream.use()
-    with cupy.cuda.using_allocator(pool.malloc):
-        for _ in range(3):  # plans are made and chosen, kernels compiled, memory taken
+    gpu = Gpu()
+    for _ in range(3):  # plans are made and chosen, kernels compiled, memory taken
+        with gpu.alone():
             step()
-        stream.synchronize()
-        stream.begin_capture()
-        loss = step()
-        graph = stream.end_capture()
+    loss, (launch,) = gpu.record(lambda cut: step())
 
     def replay() -> Any:
-        graph.launch()
+        launch()
         return loss
 
-    replay.memory = pool
+    replay.memory = gpu.pool
     return replay
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import socket
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from trainers.faults import RunFailed
 
 DEVICES = ("cpu", "gpu", "auto")
 INSTALL = 'pip install "cupy-cuda13x[ctk]" nvidia-nccl-cu13 (for CUDA 12: cupy-cuda12x[ctk], nvidia-nccl-cu12)'
+_TF32_SINCE = 80  # compute capability of NVIDIA's Ampere
 _DRIVER = ("/dev/nvidiactl", "/dev/dxg")  # Linux; Linux under Windows
 
 
@@ -67,10 +69,28 @@ def require_device(cluster: Cluster, reading: Reading, *, asked: str | None) -> 
         reading.refuse(("exchange", "communicator"), what, "leave communicator out, or train with --device gpu")
     elif needs_gpu and (missing := component.missing()):
         reading.refuse(("exchange", "communicator"), *missing)
+    if cluster.cuda_graph and cluster.device == "cpu":
+        what = "is true, and the device is cpu"
+        reading.refuse(("cuda_graph",), what, "leave cuda_graph out, or train with --device gpu")
     if wire != "float32" and not getattr(component, "sums_16_bits", True):
         what = f"is {wire}, of which {kind} has no sum"
         reading.refuse(("exchange", "wire"), what, "leave wire out, or take Direct, Ring, HalvingDoubling or Nccl")
     if reading.problems:
+        raise RecipeError(reading.problems)
+
+
+def require_numbers(compute: str, reading: Reading) -> None:
+    """Refuse numbers that nothing here computes with.
+
+    Args:
+        compute: the recipe's `precision.compute`.
+        reading: of its file, which knows where its values were written.
+    Raises:
+        RecipeError: with file, line and a way out.
+    """
+    if compute == "bfloat16" and importlib.util.find_spec("ml_dtypes") is None:
+        what = "is bfloat16, which NumPy and CuPy have from ml_dtypes, and that is not installed"
+        reading.refuse(("precision", "compute"), what, "pip install ml_dtypes, or write mixed16, tf32 or float32")
         raise RecipeError(reading.problems)
 
 
@@ -120,10 +140,13 @@ def said_of(device: Any) -> dict[str, str]:
     return {"gpu": f"{properties['name'].decode()} {device.device.pci_bus_id}"}
 
 
-def notes_on(device: Any) -> list[str]:
-    """What the user should know of the device."""
+def notes_on(device: Any, compute: str = "float32") -> list[str]:
+    """What the user should know of the device, and of what `precision.compute` is there."""
+    permitted = "precision.compute is tf32, a permission that only GPUs since Ampere use: this is float32"
     if device.name == "@numpy":
-        return []
+        return [permitted] if compute == "tf32" else []
+    too_old = int(device.device.compute_capability) < _TF32_SINCE
     kind, why_not = kernels.use_on_gpu(None)
     slow = "" if kind == "cudnn" else ", convolutions go by im2col and cuBLAS" + (f": {why_not}" if why_not else "")
-    return [f"rank 0 computes on {said_of(device)['gpu']}, {kind} kernels{slow}"]
+    said = [f"rank 0 computes on {said_of(device)['gpu']}, {kind} kernels{slow}"]
+    return [*said, permitted] if compute == "tf32" and too_old else said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import queue
 import threading
@@ -73,6 +74,12 @@ class Exchange:
         if self.overlaps:
             self._thread = threading.Thread(target=self._serve, name=EXCHANGE_THREAD, daemon=True)
             self._thread.start()
+
+    @property
+    def ends_of_buckets(self) -> list[int]:
+        """The last slot of each bucket that is sent while backward goes on."""
+        ends = [number for number, (one, other) in enumerate(itertools.pairwise(self.bucket_of)) if one != other]
+        return [*ends, len(self.bucket_of) - 1] if self.overlaps else []
 
     def begin(self, *, scale: float) -> Round:
         """Start the exchange of what will be in `flat.values`; all workers call this together.

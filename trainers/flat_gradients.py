@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,6 +145,22 @@ class FlatGradients:
             np.copyto(kept, array)
             self._written[number] = True
 
+    @property
+    def place(self) -> Hashable:
+        """What the next micro-batch does here, but for its numbers: equal where it does the same."""
+        return id(self.values), self._checks, tuple(self._written)
+
+    @property
+    def notes(self) -> tuple[list[bool], list[tuple[int, Any]]]:
+        """What is known of the update's gradients so far: which have come, and flags of what came, by slot."""
+        return list(self._written), list(self._finite)
+
+    @notes.setter
+    def notes(self, known: tuple[list[bool], list[tuple[int, Any]]]) -> None:
+        self._written, self._finite = map(list, known)
+        for slot in self.slots:  # a capture that failed may have left some
+            slot.parameter.cleargrad()
+
     def fill_gaps(self) -> None:
         """Zeros where no gradient has come in this update: an unused parameter, a worker without samples."""
         for slot, written in zip(self.slots, self._written, strict=True):
@@ -173,19 +189,23 @@ class FlatGradients:
 
 
 class SquaredNorm:
-    """Sum of squares, added up in float64."""
+    """Sum of squares, added up in float64.
 
-    def __init__(self) -> None:
-        self._squares: list[Any] = []
+    Args:
+        squares: what was taken in so far.
+    """
+
+    def __init__(self, squares: Iterable[Any] = ()) -> None:
+        self.squares = list(squares)
 
     def add(self, array: np.ndarray) -> None:
         """Take in the squares of an array."""
-        self._squares.append(np.square(array, dtype=np.float64).sum())
+        self.squares.append(np.square(array, dtype=np.float64).sum())
 
     @property
     def value(self) -> float:
         """The sum so far."""
-        return math.fsum(map(float, read_together(self._squares)))
+        return math.fsum(map(float, read_together(self.squares)))
 
 
 class _Parts:

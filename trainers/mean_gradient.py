@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,12 +13,15 @@ import chainer
 import numpy as np
 
 from recipes.noise_scale import Norms
+from recipes.planning.planner import Plan
 from trainers.exact_exchange import ExactExchange, ExactRound
 from trainers.exchange import Exchange, Exchanged, Round
 from trainers.faults import OutOfMemory, one_line
+from trainers.flat_gradients import SquaredNorm
 from trainers.keyed_draws import KeyedDropout
 from trainers.memory import ran_out, release
-from trainers.mixed_precision import MixedPrecision, overflow_expected
+from trainers.micro_batch_graphs import Gpu, MicroBatchGraphs
+from trainers.mixed_precision import LossScale, computing, forward_in
 from trainers.norm_groups import NormGroups
 from trainers.phases import phase
 from trainers.share_norms import ShareNorms
@@ -58,11 +62,11 @@ class MeanGradient:
 
     Args:
         model, loss: what is done.
-        seed: the recipe's.
+        plan: of the run.
         team_of: division -> communicator of this worker's team.
         norm_groups: installed in the model; its clock is told of the phases.
         exchange: of all workers.
-        mixed: where forward and backward are float16.
+        mixed: the loss scale, where there is one.
         measures: whether the norms of micro-batches are wanted.
     """
 
@@ -71,15 +75,20 @@ class MeanGradient:
         model: chainer.Chain,
         *,
         loss: Callable[..., chainer.Variable],
-        seed: int,
+        plan: Plan,
         team_of: Callable[..., Any],
         norm_groups: NormGroups,
         exchange: Exchange | ExactExchange,
-        mixed: MixedPrecision | None,
+        mixed: LossScale | None,
         measures: bool,
     ) -> None:
-        self._model, self._loss, self._seed, self._team_of = model, loss, seed, team_of
+        self._model, self._loss, self._seed, self._team_of = model, loss, plan.recipe.seed, team_of
         self._norm_groups, self._exchange, self._mixed, self._measures = norm_groups, exchange, mixed, measures
+        self._compute = compute = plan.recipe.precision.compute
+        self._logits, self._graphs = forward_in(model, compute), None
+        if plan.cluster.cuda_graph:
+            given = {"compute": compute, "cuts": exchange.ends_of_buckets, "device": Gpu()}
+            self._graphs = MicroBatchGraphs(exchange.flat, norm_groups, **given)
         self._mpi, self.clock = exchange.connection.mpi, norm_groups.clock
         exchange.observe = self.clock.bucket
 
@@ -109,6 +118,7 @@ class MeanGradient:
             if shares is not None:
                 shares.add(offset=0, size=1, squared=math.nan)
         if said is not None:
+            self.close()
             release(self._model.device)  # the frames of the error are gone now, and what they held
         flat.fill_gaps()
         if not hold:
@@ -131,17 +141,25 @@ class MeanGradient:
         hold: bool,
     ) -> list[tuple[Any, float]]:
         """Forward and backward of all micro-batches; the mean loss of each, an array, and its part of the update."""
-        batch, flat = share.segment.global_batch_size, self._exchange.flat
+        batch = share.segment.global_batch_size
         last = share.division.micro_batches(self._mpi.rank)[-1:]
         losses = []
         for micro_batch in self.clock.each("input", share.micro_batches):
             part = micro_batch.part
             finished = sent.finished if (part,) == last and not hold else None
-            with sent.part(part), flat.taken(finished, measure=shares is not None) as norm:
-                losses.append((self._backward(micro_batch, factor), part.size / batch))
+            self._norm_groups.begin_micro_batch(part)
+            with sent.part(part):
+                loss, norm = self._run(micro_batch, factor, finished, measure=shares is not None)
+            self._norm_groups.end_micro_batch()
+            losses.append((loss, part.size / batch))
             if shares is not None:
                 shares.add(offset=part.offset, size=part.size, squared=norm.value)
         return losses
+
+    def close(self) -> None:
+        """Give back what CUDA graphs keep."""
+        if self._graphs is not None:
+            self._graphs.forget()
 
     @phase("exposed")
     def complete(self, gradient: Gradient) -> Exchanged | None:
@@ -158,15 +176,34 @@ class MeanGradient:
         gradient.round = gradient.shares = None
         return done
 
-    def _backward(self, micro_batch: LoadedMicroBatch, factor: float) -> Any:
-        """Add the gradient of the sum of these samples' losses, times `factor`; returns their mean loss, an array."""
-        self._norm_groups.begin_micro_batch(micro_batch.part)
+    def _run(
+        self, micro_batch: LoadedMicroBatch, factor: float, finished: Callable[[int], None] | None, *, measure: bool
+    ) -> tuple[Any, SquaredNorm]:
+        """Forward and backward of a micro-batch, by a CUDA graph where there is one; loss, and norm where measured."""
+        send, flat, groups = self._model.device.send, self._exchange.flat, self._norm_groups
+        images, targets = send(micro_batch.images_NCHW), send(micro_batch.targets)
         keyed = KeyedDropout(self._model, seed=self._seed, epochs=micro_batch.epochs, indices=micro_batch.indices)
-        logits, send = self._model if self._mixed is None else self._mixed.logits, self._model.device.send
-        with contextlib.nullcontext() if self._mixed is None else overflow_expected():
+        work = functools.partial(self._backward, keyed, float(micro_batch.part.size) * factor, measure)
+        if self._graphs is None or groups.team is not None:  # a team's statistics pass through the host
+            return work(images, targets, finished)
+        of_arrays = tuple((array.shape, array.strides, array.dtype.str) for array in (images, targets))
+        kind = (of_arrays, micro_batch.part.size, factor, measure, groups.place, flat.place)
+        with self.clock("backward"):
+            return self._graphs.run(kind, (images, targets), work, finished)
+
+    def _backward(
+        self,
+        keyed: KeyedDropout,
+        factor: float,
+        measure: bool,
+        images: Any,
+        targets: Any,
+        finished: Callable[[int], None] | None,
+    ) -> tuple[Any, SquaredNorm]:
+        """Add the gradient of the mean loss, times `factor`; returns that loss, an array, and the norm of what came."""
+        with self._exchange.flat.taken(finished, measure=measure) as norm, computing(self._compute, self._model.device):
             with self.clock("forward"), chainer.using_config("train", True), keyed:
-                loss = self._loss(logits(send(micro_batch.images_NCHW)), send(micro_batch.targets))
+                loss = self._loss(self._logits(images), targets)
             with self.clock("backward"):
-                (loss * (float(micro_batch.part.size) * factor)).backward()
-        self._norm_groups.end_micro_batch()
-        return loss.array
+                (loss * factor).backward()
+        return loss.array, norm

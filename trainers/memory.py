@@ -17,6 +17,7 @@ _SAYINGS = (  # of CUDA and cuBLAS through CuPy, whose pool raises MemoryError, 
 _OWN = Path("/proc/self")
 _RESET_PEAK = "5"  # Linux: of the resident set
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of glibc's mallopt
+_pools: list[Any] = []  # of CuPy's memory, beside its default one
 
 
 def ran_out(error: BaseException) -> bool:
@@ -54,8 +55,13 @@ def forget_peak() -> None:
         (_OWN / "clear_refs").write_text(_RESET_PEAK)
 
 
+def count_also(pool: Any) -> None:
+    """What this pool of CuPy's takes belongs to the process's memory, too."""
+    _pools.append(pool)
+
+
 def peak_memory(device: Any) -> dict[str, int]:
-    """Bytes that this process has held at most, by kind: its resident set, on a GPU what CuPy's pool has taken there.
+    """Bytes that this process has held at most, by kind: its resident set, on a GPU what CuPy's pools have taken there.
 
     Memory that ranks share counts in the resident set of each of them that has touched it.
 
@@ -64,7 +70,8 @@ def peak_memory(device: Any) -> dict[str, int]:
     """
     found = {"resident_bytes": _peak_resident_bytes()}
     if device.name != "@numpy":
-        found["gpu_pool_bytes"] = int(device.xp.get_default_memory_pool().total_bytes())  # which only grows
+        pools = (device.xp.get_default_memory_pool(), *_pools)  # which only grow, but for CUDA graphs
+        found["gpu_pool_bytes"] = sum(int(pool.total_bytes()) for pool in pools)
     return found
 
 

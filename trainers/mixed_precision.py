@@ -1,25 +1,28 @@
-"""Forward and backward in float16 from float32 weights, and the scale that keeps small gradients above zero."""
+"""Forward and backward in the numbers of `precision.compute`, and the scale that keeps small gradients above zero."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import importlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import chainer
 import numpy as np
 from chainer import functions as F
 from chainer import links as L
+from chainer.functions.array.cast import Cast
 
 from recipes.planning.division import Division
 from recipes.schema import Precision
 
+HALVES = ("mixed16", "bfloat16")  # words for 16 bits
 MOST_HALVINGS = 20  # of one update; then the run fails
 _KEEP_FLOAT32 = (L.BatchNormalization, L.GroupNormalization)  # those whose parameters Chainer's mixed16 leaves float32
 
 
-class MixedPrecision:
-    """Chainer's `mixed16` computation with float32 weights in the model, and a dynamic loss scale.
+class LossScale:
+    """The dynamic loss scale of `mixed16`: Chainer's computation with float32 weights in the model.
 
         gradient of a parameter = float32(gradient of (scale / p * sum of losses) at float16(weights)) * p / scale
         p = largest power of two up to norm_span
@@ -34,7 +37,6 @@ class MixedPrecision:
     did.
 
     Args:
-        model: with float32 weights.
         settings: the recipe's `precision`.
     Attributes:
         scale: at the moment.
@@ -46,17 +48,16 @@ class MixedPrecision:
         evaluation see what they see without mixed precision.
     """
 
-    def __init__(self, model: chainer.Chain, settings: Precision) -> None:
-        self._model = model
+    def __init__(self, settings: Precision) -> None:
         self._double_after = settings.double_after
         self.scale = float(settings.loss_scale)
         self.halvings = 0
         self._good_updates = 0  # since the scale last moved
 
-    def logits(self, images_NCHW: np.ndarray) -> chainer.Variable:
-        """What the model makes of images, computed in float16, returned as float32."""
-        with half_weights(self._model):
-            return F.cast(self._model(images_NCHW.astype(np.float16, copy=False)), np.float32)
+    @classmethod
+    def of(cls, settings: Precision) -> LossScale | None:
+        """One, where these numbers need it."""
+        return cls(settings) if settings.compute == "mixed16" else None
 
     def factor(self, division: Division) -> float:
         """What multiplies the sum of the losses of an update's samples, and must be divided out of its gradient."""
@@ -88,11 +89,53 @@ class MixedPrecision:
 
 def images_dtype(settings: Precision) -> np.dtype:
     """Type of the images that forward computes with: they may come in it, instead of being cast there."""
-    return np.dtype(np.float16 if settings.compute == "mixed16" else chainer.get_dtype())
+    return half_type(settings.compute) if settings.compute in HALVES else np.dtype(chainer.get_dtype())
+
+
+def forward_in(model: chainer.Chain, compute: str) -> Callable[[Any], chainer.Variable]:
+    """What gives float32 logits of float32 images, computed in the numbers of `precision.compute`."""
+    if compute not in HALVES:
+        return model
+    dtype = half_type(compute)
+
+    def logits(images_NCHW: Any) -> chainer.Variable:
+        with half_weights(model, dtype):
+            return _Widened(np.float32).apply((model(images_NCHW.astype(dtype, copy=False)),))[0]
+
+    return logits
 
 
 @contextlib.contextmanager
-def half_weights(model: chainer.Link, dtype: Any = np.float16) -> Iterator[None]:
+def computing(compute: str, device: Any) -> Iterator[None]:
+    """Around a forward from `forward_in` and its backward.
+
+        tf32        cuDNN and cuBLAS may round factors
+        mixed16     NumPy does not warn of infinities and NaN: they are looked for afterwards
+        bfloat16    Chainer does not check types: it knows no such floats, NumPy calls their kind V
+
+    Args:
+        device: Chainer's, of the model.
+    """
+    with contextlib.ExitStack() as stack:
+        if compute == "tf32" and device.xp is not np:
+            stack.enter_context(chainer.using_config("use_cudnn_tensor_core", "always"))
+            stack.enter_context(_rounded_products())
+        elif compute == "mixed16":
+            stack.enter_context(overflow_expected())
+        elif compute == "bfloat16":
+            stack.enter_context(chainer.using_config("type_check", False))
+        yield
+
+
+def half_type(compute: str) -> np.dtype:
+    """The type of 16 bits that `precision.compute` names."""
+    if compute == "mixed16":
+        return np.dtype(np.float16)
+    return np.dtype(importlib.import_module("ml_dtypes").bfloat16)
+
+
+@contextlib.contextmanager
+def half_weights(model: chainer.Link, dtype: Any) -> Iterator[None]:
     """Within, the links of a model find casts of their parameters; gradients flow through to the parameters.
 
     Args:
@@ -120,3 +163,22 @@ def overflow_expected() -> Iterator[None]:
     """Within, NumPy does not warn of infinities and NaN: they are looked for afterwards."""
     with np.errstate(over="ignore", invalid="ignore"):
         yield
+
+
+class _Widened(Cast):
+    """A cast whose gradient is cast back from whatever type: Chainer's lets none through to one it does not know."""
+
+    def backward(self, indexes: tuple[int, ...], grads: tuple[chainer.Variable, ...]) -> tuple[chainer.Variable]:
+        return (F.cast(grads[0], self._in_type),)
+
+
+@contextlib.contextmanager
+def _rounded_products() -> Iterator[None]:
+    """Within, cuBLAS may round factors of float32 to TF32; CuPy keeps that for the whole process."""
+    linalg = importlib.import_module("cupy._core._routines_linalg")
+    before = linalg.get_compute_type(np.dtype(np.float32))
+    linalg.set_compute_type(np.dtype(np.float32), linalg.COMPUTE_TYPE_TF32)
+    try:
+        yield
+    finally:
+        linalg.set_compute_type(np.dtype(np.float32), before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
 import chainer
@@ -46,7 +47,7 @@ class NormGroups:
         self.team: MPI.Comm | None = None
         self.clock = PhaseClock()
         self._first_group = 0
-        self._weights: Any = None  # on the model's device, and of which groups they are
+        self._weights: dict[Any, Any] = {}  # on the model's device, by place; kept, since CUDA graphs read them there
         self._division: Division | None = None
         self._layers: dict[str, NormGroupBatchNormalization] = {}
 
@@ -90,10 +91,14 @@ class NormGroups:
     def end_micro_batch(self) -> None:
         """Forward and backward of it are done."""
         if self._tree is not None and self._layers:
-            self._tree.add(self._first_group, self._taken())
+            self._tree.add(self._first_group, self.take_statistics())
 
-    def _taken(self) -> np.ndarray:
-        return np.concatenate([layer.take_statistics() for layer in self._layers.values()])
+    def take_statistics(self) -> np.ndarray:
+        """What the layers have seen since the last call, float64 (1 + 3 * channels,) of each in turn, and forget it."""
+        seen = np.concatenate(_on_host(self.seen))
+        for layer in self._layers.values():
+            layer.forget_statistics()
+        return seen
 
     def update_running_statistics(self, world: MPI.Comm, global_batch_size: int) -> None:
         """Move the running statistics by those of the update, equally on all workers.
@@ -106,18 +111,18 @@ class NormGroups:
             return
         from mpi4py import MPI
 
-        sums = self._taken()
+        sums = self.take_statistics()
         with self.clock("waiting"):
             if self._tree is None:
                 world.Allreduce(MPI.IN_PLACE, sums)
             else:
                 self._tree.total(sums)
-        keep = self._keep(global_batch_size)
-        start = 0
-        for layer in self._layers.values():
-            size = 1 + 3 * layer.avg_mean.size
-            layer.move_running_statistics(sums[start : start + size], keep, self.evaluation.norm_statistics)
-            start += size
+        keep, how, layers = self._keep(global_batch_size), self.evaluation.norm_statistics, list(self._layers.values())
+        ends = np.cumsum([1 + 3 * layer.avg_mean.size for layer in layers])
+        averages = [average for layer in layers for average in (layer.avg_mean, layer.avg_var)]
+        before = _on_host(averages)
+        parts = zip(np.split(sums, ends[:-1]), before[::2], before[1::2], strict=True)
+        _set_from_host(averages, [moved for part in parts for moved in moved_statistics(*part, keep, how)])
 
     @property
     def weights(self) -> np.ndarray:
@@ -128,12 +133,22 @@ class NormGroups:
         keep = self._keep(groups * self._division.norm_span) ** (1 / groups)
         return keep ** (groups - 1.0 - self._first_group - np.arange(self.num_groups))
 
+    @property
+    def place(self) -> Hashable:
+        """What the layers do with the micro-batch at hand, but for its numbers: equal where they do the same."""
+        by_group = self.evaluation.norm_statistics == "by_group"
+        return (self.num_groups, self._division, self._first_group) if by_group else (self.num_groups,)
+
     def weights_on(self, xp: Any) -> Any:
-        """`weights` as an array of a device's module, kept while they are the same."""
-        place = (self._division, self.num_groups, self._first_group)
-        if self._weights is None or self._weights[0] != place:
-            self._weights = (place, xp.asarray(self.weights))
-        return self._weights[1]
+        """`weights` as an array of a device's module."""
+        if self.place not in self._weights:
+            self._weights[self.place] = xp.asarray(self.weights)
+        return self._weights[self.place]
+
+    @property
+    def seen(self) -> list[Any]:
+        """What the layers have seen in the update so far, on the model's device, to be changed in place."""
+        return [layer._seen for layer in self._layers.values()]
 
     def _keep(self, global_batch_size: int) -> float:
         """What an update leaves of the running statistics."""
@@ -156,6 +171,9 @@ class NormGroupBatchNormalization(L.BatchNormalization):
 
     def forget_statistics(self) -> None:
         """Begin an update: nothing seen yet."""
+        if isinstance(getattr(self, "_seen", None), chainer.backends.cuda.ndarray):
+            self._seen.fill(0)  # where it is: CUDA graphs write there
+            return
         # Weights of the groups; weighted sums of their means, variances, squared means.
         self._seen = self.xp.zeros(1 + 3 * self.avg_mean.size)
 
@@ -212,32 +230,48 @@ class NormGroupBatchNormalization(L.BatchNormalization):
         for sums, part in zip(self._seen[1:].reshape(3, -1), (means, factor * variances, means**2), strict=True):
             sums += weights @ part
 
-    def take_statistics(self) -> np.ndarray:
-        """What was seen since the last call, float64 (1 + 3 * channels,), and forget it."""
-        seen = to_cpu(self._seen)
-        self.forget_statistics()
-        return seen
 
-    def move_running_statistics(self, sums: np.ndarray, keep: float, norm_statistics: str) -> None:
-        """avg <- keep * avg + (1 - keep) * s, with s the statistics of the whole update.
+def moved_statistics(
+    sums: np.ndarray, avg_mean: np.ndarray, avg_var: np.ndarray, keep: float, norm_statistics: str
+) -> list[np.ndarray]:
+    """keep * avg + (1 - keep) * s for mean and variance, with s the statistics of the whole update; float64.
 
-            moving_average, last_batch: s = mean over groups of (mean_g, unbiased var_g)
-            by_group:                   s = the same, group g of G weighted by k ** (G - 1 - g), and keep = k ** G
-            pooled:                     s = mean of mean_g; mean of var_g + mean of mean_g^2 - (mean of mean_g)^2
+        moving_average, last_batch: s = mean over groups of (mean_g, unbiased var_g)
+        by_group:                   s = the same, group g of G weighted by k ** (G - 1 - g), and keep = k ** G
+        pooled:                     s = mean of mean_g; mean of var_g + mean of mean_g^2 - (mean of mean_g)^2
 
-        Args:
-            sums: what `take_statistics` gave, summed over all workers.
-            keep: what is kept of the average, in [0, 1].
-            norm_statistics: the recipe's word.
-        """
-        if sums[0] == 0:  # the layer was not used in this update
-            return
-        mean, var, squares = np.split(sums[1:] / sums[0], 3)
-        if norm_statistics == "pooled":
-            var = var + np.maximum(squares - mean**2, 0.0)
-        for average, seen in ((self.avg_mean, mean), (self.avg_var, var)):
-            moved = keep * to_cpu(average).astype(np.float64) + (1.0 - keep) * seen.reshape(average.shape)
-            average[...] = self.xp.asarray(moved)
+    Args:
+        sums: what a layer has seen, summed over all workers, (1 + 3 * channels,).
+        avg_mean, avg_var: its running statistics.
+        keep: what is kept of the average, in [0, 1].
+        norm_statistics: the recipe's word.
+    """
+    if sums[0] == 0:  # the layer was not used in this update
+        return [avg_mean, avg_var]
+    mean, var, squares = np.split(sums[1:] / sums[0], 3)
+    if norm_statistics == "pooled":
+        var = var + np.maximum(squares - mean**2, 0.0)
+    averages = ((avg_mean, mean), (avg_var, var))
+    return [
+        keep * average.astype(np.float64) + (1.0 - keep) * seen.reshape(average.shape) for average, seen in averages
+    ]
+
+
+def _on_host(arrays: list[Any]) -> list[np.ndarray]:
+    """These arrays; those of a GPU by one transfer, since each waits for the GPU."""
+    if isinstance(arrays[0], np.ndarray):
+        return arrays
+    flat = to_cpu(chainer.backend.get_array_module(arrays[0]).concatenate([array.ravel() for array in arrays]))
+    parts = np.split(flat, np.cumsum([array.size for array in arrays])[:-1])
+    return [part.reshape(array.shape) for part, array in zip(parts, arrays, strict=True)]
+
+
+def _set_from_host(arrays: list[Any], values: list[np.ndarray]) -> None:
+    """arrays <- values, on a GPU by one transfer."""
+    xp, flat = chainer.backend.get_array_module(arrays[0]), np.concatenate([value.ravel() for value in values])
+    ends = np.cumsum([array.size for array in arrays])
+    for array, part in zip(arrays, xp.split(xp.asarray(flat), ends[:-1].tolist()), strict=True):
+        array[...] = part.reshape(array.shape)
 
 
 def _relu(h: chainer.Variable, plus: chainer.Variable | None) -> chainer.Variable:

@@ -13,7 +13,7 @@ from recipes.open import OpenedRecipe, open_recipe, read_cluster
 from recipes.planning.planner import Plan, plan
 from recipes.positions import parse_position
 from trainers import kernels
-from trainers.device import DEVICES, has_gpu, require_device
+from trainers.device import DEVICES, has_gpu, require_device, require_numbers
 from trainers.exact_mode import require_exact
 from trainers.lacks import refuse_unbuilt
 from trainers.vocabulary import vocabulary
@@ -107,6 +107,7 @@ def prepare(request: TrainRequest, *, workers: int) -> Prepared:
         data_root=request.data,
     )
     refuse_unbuilt(opened.recipe, opened.dataset)
+    require_numbers(opened.recipe.precision.compute, opened.reading)
     cluster, reading = read_cluster(request.cluster or "laptop", vocabulary=words, overrides=of_cluster)
     says_workers = any(text and text.strip().startswith("cluster.workers_per_node") for text in of_cluster)
     if request.cluster is None and not says_workers:  # as many as were asked for, on whatever machine this is

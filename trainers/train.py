@@ -132,7 +132,7 @@ class _Run:
         state, notes = self._resumed_state() if self.options.resume else (None, [])
         require_equal_weights(self.parts.model, self.mpi, update=self.updater.iteration)
         unmeasured = self.plan.without_noise_scale if self.options.measure_noise else ()
-        notes += notes_on(self.device)
+        notes += notes_on(self.device, self.opened.recipe.precision.compute)
         notes += [f"warning: {warning}" for warning in (*self.pulse.warnings, *self.plan.warnings, *unmeasured)]
         if self.leads:
             (folder / CHECKPOINTS).mkdir(parents=True, exist_ok=True)

@@ -22,7 +22,7 @@ from trainers.faults import NotFinite, Overflow
 from trainers.fused_step import step
 from trainers.gradients import clip, first_not_finite
 from trainers.mean_gradient import Gradient, MeanGradient
-from trainers.mixed_precision import MOST_HALVINGS, MixedPrecision
+from trainers.mixed_precision import MOST_HALVINGS, LossScale
 from trainers.norm_groups import NormGroups
 from trainers.phases import phase
 from trainers.steering import Moment, steer
@@ -91,8 +91,7 @@ class RecipeUpdater(StandardUpdater):
         self._norm_groups = norm_groups
         with_gain = getattr(plan.recipe.optimizer, "gain", None)  # see AdaScale
         self._gain = with_gain and with_gain(per=plan.recipe.learning_rate.per)
-        precision = plan.recipe.precision
-        self._mixed = MixedPrecision(optimizer.target, precision) if precision.compute == "mixed16" else None
+        self._mixed = LossScale.of(plan.recipe.precision)
         self._stop_asked = stop_asked
         self._doubled = plan.recipe.updater.double_buffering
         self._ran_out: list[RanOut] = []  # in the update at hand
@@ -100,7 +99,7 @@ class RecipeUpdater(StandardUpdater):
         self._gradients = MeanGradient(
             optimizer.target,
             loss=loss,
-            seed=plan.recipe.seed,
+            plan=plan,
             team_of=self._teams.of,
             norm_groups=norm_groups,
             exchange=exchange,
@@ -254,6 +253,7 @@ class RecipeUpdater(StandardUpdater):
 
     def close(self) -> None:
         """Give memory and communicators back, also after a failure on all workers, who call this together."""
+        self._gradients.close()
         self.exchange.close()
         self._teams.close()
 

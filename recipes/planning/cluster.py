@@ -57,6 +57,9 @@ class Cluster:
         device_memory_bytes: memory of one device, above 0.
         micro_batch_size: the most samples of one forward on one device, or `auto`.
         exchange: how gradients cross between workers.
+        cuda_graph: replay forward and backward of a micro-batch as a CUDA graph, once two replays have given what the
+            eager computation gave; where that does not work they stay eager, and the log says why. GPUs only; not run
+            on one yet.
     Raises:
         ValueError: a number is out of its range.
     """
@@ -70,6 +73,7 @@ class Cluster:
     device_memory_bytes: int
     micro_batch_size: int | Literal["auto"] = "auto"
     exchange: GradientExchange = GradientExchange()
+    cuda_graph: bool = False
 
     def __post_init__(self) -> None:
         for field in ("nodes", "workers_per_node", "device_memory_bytes"):

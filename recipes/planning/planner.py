@@ -12,7 +12,8 @@ from recipes.rates import learning_rate_at
 from recipes.schema import Dataset, Recipe
 
 _AUTO_MICRO_BATCH_SIZE = 64  # samples; a norm group if that is larger. Without a memory model nothing better is known.
-_BYTES, _HALF_BYTES = 4, 2  # float32, float16
+_BYTES, _HALF_BYTES = 4, 2  # float32, 16 bits
+_HALVES = {"mixed16": "float16", "bfloat16": "bfloat16"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,13 +32,14 @@ class Model:
         """Bytes on one device: exact for weights, gradients and optimizer state; activations are not known yet.
 
         Args:
-            compute: the recipe's `precision.compute`; `mixed16` casts the weights to float16: counted as if all were,
-                though those of normalisation are not.
+            compute: the recipe's `precision.compute`; where it has 16 bits, the weights are cast to them: counted as if
+                all were, though those of normalisation are not.
         """
+        half = _HALVES.get(compute)
         weights = _BYTES * self.num_parameters
         return {
             "weights_bytes": weights,
-            **({"float16_weights_bytes": _HALF_BYTES * self.num_parameters} if compute == "mixed16" else {}),
+            **({f"{half}_weights_bytes": _HALF_BYTES * self.num_parameters} if half else {}),
             "gradients_bytes": weights,
             "optimizer_state_bytes": weights * self.num_state_values,
             "activations_bytes": None,

@@ -30,8 +30,8 @@ def plan_text(plan: Plan) -> str:
 
 
 def _half(memory: dict) -> str:
-    size = memory.get("float16_weights_bytes")
-    return "" if size is None else f"their float16 casts {number(size)} + "
+    halves = {half: memory.get(f"{half}_weights_bytes") for half in ("float16", "bfloat16")}
+    return "".join(f"their {half} casts {number(size)} + " for half, size in halves.items() if size is not None)
 
 
 def _row(segment: dict) -> dict:

@@ -110,15 +110,17 @@ class Precision:
     """In which numbers forward and backward are computed; weights and optimizer are float32 in any case.
 
     Args:
-        compute: `float32`, or `mixed16`: float16, with normalisation, loss and sums over micro-batches in float32.
-            Evaluation is float32 in any case.
+        compute: `float32`; `tf32`: the same, but convolutions and matrix products may round their factors to the 11
+            significant bits of TF32, which GPUs do since NVIDIA's Ampere and a CPU does not; `mixed16`: float16, with
+            normalisation, loss and sums over micro-batches in float32; `bfloat16`: the same with 8 significant bits
+            and the range of float32, so without a loss scale. Evaluation is float32 in any case.
         loss_scale: with mixed16, what the mean loss of a norm group is first multiplied by, so that small gradients do
             not vanish in float16: a power of two, at least 1. It is halved where a gradient overflows, and that
             update done again.
         double_after: updates without an overflow until the scale is doubled, at least 1.
     """
 
-    compute: Literal["float32", "mixed16"] = "float32"
+    compute: Literal["float32", "tf32", "mixed16", "bfloat16"] = "float32"
     loss_scale: int = 65536
     double_after: int = 2000
 

@@ -86,6 +86,30 @@ def test_a_sum_that_mpi_does_not_have_is_refused_at_its_wire(prepared, wire):
     assert line.startswith(f"ours.yaml:8:9: exchange.wire: is {wire}, of which MpiAllreduce has no sum; leave wire out")
 
 
+@pytest.mark.skipif(importlib.util.find_spec("ml_dtypes") is not None, reason="shows what is missing without ml_dtypes")
+def test_bfloat16_is_refused_where_nothing_has_it(prepared, tmp_path):
+    said = "is bfloat16, which NumPy and CuPy have from ml_dtypes, and that is not installed; pip install ml_dtypes, or"
+    assert prepared.refusal("precision.compute=bfloat16").startswith(
+        f"command line:1:19: precision.compute: {said} write mixed16"
+    )
+    (tmp_path / "mine.yaml").write_text("kilobatch: 1\nextends: digits/ramp\nprecision:\n  compute: bfloat16\n")
+    with pytest.raises(InputRefused, match=rf"^mine\.yaml:4:12: precision\.compute: {said}"):
+        prepare(TrainRequest(recipe="mine.yaml"), workers=1)
+
+
+def test_tf32_is_float32_on_a_cpu_and_that_is_said(prepared):
+    assert prepared.plan("precision.compute=tf32").recipe.precision.compute == "tf32"
+    (note,) = notes_on(take_device("cpu", MPI.COMM_SELF), "tf32")
+    assert note == "precision.compute is tf32, a permission that only GPUs since Ampere use: this is float32"
+
+
+def test_a_cuda_graph_is_refused_on_a_cpu(prepared):
+    said = "cuda_graph: is true, and the device is cpu; leave cuda_graph out, or train with --device gpu"
+    assert prepared.refusal(more="cuda_graph: true\n") == f"ours.yaml:6:13: {said}"
+    assert prepared.refusal("cluster.cuda_graph=true") == f"command line:1:20: {said}"
+    assert not prepared.plan().cluster.cuda_graph
+
+
 def test_exact_mode_is_refused_on_a_gpu_by_its_name(prepared):
     assert "--exact is promised on CPUs only, and cluster ours has device gpu" in prepared.refusal(
         asked="gpu", exact=True

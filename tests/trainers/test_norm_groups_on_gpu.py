@@ -12,7 +12,7 @@ from recipes.schema import Evaluation, NormMomentum, Precision
 from trainers.device import has_gpu
 from trainers.gradients import first_not_finite
 from trainers.keyed_draws import draw_initial_weights
-from trainers.mixed_precision import MixedPrecision, overflow_expected
+from trainers.mixed_precision import LossScale, computing, forward_in
 from trainers.models import SmallResNet
 from trainers.norm_groups import NormGroups
 
@@ -37,10 +37,10 @@ def one_update(device, compute, norm_statistics, *, loss_scale=1024):
     xp = chainer.get_device(device).xp
     groups.begin_update(DIVISION)
     groups.begin_micro_batch(DIVISION.micro_batches(0)[0])
-    mixed = MixedPrecision(model, Precision(compute="mixed16", loss_scale=loss_scale))
+    mixed = LossScale(Precision(compute="mixed16", loss_scale=loss_scale))
     factor = mixed.factor(DIVISION) if compute == "mixed16" else 1.0
-    with chainer.using_config("train", True), overflow_expected():
-        logits = (mixed.logits if compute == "mixed16" else model)(xp.asarray(images))
+    with chainer.using_config("train", True), computing(compute, model.device):
+        logits = forward_in(model, compute)(xp.asarray(images))
         loss = F.softmax_cross_entropy(logits, xp.asarray(labels.astype(np.int32)))
         model.cleargrads()
         (loss * (48.0 * factor)).backward()
@@ -54,8 +54,10 @@ def one_update(device, compute, norm_statistics, *, loss_scale=1024):
 
 
 @pytest.mark.parametrize("norm_statistics", ["moving_average", "pooled", "last_batch", "by_group"])
-@pytest.mark.parametrize(("compute", "bound"), [("float32", 1e-3), ("mixed16", 0.05)])
+@pytest.mark.parametrize(("compute", "bound"), [("float32", 1e-3), ("tf32", 0.2), ("mixed16", 0.05), ("bfloat16", 0.6)])
 def test_an_update_is_that_of_the_cpu(norm_statistics, compute, bound):
+    if compute == "bfloat16":
+        pytest.importorskip("ml_dtypes")
     loss, found, _ = one_update(DEVICE, compute, norm_statistics)
     expected_loss, expected, _ = one_update("@numpy", compute, norm_statistics)
     assert loss == pytest.approx(expected_loss, rel=bound)

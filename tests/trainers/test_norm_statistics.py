@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from recipes.planning.division import divide
 from recipes.schema import Evaluation, NormMomentum
-from trainers.norm_groups import NormGroups
+from trainers.norm_groups import NormGroups, moved_statistics
 
 CHANNELS = 3
 PROGRAM = Path(__file__).with_name("norm_groups_on_ranks.py")
@@ -47,7 +47,7 @@ def see(x, division, made):
             groups.begin_micro_batch(part)
             with chainer.using_config("train", True):
                 layer(x[part.offset : part.offset + part.size])
-    return sum(layer.take_statistics() for layer, _ in made)
+    return sum(groups.take_statistics() for _, groups in made)
 
 
 def random_division(random):
@@ -70,9 +70,9 @@ def test_pooled_statistics_are_those_of_the_whole_update_however_it_is_split(dev
         mean, var = wide.mean(axis=(0, 2, 3)), wide.var(axis=(0, 2, 3))
         np.testing.assert_array_less(np.abs(sums[1:4] / sums[0] - mean), 1e-6 * np.sqrt(var), err_msg=str(seed))
         layer = made[0][0]
-        layer.move_running_statistics(sums, 0.0, "pooled")
-        np.testing.assert_allclose(layer.avg_var, var, rtol=1e-6, err_msg=str(seed))
-        np.testing.assert_array_equal(layer.avg_mean, (sums[1:4] / sums[0]).astype(np.float32))
+        pooled = moved_statistics(sums, layer.avg_mean, layer.avg_var, 0.0, "pooled")
+        np.testing.assert_allclose(pooled[1], var, rtol=1e-6, err_msg=str(seed))
+        np.testing.assert_array_equal(pooled[0], sums[1:4] / sums[0])
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
@@ -113,7 +113,10 @@ def test_by_group_the_averages_move_in_the_order_of_the_update_whoever_saw_what(
             sums = see(x, division, made)
             mean, var = groups_in_turn(x, division.norm_span, keep=keep, mean=mean, var=var)
             for layer, _ in made:
-                layer.move_running_statistics(sums, keep**division.num_groups, "by_group")
+                averages = layer.avg_mean, layer.avg_var
+                averages[0][...], averages[1][...] = moved_statistics(
+                    sums, *averages, keep**division.num_groups, "by_group"
+                )
         for layer, _ in made:
             np.testing.assert_allclose(layer.avg_mean, mean, rtol=1e-5, atol=1e-6)
             np.testing.assert_allclose(layer.avg_var, var, rtol=1e-5)

@@ -26,6 +26,7 @@ SMALL = {
 }
 MICRO_BATCH = ("--micro-batch-size", 32)
 OVERFLOWS = 2**30
+WIDE_RANGES = ("float32", "bfloat16")
 
 
 def mixed(loss_scale, double_after=2000, **others):
@@ -161,3 +162,12 @@ def test_what_overflows_at_every_scale_fails_with_update_scale_and_parameter(tmp
     )
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["key"] for line in lines] == ["run_start", "run_stop"]
+
+
+def test_bfloat16_needs_no_loss_scale(tmp_path, small):
+    pytest.importorskip("ml_dtypes", reason="bfloat16 comes from ml_dtypes")
+    wide, narrow = (small(tmp_path / word, 1, *mixed(1, precision=f"{{compute: {word}}}")) for word in WIDE_RANGES)
+    assert all("loss_scale" not in line for line in updates(narrow))
+    for line, other in zip(narrow.trace, wide.trace, strict=True):
+        assert line["sample_ids"] == other["sample_ids"]
+        assert 0 < abs(line["loss"] - other["loss"]) < 0.05

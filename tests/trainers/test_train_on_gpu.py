@@ -73,11 +73,64 @@ def test_one_rank_through_nccl(run, assert_same_run, wire):
 
 
 @pytest.mark.parametrize(
-    "options", [("--set", "precision.compute=mixed16"), ("--set", "updater.double_buffering=true")]
+    "option",
+    [*(f"precision.compute={word}" for word in ("tf32", "mixed16", "bfloat16")), "updater.double_buffering=true"],
 )
-def test_two_ranks_are_one_with_mixed_precision_and_with_late_gradients(run, assert_same_run, options):
-    one, two = (run(f"{ranks} {options[1]}", ranks, "--device", "gpu", *options) for ranks in (1, 2))
+def test_two_ranks_are_one_with_mixed_precision_and_with_late_gradients(run, assert_same_run, option):
+    if "bfloat16" in option:
+        pytest.importorskip("ml_dtypes")
+    one, two = (run(f"{ranks} {option}", ranks, "--device", "gpu", "--set", option) for ranks in (1, 2))
     assert_same_run(two, one, loss=5e-2, weights=5e-2)
+
+
+@pytest.fixture
+def captures():
+    """A run on the GPU by the kernels that can be captured."""
+    pytest.importorskip("cudnn", reason="cuBLAS, by which Chainer's convolutions go, is not captured")
+
+    def assert_captured(found, *, replayed=True):
+        assert ("are replayed as a CUDA graph from now on" in found.log) == replayed
+        assert "stay eager" not in found.log
+
+    return assert_captured
+
+
+@pytest.mark.parametrize(
+    ("option", "bounds"),
+    [
+        ("precision.compute=float32", {"loss": 5e-3, "weights": 2e-2}),
+        ("precision.compute=tf32", {"loss": 5e-2, "weights": 5e-2}),
+        ("precision.compute=mixed16", {"loss": 5e-2, "weights": 5e-2}),
+        ("precision.compute=bfloat16", {"loss": 0.1, "weights": 0.2}),
+        ("updater.double_buffering=true", {"loss": 5e-3, "weights": 2e-2}),
+    ],
+)
+def test_micro_batches_replayed_as_a_cuda_graph_are_the_same_run(run, assert_same_run, captures, option, bounds):
+    if "bfloat16" in option:
+        pytest.importorskip("ml_dtypes")
+    given = ("--device", "gpu", "--micro-batch-size", 32, "--noise-scale", "--set", option)
+    eager = run(f"eager {option}", 1, *given)
+    found = run(f"graph {option}", 1, *given, "--set", "cluster.cuda_graph=true")
+    captures(found)
+    captures(eager, replayed=False)
+    assert_same_run(found, eager, **bounds)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_with_cuda_graphs_resumes(tmp_path, train, run, assert_same_run, captures, ranks):
+    given = ("--device", "gpu", "--micro-batch-size", 32, "--set", "cluster.cuda_graph=true")
+    train(tmp_path / "run", ranks, *given, stop_after=12, timeout=600)
+    found = train(tmp_path / "run", ranks, *given, "--resume", timeout=600)
+    captures(found)
+    expected = run("split in float32", 1, "--device", "gpu", "--micro-batch-size", 32)
+    assert_same_run(found, expected, loss=5e-3, weights=2e-2)
+
+
+def test_dropout_is_not_captured_and_the_run_goes_on(run, assert_same_run):
+    given = ("--device", "gpu", "--set", "model={kind: SmallCNN, width: 8, dropout: 0.5}")
+    found = run("dropout graph", 1, *given, "--set", "cluster.cuda_graph=true")
+    assert "cuda_graph: no graph was captured" in found.log
+    assert_same_run(found, run("dropout", 1, *given), loss=5e-3, weights=2e-2)
 
 
 def test_a_checkpoint_goes_from_one_device_to_the_other_and_back(tmp_path, train, run, assert_same_run):

@@ -18,6 +18,7 @@ import chainer
 import cudnn
 import cupy
 
+from trainers.kernels import cuda_launch
 from trainers.kernels.cuda_pooling import as_NHWC
 from trainers.kernels.numpy_convolution import Pair, out_size
 
@@ -89,7 +90,7 @@ class _Plan:
         handle = _handle()
         cudnn.set_stream(handle, cupy.cuda.get_current_stream().ptr)
         addresses = {uid: array.data.ptr for uid, array in zip(self.uids, arrays, strict=True)}
-        if chainer.config.autotune and not self.tuned:
+        if chainer.config.autotune and not self.tuned and not cuda_launch.device.captures:  # by times
             self._tune(addresses, handle)
         self._execute(addresses, handle)
 

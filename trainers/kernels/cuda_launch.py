@@ -29,6 +29,11 @@ class Gpu:
 
         return cupy
 
+    @property
+    def captures(self) -> bool:
+        """Whether what is asked of it now becomes part of a CUDA graph, and does not run."""
+        return self.xp.cuda.get_current_stream().is_capturing()
+
     def launch(self, name: str, kind: str, width: int, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
         """Run a kernel: integers are 64 bits, None is no array."""
         _kernel(name, kind, width)(grid, (THREADS,), tuple(map(_argument, arguments)))

@@ -20,6 +20,7 @@ from trainers.kernels.cuda_pooling import (
     max_pooling,
     max_pooling_gradient,
 )
+from trainers.kernels.cuda_products import product
 from trainers.kernels.cuda_steps import optimizer_step
 from trainers.kernels.cuda_tensors import finite
 
@@ -27,4 +28,4 @@ __all__ = ["add", "relu", "relu_gradient", "convolution", "convolution_data", "c
 __all__ += ["mean_and_variance", "normalization_gradient", "normalized", "max_pooling"]
 __all__ += ["max_pooling_gradient", "average_pooling", "average_pooling_gradient"]
 __all__ += ["COMPUTES_MASK", "scales", "normalized_by", "gradient_by", "see", "finite", "optimizer_step"]
-__all__ += ["cross_entropy", "cross_entropy_gradient"]
+__all__ += ["cross_entropy", "cross_entropy_gradient", "product"]

@@ -109,24 +109,27 @@ def _deconvolution_core(module: ModuleType, core: str) -> None:
 
 def linear_seam(module: ModuleType) -> None:
     """`LinearFunction` and its two gradients, where the kernels have a product of their own."""
-    for node, product_of in (
-        (module.LinearFunction, lambda product, x, W, b=0: product(x, W.T) + b),
-        (module.LinearGradData, lambda product, W, gy: product(gy, W)),
-        (module.LinearGradWeight, lambda product, x, gy: product(gy.T, x)),
+    for node, factors_of in (
+        (module.LinearFunction, lambda x, W, b=None: (x, W.T)),
+        (module.LinearGradData, lambda W, gy: (gy, W)),
+        (module.LinearGradWeight, lambda x, gy: (gy.T, x)),
     ):
-        _linear_forward(module, node, product_of)
+        _linear_forward(module, node, factors_of)
 
 
-def _linear_forward(module: ModuleType, node: Any, product_of: Callable[..., Any]) -> None:
+def _linear_forward(module: ModuleType, node: Any, factors_of: Callable[..., tuple[Any, Any]]) -> None:
     original = node.forward
 
     def forward(self, inputs):
         ours, kind = serving(*inputs), getattr(self, "_w_dtype", inputs[0].dtype)
         if kind != inputs[0].dtype or not hasattr(ours, "product"):
             return original(self, inputs)
+        y = ours.product(*factors_of(*inputs))
+        if y is None:
+            return original(self, inputs)
         self._config_use_ideep = module.chainer.config.use_ideep
         self.retain_inputs((0, 1))
-        return (product_of(ours.product, *inputs),)
+        return (y + inputs[2] if len(inputs) == 3 else y,)
 
     node.forward = forward
 

@@ -8,6 +8,7 @@ from recipes.lint.rules.batch import batch_over_tenth, double_buffering, updates
 from recipes.lint.rules.decay import decay_on_norm, decay_with_batch, lars_on_vectors
 from recipes.lint.rules.loss import mean_over_classes, smoothing_under_threshold
 from recipes.lint.rules.norm import average_per_update, lagging_statistics, live_last_gamma, wide_norm_span
+from recipes.lint.rules.precision import idle_loss_scale
 from recipes.lint.rules.rate import linear_adam, linear_beyond_8k, scaled_lars, scaled_twice, unscaled_rate
 from recipes.lint.rules.warmup import constant_warmup, no_warmup, warmup_past_decay, warmup_twice
 from recipes.lint.rules.workers import float16_sum, span_over_share
@@ -20,6 +21,7 @@ __all__ = [
     "decay_with_batch",
     "double_buffering",
     "float16_sum",
+    "idle_loss_scale",
     "lagging_statistics",
     "lars_on_vectors",
     "linear_adam",

@@ -18,6 +18,7 @@ PLACES = {
     "decay-with-batch": (4, 13),
     "double-buffering": (4, 11),
     "float16-sum": (4, 9),
+    "idle-loss-scale": (3, 32),
     "lagging-statistics": (3, 30),
     "lars-on-vectors": (4, 45),
     "linear-adam": (4, 13),

@@ -7,6 +7,7 @@ import pytest
 from recipes.planning.division import PlanError
 from recipes.planning.planner import Model
 from recipes.reports.plan_text import plan_text
+from recipes.schema import Precision
 from trainers.request import TrainRequest, prepare
 
 ADA_SCALE = ("optimizer={kind: AdaScale, momentum: 0.9}", "learning_rate.rule=none")
@@ -64,12 +65,14 @@ def test_the_noise_scale_needs_two_micro_batches_of_whole_groups(workers, micro_
         assert words in sentence
 
 
-def test_the_plan_says_in_which_numbers_is_computed_and_counts_the_float16_weights():
+def test_the_plan_says_in_which_numbers_is_computed_and_counts_the_weights_in_16_bits():
     model = Model(num_parameters=1000, num_state_values=1)
-    for compute, half in (("float32", None), ("mixed16", 2000)):
-        made = replace(planned(f"precision.compute={compute}"), model=model)
+    for compute, half in (("float32", None), ("tf32", None), ("mixed16", "float16"), ("bfloat16", "bfloat16")):
+        recipe = replace(planned().recipe, precision=Precision(compute=compute))
+        made = replace(planned(), model=model, recipe=recipe)
         tree = made.as_tree()
         assert tree["compute"] == compute
-        assert tree["memory"].get("float16_weights_bytes") == half
+        counted = {name: size for name, size in tree["memory"].items() if "16" in name}
+        assert counted == ({f"{half}_weights_bytes": 2000} if half else {})
         assert f"computed in {compute}" in plan_text(made)
-        assert ("their float16 casts 2,000" in plan_text(made)) == (half is not None)
+        assert (f"their {half} casts 2,000" in plan_text(made)) == (half is not None)

@@ -47,9 +47,8 @@ def one_update(component, *, size, dtype, second=False, division=DIVISION, team=
         model.cleargrads()
         loss.backward()
     found = {path: parameter.grad for path, parameter in model.namedparams() if parameter.grad is not None}
-    seen = {path: link.take_statistics() for path, link in model.namedlinks() if hasattr(link, "norm_groups")}
-    found["layers"] = np.zeros(len(seen))
-    return {"loss": loss.array, **found, **{f"{path}/statistics": values for path, values in seen.items()}}
+    found["layers"] = np.zeros(len(groups.seen))
+    return {"loss": loss.array, **found, "statistics": groups.take_statistics()}
 
 
 def assert_alike(found, expected, *, bound):

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from recipes.planning.division import divide
-from recipes.schema import Evaluation, Precision
+from recipes.schema import Evaluation
 from trainers import kernels
 from trainers.keyed_draws import draw_initial_weights
-from trainers.mixed_precision import MixedPrecision
+from trainers.mixed_precision import forward_in
 from trainers.models import SmallResNet
 from trainers.norm_groups import NormGroups
 
@@ -25,7 +25,7 @@ def step(compute):
     """The loss of a step in two norm groups, and its gradients by path."""
     model = SmallResNet(width=4).build(num_classes=5, channels=3, image_size=8)
     draw_initial_weights(model, seed=0)
-    groups, mixed = NormGroups(Evaluation()), MixedPrecision(model, Precision(compute="mixed16"))
+    groups = NormGroups(Evaluation())
     groups.install(model)
     division = divide(global_batch_size=16, norm_span=8, workers=1, micro_batch_size=16)
     groups.begin_update(division)
@@ -33,8 +33,7 @@ def step(compute):
     random = np.random.RandomState(0)
     images, labels = random.normal(size=(16, 3, 8, 8)).astype(np.float32), random.randint(0, 5, 16).astype(np.int32)
     with chainer.using_config("train", True):
-        logits = mixed.logits(images) if compute == "mixed16" else model(images)
-        loss = F.softmax_cross_entropy(logits, labels)
+        loss = F.softmax_cross_entropy(forward_in(model, compute)(images), labels)
         model.cleargrads()
         (loss * 1024).backward()
     return {"loss": loss.array, **{path: parameter.grad for path, parameter in model.namedparams()}}

@@ -43,8 +43,8 @@ def one_update(component, *, dtype, second=False):
     with Names() as backward_names:
         loss.backward(enable_double_backprop=second)
     found = {path: parameter.grad for path, parameter in model.namedparams()}
-    found |= {path: link.take_statistics() for path, link in model.namedlinks() if hasattr(link, "norm_groups")}
-    return {**found, "loss": loss.array, "images": images.grad}, names.seen, backward_names.seen
+    found |= {"statistics": groups.take_statistics(), "loss": loss.array, "images": images.grad}
+    return found, names.seen, backward_names.seen
 
 
 class Names(chainer.FunctionHook):

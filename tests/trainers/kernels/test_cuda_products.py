@@ -1,0 +1,65 @@
+"""While a CUDA graph is captured, products of matrices are convolutions: CuPy refuses cuBLAS there."""
+
+from types import SimpleNamespace
+
+import chainer
+import numpy as np
+import pytest
+from chainer import functions as F
+
+from trainers import kernels
+from trainers.device import has_gpu
+from trainers.kernels import cuda_launch, cuda_products, numpy_convolution, seams
+
+
+def linear(xp, dtype):
+    """A linear layer forward and backward, and a product without a bias."""
+    random = np.random.RandomState(0)
+    x, W, b, gy = (xp.asarray(random.normal(size=size), dtype) for size in ((6, 7), (5, 7), 5, (6, 5)))
+    x, W, b = map(chainer.Variable, (x, W, b))
+    y = F.linear(x, W, b)
+    y.grad = gy
+    y.backward()
+    return [y.array, x.grad, W.grad, b.grad, F.linear(x, W).array]
+
+
+def test_a_linear_layer_is_a_convolution_while_a_graph_is_captured(monkeypatch):
+    expected = linear(np, np.float32)
+    called = []
+
+    def counted(name):
+        def call(*given, **how):
+            called.append(name)
+            return getattr(numpy_convolution, name)(*given, **how)
+
+        return call
+
+    names = ("convolution", "convolution_data", "convolution_weights")
+    ours = SimpleNamespace(product=cuda_products.product, **{name: counted(name) for name in names})
+    monkeypatch.setattr(seams, "operators", ours)
+    for captures in (False, True):
+        monkeypatch.setattr(cuda_launch, "device", SimpleNamespace(captures=captures))
+        for found, right in zip(linear(np, np.float32), expected, strict=True):
+            np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-6)
+        assert sorted(set(called)) == (sorted(names) if captures else [])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not has_gpu(), reason="needs a GPU with CuPy")
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_captured_linear_layer_gives_what_cublas_gives(dtype):
+    pytest.importorskip("cudnn")
+    import cupy
+
+    from trainers.micro_batch_graphs import Gpu
+
+    before, gpu = seams.gpu_operators, Gpu()
+    kernels.use_on_gpu("cudnn")
+    try:
+        expected = linear(cupy, dtype)
+        found, (launch,) = gpu.record(lambda cut: linear(cupy, dtype))
+        launch()
+        for one, right in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one.get(), right.get(), rtol=1e-2 if dtype == "float16" else 1e-5, atol=1e-2)
+    finally:
+        seams.gpu_operators = before

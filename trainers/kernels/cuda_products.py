@@ -1,0 +1,30 @@
+"""Products of matrices while a CUDA graph is captured, where CuPy refuses to call cuBLAS."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainers.kernels import cuda_launch, seams
+
+_AT_ONE_PIXEL = {"stride": (1, 1), "pad": (0, 0)}
+
+
+def product(a: Any, b: Any) -> Any | None:
+    """a @ b as a convolution of images of one pixel, or one of its gradients, whichever reads both where they lie.
+
+    None where nothing is captured, or there is no such convolution: cuBLAS serves, then.
+    """
+    if not cuda_launch.device.captures:
+        return None
+    ours = seams.serving(a, b)
+    if a.flags.c_contiguous and b.flags.c_contiguous:
+        y = ours.convolution_data(_pixels(a), _pixels(b), size=(1, 1), **_AT_ONE_PIXEL)
+    elif b.flags.c_contiguous:
+        y = ours.convolution_weights(_pixels(b), _pixels(a.T), kernel=(1, 1), **_AT_ONE_PIXEL)
+    else:
+        y = ours.convolution(_pixels(a), _pixels(b.T), None, **_AT_ONE_PIXEL)
+    return None if y is None else y.reshape(len(a), -1)
+
+
+def _pixels(matrix: Any) -> Any:
+    return matrix[:, :, None, None]
