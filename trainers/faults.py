@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
+import stat
 import sys
+import termios
 import threading
+import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +17,7 @@ from types import TracebackType
 
 EXIT_INPUT, EXIT_FAILED, EXIT_STOPPED = 2, 3, 4
 _ABORT_SECONDS = 5.0
+_READ_SECONDS = 2.0  # that a launcher has to read what was said
 
 
 class RunFailed(Exception):
@@ -122,8 +127,16 @@ def abort_on_exception(rank: int) -> None:
 
 
 def say(text: str) -> None:
-    """Write to stderr at once: what follows may be the end of this process."""
+    """Write to stderr at once: what follows may be the end of this process, and of the launcher that passes it on."""
     print(text, file=sys.stderr, flush=True)
+    with suppress(OSError, ValueError):  # no file, no pipe
+        end, patience = sys.stderr.fileno(), time.monotonic() + _READ_SECONDS
+        while stat.S_ISFIFO(os.fstat(end).st_mode) and _unread(end) and time.monotonic() < patience:
+            time.sleep(0.001)
+
+
+def _unread(pipe: int) -> bool:
+    return any(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))
 
 
 def end_all() -> None:

@@ -8,10 +8,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
+
+from trainers.faults import say
 
 pytestmark = pytest.mark.mpi
 
@@ -170,6 +173,24 @@ def test_a_rank_that_hangs_is_named_under_a_foreign_mpiexec(tmp_path):
     assert re.search(SAID["stop"].format(host=re.escape(socket.gethostname())), done.stderr), done.stderr
     assert "Last good checkpoint: none was written yet" in done.stderr
     assert_nothing_is_left(tmp_path / "run")
+
+
+def test_what_is_said_has_been_read_before_the_process_goes_on(monkeypatch):
+    reader, writer = os.pipe()
+    begun = []
+
+    def read():
+        time.sleep(0.2)
+        begun.append(time.monotonic())
+        os.read(reader, 100)
+
+    with os.fdopen(writer, "w") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        thread = threading.Thread(target=read)
+        thread.start()
+        say("the last word")
+        assert begun
+        thread.join()
 
 
 def test_weights_that_differ_from_the_start_are_named(tmp_path):
