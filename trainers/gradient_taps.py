@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -33,14 +34,19 @@ class GradientTaps(chainer.LinkHook):
 
     def forward_preprocess(self, args: Any) -> None:
         """Chainer calls this before a link's forward."""
+        link = args.link
+        found = [(name, link.__dict__[name]) for name in sorted(link._params)]
+        numbers = [self._number_of(held) for _, held in found]
+        tapped = [(*each, number) for each, number in zip(found, numbers, strict=True) if number is not None]
+        if not tapped:
+            return
         ranks = [argument.rank for argument in args.args if isinstance(argument, chainer.Variable)]
-        for name in sorted(args.link._params):
-            held = args.link.__dict__[name]
-            number = self._number_of(held)
-            if number is not None:
-                self._held.append((args.link, name, held))
-                self.uses.append(number)
-                args.link.__dict__[name] = _tapped(held, max(ranks, default=0), partial(self._take, number))
+        takes = [partial(self._take, number) for *_, number in tapped]
+        outs = _tapped([held for _, held, _ in tapped], max(ranks, default=0), takes)
+        for (name, held, number), out in zip(tapped, outs, strict=True):
+            self._held.append((link, name, held))
+            self.uses.append(number)
+            link.__dict__[name] = out
 
     def forward_postprocess(self, args: Any) -> None:
         """Chainer calls this after it: the link has its parameters back."""
@@ -58,23 +64,31 @@ class GradientTaps(chainer.LinkHook):
 
 
 class _Tap(chainer.FunctionNode):
-    """Identity forward; backward hands the gradient over and ends there."""
+    """Identity of a link's parameters; backward hands their gradients over and ends there."""
 
-    def __init__(self, take: Callable[[np.ndarray], None]) -> None:
+    def __init__(self, takes: list[Callable[[np.ndarray], None]]) -> None:
         super().__init__()
-        self._take_gradient = take
+        self._takes = takes
 
-    def forward(self, inputs: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
-        return inputs
+    def backward(self, indexes: tuple[int, ...], grads: tuple[chainer.Variable | None, ...]) -> tuple[None, ...]:
+        for take, grad in zip(self._takes, grads, strict=True):
+            if grad is not None:
+                take(grad.array)
+        return (None,) * len(grads)
 
-    def backward(self, indexes: tuple[int, ...], grads: tuple[chainer.Variable, ...]) -> tuple[None]:
-        self._take_gradient(grads[0].array)
-        return (None,)
 
-
-def _tapped(variable: chainer.Variable, rank: int, take: Callable[[np.ndarray], None]) -> chainer.Variable:
-    tap = _Tap(take)
-    (out,) = tap.apply((variable,))
-    tap.rank = max(rank, tap.rank)
-    out.node._rank = tap.rank + 1
-    return out
+def _tapped(
+    variables: list[chainer.Variable], rank: int, takes: list[Callable[[np.ndarray], None]]
+) -> list[chainer.Variable]:
+    """What `_Tap.apply` would give, in a third of its time: small models have many taps to little arithmetic."""
+    tap = _Tap(takes)
+    tap.inputs = tuple(variable.node for variable in variables)
+    tap.rank = max(rank, *(variable.rank for variable in variables))
+    outs = [
+        chainer.Variable._init_unchecked(one.array, requires_grad=one.requires_grad, is_chainerx_array=False)
+        for one in variables
+    ]
+    for out in outs:
+        out.creator_node = tap
+    tap.outputs = tuple(weakref.ref(out.node) for out in outs)
+    return outs
