@@ -30,7 +30,7 @@ class GradientTaps(chainer.LinkHook):
     ) -> None:
         self._number_of, self._take = number_of, take
         self._held: list[tuple[chainer.Link, str, Any]] = []
-        self.uses: list[int] = []  # numbers of the parameters used so far, one for each tap
+        self.uses: list[int] = []  # numbers of the parameters used so far, once for each use
 
     def forward_preprocess(self, args: Any) -> None:
         """Chainer calls this before a link's forward."""

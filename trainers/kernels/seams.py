@@ -15,7 +15,7 @@ _FORWARDS = ("forward_cpu", "forward_gpu")
 
 
 def convolution_seam(module: ModuleType) -> None:
-    """`Convolution2DFunction` and the gradient of its weights."""
+    """`Convolution2DFunction` and its gradients."""
     from trainers import kernels
 
     kernels.in_use()  # settled by the environment, where nobody has said another
