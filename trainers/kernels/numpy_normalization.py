@@ -160,6 +160,7 @@ def gradient_by(
         y: what came out, where that was by ReLU.
         whole: see `normalization_gradient`.
     """
+    assert relu == (y is not None)  # else `counted` stays unwritten
     counted, (mean, inv_std, gamma, _) = np.empty(gy.shape, gy.dtype) if relu else gy, scales
     gx, *parts = normalization_gradient(gy, x, mean, inv_std, gamma, whole=whole, y=y, counted=counted)
     return gx, sums_of_groups(parts, like=gamma), counted
