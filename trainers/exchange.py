@@ -8,7 +8,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,6 +97,15 @@ class Exchange:
         else:
             sent.average(number, mark)
 
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """While the main thread waits for the other one, which need not leave it the core."""
+        self.connection.beside_backward = False
+        try:
+            yield
+        finally:
+            self.connection.beside_backward = self.overlaps
+
     def close(self) -> None:
         """End the thread and give the memory back: gradients are gone. All workers call this together."""
         if self._thread is not None:
@@ -151,10 +160,11 @@ class Round:
             began = time.perf_counter()
             while self._next < len(self._exchange.buckets):
                 self._send_next()
-            for _ in self._exchange.buckets:
-                self._done.acquire()
-                if self._failure is not None:
-                    raise self._failure
+            with self._exchange.alone():
+                for _ in self._exchange.buckets:
+                    self._done.acquire()
+                    if self._failure is not None:
+                        raise self._failure
             overflowed, flushed = map(int, self._losses)
             self._found = Exchanged(
                 num_overflowed=overflowed,

@@ -66,6 +66,7 @@ class FlatGradients:
         self._number = {id(slot.parameter): number for number, slot in enumerate(self.slots)}
         self._written = [False] * len(self.slots)
         self._checks = False
+        self._handed_over: np.ndarray | None = None
         self._finite: list[tuple[int, Any]] = []  # of what came, in its order: whether it is, perhaps on a GPU
 
     def begin_update(self, *, check: bool = False) -> None:
@@ -75,8 +76,7 @@ class FlatGradients:
             check: look for numbers that are not finite.
         """
         self._checks, self._finite = check, []
-        for slot in self.slots:
-            slot.parameter.cleargrad()
+        self._clear()
         self.start_over()
 
     def start_over(self) -> None:
@@ -158,8 +158,7 @@ class FlatGradients:
     @notes.setter
     def notes(self, known: tuple[list[bool], list[tuple[int, Any]]]) -> None:
         self._written, self._finite = map(list, known)
-        for slot in self.slots:  # a capture that failed may have left some
-            slot.parameter.cleargrad()
+        self._clear()  # a capture that failed may have left some
 
     def fill_gaps(self) -> None:
         """Zeros where no gradient has come in this update: an unused parameter, a worker without samples."""
@@ -174,13 +173,20 @@ class FlatGradients:
 
     def hand_over(self, values: np.ndarray) -> None:
         """Each parameter's `grad` is its slot of an array of this object's."""
+        if self._handed_over is values:
+            return
         for slot in self.slots:
             slot.parameter.grad = values[slot.place].reshape(slot.parameter.shape)
+        self._handed_over = values
+
+    def _clear(self) -> None:
+        self._handed_over = None
+        for slot in self.slots:
+            slot.parameter.cleargrad()
 
     def forget(self) -> None:
         """Nobody refers to the arrays any longer: their memory is about to go."""
-        for slot in self.slots:
-            slot.parameter.cleargrad()
+        self._clear()
         self._arrays, self.values = [], np.zeros(0, self.values.dtype)
 
     def by_path(self, values: np.ndarray) -> dict[str, np.ndarray]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -81,10 +82,8 @@ class KeyedDropout(chainer.LinkHook):
     name = "KeyedDropout"
 
     def __init__(self, model: chainer.Link, *, seed: int, epochs: np.ndarray, indices: np.ndarray) -> None:
-        self._paths = {id(link): path for path, link in model.namedlinks()}
-        self._seed = seed
-        self._samples = [(int(e), int(i)) for e, i in zip(epochs, indices, strict=True)]
-        self._stack: list[str] = []
+        self._model, self._seed, self._epochs, self._indices = model, seed, epochs, indices
+        self._stack: list[chainer.Link] = []
         self._calls: Counter[str] = Counter()
 
     def __enter__(self) -> KeyedDropout:
@@ -99,7 +98,7 @@ class KeyedDropout(chainer.LinkHook):
 
     def forward_preprocess(self, args: Any) -> None:
         """Note which link runs."""
-        self._stack.append(self._paths.get(id(args.link), ""))
+        self._stack.append(args.link)
 
     def forward_postprocess(self, args: Any) -> None:
         """Forget it again."""
@@ -107,7 +106,7 @@ class KeyedDropout(chainer.LinkHook):
 
     def mask(self, shape: tuple[int, ...], ratio: float, dtype: np.dtype) -> np.ndarray:
         """The scaled mask of one call: 0 or 1 / (1 - ratio), of `shape` (samples, ...)."""
-        path = self._stack[-1] if self._stack else ""
+        path = self._paths.get(id(self._stack[-1]), "") if self._stack else ""
         self._calls[path] += 1
         key = word(f"{path}#{self._calls[path]}")
         if shape[0] != len(self._samples):
@@ -118,6 +117,14 @@ class KeyedDropout(chainer.LinkHook):
         size = int(np.prod(shape[1:]))
         rows = [draws(self._seed, "dropout", epoch, index, key).uniforms(size) for epoch, index in self._samples]
         return ((np.stack(rows) >= ratio) / (1.0 - ratio)).reshape(shape).astype(dtype)
+
+    @functools.cached_property  # of this and the next: many models have no dropout
+    def _paths(self) -> dict[int, str]:
+        return {id(link): path for path, link in self._model.namedlinks()}
+
+    @functools.cached_property
+    def _samples(self) -> list[tuple[int, int]]:
+        return [(int(e), int(i)) for e, i in zip(self._epochs, self._indices, strict=True)]
 
     def _patched(self, forward: Any) -> Any:
         def keyed(node: Any, inputs: tuple[np.ndarray, ...]) -> Any:

@@ -6,7 +6,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -47,20 +47,27 @@ def wait_for(requests: list[Any], *, since: float | None = None, longest: float 
             time.sleep(min(waited * _PART_OF_WAIT, longest))
 
 
-def meet(mpi: Any) -> None:
+def meet(mpi: Any, sleeps: Callable[[], bool] = lambda: True) -> None:
     """MPI_Barrier that leaves the core to others while it waits: for a thread beside one that computes, or few cores.
 
     Asks twenty times and then sleeps between, 50 us at first and 200 at most. A barrier moves no data that would have
     to be kept moving, so that it can sleep earlier than `wait_for`. Measured: EXPERIMENTS.md.
+
+    Args:
+        mpi: communicator of all that meet.
+        sleeps: asked before each sleep; once it says no, nobody wants the core, and the rest is waited for at it.
     """
     request = mpi.Ibarrier()
     for _ in range(_QUESTIONS):
         if request.Test():
             return
     pause, longest = _MEETING_SLEEPS_SECONDS
-    while not request.Test():
+    while sleeps():
         time.sleep(pause)
         pause = min(2 * pause, longest)
+        if request.Test():
+            return
+    request.Wait()
 
 
 def num_cores(node: Any) -> int:

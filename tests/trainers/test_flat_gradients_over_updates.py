@@ -108,5 +108,9 @@ def test_arrays_are_written_in_turn_and_a_full_one_stays():
     assert_chainers(model, batches[:1])
     flat.hand_over(first)
     assert_chainers(model, batches)
+    flat.begin_update()
+    assert all(parameter.grad is None for parameter in model.params())
+    flat.hand_over(first)
+    assert all(np.shares_memory(parameter.grad, first) for parameter in model.params())
     flat.next_array()
     assert flat.values is first

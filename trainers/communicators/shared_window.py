@@ -98,10 +98,7 @@ class _Window(Connection):
         self._meet()  # all numbers are sums
 
     def _meet(self) -> None:
-        if self._sleeps:
-            meet(self._node)
-        else:
-            self._node.Barrier()
+        meet(self._node, lambda: self._sleeps)
 
     @property
     def waiting(self) -> str:

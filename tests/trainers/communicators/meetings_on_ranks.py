@@ -1,4 +1,4 @@
-"""Run under mpiexec: sums in shared memory while one rank is late, with workers that sleep and that spin."""
+"""Run under mpiexec: sums in shared memory while one rank is late, with workers that sleep, that spin, and both."""
 
 import json
 import time
@@ -12,7 +12,7 @@ from trainers.waiting import meet, num_cores
 
 WORLD = MPI.COMM_WORLD
 
-for beside_backward in (False, True):
+for beside_backward in (False, True, WORLD.rank == 0):  # the last: the others have ended their backward
     connection = SharedWindow().connect(WORLD.Dup())
     connection.beside_backward = beside_backward
     values = connection.allocate(100_001, np.float32)
