@@ -1,5 +1,7 @@
 """A wheel of the checkout holds all code and all YAML, and starts with the `kilobatch` command."""
 
+import ctypes
+import os
 import shutil
 import subprocess
 import sys
@@ -12,30 +14,55 @@ ROOT = Path(__file__).parent.parent
 FOLDERS = ("configs", "lr_schedules", "recipes", "trainers")
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
+def built(copy, **more):
     """The wheel, built from a copy: setuptools leaves folders behind, whose files would enter the next wheel."""
-    copy = tmp_path_factory.mktemp("checkout")
     for folder in FOLDERS:
-        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     for file in ("kilobatch.py", "kilobatch_recipes.py", "pyproject.toml", "README.md"):
         shutil.copy(ROOT / file, copy)
     build = "import setuptools.build_meta; print(setuptools.build_meta.build_wheel('dist'))"
-    subprocess.run([sys.executable, "-c", build], cwd=copy, check=True, capture_output=True, timeout=120)
+    command = [sys.executable, "-c", build]
+    subprocess.run(command, cwd=copy, check=True, capture_output=True, timeout=120, env=os.environ | more)
     (path,) = (copy / "dist").glob("*.whl")
     return zipfile.ZipFile(path)
 
 
-def test_wheel_holds_exactly_the_code_and_the_yaml_of_the_checkout(wheel):
-    expected = {
+def held(wheel):
+    """Its files but what pip wants to know, and of them those that were compiled."""
+    names = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    compiled = {name for name in names if name.endswith(".so")}
+    return names - compiled, compiled
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    return built(tmp_path_factory.mktemp("checkout"))
+
+
+def expected():
+    kept = {
         str(path.relative_to(ROOT))
         for folder in FOLDERS
         for path in (ROOT / folder).rglob("*")
-        if path.suffix in (".py", ".yaml", ".cu")
+        if path.suffix in (".py", ".yaml", ".cu", ".c")
     }
-    assert len([name for name in expected if name.endswith(".yaml")]) >= 12
-    held = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    assert held == expected | {"kilobatch.py", "kilobatch_recipes.py"}
+    assert len([name for name in kept if name.endswith(".yaml")]) >= 12
+    return kept | {"kilobatch.py", "kilobatch_recipes.py"}
+
+
+def test_wheel_holds_exactly_the_code_and_the_yaml_of_the_checkout(wheel):
+    assert held(wheel)[0] == expected()
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_wheel_holds_compiled_passes_that_load(wheel, tmp_path):
+    (name,) = held(wheel)[1]
+    assert name.startswith("trainers/communicators/_half.")
+    assert ctypes.CDLL(wheel.extract(name, tmp_path)).serves() in (0, 1)
+
+
+def test_wheel_without_a_compiler_holds_the_rest(tmp_path):
+    assert held(built(tmp_path, CC="/bin/false")) == (expected(), set())
 
 
 def test_wheel_brings_the_command(wheel):

@@ -16,9 +16,10 @@ _SPINS_SECONDS_BESIDE = 2e-5  # of a thread beside the main one, which wants the
 _PART_OF_WAIT = 1 / 5  # that a sleep may add to it
 _LONGEST_SLEEP_SECONDS = 1e-3  # at 1 Gbit/s a socket's buffer holds what arrives in the meantime
 _PIECE_BYTES = 32768
-_PIECES = (2, 128)  # on their way at a time, at least and at most: one is left to send while this thread sleeps
+_PIECES = (2, 128)  # handed to MPI at a time, at least and at most; sockets hold some more
 _FAST_SECONDS = 1e-3  # between two pieces
-_LONGEST_PIECE_SECONDS = 4e-3  # slept for one
+_PIECES_SLEPT = 2  # of a slow link: to look at each one that comes takes a fifth more of processor time
+_LONGEST_PIECE_SECONDS = 4e-3  # slept for them
 
 _QUESTIONS = 20  # of `meet` before it sleeps: some microseconds
 _MEETING_SLEEPS_SECONDS = (5e-5, 2e-4)  # the first and the longest
@@ -80,7 +81,7 @@ def send_and_receive(mpi: Any, sent: np.ndarray, dest: int, received: np.ndarray
 
     A small message of another thread, such as that of the loss, goes over the same connection and waits until what has
     been handed to MPI before has left: a piece is handed over when one has come in, on a fast link up to 128 at a time.
-    Measured at 100 Mbit/s: 7 ms instead of 148 for a small message beside one of 2 MB, at a bandwidth that was a tenth
+    Measured at 100 Mbit/s: 14 ms instead of 148 for a small message beside one of 2 MB, at a bandwidth that was a tenth
     to a fifth lower on a busy machine.
     """
     receives = [mpi.Irecv(piece, source) for piece in _pieces(received)]
@@ -93,7 +94,8 @@ def send_and_receive(mpi: Any, sent: np.ndarray, dest: int, received: np.ndarray
             sends.append(mpi.Isend(waiting[len(sends)], dest))
         wait_for(receives[number : number + 1], since=since, longest=longest)
         now = time.perf_counter()
-        longest = min(max((now - since) / (number + 1), _LONGEST_SLEEP_SECONDS), _LONGEST_PIECE_SECONDS)
+        longest = _PIECES_SLEPT * (now - since) / (number + 1)
+        longest = min(max(longest, _LONGEST_SLEEP_SECONDS), _LONGEST_PIECE_SECONDS)
         most = min(2 * most, limit) if now - last < _FAST_SECONDS else max(most // 2, least)
         last = now
     wait_for(sends, since=since)

@@ -3,11 +3,21 @@
 import numpy as np
 import pytest
 
+from trainers.communicators import passes
 from trainers.communicators.wire import WIRES, BFloat16Wire, Float16Wire, FullWire
 from trainers.device import has_gpu
 
 HALVES = {"float16": (Float16Wire, 11, -13, 16), "bfloat16": (BFloat16Wire, 8, -125, 128)}
 LOW_HALVES = (0x0000, 0x0001, 0x7FFF, 0x8000, 0x8001, 0xFFFF)
+
+
+@pytest.fixture(autouse=True, params=["compiled", "by NumPy"])
+def way(request, monkeypatch):
+    """Every test once with the compiled passes and once as where nothing was compiled."""
+    if request.param == "by NumPy":
+        monkeypatch.setattr(passes, "COMPILED", None)
+    elif passes.COMPILED is None:
+        pytest.skip("no C compiler when kilobatch was installed, or a processor without F16C and AVX2")
 
 
 def every_float32(low_halves=LOW_HALVES):
@@ -131,6 +141,35 @@ def test_losses_by_hand():
     assert BFloat16Wire().losses(wide) == (1, 1), "3.4e38 lies above the largest, 1e-41 below half the least"
 
 
+@pytest.mark.parametrize("name", HALVES)
+@pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 31])
+def test_neighbours_of_any_number_of_values_stay_as_they_are(name, length):
+    wire, random = HALVES[name][0](), np.random.RandomState(length)
+    around = random.normal(size=length + 5).astype(np.float32)
+    values, before = around[3 : 3 + length], around.copy()
+    packed = wire.pack(values)
+    assert packed.shape == (length,)
+    expected = through(wire, values.astype(np.float64))
+    wire.add(values, packed)
+    assert np.array_equal(values, before[3 : 3 + length] + expected.astype(np.float32))
+    wire.store(values, packed)
+    assert np.array_equal(values, expected)
+    for part in (slice(3), slice(3 + length, None)):
+        assert np.array_equal(around[part], before[part])
+    assert wire.losses(values) == (0, 0)
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_losses_in_any_place_are_counted(name):
+    wire = HALVES[name][0]()
+    for length in (8, 21):
+        for place in range(length):
+            values = np.ones(length, np.float32)
+            values[place] = wire._infinite_from
+            values[place - 1] = -wire._zero_up_to
+            assert wire.losses(values) == (1, 1)
+
+
 def test_every_wire_stands_under_its_name():
     assert {name: wire.name for name, wire in WIRES.items()} == {name: name for name in WIRES}
     assert list(WIRES) == ["float32", "float16", "bfloat16"]
@@ -162,10 +201,7 @@ def test_every_float16_number_is_unpacked_as_numpy_does():
     expected = every_half().view(np.float16).astype(np.float32)
     Float16Wire().store(values, every_half())
     np.testing.assert_array_equal(values, expected)
-    finite = np.isfinite(expected)  # these go another way where all are
-    store = values[finite]
-    Float16Wire().store(store, every_half()[finite])
-    assert np.array_equal(store.view(np.uint32), expected[finite].view(np.uint32))  # signs of zeros, too
+    assert np.array_equal(np.signbit(values), np.signbit(expected))
 
 
 def test_float32_numbers_are_packed_as_numpy_does():
