@@ -7,11 +7,14 @@ not promised to stay. (Salmon et al. 2011, "Parallel random numbers: as easy as 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+from numpy.random.bit_generator import ISeedSequence
 
 _WORD = (1 << 64) - 1
 
@@ -90,7 +93,22 @@ def draws(seed: int, purpose: str, *words: int) -> Draws:
     """
     if len(words) > 3:
         raise ValueError(f"draws takes at most 3 words beside the purpose, got {len(words)}")
-    key = np.array([seed & _WORD, word(purpose)], dtype=np.uint64)
-    counter = np.zeros(4, dtype=np.uint64)  # Philox counts in the first word; the others are ours
-    counter[1 : 1 + len(words)] = [w & _WORD for w in words]
-    return Draws(np.random.Philox(key=key, counter=counter))
+    # Philox counts in the first word; the others are ours.
+    counter = np.array([0, *(w & _WORD for w in words), 0, 0, 0][:4], dtype=np.uint64)
+    return Draws(np.random.Philox(_key(seed & _WORD, purpose), counter=counter))
+
+
+class _Key(ISeedSequence):
+    """What Philox takes its key from. Given as `key=` it would ask the system for a seed first, of no use here."""
+
+    def __init__(self, *words: int) -> None:
+        self._words = np.array(words, dtype=np.uint64)
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> np.ndarray:
+        assert (n_words, np.dtype(dtype)) == (len(self._words), self._words.dtype)
+        return self._words
+
+
+@functools.lru_cache(maxsize=256)
+def _key(seed: int, purpose: str) -> _Key:
+    return _Key(seed, word(purpose))
