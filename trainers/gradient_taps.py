@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import chainer
@@ -34,18 +33,20 @@ class GradientTaps(chainer.LinkHook):
 
     def forward_preprocess(self, args: Any) -> None:
         """Chainer calls this before a link's forward."""
-        link = args.link
-        found = [(name, link.__dict__[name]) for name in sorted(link._params)]
-        numbers = [self._number_of(held) for _, held in found]
-        tapped = [(*each, number) for each, number in zip(found, numbers, strict=True) if number is not None]
+        link, number_of, tapped = args.link, self._number_of, []
+        for name in sorted(link._params):
+            held = link.__dict__[name]
+            number = number_of(held)
+            if number is not None:
+                tapped.append((link, name, held))
+                self.uses.append(number)
         if not tapped:
             return
         ranks = [argument.rank for argument in args.args if isinstance(argument, chainer.Variable)]
-        takes = [partial(self._take, number) for *_, number in tapped]
-        outs = _tapped([held for _, held, _ in tapped], max(ranks, default=0), takes)
-        for (name, held, number), out in zip(tapped, outs, strict=True):
-            self._held.append((link, name, held))
-            self.uses.append(number)
+        tap = _Tap(self._take, self.uses[-len(tapped) :])
+        self._held += tapped
+        outs = tap.outs([held for *_, held in tapped], ranks)
+        for (_, name, _), out in zip(tapped, outs, strict=True):
             link.__dict__[name] = out
 
     def forward_postprocess(self, args: Any) -> None:
@@ -66,29 +67,24 @@ class GradientTaps(chainer.LinkHook):
 class _Tap(chainer.FunctionNode):
     """Identity of a link's parameters; backward hands their gradients over and ends there."""
 
-    def __init__(self, takes: list[Callable[[np.ndarray], None]]) -> None:
+    def __init__(self, take: Callable[[int, np.ndarray], None], numbers: list[int]) -> None:
         super().__init__()
-        self._takes = takes
+        self._take, self._numbers = take, numbers
+
+    def outs(self, variables: list[chainer.Variable], ranks: list[int]) -> list[chainer.Variable]:
+        """What `apply` would give, in a third of its time: small models have many taps to little arithmetic."""
+        self.inputs = tuple([variable.node for variable in variables])
+        self.rank = max([*ranks, *[node.rank for node in self.inputs]])
+        outs, make = [], chainer.Variable._init_unchecked
+        for one in variables:
+            out = make(one.array, requires_grad=one.requires_grad, is_chainerx_array=False)
+            out.creator_node = self
+            outs.append(out)
+        self.outputs = tuple([weakref.ref(out.node) for out in outs])
+        return outs
 
     def backward(self, indexes: tuple[int, ...], grads: tuple[chainer.Variable | None, ...]) -> tuple[None, ...]:
-        for take, grad in zip(self._takes, grads, strict=True):
+        for number, grad in zip(self._numbers, grads, strict=True):
             if grad is not None:
-                take(grad.array)
+                self._take(number, grad.array)
         return (None,) * len(grads)
-
-
-def _tapped(
-    variables: list[chainer.Variable], rank: int, takes: list[Callable[[np.ndarray], None]]
-) -> list[chainer.Variable]:
-    """What `_Tap.apply` would give, in a third of its time: small models have many taps to little arithmetic."""
-    tap = _Tap(takes)
-    tap.inputs = tuple(variable.node for variable in variables)
-    tap.rank = max(rank, *(variable.rank for variable in variables))
-    outs = [
-        chainer.Variable._init_unchecked(one.array, requires_grad=one.requires_grad, is_chainerx_array=False)
-        for one in variables
-    ]
-    for out in outs:
-        out.creator_node = tap
-    tap.outputs = tuple(weakref.ref(out.node) for out in outs)
-    return outs
