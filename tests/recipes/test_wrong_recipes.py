@@ -60,6 +60,23 @@ WRONG = {
         "the text 'yes'",
         "true or false",
     ),
+    "no rate to warm up to": (
+        {"line_7": "learning_rate: {reference: -1, per: 32, warmup: {kind: GradualWarmup, epochs: 2, start: 0}}"},
+        "7:28",
+        "learning_rate.reference",
+        "is -1.0",
+        "must be above 0",
+    ),
+    "a warmup to the rate of no batch": (
+        {
+            "line_7": "learning_rate: {reference: 1, per: 32, "
+            "warmup: {kind: ConstantWarmup, epochs: 2, start: {rate: 0.5}, target_batch: 0}}"
+        },
+        "7:116",
+        "learning_rate.warmup.target_batch",
+        "is 0",
+        "must be at least 1",
+    ),
     "unknown data set": ({"line_3": "dataset: digit"}, "3:10", "dataset", "no dataset called", "did you mean digits?"),
     "unknown model": ({"line_4": "model: {kind: SmalResNet}"}, "4:15", "model.kind", "SmalResNet", "SmallResNet"),
     "model without kind": ({"line_4": "model: SmallResNet"}, "4:8", "model", "the text", "{kind: SmallResNet}"),
