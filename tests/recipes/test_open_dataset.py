@@ -11,7 +11,7 @@ from recipes.planning.cluster import GradientExchange
 from trainers.communicators import Ring
 from trainers.vocabulary import vocabulary
 
-FOLDER = "reader: {kind: ImageFolder}\nchannels: 1\nroot: pictures\n"
+FOLDER = "reader: {kind: ImageFolder, channels: 1}\nchannels: 1\nroot: pictures\n"
 
 
 @pytest.fixture
@@ -59,6 +59,13 @@ def test_wrong_facts_are_refused_in_their_file(write, line, message):
     known.pop(line.partition(":")[0], None)
     write("\n".join([*(f"{key}: {value}" for key, value in known.items()), line]), "own.yaml")
     with pytest.raises(RecipeError, match=rf"^own.yaml:\d+:\d+: .*{message}"):
+        open_dataset("own.yaml", vocabulary=vocabulary())
+
+
+def test_a_reader_whose_images_have_other_channels_than_the_file_says_is_refused(write):
+    write("reader: {kind: ImageFolder}\nchannels: 1\nnum_train: 9\nnum_eval: 3\nnum_classes: 2\n", "own.yaml")
+    message = "own.yaml:2:11: channels: is 1, and ImageFolder gives images of 3; write channels: 1 in `reader` too, "
+    with pytest.raises(RecipeError, match=message):
         open_dataset("own.yaml", vocabulary=vocabulary())
 
 
