@@ -11,6 +11,7 @@ from typing import Any
 from recipes.errors import InputRefused
 from trainers.exact_mode import require_same_machine
 from trainers.faults import RunFailed, abort_on_exception, remove_shared_memory
+from trainers.lacks import require_data
 from trainers.launch import STOP_FILE, LaunchError, launched_by_us, parent_is_gone
 from trainers.pulse import Pulse, forget_signs
 from trainers.request import Prepared, TrainRequest, prepare
@@ -192,6 +193,7 @@ def _checked_together(request: TrainRequest, mpi: Any, *, checked: bool) -> tupl
             folder = request.out or default_folder(prepared.opened.recipe.name)
             if not checked:  # else our parent has done so, and begun the log there
                 check_folder(request, folder, prepared)
+                require_data(prepared.opened.dataset)
                 (folder / STOP_FILE).unlink(missing_ok=True)
             forget_signs(folder)
         except InputRefused as error:
