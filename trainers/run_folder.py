@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
@@ -49,6 +50,39 @@ def require_usable(folder: Path, *, resume: bool) -> None:
         raise FolderRefused(f"{folder} is a file; give --out a folder")
     if not resume and folder.is_dir() and any(folder.iterdir()):
         raise FolderRefused(f"{folder} is not empty; add --resume to go on with the run in it, or choose another --out")
+
+
+def open_in(folder: Path, name: str) -> IO[bytes]:
+    """A file to add to, in a folder that is made where it is not there.
+
+    Raises:
+        FolderRefused: that cannot be done.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return open(folder / name, "a+b")
+    except OSError as error:
+        raise FolderRefused(f"{folder} cannot be written: {error.strerror}; choose another --out") from error
+
+
+def hold_alone(folder: Path) -> IO[bytes]:
+    """Keep other runs out of a folder as long as the file returned is open: two would mix their files.
+
+    The system lets go of what a killed process held. A file system without locks keeps nobody out.
+
+    Raises:
+        FolderRefused: it cannot be written, or a run is in it now.
+    """
+    held = open_in(folder, LOG)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        held.close()
+        way_out = f"wait until it has ended, or end it with `touch {folder}/stop`"
+        raise FolderRefused(f"a run is being trained in {folder}; {way_out}") from None
+    except OSError:  # no locks here
+        pass
+    return held
 
 
 def require_same_recipe(folder: Path, recipe: dict[str, Any], dataset: dict[str, Any]) -> None:

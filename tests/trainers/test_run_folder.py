@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from trainers.run_folder import FolderRefused, cut_back, require_same_recipe, require_usable, write_run
+from trainers.run_folder import FolderRefused, cut_back, hold_alone, require_same_recipe, require_usable, write_run
 
 RECIPE = {"name": "r", "title": "t", "epochs": 20.0, "batch": {"global": 96}, "claims": []}
 
@@ -31,6 +31,21 @@ def test_a_folder_that_holds_something_is_refused_without_resume(tmp_path):
     require_usable(tmp_path, resume=True)
     with pytest.raises(FolderRefused, match=r"is a file"):
         require_usable(tmp_path / "precious.txt", resume=True)
+
+
+def test_a_folder_is_held_by_one_run_until_it_lets_go(tmp_path):
+    run = tmp_path / "runs" / "a"
+    with hold_alone(run):
+        with pytest.raises(FolderRefused, match=rf"a run is being trained in {run}; .* `touch {run}/stop`"):
+            hold_alone(run)
+        hold_alone(tmp_path / "runs" / "b").close()
+    hold_alone(run).close()
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(FolderRefused, match=r"file/run cannot be written: Not a directory; choose another --out"):
+        hold_alone(tmp_path / "file" / "run")
 
 
 def test_another_recipe_is_refused_naming_every_difference(tmp_path):

@@ -95,7 +95,6 @@ def _search(request: SearchRequest) -> int:
     check_folder(folder, opened, resume=request.resume)
     require_data(opened.base.dataset)
     place = None if moves else place_of_study(folder, opened, storage=request.storage, study=request.study)
-    folder.mkdir(parents=True, exist_ok=True)
     with sole_supervisor(folder):
         remember_search(folder, opened)
         stop_file = request.stop_file or folder / STOP_FILE
