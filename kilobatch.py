@@ -248,11 +248,16 @@ def report(
     out: Annotated[Path | None, typer.Option("-o", metavar="F.html", help="RUN/report.html if left out.")] = None,
 ) -> None:
     """One self-contained HTML page on a run, or on several beside each other."""
+    from recipes.errors import InputRefused
     from recipes.reports.page import write_page
     from recipes.reports.record import open_run
 
     target = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
-    write_page([open_run(run) for run in runs], target)
+    opened = [open_run(run) for run in runs]
+    try:
+        write_page(opened, target)
+    except OSError as error:
+        raise InputRefused(f"{target} cannot be written: {error.strerror}; give another -o") from error
     print(f"wrote {target}")
 
 
