@@ -262,6 +262,15 @@ def test_what_is_not_built_is_refused_by_name_before_a_rank_starts(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_resume_without_a_folder_is_refused_and_begins_no_run(tmp_path):
+    done = kilobatch("train", *SMALL, "--resume", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.endswith(
+        "--resume: goes on in a run's folder, and none is named; name it: --out runs/a --resume\n"
+    )
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("before", [(), (MPIEXEC, "-n", 1)], ids=["parent", "mpiexec"])
 def test_a_folder_in_which_a_run_is_being_trained_is_refused(tmp_path, before):
     with hold_alone(tmp_path / "run"):
