@@ -16,6 +16,7 @@ from recipes.planning.division import Division, MicroBatch
 from recipes.planning.planner import Plan
 from recipes.planning.stream import Stream
 from recipes.planning.timeline import Segment
+from trainers.augmentations.pipeline import stacked
 from trainers.feed import Feed
 from trainers.mixing import GroupMixing
 
@@ -208,8 +209,8 @@ class StreamIterator(chainer.dataset.Iterator):
             for epoch, index in zip(epochs, indices, strict=True)
         ]
         images, labels = zip(*loaded, strict=True)
-        stacked = np.stack(images) if isinstance(images[0], np.ndarray) else images
-        return stacked, np.array(labels, dtype=np.int32)
+        whole = stacked(images, "augmentation.train") if isinstance(images[0], np.ndarray) else images
+        return whole, np.array(labels, dtype=np.int32)
 
     def serialize(self, serializer: chainer.Serializer) -> None:
         """Read or write the number of the next update."""
