@@ -11,10 +11,9 @@ from typing import Any
 import chainer
 import numpy as np
 
-from trainers.augmentations.pipeline import stacked
 from trainers.extensions.evaluation import Score
 from trainers.memory import ran_out
-from trainers.stream_iterator import LoadImage
+from trainers.stream_iterator import LoadImage, stacked
 
 log = logging.getLogger("kilobatch")
 

@@ -16,7 +16,6 @@ from recipes.planning.division import Division, MicroBatch
 from recipes.planning.planner import Plan
 from recipes.planning.stream import Stream
 from recipes.planning.timeline import Segment
-from trainers.augmentations.pipeline import stacked
 from trainers.feed import Feed
 from trainers.mixing import GroupMixing
 
@@ -215,3 +214,22 @@ class StreamIterator(chainer.dataset.Iterator):
     def serialize(self, serializer: chainer.Serializer) -> None:
         """Read or write the number of the next update."""
         self.update = int(serializer("update", self.update))
+
+
+def stacked(images_CHW: Sequence[np.ndarray], key: str) -> np.ndarray:
+    """Images as one array, NCHW.
+
+    Args:
+        images_CHW: as a pipeline gives them.
+        key: of the recipe, that the pipeline is made of.
+    Raises:
+        ValueError: they have different sizes.
+    """
+    try:
+        return np.stack(images_CHW)
+    except ValueError:
+        one, other = list(dict.fromkeys(image.shape for image in images_CHW))[:2]
+        raise ValueError(
+            f"images of {one} and {other}, channels, height and width, cannot be computed together; bring all to one "
+            f"size in {key}: RandomResizedCrop, or Resize and CenterCrop"
+        ) from None

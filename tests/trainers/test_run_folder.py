@@ -1,10 +1,16 @@
 """A run's folder: never overwritten, never resumed with something else."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+from recipes.errors import RecipeError
+from trainers.request import TrainRequest
 from trainers.run_folder import FolderRefused, cut_back, hold_alone, require_same_recipe, require_usable, write_run
+from trainers.start import train
 
 RECIPE = {"name": "r", "title": "t", "epochs": 20.0, "batch": {"global": 96}, "claims": []}
 
@@ -40,6 +46,28 @@ def test_a_folder_is_held_by_one_run_until_it_lets_go(tmp_path):
             hold_alone(run)
         hold_alone(tmp_path / "runs" / "b").close()
     hold_alone(run).close()
+
+
+def test_a_folder_in_which_a_run_is_being_trained_is_refused_before_ranks_start(tmp_path):
+    with hold_alone(tmp_path), pytest.raises(FolderRefused, match="a run is being trained in"):
+        train(TrainRequest(recipe="digits/ramp", out=tmp_path, resume=True))
+    assert (tmp_path / "log.txt").read_bytes() == b""
+
+
+@pytest.mark.mpi
+def test_ranks_that_a_launcher_started_refuse_it_too(tmp_path):
+    mpiexec = Path(sys.executable).parent / "mpiexec"
+    command = [mpiexec, "-n", "1", sys.executable, "-P", "-m", "kilobatch", "train", "digits/ramp", "--resume", "--out"]
+    with hold_alone(tmp_path):
+        done = subprocess.run([*command, tmp_path], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr.count("a run is being trained in")) == (2, 1)
+
+
+def test_resume_without_a_folder_is_refused_and_begins_no_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecipeError, match="--resume: goes on in a run's folder, and none is named; name it: --out"):
+        train(TrainRequest(recipe="digits/ramp", resume=True))
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):

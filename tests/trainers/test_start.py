@@ -262,24 +262,6 @@ def test_what_is_not_built_is_refused_by_name_before_a_rank_starts(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_resume_without_a_folder_is_refused_and_begins_no_run(tmp_path):
-    done = kilobatch("train", *SMALL, "--resume", cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.endswith(
-        "--resume: goes on in a run's folder, and none is named; name it: --out runs/a --resume\n"
-    )
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("before", [(), (MPIEXEC, "-n", 1)], ids=["parent", "mpiexec"])
-def test_a_folder_in_which_a_run_is_being_trained_is_refused(tmp_path, before):
-    with hold_alone(tmp_path / "run"):
-        done = kilobatch("train", *SMALL, "--out", tmp_path / "run", "--resume", before=before)
-    assert done.returncode == 2
-    assert re.fullmatch("kilobatch: a run is being trained in .*; wait until it has ended, or .*\n", done.stderr)
-    assert (tmp_path / "run" / "log.txt").read_bytes() == b""
-
-
 def test_under_a_foreign_mpiexec_it_joins_the_ranks(whole, tmp_path):
     words = ("train", *SMALL, "--out", tmp_path / "run", "--trace", "--stop-after", "20up")
     done = kilobatch(*words, before=(MPIEXEC, "-n", 2))

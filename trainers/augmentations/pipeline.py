@@ -147,22 +147,3 @@ def _end_of(parts: Sequence[Augmentation]) -> int:
         if type(parts[place]) is Normalize:
             kinds = [HorizontalFlip]
     return place
-
-
-def stacked(images_CHW: Sequence[np.ndarray], key: str) -> np.ndarray:
-    """Images as one array, NCHW.
-
-    Args:
-        images_CHW: as a pipeline gives them.
-        key: of the recipe, that the pipeline is made of.
-    Raises:
-        ValueError: they have different sizes.
-    """
-    try:
-        return np.stack(images_CHW)
-    except ValueError:
-        one, other = list(dict.fromkeys(image.shape for image in images_CHW))[:2]
-        raise ValueError(
-            f"images of {one} and {other}, channels, height and width, cannot be computed together; bring all to one "
-            f"size in {key}: RandomResizedCrop, or Resize and CenterCrop"
-        ) from None

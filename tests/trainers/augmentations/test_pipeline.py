@@ -6,7 +6,7 @@ import pytest
 
 from recipes.planning.draws import draws
 from trainers.augmentations import HorizontalFlip, Normalize, RandomCrop, RandomErasing, RandomResizedCrop
-from trainers.augmentations.pipeline import Pipeline, stacked
+from trainers.augmentations.pipeline import Pipeline
 
 GREY = SimpleNamespace(name="grey", mean=(0.25,), std=(0.5,))
 GOLDEN = "bbfbff23c9c451a1d009867333999b8803391a226595df0c071b384c6c2c74be"
@@ -129,11 +129,3 @@ def test_what_is_no_image_is_refused(image_HWC):
 def test_normalize_by_the_name_of_another_data_set_is_refused_at_once():
     with pytest.raises(ValueError, match="Normalize.with must be 'grey'"):
         pipeline(Normalize(with_="colour"), dataset=GREY)
-
-
-def test_images_of_different_sizes_are_refused_with_a_way_out():
-    images = [np.zeros((1, side, 8), np.float32) for side in (8, 8, 9)]
-    assert stacked(images[:2], "augmentation.eval").shape == (2, 1, 8, 8)
-    told = r"images of \(1, 8, 8\) and \(1, 9, 8\), .*; bring all to one size in augmentation.eval: RandomResizedCrop"
-    with pytest.raises(ValueError, match=told):
-        stacked(images, "augmentation.eval")
