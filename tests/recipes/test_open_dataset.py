@@ -49,7 +49,7 @@ def test_facts_are_not_counted_where_they_are_given(write):
     [
         ("num_train: 0", "num_train: is 0; must be at least 1"),
         ("std: [0.0]", r"std: is \(0.0,\); must be above 0"),
-        ("mean: [0.1, 0.2]", "mean needs one number for each of 1 channels"),
+        ("mean: [0.1, 0.2]", "mean: is a list of 2; must be one number a channel, 1 in all"),
         ("reader: {kind: Imagenet}", "reader.kind: there is no data set reader called Imagenet"),
         ("num_trian: 3", "num_trian: is not a known key; did you mean num_train?"),
     ],

@@ -85,7 +85,7 @@ WRONG = {
         "10:47",
         "augmentation.eval.0.with",
         "is 'imagenet'",
-        "must be 'digits'",
+        "must be 'digits', the data set of the recipe, unless mean and std are given",
     ),
     "colour of a grey image": (
         {"line_9": "loss: {kind: SoftmaxCrossEntropy}\naugmentation: {train: [{kind: ColorJitter, saturation: 0.4}]}"},
