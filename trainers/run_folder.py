@@ -89,13 +89,19 @@ def require_same_recipe(folder: Path, recipe: dict[str, Any], dataset: dict[str,
     """Refuse to resume a run with another recipe or other data, naming every difference.
 
     Raises:
-        FolderRefused: the resolved recipe or the facts of the data differ from those of `folder`'s run.yaml.
+        FolderRefused: the resolved recipe or the facts of the data differ from those of `folder`'s run.yaml, or that
+            cannot be read.
     """
     if not (folder / RUN).exists():
         return
-    before = yaml.safe_load((folder / RUN).read_text(encoding="utf-8"))
-    changed = differences(_deciding(before["recipe"]), _deciding(recipe))
-    changed += [f"dataset: {line}" for line in differences(before["dataset"], dataset)]
+    try:
+        before = yaml.safe_load((folder / RUN).read_text(encoding="utf-8"))
+        ran, on = _deciding(before["recipe"]), before["dataset"]
+    except (yaml.YAMLError, UnicodeDecodeError, LookupError, TypeError, AttributeError) as error:
+        what = f"{folder / RUN} is damaged, so that nobody can say which recipe the run had"
+        raise FolderRefused(f"{what}; start anew in another --out") from error
+    changed = differences(ran, _deciding(recipe))
+    changed += [f"dataset: {line}" for line in differences(on, dataset)]
     if changed:
         raise FolderRefused(
             f"{folder} holds a run of another recipe; "

@@ -85,6 +85,13 @@ def test_another_recipe_is_refused_naming_every_difference(tmp_path):
         require_same_recipe(tmp_path, RECIPE, {"num_train": 1501})
 
 
+@pytest.mark.parametrize("text", ["", ": [", "recipe: 1", "[1]", "recipe: {}", "\0"])
+def test_a_damaged_record_of_the_recipe_is_refused(tmp_path, text):
+    (tmp_path / "run.yaml").write_text(text)
+    with pytest.raises(FolderRefused, match=r"run.yaml is damaged, .*; start anew in another --out"):
+        require_same_recipe(tmp_path, RECIPE, {"num_train": 1500})
+
+
 def test_words_that_change_no_run_may_differ(tmp_path):
     begun(tmp_path)
     require_same_recipe(tmp_path, {**RECIPE, "title": "another", "claims": [{"metric": "top1"}]}, {"num_train": 1500})
