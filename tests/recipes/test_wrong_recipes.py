@@ -190,3 +190,8 @@ def test_all_problems_of_a_file_are_told_at_once(write, problem_of):
     lines = [problem.line for problem in caught.value.problems]
     assert lines == [1, 2, 4, 6, 9]  # the first one: `loss` is missing
     assert len(str(caught.value).splitlines()) == 5
+
+
+def test_a_files_name_that_cannot_name_a_folder_is_told_with_the_key_that_helps(write, problem_of):
+    problem = problem_of(write(line_2="title: no name", name="猫.yaml"))
+    assert str(problem).startswith("猫.yaml:1:1: name: '猫' cannot name a run's folder; add a `name:` of the letters a")
