@@ -153,7 +153,7 @@ def _work(opened: OpenedSearch, study: Any, options: SearchOptions, groups: Sequ
 def _verdict(study: Any, search: Search, folder: Path, display: Display, *, stopped: bool) -> int:
     """The last lines, and the exit code."""
     ended, best = finished(study), best_trials(study)
-    display.say(counted(ended) if ended else "no trial has ended yet")
+    display.say(counted(ended))
     for trial in best:
         path = recipe_path(folder, search, trial)
         display.say(f"best: trial {trial.number}, {scores(search, trial.values)}, with {values_text(trial.params)}")
