@@ -208,10 +208,10 @@ def plan(
 ) -> None:
     """Who computes what: workers, shares, micro-batches, norm groups and memory, for every stage of the ramp."""
     from recipes.load import overrides_by_file
-    from recipes.open import open_cluster
     from recipes.planning.planner import plan
     from recipes.reports.plan_text import plan_text
     from trainers.build import model_sizes
+    from trainers.request import cluster_of
     from trainers.vocabulary import vocabulary
 
     own, of_cluster = overrides_by_file(overrides or (), "cluster")
@@ -219,7 +219,7 @@ def plan(
     made = plan(
         recipe=opened.recipe,
         dataset=opened.dataset,
-        cluster=open_cluster(cluster or "laptop", vocabulary=vocabulary(), overrides=of_cluster),
+        cluster=cluster_of(cluster, workers=workers, vocabulary=vocabulary(), overrides=of_cluster)[0],
         workers=workers,
         micro_batch_size=micro_batch_size,
         model=model_sizes(opened.recipe, opened.dataset),
@@ -248,11 +248,16 @@ def report(
     out: Annotated[Path | None, typer.Option("-o", metavar="F.html", help="RUN/report.html if left out.")] = None,
 ) -> None:
     """One self-contained HTML page on a run, or on several beside each other."""
+    from recipes.errors import InputRefused
     from recipes.reports.page import write_page
     from recipes.reports.record import open_run
 
     target = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
-    write_page([open_run(run) for run in runs], target)
+    opened = [open_run(run) for run in runs]
+    try:
+        write_page(opened, target)
+    except OSError as error:
+        raise InputRefused(f"{target} cannot be written: {error.strerror}; give another -o") from error
     print(f"wrote {target}")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from recipes.errors import Problem, RecipeError
 from recipes.open import OpenedRecipe, open_recipe
-from recipes.registry import find_or_refuse, names, shown
+from recipes.registry import find_or_refuse, names, require_suffix, shown
 from recipes.vocabulary import Vocabulary
 
 __all__ = ["copy_recipe", "library", "summary"]
@@ -48,10 +48,11 @@ def copy_recipe(name: str, target: Path | None = None) -> Path:
         name: of the recipe.
         target: the new file; by default the recipe's file name in the working directory.
     Raises:
-        RecipeError: there is no such recipe, or the new file exists or cannot be written.
+        RecipeError: there is no such recipe, or the new file exists, has another suffix or cannot be written.
     """
     source = find_or_refuse("recipes", name)
     target = target or Path(source.name)
+    require_suffix(target)
     try:
         with target.open("xb") as file:
             file.write(source.read_bytes())

@@ -147,6 +147,10 @@ def _open_dataset(
         root = path.parent / Path(tree["root"]).expanduser()
     _count(tree, root, reading)
     dataset, resolved = reading.record(Dataset, tree, ())
+    if dataset is not REFUSED and (gives := getattr(dataset.reader, "channels", dataset.channels)) != dataset.channels:
+        what = f"is {dataset.channels}, and {type(dataset.reader).__name__} gives images of {gives}"
+        way_out = f"write channels: {dataset.channels} in `reader` too, or {gives} here"
+        reading.refuse(("channels",), what, way_out)
     if reading.problems:
         raise RecipeError(reading.problems)
     return dataclasses.replace(dataset, root=root), {**resolved, "root": root and str(root.resolve())}

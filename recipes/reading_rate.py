@@ -82,8 +82,10 @@ class RateReading:
     ) -> tuple[Any, Any]:
         """The factor that a warmup's `start` means."""
         reference, per, rule = (learning_rate[name] for name in ("reference", "per", "rule"))
-        if REFUSED in (reference, per, rule, target_batch) or reference <= 0 or per < 1 or target_batch < 1:
+        if REFUSED in (reference, per, rule, target_batch):
             return REFUSED, raw
+        if reference <= 0 or per < 1 or target_batch < 1:
+            return 1.0, raw  # any will do: what holds these refuses them, once it is built
         target = full_rate(reference, target_batch, rule=rule, per=per)
         if raw == "reference":
             rate = reference

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -153,7 +154,9 @@ class TimeReading:
         for start in self.ramp.boundaries:
             size, group = self.ramp(start), span(start)
             if size % group:
-                fits = _largest_divisor(min(group, size), (size,))
+                step = bisect_right(span.boundaries, start)
+                there = [self.ramp(at) for at in self.ramp.boundaries if bisect_right(span.boundaries, at) == step]
+                fits = _largest_divisor(min(group, *there), there)
                 what = f"the batch of {size} from {start:g} on is no multiple of {group}"
                 return self.reading.refuse(path, what, f"{fits} would do, or change the batch"), resolved
         return span, resolved
@@ -163,7 +166,7 @@ def _default_span(ramp: BatchRamp) -> int:
     return _largest_divisor(_LARGEST_DEFAULT_SPAN, ramp.sizes)
 
 
-def _largest_divisor(limit: int, sizes: tuple[int, ...]) -> int:
+def _largest_divisor(limit: int, sizes: Sequence[int]) -> int:
     """The largest number up to `limit` (and a million, which bounds the search) that divides all sizes."""
     return next(number for number in range(min(limit, 10**6), 0, -1) if not any(size % number for size in sizes))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from recipes.errors import Problem, RecipeError, nearest
 
-__all__ = ["UnknownNameError", "find", "find_or_refuse", "library_name", "names", "shown"]
+__all__ = ["UnknownNameError", "find", "find_or_refuse", "library_name", "names", "require_suffix", "shown"]
 
 _PACKAGE = Path(__file__).resolve().parent
 _LIBRARY = {
@@ -67,6 +67,18 @@ def find(kind: str, name: str) -> Path:
         if name in (known, known.replace("/", "-")):
             return path
     raise UnknownNameError(f"there is no {_ONE[kind]} called {name!r}", f"{_some(kind, name)}; a path ends in .yaml")
+
+
+def require_suffix(file: Path) -> None:
+    """Refuse a new file that could not be opened again by its path.
+
+    Raises:
+        RecipeError: it does not end in `.yaml`.
+    """
+    if file.suffix not in _SUFFIXES:
+        way_out = f"call it {file.with_suffix('.yaml').name}"
+        what = "the path of a recipe ends in .yaml"
+        raise RecipeError([Problem(file=shown(file), line=1, column=1, path="", what=what, way_out=way_out)])
 
 
 def find_or_refuse(kind: str, name: str) -> Path:

@@ -64,7 +64,8 @@ def _inside(tree: object, *keys: str) -> object:
 def _check(reading: Reading, recipe: Recipe, resolved: Mapping[str, Any]) -> None:
     """What is possible key by key and not together."""
     if not _NAME.fullmatch(recipe.name) or not recipe.name.strip("."):
-        way_out = "use letters, digits, `_`, `.` and `-`"
+        by_file = ("name",) in reading.notes
+        way_out = f"{'add a `name:` of' if by_file else 'use'} the letters a to z and A to Z, digits, `_`, `.` and `-`"
         reading.refuse(("name",), f"{recipe.name!r} cannot name a run's folder", way_out)
     if recipe.seed < 0:
         reading.refuse(("seed",), f"is {recipe.seed}", "must be 0 or more")

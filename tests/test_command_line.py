@@ -122,6 +122,9 @@ def test_copy_is_exact_and_never_overwrites(run, tmp_path):
     assert (tmp_path / "goyal2017.yaml").read_text() == MINE
     assert run("recipes", "copy", "digits/ramp", "steps.yaml")[0] == 0
     assert run("recipes", "copy", "digits/ramp", "no/such/folder.yaml")[0] == 2
+    code, _, problems = run("recipes", "copy", "digits/ramp", "steps.txt")
+    assert (code, problems) == (2, ["steps.txt:1:1: the path of a recipe ends in .yaml; call it steps.yaml"])
+    assert not (tmp_path / "steps.txt").exists()
 
 
 def test_curve_at_epochs(run):

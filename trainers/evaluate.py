@@ -13,7 +13,7 @@ import numpy as np
 
 from trainers.extensions.evaluation import Score
 from trainers.memory import ran_out
-from trainers.stream_iterator import LoadImage
+from trainers.stream_iterator import LoadImage, stacked
 
 log = logging.getLogger("kilobatch")
 
@@ -69,7 +69,7 @@ def _forward(
     model: chainer.Chain, samples: list[tuple[np.ndarray, int]], loss: Callable[..., chainer.Variable]
 ) -> tuple[int, float]:
     """How many samples are classified as labelled, and their mean loss."""
-    images_NCHW = np.stack([image for image, _ in samples]).astype(chainer.get_dtype(), copy=False)
+    images_NCHW = stacked([image for image, _ in samples], "augmentation.eval").astype(chainer.get_dtype(), copy=False)
     with chainer.using_config("train", False), chainer.no_backprop_mode():
         labels = model.device.send(np.array([label for _, label in samples], dtype=np.int32))
         logits = model(model.device.send(images_NCHW))

@@ -1,4 +1,4 @@
-"""What a recipe asks for and kilobatch does not have yet."""
+"""What a run asks for and does not find: methods that kilobatch does not have yet, and its data."""
 
 from __future__ import annotations
 
@@ -32,3 +32,28 @@ def refuse_unbuilt(recipe: Recipe, dataset: Dataset) -> None:
         raise NotBuilt(
             f"data set {dataset.name} has no reader; name one in its file, e.g. reader: {{kind: ImageFolder}}"
         )
+
+
+class DataRefused(InputRefused):
+    """The data are not where they are looked for, or not what the data set's file says."""
+
+
+def require_data(dataset: Dataset) -> None:
+    """Let the reader count the data once, before ranks start that would meet the same one by one.
+
+    Raises:
+        DataRefused: they cannot be read, or are not as many as the data set's file says. More classes than are found
+            are let through.
+    """
+    try:
+        found = dataset.reader.facts(dataset.root)
+    except (LookupError, OSError, ValueError) as error:
+        way_out = "" if dataset.root is None else "; another folder is given with --data"
+        raise DataRefused(f"data set {dataset.name}: {error}{way_out}") from error
+    for key, count in found.items():
+        said = getattr(dataset, key)
+        if count > said or (count < said and key != "num_classes"):
+            raise DataRefused(
+                f"data set {dataset.name}: its file says {key}: {said}, and there are {count}; correct it there, or "
+                "give the right folder with --data"
+            )

@@ -244,11 +244,11 @@ def _descendants(parent: int) -> list[int]:
 
 
 def _tee(stream: IO[bytes], log: Path, lines: list[str]) -> None:
-    with open(log, "ab") as file:
+    with open(log, "ab", buffering=0) as file:
         for line in stream:
-            file.write(line)
-            file.flush()
             lines.append(line.decode(errors="replace"))
+            with suppress(OSError):  # a full disk, perhaps: then what it says of that reaches the user at least
+                file.write(line)
 
 
 class StopRequest:

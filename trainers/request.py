@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,11 @@ from typing import Any
 from recipes.errors import Problem, RecipeError
 from recipes.load import overrides_by_file
 from recipes.open import OpenedRecipe, open_recipe, read_cluster
+from recipes.planning.cluster import Cluster
 from recipes.planning.planner import Plan, plan
 from recipes.positions import parse_position
+from recipes.reading import Reading
+from recipes.vocabulary import Vocabulary
 from trainers import kernels
 from trainers.device import DEVICES, has_gpu, require_device, require_numbers
 from trainers.exact_mode import require_exact
@@ -96,6 +99,8 @@ def prepare(request: TrainRequest, *, workers: int) -> Prepared:
     Raises:
         RecipeError, PlanError, NotBuilt, InputRefused: the input is wrong.
     """
+    if request.resume and request.out is None:
+        raise refused("--resume", "goes on in a run's folder, and none is named", "name it: --out runs/a --resume")
     words = vocabulary(allow_code=request.allow_code)
     own, of_cluster = overrides_by_file(request.overrides, "cluster")
     opened = open_recipe(
@@ -108,10 +113,7 @@ def prepare(request: TrainRequest, *, workers: int) -> Prepared:
     )
     refuse_unbuilt(opened.recipe, opened.dataset)
     require_numbers(opened.recipe.precision.compute, opened.reading)
-    cluster, reading = read_cluster(request.cluster or "laptop", vocabulary=words, overrides=of_cluster)
-    says_workers = any(text and text.strip().startswith("cluster.workers_per_node") for text in of_cluster)
-    if request.cluster is None and not says_workers:  # as many as were asked for, on whatever machine this is
-        cluster = replace(cluster, workers_per_node=max(workers, 1))
+    cluster, reading = cluster_of(request.cluster, workers=workers, vocabulary=words, overrides=of_cluster)
     cluster = replace(cluster, device=_device(request.device, cluster.device))
     if request.exact:
         require_exact(cluster)
@@ -138,6 +140,20 @@ def prepare(request: TrainRequest, *, workers: int) -> Prepared:
         ),
         checkpoint_every=every if every == "update" else _epochs("--checkpoint-every", every, made),
     )
+
+
+def cluster_of(
+    name: str | None, *, workers: int | None, vocabulary: Vocabulary, overrides: Sequence[str | None]
+) -> tuple[Cluster, Reading]:
+    """The cluster that was named; where none was, this machine with as many workers as were asked for.
+
+    Args, Returns, Raises: as of `read_cluster`.
+    """
+    cluster, reading = read_cluster(name or "laptop", vocabulary=vocabulary, overrides=overrides)
+    says_workers = any(text and text.strip().startswith("cluster.workers_per_node") for text in overrides)
+    if name is None and workers is not None and not says_workers:
+        cluster = replace(cluster, workers_per_node=max(workers, 1))
+    return cluster, reading
 
 
 def _require_model_for_images(opened: OpenedRecipe) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
@@ -51,17 +52,56 @@ def require_usable(folder: Path, *, resume: bool) -> None:
         raise FolderRefused(f"{folder} is not empty; add --resume to go on with the run in it, or choose another --out")
 
 
+def open_in(folder: Path, name: str) -> IO[bytes]:
+    """A file to add to, in a folder that is made where it is not there.
+
+    Raises:
+        FolderRefused: that cannot be done.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return open(folder / name, "a+b")
+    except OSError as error:
+        raise FolderRefused(f"{folder} cannot be written: {error.strerror}; choose another --out") from error
+
+
+def hold_alone(folder: Path) -> IO[bytes]:
+    """Keep other runs out of a folder as long as the file returned is open: two would mix their files.
+
+    The system lets go of what a killed process held. A file system without locks keeps nobody out.
+
+    Raises:
+        FolderRefused: it cannot be written, or a run is in it now.
+    """
+    held = open_in(folder, LOG)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        held.close()
+        way_out = f"wait until it has ended, or end it with `touch {folder}/stop`"
+        raise FolderRefused(f"a run is being trained in {folder}; {way_out}") from None
+    except OSError:  # no locks here
+        pass
+    return held
+
+
 def require_same_recipe(folder: Path, recipe: dict[str, Any], dataset: dict[str, Any]) -> None:
     """Refuse to resume a run with another recipe or other data, naming every difference.
 
     Raises:
-        FolderRefused: the resolved recipe or the facts of the data differ from those of `folder`'s run.yaml.
+        FolderRefused: the resolved recipe or the facts of the data differ from those of `folder`'s run.yaml, or that
+            cannot be read.
     """
     if not (folder / RUN).exists():
         return
-    before = yaml.safe_load((folder / RUN).read_text(encoding="utf-8"))
-    changed = differences(_deciding(before["recipe"]), _deciding(recipe))
-    changed += [f"dataset: {line}" for line in differences(before["dataset"], dataset)]
+    try:
+        before = yaml.safe_load((folder / RUN).read_text(encoding="utf-8"))
+        ran, on = _deciding(before["recipe"]), before["dataset"]
+    except (yaml.YAMLError, UnicodeDecodeError, LookupError, TypeError, AttributeError) as error:
+        what = f"{folder / RUN} is damaged, so that nobody can say which recipe the run had"
+        raise FolderRefused(f"{what}; start anew in another --out") from error
+    changed = differences(ran, _deciding(recipe))
+    changed += [f"dataset: {line}" for line in differences(on, dataset)]
     if changed:
         raise FolderRefused(
             f"{folder} holds a run of another recipe; "

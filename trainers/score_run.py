@@ -8,6 +8,7 @@ from typing import Any
 from recipes.errors import InputRefused
 from recipes.open import open_recipe
 from trainers.checkpoint import CheckpointError, load_into, newest_checkpoint, read_checkpoint
+from trainers.lacks import require_data
 from trainers.run_folder import CHECKPOINTS, RECIPE
 from trainers.vocabulary import vocabulary
 
@@ -23,13 +24,14 @@ def score_run(folder: Path, *, checkpoint: str = "newest", data: Path | None = N
     Returns:
         plain data: run, checkpoint, update, epoch, accuracy, loss, num_samples.
     Raises:
-        InputRefused: no such run, no such checkpoint, or a damaged one.
+        InputRefused: no such run, no such checkpoint, or a damaged one; the data are not there.
     """
     if not (folder / RECIPE).is_file():
         raise InputRefused(f"{folder} is no run's folder: it has no {RECIPE}; name the folder that train printed")
     opened = open_recipe(
         folder / RECIPE, vocabulary=vocabulary(allow_code=allow_code), allow_code=allow_code, data_root=data
     )
+    require_data(opened.dataset)
     path = _find(folder / CHECKPOINTS, checkpoint)
     content = read_checkpoint(path).scored()
 

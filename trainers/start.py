@@ -14,10 +14,11 @@ from typing import Any
 from recipes.errors import InputRefused
 from trainers.departures import first_to_leave, hold_line
 from trainers.faults import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED
+from trainers.lacks import require_data
 from trainers.launch import STOP_FILE, Ranks, launched_by_us, launched_rank, launched_ranks, limit_threads, start_ranks
 from trainers.pulse import forget_signs
 from trainers.request import Prepared, TrainRequest, prepare
-from trainers.run_folder import LOG, METRICS, REPORT, default_folder, newest_checkpoint_name
+from trainers.run_folder import LOG, METRICS, REPORT, default_folder, hold_alone, newest_checkpoint_name
 from trainers.together import check_folder, join_world, train_together
 from trainers.told import write_report
 from trainers.watchdog import read_sign
@@ -36,13 +37,14 @@ def train(request: TrainRequest) -> int:
     prepared = prepare(request, workers=workers)
     folder = request.out or default_folder(prepared.opened.recipe.name)
     check_folder(request, folder, prepared)
+    require_data(prepared.opened.dataset)
     return _start(request, prepared, folder, workers)
 
 
 def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int) -> int:
     """Start the ranks here and show their progress until they end."""
     timeline = prepared.plan.timeline
-    folder.mkdir(parents=True, exist_ok=True)
+    hold_alone(folder).close()  # rank 0 holds it while they train
     began_ms = int(time.time() * 1000)
     with _StopSignals(folder) as signals:
         started = signals.ranks = start_ranks(workers, request.arguments(folder), log=folder / LOG)
@@ -59,7 +61,7 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
             total_samples=timeline.num_samples,
             since_ms=began_ms,
         )
-    code = _verdict(code, folder, began_ms, started)
+    code = _verdict(code, folder, began_ms, started, ended_at_once=signals.ended_at_once)
     if request.report and code in (0, EXIT_STOPPED):
         code = _report(folder) or code
     if code == 0:
@@ -103,6 +105,7 @@ class _StopSignals:
 
     def __init__(self, folder: Path) -> None:
         self.ranks: Ranks | None = None
+        self.ended_at_once = False
         self._folder, self._asked = folder, False
 
     def __enter__(self) -> _StopSignals:
@@ -118,6 +121,7 @@ class _StopSignals:
 
     def _note(self, number: int, frame: object) -> None:
         if self._asked and self.ranks is not None:
+            self.ended_at_once = True
             self.ranks.kill()
             return
         self._asked = True
@@ -125,7 +129,7 @@ class _StopSignals:
         (self._folder / STOP_FILE).touch()
 
 
-def _verdict(code: int, folder: Path, began_ms: int, ranks: Ranks) -> int:
+def _verdict(code: int, folder: Path, began_ms: int, ranks: Ranks, *, ended_at_once: bool) -> int:
     """The exit code of a run: good only if mpiexec says so and the ranks wrote the last line."""
     errors = ranks.errors()
     last = _last_line(folder / METRICS)
@@ -136,6 +140,9 @@ def _verdict(code: int, folder: Path, began_ms: int, ranks: Ranks) -> int:
         if last["reason"] != "signal":
             return 0
         print(f"kilobatch: stopped by a signal; {_way_on(folder)}", file=sys.stderr)
+        return EXIT_STOPPED
+    if ended_at_once:
+        print(f"kilobatch: ended at once, by a second signal; {_way_on(folder)}", file=sys.stderr)
         return EXIT_STOPPED
     if code == EXIT_INPUT:  # all ranks may say the same
         errors = "".join(dict.fromkeys(errors.splitlines(keepends=True)))

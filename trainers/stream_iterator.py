@@ -208,9 +208,28 @@ class StreamIterator(chainer.dataset.Iterator):
             for epoch, index in zip(epochs, indices, strict=True)
         ]
         images, labels = zip(*loaded, strict=True)
-        stacked = np.stack(images) if isinstance(images[0], np.ndarray) else images
-        return stacked, np.array(labels, dtype=np.int32)
+        whole = stacked(images, "augmentation.train") if isinstance(images[0], np.ndarray) else images
+        return whole, np.array(labels, dtype=np.int32)
 
     def serialize(self, serializer: chainer.Serializer) -> None:
         """Read or write the number of the next update."""
         self.update = int(serializer("update", self.update))
+
+
+def stacked(images_CHW: Sequence[np.ndarray], key: str) -> np.ndarray:
+    """Images as one array, NCHW.
+
+    Args:
+        images_CHW: as a pipeline gives them.
+        key: of the recipe, that the pipeline is made of.
+    Raises:
+        ValueError: they have different sizes.
+    """
+    try:
+        return np.stack(images_CHW)
+    except ValueError:
+        one, other = list(dict.fromkeys(image.shape for image in images_CHW))[:2]
+        raise ValueError(
+            f"images of {one} and {other}, channels, height and width, cannot be computed together; bring all to one "
+            f"size in {key}: RandomResizedCrop, or Resize and CenterCrop"
+        ) from None

@@ -6,15 +6,16 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from recipes.errors import InputRefused
 from trainers.exact_mode import require_same_machine
 from trainers.faults import RunFailed, abort_on_exception, remove_shared_memory
+from trainers.lacks import require_data
 from trainers.launch import STOP_FILE, LaunchError, launched_by_us, parent_is_gone
 from trainers.pulse import Pulse, forget_signs
 from trainers.request import Prepared, TrainRequest, prepare
-from trainers.run_folder import dataset_facts, default_folder, require_same_recipe, require_usable
+from trainers.run_folder import dataset_facts, default_folder, hold_alone, require_same_recipe, require_usable
 from trainers.told import write_report
 
 
@@ -93,7 +94,7 @@ def train_together(
         RunFailed: on all ranks, where the run cannot go on.
     """
     checked = served or launched_by_us()
-    prepared, folder = _checked_together(request, mpi, checked=checked)
+    prepared, folder, held = _checked_together(request, mpi, checked=checked, alone=not served)
     pulse = Pulse(folder, mpi=mpi, seconds=request.watchdog_seconds, is_orphan=orphaned)
     try:
         pulse.start()
@@ -106,6 +107,8 @@ def train_together(
     except (InputRefused, SystemExit) as error:  # on this rank alone, perhaps: nobody may wait for it
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
     pulse.finish()
+    if held is not None:
+        held.close()
     if not checked and request.report:
         _report_alone(folder, leads=mpi.rank == 0, code=code)
     return code
@@ -173,15 +176,17 @@ def _report_alone(folder: Path, *, leads: bool, code: int) -> None:
         write_report(folder)
 
 
-def _checked_together(request: TrainRequest, mpi: Any, *, checked: bool) -> tuple[Prepared | None, Path]:
-    """On rank 0 what `prepare` gives, and the run's folder on all.
+def _checked_together(
+    request: TrainRequest, mpi: Any, *, checked: bool, alone: bool
+) -> tuple[Prepared | None, Path, IO[bytes] | None]:
+    """On rank 0 what `prepare` and `hold_alone` give, and the run's folder on all.
 
     Rank 0 checks everything before the others look, so that a wrong input is told once.
 
     Raises:
         InputRefused: on all ranks; rank 0 says why.
     """
-    prepared, folder, complaint = None, None, None
+    prepared, folder, held, complaint = None, None, None, None
     if mpi.rank == 0:
         try:
             if request.workers not in (None, mpi.size):
@@ -192,6 +197,9 @@ def _checked_together(request: TrainRequest, mpi: Any, *, checked: bool) -> tupl
             folder = request.out or default_folder(prepared.opened.recipe.name)
             if not checked:  # else our parent has done so, and begun the log there
                 check_folder(request, folder, prepared)
+                require_data(prepared.opened.dataset)
+            held = hold_alone(folder) if alone else None
+            if not checked:
                 (folder / STOP_FILE).unlink(missing_ok=True)
             forget_signs(folder)
         except InputRefused as error:
@@ -199,4 +207,4 @@ def _checked_together(request: TrainRequest, mpi: Any, *, checked: bool) -> tupl
     folder, refused = mpi.bcast((folder, complaint is not None), root=0)
     if refused:
         raise complaint or InputRefused("rank 0 says why")
-    return prepared, folder
+    return prepared, folder, held

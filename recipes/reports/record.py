@@ -143,8 +143,9 @@ def _text(path: Path) -> str:
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
+    text = _text(path)
     try:
-        tree = yaml.safe_load(_text(path))
+        tree = yaml.safe_load(text)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{mark.line + 1}:{mark.column + 1}" if mark else "1:1"

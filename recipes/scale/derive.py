@@ -15,7 +15,7 @@ from recipes.hints import fields_of
 from recipes.load import load_tree
 from recipes.open import OpenedRecipe, open_recipe
 from recipes.provenance import resolved_text
-from recipes.registry import library_name, shown
+from recipes.registry import library_name, require_suffix, shown
 from recipes.scale.batch import batch_changes, positions_in_updates
 from recipes.scale.lars import lars
 from recipes.scale.linear import ada_scale, linear
@@ -189,6 +189,7 @@ def _link(path: Path, file: Path) -> str:
 
 def _write(file: Path, text: str, check: Callable[[], OpenedRecipe]) -> OpenedRecipe:
     """Writes a file that is not there, and takes it away again if it does not open."""
+    require_suffix(file)
     try:
         with file.open("x", encoding="utf-8") as new:
             new.write(text)

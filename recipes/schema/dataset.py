@@ -50,6 +50,7 @@ class Dataset:
         for name in ("mean", "std"):
             values = getattr(self, name)
             if values is not None and len(values) != self.channels:
-                raise ValueError(f"Dataset.{name} needs one number for each of {self.channels} channels")
+                what = f"one number a channel, {self.channels} in all, got a list of {len(values)}"
+                raise ValueError(f"Dataset.{name} must be {what}")
         if self.std is not None and not all(value > 0 for value in self.std):
             raise ValueError(f"Dataset.std must be above 0, got {self.std}")

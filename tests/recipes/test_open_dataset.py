@@ -11,7 +11,7 @@ from recipes.planning.cluster import GradientExchange
 from trainers.communicators import Ring
 from trainers.vocabulary import vocabulary
 
-FOLDER = "reader: {kind: ImageFolder}\nchannels: 1\nroot: pictures\n"
+FOLDER = "reader: {kind: ImageFolder, channels: 1}\nchannels: 1\nroot: pictures\n"
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_facts_are_not_counted_where_they_are_given(write):
     [
         ("num_train: 0", "num_train: is 0; must be at least 1"),
         ("std: [0.0]", r"std: is \(0.0,\); must be above 0"),
-        ("mean: [0.1, 0.2]", "mean needs one number for each of 1 channels"),
+        ("mean: [0.1, 0.2]", "mean: is a list of 2; must be one number a channel, 1 in all"),
         ("reader: {kind: Imagenet}", "reader.kind: there is no data set reader called Imagenet"),
         ("num_trian: 3", "num_trian: is not a known key; did you mean num_train?"),
     ],
@@ -59,6 +59,13 @@ def test_wrong_facts_are_refused_in_their_file(write, line, message):
     known.pop(line.partition(":")[0], None)
     write("\n".join([*(f"{key}: {value}" for key, value in known.items()), line]), "own.yaml")
     with pytest.raises(RecipeError, match=rf"^own.yaml:\d+:\d+: .*{message}"):
+        open_dataset("own.yaml", vocabulary=vocabulary())
+
+
+def test_a_reader_whose_images_have_other_channels_than_the_file_says_is_refused(write):
+    write("reader: {kind: ImageFolder}\nchannels: 1\nnum_train: 9\nnum_eval: 3\nnum_classes: 2\n", "own.yaml")
+    message = "own.yaml:2:11: channels: is 1, and ImageFolder gives images of 3; write channels: 1 in `reader` too, "
+    with pytest.raises(RecipeError, match=message):
         open_dataset("own.yaml", vocabulary=vocabulary())
 
 

@@ -60,6 +60,23 @@ WRONG = {
         "the text 'yes'",
         "true or false",
     ),
+    "no rate to warm up to": (
+        {"line_7": "learning_rate: {reference: -1, per: 32, warmup: {kind: GradualWarmup, epochs: 2, start: 0}}"},
+        "7:28",
+        "learning_rate.reference",
+        "is -1.0",
+        "must be above 0",
+    ),
+    "a warmup to the rate of no batch": (
+        {
+            "line_7": "learning_rate: {reference: 1, per: 32, "
+            "warmup: {kind: ConstantWarmup, epochs: 2, start: {rate: 0.5}, target_batch: 0}}"
+        },
+        "7:116",
+        "learning_rate.warmup.target_batch",
+        "is 0",
+        "must be at least 1",
+    ),
     "unknown data set": ({"line_3": "dataset: digit"}, "3:10", "dataset", "no dataset called", "did you mean digits?"),
     "unknown model": ({"line_4": "model: {kind: SmalResNet}"}, "4:15", "model.kind", "SmalResNet", "SmallResNet"),
     "model without kind": ({"line_4": "model: SmallResNet"}, "4:8", "model", "the text", "{kind: SmallResNet}"),
@@ -68,7 +85,7 @@ WRONG = {
         "10:47",
         "augmentation.eval.0.with",
         "is 'imagenet'",
-        "must be 'digits'",
+        "must be 'digits', the data set of the recipe, unless mean and std are given",
     ),
     "colour of a grey image": (
         {"line_9": "loss: {kind: SoftmaxCrossEntropy}\naugmentation: {train: [{kind: ColorJitter, saturation: 0.4}]}"},
@@ -173,3 +190,8 @@ def test_all_problems_of_a_file_are_told_at_once(write, problem_of):
     lines = [problem.line for problem in caught.value.problems]
     assert lines == [1, 2, 4, 6, 9]  # the first one: `loss` is missing
     assert len(str(caught.value).splitlines()) == 5
+
+
+def test_a_files_name_that_cannot_name_a_folder_is_told_with_the_key_that_helps(write, problem_of):
+    problem = problem_of(write(line_2="title: no name", name="猫.yaml"))
+    assert str(problem).startswith("猫.yaml:1:1: name: '猫' cannot name a run's folder; add a `name:` of the letters a")

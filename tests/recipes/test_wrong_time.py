@@ -47,6 +47,23 @@ WRONG = {
         "96 from 0 on is no multiple of 36",
         "32 would do",
     ),
+    "batch of a ramp no multiple of the span of all": (
+        {"line_6": "batch: {global: [{from: 0, size: 96}, {from: 2, size: 1500}], norm_span: 32}"},
+        "6:74",
+        "batch.norm_span",
+        "1500 from 2 on is no multiple of 32",
+        "12 would do",
+    ),
+    "batch of a ramp no multiple of its own span": (
+        {
+            "line_6": "batch: {global: [{from: 0, size: 96}, {from: 2, size: 1500}], "
+            "norm_span: [{from: 0, size: 32}, {from: 2, size: 32}]}"
+        },
+        "6:74",
+        "batch.norm_span",
+        "1500 from 2 on is no multiple of 32",
+        "30 would do",
+    ),
     "span larger than the batch": (
         {"line_6": "batch: {global: 96, norm_span: 192}"},
         "6:32",

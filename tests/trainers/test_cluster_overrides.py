@@ -54,3 +54,11 @@ def test_more_workers_than_the_command_line_gives_the_cluster_are_refused(tmp_pa
     done = kilobatch("train", *SMALL, "--set", "cluster.workers_per_node=2", "-n", 3, "--out", tmp_path / "run")
     assert done.returncode == 2
     assert "3 workers asked of cluster laptop, which has 2" in done.stderr
+
+
+def test_plan_takes_as_many_workers_as_train_where_no_cluster_is_named():
+    done = kilobatch("plan", "digits/ramp", "-n", 3)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "digits-ramp on digits, 3 workers of laptop" in done.stdout
+    done = kilobatch("plan", "digits/ramp", "-n", 3, "--cluster", "laptop")
+    assert "3 workers asked of cluster laptop, which has 2" in done.stderr

@@ -1,10 +1,12 @@
 """Ranks: found where a launcher started them, given their share of the cores."""
 
+import io
 import os
+from pathlib import Path
 
 import pytest
 
-from trainers.launch import launched_by_us, launched_ranks, limit_threads, threads_per_rank
+from trainers.launch import _tee, launched_by_us, launched_ranks, limit_threads, threads_per_rank
 
 
 @pytest.mark.parametrize(
@@ -45,3 +47,9 @@ def test_a_setting_that_is_empty_is_none(monkeypatch):
         monkeypatch.setenv(name, "")
     assert limit_threads(10_000) == 1
     assert os.environ["MKL_NUM_THREADS"] == "1"
+
+
+def test_what_ranks_say_is_told_though_the_disk_of_the_log_is_full():
+    said = []
+    _tee(io.BytesIO(b"OSError: no space\nand more\n"), Path("/dev/full"), said)
+    assert said == ["OSError: no space\n", "and more\n"]

@@ -1,10 +1,16 @@
 """A run's folder: never overwritten, never resumed with something else."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from trainers.run_folder import FolderRefused, cut_back, require_same_recipe, require_usable, write_run
+from recipes.errors import RecipeError
+from trainers.request import TrainRequest
+from trainers.run_folder import FolderRefused, cut_back, hold_alone, require_same_recipe, require_usable, write_run
+from trainers.start import train
 
 RECIPE = {"name": "r", "title": "t", "epochs": 20.0, "batch": {"global": 96}, "claims": []}
 
@@ -33,6 +39,43 @@ def test_a_folder_that_holds_something_is_refused_without_resume(tmp_path):
         require_usable(tmp_path / "precious.txt", resume=True)
 
 
+def test_a_folder_is_held_by_one_run_until_it_lets_go(tmp_path):
+    run = tmp_path / "runs" / "a"
+    with hold_alone(run):
+        with pytest.raises(FolderRefused, match=rf"a run is being trained in {run}; .* `touch {run}/stop`"):
+            hold_alone(run)
+        hold_alone(tmp_path / "runs" / "b").close()
+    hold_alone(run).close()
+
+
+def test_a_folder_in_which_a_run_is_being_trained_is_refused_before_ranks_start(tmp_path):
+    with hold_alone(tmp_path), pytest.raises(FolderRefused, match="a run is being trained in"):
+        train(TrainRequest(recipe="digits/ramp", out=tmp_path, resume=True))
+    assert (tmp_path / "log.txt").read_bytes() == b""
+
+
+@pytest.mark.mpi
+def test_ranks_that_a_launcher_started_refuse_it_too(tmp_path):
+    mpiexec = Path(sys.executable).parent / "mpiexec"
+    command = [mpiexec, "-n", "1", sys.executable, "-P", "-m", "kilobatch", "train", "digits/ramp", "--resume", "--out"]
+    with hold_alone(tmp_path):
+        done = subprocess.run([*command, tmp_path], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr.count("a run is being trained in")) == (2, 1)
+
+
+def test_resume_without_a_folder_is_refused_and_begins_no_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecipeError, match="--resume: goes on in a run's folder, and none is named; name it: --out"):
+        train(TrainRequest(recipe="digits/ramp", resume=True))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(FolderRefused, match=r"file/run cannot be written: Not a directory; choose another --out"):
+        hold_alone(tmp_path / "file" / "run")
+
+
 def test_another_recipe_is_refused_naming_every_difference(tmp_path):
     begun(tmp_path)
     other = {**RECIPE, "epochs": 21.0, "batch": {"global": 192}}
@@ -40,6 +83,13 @@ def test_another_recipe_is_refused_naming_every_difference(tmp_path):
         require_same_recipe(tmp_path, other, {"num_train": 1500})
     with pytest.raises(FolderRefused, match=r"dataset: num_train: 1500 in the run, 1501 now"):
         require_same_recipe(tmp_path, RECIPE, {"num_train": 1501})
+
+
+@pytest.mark.parametrize("text", ["", ": [", "recipe: 1", "[1]", "recipe: {}", "\0"])
+def test_a_damaged_record_of_the_recipe_is_refused(tmp_path, text):
+    (tmp_path / "run.yaml").write_text(text)
+    with pytest.raises(FolderRefused, match=r"run.yaml is damaged, .*; start anew in another --out"):
+        require_same_recipe(tmp_path, RECIPE, {"num_train": 1500})
 
 
 def test_words_that_change_no_run_may_differ(tmp_path):

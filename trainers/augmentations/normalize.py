@@ -58,8 +58,8 @@ class Normalize:
             return self
         if self.with_ != name:
             raise ValueError(
-                f"Normalize.with must be {name!r}, the data set of the recipe, got {self.with_!r}: "
-                "name that one, or give mean and std instead"
+                f"Normalize.with must be {name!r}, the data set of the recipe, unless mean and std are given, got "
+                f"{self.with_!r}"
             )
         if mean is None or std is None:
             raise ValueError(f"Normalize.with is {name!r}, but that data set's file has no mean and std: add them")

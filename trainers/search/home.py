@@ -13,7 +13,7 @@ import optuna
 import yaml
 
 from recipes.open_search import OpenedSearch
-from trainers.run_folder import FolderRefused, dataset_facts, differences, require_usable
+from trainers.run_folder import FolderRefused, dataset_facts, differences, open_in, require_usable
 from trainers.search.group import JOBS
 from trainers.search.storages import Place, open_storage, read_place
 from trainers.search.study import new_study
@@ -84,16 +84,15 @@ def remember_place(folder: Path, place: Place, name: str) -> None:
 @contextmanager
 def sole_supervisor(folder: Path) -> Iterator[None]:
     """Refuse a second supervisor in a folder; the system releases the lock of one that is killed."""
-    with open(folder / _LOCK, "a+", encoding="utf-8") as file:
+    with open_in(folder, _LOCK) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             file.seek(0)
-            raise FolderRefused(
-                f"process {file.read().strip() or 'unknown'} searches in {folder} already; wait for it, or end it"
-            ) from None
+            process = file.read().decode().strip() or "unknown"
+            raise FolderRefused(f"process {process} searches in {folder} already; wait for it, or end it") from None
         file.truncate(0)
-        file.write(str(os.getpid()))
+        file.write(str(os.getpid()).encode())
         file.flush()
         yield
 

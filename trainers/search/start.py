@@ -19,6 +19,7 @@ from recipes.errors import InputRefused
 from recipes.open_search import OpenedSearch, open_search
 from recipes.schema import Search
 from trainers.faults import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED
+from trainers.lacks import require_data
 from trainers.launch import STOP_FILE, LaunchError, launched_rank, launched_ranks
 from trainers.request import prepare, refused
 from trainers.run_folder import LOG, REPORT
@@ -92,8 +93,8 @@ def _search(request: SearchRequest) -> int:
         print(dry_run_text(opened, groups=len(groups), folder=folder, large=large, **options))
         return 0
     check_folder(folder, opened, resume=request.resume)
+    require_data(opened.base.dataset)
     place = None if moves else place_of_study(folder, opened, storage=request.storage, study=request.study)
-    folder.mkdir(parents=True, exist_ok=True)
     with sole_supervisor(folder):
         remember_search(folder, opened)
         stop_file = request.stop_file or folder / STOP_FILE

@@ -32,7 +32,7 @@ def reason_of(trial: FrozenTrial) -> str:
 
 
 def counted(trials: Sequence[FrozenTrial]) -> str:
-    """How many came to what: '14 trials: 3 complete, 7 infeasible, 4 pruned'."""
+    """How many that have ended came to what: '14 trials: 3 complete, 7 infeasible, 4 pruned'."""
     states = [state_of(trial) for trial in trials]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(sorted(states)))
-    return f"{len(trials)} trial{'s' if len(trials) > 1 else ''}: {counts}" if trials else "no trials"
+    return f"{len(trials)} trial{'s' if len(trials) > 1 else ''}: {counts}" if trials else "no trial has ended yet"

@@ -6,7 +6,10 @@ import threading
 from html.parser import HTMLParser
 
 import pytest
+from typer.testing import CliRunner
 
+import kilobatch
+from recipes.errors import InputRefused
 from recipes.reports.page import page_text, write_page
 from recipes.reports.record import open_run
 
@@ -272,3 +275,10 @@ def test_proxy_of_this_test_does_see_what_a_browser_asks_for(outside, tmp_path):
     document = browse(tmp_path / "leaky.html", port, tmp_path)
     assert "<title>taken</title>" in document
     assert "http://leak.invalid/x" in asked
+
+
+def test_a_report_that_cannot_be_written_is_refused_with_a_way_out(write_run, tmp_path):
+    target = tmp_path / "nowhere" / "page.html"
+    done = CliRunner().invoke(kilobatch.app, ["report", str(write_run()), "-o", str(target)])
+    assert isinstance(done.exception, InputRefused)
+    assert str(done.exception) == f"{target} cannot be written: No such file or directory; give another -o"

@@ -134,7 +134,7 @@ def test_missing_field_is_named_with_its_line(write_run, metric_lines):
 def test_missing_file_is_named(write_run, name):
     folder = write_run()
     (folder / name).unlink()
-    with pytest.raises(RunError, match=f"{name}: missing"):
+    with pytest.raises(RunError, match=f"^{folder / name}: missing"):
         open_run(folder)
 
 

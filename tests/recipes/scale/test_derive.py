@@ -117,6 +117,12 @@ def test_a_file_that_could_not_extend_the_recipe_is_refused(scale, tmp_path):
     assert list((tmp_path / "other").iterdir()) == []
 
 
+def test_a_file_that_is_no_recipe_by_its_name_is_refused(scale, tmp_path):
+    with pytest.raises(RecipeError, match="x.txt:1:1: the path of a recipe ends in .yaml; call it x.yaml"):
+        scale("digits/baseline", 64, out=tmp_path / "x.txt")
+    assert not (tmp_path / "x.txt").exists()
+
+
 def test_nothing_is_left_behind_by_a_recipe_that_does_not_open(scale, tmp_path):
     text = "kilobatch: 1\nextends: goyal2017\nlearning_rate: {warmup: {start: {rate: 0.5}}}\n"
     with pytest.raises(RecipeError, match="a rate of 0.5 does not lie between 0 and the full rate of batch 512"):

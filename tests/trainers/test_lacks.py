@@ -1,0 +1,74 @@
+"""Data that are not there, or not what their file says, are refused before anything starts."""
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+import trainers.compat  # noqa: F401
+from trainers.lacks import DataRefused
+from trainers.request import TrainRequest
+from trainers.score_run import score_run
+from trainers.start import train
+
+DATASET = "name: own\nreader: {kind: ImageFolder}\nroot: own\nchannels: 3\n"
+RECIPE = """\
+kilobatch: 1
+dataset: own.yaml
+model: {kind: SmallResNet}
+epochs: 1
+batch: {global: 2}
+learning_rate: {reference: 0.05, per: 2}
+optimizer: {kind: MomentumSGD}
+loss: {kind: SoftmaxCrossEntropy}
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """Writes two samples for training and one for evaluation of each of two classes, a file on them, and a recipe."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("train/no/1", "train/no/2", "train/yes/1", "train/yes/2", "val/no/1", "val/yes/1"):
+        path = Path("own", f"{name}.png")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8)).save(path)
+    Path("mine.yaml").write_text(RECIPE)
+
+    def written(*, num_train=4, num_eval=2, num_classes=2):
+        Path("own.yaml").write_text(
+            f"{DATASET}num_train: {num_train}\nnum_eval: {num_eval}\nnum_classes: {num_classes}\n"
+        )
+
+    return written
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ({"num_train": 5}, "says num_train: 5, and there are 4; correct it"),
+        ({"num_train": 3}, "says num_train: 3, and there are 4; correct it"),
+        ({"num_eval": 1}, "says num_eval: 1, and there are 2; correct it"),
+        ({"num_classes": 1}, "says num_classes: 1, and there are 2; correct it"),
+    ],
+)
+def test_other_numbers_than_the_file_says_are_refused_and_nothing_is_written(own, said, told):
+    own(**said)
+    with pytest.raises(DataRefused, match=told):
+        train(TrainRequest(recipe="mine.yaml", out=Path("run")))
+    assert not Path("run").exists()
+
+
+@pytest.mark.parametrize("folder", [None, Path("nowhere")])
+def test_data_that_are_not_there_are_refused_by_train_and_evaluate(own, folder):
+    own()
+    if folder is None:
+        Path("own").rename("moved")
+    looked = f"data set own: {folder or 'own'}/train: no such folder; .*; another folder is given with --data"
+    with pytest.raises(DataRefused, match=looked):
+        train(TrainRequest(recipe="mine.yaml", out=Path("run"), data=folder))
+    assert not Path("run").exists()
+    Path("run").mkdir()
+    Path("mine.yaml").rename("run/recipe.yaml")
+    Path("own.yaml").rename("run/own.yaml")
+    with pytest.raises(DataRefused, match="train: no such folder"):
+        score_run(Path("run"), data=folder)
