@@ -14,7 +14,7 @@ import typer
 from kilobatch_recipes import OPTIONS, AllowCode, Data, Json, Recipe, opened_recipe
 from kilobatch_recipes import app as recipes_app
 
-app = typer.Typer(add_completion=False, help="Trains with large minibatches and keeps the accuracy.", **OPTIONS)
+app = typer.Typer(add_completion=False, **OPTIONS)
 app.add_typer(recipes_app, name="recipes")
 
 Workers = Annotated[int | None, typer.Option("-n", min=1, metavar="N", help="Workers, one process each.")]
@@ -29,6 +29,22 @@ SetBoth = Annotated[
     ),
 ]
 MicroBatch = Annotated[int | None, typer.Option(min=1, metavar="M", help="The most samples of one forward.")]
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"kilobatch {version('kilobatch')}")
+        raise typer.Exit
+
+
+Version = Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")]
+
+
+@app.callback()
+def options(version: Version = False) -> None:
+    """Trains with large minibatches and keeps the accuracy."""
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,11 @@ def command(*arguments, cwd):
     """The real thing, in a process of its own."""
     line = [sys.executable, str(ROOT / "kilobatch.py"), *arguments]
     return subprocess.run(line, capture_output=True, text=True, cwd=cwd, check=False)
+
+
+def test_the_version_is_that_of_the_package(run):
+    code, shown, _ = run("--version")
+    assert (code, shown) == (0, f"kilobatch {version('kilobatch')}\n")
 
 
 def test_list_has_the_keys_programs_read(run):

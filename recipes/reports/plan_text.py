@@ -49,5 +49,5 @@ def _row(segment: dict) -> dict:
         **({} if segment["image_size"] is None else {"image_size": segment["image_size"]}),
         "teams": f"{segment['num_teams']} of {segment['team_size']}",
         "idle": segment["idle_workers"],
-        "rate": f"{first:.6g} to {last:.6g}",
+        "rate, first and last": f"{first:.6g}, {last:.6g}",
     }
