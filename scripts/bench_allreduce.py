@@ -37,7 +37,8 @@ from typing import Any
 
 from trainers.launch import find_mpiexec, launched_ranks, limit_threads
 
-COMMUNICATORS = ("SharedWindow", "Ring", "HalvingDoubling", "Direct", "Torus", "Hierarchical", "MpiAllreduce")
+SOCKETS = "Ring+sockets"
+COMMUNICATORS = ("SharedWindow", "Ring", SOCKETS, "HalvingDoubling", "Direct", "Torus", "Hierarchical", "MpiAllreduce")
 MODELS = {"resnet50": ("ResNet50", 1000, 64), "cifar": ("CifarResNet", 10, 32), "small": ("SmallCNN", 10, 8)}
 WHOLE = 1 << 40  # bytes of a bucket that takes everything
 MEAN_MAY_DIFFER_BY = {"float32": 1e-6, "float16": 5e-3, "bfloat16": 4e-2}
@@ -92,7 +93,8 @@ def our_ways(options: argparse.Namespace, world: Any) -> Iterator[Way]:
         exchange.begin(scale=1 / world.size).finish()
 
     for name in options.communicators:
-        connection = getattr(communicators, name)().connect(world.Dup())
+        component = communicators.Ring(sockets=True) if name == SOCKETS else getattr(communicators, name)()
+        connection = component.connect(world.Dup())
         owns = type(connection).allocate is not communicators.connection.Connection.allocate
         flat = FlatGradients(*built(options.model), connection.allocate if owns else allocate)
         for wire in options.wires if name != "MpiAllreduce" else ["float32"]:

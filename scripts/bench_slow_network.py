@@ -5,19 +5,20 @@
     .venv/bin/python scripts/bench_slow_network.py --allreduce
 
 Each rank is in a network namespace of its own, behind a link that the kernel throttles (`slow_network.py`), with one
-BLAS thread. A small convolutional network is trained on digits, at batches for which sending its gradients as float32
-takes 0.5, 1 and 2 times as long as computing them: both are measured first. Then, at each of these batches:
+BLAS thread and, where there are enough, a core of its own. A small convolutional network is trained on digits, at
+batches for which sending its gradients as float32 takes 0.5, 1 and 2 times as long as computing them: both are measured
+first. Then, at each of these batches:
 
     compute    no exchange at all: the Dummy communicator
     none       all gradients at once after the backward pass
     buckets    each bucket, an eighth of the bytes or one large weight, as soon as the backward pass has finished it
     double     double buffering: all travel while the next update is computed, which is other mathematics
 
-the last three with float32 and with float16 on the wire, around a ring. The ways take turns in the same processes,
-the first another one each time: one update to begin with, then `--updates` of them timed, on the slowest rank. The
-table has medians over the rounds. `hidden` is 1 - (time - compute) / (none - compute), of the same wire, and in the
-last column of float32's none: what the suzuki2018 table says of both together. Of each difference, of two times of one
-round, it is the median over the rounds that counts.
+the last three with float32 and with float16 on the wire, around a ring of sockets. The ways take turns in the same
+processes, the first another one each time: one update to begin with, then `--updates` of them timed, on the slowest
+rank. The table has medians over the rounds. `hidden` is 1 - (time - compute) / (none - compute), of the same wire, and
+in the last column of float32's none: what the suzuki2018 table says of both together. Of each difference, of two times
+of one round, it is the median over the rounds that counts.
 
 With `--allreduce` it times instead what `bench_allreduce.py` does, between such hosts: our algorithms beside MPI's own
 flat all-reduce (`MpiAllreduce, whole`) and, where torch is installed, gloo; unthrottled where `--megabits` is 0.
@@ -50,7 +51,7 @@ WHOLE = 1 << 40  # bytes of a bucket that takes everything
 WIRES = ("float32", "float16")
 WAYS = ("none", "buckets", "double")
 COMPUTE = "compute"
-CALIBRATION_SIZES = (4, 32)  # samples of an update on a rank
+CALIBRATION_SIZES = (32, 256)  # samples of an update on a rank
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
@@ -58,7 +59,7 @@ def samples_for(seconds: float, times: tuple[float, float]) -> int:
     """Samples whose computation takes so long, at least 1, on the line through the two calibrated times.
 
     >>> samples_for(0.5, (0.1, 0.38))
-    44
+    352
     """
     few, many = CALIBRATION_SIZES
     each = max((times[1] - times[0]) / (many - few), 1e-9)
@@ -94,7 +95,7 @@ class Trained:
         groups = NormGroups(prepared.opened.recipe.evaluation)
         groups.install(parts.model)
         settings = GradientExchange(
-            communicator=Dummy() if way == COMPUTE else Ring(),
+            communicator=Dummy() if way == COMPUTE else Ring(sockets=True),
             wire=wire,
             bucket_bytes=WHOLE if way == "none" else "auto",
             overlap=way in ("buckets", "double"),
@@ -169,6 +170,8 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
 
     world = MPI.COMM_WORLD
     abort_on_exception(world.rank)
+    if world.size <= len(cores := sorted(os.sched_getaffinity(0))):
+        os.sched_setaffinity(0, {cores[world.rank]})  # hosts share none
     communication, num_bytes = communication_seconds(world)
     times = tuple(compute_seconds(world, size) for size in CALIBRATION_SIZES)
     found = []
@@ -287,10 +290,8 @@ def _lines(found: dict[str, Any], allreduce: bool) -> list[str]:
     import bench_allreduce
 
     link = f"{found['megabits']} Mbit/s" if found["megabits"] else "unthrottled"
-    return [
-        f"{found['ranks']} ranks, {link}, {4e-6 * found['num_values']:.1f} MB:",
-        *bench_allreduce.table_lines(found),
-    ]
+    head = f"{found['ranks']} ranks, {link}, {4e-6 * found['num_values']:.1f} MB:"
+    return [head, *bench_allreduce.table_lines(found)]
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import signal
@@ -13,6 +14,7 @@ from typing import Any
 from trainers.watchdog import Sign
 
 _CAUSES = {signal.SIGKILL: " (is the memory full?)", signal.SIGBUS: " (is /dev/shm full?)"}
+_NUMBER = 256  # of the connection, at least: above those that a rank is started with
 _LAST_SECONDS = 2.0  # for the system to tell of the last rank once mpiexec has ended
 LINE = "KILOBATCH_LINE"  # in the environment of ranks we started: whom to call
 _line: socket.socket | None = None
@@ -22,8 +24,8 @@ class Departures:
     """Hears which rank ends first, however late this process wakes up: each holds a connection to it.
 
     mpiexec learns of a rank's end by a connection, too, and the system closes those of a process before it tells of its
-    end: another that mpiexec then kills can be gone by all other signs before the first one is. The newest connection
-    is closed first, and a rank makes this one after mpiexec's.
+    end: another that mpiexec then kills can be gone by all other signs before the first one is. The connection of the
+    highest number is closed first, and a rank gives this one a higher number than mpiexec's has.
 
     Args:
         num_ranks: how many there will be, wherever they are.
@@ -85,7 +87,8 @@ def hold_line(rank: int) -> None:
     name = os.environ.get(LINE)
     if name is None or _line is not None:
         return
-    line = socket.socket(socket.AF_UNIX)
+    with socket.socket(socket.AF_UNIX) as made:
+        line = socket.socket(fileno=fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, _NUMBER))
     try:
         line.connect(f"\0{name}")
         line.send(f"{rank} {os.getpid()}".encode())

@@ -17,6 +17,7 @@ import numpy as np
 from recipes.planning.division import MicroBatch
 from trainers.communicators.array_module import array_module
 from trainers.communicators.connection import Connection
+from trainers.communicators.passes import largest
 from trainers.communicators.wire import FullWire, Wire
 from trainers.flat_gradients import FlatGradients
 from trainers.waiting import total_of
@@ -202,8 +203,7 @@ def mean(values: np.ndarray, connection: Connection, wire: Wire, scale: float) -
         return 0, 0
     total = total_of(connection.mpi, scale * largest_of(values))
     factor = wire_factor(total, wire, connection.num_roundings)
-    values *= np.float32(scale * factor)
-    losses = wire.losses(values)
+    losses = wire.scale(values, scale * factor)
     connection.sum(values, wire)
     values *= np.float32(1.0 / factor)
     return losses
@@ -211,7 +211,10 @@ def mean(values: np.ndarray, connection: Connection, wire: Wire, scale: float) -
 
 def largest_of(values: np.ndarray) -> float:
     """The largest absolute value, without an array of them; NaN where there is one, 0 of none."""
-    return float(array_module(values).maximum(values.max(), -values.min())) if len(values) else 0.0
+    found = largest(values)
+    if found is None:
+        found = float(array_module(values).maximum(values.max(), -values.min())) if len(values) else 0.0
+    return found
 
 
 def wire_factor(total: float, wire: Wire, num_roundings: int) -> float:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ROOT / "scripts"
 SCRIPT = SCRIPTS / "bench_slow_network.py"
 PROBE = """
 import sys, time
@@ -25,6 +26,25 @@ for _ in range(3):
     seconds = time.perf_counter() - began
 if world.rank == 0:
     open(sys.argv[1], "w").write(f"{seconds} {alone}")
+"""
+
+
+AUTO = """
+import sys
+import trainers.compat
+import numpy as np
+from mpi4py import MPI
+from trainers.communicators import Auto
+from trainers.communicators.wire import FullWire
+world = MPI.COMM_WORLD
+connection = Auto().connect(world.Dup())
+values = connection.allocate(250_000, np.float32)
+values[...] = 1 + world.rank
+connection.sum(values, FullWire())
+assert (values == 3).all()
+if world.rank == 0:
+    open(sys.argv[1], "w").write("\\n".join(connection.choices))
+connection.close()
 """
 
 
@@ -82,8 +102,8 @@ def test_without_root_the_benchmark_says_so_and_ends_well(bench, monkeypatch, ca
 
 
 def test_samples_whose_computation_takes_so_long(bench):
-    times = (0.1, 0.38)  # of 4 and 32 samples: 10 ms each beside 60 ms
-    assert [bench.samples_for(seconds, times) for seconds in (0.1, 0.38, 1.06, 0.01)] == [4, 32, 100, 1]
+    times = (0.1, 0.38)  # of 32 and 256 samples: 1.25 ms each beside 60 ms
+    assert [bench.samples_for(seconds, times) for seconds in (0.1, 0.38, 1.06, 0.01)] == [32, 256, 800, 1]
 
 
 def test_what_is_hidden(bench):
@@ -117,6 +137,19 @@ def test_half_a_megabyte_takes_as_long_as_the_link_says_and_nothing_is_left(slow
     seconds, alone = file.read_text().split()
     assert 0.07 < float(seconds) < 0.4  # 500 kB at 6.25 MB/s are 80 ms, 10 of them in the burst
     assert alone == "True"
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.usefixtures("allowed")
+def test_between_such_hosts_auto_finds_that_rings_by_sockets_cost_less(slow_network, tmp_path):
+    program, file = tmp_path / "auto.py", tmp_path / "choices"
+    program.write_text(AUTO)
+    with slow_network.SlowNetwork(hosts=2, megabits=100) as network:
+        network.run([sys.executable, str(program), str(file)], environment={"PYTHONPATH": str(ROOT)}, timeout=100)
+    rings, bucket = file.read_text().splitlines()
+    assert rings.startswith("rings by sockets: a megabyte to the next worker costs ")
+    assert bucket.endswith(" ms)")
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """The rank that left first is told from those that mpiexec ended, which leave within milliseconds of it."""
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -45,6 +46,21 @@ def test_a_rank_of_another_host_has_nobody_to_call(monkeypatch):
     monkeypatch.setattr(departures_module, "_line", None)
     hold_line(0)
     assert departures_module._line is None
+
+
+def test_the_connection_has_a_higher_number_than_what_a_rank_was_started_with(tmp_path):
+    """Files are closed from the highest number down: the other way round mpiexec has ended another rank first."""
+    departures = Departures(1)
+    code = "import trainers.departures as d; d.hold_line(0); print(d._line.fileno(), d._line.getpeername())"
+    environment = {**os.environ, LINE: departures.name}
+    with open(tmp_path / "file", "w") as file:
+        inherited = fcntl.fcntl(file, fcntl.F_DUPFD, 20)  # with free numbers below
+        given = {"capture_output": True, "text": True, "env": environment, "pass_fds": [inherited]}
+        said = subprocess.run([sys.executable, "-c", code], **given)
+        os.close(inherited)
+    number, peer = said.stdout.split(maxsplit=1)
+    assert int(number) > inherited
+    assert departures.name in peer
 
 
 def sign(rank, *, finished):

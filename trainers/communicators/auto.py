@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +17,15 @@ from trainers.communicators.direct import Direct
 from trainers.communicators.halving_doubling import HalvingDoubling
 from trainers.communicators.hierarchical import Hierarchical, node_of
 from trainers.communicators.library import MpiAllreduce
-from trainers.communicators.ring import Ring
+from trainers.communicators.ring import MpiRing, Ring
 from trainers.communicators.shared_window import SharedWindow
+from trainers.communicators.sockets import SocketRing, Unreachable
 from trainers.communicators.torus import Torus
 from trainers.communicators.wire import FullWire, Wire
 
 _REPEATS = 3
+_LONG_SECONDS = 1.0  # of which one is enough
+_MESSAGE_BYTES = 1 << 20
 _MOST_ROUNDINGS = 32  # of a partial sum to 16 bits: a ring of 1,024 workers lost up to 12 % (EXPERIMENTS.md)
 
 
@@ -27,10 +33,13 @@ _MOST_ROUNDINGS = 32  # of a partial sum to 16 bits: a ring of 1,024 workers los
 class Auto:
     """Shared memory on one machine; between several, whatever is fastest for buckets of that size.
 
-    Each algorithm sums the first bucket of a size three times, and the one whose slowest worker is fastest at its best
-    sums all of them, up to a factor of two in size. On a 16-bit wire those that round a partial sum more than 32 times
-    do not compete. The order of a sum, and with it the last bits, may differ from one start to the next: name an
-    algorithm where two runs must agree bit for bit.
+    Each algorithm sums the first bucket of a size three times, or once where that takes a second, and the one that
+    costs its slowest worker least at its best sums all of them, up to a factor of two in size. What it costs is the
+    time, and where a thread sums beside the backward pass also its processor time, which that pass goes without. On a
+    16-bit wire those that round a partial sum more than 32 times do not compete. The order of a sum, and with it the
+    last bits, may differ from one start to the next: name an algorithm where two runs must agree bit for bit.
+
+    Rings go by sockets of their own or by MPI, whichever costs less for a message of a megabyte around all workers.
 
     On GPUs it is Nccl where every worker has one of its own, else the same of copies in host memory.
 
@@ -53,15 +62,48 @@ class Auto:
         node = node_of(mpi, self.ranks_per_node)
         sizes = mpi.allgather(node.size)
         node.Free()
-        shared = SharedWindow(ranks_per_node=self.ranks_per_node)
         if sizes[0] == mpi.size:
-            connection = shared.connect(mpi)
+            connection = SharedWindow(ranks_per_node=self.ranks_per_node).connect(mpi)
             connection.choices = ["SharedWindow: all workers share memory"]
             return connection
-        others: list[Any] = [Ring(), HalvingDoubling(), Direct(), MpiAllreduce(), Torus()]
-        others.append(Hierarchical(ranks_per_node=self.ranks_per_node))
-        regular = len(set(sizes)) == 1
-        return _Fastest(mpi, [*([shared] if regular and sizes[0] > 1 else []), *others])
+        sockets, said = _sockets_pay(mpi)
+        per_node = {"ranks_per_node": self.ranks_per_node, "sockets": sockets}
+        others: list[Any] = [SharedWindow(**per_node)] if len(set(sizes)) == 1 and sizes[0] > 1 else []
+        others += [Ring(sockets=sockets), HalvingDoubling(), Direct(), MpiAllreduce(), Torus(sockets=sockets)]
+        connection = _Fastest(mpi, [*others, Hierarchical(**per_node)])
+        connection.choices = [said]
+        return connection
+
+
+def _sockets_pay(mpi: Any) -> tuple[bool, str]:
+    """Whether a ring by sockets costs the workers less than one by MPI, and both costs in words; the same on all."""
+    try:
+        by_sockets = SocketRing(mpi)
+    except Unreachable as error:
+        return False, f"rings by MPI: {error}"
+    sent, received = np.zeros((2, _MESSAGE_BYTES), np.uint8)
+    rings = {"sockets": by_sockets, "MPI": MpiRing(mpi)}
+    costs = {name: _cost(mpi, functools.partial(ring.pass_on, sent, received), 1) for name, ring in rings.items()}
+    by_sockets.close()
+    best = min(costs, key=costs.__getitem__)
+    words = " and ".join(f"{1000 * cost:.3g} ms by {name}" for name, cost in costs.items())
+    return best == "sockets", f"rings by {best}: a megabyte to the next worker costs {words}"
+
+
+def _cost(mpi: Any, run: Callable[[], None], of_processor: int) -> float:
+    """Seconds of what all workers do together, its best repeat on the slowest of them, the same on all.
+
+    Args:
+        of_processor: how often the processor time of this thread is added.
+    """
+    costs: list[float] = []
+    while len(costs) < _REPEATS and (not costs or costs[0] < _LONG_SECONDS):
+        mpi.Barrier()
+        began, processor = time.perf_counter(), time.thread_time()
+        run()
+        own = time.perf_counter() - began + of_processor * (time.thread_time() - processor)
+        costs.append(max(mpi.allgather(own)))
+    return min(costs)
 
 
 class _Fastest(Connection):
@@ -87,21 +129,20 @@ class _Fastest(Connection):
         self._chosen[size].sum(values, wire)
 
     def _fastest(self, values: np.ndarray, wire: Wire) -> Connection:
-        before, times = values.copy(), []
+        before, costs = values.copy(), []
+        beside = int(threading.current_thread() is not threading.main_thread())
         for component, connection in self._connections:
             coarse = isinstance(component, MpiAllreduce) or connection.num_roundings > _MOST_ROUNDINGS
             if coarse and not isinstance(wire, FullWire):
                 continue
-            seconds = []
-            for _ in range(_REPEATS):
-                self.mpi.Barrier()
-                began = time.perf_counter()
-                connection.sum(values, wire)
-                seconds.append(time.perf_counter() - began)
+
+            def run(connection: Connection = connection) -> None:
                 values[...] = before
-            slowest = np.max(self.mpi.allgather(seconds), axis=0)  # the same on all workers
-            times.append((float(slowest.min()), component, connection))
-        best, component, connection = min(times, key=lambda entry: entry[0])
+                connection.sum(values, wire)
+
+            costs.append((_cost(self.mpi, run, beside), component, connection))
+        values[...] = before
+        best, component, connection = min(costs, key=lambda entry: entry[0])
         megabytes = values.nbytes / 1e6
         self.choices.append(f"{type(component).__name__} for buckets like {megabytes:.3g} MB ({1000 * best:.3g} ms)")
         return connection

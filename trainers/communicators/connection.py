@@ -20,7 +20,7 @@ class Connection:
         mpi: communicator of its own: nobody else sends on it.
         sum_of: (values, wire): one-dimensional `values` become their sums.
         num_roundings: how often a partial sum is rounded to the wire at most before it is whole.
-        parts: communicators made of `mpi`, which are the connection's as well.
+        parts: what gives back what else is the connection's, such as communicators made of `mpi`.
         sent: numbers that this worker sends for each number that is summed; None where the MPI library decides.
     Attributes:
         choices: what a communicator that chooses has chosen so far, in words.
@@ -33,7 +33,13 @@ class Connection:
         return "sleeps after a millisecond"
 
     def __init__(
-        self, mpi: Any, sum_of: Sum, *, num_roundings: int, parts: Sequence[Any] = (), sent: float | None = None
+        self,
+        mpi: Any,
+        sum_of: Sum,
+        *,
+        num_roundings: int,
+        parts: Sequence[Callable[[], None]] = (),
+        sent: float | None = None,
     ) -> None:
         self.mpi = mpi
         self._parts = parts
@@ -66,8 +72,8 @@ class Connection:
 
     def close(self) -> None:
         """Give the memory back, and the communicators; all workers call this together."""
-        for communicator in (*self._parts, self.mpi):
-            communicator.Free()
+        for give_back in (*self._parts, self.mpi.Free):
+            give_back()
 
 
 def ring_share(size: int) -> float:

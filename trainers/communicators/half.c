@@ -1,6 +1,8 @@
-/* Passes over numbers of 16 bits, beside trainers/communicators/wire.py, which says what they are for and does without
- * them where they were not compiled or the processor lacks the instructions. No header of Python's: ctypes loads this. */
+/* Passes over numbers on their way to 16 bits and back, beside trainers/communicators/wire.py, which says what they are
+ * for and does without them where they were not compiled or the processor lacks the instructions. No header of Python's:
+ * ctypes loads this. */
 
+#include <math.h>
 #include <stdint.h>
 
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -9,6 +11,7 @@
 #include <immintrin.h>
 
 #define WIDTH 8
+#define BLOCK 32768
 #define PASS __attribute__((target("avx2,f16c")))
 #define TO_NEAREST (_MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
 
@@ -64,6 +67,32 @@ PASS static __m256 from_bfloat16(__m128i x) {
 
 PASSES(float16)
 PASSES(bfloat16)
+
+/* The largest absolute value of these numbers, bits of float32, as such: what is no number is larger than infinity. */
+PASS uint32_t largest(const uint32_t *values, int64_t n) {
+    uint32_t most = 0;
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t size = values[i] & 0x7FFFFFFF;
+        most = size > most ? size : most;
+    }
+    return most;
+}
+
+/* values *= factor; counts: of those finite that are not below the one limit, of those not zero up to the other. */
+PASS void scale(float *values, int64_t n, float factor, float infinite_from, float zero_up_to, int64_t *counts) {
+    for (int64_t begin = 0; begin < n; begin += BLOCK) {
+        int64_t end = begin + BLOCK < n ? begin + BLOCK : n;
+        int32_t overflowed = 0, flushed = 0;
+        for (int64_t i = begin; i < end; i++) {
+            float x = values[i] * factor, size = fabsf(x);
+            values[i] = x;
+            overflowed += (size >= infinite_from) & (size != INFINITY);
+            flushed += (size <= zero_up_to) & (size != 0);
+        }
+        counts[0] += overflowed;
+        counts[1] += flushed;
+    }
+}
 
 #else
 

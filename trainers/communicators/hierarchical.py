@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from trainers.arguments import require_count
+from trainers.arguments import require_count, require_flag
 from trainers.communicators.connection import Connection, ring_share
-from trainers.communicators.ring import ring_sum
+from trainers.communicators.ring import ring_of, ring_sum
 from trainers.communicators.wire import Wire
 
 
@@ -23,15 +23,19 @@ class Hierarchical:
 
     Args:
         ranks_per_node: consecutive ranks that count as one node; null for those that share memory.
+        sockets: the ring of the leaders, as Ring's.
     Raises:
-        ValueError: `ranks_per_node` is below 1.
+        ValueError: `ranks_per_node` is below 1 or `sockets` neither true nor false; once connected, a leader cannot
+            reach the next.
 
     Source: ChainerMN's communicator of that name, gone since version 6 (not checked).
     """
 
     ranks_per_node: int | None = None
+    sockets: bool = False
 
     def __post_init__(self) -> None:
+        require_flag("Hierarchical.sockets", self.sockets)
         if self.ranks_per_node is not None:
             require_count("Hierarchical.ranks_per_node", self.ranks_per_node)
 
@@ -39,6 +43,7 @@ class Hierarchical:
         """Ready on all workers of `mpi`, which call this together."""
         node = node_of(mpi, self.ranks_per_node)
         leaders = mpi.Split(0 if node.rank == 0 else 1, mpi.rank)
+        ring = ring_of(leaders, sockets=self.sockets and node.rank == 0)  # the others never use theirs
         num_leaders = mpi.allreduce(1 if node.rank == 0 else 0)
 
         def sum_of(values: np.ndarray, wire: Wire) -> None:
@@ -47,7 +52,7 @@ class Hierarchical:
                     received = wire.scratch(values)
                     node.Recv(received, source=member)
                     wire.add(values, received)
-                ring_sum(leaders, values, wire)
+                ring_sum(ring, values, wire)
                 packed = wire.pack(values)
             else:
                 node.Send(wire.pack(values), 0)
@@ -56,7 +61,8 @@ class Hierarchical:
             wire.store(values, packed)
 
         sent = ring_share(num_leaders) + node.size - 1 if node.rank == 0 else 1.0
-        return Connection(mpi, sum_of, num_roundings=num_leaders + 1, parts=(node, leaders), sent=sent)
+        parts = (node.Free, ring.close, leaders.Free)
+        return Connection(mpi, sum_of, num_roundings=num_leaders + 1, parts=parts, sent=sent)
 
 
 def node_of(mpi: Any, ranks_per_node: int | None) -> Any:

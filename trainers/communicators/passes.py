@@ -1,4 +1,4 @@
-"""Compiled passes over numbers of 16 bits: `half.c`, built when kilobatch is installed where there is a C compiler."""
+"""Compiled passes over numbers on their way to 16 bits and back: `half.c`, built by kilobatch's installation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-_POINTER, _COUNT = ctypes.c_void_p, ctypes.c_int64
+_POINTER, _COUNT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _PASSES = [f"{way}_{name}" for way in ("pack", "add", "store") for name in ("float16", "bfloat16")]
 
 
@@ -22,18 +22,46 @@ def _load() -> ctypes.CDLL | None:
         return None
     for name in _PASSES:
         getattr(library, name).argtypes, getattr(library, name).restype = (_POINTER, _POINTER, _COUNT), None
+    library.largest.argtypes, library.largest.restype = (_POINTER, _COUNT), ctypes.c_uint32
+    library.scale.argtypes = (_POINTER, _COUNT, _FLOAT, _FLOAT, _FLOAT, _POINTER)
+    library.scale.restype = None
     return library
 
 
 COMPILED = _load()
 
 
+def largest(values: Any) -> float | None:
+    """The largest absolute value, NaN where there is one, 0 of none; None where no pass serves."""
+    if not _serves(values):
+        return None
+    bits = COMPILED.largest(values.ctypes.data, len(values))
+    return float(np.uint32(bits).view(np.float32))
+
+
+def scaled(values: Any, factor: float, infinite_from: float, zero_up_to: float) -> tuple[int, int] | None:
+    """Multiply values; count those from the one limit on but infinities, and those up to the other but zeros.
+
+    None where no pass serves: nothing has been done.
+    """
+    if not _serves(values):
+        return None
+    counts = np.zeros(2, np.int64)
+    COMPILED.scale(values.ctypes.data, len(values), factor, infinite_from, zero_up_to, counts.ctypes.data)
+    return int(counts[0]), int(counts[1])
+
+
 def passed(name: str, values: Any, packed: Any) -> bool:
-    """Whether the pass of this name went over values, float32 in one piece on a CPU, and as many numbers of 16 bits."""
-    if COMPILED is None or not isinstance(values, np.ndarray) or values.dtype != np.float32:
-        return False
-    if not values.flags.c_contiguous or not packed.flags.c_contiguous:
+    """Whether the pass of this name went over values, and as many numbers of 16 bits."""
+    if not _serves(values) or not packed.flags.c_contiguous:
         return False
     assert packed.nbytes == 2 * len(values)
     getattr(COMPILED, name)(values.ctypes.data, packed.ctypes.data, len(values))
     return True
+
+
+def _serves(values: Any) -> bool:
+    """Whether there are passes, for float32 in one piece on a CPU."""
+    if COMPILED is None or not isinstance(values, np.ndarray):
+        return False
+    return values.dtype == np.float32 and values.flags.c_contiguous

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from trainers.arguments import require_flag
 from trainers.communicators.connection import Connection, ring_share, shares
+from trainers.communicators.sockets import SocketRing
 from trainers.communicators.wire import Wire
 from trainers.waiting import send_and_receive
 
@@ -22,41 +24,83 @@ class Ring:
     16-bit wire a partial sum is rounded P - 1 times: with 1,024 workers that is half a percent (in L2) of gradients
     around zero, and up to a tenth of a number that all of them have; HalvingDoubling and Direct lose less than 0.1 %.
 
+    Args:
+        sockets: neighbours talk through TCP connections of their own, not by MPI: less work for the cores where MPI
+            goes over TCP too; not where it has a faster network.
+    Raises:
+        ValueError: `sockets` is neither true nor false, or, once connected, a worker cannot reach the next.
+
     Source: Patarasu and Yuan 2009, Bandwidth optimal all-reduce algorithms for clusters of workstations
         (not checked); used by Akiba et al. 2017, arXiv 1711.04325.
     """
 
+    sockets: bool = False
+
+    def __post_init__(self) -> None:
+        require_flag("Ring.sockets", self.sockets)
+
     def connect(self, mpi: Any) -> Connection:
         """Ready on all workers of `mpi`, which call this together."""
-        return Connection(
-            mpi, lambda values, wire: ring_sum(mpi, values, wire), num_roundings=mpi.size - 1, sent=ring_share(mpi.size)
-        )
+        ring = ring_of(mpi, sockets=self.sockets)
+
+        def sum_of(values: np.ndarray, wire: Wire) -> None:
+            ring_sum(ring, values, wire)
+
+        return Connection(mpi, sum_of, num_roundings=mpi.size - 1, parts=(ring.close,), sent=ring_share(mpi.size))
 
 
-def ring_sum(mpi: Any, values: np.ndarray, wire: Wire) -> None:
-    """values <- their sum over the ranks of `mpi`, the same bits on all."""
-    parts = shares(len(values), mpi.size)
-    ring_reduce_scatter(mpi, values, parts, wire)
-    ring_allgather(mpi, values, parts, wire)
+class MpiRing:
+    """Messages from each worker to the next, all at the same time, by MPI.
+
+    Args:
+        mpi: communicator of the workers.
+    """
+
+    def __init__(self, mpi: Any) -> None:
+        self._mpi, self.rank, self.size = mpi, mpi.rank, mpi.size
+
+    def pass_on(self, sent: np.ndarray, received: np.ndarray) -> None:
+        """Send an array to the next worker and receive one, of a length that is known, from the worker before."""
+        rank, size = self.rank, self.size
+        send_and_receive(self._mpi, sent, (rank + 1) % size, received, (rank - 1) % size)
+
+    def close(self) -> None:
+        """Nothing: the communicator is its owner's."""
 
 
-def ring_reduce_scatter(mpi: Any, values: np.ndarray, parts: list[slice], wire: Wire) -> None:
-    """This rank's part of `values` becomes its sum over the ranks; the other parts are spoilt."""
-    rank, size = mpi.rank, mpi.size
+def ring_of(mpi: Any, *, sockets: bool) -> MpiRing | SocketRing:
+    """The ring of these workers, which call this together.
+
+    Raises:
+        Unreachable: with `sockets`, a worker cannot reach the next one.
+    """
+    return SocketRing(mpi) if sockets else MpiRing(mpi)
+
+
+def ring_sum(ring: MpiRing | SocketRing, values: np.ndarray, wire: Wire) -> None:
+    """values <- their sum over the workers of a ring, the same bits on all."""
+    parts = shares(len(values), ring.size)
+    ring_reduce_scatter(ring, values, parts, wire)
+    ring_allgather(ring, values, parts, wire)
+
+
+def ring_reduce_scatter(ring: MpiRing | SocketRing, values: np.ndarray, parts: list[slice], wire: Wire) -> None:
+    """This worker's part of `values` becomes its sum over the ring; the other parts are spoilt."""
+    rank, size = ring.rank, ring.size
     for step in range(size - 1):
         sent, got = values[parts[(rank - step - 1) % size]], values[parts[(rank - step - 2) % size]]
         received = wire.scratch(got)
-        send_and_receive(mpi, wire.pack(sent), (rank + 1) % size, received, (rank - 1) % size)
+        ring.pass_on(wire.pack(sent), received)
         wire.add(got, received)
 
 
-def ring_allgather(mpi: Any, values: np.ndarray, parts: list[slice], wire: Wire) -> None:
-    """All parts of `values` become those of the rank that they belong to, as the wire has them, there too."""
-    rank, size = mpi.rank, mpi.size
+def ring_allgather(ring: MpiRing | SocketRing, values: np.ndarray, parts: list[slice], wire: Wire) -> None:
+    """All parts of `values` become those of the worker that they belong to, as the wire has them, there too."""
+    rank, size = ring.rank, ring.size
     sent, room = round_to(wire, values[parts[rank]]), wire.room(values)
     for step in range(size - 1):
         part = parts[(rank - step - 1) % size]
-        send_and_receive(mpi, sent, (rank + 1) % size, room[part], (rank - 1) % size)
+        ring.pass_on(sent, room[part])
         wire.store(values[part], room[part])
         sent = room[part]  # goes on as it came
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from trainers.arguments import require_count
+from trainers.arguments import require_count, require_flag
 from trainers.communicators.connection import Connection, ring_share, shares
 from trainers.communicators.hierarchical import node_of
-from trainers.communicators.ring import ring_sum
+from trainers.communicators.ring import ring_of, ring_sum
 from trainers.communicators.wire import Wire
 from trainers.waiting import meet, num_cores
 
@@ -29,35 +29,41 @@ class SharedWindow:
 
     Args:
         ranks_per_node: consecutive ranks that count as one node; null for those that share memory.
+        sockets: the rings between nodes, as those of Ring.
     Raises:
-        ValueError: `ranks_per_node` is below 1, or, once connected, the nodes have not equally many workers.
+        ValueError: `ranks_per_node` is below 1 or `sockets` neither true nor false; once connected, the nodes have not
+            equally many workers, or a worker cannot reach the next one of its ring.
 
     Source: MPI standard, MPI_Win_allocate_shared.
     """
 
     ranks_per_node: int | None = None
+    sockets: bool = False
 
     def __post_init__(self) -> None:
+        require_flag("SharedWindow.sockets", self.sockets)
         if self.ranks_per_node is not None:
             require_count("SharedWindow.ranks_per_node", self.ranks_per_node)
 
     def connect(self, mpi: Any) -> Connection:
         """Ready on all workers of `mpi`, which call this together."""
-        return _Window(mpi, node_of(mpi, self.ranks_per_node))
+        return _Window(mpi, node_of(mpi, self.ranks_per_node), sockets=self.sockets)
 
 
 class _Window(Connection):
     """One window of the node; `sum` takes parts of the array that `allocate` gave."""
 
-    def __init__(self, mpi: Any, node: Any) -> None:
+    def __init__(self, mpi: Any, node: Any, *, sockets: bool) -> None:
         if len(set(mpi.allgather(node.size))) > 1:
             raise ValueError("SharedWindow: nodes with different numbers of workers; take Hierarchical")
         self._node = node
-        self._across = mpi.Split(node.rank, mpi.rank)
+        across = mpi.Split(node.rank, mpi.rank)
+        self._across = ring_of(across, sockets=sockets)
         self._window: Any = None
         self._crowded = node.size > num_cores(node)
-        sent = ring_share(self._across.size) / node.size
-        super().__init__(mpi, self._sum, num_roundings=self._across.size, parts=(node, self._across), sent=sent)
+        sent = ring_share(across.size) / node.size
+        parts = (node.Free, self._across.close, across.Free)
+        super().__init__(mpi, self._sum, num_roundings=across.size, parts=parts, sent=sent)
 
     def allocate(self, num_values: int, dtype: Any) -> np.ndarray:
         from mpi4py import MPI

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from trainers.arguments import require_count
+from trainers.arguments import require_count, require_flag
 from trainers.communicators.connection import Connection, ring_share, shares
-from trainers.communicators.ring import ring_allgather, ring_reduce_scatter, ring_sum
+from trainers.communicators.ring import ring_allgather, ring_of, ring_reduce_scatter, ring_sum
 from trainers.communicators.wire import Wire
 
 
@@ -25,15 +25,19 @@ class Torus:
 
     Args:
         row: X, workers in a row, a divisor of P; null for the one nearest to sqrt(P) from below.
+        sockets: all rings, as Ring's.
     Raises:
-        ValueError: `row` is below 1, or, once connected, does not divide the workers.
+        ValueError: `row` is below 1 or `sockets` neither true nor false; once connected, `row` does not divide the
+            workers, or a worker cannot reach the next one of its rings.
 
     Source: Mikami et al. 2018, arXiv 1811.05233 (not checked).
     """
 
     row: int | None = None
+    sockets: bool = False
 
     def __post_init__(self) -> None:
+        require_flag("Torus.sockets", self.sockets)
         if self.row is not None:
             require_count("Torus.row", self.row)
 
@@ -42,8 +46,8 @@ class Torus:
         length = self.row or max(x for x in range(1, math.isqrt(mpi.size) + 1) if mpi.size % x == 0)
         if mpi.size % length:
             raise ValueError(f"Torus.row: {mpi.size} workers do not divide into rows of {length}")
-        row = mpi.Split(mpi.rank // length, mpi.rank)
-        column = mpi.Split(mpi.rank % length, mpi.rank)
+        lines = [mpi.Split(mpi.rank // length, mpi.rank), mpi.Split(mpi.rank % length, mpi.rank)]
+        row, column = (ring_of(line, sockets=self.sockets) for line in lines)
 
         def sum_of(values: np.ndarray, wire: Wire) -> None:
             parts = shares(len(values), row.size)
@@ -52,4 +56,5 @@ class Torus:
             ring_allgather(row, values, parts, wire)
 
         sent = ring_share(row.size) + ring_share(column.size) / row.size
-        return Connection(mpi, sum_of, num_roundings=row.size + column.size, parts=(row, column), sent=sent)
+        parts = (row.close, column.close, *(line.Free for line in lines))
+        return Connection(mpi, sum_of, num_roundings=row.size + column.size, parts=parts, sent=sent)

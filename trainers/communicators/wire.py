@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from trainers.communicators.array_module import array_module
-from trainers.communicators.passes import passed
+from trainers.communicators.passes import passed, scaled
 
 _PIECE = 32768  # numbers that are converted at a time
 
@@ -16,7 +16,7 @@ _PIECE = 32768  # numbers that are converted at a time
 class Wire(Protocol):
     """A format, and what happened to the numbers that were rounded to it.
 
-    Its arrays are NumPy's; those of `pack`, `store` and `losses` may be CuPy's too.
+    Its arrays are NumPy's; those of `pack`, `store` and `scale` may be CuPy's too.
 
     Args:
         name: as the cluster file spells it.
@@ -45,8 +45,8 @@ class Wire(Protocol):
     def store(self, values: np.ndarray, received: np.ndarray) -> None:
         """values <- received."""
 
-    def losses(self, values: np.ndarray) -> tuple[int, int]:
-        """How many of these numbers become infinite once packed, and how many become zero, without having been so."""
+    def scale(self, values: np.ndarray, factor: float) -> tuple[int, int]:
+        """values *= factor; how many then become infinite once packed, how many zero, without having been so."""
 
 
 class FullWire:
@@ -77,7 +77,8 @@ class FullWire:
         if not xp.may_share_memory(values, received):
             xp.copyto(values, received)
 
-    def losses(self, values: np.ndarray) -> tuple[int, int]:
+    def scale(self, values: np.ndarray, factor: float) -> tuple[int, int]:
+        values *= values.dtype.type(factor)
         return 0, 0
 
 
@@ -128,7 +129,11 @@ class _HalfWire:
         for place in _pieces(values):
             self._unpack(received[place], values[place])
 
-    def losses(self, values: np.ndarray) -> tuple[int, int]:
+    def scale(self, values: np.ndarray, factor: float) -> tuple[int, int]:
+        counted = scaled(values, factor, self._infinite_from, self._zero_up_to)
+        if counted is not None:
+            return counted
+        values *= values.dtype.type(factor)
         overflowed = flushed = 0
         count = array_module(values).count_nonzero
         for place in _pieces(values):

@@ -39,17 +39,21 @@ COMMUNICATORS = {
     "Hierarchical": {},
     "Hierarchical 1": {"ranks_per_node": 1},
     "Hierarchical 2": {"ranks_per_node": 2},
+    "Hierarchical 2 sockets": {"ranks_per_node": 2, "sockets": True},
     "Hierarchical 3": {"ranks_per_node": 3},
     "MpiAllreduce": {},
     "Ring": {},
+    "Ring sockets": {"sockets": True},
     "Ring staged": {},
     "SharedWindow": {},
     "SharedWindow 1": {"ranks_per_node": 1},
+    "SharedWindow 1 sockets": {"ranks_per_node": 1, "sockets": True},
     "SharedWindow 2": {"ranks_per_node": 2},
     "SharedWindow staged": {},
     "Torus": {},
     "Torus 1": {"row": 1},
     "Torus 2": {"row": 2},
+    "Torus sockets": {"sockets": True},
 }
 ON_GPUS = {"Auto": {}, "Direct": {}, "Nccl": {}, "Ring": {}, "SharedWindow": {}}
 DEVICE = take_device("gpu" if sys.argv[1] == "gpu" else "cpu", WORLD)

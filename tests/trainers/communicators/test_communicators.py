@@ -22,7 +22,9 @@ ROOT = Path(__file__).parents[3]
 COMPONENTS = [getattr(communicators, name) for name in communicators.__all__]
 ON_HOST = [component for component in COMPONENTS if not getattr(component, "needs_gpu", False)]
 HALVE = [component for component in ON_HOST if component is not communicators.MpiAllreduce]
-COUNTED = [(component, field.name) for component in COMPONENTS for field in dataclasses.fields(component)]
+FIELDS = [(component, field) for component in COMPONENTS for field in dataclasses.fields(component)]
+COUNTED = [(component, field.name) for component, field in FIELDS if field.default is None]
+FLAGS = [(component, field.name) for component, field in FIELDS if field.default is False]
 
 
 @pytest.fixture(params=COMPONENTS, ids=lambda component: component.__name__)
@@ -76,7 +78,21 @@ def test_it_refuses_what_is_no_count_of_ranks(component, field, value):
         component(**{field: value})
 
 
-def test_fields_with_a_count_were_found():
+@pytest.mark.parametrize(("component", "field"), FLAGS, ids=[f"{c.__name__}.{field}" for c, field in FLAGS])
+@pytest.mark.parametrize("value", [0, 1, None, "true"])
+def test_it_refuses_what_is_neither_true_nor_false(component, field, value):
+    with pytest.raises(ValueError, match=rf"^{component.__name__}\.{field} must be true or false, got"):
+        component(**{field: value})
+
+
+def test_every_field_is_a_count_or_a_flag():
+    assert len(COUNTED) + len(FLAGS) == len(FIELDS)
+    assert {(component.__name__, field) for component, field in FLAGS} == {
+        ("Hierarchical", "sockets"),
+        ("Ring", "sockets"),
+        ("SharedWindow", "sockets"),
+        ("Torus", "sockets"),
+    }
     assert {(component.__name__, field) for component, field in COUNTED} == {
         ("Auto", "ranks_per_node"),
         ("Hierarchical", "ranks_per_node"),

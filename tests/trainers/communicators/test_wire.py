@@ -6,6 +6,7 @@ import pytest
 from trainers.communicators import passes
 from trainers.communicators.wire import WIRES, BFloat16Wire, Float16Wire, FullWire
 from trainers.device import has_gpu
+from trainers.exchange import largest_of
 
 HALVES = {"float16": (Float16Wire, 11, -13, 16), "bfloat16": (BFloat16Wire, 8, -125, 128)}
 LOW_HALVES = (0x0000, 0x0001, 0x7FFF, 0x8000, 0x8001, 0xFFFF)
@@ -135,10 +136,10 @@ def test_the_scratch_of_the_full_wire_follows_the_type_of_the_values():
 
 def test_losses_by_hand():
     values = np.array([0.0, 1.0, 65504, 65520, -1e6, np.inf, np.nan, 2.0**-25, -1e-9, 2.0**-24], dtype=np.float32)
-    assert Float16Wire().losses(values) == (2, 2), "65520 and -1e6; a half of the least number and -1e-9"
-    assert FullWire().losses(values) == (0, 0)
+    assert Float16Wire().scale(values, 1.0) == (2, 2), "65520 and -1e6; a half of the least number and -1e-9"
+    assert FullWire().scale(values, 1.0) == (0, 0)
     wide = np.array([0.0, 3.4e38, -1e38, np.inf, np.nan, 1e-40, -9e-41, 1e-41], dtype=np.float32)
-    assert BFloat16Wire().losses(wide) == (1, 1), "3.4e38 lies above the largest, 1e-41 below half the least"
+    assert BFloat16Wire().scale(wide, 1.0) == (1, 1), "3.4e38 lies above the largest, 1e-41 below half the least"
 
 
 @pytest.mark.parametrize("name", HALVES)
@@ -156,7 +157,10 @@ def test_neighbours_of_any_number_of_values_stay_as_they_are(name, length):
     assert np.array_equal(values, expected)
     for part in (slice(3), slice(3 + length, None)):
         assert np.array_equal(around[part], before[part])
-    assert wire.losses(values) == (0, 0)
+    assert wire.scale(values, 0.5) == (0, 0)
+    assert np.array_equal(values, expected / 2)
+    for part in (slice(3), slice(3 + length, None)):
+        assert np.array_equal(around[part], before[part])
 
 
 @pytest.mark.parametrize("name", HALVES)
@@ -167,7 +171,36 @@ def test_losses_in_any_place_are_counted(name):
             values = np.ones(length, np.float32)
             values[place] = wire._infinite_from
             values[place - 1] = -wire._zero_up_to
-            assert wire.losses(values) == (1, 1)
+            assert wire.scale(values, 1.0) == (1, 1)
+
+
+@pytest.mark.parametrize("name", HALVES)
+@pytest.mark.parametrize("factor", [1.0, 0.3, -(2.0**-140), 3e38])
+def test_losses_are_those_of_the_products_which_are_numpys(name, factor):
+    wire, values = HALVES[name][0](), every_float32()
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        expected = values * np.float32(factor)
+        counted = wire.scale(values, factor)
+    whole = ~np.isnan(expected)
+    assert np.array_equal(values[whole].view(np.uint32), expected[whole].view(np.uint32))
+    assert np.isnan(values[~whole]).all()
+    becomes = through(wire, expected)
+    overflowed = np.isinf(becomes) & ~np.isinf(expected)
+    flushed = (becomes == 0) & (expected != 0)
+    assert counted == (overflowed.sum(), flushed.sum())
+
+
+@pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 31, 32769, 100_000])
+def test_the_largest_absolute_value_is_that_of_numpy(length):
+    values = np.random.RandomState(length).normal(size=length).astype(np.float32)
+    for place in {0, length // 2, length - 1} if length else ():
+        for odd in (-77.0, 1e-45, -np.inf, np.nan):
+            values[place] = odd
+            np.testing.assert_array_equal(largest_of(values), np.abs(values).max())
+        values[place] = 0.0
+    assert largest_of(values) == np.abs(values).max(initial=0.0)
+    assert largest_of(-values.astype(np.float64)) == largest_of(values), "other types and every second number, too"
+    assert largest_of(values[::2]) == np.abs(values[::2]).max(initial=0.0)
 
 
 def test_every_wire_stands_under_its_name():
@@ -189,7 +222,7 @@ def test_a_gpu_rounds_to_the_same_bits_and_counts_alike(name):
     wire.store(stored, packed)
     np.testing.assert_array_equal(stored.get()[whole], through(wire, values)[whole])
     assert np.isnan(stored.get()[~whole]).all()
-    assert wire.losses(cupy.asarray(values)) == wire.losses(values)
+    assert wire.scale(cupy.asarray(values), 1.0) == wire.scale(values, 1.0)
 
 
 def every_half():

@@ -1,0 +1,79 @@
+"""Rings of TCP connections: right messages, no core kept busy, strangers kept out, neighbours named."""
+
+import json
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainers.communicators.sockets import own_addresses
+from trainers.launch import find_mpiexec
+
+PROGRAM = Path(__file__).with_name("sockets_on_ranks.py")
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def found(request):
+    """What the program saw; messages and strangers it looks at itself."""
+    command = [find_mpiexec(), "-n", str(request.param), sys.executable, "-W", "error", "-m", "mpi4py", str(PROGRAM)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert found["ranks"] == request.param
+    return found
+
+
+pytestmark = pytest.mark.mpi
+
+
+def test_who_waits_for_a_late_neighbour_sleeps(found):
+    assert found["late"][1][0] > 0.5, "rank 1 waits for rank 0"
+    for _, processor in found["late"]:
+        assert processor < 0.4, "spinning would cost a second of a core"
+
+
+def test_the_window_grows_with_the_bandwidth(found):
+    assert min(found["windows"]) > 4 * 65536, "memory carries far more than 33 MB/s"
+
+
+def test_neighbours_that_have_left_are_named(found):
+    ranks = found["ranks"]
+    assert found["left"][1] is None
+    for rank, said in enumerate(found["left"]):
+        if rank in (0, 2):
+            assert re.match(rf"rank \d of a ring of {ranks} has left: ", said)
+    assert ranks == 3 or found["left"][0].startswith("rank 1 ")
+
+
+def test_who_is_out_of_reach_is_told_on_all_ranks_alike(found):
+    host = re.escape(socket.gethostname())
+    what = rf"rank 0 on {host} cannot reach rank 1 on {host} by TCP"
+    for said in found["out of reach"]:
+        assert re.fullmatch(
+            rf"{what} \(255\.255\.255\.255: .*[Uu]nreachable.*\); without sockets MPI finds its own way", said
+        )
+    for said in found["nowhere"]:
+        assert re.fullmatch(rf"{what} \(it has no IPv4 address\); without sockets MPI finds its own way", said)
+
+
+def test_auto_tells_what_rings_cost_and_goes_by_mpi_where_sockets_do_not_reach(found):
+    costs = r"a megabyte to the next worker costs \S+ ms by sockets and \S+ ms by MPI"
+    for first, second in found["chosen"]:
+        assert re.fullmatch(rf"rings by (sockets|MPI): {costs}", first)
+        assert re.fullmatch(r"\w+ for buckets like 0\.004 MB \(\S+ ms\)", second)
+    for first, _ in found["chosen out of reach"]:
+        assert first.startswith("rings by MPI: rank 0 on ")
+    assert len({json.dumps(choices) for choices in found["chosen"]}) == 1, "the same on all ranks"
+
+
+def test_own_addresses_are_this_machines_and_the_loopback_comes_last():
+    addresses = own_addresses()
+    assert addresses[-1] == "127.0.0.1"
+    for address in addresses:
+        with socket.create_server((address, 0)):
+            pass
+    outside = [address for address in addresses if not address.startswith("127.")]
+    assert addresses[: len(outside)] == outside
