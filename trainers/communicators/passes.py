@@ -12,23 +12,26 @@ _POINTER, _COUNT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _PASSES = [f"{way}_{name}" for way in ("pack", "add", "store") for name in ("float16", "bfloat16")]
 
 
-def _load() -> ctypes.CDLL | None:
-    """The library; None where it was not built or this processor lacks its instructions (F16C and AVX2)."""
+def load(file: str) -> ctypes.CDLL | None:
+    """The library in a file; None where it was built of an older `half.c`, or this processor lacks F16C or AVX2."""
+    library = ctypes.CDLL(file)
+    try:
+        for name in _PASSES:
+            getattr(library, name).argtypes, getattr(library, name).restype = (_POINTER, _POINTER, _COUNT), None
+        library.largest.argtypes, library.largest.restype = (_POINTER, _COUNT), ctypes.c_uint32
+        library.scale.argtypes = (_POINTER, _COUNT, _FLOAT, _FLOAT, _FLOAT, _POINTER)
+        library.scale.restype = None
+    except AttributeError:  # it has no such pass
+        return None
+    return library if library.serves() else None
+
+
+def _built() -> ctypes.CDLL | None:
     found = importlib.util.find_spec("trainers.communicators._half")
-    if found is None or found.origin is None:
-        return None
-    library = ctypes.CDLL(found.origin)
-    if not library.serves():
-        return None
-    for name in _PASSES:
-        getattr(library, name).argtypes, getattr(library, name).restype = (_POINTER, _POINTER, _COUNT), None
-    library.largest.argtypes, library.largest.restype = (_POINTER, _COUNT), ctypes.c_uint32
-    library.scale.argtypes = (_POINTER, _COUNT, _FLOAT, _FLOAT, _FLOAT, _POINTER)
-    library.scale.restype = None
-    return library
+    return None if found is None or found.origin is None else load(found.origin)
 
 
-COMPILED = _load()
+COMPILED = _built()
 
 
 def largest(values: Any) -> float | None:

@@ -1,5 +1,8 @@
 """The formats on the wire, against a rounding written in another way and against numbers by hand."""
 
+import shutil
+import subprocess
+
 import numpy as np
 import pytest
 
@@ -42,6 +45,14 @@ def through(wire, values):
     stored = np.full_like(values, 7.0)
     wire.store(stored, wire.pack(values))
     return stored
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_what_an_older_version_compiled_is_not_used(tmp_path):
+    source, library = tmp_path / "half.c", tmp_path / "_half.so"
+    source.write_text("int serves(void) { return 1; }\n")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    assert passes.load(str(library)) is None
 
 
 @pytest.mark.parametrize("name", HALVES)
