@@ -24,6 +24,10 @@ class RunFailed(Exception):
     """A run that cannot go on, for a reason its user can act on; needs no traceback."""
 
 
+class FailedAlone(Exception):
+    """What one rank has met, for a reason its user can act on; needs no traceback."""
+
+
 class NotFinite(RunFailed):
     """A loss or a weight became infinite or NaN. All ranks raise it at the same update.
 
@@ -75,7 +79,7 @@ class Overflow(RunFailed):
         )
 
 
-class OutOfMemory(Exception):
+class OutOfMemory(FailedAlone):
     """The least that a worker can compute at once does not fit into its memory. Raised where it ran out.
 
     Args:
@@ -104,7 +108,7 @@ def abort_on_exception(rank: int) -> None:
     """From now on an exception that reaches the top of this process ends all ranks.
 
     Plain Python would leave the other ranks waiting in a collective call for ever. The message names rank and host; a
-    `RunFailed`, which all ranks raise together, is printed once and without a traceback.
+    `RunFailed`, which all ranks raise together, is printed once, and neither it nor a `FailedAlone` with a traceback.
 
     Args:
         rank: this process's rank.
@@ -115,7 +119,8 @@ def abort_on_exception(rank: int) -> None:
 
         where = f"rank {rank} on {socket.gethostname()}"
         if not isinstance(error, RunFailed):
-            text = "".join(traceback.format_exception(kind, error, trace))
+            alone = isinstance(error, FailedAlone)
+            text = f"{error}\n" if alone else "".join(traceback.format_exception(kind, error, trace))
             say(f"{where} failed:\n{text}")
         elif rank == 0:
             say(f"kilobatch: {error}")

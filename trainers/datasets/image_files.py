@@ -9,9 +9,14 @@ import numpy as np
 from PIL import Image
 
 from trainers.datasets.splits import Sample
+from trainers.faults import FailedAlone
 
 # Modes of 8 bits a channel. The others (I;16, I, F) would be clipped to white without a word.
 _MODES = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr"})
+
+
+class UnreadableImage(FailedAlone, ValueError):
+    """A file is missing, cut off, no image, or has more than 8 bits a channel."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -39,7 +44,7 @@ class ImageFiles:
         """The image, uint8 height x width x channels, and its label.
 
         Raises:
-            ValueError: the file is missing, cut off, no image, or has more than 8 bits a channel; it is named.
+            UnreadableImage: the file is missing, cut off, no image, or has more than 8 bits a channel; it is named.
         """
         path = self.folder / self.paths[index]
         try:
@@ -48,5 +53,5 @@ class ImageFiles:
                     raise ValueError(f"mode {image.mode}: only 8 bits a channel are read, convert it first")
                 image_HWC = np.array(image.convert("RGB" if self.channels == 3 else "L"), dtype=np.uint8)
         except Exception as error:  # Pillow raises OSError, SyntaxError, struct.error and more for broken files
-            raise ValueError(f"{path}: not a readable image ({type(error).__name__}: {error})") from error
+            raise UnreadableImage(f"{path}: not a readable image ({type(error).__name__}: {error})") from error
         return image_HWC.reshape(*image_HWC.shape[:2], self.channels), int(self.labels[index])

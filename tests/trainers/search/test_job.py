@@ -62,6 +62,12 @@ def test_a_line_cut_off_by_a_crash_is_left_out(tmp_path):
             "ValueError: no such thing",
         ),
         (
+            "rank 0 on here failed:\nphotos/1.jpg: not a readable image (OSError: cut off)\n\nAbort(3) on node 0\n",
+            "failed",
+            0,
+            "photos/1.jpg: not a readable image (OSError: cut off)",
+        ),
+        (
             "kilobatch: the loss is not finite at update 3 on rank 0\n",
             "failed",
             None,
