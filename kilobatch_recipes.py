@@ -150,11 +150,12 @@ def scale(
 
 @app.command()
 def copy(recipe: Recipe, file: Annotated[Path | None, typer.Argument(metavar="[FILE]")] = None) -> None:
-    """Copy a recipe's file into this folder; nothing is ever overwritten."""
+    """Copy a recipe's file into this folder, its claims and card included; nothing is ever overwritten."""
     from recipes.library import copy_recipe
 
     target = copy_recipe(recipe, file)
     print(f"wrote {target}; change it, then: kilobatch recipes validate {target}")
+    print("Its name, title, claims and card are still those of the original: what you change no longer is.")
 
 
 @app.command()
