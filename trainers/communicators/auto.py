@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import threading
 import time
@@ -83,11 +85,20 @@ def _sockets_pay(mpi: Any) -> tuple[bool, str]:
         return False, f"rings by MPI: {error}"
     sent, received = np.zeros((2, _MESSAGE_BYTES), np.uint8)
     rings = {"sockets": by_sockets, "MPI": MpiRing(mpi)}
-    costs = {name: _cost(mpi, functools.partial(ring.pass_on, sent, received), 1) for name, ring in rings.items()}
-    by_sockets.close()
+    with contextlib.closing(by_sockets):
+        costs = {name: _cost(mpi, functools.partial(ring.pass_on, sent, received), 1) for name, ring in rings.items()}
     best = min(costs, key=costs.__getitem__)
     words = " and ".join(f"{1000 * cost:.3g} ms by {name}" for name, cost in costs.items())
     return best == "sockets", f"rings by {best}: a megabyte to the next worker costs {words}"
+
+
+def _connected(component: Any, mpi: Any) -> tuple[Any, Connection]:
+    """A component and its connection; without sockets where a ring of it does not close, on all workers alike."""
+    try:
+        return component, component.connect(mpi)
+    except Unreachable:
+        component = dataclasses.replace(component, sockets=False)
+        return component, component.connect(mpi)
 
 
 def _cost(mpi: Any, run: Callable[[], None], of_processor: int) -> float:
@@ -110,23 +121,38 @@ class _Fastest(Connection):
     """Chooses among connections, by the length of what is summed."""
 
     def __init__(self, mpi: Any, components: list[Any]) -> None:
-        self._connections = [(component, component.connect(mpi.Dup())) for component in components]
-        self._chosen: dict[int, Connection] = {}
+        self._connections = [_connected(component, mpi.Dup()) for component in components]
+        self._chosen: dict[tuple[int, str], Connection] = {}
         roundings = max(connection.num_roundings for _, connection in self._connections)
         super().__init__(mpi, self._sum, num_roundings=roundings)
+
+    @property
+    def beside_backward(self) -> bool:
+        """Whether a thread waits here while another one computes."""
+        return self._beside_backward
+
+    @beside_backward.setter
+    def beside_backward(self, value: bool) -> None:
+        self._beside_backward = value
+        for _, connection in self._connections:
+            connection.beside_backward = value
+
+    @property
+    def waiting(self) -> str:
+        return ", ".join(dict.fromkeys(connection.waiting for connection in self._chosen.values())) or "sleeps"
 
     def allocate(self, num_values: int, dtype: Any) -> np.ndarray:
         return self._connections[0][1].allocate(num_values, dtype)  # shared memory, which serves all of them
 
     def sent_values(self, num_values: int) -> float | None:
-        chosen = self._chosen.get(num_values.bit_length())
-        return chosen and chosen.sent_values(num_values)
+        found = [chosen for (size, _), chosen in self._chosen.items() if size == num_values.bit_length()]
+        return found[0].sent_values(num_values) if found else None
 
     def _sum(self, values: np.ndarray, wire: Wire) -> None:
-        size = len(values).bit_length()
-        if size not in self._chosen:
-            self._chosen[size] = self._fastest(values, wire)
-        self._chosen[size].sum(values, wire)
+        kind = (len(values).bit_length(), wire.name)
+        if kind not in self._chosen:
+            self._chosen[kind] = self._fastest(values, wire)
+        self._chosen[kind].sum(values, wire)
 
     def _fastest(self, values: np.ndarray, wire: Wire) -> Connection:
         before, costs = values.copy(), []

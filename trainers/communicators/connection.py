@@ -21,6 +21,7 @@ class Connection:
         sum_of: (values, wire): one-dimensional `values` become their sums.
         num_roundings: how often a partial sum is rounded to the wire at most before it is whole.
         parts: what gives back what else is the connection's, such as communicators made of `mpi`.
+        waiting: how this waits for others, in words.
         sent: numbers that this worker sends for each number that is summed; None where the MPI library decides.
     Attributes:
         choices: what a communicator that chooses has chosen so far, in words.
@@ -30,7 +31,7 @@ class Connection:
     @property
     def waiting(self) -> str:
         """How this waits for others, in words."""
-        return "sleeps after a millisecond"
+        return self._waiting
 
     def __init__(
         self,
@@ -40,6 +41,7 @@ class Connection:
         num_roundings: int,
         parts: Sequence[Callable[[], None]] = (),
         sent: float | None = None,
+        waiting: str = "sleeps",
     ) -> None:
         self.mpi = mpi
         self._parts = parts
@@ -47,7 +49,7 @@ class Connection:
         self.num_roundings = num_roundings
         self.choices: list[str] = []
         self.beside_backward = False
-        self._sent = sent
+        self._sent, self._waiting = sent, waiting
 
     def mean(self, values: np.ndarray, wire: Wire, scale: float) -> None:
         """values <- scale times their sum."""

@@ -34,7 +34,12 @@ class HalvingDoubling:
         blocks = binary_blocks(mpi.size)
         num_roundings = max(size.bit_length() - 1 for _, size in blocks) + len(blocks) - 1
         sent = max(ring_share(size) + (len(blocks) > 1) / size for _, size in blocks)
-        return Connection(mpi, lambda values, wire: _sum(mpi, values, wire), num_roundings=num_roundings, sent=sent)
+        waiting = "sleeps" if len(blocks) == 1 else "sleeps within a block, spins between them"
+
+        def sum_of(values: np.ndarray, wire: Wire) -> None:
+            _sum(mpi, values, wire)
+
+        return Connection(mpi, sum_of, num_roundings=num_roundings, sent=sent, waiting=waiting)
 
 
 def binary_blocks(size: int) -> list[tuple[int, int]]:

@@ -42,8 +42,8 @@ class Hierarchical:
     def connect(self, mpi: Any) -> Connection:
         """Ready on all workers of `mpi`, which call this together."""
         node = node_of(mpi, self.ranks_per_node)
-        leaders = mpi.Split(0 if node.rank == 0 else 1, mpi.rank)
-        ring = ring_of(leaders, sockets=self.sockets and node.rank == 0)  # the others never use theirs
+        leaders = mpi.Split(0 if node.rank == 0 else 1 + mpi.rank, mpi.rank)  # the others are alone
+        ring = ring_of(leaders, whole=mpi, sockets=self.sockets)
         num_leaders = mpi.allreduce(1 if node.rank == 0 else 0)
 
         def sum_of(values: np.ndarray, wire: Wire) -> None:
@@ -61,8 +61,9 @@ class Hierarchical:
             wire.store(values, packed)
 
         sent = ring_share(num_leaders) + node.size - 1 if node.rank == 0 else 1.0
+        waiting = "sleeps" if node.size == 1 else "spins within a node"
         parts = (node.Free, ring.close, leaders.Free)
-        return Connection(mpi, sum_of, num_roundings=num_leaders + 1, parts=parts, sent=sent)
+        return Connection(mpi, sum_of, num_roundings=num_leaders + 1, parts=parts, sent=sent, waiting=waiting)
 
 
 def node_of(mpi: Any, ranks_per_node: int | None) -> Any:

@@ -41,7 +41,7 @@ class Ring:
 
     def connect(self, mpi: Any) -> Connection:
         """Ready on all workers of `mpi`, which call this together."""
-        ring = ring_of(mpi, sockets=self.sockets)
+        ring = ring_of(mpi, whole=mpi, sockets=self.sockets)
 
         def sum_of(values: np.ndarray, wire: Wire) -> None:
             ring_sum(ring, values, wire)
@@ -68,13 +68,13 @@ class MpiRing:
         """Nothing: the communicator is its owner's."""
 
 
-def ring_of(mpi: Any, *, sockets: bool) -> MpiRing | SocketRing:
-    """The ring of these workers, which call this together.
+def ring_of(part: Any, *, whole: Any, sockets: bool) -> MpiRing | SocketRing:
+    """The ring of the workers of `part`, a communicator made of `whole`, all workers of which call this together.
 
     Raises:
-        Unreachable: with `sockets`, a worker cannot reach the next one.
+        Unreachable: with `sockets`, a worker of any of these rings cannot reach the next one.
     """
-    return SocketRing(mpi) if sockets else MpiRing(mpi)
+    return SocketRing(part, whole) if sockets else MpiRing(part)
 
 
 def ring_sum(ring: MpiRing | SocketRing, values: np.ndarray, wire: Wire) -> None:

@@ -58,7 +58,7 @@ class _Window(Connection):
             raise ValueError("SharedWindow: nodes with different numbers of workers; take Hierarchical")
         self._node = node
         across = mpi.Split(node.rank, mpi.rank)
-        self._across = ring_of(across, sockets=sockets)
+        self._across = ring_of(across, whole=mpi, sockets=sockets)
         self._window: Any = None
         self._crowded = node.size > num_cores(node)
         sent = ring_share(across.size) / node.size

@@ -47,7 +47,7 @@ class Torus:
         if mpi.size % length:
             raise ValueError(f"Torus.row: {mpi.size} workers do not divide into rows of {length}")
         lines = [mpi.Split(mpi.rank // length, mpi.rank), mpi.Split(mpi.rank % length, mpi.rank)]
-        row, column = (ring_of(line, sockets=self.sockets) for line in lines)
+        row, column = (ring_of(line, whole=mpi, sockets=self.sockets) for line in lines)
 
         def sum_of(values: np.ndarray, wire: Wire) -> None:
             parts = shares(len(values), row.size)

@@ -10,7 +10,8 @@ import time
 import numpy as np
 from mpi4py import MPI
 
-from trainers.communicators import Auto, sockets
+from trainers.communicators import Auto, Torus, auto, meeting, sockets
+from trainers.communicators.meeting import Proof
 from trainers.communicators.sockets import SocketRing, Unreachable
 from trainers.communicators.wire import FullWire
 
@@ -45,45 +46,77 @@ def seconds_beside_a_late_rank(ring):
     return time.perf_counter() - began, time.process_time() - processor
 
 
-def answer_to(address, port, said):
+def said(kind, call, *arguments):
+    """The words of the exception that a call must end with."""
+    try:
+        call(*arguments)
+    except kind as error:
+        return str(error)
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def answer_to(address, port, words):
+    """All that a stranger hears who says these words and nothing more."""
     with socket.create_connection((address, port), timeout=5) as line:
+        heard = b""
         try:
-            line.sendall(said)
+            line.sendall(words)
             line.shutdown(socket.SHUT_WR)
-            return line.recv(100)
+            while part := line.recv(100):
+                heard += part
         except OSError:  # it has been hung up before
-            return b""
+            pass
+        return heard
 
 
-called = sockets._called
+class Late(Proof):
+    """A caller before whom others call: silent ones, one that hangs up, of another secret, for another worker."""
+
+    def give(self, line, end):
+        address = line.getpeername()
+        silent = [socket.create_connection(address) for _ in range(3)]
+        assert answer_to(*address, b"") == b""
+        assert len(answer_to(*address, b"GET / HTTP/1.1\r\n\r\n" * 9)) <= 48, "a question and a proof at most"
+        strangers = [Proof(bytes(16), BEFORE, RANK), Proof(self._secret, (RANK + 1) % SIZE, RANK)]
+        for stranger in strangers:
+            with socket.create_connection(address) as other:
+                assert said(ConnectionRefusedError, stranger.give, other, end) == "somebody else answers"
+        super().give(line, end)
+        for one in silent:
+            one.close()
 
 
-def after_strangers(address, port, hello):
-    """Calls as it should once others have: with nothing, too little, another secret, for another worker."""
-    other_secret = bytes([hello[0] ^ 1]) + hello[1:]
-    other_worker = hello[:-1] + bytes([hello[-1] ^ 1])
-    for said in (b"", hello[:-1], other_secret, other_worker, b"GET / HTTP/1.1\r\n\r\n" * 3):
-        assert answer_to(address, port, said) == b"", said
-    return called(address, port, hello)
+def impostor():
+    """What a caller finds where somebody answers who does not know the secret."""
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        line = socket.create_connection(door.getsockname())
+        other, _ = door.accept()
+        other.sendall(bytes(48))
+        found = said(ConnectionRefusedError, Proof(bytes(16), 0, 1).give, line, time.monotonic() + 5)
+        line.close()
+        heard = other.recv(100)
+        other.close()
+        return found, len(heard)
 
 
 def refusal(addresses, make):
     """What is said where rank 1 tells these addresses of itself."""
-    own = sockets.own_addresses
+    own = meeting.own_addresses
     if RANK == 1:
-        sockets.own_addresses = lambda: addresses
+        meeting.own_addresses = lambda: addresses
     try:
         return make()
     finally:
-        sockets.own_addresses = own
+        meeting.own_addresses = own
+
+
+def pass_on_for_ever(ring):
+    while True:
+        ring.pass_on(np.zeros(100_000, np.uint8), np.empty(100_000, np.uint8))
 
 
 def unreachable():
-    try:
-        SocketRing(WORLD)
-    except Unreachable as error:
-        return str(error)
-    raise AssertionError("it was reached")
+    return said(Unreachable, SocketRing, WORLD)
 
 
 ring = SocketRing(WORLD)
@@ -94,9 +127,10 @@ for _ in range(8):
 found["windows"] = WORLD.gather(ring._window)
 ring.close()
 
-sockets._called = after_strangers
+meeting.Proof = Late
 ring = SocketRing(WORLD)
-sockets._called = called
+meeting.Proof = Proof
+found["impostor"] = impostor()
 check_messages(ring)
 sockets._LEAVING_SECONDS = 0.1
 WORLD.Barrier()
@@ -104,15 +138,14 @@ if RANK == 1:
     ring.close()
     found["left"] = None
 else:
-    try:
-        while True:
-            ring.pass_on(np.zeros(100_000, np.uint8), np.empty(100_000, np.uint8))
-    except ConnectionError as error:
-        found["left"] = str(error)
+    found["left"] = said(ConnectionError, pass_on_for_ever, ring)
+    began = time.perf_counter()
+    assert said(ConnectionError, pass_on_for_ever, ring) == found["left"]
+    assert time.perf_counter() - began < 0.1, "it is not waited for twice"
     ring.close()
 found["left"] = WORLD.gather(found["left"])
 
-sockets._MEETING_SECONDS = 2.0
+meeting._MEETING_SECONDS = 2.0
 ring = refusal(["255.255.255.255", "127.0.0.1"], lambda: SocketRing(WORLD))
 check_messages(ring)
 ring.close()
@@ -127,10 +160,22 @@ def chosen():
     connection.sum(values, FullWire())
     assert (values == sum(range(SIZE))).all()
     choices = list(connection.choices)
+    assert connection.waiting in ("sleeps", "spins", "sleeps within a block, spins between them")
+    for beside in (True, False):
+        connection.beside_backward = beside
+        assert {inner.beside_backward for _, inner in connection._connections} == {beside}
     connection.close()
     return choices
 
 
+def without_sockets():
+    """A component whose rings do not close, though that of all workers did."""
+    component, connection = auto._connected(Torus(sockets=True), WORLD.Dup())
+    connection.close()
+    return component.sockets
+
+
+assert refusal(["255.255.255.255"], without_sockets) is False
 found["chosen"] = WORLD.gather(chosen())
 found["chosen out of reach"] = WORLD.gather(refusal(["255.255.255.255"], chosen))
 if RANK == 0:

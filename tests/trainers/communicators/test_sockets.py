@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from trainers.communicators.sockets import own_addresses
+from trainers.communicators import meeting
+from trainers.communicators.meeting import nearest_first, own_addresses
 from trainers.launch import find_mpiexec
 
 PROGRAM = Path(__file__).with_name("sockets_on_ranks.py")
@@ -44,8 +45,12 @@ def test_neighbours_that_have_left_are_named(found):
     assert found["left"][1] is None
     for rank, said in enumerate(found["left"]):
         if rank in (0, 2):
-            assert re.match(rf"rank \d of a ring of {ranks} has left: ", said)
+            assert re.match(rf"rank \d on {re.escape(socket.gethostname())} has left: ", said)
     assert ranks == 3 or found["left"][0].startswith("rank 1 ")
+
+
+def test_who_does_not_know_the_secret_is_not_believed_and_learns_nothing(found):
+    assert found["impostor"] == ["somebody else answers", 16], "the caller's question and nothing more"
 
 
 def test_who_is_out_of_reach_is_told_on_all_ranks_alike(found):
@@ -69,11 +74,17 @@ def test_auto_tells_what_rings_cost_and_goes_by_mpi_where_sockets_do_not_reach(f
     assert len({json.dumps(choices) for choices in found["chosen"]}) == 1, "the same on all ranks"
 
 
-def test_own_addresses_are_this_machines_and_the_loopback_comes_last():
+def test_own_addresses_are_this_machines():
     addresses = own_addresses()
-    assert addresses[-1] == "127.0.0.1"
+    assert "127.0.0.1" in addresses
     for address in addresses:
         with socket.create_server((address, 0)):
             pass
-    outside = [address for address in addresses if not address.startswith("127.")]
-    assert addresses[: len(outside)] == outside
+
+
+def test_addresses_near_to_ours_are_tried_first_and_the_loopback_on_one_host_only(monkeypatch):
+    monkeypatch.setattr(meeting, "own_addresses", lambda: ["127.0.0.1", "10.1.2.3", "172.17.0.1"])
+    told = ["127.0.0.1", "192.168.0.9", "172.20.0.1", "10.1.2.4"]
+    assert nearest_first(told, same_host=False) == ["10.1.2.4", "172.20.0.1", "192.168.0.9"]
+    assert nearest_first(told, same_host=True) == ["10.1.2.4", "172.20.0.1", "192.168.0.9", "127.0.0.1"]
+    assert nearest_first([], same_host=True) == []

@@ -53,7 +53,9 @@ class Killing:
         """Let it work so long, or until it ends; that nothing hangs."""
         end = time.monotonic() + seconds
         while time.monotonic() < end and self.process.poll() is None:
-            newest = max((path.stat().st_mtime for path in self.search.folder.rglob("*.jsonl")), default=0)
+            folder = self.search.folder  # without checkpoints, which come and go
+            written = [*folder.glob("trials/*/*.jsonl"), *folder.glob("jobs/*/*/*.jsonl")]
+            newest = max((path.stat().st_mtime for path in written), default=0)
             if time.time() - newest < 2:
                 self.heard = time.monotonic()
             assert time.monotonic() - self.heard < HANG_SECONDS, "no trial makes an update any more"
