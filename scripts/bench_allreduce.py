@@ -38,7 +38,17 @@ from typing import Any
 from trainers.launch import find_mpiexec, launched_ranks, limit_threads
 
 SOCKETS = "Ring+sockets"
-COMMUNICATORS = ("SharedWindow", "Ring", SOCKETS, "HalvingDoubling", "Direct", "Torus", "Hierarchical", "MpiAllreduce")
+COMMUNICATORS = (
+    "Auto",
+    "SharedWindow",
+    "Ring",
+    SOCKETS,
+    "HalvingDoubling",
+    "Direct",
+    "Torus",
+    "Hierarchical",
+    "MpiAllreduce",
+)
 MODELS = {"resnet50": ("ResNet50", 1000, 64), "cifar": ("CifarResNet", 10, 32), "small": ("SmallCNN", 10, 8)}
 WHOLE = 1 << 40  # bytes of a bucket that takes everything
 MEAN_MAY_DIFFER_BY = {"float32": 1e-6, "float16": 5e-3, "bfloat16": 4e-2}

@@ -28,7 +28,7 @@ def test_figures_of_every_way_and_round_on_two_and_three_ranks(tmp_path):
     for figures in found:
         ways = figures["seconds"].keys()
         assert {way.split(",")[0] for way in ways} - {"gloo"} == {
-            *(set(communicators.__all__) - {"Auto", "CudaAwareMpi", "Dummy", "Nccl"}),
+            *(set(communicators.__all__) - {"CudaAwareMpi", "Dummy", "Nccl"}),
             "Ring+sockets",
             "naive",
             "copy",
