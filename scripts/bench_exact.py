@@ -1,15 +1,18 @@
 """What `--exact` costs: time of an update of the same recipe and samples in ordinary and in exact mode.
 
     .venv/bin/python scripts/bench_exact.py
+    .venv/bin/python scripts/bench_exact.py --cases digits images --ranks 1 2 4
 
     ordinary  micro-batches as large as fit, gradients summed by the default communicator while backward goes on
     groups    ordinary, with one norm group a forward
     exact     exact mode: one norm group a forward, the tree, no overlap
 
-`groups` tells the cost of small forwards from that of the sums. Samples are loaded before. The ways take turns within a
-round; a round's figure is the median over `--updates` turns, the table has the median over the rounds and, in brackets,
-the smallest and the largest ratio to `ordinary`. One BLAS thread a rank everywhere. `--clock cpu` counts rank 0's
-processor time, which other processes on the machine hardly change, but which contains MPI's busy waiting.
+`groups` tells the cost of small forwards from that of the sums. `images` (32x32, synthetic) has a ramp of the batch:
+updates before and after it take turns, and each batch has a row of its own. Samples are loaded before. The ways take
+turns within a round; a round's figure is the median over `--updates` turns of a batch, the table has the median over
+the rounds and, in brackets, the smallest and the largest ratio to `ordinary`. One BLAS thread a rank everywhere.
+`--clock cpu` counts rank 0's processor time, which other processes on the machine hardly change, but which contains
+MPI's busy waiting.
 """
 
 from __future__ import annotations
@@ -25,16 +28,42 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench_updater import CASES, Replay, load_shares
+from bench_updater import CASES as WITHOUT_RAMP
+from bench_updater import Replay, load_shares
 
 from trainers.launch import find_mpiexec, launched_ranks, limit_threads
 
+CASES = {
+    **WITHOUT_RAMP,
+    "images": (
+        "digits/ramp",
+        (
+            "dataset=synthetic",
+            "batch={global: [{from: 0, size: 96}, {from: 2up, size: 192}], norm_span: 32}",
+            "learning_rate.warmup.target_batch=192",
+            "augmentation={train: [{kind: RandomCrop, size: 32, padding: 4}, {kind: HorizontalFlip}], eval: []}",
+        ),
+    ),
+}
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 WAYS = ("ordinary", "groups", "exact")
 
 
-def updates_of(case: str, communicator: Any, num_updates: int) -> dict[str, Callable[[], None]]:
-    """One update of each way."""
+def load_by_batch(prepared: Any, rank: int, num_updates: int) -> list[list[Any]]:
+    """This rank's part of the first updates of each batch of the ramp, in memory."""
+    last = prepared.plan.segments[-1].segment.update
+    shares = load_shares(prepared, rank, last + num_updates)
+    batches = sorted({share.segment.global_batch_size for share in shares})
+    return [[s for s in shares if s.segment.global_batch_size == batch][:num_updates] for batch in batches]
+
+
+def in_turns(by_batch: list[list[Any]], num_updates: int) -> list[Any]:
+    """An update of each batch, then the next of each; a batch with fewer begins again."""
+    return [shares[turn % len(shares)] for turn in range(num_updates) for shares in by_batch]
+
+
+def updates_of(case: str, communicator: Any, num_updates: int) -> tuple[dict[str, Callable[[], None]], list[int]]:
+    """One update of each way, and the global batches that each way's updates have in turn."""
     from recipes.planning.cluster import GradientExchange
     from trainers.build import build, build_exchange
     from trainers.norm_groups import NormGroups
@@ -43,7 +72,7 @@ def updates_of(case: str, communicator: Any, num_updates: int) -> dict[str, Call
     from trainers.updater import RecipeUpdater
 
     recipe, overrides = CASES[case]
-    found = {}
+    found, batches = {}, []
     for way in WAYS:
         exact = way == "exact"
         request = TrainRequest(recipe=recipe, overrides=overrides, exact=exact)
@@ -53,10 +82,12 @@ def updates_of(case: str, communicator: Any, num_updates: int) -> dict[str, Call
             request = TrainRequest(recipe=recipe, overrides=overrides, micro_batch_size=span)
             prepared = prepare(request, workers=communicator.size)
         parts = build(prepared.opened.recipe, prepared.opened.dataset)
+        by_batch = load_by_batch(prepared, communicator.rank, num_updates)
+        batches = [shares[0].segment.global_batch_size for shares in by_batch]
         groups = NormGroups(prepared.opened.recipe.evaluation, TreeSum(communicator) if exact else None)
         groups.install(parts.model)
         found[way] = RecipeUpdater(
-            {"main": Replay(load_shares(prepared, communicator.rank, num_updates))},
+            {"main": Replay(in_turns(by_batch, num_updates))},
             parts.optimizer,
             loss=parts.loss,
             plan=prepared.plan,
@@ -64,11 +95,11 @@ def updates_of(case: str, communicator: Any, num_updates: int) -> dict[str, Call
             mpi=communicator,
             norm_groups=groups,
         ).update
-    return found
+    return found, batches
 
 
-def measure(case: str, *, rounds: int, updates: int, clock: str) -> dict[str, Any]:
-    """Times of one case on the ranks that were launched; all of them call this together."""
+def measure(case: str, *, rounds: int, updates: int, clock: str) -> list[dict[str, Any]]:
+    """Times of one case on the ranks that were launched, by batch; all of them call this together."""
     limit_threads(threads=1)
     from mpi4py import MPI
 
@@ -76,7 +107,7 @@ def measure(case: str, *, rounds: int, updates: int, clock: str) -> dict[str, An
 
     world, now = MPI.COMM_WORLD, CLOCKS[clock]
     abort_on_exception(world.rank)
-    ways = updates_of(case, world, updates)
+    ways, batches = updates_of(case, world, updates)
 
     def seconds_of(update: Callable[[], None]) -> float:
         world.Barrier()
@@ -86,33 +117,38 @@ def measure(case: str, *, rounds: int, updates: int, clock: str) -> dict[str, An
         return now() - began
 
     for update in ways.values():
-        update()  # allocates, chooses
-    medians = []
+        for _ in batches:
+            update()  # allocates, chooses
+    medians: dict[int, list[dict[str, float]]] = {batch: [] for batch in batches}
     for number in range(rounds):
-        times: dict[str, list[float]] = {way: [] for way in WAYS}
+        times: dict[int, dict[str, list[float]]] = {batch: {way: [] for way in WAYS} for batch in batches}
         for turn in range(updates):
             first = (number + turn) % len(WAYS)
-            for way in WAYS[first:] + WAYS[:first]:
-                times[way].append(seconds_of(ways[way]))
-        medians.append({way: statistics.median(values) for way, values in times.items()})
+            for batch in batches:
+                for way in WAYS[first:] + WAYS[:first]:
+                    times[batch][way].append(seconds_of(ways[way]))
+        for batch in batches:
+            medians[batch].append({way: statistics.median(values) for way, values in times[batch].items()})
+    what = {"case": case, "ranks": world.size, "clock": clock, "updates_per_round": updates}
+    return [what | {"global_batch_size": batch} | by_way(found) for batch, found in medians.items()]
+
+
+def by_way(medians: list[dict[str, float]]) -> dict[str, Any]:
+    """Seconds of each way and its ratios, round by round."""
     return {
-        "case": case,
-        "ranks": world.size,
-        "clock": clock,
-        "updates_per_round": updates,
         "seconds": {way: [round_[way] for round_ in medians] for way in WAYS},
         "over_ordinary": {way: [round_[way] / round_["ordinary"] for round_ in medians] for way in WAYS[1:]},
     }
 
 
-def measure_on_ranks(case: str, ranks: int, *, rounds: int, updates: int, clock: str) -> dict[str, Any]:
+def measure_on_ranks(case: str, ranks: int, *, rounds: int, updates: int, clock: str) -> list[dict[str, Any]]:
     """Start this script on MPI ranks for one case and read what they measured."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "figures.json")
         command = [find_mpiexec(), "-n", str(ranks), sys.executable, __file__, "--cases", case, "--json", str(file)]
         command += ["--rounds", str(rounds), "--updates", str(updates), "--clock", clock]
         subprocess.run(command, check=True)
-        return json.loads(file.read_text(encoding="utf-8"))[0]
+        return json.loads(file.read_text(encoding="utf-8"))
 
 
 def table_line(found: dict[str, Any]) -> str:
@@ -120,13 +156,16 @@ def table_line(found: dict[str, Any]) -> str:
     times = [f"{1000 * statistics.median(found['seconds'][way]):.1f}" for way in WAYS]
     over = [found["over_ordinary"][way] for way in WAYS[1:]]
     ratios = [f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})" for values in over]
-    return "| " + " | ".join([found["case"], str(found["ranks"]), *times, *ratios]) + " |"
+    what = [str(found[key]) for key in ("case", "global_batch_size", "ranks")]
+    return "| " + " | ".join([*what, *times, *ratios]) + " |"
 
 
 def main() -> None:
     """Measure every case on every number of ranks, or be one of the ranks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), help="what to train; all by default")
+    parser.add_argument(
+        "--cases", nargs="+", choices=CASES, default=list(WITHOUT_RAMP), help="what to train; by default all but images"
+    )
     parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2], help="numbers of ranks, one after the other")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--updates", type=int, default=6, help="turns of a round")
@@ -136,18 +175,19 @@ def main() -> None:
     how = {"rounds": options.rounds, "updates": options.updates, "clock": options.clock}
     leads = True
     if launched_ranks() is not None:
-        results = [measure(case, **how) for case in options.cases]
+        results = [found for case in options.cases for found in measure(case, **how)]
         from mpi4py import MPI
 
         leads = MPI.COMM_WORLD.rank == 0
     else:
-        print("| case | ranks | ordinary ms | groups ms | exact ms | groups / ordinary | exact / ordinary |")
-        print("|---" * 7 + "|", flush=True)
+        print("| case | batch | ranks | ordinary ms | groups ms | exact ms | groups / ordinary | exact / ordinary |")
+        print("|---" * 8 + "|", flush=True)
         results = []
         for case in options.cases:
             for ranks in options.ranks:
-                results.append(measure_on_ranks(case, ranks, **how))
-                print(table_line(results[-1]), flush=True)
+                for found in measure_on_ranks(case, ranks, **how):
+                    results.append(found)
+                    print(table_line(found), flush=True)
     if leads and options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 

@@ -54,7 +54,7 @@ class TreeSum:
     it whatever n is; a worker adds siblings up as soon as it has both, and keeps at most 2 log2(n) + 1 arrays. Then
     each worker collects its part of all blocks, finishes the tree for it and sends it to all.
 
-        (b + 1) (P - 1)/P m numbers a worker on the wire, 2 (P - 1) messages a piece
+        (b + 1) (P - 1)/P m numbers a worker on the wire, (b + 1) (P - 1) messages a piece
 
     Notation: P workers, b blocks of this worker, arrays of m numbers.
 
@@ -63,6 +63,7 @@ class TreeSum:
         piece_bytes: bytes of an array that are on the wire at a time, so that few copies are in memory.
 
     Source: the shape: RFC 6962, section 2.1 (not checked).
+    Differs: not MPI_Alltoallv and MPI_Allgatherv, slower in MPICH, up to ten times on busy cores (EXPERIMENTS.md).
     """
 
     def __init__(self, mpi: Any, *, piece_bytes: int = 4_000_000) -> None:
@@ -109,18 +110,25 @@ class TreeSum:
         self.clear()
 
     def _total_of(self, piece: slice, out: np.ndarray, spans: list[list[Span]], num_leaves: int) -> None:
-        workers = self._mpi.size
-        counts = [len(part) for part in np.array_split(out, workers)]  # each worker finishes one part of the piece
-        own = counts[self._mpi.rank]
+        workers, rank = self._mpi.size, self._mpi.rank
+        parts = np.array_split(out, workers)  # each worker finishes one part of the piece
+        own = parts[rank]
         blocks = [np.array_split(block.values[piece], workers) for block in self._blocks]
-        sent = [parts[rank] for rank in range(workers) for parts in blocks]
-        received = np.empty((sum(map(len, spans)), own), out.dtype)
-        self._mpi.Alltoallv(
-            [np.concatenate([out[:0], *sent]), [len(blocks) * count for count in counts]],
-            [received, [len(held) * own for held in spans]],
-        )
-        total = sum_of_tree(dict(zip(chain(*spans), received, strict=True)), 0, num_leaves)
-        self._mpi.Allgatherv(total, [out, counts])
+        sent = [[block[other] for block in blocks] for other in range(workers)]
+        received = [[np.empty_like(own) for _ in held] for held in spans]
+        received[rank] = sent[rank]
+        self._exchange(sent, received)
+        own[...] = sum_of_tree(dict(zip(chain(*spans), chain(*received), strict=True)), 0, num_leaves)
+        self._exchange([[own]] * workers, [[part] for part in parts])
+
+    def _exchange(self, sent: list[list[np.ndarray]], received: list[list[np.ndarray]]) -> None:
+        """Send each of the others its arrays and receive theirs, in order; this worker's own are left alone."""
+        from mpi4py import MPI
+
+        others = [(self._mpi.rank + step) % self._mpi.size for step in range(1, self._mpi.size)]
+        requests = [self._mpi.Irecv(array, other) for other in others for array in received[other]]
+        requests += [self._mpi.Isend(array, other) for other in others for array in sent[other]]
+        MPI.Request.Waitall(requests)  # without sleeping: no backward pass goes on beside it
 
     def _start_of_last(self, size: int) -> int | None:
         """Where the last block begins, if it has this size."""
