@@ -35,6 +35,18 @@ def test_wire_of_the_command_line_is_what_gradients_are_rounded_to(tmp_path):
 
 
 @pytest.mark.mpi
+def test_in_shared_memory_nothing_is_sent_so_that_16_bits_round_nothing_and_count_nothing(tmp_path):
+    shared = ("--set", "cluster.exchange.communicator={kind: SharedWindow}")
+    full = weights_of(tmp_path / "float32", *shared)
+    half = weights_of(tmp_path / "float16", *shared, "--set", "cluster.exchange.wire=float16")
+    assert np.array_equal(full, half)
+    assert "wire_flushed" not in (tmp_path / "float16" / "metrics.jsonl").read_text()
+    weights_of(tmp_path / "ring", "--set", "cluster.exchange.wire=float16")
+    lines = [json.loads(line) for line in (tmp_path / "ring" / "metrics.jsonl").read_text().splitlines()]
+    assert sum("wire_flushed" in line for line in lines) == 3
+
+
+@pytest.mark.mpi
 def test_with_dummy_the_weights_drift_and_the_run_goes_to_its_end(tmp_path):
     folder, dummy = tmp_path / "run", ("--set", "cluster.exchange.communicator={kind: Dummy}")
     often = ("--set", "evaluation.every=2up", "--checkpoint-every", "1up", "--stop-after", "3up")
