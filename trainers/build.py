@@ -161,7 +161,7 @@ def build_exchange(
     """The exchange of a model's gradients between all workers of `mpi`, who call this together.
 
     Args:
-        settings: of the cluster.
+        settings: of the cluster; its wire is float32 where nothing is sent, as in shared memory.
         parts: the model, on the device where its gradients will be, and its data.
         mpi: communicator of all workers; the exchange has one of its own.
         copies: arrays of gradients, two for double buffering.
@@ -177,7 +177,8 @@ def build_exchange(
     bucket_bytes = settings.bucket_bytes_of(flat.values.nbytes, double_buffering=copies > 1)
     if exact:
         return ExactExchange(flat, connection, bucket_bytes=bucket_bytes)
-    wire = FullWire(flat.values.dtype) if settings.wire == "float32" else WIRES[settings.wire]()
+    full = settings.wire == "float32" or connection.sends_nothing()
+    wire = FullWire(flat.values.dtype) if full else WIRES[settings.wire]()
     return Exchange(flat, connection, wire=wire, bucket_bytes=bucket_bytes, overlap=settings.overlap)
 
 

@@ -147,6 +147,11 @@ def _mpi(problems: list[Problem], timeout_seconds: float) -> dict[str, Any]:
         if getattr(error, "returncode", None) == signal.SIGBUS:
             way_out = "make room in /dev/shm, where MPI's memory lies; in a container: docker run --shm-size=2g"
         what = f"mpiexec -n 2 fails: {_last_line(_said(error))}"
+    if found["thread_level"] not in (None, "multiple"):
+        what = f"MPI's thread level is {found['thread_level']}: several ranks cannot exchange gradients beside backward"
+        other = "unset MPI4PY_RC_THREAD_LEVEL and MPI4PY_RC_THREADS, take an MPI with MPI_THREAD_MULTIPLE (pip install "
+        other += "mpich), or train with --set cluster.exchange.overlap=false"
+        problems.append(Problem(what=what, way_out=other))
     if found["ranks_started"] != 2:
         problems.append(Problem(what=what, way_out=way_out, stops_cpu_training=True))
     return found

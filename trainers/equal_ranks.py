@@ -10,6 +10,7 @@ from typing import Any
 import chainer
 import numpy as np
 
+from recipes.planning.cluster import GradientExchange
 from trainers.checkpoint import weights_of
 from trainers.faults import RunFailed
 
@@ -79,6 +80,23 @@ def require_equal_weights(model: chainer.Link, mpi: Any, *, update: int) -> None
     ranks = [f"rank {rank} on {hosts[rank]}" for rank, one in enumerate(found) if one != usual]
     paths = mpi.bcast(sorted(weights_of(model)), root=max(range(mpi.size), key=lambda rank: len(sums[rank])))
     raise WeightsDiffer(parameter=paths[first], ranks=ranks, update=update)
+
+
+def why_weights_differ(settings: GradientExchange, mpi: Any) -> str:
+    """Why the weights of the ranks are meant to drift apart; empty where they must stay equal.
+
+    A communicator that sums nothing says so by a class attribute `weights_drift = True`.
+
+    Args:
+        settings: of the cluster.
+        mpi: communicator of all workers.
+    """
+    if mpi.size == 1 or not getattr(settings.communicator, "weights_drift", False):
+        return ""
+    return (
+        f"{type(settings.communicator).__name__} exchanges no gradients, so that the weights of the ranks differ by "
+        "intention: they are not compared, no checkpoint is written, and the scores are of no model"
+    )
 
 
 def _crc(array: Any) -> int:

@@ -6,6 +6,8 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 
+import numpy as np
+
 from recipes.planning.division import MicroBatch
 from trainers.communicators.connection import Connection
 from trainers.exchange import Exchanged
@@ -79,7 +81,7 @@ class ExactRound:
             ended = time.perf_counter()
             self._observe(0, began, ended)
             seconds = ended - began
-            self._found = Exchanged(num_overflowed=0, num_flushed=0, seconds=seconds, waited_seconds=seconds)
+            self._found = Exchanged(lost=np.zeros((0, 2), np.int64), seconds=seconds, waited_seconds=seconds)
 
     def finish(self) -> Exchanged:
         """The values are the mean, on all workers alike."""

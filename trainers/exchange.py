@@ -29,16 +29,25 @@ class Exchanged:
     """What an exchange was.
 
     Args:
-        num_overflowed: of this worker's numbers, how many the wire could not hold.
-        num_flushed: how many it made zero of.
+        lost: (buckets, 2), of this worker's numbers in each bucket how many the wire could not hold, and how many it
+            made zero of.
         seconds: of all buckets, on whatever thread.
         waited_seconds: of them, those in which the worker did nothing else.
     """
 
-    num_overflowed: int
-    num_flushed: int
+    lost: np.ndarray
     seconds: float
     waited_seconds: float
+
+    @property
+    def num_overflowed(self) -> int:
+        """Numbers of all buckets that the wire could not hold."""
+        return int(self.lost[:, 0].sum())
+
+    @property
+    def num_flushed(self) -> int:
+        """Numbers of all buckets that it made zero of."""
+        return int(self.lost[:, 1].sum())
 
 
 class Exchange:
@@ -137,7 +146,7 @@ class Round:
         self._done = threading.Semaphore(0)
         self._failure: BaseException | None = None
         self._found: Exchanged | None = None
-        self._seconds, self._losses = 0.0, np.zeros(2, np.int64)
+        self._seconds, self._lost = 0.0, np.zeros((len(exchange.buckets), 2), np.int64)
 
     def part(self, micro_batch: MicroBatch) -> contextlib.AbstractContextManager[None]:
         """Around forward and backward of a micro-batch, whose gradients are added to those before."""
@@ -166,13 +175,8 @@ class Round:
                     self._done.acquire()
                     if self._failure is not None:
                         raise self._failure
-            overflowed, flushed = map(int, self._losses)
-            self._found = Exchanged(
-                num_overflowed=overflowed,
-                num_flushed=flushed,
-                seconds=self._seconds,
-                waited_seconds=time.perf_counter() - began,
-            )
+            waited_seconds = time.perf_counter() - began
+            self._found = Exchanged(lost=self._lost, seconds=self._seconds, waited_seconds=waited_seconds)
         return self._found
 
     def average(self, number: int, mark: Any) -> None:
@@ -180,7 +184,7 @@ class Round:
         began = time.perf_counter()
         try:
             with self._exchange.connection.after(mark):
-                self._average(self._values[self._exchange.buckets[number].place])
+                self._average(number)
         except BaseException as error:
             self._failure = error
         ended = time.perf_counter()
@@ -192,8 +196,9 @@ class Round:
         self._next += 1
         self._exchange.send(self, self._next - 1)
 
-    def _average(self, values: np.ndarray) -> None:
-        self._losses += mean(values, self._exchange.connection, self._exchange.wire, self._scale)
+    def _average(self, number: int) -> None:
+        exchange, values = self._exchange, self._values[self._exchange.buckets[number].place]
+        self._lost[number] = mean(values, exchange.connection, exchange.wire, self._scale)
 
 
 def mean(values: np.ndarray, connection: Connection, wire: Wire, scale: float) -> tuple[int, int]:

@@ -17,7 +17,8 @@ from trainers.updater import RecipeUpdater
 
 def metrics_of(updater: RecipeUpdater, folder: Path, mpi: Any) -> Metrics:
     """The metrics of a run, with the seconds of all ranks; rank 0 writes them."""
-    ranks = RankSeconds(updater.clock, mpi, counts_lost=updater.plan.cluster.exchange.wire != "float32")
+    rounds = not updater.plan.exact and updater.exchange.wire.name != "float32"
+    ranks = RankSeconds(updater.clock, mpi, counts_lost=rounds)
     return Metrics(folder / METRICS, writes=mpi.rank == 0, ranks=ranks)
 
 

@@ -121,35 +121,47 @@ class UpdateSeconds:
     Args:
         seconds: (workers, phases), the latter as in `PHASES`.
         exchange_seconds: of the exchange of all buckets, hidden behind backward or not; mean over the workers.
-        lost: numbers that the wire could not hold, and that it made zero of, over all workers; None on 32 bits.
+        lost: (buckets, 2), numbers that the wire could not hold, and that it made zero of, over all workers; None where
+            nothing is rounded.
     """
 
     seconds: np.ndarray
     exchange_seconds: float
-    lost: tuple[int, int] | None
+    lost: np.ndarray | None
 
-    def as_line(self) -> dict[str, float | int]:
+    def as_line(self) -> dict[str, float | int | list[int]]:
         """Plain data for a line: means over the workers, and the worker that was busy longest."""
-        line: dict[str, Any] = dict(zip(_NAMES, parted(self.seconds).mean(axis=0).tolist(), strict=True))
+        line = dict(zip(_NAMES, parted(self.seconds).mean(axis=0).tolist(), strict=True))
         line["exchange_seconds"] = self.exchange_seconds
         busy = own_work(self.seconds)
         slowest = int(busy.argmax())
         line |= {"slowest_rank": slowest, "slowest_seconds": float(busy[slowest])}
-        if self.lost is not None:
-            line["wire_overflowed"], line["wire_flushed"] = self.lost
-        return {name: value if isinstance(value, int) else round(value, 6) for name, value in line.items()}
+        rounded = {name: value if isinstance(value, int) else round(value, 6) for name, value in line.items()}
+        return rounded | ({} if self.lost is None else _lost_as_line(self.lost))
+
+
+def _lost_as_line(lost: np.ndarray) -> dict[str, int | list[int]]:
+    """Totals, and by bucket where there is anything to tell."""
+    line: dict[str, int | list[int]] = {}
+    for name, of_buckets in zip(("wire_overflowed", "wire_flushed"), lost.T.tolist(), strict=True):
+        line[name] = sum(of_buckets)
+        if line[name]:
+            line[f"{name}_by_bucket"] = of_buckets
+    return line
 
 
 _NAMES = [f"{name}_seconds" for name in PHASES]
 
 
 class RankSeconds:
-    """Brings the seconds of all workers to rank 0. Bytes on the wire: 72 a worker and update, all to rank 0.
+    """Brings the seconds of all workers to rank 0.
+
+    Bytes on the wire: 56 a worker and update, all to rank 0; where 16 bits are sent, 16 more a bucket.
 
     Args:
         clock: of this worker.
         mpi: communicator of all workers.
-        counts_lost: whether the wire has 16 bits.
+        counts_lost: whether numbers are rounded to 16 bits.
     """
 
     def __init__(self, clock: PhaseClock, mpi: Any, *, counts_lost: bool) -> None:
@@ -162,16 +174,16 @@ class RankSeconds:
     def gather(self, exchanged: Exchanged | None) -> UpdateSeconds | None:
         """Of the update that has just ended; all workers call this together. None on all ranks but 0."""
         taken = self._clock.take()
-        lost = (exchanged.seconds, exchanged.num_overflowed, exchanged.num_flushed) if exchanged else (0.0, 0, 0)
-        own = np.array([*(taken.get(name, 0.0) for name in PHASES), *lost], dtype=np.float64)
+        lost = exchanged.lost.ravel() if exchanged and self._counts_lost else ()
+        seconds = [*(taken.get(name, 0.0) for name in PHASES), exchanged.seconds if exchanged else 0.0]
+        own = np.array([*seconds, *lost], dtype=np.float64)
         rows = np.empty((self._mpi.size, own.size)) if self._mpi.rank == 0 else None
         with self._clock("waiting"):  # counted in the next update
             self._mpi.Gather(own, rows, root=0)
         if rows is None:
             return None
-        exchange, overflowed, flushed = rows[:, len(PHASES) :].T
         return UpdateSeconds(
             seconds=rows[:, : len(PHASES)],
-            exchange_seconds=float(exchange.mean()),
-            lost=(int(overflowed.sum()), int(flushed.sum())) if self._counts_lost else None,
+            exchange_seconds=float(rows[:, len(PHASES)].mean()),
+            lost=rows[:, len(seconds) :].sum(axis=0).astype(np.int64).reshape(-1, 2) if self._counts_lost else None,
         )

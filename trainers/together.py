@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from recipes.errors import InputRefused
+from recipes.planning.planner import Plan
 from trainers.exact_mode import require_same_machine
 from trainers.faults import RunFailed, abort_on_exception, remove_shared_memory
 from trainers.lacks import require_data
@@ -69,6 +70,27 @@ def way_to_join(library: str, environment: Mapping[str, str] = os.environ) -> st
         return "`kilobatch doctor` tells which MPI this is"
     kind = "pmix" if library.startswith("Open MPI") else "pmi2"
     return f"type `export SLURM_MPI_TYPE={kind}` before the same command (srun --mpi=list says what this Slurm has)"
+
+
+def require_threads(plan: Plan, mpi: Any) -> None:
+    """Refuse an exchange by a thread of its own where MPI does not let several threads call it.
+
+    Args:
+        plan: of the run.
+        mpi: communicator of all workers.
+    Raises:
+        LaunchError: MPI is at a level below MPI_THREAD_MULTIPLE.
+    """
+    from mpi4py import MPI
+
+    if mpi.size == 1 or plan.exact or not plan.cluster.exchange.overlap or MPI.Query_thread() >= MPI.THREAD_MULTIPLE:
+        return
+    level = {MPI.THREAD_SINGLE: "SINGLE", MPI.THREAD_FUNNELED: "FUNNELED"}.get(MPI.Query_thread(), "SERIALIZED")
+    raise LaunchError(
+        f"gradients are exchanged by a thread beside backward, and MPI gives MPI_THREAD_{level} where that needs "
+        "MPI_THREAD_MULTIPLE; exchange after backward with `--set cluster.exchange.overlap=false`, or see "
+        "`kilobatch doctor`"
+    )
 
 
 def train_together(
@@ -194,6 +216,7 @@ def _checked_together(
                     f"-n {request.workers} was asked for and {mpi.size} ranks were launched; leave -n out"
                 )
             prepared = prepare(request, workers=mpi.size)
+            require_threads(prepared.plan, mpi)
             folder = request.out or default_folder(prepared.opened.recipe.name)
             if not checked:  # else our parent has done so, and begun the log there
                 check_folder(request, folder, prepared)

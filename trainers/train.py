@@ -20,7 +20,7 @@ from trainers.build import Parts, build, build_exchange, build_feed
 from trainers.checkpoint import load_into, newest_checkpoint, read_checkpoint
 from trainers.device import notes_on, said_of, take_device
 from trainers.environment import environment, other_kernels
-from trainers.equal_ranks import WeightsDiffer, require_equal_weights, require_one_recipe
+from trainers.equal_ranks import WeightsDiffer, require_equal_weights, require_one_recipe, why_weights_differ
 from trainers.evaluate import score
 from trainers.exact_mode import require_one_machine
 from trainers.extensions.checkpoints import Checkpoints
@@ -86,6 +86,7 @@ class _Run:
     def __init__(self, opened: OpenedRecipe, plan: Plan, options: TrainOptions, mpi: Any, pulse: Pulse) -> None:
         self.opened, self.plan, self.options, self.mpi, self.pulse = opened, plan, options, mpi, pulse
         self.leads = mpi.rank == 0
+        self.drifting = why_weights_differ(plan.cluster.exchange, mpi)
         forget_peak()
         self.device = take_device(plan.cluster.device, mpi)
         parts = build(opened.recipe, opened.dataset)
@@ -130,10 +131,11 @@ class _Run:
         """Write or read what a run begins with, then set up the trainer."""
         folder = self.options.folder
         state, notes = self._resumed_state() if self.options.resume else (None, [])
-        require_equal_weights(self.parts.model, self.mpi, update=self.updater.iteration)
+        self._equal()
         unmeasured = self.plan.without_noise_scale if self.options.measure_noise else ()
         notes += notes_on(self.device, self.opened.recipe.precision.compute)
-        notes += [f"warning: {warning}" for warning in (*self.pulse.warnings, *self.plan.warnings, *unmeasured)]
+        warnings = (*self.pulse.warnings, *self.plan.warnings, *unmeasured, *filter(None, [self.drifting]))
+        notes += [f"warning: {warning}" for warning in warnings]
         if self.leads:
             (folder / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
             cut_back(folder, self.updater.iteration)
@@ -227,16 +229,15 @@ class _Run:
         measure(trainer, self.metrics, self.mpi, profile=self.options.profile, end=self.end_update)
         if self.options.trace:
             trainer.extend(Trace(folder / TRACE, self.mpi))
-        trainer.extend(
-            lambda trainer: require_equal_weights(self.parts.model, self.mpi, update=self.updater.iteration),
-            name="equal weights",
-            trigger=AnyOf(evaluates, saves),
-            priority=_FIRST,
-        )
         trainer.extend(evaluation, trigger=evaluates)
-        kept = self.checkpoints
-        trainer.extend(timed("checkpoint", kept), name=kept.default_name, priority=kept.priority, trigger=saves)
+        if not self.drifting:
+            kept, either = self.checkpoints, AnyOf(evaluates, saves)
+            trainer.extend(lambda trainer: self._equal(), name="equal weights", trigger=either, priority=_FIRST)
+            trainer.extend(timed("checkpoint", kept), name=kept.default_name, priority=kept.priority, trigger=saves)
         return trainer
+
+    def _equal(self) -> None:
+        require_equal_weights(self.parts.model, self.mpi, update=self.updater.iteration)
 
     def _score(self) -> Any:
         parts = self.parts

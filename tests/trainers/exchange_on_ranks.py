@@ -19,6 +19,7 @@ from trainers.communicators.wire import WIRES, FullWire
 from trainers.exchange import Exchange
 from trainers.flat_gradients import FlatGradients
 from trainers.models import SmallCNN
+from trainers.phases import PhaseClock, RankSeconds
 
 WORLD = MPI.COMM_WORLD
 SAMPLES = 6 * WORLD.size
@@ -86,6 +87,24 @@ def check_on_16_bits_it_is_so_within_their_precision():
         error = sum(float(np.square(found[path] - expected[path]).sum()) for path in expected)
         norm = sum(float(np.square(gradient).sum()) for gradient in expected.values())
         assert 0 < (error / norm) ** 0.5 < wire.epsilon * WORLD.size, (name, component)
+
+
+def check_what_16_bits_lose_is_told_by_bucket_over_all_ranks():
+    model, images = model_and_images()
+    connection = Direct().connect(WORLD.Dup())
+    flat = FlatGradients(model, images[:1], connection.allocate)
+    exchange = Exchange(flat, connection, wire=WIRES["float16"](), bucket_bytes=1, overlap=True)
+    flat.values[...] = 1.0
+    second = flat.values[exchange.buckets[1].place]
+    second[0] = 1e10  # beside which 1e-3 vanishes, on every rank but 0 twice
+    second[1 : 2 if WORLD.rank == 0 else 3] = 1e-3
+    exchanged = exchange.begin(scale=1.0).finish()
+    found = RankSeconds(PhaseClock(), WORLD, counts_lost=True).gather(exchanged)
+    exchange.close()
+    if WORLD.rank == 0:
+        line, num_lost = found.as_line(), 2 * WORLD.size - 1
+        assert line["wire_flushed_by_bucket"] == [0, num_lost, *[0] * (len(exchange.buckets) - 2)]
+        assert (line["wire_overflowed"], line["wire_flushed"]) == (0, num_lost)
 
 
 def check_all_ranks_have_the_same_bits_with_overlap_and_without():

@@ -34,6 +34,36 @@ def test_wire_of_the_command_line_is_what_gradients_are_rounded_to(tmp_path):
     np.testing.assert_allclose(rounded, full, rtol=0.05, atol=0.02)
 
 
+@pytest.mark.mpi
+def test_in_shared_memory_nothing_is_sent_so_that_16_bits_round_nothing_and_count_nothing(tmp_path):
+    shared = ("--set", "cluster.exchange.communicator={kind: SharedWindow}")
+    full = weights_of(tmp_path / "float32", *shared)
+    half = weights_of(tmp_path / "float16", *shared, "--set", "cluster.exchange.wire=float16")
+    assert np.array_equal(full, half)
+    assert "wire_flushed" not in (tmp_path / "float16" / "metrics.jsonl").read_text()
+    weights_of(tmp_path / "ring", "--set", "cluster.exchange.wire=float16")
+    lines = [json.loads(line) for line in (tmp_path / "ring" / "metrics.jsonl").read_text().splitlines()]
+    assert sum("wire_flushed" in line for line in lines) == 3
+
+
+@pytest.mark.mpi
+def test_with_dummy_the_weights_drift_and_the_run_goes_to_its_end(tmp_path):
+    folder, dummy = tmp_path / "run", ("--set", "cluster.exchange.communicator={kind: Dummy}")
+    often = ("--set", "evaluation.every=2up", "--checkpoint-every", "1up", "--stop-after", "3up")
+    done = kilobatch("train", *SMALL, *dummy, *often, "-n", 2, "--out", folder)
+    assert done.returncode == 0, done.stderr
+    assert "weights of the ranks differ by intention" in (folder / "log.txt").read_text()
+    assert list((folder / "checkpoints").iterdir()) == [], "of no model"
+    keys = [json.loads(line)["key"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert keys.count("train_loss") == 3
+    assert "eval_accuracy" in keys
+    assert keys[-1] == "run_stop"
+    alone = tmp_path / "alone"  # where there is nobody to differ from
+    done = kilobatch("train", *SMALL, *dummy, "-n", 1, "--stop-after", "2up", "--no-report", "--out", alone)
+    assert done.returncode == 0, done.stderr
+    assert (alone / "checkpoints" / "update-000002").is_dir()
+
+
 def test_wrong_override_of_the_cluster_starts_nothing(tmp_path):
     folder = tmp_path / "run"
     done = kilobatch("train", *SMALL, "--set", "cluster.exchange.wire=float8", "-n", 2, "--out", folder)

@@ -49,6 +49,17 @@ def test_ranks_that_do_not_end_in_time_stop_training():
     assert not diagnosis.trains_on_cpu
 
 
+@pytest.mark.mpi
+def test_a_thread_level_below_multiple_is_named_with_its_way_out(monkeypatch):
+    monkeypatch.setenv("MPI4PY_RC_THREAD_LEVEL", "serialized")
+    problems = []
+    assert doctor._mpi(problems, 60.0)["thread_level"] == "serialized"
+    (problem,) = problems
+    assert "MPI's thread level is serialized" in problem.what
+    assert "overlap=false" in problem.way_out
+    assert not problem.stops_cpu_training
+
+
 def test_under_a_launcher_no_ranks_are_started(monkeypatch):
     monkeypatch.setenv("PMI_RANK", "0")
     monkeypatch.setenv("PMI_SIZE", "4")

@@ -98,6 +98,7 @@ def test_what_is_flushed_beside_a_large_number_is_counted():
     flat.values[...] = [1e10, 1.0, 1e-3, 0.0, -1e-3, 1e-3, 0.0]
     found = exchange.begin(scale=1.0).finish()
     assert (found.num_overflowed, found.num_flushed) == (0, 2), "1e-3 twice beside 1e10, and not in its own bucket"
+    assert found.lost.tolist() == [[0, 2], [0, 0]]
     assert (flat.values[2:5] == 0).all()
     np.testing.assert_allclose(flat.values[[0, 1, 5]], [1e10, 1.0, 1e-3], rtol=2.0**-6)
 
@@ -167,5 +168,5 @@ def test_on_real_ranks(launch, check):
 
 @pytest.mark.mpi
 def test_all_ranks_end_well(launch):
-    assert len(CHECKS) == 5
+    assert len(CHECKS) == 6
     assert launch.returncode == 0, launch.stderr

@@ -154,13 +154,15 @@ def test_a_line_has_means_the_slowest_rank_and_what_16_bits_lost():
     for name in ("input", "forward", "evaluation"):
         with clock(name):
             time.sleep(0.01)
-    exchanged = Exchanged(num_overflowed=2, num_flushed=5, seconds=0.25, waited_seconds=0.1)
+    exchanged = Exchanged(lost=np.array([[0, 1], [0, 4], [0, 0]]), seconds=0.25, waited_seconds=0.1)
     seconds = RankSeconds(clock, MPI.COMM_SELF, counts_lost=True).gather(exchanged)
     line = seconds.as_line()
     assert set(line) == {f"{name}_seconds" for name in PHASES} | {
         "exchange_seconds", "slowest_rank", "slowest_seconds", "wire_overflowed", "wire_flushed",
+        "wire_flushed_by_bucket",
     }  # fmt: skip
-    assert (line["wire_overflowed"], line["wire_flushed"], line["exchange_seconds"]) == (2, 5, 0.25)
+    assert (line["wire_overflowed"], line["wire_flushed"], line["exchange_seconds"]) == (0, 5, 0.25)
+    assert line["wire_flushed_by_bucket"] == [1, 4, 0]
     assert line["slowest_seconds"] == pytest.approx(line["input_seconds"] + line["forward_seconds"], abs=2e-6)
     assert "wire_flushed" not in RankSeconds(clock, MPI.COMM_SELF, counts_lost=False).gather(exchanged).as_line()
 

@@ -99,7 +99,7 @@ class ChainerMNCommunicator(MpiCommunicatorBase):
         if kind not in self._buffers:
             (communicator, wire, bucket_bytes), mpi = self.settings, self.mpi_comm.Dup()
             connection = communicator.connect(mpi) if library == "numpy" else connect_on_gpu(communicator, mpi)
-            full = wire == "float32" or type_ == "float64"
+            full = wire == "float32" or type_ == "float64" or connection.sends_nothing()
             values = connection.allocate(max(bucket_bytes // np.dtype(type_).itemsize, 1), np.dtype(type_))
             self._buffers[kind] = (connection, FullWire(type_) if full else WIRES[wire](), values)
         return self._buffers[kind]

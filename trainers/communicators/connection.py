@@ -60,6 +60,10 @@ class Connection:
         """Numbers that this worker sends for the sum of so many; None where that is not known."""
         return None if self._sent is None else self._sent * num_values
 
+    def sends_nothing(self) -> bool:
+        """Whether no number leaves any worker, so that none need be rounded; all workers call this together."""
+        return self.mpi.allreduce(int(self.sent_values(1) == 0)) == self.mpi.size
+
     def allocate(self, num_values: int, dtype: Any) -> np.ndarray:
         """Memory, all zero, whose parts `sum` is called with."""
         return np.zeros(num_values, dtype)

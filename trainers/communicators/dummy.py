@@ -14,10 +14,12 @@ class Dummy:
 
         nothing on the wire
 
-    The workers' weights drift apart, and what is trained is no model.
+    The workers' weights drift apart, and what is trained is no model: no checkpoint of it is written.
 
     Source: ChainerMN's communicator of that name.
     """
+
+    weights_drift = True  # by intention, see `trainers.equal_ranks.why_weights_differ`
 
     def connect(self, mpi: Any) -> Connection:
         """Ready on all workers of `mpi`."""

@@ -1,0 +1,48 @@
+"""What MPI cannot give a run: told by the real command, before any work."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.mpi
+TRAIN = [sys.executable, "-P", "-m", "kilobatch", "train", "digits/ramp", "-n", "2", "--set", "model.width=4"]
+
+
+def train(folder, *words, **environment):
+    command = [*TRAIN, *words, "--no-report", "--stop-after", "1up", "--out", str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, **environment})
+
+
+@pytest.mark.parametrize(
+    ("environment", "why"),
+    [
+        ({"MPI4PY_LIBMPI": "/nowhere/libmpi.so"}, "cannot load MPI library /nowhere/libmpi.so"),
+        ({"MPI4PY_MPIABI": "nosuch"}, "cannot import name 'MPI' from 'mpi4py'"),
+    ],
+    ids=["no library", "no ABI"],
+)
+def test_without_an_mpi_the_way_out_is_told_and_nothing_trained(tmp_path, environment, why):
+    done = train(tmp_path / "run", **environment)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"kilobatch: MPI cannot start: {why}")
+    assert "pip install mpi4py mpich" in line
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("words", [(), ("--set", "updater.double_buffering=true")], ids=["overlap", "double buffering"])
+def test_a_thread_for_the_exchange_is_refused_where_mpi_forbids_it(tmp_path, words):
+    done = train(tmp_path / "run", *words, MPI4PY_RC_THREAD_LEVEL="serialized")
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("kilobatch: gradients are exchanged by a thread beside backward, and MPI gives MPI_THREAD_S")
+    assert "overlap=false" in line
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_without_the_thread_a_low_level_is_enough(tmp_path):
+    words = ("--set", "cluster.exchange.overlap=false", "--set", "updater.double_buffering=true")
+    done = train(tmp_path / "run", *words, MPI4PY_RC_THREAD_LEVEL="serialized")
+    assert done.returncode == 0, done.stderr
