@@ -16,7 +16,7 @@ _LEAVING_SECONDS = 5.0  # in which whoever started the ranks ends those that are
 _WINDOW_BYTES = (1 << 16, 1 << 22)  # on their way, at least and at most
 _WINDOW_SECONDS = 8e-3  # of what came lately: what a small message of MPI's waits for at most
 _POLL_SECONDS = 0.1
-_ALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 6))  # seconds, seconds, questions
+_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}  # seconds, seconds, questions; as the system has
 _WAY_OUT = "; without sockets MPI finds its own way"
 
 
@@ -64,8 +64,9 @@ class SocketRing:
                 line.setblocking(False)
                 line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-                for option, value in _ALIVE:
-                    line.setsockopt(socket.IPPROTO_TCP, option, value)
+                for name, value in _ALIVE.items():
+                    if hasattr(socket, name):
+                        line.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
             self._widen(_WINDOW_BYTES[0])
 
     def pass_on(self, sent: np.ndarray, received: np.ndarray) -> None:
