@@ -204,14 +204,10 @@ class Round:
 def mean(values: np.ndarray, connection: Connection, wire: Wire, scale: float) -> tuple[int, int]:
     """values <- scale * sum over workers, as `Exchange` tells; how many numbers overflowed, how many became zero."""
     if isinstance(wire, FullWire):
-        connection.mean(values, wire, scale)
-        return 0, 0
+        return connection.mean(values, wire, 1.0, scale)
     total = total_of(connection.mpi, scale * largest_of(values))
     factor = wire_factor(total, wire, connection.num_roundings)
-    losses = wire.scale(values, scale * factor)
-    connection.sum(values, wire)
-    values *= np.float32(1.0 / factor)
-    return losses
+    return connection.mean(values, wire, scale * factor, 1.0 / factor)
 
 
 def largest_of(values: np.ndarray) -> float:

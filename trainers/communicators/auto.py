@@ -149,13 +149,20 @@ class _Fastest(Connection):
         return found[0].sent_values(num_values) if found else None
 
     def _sum(self, values: np.ndarray, wire: Wire) -> None:
+        self._fastest(values, wire, 1.0).sum(values, wire)
+
+    def mean(self, values: np.ndarray, wire: Wire, before: float, after: float) -> tuple[int, int]:
+        return self._fastest(values, wire, before).mean(values, wire, before, after)
+
+    def _fastest(self, values: np.ndarray, wire: Wire, before: float) -> Connection:
+        """What was fastest for as many values, to be multiplied by `before` on their way."""
         kind = (len(values).bit_length(), wire.name)
         if kind not in self._chosen:
-            self._chosen[kind] = self._fastest(values, wire)
-        self._chosen[kind].sum(values, wire)
+            self._chosen[kind] = self._measured(values, wire, before)
+        return self._chosen[kind]
 
-    def _fastest(self, values: np.ndarray, wire: Wire) -> Connection:
-        before, costs = values.copy(), []
+    def _measured(self, values: np.ndarray, wire: Wire, before: float) -> Connection:
+        given, costs = values.copy(), []
         beside = int(threading.current_thread() is not threading.main_thread())
         for component, connection in self._connections:
             coarse = isinstance(component, MpiAllreduce) or connection.num_roundings > _MOST_ROUNDINGS
@@ -163,11 +170,11 @@ class _Fastest(Connection):
                 continue
 
             def run(connection: Connection = connection) -> None:
-                values[...] = before
-                connection.sum(values, wire)
+                values[...] = given
+                connection.mean(values, wire, before, 1.0)
 
             costs.append((_cost(self.mpi, run, beside), component, connection))
-        values[...] = before
+        values[...] = given
         best, component, connection = min(costs, key=lambda entry: entry[0])
         megabytes = values.nbytes / 1e6
         self.choices.append(f"{type(component).__name__} for buckets like {megabytes:.3g} MB ({1000 * best:.3g} ms)")

@@ -51,10 +51,12 @@ class Connection:
         self.beside_backward = False
         self._sent, self._waiting = sent, waiting
 
-    def mean(self, values: np.ndarray, wire: Wire, scale: float) -> None:
-        """values <- scale times their sum."""
+    def mean(self, values: np.ndarray, wire: Wire, before: float, after: float) -> tuple[int, int]:
+        """values <- after * sum of before * values; how many numbers of this worker `before` lost, as `Wire.scale`."""
+        lost = wire.scale(values, before)
         self.sum(values, wire)
-        values *= values.dtype.type(scale)
+        values *= values.dtype.type(after)
+        return lost
 
     def sent_values(self, num_values: int) -> float | None:
         """Numbers that this worker sends for the sum of so many; None where that is not known."""

@@ -4,6 +4,7 @@
 
 #include <math.h>
 #include <stdint.h>
+#include <string.h>
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
@@ -13,6 +14,7 @@
 #define WIDTH 8
 #define BLOCK 32768
 #define PASS __attribute__((target("avx2,f16c")))
+#define EIGHT PASS __attribute__((always_inline)) static inline
 #define TO_NEAREST (_MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
 
 /* Whether the functions below may be called on this processor. */
@@ -38,35 +40,73 @@ PASS static __m256 from_bfloat16(__m128i x) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
 }
 
-/* pack: packed <- values; add: values += packed; store: values <- packed. The last numbers go through eight of zero. */
-#define PASSES(format)                                                                                            \
-    PASS void pack_##format(const float *values, uint16_t *packed, int64_t n) {                                   \
-        int64_t i = 0, j;                                                                                         \
-        for (; i + WIDTH <= n; i += WIDTH)                                                                        \
-            _mm_storeu_si128((__m128i *)(packed + i), to_##format(_mm256_loadu_ps(values + i)));                  \
-        float rest[WIDTH] = {0};                                                                                  \
-        uint16_t found[WIDTH];                                                                                    \
-        for (j = i; j < n; j++) rest[j - i] = values[j];                                                          \
-        _mm_storeu_si128((__m128i *)found, to_##format(_mm256_loadu_ps(rest)));                                   \
-        for (j = i; j < n; j++) packed[j] = found[j - i];                                                         \
-    }                                                                                                             \
-    PASS static void unpack_##format(const uint16_t *packed, float *values, int64_t n, int adds) {                \
-        int64_t i = 0, j;                                                                                         \
-        for (; i + WIDTH <= n; i += WIDTH) {                                                                      \
-            __m256 x = from_##format(_mm_loadu_si128((const __m128i *)(packed + i)));                             \
-            _mm256_storeu_ps(values + i, adds ? _mm256_add_ps(_mm256_loadu_ps(values + i), x) : x);               \
-        }                                                                                                         \
-        uint16_t rest[WIDTH] = {0};                                                                               \
-        float found[WIDTH];                                                                                       \
-        for (j = i; j < n; j++) rest[j - i] = packed[j];                                                          \
-        _mm256_storeu_ps(found, from_##format(_mm_loadu_si128((const __m128i *)rest)));                           \
-        for (j = i; j < n; j++) values[j] = adds ? values[j] + found[j - i] : found[j - i];                       \
-    }                                                                                                             \
-    void add_##format(float *values, const uint16_t *packed, int64_t n) { unpack_##format(packed, values, n, 1); } \
-    void store_##format(float *values, const uint16_t *packed, int64_t n) { unpack_##format(packed, values, n, 0); }
+/* A factor, the limits of what `scale` counts, and from each number that is counted -1 in one of eight sums. */
+typedef struct {
+    __m256 factor, infinite_from, zero_up_to;
+    __m256i overflowed, flushed;
+} pass;
 
-PASSES(float16)
-PASSES(bfloat16)
+EIGHT __m256 scaled(pass *p, const float *values) {
+    __m256 x = _mm256_mul_ps(_mm256_loadu_ps(values), p->factor), size = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x);
+    __m256 finite = _mm256_cmp_ps(size, _mm256_set1_ps(INFINITY), _CMP_NEQ_OQ);
+    __m256 something = _mm256_cmp_ps(size, _mm256_setzero_ps(), _CMP_NEQ_OQ);
+    __m256 large = _mm256_cmp_ps(size, p->infinite_from, _CMP_GE_OQ);
+    __m256 small = _mm256_cmp_ps(size, p->zero_up_to, _CMP_LE_OQ);
+    p->overflowed = _mm256_add_epi32(p->overflowed, _mm256_castps_si256(_mm256_and_ps(large, finite)));
+    p->flushed = _mm256_add_epi32(p->flushed, _mm256_castps_si256(_mm256_and_ps(small, something)));
+    return x;
+}
+
+PASS static int64_t counted(__m256i sums) {
+    int32_t parts[WIDTH];
+    int64_t total = 0;
+    _mm256_storeu_si256((__m256i *)parts, sums);
+    for (int i = 0; i < WIDTH; i++) total -= parts[i];
+    return total;
+}
+
+/* pack: packed <- values * factor; add: values <- values * factor + packed; both count. store: values <- packed * factor. */
+#define EIGHTS(format)                                                                                            \
+    EIGHT void pack_##format(pass *p, float *values, uint16_t *packed) {                                          \
+        _mm_storeu_si128((__m128i *)packed, to_##format(scaled(p, values)));                                      \
+    }                                                                                                             \
+    EIGHT void add_##format(pass *p, float *values, uint16_t *packed) {                                           \
+        __m256 received = from_##format(_mm_loadu_si128((__m128i *)packed));                                      \
+        _mm256_storeu_ps(values, _mm256_add_ps(scaled(p, values), received));                                     \
+    }                                                                                                             \
+    EIGHT void store_##format(pass *p, float *values, uint16_t *packed) {                                         \
+        __m256 received = from_##format(_mm_loadu_si128((__m128i *)packed));                                      \
+        _mm256_storeu_ps(values, _mm256_mul_ps(received, p->factor));                                             \
+    }
+
+EIGHTS(float16)
+EIGHTS(bfloat16)
+
+/* One of these over any number of values; the last ones go through eight, the others of which are zero. */
+#define SCALED(way)                                                                                               \
+    PASS void scaled_##way(float *values, uint16_t *packed, int64_t n, float factor, float infinite_from,         \
+                           float zero_up_to, int64_t *counts) {                                                   \
+        pass p = {_mm256_set1_ps(factor), _mm256_set1_ps(infinite_from), _mm256_set1_ps(zero_up_to),              \
+                  _mm256_setzero_si256(), _mm256_setzero_si256()};                                                \
+        int64_t whole = n - n % WIDTH, rest = n - whole;                                                          \
+        for (int64_t i = 0; i < whole; i += WIDTH) way(&p, values + i, packed + i);                               \
+        float few[WIDTH] = {0};                                                                                   \
+        uint16_t few_packed[WIDTH] = {0};                                                                         \
+        memcpy(few, values + whole, rest * sizeof *few);                                                          \
+        memcpy(few_packed, packed + whole, rest * sizeof *few_packed);                                            \
+        way(&p, few, few_packed);                                                                                 \
+        memcpy(values + whole, few, rest * sizeof *few);                                                          \
+        memcpy(packed + whole, few_packed, rest * sizeof *few_packed);                                            \
+        counts[0] += counted(p.overflowed);                                                                       \
+        counts[1] += counted(p.flushed);                                                                          \
+    }
+
+SCALED(pack_float16)
+SCALED(add_float16)
+SCALED(store_float16)
+SCALED(pack_bfloat16)
+SCALED(add_bfloat16)
+SCALED(store_bfloat16)
 
 /* The largest absolute value of these numbers, bits of float32, as such: what is no number is larger than infinity. */
 PASS uint32_t largest(const uint32_t *values, int64_t n) {

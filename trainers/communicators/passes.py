@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import math
 from typing import Any
 
 import numpy as np
 
 _POINTER, _COUNT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-_PASSES = [f"{way}_{name}" for way in ("pack", "add", "store") for name in ("float16", "bfloat16")]
+_PASSES = [f"scaled_{way}_{name}" for way in ("pack", "add", "store") for name in ("float16", "bfloat16")]
+_SIGNATURE = (_POINTER, _POINTER, _COUNT, _FLOAT, _FLOAT, _FLOAT, _POINTER)
+_NOTHING = (math.inf, 0.0)  # limits beyond which no number lies
 
 
 def load(file: str) -> ctypes.CDLL | None:
@@ -17,7 +20,7 @@ def load(file: str) -> ctypes.CDLL | None:
     library = ctypes.CDLL(file)
     try:
         for name in _PASSES:
-            getattr(library, name).argtypes, getattr(library, name).restype = (_POINTER, _POINTER, _COUNT), None
+            getattr(library, name).argtypes, getattr(library, name).restype = _SIGNATURE, None
         library.largest.argtypes, library.largest.restype = (_POINTER, _COUNT), ctypes.c_uint32
         library.scale.argtypes = (_POINTER, _COUNT, _FLOAT, _FLOAT, _FLOAT, _POINTER)
         library.scale.restype = None
@@ -54,12 +57,28 @@ def scaled(values: Any, factor: float, infinite_from: float, zero_up_to: float) 
     return int(counts[0]), int(counts[1])
 
 
-def passed(name: str, values: Any, packed: Any) -> bool:
-    """Whether the pass of this name went over values, and as many numbers of 16 bits."""
+def passed(
+    name: str,
+    values: Any,
+    packed: Any,
+    *,
+    factor: float = 1.0,
+    limits: tuple[float, float] = _NOTHING,
+    counts: np.ndarray | None = None,
+) -> bool:
+    """Whether the pass of this name went over values, and as many numbers of 16 bits.
+
+    Args:
+        name: of `half.c`, without "scaled".
+        factor: of the values, or of what is stored in them.
+        limits, counts: as of `scaled`; two numbers of int64 that are added to.
+    """
     if not _serves(values) or not packed.flags.c_contiguous:
         return False
     assert packed.nbytes == 2 * len(values)
-    getattr(COMPILED, name)(values.ctypes.data, packed.ctypes.data, len(values))
+    counts = np.zeros(2, np.int64) if counts is None else counts
+    run = getattr(COMPILED, f"scaled_{name}")
+    run(values.ctypes.data, packed.ctypes.data, len(values), factor, *limits, counts.ctypes.data)
     return True
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from trainers.arguments import require_flag
 from trainers.communicators.connection import Connection, ring_share, shares
 from trainers.communicators.sockets import SocketRing
-from trainers.communicators.wire import Wire
+from trainers.communicators.wire import FullWire, Wire
 from trainers.waiting import send_and_receive
 
 
@@ -41,12 +41,29 @@ class Ring:
 
     def connect(self, mpi: Any) -> Connection:
         """Ready on all workers of `mpi`, which call this together."""
-        ring = ring_of(mpi, whole=mpi, sockets=self.sockets)
+        return _Around(mpi, ring_of(mpi, whole=mpi, sockets=self.sockets))
 
-        def sum_of(values: np.ndarray, wire: Wire) -> None:
-            ring_sum(ring, values, wire)
 
-        return Connection(mpi, sum_of, num_roundings=mpi.size - 1, parts=(ring.close,), sent=ring_share(mpi.size))
+class _Around(Connection):
+    """Scales numbers as they are packed, added and stored: each pass over all of them costs what a message does."""
+
+    def __init__(self, mpi: Any, ring: MpiRing | SocketRing) -> None:
+        super().__init__(mpi, self._sum, num_roundings=mpi.size - 1, parts=(ring.close,), sent=ring_share(mpi.size))
+        self._ring = ring
+
+    def _sum(self, values: np.ndarray, wire: Wire) -> None:
+        ring_sum(self._ring, values, wire)
+
+    def mean(self, values: np.ndarray, wire: Wire, before: float, after: float) -> tuple[int, int]:
+        if self.mpi.size == 1:
+            return super().mean(values, wire, before, after)
+        parts, lost = shares(len(values), self.mpi.size), np.zeros(2, np.int64)
+        ring_reduce_scatter(self._ring, values, parts, wire, before, lost)
+        if isinstance(wire, FullWire):  # the same bits whoever multiplies
+            wire.scale(values[parts[self.mpi.rank]], after)
+            after = 1.0
+        ring_allgather(self._ring, values, parts, wire, after)
+        return int(lost[0]), int(lost[1])
 
 
 class MpiRing:
@@ -84,29 +101,42 @@ def ring_sum(ring: MpiRing | SocketRing, values: np.ndarray, wire: Wire) -> None
     ring_allgather(ring, values, parts, wire)
 
 
-def ring_reduce_scatter(ring: MpiRing | SocketRing, values: np.ndarray, parts: list[slice], wire: Wire) -> None:
-    """This worker's part of `values` becomes its sum over the ring; the other parts are spoilt."""
+def ring_reduce_scatter(
+    ring: MpiRing | SocketRing,
+    values: np.ndarray,
+    parts: list[slice],
+    wire: Wire,
+    factor: float = 1.0,
+    lost: np.ndarray | None = None,
+) -> None:
+    """This worker's part of `values` becomes the sum of factor * values over the ring; the other parts are spoilt.
+
+    Args:
+        factor, lost: of this worker's numbers, as of `Wire.pack`; of two workers or more.
+    """
     rank, size = ring.rank, ring.size
     for step in range(size - 1):
         sent, got = values[parts[(rank - step - 1) % size]], values[parts[(rank - step - 2) % size]]
         received = wire.scratch(got)
-        ring.pass_on(wire.pack(sent), received)
-        wire.add(got, received)
+        ring.pass_on(wire.pack(sent) if step else wire.pack(sent, factor, lost), received)
+        wire.add(got, received, factor, lost)
 
 
-def ring_allgather(ring: MpiRing | SocketRing, values: np.ndarray, parts: list[slice], wire: Wire) -> None:
-    """All parts of `values` become those of the worker that they belong to, as the wire has them, there too."""
+def ring_allgather(
+    ring: MpiRing | SocketRing, values: np.ndarray, parts: list[slice], wire: Wire, factor: float = 1.0
+) -> None:
+    """All parts of `values` become those of the worker that they belong to, as the wire has them, times the factor."""
     rank, size = ring.rank, ring.size
-    sent, room = round_to(wire, values[parts[rank]]), wire.room(values)
+    sent, room = round_to(wire, values[parts[rank]], factor), wire.room(values)
     for step in range(size - 1):
         part = parts[(rank - step - 1) % size]
         ring.pass_on(sent, room[part])
-        wire.store(values[part], room[part])
+        wire.store(values[part], room[part], factor)
         sent = room[part]  # goes on as it came
 
 
-def round_to(wire: Wire, values: np.ndarray) -> np.ndarray:
-    """These values as they are sent; what the others will receive is what they are here too."""
+def round_to(wire: Wire, values: np.ndarray, factor: float = 1.0) -> np.ndarray:
+    """These values as they are sent; what the others will receive, times the factor, is what they are here too."""
     packed = wire.pack(values)
-    wire.store(values, packed)
+    wire.store(values, packed, factor)
     return packed

@@ -78,9 +78,15 @@ class _Window(Connection):
         return own
 
     def _sum(self, values: np.ndarray, wire: Wire) -> None:
-        self.mean(values, wire, 1.0)
+        self._mean(values, wire, 1.0)
 
-    def mean(self, values: np.ndarray, wire: Wire, scale: float) -> None:
+    def mean(self, values: np.ndarray, wire: Wire, before: float, after: float) -> tuple[int, int]:
+        lost = wire.scale(values, before)
+        self._mean(values, wire, after)
+        return lost
+
+    def _mean(self, values: np.ndarray, wire: Wire, scale: float) -> None:
+        """values <- scale times their sum."""
         node, rank = self._node, self._node.rank
         start = (values.ctypes.data - self._of_rank[rank].ctypes.data) // values.itemsize
         values_of_rank = [memory[start : start + len(values)] for memory in self._of_rank]

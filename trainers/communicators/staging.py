@@ -87,18 +87,19 @@ class Staged(Connection):
         self._values = self._gpu.zeros(num_values, dtype)
         return self._values
 
-    def mean(self, values: Any, wire: Wire, scale: float) -> None:
-        self._on_host(values, lambda host: self._inner.mean(host, wire, scale))
+    def mean(self, values: Any, wire: Wire, before: float, after: float) -> tuple[int, int]:
+        return self._on_host(values, lambda host: self._inner.mean(host, wire, before, after))
 
     def _sum(self, values: Any, wire: Wire) -> None:
         self._on_host(values, lambda host: self._inner.sum(host, wire))
 
-    def _on_host(self, values: Any, change: Callable[[np.ndarray], None]) -> None:
+    def _on_host(self, values: Any, change: Callable[[np.ndarray], Any]) -> Any:
         start = (_address(values) - _address(self._values)) // values.itemsize
         host = self._host[start : start + len(values)]
         self._gpu.download(values, host)
-        change(host)
+        changed = change(host)
         self._gpu.upload(host, values)
+        return changed
 
     def mark(self) -> Any:
         return self._gpu.mark()

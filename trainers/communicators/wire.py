@@ -30,8 +30,12 @@ class Wire(Protocol):
     largest: float
     epsilon: float
 
-    def pack(self, values: np.ndarray) -> np.ndarray:
-        """The values as they are sent; may be the array itself."""
+    def pack(self, values: np.ndarray, factor: float = 1.0, lost: np.ndarray | None = None) -> np.ndarray:
+        """values * factor as they are sent; may be the array itself, and with a factor the values are spoilt.
+
+        Args:
+            lost: two numbers to which what `scale` would return is added.
+        """
 
     def room(self, values: np.ndarray) -> np.ndarray:
         """Where what replaces `values` may be received; may be the array itself."""
@@ -39,11 +43,13 @@ class Wire(Protocol):
     def scratch(self, values: np.ndarray) -> np.ndarray:
         """Where something as long as `values` may be received without touching them; used again by the next call."""
 
-    def add(self, values: np.ndarray, received: np.ndarray) -> None:
-        """values += received, in the precision of `values`."""
+    def add(
+        self, values: np.ndarray, received: np.ndarray, factor: float = 1.0, lost: np.ndarray | None = None
+    ) -> None:
+        """values <- values * factor + received, in the precision of `values`; `lost` as of `pack`."""
 
-    def store(self, values: np.ndarray, received: np.ndarray) -> None:
-        """values <- received."""
+    def store(self, values: np.ndarray, received: np.ndarray, factor: float = 1.0) -> None:
+        """values <- received * factor; with a factor they are not the same memory."""
 
     def scale(self, values: np.ndarray, factor: float) -> tuple[int, int]:
         """values *= factor; how many then become infinite once packed, how many zero, without having been so."""
@@ -58,7 +64,8 @@ class FullWire:
         self.num_bytes = np.dtype(dtype).itemsize
         self._scratch = np.empty(0, dtype)
 
-    def pack(self, values: np.ndarray) -> np.ndarray:
+    def pack(self, values: np.ndarray, factor: float = 1.0, lost: np.ndarray | None = None) -> np.ndarray:
+        self.scale(values, factor)
         return values
 
     def room(self, values: np.ndarray) -> np.ndarray:
@@ -69,16 +76,21 @@ class FullWire:
             self._scratch = np.empty(len(values), values.dtype)
         return self._scratch[: len(values)]
 
-    def add(self, values: np.ndarray, received: np.ndarray) -> None:
+    def add(
+        self, values: np.ndarray, received: np.ndarray, factor: float = 1.0, lost: np.ndarray | None = None
+    ) -> None:
+        self.scale(values, factor)
         values += received
 
-    def store(self, values: np.ndarray, received: np.ndarray) -> None:
+    def store(self, values: np.ndarray, received: np.ndarray, factor: float = 1.0) -> None:
         xp = array_module(values)
         if not xp.may_share_memory(values, received):
             xp.copyto(values, received)
+        self.scale(values, factor)
 
     def scale(self, values: np.ndarray, factor: float) -> tuple[int, int]:
-        values *= values.dtype.type(factor)
+        if factor != 1.0:
+            values *= values.dtype.type(factor)
         return 0, 0
 
 
@@ -99,9 +111,10 @@ class _HalfWire:
         self._scratch = np.empty(0, np.uint16)
         self._piece = np.empty(_PIECE, np.float32)
 
-    def pack(self, values: np.ndarray) -> np.ndarray:
+    def pack(self, values: np.ndarray, factor: float = 1.0, lost: np.ndarray | None = None) -> np.ndarray:
         packed = array_module(values).empty(len(values), np.uint16)
-        if not passed(f"pack_{self.name}", values, packed):
+        if not self._passed("pack", values, packed, factor, lost):
+            self._scale(values, factor, lost)
             for place in _pieces(values):
                 self._pack(values[place], packed[place])
         return packed
@@ -114,20 +127,25 @@ class _HalfWire:
             self._scratch = np.empty(len(values), np.uint16)
         return self._scratch[: len(values)]
 
-    def add(self, values: np.ndarray, received: np.ndarray) -> None:
-        if passed(f"add_{self.name}", values, received):
+    def add(
+        self, values: np.ndarray, received: np.ndarray, factor: float = 1.0, lost: np.ndarray | None = None
+    ) -> None:
+        if self._passed("add", values, received, factor, lost):
             return
+        self._scale(values, factor, lost)
         for place in _pieces(values):
             part = values[place]
             unpacked = self._piece[: len(part)]
             self._unpack(received[place], unpacked)
             part += unpacked
 
-    def store(self, values: np.ndarray, received: np.ndarray) -> None:
-        if passed(f"store_{self.name}", values, received):
+    def store(self, values: np.ndarray, received: np.ndarray, factor: float = 1.0) -> None:
+        if self._passed("store", values, received, factor, None):
             return
         for place in _pieces(values):
             self._unpack(received[place], values[place])
+        if factor != 1.0:
+            values *= values.dtype.type(factor)
 
     def scale(self, values: np.ndarray, factor: float) -> tuple[int, int]:
         counted = scaled(values, factor, self._infinite_from, self._zero_up_to)
@@ -142,6 +160,18 @@ class _HalfWire:
                 overflowed += int(count(part >= self._infinite_from) - count(part == np.inf))
             flushed += int(count(part <= self._zero_up_to) - count(part == 0))
         return overflowed, flushed
+
+    def _passed(self, way: str, values: Any, packed: Any, factor: float, lost: np.ndarray | None) -> bool:
+        """Whether the compiled pass did it."""
+        counting = {} if lost is None else {"limits": (self._infinite_from, self._zero_up_to), "counts": lost}
+        return passed(f"{way}_{self.name}", values, packed, factor=factor, **counting)
+
+    def _scale(self, values: np.ndarray, factor: float, lost: np.ndarray | None) -> None:
+        """Where there is no such pass, a pass more."""
+        if lost is not None:
+            lost += self.scale(values, factor)
+        elif factor != 1.0:
+            values *= values.dtype.type(factor)
 
     def _pack(self, values: np.ndarray, packed: np.ndarray) -> None:
         raise NotImplementedError

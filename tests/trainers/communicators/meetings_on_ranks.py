@@ -20,7 +20,7 @@ for beside_backward in (False, True, WORLD.rank == 0):  # the last: the others h
         if number % WORLD.size == WORLD.rank:
             time.sleep(0.002)
         values[:] = WORLD.rank + number + 1
-        connection.mean(values, FullWire(), 0.5)
+        connection.mean(values, FullWire(), 1.0, 0.5)
         assert (values == 0.5 * (WORLD.size * (WORLD.size + 1) / 2 + number * WORLD.size)).all()
     crowded = WORLD.size > num_cores(WORLD)
     assert connection.waiting == ("sleeps" if crowded or beside_backward else "spins")

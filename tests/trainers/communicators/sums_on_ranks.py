@@ -23,6 +23,7 @@ from chainer import links as L
 from mpi4py import MPI
 
 from trainers import communicators
+from trainers.communicators.connection import Connection
 from trainers.communicators.staging import Staged, connect_on_gpu
 from trainers.communicators.wire import WIRES, FullWire
 from trainers.device import take_device
@@ -183,8 +184,24 @@ def sums_of_parts(name, wire, dtype):
         identical &= same_everywhere(found)
         start += size + gap
         assert (memory[~inside] == dtype(OUTSIDE)).all(), "a sum has changed its neighbours"
+        assert_mean_is_scaled_sum(connection, part, wire)
+        assert (memory[~inside] == dtype(OUTSIDE)).all(), "a mean has changed its neighbours"
     connection.close()
     return worst, identical
+
+
+def assert_mean_is_scaled_sum(connection, part, wire):
+    """The same bits whether numbers are scaled on their way or before and after it, and the same of them are lost."""
+    before, after = (1.0, 0.3) if isinstance(wire, FullWire) else (0.3 * 2.0**6, 2.0**-6)
+    found = []
+    for mean in (connection.mean, functools.partial(Connection.mean, connection)):
+        part[...] = DEVICE.send(of_rank(WORLD.rank, len(part), part.dtype))
+        part[:2] = DEVICE.xp.array([1e6, 1e-20])[: len(part)]  # overflows and is flushed in float16
+        with connection.after(connection.mark()):
+            lost = mean(part, wire, before, after)
+        found.append((lost, on_host(part).tobytes()))
+    assert found[0] == found[1], (connection, wire.name, len(part))
+    assert lost == ((len(part) > 0, len(part) > 1) if wire.name == "float16" else (0, 0))
 
 
 class Uneven(chainer.Chain):

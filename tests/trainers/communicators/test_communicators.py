@@ -123,7 +123,7 @@ def test_alone_the_sum_is_the_values_themselves(component, num_values, dtype):
     values[...] = expected = np.random.RandomState(0).normal(size=num_values).astype(dtype)
     connection.sum(values, FullWire(dtype))
     assert (values == expected).all()
-    connection.mean(values, FullWire(dtype), 0.25)
+    connection.mean(values, FullWire(dtype), 1.0, 0.25)
     assert (values == expected * dtype(0.25)).all()
     connection.close()
 
@@ -157,7 +157,7 @@ def test_the_all_reduce_of_mpi_refuses_16_bits_by_name(name):
 def test_without_communication_everybody_keeps_the_own_numbers():
     connection = communicators.Dummy().connect(MPI.COMM_SELF)
     values = np.array([1.0, 2.0], dtype=np.float32)
-    connection.mean(values, FullWire(), 0.5)
+    connection.mean(values, FullWire(), 1.0, 0.5)
     assert values.tolist() == [0.5, 1.0]
 
 

@@ -262,3 +262,26 @@ def test_float32_numbers_are_packed_as_numpy_does():
         np.testing.assert_array_equal(packed.view(np.float16), expected)
         known = ~np.isnan(expected)
         assert np.array_equal(packed[known], expected.view(np.uint16)[known])
+
+
+@pytest.mark.parametrize("name", HALVES)
+@pytest.mark.parametrize("count", [*range(19), 70_001])
+def test_scaling_on_the_way_has_the_bits_and_counts_of_scaling_before_and_after(name, count):
+    wire, factor = HALVES[name][0](), 2.0**100 if name == "bfloat16" else 300.0
+    random = np.random.RandomState(count)
+    values, received = (random.normal(size=count) * 10.0 ** random.randint(-12, 3, count) for _ in range(2))
+    values[::5] = 2.0**28 - 2.0**4  # of bfloat16's, times the factor, too
+    values, packed = values.astype(np.float32), wire.pack(received.astype(np.float32))
+    scaled, lost = values.copy(), np.zeros(2, np.int64)
+    counted = wire.scale(scaled, factor)
+    assert (wire.pack(values.copy(), factor, lost) == wire.pack(scaled)).all()
+    assert tuple(lost) == counted
+    assert counted[0] >= (count + 4) // 5
+    added = values.copy()
+    wire.add(added, packed, factor, lost)
+    wire.add(scaled, packed)
+    assert added.tobytes() == scaled.tobytes()
+    assert (lost == np.multiply(counted, 2)).all()
+    wire.store(added, packed, 0.25)
+    wire.store(scaled, packed)
+    assert (added == scaled * np.float32(0.25)).all()
