@@ -11,8 +11,9 @@ the wire, in the same buckets (an eighth of the bytes or one large weight), by t
     wait      Iallreduce of each finished bucket; nobody asks for it again before the end
     test      the same, and the main thread calls Testall at each parameter that backward has finished
     poll      the same as wait, and a thread calls Testall every 0.2 ms
-    thread    `Exchange` with MpiAllreduce: a thread with blocking calls, in which MPI waits at the cost of a core
-    sleep     `Exchange`, whose thread starts an Iallreduce and asks for it with sleeps between, `wait_for`
+    thread    `Exchange` with MpiAllreduce: a thread with blocking calls, in which MPI asks without a pause
+    sleep     `Exchange`, whose thread starts an Iallreduce, asks for it for 0.2 ms, sleeps 1 ms, and so on; MPI_Wait
+              once the main thread has nothing to do but wait
     ring      `Exchange` with our Ring over sockets instead of MPI's sum, as `Auto` often has it on slow links
 
 At the end of wait, test and poll the main thread calls MPI_Wait for one bucket after another, the best there is where

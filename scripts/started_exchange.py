@@ -9,10 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from trainers.communicators.connection import Connection
+from trainers.communicators.wire import Wire
 from trainers.exchange import Exchange, Exchanged, Round
 
 STARTED = ("wait", "test", "poll")
 POLL_SECONDS = 2e-4
+ASKING_SECONDS, SLEEP_SECONDS = 2e-4, 1e-3  # of `Sleeping`, in turns
 
 
 class Started(Exchange):
@@ -98,13 +101,24 @@ class StartedRound(Round):
 
 @dataclass(frozen=True, kw_only=True)
 class Sleeping:
-    """The all-reduce of the MPI library, waited for with sleeps."""
+    """The all-reduce of the MPI library, asked for in turns with sleeps as long as another thread computes."""
 
-    def connect(self, mpi: Any) -> Any:
+    def connect(self, mpi: Any) -> Connection:
         """Ready on all workers of `mpi`."""
         from mpi4py import MPI
 
-        from trainers.communicators.connection import Connection
-        from trainers.waiting import wait_for
+        def total(values: np.ndarray, wire: Wire) -> None:
+            request = mpi.Iallreduce(MPI.IN_PLACE, values)
+            while connection.beside_backward and not _done_within(request, ASKING_SECONDS):
+                time.sleep(SLEEP_SECONDS)
+            request.Wait()
 
-        return Connection(mpi, lambda values, wire: wait_for([mpi.Iallreduce(MPI.IN_PLACE, values)]), num_roundings=0)
+        connection = Connection(mpi, total, num_roundings=0)
+        return connection
+
+
+def _done_within(request: Any, seconds: float) -> bool:
+    until = time.perf_counter() + seconds
+    while not (done := request.Test()) and time.perf_counter() < until:
+        pass
+    return done
