@@ -29,137 +29,44 @@ More ranks than cores wait for each other's turn on a core. Nothing but namespac
 from __future__ import annotations
 
 import argparse
+import functools
 import json
-import operator
 import os
 import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench_updater import Replay, load_shares
 from slow_network import JUMBO, SlowNetwork, why_not
+from timed_training import COMPUTE, NONE, ONE_THREAD, Trained, calibrate, hidden, in_turns, take_cores
 
 from trainers.launch import launched_ranks
 
-RECIPE = "digits/baseline"
-MODEL = "model={kind: SmallCNN, width: 96}"
 WHOLE = 1 << 40  # bytes of a bucket that takes everything
 WIRES = ("float32", "float16")
-WAYS = ("none", "buckets", "double")
-COMPUTE = "compute"
-CALIBRATION_SIZES = (32, 256)  # samples of an update on a rank
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+WAYS = (NONE, "buckets", "double")
 
 
-def samples_for(seconds: float, times: tuple[float, float]) -> int:
-    """Samples whose computation takes so long, at least 1, on the line through the two calibrated times.
+def trained_by(world: Any, *, samples: int, way: str, wire: str = "float32") -> Trained:
+    """The model with the exchange of one of WAYS, or COMPUTE; all ranks make it together."""
+    from recipes.planning.cluster import GradientExchange
+    from trainers.build import build_exchange
+    from trainers.communicators import Dummy, Ring
 
-    >>> samples_for(0.5, (0.1, 0.38))
-    352
-    """
-    few, many = CALIBRATION_SIZES
-    each = max((times[1] - times[0]) / (many - few), 1e-9)
-    return max(1, round(few + (seconds - times[0]) / each))
-
-
-def hidden(seconds: Sequence[float], none: Sequence[float], compute: Sequence[float]) -> float:
-    """The part of the communication that costs no time, of times by round.
-
-    >>> hidden([1.1, 2.2], none=[2.0, 3.0], compute=[1.0, 2.0])
-    0.85
-    """
-    rest, whole = (statistics.median(map(operator.sub, times, compute)) for times in (seconds, none))
-    return round(1 - rest / whole, 12)
-
-
-class Trained:
-    """A model trained in one of WAYS, or COMPUTE, on so many samples an update and rank; all ranks make it together."""
-
-    def __init__(self, world: Any, *, samples: int, way: str, wire: str = "float32") -> None:
-        from recipes.planning.cluster import GradientExchange
-        from trainers.build import build, build_exchange
-        from trainers.communicators import Dummy, Ring
-        from trainers.norm_groups import NormGroups
-        from trainers.request import TrainRequest, prepare
-        from trainers.updater import RecipeUpdater
-
-        batch = f"batch={{global: {samples * world.size}, norm_span: {samples}}}"
-        doubled = f"updater.double_buffering={str(way == 'double').lower()}"
-        overrides = (MODEL, batch, "learning_rate.reference=0.001", doubled)
-        prepared = prepare(TrainRequest(recipe=RECIPE, overrides=overrides), workers=world.size)
-        parts = build(prepared.opened.recipe, prepared.opened.dataset)
-        groups = NormGroups(prepared.opened.recipe.evaluation)
-        groups.install(parts.model)
-        settings = GradientExchange(
-            communicator=Dummy() if way == COMPUTE else Ring(sockets=True),
-            wire=wire,
-            bucket_bytes=WHOLE if way == "none" else "auto",
-            overlap=way in ("buckets", "double"),
-        )
-        self._world = world
-        self.exchange = build_exchange(settings, parts, world, copies=2 if way == "double" else 1)
-        self._updater = RecipeUpdater(
-            {"main": Replay(load_shares(prepared, world.rank, 2))},
-            parts.optimizer,
-            loss=parts.loss,
-            plan=prepared.plan,
-            exchange=self.exchange,
-            mpi=world,
-            norm_groups=groups,
-        )
-
-    def seconds(self, updates: int) -> tuple[float, float]:
-        """An update's, on the slowest rank, while it trains; and of them those of processors, the mean of the ranks."""
-        from mpi4py import MPI
-
-        self._world.Barrier()
-        self._updater.update()
-        began, of_processor = time.perf_counter(), time.process_time()
-        for _ in range(updates):
-            self._updater.update()
-        own = (time.perf_counter() - began, time.process_time() - of_processor)
-        self._updater.pending_arrays()  # nothing is on its way when the next one takes its turn
-        slowest = self._world.allreduce(own[0], op=MPI.MAX)
-        return slowest / updates, self._world.allreduce(own[1]) / self._world.size / updates
-
-    def close(self) -> None:
-        """Give memory, thread and communicators back; all ranks together."""
-        self.exchange.close()
-
-
-def median_of(run: Callable[[], float], times: int) -> float:
-    """After one that does not count."""
-    run()
-    return statistics.median(run() for _ in range(times))
-
-
-def communication_seconds(world: Any) -> tuple[float, int]:
-    """Of one exchange of all gradients as float32, nothing else going on; and their bytes."""
-    from mpi4py import MPI
-
-    trained = Trained(world, samples=1, way="none")
-
-    def run() -> float:
-        world.Barrier()
-        began = time.perf_counter()
-        trained.exchange.begin(scale=1.0).finish()
-        return world.allreduce(time.perf_counter() - began, op=MPI.MAX)
-
-    found = median_of(run, 3), trained.exchange.flat.values.nbytes
-    trained.close()
-    return found
-
-
-def compute_seconds(world: Any, samples: int) -> float:
-    """Of an update without any exchange."""
-    trained = Trained(world, samples=samples, way=COMPUTE)
-    found = median_of(lambda: trained.seconds(2)[0], 3)
-    trained.close()
-    return found
+    settings = GradientExchange(
+        communicator=Dummy() if way == COMPUTE else Ring(sockets=True),
+        wire=wire,
+        bucket_bytes=WHOLE if way == NONE else "auto",
+        overlap=way in ("buckets", "double"),
+    )
+    doubled = way == "double"
+    return Trained(
+        world,
+        samples=samples,
+        exchange_of=lambda parts: build_exchange(settings, parts, world, copies=2 if doubled else 1),
+        doubled=doubled,
+    )
 
 
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -170,25 +77,16 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
 
     world = MPI.COMM_WORLD
     abort_on_exception(world.rank)
-    if world.size <= len(cores := sorted(os.sched_getaffinity(0))):
-        os.sched_setaffinity(0, {cores[world.rank]})  # hosts share none
-    communication, num_bytes = communication_seconds(world)
-    times = tuple(compute_seconds(world, size) for size in CALIBRATION_SIZES)
+    take_cores(world.rank, world.size)  # hosts share none
+    calibrated = calibrate(functools.partial(trained_by, world))
     found = []
     for ratio in options.ratios:
-        samples = world.bcast(samples_for(communication / ratio, times))
-        trained = {COMPUTE: Trained(world, samples=samples, way=COMPUTE)}
+        samples = world.bcast(calibrated.samples(ratio))
+        trained = {COMPUTE: trained_by(world, samples=samples, way=COMPUTE)}
         trained |= {
-            f"{way} {wire}": Trained(world, samples=samples, way=way, wire=wire) for wire in WIRES for way in WAYS
+            f"{way} {wire}": trained_by(world, samples=samples, way=way, wire=wire) for wire in WIRES for way in WAYS
         }
-        seconds: dict[str, list[float]] = {name: [] for name in trained}
-        of_processor: dict[str, list[float]] = {name: [] for name in trained}
-        for number in range(options.rounds):
-            first = number % len(trained)
-            for name in [*trained][first:] + [*trained][:first]:
-                one, other = trained[name].seconds(options.updates)
-                seconds[name].append(one)
-                of_processor[name].append(other)
+        times = in_turns(trained, rounds=options.rounds, updates=options.updates)
         for one in trained.values():
             one.close()
         found.append(
@@ -196,10 +94,9 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
                 "ranks": world.size,
                 "ratio": ratio,
                 "samples_per_rank": samples,
-                "gradient_bytes": num_bytes,
-                "communication_seconds": communication,
-                "seconds": seconds,
-                "processor_seconds": of_processor,
+                "gradient_bytes": calibrated.gradient_bytes,
+                "communication_seconds": calibrated.communication_seconds,
+                **times,
             }
         )
     return found
