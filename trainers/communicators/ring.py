@@ -52,6 +52,8 @@ class Ring:
 class MpiRing:
     """Messages from each worker to the next, all at the same time, by MPI.
 
+        the numbers themselves on the wire, from each worker to the next
+
     Args:
         mpi: communicator of the workers.
     """
@@ -78,14 +80,20 @@ def ring_of(part: Any, *, whole: Any, sockets: bool) -> MpiRing | SocketRing:
 
 
 def ring_sum(ring: MpiRing | SocketRing, values: np.ndarray, wire: Wire) -> None:
-    """values <- their sum over the workers of a ring, the same bits on all."""
+    """values <- their sum over the workers of a ring, the same bits on all.
+
+    2 (P - 1)/P n numbers a worker on the wire.
+    """
     parts = shares(len(values), ring.size)
     ring_reduce_scatter(ring, values, parts, wire)
     ring_allgather(ring, values, parts, wire)
 
 
 def ring_reduce_scatter(ring: MpiRing | SocketRing, values: np.ndarray, parts: list[slice], wire: Wire) -> None:
-    """This worker's part of `values` becomes its sum over the ring; the other parts are spoilt."""
+    """This worker's part of `values` becomes its sum over the ring; the other parts are spoilt.
+
+    (P - 1)/P n numbers a worker on the wire.
+    """
     rank, size = ring.rank, ring.size
     for step in range(size - 1):
         sent, got = values[parts[(rank - step - 1) % size]], values[parts[(rank - step - 2) % size]]
@@ -95,7 +103,10 @@ def ring_reduce_scatter(ring: MpiRing | SocketRing, values: np.ndarray, parts: l
 
 
 def ring_allgather(ring: MpiRing | SocketRing, values: np.ndarray, parts: list[slice], wire: Wire) -> None:
-    """All parts of `values` become those of the worker that they belong to, as the wire has them, there too."""
+    """All parts of `values` become those of the worker that they belong to, as the wire has them, there too.
+
+    (P - 1)/P n numbers a worker on the wire.
+    """
     rank, size = ring.rank, ring.size
     sent, room = round_to(wire, values[parts[rank]]), wire.room(values)
     for step in range(size - 1):
