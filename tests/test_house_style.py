@@ -64,3 +64,17 @@ def test_lock_names_no_package_index():
     lock = (ROOT / "requirements.lock").read_text()
     assert "://" not in lock
     assert lock.count("--hash=sha256:") > 500
+
+
+SENDING = {"allgather", "Allgather", "Iallgather", "allreduce", "Allreduce", "bcast", "Bcast", "gather", "Gather"}
+SENDING |= {"Send", "Isend", "sendrecv", "pass_on", "allReduce"}
+
+
+@pytest.mark.parametrize("path", [path for path in SOURCES if "trainers" in path.parts], ids=name_of)
+def test_whoever_sends_by_mpi_says_how_much(path):
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+            parts = list(ast.walk(node))
+            called = {part.func.attr for part in parts if isinstance(part, ast.Call) and hasattr(part.func, "attr")}
+            told = [ast.get_docstring(part) or "" for part in parts if isinstance(part, ast.FunctionDef | ast.ClassDef)]
+            assert not called & SENDING or "wire" in " ".join(told), f"{node.name}: bytes on the wire"

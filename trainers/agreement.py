@@ -12,6 +12,8 @@ from trainers.waiting import wait_for
 def flags_and_losses(mpi: Any, flags: tuple[bool, ...], losses: list[float], *, most: int) -> tuple[list[bool], Any]:
     """Bring flags and losses of all workers together, who call this together.
 
+    Bytes on the wire: 8 a flag and 8 for each of the `most` losses, from each worker to each.
+
     Args:
         flags: of this worker.
         losses: of its micro-batches.
@@ -28,7 +30,10 @@ def flags_and_losses(mpi: Any, flags: tuple[bool, ...], losses: list[float], *, 
 
 
 def first_of(mpi: Any, told: str | None) -> tuple[int, str] | None:
-    """The first rank that has something to tell, and what; None where none has. One byte a worker."""
+    """The first rank that has something to tell, and what; None where none has.
+
+    Bytes on the wire: one from each rank to each; where one has something, those of the text from it to all.
+    """
     flags = np.empty(mpi.size, dtype=np.int8)
     mpi.Allgather(np.array([told is not None], dtype=np.int8), flags)
     if not flags.any():

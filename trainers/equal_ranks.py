@@ -36,6 +36,8 @@ class WeightsDiffer(RunFailed):
 def require_one_recipe(digest: str, mpi: Any) -> None:
     """All ranks must have read the same recipe: their files may differ between hosts.
 
+    Bytes on the wire: about 100 from each rank to each.
+
     Args:
         digest: of the resolved recipe.
         mpi: communicator of all workers, which call this together.

@@ -20,7 +20,8 @@ class ExactExchange:
 
         mean = scale * T(gradients of the groups)          T: see TreeSum; scale = 1 / global batch, multiplied once
 
-    To `MeanGradient` and the updater it is an `Exchange`. Nothing overlaps: the last group decides every sum.
+    To `MeanGradient` and the updater it is an `Exchange`. Nothing overlaps: the last group decides every sum. Bytes on
+    the wire: those of TreeSum.
 
     Args:
         flat: the gradients; a micro-batch, which is one group, writes them all.

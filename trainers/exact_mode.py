@@ -81,6 +81,8 @@ def require_same_machine(folder: Path) -> None:
 def require_one_machine(mpi: Any) -> None:
     """All ranks must compute the same bits from the same numbers; all of them call this together.
 
+    Bytes on the wire: about 400 from each rank to each.
+
     Raises:
         RunFailed: on all ranks, where CPU model or versions of some host are not those of rank 0.
     """

@@ -56,8 +56,11 @@ class Exchange:
         mean = scale * sum over workers                    scale = 1 / global batch
 
     On a 16-bit wire a bucket is first multiplied by S * scale, S the largest power of two with which no partial sum can
-    overflow, agreed upon by the workers (8 bytes a bucket), and afterwards divided by S, which rounds nothing. So
-    neither many workers nor large gradients overflow, and small ones are flushed to zero only beside large ones.
+    overflow, agreed upon by the workers, and afterwards divided by S, which rounds nothing. So neither many workers nor
+    large gradients overflow, and small ones are flushed to zero only beside large ones.
+
+    Bytes on the wire: 2 a number on a 16-bit wire, else 4 (float64: 8), of as many numbers as the connection's
+    algorithm sends for all gradients; for S, 8 a bucket from each worker to each.
 
     With `overlap` a thread of its own sends a bucket as soon as backward has finished it and all before it: the order
     is the same on all workers. Without, whoever calls `Round.finish` sends them all.

@@ -104,7 +104,7 @@ class NormGroups:
         """Move the running statistics by those of the update, equally on all workers.
 
         Args:
-            world: all workers; one all-reduce of 24 bytes a channel, in exact mode what `TreeSum` says.
+            world: all workers; on the wire one all-reduce of 24 bytes a channel, in exact mode what `TreeSum` says.
             global_batch_size: samples of the update, for a `norm_momentum` counted in samples.
         """
         if not self._layers:

@@ -35,6 +35,8 @@ class ShareNorms:
     def gathered(self, model: chainer.Link, mpi: Any) -> Norms | None:
         """The estimates of the whole update, the same on all workers.
 
+        Bytes on the wire: about 16 a micro-batch and 25 a worker, from each worker to each.
+
         Args:
             model: its gradient is the mean of the update.
             mpi: communicator of all workers; all call this together.

@@ -19,7 +19,10 @@ class Teams:
         self._by_size: dict[int, Any] = {}
 
     def of(self, division: Division) -> Any:
-        """Of this worker's team, None where it is alone; split once for each size, by all workers together."""
+        """Of this worker's team, None where it is alone; split once for each size, by all workers together.
+
+        Bytes on the wire: those of MPI_Comm_split, once for each size.
+        """
         size = division.team_size
         if size == 1:
             return None

@@ -58,6 +58,9 @@ def train_as_rank(
 ) -> int:
     """Train as one of the ranks of `mpi`; all of them call this together, as often as there are runs.
 
+    Bytes on the wire, beside those of updates, extensions and checks: where it resumes, the checkpoint from rank 0 to
+    all; about 100 from each rank to rank 0 when it begins, and 70 when it ends.
+
     Args:
         pulse: this rank's sign of life, begun.
     Returns:

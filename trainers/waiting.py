@@ -72,12 +72,15 @@ def meet(mpi: Any, sleeps: Callable[[], bool] = lambda: True) -> None:
 
 
 def num_cores(node: Any) -> int:
-    """Cores that the ranks of a node may run on, all together; they call this together."""
+    """Cores that the ranks of a node may run on, all together; they call this together.
+
+    Bytes on the wire, within the node: about 30, and 2 a core, from each rank to each.
+    """
     return len(set().union(*node.allgather(os.sched_getaffinity(0))))
 
 
 def send_and_receive(mpi: Any, sent: np.ndarray, dest: int, received: np.ndarray, source: int) -> None:
-    """MPI_Sendrecv with such a wait, in pieces that leave room between them.
+    """MPI_Sendrecv with such a wait, in pieces that leave room between them. Bytes on the wire: those of `sent`.
 
     A small message of another thread, such as that of the loss, goes over the same connection and waits until what has
     been handed to MPI before has left: a piece is handed over when one has come in, on a fast link up to 128 at a time.
@@ -107,7 +110,10 @@ def _pieces(values: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def total_of(mpi: Any, value: float) -> float:
-    """The sum of a number that is not negative over all ranks, the same bits on all, with such a wait."""
+    """The sum of a number that is not negative over all ranks, the same bits on all, with such a wait.
+
+    Bytes on the wire: 8 from each rank to each.
+    """
     values = np.empty(mpi.size)
     wait_for([mpi.Iallgather(np.array([value]), values)])
     return math.fsum(values)

@@ -2,6 +2,9 @@
 
 A component is connected once, with an MPI communicator of its own, and gives a `Connection`: `allocate` the memory of
 the gradients, `sum` parts of it in place. All workers end with the same bits, whatever the algorithm and the wire.
+
+Bytes on the wire: each component says what a sum sends. To be connected costs less than a kilobyte from each worker to
+each, beside what `Auto` measures.
 """
 
 from trainers.communicators.auto import Auto

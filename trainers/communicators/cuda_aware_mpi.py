@@ -24,7 +24,8 @@ class CudaAwareMpi:
 
         2 (P - 1)/P n to 2 log2(P) n numbers a worker on the wire, as the library chooses
 
-    P workers, n numbers. For GPUs without NCCL, and for several workers on one GPU.
+    P workers, n numbers. For GPUs without NCCL, and for several workers on one GPU. Auto measures it there against
+    copies in host memory, where MPI says that it is CUDA-aware.
 
     Source: MPI standard, MPI_Allreduce; whether the library is CUDA-aware it says itself, see `takes_gpu_memory`.
     """
@@ -46,8 +47,17 @@ class CudaAwareMpi:
         """
         if not all(mpi.allgather(takes_gpu_memory())):
             raise ValueError(f"CudaAwareMpi: this MPI takes no pointers into the memory of GPUs; {_WAY_OUT}")
-        gpu = Gpu()
-        return GpuConnection(mpi, lambda values, wire: _sum(mpi, gpu, values, wire), num_roundings=0, gpu=gpu)
+        return by_pointers(mpi, Gpu())
+
+
+def by_pointers(mpi: Any, gpu: Gpu) -> GpuConnection:
+    """Sums of MPI's where the arrays are.
+
+    Args:
+        mpi: communicator of its own.
+        gpu: of this worker, or whatever has its methods; MPI takes pointers into its memory.
+    """
+    return GpuConnection(mpi, lambda values, wire: _sum(mpi, gpu, values, wire), num_roundings=0, gpu=gpu)
 
 
 def _sum(mpi: Any, gpu: Gpu, values: Any, wire: Wire) -> None:

@@ -28,6 +28,9 @@ class Meeting:
     Every worker listens, at a port that the system chooses, until the one before has called. Both prove that they know
     a secret which went by MPI, without telling it. Strangers are hung up.
 
+    Bytes on the wire: about 50 and its addresses from each worker to each, 40 from the first one to all; by TCP 48 from
+    each to both neighbours.
+
     Args:
         mpi: communicator of the workers, which make this together.
     Attributes:

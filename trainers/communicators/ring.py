@@ -69,6 +69,8 @@ class _Around(Connection):
 class MpiRing:
     """Messages from each worker to the next, all at the same time, by MPI.
 
+        the numbers themselves on the wire, from each worker to the next
+
     Args:
         mpi: communicator of the workers.
     """
@@ -95,7 +97,10 @@ def ring_of(part: Any, *, whole: Any, sockets: bool) -> MpiRing | SocketRing:
 
 
 def ring_sum(ring: MpiRing | SocketRing, values: np.ndarray, wire: Wire) -> None:
-    """values <- their sum over the workers of a ring, the same bits on all."""
+    """values <- their sum over the workers of a ring, the same bits on all.
+
+    2 (P - 1)/P n numbers a worker on the wire.
+    """
     parts = shares(len(values), ring.size)
     ring_reduce_scatter(ring, values, parts, wire)
     ring_allgather(ring, values, parts, wire)
@@ -111,6 +116,8 @@ def ring_reduce_scatter(
 ) -> None:
     """This worker's part of `values` becomes the sum of factor * values over the ring; the other parts are spoilt.
 
+    (P - 1)/P n numbers a worker on the wire.
+
     Args:
         factor, lost: of this worker's numbers, as of `Wire.pack`; of two workers or more.
     """
@@ -125,7 +132,10 @@ def ring_reduce_scatter(
 def ring_allgather(
     ring: MpiRing | SocketRing, values: np.ndarray, parts: list[slice], wire: Wire, factor: float = 1.0
 ) -> None:
-    """All parts of `values` become those of the worker that they belong to, as the wire has them, times the factor."""
+    """All parts of `values` become those of the worker that they belong to, as the wire has them, times the factor.
+
+    (P - 1)/P n numbers a worker on the wire.
+    """
     rank, size = ring.rank, ring.size
     sent, room = round_to(wire, values[parts[rank]], factor), wire.room(values)
     for step in range(size - 1):

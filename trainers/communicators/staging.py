@@ -10,7 +10,9 @@ import numpy as np
 
 from trainers.communicators.auto import Auto
 from trainers.communicators.connection import Connection
+from trainers.communicators.cuda_aware_mpi import CudaAwareMpi, by_pointers, takes_gpu_memory
 from trainers.communicators.dummy import Dummy
+from trainers.communicators.fastest import Candidate, Fastest
 from trainers.communicators.gpu import Gpu, GpuConnection, shared_gpus
 from trainers.communicators.nccl import Nccl
 from trainers.communicators.wire import Wire
@@ -20,7 +22,10 @@ def connect_on_gpu(component: Any, mpi: Any) -> Connection:
     """Connect any communicator for arrays in the memory of GPUs; all workers of `mpi` call this together.
 
     `Nccl` and `CudaAwareMpi` sum there. Every other one sums copies in host memory. `Auto` is `Nccl` where every worker
-    has a GPU of its own and NCCL is installed, and sums nothing where there is one worker.
+    has a GPU of its own and NCCL is installed, else what `fastest_without_nccl` says where every worker's MPI is
+    CUDA-aware. With one worker it sums nothing.
+
+    Bytes on the wire: those of the communicator; for `Auto` some hundred more from each worker to each, to agree.
 
     Raises:
         ValueError: the communicator does not fit these workers.
@@ -36,8 +41,32 @@ def connect_on_gpu(component: Any, mpi: Any) -> Connection:
             connection = Nccl().connect(mpi)
             connection.choices = ["Nccl: every worker has a GPU of its own"]
             return connection
+        if all(mpi.allgather(takes_gpu_memory())):
+            connection = fastest_without_nccl(component, mpi, Gpu())
+            connection.choices.insert(0, f"CudaAwareMpi or through host memory, because {why}")
+            return connection
     connection = Staged(component.connect(mpi), Gpu())
     connection.choices.insert(0, "through host memory" + (f", because {why}" if why else ""))
+    return connection
+
+
+def fastest_without_nccl(auto: Auto, mpi: Any, gpu: Gpu) -> Connection:
+    """`CudaAwareMpi`, or `Auto` on copies in host memory: what a measurement finds for buckets of that size.
+
+    On a 16-bit wire it is always the copies, since MPI has no sum of it.
+
+    Args:
+        auto: sums the copies.
+        mpi: communicator of its own of all workers, which call this together; its MPI reads the memory of `gpu`.
+        gpu: of this worker, or whatever has its methods; both sum on its stream.
+    """
+    staged, by_mpi = Staged(auto.connect(mpi.Dup()), gpu), by_pointers(mpi.Dup(), gpu)
+    ways = [
+        Candidate(name="through host memory", connection=staged),  # its memory knows its place on the host
+        Candidate(name="CudaAwareMpi", connection=by_mpi, sums_16_bits=CudaAwareMpi.sums_16_bits),
+    ]
+    connection = Fastest(mpi, ways, warms_up=True)
+    connection.choices = staged.choices
     return connection
 
 
@@ -51,7 +80,8 @@ class Staged(Connection):
     """A connection of the host for arrays elsewhere: what is to be summed is copied to the host, and the sum back.
 
     Every number crosses the bus of the GPU twice more, from and to memory that is pinned; it is copied as float32 or
-    float64, whatever the wire. Two workers on one GPU can exchange in no other way.
+    float64, whatever the wire. Two workers on one GPU can exchange in no other way but by a CUDA-aware MPI. On the wire
+    is what `inner` sends.
 
     Args:
         inner: of the host.

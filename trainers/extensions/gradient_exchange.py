@@ -48,7 +48,7 @@ def described(exchange: Exchange) -> dict[str, Any]:
     """Choices, buckets and bytes of an exchange; all workers call this together.
 
     `sent_bytes` are those of an update on the wire from the worker that sends most, and null where the MPI library
-    decides.
+    decides. This itself sends about 30 from each worker to each.
     """
     connection, flat = exchange.connection, exchange.flat
     num_bytes = exchange.wire.num_bytes

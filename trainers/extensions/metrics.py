@@ -43,7 +43,7 @@ class Metrics(Extension):
     Args:
         path: the run's `metrics.jsonl`.
         writes: whether this rank writes.
-        ranks: the seconds of all workers; all of them have this extension then.
+        ranks: the seconds of all workers; all of them have this extension then, and on the wire is what that sends.
     """
 
     priority = 250

@@ -17,6 +17,8 @@ class Trace(Extension):
         images_sha256 = SHA-256 over the 32-byte SHA-256 digests, in stream order, of each image as the model gets it
                         (C order, float32 CHW, before mixing)
 
+    Bytes on the wire: about 60 a sample and 80 a rank, all to rank 0, each update.
+
     Args:
         path: the run's `trace.jsonl`, appended to by rank 0.
         mpi: communicator of all workers.

@@ -28,6 +28,9 @@ def serve(
     All ranks of `mpi` call this together. What ends a run on all of them together is answered, and the next run may
     come. An exception on one rank is raised: the others may wait for it, so that only the end of all ranks helps.
 
+    Bytes on the wire, beside those of the runs: a barrier a run, and the order, about 300 and its texts, from the first
+    rank to all.
+
     Args:
         mpi: communicator of the group's ranks.
         talk: folder of the orders and answers.
@@ -46,7 +49,10 @@ def serve(
 
 
 def met(mpi: Any) -> None:
-    """Return when all ranks of `mpi` have called this; who waits leaves its core to others, for hours if need be."""
+    """Return when all ranks of `mpi` have called this; who waits leaves its core to others, for hours if need be.
+
+    Bytes on the wire: those of MPI_Ibarrier, which carries no data.
+    """
     request = mpi.Ibarrier()
     while not request.Test():
         time.sleep(_POLL_SECONDS / 4)

@@ -163,19 +163,22 @@ def chosen():
     assert connection.waiting in ("sleeps", "spins", "sleeps within a block, spins between them")
     for beside in (True, False):
         connection.beside_backward = beside
-        assert {inner.beside_backward for _, inner in connection._connections} == {beside}
+        assert {one.connection.beside_backward for one in connection._candidates} == {beside}
     connection.close()
     return choices
 
 
 def without_sockets():
     """A component whose rings do not close, though that of all workers did."""
-    component, connection = auto._connected(Torus(sockets=True), WORLD.Dup())
-    connection.close()
-    return component.sockets
+    candidate = auto._candidate(Torus(sockets=True), WORLD.Dup())
+    values = np.full(SIZE, RANK, np.float32)
+    candidate.connection.sum(values, FullWire())
+    assert (values == sum(range(SIZE))).all()
+    candidate.connection.close()
+    return candidate.name
 
 
-assert refusal(["255.255.255.255"], without_sockets) is False
+assert refusal(["255.255.255.255"], without_sockets) == "Torus"
 found["chosen"] = WORLD.gather(chosen())
 found["chosen out of reach"] = WORLD.gather(refusal(["255.255.255.255"], chosen))
 if RANK == 0:

@@ -9,7 +9,6 @@ What a case does is told by the functions below.
 
 import trainers.compat  # noqa: F401  isort: skip
 
-import contextlib
 import functools
 import hashlib
 import itertools
@@ -20,11 +19,14 @@ import chainer
 import numpy as np
 from chainer import functions as F
 from chainer import links as L
+from host_in_place_of_gpu import HostInPlaceOfGpu
 from mpi4py import MPI
 
 from trainers import communicators
 from trainers.communicators.connection import Connection
-from trainers.communicators.staging import Staged, connect_on_gpu
+from trainers.communicators.cuda_aware_mpi import takes_gpu_memory
+from trainers.communicators.gpu import Gpu
+from trainers.communicators.staging import Staged, connect_on_gpu, fastest_without_nccl
 from trainers.communicators.wire import WIRES, FullWire
 from trainers.device import take_device
 from trainers.exchange import Exchange
@@ -35,6 +37,7 @@ RANKS = (1, 2, 3, 4, 5, 8)
 COMMUNICATORS = {
     "Auto": {},
     "Auto 2": {"ranks_per_node": 2},
+    "Auto 2 measured": {"ranks_per_node": 2},
     "Direct": {},
     "HalvingDoubling": {},
     "Hierarchical": {},
@@ -56,14 +59,22 @@ COMMUNICATORS = {
     "Torus 2": {"row": 2},
     "Torus sockets": {"sockets": True},
 }
-ON_GPUS = {"Auto": {}, "Direct": {}, "Nccl": {}, "Ring": {}, "SharedWindow": {}}
+ON_GPUS = {
+    "Auto": {},
+    "Auto measured": {},
+    "CudaAwareMpi": {},
+    "Direct": {},
+    "Nccl": {},
+    "Ring": {},
+    "SharedWindow": {},
+}
 DEVICE = take_device("gpu" if sys.argv[1] == "gpu" else "cpu", WORLD)
 FORMATS = ("float32", "float64", "float16", "bfloat16")
 BUCKET_BYTES = (1, 100, 1 << 30)
 SIZES = (0, 1, 2, 7, 1001, 150_001 if WORLD.size <= 2 else 20_001)  # more than a piece of SharedWindow's on two
 HALF_OF_THE_LEAST = {"float16": 2.0**-25}  # what flushing to zero or rounding the smallest numbers may cost
 REFUSED = {"MpiAllreduce": "MPI has no sum of", "SharedWindow 2": "different numbers", "Torus 2": "do not divide"}
-REFUSED["Nccl"] = "share GPU"
+REFUSED |= {"Nccl": "share GPU", "Auto measured": "CudaAwareMpi: ", "CudaAwareMpi": "CudaAwareMpi: "}
 
 
 def cases(which):
@@ -88,35 +99,18 @@ def is_refused(ranks, name, wire):
         return wire in ("float16", "bfloat16")
     if name == "Nccl":
         return ranks > DEVICE.xp.cuda.runtime.getDeviceCount()
+    if name in ("Auto measured", "CudaAwareMpi"):
+        return not takes_gpu_memory() or (name == "CudaAwareMpi" and wire in ("float16", "bfloat16"))
     return ranks % 2 == 1 and (name == "Torus 2" or (name == "SharedWindow 2" and ranks > 1))
-
-
-class HostInPlaceOfGpu:
-    """Memory of the host where `Staged` has that of a GPU: the copies are real, there is only nothing to wait for."""
-
-    zeros = staticmethod(np.zeros)
-    after = contextlib.nullcontext
-
-    def mark(self):
-        return None
-
-    def pin(self, host):
-        self.pinned = host.ctypes.data
-
-    def unpin(self, host):
-        assert host.ctypes.data == self.pinned
-
-    def download(self, values, host):
-        assert not np.shares_memory(values, host)
-        np.copyto(host, values)
-
-    def upload(self, host, values):
-        np.copyto(values, host)
 
 
 def connected(name):
     """The connection of a case, for arrays on the device."""
     component = getattr(communicators, name.split()[0])(**{**COMMUNICATORS, **ON_GPUS}[name])
+    if name.endswith("measured"):
+        if DEVICE.xp is not np:
+            communicators.CudaAwareMpi().connect(WORLD.Dup()).close()  # refuses where MPI would end the process
+        return fastest_without_nccl(component, WORLD.Dup(), HostInPlaceOfGpu() if DEVICE.xp is np else Gpu())
     if DEVICE.xp is not np:
         return connect_on_gpu(component, WORLD.Dup())
     connection = component.connect(WORLD.Dup())
@@ -240,9 +234,13 @@ def exchanged(name, wire, dtype, bucket_bytes, *, overlap):
         error_over_bound(values[place], rows[:, place], scale, connection, wire, unit=_unit(rows[:, place], wire))
         for place in (bucket.place for bucket in exchange.buckets)
     )
-    chosen = [choice.split()[0] for choice in getattr(connection, "choices", [])]
     exchange.close()
-    return values, worst, chosen
+    return values, worst, list(connection.choices)
+
+
+def _first_words(choices):
+    """What was chosen, without the seconds that it took."""
+    return [choice.split()[0] for choice in choices]
 
 
 def _unit(rows, wire):
@@ -262,7 +260,8 @@ def run(name, wire_name, bucket_bytes):
     return {
         "error_over_bound": max(error, error_without, error_beside),
         "identical": identical and same_everywhere(without) and same_everywhere(beside),
-        "same_algorithm": chosen_without == chosen_beside,
+        "same_algorithm": _first_words(chosen_without) == _first_words(chosen_beside),
+        "choices": chosen_without,
         "overlap_changes_no_bit": without.tobytes() == beside.tobytes(),
     }
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from trainers import communicators
+from trainers.communicators.cuda_aware_mpi import takes_gpu_memory
 from trainers.device import has_gpu
 from trainers.launch import find_mpiexec
 
@@ -48,7 +49,7 @@ def launched():
     return launch
 
 
-def assert_right(lines, ranks):
+def assert_right(lines, ranks, measured=("Auto 2", "Auto 2 measured")):
     assert lines
     for line in lines:
         assert line["ranks"] == ranks
@@ -56,7 +57,7 @@ def assert_right(lines, ranks):
             assert line["error_over_bound"] <= 1, line
             assert line["identical"], line
             assert line["overlap_changes_no_bit"] or not line["same_algorithm"], line
-            assert line["same_algorithm"] or line["communicator"] == "Auto 2", line
+            assert line["same_algorithm"] or line["communicator"] in measured, line
 
 
 @pytest.mark.parametrize("ranks", RANKS)
@@ -68,7 +69,7 @@ def test_every_two_values_of_two_factors_have_met(launched):
     lines = [line for ranks in RANKS for line in launched("pairs", ranks)]
     met = {pair for line in lines if "refused" not in line for pair in pairs_of(line)}
     values = [dict.fromkeys(line[factor] for line in lines) for factor in FACTORS]
-    assert [len(found) for found in values] == [6, 22, 4, 3]
+    assert [len(found) for found in values] == [6, 23, 4, 3]
     assert {name.split()[0] for name in values[1]} == SUMMING
     possible = {pair for some, more in itertools.combinations(values, 2) for pair in itertools.product(some, more)}
     assert possible - met == NEVER_TOGETHER
@@ -97,9 +98,27 @@ def test_the_whole_product(launched, ranks):
 @pytest.mark.skipif(not has_gpu(), reason="needs a GPU with CuPy")
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_sums_in_the_memory_of_gpus(launched, ranks):
-    """One rank through NCCL, two through host memory; where there is one GPU, NCCL refuses two ranks on it."""
+    """One rank through NCCL, two through host memory; where there is one GPU, NCCL refuses two ranks on it.
+
+    Where this MPI is CUDA-aware, by that, too.
+    """
     lines = launched("gpu", ranks)
-    assert len(lines) == 5 * 4 * 3
-    assert_right(lines, ranks)
-    refused = {line["communicator"] for line in lines if "refused" in line}
-    assert refused <= ({"Nccl"} if ranks > 1 else set())
+    assert len(lines) == 7 * 4 * 3
+    assert_right(lines, ranks, measured=("Auto", "Auto measured"))
+    refused = {(line["communicator"], line["wire"]) for line in lines if "refused" in line}
+    by_mpi = itertools.product(["CudaAwareMpi", "Auto measured"], ["float32", "float64", "float16", "bfloat16"])
+    if takes_gpu_memory():
+        by_mpi = [("CudaAwareMpi", "float16"), ("CudaAwareMpi", "bfloat16")]
+    assert {case for case in refused if case[0] != "Nccl"} == set(by_mpi)
+    assert ranks > 1 or not any(name == "Nccl" for name, _ in refused)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not has_gpu(), reason="needs a GPU with CuPy")
+def test_auto_says_how_two_ranks_sum_in_the_memory_of_gpus(launched):
+    lines = launched("gpu", 2)
+    expected = "CudaAwareMpi or through host memory, " if takes_gpu_memory() else "through host memory, "
+    if not any("refused" in line for line in lines if line["communicator"] == "Nccl"):
+        expected = "Nccl: every worker has a GPU of its own"
+    said = {line["choices"][0].partition("because ")[0] for line in lines if line["communicator"] == "Auto"}
+    assert said == {expected}
