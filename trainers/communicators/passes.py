@@ -15,9 +15,8 @@ _SIGNATURE = (_POINTER, _POINTER, _COUNT, _FLOAT, _FLOAT, _FLOAT, _POINTER)
 _NOTHING = (math.inf, 0.0)  # limits beyond which no number lies
 
 
-def load(file: str) -> ctypes.CDLL | None:
-    """The library in a file; None where it was built of an older `half.c`, or this processor lacks F16C or AVX2."""
-    library = ctypes.CDLL(file)
+def load(library: ctypes.CDLL | None) -> ctypes.CDLL | None:
+    """The library, ready; None where it is of an older `half.c`, or this processor lacks F16C or AVX2."""
     try:
         for name in _PASSES:
             getattr(library, name).argtypes, getattr(library, name).restype = _SIGNATURE, None
@@ -31,10 +30,11 @@ def load(file: str) -> ctypes.CDLL | None:
 
 def _built() -> ctypes.CDLL | None:
     found = importlib.util.find_spec("trainers.communicators._half")
-    return None if found is None or found.origin is None else load(found.origin)
+    return None if found is None or found.origin is None else ctypes.CDLL(found.origin)
 
 
-COMPILED = _built()
+LIBRARY = _built()  # all that was compiled, None without a compiler
+COMPILED = load(LIBRARY)
 
 
 def largest(values: Any) -> float | None:

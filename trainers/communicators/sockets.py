@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 import socket
 import time
 from typing import Any
@@ -10,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from trainers.communicators.meeting import Meeting
+from trainers.communicators.passing import Broken, pass_on
 from trainers.faults import RunFailed
 
 _LEAVING_SECONDS = 5.0  # in which whoever started the ranks ends those that are left, and says which one left first
 _WINDOW_BYTES = (1 << 16, 1 << 22)  # on their way, at least and at most
 _WINDOW_SECONDS = 8e-3  # of what came lately: what a small message of MPI's waits for at most
-_POLL_SECONDS = 0.1
 _ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}  # seconds, seconds, questions; as the system has
 _WAY_OUT = "; without sockets MPI finds its own way"
 
@@ -77,57 +76,17 @@ class SocketRing:
         """
         if self._failure is not None:
             raise self._failure
-        out, room = _bytes_of(sent), _bytes_of(received)
-        began = ended = 0.0
-        first = 0
-        while True:
-            missing = len(room)
-            out, room = self._sent(out), self._received(room)
-            if len(room) < missing:
-                ended = time.perf_counter()
-                if not first:
-                    began, first = ended, received.nbytes - len(room)
-            if not out and not room:
-                break
-            self._sleep(len(out), len(room))
-        self._adapt(received.nbytes - first, ended - began)
+        try:
+            num_bytes, seconds = pass_on(self._next, self._before, sent, received, self._window)
+        except Broken as error:
+            raise self._left(self.rank + (1 if error.out else -1), error) from error
+        self._adapt(num_bytes, seconds)
 
     def close(self) -> None:
         """Hang up."""
         for line in (self._next, self._before):
             if line is not None:
                 line.close()
-
-    def _sleep(self, num_out: int, num_in: int) -> None:
-        """Until a window or all that is missing has come, or there is room for what is to be sent."""
-        poll = select.poll()
-        if num_out:
-            poll.register(self._next, select.POLLOUT)
-        if num_in:
-            self._before.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, min(num_in, self._window))
-            poll.register(self._before, select.POLLIN)
-        poll.poll(1000 * _POLL_SECONDS)
-
-    def _sent(self, out: memoryview) -> memoryview:
-        """What could not be sent yet."""
-        try:
-            return out[self._next.send(out) :] if out else out
-        except BlockingIOError:
-            return out
-        except OSError as error:
-            raise self._left(self.rank + 1, error) from error
-
-    def _received(self, room: memoryview) -> memoryview:
-        """Where nothing has come yet."""
-        try:
-            count = self._before.recv_into(room) if room else 0
-        except BlockingIOError:
-            return room
-        except OSError as error:
-            raise self._left(self.rank - 1, error) from error
-        if room and not count:
-            raise self._left(self.rank - 1, "it closed the connection")
-        return room[count:]
 
     def _left(self, rank: int, why: object) -> ConnectionError:
         time.sleep(_LEAVING_SECONDS)
@@ -147,7 +106,3 @@ class SocketRing:
         """The system doubles what it is asked for, half being its own, and may grant less."""
         self._before.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window)
         self._window = self._before.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // 2
-
-
-def _bytes_of(array: np.ndarray) -> memoryview:
-    return memoryview(array.view(np.uint8))

