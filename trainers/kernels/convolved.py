@@ -80,24 +80,20 @@ def convolved_normalized(
         return link(x), None
     is_hooked = chainer._get_link_hooks() or link._n_local_link_hooks
     node, inputs = deferred(link, x) if is_hooked else (None, (x, link.W))
-    variables, how = variables_of((*inputs, *rest)), how | _how(link)
-    if is_plain(variables) and _covers([each.array for each in variables], link):
-        made = ConvolvedNormalized(**how)
-        return None, linked(made, variables, *made.forward([each.array for each in variables]))[0]
+    of_link = {"stride": tuple(link.stride), "pad": tuple(link.pad)}
+    variables = variables_of((*inputs, *rest))
+    arrays = [each.array for each in variables]
+    if is_plain(variables) and not link.cudnn_fast and _covers(*arrays, **of_link):
+        made = ConvolvedNormalized(**how, **of_link)
+        return None, linked(made, variables, *made.forward(arrays))[0]
     return link(x) if node is None else node.apply(inputs)[0], None
 
 
-def _covers(arrays: list[Any], link: L.Convolution2D) -> bool:
-    """Whether `ConvolvedNormalized` computes with such inputs."""
-    x, W, gamma, beta, *plus = arrays
-    how = _how(link)
-    if not hasattr(fitting(x, W, gamma, beta, **how), "gradient_by") or link.cudnn_fast:
+def _covers(x: Any, W: Any, gamma: Any, beta: Any, plus: Any = None, **how: Pair) -> bool:
+    """Whether `ConvolvedNormalized` computes with such arrays."""
+    if not hasattr(fitting(x, W, gamma, beta, **how), "gradient_by"):
         return False
-    if not plus:
+    if plus is None:
         return True
     shape = (len(x), len(W), *out_size(x.shape[2:], W.shape[2:], **how))
-    return plus[0].dtype == x.dtype and plus[0].shape == shape
-
-
-def _how(link: L.Convolution2D) -> dict[str, Pair]:
-    return {"stride": tuple(link.stride), "pad": tuple(link.pad)}
+    return plus.dtype == x.dtype and plus.shape == shape
