@@ -15,6 +15,7 @@ from chainer.functions.normalization import batch_normalization
 from recipes.planning.division import Division, MicroBatch
 from recipes.schema import Evaluation
 from trainers.kernels import seams
+from trainers.kernels.convolved import convolved_normalized
 from trainers.kernels.normalized import Normalized, covers
 from trainers.norm_statistics import GroupStatistics, TeamStatistics
 from trainers.phases import PhaseClock
@@ -177,27 +178,32 @@ class NormGroupBatchNormalization(L.BatchNormalization):
         # Weights of the groups; weighted sums of their means, variances, squared means.
         self._seen = self.xp.zeros(1 + 3 * self.avg_mean.size)
 
-    def forward(self, x, plus=None, relu=False):
+    def forward(self, x, plus=None, relu=False, after=None):
         """Normalise x of shape (samples, channels, ...); in test mode by the running statistics.
 
         Args:
             plus: added to that, where ReLU follows; None for nothing.
             relu: max(0, that), in one node where the kernels have one.
+            after: a convolution's link: normalise after(x), in one node where the kernels have one.
         """
         if not chainer.config.train:
+            x = x if after is None else after(x)
             return _relu(super().forward(x), plus) if relu else super().forward(x)
         groups = self.norm_groups
         statistics = GroupStatistics() if groups.team is None else TeamStatistics(groups.team, groups.clock)
         parameters = [self._or_full(p, default) for p, default in ((self.gamma, 1), (self.beta, 0))]
-        arrays = [chainer.as_array(one) for one in (x, parameters[0], *([] if plus is None else [plus]))]
-        if self.axis in (None, (0, 2, 3)) and covers(*arrays):
-            node = Normalized(self.eps, groups.num_groups, relu=relu, statistics=statistics)
-            y = node.apply((x, *parameters, *([] if plus is None else [plus])))[0]
-            self._see(statistics)
-            return y
-        y = self._normalized(x, parameters, statistics)
+        rest = (*parameters, *([] if plus is None else [plus]))
+        how = {"eps": self.eps, "groups": groups.num_groups, "relu": relu, "statistics": statistics}
+        y, has_one_node = None, self.axis in (None, (0, 2, 3))
+        if after is not None:
+            x, y = convolved_normalized(after, x, rest, **how) if has_one_node else (after(x), None)
+        if y is None and has_one_node and covers(*(chainer.as_array(one) for one in (x, rest[0], *rest[2:]))):
+            y = Normalized(**how).apply((x, *rest))[0]
+        if y is None:
+            h = self._normalized(x, parameters, statistics)
+            y = _relu(h, plus) if relu else h
         self._see(statistics)
-        return _relu(y, plus) if relu else y
+        return y
 
     def _normalized(self, x, parameters, statistics):
         count = self.norm_groups.num_groups

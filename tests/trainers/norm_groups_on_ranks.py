@@ -5,6 +5,8 @@ Random splits: half of them with groups inside a micro-batch, half with groups t
 
 import trainers.compat  # noqa: F401  isort: skip
 
+import contextlib
+
 import chainer
 import numpy as np
 from chainer import functions as F
@@ -13,6 +15,8 @@ from mpi4py import MPI
 
 from recipes.planning.division import divide
 from recipes.schema import Evaluation, NormMomentum
+from trainers.keyed_draws import draw_initial_weights
+from trainers.models.normalized_relu import normalized_relu
 from trainers.norm_groups import NormGroups
 
 WORLD = MPI.COMM_WORLD
@@ -86,7 +90,42 @@ def check(seed, *, with_teams):
     return division.team_size > 1
 
 
+def check_convolved(seed, how):
+    """A team's groups behind a convolution: one node has the bits of two."""
+    span, random = 2 * WORLD.size + 1, np.random.RandomState(seed)
+    sizes = {"global_batch_size": 2 * span, "norm_span": span, "micro_batch_size": -(-span // WORLD.size)}
+    division = divide(**sizes, workers=WORLD.size)
+    x = random.normal(2.0, 1.0, (2 * span, 3, 6, 5)).astype(np.float32)
+    results = []
+    for watch, kind in ((contextlib.nullcontext(), "ConvolvedNormalized"), (chainer.FunctionHook(), "Normalized")):
+        chain = chainer.Chain()
+        with chain.init_scope():
+            chain.conv = L.Convolution2D(3, 4, 3, nobias=True)
+            chain.bn = L.BatchNormalization(4)
+        draw_initial_weights(chain, seed=seed)
+        groups = NormGroups(Evaluation(norm_statistics=how))
+        groups.install(chain)
+        groups.begin_update(division, WORLD)
+        found = []
+        for part in division.micro_batches(WORLD.rank):
+            groups.begin_micro_batch(part)
+            images = chainer.Variable(x[part.offset : part.offset + part.size])
+            with chainer.using_config("train", True), watch:
+                y = normalized_relu(
+                    chain.bn, images, images[:, :1, 1:-1, 1:-1] * np.ones((1, 4, 1, 1), "f"), after=chain.conv
+                )
+                F.sum(y**2).backward()
+            assert type(y.creator_node).__name__ == kind
+            found += [y.array, images.grad]
+        found += [groups.take_statistics(), chain.conv.W.grad, chain.bn.gamma.grad, chain.bn.beta.grad]
+        results.append(found)
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 if __name__ == "__main__":
+    for how in ("moving_average", "pooled"):
+        check_convolved(0, how)
     shared = sum(check(seed, with_teams=seed % 2 == 0) for seed in range(SEEDS))
     if WORLD.rank == 0:
         print(f"{SEEDS} splits, {shared} of them with teams of several workers")

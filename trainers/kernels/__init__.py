@@ -14,9 +14,9 @@ On a GPU:
 
 Chainer's nodes stay, and with them checks of types and gradients of gradients: replaced is what they compute forward,
 and the gradients of a convolution. What a kernel does not cover (groups, dilation, cover_all, float16 on the CPU) is
-Chainer's. Two nodes are ours, and ask Chainer's for gradients of gradients: normalisation with a sum and ReLU
-(`normalized`), and on a GPU the loss (`trainers.fused_loss`). There, optimizers move all parameters at once
-(`trainers.fused_step`).
+Chainer's. Three nodes are ours, and ask Chainer's for gradients of gradients: normalisation with a sum and ReLU
+(`normalized`), on the CPU the same with the convolution before it (`convolved`), and on a GPU the loss
+(`trainers.fused_loss`). There, optimizers move all parameters at once (`trainers.fused_step`).
 
 `SEAMS` are armed by `trainers/__init__.py`, and wait for the modules of Chainer they belong to. Which kernels serve is
 looked up at each call, first in the environment: `KILOBATCH_KERNELS`. Nothing is loaded here, not even NumPy.
@@ -27,9 +27,10 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+from collections.abc import Callable
+from types import ModuleType
 
-from trainers.kernels import seams
-from trainers.kernels.seams import SEAMS
+from trainers.kernels import convolution_seams, seams
 from trainers.memory import keep_what_is_freed
 
 __all__ = ["GPU_KINDS", "KINDS", "SEAMS", "VARIABLE", "ask_for", "asked", "in_use", "missing", "use", "use_on_gpu"]
@@ -37,6 +38,17 @@ __all__ = ["GPU_KINDS", "KINDS", "SEAMS", "VARIABLE", "ask_for", "asked", "in_us
 KINDS = ("numpy", "torch", "chainer")
 GPU_KINDS = ("cudnn", "chainer")
 VARIABLE = "KILOBATCH_KERNELS"  # of the environment: the kernels of a process that was not told otherwise
+
+SEAMS: tuple[tuple[str, Callable[[ModuleType], None]], ...] = (
+    ("chainer.functions.connection.convolution_2d", convolution_seams.convolution_seam),
+    ("chainer.functions.connection.deconvolution_2d", convolution_seams.deconvolution_seam),
+    ("chainer.functions.connection.linear", seams.linear_seam),
+    ("chainer.functions.activation.relu", seams.relu_seam),
+    ("chainer.functions.math.basic_math", seams.add_seam),
+    ("chainer.functions.pooling.max_pooling_nd", seams.max_pooling_seam),
+    ("chainer.functions.pooling.average_pooling_nd", seams.average_pooling_seam),
+    ("chainer.functions.normalization.batch_normalization", seams.batch_normalization_seam),
+)
 
 _in_use: str | None = None
 _in_use_on_gpu: str | None = None

@@ -6,10 +6,12 @@ from typing import Any
 
 import chainer
 import chainer.functions as F
+import numpy as np
 from chainer.functions.activation.relu import ReLUGrad2
 from chainer.functions.normalization.batch_normalization import BatchNormalizationGrad
 
 from trainers.kernels import seams
+from trainers.kernels.applied import is_plain, linked, variable_of, variables_of
 from trainers.kernels.batch_normalization import ChannelsLastImpl
 
 
@@ -30,28 +32,36 @@ class Normalized(chainer.FunctionNode):
     def __init__(self, eps: float, groups: int, *, relu: bool, statistics: ChannelsLastImpl) -> None:
         self._eps, self._groups, self._relu, self._statistics = eps, groups, relu, statistics
 
+    def apply(self, inputs: tuple[Any, ...]) -> tuple[chainer.Variable]:
+        """As Chainer has it, but the short way where that serves."""
+        variables = variables_of(inputs)
+        if type(variables[0].array) is not np.ndarray or not is_plain(variables):
+            return super().apply(inputs)
+        return linked(self, variables, *self.forward([each.array for each in variables]))
+
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any]:
         x, gamma, beta, *plus = inputs
-        ours = seams.serving(x)
+        ours, rows = seams.serving(x), self._rows(x)
         self._masked = self._relu and (bool(plus) or not ours.COMPUTES_MASK)  # by what came out
         self.retain_inputs((0, 1))
         if self._masked:
             self.retain_outputs((0,))
-        self._scales = ours.scales(x, *self._statistics.of_rows(self._rows(x)), gamma, beta, self._eps)
-        return (self._normalized(x, *plus),)
+        self._scales = ours.scales(x, *self._statistics.of_rows(rows), gamma, beta, self._eps)
+        more = self._rows(plus[0]) if plus else None
+        return (_from_rows(ours.normalized_by(rows, self._scales, relu=self._relu, plus=more), x),)
 
     def backward(self, indexes: tuple[int, ...], grad_outputs: tuple[chainer.Variable]) -> tuple[Any, ...]:
-        (gy,), (x, gamma) = grad_outputs, self.get_retained_inputs()
-        y = self.get_retained_outputs()[0].array if self._masked else None
+        (gy,), y = grad_outputs, self._out
         if chainer.config.enable_backprop:  # gradients of gradients are asked for: by nodes that have them
-            found = self._nodes(gy, x, gamma, y)
-        else:
-            found = tuple(map(chainer.as_variable, self._gradients(gy.array, x.array, gamma.array, y)))
-        return tuple(found[index] for index in indexes)
+            found = self._nodes(gy, *self.get_retained_inputs(), y)
+            return tuple(found[index] for index in indexes)
+        found = self._gradients(gy.array, self.inputs[0].data, self.inputs[1].data, y)
+        return tuple([variable_of(found[index]) for index in indexes])
 
-    def _normalized(self, x: Any, plus: Any = None) -> Any:
-        more = None if plus is None else self._rows(plus)
-        return _from_rows(seams.serving(x).normalized_by(self._rows(x), self._scales, relu=self._relu, plus=more), x)
+    @property
+    def _out(self) -> Any:
+        """What came out, where it was retained."""
+        return self._retained_output_data[0] if self._masked else None
 
     def _gradients(self, gy: Any, x: Any, gamma: Any, y: Any) -> tuple[Any, ...]:
         out, whole = None if y is None else self._rows(y), self._statistics.whole_sums
@@ -62,7 +72,9 @@ class Normalized(chainer.FunctionNode):
 
     def _nodes(self, gy: Any, x: Any, gamma: Any, y: Any) -> tuple[chainer.Variable, ...]:
         if self._relu:
-            y = self._normalized(x.array) if y is None else y
+            if y is None:
+                rows = self._rows(x.array)
+                y = _from_rows(seams.serving(rows).normalized_by(rows, self._scales, relu=True), x)
             (gy,) = ReLUGrad2(y).apply((gy,))
         grouped, kept = (self._groups, len(x) // self._groups, *x.shape[1:]), (0, 2)
         axis = tuple(number for number in range(len(grouped)) if number not in kept)

@@ -27,7 +27,14 @@ def add(x: np.ndarray, y: np.ndarray) -> np.ndarray | None:
     return _by_blocks(lambda z, x, y: np.add(x, y, out=z), x, y)
 
 
-def _by_blocks(function: Callable[..., object], *arrays: np.ndarray) -> np.ndarray | None:
+def add_to(x: np.ndarray, y: np.ndarray) -> bool:
+    """x += y, where that serves better than NumPy's own: whether it was done."""
+    return _by_blocks(lambda z, x, y: np.add(x, y, out=z), x, y, out=x) is not None
+
+
+def _by_blocks(
+    function: Callable[..., object], *arrays: np.ndarray, out: np.ndarray | None = None
+) -> np.ndarray | None:
     """function(out, *arrays) of all blocks of arrays whose memory has one order."""
     first = arrays[0]
     if first.size < WORTH:
@@ -35,7 +42,7 @@ def _by_blocks(function: Callable[..., object], *arrays: np.ndarray) -> np.ndarr
     order = next((o for o in ((0, 2, 3, 1), (0, 1, 2, 3)) if first.ndim == 4 and _dense(first, o)), None)
     if order is None or not all(_dense(a, order) and a.shape == first.shape for a in arrays):
         return None
-    out = np.empty([first.shape[number] for number in order], first.dtype)
+    out = np.empty([first.shape[number] for number in order], first.dtype) if out is None else out.transpose(order)
     flat = [out.ravel(), *(array.transpose(order).ravel() for array in arrays)]
 
     def task(start: int, stop: int) -> None:

@@ -98,7 +98,7 @@ def scales(
     """
     mean, var = (part.astype(gamma.dtype, copy=False) for part in (mean, var))
     inv_std = np.reciprocal(np.sqrt(var + gamma.dtype.type(eps)))
-    return mean, inv_std, *(np.repeat(vector[np.newaxis], len(mean), axis=0) for vector in (gamma, beta))
+    return mean, inv_std, np.array([gamma] * len(mean)), np.array([beta] * len(mean))
 
 
 def normalized_by(

@@ -1,7 +1,7 @@
 """The kernels called `numpy`."""
 
 from trainers.kernels.numpy_convolution import convolution, convolution_data, convolution_weights
-from trainers.kernels.numpy_elementwise import add, relu, relu_gradient
+from trainers.kernels.numpy_elementwise import add, add_to, relu, relu_gradient
 from trainers.kernels.numpy_normalization import (
     COMPUTES_MASK,
     gradient_by,
@@ -15,4 +15,4 @@ from trainers.kernels.numpy_pooling import max_pooled_at, max_pooling, max_pooli
 
 __all__ = ["add", "relu", "relu_gradient", "convolution", "convolution_data", "convolution_weights", "max_pooled_at"]
 __all__ += ["mean_and_variance", "normalization_gradient", "normalized", "max_pooling", "max_pooling_gradient"]
-__all__ += ["COMPUTES_MASK", "scales", "normalized_by", "gradient_by"]
+__all__ += ["add_to", "COMPUTES_MASK", "scales", "normalized_by", "gradient_by"]

@@ -10,101 +10,7 @@ from typing import Any
 operators: Any = None  # the module whose functions serve on the CPU; None: Chainer's own
 gpu_operators: Any = None  # and on a GPU
 
-_CORES = ("_forward_cpu_core", "_forward_gpu_core")
 _FORWARDS = ("forward_cpu", "forward_gpu")
-
-
-def convolution_seam(module: ModuleType) -> None:
-    """`Convolution2DFunction` and its gradients."""
-    from trainers import kernels
-
-    kernels.in_use()  # settled by the environment, where nobody has said another
-    for core in _CORES:
-        _convolution_core(module, core)
-    _convolution_backward(module)
-
-
-def _convolution_backward(module: ModuleType) -> None:
-    """Where nobody asks for gradients of gradients these are arrays at once: two nodes fewer for a convolution."""
-    convolution = module.Convolution2DFunction
-    original = convolution.backward
-
-    def backward(self, indexes, grad_outputs):
-        x, W, gy = (variable.array for variable in (*self.get_retained_inputs(), *grad_outputs))
-        plain = not (module.chainer.config.enable_backprop or self.cover_all or self.groups > 1)
-        ours, how = _covering(self, x, W, gy), {"stride": (self.sy, self.sx), "pad": (self.ph, self.pw)}
-        if not plain or ours is None:
-            return original(self, indexes, grad_outputs)
-        if {0, 1} <= set(indexes) and hasattr(ours, "convolution_gradients"):
-            gx, gW = ours.convolution_gradients(x, W, gy, **how)
-        else:
-            gx = ours.convolution_data(gy, W, size=x.shape[2:], **how) if 0 in indexes else ()
-            gW = ours.convolution_weights(x, gy, kernel=W.shape[2:], **how) if 1 in indexes else ()
-        if gx is None or gW is None:
-            return original(self, indexes, grad_outputs)
-        found = (gx, _in_order(gW) if 1 in indexes else (), gy.sum(axis=(0, 2, 3)) if 2 in indexes else ())
-        return tuple(module.chainer.as_variable(found[index]) for index in indexes)
-
-    convolution.backward = backward
-
-
-def _convolution_core(module: ModuleType, core: str) -> None:
-    convolution, of_weights = module.Convolution2DFunction, module.Convolution2DGradW
-    original, original_of_weights = getattr(convolution, core), getattr(of_weights, core)
-
-    def forward(self, x, W, b):
-        ours = _covering(self, x, W)
-        if ours is None or self.cover_all:
-            return original(self, x, W, b)
-        self._get_out_size(x.shape, W.shape)  # refuses what has no output
-        y = ours.convolution(x, W, b, stride=(self.sy, self.sx), pad=(self.ph, self.pw))
-        return original(self, x, W, b) if y is None else (y,)
-
-    def weights_forward(self, x, gy):
-        ours = _covering(self, x, gy)
-        if ours is None or x.dtype != self.W_dtype or self.cover_all:
-            return original_of_weights(self, x, gy)
-        kernel = (self.kh, self.kw)
-        gW = ours.convolution_weights(x, gy, kernel=kernel, stride=(self.sy, self.sx), pad=(self.ph, self.pw))
-        if gW is None:
-            return original_of_weights(self, x, gy)
-        return (_in_order(gW),)
-
-    setattr(convolution, core, forward)
-    setattr(of_weights, core, weights_forward)
-
-
-def _in_order(gW: Any) -> Any:
-    """As parameters lie: ChainerMN's naive mean of a gradient that lies in any other order is lost silently."""
-    return gW if gW.flags.c_contiguous else gW.copy()
-
-
-def deconvolution_seam(module: ModuleType) -> None:
-    """`Deconvolution2DFunction`, which is a convolution's gradient with respect to its input as well."""
-    for core in _CORES:
-        _deconvolution_core(module, core)
-
-
-def _deconvolution_core(module: ModuleType, core: str) -> None:
-    deconvolution = module.Deconvolution2DFunction
-    original = getattr(deconvolution, core)
-
-    def forward(self, x, W, b):
-        size, stride, pad = (self.outh, self.outw), (self.sy, self.sx), (self.ph, self.pw)
-        plain = tuple(
-            module.conv.get_conv_outsize(*sizes) for sizes in zip(size, W.shape[2:], stride, pad, strict=True)
-        )
-        ours = _covering(self, x, W)
-        if ours is None or plain != x.shape[2:]:
-            return original(self, x, W, b)
-        y = ours.convolution_data(x, W, size=size, stride=stride, pad=pad)
-        if y is None:
-            return original(self, x, W, b)
-        if b is not None:
-            y += b.reshape(1, -1, 1, 1)
-        return (y,)
-
-    setattr(deconvolution, core, forward)
 
 
 def linear_seam(module: ModuleType) -> None:
@@ -264,11 +170,6 @@ def batch_normalization_seam(module: ModuleType) -> None:
     node.__init__ = init
 
 
-def _covering(node: Any, *arrays: Any) -> Any | None:
-    """Our kernels, where they compute what a convolution's node asks for."""
-    return serving(*arrays) if node.dy == node.dx == 1 else None
-
-
 def serving(*arrays: Any) -> Any | None:
     """Our kernels for such arrays: not empty, all NumPy's or all CuPy's, of one type; None where Chainer serves.
 
@@ -285,15 +186,3 @@ def serving(*arrays: Any) -> Any | None:
         if type(array) is not place or array.dtype.char not in beside or not array.size:
             return None
     return ours if kind in kinds else None
-
-
-SEAMS: tuple[tuple[str, Callable[[ModuleType], None]], ...] = (
-    ("chainer.functions.connection.convolution_2d", convolution_seam),
-    ("chainer.functions.connection.deconvolution_2d", deconvolution_seam),
-    ("chainer.functions.connection.linear", linear_seam),
-    ("chainer.functions.activation.relu", relu_seam),
-    ("chainer.functions.math.basic_math", add_seam),
-    ("chainer.functions.pooling.max_pooling_nd", max_pooling_seam),
-    ("chainer.functions.pooling.average_pooling_nd", average_pooling_seam),
-    ("chainer.functions.normalization.batch_normalization", batch_normalization_seam),
-)

@@ -31,6 +31,11 @@ def convolution(x: np.ndarray, W: np.ndarray, b: np.ndarray | None, *, stride: P
     return _cut(y, len(x)).numpy()
 
 
+def in_order(W: np.ndarray) -> np.ndarray:
+    """The weights as PyTorch reads them, a copy or the same memory: what is given once need not be copied again."""
+    return _tensor(W).numpy()
+
+
 def convolution_data(gy: np.ndarray, W: np.ndarray, *, size: Pair, stride: Pair, pad: Pair) -> np.ndarray:
     """See `trainers.kernels.numpy_convolution`."""
     gy_tensor = _tensor(gy)
@@ -68,11 +73,9 @@ def product(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 def mean_and_variance(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """See `trainers.kernels.numpy_normalization`; PyTorch gives them rounded to the type of x."""
-    found = np.empty((2, *x.shape[::2]))
-    for number, group in enumerate(x):
-        mean, var = _aten.batch_norm_update_stats(_image(group), None, None, 0.0)
-        found[0, number], found[1, number] = mean.numpy(), var.numpy()
-    return found[0], found[1]
+    found = [torch.batch_norm_update_stats(_image(group), None, None, 0.0) for group in x]
+    mean, var = (np.array([part.numpy() for part in parts], np.float64) for parts in zip(*found, strict=True))
+    return mean, var
 
 
 def normalized(x: np.ndarray, mean: np.ndarray, inv_std: np.ndarray, gamma: np.ndarray, beta: np.ndarray) -> np.ndarray:
@@ -164,6 +167,14 @@ def max_pooled_at(x: np.ndarray, places: np.ndarray, *, kernel: Pair, stride: Pa
 def add(x: np.ndarray, y: np.ndarray) -> np.ndarray | None:
     """x + y; None for small arrays, which NumPy adds as fast."""
     return torch.add(_tensor(x, order=None), _tensor(y, order=None)).numpy() if x.size >= WORTH else None
+
+
+def add_to(x: np.ndarray, y: np.ndarray) -> bool:
+    """x += y, where that is worth it: whether it was done."""
+    if x.size < WORTH:
+        return False
+    torch.from_numpy(x).add_(_tensor(y, order=None))
+    return True
 
 
 def relu(x: np.ndarray) -> np.ndarray:

@@ -35,7 +35,7 @@ class ConvolutionalNetwork(chainer.Chain):
 
     def forward(self, x: chainer.Variable) -> chainer.Variable:
         """Logits, samples x classes."""
-        h = F.max_pooling_2d(normalized_relu(self.bn1, self.conv1(x)), ksize=2)
-        h = F.max_pooling_2d(normalized_relu(self.bn2, self.conv2(h)), ksize=2)
-        h = normalized_relu(self.bn3, self.conv3(h))
+        h = F.max_pooling_2d(normalized_relu(self.bn1, x, after=self.conv1), ksize=2)
+        h = F.max_pooling_2d(normalized_relu(self.bn2, h, after=self.conv2), ksize=2)
+        h = normalized_relu(self.bn3, h, after=self.conv3)
         return self.fc(F.dropout(F.average(h, axis=(2, 3)), ratio=self.dropout))

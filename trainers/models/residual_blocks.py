@@ -18,7 +18,7 @@ from chainercv.links import Conv2DBNActiv, PickableSequentialChain
 from chainercv.links.model.resnet import ResNet
 from chainercv.links.model.resnet.resblock import Bottleneck
 
-from trainers.models.normalized_relu import normalized_relu
+from trainers.models.normalized_relu import normalized, normalized_relu
 
 _BASIC_BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
 _BLUR = np.outer([1, 2, 1], [1, 2, 1]) / 16
@@ -57,7 +57,9 @@ class OneNodeConvolution(Conv2DBNActiv):
 
     def forward(self, x: chainer.Variable) -> chainer.Variable:
         """As `Conv2DBNActiv` has it."""
-        return normalized_relu(self.bn, self.conv(x)) if self.activ is F.relu else super().forward(x)
+        if self.activ is F.relu:
+            return normalized_relu(self.bn, x, after=self.conv)
+        return normalized(self.bn, x, after=self.conv) if self.activ is None else super().forward(x)
 
 
 class OneNodeBottleneck(Bottleneck):
@@ -73,7 +75,7 @@ def _with_shortcut(last: Conv2DBNActiv, h: chainer.Variable, shortcut: chainer.V
     """max(0, last(h) + shortcut)"""
     if last.activ is not None:
         return F.relu(last(h) + shortcut)
-    return normalized_relu(last.bn, last.conv(h), shortcut)
+    return normalized_relu(last.bn, h, shortcut, after=last.conv)
 
 
 class BasicNetwork(PickableSequentialChain):

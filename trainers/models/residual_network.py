@@ -7,7 +7,7 @@ import chainer.functions as F
 import chainer.links as L
 from chainer.initializers import HeNormal, LeCunNormal
 
-from trainers.models.normalized_relu import normalized_relu
+from trainers.models.normalized_relu import normalized, normalized_relu
 
 
 class ResidualBlock(chainer.Chain):
@@ -48,12 +48,12 @@ class ResidualBlock(chainer.Chain):
 
     def forward(self, x: chainer.Variable) -> chainer.Variable:
         """Samples x `num_out` x height / stride x width / stride, rounded up."""
-        h = normalized_relu(self.bn1, self.conv1(x))
-        return normalized_relu(self.bn2, self.conv2(h), self._shortcut(x))
+        h = normalized_relu(self.bn1, x, after=self.conv1)
+        return normalized_relu(self.bn2, h, self._shortcut(x), after=self.conv2)
 
     def _shortcut(self, x: chainer.Variable) -> chainer.Variable:
         if self.projects:
-            return self.shortcut_bn(self.shortcut_conv(x))
+            return normalized(self.shortcut_bn, x, after=self.shortcut_conv)
         if not self.changes_shape:
             return x
         kept = x[:, :, :: self.stride, :: self.stride]
@@ -100,7 +100,7 @@ class ResidualNetwork(chainer.Chain):
 
     def forward(self, x: chainer.Variable) -> chainer.Variable:
         """Logits, samples x classes."""
-        h = normalized_relu(self.bn1, self.conv1(x))
+        h = normalized_relu(self.bn1, x, after=self.conv1)
         for block in self.blocks:
             h = block(h)
         return self.fc(F.average(h, axis=(2, 3)))

@@ -41,7 +41,7 @@ class WideBlock(chainer.Chain):
     def forward(self, x: chainer.Variable) -> chainer.Variable:
         """Samples x `num_out` x height / stride x width / stride, rounded up."""
         activated = normalized_relu(self.bn1, x)
-        h = normalized_relu(self.bn2, self.conv1(activated))
+        h = normalized_relu(self.bn2, activated, after=self.conv1)
         if self.dropout:
             h = F.dropout(h, ratio=self.dropout)
         return self.conv2(h) + (self.shortcut_conv(activated) if self.projects else x)

@@ -1,0 +1,62 @@
+"""The short way of `FunctionNode.apply`, for nodes of ours on NumPy's arrays. Imports Chainer.
+
+Chainer's own asks some thirty questions before and after `forward`: of hooks, devices, layouts, ChainerX, debugging.
+Between two operators that have filled the caches each answer is fetched from far away.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import chainer
+from chainer.variable import Variable, as_variable  # when Chainer itself is half loaded, too
+
+_make = Variable._init_unchecked
+
+
+def is_plain(variables: Sequence[chainer.Variable]) -> bool:
+    """Whether nothing hooks in, is debugged, traced or laid out in another way, so that the short way serves."""
+    config = chainer.config
+    if config.debug or config.schedule_func is not None or chainer.get_function_hooks():
+        return False
+    return all(each.layout is None for each in variables)
+
+
+def variables_of(inputs: Sequence[Any]) -> list[chainer.Variable]:
+    """The inputs of a node, as `apply` takes them, all as variables."""
+    return [as_variable(each) for each in inputs]
+
+
+def variable_of(array: Any) -> chainer.Variable:
+    """What `as_variable` makes of an array, without its questions."""
+    return _make(array, requires_grad=False, is_chainerx_array=False)
+
+
+def linked(node: chainer.FunctionNode, variables: Sequence[chainer.Variable], y: Any) -> tuple[chainer.Variable]:
+    """The output of a node that has one, and the edges of the graph: the end of `apply`.
+
+    Args:
+        node: it has said what it retains.
+        variables: its inputs.
+        y: the array that its forward gave.
+    """
+    node._input_layouts, node._output_layouts, node._output_count = (None,) * len(variables), (None,), 1
+    rank, requires_grad = 0, False
+    for each in variables:
+        rank = max(rank, each.rank)
+        requires_grad = requires_grad or each.requires_grad
+    out = _make(y, requires_grad=requires_grad, is_chainerx_array=False)
+    config = chainer.config
+    if not config.enable_backprop:
+        return (out,)
+    node.rank, node.lazy_grad_sum = rank, config.lazy_grad_sum
+    out.creator_node = node
+    node.inputs, node.outputs = tuple([each.node for each in variables]), (weakref.ref(out.node),)
+    for index in node._input_indexes_to_retain or ():
+        variables[index].retain_data()
+    if node._output_indexes_to_retain is not None:
+        out.retain_data()
+        node._retained_output_data = (y,)
+    return (out,)

@@ -1,0 +1,99 @@
+"""A convolution, batch normalisation of norm groups, a sum and ReLU in one node on the CPU. Imports Chainer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import chainer
+import chainer.functions as F
+from chainer import links as L
+
+from trainers.kernels import convolution_seams, seams
+from trainers.kernels.applied import is_plain, linked, variable_of, variables_of
+from trainers.kernels.convolution_seams import deferred, fitting
+from trainers.kernels.normalized import Normalized
+from trainers.kernels.numpy_convolution import Pair, out_size
+
+
+class ConvolvedNormalized(Normalized):
+    """What `Normalized` makes of x convolved with W: half as many nodes, and less of Python between operators.
+
+    Args:
+        eps, groups, relu, statistics: see `Normalized`.
+        stride, pad: of the convolution.
+    """
+
+    def __init__(self, eps: float, groups: int, *, stride: Pair, pad: Pair, **how: Any) -> None:
+        super().__init__(eps, groups, **how)
+        self._how = {"stride": stride, "pad": pad}
+
+    def forward(self, inputs: tuple[Any, ...]) -> tuple[Any]:
+        x, W, *rest = inputs
+        ours = seams.operators
+        self._W = ours.in_order(W) if hasattr(ours, "in_order") else W  # kept for backward: a copy fewer
+        self._h = ours.convolution(x, self._W, None, **self._how)
+        outputs = super().forward((self._h, *rest))
+        self.retain_inputs((0, 1, 2))
+        return outputs
+
+    def backward(self, indexes: tuple[int, ...], grad_outputs: tuple[chainer.Variable]) -> tuple[Any, ...]:
+        if not chainer.config.enable_backprop:
+            return self.backward_accumulate(indexes, grad_outputs, (None,) * len(indexes))
+        x, W, gamma = self.get_retained_inputs()
+        h = F.convolution_2d(x, W, **self._how)  # the same bits, in a graph
+        gh, *rest = self._nodes(grad_outputs[0], h, gamma, self._out)
+        wanted = tuple([index for index in indexes if index < 2])
+        of_convolution = h.creator_node.backward(wanted, (gh,)) if wanted else ()
+        return (*of_convolution, *(rest[index - 2] for index in indexes if index >= 2))
+
+    def backward_accumulate(
+        self,
+        indexes: tuple[int, ...],
+        grad_outputs: tuple[chainer.Variable],
+        grad_inputs: tuple[chainer.Variable | None, ...],
+    ) -> tuple[chainer.Variable, ...]:
+        """As Chainer has it, but what has come back to x and W before is added to the new arrays in place."""
+        if chainer.config.enable_backprop:  # gradients of gradients are asked for
+            return super().backward_accumulate(indexes, grad_outputs, grad_inputs)
+        x, gamma = self.inputs[0].data, self.inputs[2].data
+        gh, *rest = self._gradients(grad_outputs[0].array, self._h, gamma, self._out)
+        found = [*convolution_seams.gradients(indexes, x, self._W, gh, **self._how), *rest]
+        for index, before in zip(indexes, grad_inputs, strict=True):
+            if before is not None and index < 2:
+                convolution_seams.add_to(found[index], before.array)
+            elif before is not None:
+                found[index] = found[index] + before.array
+        return tuple([variable_of(found[index]) for index in indexes])
+
+
+def convolved_normalized(
+    link: L.Convolution2D, x: Any, rest: tuple[Any, ...], **how: Any
+) -> tuple[chainer.Variable | None, chainer.Variable | None]:
+    """link(x) and None; or None and what `ConvolvedNormalized` makes of it, where that serves.
+
+    Args:
+        link: its hooks are told either way.
+        rest: gamma, beta and what is added, where something is.
+        how: arguments of `ConvolvedNormalized`.
+    """
+    if type(link) is not L.Convolution2D or link.b is not None or link.groups > 1 or max(link.dilate) > 1:
+        return link(x), None
+    is_hooked = chainer._get_link_hooks() or link._n_local_link_hooks
+    node, inputs = deferred(link, x) if is_hooked else (None, (x, link.W))
+    of_link = {"stride": tuple(link.stride), "pad": tuple(link.pad)}
+    variables = variables_of((*inputs, *rest))
+    arrays = [each.array for each in variables]
+    if is_plain(variables) and not link.cudnn_fast and _covers(*arrays, **of_link):
+        made = ConvolvedNormalized(**how, **of_link)
+        return None, linked(made, variables, *made.forward(arrays))[0]
+    return link(x) if node is None else node.apply(inputs)[0], None
+
+
+def _covers(x: Any, W: Any, gamma: Any, beta: Any, plus: Any = None, **how: Pair) -> bool:
+    """Whether `ConvolvedNormalized` computes with such arrays."""
+    if not hasattr(fitting(x, W, gamma, beta, **how), "gradient_by"):
+        return False
+    if plus is None:
+        return True
+    shape = (len(x), len(W), *out_size(x.shape[2:], W.shape[2:], **how))
+    return plus.dtype == x.dtype and plus.shape == shape
