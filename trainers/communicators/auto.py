@@ -29,11 +29,12 @@ _MESSAGE_BYTES = 1 << 20
 class Auto:
     """Shared memory on one machine; between several, whatever is fastest for buckets of that size.
 
-    Each algorithm sums the first bucket of a size three times, or once where that takes a second, and the one that
-    costs its slowest worker least at its best sums all of them, up to a factor of two in size. What it costs is the
-    time, and where a thread sums beside the backward pass also its processor time, which that pass goes without. On a
-    16-bit wire those that round a partial sum more than 32 times do not compete. The order of a sum, and with it the
-    last bits, may differ from one start to the next: name an algorithm where two runs must agree bit for bit.
+    Each algorithm sums the first bucket of a size nine times, or three where that takes a tenth of a second, or once
+    where it takes one, and the one whose median cost on the slowest worker is least sums all of them, up to a factor of
+    two in size. What it costs is the time, and where a thread sums beside the backward pass also its processor time,
+    which that pass goes without. On a 16-bit wire those that round a partial sum more than 32 times do not compete. The
+    order of a sum, and with it the last bits, may differ from one start to the next: name an algorithm where two runs
+    must agree bit for bit.
 
     Rings go by sockets of their own or by MPI, whichever costs less for a message of a megabyte around all workers.
 

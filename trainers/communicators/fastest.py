@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import statistics
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +15,8 @@ import numpy as np
 from trainers.communicators.connection import Connection
 from trainers.communicators.wire import FullWire, Wire
 
-_REPEATS = 3
+_REPEATS = (3, 9)  # at least and at most
+_ENOUGH_SECONDS = 0.1  # in which more than the least are made
 _LONG_SECONDS = 1.0  # of which one is enough
 _MOST_ROUNDINGS = 32  # of a partial sum to 16 bits: a ring of 1,024 workers lost up to 12 % (EXPERIMENTS.md)
 
@@ -42,7 +44,7 @@ class Candidate:
 class Fastest(Connection):
     """Sums by whichever candidate costs the slowest worker least, up to a factor of two in the length of the values.
 
-    Bytes on the wire: those of the one that was chosen. Before, for each size and wire that is new, up to three sums of
+    Bytes on the wire: those of the one that was chosen. Before, for each size and wire that is new, up to nine sums of
     each candidate, and those of `cost_of`.
 
     Args:
@@ -137,9 +139,9 @@ class Fastest(Connection):
 
 
 def cost_of(mpi: Any, run: Callable[[], None], of_processor: int) -> float:
-    """Seconds of what all workers do together, its best repeat on the slowest of them, the same on all.
+    """Seconds of what all workers do together, the median over its repeats of the slowest's, the same on all.
 
-    Bytes on the wire, beside those of `run`: a barrier, and about 30 from each worker to each, up to three times.
+    Bytes on the wire, beside those of `run`: a barrier, and about 30 from each worker to each, up to nine times.
 
     Args:
         mpi: communicator of all workers, which call this together.
@@ -147,10 +149,11 @@ def cost_of(mpi: Any, run: Callable[[], None], of_processor: int) -> float:
         of_processor: how often the processor time of this thread is added.
     """
     costs: list[float] = []
-    while len(costs) < _REPEATS and (not costs or costs[0] < _LONG_SECONDS):
+    least, most = _REPEATS
+    while not costs or (costs[0] < _LONG_SECONDS and len(costs) < (most if sum(costs) < _ENOUGH_SECONDS else least)):
         mpi.Barrier()
         began, processor = time.perf_counter(), time.thread_time()
         run()
         own = time.perf_counter() - began + of_processor * (time.thread_time() - processor)
         costs.append(max(mpi.allgather(own)))
-    return min(costs)
+    return statistics.median(costs)
