@@ -24,20 +24,8 @@ def bench(monkeypatch):
 @pytest.mark.mpi
 def test_every_way_gives_the_same_weights_and_has_its_line(bench, tmp_path):
     file = tmp_path / "figures.json"
-    words = [
-        "--model",
-        "small",
-        "--ranks",
-        "2",
-        "--megabits",
-        "0",
-        "--rounds",
-        "1",
-        "--updates",
-        "1",
-        "--json",
-        str(file),
-    ]
+    options = "--model small --ranks 2 --megabits 0 --rounds 1 --updates 1"
+    words = [*options.split(), "--json", str(file)]
     done = subprocess.run([sys.executable, str(SCRIPT), *words], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     (found,) = json.loads(file.read_text())

@@ -42,7 +42,7 @@ class Auto:
     memory. Where every worker's MPI says that it is CUDA-aware, CudaAwareMpi is measured against that for each size of
     bucket; it has no sum of 16 bits, so that on such a wire it is always the copies.
 
-    Bytes on the wire: those of what was chosen; before, up to three sums by each, and six messages of a megabyte.
+    Bytes on the wire: those of what was chosen; before, up to nine sums by each, and 18 messages of a megabyte.
 
     Args:
         ranks_per_node: consecutive ranks that count as one node; null for those that share memory.

@@ -7,6 +7,7 @@ import os
 import select
 import socket
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -43,7 +44,7 @@ class _Passing(ctypes.Structure):
     ]
 
 
-def _loaded() -> ctypes._NamedFuncPointer | None:
+def _loaded() -> Callable[..., int] | None:
     """None where nothing was compiled, or an older version."""
     try:
         run = LIBRARY.pass_on

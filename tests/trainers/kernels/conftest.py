@@ -1,4 +1,4 @@
-"""Where CUDA kernels run in the tests: compiled for the CPU, from the same source, and on a GPU where there is one."""
+"""Kinds of kernels; where CUDA kernels run in the tests: compiled for the CPU, from the same source, and on a GPU."""
 
 import ctypes
 import platform
@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from trainers import kernels
 from trainers.device import has_gpu
 from trainers.kernels import (
     cuda_elementwise,
@@ -134,3 +135,14 @@ def cuda_on_cpu(compiled, monkeypatch):
         return launched
 
     return serve
+
+
+@pytest.fixture(params=["numpy", pytest.param("torch", marks=pytest.mark.torch)])
+def each_kind(request):
+    """Every test once by each kind of kernels on the CPU."""
+    if request.param == "torch":
+        pytest.importorskip("torch")
+    before = kernels.in_use()
+    kernels.use(request.param)
+    yield
+    kernels.use(before)

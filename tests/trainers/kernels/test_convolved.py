@@ -10,7 +10,6 @@ import pytest
 
 from recipes.planning.division import divide
 from recipes.schema import Evaluation
-from trainers import kernels
 from trainers.gradient_taps import GradientTaps
 from trainers.kernels.convolution_seams import deferred
 from trainers.keyed_draws import draw_initial_weights
@@ -20,15 +19,7 @@ from trainers.norm_groups import NormGroups
 
 DIVISION = divide(global_batch_size=12, norm_span=4, workers=1, micro_batch_size=12)
 
-
-@pytest.fixture(params=["numpy", pytest.param("torch", marks=pytest.mark.torch)], autouse=True)
-def _kernels(request):
-    if request.param == "torch":
-        pytest.importorskip("torch")
-    before = kernels.in_use()
-    kernels.use(request.param)
-    yield
-    kernels.use(before)
+pytestmark = pytest.mark.usefixtures("each_kind")
 
 
 def looked_on():

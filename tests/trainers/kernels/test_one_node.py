@@ -7,22 +7,14 @@ import pytest
 
 from recipes.planning.division import divide
 from recipes.schema import Evaluation
-from trainers import kernels, norm_groups
+from trainers import norm_groups
 from trainers.keyed_draws import draw_initial_weights
 from trainers.models import SmallCNN, SmallResNet, WideResNet
 from trainers.norm_groups import NormGroups
 
 DIVISION = divide(global_batch_size=12, norm_span=4, workers=1, micro_batch_size=12)
 
-
-@pytest.fixture(params=["numpy", pytest.param("torch", marks=pytest.mark.torch)], autouse=True)
-def _kernels(request):
-    if request.param == "torch":
-        pytest.importorskip("torch")
-    before = kernels.in_use()
-    kernels.use(request.param)
-    yield
-    kernels.use(before)
+pytestmark = pytest.mark.usefixtures("each_kind")
 
 
 def one_update(component, *, dtype, second=False):
