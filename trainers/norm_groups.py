@@ -51,6 +51,8 @@ class NormGroups:
         self._weights: dict[Any, Any] = {}  # on the model's device, by place; kept, since CUDA graphs read them there
         self._division: Division | None = None
         self._layers: dict[str, NormGroupBatchNormalization] = {}
+        self._means: list[Any] = []
+        self._sums = self._averages = self._places = np.empty(0)
 
     def install(self, model: chainer.Link) -> None:
         """Make every `BatchNormalization` of a model normalise by groups.
@@ -63,13 +65,13 @@ class NormGroups:
             if type(link) is L.BatchNormalization:
                 link.__class__ = NormGroupBatchNormalization
                 link.norm_groups = self
-                link.forget_statistics()
                 self._layers[path] = link
             elif isinstance(link, (L.BatchNormalization, L.BatchRenormalization, L.DecorrelatedBatchNormalization)):
                 raise TypeError(
                     f"{path} is a {type(link).__name__}: its statistics would depend on the micro-batch; "
                     "use chainer.links.BatchNormalization, which kilobatch applies to each norm group"
                 )
+        self._lay_out()
 
     def begin_update(self, division: Division, team: MPI.Comm | None = None) -> None:
         """Forget what was seen: an update begins, or begins again.
@@ -79,8 +81,9 @@ class NormGroups:
             team: communicator of this worker's team, where teams have several workers.
         """
         self.team, self._division = team, division
-        for layer in self._layers.values():
-            layer.forget_statistics()
+        if any(layer.avg_mean is not own for layer, own in zip(self._layers.values(), self._means, strict=True)):
+            self._lay_out()  # the model is on another device since
+        self._sums.fill(0)
         if self._tree is not None:
             self._tree.clear()
 
@@ -96,9 +99,8 @@ class NormGroups:
 
     def take_statistics(self) -> np.ndarray:
         """What the layers have seen since the last call, float64 (1 + 3 * channels,) of each in turn, and forget it."""
-        seen = np.concatenate(_on_host(self.seen))
-        for layer in self._layers.values():
-            layer.forget_statistics()
+        seen = to_cpu(self._sums).copy()
+        self._sums.fill(0)
         return seen
 
     def update_running_statistics(self, world: MPI.Comm, global_batch_size: int) -> None:
@@ -118,12 +120,32 @@ class NormGroups:
                 world.Allreduce(MPI.IN_PLACE, sums)
             else:
                 self._tree.total(sums)
-        keep, how, layers = self._keep(global_batch_size), self.evaluation.norm_statistics, list(self._layers.values())
-        ends = np.cumsum([1 + 3 * layer.avg_mean.size for layer in layers])
-        averages = [average for layer in layers for average in (layer.avg_mean, layer.avg_var)]
-        before = _on_host(averages)
-        parts = zip(np.split(sums, ends[:-1]), before[::2], before[1::2], strict=True)
-        _set_from_host(averages, [moved for part in parts for moved in moved_statistics(*part, keep, how)])
+        keep, how = self._keep(global_batch_size), self.evaluation.norm_statistics
+        moved = moved_statistics(sums[self._places], to_cpu(self._averages), keep, how)
+        self._averages[...] = chainer.backend.get_array_module(self._averages).asarray(moved)
+
+    def _lay_out(self) -> None:
+        """What all layers see, and their running statistics, in one array each, of which theirs are views.
+
+        So an update reads and writes them at once, on a GPU in one transfer each, and always in the same place, where
+        CUDA graphs write.
+        """
+        layers = list(self._layers.values())
+        if not layers:
+            return
+        xp, ends = layers[0].xp, np.cumsum([0, *(layer.avg_mean.size for layer in layers)])
+        self._sums = xp.zeros(len(layers) + 3 * int(ends[-1]))
+        self._averages = xp.empty((2, int(ends[-1])), np.result_type(*(layer.avg_mean.dtype for layer in layers)))
+        self._places = np.empty((4, int(ends[-1])), np.intp)
+        for number, (layer, start, stop) in enumerate(zip(layers, ends.tolist(), ends[1:].tolist(), strict=False)):
+            first, shape = number + 3 * start, layer.avg_mean.shape
+            layer._seen = self._sums[first : first + 1 + 3 * (stop - start)]
+            self._places[0, start:stop] = first
+            self._places[1:, start:stop] = np.arange(first + 1, first + 1 + 3 * (stop - start)).reshape(3, -1)
+            for name, own in zip(("avg_mean", "avg_var"), self._averages[:, start:stop], strict=True):
+                own[...] = getattr(layer, name).ravel()
+                setattr(layer, name, own.reshape(shape))
+        self._means = [layer.avg_mean for layer in layers]
 
     @property
     def weights(self) -> np.ndarray:
@@ -148,8 +170,9 @@ class NormGroups:
 
     @property
     def seen(self) -> list[Any]:
-        """What the layers have seen in the update so far, on the model's device, to be changed in place."""
-        return [layer._seen for layer in self._layers.values()]
+        """What the layers have seen in the update so far, one array on the model's device to be changed in place; none
+        where there are no layers."""
+        return [self._sums] if self._layers else []
 
     def _keep(self, global_batch_size: int) -> float:
         """What an update leaves of the running statistics."""
@@ -169,14 +192,7 @@ class NormGroupBatchNormalization(L.BatchNormalization):
     """
 
     norm_groups: NormGroups
-
-    def forget_statistics(self) -> None:
-        """Begin an update: nothing seen yet."""
-        if isinstance(getattr(self, "_seen", None), chainer.backends.cuda.ndarray):
-            self._seen.fill(0)  # where it is: CUDA graphs write there
-            return
-        # Weights of the groups; weighted sums of their means, variances, squared means.
-        self._seen = self.xp.zeros(1 + 3 * self.avg_mean.size)
+    _seen: Any  # weights of the groups; weighted sums of their means, variances, squared means
 
     def forward(self, x, plus=None, relu=False, after=None):
         """Normalise x of shape (samples, channels, ...); in test mode by the running statistics.
@@ -237,9 +253,7 @@ class NormGroupBatchNormalization(L.BatchNormalization):
             sums += weights @ part
 
 
-def moved_statistics(
-    sums: np.ndarray, avg_mean: np.ndarray, avg_var: np.ndarray, keep: float, norm_statistics: str
-) -> list[np.ndarray]:
+def moved_statistics(sums: np.ndarray, averages: np.ndarray, keep: float, norm_statistics: str) -> np.ndarray:
     """keep * avg + (1 - keep) * s for mean and variance, with s the statistics of the whole update; float64.
 
         moving_average, last_batch: s = mean over groups of (mean_g, unbiased var_g)
@@ -247,37 +261,17 @@ def moved_statistics(
         pooled:                     s = mean of mean_g; mean of var_g + mean of mean_g^2 - (mean of mean_g)^2
 
     Args:
-        sums: what a layer has seen, summed over all workers, (1 + 3 * channels,).
-        avg_mean, avg_var: its running statistics.
+        sums: what the layers have seen, summed over all workers, (4, channels): weights, and weighted sums of means,
+            variances and squared means.
+        averages: the running means and variances, (2, channels); those of a layer that was not used stay.
         keep: what is kept of the average, in [0, 1].
         norm_statistics: the recipe's word.
     """
-    if sums[0] == 0:  # the layer was not used in this update
-        return [avg_mean, avg_var]
-    mean, var, squares = np.split(sums[1:] / sums[0], 3)
+    used = sums[0] != 0
+    mean, var, squares = sums[1:] / np.where(used, sums[0], 1.0)
     if norm_statistics == "pooled":
         var = var + np.maximum(squares - mean**2, 0.0)
-    averages = ((avg_mean, mean), (avg_var, var))
-    return [
-        keep * average.astype(np.float64) + (1.0 - keep) * seen.reshape(average.shape) for average, seen in averages
-    ]
-
-
-def _on_host(arrays: list[Any]) -> list[np.ndarray]:
-    """These arrays; those of a GPU by one transfer, since each waits for the GPU."""
-    if isinstance(arrays[0], np.ndarray):
-        return arrays
-    flat = to_cpu(chainer.backend.get_array_module(arrays[0]).concatenate([array.ravel() for array in arrays]))
-    parts = np.split(flat, np.cumsum([array.size for array in arrays])[:-1])
-    return [part.reshape(array.shape) for part, array in zip(parts, arrays, strict=True)]
-
-
-def _set_from_host(arrays: list[Any], values: list[np.ndarray]) -> None:
-    """arrays <- values, on a GPU by one transfer."""
-    xp, flat = chainer.backend.get_array_module(arrays[0]), np.concatenate([value.ravel() for value in values])
-    ends = np.cumsum([array.size for array in arrays])
-    for array, part in zip(arrays, xp.split(xp.asarray(flat), ends[:-1].tolist()), strict=True):
-        array[...] = part.reshape(array.shape)
+    return np.where(used, keep * averages.astype(np.float64) + (1.0 - keep) * np.stack([mean, var]), averages)
 
 
 def _relu(h: chainer.Variable, plus: chainer.Variable | None) -> chainer.Variable:

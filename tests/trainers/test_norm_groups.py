@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from chainer import links as L
 
+from recipes.planning.division import divide
 from recipes.schema import Evaluation, NormMomentum
 from trainers.norm_groups import NormGroups
 
@@ -127,6 +128,45 @@ def test_a_layer_that_was_not_used_keeps_its_statistics(world):
     groups.update_running_statistics(world, 16)
     assert (chain.bn.avg_mean == 0).all()
     assert (chain.bn.avg_var == 1).all()
+
+
+def several_layers():
+    chain = chainer.Chain()
+    with chain.init_scope():
+        chain.wide, chain.unused, chain.narrow = (L.BatchNormalization(size) for size in (5, 2, 3))
+    chain.unused.avg_mean[...] = 7.0
+    groups = NormGroups(evaluation(keep=0.5))
+    groups.install(chain)
+    return chain, groups
+
+
+def test_each_of_several_layers_moves_its_own_statistics(world):
+    chain, groups = several_layers()
+    groups.begin_update(divide(global_batch_size=4, norm_span=4, workers=1, micro_batch_size=4))
+    random, given = np.random.RandomState(0), {}
+    for link in (chain.wide, chain.narrow):
+        given[link] = random.normal(2.0, 3.0, (4, link.avg_mean.size, 6)).astype(np.float32)
+        with chainer.using_config("train", True):
+            link(given[link])
+    groups.update_running_statistics(world, 4)
+    for link, x in given.items():
+        np.testing.assert_allclose(link.avg_mean, 0.5 * x.mean(axis=(0, 2)), rtol=1e-6)
+        np.testing.assert_allclose(link.avg_var, 0.5 + 0.5 * x.var(axis=(0, 2), ddof=1), rtol=1e-6)
+    assert (chain.unused.avg_mean == 7.0).all()
+    assert (chain.unused.avg_var == 1.0).all()
+
+
+def test_statistics_put_in_place_of_others_are_the_ones_that_move(world):
+    chain, groups = several_layers()
+    for link in chain.children():  # what a move to another device does
+        link.avg_mean, link.avg_var = link.avg_mean + 2.0, link.avg_var + 3.0
+    groups.begin_update(divide(global_batch_size=4, norm_span=4, workers=1, micro_batch_size=4))
+    with chainer.using_config("train", True):
+        chain.wide(np.zeros((4, 5), np.float32))
+    groups.update_running_statistics(world, 4)
+    for link, expected in ((chain.wide, (1.0, 2.0)), (chain.unused, (9.0, 4.0)), (chain.narrow, (2.0, 4.0))):
+        assert (link.avg_mean == expected[0]).all()
+        assert (link.avg_var == expected[1]).all()
 
 
 def test_test_mode_uses_the_running_statistics():

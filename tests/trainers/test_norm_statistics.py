@@ -57,6 +57,11 @@ def random_division(random):
     return divide(global_batch_size=span * num_groups, norm_span=span, workers=ranks, micro_batch_size=micro_batch_size)
 
 
+def of_channels(sums):
+    """What one layer has seen, as `moved_statistics` is given it."""
+    return np.stack([np.full(CHANNELS, sums[0]), *np.split(sums[1:], 3)])
+
+
 @pytest.mark.parametrize("deviations_from_zero", [0.0, 100.0])
 def test_pooled_statistics_are_those_of_the_whole_update_however_it_is_split(deviations_from_zero):
     for seed in range(60):
@@ -69,8 +74,7 @@ def test_pooled_statistics_are_those_of_the_whole_update_however_it_is_split(dev
         wide = x.astype(np.float64)
         mean, var = wide.mean(axis=(0, 2, 3)), wide.var(axis=(0, 2, 3))
         np.testing.assert_array_less(np.abs(sums[1:4] / sums[0] - mean), 1e-6 * np.sqrt(var), err_msg=str(seed))
-        layer = made[0][0]
-        pooled = moved_statistics(sums, layer.avg_mean, layer.avg_var, 0.0, "pooled")
+        pooled = moved_statistics(of_channels(sums), np.zeros((2, CHANNELS), np.float32), 0.0, "pooled")
         np.testing.assert_allclose(pooled[1], var, rtol=1e-6, err_msg=str(seed))
         np.testing.assert_array_equal(pooled[0], sums[1:4] / sums[0])
 
@@ -113,10 +117,9 @@ def test_by_group_the_averages_move_in_the_order_of_the_update_whoever_saw_what(
             sums = see(x, division, made)
             mean, var = groups_in_turn(x, division.norm_span, keep=keep, mean=mean, var=var)
             for layer, _ in made:
-                averages = layer.avg_mean, layer.avg_var
-                averages[0][...], averages[1][...] = moved_statistics(
-                    sums, *averages, keep**division.num_groups, "by_group"
-                )
+                averages = np.stack([layer.avg_mean, layer.avg_var])
+                moved = moved_statistics(of_channels(sums), averages, keep**division.num_groups, "by_group")
+                layer.avg_mean[...], layer.avg_var[...] = moved
         for layer, _ in made:
             np.testing.assert_allclose(layer.avg_mean, mean, rtol=1e-5, atol=1e-6)
             np.testing.assert_allclose(layer.avg_var, var, rtol=1e-5)

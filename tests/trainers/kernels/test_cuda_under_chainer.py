@@ -13,7 +13,7 @@ from trainers.kernels.normalized import Normalized, covers
 from trainers.keyed_draws import draw_initial_weights
 from trainers.losses import SoftmaxCrossEntropy
 from trainers.models import ResNet50, SmallResNet
-from trainers.norm_groups import NormGroups
+from trainers.norm_groups import NormGroupBatchNormalization, NormGroups
 
 DIVISION = divide(global_batch_size=12, norm_span=4, workers=1, micro_batch_size=12)
 
@@ -47,7 +47,7 @@ def one_update(component, *, size, dtype, second=False, division=DIVISION, team=
         model.cleargrads()
         loss.backward()
     found = {path: parameter.grad for path, parameter in model.namedparams() if parameter.grad is not None}
-    found["layers"] = np.zeros(len(groups.seen))
+    found["layers"] = np.zeros(sum(isinstance(link, NormGroupBatchNormalization) for link in model.links()))
     return {"loss": loss.array, **found, "statistics": groups.take_statistics()}
 
 
