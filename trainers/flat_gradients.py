@@ -67,6 +67,7 @@ class FlatGradients:
         self._written = [False] * len(self.slots)
         self._checks = False
         self._handed_over: np.ndarray | None = None
+        self._views: dict[int, list[np.ndarray]] = {}  # of the arrays above, each parameter's part
         self._finite: list[tuple[int, Any]] = []  # of what came, in its order: whether it is, perhaps on a GPU
 
     def begin_update(self, *, check: bool = False) -> None:
@@ -175,8 +176,10 @@ class FlatGradients:
         """Each parameter's `grad` is its slot of an array of this object's."""
         if self._handed_over is values:
             return
-        for slot in self.slots:
-            slot.parameter.grad = values[slot.place].reshape(slot.parameter.shape)
+        if id(values) not in self._views:
+            self._views[id(values)] = list(self.by_path(values).values())
+        for slot, view in zip(self.slots, self._views[id(values)], strict=True):
+            slot.parameter.grad = view
         self._handed_over = values
 
     def _clear(self) -> None:
@@ -187,6 +190,7 @@ class FlatGradients:
     def forget(self) -> None:
         """Nobody refers to the arrays any longer: their memory is about to go."""
         self._clear()
+        self._views = {}
         self._arrays, self.values = [], np.zeros(0, self.values.dtype)
 
     def by_path(self, values: np.ndarray) -> dict[str, np.ndarray]:

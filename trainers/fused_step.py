@@ -26,11 +26,18 @@ def step(optimizer: chainer.Optimizer, component: Any) -> None:
     optimizer.t += 1
     for rule, parameter in zip(rules, parameters, strict=True):
         rule.t += 1
-        rule._init_states(parameter)
+        if not _has_states(rule, parameter):
+            rule._init_states(parameter)
     states = [[rule.state[name] for rule in rules] for name in form.states]
     arrays = ([getattr(parameter, name) for parameter in parameters] for name in ("array", "grad"))
     serving = seams.serving(parameters[0].array)
     serving.optimizer_step(form, _decay(optimizer.hyperparam, component, rules), *arrays, states)
+
+
+def _has_states(rule: chainer.UpdateRule, parameter: chainer.Parameter) -> bool:
+    """Whether they are where the parameter is; sending them there, each by itself, takes Chainer long even so."""
+    kind = type(parameter.array)
+    return rule.state is not None and all(type(value) is kind for value in rule.state.values())
 
 
 def _decay(hyperparam: Any, component: Any, rules: list[chainer.UpdateRule]) -> StepDecay:

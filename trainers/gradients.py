@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import chainer
@@ -42,9 +43,9 @@ def clip(model: chainer.Link, clip_norm: float) -> float:
     return norm
 
 
-def first_not_finite(model: chainer.Link, attribute: str) -> str | None:
-    """Path of the first parameter, by path, whose `array` or `grad` holds an infinity or a NaN; None if none does."""
-    found = ((path, getattr(parameter, attribute)) for path, parameter in sorted(model.namedparams()))
+def first_not_finite(parameters: Iterable[tuple[str, chainer.Parameter]], attribute: str) -> str | None:
+    """Path of the first of these parameters whose `array` or `grad` holds an infinity or a NaN; None if none does."""
+    found = ((path, getattr(parameter, attribute)) for path, parameter in parameters)
     arrays = {path: values for path, values in found if values is not None}
     ours = seams.serving(*arrays.values()) if arrays else None
     if hasattr(ours, "finite") and all(values.flags.c_contiguous for values in arrays.values()):

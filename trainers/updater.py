@@ -95,7 +95,7 @@ class RecipeUpdater(StandardUpdater):
         self._stop_asked = stop_asked
         self._doubled = plan.recipe.updater.double_buffering
         self._ran_out: list[RanOut] = []  # in the update at hand
-        self._teams = Teams(mpi)
+        self._teams, self._parameters = Teams(mpi), sorted(optimizer.target.namedparams())
         self._gradients = MeanGradient(
             optimizer.target,
             loss=loss,
@@ -209,7 +209,7 @@ class RecipeUpdater(StandardUpdater):
         moment = replace(moment, learning_rate=moment.learning_rate * (1.0 if gain is None else gain))
         steer(recipe.optimizer, optimizer, moment)
         step(optimizer, recipe.optimizer)
-        self._require_finite_weights(optimizer.target, moment)
+        self._require_finite_weights(moment)
         if self.averaged is not None:
             self.averaged.move(epoch=moment.epoch, global_batch_size=moment.global_batch_size)
         return Step(gradient_norm=norm, gain=gain, learning_rate=moment.learning_rate, exchanged=exchanged)
@@ -231,7 +231,7 @@ class RecipeUpdater(StandardUpdater):
             return None
         if not np.isfinite(losses).all():
             rank = int(np.flatnonzero(~np.isfinite(losses).all(axis=1))[0])
-            parameter = self._mpi.bcast(first_not_finite(self.get_optimizer("main").target, "grad"), root=rank)
+            parameter = self._mpi.bcast(first_not_finite(self._parameters, "grad"), root=rank)
             compute = self.plan.recipe.precision.compute
             raise NotFinite(what="loss", rank=rank, parameter=parameter, compute=compute, **_of(moment))
         return math.fsum(losses.flat)  # exact, so that no order counts
@@ -245,9 +245,9 @@ class RecipeUpdater(StandardUpdater):
         log.info("update %d: %s", share.update, self._ran_out[-1])
         iterator.limit(size)
 
-    def _require_finite_weights(self, model: chainer.Link, moment: Moment) -> None:
+    def _require_finite_weights(self, moment: Moment) -> None:
         """They are the same on all workers, which therefore find the same without a word to each other."""
-        parameter = first_not_finite(model, "array")
+        parameter = first_not_finite(self._parameters, "array")
         if parameter is not None:
             raise NotFinite(what="weight", rank=self._mpi.rank, parameter=parameter, **_of(moment))
 

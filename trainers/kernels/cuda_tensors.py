@@ -50,8 +50,7 @@ def _table_of(sizes: tuple[int, ...], xp: Any) -> Table:
 
 
 def addresses(tensors: Sequence[Any]) -> Any:
-    """Where these tensors without gaps lie."""
-    assert all(tensor.flags.c_contiguous for tensor in tensors)
+    """Where these tensors without gaps lie; who calls this has seen that they have none."""
     places = (tensor.data.ptr if hasattr(tensor.data, "ptr") else tensor.ctypes.data for tensor in tensors)
     return on_device(tuple(places), "q")
 
