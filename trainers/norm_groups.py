@@ -112,6 +112,13 @@ class NormGroups:
         """
         if not self._layers:
             return
+        sums = self._sums if self._tree is None and world.size == 1 else self._total(world)
+        keep, how = self._keep(global_batch_size), self.evaluation.norm_statistics
+        self._averages[...] = moved_statistics(sums[self._places], self._averages, keep, how)
+        self._sums.fill(0)
+
+    def _total(self, world: MPI.Comm) -> Any:
+        """What the layers of all workers have seen, on this one's device."""
         from mpi4py import MPI
 
         sums = self.take_statistics()
@@ -120,15 +127,12 @@ class NormGroups:
                 world.Allreduce(MPI.IN_PLACE, sums)
             else:
                 self._tree.total(sums)
-        keep, how = self._keep(global_batch_size), self.evaluation.norm_statistics
-        moved = moved_statistics(sums[self._places], to_cpu(self._averages), keep, how)
-        self._averages[...] = chainer.backend.get_array_module(self._averages).asarray(moved)
+        return chainer.backend.get_array_module(self._sums).asarray(sums)
 
     def _lay_out(self) -> None:
         """What all layers see, and their running statistics, in one array each, of which theirs are views.
 
-        So an update reads and writes them at once, on a GPU in one transfer each, and always in the same place, where
-        CUDA graphs write.
+        So an update reads and writes them at once, and always in the same place, where CUDA graphs write.
         """
         layers = list(self._layers.values())
         if not layers:
@@ -136,16 +140,16 @@ class NormGroups:
         xp, ends = layers[0].xp, np.cumsum([0, *(layer.avg_mean.size for layer in layers)])
         self._sums = xp.zeros(len(layers) + 3 * int(ends[-1]))
         self._averages = xp.empty((2, int(ends[-1])), np.result_type(*(layer.avg_mean.dtype for layer in layers)))
-        self._places = np.empty((4, int(ends[-1])), np.intp)
+        places = np.empty((4, int(ends[-1])), np.intp)
         for number, (layer, start, stop) in enumerate(zip(layers, ends.tolist(), ends[1:].tolist(), strict=False)):
             first, shape = number + 3 * start, layer.avg_mean.shape
             layer._seen = self._sums[first : first + 1 + 3 * (stop - start)]
-            self._places[0, start:stop] = first
-            self._places[1:, start:stop] = np.arange(first + 1, first + 1 + 3 * (stop - start)).reshape(3, -1)
+            places[0, start:stop] = first
+            places[1:, start:stop] = np.arange(first + 1, first + 1 + 3 * (stop - start)).reshape(3, -1)
             for name, own in zip(("avg_mean", "avg_var"), self._averages[:, start:stop], strict=True):
                 own[...] = getattr(layer, name).ravel()
                 setattr(layer, name, own.reshape(shape))
-        self._means = [layer.avg_mean for layer in layers]
+        self._means, self._places = [layer.avg_mean for layer in layers], xp.asarray(places)
 
     @property
     def weights(self) -> np.ndarray:
@@ -253,7 +257,7 @@ class NormGroupBatchNormalization(L.BatchNormalization):
             sums += weights @ part
 
 
-def moved_statistics(sums: np.ndarray, averages: np.ndarray, keep: float, norm_statistics: str) -> np.ndarray:
+def moved_statistics(sums: Any, averages: Any, keep: float, norm_statistics: str) -> Any:
     """keep * avg + (1 - keep) * s for mean and variance, with s the statistics of the whole update; float64.
 
         moving_average, last_batch: s = mean over groups of (mean_g, unbiased var_g)
@@ -267,11 +271,11 @@ def moved_statistics(sums: np.ndarray, averages: np.ndarray, keep: float, norm_s
         keep: what is kept of the average, in [0, 1].
         norm_statistics: the recipe's word.
     """
-    used = sums[0] != 0
-    mean, var, squares = sums[1:] / np.where(used, sums[0], 1.0)
+    xp, used = chainer.backend.get_array_module(sums), sums[0] != 0
+    mean, var, squares = sums[1:] / xp.where(used, sums[0], 1.0)
     if norm_statistics == "pooled":
-        var = var + np.maximum(squares - mean**2, 0.0)
-    return np.where(used, keep * averages.astype(np.float64) + (1.0 - keep) * np.stack([mean, var]), averages)
+        var = var + xp.maximum(squares - mean**2, 0.0)
+    return xp.where(used, keep * averages.astype(np.float64) + (1.0 - keep) * xp.stack([mean, var]), averages)
 
 
 def _relu(h: chainer.Variable, plus: chainer.Variable | None) -> chainer.Variable:
