@@ -5,9 +5,12 @@
     torch      the same; `--kernels torch`
     pytorch    the network of scripts/resnet50_in_torch.py, channels_last
     +groups    added to one of the first three: normalised as `kilobatch train` does, one norm group of the whole batch
+    +update    a whole update instead: of ours that of `kilobatch train` on one rank, all but loading; of PyTorch the
+               step of its SGD as well, with goyal2017's momentum and decay
 
 Each program is a process of its own, with all cores, and they take turns step by step: what else the machine does meets
-all alike. A step is forward, loss and backward of one batch; the optimizer is left out. Reported are medians, the
+all alike. A step is forward, loss and backward of one batch; the optimizer is left out. Updates are compared with
+updates. Reported are medians, the
 ratio of each to the first program named in --against, and its smallest and largest in a round. Before that the losses
 of the first step are compared: they must be those of one network. Memory is the most that a process ever had.
 
@@ -34,6 +37,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from resnet50_in_chainer import chainer_model, groups_of, update_of
+
 import trainers  # noqa: F401  patches Chainer
 from trainers.launch import limit_threads
 
@@ -48,6 +53,8 @@ def chainer_step(how: str, images: Any, labels: Any) -> Callable[[], float]:
     import chainer
     import chainer.functions as F
 
+    if how.endswith("+update"):
+        return update_of(images, labels, precision="float32")
     model = chainer_model()
     begin = groups_of(model, len(images)) if how.endswith("+groups") else lambda: None
 
@@ -65,7 +72,7 @@ def chainer_step(how: str, images: Any, labels: Any) -> Callable[[], float]:
 def pytorch_step(how: str, images: Any, labels: Any) -> Callable[[], float]:
     """A step of PyTorch's network with the same weights, channels last in memory."""
     import torch
-    from resnet50_in_torch import ResNet50, take_weights
+    from resnet50_in_torch import ResNet50, optimizer_of, take_weights
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     model = ResNet50()
@@ -73,11 +80,13 @@ def pytorch_step(how: str, images: Any, labels: Any) -> Callable[[], float]:
     model = model.to(memory_format=torch.channels_last).train()
     x = torch.from_numpy(images).contiguous(memory_format=torch.channels_last)
     t = torch.from_numpy(labels).long()
+    update = optimizer_of(model).step if how.endswith("+update") else lambda: None
 
     def step() -> float:
         model.zero_grad(set_to_none=True)
         loss = torch.nn.functional.cross_entropy(model(x), t)
         loss.backward()
+        update()
         return loss.item()
 
     return step
@@ -85,33 +94,6 @@ def pytorch_step(how: str, images: Any, labels: Any) -> Callable[[], float]:
 
 STEPS = {"chainer": chainer_step, "numpy": chainer_step, "torch": chainer_step, "pytorch": pytorch_step}
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
-
-
-def groups_of(model: Any, count: int) -> Callable[[], None]:
-    """Have a model normalise as `kilobatch train` does, so many images as one group; to be called before each step."""
-    from recipes.planning.division import divide
-    from recipes.schema import Evaluation
-    from trainers.norm_groups import NormGroups
-
-    groups = NormGroups(Evaluation())
-    groups.install(model)
-    division = divide(global_batch_size=count, norm_span=count, workers=1, micro_batch_size=count)
-
-    def begin() -> None:
-        groups.begin_update(division)
-        groups.begin_micro_batch(division.micro_batches(0)[0])
-
-    return begin
-
-
-def chainer_model() -> Any:
-    """ChainerCV's network with the weights that all programs have."""
-    from trainers.keyed_draws import draw_initial_weights
-    from trainers.models import ResNet50
-
-    model = ResNet50().build(num_classes=1000, channels=3, image_size=None)
-    draw_initial_weights(model, seed=0)
-    return model
 
 
 def serve(name: str, options: argparse.Namespace) -> None:
@@ -217,7 +199,10 @@ def table_lines(found: dict[str, Any], against: list[str]) -> list[str]:
     lines = []
     for name, seconds in found["seconds"].items():
         cells = [str(found["batch"]), name, f"{statistics.median(seconds):.3f}"]
-        for other in against:
+        for other in (f"{one}+update" if name.endswith("+update") else one for one in against):
+            if other not in found["seconds"]:
+                cells.append("")
+                continue
             ratios = [theirs / own for theirs, own in zip(found["seconds"][other], seconds, strict=True)]
             middle = statistics.median(found["seconds"][other]) / statistics.median(seconds)
             cells.append("" if name == other else f"{middle:.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
@@ -233,6 +218,7 @@ def main() -> None:
     parser.add_argument("--side", type=int, default=224, help="of the images, in pixels")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--clock", choices=CLOCKS, default="wall")
+    parser.add_argument("--update", action="store_true", help="whole updates as well, of PyTorch and of ours")
     parser.add_argument("--groups", action="store_true", help="ours also as `kilobatch train` normalises")
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
     parser.add_argument("--precision", nargs="+", default=["float32"], help="on a GPU: float32 tf32 mixed16 bfloat16")
@@ -263,6 +249,7 @@ def bench_on_cpu(options: argparse.Namespace, threads: int) -> list[dict[str, An
         sys.exit(WAY_OUT)
     ours = [name for other in options.against for name in OURS[other]]
     names = [*options.against, *ours, *(f"{name}+groups" for name in ours if options.groups)]
+    names += [f"{name}+update" for name in ("pytorch", *ours) if options.update and name in names]
     heads = ["batch", "program", "s a step", *(f"times as fast as {other}" for other in options.against), "GiB"]
     print(f"{threads} thread(s), images of {options.side}x{options.side}\n\n| {' | '.join(heads)} |")
     print("|---" * len(heads) + "|", flush=True)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
+RATE = 1e-6
 _STAGES = {"res2": (3, 64, 1), "res3": (4, 128, 2), "res4": (6, 256, 2), "res5": (3, 512, 2)}
 _NAMES = {"W": "weight", "gamma": "weight", "beta": "bias", "b": "bias"}  # Chainer's, PyTorch's
 
@@ -73,3 +74,12 @@ def take_weights(model: nn.Module, weights: Mapping[str, np.ndarray]) -> None:
             *layers, name = path.strip("/").split("/")
             found.pop(".".join([*layers, _NAMES[name]])).copy_(torch.from_numpy(values))
     assert not found, f"without weights: {sorted(found)}"
+
+
+def optimizer_of(model: nn.Module, *, fused: bool = False) -> torch.optim.Optimizer:
+    """SGD as goyal2017 has it, its rate so small that the weights stay what they are."""
+    parts: dict[bool, list[torch.Tensor]] = {True: [], False: []}
+    for path, parameter in model.named_parameters():
+        parts["bn." in path].append(parameter)
+    groups = [{"params": parts[True]}, {"params": parts[False], "weight_decay": 1e-4}]
+    return torch.optim.SGD(groups, lr=RATE, momentum=0.9, nesterov=True, fused=fused or None)

@@ -1,11 +1,13 @@
 """The programs of scripts/bench_resnet50.py on a GPU: images there from the start, time by CUDA events.
 
 Of ours `cudnn` is ChainerCV's network with `--kernels cudnn`; +groups normalises as `kilobatch train` does, with ReLU
-and sums in the same node, and +graph replays such a step as a CUDA graph. BENCH_NAMES=1 names kernels on stderr.
+and sums in the same node, and +graph replays such a step as a CUDA graph. +update is a whole update of
+`kilobatch train`, which waits for the GPU twice; with +graph that of `cluster.cuda_graph`. BENCH_NAMES=1 names kernels
+on stderr.
 
     float32     all in float32, no TF32
     tf32        convolutions and matrix products may round their factors to TF32
-    mixed16     float16 from float32 weights; PyTorch by autocast
+    mixed16     float16 from float32 weights; PyTorch by autocast, its updates by a GradScaler
     bfloat16    the same with bfloat16
 """
 
@@ -37,14 +39,19 @@ def chainer_step(name: str, precision: str, images: np.ndarray, labels: np.ndarr
     """A step of ChainerCV's network; it gives the loss, still on the GPU."""
     import chainer
     import cupy
-    from bench_resnet50 import chainer_model, groups_of
+    from resnet50_in_chainer import chainer_model, groups_of, update_of
 
+    from recipes.schema import Precision
     from trainers import kernels
     from trainers.losses import SoftmaxCrossEntropy
-    from trainers.mixed_precision import computing, forward_in
+    from trainers.mixed_precision import computing, forward_in, images_dtype
 
     kernels.use_on_gpu(name.partition("+")[0])
     chainer.config.autotune = True  # as PyTorch's benchmark below
+    if "+update" in name:
+        x_NHWC = cupy.asarray(images.transpose(0, 2, 3, 1), images_dtype(Precision(compute=precision)), order="C")
+        x, t = x_NHWC.transpose(0, 3, 1, 2), cupy.asarray(labels)  # as a feed gives them
+        return update_of(x, t, precision=precision, graph=name.endswith("+graph"))
     model = chainer_model()
     begin = groups_of(model, len(images)) if "+groups" in name else lambda: None
     model.to_device("@cupy:0")
@@ -83,8 +90,8 @@ def captured(step: Callable[[], Any]) -> Callable[[], Any]:
 def pytorch_step(name: str, precision: str, images: np.ndarray, labels: np.ndarray) -> Callable[[], Any]:
     """A step of PyTorch's network with the same weights, channels last in memory."""
     import torch
-    from bench_resnet50 import chainer_model
-    from resnet50_in_torch import ResNet50, take_weights
+    from resnet50_in_chainer import chainer_model
+    from resnet50_in_torch import ResNet50, optimizer_of, take_weights
 
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     torch.backends.cudnn.benchmark = True
@@ -95,12 +102,18 @@ def pytorch_step(name: str, precision: str, images: np.ndarray, labels: np.ndarr
     x = torch.from_numpy(images).cuda().contiguous(memory_format=torch.channels_last)
     t = torch.from_numpy(labels).long().cuda()
     kind = {"mixed16": torch.float16, "bfloat16": torch.bfloat16}.get(precision)
+    updates = "+update" in name
+    optimizer = optimizer_of(model, fused=True) if updates else None
+    scaler = torch.amp.GradScaler("cuda", init_scale=1024.0, enabled=not updates or precision == "mixed16")
 
     def step() -> Any:
         model.zero_grad(set_to_none=True)
         with torch.autocast("cuda", dtype=kind, enabled=kind is not None):
             loss = torch.nn.functional.cross_entropy(forward(x), t)
-        (loss * 1024.0).backward()
+        scaler.scale(loss).backward()
+        if updates:
+            scaler.step(optimizer)
+            scaler.update()
         return loss.detach()
 
     return step
@@ -192,9 +205,9 @@ def work_of_an_image(side: int) -> tuple[int, int]:
     two more forward and two backward. Weights are left out.
     """
     import chainer
-    from bench_resnet50 import chainer_model
     from chainer.functions.connection.convolution_2d import Convolution2DFunction
     from chainer.functions.math.basic_math import Add
+    from resnet50_in_chainer import chainer_model
 
     operations = values = 0
     with chainer.using_config("train", False):
@@ -236,6 +249,8 @@ def bench(options: Any, measure: Callable[..., dict[str, Any]]) -> list[dict[str
         for batch in options.batch:
             names = ["pytorch", *(["pytorch+compile"] if options.compile else [])]
             names += ["cudnn+groups", *(["cudnn+groups+graph"] if options.graph else [])]
+            if options.update:
+                names += ["pytorch+update", "cudnn+update", *(["cudnn+update+graph"] if options.graph else [])]
             same = {"float32": 1e-4, "tf32": 1e-2}.get(precision, 3e-2)  # of losses near 7
             results.append(measure(names, batch, options, precision, same))
             results[-1]["floors"] = floors(batch, options.side, precision, ceiling)
@@ -259,7 +274,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
     for name, one in seconds.items():
         cells = [found["precision"], found["batch"], name, f"{1e3 * one:.2f}", f"{found['batch'] / one:.0f}"]
         cells += [
-            f"{seconds['pytorch'] / one:.2f}",
+            f"{seconds['pytorch+update' if '+update' in name else 'pytorch'] / one:.2f}",
             f"{found['peak_bytes'][name] / 2**30:.1f}",
             by_operations,
             by_bytes,
