@@ -56,10 +56,8 @@ def update_of(images: Any, labels: Any, *, precision: str, graph: bool = False) 
     from trainers.request import TrainRequest, prepare
     from trainers.updater import RecipeUpdater
 
-    count, steady = (
-        len(images),
-        f"learning_rate={{reference: {RATE}, per: {len(images)}, schedule: {{kind: Constant}}}}",
-    )
+    count = len(images)
+    steady = f"learning_rate={{reference: {RATE}, per: {count}, schedule: {{kind: Constant}}}}"
     batch = f"batch={{global: {count}, norm_span: {count}}}"
     plain = ("dataset=synthetic", "augmentation={train: [], eval: []}", "epochs=10000up")
     overrides = (*plain, batch, steady, f"precision.compute={precision}")
