@@ -42,6 +42,7 @@ class Parts:
         loss: (logits, targets) -> mean over the samples given.
         load_train, load_eval: (epoch, index, image_size=None) -> image as the model gets it, label.
         load_pixels: the same of training samples, their pixels instead of the image.
+        threads_load: samples of both splits say, by `threads_pay = True`, that several threads should load at once.
         finish: makes an image of its pixels.
         mixing: of training samples, None where the recipe does not mix.
         num_eval: samples of the evaluation set.
@@ -53,6 +54,7 @@ class Parts:
     load_train: LoadImage
     load_eval: LoadImage
     load_pixels: Callable[..., tuple[Pixels, int]]
+    threads_load: bool
     finish: Finish
     mixing: GroupMixing | None
     num_eval: int
@@ -92,6 +94,7 @@ def build(recipe: Recipe, dataset: Dataset) -> Parts:
         load_train=functools.partial(_load, *sources["train"]),
         load_eval=functools.partial(_load, *sources["eval"]),
         load_pixels=functools.partial(_load, train, pipeline.pixels),
+        threads_load=all(getattr(samples, "threads_pay", False) for samples, _ in sources.values()),
         finish=pipeline.finish,
         mixing=_mixing(recipe, dataset),
         num_eval=dataset.num_eval,

@@ -12,6 +12,7 @@ import chainer
 import numpy as np
 
 from trainers.extensions.evaluation import Score
+from trainers.loading import load_all
 from trainers.memory import ran_out
 from trainers.stream_iterator import LoadImage, stacked
 
@@ -27,6 +28,7 @@ def score(
     num_samples: int,
     loss: Callable[..., chainer.Variable],
     mpi: Any,
+    threads_load: bool = False,
     whole_forwards: bool = False,
 ) -> Score:
     """Score a model over samples 0 ... num_samples - 1, split contiguously over the workers.
@@ -41,6 +43,7 @@ def score(
         num_samples: of the evaluation set.
         loss: (logits, labels) -> mean over the samples given.
         mpi: communicator of all workers.
+        threads_load: several threads should load at once.
         whole_forwards: forwards are those of one worker alone, dealt to all: the score then has its bits, and some
             workers up to 100 samples more than others.
     """
@@ -51,7 +54,8 @@ def score(
     while first < stop:
         indices = range(first, min(first + size, stop))
         try:
-            found, mean_loss = _forward(model, [load(0, index) for index in indices], loss)
+            samples = load_all(load, [(0, index) for index in indices], threads=threads_load)
+            found, mean_loss = _forward(model, samples, loss)
         except Exception as error:
             if whole_forwards or len(indices) == 1 or not ran_out(error):
                 raise

@@ -42,7 +42,8 @@ def score_run(folder: Path, *, checkpoint: str = "newest", data: Path | None = N
 
     parts = build(opened.recipe, opened.dataset)
     state = load_into(parts.model, None, content)
-    found = score(parts.model, load=parts.load_eval, num_samples=parts.num_eval, loss=parts.loss, mpi=MPI.COMM_SELF)
+    read = {"load": parts.load_eval, "threads_load": parts.threads_load, "num_samples": parts.num_eval}
+    found = score(parts.model, **read, loss=parts.loss, mpi=MPI.COMM_SELF)
     return {
         "run": str(folder),
         "checkpoint": path.name,

@@ -17,6 +17,7 @@ from recipes.planning.planner import Plan
 from recipes.planning.stream import Stream
 from recipes.planning.timeline import Segment
 from trainers.feed import Feed
+from trainers.loading import load_all
 from trainers.mixing import GroupMixing
 
 # (epoch, index, image_size=None) -> float32 CHW image as the model gets it, label
@@ -86,6 +87,7 @@ class StreamIterator(chainer.dataset.Iterator):
         rank: this worker.
         stream: order of the samples.
         load: gives one augmented sample.
+        threads_load: several threads should call it at once.
         mixing: mixes them, where the recipe does.
         trace: note index and digest of every sample.
         feed: of a GPU, which then gets the micro-batches; None on a CPU.
@@ -98,6 +100,7 @@ class StreamIterator(chainer.dataset.Iterator):
         rank: int,
         stream: Stream,
         load: LoadImage,
+        threads_load: bool = False,
         mixing: GroupMixing | None = None,
         trace: bool = False,
         feed: Feed | None = None,
@@ -106,6 +109,7 @@ class StreamIterator(chainer.dataset.Iterator):
         self._rank = rank
         self._stream = stream
         self._load = load if feed is None or mixing is not None else feed.load
+        self._threads_load = threads_load
         self._mixing = mixing
         self._trace = trace
         self._feed = feed
@@ -202,11 +206,8 @@ class StreamIterator(chainer.dataset.Iterator):
 
     def _load_positions(self, positions: Sequence[int], *, image_size: int | None) -> tuple[Any, np.ndarray]:
         """Images as the pipeline gives them, stacked but for `Pixels`, and labels int32 (samples,)."""
-        epochs, indices = self._stream.at(positions)
-        loaded = [
-            self._load(int(epoch), int(index), image_size=image_size)
-            for epoch, index in zip(epochs, indices, strict=True)
-        ]
+        samples = list(zip(*(numbers.tolist() for numbers in self._stream.at(positions)), strict=True))
+        loaded = load_all(partial(self._load, image_size=image_size), samples, threads=self._threads_load)
         images, labels = zip(*loaded, strict=True)
         whole = stacked(images, "augmentation.train") if isinstance(images[0], np.ndarray) else images
         return whole, np.array(labels, dtype=np.int32)

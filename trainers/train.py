@@ -112,6 +112,7 @@ class _Run:
             rank=self.mpi.rank,
             stream=Stream(seed=recipe.seed, num_samples=dataset.num_train, repeats=recipe.stream.repeats),
             load=parts.load_train,
+            threads_load=parts.threads_load,
             mixing=parts.mixing,
             trace=self.options.trace,
             feed=build_feed(recipe, parts, self.device),
@@ -248,6 +249,7 @@ class _Run:
             return score(
                 parts.model,
                 load=parts.load_eval,
+                threads_load=parts.threads_load,
                 num_samples=parts.num_eval,
                 loss=parts.loss,
                 mpi=self.mpi,

@@ -1,8 +1,8 @@
 """Data sets: each a frozen dataclass that opens a split as a sequence of (image_HWC, label).
 
 `open(root, split)` gives the samples of "train" or "eval", in an order that depends on the data alone; a sample's index
-is its position in it, and threads may read it together. `facts(root)` counts, `fingerprint(root)` is a SHA-256 over
-what identifies the data.
+is its position in it. Threads may read it together, and do where the samples say `threads_pay = True`. `facts(root)`
+counts, `fingerprint(root)` is a SHA-256 over what identifies the data.
 """
 
 from trainers.datasets.cifar10 import Cifar10

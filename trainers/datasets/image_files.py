@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from PIL import Image
@@ -30,7 +31,11 @@ class ImageFiles:
         paths: relative, of each sample.
         labels: one integer a sample.
         channels: 3 for colour, 1 for grey.
+    Attributes:
+        threads_pay: reading takes long and lets go of Python's lock.
     """
+
+    threads_pay: ClassVar[bool] = True
 
     folder: Path
     paths: list[str]

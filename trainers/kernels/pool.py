@@ -23,7 +23,7 @@ def shared(task: Callable[[int, int], None], count: int, *, worth: bool) -> None
     What the parts compute must not depend on where they are cut: the number of threads changes no bit.
     """
     threads = min(num_threads(), count) if worth else 1
-    if threads == 1:
+    if threads < 2:
         task(0, count)
         return
     cuts = [count * number // threads for number in range(threads + 1)]
