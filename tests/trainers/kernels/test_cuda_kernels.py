@@ -35,8 +35,11 @@ def rounded(values, kind):
 
 
 def on(device, values, kind):
-    """Values rounded to a type, there."""
-    return device.xp.asarray(rounded(values, kind))
+    """Values rounded to a type, there, in their order in memory: `cupy.asarray` would bring them into C's or Fortran's."""
+    array = rounded(values, kind)
+    order = sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis]))
+    there = device.xp.asarray(np.ascontiguousarray(array.transpose(order)))
+    return there.transpose(sorted(range(array.ndim), key=order.__getitem__))
 
 
 def from_device(array):
