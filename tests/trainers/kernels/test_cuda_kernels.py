@@ -35,7 +35,7 @@ def rounded(values, kind):
 
 
 def on(device, values, kind):
-    """Values rounded to a type, there, in their order in memory: `cupy.asarray` would bring them into C's or Fortran's."""
+    """Values rounded to a type, there, in their order in memory, which `cupy.asarray` keeps only where it is C's."""
     array = rounded(values, kind)
     order = sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis]))
     there = device.xp.asarray(np.ascontiguousarray(array.transpose(order)))
