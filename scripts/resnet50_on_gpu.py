@@ -1,7 +1,7 @@
 """The programs of scripts/bench_resnet50.py on a GPU: images there from the start, time by CUDA events.
 
 Of ours `cudnn` is ChainerCV's network with `--kernels cudnn`; +groups normalises as `kilobatch train` does, with ReLU
-and sums in the same node, and +graph replays such a step as a CUDA graph. BENCH_NAMES=1 names kernels on stderr.
+and sums in the same node. +graph replays a step as a CUDA graph. BENCH_NAMES=1 names kernels on stderr.
 
     float32     all in float32, no TF32
     tf32        convolutions and matrix products may round their factors to TF32
@@ -40,6 +40,7 @@ def chainer_step(name: str, precision: str, images: np.ndarray, labels: np.ndarr
     from bench_resnet50 import chainer_model, groups_of
 
     from trainers import kernels
+    from trainers.kernels.cuda_pooling import as_NHWC
     from trainers.losses import SoftmaxCrossEntropy
     from trainers.mixed_precision import computing, forward_in
 
@@ -49,7 +50,8 @@ def chainer_step(name: str, precision: str, images: np.ndarray, labels: np.ndarr
     begin = groups_of(model, len(images)) if "+groups" in name else lambda: None
     model.to_device("@cupy:0")
     logits = forward_in(model, precision)
-    x, t, loss_of = cupy.asarray(images), cupy.asarray(labels), SoftmaxCrossEntropy().build()
+    x = as_NHWC(cupy.asarray(images)).transpose(0, 3, 1, 2)  # as the feed brings them, and PyTorch's below
+    t, loss_of = cupy.asarray(labels), SoftmaxCrossEntropy().build()
 
     def step() -> Any:
         begin()
@@ -103,7 +105,28 @@ def pytorch_step(name: str, precision: str, images: np.ndarray, labels: np.ndarr
         (loss * 1024.0).backward()
         return loss.detach()
 
-    return step
+    return replayed(step) if name.endswith("+graph") else step
+
+
+def replayed(step: Callable[[], Any]) -> Callable[[], Any]:
+    """A step of PyTorch's as a CUDA graph, as its documentation captures whole networks."""
+    import torch
+
+    beside = torch.cuda.Stream()
+    beside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(beside):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(beside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = step()
+
+    def replay() -> Any:
+        graph.replay()
+        return loss
+
+    return replay
 
 
 def timed(name: str, precision: str, images: np.ndarray, labels: np.ndarray) -> Callable[[], dict[str, float]]:
@@ -234,8 +257,8 @@ def bench(options: Any, measure: Callable[..., dict[str, Any]]) -> list[dict[str
     results, ceiling = [], ceilings()
     for precision in options.precision:
         for batch in options.batch:
-            names = ["pytorch", *(["pytorch+compile"] if options.compile else [])]
-            names += ["cudnn+groups", *(["cudnn+groups+graph"] if options.graph else [])]
+            names = ["pytorch", *(["pytorch+compile"] if options.compile else []), "cudnn+groups"]
+            names += ["pytorch+graph", "cudnn+groups+graph"] if options.graph else []
             same = {"float32": 1e-4, "tf32": 1e-2}.get(precision, 3e-2)  # of losses near 7
             results.append(measure(names, batch, options, precision, same))
             results[-1]["floors"] = floors(batch, options.side, precision, ceiling)
@@ -259,7 +282,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
     for name, one in seconds.items():
         cells = [found["precision"], found["batch"], name, f"{1e3 * one:.2f}", f"{found['batch'] / one:.0f}"]
         cells += [
-            f"{seconds['pytorch'] / one:.2f}",
+            f"{seconds['pytorch'] / one:.2f}" if "pytorch" in seconds else "",  # it may have failed
             f"{found['peak_bytes'][name] / 2**30:.1f}",
             by_operations,
             by_bytes,
