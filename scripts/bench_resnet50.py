@@ -223,7 +223,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
     parser.add_argument("--precision", nargs="+", default=["float32"], help="on a GPU: float32 tf32 mixed16 bfloat16")
     parser.add_argument("--compile", action="store_true", help="on a GPU: torch.compile as well")
-    parser.add_argument("--graph", action="store_true", help="on a GPU: ours as a CUDA graph as well")
+    parser.add_argument("--graph", action="store_true", help="on a GPU: ours and PyTorch's as CUDA graphs as well")
     parser.add_argument("--json", type=Path, metavar="F", help="write all figures here")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()

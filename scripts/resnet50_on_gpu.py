@@ -1,9 +1,8 @@
 """The programs of scripts/bench_resnet50.py on a GPU: images there from the start, time by CUDA events.
 
 Of ours `cudnn` is ChainerCV's network with `--kernels cudnn`; +groups normalises as `kilobatch train` does, with ReLU
-and sums in the same node, and +graph replays such a step as a CUDA graph. +update is a whole update of
-`kilobatch train`, which waits for the GPU twice; with +graph that of `cluster.cuda_graph`. BENCH_NAMES=1 names kernels
-on stderr.
+and sums in the same node. +graph replays a step as a CUDA graph. +update is a whole update of `kilobatch train`, which
+waits for the GPU twice; with +graph that of `cluster.cuda_graph`. BENCH_NAMES=1 names kernels on stderr.
 
     float32     all in float32, no TF32
     tf32        convolutions and matrix products may round their factors to TF32
@@ -21,6 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from resnet50_floors import ceilings, floors
 
 PRECISIONS = ("float32", "tf32", "mixed16", "bfloat16")
 STEPS_TIMED = 10  # between two events
@@ -43,20 +43,21 @@ def chainer_step(name: str, precision: str, images: np.ndarray, labels: np.ndarr
 
     from recipes.schema import Precision
     from trainers import kernels
+    from trainers.kernels.cuda_pooling import as_NHWC
     from trainers.losses import SoftmaxCrossEntropy
     from trainers.mixed_precision import computing, forward_in, images_dtype
 
     kernels.use_on_gpu(name.partition("+")[0])
     chainer.config.autotune = True  # as PyTorch's benchmark below
+    x = as_NHWC(cupy.asarray(images)).transpose(0, 3, 1, 2)  # as the feed brings them, and PyTorch's below
+    t, loss_of = cupy.asarray(labels), SoftmaxCrossEntropy().build()
     if "+update" in name:
-        x_NHWC = cupy.asarray(images.transpose(0, 2, 3, 1), images_dtype(Precision(compute=precision)), order="C")
-        x, t = x_NHWC.transpose(0, 3, 1, 2), cupy.asarray(labels)  # as a feed gives them
+        x = x.astype(images_dtype(Precision(compute=precision)), order="K")
         return update_of(x, t, precision=precision, graph=name.endswith("+graph"))
     model = chainer_model()
     begin = groups_of(model, len(images)) if "+groups" in name else lambda: None
     model.to_device("@cupy:0")
     logits = forward_in(model, precision)
-    x, t, loss_of = cupy.asarray(images), cupy.asarray(labels), SoftmaxCrossEntropy().build()
 
     def step() -> Any:
         begin()
@@ -104,19 +105,42 @@ def pytorch_step(name: str, precision: str, images: np.ndarray, labels: np.ndarr
     kind = {"mixed16": torch.float16, "bfloat16": torch.bfloat16}.get(precision)
     updates = "+update" in name
     optimizer = optimizer_of(model, fused=True) if updates else None
-    scaler = torch.amp.GradScaler("cuda", init_scale=1024.0, enabled=not updates or precision == "mixed16")
+    scaler = torch.amp.GradScaler("cuda", init_scale=1024.0, enabled=updates and precision == "mixed16")
 
     def step() -> Any:
         model.zero_grad(set_to_none=True)
         with torch.autocast("cuda", dtype=kind, enabled=kind is not None):
             loss = torch.nn.functional.cross_entropy(forward(x), t)
-        scaler.scale(loss).backward()
         if updates:
+            scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()
+        else:
+            (loss * 1024.0).backward()
         return loss.detach()
 
-    return step
+    return replayed(step) if name.endswith("+graph") else step
+
+
+def replayed(step: Callable[[], Any]) -> Callable[[], Any]:
+    """A step of PyTorch's as a CUDA graph, as its documentation captures whole networks."""
+    import torch
+
+    beside = torch.cuda.Stream()
+    beside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(beside):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(beside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = step()
+
+    def replay() -> Any:
+        graph.replay()
+        return loss
+
+    return replay
 
 
 def timed(name: str, precision: str, images: np.ndarray, labels: np.ndarray) -> Callable[[], dict[str, float]]:
@@ -171,72 +195,6 @@ def by_class(step: Callable[[], Any]) -> dict[str, list[float]]:
     return dict(sums)
 
 
-def ceilings() -> dict[str, float]:
-    """What this GPU does by itself: bytes a second of a copy, operations a second of a matrix product of each type."""
-    import torch
-
-    def seconds(work: Callable[[], Any]) -> float:
-        times = []
-        for _ in range(8):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            work()
-            end.record()
-            end.synchronize()
-            times.append(start.elapsed_time(end) / 1e3)
-        return float(np.median(times[3:]))
-
-    source = torch.randn(1 << 29, device="cuda")
-    found = {"bytes": 2 * source.nbytes / seconds(source.clone)}
-    for name, kind in {"float32": "float32", "tf32": "float32", "mixed16": "float16", "bfloat16": "bfloat16"}.items():
-        torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
-        a, b = (torch.randn(8192, 8192, device="cuda", dtype=getattr(torch, kind)) for _ in range(2))
-        found[name] = 2 * 8192**3 / seconds(lambda a=a, b=b: a @ b)
-    torch.cuda.empty_cache()
-    return found
-
-
-@functools.cache
-def work_of_an_image(side: int) -> tuple[int, int]:
-    """Operations of the convolutions of a step for one image, and values that its kernels read and write at least.
-
-    A convolution is done three times, its gradient for the images not; each time two of x, y and their gradients are
-    moved. Normalisation with ReLU reads its x twice and writes once, and moves five such arrays backward; a sum in it
-    two more forward and two backward. Weights are left out.
-    """
-    import chainer
-    from chainer.functions.connection.convolution_2d import Convolution2DFunction
-    from chainer.functions.math.basic_math import Add
-    from resnet50_in_chainer import chainer_model
-
-    operations = values = 0
-    with chainer.using_config("train", False):
-        y = chainer_model()(np.zeros((1, 3, side, side), np.float32))
-    nodes, seen = [y.creator], set()
-    while nodes:
-        node = nodes.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        nodes += [one.creator_node for one in node.inputs if one.creator_node is not None]
-        if isinstance(node, Convolution2DFunction):
-            x, W = (one.shape for one in node.inputs[:2])
-            out = node.outputs[0]().shape
-            times = 2 if x[1] == 3 else 3
-            operations += times * 2 * int(np.prod(out)) * int(np.prod(W[1:]))
-            values += times * int(np.prod(x) + np.prod(out)) + 8 * int(np.prod(out))
-        elif isinstance(node, Add):
-            values += 4 * int(np.prod(node.outputs[0]().shape))
-    return operations, values
-
-
-def floors(batch: int, side: int, precision: str, ceiling: dict[str, float]) -> tuple[float, float]:
-    """Seconds that a step takes at least, by operations and by bytes."""
-    operations, values = work_of_an_image(side)
-    width = 2 if precision in ("mixed16", "bfloat16") else 4
-    return batch * operations / ceiling[precision], batch * values * width / ceiling["bytes"]
-
-
 def bench(options: Any, measure: Callable[..., dict[str, Any]]) -> list[dict[str, Any]]:
     """Measure at every precision and batch, and print the tables last.
 
@@ -247,8 +205,8 @@ def bench(options: Any, measure: Callable[..., dict[str, Any]]) -> list[dict[str
     results, ceiling = [], ceilings()
     for precision in options.precision:
         for batch in options.batch:
-            names = ["pytorch", *(["pytorch+compile"] if options.compile else [])]
-            names += ["cudnn+groups", *(["cudnn+groups+graph"] if options.graph else [])]
+            names = ["pytorch", *(["pytorch+compile"] if options.compile else []), "cudnn+groups"]
+            names += ["pytorch+graph", "cudnn+groups+graph"] if options.graph else []
             if options.update:
                 names += ["pytorch+update", "cudnn+update", *(["cudnn+update+graph"] if options.graph else [])]
             same = {"float32": 1e-4, "tf32": 1e-2}.get(precision, 3e-2)  # of losses near 7
@@ -272,9 +230,10 @@ def _lines(found: dict[str, Any]) -> list[str]:
     by_operations, by_bytes = (f"{1e3 * floor:.1f} ms" for floor in found["floors"])
     lines = []
     for name, one in seconds.items():
+        other = "pytorch+update" if "+update" in name else "pytorch"
         cells = [found["precision"], found["batch"], name, f"{1e3 * one:.2f}", f"{found['batch'] / one:.0f}"]
         cells += [
-            f"{seconds['pytorch+update' if '+update' in name else 'pytorch'] / one:.2f}",
+            f"{seconds[other] / one:.2f}" if other in seconds else "",  # it may have failed
             f"{found['peak_bytes'][name] / 2**30:.1f}",
             by_operations,
             by_bytes,

@@ -12,6 +12,7 @@ from chainer.backend import get_array_module
 
 from trainers.faults import one_line
 from trainers.flat_gradients import FlatGradients, SquaredNorm
+from trainers.kernels import cuda_launch
 from trainers.memory import count_also, ran_out
 from trainers.norm_groups import NormGroups
 
@@ -54,13 +55,18 @@ class Gpu:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """What is asked within runs behind all that was asked before, and is done when this is left."""
+        """What is asked within runs behind all that was asked before, and is done when this is left.
+
+        It is asked as in a capture: with the same plans and kernels.
+        """
         self._cupy.cuda.get_current_stream().synchronize()
         self._cupy.get_default_memory_pool().free_all_blocks()  # graphs have their own
+        cuda_launch.device.rehearses = True
         try:
             with self._stream, self._cupy.cuda.using_allocator(self.pool.malloc):
                 yield
         finally:
+            cuda_launch.device.rehearses = False
             self._stream.synchronize()
 
     def record(self, work: Callable[[Callable[[], None]], Any]) -> tuple[Any, list[Callable[[], None]]]:

@@ -45,6 +45,8 @@ class Net(chainer.Chain):
         if where == self.where and chainer.config.train and self.calls > int(self.after):
             each = self.limit() if not self.taken else self.taken
             self.xp.empty(samples * each, np.uint8)
+            if self.xp is not np:  # else small arrays get a part of it, and the rest is too small the next time
+                self.xp.get_default_memory_pool().free_all_blocks()
 
     def limit(self):
         on_cpu = self.xp is np

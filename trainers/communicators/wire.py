@@ -228,7 +228,7 @@ class BFloat16Wire(_HalfWire):
 
 def _pieces(values: np.ndarray) -> Iterator[slice]:
     if array_module(values) is not np:
-        return iter([slice(None)])
+        return iter([slice(None)] if len(values) else [])  # CuPy has no maximum of nothing
     return (slice(begin, begin + _PIECE) for begin in range(0, len(values), _PIECE))
 
 

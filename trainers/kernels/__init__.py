@@ -46,7 +46,7 @@ SEAMS: tuple[tuple[str, Callable[[ModuleType], None]], ...] = (
     ("chainer.functions.activation.relu", seams.relu_seam),
     ("chainer.functions.math.basic_math", seams.add_seam),
     ("chainer.functions.pooling.max_pooling_nd", seams.max_pooling_seam),
-    ("chainer.functions.pooling.average_pooling_nd", seams.average_pooling_seam),
+    ("chainer.functions.pooling.average_pooling_2d", seams.average_pooling_seam),
     ("chainer.functions.normalization.batch_normalization", seams.batch_normalization_seam),
 )
 

@@ -20,7 +20,13 @@ _ACCESS_BYTES = 16
 
 
 class Gpu:
-    """Where kernels run: CuPy's device and stream at the moment."""
+    """Where kernels run: CuPy's device and stream at the moment.
+
+    Attributes:
+        rehearses: what is asked of it now is captured as a CUDA graph, or is what will be.
+    """
+
+    rehearses = False
 
     @functools.cached_property
     def xp(self) -> Any:

@@ -1,4 +1,4 @@
-"""Products of matrices while a CUDA graph is captured, where CuPy refuses to call cuBLAS."""
+"""Products of matrices for CUDA graphs, in whose capture CuPy refuses to call cuBLAS."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ _AT_ONE_PIXEL = {"stride": (1, 1), "pad": (0, 0)}
 def product(a: Any, b: Any) -> Any | None:
     """a @ b as a convolution of images of one pixel, or one of its gradients, whichever reads both where they lie.
 
-    None where nothing is captured, or there is no such convolution: cuBLAS serves, then.
+    None outside of captures and their rehearsals, or where there is no such convolution: cuBLAS serves, then. A
+    rehearsal makes the plans and loads their kernels, which may wait for the GPU: no capture would bear that.
     """
-    if not cuda_launch.device.captures:
+    if not cuda_launch.device.rehearses:
         return None
     ours = seams.serving(a, b)
     if a.flags.c_contiguous and b.flags.c_contiguous:

@@ -80,22 +80,23 @@ def _max_pooling_forward(module: ModuleType, name: str) -> None:
 
 
 def average_pooling_seam(module: ModuleType) -> None:
-    """`AveragePoolingND` over two axes with zeros beyond the border, and its gradient, on a GPU."""
-    pooling, gradient = module.AveragePoolingND, module.AveragePoolingNDGrad
+    """`AveragePooling2D`, which is a node of its own beside `AveragePoolingND`, and its gradient, on a GPU."""
+    pooling, gradient = module.AveragePooling2D, module.AveragePooling2DGrad
     original, original_gradient = pooling.forward_gpu, gradient.forward_gpu
     pooling._operators = None
 
     def forward(self, inputs):
         (x,) = inputs
         ours = serving(x)
-        if ours is None or self.ndim != 2 or self.pad_value is None:
+        if ours is None:
             return original(self, inputs)
-        self._how = {"kernel": self.ksize, "stride": self.stride, "pad": self.pad}
+        self._how = {"kernel": (self.kh, self.kw), "stride": (self.sy, self.sx), "pad": (self.ph, self.pw)}
         self._operators, self._in_shape, self._in_dtype = ours, x.shape, x.dtype
-        return (ours.average_pooling(x, out=_pooled_size(module, self, x), **self._how),)
+        sizes = zip(x.shape[2:], *self._how.values(), strict=True)
+        return (ours.average_pooling(x, out=tuple(module.conv.get_conv_outsize(*each) for each in sizes), **self._how),)
 
     def gradient_forward(self, inputs):
-        func = self.func
+        func = self.apool2d
         if func._operators is None:
             return original_gradient(self, inputs)
         return (func._operators.average_pooling_gradient(inputs[0], size=func._in_shape[2:], **func._how),)

@@ -35,8 +35,11 @@ def rounded(values, kind):
 
 
 def on(device, values, kind):
-    """Values rounded to a type, there."""
-    return device.xp.asarray(rounded(values, kind))
+    """Values rounded to a type, there, in their order in memory, which `cupy.asarray` keeps only where it is C's."""
+    array = rounded(values, kind)
+    order = sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis]))
+    there = device.xp.asarray(np.asarray(array.transpose(order), order="C"))
+    return there.transpose(sorted(range(array.ndim), key=order.__getitem__))
 
 
 def from_device(array):

@@ -12,10 +12,14 @@ from trainers.device import has_gpu
 from trainers.kernels import cuda_launch, cuda_products, numpy_convolution, seams
 
 
-def linear(xp, dtype):
-    """A linear layer forward and backward, and a product without a bias."""
+def arrays(xp, dtype):
+    """Images, weights, biases and the gradient of what comes out."""
     random = np.random.RandomState(0)
-    x, W, b, gy = (xp.asarray(random.normal(size=size), dtype) for size in ((6, 7), (5, 7), 5, (6, 5)))
+    return [xp.asarray(random.normal(size=size), dtype) for size in ((6, 7), (5, 7), 5, (6, 5))]
+
+
+def linear(x, W, b, gy):
+    """A linear layer forward and backward, and a product without a bias."""
     x, W, b = map(chainer.Variable, (x, W, b))
     y = F.linear(x, W, b)
     y.grad = gy
@@ -24,7 +28,7 @@ def linear(xp, dtype):
 
 
 def test_a_linear_layer_is_a_convolution_while_a_graph_is_captured(monkeypatch):
-    expected = linear(np, np.float32)
+    expected = linear(*arrays(np, np.float32))
     called = []
 
     def counted(name):
@@ -37,11 +41,11 @@ def test_a_linear_layer_is_a_convolution_while_a_graph_is_captured(monkeypatch):
     names = ("convolution", "convolution_data", "convolution_weights")
     ours = SimpleNamespace(product=cuda_products.product, **{name: counted(name) for name in names})
     monkeypatch.setattr(seams, "operators", ours)
-    for captures in (False, True):
-        monkeypatch.setattr(cuda_launch, "device", SimpleNamespace(captures=captures))
-        for found, right in zip(linear(np, np.float32), expected, strict=True):
+    for rehearses in (False, True):
+        monkeypatch.setattr(cuda_launch, "device", SimpleNamespace(rehearses=rehearses))
+        for found, right in zip(linear(*arrays(np, np.float32)), expected, strict=True):
             np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-6)
-        assert sorted(set(called)) == (sorted(names) if captures else [])
+        assert sorted(set(called)) == (sorted(names) if rehearses else [])
 
 
 @pytest.mark.gpu
@@ -51,13 +55,19 @@ def test_a_captured_linear_layer_gives_what_cublas_gives(dtype):
     pytest.importorskip("cudnn")
     import cupy
 
+    from trainers.kernels import cuda_convolution
     from trainers.micro_batch_graphs import Gpu
 
     before, gpu = seams.gpu_operators, Gpu()
     kernels.use_on_gpu("cudnn")
     try:
-        expected = linear(cupy, dtype)
-        found, (launch,) = gpu.record(lambda cut: linear(cupy, dtype))
+        given = arrays(cupy, dtype)  # before the capture, which refuses copies from the host
+        expected = linear(*given)
+        with gpu.alone():  # kernels are compiled, plans are made
+            linear(*given)
+        plans = cuda_convolution._plan.cache_info().misses
+        found, (launch,) = gpu.record(lambda cut: linear(*given))
+        assert cuda_convolution._plan.cache_info().misses == plans, "a plan was made while a graph was captured"
         launch()
         for one, right in zip(found, expected, strict=True):
             np.testing.assert_allclose(one.get(), right.get(), rtol=1e-2 if dtype == "float16" else 1e-5, atol=1e-2)

@@ -4,6 +4,7 @@ import chainer
 import chainer.functions as F
 import numpy as np
 import pytest
+from chainer.functions.pooling.average_pooling_2d import AveragePooling2D, AveragePooling2DGrad
 from mpi4py import MPI
 
 from recipes.planning.division import divide
@@ -99,6 +100,24 @@ def test_average_pooling_and_relu_alone(cuda_on_cpu):
     cuda_on_cpu()
     for one, other in zip(derivatives()[:2], expected[:2], strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_the_node_of_average_pooling_on_a_gpu_is_given_our_kernels(cuda_on_cpu, monkeypatch):
+    x = np.random.RandomState(0).normal(size=(3, 7, 9, 8))
+
+    def derivatives():
+        variable = chainer.Variable(x)
+        y = F.average_pooling_2d(variable, 3, 2, 1)
+        y.grad = y.array**2
+        y.backward()
+        return y.array, variable.grad
+
+    expected, launched = derivatives(), cuda_on_cpu()
+    for node in (AveragePooling2D, AveragePooling2DGrad):
+        monkeypatch.setattr(node, "forward_cpu", node.forward_gpu)
+    for one, other in zip(derivatives(), expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
+    assert launched == ["average_pooled", "pooling_gradient"]
 
 
 def test_one_node_takes_no_array_that_lies_in_another_order(cuda_on_cpu):
