@@ -136,7 +136,7 @@ class Reading:
     def component(self, component: Component, raw: object, path: Path, **options: Any) -> tuple[Any, Any]:
         """A mapping with `kind` as an object of the vocabulary."""
         if not isinstance(raw, dict) or not isinstance(raw.get("kind"), str):
-            way_out = f"write `{{kind: {raw}}}`" if isinstance(raw, str) else f"give a {component.word} its `kind`"
+            way_out = f"write `{{kind: {raw}}}`" if isinstance(raw, str) else f"give the {component.word} its `kind`"
             what = "has no `kind`" if isinstance(raw, dict) else f"is {_shown(raw)}"
             return self.refuse(path, what, way_out), raw
         kind = raw["kind"]
