@@ -121,6 +121,10 @@ class Reading:
             if isinstance(raw, str) and " or " in expected:
                 guess = nearest(raw, [str(word) for option in options for word in get_args(option)])
                 way_out += f", {guess}" if guess.startswith("did") else ""
+            elif isinstance(raw, float) and raw.is_integer() and int in options:
+                way_out += f": {int(raw)}"
+            elif isinstance(raw, int | float) and str in options:
+                way_out += ", in quotes"
             return self.refuse(path, f"is {_shown(raw)}", way_out), raw
 
     def position(self, raw: object, path: Path) -> tuple[Any, Any]:

@@ -8,6 +8,7 @@ WRONG = {
     "part of an update": ({"line_5": "epochs: 0.5up"}, "5:9", "epochs", "not a whole number of updates", "500up"),
     "a run of runs": ({"line_5": "epochs: 2run"}, "5:9", "epochs", "length of the run", "30ep"),
     "batch of 0": ({"line_6": "batch: {global: 0}"}, "6:17", "batch.global", "is 0", "at least 1"),
+    "batch with a point": ({"line_6": "batch: {global: 96.0}"}, "6:17", "batch.global", "is 96.0", "whole number: 96"),
     "negative batch": ({"line_6": "batch: {global: -96}"}, "6:17", "batch.global", "is -96", "at least 1"),
     "run of 0 epochs": ({"line_5": "epochs: 0"}, "5:9", "epochs", "is 0", "longer than 0"),
     "run of more samples than anything counts": (
