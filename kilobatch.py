@@ -14,7 +14,15 @@ import typer
 from kilobatch_recipes import OPTIONS, AllowCode, Data, Json, Recipe, opened_recipe
 from kilobatch_recipes import app as recipes_app
 
-app = typer.Typer(add_completion=False, **OPTIONS)
+EXAMPLES = """\b
+Examples:
+  kilobatch recipes list
+  kilobatch recipes card goyal2017
+  kilobatch plan goyal2017 --cluster mn1 -n 256
+  kilobatch train digits/large_batch -n 2
+  kilobatch search digits -n 2 --dry-run
+"""
+app = typer.Typer(add_completion=False, epilog=EXAMPLES, **OPTIONS)
 app.add_typer(recipes_app, name="recipes")
 
 Workers = Annotated[int | None, typer.Option("-n", min=1, metavar="N", help="Workers, one process each.")]
@@ -50,8 +58,9 @@ def options(version: Version = False) -> None:
 def main() -> None:
     """Runs the command line; what is wrong with the input is one line each on stderr and exit code 2."""
     atexit.register(gc.freeze)  # a process that ends gives everything back: to look for garbage first takes it 0.2 s
+    sys.stdout.reconfigure(errors="replace")  # what a terminal cannot show is a question mark, and ends nothing
     try:
-        app()
+        app(prog_name="kilobatch")
     except ValueError as error:
         from recipes.errors import InputRefused, RecipeError
 
@@ -100,7 +109,7 @@ def train(
     allow_code: AllowCode = False,
     set_by: Annotated[str | None, typer.Option("--set-by", hidden=True)] = None,  # whose the --set are, in origins
 ) -> None:
-    """Train a recipe on N ranks of this machine, or as one of the ranks that mpiexec or srun started."""
+    """Train a recipe on N ranks. Starts them on this machine, or is one of those that mpiexec or srun started."""
     from trainers.launch import limit_threads
 
     limit_threads(workers, threads=1 if exact else None)
@@ -161,7 +170,7 @@ def search(
     allow_code: AllowCode = False,
     joined: Annotated[str | None, typer.Option("--joined", hidden=True)] = None,  # rank 0 of a foreign launcher says so
 ) -> None:
-    """Search a recipe's values: trials side by side, N ranks in all. The same command goes on where it ended."""
+    """Search a recipe's values by trials side by side. The same command goes on where it ended."""
     from trainers.launch import limit_threads
 
     limit_threads(workers)
@@ -205,7 +214,7 @@ def serve_study(
     host: Annotated[str, typer.Option(help="Name or address to listen at.")] = "localhost",
     port: Annotated[int, typer.Option(help="To listen at.")] = 13000,
 ) -> None:
-    """Stand between a database and many searches with `--storage grpc://HOST:PORT`."""
+    """Stand between a database and many searches. They are begun with `--storage grpc://HOST:PORT`."""
     from trainers.search.proxy import serve_study as serve
 
     serve(storage, host=host, port=port)
@@ -222,7 +231,7 @@ def plan(
     allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
-    """Who computes what: workers, shares, micro-batches, norm groups and memory, for every stage of the ramp."""
+    """Show who computes what. Shares, micro-batches, norm groups and memory, for every stage of the ramp."""
     from recipes.load import overrides_by_file
     from recipes.planning.planner import plan
     from recipes.reports.plan_text import plan_text
@@ -263,7 +272,7 @@ def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")],
     out: Annotated[Path | None, typer.Option("-o", metavar="F.html", help="RUN/report.html if left out.")] = None,
 ) -> None:
-    """One self-contained HTML page on a run, or on several beside each other."""
+    """Draw a page on a run, or on several beside each other. It is HTML and loads nothing from elsewhere."""
     from recipes.errors import InputRefused
     from recipes.reports.page import write_page
     from recipes.reports.record import open_run

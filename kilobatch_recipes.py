@@ -12,9 +12,11 @@ from typing import Annotated, Any
 import typer
 
 OPTIONS = {"no_args_is_help": True, "rich_markup_mode": None, "pretty_exceptions_enable": False}
-app = typer.Typer(help="Recipes: list, show, validate, lint, scale, copy, card, curve, schema.", **OPTIONS)
+app = typer.Typer(help="Look at recipes, check, copy and derive them.", **OPTIONS)
 
-Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help="A name of `kilobatch recipes list`, or a path.")]
+_NAME = "A name of `kilobatch recipes list`, or a path."
+_NAMES = "Names of `kilobatch recipes list`, or paths."
+Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help=_NAME)]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change a value; may be repeated.")]
 AllowCode = Annotated[bool, typer.Option("--allow-code", help="Let `kind: mymodule.MyNet` import from this folder.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -57,7 +59,7 @@ def list_recipes(as_json: Json = False, allow_code: AllowCode = False) -> None:
 def show(
     recipe: Recipe, overrides: Set = None, data: Data = None, allow_code: AllowCode = False, as_json: Json = False
 ) -> None:
-    """A recipe with every value filled in, and where each comes from."""
+    """A recipe with every value, and where each comes from."""
     from recipes.provenance import resolved_text
 
     opened = opened_recipe(recipe, overrides, data, allow_code)
@@ -69,12 +71,12 @@ def show(
 
 @app.command()
 def validate(
-    recipes: Annotated[list[str], typer.Argument(metavar="RECIPE...")],
+    recipes: Annotated[list[str], typer.Argument(metavar="RECIPE...", help=_NAMES)],
     overrides: Set = None,
     data: Data = None,
     allow_code: AllowCode = False,
 ) -> None:
-    """Check recipes; every problem is one line with its place and a way out."""
+    """Check recipes. Every problem is one line with its place and a way out."""
     from recipes.errors import RecipeError
 
     problems = []
@@ -94,7 +96,7 @@ def validate(
 
 @app.command()
 def lint(
-    recipes: Annotated[list[str] | None, typer.Argument(metavar="RECIPE...")] = None,
+    recipes: Annotated[list[str] | None, typer.Argument(metavar="RECIPE...", help=_NAMES)] = None,
     cluster: Annotated[str | None, typer.Option("--cluster", help="For the rules that depend on workers.")] = None,
     workers: Annotated[int | None, typer.Option("-n", min=1, metavar="N", help="Workers, without a cluster.")] = None,
     wire: Annotated[Wire | None, typer.Option(help="What gradients cross as; the cluster's, or float32.")] = None,
@@ -105,7 +107,7 @@ def lint(
     allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
-    """Large-batch rules: what is valid and most likely a mistake; exit code 5 if something is found."""
+    """Find what is likely a mistake at a large batch. Exit code 5 if something is found."""
     from recipes.lint import entries, handbook, lint_recipe
     from recipes.lint.lint_text import findings_text, rules_text
     from recipes.open import open_cluster
@@ -138,7 +140,7 @@ def scale(
     allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
-    """Derive a recipe for another batch: a new file, and a reason for every value; nothing is ever overwritten."""
+    """Derive a recipe for another batch. A new file, and a reason for every value; nothing is ever overwritten."""
     from recipes.scale import parse_batch, scale_recipe
     from recipes.scale.scale_text import scaled_text
     from trainers.vocabulary import vocabulary
@@ -149,8 +151,11 @@ def scale(
 
 
 @app.command()
-def copy(recipe: Recipe, file: Annotated[Path | None, typer.Argument(metavar="[FILE]")] = None) -> None:
-    """Copy a recipe's file into this folder, its claims and card included; nothing is ever overwritten."""
+def copy(
+    recipe: Recipe,
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The new file; NAME.yaml here.")] = None,
+) -> None:
+    """Copy a recipe's file into this folder. Claims and card are included; nothing is ever overwritten."""
     from recipes.library import copy_recipe
 
     target = copy_recipe(recipe, file)
@@ -160,7 +165,7 @@ def copy(recipe: Recipe, file: Annotated[Path | None, typer.Argument(metavar="[F
 
 @app.command()
 def card(
-    recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", show_default=False)] = None,
+    recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", help=_NAME, show_default=False)] = None,
     out: Annotated[Path | None, typer.Option("-o", metavar="F.html|F.md", help="Write a page, .md with F.svg.")] = None,
     library: Annotated[
         Path | None, typer.Option("--library", metavar="F.md", help="Write all cards of the library into one page.")
@@ -169,7 +174,7 @@ def card(
     data: Data = None,
     allow_code: AllowCode = False,
 ) -> None:
-    """What a recipe changed, what it claims, and where its values come from."""
+    """What a recipe changed and claims, and its evidence."""
     from recipes.cards import card_facts, card_text, published_recipes, write_card, write_library_page
     from recipes.reports.terminal import curve_text
     from trainers.vocabulary import vocabulary
@@ -210,7 +215,7 @@ def curve(
     allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
-    """Learning rate, batch and momentum: numbers at some epochs, or a picture."""
+    """Learning rate, batch and momentum over time. Numbers at some epochs, or a picture."""
     from recipes.reports.points import curve_points, parse_at, points_text
 
     opened = opened_recipe(recipe, overrides, data, allow_code)

@@ -11,6 +11,7 @@ __all__ = ["first_sample_at", "last_multiple", "multiple", "parse_position", "wr
 
 _WORD = re.compile(r"(?P<number>[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]{1,2})?|\.[0-9]+)\s*(?P<unit>[A-Za-z]+)")
 _TIMED_BY_BATCH = ("epochs", "image_size", "learning_rate", "evaluation", "weight_average", "optimizer")
+_COUNTED = 2**53  # samples up to which a float is exact; whoever searches between two floats beyond never ends
 _SAMPLES = {"sp": 1, "ksp": 10**3, "Msp": 10**6, "Gsp": 10**9}
 UNITS = "30 or 30ep (epochs), 500up (updates), 1.5Msp (samples) or 0.5run"
 
@@ -30,12 +31,21 @@ def parse_position(
         epochs: length of the run; None while it is not known, which refuses `run`.
         updates_to_samples: samples consumed by so many updates; None while it is not known, which refuses `up`.
     Raises:
-        ValueError: not a number or a text of these, negative, a fraction of an update or a sample, or a unit that
-            cannot be used here.
+        ValueError: not a number or a text of these, negative, a fraction of an update or a sample, a unit that cannot
+            be used here, or more than 2^53 samples.
 
     >>> parse_position("1.5Msp", num_train=1_000_000), parse_position("0.5run", num_train=10, epochs=90.0)
     (1.5, 45.0)
     """
+    epochs_given = _in_epochs(value, num_train, epochs, updates_to_samples)
+    if epochs_given * num_train > _COUNTED:
+        raise ValueError(f"{value} is more than {_COUNTED:,} samples")
+    return epochs_given
+
+
+def _in_epochs(
+    value: object, num_train: int, epochs: float | None, updates_to_samples: Callable[[int], int] | None
+) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool):
         if not (math.isfinite(value) and value >= 0):
             raise ValueError(f"{value} lies before the start of the run")

@@ -121,6 +121,10 @@ class Reading:
             if isinstance(raw, str) and " or " in expected:
                 guess = nearest(raw, [str(word) for option in options for word in get_args(option)])
                 way_out += f", {guess}" if guess.startswith("did") else ""
+            elif isinstance(raw, float) and raw.is_integer() and int in options:
+                way_out += f": {int(raw)}"
+            elif isinstance(raw, int | float) and str in options:
+                way_out += ", in quotes"
             return self.refuse(path, f"is {_shown(raw)}", way_out), raw
 
     def position(self, raw: object, path: Path) -> tuple[Any, Any]:
@@ -136,7 +140,7 @@ class Reading:
     def component(self, component: Component, raw: object, path: Path, **options: Any) -> tuple[Any, Any]:
         """A mapping with `kind` as an object of the vocabulary."""
         if not isinstance(raw, dict) or not isinstance(raw.get("kind"), str):
-            way_out = f"write `{{kind: {raw}}}`" if isinstance(raw, str) else f"give a {component.word} its `kind`"
+            way_out = f"write `{{kind: {raw}}}`" if isinstance(raw, str) else f"give the {component.word} its `kind`"
             what = "has no `kind`" if isinstance(raw, dict) else f"is {_shown(raw)}"
             return self.refuse(path, what, way_out), raw
         kind = raw["kind"]

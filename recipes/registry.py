@@ -20,6 +20,8 @@ _LIBRARY = {
 }
 _ONE = {"recipes": "recipe", "datasets": "dataset", "clusters": "cluster", "searches": "search"}
 _SUFFIXES = (".yaml", ".yml")
+_FEW = 20  # names that are told in a line
+_LIST = "`kilobatch recipes list` has the names"
 
 
 class UnknownNameError(LookupError):
@@ -114,7 +116,9 @@ def shown(path: Path) -> str:
 
 
 def _some(kind: str, name: str) -> str:
-    return nearest(name.removesuffix(".yaml"), names(kind), called=f"known {kind}")
+    known = names(kind)
+    way_out = nearest(name.removesuffix(".yaml"), known, called=f"known {kind}")
+    return way_out if len(known) <= _FEW or way_out.startswith("did") else _LIST
 
 
 def _named(kind: str) -> Iterator[tuple[str, Path]]:

@@ -24,6 +24,9 @@ MAX_DEPTH = 50
 _INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"[-+]?\.inf|\.nan", re.IGNORECASE)
+# Escapes of double quotes can make these: to a terminal they are commands, and half a pair is no UTF-8.
+_NO_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+_LARGEST_INT = 2**63 - 1
 
 
 class Said(str):
@@ -72,7 +75,8 @@ def parse_yaml(data: bytes, *, file: str, line: int = 1, column: int = 1) -> Nod
         line, column: where the text begins.
     Raises:
         RecipeError: not UTF-8 or not YAML, more than one document, a tag, a merge key, a key that is given twice or is
-            no text, a number that is not finite, an alias inside its own anchor, or more than the limits above.
+            no text, a control character, a number that is not finite or a whole one of more than 64 bits, an alias
+            inside its own anchor, or more than the limits above.
     """
     source = _Source(file=file, first_line=line, first_column=column)
     if len(data) > MAX_BYTES:
@@ -206,6 +210,8 @@ class _Expansion:
             if not isinstance(key, yaml.ScalarNode) or not key.value:
                 self.source.note(line, column, "a key is not text", "write `key: value`", path.strip("."))
                 continue
+            if self.refused_characters(key, path):
+                continue
             inner = f"{path}.{key.value}".strip(".")
             if key.value == "<<":
                 self.source.note(line, column, "merge keys are not read", "write the values out", inner)
@@ -219,14 +225,14 @@ class _Expansion:
     def scalar(self, node: yaml.ScalarNode, path: str) -> object:
         text = node.value
         if node.style is not None:
-            return text
+            return None if self.refused_characters(node, path) else text
         if text in ("", "~", "null"):
             return None
         if text in ("true", "false"):
             return text == "true"
         number = None
-        if _INT.fullmatch(text) and len(text) <= 20:
-            number = int(text)
+        if _INT.fullmatch(text):
+            number = self.whole(node, path)
         elif _FLOAT.fullmatch(text):
             number = float(text)
         elif not _NOT_FINITE.fullmatch(text):
@@ -236,3 +242,22 @@ class _Expansion:
             what = f"{text:.40} is not a finite number"
             self.source.note(mark.line, mark.column, what, "write a number", path.strip("."))
         return number
+
+    def whole(self, node: yaml.ScalarNode, path: str) -> int:
+        # Python itself refuses to read a number of thousands of digits.
+        if len(node.value) <= 20 and abs(int(node.value)) <= _LARGEST_INT:
+            return int(node.value)
+        line, column = node.start_mark.line, node.start_mark.column
+        self.source.note(
+            line, column, f"{node.value:.40} has more than 64 bits", "write a smaller number", path.strip(".")
+        )
+        return 0
+
+    def refused_characters(self, node: yaml.ScalarNode, path: str) -> bool:
+        """Whether a text holds what is no text; if so, that is a problem of the file."""
+        found = _NO_TEXT.search(node.value)
+        if found:
+            line, column = node.start_mark.line, node.start_mark.column
+            what = f"holds the control character {found[0]!a}"
+            self.source.note(line, column, what, "remove it", path.strip("."))
+        return found is not None

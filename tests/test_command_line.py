@@ -44,6 +44,31 @@ def command(*arguments, cwd):
     return subprocess.run(line, capture_output=True, text=True, cwd=cwd, check=False)
 
 
+@pytest.mark.parametrize("group", [(), ("recipes",)])
+def test_every_command_is_told_whole_in_the_help_of_its_group(run, monkeypatch, group):
+    monkeypatch.setenv("COLUMNS", "80")
+    code, shown, _ = run(*group, "--help")
+    assert code == 0
+    assert "..." not in shown.partition("Commands:")[2]
+
+
+def test_a_terminal_without_unicode_gets_question_marks_for_a_picture_and_the_program_its_name(tmp_path):
+    line = [sys.executable, "-P", "-m", "kilobatch", "recipes", "curve", "digits/baseline"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "learning rate" in done.stdout
+    done = subprocess.run([*line, "--help"], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.stdout.startswith("Usage: kilobatch recipes curve ")
+
+
+def test_an_unknown_recipe_is_not_answered_with_all_of_the_library(run):
+    _, _, (problem,) = run("recipes", "show", "nothing-like-it")
+    assert problem.endswith("; `kilobatch recipes list` has the names; a path ends in .yaml")
+    _, _, (problem,) = run("recipes", "show", "goyal2018")
+    assert "did you mean goyal2017?" in problem or "goyal2017 or" in problem
+
+
 def test_the_version_is_that_of_the_package(run):
     code, shown, _ = run("--version")
     assert (code, shown) == (0, f"kilobatch {version('kilobatch')}\n")

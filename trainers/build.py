@@ -193,10 +193,18 @@ def build_feed(recipe: Recipe, parts: Parts, device: Any) -> Feed | None:
 
 
 def model_sizes(recipe: Recipe, dataset: Dataset) -> Model | None:
-    """Numbers that the plan's memory needs, from the model itself; None where the model is not built yet."""
+    """Numbers that the plan's memory needs, from the model itself; None where the model is not built yet.
+
+    Raises:
+        InputRefused: this machine has no memory for it.
+    """
     if isinstance(recipe.model, Unbuilt):
         return None
-    model = build_model(recipe, dataset)
+    try:
+        model = build_model(recipe, dataset)
+    except MemoryError as error:
+        what = f"the model, {type(recipe.model).__name__}, has no room in this machine's memory: {error}"
+        raise InputRefused(f"{what}; make it smaller, or use a larger machine") from error
     return Model(
         num_parameters=sum(parameter.size for parameter in model.params()),
         num_state_values=getattr(recipe.optimizer, "num_state_values", 0),

@@ -41,14 +41,18 @@ def dataset_facts(dataset: Dataset) -> dict[str, Any]:
 
 
 def require_usable(folder: Path, *, resume: bool) -> None:
-    """Refuse a folder that holds something, unless a run in it is resumed.
+    """Refuse a folder that holds something, unless that is a run, which is resumed.
 
     Raises:
-        FolderRefused: it is a file, or not empty and not resumed.
+        FolderRefused: it is a file, or not empty and without a run, or with one that is not resumed.
     """
     if folder.exists() and not folder.is_dir():
         raise FolderRefused(f"{folder} is a file; give --out a folder")
-    if not resume and folder.is_dir() and any(folder.iterdir()):
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return
+    if not any((folder / name).exists() for name in (LOG, RUN, METRICS, CHECKPOINTS)):
+        raise FolderRefused(f"{folder} is not empty, and holds no run; choose another --out")
+    if not resume:
         raise FolderRefused(f"{folder} is not empty; add --resume to go on with the run in it, or choose another --out")
 
 

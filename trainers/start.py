@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from trainers.faults import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED
 from trainers.lacks import require_data
 from trainers.launch import STOP_FILE, Ranks, launched_by_us, launched_rank, launched_ranks, limit_threads, start_ranks
 from trainers.pulse import forget_signs
+from trainers.readers import say
 from trainers.request import Prepared, TrainRequest, prepare
 from trainers.run_folder import LOG, METRICS, REPORT, default_folder, hold_alone, newest_checkpoint_name
 from trainers.together import check_folder, join_world, train_together
@@ -48,11 +50,10 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
     began_ms = int(time.time() * 1000)
     with _StopSignals(folder) as signals:
         started = signals.ranks = start_ranks(workers, request.arguments(folder), log=folder / LOG)
-        from rich.console import Console  # while the ranks load theirs
+        from trainers.progress import follow  # while the ranks load theirs
+        from trainers.screen import Screen
 
-        from trainers.progress import follow
-
-        console = Console()
+        console = Screen()
         code = follow(
             folder,
             started.process,
@@ -77,9 +78,7 @@ def _report(folder: Path) -> int:
     except Exception:
         traceback.print_exc()
         way_on = f"kilobatch report {folder}"
-        print(
-            f"kilobatch: the run has ended, but its report cannot be written; to try again: {way_on}", file=sys.stderr
-        )
+        say(f"kilobatch: the run has ended, but its report cannot be written; to try again: {way_on}")
         return EXIT_FAILED
     return 0
 
@@ -125,8 +124,9 @@ class _StopSignals:
             self.ranks.kill()
             return
         self._asked = True
-        os.write(2, b"\nstopping after this update, with a checkpoint; once more to end at once\n")
         (self._folder / STOP_FILE).touch()
+        with suppress(OSError):  # a `| tee` was ended by the same Ctrl-C
+            os.write(2, b"\nstopping after this update, with a checkpoint; once more to end at once\n")
 
 
 def _verdict(code: int, folder: Path, began_ms: int, ranks: Ranks, *, ended_at_once: bool) -> int:
@@ -139,18 +139,18 @@ def _verdict(code: int, folder: Path, began_ms: int, ranks: Ranks, *, ended_at_o
         forget_signs(folder, anew=False)
         if last["reason"] != "signal":
             return 0
-        print(f"kilobatch: stopped by a signal; {_way_on(folder)}", file=sys.stderr)
+        say(f"kilobatch: stopped by a signal; {_way_on(folder)}")
         return EXIT_STOPPED
     if ended_at_once:
-        print(f"kilobatch: ended at once, by a second signal; {_way_on(folder)}", file=sys.stderr)
+        say(f"kilobatch: ended at once, by a second signal; {_way_on(folder)}")
         return EXIT_STOPPED
     if code == EXIT_INPUT:  # all ranks may say the same
         errors = "".join(dict.fromkeys(errors.splitlines(keepends=True)))
-    sys.stderr.write(errors)
+    say(errors, end="")
     if code not in (EXIT_INPUT, EXIT_FAILED) or not errors:
-        print(f"kilobatch: {first_to_leave(code, ranks.departures.order(), signs, last)}", file=sys.stderr)
+        say(f"kilobatch: {first_to_leave(code, ranks.departures.order(), signs, last)}")
     if code != EXIT_INPUT:
-        print(f"kilobatch: the run failed; log: {folder / LOG}; {_way_on(folder)}", file=sys.stderr)
+        say(f"kilobatch: the run failed; log: {folder / LOG}; {_way_on(folder)}")
     return EXIT_INPUT if code == EXIT_INPUT else EXIT_FAILED
 
 

@@ -129,7 +129,7 @@ def open_run(path: str | Path) -> Run:
         reason=reason,
         phases=phases_of(metrics, lines),
         notes=_notes(lines),
-        memory=memory_words(lines[-1][1]) if lines else "",
+        memory=memory_words(*(line for _, line in lines if line["key"] == "run_stop")),
     )
 
 

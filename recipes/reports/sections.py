@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
@@ -161,10 +162,26 @@ def reproduction(run: Run) -> Markup:
     commit = run.environment.get("git")
     commit = commit.get("commit") if isinstance(commit, dict) else commit
     lines = [f"git checkout {commit}"] if isinstance(commit, str) and commit else []
-    lines.append(run.command or "# run.yaml does not say which command was typed")
+    lines.append(_begun_anew(run.command) or "# run.yaml does not say which command was typed")
     words = "The same samples, rates and, up to rounding, weights on any number of workers. "
     words += f"The seed is {number(run.recipe.get('seed', '–'))}."
     return joined([tag("h2", "How to reproduce"), tag("pre", tag("code", "\n".join(lines))), tag("p", words)])
+
+
+def _begun_anew(command: str) -> str:
+    """A command without what ties it to the folder it was typed for, where it would be refused or have nothing to do.
+
+    >>> _begun_anew("kilobatch train mine.yaml -n 2 --out runs/a --resume")
+    'kilobatch train mine.yaml -n 2'
+    """
+    try:
+        words = shlex.split(command)
+    except ValueError:  # nobody typed that
+        return command
+    while "--out" in words[:-1]:
+        place = words.index("--out")
+        del words[place : place + 2]
+    return shlex.join(word for word in words if word != "--resume" and not word.startswith("--out="))
 
 
 def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, str]]:

@@ -132,7 +132,8 @@ def _require_batch(ask: Request) -> None:
         raise InputRefused(f"{name} has a batch of {first:,} already; nothing was written")
     num_train = ask.opened.dataset.num_train
     if max(ask.sizes) > num_train:
-        raise InputRefused(f"--batch {ask.batch}: {max(ask.sizes):,} samples an update, and there are {num_train:,}")
+        largest = f"{max(ask.sizes):,} samples an update" + (" at the ramp's largest" if len(ask.sizes) > 1 else "")
+        raise InputRefused(f"--batch {ask.batch}: {largest}, and there are {num_train:,}; ask for fewer")
 
 
 def _require_published(ask: Request, changes: Sequence[Change]) -> None:

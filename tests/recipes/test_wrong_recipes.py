@@ -9,6 +9,7 @@ from trainers.vocabulary import vocabulary
 # What is changed in the valid recipe -> place, path, a part of the cause, a part of the way out.
 WRONG = {
     "unknown key": ({"line_5": "epoch: 20\nepochs: 20"}, "5:1", "epoch", "not a known key", "did you mean epochs?"),
+    "a year for a name": ({"line_2": "name: 2017"}, "2:7", "name", "is 2017", "text, in quotes"),
     "unknown inner key": (
         {"line_7": "learning_rate: {reference: 0.05, per: 32, warmpu: {}}"},
         "7:43",

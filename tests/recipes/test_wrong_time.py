@@ -8,8 +8,17 @@ WRONG = {
     "part of an update": ({"line_5": "epochs: 0.5up"}, "5:9", "epochs", "not a whole number of updates", "500up"),
     "a run of runs": ({"line_5": "epochs: 2run"}, "5:9", "epochs", "length of the run", "30ep"),
     "batch of 0": ({"line_6": "batch: {global: 0}"}, "6:17", "batch.global", "is 0", "at least 1"),
+    "batch with a point": ({"line_6": "batch: {global: 96.0}"}, "6:17", "batch.global", "is 96.0", "whole number: 96"),
     "negative batch": ({"line_6": "batch: {global: -96}"}, "6:17", "batch.global", "is -96", "at least 1"),
     "run of 0 epochs": ({"line_5": "epochs: 0"}, "5:9", "epochs", "is 0", "longer than 0"),
+    "run of more samples than anything counts": (
+        {"line_5": "epochs: 1e300"},
+        "5:9",
+        "epochs",
+        "more than 9,007,199,254,740,992 samples",
+        "30ep",
+    ),
+    "so many updates": ({"line_5": "epochs: 1e99up"}, "5:9", "epochs", "1e99up is more than 9,007", "30ep"),
     "negative run": ({"line_5": "epochs: -1"}, "5:9", "epochs", "-1 lies before the start", "30ep"),
     "ramp going backwards": (
         {"line_6": "batch: {global: [{from: 0, size: 96}, {from: 9, size: 192}, {from: 5, size: 288}]}"},

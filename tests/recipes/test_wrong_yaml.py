@@ -17,6 +17,18 @@ WRONG = {
     "undefined alias": ({"line_6": "batch: *b"}, "6:8", "", "undefined alias", "anchor"),
     "not finite": ({"line_5": "epochs: .inf"}, "5:9", "epochs", ".inf is not a finite number", "write a number"),
     "too large for a float": ({"line_5": "epochs: 1e999"}, "5:9", "epochs", "not a finite number", "write a number"),
+    "more than 64 bits": (
+        {"line_6": "batch: {global: 100000000000000000000}"},
+        "6:17",
+        "batch.global",
+        "more than 64 bits",
+        "smaller",
+    ),
+    "2**63": ({"line_5": f"epochs: {2**63}"}, "5:9", "epochs", "more than 64 bits", "smaller"),
+    "5,000 digits": ({"line_5": f"epochs: {'9' * 5000}"}, "5:9", "epochs", "more than 64 bits", "smaller"),
+    "command of a terminal": ({"line_3": 'title: "\\e[2Jgone"'}, "3:8", "title", r"'\x1b'", "remove it"),
+    "command in a key": ({"line_6": 'batch: {"\\e[2J": 1}'}, "6:9", "batch", r"'\x1b'", "remove it"),
+    "half a character": ({"line_3": 'title: "\\ud800"'}, "3:8", "title", r"'\ud800'", "remove it"),
     "no keys": (
         {"line_1": "[1, 2]  #", **{f"line_{line}": "#" for line in range(2, 10)}},
         "1:1",

@@ -5,7 +5,7 @@ import pytest
 
 from recipes.errors import InputRefused
 from recipes.open import open_recipe
-from trainers.build import build_model
+from trainers.build import build_model, model_sizes
 from trainers.vocabulary import vocabulary
 
 
@@ -116,3 +116,9 @@ def test_own_code_that_flattens_its_images_is_refused_by_plan_and_train_where_th
     assert done.returncode == 2, done.stdout + done.stderr
     assert "image_size moves, and Flat does not take images of 8x8; write one number" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_model_that_no_machine_holds_is_refused_by_name():
+    opened = open_recipe("digits/ramp", vocabulary=vocabulary(), overrides=(f"model.width={10**15}",))
+    with pytest.raises(InputRefused, match="the model, SmallResNet, has no room in this machine's memory: Unable to"):
+        model_sizes(opened.recipe, opened.dataset)

@@ -28,10 +28,14 @@ def begun(folder, recipe=RECIPE):
     )
 
 
-def test_a_folder_that_holds_something_is_refused_without_resume(tmp_path):
+def test_a_folder_that_holds_something_is_refused_unless_a_run_in_it_is_resumed(tmp_path):
     require_usable(tmp_path / "new", resume=False)
     require_usable(tmp_path, resume=False)
     (tmp_path / "precious.txt").touch()
+    for resume in (False, True):
+        with pytest.raises(FolderRefused, match=r"is not empty, and holds no run; choose another --out"):
+            require_usable(tmp_path, resume=resume)
+    (tmp_path / "log.txt").touch()
     with pytest.raises(FolderRefused, match=r"is not empty; add --resume"):
         require_usable(tmp_path, resume=False)
     require_usable(tmp_path, resume=True)

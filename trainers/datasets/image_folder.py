@@ -17,11 +17,12 @@ _SUFFIXES = (".jpeg", ".jpg", ".png")
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFolder:
-    """Your own images: `ROOT/train/CLASS/FILE` and `ROOT/val/CLASS/FILE`, JPEG or PNG.
+    """Your own images: `ROOT/train/CLASS/FILE` and `ROOT/val/CLASS/FILE`, JPEG or PNG, turned as stored (not by EXIF).
 
     The classes are the folders, numbered from 0 in the order of their names as bytes; both splits must have the same.
     The samples are in the order of their paths below the split, as bytes. Names that begin with a dot are passed over;
     any other file that is no image is refused, and so is a link that leads out of ROOT.
+    Transparency is dropped.
 
     Args:
         train: folder of the training split, below ROOT.

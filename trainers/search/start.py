@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
 
 from recipes.errors import InputRefused
 from recipes.open_search import OpenedSearch, open_search
@@ -21,8 +18,10 @@ from recipes.schema import Search
 from trainers.faults import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED
 from trainers.lacks import require_data
 from trainers.launch import STOP_FILE, LaunchError, launched_rank, launched_ranks
+from trainers.readers import say
 from trainers.request import prepare, refused
 from trainers.run_folder import LOG, REPORT
+from trainers.screen import Screen
 from trainers.search.best import recipe_path, write_best
 from trainers.search.display import Display
 from trainers.search.dry_run import dry_run_text
@@ -120,7 +119,7 @@ def _search_in(
         if not lost(error):
             raise
         said = f"the study in {place.said} does not answer any more: {cause(place, error)}"
-        print(f"kilobatch: {said}; the same command goes on with it", file=sys.stderr)
+        say(f"kilobatch: {said}; the same command goes on with it")
         return EXIT_FAILED
 
 
@@ -130,7 +129,7 @@ def _begin_phase(request: SearchRequest, file: Path, folder: Path) -> int:
 
 
 def _work(opened: OpenedSearch, study: Any, options: SearchOptions, groups: Sequence[Group]) -> int:
-    console = Console()
+    console = Screen()
     display = Display(search=opened.search, folder=options.folder, console=console, groups=len(groups))
     display.know(study.get_trials(deepcopy=False), spent_seconds=spent_seconds(study))
     supervisor = Supervisor(opened, study, options, display, groups)
@@ -160,11 +159,11 @@ def _verdict(study: Any, search: Search, folder: Path, display: Display, *, stop
         display.say(f"  to train it: kilobatch train {path}")
     display.say(f"report: {folder / REPORT}")
     if stopped:
-        print("kilobatch: stopped by a signal; the same command goes on", file=sys.stderr)
+        say("kilobatch: stopped by a signal; the same command goes on")
         return EXIT_STOPPED
     if not best:
         kept = " and kept the constraints" if search.constraints else ""
-        print(f"kilobatch: no trial was completed{kept}; log: {folder / LOG}", file=sys.stderr)
+        say(f"kilobatch: no trial was completed{kept}; log: {folder / LOG}")
         return EXIT_FAILED
     return 0
 
@@ -177,7 +176,7 @@ def _groups(request: SearchRequest, opened: OpenedSearch, folder: Path) -> list[
     found = places(each=each, workers=request.workers or launched_ranks(), hosts=request.hosts)
     idle = (request.workers or 0) - len(found) * each
     if idle > 0:
-        print(f"warning: {idle} of {request.workers} ranks stay idle: a trial takes {each}", file=sys.stderr)
+        say(f"warning: {idle} of {request.workers} ranks stay idle: a trial takes {each}")
     return [Group(number, folder, starting_at(place)) for number, place in enumerate(found)]
 
 
@@ -218,8 +217,9 @@ def _stop_signals(supervisor: Supervisor) -> Iterator[None]:
         if supervisor.stopping:
             supervisor.kill()
             return
-        os.write(2, b"\nstopping after this update, with checkpoints; once more to end at once\n")
         supervisor.ask_to_stop()
+        with suppress(OSError):  # a `| tee` was ended by the same Ctrl-C
+            os.write(2, b"\nstopping after this update, with checkpoints; once more to end at once\n")
 
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -42,7 +42,8 @@ def lagging_statistics(case: Case) -> Iterator[Fault]:
     A moving average over updates forgets after 1 / (1 - keep) of them. At a large batch these are epochs, in which the
     weights have moved: the statistics that evaluation uses are not those of the weights.
 
-    Way out: `norm_momentum: {keep: 0.9, per: 8192}` counts in samples.
+    Way out: `norm_momentum: {keep: K, per: BATCH}`, which counts in samples, with K at most 1 - BATCH / samples of an
+        epoch.
     Source: arithmetic; Akiba et al. 2017, arXiv 1711.04325, gave up the moving average at batch 32,768.
     Fires:
         evaluation: {norm_momentum: {keep: 0.999}}
@@ -51,11 +52,13 @@ def lagging_statistics(case: Case) -> Iterator[Fault]:
     """
     batch, span = case.largest_batch, max(case.recipe.batch.norm_span.sizes)
     window = look_back(case.recipe.evaluation, global_batch_size=batch, norm_span=span)
-    if window is not None and window > max(batch, case.opened.dataset.num_train):
+    epoch = max(batch, case.opened.dataset.num_train)
+    if window is not None and window > epoch:
+        keep = (epoch - batch) * 100 // epoch / 100
         yield Fault(
             keys=("evaluation.norm_momentum.keep", "batch.global"),
             what=f"the average looks back {window:,.0f} samples of {case.opened.dataset.num_train:,}",
-            way_out="write a smaller `keep`, or count in samples: `per: 8192`",
+            way_out=f"write `norm_momentum: {{keep: {keep:g}, per: {batch}}}`",
         )
 
 

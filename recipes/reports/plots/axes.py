@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -62,7 +63,9 @@ def decades(axes: Axes, *, of: str = "y") -> None:
     """Ticks of a logarithmic axis, `x` or `y`, few and written as plain numbers."""
     low, high = axes.get_ylim() if of == "y" else axes.get_xlim()
     axis = axes.yaxis if of == "y" else axes.xaxis
-    axis.set_major_locator(LogLocator(base=10, subs=(1.0,) if high > 30 * low else (1.0, 2.0, 5.0)))
+    powers = math.floor(math.log10(high)) - math.ceil(math.log10(low)) + 1  # of ten: one tick alone says nothing
+    subs = (1.0, 2.0, 5.0) if high <= 30 * low else (1.0, 3.0) if powers < 3 else (1.0,)
+    axis.set_major_locator(LogLocator(base=10, subs=subs) if high > 5 * low else MaxNLocator(4))
     axis.set_major_formatter("{x:g}")
     axis.set_minor_locator(NullLocator())
 

@@ -97,6 +97,25 @@ def test_statistics_that_move_by_group_or_not_at_all_do_not_lag(lint):
         assert [finding.rule for finding in lint(text, f"evaluation.norm_statistics={statistics}")] == rules
 
 
+@pytest.mark.parametrize(
+    ("batch", "per", "way_out"),
+    [
+        (96, "update", "{keep: 0.93, per: 96}"),
+        (96, 8192, "{keep: 0.93, per: 96}"),
+        (1504, "update", "{keep: 0, per: 1504}"),
+    ],
+)
+def test_what_is_written_against_statistics_that_lag_is_quiet(batch, per, way_out, lint):
+    text = (
+        f"kilobatch: 1\nextends: digits/baseline\nbatch: {{global: {batch}}}\n"
+        "evaluation: {norm_momentum: {keep: 0.95, per: %s}}\n"
+    )
+    (finding,) = [finding for finding in lint(text % per) if finding.rule == "lagging-statistics"]
+    assert finding.way_out == f"write `norm_momentum: {way_out}`"
+    after = lint(text.replace("{keep: 0.95, per: %s}", way_out))
+    assert "lagging-statistics" not in [finding.rule for finding in after]
+
+
 @pytest.mark.parametrize("kind", ["AdaScale", "RmspropWarmup"])
 def test_an_optimizer_with_a_warmup_of_its_own_needs_none(kind, lint):
     rule = {"AdaScale": "none", "RmspropWarmup": "linear"}[kind]

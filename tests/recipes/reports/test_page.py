@@ -187,6 +187,11 @@ def test_reproduction_names_commit_command_and_seed(write_run):
     assert "The seed is 0." in text
 
 
+def test_reproduction_begins_anew_in_a_folder_of_its_own(write_run):
+    run = open_run(write_run(command="kilobatch train 'my recipe.yaml' -n 3 --out runs/a --resume --trace"))
+    assert "kilobatch train 'my recipe.yaml' -n 3 --trace The same" in Parsed(page_text([run])).text
+
+
 def test_several_runs_are_compared(write_run, metric_lines):
     runs = [open_run(write_run("a")), open_run(write_run("b", recipe={"seed": 1, "model": {"kind": "Other"}}))]
     runs.append(open_run(write_run("c", lines=metric_lines(stop="failed", num_updates=9), recipe={"name": "third"})))

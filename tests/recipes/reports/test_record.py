@@ -194,3 +194,12 @@ def test_notes_of_all_sessions_are_kept_once(write_run, metric_lines):
     assert run.notes == ("warning: a thing", "resuming from update-000007")
     assert "<li>a thing</li>" in page_text([run])
     assert "resuming" not in page_text([run])
+
+
+def test_the_peak_memory_is_that_of_all_sessions(write_run, metric_lines):
+    first = metric_lines()
+    first[-1]["resident_bytes"] = [210_000_000, 250_000_000]
+    resumed = [first[0], {**first[-1], "resident_bytes": [90_000_000]}]  # it was done, and trained no more
+    assert open_run(write_run(lines=[*first, *resumed])).memory == (
+        "peak memory of a rank: resident set 250 MB (rank 1)"
+    )
