@@ -30,11 +30,19 @@ class ConvolvedNormalized(Normalized):
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any]:
         x, W, *rest = inputs
         ours = seams.operators
-        self._W = ours.in_order(W) if hasattr(ours, "in_order") else W  # kept for backward: a copy fewer
-        self._h = ours.convolution(x, self._W, None, **self._how)
-        outputs = super().forward((self._h, *rest))
+        W = ours.in_order(W) if hasattr(ours, "in_order") else W
+        self._kept_data = W, ours.convolution(x, W, None, **self._how)  # until backward; the order a copy fewer there
+        outputs = super().forward((self._kept_data[1], *rest))
         self.retain_inputs((0, 1, 2))
         return outputs
+
+    def _kept(self, x: Any) -> tuple[Any, Any]:
+        """The weights in order and what the convolution gave; again, where backward has been here before."""
+        if self._kept_data is None:
+            ours, W = seams.operators, self.inputs[1].data
+            W = ours.in_order(W) if hasattr(ours, "in_order") else W
+            return W, ours.convolution(x, W, None, **self._how)
+        return self._kept_data
 
     def backward(self, indexes: tuple[int, ...], grad_outputs: tuple[chainer.Variable]) -> tuple[Any, ...]:
         if not chainer.config.enable_backprop:
@@ -56,8 +64,11 @@ class ConvolvedNormalized(Normalized):
         if chainer.config.enable_backprop:  # gradients of gradients are asked for
             return super().backward_accumulate(indexes, grad_outputs, grad_inputs)
         x, gamma = self.inputs[0].data, self.inputs[2].data
-        gh, *rest = self._gradients(grad_outputs[0].array, self._h, gamma, self._out)
-        found = [*convolution_seams.gradients(indexes, x, self._W, gh, **self._how), *rest]
+        W, h = self._kept(x)
+        self._kept_data = None
+        gh, *rest = self._gradients(grad_outputs[0].array, h, gamma, self._out)
+        del h, rest[len(self.inputs) - 2 :]  # what is freed now is still in the caches for the next array
+        found = [*convolution_seams.gradients(indexes, x, W, gh, **self._how), *rest]
         for index, before in zip(indexes, grad_inputs, strict=True):
             if before is not None and index < 2:
                 convolution_seams.add_to(found[index], before.array)
