@@ -77,6 +77,23 @@ def test_one_node_has_the_bits_of_two(component, dtype):
             np.testing.assert_array_equal(found[path], values, err_msg=path)
 
 
+def test_backward_again_has_the_same_bits_though_the_convolutions_output_was_freed():
+    random, model = np.random.RandomState(0), SmallResNet(width=8).build(num_classes=5, channels=3, image_size=32)
+    install(model)
+    with chainer.using_config("train", True):
+        loss = F.softmax_cross_entropy(
+            model(random.normal(2.0, 1.0, (12, 3, 32, 32)).astype(np.float32)), random.randint(0, 5, 12).astype("i")
+        )
+    assert "ConvolvedNormalized" in nodes_behind(loss)
+    found = []
+    for _ in range(2):
+        model.cleargrads()
+        loss.backward()
+        found.append({path: parameter.grad for path, parameter in model.namedparams()})
+    for path, values in found[0].items():
+        np.testing.assert_array_equal(found[1][path], values, err_msg=path)
+
+
 def test_a_residual_network_has_no_convolution_of_its_own():
     nodes = one_update(ResNet18(), dtype=np.float32)[1]
     assert nodes.count("ConvolvedNormalized") == 20
