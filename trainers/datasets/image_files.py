@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +22,32 @@ class UnreadableImage(FailedAlone, ValueError):
     """A file is missing, cut off, no image, or has more than 8 bits a channel."""
 
 
+class FilePaths(Sequence[str]):
+    """Paths whose bytes lie in one piece: of ImageNet's 1.28 million, 50 MB in place of 127 as so many str.
+
+    >>> paths = FilePaths()
+    >>> paths.extend([b"cat/1.jpg", b"dog/22.jpg"])
+    >>> paths[1], len(paths), list(paths)
+    ('dog/22.jpg', 2, ['cat/1.jpg', 'dog/22.jpg'])
+    """
+
+    def __init__(self) -> None:
+        self._text, self._bounds = bytearray(), array("q", [0])
+
+    def extend(self, paths: Iterable[bytes]) -> None:
+        """Add paths, as the file system has them."""
+        for path in paths:
+            self._text += path
+            self._bounds.append(len(self._text))
+
+    def __len__(self) -> int:
+        return len(self._bounds) - 1
+
+    def __getitem__(self, index: int) -> str:
+        place = range(len(self))[index]
+        return os.fsdecode(bytes(self._text[self._bounds[place] : self._bounds[place + 1]]))
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ImageFiles:
     """Images that are read and decoded when they are asked for. It keeps no file open, so threads may share it.
@@ -27,13 +56,13 @@ class ImageFiles:
 
     Args:
         folder: where the paths begin.
-        paths: relative, of each sample.
+        paths: relative, of each sample; `FilePaths` where there are many.
         labels: one integer a sample.
         channels: 3 for colour, 1 for grey.
     """
 
     folder: Path
-    paths: list[str]
+    paths: Sequence[str]
     labels: np.ndarray
     channels: int
 

@@ -27,7 +27,7 @@ def root(tmp_path):
 
 
 def names(root, split, **fields):
-    return ImageFolder(**fields).open(root, split).paths
+    return list(ImageFolder(**fields).open(root, split).paths)
 
 
 def test_samples_are_in_the_order_of_their_paths_as_bytes(root):
@@ -164,6 +164,8 @@ def test_empty_and_missing_folders_are_refused_by_path(root, tmp_path_factory):
     refused(bare, f"{bare / 'train'}: no class folder")
     with pytest.raises(ValueError, match="ImageFolder needs the folder of the data"):
         ImageFolder().open(None, "train")
+    with pytest.raises(ValueError, match="type --data FOLDER, where FOLDER holds one/CLASS/FILE and two/CLASS/FILE"):
+        ImageFolder(train="one", eval="two").facts(None)
 
 
 @pytest.mark.parametrize("place", ["train/b/link.png", "train/b", "train"])
