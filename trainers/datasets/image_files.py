@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ from trainers.faults import FailedAlone
 
 # Modes of 8 bits a channel. The others (I;16, I, F) would be clipped to white without a word.
 _MODES = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr"})
+
+# Some JPEGs have damaged EXIF data. Nothing of it is used, and Pillow would tell of it in the middle of a run.
+warnings.filterwarnings("ignore", module=r"PIL\.TiffImagePlugin")
 
 
 class UnreadableImage(FailedAlone, ValueError):
