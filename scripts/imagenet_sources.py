@@ -35,6 +35,7 @@ class Source:
     Args:
         note: what becomes of the source.
         words: what is done to the images.
+        way_out: what to do where images are missing; PART is the folder that was filled.
         fill: for each split, what fills its folder.
         class_of: class of each evaluation image, by the name of its file.
         in_class: training images of each class, as far as the source says so.
@@ -43,6 +44,7 @@ class Source:
 
     note: str
     words: str
+    way_out: str
     fill: Mapping[str, Fill]
     class_of: Mapping[str, str]
     in_class: Mapping[str, int] = field(default_factory=dict)
@@ -72,6 +74,7 @@ def from_archives(folder: Path, splits: Collection[str]) -> Source:
     return Source(
         note=f"{folder}: the archives stay as they are",
         words="unpacking",
+        way_out="compare the archive's md5 with --help, fetch it again, remove PART",
         fill=fill,
         class_of=class_of,
         in_class=in_class,
@@ -96,9 +99,11 @@ def from_kaggle(folder: Path, *, move: bool) -> Source:
         "val": lambda target, add: _place_val(images / "val", class_of, target, add, move=move),
     }
     if move:
-        return Source(note=f"{images}: its images are moved away", words="moving", fill=fill, class_of=class_of)
-    note = f"{images}: stays as it is; hard links to its images are made, which take no room"
-    return Source(note=note, words="hard links to", fill=fill, class_of=class_of)
+        note, words, way_out = "its images are moved away", "moving", "put what is missing into PART"
+    else:
+        note, words = "stays as it is; hard links to its images are made, which take no room", "hard links to"
+        way_out = f"put what is missing into {images}, remove PART, which holds links only"
+    return Source(note=f"{images}: {note}", words=words, way_out=way_out, fill=fill, class_of=class_of)
 
 
 def read_devkit(path: Path) -> tuple[dict[str, str], dict[str, int]]:

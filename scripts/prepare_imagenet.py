@@ -36,7 +36,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -108,8 +108,7 @@ def prepare(source: Path, root: Path, dataset: Dataset, console: Console, *, mov
             with Shown(console, f"{split}: {found.words} images", totals[split]) as shown:
                 found.fill[split](part, shown.add)
             shutil.rmtree(part / ".half", ignore_errors=True)  # of hard links, where the rest was moved
-            in_class = found.in_class if split == "train" else Counter(found.class_of.values())
-            _require_whole(part, totals[split], dataset.num_classes, in_class)
+            _require_whole(part, split, totals[split], dataset.num_classes, found)
             part.rename(root / split)
     console.print(f"{root}: counting both splits")
     try:
@@ -157,17 +156,18 @@ def _alone(root: Path) -> Iterator[None]:
         os.close(held)
 
 
-def _require_whole(part: Path, total: int, num_classes: int, in_class: Mapping[str, int]) -> None:
+def _require_whole(part: Path, split: str, total: int, num_classes: int, source: Source) -> None:
     """Count the images of a split, and say what is missing."""
     counts = {name: len(os.listdir(part / name)) for name in sorted(os.listdir(part))}
     if (found := sum(counts.values())) == total and len(counts) == num_classes:
         return
+    in_class = source.in_class if split == "train" else Counter(source.class_of.values())
     wrong = [f"{name} {counts.get(name, 0):,} of {n:,}" for name, n in in_class.items() if counts.get(name, 0) != n]
     more = f" and {len(wrong) - _NAMED} more classes" if len(wrong) > _NAMED else ""
     named = f" ({', '.join(wrong[:_NAMED])}{more})" if wrong else ""
     raise RunFailed(
         f"{part}: {found:,} images in {len(counts):,} classes, where there should be {total:,} in {num_classes:,}"
-        f"{named}; compare the md5 of the source with --help, fetch it again, remove {part}, {WAY_ON}"
+        f"{named}; {source.way_out.replace('PART', str(part))}, {WAY_ON}"
     )
 
 

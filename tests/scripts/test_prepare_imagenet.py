@@ -126,13 +126,6 @@ def files_below(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
 
 
-def files_in(folder):
-    try:
-        return os.listdir(folder)
-    except FileNotFoundError:
-        return []
-
-
 def test_archives_become_class_folders_and_stay_as_they_are(archives, prepare):
     before = files_below(archives)
     code, said = prepare(archives)
@@ -159,7 +152,7 @@ def test_killed_in_the_middle_the_same_command_goes_on(archives, prepare, number
     words = [sys.executable, SCRIPTS / "prepare_imagenet.py", archives, "root", "--dataset", "small.yaml"]
     process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
     half = Path("root/.train.part/.half")
-    while process.poll() is None and len(files_in(half)) < 10:  # the second class
+    while process.poll() is None and len(next(os.walk(half), [()])[-1]) < 10:  # the second class
         time.sleep(0.002)
     process.send_signal(number)
     said = process.communicate(timeout=60)[1]
@@ -197,7 +190,7 @@ def test_what_is_missing_is_said_class_by_class(archives, prepare):
     code, said = prepare(archives)
     assert code == 3
     assert "4 images in 2 classes, where there should be 9 in 3 (n00000007 1 of 3, n02105855 0 of 3)" in said
-    assert "remove root/.train.part" in said
+    assert "fetch it again, remove root/.train.part, then the same command goes on" in said
     assert not Path("root/train").exists()
 
 
@@ -280,12 +273,17 @@ def test_of_kaggles_files_hard_links_are_made_and_nothing_is_changed(kaggle, pre
     assert {path.stat().st_nlink for path in Path("root").rglob("*.JPEG")} == {2}
 
 
-def test_kaggles_files_are_moved_on_request(kaggle, prepare):
+def test_kaggles_files_are_moved_on_request_and_then_never_told_to_be_removed(kaggle, prepare):
+    file = kaggle / "ILSVRC" / "Data" / "CLS-LOC" / "train" / "n00000007" / "n00000007_5.JPEG"
+    content = file.read_bytes()
+    file.unlink()
     code, said = prepare(kaggle, "root", "--move")
-    assert code == 0, said
+    assert (code, "remove" in said, "put what is missing into root/.train.part, then" in said) == (3, False, True)
+    Path("root/.train.part/n00000007/n00000007_5.JPEG").write_bytes(content)
+    code, said = prepare(kaggle, "root", "--move")
+    assert (code, "its images are moved away" in said) == (0, True)
     require_right("root")
     assert list(files_below(kaggle)) == ["LOC_val_solution.csv"]
-    assert "its images are moved away" in said
 
 
 def test_kaggles_own_folder_and_unknown_images_are_refused(kaggle, prepare):
