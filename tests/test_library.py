@@ -101,8 +101,19 @@ def test_mn1_holds_akiba2017_in_one_micro_batch_a_gpu():
     assert cluster.num_workers * cluster.micro_batch_size == recipe.batch.global_(0.0) == 32768
 
 
+def test_recipes_that_cannot_be_trained_are_these():
+    opened = {name: open_recipe(name, vocabulary=vocabulary()) for name in files_of("recipes")}
+    lacks = {name: one.recipe.lacks + one.dataset.lacks for name, one in opened.items()}
+    ffcv = {name for name in lacks if name.startswith("ffcv2022")}
+    assert len(ffcv) == 6
+    assert {name for name, lacking in lacks.items() if lacking} == {"yamazaki2019", *ffcv}
+    assert {name for name, one in opened.items() if one.recipe.open} == {"mikami2018", "you2017/resnet50_32768"}
+
+
 def test_imagenet_facts():
     dataset = open_dataset("imagenet", vocabulary=vocabulary())
     assert (dataset.num_train, dataset.num_eval, dataset.num_classes) == (1_281_167, 50_000, 1000)
     assert dataset.mean == (0.485, 0.456, 0.406)
     assert dataset.std == (0.229, 0.224, 0.225)
+    assert repr(dataset.reader) == "ImageFolder(train='train', eval='val', channels=3)"
+    assert dataset.root is None

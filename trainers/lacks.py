@@ -49,6 +49,7 @@ def require_data(dataset: Dataset) -> None:
         found = dataset.reader.facts(dataset.root)
     except (LookupError, OSError, ValueError) as error:
         way_out = "" if dataset.root is None else "; another folder is given with --data"
+        way_out += f"; {dataset.obtain}" if dataset.obtain else ""
         raise DataRefused(f"data set {dataset.name}: {error}{way_out}") from error
     for key, count in found.items():
         said = getattr(dataset, key)

@@ -1,5 +1,6 @@
 """Data that are not there, or not what their file says, are refused before anything starts."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -72,3 +73,23 @@ def test_data_that_are_not_there_are_refused_by_train_and_evaluate(own, folder):
     Path("own.yaml").rename("run/own.yaml")
     with pytest.raises(DataRefused, match="train: no such folder"):
         score_run(Path("run"), data=folder)
+
+
+@pytest.mark.parametrize("name", ["goyal2017", "akiba2017"])
+def test_imagenet_without_its_folder_is_refused_with_what_to_type_and_how_to_make_it(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataRefused) as refusal:
+        train(TrainRequest(recipe=name))
+    said = str(refusal.value)
+    assert "type --data FOLDER, where FOLDER holds train/CLASS/FILE and val/CLASS/FILE" in said
+    script = re.search(r"scripts/\w+\.py", said)[0]
+    assert (Path(__file__).parents[2] / script).is_file()
+    assert not Path("runs").exists()
+
+
+def test_the_way_to_the_data_is_said_where_the_folder_is_wrong_too(own):
+    own()
+    with Path("own.yaml").open("a") as file:
+        file.write("obtain: ask Ada for them\n")
+    with pytest.raises(DataRefused, match="nowhere/train: no such folder; .*; ask Ada for them$"):
+        train(TrainRequest(recipe="mine.yaml", data=Path("nowhere")))

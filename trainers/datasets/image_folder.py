@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from trainers.datasets.image_files import ImageFiles
+from trainers.datasets.image_files import FilePaths, ImageFiles
 from trainers.datasets.splits import require_split, sha256_of
 
 _SUFFIXES = (".jpeg", ".jpg", ".png")
@@ -58,35 +58,49 @@ class ImageFolder:
                 image by its name; a link leads out of the root. Reading a sample: the file is not a readable image.
         """
         require_split(split)
-        classes = self._classes(root)
-        paths = _paths(root, getattr(self, split), classes)
+        classes, folder = self._classes(root), getattr(self, split)
         label_of = {name: label for label, name in enumerate(classes)}
+        paths, labels, counts = FilePaths(), [], []
+        for name, images in _images(root, folder, classes):
+            paths.extend(_join(name, image) for image in images)
+            labels.append(label_of[name])
+            counts.append(len(images))
         return ImageFiles(
-            folder=root / getattr(self, split),
+            folder=root / folder,
             paths=paths,
-            labels=np.array([label_of[path.partition("/")[0]] for path in paths], dtype=np.int64),
+            labels=np.repeat(np.array(labels, dtype=np.int32), counts),
             channels=self.channels,
         )
 
     def facts(self, root: Path | None) -> dict[str, int]:
         """num_train, num_eval and num_classes, counted from the folders."""
         classes = self._classes(root)
-        counts = {f"num_{split}": len(_paths(root, getattr(self, split), classes)) for split in ("train", "eval")}
+        counts = {
+            f"num_{split}": sum(len(images) for _, images in _images(root, getattr(self, split), classes))
+            for split in ("train", "eval")
+        }
         return {**counts, "num_classes": len(classes)}
 
     def fingerprint(self, root: Path | None) -> str:
         """SHA-256 over the relative paths and sizes of all files, in order, and the fields."""
-        classes = self._classes(root)
-        parts: list[str | bytes] = [repr(self)]
+        return sha256_of(self._identity(root, self._classes(root)))
+
+    def _identity(self, root: Path, classes: list[str]) -> Iterator[str | bytes]:
+        yield repr(self)
         for folder in (self.train, self.eval):
-            for path in _paths(root, folder, classes):
-                parts += [folder, os.fsencode(path), str((root / folder / path).stat().st_size)]
-        return sha256_of(parts)
+            for name, images in _images(root, folder, classes):
+                place = os.fsencode(root / folder / name)
+                for image in images:
+                    yield from (folder, _join(name, image), str(os.stat(place + b"/" + image).st_size))
 
     def _classes(self, root: Path | None) -> list[str]:
         """Names of the class folders, in the order of their labels."""
         if root is None:
-            raise ValueError("ImageFolder needs the folder of the data: give its root in the data set's file or --data")
+            layout = f"{self.train}/CLASS/FILE and {self.eval}/CLASS/FILE"
+            raise ValueError(
+                f"ImageFolder needs the folder of the data: type --data FOLDER, where FOLDER holds {layout}, or write "
+                "its root in the data set's file"
+            )
         train, evaluation = _class_folders(root, self.train), _class_folders(root, self.eval)
         if train != evaluation:
             name = min(set(train) ^ set(evaluation), key=os.fsencode)
@@ -111,16 +125,18 @@ def _class_folders(root: Path, split: str) -> list[str]:
     return sorted((entry.name for entry in entries), key=os.fsencode)
 
 
-def _paths(root: Path, split: str, classes: list[str]) -> list[str]:
-    """Paths of the images below `root/split`, with / between class and file, sorted by their bytes."""
-    paths = []
-    for name in classes:
+def _images(root: Path, split: str, classes: list[str]) -> Iterator[tuple[str, list[bytes]]]:
+    """Each class of `root/split` with the names of its images, in the order of their paths' bytes."""
+    for name in sorted(classes, key=lambda name: _join(name, b"")):
         folder = root / split / name
-        images = [_image_name(entry) for entry in _entries(folder, root)]
+        images = sorted(os.fsencode(_image_name(entry)) for entry in _entries(folder, root))
         if not images:
             raise ValueError(f"{folder}: no image in this class; remove the folder or fill it")
-        paths += [f"{name}/{image}" for image in images]
-    return sorted(paths, key=os.fsencode)
+        yield name, images
+
+
+def _join(name: str, image: bytes) -> bytes:
+    return os.fsencode(name) + b"/" + image
 
 
 def _image_name(entry: os.DirEntry) -> str:

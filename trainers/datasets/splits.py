@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,7 +45,7 @@ class SamplesInMemory:
         return self.images_NHWC[index], int(self.labels[index])
 
 
-def sha256_of(parts: Sequence[str | bytes]) -> str:
+def sha256_of(parts: Iterable[str | bytes]) -> str:
     """SHA-256, in hexadecimal, of the parts with their lengths between them, so that no two lists look alike."""
     digest = hashlib.sha256()
     for part in parts:

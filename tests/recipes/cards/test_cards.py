@@ -61,7 +61,8 @@ def test_card_says_claims_values_evidence_and_deviations():
 
 def test_card_says_what_stands_in_the_way_of_training():
     assert "Can be trained here." in card_text(facts("digits/baseline"))
-    assert "not built: ImageNetReader" in card_text(facts("suzuki2018/10gbe_double_buffering"))
+    assert "Can be trained here." in card_text(facts("suzuki2018/10gbe_double_buffering"))
+    assert "not built: AugmentationEnd" in card_text(facts("yamazaki2019"))
     text = " ".join(card_text(facts("mikami2018")).split())
     assert "left open: batch.global.1.from, batch.norm_span.1.from, learning_rate.reference" in text
 

@@ -1,5 +1,8 @@
 import os
 import re
+import struct
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -27,7 +30,7 @@ def root(tmp_path):
 
 
 def names(root, split, **fields):
-    return ImageFolder(**fields).open(root, split).paths
+    return list(ImageFolder(**fields).open(root, split).paths)
 
 
 def test_samples_are_in_the_order_of_their_paths_as_bytes(root):
@@ -74,6 +77,39 @@ def test_a_jpeg_of_printers_colours_becomes_colour(root):
     image_HWC, _ = ImageFolder().open(root, "eval")[2]
     assert image_HWC.shape == (9, 12, 3)
     assert image_HWC.max() < 5
+
+
+def test_images_as_imagenet_has_them_are_read(root):
+    """A PNG that is called JPEG, printers' colours as Adobe writes them, bytes behind the end."""
+    place = root / "val" / "b"
+    (place / "1.jpg").unlink()
+    Image.new("RGB", (12, 9), (200, 100, 50)).save(place / "1.JPEG", "PNG")
+    Image.new("RGB", (12, 9), (200, 100, 50)).convert("CMYK").save(place / "2.JPEG", quality=95)
+    assert b"Adobe" in (place / "2.JPEG").read_bytes()[:30]
+    (place / "3.JPEG").write_bytes((place / "2.JPEG").read_bytes() + b"more")
+    samples = ImageFolder().open(root, "eval")
+    assert [path for path in samples.paths if path.startswith("b/")] == ["b/1.JPEG", "b/2.JPEG", "b/3.JPEG"]
+    for index in range(2, 5):
+        np.testing.assert_allclose(samples[index][0].mean((0, 1)), (200, 100, 50), atol=3)
+
+
+def test_damaged_exif_data_is_no_reason_to_complain(root):
+    exif = b"Exif\0\0MM\0*" + struct.pack(">IHHHII", 8, 9, 0x010F, 2, 64, 0xFFFF)  # nine tags, and only one is there
+    Image.new("RGB", (12, 9)).save(root / "val" / "b" / "1.jpg", exif=exif)
+    code = "import sys; from pathlib import Path; from trainers.datasets import ImageFolder as F\n"
+    code += "print(F().open(Path(sys.argv[1]), 'eval')[2][0].shape)"
+    with pytest.warns(UserWarning, match="EXIF|Tag data"), Image.open(root / "val" / "b" / "1.jpg") as image:
+        image.getexif()
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code, str(root)], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("(9, 12, 3)\n", "")
+
+
+def test_paths_are_found_from_both_ends_and_not_beyond(root):
+    paths = ImageFolder().open(root, "eval").paths
+    assert (len(paths), paths[0], paths[-1], paths[-3]) == (3, "Z/photo.JPEG", "b/1.jpg", "Z/photo.JPEG")
+    for index in (3, -4):
+        with pytest.raises(IndexError):
+            paths[index]
 
 
 def test_facts_are_counted(root):
@@ -164,6 +200,8 @@ def test_empty_and_missing_folders_are_refused_by_path(root, tmp_path_factory):
     refused(bare, f"{bare / 'train'}: no class folder")
     with pytest.raises(ValueError, match="ImageFolder needs the folder of the data"):
         ImageFolder().open(None, "train")
+    with pytest.raises(ValueError, match="type --data FOLDER, where FOLDER holds one/CLASS/FILE and two/CLASS/FILE"):
+        ImageFolder(train="one", eval="two").facts(None)
 
 
 @pytest.mark.parametrize("place", ["train/b/link.png", "train/b", "train"])

@@ -1,0 +1,298 @@
+"""Class folders from ILSVRC 2012's archives and from Kaggle's files, in small; what is cut off, hostile or missing."""
+
+import fcntl
+import io
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from scipy.io import savemat
+
+from trainers.datasets import ImageFolder
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+TRAIN, VAL, DEVKIT = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar", "ILSVRC2012_devkit_t12.tar.gz"
+COLORS = {"n00000012": (200, 0, 0), "n00000007": (0, 200, 0), "n02105855": (0, 0, 200)}  # in the order of their IDs
+NUMBERS = dict.fromkeys(COLORS, (11, 5, 2933))
+TRUTH = [3, 1, 2, 2, 3, 1]  # IDs of the evaluation images
+NAMES = list(COLORS)
+
+
+def encoded(color, kind="JPEG", mode="RGB"):
+    file = io.BytesIO()
+    Image.new("RGB", (12, 9), color).convert(mode).save(file, kind, **({"quality": 95} if kind == "JPEG" else {}))
+    return file.getvalue()
+
+
+def image_of(name, number):
+    """As in ImageNet one JPEG is a PNG, and some have printers' colours."""
+    kind = "PNG" if (name, number) == ("n02105855", 2933) else "JPEG"
+    return encoded(COLORS[name], kind, "CMYK" if number == 5 else "RGB")
+
+
+def tar_of(files, mode="w"):
+    """A tar of names and contents, or of whole members."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode=mode) as archive:
+        for name, content in files.items():
+            member = content if isinstance(content, tarfile.TarInfo) else tarfile.TarInfo(name)
+            member.size = 0 if member is content else len(content)
+            archive.addfile(member, None if member is content else io.BytesIO(content))
+    return file.getvalue()
+
+
+def class_tar(name, more=None):
+    return tar_of({f"{name}_{n}.JPEG": image_of(name, n) for n in NUMBERS[name]} | (more or {}))
+
+
+def val_files():
+    return {f"ILSVRC2012_val_{n:08d}.JPEG": encoded(COLORS[NAMES[i - 1]]) for n, i in enumerate(TRUTH, 1)}
+
+
+def devkit():
+    kinds = [("ILSVRC2012_ID", "f8"), *((key, object) for key in ("WNID", "words")), ("num_children", "f8")]
+    kinds += [("num_train_images", "f8")]
+    rows = [(i, name, "a thing", 0, len(NUMBERS[name])) for i, name in enumerate(NAMES, 1)]
+    file = io.BytesIO()
+    savemat(file, {"synsets": np.array([*rows, (4, "n00001740", "entity", 3, 0)], dtype=kinds)})
+    truth = "".join(f"{i}\n" for i in TRUTH).encode()
+    files = {"data/meta.mat": file.getvalue(), "data/ILSVRC2012_validation_ground_truth.txt": truth}
+    return tar_of({f"ILSVRC2012_devkit_t12/{name}": content for name, content in files.items()}, "w:gz")
+
+
+@pytest.fixture
+def archives(tmp_path, monkeypatch):
+    """The folder of the three archives, and beside it a file that says how many images they have."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "archives"
+    folder.mkdir()
+    (folder / TRAIN).write_bytes(tar_of({f"{name}.tar": class_tar(name) for name in NAMES}))
+    (folder / VAL).write_bytes(tar_of(val_files()))
+    (folder / DEVKIT).write_bytes(devkit())
+    counts = "num_train: 9\nnum_eval: 6\nnum_classes: 3\nchannels: 3\n"
+    (tmp_path / "small.yaml").write_text(f"reader: {{kind: ImageFolder}}\n{counts}")
+    return folder
+
+
+@pytest.fixture
+def kaggle(archives, tmp_path):
+    folder = tmp_path / "kaggle"
+    images = folder / "ILSVRC" / "Data" / "CLS-LOC"
+    (images / "val").mkdir(parents=True)
+    for name in NAMES:
+        (images / "train" / name).mkdir(parents=True)
+        for number in NUMBERS[name]:
+            (images / "train" / name / f"{name}_{number}.JPEG").write_bytes(image_of(name, number))
+    for name, content in val_files().items():
+        (images / "val" / name).write_bytes(content)
+    lines = [f"{Path(name).stem},{NAMES[i - 1]} 1 2 30 40 \n" for name, i in zip(val_files(), TRUTH, strict=True)]
+    (folder / "LOC_val_solution.csv").write_text("ImageId,PredictionString\n" + "".join(lines[::-1]))
+    return folder
+
+
+@pytest.fixture
+def prepare(monkeypatch, capsys):
+    """Runs the command in this process: (exit code, what it said)."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    import prepare_imagenet
+
+    def run(source, root="root", *words):
+        monkeypatch.setattr(sys, "argv", ["prepare", str(source), str(root), "--dataset", "small.yaml", *words])
+        code = prepare_imagenet.main()
+        return code, "".join(capsys.readouterr())
+
+    return run
+
+
+def require_right(root):
+    """Each image has the colour of the class that the reader gives it, in both splits."""
+    colors = [COLORS[name] for name in sorted(COLORS)]
+    for split, count in (("train", 9), ("eval", 6)):
+        samples = ImageFolder().open(Path(root), split)
+        assert len(samples) == count
+        for image_HWC, label in (samples[index] for index in range(count)):
+            np.testing.assert_allclose(image_HWC.mean((0, 1)), colors[label], atol=3)
+    assert sorted(os.listdir(root)) == ["train", "val"]
+
+
+def files_below(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+
+
+def test_archives_become_class_folders_and_stay_as_they_are(archives, prepare):
+    before = files_below(archives)
+    code, said = prepare(archives)
+    assert code == 0, said
+    require_right("root")
+    assert files_below(archives) == before
+    assert "9 + 6 images of 3 classes are there" in said
+    assert "kilobatch train goyal2017 --data root" in said
+
+
+def test_a_finished_folder_needs_no_source_and_is_checked_again(archives, prepare):
+    assert prepare(archives)[0] == 0
+    assert prepare("nowhere")[0] == 0
+    next(Path("root/val/n00000007").iterdir()).unlink()
+    code, said = prepare("nowhere")
+    assert code == 2
+    assert "says num_eval: 6, and there are 5" in said
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 4)])
+def test_killed_in_the_middle_the_same_command_goes_on(archives, prepare, number, code):
+    files = {f"n00000007_{n}.JPEG": b"x" for n in range(4000)}
+    (archives / TRAIN).write_bytes(tar_of({"n00000012.tar": class_tar("n00000012"), "n00000007.tar": tar_of(files)}))
+    words = [sys.executable, SCRIPTS / "prepare_imagenet.py", archives, "root", "--dataset", "small.yaml"]
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    half = Path("root/.train.part/.half")
+    while process.poll() is None and len(next(os.walk(half), [()])[-1]) < 10:  # the second class
+        time.sleep(0.002)
+    process.send_signal(number)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == code, said
+    assert os.listdir("root") == [".train.part"]
+    whole = Path("root/.train.part/n00000012")
+    assert set(os.listdir(half.parent)) == {".half", whole.name}
+    kept = whole.stat().st_ino
+
+    (archives / TRAIN).write_bytes(tar_of({f"{name}.tar": class_tar(name) for name in NAMES}))
+    code, said = prepare(archives)
+    assert code == 0, said
+    require_right("root")
+    assert Path("root/train/n00000012").stat().st_ino == kept
+
+
+def test_an_archive_that_is_cut_off_is_named_and_the_whole_one_goes_on(archives, prepare):
+    whole = {name: (archives / name).read_bytes() for name in (TRAIN, VAL)}
+    for name, code, left in ((TRAIN, 2, None), (VAL, 3, [".val.part", "train"])):
+        (archives / name).write_bytes(whole[name][: len(whole[name]) // 2])
+        found, said = prepare(archives)
+        assert (found, name in said, "fetch it again" in said) == (code, True, True), said
+        assert (sorted(os.listdir("root")) if Path("root").exists() else None) == left
+        (archives / name).write_bytes(whole[name])
+    done = {path: path.stat().st_ino for path in Path("root/.val.part").rglob("*.JPEG")}
+    assert done
+    assert prepare(archives)[0] == 0
+    require_right("root")
+    assert {Path("root/val", *path.parts[2:]).stat().st_ino for path in done} == set(done.values())
+
+
+def test_what_is_missing_is_said_class_by_class(archives, prepare):
+    short = tar_of({"n00000007_5.JPEG": image_of("n00000007", 5)})
+    (archives / TRAIN).write_bytes(tar_of({"n00000012.tar": class_tar("n00000012"), "n00000007.tar": short}))
+    code, said = prepare(archives)
+    assert code == 3
+    assert "4 images in 2 classes, where there should be 9 in 3 (n00000007 1 of 3, n02105855 0 of 3)" in said
+    assert "fetch it again, remove root/.train.part, then the same command goes on" in said
+    assert not Path("root/train").exists()
+
+
+def member(name, kind, link=""):
+    found = tarfile.TarInfo(name)
+    found.type, found.linkname = kind, link
+    return found
+
+
+HOSTILE = [
+    {"../n00000007_1.JPEG": b"x"},
+    {"/tmp/n00000007_1.JPEG": b"x"},
+    {"n00000007_1.JPEG/../../../../evil": b"x"},
+    {"n00000012_1.JPEG": b"x"},
+    {"n00000007_1.sh": b"x"},
+    {"link": member("n00000007_1.JPEG", tarfile.SYMTYPE, "/etc/passwd")},
+    {"link": member("n00000007_1.JPEG", tarfile.LNKTYPE, "n00000007_11.JPEG")},
+    {"device": member("n00000007_1.JPEG", tarfile.CHRTYPE)},
+    {"fifo": member("n00000007_1.JPEG", tarfile.FIFOTYPE)},
+]
+
+
+@pytest.mark.parametrize("more", HOSTILE, ids=lambda more: next(iter(more)))
+def test_hostile_members_of_a_class_are_refused_by_name(archives, prepare, tmp_path, more):
+    (archives / TRAIN).write_bytes(tar_of({"n00000007.tar": class_tar("n00000007", more)}))
+    before = files_below(tmp_path)
+    code, said = prepare(archives)
+    assert code == 3, said
+    assert f"{archives / TRAIN}: " in said
+    written = [name for name in files_below(tmp_path) if name not in before]
+    assert {Path(name).parent.as_posix() for name in written} <= {"root/.train.part/.half"}
+    assert not Path("root/train").exists()
+
+
+@pytest.mark.parametrize("name", ["../n00000007.tar", "n00000007/../../evil.tar", "notes.txt"])
+def test_hostile_or_strange_members_of_the_archive_are_refused_before_anything_is_written(archives, prepare, name):
+    (archives / TRAIN).write_bytes(tar_of({name: class_tar("n00000007")}))
+    code, said = prepare(archives)
+    assert (code, Path("root").exists()) == (2, False), said
+    assert "is no class's name such as n01440764" in said
+
+
+def test_strange_evaluation_images_are_refused(archives, prepare):
+    (archives / VAL).write_bytes(tar_of({"../ILSVRC2012_val_00000001.JPEG": b"x"}))
+    code, said = prepare(archives)
+    assert code == 3
+    assert "'../ILSVRC2012_val_00000001.JPEG', of which the devkit knows nothing" in said
+    assert not Path("root/.val.part/ILSVRC2012_val_00000001.JPEG").exists()
+
+
+def test_missing_and_wrong_sources_are_refused_with_the_way_to_them(archives, prepare):
+    for content, said in (
+        (None, f"holds no {DEVKIT}"),
+        (b"no archive", "damaged or cut off"),
+        (tar_of({"data/meta.mat": b"no matrix"}, "w:gz"), "it is not the devkit of tasks 1 and 2"),
+    ):
+        (archives / DEVKIT).unlink() if content is None else (archives / DEVKIT).write_bytes(content)
+        code, told = prepare(archives)
+        assert (code, said in told, "--help" in told or "fetch it again" in told) == (2, True, True), told
+    assert not Path("root").exists()
+
+
+def test_two_commands_do_not_fill_the_same_folder(archives, prepare):
+    Path("root").mkdir()
+    held = os.open("root", os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    code, said = prepare(archives)
+    os.close(held)
+    assert (code, "another of these commands is at work there" in said) == (2, True)
+    assert prepare(archives)[0] == 0
+
+
+def test_of_kaggles_files_hard_links_are_made_and_nothing_is_changed(kaggle, prepare):
+    before = files_below(kaggle)
+    code, said = prepare(kaggle)
+    assert code == 0, said
+    require_right("root")
+    assert files_below(kaggle) == before
+    assert "hard links to its images are made" in said
+    assert {path.stat().st_nlink for path in Path("root").rglob("*.JPEG")} == {2}
+
+
+def test_kaggles_files_are_moved_on_request_and_then_never_told_to_be_removed(kaggle, prepare):
+    file = kaggle / "ILSVRC" / "Data" / "CLS-LOC" / "train" / "n00000007" / "n00000007_5.JPEG"
+    content = file.read_bytes()
+    file.unlink()
+    code, said = prepare(kaggle, "root", "--move")
+    assert (code, "remove" in said, "put what is missing into root/.train.part, then" in said) == (3, False, True)
+    Path("root/.train.part/n00000007/n00000007_5.JPEG").write_bytes(content)
+    code, said = prepare(kaggle, "root", "--move")
+    assert (code, "its images are moved away" in said) == (0, True)
+    require_right("root")
+    assert list(files_below(kaggle)) == ["LOC_val_solution.csv"]
+
+
+def test_kaggles_own_folder_and_unknown_images_are_refused(kaggle, prepare):
+    images = kaggle / "ILSVRC" / "Data" / "CLS-LOC"
+    code, said = prepare(kaggle, images)
+    assert (code, "Kaggle's own folder of images" in said) == (2, True)
+    (images / "val" / "holiday.JPEG").write_bytes(b"x")
+    code, said = prepare(kaggle)
+    assert (code, f"{images}/val/holiday.JPEG: LOC_val_solution.csv says no class of it" in said) == (3, True)
+    (images / "val" / "holiday.JPEG").unlink()
+    assert prepare(kaggle)[0] == 0
+    require_right("root")
