@@ -36,6 +36,7 @@ SetBoth = Annotated[
         "'cluster.exchange.communicator={kind: Ring}'. May be repeated.",
     ),
 ]
+Device = Annotated[str | None, typer.Option(metavar="D", help="cpu, gpu, or auto; left out, the cluster's or the CPU.")]
 MicroBatch = Annotated[int | None, typer.Option(min=1, metavar="M", help="The most samples of one forward.")]
 
 
@@ -83,9 +84,7 @@ def train(
     stop_after: Annotated[str | None, typer.Option(metavar="30up", help="End there, with a checkpoint.")] = None,
     checkpoint_every: Annotated[str, typer.Option(metavar="1ep", help="How often to write a checkpoint.")] = "1ep",
     micro_batch_size: MicroBatch = None,
-    device: Annotated[
-        str | None, typer.Option(metavar="D", help="cpu, gpu, or auto: the GPU where there is one; else the cluster's.")
-    ] = None,
+    device: Device = None,
     kernels: Annotated[
         str | None, typer.Option(metavar="K", help="What computes: numpy, torch; on a GPU cudnn; or chainer as it was.")
     ] = None,
@@ -256,6 +255,7 @@ def plan(
 def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
     checkpoint: Annotated[str, typer.Option(help="newest, best, or a name such as update-000060.")] = "newest",
+    device: Device = None,
     data: Data = None,
     allow_code: AllowCode = False,
     as_json: Json = False,
@@ -263,7 +263,7 @@ def evaluate(
     """Score a checkpoint of a run over each evaluation sample once."""
     from trainers.score_run import score_run, scored_text
 
-    scored = score_run(run, checkpoint=checkpoint, data=data, allow_code=allow_code)
+    scored = score_run(run, checkpoint=checkpoint, data=data, allow_code=allow_code, device=device)
     print(json.dumps(scored, indent=2) if as_json else scored_text(scored))
 
 

@@ -46,22 +46,46 @@ def gpu_trouble() -> tuple[str, str] | None:
     return f"CuPy finds no GPU: {reason}", "see whether nvidia-smi shows it, or train on the CPU"
 
 
-def require_device(cluster: Cluster, reading: Reading, *, asked: str | None) -> None:
+def settled(asked: str | None, otherwise: str) -> str:
+    """cpu or gpu, whichever was asked for; `auto` is the GPU wherever there is one, and never falls back from it.
+
+    Args:
+        asked: what `--device` said.
+        otherwise: where it said nothing.
+    Raises:
+        RecipeError: it is another word.
+    """
+    if asked not in (None, *DEVICES):
+        raise _refused(f"is {asked}", f"write {', '.join(DEVICES[:-1])} or {DEVICES[-1]}")
+    return ("gpu" if has_gpu() else "cpu") if asked == "auto" else asked or otherwise
+
+
+def require_asked(kind: str) -> None:
+    """Refuse a device that the command line asks for and that is not here.
+
+    Raises:
+        RecipeError: with a way out.
+    """
+    if kind == "gpu" and (trouble := gpu_trouble()):
+        raise _refused(*trouble)
+
+
+def _refused(what: str, way_out: str) -> RecipeError:
+    return RecipeError([Problem(file="command line", line=1, column=1, path="--device", what=what, way_out=way_out)])
+
+
+def require_device(cluster: Cluster, reading: Reading) -> None:
     """Refuse a device that is not here, and a communicator that does not go with the device.
 
     Args:
         cluster: with the device that was settled.
         reading: of its file, which knows where its values were written.
-        asked: what `--device` said.
     Raises:
         RecipeError: with file, line and a way out.
     """
     component, wire = cluster.exchange.communicator, cluster.exchange.wire
     kind, needs_gpu = type(component).__name__, getattr(component, "needs_gpu", False)
     trouble = gpu_trouble() if cluster.device == "gpu" else None
-    if trouble and asked is not None:
-        option = Problem(file="command line", line=1, column=1, path="--device", what=trouble[0], way_out=trouble[1])
-        raise RecipeError([option])
     if trouble:
         reading.refuse(("device",), *trouble)
     elif needs_gpu and cluster.device == "cpu":

@@ -16,7 +16,7 @@ from recipes.positions import parse_position
 from recipes.reading import Reading
 from recipes.vocabulary import Vocabulary
 from trainers import kernels
-from trainers.device import DEVICES, has_gpu, require_device, require_numbers
+from trainers.device import require_asked, require_device, require_numbers, settled
 from trainers.exact_mode import require_exact
 from trainers.lacks import refuse_unbuilt
 from trainers.vocabulary import vocabulary
@@ -114,10 +114,12 @@ def prepare(request: TrainRequest, *, workers: int) -> Prepared:
     refuse_unbuilt(opened.recipe, opened.dataset)
     require_numbers(opened.recipe.precision.compute, opened.reading)
     cluster, reading = cluster_of(request.cluster, workers=workers, vocabulary=words, overrides=of_cluster)
-    cluster = replace(cluster, device=_device(request.device, cluster.device))
+    cluster = replace(cluster, device=settled(request.device, cluster.device))
     if request.exact:
         require_exact(cluster)
-    require_device(cluster, reading, asked=request.device)
+    if request.device is not None:
+        require_asked(cluster.device)
+    require_device(cluster, reading)
     word = kernels.asked()
     names_the_device = cluster.device == "cpu" or word not in kernels.KINDS  # a GPU's beside those of the CPU
     if names_the_device and (lacks := kernels.missing(word, device=cluster.device)) is not None:
@@ -167,13 +169,6 @@ def _require_model_for_images(opened: OpenedRecipe) -> None:
         from trainers.build import build_model
 
         build_model(opened.recipe, opened.dataset)
-
-
-def _device(asked: str | None, of_cluster: str) -> str:
-    """cpu or gpu, whichever was asked for; `auto` is the GPU wherever there is one, and never falls back from it."""
-    if asked not in (None, *DEVICES):
-        raise refused("--device", f"is {asked}", f"write {', '.join(DEVICES[:-1])} or {DEVICES[-1]}")
-    return ("gpu" if has_gpu() else "cpu") if asked == "auto" else asked or of_cluster
 
 
 def refused(flag: str, what: str, way_out: str) -> RecipeError:

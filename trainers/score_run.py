@@ -8,12 +8,20 @@ from typing import Any
 from recipes.errors import InputRefused
 from recipes.open import open_recipe
 from trainers.checkpoint import CheckpointError, load_into, newest_checkpoint, read_checkpoint
+from trainers.device import require_asked, settled, take_device
 from trainers.lacks import require_data
 from trainers.run_folder import CHECKPOINTS, RECIPE
 from trainers.vocabulary import vocabulary
 
 
-def score_run(folder: Path, *, checkpoint: str = "newest", data: Path | None = None, allow_code: bool = False) -> Any:
+def score_run(
+    folder: Path,
+    *,
+    checkpoint: str = "newest",
+    data: Path | None = None,
+    allow_code: bool = False,
+    device: str | None = None,
+) -> Any:
     """Score one checkpoint over each evaluation sample once.
 
     Args:
@@ -21,10 +29,11 @@ def score_run(folder: Path, *, checkpoint: str = "newest", data: Path | None = N
         checkpoint: `newest`, `best`, or a name such as update-000060.
         data: folder of the data set's files, where they are no longer where the run found them.
         allow_code: as the run was trained.
+        device: cpu, gpu or auto; the CPU where it is left out.
     Returns:
         plain data: run, checkpoint, update, epoch, accuracy, loss, num_samples.
     Raises:
-        InputRefused: no such run, no such checkpoint, or a damaged one; the data are not there.
+        InputRefused: no such run, no such checkpoint, or a damaged one; the data are not there; no such device.
     """
     if not (folder / RECIPE).is_file():
         raise InputRefused(f"{folder} is no run's folder: it has no {RECIPE}; name the folder that train printed")
@@ -32,6 +41,8 @@ def score_run(folder: Path, *, checkpoint: str = "newest", data: Path | None = N
         folder / RECIPE, vocabulary=vocabulary(allow_code=allow_code), allow_code=allow_code, data_root=data
     )
     require_data(opened.dataset)
+    kind = settled(device, "cpu")
+    require_asked(kind)
     path = _find(folder / CHECKPOINTS, checkpoint)
     content = read_checkpoint(path).scored()
 
@@ -41,6 +52,7 @@ def score_run(folder: Path, *, checkpoint: str = "newest", data: Path | None = N
     from trainers.evaluate import score
 
     parts = build(opened.recipe, opened.dataset)
+    parts.model.to_device(take_device(kind, MPI.COMM_SELF))
     state = load_into(parts.model, None, content)
     read = {"load": parts.load_eval, "threads_load": parts.threads_load, "num_samples": parts.num_eval}
     found = score(parts.model, **read, loss=parts.loss, mpi=MPI.COMM_SELF)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from recipes.errors import InputRefused
+from trainers.device import has_gpu
 from trainers.score_run import score_run
 
 pytestmark = pytest.mark.mpi
@@ -57,6 +58,23 @@ def run(tmp_path_factory):
 def scores(run, key):
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return {f"update-{line['update']:06d}": line["value"] for line in lines if line["key"] == key}
+
+
+@pytest.mark.skipif(has_gpu(), reason="shows what is refused where there is no GPU")
+def test_a_gpu_that_is_not_here_is_refused(run):
+    done = kilobatch("evaluate", run, "--device", "gpu")
+    assert done.returncode == 2
+    assert done.stderr.startswith("command line:1:1: --device: Ch") or "CuPy finds no GPU" in done.stderr
+    assert kilobatch("evaluate", run, "--device", "auto").returncode == 0
+    assert "is tpu; write cpu, gpu or auto" in kilobatch("evaluate", run, "--device", "tpu").stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not has_gpu(), reason="needs a GPU with CuPy")
+def test_a_gpu_scores_what_the_cpu_scores(run):
+    there, here = (score_run(run, device=device) for device in ("gpu", "cpu"))
+    assert there["accuracy"] == pytest.approx(here["accuracy"], abs=2 / 297)
+    assert there["loss"] == pytest.approx(here["loss"], rel=1e-4)
 
 
 def test_newest_best_and_named_checkpoints_score_what_the_run_wrote(run):
