@@ -13,7 +13,7 @@ from lr_schedules.units import Epochs, Schedule
 from recipes.positions import UNITS
 from recipes.vocabulary import Component
 
-__all__ = ["Field", "component_of", "fields_of", "is_epochs", "options_of", "words"]
+__all__ = ["Field", "component_of", "fields_of", "is_epochs", "options_of", "sections_with", "words"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,6 +66,19 @@ def is_epochs(hint: Any) -> bool:
 def options_of(hint: Any) -> tuple[Any, ...]:
     """The members of a union; the hint alone where it is none."""
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def sections_with(cls: type, key: str) -> list[str]:
+    """The keys of a dataclass whose own value is a mapping that has this key.
+
+    `norm_span` of a recipe is a key of its `batch`.
+    """
+    return [
+        field.key
+        for field in fields_of(cls)
+        for option in options_of(field.hint)
+        if dataclasses.is_dataclass(option) and any(inner.key == key for inner in fields_of(option))
+    ]
 
 
 def words(hint: Any) -> str:

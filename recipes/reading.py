@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from recipes.errors import Problem, nearest
-from recipes.hints import Field, component_of, fields_of, is_epochs, options_of, words
+from recipes.hints import Field, component_of, fields_of, is_epochs, options_of, sections_with, words
 from recipes.load import Origins
 from recipes.positions import UNITS
 from recipes.vocabulary import Component, Unbuilt, Vocabulary
@@ -79,7 +79,7 @@ class Reading:
         using = using or {}
         fields = fields_of(cls)
         values: dict[str, Any] = {}
-        resolved = self._unbuilt_keys(raw, path, [*beside, *(field.key for field in fields)])
+        resolved = self._unbuilt_keys(cls, raw, path, [*beside, *(field.key for field in fields)])
         for field in fields:
             given = raw.get(field.key, dataclasses.MISSING)
             inner = (*path, field.key)
@@ -197,13 +197,16 @@ class Reading:
             return REFUSED, resolved
         return tuple(value for value, _ in pairs), resolved
 
-    def _unbuilt_keys(self, raw: Mapping[str, object], path: Path, known: list[str]) -> dict[str, Any]:
+    def _unbuilt_keys(self, cls: type, raw: Mapping[str, object], path: Path, known: list[str]) -> dict[str, Any]:
         """Keys of methods that `lacks` names: `repeated_augmentation: 3` belongs to RepeatedAugmentation."""
         lacked = {_folded(name) for name in self.lacks}
         unknown = [key for key in raw if key not in known]
         for key in unknown:
             if _folded(key) not in lacked:
-                self.refuse((*path, key), "is not a known key", nearest(key, known, called="known here"), at_key=True)
+                inside = [f"{section}.{key}" for section in sections_with(cls, key)]
+                way_out = f"it belongs one level down: {' or '.join(inside)}" if inside else ""
+                way_out = way_out or nearest(key, known, called="known here")
+                self.refuse((*path, key), "is not a known key", way_out, at_key=True)
         return {key: raw[key] for key in unknown}
 
     def _construct(self, cls: type, values: dict[str, Any], path: Path) -> Any:

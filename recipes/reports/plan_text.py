@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from recipes.planning.planner import Plan
 from recipes.reports.points import points_text
-from recipes.reports.wording import number
+from recipes.reports.wording import counted, size
 
 
 def plan_text(plan: Plan) -> str:
     """The plan: a row a segment, then memory and warnings."""
     tree = plan.as_tree()
     lines = [
-        f"{tree['recipe']} on {tree['dataset']}, {tree['workers']} workers of {tree['cluster']}: "
-        f"{number(tree['num_updates'])} updates, {number(tree['num_samples'])} samples, computed in {tree['compute']}",
+        f"{tree['recipe']} on {tree['dataset']}, {counted(tree['workers'], 'worker')} of {tree['cluster']}: "
+        f"{counted(tree['num_updates'], 'update')}, {counted(tree['num_samples'], 'sample')}, "
+        f"computed in {tree['compute']}",
         "",
         points_text([_row(segment) for segment in tree["segments"]]),
         "",
@@ -20,8 +21,8 @@ def plan_text(plan: Plan) -> str:
     memory = tree["memory"]
     if memory:
         lines.append(
-            f"memory of a device: weights {number(memory['weights_bytes'])} + {_half(memory)}gradients "
-            f"{number(memory['gradients_bytes'])} + optimizer state {number(memory['optimizer_state_bytes'])} bytes, "
+            f"memory of a device: weights {size(memory['weights_bytes'])} + {_half(memory)}gradients "
+            f"{size(memory['gradients_bytes'])} + optimizer state {size(memory['optimizer_state_bytes'])}, "
             "and the activations, which are not known yet"
         )
     else:
@@ -31,7 +32,7 @@ def plan_text(plan: Plan) -> str:
 
 def _half(memory: dict) -> str:
     halves = {half: memory.get(f"{half}_weights_bytes") for half in ("float16", "bfloat16")}
-    return "".join(f"their {half} casts {number(size)} + " for half, size in halves.items() if size is not None)
+    return "".join(f"their {half} casts {size(taken)} + " for half, taken in halves.items() if taken is not None)
 
 
 def _row(segment: dict) -> dict:

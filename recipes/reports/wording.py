@@ -65,6 +65,15 @@ def size(num_bytes: object) -> str:
     return f"{value:,.3g} TB"
 
 
+def counted(count: int, noun: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "update"), counted(14_076, "update")
+    ('1 update', '14,076 updates')
+    """
+    return f"{number(count)} {noun}{'' if count == 1 else 's'}"
+
+
 def exchange_words(told: Mapping[str, Any]) -> str:
     """A `gradient_exchange` line of the metrics, in words.
 

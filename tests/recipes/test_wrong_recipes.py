@@ -24,6 +24,13 @@ WRONG = {
         "not a known key",
         "did you mean momentum?",
     ),
+    "key of another section": (
+        {"line_9": "loss: {kind: SoftmaxCrossEntropy}\nnorm_span: 32"},
+        "10:1",
+        "norm_span",
+        "not a known key",
+        "it belongs one level down: batch.norm_span",
+    ),
     "null for a misspelt key": (
         {"line_9": "loss: {kind: SoftmaxCrossEntropy}\nlos: ~"},
         "10:1",

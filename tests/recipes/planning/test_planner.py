@@ -75,4 +75,4 @@ def test_the_plan_says_in_which_numbers_is_computed_and_counts_the_weights_in_16
         counted = {name: size for name, size in tree["memory"].items() if "16" in name}
         assert counted == ({f"{half}_weights_bytes": 2000} if half else {})
         assert f"computed in {compute}" in plan_text(made)
-        assert (f"their {half} casts 2,000" in plan_text(made)) == (half is not None)
+        assert (f"their {half} casts 2 kB" in plan_text(made)) == (half is not None)
