@@ -67,14 +67,14 @@ class Comparison:
         differences: of values that training reads.
         words: of what only names or documents.
         effects: what it comes to: quantity -> its text for each recipe, those that are not the same.
-        same_schedule: every update has the same batch and rate in all of them.
+        same_schedule: every update has the same batch and rate in all of them; None where they are too many to say.
     """
 
     recipes: tuple[Compared, ...]
     differences: tuple[Difference, ...]
     words: tuple[Difference, ...]
     effects: Mapping[str, tuple[str, ...]]
-    same_schedule: bool
+    same_schedule: bool | None
 
     @property
     def same(self) -> bool:
@@ -129,15 +129,18 @@ def compare_recipes(
     if problems:
         raise RecipeError(problems)
     found = compare([comparable_tree(one.opened.tree, one.opened.dataset_tree) for one in recipes])
-    first = recipes[0].opened
-    moved = any(difference.moves_schedule for difference in found)
     return Comparison(
         recipes=tuple(recipes),
         differences=tuple(difference for difference in found if not difference.is_words),
         words=tuple(difference for difference in found if difference.is_words),
         effects=differing([effects(one.opened) for one in recipes]),
-        same_schedule=not moved or all(same_schedule(first, one.opened) for one in recipes[1:]),
+        same_schedule=_same_schedule(recipes) if any(each.moves_schedule for each in found) else True,
     )
+
+
+def _same_schedule(recipes: Sequence[Compared]) -> bool | None:
+    found = {same_schedule(recipes[0].opened, other.opened) for other in recipes[1:]}
+    return False if False in found else None if None in found else True
 
 
 def _file_of(name: str) -> str:

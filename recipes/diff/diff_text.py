@@ -107,6 +107,8 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 def _wrapped_path(text: str, width: int) -> list[str]:
     """A line may end at a slash."""
+    if len(text) <= width:
+        return [text]
     return [line.replace("/ ", "/") for line in _wrapped(text.replace("/", "/ "), width)]
 
 
@@ -124,7 +126,8 @@ def _verdict(comparison: Comparison) -> str:
     if not moving:
         return f"{said}; every update has the same rate and batch."
     those = {1: "which", 2: "both of which"}.get(count, "all of which") if moving == count else f"of which {moving}"
-    if not comparison.same_schedule:
+    if comparison.same_schedule is False:
         return f"{said}, {those} {'changes' if moving == 1 else 'change'} the schedule of rate and batch."
     verb = "belongs" if moving == 1 else "belong"
-    return f"{said}, {those} {verb} to the schedule; yet every update has the same rate and batch."
+    yet = "every update has the same rate and batch" if comparison.same_schedule else "too many updates to compare"
+    return f"{said}, {those} {verb} to the schedule of rate and batch; {yet}."

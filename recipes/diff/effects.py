@@ -16,6 +16,7 @@ from recipes.schema import Recipe
 __all__ = ["differing", "effects", "same_schedule"]
 
 _DIGITS = 6
+_MOST_UPDATES = 500_000  # seconds; a stranger's recipe may have any number
 _ROUNDING = 1e-9  # relative; two ways to write a rate, such as 0.1 per 256 and 0.2 per 512, are rounded apart
 
 
@@ -39,11 +40,13 @@ def _effects(opened: OpenedRecipe) -> Iterator[tuple[str, str]]:
     yield from _decay(opened)
 
 
-def same_schedule(one: OpenedRecipe, other: OpenedRecipe) -> bool:
-    """Whether every update has the same samples of the stream, batch and, up to rounding, learning rate."""
+def same_schedule(one: OpenedRecipe, other: OpenedRecipe) -> bool | None:
+    """Whether every update has the same batch and, up to rounding, learning rate; None if they are too many to say."""
     first, second = _updates(one), _updates(other)
     if (first.num_train, first.num_updates) != (second.num_train, second.num_updates):
         return False
+    if first.num_updates > _MOST_UPDATES:
+        return None
     return all(
         first.samples_at(update + 1) == second.samples_at(update + 1)
         and math.isclose(

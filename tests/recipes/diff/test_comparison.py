@@ -162,6 +162,13 @@ def test_a_component_of_two_files_names_both(diff):
     assert [file.partition(":")[0] for file in files] == ["goyal2017.yaml", "mine.yaml"]
 
 
+def test_a_key_that_two_kinds_share_is_no_part_of_what_their_difference_comes_from(diff):
+    Path("mine.yaml").write_text("kilobatch: 1\nextends: goyal2017\noptimizer: {weight_decay: 5e-5}\n")
+    found = {entry["path"]: entry for entry in tree_of(diff, "mine.yaml", "nvidia/resnet50_90ep")["differences"]}
+    assert "mine.yaml" not in found["optimizer"]["origins"][0]
+    assert found["optimizer.weight_decay"]["origins"][0] == "mine.yaml:3"
+
+
 def test_all_problems_of_all_recipes_are_told_and_no_code_is_run(diff, tmp_path):
     Path("theirs.py").write_text("import pathlib\npathlib.Path('ran').touch()\n")
     Path("a.yaml").write_text(CODE)

@@ -27,6 +27,17 @@ def test_no_line_is_wider_than_80_columns_or_ends_in_blanks(diff, names):
     assert [line for line in out.splitlines() if line != line.rstrip()] == []
 
 
+def test_an_origin_that_has_room_is_in_one_line_and_a_longer_one_ends_at_a_slash(diff):
+    out = diff("goyal2017", "nvidia/resnet50_90ep")[1]
+    assert "  nvidia/resnet50_90ep.yaml:12\n" in out
+    Path("a-folder-of-ours").mkdir()
+    Path("a-folder-of-ours/large_batch_2.yaml").write_text(MINE + "seed: 3\n")
+    lines = diff("goyal2017", "a-folder-of-ours/large_batch_2.yaml")[1].splitlines()
+    place = next(number for number, line in enumerate(lines) if line.endswith("a-folder-of-ours/"))
+    assert lines[place].split() == ["B", "3", "a-folder-of-ours/"]
+    assert lines[place + 1].split() == ["large_batch_2.yaml:3"]
+
+
 def test_more_recipes_than_letters_are_numbered(diff):
     out = diff(*["digits/baseline"] * 26, "digits/large_batch")[1]
     assert "\n27  digits/large_batch: " in out
@@ -60,7 +71,12 @@ def test_a_row_has_both_values_and_where_they_come_from(diff):
         ("seed: 3\nepochs: 80.5", "2 values differ, of which 1 changes the schedule of rate and batch."),
         (
             "learning_rate: {reference: 0.2, per: 512, warmup: {start: {rate: 0.1}}}",
-            "3 values differ, all of which belong to the schedule; yet every update has the same rate and batch.",
+            "3 values differ, all of which belong to the schedule of rate and batch; every update has the "
+            "same rate and batch.",
+        ),
+        (
+            "batch: {global: 32}\nepochs: 1000\nlearning_rate: {rule: none, warmup: null, every: 2}",
+            "all of which change the schedule of rate and batch.",
         ),
         ("title: another", "The same training: every value that training reads is equal."),
     ],

@@ -70,3 +70,10 @@ def test_only_what_differs_is_left():
 )
 def test_schedules_are_the_same_when_every_update_is(changed, same):
     assert same_schedule(library("digits/baseline"), library("digits/baseline", *changed)) is same
+
+
+def test_a_strangers_run_of_any_length_is_compared_at_once():
+    long = ("batch.global=1", "batch.norm_span=1", "epochs=1e6", "learning_rate.schedule=null")
+    one, other = library("digits/baseline", *long), library("digits/baseline", *long, "seed=1")
+    assert same_schedule(one, other) is None
+    assert effects(one)["updates"] == "1,500,000,000"
