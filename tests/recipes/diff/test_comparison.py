@@ -118,6 +118,13 @@ def test_a_value_changed_since_the_run_comes_from_the_changed_file(diff, run_of)
     assert (only["path"], only["origins"][0]) == ("seed", f"runs/a/recipe.yaml:{place + 1}")
 
 
+def test_the_data_set_of_a_run_comes_from_where_its_recipe_named_it(diff, run_of):
+    name, *_ = tree_of(diff, run_of("a", "digits/large_batch"), "goyal2017")["differences"]
+    assert (name["path"], name["values"]) == ("dataset.name", ["digits", "imagenet"])
+    files = [origin.rpartition("papers/")[2].partition(":")[0] for origin in name["origins"]]
+    assert files == ["digits/baseline.yaml", "goyal2017.yaml"]
+
+
 @pytest.mark.parametrize(
     "head",
     ["", "{", "origins: 3\nrecipe: []\n", "origins: {seed: {}, batch.global: 4}\nrecipe: {seed: 0}\n", None],

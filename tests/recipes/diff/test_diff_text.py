@@ -103,6 +103,7 @@ def test_a_step_that_one_ramp_lacks_is_as_before_and_a_missing_augmentation_a_da
     assert "\n  global.from 30          A  as before\n" in out
     out = diff("goyal2017", "wightman2021")[1]
     assert "\n  train.RandAugment       A  -\n" in out
+    assert "\n  train.RandomResizedCrop.size\n                          A  224" in out
 
 
 def test_a_pipe_gets_plain_text_and_the_exit_code_is_that_of_diff(tmp_path):

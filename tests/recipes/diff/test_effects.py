@@ -72,6 +72,18 @@ def test_schedules_are_the_same_when_every_update_is(changed, same):
     assert same_schedule(library("digits/baseline"), library("digits/baseline", *changed)) is same
 
 
+def test_a_schedule_that_parts_late_or_in_the_batch_alone_is_another():
+    late = [library("digits/baseline", f"learning_rate.schedule={{kind: MultiStep, boundaries: [{at}], factor: 0.1}}")
+            for at in (15, 15.1)]  # fmt: skip
+    assert not same_schedule(*late)
+    constant = ("learning_rate.rule=none", "learning_rate.schedule={kind: Constant}", "batch.norm_span=8")
+    ramp = "batch.global=[{from: 0, size: 24}, {from: 7.5, size: 40}]"
+    one, other = library("digits/baseline", *constant), library("digits/baseline", *constant, ramp)
+    assert effects(one)["updates"] == effects(other)["updates"] == "938"
+    assert effects(one)["rate, first update"] == effects(other)["rate, last update"]
+    assert not same_schedule(one, other)
+
+
 def test_a_strangers_run_of_any_length_is_compared_at_once():
     long = ("batch.global=1", "batch.norm_span=1", "epochs=1e6", "learning_rate.schedule=null")
     one, other = library("digits/baseline", *long), library("digits/baseline", *long, "seed=1")
