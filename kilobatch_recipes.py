@@ -130,6 +130,48 @@ def lint(
     raise typer.Exit(5 if any(found.values()) else 0)
 
 
+DIFF_EXAMPLES = """\b
+Examples:
+  kilobatch recipes diff goyal2017 mine.yaml
+  kilobatch recipes diff runs/a runs/b runs/c
+  kilobatch recipes diff mine.yaml theirs.yaml && echo the same training
+"""
+
+
+@app.command(epilog=DIFF_EXAMPLES)
+def diff(
+    first: Annotated[
+        str, typer.Argument(metavar="A", help="A name of `kilobatch recipes list`, a path, or a run's folder.")
+    ],
+    others: Annotated[list[str], typer.Argument(metavar="B", help="To compare it with; may be several.")],
+    everything: Annotated[bool, typer.Option("--all", help="Also what only names or documents.")] = False,
+    data: Data = None,
+    allow_code: AllowCode = False,
+    as_json: Json = False,
+) -> None:
+    """What differs between recipes, and what it comes to.
+
+    Compared are resolved values, not texts: 1e-1 is 0.1, 30ep is 30, and what is extended counts as if it were written
+    out. Beside every value stands the file and line that it comes from.
+
+    \b
+    Exit code 0: the same training, every value that it reads is equal
+              1: values differ
+              2: a recipe was refused
+    """
+    from recipes.diff.comparison import compare_recipes
+    from recipes.diff.diff_text import diff_text
+    from trainers.vocabulary import vocabulary
+
+    known = vocabulary(allow_code=allow_code)
+    found = compare_recipes([first, *others], vocabulary=known, allow_code=allow_code, data_root=data)
+    if as_json:
+        print(json.dumps(found.as_tree(), indent=2))
+    else:
+        print(diff_text(found, with_words=everything), end="")
+    raise typer.Exit(0 if found.same else 1)
+
+
 @app.command()
 def scale(
     recipe: Recipe,

@@ -10,13 +10,14 @@ from typing import IO, Any
 
 import yaml
 
+from recipes.diff.compare import WORDS
 from recipes.errors import InputRefused
 from recipes.schema import Dataset
 
 RUN, RECIPE, DATASET = "run.yaml", "recipe.yaml", "dataset.yaml"
 METRICS, TRACE, PROFILE, LOG = "metrics.jsonl", "trace.jsonl", "profile.json", "log.txt"
 ENVIRONMENT, CHECKPOINTS, REPORT, RANKS = "environment.json", "checkpoints", "report.html", "ranks"
-_WORDS_ONLY = ("title", "source", "claims", "card", "assumed", "open")  # of a recipe: these change no run
+_WORDS_ONLY = tuple(key for key in WORDS if key != "name")  # a name tells whose the folder is
 
 
 class FolderRefused(InputRefused):

@@ -6,6 +6,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from recipes.diff.compare import comparable_tree, compare
+from recipes.diff.value_text import value_texts
 from recipes.reports import sections
 from recipes.reports.loss_scale import loss_scale
 from recipes.reports.markup import Markup, inline_svg, joined, table, tag
@@ -149,19 +151,15 @@ def _comparison_table(runs: Sequence[Run]) -> Markup:
 
 
 def _differences(runs: Sequence[Run]) -> Markup:
-    """The keys whose values are not the same in all recipes."""
-    trees = [dict(sections.leaves(run.recipe)) for run in runs]
-    paths = [
-        path
-        for path in dict.fromkeys(path for tree in trees for path in tree)
-        if not path.startswith("claims") and len({tree.get(path) for tree in trees}) > 1
-    ]
-    if not paths:
-        return joined([tag("h2", "What differs"), tag("p", "The recipes of these runs are the same in every value.")])
-    rows = [(path, *(tree.get(path, "–") for tree in trees)) for path in paths]
-    return joined(
-        [tag("h2", "What differs"), table(("key", *(_label(run, runs) for run in runs)), rows, class_="differences")]
-    )
+    """The values of the recipes that are not the same in all, as `kilobatch recipes diff` tells them."""
+    compared = compare([comparable_tree(run.recipe, run.dataset) for run in runs])
+    found = [difference for difference in compared if not difference.is_words]
+    if not found:
+        words = "The recipes of these runs are the same in every value that training reads."
+        return joined([tag("h2", "What differs"), tag("p", words)])
+    heads = ("key", *(_label(run, runs) for run in runs))
+    rows = [(".".join(difference.path), *value_texts(difference)) for difference in found]
+    return joined([tag("h2", "What differs"), table(heads, rows, class_="differences")])
 
 
 def _label(run: Run, runs: Sequence[Run]) -> str:

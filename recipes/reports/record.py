@@ -110,7 +110,7 @@ def open_run(path: str | Path) -> Run:
     folder = Path(path)
     if not folder.is_dir():
         raise RunError(f"{folder}: no such folder; name the folder that `kilobatch train --out` wrote")
-    head = _read_yaml(folder / "run.yaml")
+    head = read_head(folder / "run.yaml")
     metrics = folder / "metrics.jsonl"
     lines = read_metrics(metrics)
     seconds, outcome, reason = _ending(lines)
@@ -142,7 +142,12 @@ def _text(path: Path) -> str:
         raise RunError(f"{path}: cannot be read: {error}") from None
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def read_head(path: Path) -> dict[str, Any]:
+    """The tree of a run.yaml, which a stranger may have written.
+
+    Raises:
+        RunError: it is missing, no YAML of keys, or too large.
+    """
     text = _text(path)
     try:
         tree = yaml.safe_load(text)

@@ -201,8 +201,8 @@ def test_several_runs_are_compared(write_run, metric_lines):
     assert "digits/large (a) ends best, with 98.57 % accuracy; the lowest of 3 runs is 45.20 %." in text
     assert "third Failed 45.20 % 45.20 %" in text
     assert "seed 0 1 0" in text
-    assert "model.kind SmallResNet Other SmallResNet" in text
-    assert "model.widths [16, 32, 64] –" in text
+    assert "model SmallResNet: widths [16, 32, 64] Other SmallResNet: widths [16, 32, 64]" in text
+    assert "name digits/large digits/large third" not in text  # names are the heads already
     assert page.count("<figure>") == 4
     assert page.count("<details>") == 3
 
@@ -210,6 +210,8 @@ def test_several_runs_are_compared(write_run, metric_lines):
 def test_runs_of_one_recipe_are_said_to_be_of_one_recipe(write_run):
     text = Parsed(page_text([open_run(write_run("a")), open_run(write_run("b"))])).text
     assert "the same in every value" in text
+    runs = [open_run(write_run("c", recipe={"epochs": 12.0})), open_run(write_run("d", recipe={"title": "told anew"}))]
+    assert "the same in every value" in Parsed(page_text(runs)).text
 
 
 def test_no_runs_are_refused():

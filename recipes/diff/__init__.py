@@ -1,0 +1,1 @@
+"""What differs between recipes, value by value, and what it comes to: `kilobatch recipes diff`."""

@@ -1,0 +1,184 @@
+"""Recipes opened and compared: by name, by file, or by the folder of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from string import ascii_uppercase
+from typing import Any
+
+from recipes.diff.compare import MISSING, Difference, comparable_tree, compare
+from recipes.diff.effects import differing, effects, same_schedule
+from recipes.errors import Problem, RecipeError
+from recipes.open import OpenedRecipe, open_recipe
+from recipes.registry import names, shown
+from recipes.reports.metrics import RunError
+from recipes.reports.record import read_head
+from recipes.vocabulary import Vocabulary
+
+__all__ = ["Comparison", "Compared", "compare_recipes"]
+
+_RECIPE, _RUN = "recipe.yaml", "run.yaml"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """One of the recipes.
+
+    Args:
+        label: a letter, or a number where they are many.
+        name: as it was asked for.
+        opened: the recipe.
+        origins: dotted path -> where the value comes from; of a run what was said when it began.
+    """
+
+    label: str
+    name: str
+    opened: OpenedRecipe
+    origins: Mapping[str, str]
+
+    def origin(self, place: str | None, value: Any) -> str:
+        """Where a value comes from: each file that gives a part of it, or the nearest thing around it.
+
+        Args:
+            place: its dotted path; None where the recipe has none.
+            value: there; of a mapping its keys alone are asked for.
+        """
+        if place is None:
+            return ""
+        if place.startswith("dataset."):
+            place = "dataset"  # where the recipe names the file with all its facts
+        inside = [f"{place}.{key}" for key in value] if isinstance(value, Mapping) and value else [place]
+        found = [text for path, text in self.origins.items() if any(f"{path}.".startswith(f"{p}.") for p in inside)]
+        written: dict[str, str] = {}
+        for text in found:
+            if text != "default" and not text.startswith("rule: "):
+                written.setdefault(text.rpartition(":")[0] or text, text)
+        return ", ".join(written.values()) or next(iter(found), "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What differs between recipes.
+
+    Args:
+        recipes: at least two.
+        differences: of values that training reads.
+        words: of what only names or documents.
+        effects: what it comes to: quantity -> its text for each recipe, those that are not the same.
+        same_schedule: every update has the same batch and rate in all of them; None where they are too many to say.
+    """
+
+    recipes: tuple[Compared, ...]
+    differences: tuple[Difference, ...]
+    words: tuple[Difference, ...]
+    effects: Mapping[str, tuple[str, ...]]
+    same_schedule: bool | None
+
+    @property
+    def same(self) -> bool:
+        """All values that training reads are equal."""
+        return not self.differences
+
+    def as_tree(self) -> dict[str, Any]:
+        """Plain data, for JSON: a value that is missing is null, and so is its path."""
+        files = [shown(recipe.opened.path) for recipe in self.recipes]
+        return {
+            "recipes": [{"name": one.name, "file": file} for one, file in zip(self.recipes, files, strict=True)],
+            "same": self.same,
+            "same_schedule": self.same_schedule,
+            "differences": [self._tree(difference) for difference in self.differences],
+            "words": [self._tree(difference) for difference in self.words],
+            "effects": {name: list(texts) for name, texts in self.effects.items()},
+        }
+
+    def _tree(self, found: Difference) -> dict[str, Any]:
+        triples = zip(self.recipes, found.places, found.values, strict=True)
+        return {
+            "path": ".".join(found.path),
+            "values": [None if value is MISSING else value for value in found.values],
+            "paths": list(found.places),
+            "origins": [recipe.origin(place, value) or None for recipe, place, value in triples],
+            "moves_schedule": found.moves_schedule,
+        }
+
+
+def compare_recipes(
+    asked: Sequence[str], *, vocabulary: Vocabulary, allow_code: bool = False, data_root: Path | None = None
+) -> Comparison:
+    """Opens recipes and compares their resolved values.
+
+    Args:
+        asked: at least two; names of the library, paths, or folders of runs.
+        vocabulary, allow_code, data_root: as for `recipes.open_recipe`.
+    Raises:
+        RecipeError: with all that is wrong with any of them.
+    """
+    problems: list[Problem] = []
+    recipes = []
+    labels = ascii_uppercase if len(asked) <= len(ascii_uppercase) else [str(n) for n in range(1, len(asked) + 1)]
+    for label, name in zip(labels, asked, strict=False):
+        try:
+            file = _file_of(name)
+            opened = open_recipe(file, vocabulary=vocabulary, allow_code=allow_code, data_root=data_root)
+        except RecipeError as error:
+            problems += error.problems
+        else:
+            recipes.append(Compared(label=label, name=name, opened=opened, origins=_origins(Path(file), opened)))
+    if problems:
+        raise RecipeError(problems)
+    found = compare([comparable_tree(one.opened.tree, one.opened.dataset_tree) for one in recipes])
+    return Comparison(
+        recipes=tuple(recipes),
+        differences=tuple(difference for difference in found if not difference.is_words),
+        words=tuple(difference for difference in found if difference.is_words),
+        effects=differing([effects(one.opened) for one in recipes]),
+        same_schedule=_same_schedule(recipes) if any(each.moves_schedule for each in found) else True,
+    )
+
+
+def _same_schedule(recipes: Sequence[Compared]) -> bool | None:
+    found = {same_schedule(recipes[0].opened, other.opened) for other in recipes[1:]}
+    return False if False in found else None if None in found else True
+
+
+def _file_of(name: str) -> str:
+    """A run's recipe for the name of its folder; any other name as it is. A name of the library is never a folder."""
+    folder = Path(name).expanduser()
+    if not folder.is_dir() or name in names("recipes"):
+        return name
+    if (folder / _RECIPE).is_file():
+        return str(folder / _RECIPE)
+    if Path(f"{name}.yaml").is_file() or Path(f"{name}.yml").is_file():
+        return name
+    what = f"is a folder without {_RECIPE}, so no run's"
+    way_out = "name the folder of a run (runs/NAME), a recipe's file, or a name of `kilobatch recipes list`"
+    raise RecipeError([Problem(file=name, line=1, column=1, path="", what=what, way_out=way_out)])
+
+
+def _origins(file: Path, opened: OpenedRecipe) -> Mapping[str, str]:
+    """Where values come from. A run's recipe was written from other files: what was said when it began tells more.
+
+    Only of values that the run's record has as the recipe has them: it may have been changed since.
+    """
+    head = file.parent / _RUN
+    if file.name != _RECIPE or not head.is_file():
+        return opened.origins
+    try:
+        tree = read_head(head)
+    except RunError:  # nothing of it is compared
+        return opened.origins
+    recipe, said = tree.get("recipe"), tree.get("origins")
+    if not isinstance(recipe, Mapping) or not isinstance(said, Mapping):
+        return opened.origins
+    # The run keeps the facts of its data set beside the recipe, under another name.
+    trees = [{key: value for key, value in tree.items() if key != "dataset"} for tree in (opened.tree, recipe)]
+    changed = [f"{place}." for found in compare(trees) for place in found.places if place]
+    known = {path: said[path] for path in opened.origins if path in said and not f"{path}.".startswith(tuple(changed))}
+    return {**opened.origins, **{path: _printable(text) for path, text in known.items()}}
+
+
+def _printable(text: object) -> str:
+    """A text that no recipe's reader has seen: to a terminal some characters are commands."""
+    return "".join(character if character.isprintable() else "?" for character in str(text))

@@ -1,0 +1,129 @@
+"""Trees by hand: which values differ, and under which names."""
+
+import math
+
+import pytest
+
+from recipes.diff.compare import MISSING, comparable_tree, compare
+
+FLIP = {"kind": "HorizontalFlip", "probability": 0.5}
+CROP = {"kind": "RandomCrop", "size": 32, "padding": 4}
+CUTOUT = {"kind": "Cutout", "size": 8}
+RAMP = [{"from": 0, "size": 2048}, {"from": 30, "size": 4096}]
+
+
+def found(*trees):
+    """Dotted path -> values."""
+    return {".".join(difference.path): difference.values for difference in compare(trees)}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"epochs": 30}, {"epochs": 30.0}),
+        ({"a": 1, "b": {"c": 2, "d": 3}}, {"b": {"d": 3, "c": 2}, "a": 1}),
+        ({"global": 256}, {"global": [{"from": 0, "size": 256}]}),
+        ({"global": RAMP}, {"global": [*RAMP, {"from": 60, "size": 4096}]}),
+        ({"no_decay": ["norm", "bias"]}, {"no_decay": ["bias", "norm"]}),
+        ({"value": math.nan}, {"value": math.nan}),
+        ({"mix": []}, {"mix": []}),
+    ],
+)
+def test_what_means_the_same_is_equal(one, other):
+    assert found(one, other) == {}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (1, True),
+        (0.3, 0.1 + 0.2),
+        ("1", 1),
+        (None, False),
+        (None, {}),
+        ([30, 60], [60, 30]),
+        ([30], [30, 60]),
+        ([[0, 1], [1, 2]], [[0, 1], [1, 3]]),
+        ([], [0]),
+        ({"kind": "A"}, {"kind": "B"}),
+        ([{"from": 0.3, "size": 1}], [{"from": 0.3, "size": 2}]),
+        ([*RAMP], [RAMP[0], {"from": 30 + 1e-12, "size": 4096}]),
+    ],
+)
+def test_what_is_not_quite_the_same_differs(one, other):
+    assert found({"key": one}, {"key": other}) != {}
+    assert found({"key": other}, {"key": one}) != {}
+
+
+def test_an_inserted_augmentation_is_the_only_difference():
+    assert found({"train": [CROP, FLIP]}, {"train": [CUTOUT, CROP, FLIP]}) == {"train.Cutout": (MISSING, CUTOUT)}
+
+
+def test_a_changed_key_is_found_behind_an_inserted_augmentation_and_told_with_both_places():
+    (inserted, changed) = compare([{"train": [FLIP, CROP]}, {"train": [FLIP, CUTOUT, {**CROP, "padding": 2}]}])[::-1]
+    assert (changed.path, changed.values) == (("train", "RandomCrop", "padding"), (4, 2))
+    assert changed.places == ("train.1.padding", "train.2.padding")
+    assert (inserted.path, inserted.places) == (("train", "Cutout"), (None, "train.1"))
+
+
+def test_another_order_of_augmentations_is_one_difference():
+    assert found({"train": [CROP, FLIP]}, {"train": [FLIP, CROP]}) == {
+        "train.order": (["RandomCrop", "HorizontalFlip"], ["HorizontalFlip", "RandomCrop"])
+    }
+
+
+def test_a_kind_that_comes_twice_is_counted():
+    again = {**CUTOUT, "size": 4}
+    assert found({"train": [CUTOUT]}, {"train": [CUTOUT, again]}) == {"train.Cutout 2": (MISSING, again)}
+    clash = {"kind": "Cutout 2"}
+    assert found({"train": [clash, CUTOUT, again]}, {"train": [clash, CUTOUT]}) == {"train.Cutout 2'": (again, MISSING)}
+
+
+def test_steps_of_a_ramp_are_compared_by_where_they_begin():
+    differences = compare([{"batch": {"global": 8192}}, {"batch": {"global": RAMP}}])
+    assert [difference.path[2:] for difference in differences] == [("from 0",), ("from 30",)]
+    assert [difference.values for difference in differences] == [(8192, 2048), (MISSING, 4096)]
+    assert differences[1].places == (None, "batch.global.1.size")
+    earlier = [RAMP[0], {"from": 15, "size": 1024}, RAMP[1]]
+    assert found({"global": RAMP}, {"global": earlier}) == {"global.from 15": (MISSING, 1024)}
+
+
+def test_points_are_compared_by_their_position():
+    one, other = ({"points": [[0, 0.5], [5, 1.0], [90, end]]} for end in (0.0, 0.1))
+    assert found(one, other) == {"points.at 90": (0.0, 0.1)}
+
+
+def test_components_of_two_kinds_are_one_difference_and_each_key_they_share_another():
+    sgd = {"kind": "MomentumSGD", "momentum": 0.9, "weight_decay": 1e-4}
+    lars = {"kind": "Lars", "trust_coefficient": 0.001, "momentum": 0.9, "weight_decay": 5e-5}
+    assert found({"optimizer": sgd}, {"optimizer": lars}) == {
+        "optimizer": ({"kind": "MomentumSGD"}, {"kind": "Lars", "trust_coefficient": 0.001}),
+        "optimizer.weight_decay": (1e-4, 5e-5),
+    }
+
+
+def test_a_mapping_that_only_one_recipe_has_is_one_difference():
+    warmup = {"kind": "GradualWarmup", "epochs": 5}
+    assert found({"warmup": None}, {"warmup": warmup}) == {"warmup": (None, warmup)}
+
+
+def test_three_are_compared_at_once():
+    assert found({"seed": 0, "a": 1}, {"seed": 0, "a": 1}, {"seed": 3, "a": 1}) == {"seed": (0, 0, 3)}
+
+
+def test_which_differences_move_the_schedule_and_which_are_words():
+    names = ("name", "epochs", "batch", "learning_rate", "seed", "dataset")
+    trees = [dict.fromkeys(names, value) for value in (1, 2)]
+    trees[0] |= {"batch": {"global": 1, "norm_span": 1}, "dataset": {"num_train": 1, "num_eval": 1}}
+    trees[1] |= {"batch": {"global": 2, "norm_span": 2}, "dataset": {"num_train": 2, "num_eval": 2}}
+    by_path = {".".join(difference.path): difference for difference in compare(trees)}
+    moving = {path for path, difference in by_path.items() if difference.moves_schedule}
+    assert moving == {"epochs", "batch.global", "learning_rate", "dataset.num_train"}
+    assert [path for path, difference in by_path.items() if difference.is_words] == ["name"]
+
+
+def test_a_data_set_is_compared_by_its_facts_and_not_by_where_it_lies():
+    facts = {"name": "photos", "num_train": 9}
+    here = comparable_tree({"kilobatch": 1, "seed": 0, "dataset": "photos"}, {**facts, "root": "/a", "title": "x"})
+    there = comparable_tree({"seed": 0, "dataset": "dataset.yaml"}, {**facts, "root": "/b", "lacks": []})
+    assert here == there == {"seed": 0, "dataset": facts}
