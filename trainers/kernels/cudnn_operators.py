@@ -12,6 +12,7 @@ from trainers.kernels.cuda_normalization import (
     normalized_by,
     scales,
     see,
+    whole_scales,
 )
 from trainers.kernels.cuda_pooling import (
     average_pooling,
@@ -28,4 +29,4 @@ __all__ = ["add", "relu", "relu_gradient", "convolution", "convolution_data", "c
 __all__ += ["mean_and_variance", "normalization_gradient", "normalized", "max_pooling"]
 __all__ += ["max_pooling_gradient", "average_pooling", "average_pooling_gradient"]
 __all__ += ["COMPUTES_MASK", "scales", "normalized_by", "gradient_by", "see", "finite", "optimizer_step"]
-__all__ += ["cross_entropy", "cross_entropy_gradient", "product"]
+__all__ += ["cross_entropy", "cross_entropy_gradient", "product", "whole_scales"]
