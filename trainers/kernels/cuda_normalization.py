@@ -12,8 +12,8 @@ from trainers.kernels import cuda_launch
 from trainers.kernels.cuda_launch import THREADS
 
 COMPUTES_MASK = True  # of ReLU without a sum, again, rather than read what came out
-_BLOCKS = 2048  # some two rounds of all that a large GPU runs at once
-_SUMMING_BLOCKS = _BLOCKS
+_BLOCKS = 1584  # whole rounds of 132 processors, where each runs 2, 3, 4 or 6 at once
+_SUMMING_BLOCKS = 528  # of those that sum: whole rounds for 2 or 4, and few parts to add up
 _FEW = 4  # channels of a block that adds up, as in the source
 _LANES = 32  # threads beside each other, at most
 _ROWS = 4  # of a thread, at least

@@ -122,40 +122,6 @@ def test_gradients_of_normalisation_with_relu_and_sum(cuda, kind, seed):
         np.testing.assert_array_equal(from_device(last), rounded(counted, kind))
 
 
-@pytest.mark.parametrize("groups", [1, 2, 3, 64, 65, 150])
-@pytest.mark.parametrize("channels", [1, 6, 300])
-def test_statistics_of_groups_are_added_to_those_seen(cuda, groups, channels):
-    random = np.random.RandomState(groups)
-    mean, var = random.normal(size=(2, groups, channels))
-    weights, seen = random.uniform(size=groups), random.normal(size=1 + 3 * channels)
-    given = [on(cuda, array, "d") for array in (mean, var, weights, seen)]
-    cuda_normalization.see(*given, factor=1.25)
-    parts = (weights @ mean, weights @ var * 1.25, weights @ mean**2)
-    assert_close(given[-1], seen + np.concatenate([[weights.sum()], *parts]), bound=1e-14)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shape", [(1, 900, 6), (3, 60, 17), (8, 60, 64), (65, 3, 8), (140, 2, 5)])
-def test_whole_groups_get_in_one_launch_what_several_give(cuda, kind, shape):
-    random, eps, (groups, _, channels) = np.random.RandomState(0), 1e-3, shape
-    x, gy = (on(cuda, random.normal(2, 1, shape), kind) for _ in range(2))
-    gamma, beta = (on(cuda, random.normal(size=channels), cuda_launch.vector_type(x)) for _ in range(2))
-    weights, *seen = (on(cuda, random.uniform(size=size), "d") for size in (groups, 1 + 3 * channels, 1 + 3 * channels))
-    seen[1][...] = seen[0]
-    found = cuda_normalization.whole_scales(x, gamma, beta, eps, seen=(weights, seen[0], 1.25))
-    mean, var = cuda_normalization.mean_and_variance(x)
-    cuda_normalization.see(mean, var, weights, seen[1], factor=1.25)
-    expected = cuda_normalization.scales(x, mean, var, gamma, beta, eps)
-    for one, other in ((found, expected), (cuda_normalization.whole_scales(x, gamma, beta, eps), expected), seen):
-        np.testing.assert_array_equal(from_device(one), from_device(other))
-    asked = []
-    for whole in (None, lambda *sums: asked.append(0) or sums):
-        gradient = cuda_normalization.gradient_by(gy, x, found, relu=True, whole=whole)
-        asked.append([from_device(each) for each in gradient[:2]])
-    for one, other in zip(asked[0], asked[2], strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
 def test_gradients_of_a_part_of_a_group_use_the_sums_of_the_whole(cuda):
     case = Rows(cuda, "d", 1)
     scales, _ = case.scales()
