@@ -26,7 +26,7 @@ PRECISIONS = ("float32", "tf32", "mixed16", "bfloat16")
 STEPS_TIMED = 10  # between two events
 _CLASSES = {  # of kernels, by what their names hold: the first that fits
     "loss": ("cross_entropy", "mean_loss", "crossent", "softmax", "nll_loss"),
-    "normalisation": ("moments", "totals", "scales", "slopes", "see", "normalized", "gradient_sums", "input_gradient")
+    "normalisation": ("moments", "totals", "slopes", "normalized", "gradient_sums", "input_gradient")
     + ("batch_norm", "bn_"),
     "pooling": ("pool",),
     "convolution": ("conv", "wgrad", "dgrad", "fprop", "xmma", "gemm", "cutlass", "cudnn", "sm90", "sm80", "nhwc"),

@@ -15,6 +15,7 @@ from chainer.functions.array.cast import Cast
 
 from recipes.planning.division import Division
 from recipes.schema import Precision
+from trainers.kernels import seams
 
 HALVES = ("mixed16", "bfloat16")  # words for 16 bits
 MOST_HALVINGS = 20  # of one update; then the run fails
@@ -142,20 +143,25 @@ def half_weights(model: chainer.Link, dtype: Any) -> Iterator[None]:
         model: its parameters are initialised.
         dtype: of the casts.
     """
-    held = []
+    held = {}  # of a link in two places once
+    for link in model.links():
+        if not isinstance(link, _KEEP_FLOAT32):
+            held |= {(id(link), name): (link, name, link.__dict__[name]) for name in link._params}
+    arrays = _narrowed([parameter.array for *_, parameter in held.values()], dtype)
     try:
-        for link in model.links():
-            if isinstance(link, _KEEP_FLOAT32):
-                continue
-            for name in link._params:
-                parameter = link.__dict__[name]
-                if isinstance(parameter, chainer.Parameter):  # else it was cast already: a link in two places
-                    held.append((link, name, parameter))
-                    link.__dict__[name] = F.cast(parameter, dtype)  # past the link's own __setattr__
+        for (link, name, parameter), array in zip(held.values(), arrays, strict=True):
+            link.__dict__[name] = _Narrowed(dtype, array).apply((parameter,))[0]  # past the link's own __setattr__
         yield
     finally:
-        for link, name, parameter in held:
+        for link, name, parameter in held.values():
             link.__dict__[name] = parameter
+
+
+def _narrowed(arrays: list[Any], dtype: Any) -> list[Any]:
+    """Arrays in a type of 16 bits: all in one launch where the kernels have that."""
+    ours = seams.serving(*arrays) if arrays else None
+    found = ours.narrowed(arrays, dtype) if hasattr(ours, "narrowed") else None
+    return [array.astype(dtype) for array in arrays] if found is None else found
 
 
 @contextlib.contextmanager
@@ -170,6 +176,29 @@ class _Widened(Cast):
 
     def backward(self, indexes: tuple[int, ...], grads: tuple[chainer.Variable, ...]) -> tuple[chainer.Variable]:
         return (F.cast(grads[0], self._in_type),)
+
+
+class _Narrowed(Cast):
+    """A cast that has been computed; its gradient lies as parameters do, however the cast lies in memory."""
+
+    def __init__(self, dtype: Any, array: Any) -> None:
+        super().__init__(dtype)
+        self._array = array
+
+    def forward(self, inputs: tuple[Any]) -> tuple[Any]:
+        self._in_type = inputs[0].dtype
+        return (self._array,)
+
+    def backward(self, indexes: tuple[int, ...], grads: tuple[chainer.Variable, ...]) -> tuple[chainer.Variable]:
+        return _InOrder(self._in_type).apply(grads)
+
+
+class _InOrder(_Widened):
+    """A cast to C order."""
+
+    def forward(self, inputs: tuple[Any]) -> tuple[Any]:
+        self._in_type = inputs[0].dtype
+        return (inputs[0].astype(self.type, order="C"),)
 
 
 @contextlib.contextmanager

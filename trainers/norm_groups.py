@@ -14,10 +14,9 @@ from chainer.functions.normalization import batch_normalization
 
 from recipes.planning.division import Division, MicroBatch
 from recipes.schema import Evaluation
-from trainers.kernels import seams
 from trainers.kernels.convolved import convolved_normalized
 from trainers.kernels.normalized import Normalized, covers
-from trainers.norm_statistics import GroupStatistics, TeamStatistics
+from trainers.norm_statistics import GroupStatistics, Seen, TeamStatistics
 from trainers.phases import PhaseClock
 from trainers.summation_tree import TreeSum
 
@@ -209,8 +208,7 @@ class NormGroupBatchNormalization(L.BatchNormalization):
         if not chainer.config.train:
             x = x if after is None else after(x)
             return _relu(super().forward(x), plus) if relu else super().forward(x)
-        groups = self.norm_groups
-        statistics = GroupStatistics() if groups.team is None else TeamStatistics(groups.team, groups.clock)
+        groups, statistics = self.norm_groups, self._statistics()
         parameters = [self._or_full(p, default) for p, default in ((self.gamma, 1), (self.beta, 0))]
         rest = (*parameters, *([] if plus is None else [plus]))
         how = {"eps": self.eps, "groups": groups.num_groups, "relu": relu, "statistics": statistics}
@@ -222,7 +220,6 @@ class NormGroupBatchNormalization(L.BatchNormalization):
         if y is None:
             h = self._normalized(x, parameters, statistics)
             y = _relu(h, plus) if relu else h
-        self._see(statistics)
         return y
 
     def _normalized(self, x, parameters, statistics):
@@ -238,23 +235,12 @@ class NormGroupBatchNormalization(L.BatchNormalization):
     def _or_full(self, parameter, default):
         return self.xp.full(self.avg_mean.shape, default, self.avg_mean.dtype) if parameter is None else parameter
 
-    def _see(self, statistics: GroupStatistics) -> None:
-        """Add the statistics of the groups of one forward; of a team's group only its first worker does."""
-        groups, xp = self.norm_groups, self.xp
-        if groups.team is not None and groups.team.rank > 0:
-            return
-        means, variances = (part.reshape(groups.num_groups, -1) for part in (statistics.mean, statistics.var))
-        factor = 1.0
-        if groups.evaluation.norm_statistics != "pooled":
-            num_values = statistics.num_values
-            factor = num_values / max(num_values - 1, 1)  # unbiased, as Chainer and PyTorch have it
-        weights, ours = groups.weights_on(xp), seams.serving(means, variances)
-        if hasattr(ours, "see"):
-            ours.see(means, variances, weights, self._seen, factor=factor)
-            return
-        self._seen[0] += weights.sum()
-        for sums, part in zip(self._seen[1:].reshape(3, -1), (means, factor * variances, means**2), strict=True):
-            sums += weights @ part
+    def _statistics(self) -> GroupStatistics:
+        """Computes the statistics of one forward, and adds them to what this layer has seen."""
+        groups = self.norm_groups
+        unbiased = groups.evaluation.norm_statistics != "pooled"
+        seen = Seen(self._seen, groups.weights_on(self.xp), unbiased)
+        return GroupStatistics(seen) if groups.team is None else TeamStatistics(groups.team, groups.clock, seen)
 
 
 def moved_statistics(sums: Any, averages: Any, keep: float, norm_statistics: str) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import chainer
 import numpy as np
@@ -17,6 +18,37 @@ if TYPE_CHECKING:
     from trainers.phases import PhaseClock
 
 
+@dataclass(frozen=True)
+class Seen:
+    """Where the statistics of a forward's groups are added up.
+
+    Args:
+        sums: float64 (1 + 3 * channels,): the weights of the groups; weighted sums of their means, variances, squared
+            means.
+        weights: of the groups of this forward, (groups,), float64 on the same device.
+        unbiased: variances are.
+    """
+
+    sums: Any
+    weights: Any
+    unbiased: bool
+
+    def add(self, mean: Any, var: Any, num_values: int) -> None:
+        """Add mean and biased variance of groups of so many values."""
+        means, variances = (part.reshape(len(self.weights), -1) for part in (mean, var))
+        factor, ours = self.factor(num_values), seams.serving(means, variances)
+        if hasattr(ours, "see"):
+            ours.see(means, variances, self.weights, self.sums, factor=factor)
+            return
+        self.sums[0] += self.weights.sum()
+        for sums, part in zip(self.sums[1:].reshape(3, -1), (means, factor * variances, means**2), strict=True):
+            sums += self.weights @ part
+
+    def factor(self, num_values: int) -> float:
+        """Of a biased variance of so many values."""
+        return num_values / max(num_values - 1, 1) if self.unbiased else 1.0  # as Chainer and PyTorch have it
+
+
 class GroupStatistics(ChannelsLastImpl):
     """Statistics of groups that are whole on this worker, their sums float64.
 
@@ -26,29 +58,42 @@ class GroupStatistics(ChannelsLastImpl):
     hundred deviations from zero, channels last in memory as its convolutions leave them, gave a mean 7e-4 deviations
     off and a variance 1e-5 off.
 
+    Args:
+        seen: what they are added to; None for nothing.
     Attributes:
-        mean, var: float64, (groups, channels); biased. None before the forward.
+        mean, var: float64, (groups, channels); biased. None before the forward, and where `scales` had no need of them.
         num_values: values of a group and channel.
     """
 
-    def __init__(self) -> None:
+    is_whole = True
+
+    def __init__(self, seen: Seen | None = None) -> None:
         self.mean = self.var = None
         self.num_values = 0
+        self._seen = seen
 
     def get_mean_and_var(self, axis, gamma, x, xp, interm_dtype):
         rows = rows_served(x, gamma, axis)
         if rows is None:
             self._in_two_passes(axis, x, xp, interm_dtype)
         else:
-            self.of_rows(rows)
+            self._of_rows(rows)
         return tuple(part.astype(interm_dtype, copy=False) for part in (self.mean, self.var))
 
-    def of_rows(self, rows):
-        """Mean and variance of (groups, rows, channels), which our kernels serve."""
+    def scales(self, rows: Any, gamma: Any, beta: Any, eps: float) -> Any:
+        """What our kernels, which serve such arrays, normalise (groups, rows, channels) by."""
+        ours, seen = seams.serving(rows), self._seen
+        if not self.is_whole or not hasattr(ours, "whole_scales"):
+            self._of_rows(rows)
+            return ours.scales(rows, self.mean, self.var, gamma, beta, eps)
+        self.num_values = rows.shape[1]
+        given = None if seen is None else (seen.weights, seen.sums, seen.factor(self.num_values))
+        return ours.whole_scales(rows, gamma, beta, eps, seen=given)
+
+    def _of_rows(self, rows):
         self.num_values = rows.shape[1]
         self.mean, self.var = seams.serving(rows).mean_and_variance(rows)
         self._complete()
-        return self.mean, self.var
 
     def _in_two_passes(self, axis, x, xp, interm_dtype):
         mean = x.mean(axis=axis, dtype=np.float64, keepdims=True)
@@ -62,6 +107,8 @@ class GroupStatistics(ChannelsLastImpl):
 
     def _complete(self):
         """Make of this worker's part the statistics of the groups: they are whole here."""
+        if self._seen is not None:
+            self._seen.add(self.mean, self.var, self.num_values)
 
 
 class TeamStatistics(GroupStatistics):
@@ -74,10 +121,13 @@ class TeamStatistics(GroupStatistics):
     Args:
         team: communicator of the workers that share the group.
         clock: told how long this worker waits for them.
+        seen: see `GroupStatistics`; the group counts for the team's first worker only.
     """
 
-    def __init__(self, team: MPI.Comm, clock: PhaseClock) -> None:
-        super().__init__()
+    is_whole = False
+
+    def __init__(self, team: MPI.Comm, clock: PhaseClock, seen: Seen | None = None) -> None:
+        super().__init__(seen if team.rank == 0 else None)
         self.team, self._clock = team, clock
 
     def _complete(self):
@@ -90,6 +140,7 @@ class TeamStatistics(GroupStatistics):
         mean = (shares * means).sum(axis=0)
         var = (shares * (variances + (means - mean) ** 2)).sum(axis=0)
         self.mean, self.var = (xp.asarray(whole.reshape(self.mean.shape)) for whole in (mean, var))
+        super()._complete()
 
     def backward(self, axis, gamma, gy, x, x_layout, xp, expander, mean, inv_std, eps, var, forward_data):
         if rows_served(x, gamma, axis) is not None:

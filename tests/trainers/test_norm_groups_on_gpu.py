@@ -1,5 +1,7 @@
 """Norm groups and mixed precision give on a GPU what they give on the CPU."""
 
+import importlib
+
 import chainer
 import numpy as np
 import pytest
@@ -9,8 +11,10 @@ from mpi4py import MPI
 
 from recipes.planning.division import divide
 from recipes.schema import Evaluation, NormMomentum, Precision
+from trainers import kernels
 from trainers.device import has_gpu
 from trainers.gradients import first_not_finite
+from trainers.kernels import seams
 from trainers.keyed_draws import draw_initial_weights
 from trainers.mixed_precision import LossScale, computing, forward_in
 from trainers.models import SmallResNet
@@ -23,6 +27,15 @@ pytestmark = [
 
 DEVICE = "@cupy:0"
 DIVISION = divide(global_batch_size=48, norm_span=16, workers=1, micro_batch_size=48)
+
+
+@pytest.fixture(params=["chainer", "cudnn"], autouse=True)
+def _kernels(request, monkeypatch):
+    """Each kind of kernels, whatever other tests have left; they round float16 at other places."""
+    if kernels.missing(request.param, device="gpu") is not None:
+        pytest.skip(f"no {request.param} kernels here")
+    ours = None if request.param == "chainer" else importlib.import_module("trainers.kernels.cudnn_operators")
+    monkeypatch.setattr(seams, "gpu_operators", ours)
 
 
 def one_update(device, compute, norm_statistics, *, loss_scale=1024):
@@ -54,7 +67,7 @@ def one_update(device, compute, norm_statistics, *, loss_scale=1024):
 
 
 @pytest.mark.parametrize("norm_statistics", ["moving_average", "pooled", "last_batch", "by_group"])
-@pytest.mark.parametrize(("compute", "bound"), [("float32", 1e-3), ("tf32", 0.2), ("mixed16", 0.05), ("bfloat16", 0.6)])
+@pytest.mark.parametrize(("compute", "bound"), [("float32", 1e-3), ("tf32", 0.2), ("mixed16", 0.25), ("bfloat16", 0.6)])
 def test_an_update_is_that_of_the_cpu(norm_statistics, compute, bound):
     if compute == "bfloat16":
         pytest.importorskip("ml_dtypes")

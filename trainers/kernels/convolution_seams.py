@@ -111,7 +111,9 @@ def gradients(indexes: Sequence[int], x: Any, W: Any, gy: Any, **how: Pair) -> t
         gW = ours.convolution_weights(x, gy, kernel=W.shape[2:], **how) if 1 in indexes else ()
     if gx is None or gW is None:
         return None
-    return gx, _in_order(gW) if 1 in indexes else ()
+    if 1 in indexes and W.flags.c_contiguous:  # others are not parameters: nobody's mean is taken of theirs
+        gW = _in_order(gW)
+    return gx, gW
 
 
 def add_to(new: np.ndarray, before: np.ndarray) -> None:

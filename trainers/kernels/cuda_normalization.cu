@@ -60,17 +60,34 @@ KERNEL moments(READ x, double* parts, size rows, size channels, size lanes) {
   fold(sums, parts, channels, lanes);
 }
 
-// Parts (groups, count, 2, channels) added up to (2, groups, channels). With values > 0, of which they are the sums and
-// the sums of squares: mean and biased variance. A block is 8 channels of one group.
-KERNEL totals(const double* parts, double* total, size count, size channels, size groups, double values) {
-  SHARED double sums[2 * THREADS];
+// A block that adds up parts has FEW channels of all groups, which some sums are over, and `slots` groups at a time.
+enum { FEW = 4 };
+
+INLINE size slots_of(size groups) {
+  size slots = 1;
+  while (slots < groups && slots < THREADS / FEW) slots *= 2;
+  return slots;
+}
+
+// Whose parts a thread adds up: every `lines`-th from `line` on.
+struct Total { size group, channel, line; bool inside; };
+
+INLINE Total total_at(int t, size first, size slots, size groups, size channels) {
+  size group = first + t / FEW % slots, channel = blockIdx.x * FEW + t % FEW;
+  return {group, channel, t / FEW / slots, group < groups && channel < channels};
+}
+
+// Parts (groups, count, 2, channels) added up, of the groups from `first` on: in `sums` one for each thread whose line
+// is 0, and THREADS further the other one.
+INLINE void add_up(const double* parts, double* sums, size first, size slots, size groups, size channels, size count) {
+  size lines = THREADS / FEW / slots;
   EACH_THREAD(t) {
-    size channel = blockIdx.x * 8 + t % 8;
+    Total p = total_at(t, first, slots, groups, channels);
     double sum = 0, other = 0;
-    if (channel < channels) {
+    if (p.inside) {
 #pragma unroll 4
-      for (size number = t / 8; number < count; number += THREADS / 8) {
-        const double* part = parts + ((size)blockIdx.y * count + number) * 2 * channels + channel;
+      for (size number = p.line; number < count; number += lines) {
+        const double* part = parts + (p.group * count + number) * 2 * channels + p.channel;
         sum += part[0];
         other += part[channels];
       }
@@ -78,81 +95,113 @@ KERNEL totals(const double* parts, double* total, size count, size channels, siz
     sums[t] = sum;
     sums[THREADS + t] = other;
   }
-  EACH_THREAD(t) {
-    size channel = blockIdx.x * 8 + t;
-    if (t < 8 && channel < channels) {
-      double sum = 0, other = 0;
-      for (int line = t; line < THREADS; line += 8) {
-        sum += sums[line];
-        other += sums[THREADS + line];
+  for (size half = THREADS / 2; half >= FEW * slots; half /= 2) {
+    EACH_THREAD(t) {
+      if (t < half) {
+        sums[t] += sums[t + half];
+        sums[THREADS + t] += sums[THREADS + t + half];
       }
-      if (values > 0) {
-        sum /= values;
-        other = other / values - sum * sum;
-        if (other < 0) other = 0;
-      }
-      total[blockIdx.y * channels + channel] = sum;
-      total[(groups + blockIdx.y) * channels + channel] = other;
     }
   }
 }
 
-// From mean and variance (groups, channels) and gamma and beta (channels): mean, 1 / deviation, gamma / deviation and
-// beta, (4, groups, channels).
-KERNEL scales(const double* mean, const double* variance, VECTOR gamma, VECTOR beta, A* found, double eps,
-              size channels, size count) {
-  EACH_THREAD(t) {
-    size at = (size)blockIdx.x * THREADS + t, channel = at % channels;
-    if (at < count) {
-      A inverse = (A)(1 / sqrt(variance[at] + eps));
-      found[at] = (A)mean[at];
-      found[count + at] = inverse;
-      found[2 * count + at] = gamma[channel] * inverse;
-      found[3 * count + at] = beta[channel];
+// Statistics of groups from parts (groups, count, 2, channels): with values > 0, of which these are the sums and the
+// sums of squares, mean and biased variance; else what the parts add up to. Each of these where it is not null:
+//
+// total: these two, (groups, 2, channels)
+// scales: mean, 1 / deviation, gamma / deviation and beta, (4, groups, channels)
+// seen: added to by those of a micro-batch's groups, (1 + 3 * channels): the sum of the weights, and those of weighted
+//   means, variances times a factor, and squared means
+KERNEL totals(const double* parts, double* total, VECTOR gamma, VECTOR beta, A* scales, const double* weights,
+              double* seen, double values, double eps, double factor, size groups, size channels, size count) {
+  SHARED double sums[2 * THREADS];
+  size slots = slots_of(groups), all = groups * channels;
+  for (size first = 0; first < groups; first += slots) {
+    add_up(parts, sums, first, slots, groups, channels, count);
+    EACH_THREAD(t) {
+      Total p = total_at(t, first, slots, groups, channels);
+      if (p.inside && p.line == 0) {
+        double mean = sums[t], variance = sums[THREADS + t];
+        if (values > 0) {
+          mean /= values;
+          variance = variance / values - mean * mean;
+          if (variance < 0) variance = 0;
+          sums[t] = mean;
+          sums[THREADS + t] = variance;
+        }
+        if (total) {
+          total[p.group * 2 * channels + p.channel] = mean;
+          total[(p.group * 2 + 1) * channels + p.channel] = variance;
+        }
+        if (scales) {
+          size at = p.group * channels + p.channel;
+          A inverse = (A)(1 / sqrt(variance + eps));
+          scales[at] = (A)mean;
+          scales[all + at] = inverse;
+          scales[2 * all + at] = gamma[p.channel] * inverse;
+          scales[3 * all + at] = beta[p.channel];
+        }
+      }
+    }
+    EACH_THREAD(t) {
+      size channel = blockIdx.x * FEW + t;
+      if (seen && t < FEW && channel < channels) {
+        double weight = 0, means = 0, variances = 0, squares = 0;
+        for (size slot = 0; slot < slots && first + slot < groups; ++slot) {
+          double of_group = weights[first + slot], mean = sums[slot * FEW + t];
+          weight += of_group;
+          means += of_group * mean;
+          variances += of_group * sums[THREADS + slot * FEW + t];
+          squares += of_group * mean * mean;
+        }
+        if (channel == 0) seen[0] += weight;
+        seen[1 + channel] += means;
+        seen[1 + channels + channel] += factor * variances;
+        seen[1 + 2 * channels + channel] += squares;
+      }
     }
   }
 }
 
-// From the totals of gradient_sums, of these rows and of those of the whole groups, `values` each: slope and shift of
-// input_gradient, (2, groups, channels), and the gradients of gamma and beta, (2, channels).
-KERNEL slopes(const double* sums, const double* whole, VECTOR scales, A* found, A* gradients, double values,
-              size channels, size count) {
-  EACH_THREAD(t) {
-    size channel = (size)blockIdx.x * THREADS + t;
-    if (channel < channels) {
-      double ggamma = 0, gbeta = 0;
-      for (size at = channel; at < count; at += channels) {
-        double inverse = scales[count + at], scale = scales[2 * count + at];
-        found[at] = (A)(scale * inverse * inverse * whole[count + at] / values);
-        found[count + at] = (A)(scale * whole[at] / values);
-        ggamma += sums[count + at] * inverse;
-        gbeta += sums[at];
+// From the parts of gradient_sums, of these rows, and totals of the whole groups, (groups, 2, channels), of `values`
+// rows each, or null where these are whole: slope and shift of input_gradient, (2, groups, channels), and the gradients
+// of gamma and beta, (2, channels).
+KERNEL slopes(const double* parts, const double* whole, VECTOR scales, A* found, A* gradients, double values,
+              size groups, size channels, size count) {
+  SHARED double sums[2 * THREADS], of_gamma[FEW], of_beta[FEW];
+  size slots = slots_of(groups), all = groups * channels;
+  for (size first = 0; first < groups; first += slots) {
+    add_up(parts, sums, first, slots, groups, channels, count);
+    EACH_THREAD(t) {
+      Total p = total_at(t, first, slots, groups, channels);
+      if (p.inside && p.line == 0) {
+        size at = p.group * channels + p.channel;
+        double inverse = scales[all + at], scale = scales[2 * all + at];
+        double sum = sums[t], product = sums[THREADS + t];
+        sums[THREADS + t] = product * inverse;
+        if (whole) {
+          sum = whole[p.group * 2 * channels + p.channel];
+          product = whole[(p.group * 2 + 1) * channels + p.channel];
+        }
+        found[at] = (A)(scale * inverse * inverse * product / values);
+        found[all + at] = (A)(scale * sum / values);
       }
-      gradients[channel] = (A)ggamma;
-      gradients[channels + channel] = (A)gbeta;
     }
-  }
-}
-
-// Adds the statistics of a micro-batch's groups to those seen, (1 + 3 * channels): the sum of the weights, and those of
-// weighted means, variances times a factor, and squared means.
-KERNEL see(const double* mean, const double* variance, const double* weights, double* seen, double factor,
-           size channels, size groups) {
-  EACH_THREAD(t) {
-    size channel = (size)blockIdx.x * THREADS + t;
-    if (channel < channels) {
-      double total = 0, means = 0, variances = 0, squares = 0;
-      for (size group = 0; group < groups; ++group) {
-        double about = mean[group * channels + channel], weight = weights[group];
-        total += weight;
-        means += weight * about;
-        variances += weight * variance[group * channels + channel];
-        squares += weight * about * about;
+    EACH_THREAD(t) {
+      size channel = blockIdx.x * FEW + t;
+      if (t < FEW && channel < channels) {
+        double ggamma = first ? of_gamma[t] : 0, gbeta = first ? of_beta[t] : 0;
+        for (size slot = 0; slot < slots && first + slot < groups; ++slot) {
+          gbeta += sums[slot * FEW + t];
+          ggamma += sums[THREADS + slot * FEW + t];
+        }
+        of_gamma[t] = ggamma;
+        of_beta[t] = gbeta;
+        if (first + slots >= groups) {
+          gradients[channel] = (A)ggamma;
+          gradients[channels + channel] = (A)gbeta;
+        }
       }
-      if (channel == 0) seen[0] += total;
-      seen[1 + channel] += means;
-      seen[1 + channels + channel] += factor * variances;
-      seen[1 + 2 * channels + channel] += squares;
     }
   }
 }

@@ -12,16 +12,19 @@ from trainers.kernels import cuda_launch
 from trainers.kernels.cuda_launch import THREADS
 
 COMPUTES_MASK = True  # of ReLU without a sum, again, rather than read what came out
-_BLOCKS = 2048  # some two rounds of all that a large GPU runs at once
+_BLOCKS = 1584  # whole rounds of 132 processors, where each runs 2, 3, 4 or 6 at once
+_SUMMING_BLOCKS = 528  # of those that sum: whole rounds for 2 or 4, and few parts to add up
+_FEW = 4  # channels of a block that adds up, as in the source
 _LANES = 32  # threads beside each other, at most
 _ROWS = 4  # of a thread, at least
 
 
 def mean_and_variance(x: Any) -> tuple[Any, Any]:
     """Mean and biased variance of each group and channel, float64 (groups, channels)."""
-    spread = _Spread(x)
-    parts = spread.launch_sums("moments", x)
-    return tuple(_totals(parts, values=x.shape[1]))
+    groups, rows, channels = x.shape
+    total = cuda_launch.device.xp.empty((groups, 2, channels), "d")
+    _add_up(x, _Spread(x).launch_sums("moments", x), total=total, values=rows)
+    return total[:, 0], total[:, 1]
 
 
 def scales(x: Any, mean: Any, var: Any, gamma: Any, beta: Any, eps: float) -> Any:
@@ -32,11 +35,21 @@ def scales(x: Any, mean: Any, var: Any, gamma: Any, beta: Any, eps: float) -> An
         mean, var: float64, (groups, channels).
         gamma, beta: (channels,)
     """
-    mean, var = (cuda_launch.device.xp.ascontiguousarray(part) for part in (mean, var))
-    found = cuda_launch.device.xp.empty((4, *mean.shape), cuda_launch.vector_type(x))
-    vectors = _vectors(x, gamma, beta)
-    _each(x, "scales", mean.size, mean, var, *vectors, found, float(eps), mean.shape[1], mean.size)
-    return found
+    return _scaled(x, _as_parts(mean, var), gamma, beta, eps)
+
+
+def whole_scales(
+    x: Any, gamma: Any, beta: Any, eps: float, *, seen: tuple[Any, Any, float] | None = None
+) -> tuple[Any, ...]:
+    """`scales` of groups that are whole in x, by their mean and variance, which is one launch after that of the sums.
+
+    Args:
+        x: that will be normalised.
+        gamma, beta: (channels,)
+        seen: what `see` is given besides mean and variance, to do that as well: weights, seen and factor.
+    """
+    parts = _Spread(x).launch_sums("moments", x)
+    return _scaled(x, parts, gamma, beta, eps, values=x.shape[1], seen=seen)
 
 
 def normalized_by(x: Any, scales: Any, *, relu: bool, plus: Any = None) -> Any:
@@ -64,15 +77,15 @@ def gradient_by(
     xp, spread = cuda_launch.device.xp, _Spread(x)
     counted = gy if y is None else xp.empty(gy.shape, gy.dtype)
     vectors = (scales[0], scales[2], scales[3])
-    sums = _totals(spread.launch_sums("gradient_sums", gy, x, y, counted, *vectors, relu=relu))
-    whole_sums, values = sums, x.shape[1]
+    parts = spread.launch_sums("gradient_sums", gy, x, y, counted, *vectors, relu=relu)
+    of_all, values, (groups, rows, channels) = None, x.shape[1], x.shape
     if whole is not None:
-        of_gamma, of_beta, values = whole(sums[1], sums[0], values)
-        whole_sums = xp.stack([xp.asarray(of_beta), xp.asarray(of_gamma)])
-    _, groups, channels = sums.shape
+        sums = xp.empty((groups, 2, channels), "d")
+        _add_up(x, parts, total=sums)
+        of_gamma, of_beta, values = whole(sums[:, 1], sums[:, 0], rows)
+        parts, of_all = sums[:, None], _as_parts(xp.asarray(of_beta), xp.asarray(of_gamma))
     found, gradients = (xp.empty((2, *shape), scales.dtype) for shape in ((groups, channels), (channels,)))
-    given = (sums, whole_sums, scales, found, gradients, float(values), channels, groups * channels)
-    _each(x, "slopes", channels, *given)
+    _each_few(x, "slopes", parts, of_all, scales, found, gradients, float(values))
     gx = xp.empty(x.shape, x.dtype)
     spread.launch("input_gradient", counted, x, gx, *vectors, found[0], found[1], int(relu and y is None))
     return gx, gradients, counted
@@ -86,8 +99,7 @@ def see(mean: Any, var: Any, weights: Any, seen: Any, *, factor: float) -> None:
         weights: of the groups, float64.
         seen: float64: the sum of the weights, those of weighted means, variances times `factor`, squared means.
     """
-    groups, channels = mean.shape
-    _each(mean, "see", channels, mean, var, weights, seen, float(factor), channels, groups)
+    _add_up(mean, _as_parts(mean, var), seen=(weights, seen, factor))
 
 
 def normalized(x: Any, mean: Any, inv_std: Any, gamma: Any, beta: Any) -> Any:
@@ -103,8 +115,9 @@ def normalization_gradient(
     """See `trainers.kernels.numpy_normalization`."""
     xp, spread, times = cuda_launch.device.xp, _Spread(x), gamma * inv_std
     vectors = _vectors(x, mean, times, times)  # the last counts with ReLU only
-    gbeta, ggamma = _totals(spread.launch_sums("gradient_sums", gy, x, None, None, *vectors, relu=False))
-    ggamma *= inv_std
+    sums = xp.empty((len(x), 2, x.shape[2]), "d")
+    _add_up(x, spread.launch_sums("gradient_sums", gy, x, None, None, *vectors, relu=False), total=sums)
+    gbeta, ggamma = sums[:, 0], sums[:, 1] * inv_std
     whole_ggamma, whole_gbeta, count = (ggamma, gbeta, x.shape[1])
     if whole is not None:
         *sums, count = whole(ggamma, gbeta, x.shape[1])
@@ -123,33 +136,69 @@ class _Spread:
         self._kind, self._width = x.dtype.char, cuda_launch.width_of(x, self._channels)
         vectors = -(-self._channels // self._width)
         self._lanes = min(_LANES, 1 << (vectors - 1).bit_length())
-        across, most = -(-vectors // self._lanes), -(-self._rows * self._lanes // (_ROWS * THREADS))
-        self._grid = (across, max(1, min(_BLOCKS // (across * self._groups), most)), self._groups)
+        self._across = -(-vectors // self._lanes)
+        self._most = -(-self._rows * self._lanes // (_ROWS * THREADS))
 
     def launch(self, name: str, *arguments: Any) -> None:
-        sizes = (self._rows, self._channels, self._lanes)
-        cuda_launch.device.launch(name, self._kind, self._width, self._grid, (*arguments, *sizes))
+        self._launch(name, self._blocks(_BLOCKS), *arguments)
 
     def launch_sums(self, name: str, *arguments: Any, relu: bool | None = None) -> Any:
         """What the blocks of a kernel add up, float64 (groups, blocks, 2, channels)."""
-        shape = (self._groups, self._grid[1], 2, self._channels)
-        parts = cuda_launch.device.xp.empty(shape, "d")
-        self.launch(name, *arguments, parts, *([] if relu is None else [int(relu)]))
+        blocks = self._blocks(_SUMMING_BLOCKS)
+        parts = cuda_launch.device.xp.empty((self._groups, blocks, 2, self._channels), "d")
+        self._launch(name, blocks, *arguments, parts, *([] if relu is None else [int(relu)]))
         return parts
 
+    def _blocks(self, of_all: int) -> int:
+        """That share the rows of a group."""
+        return max(1, min(of_all // (self._across * self._groups), self._most))
 
-def _totals(parts: Any, *, values: int = 0) -> Any:
-    """(2, groups, channels): the sums, or of so many values mean and variance."""
+    def _launch(self, name: str, blocks: int, *arguments: Any) -> None:
+        sizes, grid = (self._rows, self._channels, self._lanes), (self._across, blocks, self._groups)
+        cuda_launch.device.launch(name, self._kind, self._width, grid, (*arguments, *sizes))
+
+
+def _scaled(x: Any, parts: Any, gamma: Any, beta: Any, eps: float, **how: Any) -> Any:
+    """`scales` by what parts add up to; see `_add_up`."""
+    found = cuda_launch.device.xp.empty((4, len(parts), parts.shape[3]), cuda_launch.vector_type(x))
+    _add_up(x, parts, scaled=(*_vectors(x, gamma, beta), found), eps=eps, **how)
+    return found
+
+
+def _add_up(
+    x: Any,
+    parts: Any,
+    *,
+    values: int = 0,
+    total: Any = None,
+    scaled: tuple[Any, Any, Any] | None = None,
+    eps: float = 0.0,
+    seen: tuple[Any, Any, float] | None = None,
+) -> None:
+    """Add up (groups, count, 2, channels) over count, and give what is asked for; see the kernel.
+
+    Args:
+        values: the sums are of so many values and of their squares, and mean and variance what is made of them.
+        total: the two, (groups, 2, channels).
+        scaled: gamma, beta, and where `scales` go.
+        seen: see `see`.
+    """
+    *vectors, found = scaled or (None, None, None)
+    weights, sums, factor = seen or (None, None, 1.0)
+    numbers = (float(values), float(eps), float(factor))
+    _each_few(x, "totals", parts, total, *vectors, found, weights, sums, *numbers)
+
+
+def _each_few(x: Any, name: str, parts: Any, *arguments: Any) -> None:
+    """Run a kernel that adds up parts, for x's type."""
     groups, count, _, channels = parts.shape
-    total = cuda_launch.device.xp.empty((2, groups, channels), "d")
-    arguments = (parts, total, count, channels, groups, float(values))
-    cuda_launch.device.launch("totals", "d", 1, (-(-channels // 8), groups), arguments)
-    return total
+    given = (parts, *arguments, groups, channels, count)
+    cuda_launch.device.launch(name, x.dtype.char, 1, (-(-channels // _FEW),), given)
 
 
-def _each(x: Any, name: str, count: int, *arguments: Any) -> None:
-    """Run a kernel of a thread for each of `count` numbers, for x's type."""
-    cuda_launch.device.launch(name, x.dtype.char, 1, (-(-count // THREADS),), arguments)
+def _as_parts(first: Any, second: Any) -> Any:
+    """Numbers (groups, channels) as parts that are added up already."""
+    return cuda_launch.device.xp.stack([first, second], axis=1)[:, None]
 
 
 def _vectors(x: Any, *vectors: Any) -> list[Any]:

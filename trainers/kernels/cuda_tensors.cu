@@ -23,3 +23,24 @@ KERNEL not_finite(const size* chunks, const size* counts, const size* values, un
     if (odd) found[chunk.tensor] = 1;
   }
 }
+
+// Tensors of A rounded to T, from `places` of `out` on. Of (rows, channels, window), as one's count, channels and window
+// say, comes (rows, window, channels): the weights of a convolution with their channels last.
+KERNEL narrowed(const size* chunks, const size* counts, const size* values, const size* channels, const size* windows,
+                const size* places, T* out) {
+  EACH_THREAD(t) {
+    Chunk chunk = chunk_of(chunks, counts);
+    const A* x = (const A*)values[chunk.tensor];
+    T* y = out + places[chunk.tensor];
+    size across = channels[chunk.tensor], window = windows[chunk.tensor];
+#pragma unroll 4
+    for (size at = chunk.start + t; at < chunk.stop; at += THREADS) {
+      size from = at;
+      if (window > 1) {
+        size pixel = at / across, row = pixel / window;
+        from = (row * across + at % across) * window + pixel % window;
+      }
+      narrow(x[from], y[at]);
+    }
+  }
+}

@@ -12,6 +12,7 @@ from trainers.kernels.cuda_normalization import (
     normalized_by,
     scales,
     see,
+    whole_scales,
 )
 from trainers.kernels.cuda_pooling import (
     average_pooling,
@@ -22,10 +23,10 @@ from trainers.kernels.cuda_pooling import (
 )
 from trainers.kernels.cuda_products import product
 from trainers.kernels.cuda_steps import optimizer_step
-from trainers.kernels.cuda_tensors import finite
+from trainers.kernels.cuda_tensors import finite, narrowed
 
 __all__ = ["add", "relu", "relu_gradient", "convolution", "convolution_data", "convolution_weights", "max_pooled_at"]
 __all__ += ["mean_and_variance", "normalization_gradient", "normalized", "max_pooling"]
 __all__ += ["max_pooling_gradient", "average_pooling", "average_pooling_gradient"]
 __all__ += ["COMPUTES_MASK", "scales", "normalized_by", "gradient_by", "see", "finite", "optimizer_step"]
-__all__ += ["cross_entropy", "cross_entropy_gradient", "product"]
+__all__ += ["cross_entropy", "cross_entropy_gradient", "product", "whole_scales", "narrowed"]

@@ -12,7 +12,6 @@ from chainer.functions.normalization.batch_normalization import BatchNormalizati
 
 from trainers.kernels import seams
 from trainers.kernels.applied import is_plain, linked, variable_of, variables_of
-from trainers.kernels.batch_normalization import ChannelsLastImpl
 
 
 class Normalized(chainer.FunctionNode):
@@ -26,10 +25,10 @@ class Normalized(chainer.FunctionNode):
         eps: added to the variance.
         groups: that x, (samples, channels, ...), is cut into.
         relu: or nothing after the sum.
-        statistics: computes them.
+        statistics: computes them: a `trainers.norm_statistics.GroupStatistics`.
     """
 
-    def __init__(self, eps: float, groups: int, *, relu: bool, statistics: ChannelsLastImpl) -> None:
+    def __init__(self, eps: float, groups: int, *, relu: bool, statistics: Any) -> None:
         self._eps, self._groups, self._relu, self._statistics = eps, groups, relu, statistics
 
     def apply(self, inputs: tuple[Any, ...]) -> tuple[chainer.Variable]:
@@ -46,7 +45,7 @@ class Normalized(chainer.FunctionNode):
         self.retain_inputs((0, 1))
         if self._masked:
             self.retain_outputs((0,))
-        self._scales = ours.scales(x, *self._statistics.of_rows(rows), gamma, beta, self._eps)
+        self._scales = self._statistics.scales(rows, gamma, beta, self._eps)
         more = self._rows(plus[0]) if plus else None
         return (_from_rows(ours.normalized_by(rows, self._scales, relu=self._relu, plus=more), x),)
 

@@ -122,17 +122,6 @@ def test_gradients_of_normalisation_with_relu_and_sum(cuda, kind, seed):
         np.testing.assert_array_equal(from_device(last), rounded(counted, kind))
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_statistics_of_groups_are_added_to_those_seen(cuda, seed):
-    random = np.random.RandomState(seed)
-    mean, var = random.normal(size=(2, seed + 1, 300))
-    weights, seen = random.uniform(size=seed + 1), random.normal(size=901)
-    given = [on(cuda, array, "d") for array in (mean, var, weights, seen)]
-    cuda_normalization.see(*given, factor=1.25)
-    parts = (weights @ mean, weights @ var * 1.25, weights @ mean**2)
-    assert_close(given[-1], seen + np.concatenate([[weights.sum()], *parts]), bound=1e-14)
-
-
 def test_gradients_of_a_part_of_a_group_use_the_sums_of_the_whole(cuda):
     case = Rows(cuda, "d", 1)
     scales, _ = case.scales()

@@ -74,6 +74,8 @@ def test_an_update_and_the_gradient_of_a_gradient(cuda_on_cpu, monkeypatch, comp
     found = one_update(component, size=size, dtype=np.float64, second=second)
     assert len(applied) == len(found["layers"])
     assert "cross_entropy" in launched
+    if not second:
+        assert launched.count("totals") == launched.count("slopes") == len(found["layers"])
     assert_alike(found, expected, bound=1e-9)
 
 

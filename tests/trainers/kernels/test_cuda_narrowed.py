@@ -1,0 +1,75 @@
+"""All weights of a model rounded to 16 bits in one launch, on a GPU and compiled for the CPU."""
+
+import platform
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+
+from trainers.kernels import cuda_tensors
+from trainers.keyed_draws import draw_initial_weights
+from trainers.mixed_precision import half_weights
+from trainers.models import SmallResNet
+
+F16C = pytest.mark.skipif(platform.machine() != "x86_64", reason="no F16C")
+SHAPES = [(64, 3, 7, 7), (5,), (10, 7), (33, 129, 3, 3), (8, 16, 1, 1), (6, 4, 1, 3), (), (130, 129), (3, 4, 5)]
+
+
+def bits_of(array):
+    return np.asarray(array.get() if hasattr(array, "get") else array).view("H")
+
+
+@pytest.mark.parametrize("kind", [pytest.param("e", marks=F16C), pytest.param("E", id="bfloat16")])
+def test_tensors_are_rounded_as_one_by_one_and_lie_channels_last(cuda, kind):
+    dtype = np.dtype(pytest.importorskip("ml_dtypes").bfloat16 if kind == "E" else kind)
+    random = np.random.RandomState(0)
+    tensors = [random.normal(size=shape).astype("f") for shape in SHAPES]
+    found = cuda_tensors.narrowed([cuda.xp.asarray(tensor) for tensor in tensors], dtype)
+    for one, tensor in zip(found, tensors, strict=True):
+        np.testing.assert_array_equal(bits_of(one), tensor.astype(dtype).view("H"))
+        assert (one.transpose(0, 2, 3, 1) if one.ndim == 4 else one).flags.c_contiguous
+
+
+def test_what_it_does_not_round_it_leaves(cuda):
+    weights = cuda.xp.asarray(np.ones((4, 3), "f"))
+    wide = weights.astype("d")
+    for tensors, kind in (([weights], "f"), ([weights, weights.T], "e"), ([weights, wide], "e"), ([], "e")):
+        assert cuda_tensors.narrowed(tensors, np.dtype(kind)) is None
+
+
+def gradients(model, images):
+    """Of the sum of a mixed precision forward's squares, by path."""
+    with chainer.using_config("train", True), half_weights(model, np.float16):
+        loss = F.sum(F.cast(model(images), np.float32) ** 2)
+    model.cleargrads()
+    loss.backward()
+    return {path: parameter.grad for path, parameter in model.namedparams()}
+
+
+@F16C
+def test_a_model_in_16_bits_has_the_gradients_it_had_and_they_lie_as_its_parameters(cuda_on_cpu):
+    model = SmallResNet(width=4).build(num_classes=5, channels=3, image_size=8)
+    draw_initial_weights(model, seed=0)
+    images = np.random.RandomState(0).normal(size=(4, 3, 8, 8)).astype(np.float16)
+    expected, launched = gradients(model, images), cuda_on_cpu()
+    found = gradients(model, images)
+    assert launched == ["narrowed"]
+    for path, parameter in model.namedparams():
+        assert parameter.grad.dtype == np.float32
+        assert parameter.grad.flags.c_contiguous
+        np.testing.assert_array_equal(found[path], expected[path], err_msg=path)
+
+
+def test_a_link_in_two_places_is_cast_once(cuda_on_cpu):
+    model, served = chainer.Sequential(L.Linear(3, 3)), cuda_on_cpu()
+    model.append(model[0])
+    W, b = model[0].W, model[0].b
+    with half_weights(model, np.float16):
+        cast = model[0].W
+        assert cast.dtype == np.float16
+        assert cast.creator.inputs[0].get_variable() is W
+    assert model[0].W is W
+    assert model[0].b is b
+    assert served == ["narrowed"]
