@@ -54,20 +54,22 @@ class Gpu:
             raise
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """What is asked within runs behind all that was asked before, and is done when this is left.
+    def rehearsal(self) -> Iterator[None]:
+        """What is asked within is done when this is left; it is asked as in a capture: with the same plans and kernels.
 
-        It is asked as in a capture: with the same plans and kernels.
+        In the default pool, since it gives what lives on, and a graph writes all of its memory again at each launch.
         """
-        self._cupy.cuda.get_current_stream().synchronize()
-        self._cupy.get_default_memory_pool().free_all_blocks()  # graphs have their own
         cuda_launch.device.rehearses = True
         try:
-            with self._stream, self._cupy.cuda.using_allocator(self.pool.malloc):
-                yield
+            yield
         finally:
             cuda_launch.device.rehearses = False
-            self._stream.synchronize()
+            self._clear()
+
+    def _clear(self) -> None:
+        """All that was asked is done, and what it no longer needs is given back: graphs have memory of their own."""
+        self._cupy.cuda.get_current_stream().synchronize()
+        self._cupy.get_default_memory_pool().free_all_blocks()
 
     def record(self, work: Callable[[Callable[[], None]], Any]) -> tuple[Any, list[Callable[[], None]]]:
         """What `work` gives, and what runs it, in order; only its arrays are worth anything, and only after that.
@@ -81,7 +83,7 @@ class Gpu:
             graphs.append(self._stream.end_capture())
             self._stream.begin_capture()
 
-        with self.alone():
+        with self.rehearsal(), self._stream, self._cupy.cuda.using_allocator(self.pool.malloc):
             self._stream.begin_capture()
             try:
                 found = work(cut)
@@ -191,7 +193,7 @@ class MicroBatchGraphs:
         """Eager work, with a graph of it beside, captured if that has not been done."""
         before = self._state()
         try:
-            with self._device.alone():
+            with self._device.rehearsal():
                 found = work(*arrays, None)
         except Exception as error:
             if not ran_out(error):
