@@ -207,14 +207,14 @@ class MicroBatchGraphs:
             if not known.steps:
                 self._capture(known, arrays, work, cuts=cuts)
                 self._set(before)
-            if _finite(after[0][0]):  # else float16 has overflowed, which shows nothing
+            if self._device.lost:
+                why = "memory for graphs ran out"
+            elif _finite(after[0][0]):  # else float16 has overflowed, which shows nothing
                 why = self._difference(found, self._replayed(known, arrays, None), after)
                 known.checks += 1
         except Exception as error:
             why = f"no graph was captured: {one_line(error)}"
         self._set(after)
-        if self._device.lost:
-            why = "memory for graphs ran out"
         if why:
             self._give_up(why)
         elif known.checks == CHECKED:

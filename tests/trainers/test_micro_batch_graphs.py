@@ -197,6 +197,7 @@ def test_what_fails_stays_eager_and_says_so_once(run, caplog, device, why):
     assert line.endswith("; forward and backward stay eager")
     assert_same(found, run())
     assert device.forgotten
+    assert not device.launched
 
 
 def test_a_mask_of_dropout_that_was_captured_is_noticed(run, caplog):
