@@ -191,15 +191,17 @@ class MicroBatchGraphs:
 
     def _checked(self, known: _Kind, arrays: tuple[Any, ...], work: Work, *, cuts: bool) -> Found:
         """Eager work, with a graph of it beside, captured if that has not been done."""
-        before = self._state()
+        before, said = self._state(), None
         try:
             with self._device.rehearsal():
                 found = work(*arrays, None)
         except Exception as error:
             if not ran_out(error):
                 raise
+            said = one_line(error)
+        if said is not None:  # the frames of the error are gone now, and what they held
             self._set(before)
-            self._give_up(f"memory for a graph ran out: {one_line(error)}")
+            self._give_up(f"memory for a graph ran out: {said}")
             return work(*arrays, None)
         after, why = self._state(), None
         try:

@@ -8,6 +8,7 @@ import contextlib
 import logging
 import subprocess
 import sys
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -164,12 +165,20 @@ class Idle(Cpu):
 
 
 class Small(Cpu):
+    """Runs out of memory; what was computed until then is gone when memory is given back."""
+
     def __init__(self):
         super().__init__()
         self.rehearsal = self._full
 
     def _full(self):
+        computed = np.zeros(1)
+        self._computed = weakref.ref(computed)
         raise MemoryError("out of memory")
+
+    def forget(self):
+        super().forget()
+        assert self._computed() is None
 
 
 class Forgetful(Cpu):
