@@ -102,7 +102,7 @@ class GpuConnection(Connection):
 
 
 class LoneGpuConnection(GpuConnection):
-    """Of one worker, which sums nothing: what scales its gradients is asked of the GPU behind backward, and that is all.
+    """Of one worker, which sums nothing: what scales its gradients is only asked of the GPU, behind backward.
 
     Args:
         mpi: of this worker.
