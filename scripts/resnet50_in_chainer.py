@@ -108,3 +108,7 @@ class _Same:
 
         of_first = {"segment": self._plan.timeline.segment_of(0), "division": self._plan.division_of(0)}
         return UpdateShare(update=0, samples=0, micro_batches=iter([self._loaded]), **of_first)
+
+    def again(self) -> Any:
+        """The same: an update that overflowed is done again."""
+        return self.next()

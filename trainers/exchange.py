@@ -163,8 +163,9 @@ class Round:
             self._send_next()
 
     def send_rest(self) -> None:
-        """All gradients are whole now; where nothing overlaps, they stay until `finish`."""
-        while self._exchange.overlaps and self._next < len(self._exchange.buckets):
+        """All gradients are whole now; they stay until `finish` where nothing overlaps and that would take time."""
+        exchange = self._exchange
+        while (exchange.overlaps or not exchange.connection.waits) and self._next < len(exchange.buckets):
             self._send_next()
 
     def finish(self) -> Exchanged:

@@ -15,7 +15,7 @@ from chainer import functions as F
 from chainer.functions.array.cast import Cast
 
 from trainers.gradient_taps import GradientTaps
-from trainers.gradients import read_together
+from trainers.gradients import read_together, to_host, together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +69,7 @@ class FlatGradients:
         self._handed_over: np.ndarray | None = None
         self._views: dict[int, list[np.ndarray]] = {}  # of the arrays above, each parameter's part
         self._finite: list[tuple[int, Any]] = []  # of what came, in its order: whether it is, perhaps on a GPU
+        self._flags: Any = None  # these together, once all have come
 
     def begin_update(self, *, check: bool = False) -> None:
         """The next gradient of each parameter replaces what is there.
@@ -76,7 +77,7 @@ class FlatGradients:
         Args:
             check: look for numbers that are not finite.
         """
-        self._checks, self._finite = check, []
+        self._checks, self._finite, self._flags = check, [], None
         self._clear()
         self.start_over()
 
@@ -129,10 +130,16 @@ class FlatGradients:
             variable = variable.creator.inputs[0].get_variable()
         return self._number.get(id(variable))
 
+    def gather_flags(self) -> None:
+        """All gradients of the update have come: ask the GPU for what `not_finite` reads, while it is still at them."""
+        if self._flags is None:
+            self._flags = together([flag for _, flag in self._finite])
+
     @property
     def not_finite(self) -> str | None:
         """Path of the first parameter in this update with an infinity or a NaN; looked for where asked."""
-        flags = read_together([flag for _, flag in self._finite])
+        self.gather_flags()
+        flags = to_host(self._flags)
         found = (number for (number, _), finite in zip(self._finite, flags, strict=True) if not finite)
         return next((self.slots[number].path for number in found), None)
 
@@ -159,6 +166,7 @@ class FlatGradients:
     @notes.setter
     def notes(self, known: tuple[list[bool], list[tuple[int, Any]]]) -> None:
         self._written, self._finite = map(list, known)
+        self._flags = None
         self._clear()  # a capture that failed may have left some
 
     def fill_gaps(self) -> None:

@@ -127,6 +127,7 @@ class MeanGradient:
             with self.clock("input"):
                 share.look_ahead()
         flat.hand_over(flat.values)  # before the GPU is waited for, which has nothing to do from then on
+        flat.gather_flags()
         on_gpu = self._model.device.xp is not np  # which may still be at it
         with self.clock("backward") if on_gpu else contextlib.nullcontext():
             own_losses = [float(loss) * share for loss, share in losses]

@@ -54,20 +54,22 @@ class Gpu:
             raise
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """What is asked within runs behind all that was asked before, and is done when this is left.
+    def rehearsal(self) -> Iterator[None]:
+        """What is asked within is done when this is left; it is asked as in a capture: with the same plans and kernels.
 
-        It is asked as in a capture: with the same plans and kernels.
+        In the default pool, since it gives what lives on, and a graph writes all of its memory again at each launch.
         """
-        self._cupy.cuda.get_current_stream().synchronize()
-        self._cupy.get_default_memory_pool().free_all_blocks()  # graphs have their own
         cuda_launch.device.rehearses = True
         try:
-            with self._stream, self._cupy.cuda.using_allocator(self.pool.malloc):
-                yield
+            yield
         finally:
             cuda_launch.device.rehearses = False
-            self._stream.synchronize()
+            self._clear()
+
+    def _clear(self) -> None:
+        """All that was asked is done, and what it no longer needs is given back: graphs have memory of their own."""
+        self._cupy.cuda.get_current_stream().synchronize()
+        self._cupy.get_default_memory_pool().free_all_blocks()
 
     def record(self, work: Callable[[Callable[[], None]], Any]) -> tuple[Any, list[Callable[[], None]]]:
         """What `work` gives, and what runs it, in order; only its arrays are worth anything, and only after that.
@@ -81,7 +83,7 @@ class Gpu:
             graphs.append(self._stream.end_capture())
             self._stream.begin_capture()
 
-        with self.alone():
+        with self.rehearsal(), self._stream, self._cupy.cuda.using_allocator(self.pool.malloc):
             self._stream.begin_capture()
             try:
                 found = work(cut)
@@ -189,15 +191,17 @@ class MicroBatchGraphs:
 
     def _checked(self, known: _Kind, arrays: tuple[Any, ...], work: Work, *, cuts: bool) -> Found:
         """Eager work, with a graph of it beside, captured if that has not been done."""
-        before = self._state()
+        before, said = self._state(), None
         try:
-            with self._device.alone():
+            with self._device.rehearsal():
                 found = work(*arrays, None)
         except Exception as error:
             if not ran_out(error):
                 raise
+            said = one_line(error)
+        if said is not None:  # the frames of the error are gone now, and what they held
             self._set(before)
-            self._give_up(f"memory for a graph ran out: {one_line(error)}")
+            self._give_up(f"memory for a graph ran out: {said}")
             return work(*arrays, None)
         after, why = self._state(), None
         try:
@@ -205,14 +209,14 @@ class MicroBatchGraphs:
             if not known.steps:
                 self._capture(known, arrays, work, cuts=cuts)
                 self._set(before)
-            if _finite(after[0][0]):  # else float16 has overflowed, which shows nothing
+            if self._device.lost:
+                why = "memory for graphs ran out"
+            elif _finite(after[0][0]):  # else float16 has overflowed, which shows nothing
                 why = self._difference(found, self._replayed(known, arrays, None), after)
                 known.checks += 1
         except Exception as error:
             why = f"no graph was captured: {one_line(error)}"
         self._set(after)
-        if self._device.lost:
-            why = "memory for graphs ran out"
         if why:
             self._give_up(why)
         elif known.checks == CHECKED:

@@ -12,9 +12,11 @@ import pytest
 from chainer import links as L
 from mpi4py import MPI
 
-from trainers.communicators import Direct, Ring
+from trainers.communicators import Auto, Direct, Ring
 from trainers.communicators.connection import Connection
+from trainers.communicators.staging import connect_on_gpu
 from trainers.communicators.wire import BFloat16Wire, Float16Wire, FullWire
+from trainers.device import has_gpu
 from trainers.exchange import Exchange, buckets_of
 from trainers.flat_gradients import FlatGradients
 from trainers.launch import find_mpiexec
@@ -81,6 +83,30 @@ def test_without_overlap_nothing_is_sent_before_it_is_waited_for():
     sent.finish()
     sent.finish()
     assert flat.values.tolist() == [2, 4], "once"
+
+
+def test_where_a_sum_takes_no_time_it_is_asked_for_before_anybody_waits():
+    flat, exchange = alone(FullWire(), 1, 1, bucket_bytes=1)
+    exchange.connection.waits = False
+    flat.values[...] = [1, 2]
+    sent = exchange.begin(scale=2.0)
+    sent.send_rest()
+    assert flat.values.tolist() == [2, 4]
+    sent.finish()
+    assert flat.values.tolist() == [2, 4], "once"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not has_gpu(), reason="needs a GPU with CuPy")
+def test_one_worker_with_a_gpu_waits_for_nothing():
+    connection = connect_on_gpu(Auto(), MPI.COMM_SELF.Dup())
+    assert not connection.waits
+    values = connection.allocate(3, np.float32)
+    values[...] = 2
+    with connection.after(connection.mark()):
+        assert connection.mean(values, FullWire(), 1.0, 0.5) == (0, 0)
+    assert values.tolist() == [1, 1, 1]
+    connection.close()
 
 
 @pytest.mark.parametrize("exponent", [-100, -20, 0, 16, 100])

@@ -8,6 +8,7 @@ import contextlib
 import logging
 import subprocess
 import sys
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,8 +21,10 @@ from recipes.planning.cluster import GradientExchange
 from recipes.planning.stream import Stream
 from trainers import mean_gradient
 from trainers.build import build, build_exchange
+from trainers.device import has_gpu
 from trainers.exchange import Exchange, Round
 from trainers.launch import find_mpiexec
+from trainers.micro_batch_graphs import Gpu
 from trainers.norm_groups import NormGroups
 from trainers.request import TrainRequest, prepare
 from trainers.stream_iterator import StreamIterator
@@ -39,7 +42,7 @@ class Cpu:
 
     def __init__(self):
         self.lost, self.launched, self.forgotten = False, 0, 0
-        self.alone = contextlib.nullcontext
+        self.rehearsal = contextlib.nullcontext
 
     def record(self, work):
         before, host = self._arrays(), self._host()
@@ -162,12 +165,20 @@ class Idle(Cpu):
 
 
 class Small(Cpu):
+    """Runs out of memory; what was computed until then is gone when memory is given back."""
+
     def __init__(self):
         super().__init__()
-        self.alone = self._full
+        self.rehearsal = self._full
 
     def _full(self):
+        computed = np.zeros(1)
+        self._computed = weakref.ref(computed)
         raise MemoryError("out of memory")
+
+    def forget(self):
+        super().forget()
+        assert self._computed() is None
 
 
 class Forgetful(Cpu):
@@ -195,6 +206,7 @@ def test_what_fails_stays_eager_and_says_so_once(run, caplog, device, why):
     assert line.endswith("; forward and backward stay eager")
     assert_same(found, run())
     assert device.forgotten
+    assert not device.launched
 
 
 def test_a_mask_of_dropout_that_was_captured_is_noticed(run, caplog):
@@ -202,6 +214,27 @@ def test_a_mask_of_dropout_that_was_captured_is_noticed(run, caplog):
     found = run(dropout, device=Cpu())
     assert "a replay is not the eager computation: the loss" in caplog.text
     assert_same(found, run(dropout))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not has_gpu(), reason="needs a GPU with CuPy")
+def test_a_replay_writes_nothing_that_eager_work_beside_it_gave():
+    import cupy
+
+    given, gpu = cupy.ones(1000), Gpu()
+
+    def work():
+        return 3 * (2 * given)  # with memory between that is free again
+
+    for _ in range(2):
+        with gpu.rehearsal():
+            work()
+    found, (launch,) = gpu.record(lambda cut: work())
+    with gpu.rehearsal():
+        kept = [given + place for place in range(5)]
+    launch()
+    assert float(found.sum()) == 6000
+    assert [float(array.sum()) for array in kept] == [1000 * (1 + place) for place in range(5)]
 
 
 def test_slots_are_told_behind_the_graph_that_makes_them_whole(run, monkeypatch):

@@ -26,7 +26,10 @@ class Connection:
     Attributes:
         choices: what a communicator that chooses has chosen so far, in words.
         beside_backward: whether a thread waits here while another one computes.
+        waits: whether a sum takes time of whoever asks for it; else it is only asked of a GPU.
     """
+
+    waits = True
 
     @property
     def waiting(self) -> str:

@@ -101,6 +101,25 @@ class GpuConnection(Connection):
         return self.gpu.after(mark)
 
 
+class LoneGpuConnection(GpuConnection):
+    """Of one worker, which sums nothing: what scales its gradients is only asked of the GPU, behind backward.
+
+    Args:
+        mpi: of this worker.
+    """
+
+    waits = False
+
+    def __init__(self, mpi: Any) -> None:
+        super().__init__(mpi, lambda values, wire: None, num_roundings=0, sent=0.0)
+
+    def mark(self) -> None:
+        return None
+
+    def after(self, mark: None) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
 def shared_gpus(mpi: Any) -> str:
     """Which workers share a GPU, in words; empty where every one has its own. They call this together.
 

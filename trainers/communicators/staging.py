@@ -13,7 +13,7 @@ from trainers.communicators.connection import Connection
 from trainers.communicators.cuda_aware_mpi import CudaAwareMpi, by_pointers, takes_gpu_memory
 from trainers.communicators.dummy import Dummy
 from trainers.communicators.fastest import Candidate, Fastest
-from trainers.communicators.gpu import Gpu, GpuConnection, shared_gpus
+from trainers.communicators.gpu import Gpu, GpuConnection, LoneGpuConnection, shared_gpus
 from trainers.communicators.nccl import Nccl
 from trainers.communicators.wire import Wire
 
@@ -30,7 +30,9 @@ def connect_on_gpu(component: Any, mpi: Any) -> Connection:
     Raises:
         ValueError: the communicator does not fit these workers.
     """
-    if isinstance(component, Dummy) or (isinstance(component, Auto) and mpi.size == 1):
+    if isinstance(component, Auto) and mpi.size == 1:
+        return LoneGpuConnection(mpi)
+    if isinstance(component, Dummy):
         return GpuConnection(mpi, lambda values, wire: None, num_roundings=0, sent=0.0)
     if getattr(component, "needs_gpu", False):
         return component.connect(mpi)
