@@ -14,7 +14,7 @@ def library(name, *overrides):
 
 def test_quantities_of_goyal_by_hand():
     assert effects(library("goyal2017")) == {
-        "can be trained": "not built: ImageNetReader",
+        "can be trained": "yes",
         "global batch": "8,192",
         "norm span": "32",
         "epochs": "90",
