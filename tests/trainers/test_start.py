@@ -254,7 +254,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over(tmp_path):
 
 def test_what_is_not_built_is_refused_by_name_before_a_rank_starts(tmp_path):
     before = os.times()
-    done = train(tmp_path / "run", recipe=("goyal2017",))
+    done = train(tmp_path / "run", recipe=("yamazaki2019",))
     now = os.times()
     assert now.children_user + now.children_system - before.children_user - before.children_system < 2
     assert done.returncode == 2
@@ -278,7 +278,7 @@ def test_under_a_foreign_mpiexec_it_joins_the_ranks(whole, tmp_path):
     [
         (("digits/ramp", "--set", "epochs=-1"), "epochs: "),
         (("digits/ramp", "-n", "3"), "-n 3 was asked for and 2 ranks were launched; leave -n out"),
-        (("goyal2017",), "not built yet: "),
+        (("yamazaki2019",), "not built yet: "),
     ],
     ids=["recipe", "ranks", "lacks"],
 )
