@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
+from resnet50_in_chainer import RATE
 from torch import nn
 
-RATE = 1e-6
 _STAGES = {"res2": (3, 64, 1), "res3": (4, 128, 2), "res4": (6, 256, 2), "res5": (3, 512, 2)}
 _NAMES = {"W": "weight", "gamma": "weight", "beta": "bias", "b": "bias"}  # Chainer's, PyTorch's
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from lr_schedules import BatchRamp
 from recipes.open import OpenedRecipe
-from recipes.planning.timeline import timeline
+from recipes.planning.timeline import timeline_of
 from recipes.rates import learning_rate_at
 from recipes.reports.wording import duration, number, percent
 from recipes.schema import Card, Claim, Recipe
@@ -102,12 +102,7 @@ def peak_rate(recipe: Recipe) -> float:
 
 def _values(opened: OpenedRecipe) -> Iterator[tuple[str, str]]:
     recipe, tree = opened.recipe, opened.tree
-    updates = timeline(
-        global_batch_size=recipe.batch.global_,
-        norm_span=recipe.batch.norm_span,
-        epochs=recipe.epochs,
-        num_train=opened.dataset.num_train,
-    )
+    updates = timeline_of(recipe, opened.dataset)
     yield "model", component_text(tree["model"])
     yield "data", f"{recipe.dataset}, {number(opened.dataset.num_train)} samples"
     yield "length", f"{number(recipe.epochs)} epochs, {number(updates.num_updates)} updates"

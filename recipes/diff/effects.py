@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from recipes.cards.facts import card_facts, peak_rate, ramp_text
 from recipes.families import MOMENTUM_SGD
 from recipes.open import OpenedRecipe
-from recipes.planning.timeline import Timeline, timeline
+from recipes.planning.timeline import Timeline, timeline_of
 from recipes.rates import full_rate_at, learning_rate_at
 from recipes.reports.wording import number
 from recipes.schema import Recipe
@@ -26,7 +26,7 @@ def effects(opened: OpenedRecipe) -> dict[str, str]:
 
 
 def _effects(opened: OpenedRecipe) -> Iterator[tuple[str, str]]:
-    recipe, updates = opened.recipe, _updates(opened)
+    recipe, updates = opened.recipe, timeline_of(opened.recipe, opened.dataset)
     yield "can be trained", "; ".join(card_facts(recipe.name, opened).obstacles) or "yes"
     yield "global batch", ramp_text(recipe.batch.global_)
     yield "norm span", ramp_text(recipe.batch.norm_span)
@@ -42,7 +42,7 @@ def _effects(opened: OpenedRecipe) -> Iterator[tuple[str, str]]:
 
 def same_schedule(one: OpenedRecipe, other: OpenedRecipe) -> bool | None:
     """Whether every update has the same batch and, up to rounding, learning rate; None if they are too many to say."""
-    first, second = _updates(one), _updates(other)
+    first, second = timeline_of(one.recipe, one.dataset), timeline_of(other.recipe, other.dataset)
     if (first.num_train, first.num_updates) != (second.num_train, second.num_updates):
         return False
     if first.num_updates > _MOST_UPDATES:
@@ -55,15 +55,6 @@ def same_schedule(one: OpenedRecipe, other: OpenedRecipe) -> bool | None:
             rel_tol=_ROUNDING,
         )
         for update in range(first.num_updates)
-    )
-
-
-def _updates(opened: OpenedRecipe) -> Timeline:
-    return timeline(
-        global_batch_size=opened.recipe.batch.global_,
-        norm_span=opened.recipe.batch.norm_span,
-        epochs=opened.recipe.epochs,
-        num_train=opened.dataset.num_train,
     )
 
 

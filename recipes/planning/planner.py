@@ -7,7 +7,7 @@ from typing import Any
 
 from recipes.planning.cluster import Cluster
 from recipes.planning.division import Division, PlanError, divide
-from recipes.planning.timeline import Segment, Timeline, timeline
+from recipes.planning.timeline import Segment, Timeline, timeline_of
 from recipes.rates import learning_rate_at
 from recipes.schema import Dataset, Recipe
 
@@ -182,13 +182,7 @@ def plan(
     if micro_batch_size is not None and micro_batch_size < 1:
         raise PlanError(f"a micro-batch of {micro_batch_size} samples holds nothing; ask for at least 1")
     largest = micro_batch_size or cluster.micro_batch_size
-    whole = timeline(
-        global_batch_size=recipe.batch.global_,
-        norm_span=recipe.batch.norm_span,
-        epochs=recipe.epochs,
-        num_train=dataset.num_train,
-        image_size=recipe.image_size,
-    )
+    whole = timeline_of(recipe, dataset)
     segments = tuple(
         PlannedSegment(segment=segment, division=_division(recipe, segment, workers, largest, exact=exact))
         for segment in whole.segments

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from lr_schedules import BatchRamp
 from recipes.positions import first_sample_at
+
+if TYPE_CHECKING:
+    from recipes.schema import Dataset, Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +74,17 @@ class Timeline:
         segment = self.segments[max(0, bisect_right(self.segments, sample, key=lambda s: s.samples) - 1)]
         steps = max(0, -(-(sample - segment.samples) // segment.global_batch_size))
         return segment.update + min(steps, segment.num_updates)
+
+
+def timeline_of(recipe: Recipe, dataset: Dataset) -> Timeline:
+    """The updates of a recipe on its data set; see `timeline`."""
+    return timeline(
+        global_batch_size=recipe.batch.global_,
+        norm_span=recipe.batch.norm_span,
+        epochs=recipe.epochs,
+        num_train=dataset.num_train,
+        image_size=recipe.image_size,
+    )
 
 
 def timeline(

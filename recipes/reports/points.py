@@ -8,7 +8,7 @@ from typing import Any
 
 from recipes.errors import Problem, RecipeError
 from recipes.open import OpenedRecipe
-from recipes.planning.timeline import Timeline, timeline
+from recipes.planning.timeline import timeline_of
 from recipes.positions import UNITS, parse_position
 from recipes.rates import batch_size_at, image_size_at, learning_rate_at, momentum_at
 
@@ -24,7 +24,7 @@ def curve_points(opened: OpenedRecipe, epochs: Sequence[float]) -> list[dict[str
         opened: the recipe.
         epochs: at most the length of the run.
     """
-    recipe, updates = opened.recipe, _updates(opened)
+    recipe, updates = opened.recipe, timeline_of(opened.recipe, opened.dataset)
     points = []
     for epoch in epochs:
         update = updates.first_update_at(epoch)
@@ -76,16 +76,7 @@ def _parse_part(part: str, opened: OpenedRecipe) -> float:
         value,
         num_train=opened.dataset.num_train,
         epochs=opened.recipe.epochs,
-        updates_to_samples=_updates(opened).samples_at,
-    )
-
-
-def _updates(opened: OpenedRecipe) -> Timeline:
-    return timeline(
-        global_batch_size=opened.recipe.batch.global_,
-        norm_span=opened.recipe.batch.norm_span,
-        epochs=opened.recipe.epochs,
-        num_train=opened.dataset.num_train,
+        updates_to_samples=timeline_of(opened.recipe, opened.dataset).samples_at,
     )
 
 

@@ -25,21 +25,21 @@ def assert_figures(figures, names):
 
 @pytest.mark.slow
 def test_chainers_own_and_ours_are_one_network(tmp_path):
-    done = run("--groups", "--json", tmp_path / "figures.json")
+    done = run("--groups", "--update", "--json", tmp_path / "figures.json")
     assert done.returncode == 0, done.stdout + done.stderr
     (figures,) = json.loads((tmp_path / "figures.json").read_text())
-    assert_figures(figures, ["chainer", "numpy", "numpy+groups"])
-    assert done.stdout.count("| 2 |") == 3
+    assert_figures(figures, ["chainer", "numpy", "numpy+groups", "numpy+update"])
+    assert done.stdout.count("| 2 |") == 4
 
 
 @pytest.mark.torch
 @pytest.mark.slow
 def test_pytorchs_network_is_the_same(tmp_path):
     pytest.importorskip("torch")
-    done = run("--against", "pytorch", "--json", tmp_path / "figures.json")
+    done = run("--against", "pytorch", "--update", "--json", tmp_path / "figures.json")
     assert done.returncode == 0, done.stdout + done.stderr
     (figures,) = json.loads((tmp_path / "figures.json").read_text())
-    assert_figures(figures, ["pytorch", "torch"])
+    assert_figures(figures, ["pytorch", "torch", "pytorch+update", "torch+update"])
 
 
 @pytest.mark.skipif(find_spec("torch") is not None, reason="PyTorch is here")
