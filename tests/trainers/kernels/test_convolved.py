@@ -286,8 +286,12 @@ def test_nothing_is_computed_where_a_call_is_deferred_and_an_error_ends_it():
 def test_test_mode_and_no_graph():
     layer, (x, plus) = Layer(), arrays()
     with chainer.using_config("train", False), chainer.no_backprop_mode():
-        expected = F.relu(layer.bn(layer.conv(x)) + plus).array
-        np.testing.assert_array_equal(normalized_relu(layer.bn, x, plus, after=layer.conv).array, expected)
+        found = normalized_relu(layer.bn, x, plus, after=layer.conv)
+    assert found.creator_node is None
+    with chainer.using_config("train", False):
+        expected = F.relu(layer.bn(layer.conv(x)) + plus)
+    assert expected.creator_node is not None
+    np.testing.assert_allclose(found.array, expected.array, rtol=1e-5, atol=1e-6)
     with chainer.no_backprop_mode():
         y = layer(x, plus)
     assert y.creator_node is None
