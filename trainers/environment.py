@@ -56,7 +56,7 @@ def promised_for() -> dict[str, Any]:
         "cpu_model": "-".join(map(_cpu, ("vendor_id", "cpu family", "model", "stepping"))),
         "versions": {"python": platform.python_version(), **_versions()},
         "libc": " ".join(platform.libc_ver()),
-        "kernels": {"operators": kernels.in_use()}
+        "kernels": {"operators": kernels.in_use(), **kernels.details()}
         | {name: os.environ[name] for name in _CHOOSE_KERNELS if os.environ.get(name)},
         "dtype": np.dtype(chainer.get_dtype()).name,
     }

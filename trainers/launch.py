@@ -95,6 +95,7 @@ def threads_per_rank(local_ranks: int) -> int:
 def limit_threads(local_ranks: int | None = None, *, threads: int | None = None) -> int:
     """Tell BLAS and OpenMP how many threads a rank may use, where the user has not.
 
+    What a user says to OpenMP holds for BLAS too, as both libraries have it.
     Must run before NumPy is imported. Too many threads are the usual cause of slow ranks.
 
     Args:
@@ -106,10 +107,13 @@ def limit_threads(local_ranks: int | None = None, *, threads: int | None = None)
     if local_ranks is None:
         said = (os.environ.get(name, "").split("(")[0] for name in _LOCAL_SIZE_NAMES)
         local_ranks = next((int(value) for value in said if value.isdigit()), launched_ranks() or 1)
+    number = str(threads or threads_per_rank(local_ranks))
     for name in THREADS:
         if not os.environ.get(name, "").isdigit():  # unset, empty or no number
-            os.environ[name] = str(threads or threads_per_rank(local_ranks))
+            os.environ[name] = number
             _limited.add(name)
+        elif name == THREADS[0]:
+            number = os.environ[name]
     return int(os.environ[THREADS[0]])
 
 

@@ -15,7 +15,7 @@ from chainer.functions.normalization import batch_normalization
 from recipes.planning.division import Division, MicroBatch
 from recipes.schema import Evaluation
 from trainers.kernels.convolved import convolved_normalized
-from trainers.kernels.normalized import Normalized, covers
+from trainers.kernels.normalized import Normalized, covers, normalized_by_averages
 from trainers.norm_statistics import GroupStatistics, Seen, TeamStatistics
 from trainers.phases import PhaseClock
 from trainers.summation_tree import TreeSum
@@ -207,9 +207,9 @@ class NormGroupBatchNormalization(L.BatchNormalization):
         """
         if not chainer.config.train:
             x = x if after is None else after(x)
-            return _relu(super().forward(x), plus) if relu else super().forward(x)
+            return self._by_averages(x, plus, relu)
         groups, statistics = self.norm_groups, self._statistics()
-        parameters = [self._or_full(p, default) for p, default in ((self.gamma, 1), (self.beta, 0))]
+        parameters = self._parameters()
         rest = (*parameters, *([] if plus is None else [plus]))
         how = {"eps": self.eps, "groups": groups.num_groups, "relu": relu, "statistics": statistics}
         y, has_one_node = None, self.axis in (None, (0, 2, 3))
@@ -222,6 +222,17 @@ class NormGroupBatchNormalization(L.BatchNormalization):
             y = _relu(h, plus) if relu else h
         return y
 
+    def _by_averages(self, x, plus, relu):
+        """Normalised by the running statistics: in one pass, where nobody asks for gradients and kernels have one."""
+        array, more = (None if one is None else chainer.as_array(one) for one in (x, plus))
+        asks = chainer.config.enable_backprop
+        if asks or self.axis not in (None, (0, 2, 3)) or not covers(array, self.avg_mean, more):
+            y = super().forward(x)
+            return _relu(y, plus) if relu else y
+        parameters = tuple(map(chainer.as_array, self._parameters()))
+        y = normalized_by_averages(array, self.avg_mean, self.avg_var, parameters, self.eps, relu=relu, plus=more)
+        return chainer.as_variable(y)
+
     def _normalized(self, x, parameters, statistics):
         count = self.norm_groups.num_groups
         grouped = F.reshape(x, (count, x.shape[0] // count, *x.shape[1:]))  # a view: only the first axis is split
@@ -232,8 +243,12 @@ class NormGroupBatchNormalization(L.BatchNormalization):
         of_each = (F.broadcast_to(parameter, (count, *self.avg_mean.shape)) for parameter in parameters)
         return F.reshape(node.apply((grouped, *of_each))[0], x.shape)
 
-    def _or_full(self, parameter, default):
-        return self.xp.full(self.avg_mean.shape, default, self.avg_mean.dtype) if parameter is None else parameter
+    def _parameters(self):
+        """gamma and beta, or what stands for one that there is not."""
+        return [
+            self.xp.full(self.avg_mean.shape, default, self.avg_mean.dtype) if parameter is None else parameter
+            for parameter, default in ((self.gamma, 1), (self.beta, 0))
+        ]
 
     def _statistics(self) -> GroupStatistics:
         """Computes the statistics of one forward, and adds them to what this layer has seen."""

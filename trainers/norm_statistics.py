@@ -83,12 +83,13 @@ class GroupStatistics(ChannelsLastImpl):
     def scales(self, rows: Any, gamma: Any, beta: Any, eps: float) -> Any:
         """What our kernels, which serve such arrays, normalise (groups, rows, channels) by."""
         ours, seen = seams.serving(rows), self._seen
-        if not self.is_whole or not hasattr(ours, "whole_scales"):
-            self._of_rows(rows)
-            return ours.scales(rows, self.mean, self.var, gamma, beta, eps)
         self.num_values = rows.shape[1]
-        given = None if seen is None else (seen.weights, seen.sums, seen.factor(self.num_values))
-        return ours.whole_scales(rows, gamma, beta, eps, seen=given)
+        if self.is_whole and hasattr(ours, "whole_scales"):
+            given = None if seen is None else (seen.weights, seen.sums, seen.factor(self.num_values))
+            if (found := ours.whole_scales(rows, gamma, beta, eps, seen=given)) is not None:
+                return found
+        self._of_rows(rows)
+        return ours.scales(rows, self.mean, self.var, gamma, beta, eps)
 
     def _of_rows(self, rows):
         self.num_values = rows.shape[1]

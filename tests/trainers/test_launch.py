@@ -39,7 +39,14 @@ def test_a_users_own_setting_is_kept(monkeypatch):
     monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
     monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
     assert limit_threads(10_000) == 7
-    assert os.environ["OPENBLAS_NUM_THREADS"] == "1"
+    assert os.environ["OPENBLAS_NUM_THREADS"] == "7"
+
+
+def test_a_users_setting_of_blas_is_none_of_openmp(monkeypatch):
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "7")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert limit_threads(10_000) == 1
+    assert os.environ["OPENBLAS_NUM_THREADS"] == "7"
 
 
 def test_a_setting_that_is_empty_is_none(monkeypatch):

@@ -193,3 +193,45 @@ def test_rows_without_images_are_normalised_too():
 def test_other_normalisation_over_the_batch_is_refused():
     with pytest.raises(TypeError, match=r"/bn is a BatchRenormalization"):
         installed(link=L.BatchRenormalization(3))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("last", [False, True])
+def test_scored_it_is_normalised_by_the_running_statistics_with_or_without_a_graph(last, adds, relu, dtype):
+    adds = adds and relu
+    random, chain = np.random.RandomState(0), installed()[0]
+    x, plus = (random.normal(2.0, 3.0, (8, 4, 5, 3)).astype(dtype).transpose(0, 3, 1, 2) for _ in range(2))
+    if not last:
+        x, plus = np.ascontiguousarray(x), np.ascontiguousarray(plus)
+    for parameter in chain.params():
+        parameter.array = parameter.array.astype(dtype)
+    chain.bn.avg_mean, chain.bn.avg_var = (np.array(values, dtype) for values in ([0.5, -1.0, 2.0], [4.0, 1.0, 0.25]))
+    given = x.copy()
+    with chainer.using_config("train", False):
+        graph = chain.bn(x, plus if adds else None, relu)
+        with chainer.no_backprop_mode():
+            alone = chain.bn(x, plus if adds else None, relu)
+    assert alone.dtype == dtype
+    assert alone.creator_node is None
+    mean, var, gamma, beta = (
+        part[:, None, None] for part in (chain.bn.avg_mean, chain.bn.avg_var, chain.bn.gamma.array, chain.bn.beta.array)
+    )
+    expected = (x - mean) / np.sqrt(var + chain.bn.eps) * gamma + beta + (plus if adds else 0)
+    expected = np.maximum(expected, 0) if relu else expected
+    bound = 1e-5 if dtype == np.float32 else 1e-12
+    for found in (graph, alone):
+        np.testing.assert_allclose(found.array, expected, rtol=bound, atol=bound)
+    np.testing.assert_array_equal(x, given)
+
+
+def test_scored_without_parameters_of_its_own():
+    chain = chainer.Chain()
+    with chain.init_scope():
+        chain.bn = L.BatchNormalization(3, use_gamma=False, use_beta=False)
+    NormGroups(evaluation()).install(chain)
+    x = images(8).transpose(0, 2, 3, 1).copy().transpose(0, 3, 1, 2)
+    with chainer.using_config("train", False), chainer.no_backprop_mode():
+        y = chain.bn(x).array
+    np.testing.assert_allclose(y, x / np.sqrt(1 + chain.bn.eps), rtol=1e-5)

@@ -118,6 +118,15 @@ def in_use() -> str:
     return _in_use_on_gpu or _in_use
 
 
+def details() -> dict[str, str]:
+    """What else the bits of the kernels in use depend on, that versions do not tell."""
+    if in_use() not in ("numpy", "torch"):
+        return {}
+    from trainers.kernels.compiled_normalization import COMPILED
+
+    return {} if COMPILED is None else {"normalization": "compiled"}
+
+
 def missing(kind: str, *, device: str = "cpu") -> tuple[str, str] | None:
     """Why kernels cannot serve on a device, and a way out; None where they can."""
     kinds = KINDS if device == "cpu" else GPU_KINDS

@@ -6,7 +6,6 @@ import numpy as np
 from chainer.functions.normalization import batch_normalization
 
 from trainers.kernels import seams
-from trainers.kernels.numpy_normalization import from_rows, rows_of
 
 
 class ChannelsLastImpl(batch_normalization.GeneralBatchNormalizationImpl):
@@ -50,3 +49,31 @@ class ChannelsLastImpl(batch_normalization.GeneralBatchNormalizationImpl):
 def rows_served(x, gamma, axis):
     """x as (groups, rows, channels), where our passes serve it; else None."""
     return None if seams.serving(x, gamma) is None else rows_of(x, axis)
+
+
+def rows_of(x: np.ndarray, axis: tuple[int, ...], *, copy: bool = False) -> np.ndarray | None:
+    """x as (groups, rows, channels).
+
+    Args:
+        axis: that are normalised over: (0, 2, 3) of one group, or (1, 3, 4) of several.
+        copy: an array whose memory has another order; else it gives None.
+    """
+    kept = [number for number in range(x.ndim) if number not in axis]
+    if len(kept) - 1 != axis[0]:  # no axis of groups before the rows, or one
+        return None
+    last = x.transpose(_channel_last(x.ndim, axis))
+    if not last.flags.c_contiguous and not copy:
+        return None
+    last = last if last.flags.c_contiguous else last.copy()
+    return last.reshape(x.shape[0] if axis[0] else 1, -1, last.shape[-1])
+
+
+def from_rows(rows: np.ndarray, shape: tuple[int, ...], axis: tuple[int, ...]) -> np.ndarray:
+    """Rows of `rows_of` as an array of that shape, on the same memory."""
+    order = _channel_last(len(shape), axis)
+    return rows.reshape([shape[number] for number in order]).transpose(sorted(range(len(order)), key=order.__getitem__))
+
+
+def _channel_last(ndim: int, axis: tuple[int, ...]) -> list[int]:
+    channel = next(number for number in range(axis[0] + 1, ndim) if number not in axis)
+    return [*(number for number in range(ndim) if number != channel), channel]

@@ -85,10 +85,32 @@ class Normalized(chainer.FunctionNode):
         return F.reshape(gx, x.shape), F.sum(ggamma, axis=0), F.sum(gbeta, axis=0), gy
 
     def _rows(self, x: Any) -> Any:
-        """(groups, rows, channels), on the same memory where channels are last."""
-        last = x if x.ndim == 2 else x.transpose(0, 2, 3, 1)
-        last = last if last.flags.c_contiguous else last.copy()
-        return last.reshape(self._groups, -1, last.shape[-1])
+        return _as_rows(x, self._groups)
+
+
+def normalized_by_averages(
+    x: Any, mean: Any, var: Any, parameters: tuple[Any, Any], eps: float, *, relu: bool, plus: Any = None
+) -> Any:
+    """(x - mean) / deviation * gamma + beta + plus, and with `relu` what of it is above 0, in one pass; no node.
+
+    Args:
+        x: an array that `covers` says yes to, as is `plus`.
+        mean, var: (channels,)
+        parameters: gamma and beta, (channels,).
+        eps: added to the variance.
+    """
+    ours, rows = seams.serving(x), _as_rows(x, 1)
+    averages = (part.astype(np.float64)[np.newaxis] for part in (mean, var))
+    scales = ours.scales(rows, *averages, *parameters, eps)
+    more = None if plus is None else _as_rows(plus, 1)
+    return _from_rows(ours.normalized_by(rows, scales, relu=relu, plus=more), x)
+
+
+def _as_rows(x: Any, groups: int) -> Any:
+    """(groups, rows, channels), on the same memory where channels are last."""
+    last = x if x.ndim == 2 else x.transpose(0, 2, 3, 1)
+    last = last if last.flags.c_contiguous else last.copy()
+    return last.reshape(groups, -1, last.shape[-1])
 
 
 def _from_rows(rows: Any, x: Any) -> Any:

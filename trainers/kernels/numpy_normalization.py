@@ -12,40 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from trainers.kernels.pool import shared
+from trainers.kernels.compiled_normalization import COMPILED, Passes
+from trainers.kernels.pool import PARALLEL, num_threads, shared
 
-COMPUTES_MASK = False
+COMPUTES_MASK = COMPILED is not None  # of ReLU without a sum, again, rather than read what came out
 _BLOCK_VALUES = 1 << 15  # 128 KiB of float32: what is written once is read again from the cache
 _ROW_VALUES = 512
 _WORTH_THREADS = 1 << 18
-
-
-def rows_of(x: np.ndarray, axis: tuple[int, ...], *, copy: bool = False) -> np.ndarray | None:
-    """x as (groups, rows, channels).
-
-    Args:
-        axis: that are normalised over: (0, 2, 3) of one group, or (1, 3, 4) of several.
-        copy: an array whose memory has another order; else it gives None.
-    """
-    kept = [number for number in range(x.ndim) if number not in axis]
-    if len(kept) - 1 != axis[0]:  # no axis of groups before the rows, or one
-        return None
-    last = x.transpose(_channel_last(x.ndim, axis))
-    if not last.flags.c_contiguous and not copy:
-        return None
-    last = last if last.flags.c_contiguous else last.copy()
-    return last.reshape(x.shape[0] if axis[0] else 1, -1, last.shape[-1])
-
-
-def from_rows(rows: np.ndarray, shape: tuple[int, ...], axis: tuple[int, ...]) -> np.ndarray:
-    """Rows of `rows_of` as an array of that shape, on the same memory."""
-    order = _channel_last(len(shape), axis)
-    return rows.reshape([shape[number] for number in order]).transpose(sorted(range(len(order)), key=order.__getitem__))
-
-
-def _channel_last(ndim: int, axis: tuple[int, ...]) -> list[int]:
-    channel = next(number for number in range(axis[0] + 1, ndim) if number not in axis)
-    return [*(number for number in range(ndim) if number != channel), channel]
+_compiled = Passes(num_threads, PARALLEL, worth=_WORTH_THREADS)
+whole_scales = _compiled.whole_scales
 
 
 def mean_and_variance(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -110,7 +85,8 @@ def normalized_by(
         scales: of x, see there.
         plus: like x; None for nothing.
     """
-    return normalized(x, *scales, relu=relu, plus=plus)
+    y = _compiled.normalized_by(x, scales, relu=relu, plus=plus)
+    return normalized(x, *scales, relu=relu, plus=plus) if y is None else y
 
 
 def normalized(
@@ -160,7 +136,11 @@ def gradient_by(
         y: what came out, where that was by ReLU.
         whole: see `normalization_gradient`.
     """
-    assert relu == (y is not None)  # else `counted` stays unwritten
+    found = _compiled.gradient_by(gy, x, scales, relu=relu, y=y) if whole is None else None
+    if found is not None:
+        return found
+    if relu and y is None:
+        y = normalized_by(x, scales, relu=True)
     counted, (mean, inv_std, gamma, _) = np.empty(gy.shape, gy.dtype) if relu else gy, scales
     gx, *parts = normalization_gradient(gy, x, mean, inv_std, gamma, whole=whole, y=y, counted=counted)
     return gx, sums_of_groups(parts, like=gamma), counted

@@ -10,9 +10,10 @@ from trainers.kernels.numpy_normalization import (
     normalized,
     normalized_by,
     scales,
+    whole_scales,
 )
 from trainers.kernels.numpy_pooling import max_pooled_at, max_pooling, max_pooling_gradient
 
 __all__ = ["add", "relu", "relu_gradient", "convolution", "convolution_data", "convolution_weights", "max_pooled_at"]
 __all__ += ["mean_and_variance", "normalization_gradient", "normalized", "max_pooling", "max_pooling_gradient"]
-__all__ += ["add_to", "COMPUTES_MASK", "scales", "normalized_by", "gradient_by"]
+__all__ += ["add_to", "COMPUTES_MASK", "scales", "normalized_by", "gradient_by", "whole_scales"]

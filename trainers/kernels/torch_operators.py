@@ -5,21 +5,37 @@ What PyTorch does not cover (padding above half a pooling window, windows that b
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import numpy as np
 import torch
 
 from trainers.kernels import numpy_normalization, numpy_pooling
+from trainers.kernels.compiled_normalization import Passes
 from trainers.kernels.numpy_convolution import Pair
 from trainers.kernels.numpy_elementwise import WORTH
 from trainers.kernels.numpy_normalization import sums_of_groups
 from trainers.kernels.pool import num_threads
 
+
+def _openmp() -> int | None:
+    """OpenMP's function by which PyTorch calls its threads; None where it was built with another library.
+
+    Threads of our own would wait for PyTorch's, which keep the cores busy between operators.
+    """
+    try:
+        return ctypes.cast(ctypes.CDLL(torch._C.__file__).GOMP_parallel, ctypes.c_void_p).value
+    except (AttributeError, OSError):
+        return None
+
+
 torch.set_num_threads(num_threads())
 COMPUTES_MASK = numpy_normalization.COMPUTES_MASK
 scales = numpy_normalization.scales
 _aten = torch.ops.aten
+_compiled = Passes(torch.get_num_threads, _openmp())
+whole_scales = _compiled.whole_scales
 _LAST = torch.channels_last
 
 
@@ -92,6 +108,8 @@ def normalized_by(
     x: np.ndarray, scales: tuple[np.ndarray, ...], *, relu: bool, plus: np.ndarray | None = None
 ) -> np.ndarray:
     """See `trainers.kernels.numpy_normalization`."""
+    if (y := _compiled.normalized_by(x, scales, relu=relu, plus=plus)) is not None:
+        return y
     y = normalized(x, *scales)
     out = torch.from_numpy(y)
     if plus is not None:
@@ -111,6 +129,11 @@ def gradient_by(
     whole: Any = None,
 ) -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:
     """See `trainers.kernels.numpy_normalization`."""
+    found = _compiled.gradient_by(gy, x, scales, relu=relu, y=y) if whole is None else None
+    if found is not None:
+        return found
+    if relu and y is None:
+        y = normalized_by(x, scales, relu=True)
     counted, (mean, inv_std, gamma, _) = relu_gradient(y, gy) if relu else gy, scales
     gx, *parts = normalization_gradient(counted, x, mean, inv_std, gamma, whole=whole)
     return gx, sums_of_groups(parts, like=gamma), counted

@@ -13,6 +13,7 @@ import pytest
 from trainers import kernels
 from trainers.device import has_gpu
 from trainers.kernels import (
+    compiled_normalization,
     cuda_elementwise,
     cuda_launch,
     cuda_loss,
@@ -137,12 +138,28 @@ def cuda_on_cpu(compiled, monkeypatch):
     return serve
 
 
-@pytest.fixture(params=["numpy", pytest.param("torch", marks=pytest.mark.torch)])
-def each_kind(request):
+@pytest.fixture(params=["numpy", "numpy, nothing compiled", pytest.param("torch", marks=pytest.mark.torch)])
+def each_kind(request, monkeypatch):
     """Every test once by each kind of kernels on the CPU."""
-    if request.param == "torch":
+    kind, _, nothing_compiled = request.param.partition(", ")
+    if kind == "torch":
         pytest.importorskip("torch")
+    if nothing_compiled:
+        monkeypatch.setattr(compiled_normalization, "COMPILED", None)
     before = kernels.in_use()
-    kernels.use(request.param)
+    kernels.use(kind)
     yield
     kernels.use(before)
+
+
+@pytest.fixture
+def assert_as_exact():
+    """Asserts the same bits; the same up to rounding, where one of both was normalised by what is compiled."""
+
+    def compare(found, expected, *, dtype, path):
+        if compiled_normalization.COMPILED is None or dtype != np.float32:
+            np.testing.assert_array_equal(found, expected, err_msg=path)
+        else:
+            assert np.linalg.norm(found - expected) <= 2e-5 * np.linalg.norm(expected), path
+
+    return compare

@@ -132,3 +132,18 @@ def test_one_node_takes_no_array_that_lies_in_another_order(cuda_on_cpu):
     for refused in (x, x[:, :, 0, 0].T.copy().T, last.astype(np.float64), last[:, :, 0]):
         assert not covers(refused, gamma)
     assert not covers(last, gamma, x[:, :, :2])
+
+
+def test_a_score_is_that_over_numpys_kernels(cuda_on_cpu):
+    model = SmallResNet(width=8).build(num_classes=5, channels=3, image_size=8)
+    draw_initial_weights(model, seed=0)
+    NormGroups(Evaluation()).install(model)
+    images = np.random.RandomState(0).normal(2.0, 1.0, (7, 3, 8, 8)).astype(np.float32)
+    with chainer.using_config("train", False):
+        expected = model(images).array
+        launched = cuda_on_cpu()
+        with chainer.no_backprop_mode():
+            found = model(images).array
+    layers = sum(isinstance(link, NormGroupBatchNormalization) for link in model.links())
+    assert launched.count("normalized") == layers > 5
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)

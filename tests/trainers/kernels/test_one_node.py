@@ -51,7 +51,7 @@ class Names(chainer.FunctionHook):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("component", [SmallResNet(width=8), SmallCNN(width=8), WideResNet(depth=10, widen=1)])
-def test_one_node_has_the_bits_of_many(monkeypatch, component, dtype):
+def test_one_node_has_the_bits_of_many(monkeypatch, component, dtype, assert_as_exact):
     found, names, backward = one_update(component, dtype=dtype)
     assert "Normalized" in names
     assert not {"BatchNormalization", "ReLU"} & {*names}
@@ -63,7 +63,7 @@ def test_one_node_has_the_bits_of_many(monkeypatch, component, dtype):
     assert {"Deconvolution2DFunction", "Convolution2DGradW"} <= {*backward}
     assert found.keys() == expected.keys()
     for path, values in expected.items():
-        np.testing.assert_array_equal(found[path], values, err_msg=path)
+        assert_as_exact(found[path], values, dtype=dtype, path=path)
 
 
 @pytest.mark.parametrize("wanted", [(0, 1, 2), (0,), (1,), (2,), (0, 2), (1, 2)])

@@ -1,0 +1,185 @@
+"""The compiled passes of normalisation are NumPy's in float64, whoever shares them, and write every number."""
+
+import ctypes
+import ctypes.util
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+
+from trainers import kernels
+from trainers.kernels import compiled_normalization, numpy_normalization, pool
+from trainers.kernels.compiled_normalization import Passes
+
+pytestmark = pytest.mark.skipif(
+    compiled_normalization.COMPILED is None, reason="needs what a C compiler makes at the installation, and AVX2"
+)
+SHAPES = [(1, 5, 1), (2, 63, 3), (1, 64, 8), (3, 65, 17), (1, 1025, 33), (2, 2500, 64), (1, 131, 2048)]
+ALONE = Passes(lambda: 1, None)
+EPS = 2e-5
+
+
+class Poisoned:
+    """NumPy, but for memory that holds NaN where it would be unknown."""
+
+    def __getattr__(self, name):
+        return getattr(np, name)
+
+    def empty(self, shape, dtype=np.float64):
+        return np.full(shape, np.nan, dtype)
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch):
+    monkeypatch.setattr(compiled_normalization, "np", Poisoned())
+
+
+def made(shape, *, level=3.0):
+    """x, what is added, gy, gamma and beta."""
+    random = np.random.RandomState(0)
+    x, plus, gy = (random.normal(mean, 2.0, shape).astype("f") for mean in (level, 0.0, 0.0))
+    return x, plus, gy, *(random.normal(size=shape[2]).astype("f") for _ in range(2))
+
+
+def in_float64(x, gamma, beta):
+    """The same scales, as the passes are held to: of exact mean and deviation."""
+    wide = x.astype("d")
+    vectors = (np.array([vector] * len(x), "d") for vector in (gamma, beta))
+    return wide.mean(axis=1), 1 / np.sqrt(wide.var(axis=1) + EPS), *vectors
+
+
+def assert_near(found, expected, *, bound=1e-5):
+    """Both bounds of the kernels' accuracy: of the norm, and ten times that of the largest element."""
+    assert found.shape == expected.shape
+    away = found - expected
+    assert np.linalg.norm(away) <= bound * np.linalg.norm(expected)
+    assert np.abs(away).max() <= 10 * bound * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("level", [0.0, 3.0, 200.0])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_statistics_are_those_of_float64(shape, level):
+    x, _, _, gamma, beta = made(shape, level=level)
+    weights, channels = np.linspace(0.5, 1.0, shape[0]), shape[2]
+    sums, factor = np.full(1 + 3 * channels, 7.0), 1.25
+    scales = ALONE.whole_scales(x, gamma, beta, EPS, seen=(weights, sums, factor))
+    assert scales.shape == (4, shape[0], channels)
+    assert scales.dtype == np.float32
+    assert_near(scales, np.stack(in_float64(x, gamma, beta)), bound=2e-6)
+    mean, var = x.mean(axis=1, dtype="d"), x.astype("d").var(axis=1)
+    expected = np.concatenate([[weights.sum()], *(weights @ part for part in (mean, factor * var, mean**2))])
+    np.testing.assert_allclose(sums - 7.0, expected, rtol=2e-6, atol=1e-6)
+    np.testing.assert_array_equal(ALONE.whole_scales(x, gamma, beta, EPS), scales)
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_is_normalised_and_its_gradients_are_those_of_float64(shape, adds, relu):
+    x, plus, gy, gamma, beta = made(shape)
+    plus, scales = plus if adds else None, ALONE.whole_scales(x, gamma, beta, EPS)
+    y = ALONE.normalized_by(x, scales, relu=relu, plus=plus)
+    wide, wide_scales = x.astype("d"), tuple(part.astype("d") for part in scales)
+    assert_near(y, numpy_normalization.normalized_by(wide, wide_scales, relu=relu, plus=plus))
+    found = ALONE.gradient_by(gy, x, scales, relu=relu, y=y if adds and relu else None)
+    out = y.astype("d") if relu else None
+    expected = numpy_normalization.gradient_by(gy.astype("d"), wide, wide_scales, relu=relu, y=out)
+    assert_near(found[0], expected[0])
+    assert_near(found[1], np.stack(expected[1]))
+    if adds:
+        np.testing.assert_array_equal(found[2], expected[2])
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_no_number_is_not_hidden(bad):
+    x, _, gy, gamma, beta = made((1, 100, 8))
+    scales = ALONE.whole_scales(x, gamma, beta, EPS)
+    x[0, 70, 3] = bad
+    broken = ALONE.whole_scales(x, gamma, beta, EPS)
+    assert not np.isfinite(broken[0, 0, 3])
+    assert np.isfinite(np.delete(broken, 3, axis=2)).all()
+    assert not np.isfinite(ALONE.normalized_by(x, scales, relu=False)[0, 70, 3])
+    assert np.isnan(ALONE.normalized_by(x * np.nan, scales, relu=True)).all()
+    gy[0, 5, 2] = bad
+    assert not np.isfinite(ALONE.gradient_by(gy, made((1, 100, 8))[0], scales, relu=False)[0][0, :, 2]).any()
+
+
+def everything(passes):
+    x, plus, gy, gamma, beta = made((2, 5000, 64))
+    scales = passes.whole_scales(x, gamma, beta, EPS)
+    y = passes.normalized_by(x, scales, relu=True, plus=plus)
+    of_sum = passes.gradient_by(gy, x, scales, relu=True, y=y)
+    return scales, y, *of_sum, *passes.gradient_by(gy, x, scales, relu=True)
+
+
+def openmp():
+    return ctypes.cast(ctypes.CDLL(ctypes.util.find_library("gomp")).GOMP_parallel, ctypes.c_void_p).value
+
+
+@pytest.mark.parametrize("whose", ["ours", "OpenMP's"])
+@pytest.mark.parametrize("count", [2, 3])
+def test_threads_change_no_bit(monkeypatch, count, whose):
+    if whose == "OpenMP's" and ctypes.util.find_library("gomp") is None:
+        pytest.skip("needs a library of OpenMP")
+    monkeypatch.setenv("OMP_NUM_THREADS", str(count))
+    for cached in (pool.num_threads, pool._pool):
+        cached.cache_clear()
+    shared = Passes(lambda: count, pool.PARALLEL if whose == "ours" else openmp())
+    for _ in range(5):
+        for found, alone in zip(everything(shared), everything(ALONE), strict=True):
+            np.testing.assert_array_equal(found, alone)
+    for cached in (pool.num_threads, pool._pool):
+        cached.cache_clear()
+
+
+def test_arrays_of_other_types_and_orders_are_left_to_numpy(monkeypatch):
+    x, _, gy, gamma, beta = made((1, 100, 8))
+    scales = ALONE.whole_scales(x, gamma, beta, EPS)
+    for other in (x.astype("d"), x[:, ::2], x.transpose(0, 2, 1)):
+        assert ALONE.whole_scales(other, gamma, beta, EPS) is None
+        assert ALONE.normalized_by(other, scales, relu=True) is None
+        assert ALONE.gradient_by(other, other, scales, relu=True) is None
+    monkeypatch.setattr(compiled_normalization, "COMPILED", None)
+    assert ALONE.whole_scales(x, gamma, beta, EPS) is None
+    assert ALONE.gradient_by(gy, x, scales, relu=True) is None
+
+
+@pytest.mark.parametrize("kind", ["numpy", pytest.param("torch", marks=pytest.mark.torch)])
+def test_without_them_both_kinds_compute_the_same(monkeypatch, kind):
+    if kind == "torch":
+        pytest.importorskip("torch")
+    operators = __import__(f"trainers.kernels.{kind}_operators", fromlist=["gradient_by"])
+    x, plus, gy, gamma, beta = made((2, 300, 16))
+    found = []
+    for compiled in (compiled_normalization.COMPILED, None):
+        monkeypatch.setattr(compiled_normalization, "COMPILED", compiled)
+        scales = operators.scales(x, *operators.mean_and_variance(x), gamma, beta, EPS)
+        y = operators.normalized_by(x, scales, relu=True, plus=plus)
+        of_sum = operators.gradient_by(gy, x, scales, relu=True, y=y)
+        alone = operators.gradient_by(gy, x, scales, relu=True)[:2]
+        found.append([y, of_sum[0], np.stack(of_sum[1]), of_sum[2], alone[0], np.stack(alone[1])])
+    for one, other in zip(*found, strict=True):
+        assert one.dtype == other.dtype
+        assert_near(one, other)
+
+
+def test_exact_mode_is_promised_where_the_same_is_compiled(monkeypatch):
+    before = kernels.in_use()
+    for kind, expected in (("numpy", {"normalization": "compiled"}), ("chainer", {})):
+        kernels.use(kind)
+        assert kernels.details() == expected
+    kernels.use("numpy")
+    monkeypatch.setattr(compiled_normalization, "COMPILED", None)
+    assert kernels.details() == {}
+    kernels.use(before)
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_what_another_version_compiled_is_not_used(tmp_path):
+    source, library = tmp_path / "other.c", tmp_path / "other.so"
+    source.write_text("int serves(void) { return 1; }\n")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    assert compiled_normalization.load(ctypes.CDLL(str(library))) is None
+    assert compiled_normalization.load(None) is None

@@ -1,0 +1,316 @@
+/* Batch normalisation's passes over float32 rows of channels, for trainers/kernels/compiled_normalization.py, which says what
+ * they compute. No header of Python's: ctypes loads this. A group is cut into parts that depend on its size alone, and their
+ * sums are added up in one order: the bits are the same on any number of threads. */
+
+#include <stdint.h>
+
+#if defined(__x86_64__) && defined(__GNUC__)
+
+#define PASS __attribute__((target("avx2,fma"))) static
+#define INLINE __attribute__((target("avx2,fma"), always_inline)) static inline
+#define TOGETHER 4 /* rows of one walk over the channels */
+
+/* OpenMP's: calls work(data) on so many threads at once, and waits for all. */
+typedef void (*parallel_t)(void (*work)(void *), void *data, unsigned threads, unsigned flags);
+typedef const float *restrict given;
+
+/* What is the same in all calls on arrays (groups, rows, channels). */
+struct shape {
+    int64_t groups, rows, channels, parts; /* parts of each group */
+    parallel_t parallel;
+};
+
+struct pass {
+    struct shape of;
+    unsigned threads;
+    const float *x, *plus, *gy, *y;             /* (groups, rows, channels) */
+    float *out, *counted;                       /* the same */
+    const float *mean, *inv_std, *gamma, *beta; /* (groups, channels) */
+    double *sums;                               /* (groups, parts, 2, channels) */
+    float *about, *times, *slope, *level;       /* (groups, channels) */
+    int relu, backwards;
+    int64_t next;
+    void (*run)(const struct pass *, int64_t group, int64_t part, int64_t first, int64_t last);
+};
+
+#define EACH(c) (int64_t c = 0; c < channels; c++)
+#define AT(array) (p->array + (group * p->of.rows + row) * p->of.channels)
+#define OF(array) (p->array + group * p->of.channels)
+#define SUMS (p->sums + group * p->of.parts * 2 * p->of.channels)
+
+int serves(void) {
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
+
+/* memory: float64 (2 * parts + 2, groups, channels) */
+static struct pass pass_of(const struct shape *of, unsigned threads, const float *x, const float *scales, double *memory) {
+    int64_t size = of->groups * of->channels, sums = of->parts * 2 * size;
+    struct pass p = {.of = *of, .threads = threads, .x = x, .sums = memory};
+    p.mean = scales, p.inv_std = scales + size, p.gamma = scales + 2 * size, p.beta = scales + 3 * size;
+    p.about = (float *)(memory + sums);
+    p.times = p.about + size, p.slope = p.times + size, p.level = p.slope + size;
+    return p;
+}
+
+static void take_parts(void *data) {
+    struct pass *p = data;
+    int64_t count = p->of.groups * p->of.parts, number;
+    while ((number = __atomic_fetch_add(&p->next, 1, __ATOMIC_RELAXED)) < count) {
+        if (p->backwards) number = count - 1 - number; /* what was read last is still in the caches */
+        int64_t group = number / p->of.parts, part = number % p->of.parts;
+        p->run(p, group, part, p->of.rows * part / p->of.parts, p->of.rows * (part + 1) / p->of.parts);
+    }
+}
+
+static void share(struct pass *p, int backwards) {
+    p->next = 0, p->backwards = backwards;
+    if (p->threads > 1 && p->of.parallel && p->of.groups * p->of.parts > 1)
+        p->of.parallel(take_parts, p, p->threads, 0);
+    else
+        take_parts(p);
+}
+
+/* Adds the sums of each group's parts up in its first. */
+static void add_parts(const struct pass *p) {
+    int64_t width = 2 * p->of.channels;
+    for (int64_t group = 0; group < p->of.groups; group++)
+        for (int64_t part = 1; part < p->of.parts; part++)
+            for (int64_t n = 0; n < width; n++) SUMS[n] += SUMS[part * width + n];
+}
+
+/* Two sums of a part's rows: `add` adds so many rows from `row` on to one and other; those few in float32. */
+#define SUM(add)                                                                                            \
+    int64_t channels = p->of.channels, row = first;                                                         \
+    double *restrict one = p->sums + (group * p->of.parts + part) * 2 * channels, *restrict other = one + channels; \
+    for EACH(c) one[c] = other[c] = 0;                                                                      \
+    for (; row + TOGETHER <= last; row += TOGETHER) add(p, group, row, TOGETHER, one, other);               \
+    for (; row < last; row++) add(p, group, row, 1, one, other);
+
+INLINE void add_moments(const struct pass *p, int64_t group, int64_t row, int rows, double *restrict one,
+                        double *restrict other) {
+    int64_t channels = p->of.channels;
+    given x = AT(x), about = OF(about);
+    for EACH(c) {
+        float sum = 0, squares = 0;
+        for (int r = 0; r < rows; r++) {
+            float away = x[r * channels + c] - about[c];
+            sum += away;
+            squares += away * away;
+        }
+        one[c] += sum;
+        other[c] += squares;
+    }
+}
+
+PASS void moments(const struct pass *p, int64_t group, int64_t part, int64_t first, int64_t last) { SUM(add_moments) }
+
+/* What moments are about: the mean of a few rows from all over the group, so that little is lost in squares. */
+PASS void guess_means(const struct pass *p) {
+    int64_t channels = p->of.channels, count = p->of.rows < 16 ? p->of.rows : 16;
+    for (int64_t group = 0; group < p->of.groups; group++) {
+        float *restrict about = OF(about);
+        for EACH(c) about[c] = 0;
+        for (int64_t n = 0; n < count; n++) {
+            int64_t row = p->of.rows * n / count;
+            given x = AT(x);
+            for EACH(c) about[c] += x[c] / count;
+        }
+    }
+}
+
+/* Into the sums: mean and biased variance. */
+PASS void find_moments(struct pass *p) {
+    int64_t channels = p->of.channels;
+    guess_means(p);
+    p->run = moments;
+    share(p, 0);
+    add_parts(p);
+    for (int64_t group = 0; group < p->of.groups; group++) {
+        double *restrict mean = SUMS, *restrict var = mean + channels;
+        given about = OF(about);
+        for EACH(c) {
+            double away = mean[c] / p->of.rows, left = var[c] / p->of.rows - away * away;
+            mean[c] = about[c] + away;
+            var[c] = left < 0 ? 0 : left; /* what is no number stays so */
+        }
+    }
+}
+
+/* scales, (4, groups, channels): mean, 1 / deviation, gamma, beta. seen, or null: as norm_statistics.Seen has it. */
+__attribute__((target("avx2,fma"))) void whole_scales(const struct shape *of, unsigned threads, const float *x, given gamma,
+                                                      given beta, double eps, float *scales, const double *weights,
+                                                      double *seen, double factor, double *memory) {
+    struct pass pass = pass_of(of, threads, x, 0, memory), *p = &pass;
+    int64_t channels = of->channels, size = of->groups * channels;
+    find_moments(p);
+    for (int64_t group = 0; group < of->groups; group++) {
+        const double *restrict mean = SUMS, *restrict var = mean + channels;
+        float *restrict out = scales + group * channels, least = eps;
+        for EACH(c) out[c] = mean[c];
+        for EACH(c) out[size + c] = 1 / __builtin_sqrtf((float)var[c] + least);
+        for EACH(c) out[2 * size + c] = gamma[c];
+        for EACH(c) out[3 * size + c] = beta[c];
+        if (!seen) continue;
+        double weight = weights[group], *restrict sums = seen + 1;
+        seen[0] += weight;
+        for EACH(c) sums[c] += weight * mean[c];
+        for EACH(c) sums[channels + c] += weight * (factor * var[c]);
+        for EACH(c) sums[2 * channels + c] += weight * (mean[c] * mean[c]);
+    }
+}
+
+static void set_times(const struct pass *p) {
+    for (int64_t n = 0; n < p->of.groups * p->of.channels; n++) p->times[n] = p->gamma[n] * p->inv_std[n];
+}
+
+PASS void normalize(const struct pass *p, int64_t group, int64_t part, int64_t first, int64_t last) {
+    int64_t channels = p->of.channels;
+    given mean = OF(mean), times = OF(times), beta = OF(beta);
+    float least = p->relu ? 0 : -__builtin_inff();
+    (void)part;
+    for (int64_t row = first; row < last; row++) {
+        given x = AT(x);
+        float *restrict out = AT(out);
+        if (p->plus) {
+            given plus = AT(plus);
+            for EACH(c) {
+                float value = __builtin_fmaf(x[c] - mean[c], times[c], beta[c]) + plus[c];
+                out[c] = value < least ? least : value;
+            }
+        } else
+            for EACH(c) {
+                float value = __builtin_fmaf(x[c] - mean[c], times[c], beta[c]);
+                out[c] = value < least ? least : value;
+            }
+    }
+}
+
+void normalized(const struct shape *of, unsigned threads, const float *x, const float *scales, const float *plus, int relu,
+                float *out, double *memory) {
+    struct pass p = pass_of(of, threads, x, scales, memory);
+    p.plus = plus, p.relu = relu, p.out = out, p.run = normalize;
+    set_times(&p);
+    share(&p, 1);
+}
+
+/* came where y is above 0, else 0; without a branch, or the compiler makes no vectors of it. */
+INLINE float where_above(float y, float came) {
+    union {
+        float number;
+        uint32_t bits;
+    } counts = {came};
+    counts.bits &= -(uint32_t)(y > 0);
+    return counts.number;
+}
+
+INLINE void add_all(const struct pass *p, int64_t group, int64_t row, int rows, double *restrict one,
+                    double *restrict other) {
+    int64_t channels = p->of.channels;
+    given x = AT(x), gy = AT(gy), mean = OF(mean);
+    for EACH(c) {
+        float sum = 0, product = 0;
+        for (int r = 0; r < rows; r++) {
+            float came = gy[r * channels + c];
+            sum += came;
+            product += came * (x[r * channels + c] - mean[c]);
+        }
+        one[c] += sum;
+        other[c] += product;
+    }
+}
+
+/* Of gy where ReLU let through what was normalised. */
+INLINE void add_above(const struct pass *p, int64_t group, int64_t row, int rows, double *restrict one,
+                      double *restrict other) {
+    int64_t channels = p->of.channels;
+    given x = AT(x), gy = AT(gy), mean = OF(mean), times = OF(times), beta = OF(beta);
+    for EACH(c) {
+        float sum = 0, product = 0;
+        for (int r = 0; r < rows; r++) {
+            float away = x[r * channels + c] - mean[c];
+            float counts = where_above(__builtin_fmaf(away, times[c], beta[c]), gy[r * channels + c]);
+            sum += counts;
+            product += counts * away;
+        }
+        one[c] += sum;
+        other[c] += product;
+    }
+}
+
+/* Of gy where y is above 0, which is written to counted. */
+INLINE void add_where(const struct pass *p, int64_t group, int64_t row, int rows, double *restrict one,
+                      double *restrict other) {
+    int64_t channels = p->of.channels;
+    given x = AT(x), gy = AT(gy), y = AT(y), mean = OF(mean);
+    float *restrict counted = AT(counted);
+#pragma GCC ivdep /* counted is memory of its own */
+    for EACH(c) {
+        float sum = 0, product = 0;
+        for (int r = 0; r < rows; r++) {
+            int64_t n = r * channels + c;
+            float counts = where_above(y[n], gy[n]);
+            counted[n] = counts;
+            sum += counts;
+            product += counts * (x[n] - mean[c]);
+        }
+        one[c] += sum;
+        other[c] += product;
+    }
+}
+
+PASS void sum_all(const struct pass *p, int64_t group, int64_t part, int64_t first, int64_t last) { SUM(add_all) }
+PASS void sum_above(const struct pass *p, int64_t group, int64_t part, int64_t first, int64_t last) { SUM(add_above) }
+PASS void sum_where(const struct pass *p, int64_t group, int64_t part, int64_t first, int64_t last) { SUM(add_where) }
+
+/* gy * times - ((x - mean) * slope + level); where relu, of the gy that sum_above counts. */
+PASS void input_gradient(const struct pass *p, int64_t group, int64_t part, int64_t first, int64_t last) {
+    int64_t channels = p->of.channels;
+    given mean = OF(mean), times = OF(times), beta = OF(beta), slope = OF(slope), level = OF(level);
+    (void)part;
+    for (int64_t row = first; row < last; row++) {
+        given x = AT(x), gy = AT(gy);
+        float *restrict out = AT(out);
+        if (p->relu)
+            for EACH(c) {
+                float away = x[c] - mean[c], counts = where_above(__builtin_fmaf(away, times[c], beta[c]), gy[c]);
+                out[c] = counts * times[c] - (away * slope[c] + level[c]);
+            }
+        else
+            for EACH(c) out[c] = gy[c] * times[c] - ((x[c] - mean[c]) * slope[c] + level[c]);
+    }
+}
+
+/* The gradients of gamma and beta, (2, channels), of all groups, and what input_gradient needs. */
+PASS void finish_gradients(const struct pass *p, float *gradients) {
+    int64_t channels = p->of.channels;
+    for (int64_t n = 0; n < 2 * channels; n++) gradients[n] = 0;
+    for (int64_t group = 0; group < p->of.groups; group++) {
+        const double *restrict of_beta = SUMS, *restrict of_gamma = of_beta + channels;
+        given inv_std = OF(inv_std), times = OF(times);
+        float *restrict slope = OF(slope), *restrict level = OF(level);
+        for EACH(c) gradients[c] += (float)(of_gamma[c] * inv_std[c]);
+        for EACH(c) gradients[channels + c] += (float)of_beta[c];
+        for EACH(c) slope[c] = (double)times[c] * inv_std[c] * inv_std[c] * of_gamma[c] / p->of.rows;
+        for EACH(c) level[c] = times[c] * of_beta[c] / p->of.rows;
+    }
+}
+
+void gradients(const struct shape *of, unsigned threads, const float *gy, const float *x, const float *y, int relu,
+               const float *scales, float *counted, float *gx, float *of_parameters, double *memory) {
+    struct pass p = pass_of(of, threads, x, scales, memory);
+    p.gy = gy, p.y = y, p.counted = counted, p.out = gx;
+    p.run = y ? sum_where : relu ? sum_above : sum_all;
+    set_times(&p);
+    share(&p, 0);
+    add_parts(&p);
+    finish_gradients(&p, of_parameters);
+    p.gy = y ? counted : gy, p.relu = relu && !y, p.run = input_gradient;
+    share(&p, 1);
+}
+
+#else
+
+int serves(void) { return 0; }
+
+#endif
