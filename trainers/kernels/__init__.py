@@ -16,7 +16,8 @@ Chainer's nodes stay, and with them checks of types and gradients of gradients: 
 and the gradients of a convolution. What a kernel does not cover (groups, dilation, cover_all, float16 on the CPU) is
 Chainer's. Three nodes are ours, and ask Chainer's for gradients of gradients: normalisation with a sum and ReLU
 (`normalized`), on the CPU the same with the convolution before it (`convolved`), and on a GPU the loss
-(`trainers.fused_loss`). There, optimizers move all parameters at once (`trainers.fused_step`).
+(`trainers.fused_loss`). Optimizers move all parameters at once (`trainers.fused_step`), on the CPU in float32. What is
+compiled there, `normalization.c` and `steps.c`, serves `numpy` and `torch` alike, on the threads of each.
 
 `SEAMS` are armed by `trainers/__init__.py`, and wait for the modules of Chainer they belong to. Which kernels serve is
 looked up at each call, first in the environment: `KILOBATCH_KERNELS`. Nothing is loaded here, not even NumPy.
@@ -124,7 +125,7 @@ def details() -> dict[str, str]:
         return {}
     from trainers.kernels.compiled_normalization import COMPILED
 
-    return {} if COMPILED is None else {"normalization": "compiled"}
+    return {} if COMPILED is None else {"passes": "compiled"}
 
 
 def missing(kind: str, *, device: str = "cpu") -> tuple[str, str] | None:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
+from trainers.kernels.compiled import Threads
+
 _VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -51,5 +53,4 @@ def _parallel(work: int, data: int, threads: int, flags: int) -> None:
         other.result()
 
 
-# For compiled code: like OpenMP's GOMP_parallel, but of these threads.
-PARALLEL = ctypes.cast(_parallel, ctypes.c_void_p).value
+THREADS = Threads(num_threads, ctypes.cast(_parallel, ctypes.c_void_p).value, worth=1 << 18)  # for compiled code

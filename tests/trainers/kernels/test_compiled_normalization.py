@@ -10,13 +10,14 @@ import pytest
 
 from trainers import kernels
 from trainers.kernels import compiled_normalization, numpy_normalization, pool
+from trainers.kernels.compiled import Threads, load
 from trainers.kernels.compiled_normalization import Passes
 
 pytestmark = pytest.mark.skipif(
     compiled_normalization.COMPILED is None, reason="needs what a C compiler makes at the installation, and AVX2"
 )
 SHAPES = [(1, 5, 1), (2, 63, 3), (1, 64, 8), (3, 65, 17), (1, 1025, 33), (2, 2500, 64), (1, 131, 2048)]
-ALONE = Passes(lambda: 1, None)
+ALONE = Passes(Threads(lambda: 1))
 EPS = 2e-5
 
 
@@ -126,7 +127,7 @@ def test_threads_change_no_bit(monkeypatch, count, whose):
     monkeypatch.setenv("OMP_NUM_THREADS", str(count))
     for cached in (pool.num_threads, pool._pool):
         cached.cache_clear()
-    shared = Passes(lambda: count, pool.PARALLEL if whose == "ours" else openmp())
+    shared = Passes(Threads(lambda: count, pool.THREADS.parallel if whose == "ours" else openmp()))
     for _ in range(5):
         for found, alone in zip(everything(shared), everything(ALONE), strict=True):
             np.testing.assert_array_equal(found, alone)
@@ -167,7 +168,7 @@ def test_without_them_both_kinds_compute_the_same(monkeypatch, kind):
 
 def test_exact_mode_is_promised_where_the_same_is_compiled(monkeypatch):
     before = kernels.in_use()
-    for kind, expected in (("numpy", {"normalization": "compiled"}), ("chainer", {})):
+    for kind, expected in (("numpy", {"passes": "compiled"}), ("chainer", {})):
         kernels.use(kind)
         assert kernels.details() == expected
     kernels.use("numpy")
@@ -181,5 +182,6 @@ def test_what_another_version_compiled_is_not_used(tmp_path):
     source, library = tmp_path / "other.c", tmp_path / "other.so"
     source.write_text("int serves(void) { return 1; }\n")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
-    assert compiled_normalization.load(ctypes.CDLL(str(library))) is None
-    assert compiled_normalization.load(None) is None
+    assert load(ctypes.CDLL(str(library)), {"normalized": ()}) is None
+    assert load(ctypes.CDLL(str(library)), {}) is not None
+    assert load(None, {"normalized": ()}) is None
