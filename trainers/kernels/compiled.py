@@ -55,6 +55,12 @@ def _built() -> ctypes.CDLL | None:
     return None if found is None or found.origin is None else ctypes.CDLL(found.origin)
 
 
+def address(library: ctypes.CDLL | None, name: str) -> int | None:
+    """Where a library's function begins, for another library to call it; None where it has none."""
+    function = getattr(library, name, None)
+    return None if function is None else ctypes.cast(function, ctypes.c_void_p).value
+
+
 LIBRARY = _built()  # None without a compiler
 
 

@@ -18,6 +18,7 @@ from trainers.kernels.pool import THREADS, shared
 COMPUTES_MASK = COMPILED is not None  # of ReLU without a sum, again, rather than read what came out
 _BLOCK_VALUES = 1 << 15  # 128 KiB of float32: what is written once is read again from the cache
 _ROW_VALUES = 512
+_WORTH_THREADS = 1 << 18
 _compiled = Passes(THREADS)
 whole_scales = _compiled.whole_scales
 
@@ -244,7 +245,7 @@ class _Sums:
 
 
 def _work(task: Callable[[int, int], None], blocks: list[Any], x: np.ndarray) -> None:
-    shared(task, len(blocks), worth=x.size >= THREADS.worth)
+    shared(task, len(blocks), worth=x.size >= _WORTH_THREADS)
 
 
 def _wide(x: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from trainers.kernels import numpy_normalization, numpy_pooling
-from trainers.kernels.compiled import Threads
+from trainers.kernels.compiled import Threads, address
 from trainers.kernels.compiled_normalization import Passes
 from trainers.kernels.compiled_steps import Steps
 from trainers.kernels.numpy_convolution import Pair
@@ -27,8 +27,8 @@ def _openmp() -> int | None:
     Threads of our own would wait for PyTorch's, which keep the cores busy between operators.
     """
     try:
-        return ctypes.cast(ctypes.CDLL(torch._C.__file__).GOMP_parallel, ctypes.c_void_p).value
-    except (AttributeError, OSError):
+        return address(ctypes.CDLL(torch._C.__file__), "GOMP_parallel")
+    except OSError:
         return None
 
 
