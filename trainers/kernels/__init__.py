@@ -34,10 +34,12 @@ from types import ModuleType
 from trainers.kernels import convolution_seams, seams
 from trainers.memory import keep_what_is_freed
 
-__all__ = ["GPU_KINDS", "KINDS", "SEAMS", "VARIABLE", "ask_for", "asked", "in_use", "missing", "use", "use_on_gpu"]
+__all__ = ["GPU_KINDS", "KINDS", "SEAMS", "VARIABLE", "ask_for", "asked", "described", "details", "has_compiled"]
+__all__ += ["in_use", "missing", "use", "use_on_gpu"]
 
 KINDS = ("numpy", "torch", "chainer")
 GPU_KINDS = ("cudnn", "chainer")
+_COMPILED = ("numpy", "torch")  # that passes in C serve beside
 VARIABLE = "KILOBATCH_KERNELS"  # of the environment: the kernels of a process that was not told otherwise
 
 SEAMS: tuple[tuple[str, Callable[[ModuleType], None]], ...] = (
@@ -121,11 +123,18 @@ def in_use() -> str:
 
 def details() -> dict[str, str]:
     """What else the bits of the kernels in use depend on, that versions do not tell."""
-    if in_use() not in ("numpy", "torch"):
-        return {}
-    from trainers.kernels.compiled_normalization import COMPILED
+    return {"passes": "compiled"} if has_compiled(in_use()) else {}
 
-    return {} if COMPILED is None else {"passes": "compiled"}
+
+def described(kind: str) -> str:
+    """A kind of the CPU's, and whether it has its compiled passes here."""
+    with_them = "with" if has_compiled(kind) else "without"
+    return f"{kind}, {with_them} compiled passes" if kind in _COMPILED else kind
+
+
+def has_compiled(kind: str) -> bool:
+    """Whether passes that a C compiler made serve beside these kernels."""
+    return kind in _COMPILED and importlib.import_module("trainers.kernels.compiled_steps").COMPILED is not None
 
 
 def missing(kind: str, *, device: str = "cpu") -> tuple[str, str] | None:

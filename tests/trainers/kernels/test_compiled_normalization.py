@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from trainers import kernels
-from trainers.kernels import compiled_normalization, numpy_normalization, pool
+from trainers.kernels import compiled_normalization, compiled_steps, numpy_normalization, pool
 from trainers.kernels.compiled import Threads, address, load
 from trainers.kernels.compiled_normalization import Passes
 
@@ -229,12 +229,17 @@ def test_without_them_both_kinds_compute_the_same(monkeypatch, kind):
 
 def test_exact_mode_is_promised_where_the_same_is_compiled(monkeypatch):
     before = kernels.in_use()
-    for kind, expected in (("numpy", {"passes": "compiled"}), ("chainer", {})):
+    for kind, expected, words in (
+        ("numpy", {"passes": "compiled"}, "numpy, with compiled passes"),
+        ("chainer", {}, "chainer"),
+    ):
         kernels.use(kind)
         assert kernels.details() == expected
+        assert kernels.described(kind) == words
     kernels.use("numpy")
-    monkeypatch.setattr(compiled_normalization, "COMPILED", None)
+    monkeypatch.setattr(compiled_steps, "COMPILED", None)
     assert kernels.details() == {}
+    assert kernels.described("numpy") == "numpy, without compiled passes"
     kernels.use(before)
 
 
