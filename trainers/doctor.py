@@ -199,7 +199,7 @@ def _kernels(problems: list[Problem]) -> str:
     """What computes on the CPU."""
     asked = kernels.asked()
     if (lacks := kernels.missing(asked)) is None:
-        return asked
+        return kernels.described(asked)
     problems.append(Problem(what=lacks[0], way_out=lacks[1], stops_cpu_training=True))
     return f"{asked}, which is not here"
 

@@ -49,7 +49,8 @@ def _decay(hyperparam: Any, component: Any, rules: list[chainer.UpdateRule]) -> 
 
 def _covered(optimizer: chainer.Optimizer, component: Any, parameters: list[chainer.Parameter]) -> bool:
     """Whether the kernels have this step, of arrays that lie as they want them, and no hook is left out."""
-    if not hasattr(component, "step_form") or not hasattr(seams.serving(parameters[0].array), "optimizer_step"):
+    types = getattr(seams.serving(parameters[0].array), "STEPS", "")
+    if not hasattr(component, "step_form") or parameters[0].dtype.char not in [*types]:
         return False
     if any(parameter.grad is None for parameter in parameters):
         return False

@@ -50,9 +50,11 @@ def score_run(
 
     from trainers.build import build
     from trainers.evaluate import score
+    from trainers.norm_groups import NormGroups
 
     parts = build(opened.recipe, opened.dataset)
     parts.model.to_device(take_device(kind, MPI.COMM_SELF))
+    NormGroups(opened.recipe.evaluation).install(parts.model)  # as in training: one pass a layer, to the same bits
     state = load_into(parts.model, None, content)
     read = {"load": parts.load_eval, "threads_load": parts.threads_load, "num_samples": parts.num_eval}
     found = score(parts.model, **read, loss=parts.loss, mpi=MPI.COMM_SELF)

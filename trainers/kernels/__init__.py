@@ -16,7 +16,8 @@ Chainer's nodes stay, and with them checks of types and gradients of gradients: 
 and the gradients of a convolution. What a kernel does not cover (groups, dilation, cover_all, float16 on the CPU) is
 Chainer's. Three nodes are ours, and ask Chainer's for gradients of gradients: normalisation with a sum and ReLU
 (`normalized`), on the CPU the same with the convolution before it (`convolved`), and on a GPU the loss
-(`trainers.fused_loss`). There, optimizers move all parameters at once (`trainers.fused_step`).
+(`trainers.fused_loss`). Optimizers move all parameters at once (`trainers.fused_step`), on the CPU in float32. What is
+compiled there, `normalization.c` and `steps.c`, serves `numpy` and `torch` alike, on the threads of each.
 
 `SEAMS` are armed by `trainers/__init__.py`, and wait for the modules of Chainer they belong to. Which kernels serve is
 looked up at each call, first in the environment: `KILOBATCH_KERNELS`. Nothing is loaded here, not even NumPy.
@@ -33,10 +34,12 @@ from types import ModuleType
 from trainers.kernels import convolution_seams, seams
 from trainers.memory import keep_what_is_freed
 
-__all__ = ["GPU_KINDS", "KINDS", "SEAMS", "VARIABLE", "ask_for", "asked", "in_use", "missing", "use", "use_on_gpu"]
+__all__ = ["GPU_KINDS", "KINDS", "SEAMS", "VARIABLE", "ask_for", "asked", "described", "details", "has_compiled"]
+__all__ += ["in_use", "missing", "use", "use_on_gpu"]
 
 KINDS = ("numpy", "torch", "chainer")
 GPU_KINDS = ("cudnn", "chainer")
+_COMPILED = ("numpy", "torch")  # that passes in C serve beside
 VARIABLE = "KILOBATCH_KERNELS"  # of the environment: the kernels of a process that was not told otherwise
 
 SEAMS: tuple[tuple[str, Callable[[ModuleType], None]], ...] = (
@@ -120,11 +123,18 @@ def in_use() -> str:
 
 def details() -> dict[str, str]:
     """What else the bits of the kernels in use depend on, that versions do not tell."""
-    if in_use() not in ("numpy", "torch"):
-        return {}
-    from trainers.kernels.compiled_normalization import COMPILED
+    return {"passes": "compiled"} if has_compiled(in_use()) else {}
 
-    return {} if COMPILED is None else {"normalization": "compiled"}
+
+def described(kind: str) -> str:
+    """A kind of the CPU's, and whether it has its compiled passes here."""
+    with_them = "with" if has_compiled(kind) else "without"
+    return f"{kind}, {with_them} compiled passes" if kind in _COMPILED else kind
+
+
+def has_compiled(kind: str) -> bool:
+    """Whether passes that a C compiler made serve beside these kernels."""
+    return kind in _COMPILED and importlib.import_module("trainers.kernels.compiled_steps").COMPILED is not None
 
 
 def missing(kind: str, *, device: str = "cpu") -> tuple[str, str] | None:

@@ -10,6 +10,7 @@ from trainers.kernels.cuda_launch import THREADS
 from trainers.kernels.cuda_tensors import Table, addresses, launch, on_device, table
 from trainers.step_forms import StepDecay, StepForm, Trust
 
+STEPS = "eEfd"  # types of weights that there are steps for
 _STATES = 2  # that kernels are told of
 
 

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from trainers.kernels.compiled_normalization import COMPILED, Passes
-from trainers.kernels.pool import PARALLEL, num_threads, shared
+from trainers.kernels.pool import THREADS, shared
 
 COMPUTES_MASK = COMPILED is not None  # of ReLU without a sum, again, rather than read what came out
 _BLOCK_VALUES = 1 << 15  # 128 KiB of float32: what is written once is read again from the cache
 _ROW_VALUES = 512
 _WORTH_THREADS = 1 << 18
-_compiled = Passes(num_threads, PARALLEL, worth=_WORTH_THREADS)
+_compiled = Passes(THREADS)
 whole_scales = _compiled.whole_scales
 
 

@@ -1,5 +1,6 @@
 """The kernels called `numpy`."""
 
+from trainers.kernels.compiled_steps import Steps
 from trainers.kernels.numpy_convolution import convolution, convolution_data, convolution_weights
 from trainers.kernels.numpy_elementwise import add, add_to, relu, relu_gradient
 from trainers.kernels.numpy_normalization import (
@@ -13,7 +14,12 @@ from trainers.kernels.numpy_normalization import (
     whole_scales,
 )
 from trainers.kernels.numpy_pooling import max_pooled_at, max_pooling, max_pooling_gradient
+from trainers.kernels.pool import THREADS
 
 __all__ = ["add", "relu", "relu_gradient", "convolution", "convolution_data", "convolution_weights", "max_pooled_at"]
 __all__ += ["mean_and_variance", "normalization_gradient", "normalized", "max_pooling", "max_pooling_gradient"]
 __all__ += ["add_to", "COMPUTES_MASK", "scales", "normalized_by", "gradient_by", "whole_scales"]
+__all__ += ["optimizer_step", "finite", "STEPS"]
+
+_steps = Steps(THREADS)
+optimizer_step, finite, STEPS = _steps.optimizer_step, _steps.finite, _steps.types

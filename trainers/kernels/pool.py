@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+
+from trainers.kernels.compiled import LIBRARY, Threads, address
 
 _VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -39,17 +40,4 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(num_threads() - 1, thread_name_prefix="kernels")
 
 
-_Work = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-
-
-@ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
-def _parallel(work: int, data: int, threads: int, flags: int) -> None:
-    call = _Work(work)
-    others = [_pool().submit(call, data) for _ in range(threads - 1)]
-    call(data)
-    for other in others:
-        other.result()
-
-
-# For compiled code: like OpenMP's GOMP_parallel, but of these threads.
-PARALLEL = ctypes.cast(_parallel, ctypes.c_void_p).value
+THREADS = Threads(num_threads, address(LIBRARY, "run_parallel"), worth=1 << 16)  # of compiled passes

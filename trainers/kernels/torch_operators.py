@@ -12,7 +12,9 @@ import numpy as np
 import torch
 
 from trainers.kernels import numpy_normalization, numpy_pooling
+from trainers.kernels.compiled import Threads, address
 from trainers.kernels.compiled_normalization import Passes
+from trainers.kernels.compiled_steps import Steps
 from trainers.kernels.numpy_convolution import Pair
 from trainers.kernels.numpy_elementwise import WORTH
 from trainers.kernels.numpy_normalization import sums_of_groups
@@ -25,8 +27,8 @@ def _openmp() -> int | None:
     Threads of our own would wait for PyTorch's, which keep the cores busy between operators.
     """
     try:
-        return ctypes.cast(ctypes.CDLL(torch._C.__file__).GOMP_parallel, ctypes.c_void_p).value
-    except (AttributeError, OSError):
+        return address(ctypes.CDLL(torch._C.__file__), "GOMP_parallel")
+    except OSError:
         return None
 
 
@@ -34,8 +36,10 @@ torch.set_num_threads(num_threads())
 COMPUTES_MASK = numpy_normalization.COMPUTES_MASK
 scales = numpy_normalization.scales
 _aten = torch.ops.aten
-_compiled = Passes(torch.get_num_threads, _openmp())
-whole_scales = _compiled.whole_scales
+_threads = Threads(torch.get_num_threads, _openmp())
+_compiled, _steps = Passes(_threads), Steps(_threads)
+whole_scales, optimizer_step, finite = _compiled.whole_scales, _steps.optimizer_step, _steps.finite
+STEPS = _steps.types
 _LAST = torch.channels_last
 
 

@@ -2,21 +2,25 @@
 
 import ctypes
 import ctypes.util
+import os
 import shutil
 import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from trainers import kernels
-from trainers.kernels import compiled_normalization, numpy_normalization, pool
+from trainers.kernels import compiled_normalization, compiled_steps, numpy_normalization, pool
+from trainers.kernels.compiled import Threads, address, load
 from trainers.kernels.compiled_normalization import Passes
 
 pytestmark = pytest.mark.skipif(
     compiled_normalization.COMPILED is None, reason="needs what a C compiler makes at the installation, and AVX2"
 )
 SHAPES = [(1, 5, 1), (2, 63, 3), (1, 64, 8), (3, 65, 17), (1, 1025, 33), (2, 2500, 64), (1, 131, 2048)]
-ALONE = Passes(lambda: 1, None)
+ALONE = Passes(Threads(lambda: 1))
 EPS = 2e-5
 
 
@@ -114,24 +118,82 @@ def everything(passes):
     return scales, y, *of_sum, *passes.gradient_by(gy, x, scales, relu=True)
 
 
-def openmp():
-    return ctypes.cast(ctypes.CDLL(ctypes.util.find_library("gomp")).GOMP_parallel, ctypes.c_void_p).value
+def threads_of(whose, count):
+    found = ctypes.util.find_library("gomp")
+    if whose == "OpenMP's" and found is None:
+        pytest.skip("needs a library of OpenMP")
+    parallel = pool.THREADS.parallel if whose == "ours" else address(ctypes.CDLL(found), "GOMP_parallel")
+    return Threads(lambda: count, parallel)
 
 
 @pytest.mark.parametrize("whose", ["ours", "OpenMP's"])
 @pytest.mark.parametrize("count", [2, 3])
-def test_threads_change_no_bit(monkeypatch, count, whose):
-    if whose == "OpenMP's" and ctypes.util.find_library("gomp") is None:
-        pytest.skip("needs a library of OpenMP")
-    monkeypatch.setenv("OMP_NUM_THREADS", str(count))
-    for cached in (pool.num_threads, pool._pool):
-        cached.cache_clear()
-    shared = Passes(lambda: count, pool.PARALLEL if whose == "ours" else openmp())
+def test_threads_change_no_bit(count, whose):
+    shared, alone = Passes(threads_of(whose, count)), everything(ALONE)
     for _ in range(5):
-        for found, alone in zip(everything(shared), everything(ALONE), strict=True):
-            np.testing.assert_array_equal(found, alone)
-    for cached in (pool.num_threads, pool._pool):
-        cached.cache_clear()
+        for found, expected in zip(everything(shared), alone, strict=True):
+            np.testing.assert_array_equal(found, expected)
+
+
+def test_threads_of_python_may_call_at_once():
+    shared, alone = Passes(threads_of("ours", 3)), everything(ALONE)
+    with ThreadPoolExecutor(4) as callers:
+        for found in callers.map(lambda _: everything(shared), range(24)):
+            for one, expected in zip(found, alone, strict=True):
+                np.testing.assert_array_equal(one, expected)
+
+
+IN_A_CHILD = """
+import os, signal, sys
+import numpy as np
+from trainers.kernels import numpy_operators
+
+x = np.random.RandomState(0).normal(size=(1, 20_000, 64)).astype("f")
+gamma, beta = np.ones(64, "f"), np.zeros(64, "f")
+
+def computed():
+    return numpy_operators.normalized_by(x, numpy_operators.whole_scales(x, gamma, beta, 1e-5), relu=True)
+
+expected = computed()
+child = os.fork()  # has none of the threads that were begun above
+if child == 0:
+    os._exit(0 if (computed() == expected).all() else 3)
+assert os.waitpid(child, 0)[1] == 0, "child"
+
+class Alarm(Exception):
+    pass
+
+def ring(*_):
+    global armed, rung
+    if armed:
+        armed, rung = False, rung + 1
+        raise Alarm
+
+armed, rung, same = False, 0, True
+signal.signal(signal.SIGALRM, ring)
+signal.setitimer(signal.ITIMER_REAL, 0.001, 0.0007)
+while rung < 300:
+    try:
+        armed = True
+        same &= bool((computed() == expected).all())
+        armed = False
+    except Alarm:
+        pass
+assert same and (computed() == expected).all()
+print("ok")
+"""
+
+
+def test_a_fork_has_threads_and_an_exception_in_a_signals_handler_ends_no_pass_half_way():
+    done = subprocess.run(
+        [sys.executable, "-c", IN_A_CHILD],
+        env={**os.environ, "OMP_NUM_THREADS": "3"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout == "ok\n", done.stderr
 
 
 def test_arrays_of_other_types_and_orders_are_left_to_numpy(monkeypatch):
@@ -167,12 +229,17 @@ def test_without_them_both_kinds_compute_the_same(monkeypatch, kind):
 
 def test_exact_mode_is_promised_where_the_same_is_compiled(monkeypatch):
     before = kernels.in_use()
-    for kind, expected in (("numpy", {"normalization": "compiled"}), ("chainer", {})):
+    for kind, expected, words in (
+        ("numpy", {"passes": "compiled"}, "numpy, with compiled passes"),
+        ("chainer", {}, "chainer"),
+    ):
         kernels.use(kind)
         assert kernels.details() == expected
+        assert kernels.described(kind) == words
     kernels.use("numpy")
-    monkeypatch.setattr(compiled_normalization, "COMPILED", None)
+    monkeypatch.setattr(compiled_steps, "COMPILED", None)
     assert kernels.details() == {}
+    assert kernels.described("numpy") == "numpy, without compiled passes"
     kernels.use(before)
 
 
@@ -181,5 +248,6 @@ def test_what_another_version_compiled_is_not_used(tmp_path):
     source, library = tmp_path / "other.c", tmp_path / "other.so"
     source.write_text("int serves(void) { return 1; }\n")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
-    assert compiled_normalization.load(ctypes.CDLL(str(library))) is None
-    assert compiled_normalization.load(None) is None
+    assert load(ctypes.CDLL(str(library)), {"normalized": ()}) is None
+    assert load(ctypes.CDLL(str(library)), {}) is not None
+    assert load(None, {"normalized": ()}) is None

@@ -1,4 +1,6 @@
-"""A step of all parameters at once, on our CUDA kernels compiled for the CPU, is Chainer's parameter by parameter."""
+"""A step of all parameters at once, by our CUDA kernels or by what is compiled, is Chainer's parameter by parameter."""
+
+from types import SimpleNamespace
 
 import chainer
 import chainer.links as L
@@ -11,7 +13,8 @@ from trainers.checkpoint import load_into, optimizer_arrays, read_checkpoint, wr
 from trainers.device import has_gpu
 from trainers.fused_step import step
 from trainers.gradients import first_not_finite
-from trainers.kernels import seams
+from trainers.kernels import compiled_steps, pool, seams
+from trainers.kernels.compiled import Threads
 from trainers.optimizers.weight_decay import decay_parameters
 from trainers.steering import Moment, steer
 
@@ -103,6 +106,60 @@ def test_no_optimizer_is_missing_here():
     assert {type(component).__name__ for component in FORMS} == have
 
 
+@pytest.fixture(autouse=True)
+def _chainers_step(monkeypatch):
+    monkeypatch.setattr(seams, "operators", None)
+
+
+@pytest.fixture(params=[1, 2])
+def compiled_step(request, monkeypatch):
+    """Called, compiled steps serve, on so many threads; it gives the names of those that were done."""
+    if not compiled_steps.STEPS:
+        pytest.skip("needs what a C compiler makes at the installation, and AVX2")
+    steps, served = compiled_steps.Steps(Threads(lambda: request.param, pool.THREADS.parallel)), []
+
+    def optimizer_step(form, *given):
+        served.append(form.kernels)
+        steps.optimizer_step(form, *given)
+
+    operators = SimpleNamespace(STEPS=steps.types, optimizer_step=optimizer_step, finite=steps.finite)
+
+    def serve():
+        monkeypatch.setattr(seams, "operators", operators)
+        return served
+
+    return serve
+
+
+@pytest.mark.parametrize("component", FORMS, ids=repr)
+def test_compiled_it_is_the_step_of_chainer(compiled_step, component):
+    expected = after_updates(component, np.float32)
+    served = compiled_step()
+    found = after_updates(component, np.float32)
+    assert len(served) == 3
+    assert_alike(found, expected, bound=1e-5)
+
+
+def test_compiled_it_has_the_same_bits_on_any_number_of_threads(monkeypatch):
+    found = []
+    for count in (1, 2, 3):
+        steps = compiled_steps.Steps(Threads(lambda count=count: count, pool.THREADS.parallel))
+        monkeypatch.setattr(seams, "operators", steps)
+        monkeypatch.setattr(steps, "STEPS", compiled_steps.STEPS, raising=False)
+        found.append([after_updates(component, np.float32) for component in FORMS])
+    for other in found[1:]:
+        for one, same in zip(found[0], other, strict=True):
+            for path, values in one.items():
+                np.testing.assert_array_equal(same[path], values, err_msg=path)
+
+
+def test_what_is_compiled_leaves_float64_to_chainer(compiled_step):
+    expected = after_updates(FORMS[-1], np.float64)
+    served = compiled_step()
+    assert_alike(after_updates(FORMS[-1], np.float64), expected, bound=0)
+    assert served == []
+
+
 @pytest.mark.parametrize("component", FORMS, ids=repr)
 @pytest.mark.parametrize(("dtype", "bound"), [(np.float64, 1e-12), (np.float32, 1e-5)])
 def test_it_is_the_step_of_chainer(cuda_on_cpu, component, dtype, bound):
@@ -178,6 +235,19 @@ def test_a_step_that_is_refused_changes_nothing(cuda_on_cpu):
     with pytest.raises(ValueError, match="divides its RMSprop rate by the learning rate, which is 0 at epoch 0"):
         step(optimizer, component)
     assert optimizer.t == 0
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_compiled_the_first_parameter_that_is_not_finite_is_found(compiled_step, dtype, bad):
+    model = Model()
+    compiled_step()
+    for parameter in model.params():
+        parameter.array = np.full(parameter.shape, np.finfo(dtype).max, dtype)
+    assert first_not_finite(sorted(model.namedparams()), "array") is None
+    for path, place in (("/small/W", 0), ("/large/W", 44_999), ("/bn/gamma", 32)):
+        dict(model.namedparams())[path].array.flat[place] = bad
+        assert first_not_finite(sorted(model.namedparams()), "array") == path
 
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])

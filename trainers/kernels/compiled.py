@@ -1,0 +1,69 @@
+"""What a C compiler made of this folder's `*.c` when kilobatch was installed, and the threads that it runs on."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Threads:
+    """Somebody's threads.
+
+    Args:
+        count: how many there are now.
+        parallel: address of a function like OpenMP's GOMP_parallel, (work, data, threads, flags), that calls work(data)
+            on so many threads at once and waits for all; None where there is none.
+        worth: values of an array from which on several are worth it.
+    """
+
+    count: Callable[[], int]
+    parallel: int | None = None
+    worth: int = 0
+
+    @property
+    def serve(self) -> bool:
+        """Whether compiled code can run on all of them."""
+        return self.parallel is not None or self.count() == 1
+
+    def on(self, values: int) -> int:
+        """How many should work on so many values."""
+        return self.count() if values >= self.worth else 1
+
+
+def load(library: ctypes.CDLL | None, functions: Mapping[str, tuple[Any, ...]]) -> ctypes.CDLL | None:
+    """The library, ready; None where it is of other sources, or this processor lacks AVX2 or FMA.
+
+    Args:
+        functions: arguments of those that are called; they give nothing.
+    """
+    try:
+        for name, arguments in functions.items():
+            getattr(library, name).argtypes, getattr(library, name).restype = arguments, None
+    except AttributeError:  # it has no such function
+        return None
+    return library if library.serves() else None
+
+
+def _built() -> ctypes.CDLL | None:
+    found = importlib.util.find_spec("trainers.kernels._passes")
+    return None if found is None or found.origin is None else ctypes.CDLL(found.origin)
+
+
+def address(library: ctypes.CDLL | None, name: str) -> int | None:
+    """Where a library's function begins, for another library to call it; None where it has none."""
+    function = getattr(library, name, None)
+    return None if function is None else ctypes.cast(function, ctypes.c_void_p).value
+
+
+LIBRARY = _built()  # None without a compiler
+
+
+def place(array: np.ndarray | None) -> int | None:
+    """Where an array's numbers begin."""
+    return None if array is None else array.__array_interface__["data"][0]

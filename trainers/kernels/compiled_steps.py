@@ -1,0 +1,104 @@
+"""An optimizer's step of all parameters at once on a CPU, compiled: `steps.c`, one pass over float32 tensors."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from trainers.kernels.compiled import LIBRARY, Threads, load, place
+from trainers.step_forms import StepDecay, StepForm
+
+_CHUNK = 1 << 16  # values
+_FORMS = ("momentum", "adam", "rmsprop")
+
+
+class _Step(ctypes.Structure):
+    """`struct step` of `steps.c`."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("chunks", "firsts", "weights", "gradients", "one", "other")),
+        *((name, ctypes.c_void_p) for name in ("lambdas", "numbers", "trust", "parts", "ratios", "finite")),
+        *((name, ctypes.c_double) for name in ("coupled", "shrink")),
+        *((name, ctypes.c_int64) for name in ("count", "tensors", "form", "threads")),
+        *((name, ctypes.c_void_p) for name in ("parallel", "next", "run")),
+    )
+
+
+COMPILED = load(LIBRARY, dict.fromkeys(("optimizer_step", "find_finite"), (ctypes.POINTER(_Step),)))
+STEPS = "" if COMPILED is None else "f"  # types of weights that there are steps for
+
+
+class Steps:
+    """Steps on somebody's threads."""
+
+    def __init__(self, threads: Threads) -> None:
+        self._threads = threads
+        self.types = STEPS if threads.serve else ""
+
+    def optimizer_step(
+        self,
+        form: StepForm,
+        decay: StepDecay,
+        weights: Sequence[np.ndarray],
+        gradients: Sequence[np.ndarray],
+        states: Sequence[Sequence[np.ndarray]],
+    ) -> None:
+        """See `trainers.kernels.cuda_steps`; of types that `types` names."""
+        trust = form.trust and (
+            form.trust.coefficient,
+            form.trust.decay_in_trust,
+            form.trust.eps,
+            form.trust.clip_rate,
+            *form.trust.bounds,
+        )
+        given = {
+            "gradients": _addresses(gradients),
+            **{name: _addresses(each) for name, each in zip(("one", "other"), states, strict=False)},
+            "lambdas": np.array(decay.lambdas, "d"),
+            "numbers": np.array(form.numbers, "d"),
+            "trust": None if trust is None else np.array(trust, "d"),
+            "ratios": np.empty(len(weights)),
+        }
+        numbers = {"coupled": decay.coupled, "shrink": decay.shrink, "form": _FORMS.index(form.kernels)}
+        self._call("optimizer_step", weights, given, numbers)
+
+    def finite(self, arrays: Sequence[np.ndarray]) -> list[bool]:
+        """Whether each of these arrays without gaps holds finite numbers alone."""
+        if COMPILED is None or not self._threads.serve or any(array.dtype != np.float32 for array in arrays):
+            return [bool(np.isfinite(array).all()) for array in arrays]
+        chunks, firsts = _cut(tuple(array.size for array in arrays))
+        found = np.empty(len(chunks), np.uint8)
+        self._call("find_finite", arrays, {"finite": found}, {})
+        return np.logical_and.reduceat(found, firsts[:-1]).tolist()
+
+    def _call(self, name: str, tensors: Sequence[np.ndarray], given: dict[str, Any], numbers: dict[str, float]) -> None:
+        chunks, firsts = _cut(tuple(tensor.size for tensor in tensors))
+        given |= {
+            "chunks": chunks,
+            "firsts": firsts,
+            "weights": _addresses(tensors),
+            "parts": np.empty((len(chunks), 2)),
+        }
+        threads = self._threads.on(sum(tensor.size for tensor in tensors))
+        sizes = {"count": len(chunks), "tensors": len(tensors), "threads": threads, "parallel": self._threads.parallel}
+        getattr(COMPILED, name)(_Step(**{key: place(array) for key, array in given.items()}, **numbers, **sizes))
+
+
+@lru_cache(maxsize=8)
+def _cut(sizes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Of each chunk the number of its tensor, its first value and its end; of each tensor its first chunk, and all."""
+    chunks = [
+        (number, start, min(start + _CHUNK, size))
+        for number, size in enumerate(sizes)
+        for start in range(0, size, _CHUNK)
+    ]
+    firsts = np.cumsum([0, *(-(-size // _CHUNK) for size in sizes)])
+    return np.array(chunks, np.int64), firsts.astype(np.int64)
+
+
+def _addresses(tensors: Sequence[np.ndarray]) -> np.ndarray:
+    return np.array([place(tensor) for tensor in tensors], np.uintp)
