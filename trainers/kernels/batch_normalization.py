@@ -15,16 +15,23 @@ class ChannelsLastImpl(batch_normalization.GeneralBatchNormalizationImpl):
         rows = rows_served(x, gamma, axis)
         if rows is None:
             return super().forward(axis, gamma, x, x_layout, xp, expander, beta, eps, decay, running_mean, running_var)
-        mean, var = self.get_mean_and_var(axis, gamma, x, xp, gamma.dtype)
-        inv_std = np.reciprocal(np.sqrt(var + gamma.dtype.type(eps)))
-        vectors = (vector.reshape(len(rows), -1) for vector in (mean, inv_std, gamma, beta))
-        y = from_rows(seams.serving(x).normalized(rows, *vectors), x.shape, axis)
+        scales = None
+        if type(self) is ChannelsLastImpl and len(rows) == 1 and type(rows) is np.ndarray:  # nobody asks for more
+            scales, mean, var = _of_one_group(rows, gamma, beta, eps)
+        if scales is not None:
+            y, inv_std = seams.serving(x).normalized_by(rows, scales, relu=False), scales[1, 0]
+        else:
+            mean, var = self.get_mean_and_var(axis, gamma, x, xp, gamma.dtype)
+            inv_std = np.reciprocal(np.sqrt(var + gamma.dtype.type(eps)))
+            vectors = (vector.reshape(len(rows), -1) for vector in (mean, inv_std, gamma, beta))
+            y = seams.serving(x).normalized(rows, *vectors)
+        y = from_rows(y, x.shape, axis)
         if running_mean is not None:
             count = x.size // gamma.size
             for running, seen in ((running_mean, mean), (running_var, var * (count / max(count - 1.0, 1.0)))):
                 running *= decay
                 running += (1 - decay) * seen
-        return y, x_layout, running_mean, running_var, mean, var, inv_std, None
+        return y, x_layout, running_mean, running_var, mean, var, inv_std, scales
 
     def get_mean_and_var(self, axis, gamma, x, xp, interm_dtype):
         rows = rows_served(x, gamma, axis)
@@ -38,12 +45,26 @@ class ChannelsLastImpl(batch_normalization.GeneralBatchNormalizationImpl):
         if rows is None:
             return super().backward(axis, gamma, gy, x, x_layout, xp, expander, mean, inv_std, eps, var, forward_data)
         gy_rows = rows_of(gy, axis, copy=True)
-        vectors = (vector.reshape(len(rows), -1) for vector in (mean, inv_std, gamma))
-        gx, *parts = seams.serving(x).normalization_gradient(gy_rows, rows, *vectors, whole=self.whole_sums)
+        ours = seams.serving(x)
+        if forward_data is not None:
+            gx, parts, _ = ours.gradient_by(gy_rows, rows, forward_data, relu=False)
+        else:
+            vectors = (vector.reshape(len(rows), -1) for vector in (mean, inv_std, gamma))
+            gx, *parts = ours.normalization_gradient(gy_rows, rows, *vectors, whole=self.whole_sums)
         ggamma, gbeta = (part.reshape(gamma.shape).astype(gamma.dtype) for part in parts)
         return from_rows(gx, x.shape, axis), None, ggamma, gbeta
 
     whole_sums = None  # (ggamma, gbeta, n) -> the same of whole groups, where a worker has parts of some
+
+
+def _of_one_group(rows, gamma, beta, eps):
+    """Scales, mean and variance by the passes of whole groups; None of each without them."""
+    ours, channels = seams.serving(rows), gamma.size
+    if not hasattr(ours, "whole_scales"):
+        return None, None, None
+    seen = np.zeros(1 + 3 * channels)
+    scales = ours.whole_scales(rows, gamma, beta, eps, seen=(np.ones(1), seen, 1.0))
+    return scales, *(seen[1:].reshape(3, channels)[:2].astype(gamma.dtype))
 
 
 def rows_served(x, gamma, axis):
