@@ -54,15 +54,30 @@ def _covered(optimizer: chainer.Optimizer, component: Any, parameters: list[chai
         return False
     if any(parameter.grad is None for parameter in parameters):
         return False
-    arrays = [array for parameter in parameters for array in (parameter.array, parameter.grad)]
     rules = [parameter.update_rule for parameter in parameters]
+    if any(rule is None for rule in rules) or len({*map(id, parameters)}) < len(parameters):
+        return False
     plain = all(rule.enabled and set(_hooks(rule)) <= {"WeightDecay"} for rule in rules)
     return (
         plain
         and not _hooks(optimizer)
         and all(rule.t == rules[0].t for rule in rules)
-        and seams.serving(*arrays) is not None
-        and all(array.dtype == arrays[0].dtype and array.flags.c_contiguous for array in arrays)
+        and seams.serving(*(array for parameter in parameters for array in (parameter.array, parameter.grad)))
+        is not None
+        and all(_fit(rule, parameter, parameters[0].dtype) for rule, parameter in zip(rules, parameters, strict=True))
+    )
+
+
+def _fit(rule: chainer.UpdateRule, parameter: chainer.Parameter, dtype: Any) -> bool:
+    """Whether kernels can read and write what belongs to a parameter: they would not notice if they cannot."""
+    kind = type(parameter.array)
+    states = [value for value in (rule.state or {}).values() if type(value) is kind]
+    return all(
+        each.shape == parameter.shape
+        and each.dtype == dtype
+        and each.flags.c_contiguous
+        and getattr(each.flags, "writeable", True)
+        for each in (parameter.array, parameter.grad, *states)
     )
 
 

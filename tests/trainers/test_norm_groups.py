@@ -235,3 +235,19 @@ def test_scored_without_parameters_of_its_own():
     with chainer.using_config("train", False), chainer.no_backprop_mode():
         y = chain.bn(x).array
     np.testing.assert_allclose(y, x / np.sqrt(1 + chain.bn.eps), rtol=1e-5)
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("channels", [2, 6])
+def test_other_channels_than_its_own_are_refused_in_chainers_words(channels, train):
+    chain, groups = installed()
+    before = chain.bn.avg_mean.copy()
+    x = np.ones((4, 5, 5, channels), np.float32).transpose(0, 3, 1, 2)
+    with (
+        chainer.using_config("train", train),
+        chainer.no_backprop_mode(),
+        pytest.raises(Exception, match="Expect|broadcast"),
+    ):
+        chain.bn(x, None, True)
+    np.testing.assert_array_equal(chain.bn.avg_mean, before)
+    assert not groups.take_statistics().any()

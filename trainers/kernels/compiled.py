@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+_VERSION = 1  # of what is compiled: one more, there and here, whenever arguments change
+
 
 @dataclass(frozen=True)
 class Threads:
@@ -47,12 +49,15 @@ def load(library: ctypes.CDLL | None, functions: Mapping[str, tuple[Any, ...]]) 
             getattr(library, name).argtypes, getattr(library, name).restype = arguments, None
     except AttributeError:  # it has no such function
         return None
-    return library if library.serves() else None
+    return library if library.serves() == _VERSION else None
 
 
 def _built() -> ctypes.CDLL | None:
     found = importlib.util.find_spec("trainers.kernels._passes")
-    return None if found is None or found.origin is None else ctypes.CDLL(found.origin)
+    try:
+        return None if found is None or found.origin is None else ctypes.CDLL(found.origin)
+    except OSError:  # cut off, or of another system
+        return None
 
 
 def address(library: ctypes.CDLL | None, name: str) -> int | None:

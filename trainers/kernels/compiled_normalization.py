@@ -53,10 +53,12 @@ class Passes:
             gamma, beta: (channels,)
             seen: see `trainers.kernels.cuda_normalization`.
         """
-        if not self._serve(x, gamma, beta):
+        weights, sums, factor = seen or (None, None, 0.0)
+        fits = gamma.shape == beta.shape == x.shape[2:] and (sums is None or sums.size == 1 + 3 * x.shape[2])
+        if not fits or not self._serve(x, gamma, beta):
             return None
         shape, memory, threads = self._given(x)
-        scales, (weights, sums, factor) = np.empty((4, *x.shape[::2]), x.dtype), seen or (None, None, 0.0)
+        scales = np.empty((4, *x.shape[::2]), x.dtype)
         arrays = (place(scales), place(weights), place(sums), factor, place(memory))
         COMPILED.whole_scales(shape, threads, place(x), place(gamma), place(beta), eps, *arrays)
         return scales
@@ -65,10 +67,11 @@ class Passes:
         self, x: np.ndarray, scales: Any, *, relu: bool, plus: np.ndarray | None = None
     ) -> np.ndarray | None:
         """See `trainers.kernels.numpy_normalization`."""
-        if not self._serve(x):
+        scales = np.ascontiguousarray(scales, np.float32)
+        if not self._serve(x, *([] if plus is None else [plus])) or not _fit(x, scales, plus):
             return None
         shape, memory, threads = self._given(x)
-        scales, y = np.asarray(scales), np.empty(x.shape, x.dtype)
+        y = np.empty(x.shape, x.dtype)
         arrays = (place(scales), place(plus), relu, place(y), place(memory))
         COMPILED.normalized(shape, threads, place(x), *arrays)
         return y
@@ -82,11 +85,12 @@ class Passes:
             relu: as it was given.
             y: what came out, where something was added before ReLU; None: whether it was above 0 is computed again.
         """
-        if not self._serve(x, gy):
+        scales = np.ascontiguousarray(scales, np.float32)
+        if not self._serve(x, gy, *([] if y is None else [y])) or not _fit(x, scales, gy, y):
             return None
         shape, memory, threads = self._given(x)
         counted = gy if y is None else np.empty(gy.shape, gy.dtype)
-        scales, gx, parameters = np.asarray(scales), np.empty(x.shape, x.dtype), np.empty((2, x.shape[2]), x.dtype)
+        gx, parameters = np.empty(x.shape, x.dtype), np.empty((2, x.shape[2]), x.dtype)
         arrays = (place(scales), place(counted), place(gx), place(parameters), place(memory))
         COMPILED.gradients(shape, threads, place(gy), place(x), place(y), relu, *arrays)
         return gx, parameters, counted
@@ -99,6 +103,11 @@ class Passes:
     def _given(self, x: np.ndarray) -> tuple[Any, np.ndarray, int]:
         shape, size = self._shape(*x.shape)
         return shape, np.empty(size), self._threads.on(x.size)
+
+
+def _fit(x: np.ndarray, scales: np.ndarray, *others: np.ndarray | None) -> bool:
+    """Whether scales are of such groups and channels, and the others like x: nothing in C would notice."""
+    return scales.shape == (4, *x.shape[::2]) and all(other is None or other.shape == x.shape for other in others)
 
 
 def _shape(groups: int, rows: int, channels: int, parallel: int | None) -> tuple[Any, int]:

@@ -102,7 +102,7 @@ def convolved_normalized(
 
 def _covers(x: Any, W: Any, gamma: Any, beta: Any, plus: Any = None, **how: Pair) -> bool:
     """Whether `ConvolvedNormalized` computes with such arrays."""
-    if not hasattr(fitting(x, W, gamma, beta, **how), "gradient_by"):
+    if not gamma.shape == beta.shape == W.shape[:1] or not hasattr(fitting(x, W, gamma, beta, **how), "gradient_by"):
         return False
     if plus is None:
         return True

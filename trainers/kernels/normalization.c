@@ -8,6 +8,7 @@
 
 #define PASS __attribute__((target("avx2,fma"))) static
 #define INLINE __attribute__((target("avx2,fma"), always_inline)) static inline
+#define VERSION 1  /* of all arguments: as in trainers/kernels/compiled.py */
 #define TOGETHER 4 /* rows of one walk over the channels */
 
 /* OpenMP's: calls work(data) on so many threads at once, and waits for all. */
@@ -40,7 +41,7 @@ struct pass {
 
 int serves(void) {
     __builtin_cpu_init();
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? VERSION : 0;
 }
 
 /* memory: float64 (2 * parts + 2, groups, channels) */
@@ -112,7 +113,7 @@ PASS void guess_means(const struct pass *p) {
         float *restrict about = OF(about);
         for EACH(c) about[c] = 0;
         for (int64_t n = 0; n < count; n++) {
-            int64_t row = p->of.rows * n / count;
+            int64_t row = p->of.rows * n / count + n * 7919 % (p->of.rows / count); /* not one pixel of all images */
             given x = AT(x);
             for EACH(c) about[c] += x[c] / count;
         }

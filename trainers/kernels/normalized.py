@@ -124,6 +124,11 @@ def _from_rows(rows: Any, x: Any) -> Any:
 def covers(x: Any, gamma: Any, plus: Any = None) -> bool:
     """Whether `Normalized` computes with such arrays."""
     alike = plus is None or (plus.dtype == x.dtype and plus.shape == x.shape)
-    if not alike or x.ndim not in (2, 4) or not hasattr(seams.serving(x, gamma), "gradient_by"):
+    if (
+        not alike
+        or x.ndim not in (2, 4)
+        or gamma.shape != x.shape[1:2]
+        or not hasattr(seams.serving(x, gamma), "gradient_by")
+    ):
         return False
     return (x if x.ndim == 2 else x.transpose(0, 2, 3, 1)).flags.c_contiguous

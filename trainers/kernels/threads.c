@@ -3,15 +3,21 @@
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <signal.h>
-#include <stdint.h>
-#include <unistd.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t wake = PTHREAD_COND_INITIALIZER, ended = PTHREAD_COND_INITIALIZER;
 static void (*work_at_hand)(void *); /* null: none is at hand */
 static void *data_at_hand;
 static unsigned places, running, alive; /* threads that may still begin with it; that are at it; that there are */
-static pid_t owner;                     /* the process that alive are of: a fork has none of them */
+
+/* A fork has none of these threads, and must not wait for a lock that one of them, or of the caller's others, held. */
+static void begin_anew(void) {
+    pthread_mutex_t open = PTHREAD_MUTEX_INITIALIZER;
+    pthread_cond_t fresh = PTHREAD_COND_INITIALIZER;
+    lock = open, wake = ended = fresh, work_at_hand = 0, places = running = alive = 0;
+}
+
+__attribute__((constructor)) static void once(void) { pthread_atfork(0, 0, begin_anew); }
 
 static void *wait_for_work(void *unused) {
     pthread_mutex_lock(&lock);
@@ -46,10 +52,6 @@ void run_parallel(void (*work)(void *), void *data, unsigned threads, unsigned f
     pthread_mutex_lock(&lock);
     int taken = work_at_hand != 0; /* by another of the caller's threads */
     if (!taken) {
-        if (owner != getpid()) {
-            pthread_cond_t fresh = PTHREAD_COND_INITIALIZER;
-            owner = getpid(), alive = running = 0, wake = ended = fresh;
-        }
         while (alive + 1 < threads && begin_thread()) alive++;
         work_at_hand = work, data_at_hand = data;
         places = alive + 1 < threads ? alive : threads - 1;

@@ -144,7 +144,7 @@ def test_threads_of_python_may_call_at_once():
 
 
 IN_A_CHILD = """
-import os, signal, sys
+import os, signal, sys, threading
 import numpy as np
 from trainers.kernels import numpy_operators
 
@@ -159,6 +159,18 @@ child = os.fork()  # has none of the threads that were begun above
 if child == 0:
     os._exit(0 if (computed() == expected).all() else 3)
 assert os.waitpid(child, 0)[1] == 0, "child"
+
+ended = threading.Event()
+busy = threading.Thread(target=lambda: [computed() for _ in iter(ended.is_set, True)])
+busy.start()
+for _ in range(40):  # while another thread begins, shares and ends work
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        os._exit(0 if (computed() == expected).all() else 3)
+    assert os.waitpid(child, 0)[1] == 0, "child of a busy process"
+ended.set()
+busy.join()
 
 class Alarm(Exception):
     pass
@@ -203,6 +215,15 @@ def test_arrays_of_other_types_and_orders_are_left_to_numpy(monkeypatch):
         assert ALONE.whole_scales(other, gamma, beta, EPS) is None
         assert ALONE.normalized_by(other, scales, relu=True) is None
         assert ALONE.gradient_by(other, other, scales, relu=True) is None
+    for other in (x[:, :50].copy(), x[:, :, :4].copy(), x.astype("d")):
+        assert ALONE.normalized_by(x, scales, relu=True, plus=other) is None
+        assert ALONE.gradient_by(other, x, scales, relu=True) is None
+        assert ALONE.gradient_by(gy, x, scales, relu=True, y=other) is None
+    assert ALONE.whole_scales(x, gamma[:4], beta, EPS) is None
+    assert ALONE.whole_scales(x, gamma, beta, EPS, seen=(np.ones(1), np.zeros(7), 1.0)) is None
+    assert ALONE.normalized_by(x, scales[:, :, :4], relu=True) is None
+    mixed = (*scales[:3], scales[3].astype("d"))  # of a beta in float64
+    np.testing.assert_array_equal(ALONE.normalized_by(x, mixed, relu=True), ALONE.normalized_by(x, scales, relu=True))
     monkeypatch.setattr(compiled_normalization, "COMPILED", None)
     assert ALONE.whole_scales(x, gamma, beta, EPS) is None
     assert ALONE.gradient_by(gy, x, scales, relu=True) is None

@@ -216,13 +216,39 @@ def is_behind(optimizer):
     optimizer.target.small.W.update_rule.t = 1
 
 
-@pytest.mark.parametrize("odd", [lies_otherwise, has_a_hook, is_behind])
+def came_later(optimizer):
+    optimizer.target.small.W.update_rule = None
+
+
+def has_two_names(optimizer):
+    with optimizer.target.init_scope():
+        optimizer.target.again = optimizer.target.small
+
+
+def has_states_that_lie_otherwise(optimizer):
+    weights = optimizer.target.large.W
+    weights.update_rule._state = {"m": np.zeros_like(weights.array.T).T, "v": np.zeros_like(weights.array)}
+
+
+@pytest.mark.parametrize(
+    "odd", [lies_otherwise, has_a_hook, is_behind, came_later, has_two_names, has_states_that_lie_otherwise]
+)
 def test_what_the_kernels_do_not_cover_goes_parameter_by_parameter(cuda_on_cpu, odd):
     served, component = cuda_on_cpu(), optimizers.Adam()
     optimizer = set_up(component)
     odd(optimizer)
     update(optimizer, component, 0)
     assert served == []
+
+
+def test_states_of_another_shape_are_refused_as_chainer_does(compiled_step):
+    served, component = compiled_step(), optimizers.Adam()
+    optimizer = set_up(component)
+    update(optimizer, component, 0)
+    optimizer.target.small.W.array = np.ones((2, 3), np.float32)
+    with pytest.raises(ValueError, match="broadcast"):
+        update(optimizer, component, 1)
+    assert len(served) == 1
 
 
 def test_a_step_that_is_refused_changes_nothing(cuda_on_cpu):
