@@ -227,7 +227,7 @@ def has_two_names(optimizer):
 
 def has_states_that_lie_otherwise(optimizer):
     weights = optimizer.target.large.W
-    weights.update_rule._state = {"m": np.zeros_like(weights.array.T).T, "v": np.zeros_like(weights.array)}
+    weights.update_rule._state = {"m": np.asfortranarray(0 * weights.array), "v": np.zeros_like(weights.array)}
 
 
 @pytest.mark.parametrize(
