@@ -35,6 +35,11 @@ class Trust:
     clip_rate: float = 0.0
     bounds: tuple[float, float] = (0.0, math.inf)
 
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """For the kernels."""
+        return self.coefficient, self.decay_in_trust, self.eps, self.clip_rate, *self.bounds
+
 
 @dataclass(frozen=True, kw_only=True)
 class MomentumForm:

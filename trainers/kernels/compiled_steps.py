@@ -24,7 +24,9 @@ class _Step(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("lambdas", "numbers", "trust", "parts", "ratios", "finite")),
         *((name, ctypes.c_double) for name in ("coupled", "shrink")),
         *((name, ctypes.c_int64) for name in ("count", "tensors", "form", "threads")),
-        *((name, ctypes.c_void_p) for name in ("parallel", "next", "run")),
+        ("parallel", ctypes.c_void_p),
+        ("next", ctypes.c_int64),
+        ("run", ctypes.c_void_p),
     )
 
 
@@ -48,19 +50,12 @@ class Steps:
         states: Sequence[Sequence[np.ndarray]],
     ) -> None:
         """See `trainers.kernels.cuda_steps`; of types that `types` names."""
-        trust = form.trust and (
-            form.trust.coefficient,
-            form.trust.decay_in_trust,
-            form.trust.eps,
-            form.trust.clip_rate,
-            *form.trust.bounds,
-        )
         given = {
             "gradients": _addresses(gradients),
             **{name: _addresses(each) for name, each in zip(("one", "other"), states, strict=False)},
             "lambdas": np.array(decay.lambdas, "d"),
             "numbers": np.array(form.numbers, "d"),
-            "trust": None if trust is None else np.array(trust, "d"),
+            "trust": None if form.trust is None else np.array(form.trust.numbers, "d"),
             "ratios": np.empty(len(weights)),
         }
         numbers = {"coupled": decay.coupled, "shrink": decay.shrink, "form": _FORMS.index(form.kernels)}

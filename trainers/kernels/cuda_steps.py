@@ -36,7 +36,6 @@ def optimizer_step(
 
 def _ratios(trust: Trust, parts: Any, of_all: Table, lambdas: Any, like: Any) -> Any:
     found, count = cuda_launch.device.xp.empty(len(lambdas), "d"), len(lambdas)
-    numbers = (trust.coefficient, trust.decay_in_trust, trust.eps, trust.clip_rate, *trust.bounds)
-    arguments = (parts, of_all.firsts, lambdas, found, *map(float, numbers), count)
+    arguments = (parts, of_all.firsts, lambdas, found, *map(float, trust.numbers), count)
     cuda_launch.device.launch("ratios", like.dtype.char, 1, (-(-count // THREADS),), arguments)
     return found
