@@ -29,7 +29,7 @@ class ExactExchange:
         bucket_bytes: gradients that are sent together.
     """
 
-    overlaps = False
+    overlaps, ends_of_buckets = False, ()
 
     def __init__(self, flat: FlatGradients, connection: Connection, *, bucket_bytes: int) -> None:
         self.flat, self.connection = flat, connection

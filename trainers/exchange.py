@@ -90,9 +90,8 @@ class Exchange:
 
     @property
     def ends_of_buckets(self) -> list[int]:
-        """The last slot of each bucket that is sent while backward goes on."""
-        ends = [number for number, (one, other) in enumerate(itertools.pairwise(self.bucket_of)) if one != other]
-        return [*ends, len(self.bucket_of) - 1] if self.overlaps else []
+        """The last slot of each bucket."""
+        return [last - 1 for last in itertools.accumulate(bucket.num_slots for bucket in self.buckets)]
 
     def begin(self, *, scale: float) -> Round:
         """Start the exchange of what will be in `flat.values`; all workers call this together.

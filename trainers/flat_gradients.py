@@ -5,17 +5,20 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import chainer
 import numpy as np
 from chainer import functions as F
+from chainer.backend import get_array_module
+from chainer.backends.cuda import to_cpu
 from chainer.functions.array.cast import Cast
 
 from trainers.gradient_taps import GradientTaps
-from trainers.gradients import read_together, to_host, together
+from trainers.kernels import seams
+from trainers.squared_norm import PartNorms, SquaredNorm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +48,8 @@ class FlatGradients:
     Attributes:
         values: the array at hand, one-dimensional.
         slots: in its order.
+        flags: uint8 beside the values, of each slot whether an infinity or a NaN has come in this update, where that is
+            looked for.
     """
 
     def __init__(
@@ -68,8 +73,7 @@ class FlatGradients:
         self._checks = False
         self._handed_over: np.ndarray | None = None
         self._views: dict[int, list[np.ndarray]] = {}  # of the arrays above, each parameter's part
-        self._finite: list[tuple[int, Any]] = []  # of what came, in its order: whether it is, perhaps on a GPU
-        self._flags: Any = None  # these together, once all have come
+        self.flags = get_array_module(self.values).zeros(len(self.slots), np.uint8)
 
     def begin_update(self, *, check: bool = False) -> None:
         """The next gradient of each parameter replaces what is there.
@@ -77,7 +81,8 @@ class FlatGradients:
         Args:
             check: look for numbers that are not finite.
         """
-        self._checks, self._finite, self._flags = check, [], None
+        self._checks = check
+        self.flags.fill(0)
         self._clear()
         self.start_over()
 
@@ -86,26 +91,27 @@ class FlatGradients:
         self._written = [False] * len(self.slots)
 
     @contextlib.contextmanager
-    def taken(self, finished: Callable[[int], None] | None = None, *, measure: bool = False) -> Iterator[SquaredNorm]:
+    def taken(
+        self, finished: Callable[[int], None] | None = None, *, ends: Collection[int] = (), measure: bool = False
+    ) -> Iterator[SquaredNorm]:
         """Around forward and backward of a micro-batch, whose gradients are added to those of the update.
 
         Args:
             finished: called with the number of a slot when this micro-batch has added all it will to it.
+            ends: slots that gradients before them may wait for, to be added together.
             measure: take the squared norm of what this micro-batch adds.
         Raises:
             RuntimeError: a parameter was used past its link, as shared weights are, and `finished` was told too early.
         """
         came: Counter[int] = Counter()
-        parts = _Parts() if measure else None
+        arrivals, parts = _Arrivals(self, finished, ends), PartNorms() if measure else None
 
         def take(number: int, array: np.ndarray) -> None:
-            self._add(number, array)
             came[number] += 1
-            whole = came[number] == taps.uses.count(number)
+            whole = came[number] == taps.uses[number]
+            arrivals.add(number, array, whole=whole)
             if parts is not None:
                 parts.add(number, array, whole=whole and not self.slots[number].late)
-            if whole and finished is not None:
-                finished(number)
 
         taps = GradientTaps(self._number_of, take)
         norm = SquaredNorm() if parts is None else parts.norm
@@ -118,9 +124,10 @@ class FlatGradients:
                         f"{slot.path} is used past its link as well, and its gradient came too late to be sent while "
                         f"backward goes on; set exchange.overlap to false in the cluster file"
                     )
-                taps.uses.append(number)
+                taps.uses[number] += 1
                 take(number, slot.parameter.grad)
                 slot.parameter.cleargrad()
+        arrivals.settle()
         if parts is not None:
             parts.end()
 
@@ -130,28 +137,31 @@ class FlatGradients:
             variable = variable.creator.inputs[0].get_variable()
         return self._number.get(id(variable))
 
-    def gather_flags(self) -> None:
-        """All gradients of the update have come: ask the GPU for what `not_finite` reads, while it is still at them."""
-        if self._flags is None:
-            self._flags = together([flag for _, flag in self._finite])
-
     @property
     def not_finite(self) -> str | None:
-        """Path of the first parameter in this update with an infinity or a NaN; looked for where asked."""
-        self.gather_flags()
-        flags = to_host(self._flags)
-        found = (number for (number, _), finite in zip(self._finite, flags, strict=True) if not finite)
-        return next((self.slots[number].path for number in found), None)
+        """Path of the first slot that an infinity or a NaN has come to in this update; looked for where asked."""
+        found = np.flatnonzero(to_cpu(self.flags))
+        return self.slots[found[0]].path if len(found) else None
 
-    def _add(self, number: int, array: np.ndarray) -> None:
-        if self._checks:
-            self._finite.append((number, np.isfinite(array).all()))
-        kept = self.values[self.slots[number].place].reshape(array.shape)
-        if self._written[number]:
-            kept += array
-        else:
-            np.copyto(kept, array)
+    def _add(self, arrived: dict[int, np.ndarray]) -> None:
+        """Gradients of some slots: all at once where the kernels do that."""
+        slots = [self.slots[number] for number in arrived]
+        adds = [self._written[number] for number in arrived]
+        for number in arrived:
             self._written[number] = True
+        if gather := getattr(seams.serving(self.values), "gather", None):
+            starts = [slot.place.start for slot in slots]
+            found = self.flags if self._checks else None
+            if gather([*arrived.values()], self.values, starts=starts, adds=adds, found=found, numbers=[*arrived]):
+                return
+        for (number, array), slot, add in zip(arrived.items(), slots, adds, strict=True):
+            if self._checks:
+                self.flags[number] |= ~np.isfinite(array).all()
+            kept = self.values[slot.place].reshape(array.shape)
+            if add:
+                kept += array
+            else:
+                np.copyto(kept, array)
 
     @property
     def place(self) -> Hashable:
@@ -159,14 +169,13 @@ class FlatGradients:
         return id(self.values), self._checks, tuple(self._written)
 
     @property
-    def notes(self) -> tuple[list[bool], list[tuple[int, Any]]]:
-        """What is known of the update's gradients so far: which have come, and flags of what came, by slot."""
-        return list(self._written), list(self._finite)
+    def written(self) -> list[bool]:
+        """Of each slot whether its first gradient of the update has come."""
+        return list(self._written)
 
-    @notes.setter
-    def notes(self, known: tuple[list[bool], list[tuple[int, Any]]]) -> None:
-        self._written, self._finite = map(list, known)
-        self._flags = None
+    @written.setter
+    def written(self, known: list[bool]) -> None:
+        self._written = list(known)
         self._clear()  # a capture that failed may have left some
 
     def fill_gaps(self) -> None:
@@ -206,46 +215,37 @@ class FlatGradients:
         return {slot.path: values[slot.place].reshape(slot.parameter.shape) for slot in self.slots}
 
 
-class SquaredNorm:
-    """Sum of squares, added up in float64.
+class _Arrivals:
+    """Gradients that have come: they are added at once, or where kernels add many together, with those before an end.
 
     Args:
-        squares: what was taken in so far.
+        flat: where they are added.
+        finished: told of slots that are whole, once they are there.
+        ends: slots that others wait for.
     """
 
-    def __init__(self, squares: Iterable[Any] = ()) -> None:
-        self.squares = list(squares)
-
-    def add(self, array: np.ndarray) -> None:
-        """Take in the squares of an array."""
-        self.squares.append(np.square(array, dtype=np.float64).sum())
-
-    @property
-    def value(self) -> float:
-        """The sum so far."""
-        return math.fsum(map(float, read_together(self.squares)))
-
-
-class _Parts:
-    """The norm of gradients that may come in several parts."""
-
-    def __init__(self) -> None:
-        self.norm = SquaredNorm()
-        self._so_far: dict[int, np.ndarray] = {}
+    def __init__(self, flat: FlatGradients, finished: Callable[[int], None] | None, ends: Collection[int]) -> None:
+        self._flat, self._finished = flat, finished
+        self._ends = ends if hasattr(seams.serving(flat.values), "gather") else None
+        self._waiting: dict[int, np.ndarray] = {}
+        self._whole: list[int] = []
 
     def add(self, number: int, array: np.ndarray, *, whole: bool) -> None:
-        known = self._so_far.pop(number, None)
-        array = array if known is None else known + array
+        if number in self._waiting:
+            self.settle()
+        self._waiting[number] = array
         if whole:
-            self.norm.add(array)
-        else:
-            self._so_far[number] = array
+            self._whole.append(number)
+        if self._ends is None or (whole and number in self._ends):
+            self.settle()
 
-    def end(self) -> None:
-        """No more will come, also of what is not whole: one of its uses may have been in vain."""
-        for array in self._so_far.values():
-            self.norm.add(array)
-        self._so_far = {}
+    def settle(self) -> None:
+        """None waits any longer."""
+        if self._waiting:
+            self._flat._add(self._waiting)
+        self._waiting, whole, self._whole = {}, self._whole, []
+        for number in whole if self._finished is not None else ():
+            self._finished(number)
 
 
 def backward_order(model: chainer.Chain, images_NCHW: np.ndarray) -> list[tuple[str, chainer.Parameter, bool]]:

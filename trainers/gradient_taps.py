@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,8 @@ class GradientTaps(chainer.LinkHook):
     Args:
         number_of: the number of a variable that a link has as a parameter; None for one that needs no tap.
         take: (number, gradient) for each use of it, as soon as backward has it.
+    Attributes:
+        uses: how often each number was used so far.
     """
 
     name = "gradient taps"
@@ -29,21 +32,22 @@ class GradientTaps(chainer.LinkHook):
     ) -> None:
         self._number_of, self._take = number_of, take
         self._held: list[tuple[chainer.Link, str, Any]] = []
-        self.uses: list[int] = []  # numbers of the parameters used so far, once for each use
+        self.uses: Counter[int] = Counter()
 
     def forward_preprocess(self, args: Any) -> None:
         """Chainer calls this before a link's forward."""
-        link, number_of, tapped = args.link, self._number_of, []
+        link, number_of, tapped, numbers = args.link, self._number_of, [], []
         for name in sorted(link._params):
             held = link.__dict__[name]
             number = number_of(held)
             if number is not None:
                 tapped.append((link, name, held))
-                self.uses.append(number)
+                numbers.append(number)
         if not tapped:
             return
+        self.uses.update(numbers)
         ranks = [argument.rank for argument in args.args if isinstance(argument, chainer.Variable)]
-        tap = _Tap(self._take, self.uses[-len(tapped) :])
+        tap = _Tap(self._take, numbers)
         self._held += tapped
         outs = tap.outs([held for *_, held in tapped], ranks)
         for (_, name, _), out in zip(tapped, outs, strict=True):

@@ -57,16 +57,6 @@ def first_not_finite(parameters: Iterable[tuple[str, chainer.Parameter]], attrib
 
 def read_together(scalars: list[Any]) -> list[Any]:
     """What these arrays without axes hold: those of a GPU in one transfer, since each one waits for the GPU."""
-    return to_host(together(scalars))
-
-
-def together(scalars: list[Any]) -> Any:
-    """These arrays without axes as one where a GPU has them, which is not waited for; elsewhere as they are."""
     if not scalars or not isinstance(scalars[0], chainer.backends.cuda.ndarray):
         return scalars
-    return chainer.backends.cuda.cupy.stack(scalars)
-
-
-def to_host(found: Any) -> list[Any]:
-    """What `together` gave, as numbers."""
-    return found if isinstance(found, list) else found.get().tolist()
+    return chainer.backends.cuda.cupy.stack(scalars).get().tolist()

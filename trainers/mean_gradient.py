@@ -17,7 +17,6 @@ from recipes.planning.planner import Plan
 from trainers.exact_exchange import ExactExchange, ExactRound
 from trainers.exchange import Exchange, Exchanged, Round
 from trainers.faults import OutOfMemory, one_line
-from trainers.flat_gradients import SquaredNorm
 from trainers.keyed_draws import KeyedDropout
 from trainers.memory import ran_out, release
 from trainers.micro_batch_graphs import Gpu, MicroBatchGraphs
@@ -25,6 +24,7 @@ from trainers.mixed_precision import LossScale, computing, forward_in
 from trainers.norm_groups import NormGroups
 from trainers.phases import phase
 from trainers.share_norms import ShareNorms
+from trainers.squared_norm import SquaredNorm
 from trainers.stream_iterator import LoadedMicroBatch, UpdateShare
 
 
@@ -84,10 +84,10 @@ class MeanGradient:
     ) -> None:
         self._model, self._loss, self._seed, self._team_of = model, loss, plan.recipe.seed, team_of
         self._norm_groups, self._exchange, self._mixed, self._measures = norm_groups, exchange, mixed, measures
-        self._compute = compute = plan.recipe.precision.compute
-        self._logits, self._graphs = forward_in(model, compute), None
+        self._compute, self._ends = plan.recipe.precision.compute, frozenset(exchange.ends_of_buckets)
+        self._logits, self._graphs = forward_in(model, self._compute), None
         if plan.cluster.cuda_graph:
-            given = {"compute": compute, "cuts": exchange.ends_of_buckets, "device": Gpu()}
+            given = {"compute": self._compute, "cuts": self._ends if exchange.overlaps else (), "device": Gpu()}
             self._graphs = MicroBatchGraphs(exchange.flat, norm_groups, **given)
         self._mpi, self.clock = exchange.connection.mpi, norm_groups.clock
         exchange.observe = self.clock.bucket
@@ -127,7 +127,6 @@ class MeanGradient:
             with self.clock("input"):
                 share.look_ahead()
         flat.hand_over(flat.values)  # before the GPU is waited for, which has nothing to do from then on
-        flat.gather_flags()
         on_gpu = self._model.device.xp is not np  # which may still be at it
         with self.clock("backward") if on_gpu else contextlib.nullcontext():
             own_losses = [float(loss) * share for loss, share in losses]
@@ -203,7 +202,8 @@ class MeanGradient:
         finished: Callable[[int], None] | None,
     ) -> tuple[Any, SquaredNorm]:
         """Add the gradient of the mean loss, times `factor`; returns that loss, an array, and the norm of what came."""
-        with self._exchange.flat.taken(finished, measure=measure) as norm, computing(self._compute, self._model.device):
+        taken = self._exchange.flat.taken(finished, ends=self._ends, measure=measure)
+        with taken as norm, computing(self._compute, self._model.device):
             with self.clock("forward"), chainer.using_config("train", True), keyed:
                 loss = self._loss(self._logits(images), targets)
             with self.clock("backward"):

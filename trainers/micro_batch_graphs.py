@@ -11,10 +11,11 @@ from typing import Any
 from chainer.backend import get_array_module
 
 from trainers.faults import one_line
-from trainers.flat_gradients import FlatGradients, SquaredNorm
+from trainers.flat_gradients import FlatGradients
 from trainers.kernels import cuda_launch
 from trainers.memory import count_also, ran_out
 from trainers.norm_groups import NormGroups
+from trainers.squared_norm import SquaredNorm
 
 log = logging.getLogger("kilobatch")
 
@@ -109,8 +110,7 @@ class _Kind:
         came: how many.
         checks: of them, how many were replayed beside eager ones.
         given: images and targets that the graph reads.
-        told: float64, what it tells in numbers: the loss, then a flag for each of `flagged`, then squares.
-        flagged: slots whose gradients were looked at.
+        told: float64, what it tells in numbers: the loss, then squares.
         written: slots that have come when it is done.
         steps: what runs it, in order, each with the slots that are whole behind it.
     """
@@ -119,7 +119,6 @@ class _Kind:
     checks: int = 0
     given: tuple[Any, ...] = ()
     told: Any = None
-    flagged: list[int] = field(default_factory=list)
     written: list[bool] = field(default_factory=list)
     steps: list[tuple[Callable[[], None], tuple[int, ...]]] = field(default_factory=list)
 
@@ -225,10 +224,9 @@ class MicroBatchGraphs:
 
     def _capture(self, known: _Kind, arrays: tuple[Any, ...], work: Work, *, cuts: bool) -> None:
         known.given = tuple(array.copy(order="K") for array in arrays)  # channels stay last
-        num_flags = len(self._flat.notes[1])
         whole: list[list[int]] = [[]]
 
-        def captured(cut: Callable[[], None]) -> tuple[Any, list[int], list[bool]]:
+        def captured(cut: Callable[[], None]) -> tuple[Any, list[bool]]:
             def finished(number: int) -> None:
                 whole[-1].append(number)
                 if number in self._cuts:
@@ -236,15 +234,13 @@ class MicroBatchGraphs:
                     whole.append([])
 
             loss, norm = work(*known.given, finished if cuts else None)
-            written, flags = self._flat.notes
-            flagged, finite = [number for number, _ in flags[num_flags:]], [flag for _, flag in flags[num_flags:]]
-            numbers = [loss, *finite, *norm.squares]
+            numbers = [loss, *norm.squares]
             told = get_array_module(loss).empty(len(numbers), "d")
             for place, number in enumerate(numbers):
                 told[place] = number
-            return told, flagged, written
+            return told, self._flat.written
 
-        (known.told, known.flagged, known.written), launches = self._device.record(captured)
+        (known.told, known.written), launches = self._device.record(captured)
         known.steps = list(zip(launches, map(tuple, whole), strict=True))
 
     def _replayed(self, known: _Kind, arrays: tuple[Any, ...], finished: Callable[[int], None] | None) -> Found:
@@ -256,24 +252,26 @@ class MicroBatchGraphs:
             for number in numbers if finished is not None else ():
                 finished(number)
         told = known.told.copy()  # the next launch writes there again
-        _, flags = self._flat.notes
-        squares = 1 + len(known.flagged)
-        self._flat.notes = (known.written, [*flags, *zip(known.flagged, told[1:squares], strict=True)])
-        return told[0], SquaredNorm(told[squares:])
+        self._flat.written = known.written
+        return told[0], SquaredNorm(told[1:])
 
     def _state(self) -> tuple[list[Any], Any]:
-        return [array.copy() for array in (self._flat.values, *self._groups.seen)], self._flat.notes
+        return [array.copy() for array in self._arrays()], self._flat.written
 
     def _set(self, state: tuple[list[Any], Any]) -> None:
-        for array, kept in zip((self._flat.values, *self._groups.seen), state[0], strict=True):
+        for array, kept in zip(self._arrays(), state[0], strict=True):
             array[...] = kept
-        self._flat.notes = state[1]
+        self._flat.written = state[1]
+
+    def _arrays(self) -> list[Any]:
+        """What work writes in place."""
+        return [self._flat.values, self._flat.flags, *self._groups.seen]
 
     def _difference(self, eager: Found, replayed: Found, after: tuple[list[Any], Any]) -> str | None:
         """What a replay, whose results lie in place, made otherwise, in words; None where nothing."""
         named = {"the loss": (replayed[0], eager[0]), "gradients": (self._flat.values, after[0][0])}
-        if len(after[0]) > 1:
-            named["statistics"] = (self._groups.seen[0], after[0][1])
+        if self._groups.seen:
+            named["statistics"] = (self._groups.seen[0], after[0][2])
         for name, (found, expected) in named.items():
             distance, norm = _norm(found - expected), _norm(expected)
             if not distance <= self._apart * norm:  # so that NaN is told

@@ -22,9 +22,9 @@ from recipes.planning.stream import Stream
 from trainers import mean_gradient
 from trainers.build import build, build_exchange
 from trainers.device import has_gpu
-from trainers.exchange import Exchange, Round
+from trainers.exchange import Bucket, Exchange, Round
 from trainers.launch import find_mpiexec
-from trainers.micro_batch_graphs import Gpu
+from trainers.micro_batch_graphs import Gpu, MicroBatchGraphs
 from trainers.norm_groups import NormGroups
 from trainers.request import TrainRequest, prepare
 from trainers.stream_iterator import StreamIterator
@@ -69,13 +69,13 @@ class Cpu:
         return self
 
     def _arrays(self):
-        return [self._flat.values, *self._groups.seen]
+        return [self._flat.values, self._flat.flags, *self._groups.seen]
 
     def _host(self):
-        return self._flat.notes, dict(vars(self._groups))
+        return self._flat.written, dict(vars(self._groups))
 
     def _set_host(self, state):
-        self._flat.notes, groups = state
+        self._flat.written, groups = state
         vars(self._groups).update(groups)
 
 
@@ -237,12 +237,17 @@ def test_a_replay_writes_nothing_that_eager_work_beside_it_gave():
     assert [float(array.sum()) for array in kept] == [1000 * (1 + place) for place in range(5)]
 
 
+def cut_at(ends, *given, **how):
+    """Graphs as on several ranks, which send buckets while backward goes on."""
+    return MicroBatchGraphs(*given, **{**how, "cuts": ends})
+
+
 def test_slots_are_told_behind_the_graph_that_makes_them_whole(run, monkeypatch):
     told = []
     monkeypatch.setattr(Round, "finished", lambda round, number: told.append(number))
     run()
     eager, told[:] = list(told), []
-    monkeypatch.setattr(Exchange, "ends_of_buckets", [2, 5])
+    monkeypatch.setattr(mean_gradient, "MicroBatchGraphs", lambda *given, **how: cut_at([2, 5], *given, **how))
     launched, device = [], Cpu()
     record = device.record
 
@@ -262,10 +267,8 @@ def test_slots_are_told_behind_the_graph_that_makes_them_whole(run, monkeypatch)
 
 
 def test_ends_of_buckets_are_their_last_slots():
-    exchange = SimpleNamespace(bucket_of=[0, 0, 1, 2, 2], overlaps=True)
-    assert Exchange.ends_of_buckets.fget(exchange) == [1, 2, 4]
-    exchange.overlaps = False
-    assert Exchange.ends_of_buckets.fget(exchange) == []
+    buckets = [Bucket(place=slice(0, 0), num_slots=count) for count in (2, 1, 2)]
+    assert Exchange.ends_of_buckets.fget(SimpleNamespace(buckets=buckets)) == [1, 2, 4]
 
 
 @pytest.mark.mpi

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,17 @@ _TYPES = {  # in memory, in registers; E is ml_dtypes.bfloat16, which CuPy knows
     "d": ("double", "double"),
 }
 _ACCESS_BYTES = 16
+
+
+@dataclass(frozen=True)
+class ByValue:
+    """An argument of integers that the kernel has itself, not their address: a CUDA graph keeps those of its capture.
+
+    Args:
+        numbers: int64, on the host.
+    """
+
+    numbers: np.ndarray
 
 
 class Gpu:
@@ -74,6 +86,8 @@ def _argument(argument: Any) -> Any:
     """As CuPy must be given it, so that its size is not left to CuPy."""
     if argument is None or type(argument) is int:
         return np.int64(argument or 0)
+    if type(argument) is ByValue:
+        return argument.numbers  # which CuPy hands over as the structure that they are
     return np.float64(argument) if type(argument) is float else argument
 
 

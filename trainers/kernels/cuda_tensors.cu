@@ -32,15 +32,43 @@ KERNEL narrowed(const size* chunks, const size* counts, const size* values, cons
     Chunk chunk = chunk_of(chunks, counts);
     const A* x = (const A*)values[chunk.tensor];
     T* y = out + places[chunk.tensor];
-    size across = channels[chunk.tensor], window = windows[chunk.tensor];
+    unsigned across = channels[chunk.tensor], window = windows[chunk.tensor];
 #pragma unroll 4
-    for (size at = chunk.start + t; at < chunk.stop; at += THREADS) {
-      size from = at;
+    for (unsigned at = chunk.start + t; at < chunk.stop; at += THREADS) {
+      unsigned from = at;
       if (window > 1) {
-        size pixel = at / across, row = pixel / window;
+        unsigned pixel = at / across, row = pixel / window;
         from = (row * across + at % across) * window + pixel % window;
       }
       narrow(x[from], y[at]);
     }
+  }
+}
+
+enum { ADDRESSES = 240 };
+struct Addresses { size at[ADDRESSES]; };
+
+// Gradients into their `places` of one array, in C order, or added there where `adds` says so; 1 in `found` at the
+// `numbers` of those with an infinity or a NaN. Those with windows lie as (rows, window, channels).
+KERNEL gathered(const size* chunks, const size* counts, Addresses values, const size* channels, const size* windows,
+                const size* places, const size* numbers, const size* adds, A* out, unsigned char* found) {
+  EACH_THREAD(t) {
+    Chunk chunk = chunk_of(chunks, counts);
+    const T* x = (const T*)values.at[chunk.tensor];
+    A* y = out + places[chunk.tensor];
+    unsigned across = channels[chunk.tensor], window = windows[chunk.tensor];
+    bool add = adds[chunk.tensor], odd = false;
+#pragma unroll 4
+    for (unsigned at = chunk.start + t; at < chunk.stop; at += THREADS) {
+      unsigned from = at;
+      if (window > 1) {
+        unsigned channel = at / window, row = channel / across;
+        from = (row * window + at % window) * across + channel % across;
+      }
+      A value = wide(x[from]);
+      if (!(value - value == 0)) odd = true;
+      y[at] = add ? y[at] + value : value;
+    }
+    if (odd && found) found[numbers[chunk.tensor]] = 1;
   }
 }

@@ -13,6 +13,7 @@ import numpy as np
 from trainers.kernels import cuda_launch
 
 _CHUNK = 1 << 14  # values of a block, as in the source
+_ADDRESSES = 240  # of tensors that a launch is told of, as in the source
 _ALIGNED = 256  # values: of tensors that lie behind each other, each begins at a multiple
 
 
@@ -37,6 +38,65 @@ def narrowed(tensors: Sequence[Any], dtype: Any) -> list[Any] | None:
     launch("narrowed", out, of_all, *told, out)
     placed = zip(tensors, ends[:-1], strict=True)
     return [_channels_first(out[start : start + tensor.size], tensor.shape) for tensor, start in placed]
+
+
+def gather(
+    tensors: Sequence[Any], out: Any, *, starts: Sequence[int], adds: Sequence[bool], found: Any, numbers: Sequence[int]
+) -> bool:
+    """Put gradients into one array, each in C order, or add them to what is there: a launch for each of their types.
+
+    Args:
+        tensors: that overlap nowhere in `out`.
+        out: float32, or float64 where all are; without axes but one.
+        starts: where each begins in `out`.
+        adds: of each, whether it is added.
+        found: uint8, set to 1 at the `numbers` of those that hold an infinity or a NaN; None, and nobody looks.
+    Returns:
+        whether it was done: not for types that there are no kernels for.
+    """
+    kinds = {tensor.dtype.char for tensor in tensors}
+    if not kinds <= set("d" if out.dtype.char == "d" else "eEf") or out.dtype.char not in "fd":
+        return False
+    told = list(zip(tensors, starts, adds, numbers, strict=True))
+    for kind in sorted(kinds):
+        alike = [each for each in told if each[0].dtype.char == kind]
+        for first in range(0, len(alike), _ADDRESSES):
+            _gather(alike[first : first + _ADDRESSES], out, found)
+    return True
+
+
+def _gather(told: list[tuple[Any, int, bool, int]], out: Any, found: Any) -> None:
+    """Of at most `_ADDRESSES` tensors of one type, with all that is told of each."""
+    tensors, *rest = zip(*told, strict=True)
+    tensors, windows = zip(*map(_in_rows, tensors), strict=True)
+    places = np.zeros(_ADDRESSES, "q")
+    places[: len(tensors)] = [*map(_address, tensors)]
+    of_all, fields = _fields(tuple(tensor.size for tensor in tensors), windows, *rest, xp=cuda_launch.device.xp)
+    launch("gathered", tensors[0], of_all, cuda_launch.ByValue(places), *fields, out, found)
+
+
+def _in_rows(tensor: Any) -> tuple[Any, tuple[int, int]]:
+    """A tensor that has no gaps, and its channels and window where channels are last in memory; else ones."""
+    if tensor.flags.c_contiguous:
+        return tensor, (1, 1)
+    if tensor.ndim == 4 and tensor.transpose(0, 2, 3, 1).flags.c_contiguous:
+        return tensor, (tensor.shape[1], math.prod(tensor.shape[2:]))
+    return tensor.copy(order="C"), (1, 1)
+
+
+@functools.cache  # not of a few: CUDA graphs read them
+def _fields(
+    sizes: tuple[int, ...],
+    windows: tuple[tuple[int, int], ...],
+    starts: tuple[int, ...],
+    adds: tuple[bool, ...],
+    numbers: tuple[int, ...],
+    *,
+    xp: Any,
+) -> tuple[Table, list[Any]]:
+    """What `gathered` is told of tensors, wherever they lie."""
+    fields = (*zip(*windows, strict=True), starts, numbers, adds)
+    return _table_of(sizes, xp), [xp.asarray(np.array(each, "q")) for each in fields]
 
 
 @functools.cache  # not of a few: CUDA graphs read them, and ask for them no more

@@ -23,10 +23,10 @@ from trainers.kernels.cuda_pooling import (
 )
 from trainers.kernels.cuda_products import product
 from trainers.kernels.cuda_steps import STEPS, optimizer_step
-from trainers.kernels.cuda_tensors import finite, narrowed
+from trainers.kernels.cuda_tensors import finite, gather, narrowed
 
 __all__ = ["add", "relu", "relu_gradient", "convolution", "convolution_data", "convolution_weights", "max_pooled_at"]
 __all__ += ["mean_and_variance", "normalization_gradient", "normalized", "max_pooling"]
 __all__ += ["max_pooling_gradient", "average_pooling", "average_pooling_gradient"]
 __all__ += ["COMPUTES_MASK", "scales", "normalized_by", "gradient_by", "see", "finite", "optimizer_step", "STEPS"]
-__all__ += ["cross_entropy", "cross_entropy_gradient", "product", "whole_scales", "narrowed"]
+__all__ += ["cross_entropy", "cross_entropy_gradient", "product", "whole_scales", "narrowed", "gather"]

@@ -62,6 +62,11 @@ class Cpu:
     def _converted(self, argument):
         if argument is None:
             return ctypes.c_void_p(None)
+        if isinstance(argument, cuda_launch.ByValue):
+            numbers = argument.numbers
+            return type("Numbers", (ctypes.Structure,), {"_fields_": [("at", ctypes.c_longlong * numbers.size)]})(
+                tuple(numbers.tolist())
+            )
         if isinstance(argument, np.ndarray):
             assert argument.flags.c_contiguous
             return ctypes.c_void_p(argument.ctypes.data)
