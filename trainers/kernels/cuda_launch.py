@@ -87,7 +87,7 @@ def _argument(argument: Any) -> Any:
     if argument is None or type(argument) is int:
         return np.int64(argument or 0)
     if type(argument) is ByValue:
-        return argument.numbers  # which CuPy hands over as the structure that they are
+        return argument.numbers.view(f"V{argument.numbers.nbytes}")  # one value, which is what CuPy hands over
     return np.float64(argument) if type(argument) is float else argument
 
 
