@@ -2,17 +2,12 @@
  * they compute. No header of Python's: ctypes loads this. A group is cut into parts that depend on its size alone, and their
  * sums are added up in one order: the bits are the same on any number of threads. */
 
-#include <stdint.h>
+#include "passes.h"
 
-#if defined(__x86_64__) && defined(__GNUC__)
+#ifdef HAS_PASSES
 
-#define PASS __attribute__((target("avx2,fma"))) static
-#define INLINE __attribute__((target("avx2,fma"), always_inline)) static inline
-#define VERSION 1  /* of all arguments: as in trainers/kernels/compiled.py */
 #define TOGETHER 4 /* rows of one walk over the channels */
 
-/* OpenMP's: calls work(data) on so many threads at once, and waits for all. */
-typedef void (*parallel_t)(void (*work)(void *), void *data, unsigned threads, unsigned flags);
 typedef const float *restrict given;
 
 /* What is the same in all calls on arrays (groups, rows, channels). */
@@ -29,8 +24,7 @@ struct pass {
     const float *mean, *inv_std, *gamma, *beta; /* (groups, channels) */
     double *sums;                               /* (groups, parts, 2, channels) */
     float *about, *times, *slope, *level;       /* (groups, channels) */
-    int relu, backwards;
-    int64_t next;
+    int relu;
     void (*run)(const struct pass *, int64_t group, int64_t part, int64_t first, int64_t last);
 };
 
@@ -38,11 +32,6 @@ struct pass {
 #define AT(array) (p->array + (group * p->of.rows + row) * p->of.channels)
 #define OF(array) (p->array + group * p->of.channels)
 #define SUMS (p->sums + group * p->of.parts * 2 * p->of.channels)
-
-int serves(void) {
-    __builtin_cpu_init();
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? VERSION : 0;
-}
 
 /* memory: float64 (2 * parts + 2, groups, channels) */
 static struct pass pass_of(const struct shape *of, unsigned threads, const float *x, const float *scales, double *memory) {
@@ -54,22 +43,15 @@ static struct pass pass_of(const struct shape *of, unsigned threads, const float
     return p;
 }
 
-static void take_parts(void *data) {
-    struct pass *p = data;
-    int64_t count = p->of.groups * p->of.parts, number;
-    while ((number = __atomic_fetch_add(&p->next, 1, __ATOMIC_RELAXED)) < count) {
-        if (p->backwards) number = count - 1 - number; /* what was read last is still in the caches */
-        int64_t group = number / p->of.parts, part = number % p->of.parts;
-        p->run(p, group, part, p->of.rows * part / p->of.parts, p->of.rows * (part + 1) / p->of.parts);
-    }
+static void take_part(const void *data, int64_t number) {
+    const struct pass *p = data;
+    int64_t group = number / p->of.parts, part = number % p->of.parts;
+    p->run(p, group, part, p->of.rows * part / p->of.parts, p->of.rows * (part + 1) / p->of.parts);
 }
 
-static void share(struct pass *p, int backwards) {
-    p->next = 0, p->backwards = backwards;
-    if (p->threads > 1 && p->of.parallel && p->of.groups * p->of.parts > 1)
-        p->of.parallel(take_parts, p, p->threads, 0);
-    else
-        take_parts(p);
+/* Backwards: what was read last is still in the caches. */
+static void go_over(const struct pass *p, int backwards) {
+    share(take_part, p, p->of.groups * p->of.parts, backwards, p->of.parallel, p->threads);
 }
 
 /* Adds the sums of each group's parts up in its first. */
@@ -125,7 +107,7 @@ PASS void find_moments(struct pass *p) {
     int64_t channels = p->of.channels;
     guess_means(p);
     p->run = moments;
-    share(p, 0);
+    go_over(p, 0);
     add_parts(p);
     for (int64_t group = 0; group < p->of.groups; group++) {
         double *restrict mean = SUMS, *restrict var = mean + channels;
@@ -192,7 +174,7 @@ void normalized(const struct shape *of, unsigned threads, const float *x, const 
     struct pass p = pass_of(of, threads, x, scales, memory);
     p.plus = plus, p.relu = relu, p.out = out, p.run = normalize;
     set_times(&p);
-    share(&p, 1);
+    go_over(&p, 1);
 }
 
 /* came where y is above 0, else 0; without a branch, or the compiler makes no vectors of it. */
@@ -303,15 +285,11 @@ void gradients(const struct shape *of, unsigned threads, const float *gy, const 
     p.gy = gy, p.y = y, p.counted = counted, p.out = gx;
     p.run = y ? sum_where : relu ? sum_above : sum_all;
     set_times(&p);
-    share(&p, 0);
+    go_over(&p, 0);
     add_parts(&p);
     finish_gradients(&p, of_parameters);
     p.gy = y ? counted : gy, p.relu = relu && !y, p.run = input_gradient;
-    share(&p, 1);
+    go_over(&p, 1);
 }
-
-#else
-
-int serves(void) { return 0; }
 
 #endif

@@ -13,7 +13,7 @@ import pytest
 
 from trainers import kernels
 from trainers.kernels import compiled_normalization, compiled_steps, numpy_normalization, pool
-from trainers.kernels.compiled import Threads, address, load
+from trainers.kernels.compiled import _VERSION, Threads, address, load
 from trainers.kernels.compiled_normalization import Passes
 
 pytestmark = pytest.mark.skipif(
@@ -267,7 +267,7 @@ def test_exact_mode_is_promised_where_the_same_is_compiled(monkeypatch):
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 def test_what_another_version_compiled_is_not_used(tmp_path):
     source, library = tmp_path / "other.c", tmp_path / "other.so"
-    source.write_text("int serves(void) { return 1; }\n")
+    source.write_text(f"int serves(void) {{ return {_VERSION}; }}\n")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
     assert load(ctypes.CDLL(str(library)), {"normalized": ()}) is None
     assert load(ctypes.CDLL(str(library)), {}) is not None
