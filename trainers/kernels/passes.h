@@ -5,9 +5,10 @@
 #if defined(__x86_64__) && defined(__GNUC__)
 
 #define HAS_PASSES
-#define PASS __attribute__((target("avx2,fma"))) static
-#define INLINE __attribute__((target("avx2,fma"), always_inline)) static inline
-#define VERSION 2 /* of all arguments: as in trainers/kernels/compiled.py */
+#define FAST __attribute__((target("avx2,fma")))
+#define PASS FAST static
+#define INLINE FAST __attribute__((always_inline)) static inline
+#define VERSION 3 /* of all arguments: as in trainers/kernels/compiled.py */
 
 /* OpenMP's: calls work(data) on so many threads at once, and waits for all. */
 typedef void (*parallel_t)(void (*work)(void *), void *data, unsigned threads, unsigned flags);
