@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from trainers import kernels
-from trainers.kernels import compiled_normalization, compiled_steps, numpy_normalization, pool
+from trainers.kernels import compiled_normalization, numpy_normalization, numpy_operators, pool
 from trainers.kernels.compiled import _VERSION, Threads, address, load
 from trainers.kernels.compiled_normalization import Passes
+from trainers.kernels.compiled_steps import Steps
 
 pytestmark = pytest.mark.skipif(
     compiled_normalization.COMPILED is None, reason="needs what a C compiler makes at the installation, and AVX2"
@@ -255,7 +256,8 @@ def test_exact_mode_is_promised_where_the_same_is_compiled(monkeypatch):
         assert kernels.details() == expected
         assert kernels.described(kind) == words
     kernels.use("numpy")
-    monkeypatch.setattr(compiled_steps, "COMPILED", None)
+    unserved = Steps(Threads(lambda: 2))  # two threads, and no function to call them by
+    monkeypatch.setattr(numpy_operators, "STEPS", unserved.types)
     assert kernels.details() == {}
     assert kernels.described("numpy") == "numpy, without compiled passes"
     kernels.use(before)
