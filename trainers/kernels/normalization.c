@@ -223,7 +223,7 @@ INLINE void add_where(const struct pass *p, int64_t group, int64_t row, int rows
     int64_t channels = p->of.channels;
     given x = AT(x), gy = AT(gy), y = AT(y), mean = OF(mean);
     float *restrict counted = AT(counted);
-#pragma GCC ivdep /* counted is memory of its own */
+    APART
     for EACH(c) {
         float sum = 0, product = 0;
         for (int r = 0; r < rows; r++) {

@@ -8,6 +8,11 @@
 #define FAST __attribute__((target("avx2,fma")))
 #define PASS FAST static
 #define INLINE FAST __attribute__((always_inline)) static inline
+#ifdef __clang__ /* of a loop: what it writes is memory of its own */
+#define APART _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define APART _Pragma("GCC ivdep")
+#endif
 #define VERSION 3 /* of all arguments: as in trainers/kernels/compiled.py */
 
 /* OpenMP's: calls work(data) on so many threads at once, and waits for all. */
