@@ -15,16 +15,23 @@ FOLDERS = ("configs", "lr_schedules", "recipes", "trainers")
 
 
 def built(copy, **more):
-    """The wheel, built from a copy: setuptools leaves folders behind, whose files would enter the next wheel."""
+    """The wheel of the sdist of a copy: setuptools leaves folders behind, whose files would enter the next wheel."""
     for folder in FOLDERS:
         shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     for file in ("kilobatch.py", "kilobatch_recipes.py", "pyproject.toml", "README.md"):
         shutil.copy(ROOT / file, copy)
-    build = "import setuptools.build_meta; print(setuptools.build_meta.build_wheel('dist'))"
-    command = [sys.executable, "-c", build]
-    subprocess.run(command, cwd=copy, check=True, capture_output=True, timeout=120, env=os.environ | more)
-    (path,) = (copy / "dist").glob("*.whl")
+    (sources,) = made(copy, "sdist", "*.tar.gz", more)
+    shutil.unpack_archive(sources, copy / "unpacked", filter="data")
+    (unpacked,) = (copy / "unpacked").iterdir()
+    (path,) = made(unpacked, "wheel", "*.whl", more)
     return zipfile.ZipFile(path)
+
+
+def made(folder, what, names, more):
+    """What the backend that pyproject.toml names makes of a folder."""
+    command = [sys.executable, "-c", f"import setuptools.build_meta; setuptools.build_meta.build_{what}('dist')"]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=120, env=os.environ | more)
+    return (folder / "dist").glob(names)
 
 
 def held(wheel):
@@ -44,7 +51,7 @@ def expected():
         str(path.relative_to(ROOT))
         for folder in FOLDERS
         for path in (ROOT / folder).rglob("*")
-        if path.suffix in (".py", ".yaml", ".cu", ".c")
+        if path.suffix in (".py", ".yaml", ".cu", ".c", ".h")
     }
     assert len([name for name in kept if name.endswith(".yaml")]) >= 12
     return kept | {"kilobatch.py", "kilobatch_recipes.py"}
@@ -59,7 +66,7 @@ def test_wheel_holds_compiled_passes_that_load(wheel, tmp_path):
     names = sorted(held(wheel)[1])
     assert [name.split(".")[0] for name in names] == ["trainers/communicators/_half", "trainers/kernels/_passes"]
     for name in names:
-        assert ctypes.CDLL(wheel.extract(name, tmp_path)).serves() in (0, 1)
+        assert ctypes.CDLL(wheel.extract(name, tmp_path)).serves() >= 0
 
 
 def test_wheel_without_a_compiler_holds_the_rest(tmp_path):

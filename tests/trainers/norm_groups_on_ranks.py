@@ -90,6 +90,38 @@ def check(seed, *, with_teams):
     return division.team_size > 1
 
 
+def check_float32(seed):
+    """Of float32, whose passes may be compiled: a sum and ReLU after it are those of all samples in float64."""
+    random, span = np.random.RandomState(seed), 3 * WORLD.size + 1 + seed
+    sizes = {"global_batch_size": 2 * span, "norm_span": span}
+    shape = (2 * span, 7, 5, CHANNELS)
+    given = [random.normal(mean, 1.0, shape).astype("f").transpose(0, 3, 1, 2) for mean in (2.0, 0.0, 0.0)]
+    adds, relu = bool(seed % 2), seed > 1
+    results = []
+    for world, dtype in ((WORLD, np.float32), (MPI.COMM_SELF, np.float64)):
+        division = divide(**sizes, workers=world.size, micro_batch_size=-(-span // world.size))
+        layer, groups = layer_and_groups("pooled", dtype)
+        layer.cleargrads()
+        groups.begin_update(division, WORLD if world.size > 1 else None)
+        x, plus, weights = (each.astype(dtype) for each in given)
+        outs = [np.zeros(shape).transpose(0, 3, 1, 2) for _ in range(3)]
+        for part in division.micro_batches(world.rank):
+            own = slice(part.offset, part.offset + part.size)
+            groups.begin_micro_batch(part)
+            images, more = chainer.Variable(x[own]), chainer.Variable(plus[own])
+            with chainer.using_config("train", True):
+                y = layer(images, more if adds else None, relu)
+            F.sum(y * weights[own]).backward()
+            for out, values in zip(outs, (y.array, images.grad, more.grad if adds else 0), strict=True):
+                out[own] = values
+        groups.update_running_statistics(world, 2 * span)
+        sums = [layer.gamma.grad, layer.beta.grad]
+        results.append([*(world.allreduce(each.astype("d")) for each in (*outs, *sums)), layer.avg_mean, layer.avg_var])
+    for found, expected in zip(*results, strict=True):
+        away = np.linalg.norm(found - expected)
+        assert away <= 2e-6 * np.linalg.norm(expected), f"{seed}: {away}"
+
+
 def check_convolved(seed, how):
     """A team's groups behind a convolution: one node has the bits of two."""
     span, random = 2 * WORLD.size + 1, np.random.RandomState(seed)
@@ -124,6 +156,8 @@ def check_convolved(seed, how):
 
 
 if __name__ == "__main__":
+    for seed in range(4):
+        check_float32(seed)
     for how in ("moving_average", "pooled"):
         check_convolved(0, how)
     shared = sum(check(seed, with_teams=seed % 2 == 0) for seed in range(SEEDS))

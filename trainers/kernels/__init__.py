@@ -128,13 +128,16 @@ def details() -> dict[str, str]:
 
 def described(kind: str) -> str:
     """A kind of the CPU's, and whether it has its compiled passes here."""
-    with_them = "with" if has_compiled(kind) else "without"
+    try:
+        with_them = "with" if has_compiled(kind) else "without"
+    except (ImportError, OSError) as error:  # of PyTorch, and of the loader
+        return f"{kind}, which does not load: {error}"
     return f"{kind}, {with_them} compiled passes" if kind in _COMPILED else kind
 
 
 def has_compiled(kind: str) -> bool:
-    """Whether passes that a C compiler made serve beside these kernels."""
-    return kind in _COMPILED and importlib.import_module("trainers.kernels.compiled_steps").COMPILED is not None
+    """Whether passes that a C compiler made serve beside these kernels, on as many threads as these have."""
+    return kind in _COMPILED and bool(importlib.import_module(f"trainers.kernels.{kind}_operators").STEPS)
 
 
 def missing(kind: str, *, device: str = "cpu") -> tuple[str, str] | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-_VERSION = 1  # of what is compiled: one more, there and here, whenever arguments change
+_VERSION = 3  # of what is compiled: one more, there and here, whenever arguments change
 
 
 @dataclass(frozen=True)

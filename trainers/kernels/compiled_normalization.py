@@ -7,6 +7,8 @@ sum and ReLU are part of the pass that normalises, and what ReLU lets back is pa
 from __future__ import annotations
 
 import ctypes
+import math
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -18,9 +20,11 @@ _PARTS = 16  # of a group, at most
 _PART_VALUES = 1 << 15  # of a part, at least
 _PLACE, _NUMBER, _FLAG = ctypes.c_void_p, ctypes.c_double, ctypes.c_int
 _PASSES = {
+    "mean_and_variance": (_PLACE, _PLACE),
     "whole_scales": (_PLACE, _PLACE, _PLACE, _NUMBER, _PLACE, _PLACE, _PLACE, _NUMBER, _PLACE),
     "normalized": (_PLACE, _PLACE, _PLACE, _FLAG, _PLACE, _PLACE),
     "gradients": (_PLACE, _PLACE, _PLACE, _FLAG, _PLACE, _PLACE, _PLACE, _PLACE, _PLACE),
+    "input_gradients": (_PLACE, _PLACE, _FLAG, _PLACE, _NUMBER, _PLACE, _PLACE),
 }
 Seen = tuple[np.ndarray, np.ndarray, float]  # weights, seen and factor of `trainers.kernels.cuda_normalization.see`
 
@@ -43,6 +47,14 @@ class Passes:
     def __init__(self, threads: Threads) -> None:
         self._threads = threads
         self._shape = cache(lambda *shape: _shape(*shape, threads.parallel))
+
+    def mean_and_variance(self, x: np.ndarray) -> np.ndarray | None:
+        """See `trainers.kernels.numpy_normalization`."""
+        if not self._serve(x):
+            return None
+        shape, memory, threads = self._given(x)
+        COMPILED.mean_and_variance(shape, threads, place(x), place(memory))
+        return _sums(x, shape, memory).copy()
 
     def whole_scales(
         self, x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, eps: float, *, seen: Seen | None = None
@@ -77,13 +89,21 @@ class Passes:
         return y
 
     def gradient_by(
-        self, gy: np.ndarray, x: np.ndarray, scales: Any, *, relu: bool, y: np.ndarray | None = None
+        self,
+        gy: np.ndarray,
+        x: np.ndarray,
+        scales: Any,
+        *,
+        relu: bool,
+        y: np.ndarray | None = None,
+        whole: Callable[..., Any] | None = None,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-        """The gradients of x, of gamma and beta together, (2, channels), and of plus, of whole groups.
+        """The gradients of x, of gamma and beta together, (2, channels), and of plus.
 
         Args:
             relu: as it was given.
             y: what came out, where something was added before ReLU; None: whether it was above 0 is computed again.
+            whole: sums of gy (x - mean) and of gy, and rows -> the same of whole groups, where these are parts of some.
         """
         scales = np.ascontiguousarray(scales, np.float32)
         if not self._serve(x, gy, *([] if y is None else [y])) or not _fit(x, scales, gy, y):
@@ -91,8 +111,13 @@ class Passes:
         shape, memory, threads = self._given(x)
         counted = gy if y is None else np.empty(gy.shape, gy.dtype)
         gx, parameters = np.empty(x.shape, x.dtype), np.empty((2, x.shape[2]), x.dtype)
-        arrays = (place(scales), place(counted), place(gx), place(parameters), place(memory))
-        COMPILED.gradients(shape, threads, place(gy), place(x), place(y), relu, *arrays)
+        arrays = (place(counted), place(gx if whole is None else None), place(parameters), place(memory))
+        COMPILED.gradients(shape, threads, place(gy), place(x), place(y), relu, place(scales), *arrays)
+        if whole is not None:
+            sums = _sums(x, shape, memory)
+            sums[1], sums[0], rows = whole(sums[1], sums[0], x.shape[1])
+            arrays = (place(scales), rows, place(gx), place(memory))
+            COMPILED.input_gradients(shape, threads, place(counted), place(x), relu and y is None, *arrays)
         return gx, parameters, counted
 
     def _serve(self, *arrays: np.ndarray) -> bool:
@@ -108,6 +133,13 @@ class Passes:
 def _fit(x: np.ndarray, scales: np.ndarray, *others: np.ndarray | None) -> bool:
     """Whether scales are of such groups and channels, and the others like x: nothing in C would notice."""
     return scales.shape == (4, *x.shape[::2]) and all(other is None or other.shape == x.shape for other in others)
+
+
+def _sums(x: np.ndarray, shape: Any, memory: np.ndarray) -> np.ndarray:
+    """The two of each group, (2, groups, channels), on the memory that the library left them in."""
+    groups, _, channels = x.shape
+    sizes = (groups, shape.contents.parts, 2, channels)
+    return memory[: math.prod(sizes)].reshape(sizes)[:, 0].swapaxes(0, 1)
 
 
 def _shape(groups: int, rows: int, channels: int, parallel: int | None) -> tuple[Any, int]:

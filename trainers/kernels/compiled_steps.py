@@ -25,7 +25,6 @@ class _Step(ctypes.Structure):
         *((name, ctypes.c_double) for name in ("coupled", "shrink")),
         *((name, ctypes.c_int64) for name in ("count", "tensors", "form", "threads")),
         ("parallel", ctypes.c_void_p),
-        ("next", ctypes.c_int64),
         ("run", ctypes.c_void_p),
     )
 

@@ -2,17 +2,12 @@
  * they compute. No header of Python's: ctypes loads this. A group is cut into parts that depend on its size alone, and their
  * sums are added up in one order: the bits are the same on any number of threads. */
 
-#include <stdint.h>
+#include "passes.h"
 
-#if defined(__x86_64__) && defined(__GNUC__)
+#ifdef HAS_PASSES
 
-#define PASS __attribute__((target("avx2,fma"))) static
-#define INLINE __attribute__((target("avx2,fma"), always_inline)) static inline
-#define VERSION 1  /* of all arguments: as in trainers/kernels/compiled.py */
 #define TOGETHER 4 /* rows of one walk over the channels */
 
-/* OpenMP's: calls work(data) on so many threads at once, and waits for all. */
-typedef void (*parallel_t)(void (*work)(void *), void *data, unsigned threads, unsigned flags);
 typedef const float *restrict given;
 
 /* What is the same in all calls on arrays (groups, rows, channels). */
@@ -29,8 +24,7 @@ struct pass {
     const float *mean, *inv_std, *gamma, *beta; /* (groups, channels) */
     double *sums;                               /* (groups, parts, 2, channels) */
     float *about, *times, *slope, *level;       /* (groups, channels) */
-    int relu, backwards;
-    int64_t next;
+    int relu;
     void (*run)(const struct pass *, int64_t group, int64_t part, int64_t first, int64_t last);
 };
 
@@ -39,37 +33,26 @@ struct pass {
 #define OF(array) (p->array + group * p->of.channels)
 #define SUMS (p->sums + group * p->of.parts * 2 * p->of.channels)
 
-int serves(void) {
-    __builtin_cpu_init();
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? VERSION : 0;
-}
-
-/* memory: float64 (2 * parts + 2, groups, channels) */
+/* memory: float64 (2 * parts + 2, groups, channels). scales, or null: see whole_scales. */
 static struct pass pass_of(const struct shape *of, unsigned threads, const float *x, const float *scales, double *memory) {
     int64_t size = of->groups * of->channels, sums = of->parts * 2 * size;
     struct pass p = {.of = *of, .threads = threads, .x = x, .sums = memory};
+    p.about = (float *)(memory + sums), p.times = p.about + size, p.slope = p.times + size, p.level = p.slope + size;
+    if (!scales) return p;
     p.mean = scales, p.inv_std = scales + size, p.gamma = scales + 2 * size, p.beta = scales + 3 * size;
-    p.about = (float *)(memory + sums);
-    p.times = p.about + size, p.slope = p.times + size, p.level = p.slope + size;
+    for (int64_t n = 0; n < size; n++) p.times[n] = p.gamma[n] * p.inv_std[n];
     return p;
 }
 
-static void take_parts(void *data) {
-    struct pass *p = data;
-    int64_t count = p->of.groups * p->of.parts, number;
-    while ((number = __atomic_fetch_add(&p->next, 1, __ATOMIC_RELAXED)) < count) {
-        if (p->backwards) number = count - 1 - number; /* what was read last is still in the caches */
-        int64_t group = number / p->of.parts, part = number % p->of.parts;
-        p->run(p, group, part, p->of.rows * part / p->of.parts, p->of.rows * (part + 1) / p->of.parts);
-    }
+static void take_part(const void *data, int64_t number) {
+    const struct pass *p = data;
+    int64_t group = number / p->of.parts, part = number % p->of.parts;
+    p->run(p, group, part, p->of.rows * part / p->of.parts, p->of.rows * (part + 1) / p->of.parts);
 }
 
-static void share(struct pass *p, int backwards) {
-    p->next = 0, p->backwards = backwards;
-    if (p->threads > 1 && p->of.parallel && p->of.groups * p->of.parts > 1)
-        p->of.parallel(take_parts, p, p->threads, 0);
-    else
-        take_parts(p);
+/* Backwards: what was read last is still in the caches. */
+static void go_over(const struct pass *p, int backwards) {
+    share(take_part, p, p->of.groups * p->of.parts, backwards, p->of.parallel, p->threads);
 }
 
 /* Adds the sums of each group's parts up in its first. */
@@ -120,12 +103,13 @@ PASS void guess_means(const struct pass *p) {
     }
 }
 
-/* Into the sums: mean and biased variance. */
-PASS void find_moments(struct pass *p) {
-    int64_t channels = p->of.channels;
+/* Into the sums, (groups, parts, 2, channels): in the first part of each group its mean and biased variance. */
+FAST void mean_and_variance(const struct shape *of, unsigned threads, const float *x, double *memory) {
+    struct pass pass = pass_of(of, threads, x, 0, memory), *p = &pass;
+    int64_t channels = of->channels;
     guess_means(p);
-    p->run = moments;
-    share(p, 0);
+    pass.run = moments;
+    go_over(p, 0);
     add_parts(p);
     for (int64_t group = 0; group < p->of.groups; group++) {
         double *restrict mean = SUMS, *restrict var = mean + channels;
@@ -139,12 +123,11 @@ PASS void find_moments(struct pass *p) {
 }
 
 /* scales, (4, groups, channels): mean, 1 / deviation, gamma, beta. seen, or null: as norm_statistics.Seen has it. */
-__attribute__((target("avx2,fma"))) void whole_scales(const struct shape *of, unsigned threads, const float *x, given gamma,
-                                                      given beta, double eps, float *scales, const double *weights,
-                                                      double *seen, double factor, double *memory) {
+FAST void whole_scales(const struct shape *of, unsigned threads, const float *x, given gamma, given beta, double eps,
+                       float *scales, const double *weights, double *seen, double factor, double *memory) {
     struct pass pass = pass_of(of, threads, x, 0, memory), *p = &pass;
     int64_t channels = of->channels, size = of->groups * channels;
-    find_moments(p);
+    mean_and_variance(of, threads, x, memory);
     for (int64_t group = 0; group < of->groups; group++) {
         const double *restrict mean = SUMS, *restrict var = mean + channels;
         float *restrict out = scales + group * channels, least = eps;
@@ -159,10 +142,6 @@ __attribute__((target("avx2,fma"))) void whole_scales(const struct shape *of, un
         for EACH(c) sums[channels + c] += weight * (factor * var[c]);
         for EACH(c) sums[2 * channels + c] += weight * (mean[c] * mean[c]);
     }
-}
-
-static void set_times(const struct pass *p) {
-    for (int64_t n = 0; n < p->of.groups * p->of.channels; n++) p->times[n] = p->gamma[n] * p->inv_std[n];
 }
 
 PASS void normalize(const struct pass *p, int64_t group, int64_t part, int64_t first, int64_t last) {
@@ -191,8 +170,7 @@ void normalized(const struct shape *of, unsigned threads, const float *x, const 
                 float *out, double *memory) {
     struct pass p = pass_of(of, threads, x, scales, memory);
     p.plus = plus, p.relu = relu, p.out = out, p.run = normalize;
-    set_times(&p);
-    share(&p, 1);
+    go_over(&p, 1);
 }
 
 /* came where y is above 0, else 0; without a branch, or the compiler makes no vectors of it. */
@@ -245,7 +223,7 @@ INLINE void add_where(const struct pass *p, int64_t group, int64_t row, int rows
     int64_t channels = p->of.channels;
     given x = AT(x), gy = AT(gy), y = AT(y), mean = OF(mean);
     float *restrict counted = AT(counted);
-#pragma GCC ivdep /* counted is memory of its own */
+    APART
     for EACH(c) {
         float sum = 0, product = 0;
         for (int r = 0; r < rows; r++) {
@@ -282,36 +260,38 @@ PASS void input_gradient(const struct pass *p, int64_t group, int64_t part, int6
     }
 }
 
-/* The gradients of gamma and beta, (2, channels), of all groups, and what input_gradient needs. */
-PASS void finish_gradients(const struct pass *p, float *gradients) {
-    int64_t channels = p->of.channels;
-    for (int64_t n = 0; n < 2 * channels; n++) gradients[n] = 0;
-    for (int64_t group = 0; group < p->of.groups; group++) {
+/* By the sums that gradients left in memory, or in their place those of whole groups, of so many rows. */
+FAST void input_gradients(const struct shape *of, unsigned threads, const float *gy, const float *x, int relu,
+                          const float *scales, double rows, float *gx, double *memory) {
+    struct pass pass = pass_of(of, threads, x, scales, memory), *p = &pass;
+    int64_t channels = of->channels;
+    pass.gy = gy, pass.relu = relu, pass.out = gx, pass.run = input_gradient;
+    for (int64_t group = 0; group < of->groups; group++) {
         const double *restrict of_beta = SUMS, *restrict of_gamma = of_beta + channels;
         given inv_std = OF(inv_std), times = OF(times);
         float *restrict slope = OF(slope), *restrict level = OF(level);
-        for EACH(c) gradients[c] += (float)(of_gamma[c] * inv_std[c]);
-        for EACH(c) gradients[channels + c] += (float)of_beta[c];
-        for EACH(c) slope[c] = (double)times[c] * inv_std[c] * inv_std[c] * of_gamma[c] / p->of.rows;
-        for EACH(c) level[c] = times[c] * of_beta[c] / p->of.rows;
+        for EACH(c) slope[c] = (double)times[c] * inv_std[c] * inv_std[c] * of_gamma[c] / rows;
+        for EACH(c) level[c] = times[c] * of_beta[c] / rows;
     }
+    go_over(p, 1);
 }
 
-void gradients(const struct shape *of, unsigned threads, const float *gy, const float *x, const float *y, int relu,
-               const float *scales, float *counted, float *gx, float *of_parameters, double *memory) {
-    struct pass p = pass_of(of, threads, x, scales, memory);
-    p.gy = gy, p.y = y, p.counted = counted, p.out = gx;
-    p.run = y ? sum_where : relu ? sum_above : sum_all;
-    set_times(&p);
-    share(&p, 0);
-    add_parts(&p);
-    finish_gradients(&p, of_parameters);
-    p.gy = y ? counted : gy, p.relu = relu && !y, p.run = input_gradient;
-    share(&p, 1);
+/* of_parameters: those of gamma and beta, (2, channels), of all groups. gx: null where x has parts of groups. */
+FAST void gradients(const struct shape *of, unsigned threads, const float *gy, const float *x, const float *y, int relu,
+                    const float *scales, float *counted, float *gx, float *restrict of_parameters, double *memory) {
+    struct pass pass = pass_of(of, threads, x, scales, memory), *p = &pass;
+    int64_t channels = of->channels;
+    pass.gy = gy, pass.y = y, pass.counted = counted, pass.run = y ? sum_where : relu ? sum_above : sum_all;
+    go_over(p, 0);
+    add_parts(p);
+    for (int64_t n = 0; n < 2 * channels; n++) of_parameters[n] = 0;
+    for (int64_t group = 0; group < of->groups; group++) {
+        const double *restrict of_beta = SUMS, *restrict of_gamma = of_beta + channels;
+        given inv_std = OF(inv_std);
+        for EACH(c) of_parameters[c] += (float)(of_gamma[c] * inv_std[c]);
+        for EACH(c) of_parameters[channels + c] += (float)of_beta[c];
+    }
+    if (gx) input_gradients(of, threads, y ? counted : gy, x, relu && !y, scales, (double)of->rows, gx, memory);
 }
-
-#else
-
-int serves(void) { return 0; }
 
 #endif

@@ -2,15 +2,17 @@
  * trainers/step_forms.py. No header of Python's: ctypes loads this. Tensors are cut into chunks that depend on their sizes
  * alone, and sums of squares are added up chunk by chunk: the bits are the same on any number of threads. */
 
-#include <stdint.h>
+#include "passes.h"
 
-#if defined(__x86_64__) && defined(__GNUC__)
+#ifdef HAS_PASSES
 
-#define PASS __attribute__((target("avx2,fma"))) static
 #define SHIFT(values) ((values) + first)
 
-/* OpenMP's: calls work(data) on so many threads at once, and waits for all. */
-typedef void (*parallel_t)(void (*work)(void *), void *data, unsigned threads, unsigned flags);
+/* Whether this processor runs what the library holds. */
+int serves(void) {
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? VERSION : 0;
+}
 
 enum { MOMENTUM, ADAM, RMSPROP };
 
@@ -24,26 +26,16 @@ struct step {
     double coupled, shrink;
     int64_t count, tensors, form, threads;
     parallel_t parallel;
-    int64_t next;
     void (*run)(const struct step *, int64_t chunk, int64_t tensor, int64_t first, int64_t count);
 };
 
-static void take_chunks(void *data) {
-    struct step *p = data;
-    int64_t number;
-    while ((number = __atomic_fetch_add(&p->next, 1, __ATOMIC_RELAXED)) < p->count) {
-        const int64_t *chunk = p->chunks + 3 * number;
-        p->run(p, number, chunk[0], chunk[1], chunk[2] - chunk[1]);
-    }
+static void take_chunk(const void *data, int64_t number) {
+    const struct step *p = data;
+    const int64_t *chunk = p->chunks + 3 * number;
+    p->run(p, number, chunk[0], chunk[1], chunk[2] - chunk[1]);
 }
 
-static void share(struct step *p) {
-    p->next = 0;
-    if (p->threads > 1 && p->parallel && p->count > 1)
-        p->parallel(take_chunks, p, p->threads, 0);
-    else
-        take_chunks(p);
-}
+static void go_over(const struct step *p) { share(take_chunk, p, p->count, 0, p->parallel, (unsigned)p->threads); }
 
 static double decay_of(const struct step *p, int64_t tensor) { return p->lambdas[tensor] > 0 ? p->lambdas[tensor] : 0; }
 
@@ -164,11 +156,11 @@ static double ratio_of(const struct step *p, int64_t tensor) {
 void optimizer_step(struct step *p) {
     if (p->trust) {
         p->run = p->form == ADAM ? norms_of_adam : norms_of_momentum;
-        share(p);
+        go_over(p);
     }
     for (int64_t tensor = 0; tensor < p->tensors; tensor++) p->ratios[tensor] = p->trust ? ratio_of(p, tensor) : 1;
     p->run = p->form == ADAM ? step_by_adam : p->form == RMSPROP ? step_by_rmsprop : step_by_momentum;
-    share(p);
+    go_over(p);
 }
 
 PASS void look(const struct step *p, int64_t chunk, int64_t tensor, int64_t first, int64_t count) {
@@ -181,7 +173,11 @@ PASS void look(const struct step *p, int64_t chunk, int64_t tensor, int64_t firs
 /* Whether each chunk of the weights is finite. */
 void find_finite(struct step *p) {
     p->run = look;
-    share(p);
+    go_over(p);
 }
+
+#else
+
+int serves(void) { return 0; }
 
 #endif

@@ -93,6 +93,8 @@ def product(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 def mean_and_variance(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """See `trainers.kernels.numpy_normalization`; PyTorch gives them rounded to the type of x."""
+    if (found := _compiled.mean_and_variance(x)) is not None:
+        return found
     found = [torch.batch_norm_update_stats(_image(group), None, None, 0.0) for group in x]
     mean, var = (np.array([part.numpy() for part in parts], np.float64) for parts in zip(*found, strict=True))
     return mean, var
@@ -133,8 +135,7 @@ def gradient_by(
     whole: Any = None,
 ) -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:
     """See `trainers.kernels.numpy_normalization`."""
-    found = _compiled.gradient_by(gy, x, scales, relu=relu, y=y) if whole is None else None
-    if found is not None:
+    if (found := _compiled.gradient_by(gy, x, scales, relu=relu, y=y, whole=whole)) is not None:
         return found
     if relu and y is None:
         y = normalized_by(x, scales, relu=True)

@@ -59,6 +59,14 @@ def test_an_option_that_cannot_be_had_ends_with_2_and_nothing_written(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_pytorch_that_does_not_load_is_told_of(tmp_path):
+    (tmp_path / "torch.py").write_text('raise OSError("libgomp.so.1: cannot open shared object file")')
+    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from trainers import kernels; "
+    command = [sys.executable, "-c", program + "print(kernels.described('torch'))"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "torch, which does not load: libgomp.so.1: cannot open shared object file\n"
+
+
 def test_a_run_remembers_its_kernels_and_says_where_others_go_on(tmp_path, train):
     first = train(tmp_path / "run", 1, "--kernels", "chainer", stop_after=1)
     record = json.loads((first.folder / ENVIRONMENT).read_text())

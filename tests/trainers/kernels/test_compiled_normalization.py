@@ -2,19 +2,19 @@
 
 import ctypes
 import ctypes.util
-import os
+import importlib
 import shutil
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from trainers import kernels
-from trainers.kernels import compiled_normalization, compiled_steps, numpy_normalization, pool
-from trainers.kernels.compiled import Threads, address, load
+from trainers.kernels import compiled_normalization, numpy_normalization, numpy_operators, pool
+from trainers.kernels.compiled import _VERSION, Threads, address, load
 from trainers.kernels.compiled_normalization import Passes
+from trainers.kernels.compiled_steps import Steps
 
 pytestmark = pytest.mark.skipif(
     compiled_normalization.COMPILED is None, reason="needs what a C compiler makes at the installation, and AVX2"
@@ -75,6 +75,12 @@ def test_statistics_are_those_of_float64(shape, level):
     expected = np.concatenate([[weights.sum()], *(weights @ part for part in (mean, factor * var, mean**2))])
     np.testing.assert_allclose(sums - 7.0, expected, rtol=2e-6, atol=1e-6)
     np.testing.assert_array_equal(ALONE.whole_scales(x, gamma, beta, EPS), scales)
+    found = ALONE.mean_and_variance(x)
+    assert found.dtype == np.float64
+    deviation = np.sqrt(var)
+    assert (np.abs(found[0] - mean) <= 1e-6 * deviation).all()
+    np.testing.assert_allclose(found[1], var, rtol=2e-6)
+    np.testing.assert_array_equal(found[0].astype("f"), scales[0])
 
 
 @pytest.mark.parametrize("relu", [False, True])
@@ -93,6 +99,46 @@ def test_what_is_normalised_and_its_gradients_are_those_of_float64(shape, adds, 
     assert_near(found[1], np.stack(expected[1]))
     if adds:
         np.testing.assert_array_equal(found[2], expected[2])
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("rows", [(1, 8), (500, 1001), (3000, 2000, 7)])
+def test_gradients_of_parts_are_those_of_the_whole_group(rows, adds, relu):
+    x, plus, gy, gamma, beta = made((2, sum(rows), 24))
+    scales = ALONE.whole_scales(x, gamma, beta, EPS)
+    y = ALONE.normalized_by(x, scales, relu=True, plus=plus) if adds and relu else None
+    cuts = np.cumsum(rows)[:-1]
+    parts = [
+        (*(np.ascontiguousarray(part) for part in each[:2]), {"relu": relu, "y": each[2]})
+        for each in zip(*(np.split(one, cuts, axis=1) for one in (gy, x)), pieces(y, cuts), strict=True)
+    ]
+    sums = []
+
+    def noted(ggamma, gbeta, count):
+        sums.append((ggamma.copy(), gbeta.copy(), count))
+        return sums[-1]
+
+    def whole(*_):
+        return tuple(map(sum, zip(*sums, strict=True)))
+
+    for gy_part, x_part, how in parts:
+        apart = ALONE.gradient_by(gy_part, x_part, scales, **how)
+        for one, same in zip(ALONE.gradient_by(gy_part, x_part, scales, **how, whole=noted), apart, strict=True):
+            np.testing.assert_array_equal(one, same)
+    assert whole()[2] == sum(rows)
+    found = [ALONE.gradient_by(gy_part, x_part, scales, **how, whole=whole) for gy_part, x_part, how in parts]
+    expected = ALONE.gradient_by(gy, x, scales, relu=relu, y=y)
+    assert_near(np.concatenate([gx for gx, _, _ in found], axis=1), expected[0], bound=1e-6)
+    assert_near(sum(of_parameters for _, of_parameters, _ in found), expected[1], bound=1e-6)
+    np.testing.assert_array_equal(np.concatenate([counted for *_, counted in found], axis=1), expected[2])
+
+
+def pieces(y, cuts):
+    """y cut so, each without gaps; nothing for each piece where there is none."""
+    if y is None:
+        return [None] * (len(cuts) + 1)
+    return [np.ascontiguousarray(part) for part in np.split(y, cuts, axis=1)]
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")
@@ -115,7 +161,8 @@ def everything(passes):
     scales = passes.whole_scales(x, gamma, beta, EPS)
     y = passes.normalized_by(x, scales, relu=True, plus=plus)
     of_sum = passes.gradient_by(gy, x, scales, relu=True, y=y)
-    return scales, y, *of_sum, *passes.gradient_by(gy, x, scales, relu=True)
+    of_part = passes.gradient_by(gy, x, scales, relu=False, whole=lambda *sums: [2 * one for one in sums])
+    return scales, passes.mean_and_variance(x), y, *of_sum, *passes.gradient_by(gy, x, scales, relu=True), *of_part
 
 
 def threads_of(whose, count):
@@ -143,76 +190,12 @@ def test_threads_of_python_may_call_at_once():
                 np.testing.assert_array_equal(one, expected)
 
 
-IN_A_CHILD = """
-import os, signal, sys, threading
-import numpy as np
-from trainers.kernels import numpy_operators
-
-x = np.random.RandomState(0).normal(size=(1, 20_000, 64)).astype("f")
-gamma, beta = np.ones(64, "f"), np.zeros(64, "f")
-
-def computed():
-    return numpy_operators.normalized_by(x, numpy_operators.whole_scales(x, gamma, beta, 1e-5), relu=True)
-
-expected = computed()
-child = os.fork()  # has none of the threads that were begun above
-if child == 0:
-    os._exit(0 if (computed() == expected).all() else 3)
-assert os.waitpid(child, 0)[1] == 0, "child"
-
-ended = threading.Event()
-busy = threading.Thread(target=lambda: [computed() for _ in iter(ended.is_set, True)])
-busy.start()
-for _ in range(40):  # while another thread begins, shares and ends work
-    child = os.fork()
-    if child == 0:
-        signal.alarm(20)
-        os._exit(0 if (computed() == expected).all() else 3)
-    assert os.waitpid(child, 0)[1] == 0, "child of a busy process"
-ended.set()
-busy.join()
-
-class Alarm(Exception):
-    pass
-
-def ring(*_):
-    global armed, rung
-    if armed:
-        armed, rung = False, rung + 1
-        raise Alarm
-
-armed, rung, same = False, 0, True
-signal.signal(signal.SIGALRM, ring)
-signal.setitimer(signal.ITIMER_REAL, 0.001, 0.0007)
-while rung < 300:
-    try:
-        armed = True
-        same &= bool((computed() == expected).all())
-        armed = False
-    except Alarm:
-        pass
-assert same and (computed() == expected).all()
-print("ok")
-"""
-
-
-def test_a_fork_has_threads_and_an_exception_in_a_signals_handler_ends_no_pass_half_way():
-    done = subprocess.run(
-        [sys.executable, "-c", IN_A_CHILD],
-        env={**os.environ, "OMP_NUM_THREADS": "3"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.stdout == "ok\n", done.stderr
-
-
 def test_arrays_of_other_types_and_orders_are_left_to_numpy(monkeypatch):
     x, _, gy, gamma, beta = made((1, 100, 8))
     scales = ALONE.whole_scales(x, gamma, beta, EPS)
     for other in (x.astype("d"), x[:, ::2], x.transpose(0, 2, 1)):
         assert ALONE.whole_scales(other, gamma, beta, EPS) is None
+        assert ALONE.mean_and_variance(other) is None
         assert ALONE.normalized_by(other, scales, relu=True) is None
         assert ALONE.gradient_by(other, other, scales, relu=True) is None
     for other in (x[:, :50].copy(), x[:, :, :4].copy(), x.astype("d")):
@@ -229,11 +212,24 @@ def test_arrays_of_other_types_and_orders_are_left_to_numpy(monkeypatch):
     assert ALONE.gradient_by(gy, x, scales, relu=True) is None
 
 
-@pytest.mark.parametrize("kind", ["numpy", pytest.param("torch", marks=pytest.mark.torch)])
-def test_without_them_both_kinds_compute_the_same(monkeypatch, kind):
-    if kind == "torch":
+@pytest.fixture(params=["numpy", pytest.param("torch", marks=pytest.mark.torch)])
+def operators(request):
+    if request.param == "torch":
         pytest.importorskip("torch")
-    operators = __import__(f"trainers.kernels.{kind}_operators", fromlist=["gradient_by"])
+    return importlib.import_module(f"trainers.kernels.{request.param}_operators")
+
+
+def test_both_kinds_take_them_for_parts_of_groups(operators):
+    x, _, gy, gamma, beta = made((1, 3000, 24))
+    scales = ALONE.whole_scales(x, gamma, beta, EPS)
+    how = {"relu": True, "whole": lambda *sums: [3 * one for one in sums]}
+    np.testing.assert_array_equal(operators.mean_and_variance(x), ALONE.mean_and_variance(x))
+    found, expected = (each.gradient_by(gy, x, scales, **how) for each in (operators, ALONE))
+    for one, same in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, same)
+
+
+def test_without_them_both_kinds_compute_the_same(monkeypatch, operators):
     x, plus, gy, gamma, beta = made((2, 300, 16))
     found = []
     for compiled in (compiled_normalization.COMPILED, None):
@@ -242,7 +238,9 @@ def test_without_them_both_kinds_compute_the_same(monkeypatch, kind):
         y = operators.normalized_by(x, scales, relu=True, plus=plus)
         of_sum = operators.gradient_by(gy, x, scales, relu=True, y=y)
         alone = operators.gradient_by(gy, x, scales, relu=True)[:2]
-        found.append([y, of_sum[0], np.stack(of_sum[1]), of_sum[2], alone[0], np.stack(alone[1])])
+        of_part = operators.gradient_by(gy, x, scales, relu=True, y=y, whole=lambda *sums: [3 * one for one in sums])
+        parts = (of_sum, (*alone, y), of_part)
+        found.append([y, *(each for gx, parameters, counted in parts for each in (gx, np.stack(parameters), counted))])
     for one, other in zip(*found, strict=True):
         assert one.dtype == other.dtype
         assert_near(one, other)
@@ -258,7 +256,8 @@ def test_exact_mode_is_promised_where_the_same_is_compiled(monkeypatch):
         assert kernels.details() == expected
         assert kernels.described(kind) == words
     kernels.use("numpy")
-    monkeypatch.setattr(compiled_steps, "COMPILED", None)
+    unserved = Steps(Threads(lambda: 2))  # two threads, and no function to call them by
+    monkeypatch.setattr(numpy_operators, "STEPS", unserved.types)
     assert kernels.details() == {}
     assert kernels.described("numpy") == "numpy, without compiled passes"
     kernels.use(before)
@@ -267,7 +266,7 @@ def test_exact_mode_is_promised_where_the_same_is_compiled(monkeypatch):
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 def test_what_another_version_compiled_is_not_used(tmp_path):
     source, library = tmp_path / "other.c", tmp_path / "other.so"
-    source.write_text("int serves(void) { return 1; }\n")
+    source.write_text(f"int serves(void) {{ return {_VERSION}; }}\n")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
     assert load(ctypes.CDLL(str(library)), {"normalized": ()}) is None
     assert load(ctypes.CDLL(str(library)), {}) is not None
