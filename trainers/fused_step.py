@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
+from collections.abc import Sequence
 from typing import Any
 
 import chainer
@@ -9,33 +12,80 @@ import chainer
 from trainers.kernels import seams
 from trainers.step_forms import StepDecay
 
+_DECAY = {"WeightDecay"}
+_MOST = 2  # sets of arrays that are known: double buffering has gradients in two
 
-def step(optimizer: chainer.Optimizer, component: Any) -> None:
-    """Move the weights of an optimizer's model by its gradients: what `optimizer.update()` does.
+
+class FusedStep:
+    """Moves the weights of an optimizer's model by its gradients: what `optimizer.update()` does.
+
+    A GPU waits while Python sees whether kernels can read and write all that belongs to some hundred parameters. So
+    arrays that they can are known again.
 
     Args:
-        optimizer: its hyperparameters are set for this update.
-        component: the recipe's optimizer; all at once where it has a `step_form`.
+        optimizer: set up; its hyperparameters are set for each update.
+        component: the recipe's optimizer; all parameters at once where it has a `step_form`.
     """
-    parameters = list(optimizer.target.params())
-    rules = [parameter.update_rule for parameter in parameters]
-    if not _covered(optimizer, component, parameters):
-        optimizer.update()
-        return
-    form = component.step_form(optimizer.hyperparam, rules[0].t + 1)
-    optimizer.t += 1
-    for rule, parameter in zip(rules, parameters, strict=True):
-        rule.t += 1
-        if not _has_states(rule, parameter):
-            rule._init_states(parameter)
-    states = [[rule.state[name] for rule in rules] for name in form.states]
-    arrays = ([getattr(parameter, name) for parameter in parameters] for name in ("array", "grad"))
-    serving = seams.serving(parameters[0].array)
-    serving.optimizer_step(form, _decay(optimizer.hyperparam, component, rules), *arrays, states)
+
+    def __init__(self, optimizer: chainer.Optimizer, component: Any) -> None:
+        self._optimizer, self._component = optimizer, component
+        self._parameters = list(optimizer.target.params())
+        self._known: list[tuple[Any, list[Any]]] = []  # kernels, and what they can read and write
+
+    def __call__(self) -> None:
+        """Do one step."""
+        optimizer, parameters = self._optimizer, self._parameters
+        rules = [parameter.update_rule for parameter in parameters]
+        if not hasattr(self._component, "step_form") or _hooks(optimizer) or not _are_plain(rules):
+            optimizer.update()
+            return
+        form = self._component.step_form(optimizer.hyperparam, rules[0].t + 1)
+        arrays = [[getattr(parameter, name) for parameter in parameters] for name in ("array", "grad")]
+        states = self._states(form.states, rules, arrays)
+        if states is None:
+            optimizer.update()
+            return
+        optimizer.t += 1
+        for rule in rules:
+            rule.t += 1
+        decay = _decay(optimizer.hyperparam, self._component, rules)
+        seams.serving(arrays[0][0]).optimizer_step(form, decay, *arrays, states)
+
+    def _states(
+        self, names: Sequence[str], rules: list[chainer.UpdateRule], arrays: list[list[Any]]
+    ) -> list[list[Any]] | None:
+        """Of each name those of all rules, made where there are none yet; None where kernels do not serve.
+
+        Args:
+            arrays: weights and gradients.
+        """
+        ours = seams.serving(arrays[0][0])
+        states = [[(rule.state or {}).get(name) for rule in rules] for name in names]
+        everything = [*itertools.chain(*arrays, *states)]
+        for served, known in self._known:
+            if served is ours and len(known) == len(everything) and all(map(operator.is_, known, everything)):
+                return states
+        if not _serve(ours, arrays, rules):
+            return None
+        for rule, parameter in zip(rules, self._parameters, strict=True):
+            if not _has_states(rule, parameter):
+                rule._init_states(parameter)
+        states = [[rule.state[name] for rule in rules] for name in names]
+        self._known = [(ours, [*itertools.chain(*arrays, *states)]), *self._known[: _MOST - 1]]
+        return states
+
+
+def _are_plain(rules: list[chainer.UpdateRule]) -> bool:
+    """Whether each is of one parameter, all are as far, and no hook is left out."""
+    return (
+        None not in rules
+        and len({*map(id, rules)}) == len(rules)
+        and all(rule.enabled and rule.t == rules[0].t and _DECAY.issuperset(_hooks(rule)) for rule in rules)
+    )
 
 
 def _has_states(rule: chainer.UpdateRule, parameter: chainer.Parameter) -> bool:
-    """Whether they are where the parameter is; sending them there, each by itself, takes Chainer long even so."""
+    """Whether they are where the parameter is."""
     kind = type(parameter.array)
     return rule.state is not None and all(type(value) is kind for value in rule.state.values())
 
@@ -47,37 +97,26 @@ def _decay(hyperparam: Any, component: Any, rules: list[chainer.UpdateRule]) -> 
     return StepDecay(coupled=decay == "coupled", shrink=shrink[decay], lambdas=tuple(lambdas))
 
 
-def _covered(optimizer: chainer.Optimizer, component: Any, parameters: list[chainer.Parameter]) -> bool:
-    """Whether the kernels have this step, of arrays that lie as they want them, and no hook is left out."""
-    types = getattr(seams.serving(parameters[0].array), "STEPS", "")
-    if not hasattr(component, "step_form") or parameters[0].dtype.char not in [*types]:
+def _serve(ours: Any, arrays: list[list[Any]], rules: list[chainer.UpdateRule]) -> bool:
+    """Whether these kernels have the step, of arrays that lie as they want them."""
+    weights, gradients = arrays
+    if weights[0].dtype.char not in [*getattr(ours, "STEPS", "")] or any(each is None for each in gradients):
         return False
-    if any(parameter.grad is None for parameter in parameters):
+    if seams.serving(*weights, *gradients) is None:
         return False
-    rules = [parameter.update_rule for parameter in parameters]
-    if any(rule is None for rule in rules) or len({*map(id, parameters)}) < len(parameters):
-        return False
-    plain = all(rule.enabled and set(_hooks(rule)) <= {"WeightDecay"} for rule in rules)
-    return (
-        plain
-        and not _hooks(optimizer)
-        and all(rule.t == rules[0].t for rule in rules)
-        and seams.serving(*(array for parameter in parameters for array in (parameter.array, parameter.grad)))
-        is not None
-        and all(_fit(rule, parameter, parameters[0].dtype) for rule, parameter in zip(rules, parameters, strict=True))
-    )
+    return all(map(_fit, weights, gradients, rules))
 
 
-def _fit(rule: chainer.UpdateRule, parameter: chainer.Parameter, dtype: Any) -> bool:
+def _fit(weights: Any, gradient: Any, rule: chainer.UpdateRule) -> bool:
     """Whether kernels can read and write what belongs to a parameter: they would not notice if they cannot."""
-    kind = type(parameter.array)
+    kind = type(weights)
     states = [value for value in (rule.state or {}).values() if type(value) is kind]
     return all(
-        each.shape == parameter.shape
-        and each.dtype == dtype
+        each.shape == weights.shape
+        and each.dtype == weights.dtype
         and each.flags.c_contiguous
         and getattr(each.flags, "writeable", True)
-        for each in (parameter.array, parameter.grad, *states)
+        for each in (weights, gradient, *states)
     )
 
 

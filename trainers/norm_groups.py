@@ -14,6 +14,7 @@ from chainer.functions.normalization import batch_normalization
 
 from recipes.planning.division import Division, MicroBatch
 from recipes.schema import Evaluation
+from trainers.kernels import seams
 from trainers.kernels.convolved import convolved_normalized
 from trainers.kernels.normalized import Normalized, covers, normalized_by_averages
 from trainers.norm_statistics import GroupStatistics, Seen, TeamStatistics
@@ -113,7 +114,11 @@ class NormGroups:
             return
         sums = self._sums if self._tree is None and world.size == 1 else self._total(world)
         keep, how = self._keep(global_batch_size), self.evaluation.norm_statistics
-        self._averages[...] = moved_statistics(sums[self._places], self._averages, keep, how)
+        ours = seams.serving(self._averages)
+        if hasattr(ours, "move_averages"):
+            ours.move_averages(sums, self._places, self._averages, keep, pooled=how == "pooled")
+        else:
+            self._averages[...] = moved_statistics(sums[self._places], self._averages, keep, how)
         self._sums.fill(0)
 
     def _total(self, world: MPI.Comm) -> Any:

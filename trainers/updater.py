@@ -19,7 +19,7 @@ from trainers.agreement import first_of, flags_and_losses
 from trainers.checkpoint import copy_arrays
 from trainers.exchange import Exchange, Exchanged
 from trainers.faults import NotFinite, Overflow
-from trainers.fused_step import step
+from trainers.fused_step import FusedStep
 from trainers.gradients import clip, first_not_finite
 from trainers.mean_gradient import Gradient, MeanGradient
 from trainers.mixed_precision import MOST_HALVINGS, LossScale
@@ -92,7 +92,7 @@ class RecipeUpdater(StandardUpdater):
         with_gain = getattr(plan.recipe.optimizer, "gain", None)  # see AdaScale
         self._gain = with_gain and with_gain(per=plan.recipe.learning_rate.per)
         self._mixed = LossScale.of(plan.recipe.precision)
-        self._stop_asked = stop_asked
+        self._stop_asked, self._move = stop_asked, FusedStep(optimizer, plan.recipe.optimizer)
         self._doubled = plan.recipe.updater.double_buffering
         self._ran_out: list[RanOut] = []  # in the update at hand
         self._teams, self._parameters = Teams(mpi), sorted(optimizer.target.namedparams())
@@ -208,7 +208,7 @@ class RecipeUpdater(StandardUpdater):
         gain = self._observed_gain(gradient.norms, moment.global_batch_size)
         moment = replace(moment, learning_rate=moment.learning_rate * (1.0 if gain is None else gain))
         steer(recipe.optimizer, optimizer, moment)
-        step(optimizer, recipe.optimizer)
+        self._move()
         self._require_finite_weights(moment)
         if self.averaged is not None:
             self.averaged.move(epoch=moment.epoch, global_batch_size=moment.global_batch_size)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 THREADS = 256  # of a block
-_FILES = ("prelude", "normalization", "pooling", "elementwise", "loss", "tensors", "steps", "images")
+_FILES = ("prelude", "normalization", "pooling", "elementwise", "loss", "tensors", "steps", "images", "averages")
 _TYPES = {  # in memory, in registers; E is ml_dtypes.bfloat16, which CuPy knows
     "e": ("float16", "float"),
     "E": ("bfloat16", "float"),

@@ -1,5 +1,6 @@
 """The kernels called `cudnn`, for GPUs."""
 
+from trainers.kernels.cuda_averages import move_averages
 from trainers.kernels.cuda_convolution import convolution, convolution_data, convolution_weights
 from trainers.kernels.cuda_elementwise import add, relu, relu_gradient
 from trainers.kernels.cuda_loss import cross_entropy, cross_entropy_gradient
@@ -29,4 +30,4 @@ __all__ = ["add", "relu", "relu_gradient", "convolution", "convolution_data", "c
 __all__ += ["mean_and_variance", "normalization_gradient", "normalized", "max_pooling"]
 __all__ += ["max_pooling_gradient", "average_pooling", "average_pooling_gradient"]
 __all__ += ["COMPUTES_MASK", "scales", "normalized_by", "gradient_by", "see", "finite", "optimizer_step", "STEPS"]
-__all__ += ["cross_entropy", "cross_entropy_gradient", "product", "whole_scales", "narrowed", "gather"]
+__all__ += ["cross_entropy", "cross_entropy_gradient", "product", "whole_scales", "narrowed", "gather", "move_averages"]

@@ -14,6 +14,7 @@ from trainers import kernels
 from trainers.device import has_gpu
 from trainers.kernels import (
     compiled_normalization,
+    cuda_averages,
     cuda_elementwise,
     cuda_launch,
     cuda_loss,
@@ -120,6 +121,7 @@ def cuda_on_cpu(compiled, monkeypatch):
     """Called, our CUDA kernels serve NumPy's arrays, but for convolutions; it gives the names of what is launched."""
     modules = (
         numpy_convolution,
+        cuda_averages,
         cuda_elementwise,
         cuda_loss,
         cuda_normalization,
