@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -96,14 +98,19 @@ def images_dtype(settings: Precision) -> np.dtype:
 def forward_in(model: chainer.Chain, compute: str) -> Callable[[Any], chainer.Variable]:
     """What gives float32 logits of float32 images, computed in the numbers of `precision.compute`."""
     if compute not in HALVES:
-        return model
+        return model if model.device.xp is np else functools.partial(_forward_in_order, model)
     dtype = half_type(compute)
 
     def logits(images_NCHW: Any) -> chainer.Variable:
-        with half_weights(model, dtype):
+        with weights_in(model, dtype):
             return _Widened(np.float32).apply((model(images_NCHW.astype(dtype, copy=False)),))[0]
 
     return logits
+
+
+def _forward_in_order(model: chainer.Chain, images_NCHW: Any) -> chainer.Variable:
+    with weights_in(model, np.float32):
+        return model(images_NCHW)
 
 
 @contextlib.contextmanager
@@ -136,8 +143,11 @@ def half_type(compute: str) -> np.dtype:
 
 
 @contextlib.contextmanager
-def half_weights(model: chainer.Link, dtype: Any) -> Iterator[None]:
+def weights_in(model: chainer.Link, dtype: Any) -> Iterator[None]:
     """Within, the links of a model find casts of their parameters; gradients flow through to the parameters.
+
+    In float32 these are the windows of convolutions, where kernels put the channels of all of them last at once: each
+    convolution and each of its gradients would do it again.
 
     Args:
         model: its parameters are initialised.
@@ -147,7 +157,12 @@ def half_weights(model: chainer.Link, dtype: Any) -> Iterator[None]:
     for link in model.links():
         if not isinstance(link, _KEEP_FLOAT32):
             held |= {(id(link), name): (link, name, link.__dict__[name]) for name in link._params}
-    arrays = _narrowed([parameter.array for *_, parameter in held.values()], dtype)
+    if dtype == np.float32:
+        held = {key: each for key, each in held.items() if each[2].ndim == 4 and math.prod(each[2].shape[2:]) > 1}
+    given = [parameter.array for *_, parameter in held.values()]
+    arrays = _narrowed(given, dtype)
+    if arrays is None:
+        held, arrays = ({}, []) if dtype == np.float32 else (held, [array.astype(dtype) for array in given])
     try:
         for (link, name, parameter), array in zip(held.values(), arrays, strict=True):
             link.__dict__[name] = _Narrowed(dtype, array).apply((parameter,))[0]  # past the link's own __setattr__
@@ -157,11 +172,10 @@ def half_weights(model: chainer.Link, dtype: Any) -> Iterator[None]:
             link.__dict__[name] = parameter
 
 
-def _narrowed(arrays: list[Any], dtype: Any) -> list[Any]:
-    """Arrays in a type of 16 bits: all in one launch where the kernels have that."""
+def _narrowed(arrays: list[Any], dtype: Any) -> list[Any] | None:
+    """Arrays in another type, and with channels last, in one launch; None where kernels do not do that."""
     ours = seams.serving(*arrays) if arrays else None
-    found = ours.narrowed(arrays, dtype) if hasattr(ours, "narrowed") else None
-    return [array.astype(dtype) for array in arrays] if found is None else found
+    return ours.narrowed(arrays, dtype) if hasattr(ours, "narrowed") else None
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from chainer import links as L
 from recipes.planning.division import divide
 from recipes.schema import Evaluation, Precision
 from trainers.keyed_draws import KeyedDropout, draw_initial_weights
-from trainers.mixed_precision import HALVES, LossScale, computing, forward_in, half_weights, overflow_expected
+from trainers.mixed_precision import HALVES, LossScale, computing, forward_in, overflow_expected, weights_in
 from trainers.models import ResNet18, SmallCNN, SmallResNet
 from trainers.norm_groups import NormGroups
 
@@ -88,7 +88,7 @@ def test_weights_come_back_when_the_forward_fails_and_where_a_link_stands_in_two
     weight, seen = shared.W, []
 
     def forward():
-        with half_weights(model, np.float16):
+        with weights_in(model, np.float16):
             seen.append((shared.W.dtype, model[2].gamma.dtype))
             raise RuntimeError("in the forward")
 

@@ -25,10 +25,10 @@ def finite(tensors: Sequence[Any]) -> list[bool]:
 
 
 def narrowed(tensors: Sequence[Any], dtype: Any) -> list[Any] | None:
-    """Tensors of float32 rounded to a type of 16 bits, all in one launch; channels last in memory where they have four
-    axes, as convolutions want their weights. None for others, or for tensors that are not in C order.
+    """Tensors of float32 rounded to a type of 16 bits, or in float32, all in one launch; channels last in memory where
+    they have four axes, as convolutions want their weights. None for others, or for tensors that are not in C order.
     """
-    if np.dtype(dtype).char not in "eE" or not tensors:
+    if np.dtype(dtype).char not in "eEf" or not tensors:
         return None
     if any(tensor.dtype != np.float32 or not tensor.flags.c_contiguous for tensor in tensors):
         return None

@@ -10,7 +10,7 @@ import pytest
 
 from trainers.kernels import cuda_tensors
 from trainers.keyed_draws import draw_initial_weights
-from trainers.mixed_precision import half_weights
+from trainers.mixed_precision import weights_in
 from trainers.models import SmallResNet
 
 F16C = pytest.mark.skipif(platform.machine() != "x86_64", reason="no F16C")
@@ -18,30 +18,30 @@ SHAPES = [(64, 3, 7, 7), (5,), (10, 7), (33, 129, 3, 3), (8, 16, 1, 1), (6, 4, 1
 
 
 def bits_of(array):
-    return np.asarray(array.get() if hasattr(array, "get") else array).view("H")
+    return np.asarray(array.get() if hasattr(array, "get") else array).view(f"u{array.itemsize}")
 
 
-@pytest.mark.parametrize("kind", [pytest.param("e", marks=F16C), pytest.param("E", id="bfloat16")])
+@pytest.mark.parametrize("kind", [pytest.param("e", marks=F16C), pytest.param("E", id="bfloat16"), "f"])
 def test_tensors_are_rounded_as_one_by_one_and_lie_channels_last(cuda, kind):
     dtype = np.dtype(pytest.importorskip("ml_dtypes").bfloat16 if kind == "E" else kind)
     random = np.random.RandomState(0)
     tensors = [random.normal(size=shape).astype("f") for shape in SHAPES]
     found = cuda_tensors.narrowed([cuda.xp.asarray(tensor) for tensor in tensors], dtype)
     for one, tensor in zip(found, tensors, strict=True):
-        np.testing.assert_array_equal(bits_of(one), tensor.astype(dtype).view("H"))
+        np.testing.assert_array_equal(bits_of(one), bits_of(tensor.astype(dtype)))
         assert (one.transpose(0, 2, 3, 1) if one.ndim == 4 else one).flags.c_contiguous
 
 
 def test_what_it_does_not_round_it_leaves(cuda):
     weights = cuda.xp.asarray(np.ones((4, 3), "f"))
     wide = weights.astype("d")
-    for tensors, kind in (([weights], "f"), ([weights, weights.T], "e"), ([weights, wide], "e"), ([], "e")):
+    for tensors, kind in (([weights], "d"), ([weights, weights.T], "e"), ([weights, wide], "e"), ([], "e")):
         assert cuda_tensors.narrowed(tensors, np.dtype(kind)) is None
 
 
 def gradients(model, images):
-    """Of the sum of a mixed precision forward's squares, by path."""
-    with chainer.using_config("train", True), half_weights(model, np.float16):
+    """Of the sum of a forward's squares with weights in the images' type, by path."""
+    with chainer.using_config("train", True), weights_in(model, images.dtype):
         loss = F.sum(F.cast(model(images), np.float32) ** 2)
     model.cleargrads()
     loss.backward()
@@ -62,11 +62,38 @@ def test_a_model_in_16_bits_has_the_gradients_it_had_and_they_lie_as_its_paramet
         np.testing.assert_array_equal(found[path], expected[path], err_msg=path)
 
 
+def test_in_float32_only_windows_are_cast_and_their_gradients_are_what_they_were(cuda_on_cpu):
+    model = SmallResNet(width=4).build(num_classes=5, channels=3, image_size=8)
+    draw_initial_weights(model, seed=0)
+    images = np.random.RandomState(0).normal(size=(4, 3, 8, 8)).astype(np.float32)
+    expected, launched = gradients(model, images), cuda_on_cpu()
+    with weights_in(model, np.float32):
+        assert not model.conv1.W.array.flags.c_contiguous
+        assert type(model.fc.W) is chainer.Parameter
+    assert launched == ["narrowed"]
+    found = gradients(model, images)
+    for path, parameter in model.namedparams():
+        assert parameter.grad.flags.c_contiguous
+        np.testing.assert_allclose(found[path], expected[path], rtol=0, atol=1e-5 * np.abs(expected[path]).max())
+
+
+def test_in_float32_and_without_such_kernels_weights_stay(cuda_on_cpu):
+    model = SmallResNet(width=4).build(num_classes=5, channels=3, image_size=8)
+    before = [id(link.__dict__[name]) for link in model.links() for name in sorted(link._params)]
+    with weights_in(model, np.float32):
+        assert [id(link.__dict__[name]) for link in model.links() for name in sorted(link._params)] == before
+    cuda_on_cpu()
+    for parameter in model.params():
+        parameter.array = parameter.array.astype(np.float64)
+    with weights_in(model, np.float32):
+        assert [id(link.__dict__[name]) for link in model.links() for name in sorted(link._params)] == before
+
+
 def test_a_link_in_two_places_is_cast_once(cuda_on_cpu):
     model, served = chainer.Sequential(L.Linear(3, 3)), cuda_on_cpu()
     model.append(model[0])
     W, b = model[0].W, model[0].b
-    with half_weights(model, np.float16):
+    with weights_in(model, np.float16):
         cast = model[0].W
         assert cast.dtype == np.float16
         assert cast.creator.inputs[0].get_variable() is W
