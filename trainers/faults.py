@@ -28,6 +28,10 @@ class FailedAlone(Exception):
     """What one rank has met, for a reason its user can act on; needs no traceback."""
 
 
+class ImageTooSmall(FailedAlone, ValueError):
+    """An image has too few pixels for an augmentation."""
+
+
 class NotFinite(RunFailed):
     """A loss or a weight became infinite or NaN. All ranks raise it at the same update.
 

@@ -15,7 +15,7 @@ from typing import Any
 from recipes.errors import InputRefused
 from trainers.departures import first_to_leave, hold_line
 from trainers.faults import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED
-from trainers.lacks import require_data
+from trainers.lacks import require_data, require_readable
 from trainers.launch import STOP_FILE, Ranks, launched_by_us, launched_rank, launched_ranks, limit_threads, start_ranks
 from trainers.pulse import forget_signs
 from trainers.readers import say
@@ -40,6 +40,8 @@ def train(request: TrainRequest) -> int:
     folder = request.out or default_folder(prepared.opened.recipe.name)
     check_folder(request, folder, prepared)
     require_data(prepared.opened.dataset)
+    if not request.resume:
+        require_readable(prepared.opened.dataset)
     return _start(request, prepared, folder, workers)
 
 
