@@ -141,7 +141,7 @@ def _comparison_table(runs: Sequence[Run]) -> Markup:
             number(run.final_loss),
             number(run.epochs_done),
             number(len(run.updates)),
-            number(run.plan.get("workers")),
+            sections.workers(run),
             duration(run.seconds),
             number(run.samples_per_second, digits=3),
         )
