@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from lr_schedules.units import require_number
+from recipes.image_size import LONGEST_SIDE
 
 # The side of an image: pixels, or the word for the recipe's `image_size`, which the pipeline replaces by pixels.
 ImageSize = int | Literal["image_size"]
@@ -53,7 +54,7 @@ def require_buildable(name: str, *, weights: int, blocks: int = 0) -> None:
 
 
 def require_size(name: str, value: object) -> None:
-    """Refuse what is neither a whole number of at least 1 nor the word for the recipe's `image_size`.
+    """Refuse what is neither a whole number from 1 to 16,384 nor the word for the recipe's `image_size`.
 
     Args:
         name: class and field, for the message.
@@ -63,6 +64,8 @@ def require_size(name: str, value: object) -> None:
     """
     if value != "image_size":
         require_count(name, value)
+        if value > LONGEST_SIDE:
+            raise ValueError(f"{name} must be at most {LONGEST_SIDE} pixels, got {value}")
 
 
 def require_share(name: str, value: object) -> None:
