@@ -9,9 +9,10 @@ from recipes.reading import Reading
 from recipes.schema import Recipe
 from recipes.vocabulary import Unbuilt
 
-__all__ = ["IMAGE_SIZE", "at_image_size", "check_image_size", "keys_of_image_size"]
+__all__ = ["IMAGE_SIZE", "LONGEST_SIDE", "at_image_size", "check_image_size", "keys_of_image_size"]
 
 IMAGE_SIZE = "image_size"  # what an augmentation's `size` says where the recipe's `image_size` is meant
+LONGEST_SIDE = 16_384  # of an image in pixels: one takes 0.8 GB, and the recipe is perhaps a stranger's. Assumed.
 
 _Entry = TypeVar("_Entry")
 

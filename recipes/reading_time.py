@@ -10,6 +10,7 @@ from typing import Any
 
 from lr_schedules import BatchRamp
 from recipes.errors import RecipeError
+from recipes.image_size import LONGEST_SIDE
 from recipes.positions import first_sample_at, parse_position
 from recipes.reading import REFUSED, Path, Reading
 from recipes.registry import UnknownNameError
@@ -100,7 +101,12 @@ class TimeReading:
         return self.reading.record(Batch, given, path, using=using)
 
     def read_image_size(self, raw: Any, path: Path, _: Mapping[str, Any]) -> tuple[Any, Any]:
-        return (None, None) if raw is None else self._read_ramp(raw, path)
+        if raw is None:
+            return None, None
+        ramp, tree = self._read_ramp(raw, path)
+        if ramp is not REFUSED and max(ramp.sizes) > LONGEST_SIDE:
+            return self.reading.refuse(path, f"is {max(ramp.sizes)}", f"must be at most {LONGEST_SIDE} pixels"), tree
+        return ramp, tree
 
     def _read_ramp(self, raw: Any, path: Path) -> tuple[Any, Any]:
         """A number, or steps `{from, size}`."""

@@ -51,7 +51,8 @@ the same as JSON Schema: with the YAML language server an editor completes and c
 keys.
 
 **Positions and durations.** A bare number is epochs; `30ep` too, `500up` are updates, `1.5Msp` samples (`sp`, `ksp`,
-`Msp`, `Gsp`), `0.5run` a part of the run. All are turned into epochs when the recipe is opened.
+`Msp`, `Gsp`), `0.5run` a part of the run. All are turned into epochs when the recipe is opened: `every: 5up` is the
+time that the first five updates take, and comes after fewer updates once the batch has grown.
 
 **`extends`** names a recipe of the library, or a path below the folder of this file. Mappings are merged key by key, a
 list replaces a list, null removes a key; a mapping with another `kind` replaces the whole mapping. `name`, `claims` and

@@ -5,9 +5,14 @@ from __future__ import annotations
 from typing import Literal
 
 from lr_schedules.units import require_number
+from recipes.image_size import LONGEST_SIDE
 
 # The side of an image: pixels, or the word for the recipe's `image_size`, which the pipeline replaces by pixels.
 ImageSize = int | Literal["image_size"]
+
+# The most that a network may be told to have: a recipe is a stranger's, and each layer takes time to make, each weight
+# memory. ResNet-152 has 60 million weights, the deepest network of arXiv 1512.03385 600 blocks. Assumed.
+_MOST_WEIGHTS, _MOST_BLOCKS = 10**9, 2000
 
 
 def require_count(name: str, value: object, *, at_least: int = 1) -> None:
@@ -28,8 +33,28 @@ def require_count(name: str, value: object, *, at_least: int = 1) -> None:
         raise ValueError(f"{name} must be a whole number >= {at_least}, got {value!r}")
 
 
+def require_buildable(name: str, *, weights: int, blocks: int = 0) -> None:
+    """Refuse a network that nobody can mean: more than 10^9 weights, or 2,000 blocks.
+
+    Args:
+        name: class and fields, for the message.
+        weights: of its 3x3 convolutions.
+        blocks: of layers in all.
+    Raises:
+        ValueError: it has more.
+
+    >>> require_buildable("SmallCNN.width", weights=90 * 10_000**2)
+    Traceback (most recent call last):
+    ValueError: SmallCNN.width must give at most 1,000,000,000 weights, not 9,000,000,000; make it smaller
+    """
+    for count, most, of_what in ((weights, _MOST_WEIGHTS, "weights"), (blocks, _MOST_BLOCKS, "blocks")):
+        if count > most:
+            found = f"{count:,}" if count < 10**18 else "more than 10^18"
+            raise ValueError(f"{name} must give at most {most:,} {of_what}, not {found}; make it smaller")
+
+
 def require_size(name: str, value: object) -> None:
-    """Refuse what is neither a whole number of at least 1 nor the word for the recipe's `image_size`.
+    """Refuse what is neither a whole number from 1 to 16,384 nor the word for the recipe's `image_size`.
 
     Args:
         name: class and field, for the message.
@@ -39,6 +64,8 @@ def require_size(name: str, value: object) -> None:
     """
     if value != "image_size":
         require_count(name, value)
+        if value > LONGEST_SIDE:
+            raise ValueError(f"{name} must be at most {LONGEST_SIDE} pixels, got {value}")
 
 
 def require_share(name: str, value: object) -> None:

@@ -23,6 +23,7 @@ from trainers.communicators.staging import connect_on_gpu
 from trainers.communicators.wire import WIRES, FullWire
 from trainers.exact_exchange import ExactExchange
 from trainers.exchange import Exchange
+from trainers.faults import UnfitImage
 from trainers.feed import Feed
 from trainers.flat_gradients import FlatGradients
 from trainers.keyed_draws import draw_initial_weights
@@ -220,4 +221,8 @@ def _load(
     samples: Any, augmented: Callable[..., Any], epoch: int, index: int, image_size: int | None = None
 ) -> tuple[Any, int]:
     image_HWC, label = samples[index]
-    return augmented(image_HWC, epoch=epoch, index=index, image_size=image_size), label
+    try:
+        return augmented(image_HWC, epoch=epoch, index=index, image_size=image_size), label
+    except UnfitImage as error:
+        named = samples.path_of(index) if hasattr(samples, "path_of") else f"sample {index}"
+        raise UnfitImage(f"{named}: {error}") from error

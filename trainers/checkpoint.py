@@ -108,7 +108,8 @@ def write_checkpoint(
     """
     final = folder / checkpoint_name(state["update"])
     partial = folder / f".{final.name}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
+    for left in folder.glob(".update-*.partial"):  # by a rank that was killed
+        shutil.rmtree(left, ignore_errors=True)
     partial.mkdir(parents=True)
     steps = {path: parameter.update_rule.t for path, parameter in optimizer.target.namedparams()}
     files = {
@@ -119,12 +120,16 @@ def write_checkpoint(
         _STATE: json.dumps({**state, "optimizer_steps": {"": optimizer.t, **steps}}, indent=1).encode(),
     }
     manifest = "".join(f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in files.items())
-    for name, data in {**files, _MANIFEST: manifest.encode()}.items():
-        with open(partial / name, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        moved()
+    try:
+        for name, data in {**files, _MANIFEST: manifest.encode()}.items():
+            with open(partial / name, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            moved()
+    except OSError:  # the disk is full, perhaps: what was begun takes what is left of it
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
     shutil.rmtree(final, ignore_errors=True)  # only ever there when a resumed run comes by again
     partial.rename(final)
     _flush_folder(folder)

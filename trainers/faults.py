@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import socket
@@ -17,6 +18,7 @@ from types import TracebackType
 
 EXIT_INPUT, EXIT_FAILED, EXIT_STOPPED = 2, 3, 4
 _ABORT_SECONDS = 5.0
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # on the disk, in a quota, below the limit of a file's size
 _READ_SECONDS = 2.0  # that a launcher has to read what was said
 
 
@@ -26,6 +28,10 @@ class RunFailed(Exception):
 
 class FailedAlone(Exception):
     """What one rank has met, for a reason its user can act on; needs no traceback."""
+
+
+class UnfitImage(FailedAlone, ValueError):
+    """An image has too few pixels for an augmentation, or another size than those that are computed with it."""
 
 
 class NotFinite(RunFailed):
@@ -119,9 +125,7 @@ def abort_on_exception(rank: int) -> None:
 
         where = f"rank {rank} on {socket.gethostname()}"
         if not isinstance(error, RunFailed):
-            alone = isinstance(error, FailedAlone)
-            text = f"{error}\n" if alone else "".join(traceback.format_exception(kind, error, trace))
-            say(f"{where} failed:\n{text}")
+            say(f"{where} failed:\n{explained(error)}")
         elif rank == 0:
             say(f"kilobatch: {error}")
         if isinstance(error, RunFailed):
@@ -129,6 +133,15 @@ def abort_on_exception(rank: int) -> None:
         end_all()
 
     sys.excepthook = hook
+
+
+def explained(error: BaseException) -> str:
+    """What to tell of an exception: with its traceback, unless it says all that its user needs."""
+    if isinstance(error, FailedAlone):
+        return f"{error}\n"
+    if isinstance(error, OSError) and error.errno in _NO_ROOM:
+        return f"a file cannot be written: {error}; make room where the run's folder lies\n"
+    return "".join(traceback.format_exception(error))
 
 
 def say(text: str) -> None:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from typing import Any
+
 from recipes.errors import InputRefused
 from recipes.schema import Dataset, Recipe
+
+_LOOKED_AT = 50_000  # samples of a split: 2 s where the system has the files in memory
+_NAMED = 10
 
 
 class NotBuilt(InputRefused):
@@ -58,3 +64,38 @@ def require_data(dataset: Dataset) -> None:
                 f"data set {dataset.name}: its file says {key}: {said}, and there are {count}; correct it there, or "
                 "give the right folder with --data"
             )
+
+
+def require_readable(dataset: Dataset) -> None:
+    """Look at the samples before anything is trained on them, where the reader can without reading them.
+
+    It can by a method `require_readable(index)` of its samples. Of a split of more than 50,000, as many are looked at,
+    evenly spaced; what is wrong with the others shows itself when their turn comes.
+
+    Raises:
+        DataRefused: some cannot be read; the first ten are named.
+    """
+    opened = (dataset.reader.open(dataset.root, split) for split in ("train", "eval"))
+    complaints = [text for samples in opened for text in _complaints(samples)]
+    if complaints:
+        more = f"\nand {len(complaints) - _NAMED:,} more" if len(complaints) > _NAMED else ""
+        named = "\n".join(complaints[:_NAMED])
+        raise DataRefused(
+            f"data set {dataset.name}: {len(complaints):,} of its files cannot be read; replace or remove them\n"
+            f"{named}{more}"
+        )
+
+
+def _complaints(samples: Any) -> Iterator[str]:
+    if not hasattr(samples, "require_readable"):
+        return
+    for index in _evenly_spaced(len(samples)):
+        try:
+            samples.require_readable(index)
+        except ValueError as error:
+            yield str(error)
+
+
+def _evenly_spaced(count: int) -> Iterable[int]:
+    looked_at = min(count, _LOOKED_AT)
+    return (place * count // looked_at for place in range(looked_at))

@@ -9,7 +9,9 @@ from recipes.errors import InputRefused
 from recipes.open import open_recipe
 from trainers.checkpoint import CheckpointError, load_into, newest_checkpoint, read_checkpoint
 from trainers.device import require_asked, settled, take_device
+from trainers.faults import FailedAlone
 from trainers.lacks import require_data
+from trainers.readers import say
 from trainers.run_folder import CHECKPOINTS, RECIPE
 from trainers.vocabulary import vocabulary
 
@@ -33,7 +35,8 @@ def score_run(
     Returns:
         plain data: run, checkpoint, update, epoch, accuracy, loss, num_samples.
     Raises:
-        InputRefused: no such run, no such checkpoint, or a damaged one; the data are not there; no such device.
+        InputRefused: no such run, no such checkpoint, or a damaged one; the data are not there, or an image
+            cannot be read; no such device.
     """
     if not (folder / RECIPE).is_file():
         raise InputRefused(f"{folder} is no run's folder: it has no {RECIPE}; name the folder that train printed")
@@ -57,7 +60,10 @@ def score_run(
     NormGroups(opened.recipe.evaluation).install(parts.model)  # as in training: one pass a layer, to the same bits
     state = load_into(parts.model, None, content)
     read = {"load": parts.load_eval, "threads_load": parts.threads_load, "num_samples": parts.num_eval}
-    found = score(parts.model, **read, loss=parts.loss, mpi=MPI.COMM_SELF)
+    try:
+        found = score(parts.model, **read, loss=parts.loss, mpi=MPI.COMM_SELF)
+    except FailedAlone as error:  # a broken image, say
+        raise InputRefused(str(error)) from error
     return {
         "run": str(folder),
         "checkpoint": path.name,
@@ -81,6 +87,9 @@ def _find(folder: Path, checkpoint: str) -> Path:
     newest, complaints = newest_checkpoint(folder)
     if newest is None:
         raise CheckpointError(f"no whole checkpoint in {folder}" + "".join(f"; {c}" for c in complaints))
+    if checkpoint in ("newest", "best"):
+        for complaint in complaints:
+            say(f"warning: passed over {complaint}")
     if checkpoint == "newest":
         return newest
     name = checkpoint

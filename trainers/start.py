@@ -7,15 +7,14 @@ import os
 import signal
 import sys
 import time
-import traceback
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from recipes.errors import InputRefused
 from trainers.departures import first_to_leave, hold_line
-from trainers.faults import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED
-from trainers.lacks import require_data
+from trainers.faults import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED, explained
+from trainers.lacks import require_data, require_readable
 from trainers.launch import STOP_FILE, Ranks, launched_by_us, launched_rank, launched_ranks, limit_threads, start_ranks
 from trainers.pulse import forget_signs
 from trainers.readers import say
@@ -40,6 +39,8 @@ def train(request: TrainRequest) -> int:
     folder = request.out or default_folder(prepared.opened.recipe.name)
     check_folder(request, folder, prepared)
     require_data(prepared.opened.dataset)
+    if not request.resume:
+        require_readable(prepared.opened.dataset)
     return _start(request, prepared, folder, workers)
 
 
@@ -75,8 +76,8 @@ def _report(folder: Path) -> int:
     """Draw the page on a run whose ranks have given back their cores; returns the exit code."""
     try:
         write_report(folder)
-    except Exception:
-        traceback.print_exc()
+    except Exception as error:
+        say(explained(error), end="")
         way_on = f"kilobatch report {folder}"
         say(f"kilobatch: the run has ended, but its report cannot be written; to try again: {way_on}")
         return EXIT_FAILED

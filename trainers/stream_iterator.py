@@ -16,6 +16,7 @@ from recipes.planning.division import Division, MicroBatch
 from recipes.planning.planner import Plan
 from recipes.planning.stream import Stream
 from recipes.planning.timeline import Segment
+from trainers.faults import UnfitImage
 from trainers.feed import Feed
 from trainers.loading import load_all
 from trainers.mixing import GroupMixing
@@ -224,13 +225,13 @@ def stacked(images_CHW: Sequence[np.ndarray], key: str) -> np.ndarray:
         images_CHW: as a pipeline gives them.
         key: of the recipe, that the pipeline is made of.
     Raises:
-        ValueError: they have different sizes.
+        UnfitImage: they have different sizes.
     """
     try:
         return np.stack(images_CHW)
     except ValueError:
         one, other = list(dict.fromkeys(image.shape for image in images_CHW))[:2]
-        raise ValueError(
+        raise UnfitImage(
             f"images of {one} and {other}, channels, height and width, cannot be computed together; bring all to one "
             f"size in {key}: RandomResizedCrop, or Resize and CenterCrop"
         ) from None

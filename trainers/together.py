@@ -12,7 +12,7 @@ from recipes.errors import InputRefused
 from recipes.planning.planner import Plan
 from trainers.exact_mode import require_same_machine
 from trainers.faults import RunFailed, abort_on_exception, remove_shared_memory
-from trainers.lacks import require_data
+from trainers.lacks import require_data, require_readable
 from trainers.launch import STOP_FILE, LaunchError, launched_by_us, parent_is_gone
 from trainers.pulse import Pulse, forget_signs
 from trainers.request import Prepared, TrainRequest, prepare
@@ -223,6 +223,8 @@ def _checked_together(
             if not checked:  # else our parent has done so, and begun the log there
                 check_folder(request, folder, prepared)
                 require_data(prepared.opened.dataset)
+                if not request.resume:
+                    require_readable(prepared.opened.dataset)
             held = hold_alone(folder) if alone else None
             if not checked:
                 (folder / STOP_FILE).unlink(missing_ok=True)

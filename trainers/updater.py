@@ -224,7 +224,7 @@ class RecipeUpdater(StandardUpdater):
     @phase("waiting")
     def _agree(self, gradient: Gradient, share: UpdateShare, moment: Moment) -> float | None:
         """The mean loss over the global batch, None where memory ran out; whether any worker is asked to stop."""
-        most = len(share.division.micro_batches(0))  # rank 0 has no fewer than any other
+        most = share.division.num_micro_batches(0)  # rank 0 has no fewer than any other
         flags = (self._stop_asked(), gradient.ran_out is not None)
         (self.stopping, ran_out), losses = flags_and_losses(self._mpi, flags, gradient.own_losses, most=most)
         if ran_out:

@@ -53,7 +53,7 @@ class Division:
     @property
     def num_shares(self) -> int:
         """Micro-batches of an update, over all workers; 0 where a norm group is spread: none holds a whole one."""
-        return sum(len(self.micro_batches(rank)) for rank in range(self.workers)) if self.team_size == 1 else 0
+        return sum(map(self.num_micro_batches, range(self.workers))) if self.team_size == 1 else 0
 
     def team_of(self, rank: int) -> int | None:
         """The number of a worker's team, or None for one that is left over."""
@@ -70,24 +70,39 @@ class Division:
         if team is None:
             return ()
         groups = self.groups_of(team)
-        span = self.norm_span
+        span, steps = self.norm_span, self.num_micro_batches(rank)
         if self.team_size > 1:
-            part = _share(span, self.team_size, rank % self.team_size)
+            part = self._part_of_group(rank)
             return tuple(MicroBatch(offset=g * span + part.start, size=len(part), num_groups=1) for g in groups)
-        steps = -(-len(groups) // self.groups_per_micro_batch)
-        shares = [_share(len(groups), steps, step) for step in range(steps)]
+        shares = (_share(len(groups), steps, step) for step in range(steps))
         return tuple(
             MicroBatch(offset=(groups.start + s.start) * span, size=len(s) * span, num_groups=len(s)) for s in shares
         )
 
+    def num_micro_batches(self, rank: int) -> int:
+        """How many a worker has in one update; counted without making them, of which there may be millions."""
+        team = self.team_of(rank)
+        num_groups = 0 if team is None else len(self.groups_of(team))
+        return num_groups if self.team_size > 1 else -(-num_groups // self.groups_per_micro_batch)
+
     def samples_of(self, rank: int) -> int:
         """Samples of a worker in one update."""
-        return sum(m.size for m in self.micro_batches(rank))
+        team = self.team_of(rank)
+        return 0 if team is None else len(self.groups_of(team)) * len(self._part_of_group(rank))
 
     @property
     def largest(self) -> int:
         """Samples of the largest micro-batch."""
-        return max(m.size for m in self.micro_batches(0))  # no other worker has more groups, or more of a group
+        part = len(self._part_of_group(0))
+        if self.team_size > 1:
+            return part
+        # Five groups at most four at a time are three and two; the worker with one group less has four at once.
+        counts = (len(self.groups_of(team)) for team in (0, self.num_teams - 1))
+        return part * max(-(-count // -(-count // self.groups_per_micro_batch)) for count in counts if count)
+
+    def _part_of_group(self, rank: int) -> range:
+        """The samples of each of its team's norm groups that are a worker's."""
+        return _share(self.norm_span, self.team_size, rank % self.team_size)
 
     @property
     def next_smaller(self) -> int | None:

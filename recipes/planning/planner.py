@@ -134,7 +134,6 @@ class Plan:
 
     def _segment_tree(self, planned: PlannedSegment) -> dict[str, Any]:
         segment, division = planned.segment, planned.division
-        micro_batches = [division.micro_batches(rank) for rank in range(self.workers)]
         ends = (segment.update, segment.update + segment.num_updates - 1)
         return {
             **asdict(segment),
@@ -143,9 +142,9 @@ class Plan:
             "team_size": division.team_size,
             "num_teams": division.num_teams,
             "idle_workers": division.idle_workers,
-            "samples_per_worker": [sum(m.size for m in own) for own in micro_batches],
-            "micro_batch_size": max(m.size for own in micro_batches for m in own),
-            "accumulation_steps": max(len(own) for own in micro_batches),
+            "samples_per_worker": [division.samples_of(rank) for rank in range(self.workers)],
+            "micro_batch_size": division.largest,
+            "accumulation_steps": division.num_micro_batches(0),
             "num_shares": division.num_shares,
             "learning_rate": [learning_rate_at(self.recipe, self.timeline.epoch_at(u)) for u in ends],
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from recipes.diff.compare import comparable_tree, compare
@@ -33,8 +34,13 @@ def write_page(runs: Sequence[Run], path: str | Path) -> None:
     """
     path = Path(path)
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(page_text(runs), encoding="utf-8")
-    os.replace(partial, path)
+    try:
+        partial.write_text(page_text(runs), encoding="utf-8")
+        os.replace(partial, path)
+    except OSError:
+        with suppress(OSError):
+            partial.unlink()  # the disk is full, perhaps: what was begun takes what is left of it
+        raise
 
 
 def page_text(runs: Sequence[Run]) -> str:
@@ -141,7 +147,7 @@ def _comparison_table(runs: Sequence[Run]) -> Markup:
             number(run.final_loss),
             number(run.epochs_done),
             number(len(run.updates)),
-            number(run.plan.get("workers")),
+            sections.workers(run),
             duration(run.seconds),
             number(run.samples_per_second, digits=3),
         )

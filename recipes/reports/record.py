@@ -39,6 +39,8 @@ class Run:
         notes: what its sessions said when they started, and what came up later.
         memory: what the ranks held at most, in words; empty where that is not known.
         phases: where the time of the updates went, as far as it was measured.
+        sessions: first update and number of workers of each stretch of updates that equally many made; empty where a
+            session does not tell them.
     """
 
     folder: Path
@@ -56,6 +58,7 @@ class Run:
     phases: Phases
     notes: tuple[str, ...] = ()
     memory: str = ""
+    sessions: tuple[tuple[int, int], ...] = ()
 
     @property
     def name(self) -> str:
@@ -129,6 +132,7 @@ def open_run(path: str | Path) -> Run:
         reason=reason,
         phases=phases_of(metrics, lines),
         notes=_notes(lines),
+        sessions=_sessions(lines),
         memory=memory_words(*(line for _, line in lines if line["key"] == "run_stop")),
     )
 
@@ -206,6 +210,20 @@ def _ending(numbered: Lines) -> tuple[float, str, str]:
         if start is not None and (following is None or following["key"] == "run_start"):
             milliseconds += line["time_ms"] - start
     return milliseconds / 1000, outcome, reason
+
+
+def _sessions(lines: Lines) -> tuple[tuple[int, int], ...]:
+    workers_from: dict[int, int] = {}
+    for _, line in lines:
+        if line["key"] != "run_start":
+            continue
+        update, workers = line.get("update"), line.get("workers")
+        if not all(isinstance(count, int) and count >= 0 for count in (update, workers)):
+            return ()
+        # What a session has done beyond its last checkpoint was done again by the next one.
+        workers_from = {first: count for first, count in workers_from.items() if first < update} | {update: workers}
+    counts = [None, *workers_from.values()]
+    return tuple(pair for pair, before in zip(workers_from.items(), counts, strict=False) if pair[1] != before)
 
 
 def _notes(lines: Lines) -> tuple[str, ...]:

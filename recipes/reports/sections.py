@@ -49,7 +49,7 @@ def tiles(run: Run) -> Markup:
     facts = [
         (percent(run.final_accuracy), "final accuracy", best),
         (number(run.final_loss), "final evaluation loss", f"last training loss {number(last)}"),
-        (duration(run.seconds), "time", f"on {_workers(run)}"),
+        (duration(run.seconds), "time", f"on {_counted(workers(run))}"),
         (number(run.samples_per_second, digits=3), "samples per second", "while updating"),
         (number(len(run.updates)), "updates", f"of {shown or 'no'} samples"),
     ]
@@ -113,11 +113,12 @@ def plan(run: Run) -> Markup:
         )
     heads = ["updates", "from epoch", "global batch", *(["image size"] if sized else []), "learning rate"]
     heads += ["norm groups", "teams", "samples a worker", "micro-batch × steps"]
-    summary = (
-        f"{_workers(run)} of cluster {run.plan.get('cluster', '–')}, {number(run.plan.get('num_updates'))} updates, "
-    )
+    summary = f"{_counted(run.plan.get('workers'))} of cluster {run.plan.get('cluster', '–')}, "
+    summary += f"{number(run.plan.get('num_updates'))} updates, "
     summary += f"{number(run.plan.get('num_samples'))} samples of {run.plan.get('dataset', '–')}"
     summary += f", computed in {run.plan['compute']}." if "compute" in run.plan else "."
+    if len(run.sessions) > 1:
+        summary += f" So the last session was planned; {_by_session(run)}."
     memory = run.plan.get("memory")
     if isinstance(memory, dict):
         parts = [f"{key.removesuffix('_bytes').replace('_', ' ')} {size(memory[key])}" for key in memory]
@@ -233,9 +234,24 @@ def _shares(samples: list[Any]) -> str:
     return shares[0][0] if len(shares) == 1 else ", ".join(f"{share} on {count}" for share, count in shares)
 
 
-def _workers(run: Run) -> str:
-    count = run.plan.get("workers")
-    return f"{number(count)} worker{'' if count == 1 else 's'}"
+def workers(run: Run) -> str:
+    """How many made the updates: of the plan, or the least and the most where sessions had other numbers of them."""
+    counts = sorted(count for _, count in run.sessions)
+    return f"{number(counts[0])} to {number(counts[-1])}" if len(counts) > 1 else number(run.plan.get("workers"))
+
+
+def _counted(count: Any) -> str:
+    shown = count if isinstance(count, str) else number(count)
+    return f"{shown} worker{'' if shown == '1' else 's'}"
+
+
+def _by_session(run: Run) -> str:
+    """`updates 0 to 9 by 4 workers, and from 10 on by 1 worker`."""
+    ends = [following - 1 for following, _ in run.sessions[1:]]
+    stretches = zip(run.sessions, ends, strict=False)
+    told = [f"{number(first)} to {number(end)} by {_counted(count)}" for (first, count), end in stretches]
+    first, count = run.sessions[-1]
+    return f"updates {', '.join(told)}, and from {number(first)} on by {_counted(count)}"
 
 
 def _ranks(count: Any) -> str:

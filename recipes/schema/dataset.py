@@ -24,8 +24,8 @@ class Dataset:
         num_eval: samples that are scored, at least 1.
         num_classes: classes, at least 1.
         channels: colour channels of an image, at least 1.
-        mean: mean of each channel, of pixel values scaled to 0..1.
-        std: standard deviation of each channel, of pixel values scaled to 0..1, above 0.
+        mean: mean of each channel, of pixel values scaled to 0..1, in [0, 1].
+        std: standard deviation of each channel, of pixel values scaled to 0..1, in (0, 1].
         reader: the component that opens it; null where there is none yet.
         root: folder of its files; a relative one counts from the data set's file. `--data` gives another.
         obtain: how one comes by that folder, in a line; said where the data are not found.
@@ -56,3 +56,7 @@ class Dataset:
                 raise ValueError(f"Dataset.{name} must be {what}")
         if self.std is not None and not all(value > 0 for value in self.std):
             raise ValueError(f"Dataset.std must be above 0, got {self.std}")
+        for name in ("mean", "std"):
+            if not all(0 <= value <= 1 for value in getattr(self, name) or ()):
+                what = "from 0 to 1, of pixel values scaled to 0..1: divide those of 0..255 by 255"
+                raise ValueError(f"Dataset.{name} must be {what}, got {getattr(self, name)}")

@@ -49,6 +49,20 @@ WRONG = {
         "is -8",
         "at least 1",
     ),
+    "more pixels than anybody has": (
+        f"image_size: [{{from: 0, size: 6}}, {{from: 5, size: 16385}}]\n{CROP}",
+        "10:13",
+        "image_size",
+        "is 16385",
+        "at most 16384 pixels",
+    ),
+    "more pixels than anybody has in an augmentation": (
+        f"image_size: 6\n{CROP[:-2]}, {{kind: Resize, shorter: 20000}}]}}",
+        "11:93",
+        "augmentation.train.1.shorter",
+        "is 20000",
+        "at most 16384 pixels",
+    ),
     "half a pixel": (f"image_size: 6.5\n{CROP}", "10:13", "image_size", "is 6.5", "whole number"),
     "steps out of order": (
         f"image_size: [{{from: 0, size: 6}}, {{from: 5, size: 7}}, {{from: 5, size: 8}}]\n{CROP}",

@@ -35,7 +35,7 @@ def test_reader_counts_what_the_file_does_not_say(tmp_path):
 
 @pytest.mark.usefixtures("pictures")
 def test_data_root_replaces_the_folder(tmp_path):
-    with pytest.raises(RecipeError, match=r"own.yaml:1:9: reader: cannot count: .*; give its folder with --data"):
+    with pytest.raises(RecipeError, match=r"own.yaml:1:9: reader: cannot count: .*; give another folder with --data"):
         open_dataset("own", vocabulary=vocabulary(), data_root=tmp_path / "nowhere")
 
 
@@ -48,6 +48,11 @@ def test_facts_are_not_counted_where_they_are_given(write):
     ("line", "message"),
     [
         ("num_train: 0", "num_train: is 0; must be at least 1"),
+        (
+            "mean: [124]",
+            r"mean: is \(124\.0,\); must be from 0 to 1, of pixel values scaled to 0\.\.1: divide those of",
+        ),
+        ("std: [58.4]", r"std: is \(58\.4,\); must be from 0 to 1, of pixel values"),
         ("std: [0.0]", r"std: is \(0.0,\); must be above 0"),
         ("mean: [0.1, 0.2]", "mean: is a list of 2; must be one number a channel, 1 in all"),
         ("reader: {kind: Imagenet}", "reader.kind: there is no data set reader called Imagenet"),

@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 
@@ -5,7 +6,7 @@ import pytest
 
 from recipes.errors import InputRefused
 from recipes.open import open_recipe
-from trainers.build import build_model, model_sizes
+from trainers.build import build_model
 from trainers.vocabulary import vocabulary
 
 
@@ -118,7 +119,44 @@ def test_own_code_that_flattens_its_images_is_refused_by_plan_and_train_where_th
     assert "Traceback" not in done.stderr
 
 
-def test_a_model_that_no_machine_holds_is_refused_by_name():
-    opened = open_recipe("digits/ramp", vocabulary=vocabulary(), overrides=(f"model.width={10**15}",))
-    with pytest.raises(InputRefused, match="the model, SmallResNet, has no room in this machine's memory: Unable to"):
-        model_sizes(opened.recipe, opened.dataset)
+HUGE = """\
+import chainer
+import chainer.links as L
+
+
+class Huge(chainer.Chain):
+    def __init__(self, num_classes, channels, image_size):
+        super().__init__()
+        with self.init_scope():
+            self.fc = L.Linear(10**8, 10**8)
+"""
+
+
+def test_a_model_that_no_machine_holds_is_refused_by_name(tmp_path):
+    (tmp_path / "mine.py").write_text(HUGE)
+    done = kilobatch("plan", "digits/ramp", "--allow-code", "--set", "model={kind: mine.Huge}", folder=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "the model, Huge, has no room in this machine's memory: Unable to" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (f"{{kind: SmallResNet, width: {10**15}}}", "SmallResNet.width and .blocks must give at most 1,000,000,000 we"),
+        (f"{{kind: SmallResNet, blocks: [1, {10**9}]}}", "SmallResNet.width and .blocks must give at most 1,000,000,0"),
+        ("{kind: SmallResNet, width: 1, blocks: [2001]}", "must give at most 2,000 blocks, not 2,001; make it smaller"),
+        (f"{{kind: SmallResNet, blocks: {[1] * 300}}}", "at most 1,000,000,000 weights, not more than 10^18; make it"),
+        ("{kind: SmallCNN, width: 3334}", "must give at most 1,000,000,000 weights, not 1,000,400,040; make it"),
+        (
+            f"{{kind: WideResNet, depth: {6 * 10**9 + 4}}}",
+            "WideResNet.depth and .widen must give at most 1,000,000,000",
+        ),
+        (
+            f"{{kind: WideResNet, widen: {10**9}}}",
+            "WideResNet.depth and .widen must give at most 1,000,000,000 weights",
+        ),
+    ],
+)
+def test_a_network_that_nobody_can_mean_is_refused_where_it_is_written(model, message):
+    with pytest.raises(InputRefused, match=rf"command line:1:\d+: model.*{re.escape(message)}"):
+        open_recipe("digits/ramp", vocabulary=vocabulary(), overrides=(f"model={model}",))

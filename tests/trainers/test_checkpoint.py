@@ -1,6 +1,7 @@
 """Checkpoints: whole or absent, exact, readable without pickle."""
 
 import json
+import resource
 
 import chainer
 import numpy as np
@@ -15,6 +16,7 @@ from trainers.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
+from trainers.faults import explained
 
 
 def trained(seed, updates=3, optimizer=None):
@@ -94,6 +96,31 @@ def test_a_half_written_checkpoint_is_not_seen(tmp_path):
     (tmp_path / ".update-000004.partial").mkdir()
     assert newest_checkpoint(tmp_path) == (tmp_path / "update-000003", [])
     assert newest_checkpoint(tmp_path / "nothing") == (None, [])
+
+
+def test_what_a_killed_rank_had_begun_is_removed_by_the_next_checkpoint(tmp_path):
+    model, optimizer = trained(0)
+    (tmp_path / ".update-000002.partial").mkdir()
+    (tmp_path / ".update-000002.partial" / "weights.safetensors").write_bytes(bytes(100))
+    write_checkpoint(tmp_path, model=model, optimizer=optimizer, state={"update": 3})
+    assert [path.name for path in tmp_path.iterdir()] == ["update-000003"]
+
+
+def test_a_checkpoint_that_finds_no_room_leaves_nothing_of_it(tmp_path):
+    """A limit of the size of files stands for a full disk: the weights still fit, the optimizer's state does not."""
+    model, optimizer = trained(0)
+    written = write_checkpoint(tmp_path, model=model, optimizer=optimizer, state={"update": 3})
+    sizes = {path.name: path.stat().st_size for path in written.iterdir()}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (sizes["weights.safetensors"], limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as failure:
+            write_checkpoint(tmp_path, model=model, optimizer=optimizer, state={"update": 4})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert sizes["optimizer.safetensors"] > sizes["weights.safetensors"]
+    assert [path.name for path in tmp_path.iterdir()] == ["update-000003"]
+    assert explained(failure.value).startswith("a file cannot be written: [Errno 27] File too large; make room")
 
 
 def test_another_model_is_refused_by_name(tmp_path):

@@ -7,8 +7,10 @@ import pytest
 from PIL import Image
 
 import trainers.compat  # noqa: F401
+from trainers.build import build
+from trainers.faults import FailedAlone
 from trainers.lacks import DataRefused
-from trainers.request import TrainRequest
+from trainers.request import TrainRequest, prepare
 from trainers.score_run import score_run
 from trainers.start import train
 
@@ -41,6 +43,52 @@ def own(tmp_path, monkeypatch):
         )
 
     return written
+
+
+def test_files_that_cannot_be_read_are_refused_by_name_and_nothing_is_written(own):
+    own()
+    Path("own/train/no/2.png").write_bytes(b"<html>404</html>")
+    Path("own/val/yes/1.png").write_bytes(Path("own/val/yes/1.png").read_bytes()[:-25])
+    with pytest.raises(DataRefused, match="data set own: 2 of its files cannot be read") as refusal:
+        train(TrainRequest(recipe="mine.yaml", out=Path("run")))
+    assert [line.split(":")[0] for line in str(refusal.value).splitlines()[1:]] == [
+        "own/train/no/2.png", "own/val/yes/1.png",
+    ]  # fmt: skip
+    assert not Path("run").exists()
+
+
+def test_many_files_that_cannot_be_read_are_counted(own):
+    own(num_train=32)
+    for number in range(3, 31):
+        Path(f"own/train/no/{number}.png").touch()
+    with pytest.raises(DataRefused, match="28 of its files cannot be read") as refusal:
+        train(TrainRequest(recipe="mine.yaml", out=Path("run")))
+    assert str(refusal.value).endswith("and 18 more")
+    assert str(refusal.value).count("\n") == 11
+
+
+def test_of_a_large_split_as_many_are_looked_at_from_its_beginning_to_its_end(own, monkeypatch):
+    own(num_train=32)
+    for number in range(3, 31):
+        Path(f"own/train/no/{number}.png").touch()
+    monkeypatch.setattr("trainers.lacks._LOOKED_AT", 8)
+    with pytest.raises(DataRefused, match=r"own: 7 of its files cannot be read") as refusal:
+        train(TrainRequest(recipe="mine.yaml", out=Path("run")))
+    assert [re.search("(no|yes)/[0-9]+", line)[0] for line in str(refusal.value).splitlines()[1:]] == [
+        "no/13", "no/17", "no/20", "no/24", "no/28", "no/4", "no/8",
+    ]  # fmt: skip
+
+
+def test_an_image_too_small_for_a_crop_is_named(own):
+    own()
+    Image.new("RGB", (8, 5)).save("own/train/yes/2.png")
+    opened = prepare(
+        TrainRequest(recipe="mine.yaml", overrides=("augmentation.train=[{kind: RandomCrop, size: 8}]",)), workers=1
+    ).opened
+    load = build(opened.recipe, opened.dataset).load_train
+    assert load(0, 0)[0].shape == (3, 8, 8)
+    with pytest.raises(FailedAlone, match=r"own/train/yes/2\.png: RandomCrop\.size is 8, but the image is 5x8"):
+        load(0, 3)
 
 
 @pytest.mark.parametrize(

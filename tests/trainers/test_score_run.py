@@ -1,5 +1,6 @@
 """`kilobatch evaluate`, and that a score is the same on any number of ranks."""
 
+import itertools
 import json
 import re
 import shutil
@@ -8,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from recipes.errors import InputRefused
 from trainers.device import has_gpu
@@ -125,7 +127,7 @@ def test_evaluation_is_exact_on_any_number_of_ranks(score, alone, ranks):
         assert float(line[1]) == pytest.approx(float(loss), rel=1e-6)
 
 
-def test_what_cannot_be_scored_is_told_in_a_line(run, tmp_path):
+def test_what_cannot_be_scored_is_told_in_a_line(run, tmp_path, capsys):
     damaged = tmp_path / "damaged"
     shutil.copytree(run, damaged)
     newest = max((damaged / "checkpoints").iterdir())
@@ -143,8 +145,30 @@ def test_what_cannot_be_scored_is_told_in_a_line(run, tmp_path):
         with pytest.raises(InputRefused, match=re.escape(message)) as refused:
             score_run(folder, checkpoint=checkpoint)
         assert "\n" not in str(refused.value)
-    assert score_run(damaged)["checkpoint"] != newest.name, "the newest that is whole"
+    capsys.readouterr()
+    for checkpoint in ("newest", "best"):
+        assert score_run(damaged, checkpoint=checkpoint)["checkpoint"] != newest.name, "the newest that is whole"
+        told = capsys.readouterr().err
+        assert told.startswith(f"warning: passed over {newest / 'weights.safetensors'}: differs from its checksum")
     done = kilobatch("evaluate", tmp_path / "nowhere")
     assert done.returncode == 2, done.stderr
     assert "is no run's folder: it has no recipe.yaml" in done.stderr
     assert done.stderr.count("\n") == 1, done.stderr
+
+
+def test_an_image_that_cannot_be_read_is_told_in_a_line(tmp_path):
+    for split, name in itertools.product(("train", "val"), "ab"):
+        (tmp_path / "images" / split / name).mkdir(parents=True)
+        Image.effect_noise((8, 8), 60).save(tmp_path / "images" / split / name / "1.png")
+    (tmp_path / "images.yaml").write_text("reader: {kind: ImageFolder}\nroot: images\nchannels: 3\n")
+    (tmp_path / "recipe.yaml").write_text(
+        "kilobatch: 1\nextends: digits/baseline\ndataset: images.yaml\nbatch: {global: 2, norm_span: 2}\nepochs: 1\n"
+        "augmentation: {train: [], eval: []}\n"
+    )
+    done = kilobatch("train", tmp_path / "recipe.yaml", "--no-report", "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    path = tmp_path / "images" / "val" / "b" / "1.png"
+    path.write_bytes(path.read_bytes()[:60])
+    done = kilobatch("evaluate", tmp_path / "run")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert done.stderr.startswith(f"kilobatch: {path}: not a readable image")

@@ -8,6 +8,7 @@ import numpy as np
 
 from recipes.planning.draws import Draws
 from trainers.arguments import ImageSize, require_size
+from trainers.faults import UnfitImage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,7 @@ class CenterCrop:
         """`size` x `size` pixels, channels and type as given."""
         height, width, _ = image_HWC.shape
         if min(height, width) < self.size:
-            raise ValueError(
+            raise UnfitImage(
                 f"CenterCrop.size is {self.size}, but the image is {height}x{width}: put a Resize before it, "
                 f"or make the size smaller"
             )

@@ -19,8 +19,8 @@ class Normalize:
 
     Args:
         with_: name of the data set whose numbers are meant; the recipe's key is `with`. Empty if they stand here.
-        mean: of each channel, of pixels scaled to 0..1.
-        std: of each channel, of pixels scaled to 0..1, each above 0.
+        mean: of each channel, of pixels scaled to 0..1, each in [0, 1].
+        std: of each channel, of pixels scaled to 0..1, each in (0, 1].
     Raises:
         ValueError: neither a name nor numbers; `mean` and `std` of different lengths; a number out of range. When
             called: the numbers have not been filled in, or are for another number of channels.
@@ -42,7 +42,8 @@ class Normalize:
             if not isinstance(values, tuple):
                 raise ValueError(f"Normalize.{name} must be a tuple of one number a channel, got {values!r}")
             for value in values:
-                require_number(f"Normalize.{name}", value, above=0 if name == "std" else None)
+                at_least = {"above": 0} if name == "std" else {"at_least": 0}
+                require_number(f"Normalize.{name}", value, **at_least, at_most=1)
         if len(self.mean) != len(self.std):
             raise ValueError(f"Normalize.std must be as long as mean, got {self.std!r} for {self.mean!r}")
         if not self.with_ and not self.mean:

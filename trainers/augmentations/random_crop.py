@@ -8,6 +8,7 @@ import numpy as np
 
 from recipes.planning.draws import Draws
 from trainers.arguments import ImageSize, require_count, require_size
+from trainers.faults import UnfitImage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +39,7 @@ class RandomCrop:
         padding = self.padding
         rows, columns = height + 2 * padding - self.size + 1, width + 2 * padding - self.size + 1
         if rows < 1 or columns < 1:
-            raise ValueError(
+            raise UnfitImage(
                 f"RandomCrop.size is {self.size}, but the image is {height}x{width} with a padding of {padding}: "
                 "make the size smaller, the padding larger, or put a Resize before it"
             )

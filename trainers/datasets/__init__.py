@@ -1,7 +1,8 @@
 """Data sets: each a frozen dataclass that opens a split as a sequence of (image_HWC, label).
 
 `open(root, split)` gives the samples of "train" or "eval", in an order that depends on the data alone; a sample's index
-is its position in it. Threads may read it together, and do where the samples say `threads_pay = True`. `facts(root)`
+is its position in it. Threads may read it together, and do where the samples say `threads_pay = True`. Samples in
+files may have `path_of(index)` and `require_readable(index)`, which refuses a file by a short look. `facts(root)`
 counts, `fingerprint(root)` is a SHA-256 over what identifies the data.
 """
 

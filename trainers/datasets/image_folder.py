@@ -155,5 +155,7 @@ def _entries(folder: Path, root: Path) -> Iterator[os.DirEntry]:
 
 
 def _refuse_escape(path: str | Path, root: Path) -> None:
-    if not Path(path).resolve().is_relative_to(root.resolve()):
+    if not Path(os.path.realpath(path)).is_relative_to(
+        os.path.realpath(root)
+    ):  # Path.resolve() raises where links loop
         raise ValueError(f"{path}: leads out of {root}; copy the data there, or name the folder that holds all of it")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trainers.arguments import require_count, require_share
+from trainers.arguments import require_buildable, require_count, require_share
 
 if TYPE_CHECKING:
     import chainer
@@ -25,7 +25,8 @@ class SmallCNN:
             the updater's, see `trainers.keyed_draws.KeyedDropout`.
         first_stride: stride of the first convolution, at least 1.
     Raises:
-        ValueError: `width` or `first_stride` is no whole number above 0; `dropout` is outside [0, 1).
+        ValueError: `width` or `first_stride` is no whole number above 0; `dropout` is outside [0, 1); more than 10^9
+            weights.
 
     Source: none, a baseline of the usual form. Initial weights: He et al. 2015, arXiv 1502.01852.
     """
@@ -36,6 +37,7 @@ class SmallCNN:
 
     def __post_init__(self) -> None:
         require_count("SmallCNN.width", self.width)
+        require_buildable("SmallCNN.width", weights=90 * self.width**2)
         require_share("SmallCNN.dropout", self.dropout)
         require_count("SmallCNN.first_stride", self.first_stride)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trainers.arguments import require_count, require_flag
+from trainers.arguments import require_buildable, require_count, require_flag
 
 if TYPE_CHECKING:
     import chainer
@@ -26,7 +26,7 @@ class SmallResNet:
         zero_last_gamma: let the last scale of every block start at 0 (Goyal et al. 2017).
     Raises:
         ValueError: `width` or one of `blocks` is no whole number above 0; `blocks` is empty or no tuple;
-            `zero_last_gamma` is no bool.
+            `zero_last_gamma` is no bool; more than 2,000 blocks, or more than 10^9 weights in their convolutions.
 
     Source: He et al. 2015, arXiv 1512.03385, section 4.2.
     Differs: where the shape changes the shortcut is a 1x1 convolution (option B), not zero padding (option A).
@@ -42,6 +42,9 @@ class SmallResNet:
             raise ValueError(f"SmallResNet.blocks must be a tuple of at least one number, got {self.blocks!r}")
         for num_blocks in self.blocks:
             require_count("SmallResNet.blocks", num_blocks)
+        stages = zip(self.blocks, (self.width * 2**stage for stage in range(len(self.blocks))), strict=True)
+        weights = sum(18 * num_blocks * channels**2 for num_blocks, channels in stages)
+        require_buildable("SmallResNet.width and .blocks", weights=weights, blocks=sum(self.blocks))
         require_flag("SmallResNet.zero_last_gamma", self.zero_last_gamma)
 
     def build(self, *, num_classes: int, channels: int, image_size: int | None) -> chainer.Chain:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trainers.arguments import require_count, require_share
+from trainers.arguments import require_buildable, require_count, require_share
 
 if TYPE_CHECKING:
     import chainer
@@ -26,7 +26,8 @@ class WideResNet:
         dropout: probability that a value between the two convolutions of a block is dropped while training, in [0, 1).
             The masks are the updater's, see `trainers.keyed_draws.KeyedDropout`.
     Raises:
-        ValueError: `depth` is not of this form; `widen` is no whole number above 0; `dropout` is outside [0, 1).
+        ValueError: `depth` is not of this form; `widen` is no whole number above 0; `dropout` is outside [0, 1); more
+            than 2,000 blocks, or more than 10^9 weights in their convolutions.
 
     Source: Zagoruyko and Komodakis 2016, arXiv 1605.07146, through the authors' models/wide-resnet.lua and utils.lua.
     Differs: the authors leave the linear layer's weights to Torch's default.
@@ -42,6 +43,9 @@ class WideResNet:
             nearest = 6 * round((self.depth - 4) / 6) + 4
             raise ValueError(f"WideResNet.depth must be 6n + 4, got {self.depth}: the nearest is {nearest}")
         require_count("WideResNet.widen", self.widen)
+        blocks = (self.depth - 4) // 6  # of each of three stages; below, 1 + 4 + 16 is of their channels' squares
+        weights = 18 * blocks * (1 + 4 + 16) * (16 * self.widen) ** 2
+        require_buildable("WideResNet.depth and .widen", weights=weights, blocks=3 * blocks)
         require_share("WideResNet.dropout", self.dropout)
 
     def build(self, *, num_classes: int, channels: int, image_size: int | None) -> chainer.Chain:

@@ -16,7 +16,7 @@ from recipes.errors import InputRefused
 from recipes.open_search import OpenedSearch, open_search
 from recipes.schema import Search
 from trainers.faults import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED
-from trainers.lacks import require_data
+from trainers.lacks import require_data, require_readable
 from trainers.launch import STOP_FILE, LaunchError, launched_rank, launched_ranks
 from trainers.readers import say
 from trainers.request import prepare, refused
@@ -93,6 +93,8 @@ def _search(request: SearchRequest) -> int:
         return 0
     check_folder(folder, opened, resume=request.resume)
     require_data(opened.base.dataset)
+    if not request.resume:
+        require_readable(opened.base.dataset)
     place = None if moves else place_of_study(folder, opened, storage=request.storage, study=request.study)
     with sole_supervisor(folder):
         remember_search(folder, opened)

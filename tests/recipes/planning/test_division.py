@@ -26,6 +26,10 @@ def test_every_sample_is_computed_once_within_the_micro_batch(options):
     assert sorted(places) == list(range(options["global_batch_size"]))
     assert all(m.size <= max(options["micro_batch_size"], 1) for own in parts for m in own)
     assert sum(not own for own in parts) == division.idle_workers
+    assert [division.num_micro_batches(rank) for rank in range(len(parts))] == [len(own) for own in parts]
+    assert [division.samples_of(rank) for rank in range(len(parts))] == [sum(m.size for m in own) for own in parts]
+    assert division.largest == max(m.size for own in parts for m in own)
+    assert division.num_shares == (sum(map(len, parts)) if division.team_size == 1 else 0)
 
 
 @pytest.mark.parametrize("options", CASES, ids=lambda o: "-".join(map(str, o.values())))

@@ -76,3 +76,11 @@ def test_the_plan_says_in_which_numbers_is_computed_and_counts_the_weights_in_16
         assert counted == ({f"{half}_weights_bytes": 2000} if half else {})
         assert f"computed in {compute}" in plan_text(made)
         assert (f"their {half} casts 2 kB" in plan_text(made)) == (half is not None)
+
+
+def test_a_batch_of_any_size_is_planned_by_arithmetic():
+    """Not by a list of its 1.6e13 micro-batches, as long as which no recipe of a stranger may keep a machine busy."""
+    (segment,) = planned("batch.global=1000000000000000", workers=2).as_tree()["segments"]
+    assert segment["samples_per_worker"] == [500_000_000_000_000] * 2
+    assert (segment["micro_batch_size"], segment["accumulation_steps"]) == (64, 7_812_500_000_000)
+    assert segment["num_shares"] == 2 * segment["accumulation_steps"]

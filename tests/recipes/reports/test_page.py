@@ -224,6 +224,9 @@ def test_file_is_written_whole(write_run, tmp_path):
     write_page([run], tmp_path / "report.html")
     assert (tmp_path / "report.html").read_text(encoding="utf-8") == page_text([run])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "run"]
+    with pytest.raises(OSError, match="Is a directory"):
+        write_page([run], tmp_path / "run")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "run"]
 
 
 @pytest.fixture

@@ -74,6 +74,38 @@ def test_pause_between_sessions_is_no_time_of_the_run(write_run, metric_lines):
     assert len(run.updates) == 54
 
 
+def sessions(*starts):
+    """The first lines of a run's sessions, (update, workers)."""
+    place = {"key": "run_start", "value": "digits/large", "time_ms": 5}
+    return [{**place, "update": update, "workers": workers} for update, workers in starts]
+
+
+@pytest.mark.parametrize(
+    ("starts", "expected"),
+    [
+        ([(0, 3)], [(0, 3)]),
+        ([(0, 4), (10, 3), (20, 3), (30, 1)], [(0, 4), (10, 3), (30, 1)]),
+        ([(0, 4), (0, 2), (10, 4), (10, 2)], [(0, 2)]),  # killed before the first checkpoint, and right after it
+        ([(0, 4), (10, None)], []),
+        ([(0, 4), ("x", 3)], []),
+    ],
+)
+def test_who_made_which_updates_is_known_of_sessions_with_other_numbers_of_workers(write_run, starts, expected):
+    assert open_run(write_run(lines=sessions(*starts))).sessions == tuple(expected)
+
+
+def test_the_page_tells_numbers_of_workers_that_changed(write_run):
+    changed = open_run(write_run(lines=sessions((0, 4), (10, 1), (12, 3))))
+    same = open_run(write_run("same", lines=sessions((0, 3), (10, 3))))
+    page = page_text([changed])
+    assert "on 1 to 4 workers" in page
+    told = "updates 0 to 9 by 4 workers, 10 to 11 by 1 worker, and from 12 on by 3 workers."
+    assert f"So the last session was planned; {told}" in page
+    assert "on 3 workers" in page_text([same])
+    assert "session was" not in page_text([same])
+    assert "<td>1 to 4</td>" in page_text([changed, same])
+
+
 @pytest.mark.parametrize("tail", [b'{"key": "train_lo', b'{"key": "x", "value": "\xc3', b"{"])
 def test_half_written_last_line_is_passed_over(write_run, metric_lines, tail):
     folder = write_run(lines=metric_lines(stop=None, num_updates=5))

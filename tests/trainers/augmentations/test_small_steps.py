@@ -160,6 +160,9 @@ def test_normalize_without_its_numbers_or_with_others_is_refused():
         (Normalize, {"mean": (0.5,)}, "Normalize.std must be as long as mean, got () for (0.5,)"),
         (Normalize, {"mean": [0.5], "std": (0.5,)}, "Normalize.mean must be a tuple of one number a channel, got"),
         (Normalize, {"mean": (0.5,), "std": (0.0,)}, "Normalize.std must be > 0, got 0.0"),
+        (Normalize, {"mean": (124.0,), "std": (0.5,)}, "Normalize.mean must be <= 1, got 124.0"),
+        (Normalize, {"mean": (-0.1,), "std": (0.5,)}, "Normalize.mean must be >= 0, got -0.1"),
+        (Normalize, {"mean": (0.5,), "std": (58.4,)}, "Normalize.std must be <= 1, got 58.4"),
         (Normalize, {"mean": ("0.5",), "std": (0.5,)}, "Normalize.mean must be a finite number, got '0.5'"),
     ],
 )

@@ -144,13 +144,21 @@ def test_the_fingerprint_follows_names_and_sizes(root):
 
 
 @pytest.mark.parametrize("content", [b"", b"no image at all", "half"])
-def test_a_broken_file_is_named_when_it_is_read(root, content):
+def test_a_broken_file_is_named_when_it_is_read_and_when_it_is_looked_at(root, content):
     path = root / "val" / "b" / "1.jpg"
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2] if content == "half" else content)
     samples = ImageFolder().open(root, "eval")
-    with pytest.raises(ValueError, match=re.escape(f"{path}: not a readable image")):
-        samples[2]
-    assert samples[0][1] == 0
+    for read in (samples.__getitem__, samples.require_readable):
+        with pytest.raises(ValueError, match=re.escape(f"{path}: not a readable image")):
+            read(2)
+        read(0)
+
+
+def test_links_in_a_circle_are_refused(root):
+    link = root / "train" / "b" / "link.png"
+    link.symlink_to(link)
+    with pytest.raises((OSError, ValueError), match=re.escape(str(link))):
+        ImageFolder().facts(root)
 
 
 def test_a_file_that_went_away_is_named(root):
@@ -165,6 +173,8 @@ def test_16_bits_a_channel_are_refused_instead_of_clipped(root):
     Image.fromarray(deep).save(root / "val" / "b" / "0.png")
     with pytest.raises(ValueError, match=r"b/0\.png: .*mode I;16: only 8 bits a channel are read"):
         ImageFolder().open(root, "eval")[2]
+    with pytest.raises(ValueError, match=r"b/0\.png: .*mode I;16: only 8 bits a channel are read"):
+        ImageFolder().open(root, "eval").require_readable(2)
 
 
 def test_different_classes_are_refused_by_name(root):
