@@ -13,6 +13,7 @@ import yaml
 from recipes.diff.compare import WORDS
 from recipes.errors import InputRefused
 from recipes.schema import Dataset
+from recipes.yaml_text import block_text
 
 RUN, RECIPE, DATASET = "run.yaml", "recipe.yaml", "dataset.yaml"
 METRICS, TRACE, PROFILE, LOG = "metrics.jsonl", "trace.jsonl", "profile.json", "log.txt"
@@ -145,7 +146,7 @@ def write_run(
         "origins": origins,
     }
     for name, tree in ((RUN, run), (RECIPE, {**recipe, "dataset": DATASET}), (DATASET, dataset_tree)):
-        _replace(folder / name, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=120))
+        _replace(folder / name, block_text(tree))
     _replace(folder / ENVIRONMENT, json.dumps(environment, indent=1) + "\n")
 
 
