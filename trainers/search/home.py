@@ -11,6 +11,7 @@ from typing import Any
 
 import optuna
 import yaml
+from optuna.trial import TrialState
 
 from recipes.open_search import OpenedSearch
 from trainers.run_folder import FolderRefused, dataset_facts, differences, open_in, require_usable
@@ -19,6 +20,7 @@ from trainers.search.storages import Place, open_storage, read_place
 from trainers.search.study import new_study
 
 SEARCH, STORAGE, _LOCK = "search.yaml", "storage.yaml", "lock"
+TRIALS = "trials"  # a run's folder for each trial: trial-0017
 # What may change between two sessions of one search: it makes no trial another one.
 _MAY_CHANGE = ("title", "budget", "retries", "ranks_per_trial")
 
@@ -69,6 +71,22 @@ def study_of(folder: Path, opened: OpenedSearch) -> optuna.Study:
     """The study of the search in a folder, to be read."""
     place, name = place_of_study(folder, opened)
     return new_study(opened.search, storage=open_storage(place), name=name)
+
+
+def require_known(folder: Path, study: optuna.Study) -> None:
+    """Refuse a folder with a trial of another study: its scores would be told of the values of this one's.
+
+    Raises:
+        FolderRefused: the study was begun anew since, or is an older copy.
+    """
+    known = {trial.number for trial in study.get_trials(deepcopy=False) if trial.state != TrialState.WAITING}
+    for path in sorted((folder / TRIALS).glob("trial-*")):
+        number = path.name.rpartition("-")[2]
+        if number.isdigit() and int(number) not in known:
+            raise FolderRefused(
+                f"{path} is of a trial that this search's study does not know: that is another study now, or an older "
+                "copy; put the study back, or move that folder away, or begin anew in another --out"
+            )
 
 
 def remember_search(folder: Path, opened: OpenedSearch) -> None:

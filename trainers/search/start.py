@@ -26,7 +26,14 @@ from trainers.search.best import recipe_path, write_best
 from trainers.search.display import Display
 from trainers.search.dry_run import dry_run_text
 from trainers.search.group import Group, starting_at
-from trainers.search.home import check_folder, place_of_study, remember_place, remember_search, sole_supervisor
+from trainers.search.home import (
+    check_folder,
+    place_of_study,
+    remember_place,
+    remember_search,
+    require_known,
+    sole_supervisor,
+)
 from trainers.search.joined import joined_groups, search_as_rank
 from trainers.search.page import write_search_page
 from trainers.search.places import places
@@ -113,6 +120,7 @@ def _search_in(
     place, name = place_and_name
     try:
         study = open_study(opened, open_storage(place), name=name)
+        require_known(how.folder, study)
         remember_place(how.folder, place, name)  # it can be used
         return _work(opened, study, how, groups)
     except Exception as error:
