@@ -62,6 +62,14 @@ def test_a_terminal_without_unicode_gets_question_marks_for_a_picture_and_the_pr
     assert done.stdout.startswith("Usage: kilobatch recipes curve ")
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_end_no_command_and_no_file_takes_their_place(tmp_path, closed):
+    line = f"{sys.executable} -P -m kilobatch recipes copy digits/baseline mine.yaml {closed}"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "mine.yaml").read_text() == (ROOT / "recipes/papers/digits/baseline.yaml").read_text()
+
+
 def test_an_unknown_recipe_is_not_answered_with_all_of_the_library(run):
     _, _, (problem,) = run("recipes", "show", "nothing-like-it")
     assert problem.endswith("; `kilobatch recipes list` has the names; a path ends in .yaml")
@@ -201,11 +209,14 @@ def test_curve_refuses_a_file_it_cannot_write(run, arguments):
     assert run("recipes", "curve", "goyal2017", *arguments)[0] == 2
 
 
-@pytest.mark.parametrize(("at", "column"), [("0,x", 3), ("91", 1), ("-1", 1), ("0,,1", 3), ("1,5parsec", 3)])
+@pytest.mark.parametrize(
+    ("at", "column"), [("0,x", 3), ("91", 1), ("-1", 1), ("nan", 1), ("0,,1", 3), ("1,5parsec", 3)]
+)
 def test_curve_refuses_what_is_no_position_of_the_run(run, at, column):
     code, _, problems = run("recipes", "curve", "goyal2017", f"--at={at}")
     assert (code, len(problems)) == (2, 1)
     assert problems[0].startswith(f"command line:1:{column}: --at: ")
+    assert ("lies before the start" in problems[0]) == (at == "-1")
 
 
 @pytest.mark.parametrize(
