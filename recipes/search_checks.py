@@ -45,7 +45,7 @@ def value_at(tree: Any, path: str) -> Any:
         LookupError: it has none there.
     """
     for key in path.split("."):
-        if isinstance(tree, list) and key.isdigit():
+        if isinstance(tree, list) and key.isdecimal():
             tree = tree[int(key)]
         elif isinstance(tree, dict):
             tree = tree[key]

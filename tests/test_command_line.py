@@ -256,3 +256,10 @@ def test_wrong_recipe_starts_no_rank(tmp_path):
 def test_unknown_command_and_missing_argument_end_with_2(tmp_path):
     assert command("recipes", "curv", cwd=tmp_path).returncode == 2
     assert command("recipes", "show", cwd=tmp_path).returncode == 2
+
+
+@pytest.mark.parametrize("place", ["-1", "x", "3", "\u00b2"])
+def test_what_is_no_place_in_a_list_is_refused(run, place):
+    code, _, problems = run("recipes", "show", "digits/baseline", "--set", f"model.blocks.{place}=2")
+    assert (code, len(problems)) == (2, 1)
+    assert f"{place} is no place in a list of 3" in problems[0]

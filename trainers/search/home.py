@@ -82,7 +82,7 @@ def require_known(folder: Path, study: optuna.Study) -> None:
     known = {trial.number for trial in study.get_trials(deepcopy=False) if trial.state != TrialState.WAITING}
     for path in sorted((folder / TRIALS).glob("trial-*")):
         number = path.name.rpartition("-")[2]
-        if number.isdigit() and int(number) not in known:
+        if number.isdecimal() and int(number) not in known:
             raise FolderRefused(
                 f"{path} is of a trial that this search's study does not know: that is another study now, or an older "
                 "copy; put the study back, or move that folder away, or begin anew in another --out"
