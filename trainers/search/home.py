@@ -29,7 +29,7 @@ def check_folder(folder: Path, opened: OpenedSearch, *, resume: bool) -> None:
     """Refuse a folder that holds something else than this search.
 
     Raises:
-        FolderRefused: it does, or `--resume` finds no search there.
+        FolderRefused: it does, `--resume` finds no search there, or what the folder remembers is damaged.
     """
     if not (folder / SEARCH).is_file():
         if resume:
@@ -37,7 +37,7 @@ def check_folder(folder: Path, opened: OpenedSearch, *, resume: bool) -> None:
         if not _only_begun(folder):
             require_usable(folder, resume=False)
         return
-    before = yaml.safe_load((folder / SEARCH).read_text(encoding="utf-8"))
+    before = _remembered(folder / SEARCH)
     changed = differences(before, yaml.safe_load(yaml.safe_dump(_identity(opened))))
     if changed:
         raise FolderRefused(
@@ -52,10 +52,10 @@ def place_of_study(
     """Where the study is kept and its name: as asked for, else as the folder remembers.
 
     Raises:
-        FolderRefused: the folder's search has its study elsewhere.
+        FolderRefused: the folder's search has its study elsewhere, or what the folder remembers is damaged.
     """
     path = folder / STORAGE
-    before = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    before = _remembered(path) if path.is_file() else {}
     place = read_place(storage or before.get("storage", "sqlite"), folder)
     name = study or before.get("study", opened.search.name)
     changed = differences(before, {"storage": place.said, "study": name}) if before else []
@@ -130,6 +130,16 @@ def _identity(opened: OpenedSearch) -> dict[str, Any]:
     """What the sessions of one search must agree on."""
     tree = {key: value for key, value in opened.tree.items() if key not in _MAY_CHANGE}
     return {"search": tree, "recipe": opened.base.tree, "dataset": dataset_facts(opened.base.dataset)}
+
+
+def _remembered(path: Path) -> dict[str, Any]:
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError):
+        tree = None
+    if not isinstance(tree, dict):
+        raise FolderRefused(f"{path} is damaged; put it back from a copy, or begin anew in another --out")
+    return tree
 
 
 def _write_once(path: Path, tree: dict[str, Any]) -> None:
