@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
@@ -27,10 +28,9 @@ Data = Annotated[Path | None, typer.Option("--data", help="Folder of the data se
 
 def open_streams() -> None:
     """Has what is printed lead somewhere: a file opened later would else take the place of a stream that is closed."""
-    for name in ("stdin", "stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "w"))
-            os.set_inheritable(getattr(sys, name).fileno(), True)
+    for name in (name for name in ("stdin", "stdout", "stderr") if getattr(sys, name) is None):
+        setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "w"))
+        os.set_inheritable(getattr(sys, name).fileno(), True)
     sys.stdout.reconfigure(errors="replace")  # what a terminal cannot show is a question mark, and ends nothing
 
 
@@ -211,7 +211,7 @@ def copy(
     from recipes.library import copy_recipe
 
     target = copy_recipe(recipe, file)
-    print(f"wrote {target}; change it, then: kilobatch recipes validate {target}")
+    print(f"wrote {target}; change it, then: kilobatch recipes validate {quote(str(target))}")
     print("Its name, title, claims and card are still those of the original: what you change no longer is.")
 
 

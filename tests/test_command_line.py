@@ -150,6 +150,14 @@ def test_what_show_prints_is_a_recipe(run, tmp_path):
     assert set(after["origins"]) == set(before["origins"])
 
 
+def test_what_is_to_be_typed_next_names_a_path_with_spaces_as_a_shell_takes_it(run, tmp_path):
+    _, said, _ = run("recipes", "copy", "digits/baseline", "my own.yaml")
+    assert "kilobatch recipes validate 'my own.yaml'" in said
+    (tmp_path / "a b").mkdir()
+    _, said, _ = run("recipes", "scale", "digits/baseline", "--batch", "64", "-o", "a b/large.yaml")
+    assert "kilobatch recipes lint 'a b/large.yaml'" in said
+
+
 def test_copy_is_exact_and_never_overwrites(run, tmp_path):
     assert run("recipes", "copy", "goyal2017")[0] == 0
     assert (tmp_path / "goyal2017.yaml").read_bytes() == (ROOT / "recipes/papers/goyal2017.yaml").read_bytes()

@@ -6,6 +6,7 @@ import fcntl
 import json
 import time
 from pathlib import Path
+from shlex import quote
 from typing import IO, Any
 
 import yaml
@@ -84,7 +85,7 @@ def hold_alone(folder: Path) -> IO[bytes]:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         held.close()
-        way_out = f"wait until it has ended, or end it with `touch {folder}/stop`"
+        way_out = f"wait until it has ended, or end it with `touch {quote(str(folder))}/stop`"
         raise FolderRefused(f"a run is being trained in {folder}; {way_out}") from None
     except OSError:  # no locks here
         pass

@@ -10,6 +10,7 @@ import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from recipes.errors import InputRefused
@@ -77,7 +78,7 @@ def _report(folder: Path) -> int:
         write_report(folder)
     except Exception:
         traceback.print_exc()
-        way_on = f"kilobatch report {folder}"
+        way_on = f"kilobatch report {quote(str(folder))}"
         say(f"kilobatch: the run has ended, but its report cannot be written; to try again: {way_on}")
         return EXIT_FAILED
     return 0
@@ -158,7 +159,7 @@ def _way_on(folder: Path) -> str:
     newest = newest_checkpoint_name(folder)
     if newest is None:
         return "no checkpoint was written yet"
-    return f"newest checkpoint: {newest}; to go on from it: --out {folder} --resume"
+    return f"newest checkpoint: {newest}; to go on from it: --out {quote(str(folder))} --resume"
 
 
 def _last_line(path: Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from recipes.errors import InputRefused
@@ -164,7 +165,7 @@ def _verdict(study: Any, search: Search, folder: Path, display: Display, *, stop
     for trial in best:
         path = recipe_path(folder, search, trial)
         display.say(f"best: trial {trial.number}, {scores(search, trial.values)}, with {values_text(trial.params)}")
-        display.say(f"  to train it: kilobatch train {path}")
+        display.say(f"  to train it: kilobatch train {quote(str(path))}")
     display.say(f"report: {folder / REPORT}")
     if stopped:
         say("kilobatch: stopped by a signal; the same command goes on")

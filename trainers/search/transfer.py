@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from recipes import ranges
@@ -208,7 +209,7 @@ def transfer(stages: Stages, begin: Callable[[Path, Path], int]) -> int:
         partial = stages.folder / f".{BEST}.partial"
         partial.write_text(stages.best_text(), encoding="utf-8")
         partial.rename(stages.folder / BEST)
-        print(f"the best of both searches: kilobatch train {stages.folder / BEST}")
+        print(f"the best of both searches: kilobatch train {quote(str(stages.folder / BEST))}")
     print(f"report of both: {stages.write_page()}")
     return code
 
