@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from kilobatch_recipes import OPTIONS, AllowCode, Data, Json, Recipe, opened_recipe
+from kilobatch_recipes import OPTIONS, AllowCode, Data, Json, Recipe, open_streams, opened_recipe
 from kilobatch_recipes import app as recipes_app
 
 EXAMPLES = """\b
@@ -59,7 +59,7 @@ def options(version: Version = False) -> None:
 def main() -> None:
     """Runs the command line; what is wrong with the input is one line each on stderr and exit code 2."""
     atexit.register(gc.freeze)  # a process that ends gives everything back: to look for garbage first takes it 0.2 s
-    sys.stdout.reconfigure(errors="replace")  # what a terminal cannot show is a question mark, and ends nothing
+    open_streams()
     try:
         app(prog_name="kilobatch")
     except ValueError as error:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
@@ -22,6 +24,14 @@ AllowCode = Annotated[bool, typer.Option("--allow-code", help="Let `kind: mymodu
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Wire = Enum("Wire", {name: name for name in ("float32", "float16", "bfloat16")})
 Data = Annotated[Path | None, typer.Option("--data", help="Folder of the data set's files.")]
+
+
+def open_streams() -> None:
+    """Has what is printed lead somewhere: a file opened later would else take the place of a stream that is closed."""
+    for name in (name for name in ("stdin", "stdout", "stderr") if getattr(sys, name) is None):
+        setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "w"))
+        os.set_inheritable(getattr(sys, name).fileno(), True)
+    sys.stdout.reconfigure(errors="replace")  # what a terminal cannot show is a question mark, and ends nothing
 
 
 def opened_recipe(recipe: str, overrides: Sequence[str | None] | None, data: Path | None, allow_code: bool) -> Any:
@@ -201,7 +211,7 @@ def copy(
     from recipes.library import copy_recipe
 
     target = copy_recipe(recipe, file)
-    print(f"wrote {target}; change it, then: kilobatch recipes validate {target}")
+    print(f"wrote {target}; change it, then: kilobatch recipes validate {quote(str(target))}")
     print("Its name, title, claims and card are still those of the original: what you change no longer is.")
 
 
@@ -259,13 +269,12 @@ def curve(
 ) -> None:
     """Learning rate, batch and momentum over time. Numbers at some epochs, or a picture."""
     from recipes.reports.points import curve_points, parse_at, points_text
+    from recipes.reports.terminal import curve_text
 
     opened = opened_recipe(recipe, overrides, data, allow_code)
     if out is not None:
         _draw(opened, out)
     if at is None and not as_json and out is None:
-        from recipes.reports.terminal import curve_text
-
         print(curve_text(opened.recipe, opened.dataset))
     elif at is not None or as_json:
         points = curve_points(opened, parse_at(at, opened))

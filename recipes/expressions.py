@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import operator
 import re
 from collections.abc import Callable
@@ -35,7 +36,7 @@ class Expression:
 
         try:
             self._tree = ast.parse(_PATH.sub(named, text).strip(), mode="eval").body
-        except (SyntaxError, ValueError):  # ValueError: a null character
+        except (SyntaxError, ValueError, RecursionError):  # ValueError: a null character
             raise ValueError("it cannot be read") from None
         self._names = {name: path for path, name in found.items()}
         if not found:
@@ -54,12 +55,17 @@ class Expression:
         Args:
             value_at: gives the value at a path.
         Raises:
-            ValueError: a value is no number, or the division is by 0.
+            ValueError: a value is no number, the division is by 0, or the result is no number that a float can hold.
         """
         try:
-            return float(self._evaluate(self._tree, value_at))
+            found = float(self._evaluate(self._tree, value_at))
         except ZeroDivisionError:
             raise ValueError("a division by 0") from None
+        except (OverflowError, RecursionError) as error:
+            raise ValueError(f"it has no number: {error}") from None
+        if math.isnan(found):
+            raise ValueError("it has no number: infinity less infinity, or times 0")
+        return found
 
     def _evaluate(self, node: ast.AST, value_at: Callable[[str], Any]) -> Any:
         if isinstance(node, ast.BinOp):

@@ -192,14 +192,14 @@ def _override(text: str, number: int, root: Node, within: str, said: Said) -> No
 def _child(node: Node | None, key: str) -> Node | None:
     if node is not None and isinstance(node.value, dict):
         return node.value.get(key)
-    if node is not None and isinstance(node.value, list) and key.isdigit() and int(key) < len(node.value):
+    if node is not None and isinstance(node.value, list) and key.isdecimal() and int(key) < len(node.value):
         return node.value[int(key)]
     return None
 
 
 def _with_item(parent: Node, key: str, node: Node, origin: Origin, path: str) -> Node:
     """The list with one element merged: a list as a whole replaces a list."""
-    if not key.isdigit() or int(key) >= len(parent.value):
+    if not key.isdecimal() or int(key) >= len(parent.value):
         what = f"{key} is no place in a list of {len(parent.value)}"
         way_out = f"count from 0 to {len(parent.value) - 1}, or set the whole list"
         raise RecipeError([origin.problem(path, what, way_out)])

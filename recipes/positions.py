@@ -47,7 +47,9 @@ def _in_epochs(
     value: object, num_train: int, epochs: float | None, updates_to_samples: Callable[[int], int] | None
 ) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool):
-        if not (math.isfinite(value) and value >= 0):
+        if not math.isfinite(value):
+            raise ValueError(f"{value} is not a position")
+        if value < 0:
             raise ValueError(f"{value} lies before the start of the run")
         return float(value)
     found = _WORD.fullmatch(value) if isinstance(value, str) else None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from recipes.errors import RecipeError
 from recipes.yaml_nodes import parse_yaml
+from recipes.yaml_text import flow_text
 
 __all__ = ["resolved_text"]
 
@@ -67,10 +67,10 @@ def _flow(value: Any) -> str:
 def _scalar(value: Any) -> str:
     """Text without quotes where it would be read back as itself, anywhere."""
     if not isinstance(value, str):
-        return json.dumps(value)
+        return flow_text(value)
     try:
         read = parse_yaml(f"[{value}]".encode(), file="").value
     except RecipeError:
-        return json.dumps(value)
+        return flow_text(value)
     plain = len(read) == 1 and read[0].value == value and ": " not in value and " #" not in value
-    return value if plain else json.dumps(value)
+    return value if plain else flow_text(value)

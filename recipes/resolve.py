@@ -108,7 +108,7 @@ def _is_built(name: str, vocabulary: Vocabulary) -> bool:
 
 def _exists(tree: Any, keys: list[str]) -> bool:
     for key in keys:
-        if isinstance(tree, list) and key.isdigit() and int(key) < len(tree):
+        if isinstance(tree, list) and key.isdecimal() and int(key) < len(tree):
             tree = tree[int(key)]
         elif isinstance(tree, dict) and key in tree:
             tree = tree[key]

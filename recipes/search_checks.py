@@ -14,6 +14,7 @@ from recipes.expressions import Expression
 from recipes.open import OpenedRecipe, open_recipe
 from recipes.reading import Reading
 from recipes.schema import Search
+from recipes.yaml_text import flow_text
 
 __all__ = ["SearchChecks", "assignments", "value_at"]
 
@@ -34,7 +35,7 @@ def assignments(values: Mapping[str, Any]) -> list[str]:
     >>> assignments({"optimizer.weight_decay": 1e-05, "optimizer.kind": "Lars", "optimizer.no_decay": ["norm"]})
     ['optimizer.kind="Lars"', 'optimizer.weight_decay=1e-05', 'optimizer.no_decay=["norm"]']
     """
-    return [f"{path}={json.dumps(values[path])}" for path in _kinds_first(values)]
+    return [f"{path}={flow_text(values[path])}" for path in _kinds_first(values)]
 
 
 def value_at(tree: Any, path: str) -> Any:
@@ -44,7 +45,7 @@ def value_at(tree: Any, path: str) -> Any:
         LookupError: it has none there.
     """
     for key in path.split("."):
-        if isinstance(tree, list) and key.isdigit():
+        if isinstance(tree, list) and key.isdecimal():
             tree = tree[int(key)]
         elif isinstance(tree, dict):
             tree = tree[key]

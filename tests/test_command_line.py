@@ -62,6 +62,14 @@ def test_a_terminal_without_unicode_gets_question_marks_for_a_picture_and_the_pr
     assert done.stdout.startswith("Usage: kilobatch recipes curve ")
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_end_no_command_and_no_file_takes_their_place(tmp_path, closed):
+    line = f"{sys.executable} -P -m kilobatch recipes copy digits/baseline mine.yaml {closed}"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "mine.yaml").read_text() == (ROOT / "recipes/papers/digits/baseline.yaml").read_text()
+
+
 def test_an_unknown_recipe_is_not_answered_with_all_of_the_library(run):
     _, _, (problem,) = run("recipes", "show", "nothing-like-it")
     assert problem.endswith("; `kilobatch recipes list` has the names; a path ends in .yaml")
@@ -142,6 +150,14 @@ def test_what_show_prints_is_a_recipe(run, tmp_path):
     assert set(after["origins"]) == set(before["origins"])
 
 
+def test_what_is_to_be_typed_next_names_a_path_with_spaces_as_a_shell_takes_it(run, tmp_path):
+    _, said, _ = run("recipes", "copy", "digits/baseline", "my own.yaml")
+    assert "kilobatch recipes validate 'my own.yaml'" in said
+    (tmp_path / "a b").mkdir()
+    _, said, _ = run("recipes", "scale", "digits/baseline", "--batch", "64", "-o", "a b/large.yaml")
+    assert "kilobatch recipes lint 'a b/large.yaml'" in said
+
+
 def test_copy_is_exact_and_never_overwrites(run, tmp_path):
     assert run("recipes", "copy", "goyal2017")[0] == 0
     assert (tmp_path / "goyal2017.yaml").read_bytes() == (ROOT / "recipes/papers/goyal2017.yaml").read_bytes()
@@ -201,11 +217,14 @@ def test_curve_refuses_a_file_it_cannot_write(run, arguments):
     assert run("recipes", "curve", "goyal2017", *arguments)[0] == 2
 
 
-@pytest.mark.parametrize(("at", "column"), [("0,x", 3), ("91", 1), ("-1", 1), ("0,,1", 3), ("1,5parsec", 3)])
+@pytest.mark.parametrize(
+    ("at", "column"), [("0,x", 3), ("91", 1), ("-1", 1), ("nan", 1), ("0,,1", 3), ("1,5parsec", 3)]
+)
 def test_curve_refuses_what_is_no_position_of_the_run(run, at, column):
     code, _, problems = run("recipes", "curve", "goyal2017", f"--at={at}")
     assert (code, len(problems)) == (2, 1)
     assert problems[0].startswith(f"command line:1:{column}: --at: ")
+    assert ("lies before the start" in problems[0]) == (at == "-1")
 
 
 @pytest.mark.parametrize(
@@ -245,3 +264,10 @@ def test_wrong_recipe_starts_no_rank(tmp_path):
 def test_unknown_command_and_missing_argument_end_with_2(tmp_path):
     assert command("recipes", "curv", cwd=tmp_path).returncode == 2
     assert command("recipes", "show", cwd=tmp_path).returncode == 2
+
+
+@pytest.mark.parametrize("place", ["-1", "x", "3", "\u00b2"])
+def test_what_is_no_place_in_a_list_is_refused(run, place):
+    code, _, problems = run("recipes", "show", "digits/baseline", "--set", f"model.blocks.{place}=2")
+    assert (code, len(problems)) == (2, 1)
+    assert f"{place} is no place in a list of 3" in problems[0]

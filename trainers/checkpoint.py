@@ -218,7 +218,7 @@ def prune_checkpoints(folder: Path, *, upto: int, keep: int, best: str | None) -
 
 def _checkpoints(folder: Path) -> list[Path]:
     """All checkpoints of a folder, whole or not, oldest first."""
-    found = (path for path in folder.glob("update-*") if path.name.removeprefix("update-").isdigit())
+    found = (path for path in folder.glob("update-*") if path.name.removeprefix("update-").isdecimal())
     return sorted(found, key=_update_of)
 
 

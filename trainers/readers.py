@@ -13,7 +13,7 @@ def say(text: str, *, end: str = "\n") -> None:
     """Prints on stderr, and goes on in silence when nobody reads it: Ctrl-C ends a `2>&1 | tee log` before the run."""
     try:
         print(text, end=end, file=sys.stderr, flush=True)
-    except BrokenPipeError:
+    except OSError:  # a pipe without a reader, a terminal that is gone, a full disk
         fall_silent(sys.stderr)
 
 

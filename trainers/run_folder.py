@@ -6,6 +6,7 @@ import fcntl
 import json
 import time
 from pathlib import Path
+from shlex import quote
 from typing import IO, Any
 
 import yaml
@@ -13,6 +14,7 @@ import yaml
 from recipes.diff.compare import WORDS
 from recipes.errors import InputRefused
 from recipes.schema import Dataset
+from recipes.yaml_text import block_text
 
 RUN, RECIPE, DATASET = "run.yaml", "recipe.yaml", "dataset.yaml"
 METRICS, TRACE, PROFILE, LOG = "metrics.jsonl", "trace.jsonl", "profile.json", "log.txt"
@@ -83,7 +85,7 @@ def hold_alone(folder: Path) -> IO[bytes]:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         held.close()
-        way_out = f"wait until it has ended, or end it with `touch {folder}/stop`"
+        way_out = f"wait until it has ended, or end it with `touch {quote(str(folder))}/stop`"
         raise FolderRefused(f"a run is being trained in {folder}; {way_out}") from None
     except OSError:  # no locks here
         pass
@@ -145,7 +147,7 @@ def write_run(
         "origins": origins,
     }
     for name, tree in ((RUN, run), (RECIPE, {**recipe, "dataset": DATASET}), (DATASET, dataset_tree)):
-        _replace(folder / name, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=120))
+        _replace(folder / name, block_text(tree))
     _replace(folder / ENVIRONMENT, json.dumps(environment, indent=1) + "\n")
 
 

@@ -9,6 +9,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from recipes.errors import InputRefused
@@ -78,7 +79,7 @@ def _report(folder: Path) -> int:
         write_report(folder)
     except Exception as error:
         say(explained(error), end="")
-        way_on = f"kilobatch report {folder}"
+        way_on = f"kilobatch report {quote(str(folder))}"
         say(f"kilobatch: the run has ended, but its report cannot be written; to try again: {way_on}")
         return EXIT_FAILED
     return 0
@@ -159,7 +160,7 @@ def _way_on(folder: Path) -> str:
     newest = newest_checkpoint_name(folder)
     if newest is None:
         return "no checkpoint was written yet"
-    return f"newest checkpoint: {newest}; to go on from it: --out {folder} --resume"
+    return f"newest checkpoint: {newest}; to go on from it: --out {quote(str(folder))} --resume"
 
 
 def _last_line(path: Path) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
+from urllib.parse import quote
 
 from recipes.cards.facts import CardFacts
 
@@ -43,7 +44,7 @@ def card_markdown(facts: CardFacts, *, picture: str | None = None, level: int = 
     source = f"[{facts.source}]({facts.url})" if facts.url else facts.source
     parts.append(f"{source}. {_standing(facts)}")
     if picture is not None:
-        parts.append(f"![Learning rate and batch of {facts.name} against epochs]({picture})")
+        parts.append(f"![Learning rate and batch of {facts.name} against epochs]({quote(picture)})")
     parts.append("\n".join(f"- **{head}:** {text}" for head, text in _words(facts)))
     if facts.claims:
         rows = [f"| {' | '.join(claim)} |" for claim in facts.claims]

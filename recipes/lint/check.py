@@ -82,7 +82,7 @@ def _place(keys: tuple[str, ...], origins: Origins, order: Mapping[str, int]) ->
 
 def _nearest(key: str, origins: Origins) -> tuple[int, Origin]:
     """Where a key was written, or what holds it; with how many keys of its path that is."""
-    path = tuple(int(part) if part.isdigit() else part for part in key.split("."))
+    path = tuple(int(part) if part.isdecimal() else part for part in key.split("."))
     while path not in origins:
         path = path[:-1]
     return len(path), origins[path]

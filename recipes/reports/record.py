@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -201,7 +202,7 @@ def _ending(numbered: Lines) -> tuple[float, str, str]:
     """Seconds of all sessions, how the last one ended, and why."""
     lines = [line for _, line in numbered]
     milliseconds, outcome, reason, start = 0.0, "unfinished", "", None
-    for line, following in zip(lines, [*lines[1:], None], strict=True):
+    for line, following in zip_longest(lines, lines[1:]):
         if line["key"] == "run_start":
             start, outcome, reason = line["time_ms"], "unfinished", ""
         elif line["key"] == "run_stop":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,19 +20,20 @@ _Ticks = Sequence[tuple[float, str]]
 _Curve = tuple[np.ndarray, np.ndarray]
 
 
-def curve_text(recipe: Recipe, dataset: Dataset, width: int = 80, height: int = 24) -> str:
+def curve_text(recipe: Recipe, dataset: Dataset, width: int | None = None, height: int = 24) -> str:
     """Learning rate, global batch size and, where it moves, image size against epochs.
 
     Args:
         recipe: whose curves.
         dataset: what an epoch is of.
-        width: characters of a line, at least 30.
+        width: characters of a line, at least 30; None for those of the terminal, but from 30 to 80.
         height: lines, at least 12.
     Returns:
         Lines without colours or control characters; the batch as one sentence where it does not move.
     Raises:
         ValueError: the picture would be too small to read.
     """
+    width = min(max(shutil.get_terminal_size().columns, 30), 80) if width is None else width
     if width < 30 or height < 12:
         raise ValueError(f"a picture of {width} x {height} characters cannot be read; give at least 30 x 12")
     curves = recipe_curves(recipe)

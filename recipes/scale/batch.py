@@ -39,7 +39,7 @@ def positions_in_updates(ask: Request, moved: set[str]) -> Iterator[Change]:
     told: set[str] = set()
     for path, text in written_in_updates(dict(ask.written)):
         # A list is replaced as a whole.
-        key = ".".join(takewhile(lambda part: not part.isdigit(), path.split(".")))
+        key = ".".join(takewhile(lambda part: not part.isdecimal(), path.split(".")))
         if not any(f"{key}.".startswith(f"{known}.") for known in moved | told):
             told.add(key)
             yield Change(

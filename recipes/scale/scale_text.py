@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+from shlex import quote
 from typing import Any
 
 from recipes.scale.derive import Scaled
@@ -31,7 +32,7 @@ def scaled_text(scaled: Scaled, as_json: bool = False) -> str:
     lines += ["", *(f"[{number}] {source}" for number, source in enumerate(sources, 1)), "", "Not promised:"]
     for text in scaled.not_promised:
         lines += textwrap.wrap(text, _WIDTH, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
-    lines += ["", f"wrote {scaled.file}; look at it: kilobatch recipes lint {scaled.file}"]
+    lines += ["", f"wrote {scaled.file}; look at it: kilobatch recipes lint {quote(str(scaled.file))}"]
     return "\n".join(lines) + "\n"
 
 

@@ -21,7 +21,9 @@ def test_by_hand(text, number):
     assert Expression(text)(VALUES.__getitem__) == pytest.approx(number)
 
 
-@pytest.mark.parametrize("text", ["", "1 + 2", "a.b +", "a.b ** 2", "f(a)", "a if b else c", "a.b; c", "a < c", "[a]"])
+@pytest.mark.parametrize(
+    "text", ["", "1 + 2", "a.b +", "a.b ** 2", "f(a)", "a if b else c", "a.b; c", "a < c", "[a]", "-" * 5000 + "c"]
+)
 def test_what_is_no_arithmetic_is_refused(text):
     with pytest.raises(ValueError, match="it cannot be read|is none of|names no path"):
         Expression(text)
@@ -36,3 +38,12 @@ def test_values_that_are_no_numbers_are_refused(text, message):
 def test_a_division_by_zero_is_told():
     with pytest.raises(ValueError, match="division by 0"):
         Expression("c / (a.b - 6)")(VALUES.__getitem__)
+
+
+@pytest.mark.parametrize(
+    "text", ["c * 1e999 - c * 1e999", f"c * {'9' * 400}", f"c{'+ c' * 900}"], ids=["nan", "big", "long"]
+)
+def test_what_has_no_number_is_told(text):
+    values = {**VALUES, "c": int(VALUES["c"])}
+    with pytest.raises(ValueError, match="it has no number: "):
+        Expression(text)(values.__getitem__)

@@ -1,6 +1,8 @@
 """A run whose output nobody reads any more."""
 
 import json
+import os
+import pty
 import signal
 import subprocess
 import sys
@@ -32,3 +34,19 @@ def test_a_run_whose_readers_have_left_goes_on_and_a_signal_still_ends_in_a_chec
     assert (last["value"], last["reason"]) == ("stopped", "signal")
     assert (folder / "checkpoints" / f"update-{last['update']:06d}").is_dir()
     assert (folder / "report.html").exists()
+
+
+@pytest.mark.mpi
+def test_a_run_whose_terminal_is_closed_or_whose_log_has_no_room_goes_on_to_its_end(tmp_path):
+    words = "train digits/ramp -n 1 --stop-after 12up --set model.width=4 --set evaluation.every=0.2ep"
+    command = [sys.executable, "-P", "-m", "kilobatch", *words.split(), "--out"]
+    ours, theirs = pty.openpty()
+    with open("/dev/full", "w") as full:
+        disowned = subprocess.Popen([*command, tmp_path / "disowned"], stdout=theirs, stderr=theirs)
+        unwritten = subprocess.Popen([*command, tmp_path / "unwritten"], stdout=full, stderr=full)
+    os.close(theirs)
+    os.close(ours)  # it is no controlling terminal, so that nobody is sent a SIGHUP
+    for name, process in (("disowned", disowned), ("unwritten", unwritten)):
+        assert process.wait(timeout=120) == 0
+        assert lines(tmp_path / name)[-1]["update"] == 12
+        assert (tmp_path / name / "report.html").exists()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from recipes.errors import RecipeError
+from recipes.load import load_tree
 from trainers.request import TrainRequest
 from trainers.run_folder import FolderRefused, cut_back, hold_alone, require_same_recipe, require_usable, write_run
 from trainers.start import train
@@ -94,6 +95,12 @@ def test_a_damaged_record_of_the_recipe_is_refused(tmp_path, text):
     (tmp_path / "run.yaml").write_text(text)
     with pytest.raises(FolderRefused, match=r"run.yaml is damaged, .*; start anew in another --out"):
         require_same_recipe(tmp_path, RECIPE, {"num_train": 1500})
+
+
+@pytest.mark.parametrize("name", ["5e-2", "1e5", "12", "on"])
+def test_a_name_that_reads_like_a_number_is_text_in_the_runs_recipe_too(tmp_path, name):
+    begun(tmp_path, {"kilobatch": 1, **RECIPE, "name": name})
+    assert load_tree(tmp_path / "recipe.yaml")[0]["name"] == name
 
 
 def test_words_that_change_no_run_may_differ(tmp_path):

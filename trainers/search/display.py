@@ -82,10 +82,15 @@ class Display:
             self._live.__exit__(*failure)
 
     def know(self, trials: Sequence[optuna.trial.FrozenTrial], *, spent_seconds: float = 0.0) -> None:
-        """Take in the sessions before this one: their trials, and how long they took."""
+        """Take in what others have done, and sessions before this one: their trials, and how long they took.
+
+        A trial that is in the table already is left as it is, but for one that has ended since.
+        """
         self._began -= spent_seconds
         for trial in trials:
-            if FOLDER in trial.user_attrs and state_of(trial) in _STYLES:
+            row = self._rows.get(trial.number)
+            news = row is None or (row.state == "running" and trial.state.is_finished())
+            if news and FOLDER in trial.user_attrs and state_of(trial) in _STYLES:
                 self._rows[trial.number] = _Row(
                     number=trial.number,
                     values=trial.params,

@@ -11,6 +11,7 @@ from typing import Any
 
 import optuna
 import yaml
+from optuna.trial import TrialState
 
 from recipes.open_search import OpenedSearch
 from trainers.run_folder import FolderRefused, dataset_facts, differences, open_in, require_usable
@@ -19,6 +20,7 @@ from trainers.search.storages import Place, open_storage, read_place
 from trainers.search.study import new_study
 
 SEARCH, STORAGE, _LOCK = "search.yaml", "storage.yaml", "lock"
+TRIALS = "trials"  # a run's folder for each trial: trial-0017
 # What may change between two sessions of one search: it makes no trial another one.
 _MAY_CHANGE = ("title", "budget", "retries", "ranks_per_trial")
 
@@ -27,7 +29,7 @@ def check_folder(folder: Path, opened: OpenedSearch, *, resume: bool) -> None:
     """Refuse a folder that holds something else than this search.
 
     Raises:
-        FolderRefused: it does, or `--resume` finds no search there.
+        FolderRefused: it does, `--resume` finds no search there, or what the folder remembers is damaged.
     """
     if not (folder / SEARCH).is_file():
         if resume:
@@ -35,7 +37,7 @@ def check_folder(folder: Path, opened: OpenedSearch, *, resume: bool) -> None:
         if not _only_begun(folder):
             require_usable(folder, resume=False)
         return
-    before = yaml.safe_load((folder / SEARCH).read_text(encoding="utf-8"))
+    before = _remembered(folder / SEARCH)
     changed = differences(before, yaml.safe_load(yaml.safe_dump(_identity(opened))))
     if changed:
         raise FolderRefused(
@@ -50,10 +52,10 @@ def place_of_study(
     """Where the study is kept and its name: as asked for, else as the folder remembers.
 
     Raises:
-        FolderRefused: the folder's search has its study elsewhere.
+        FolderRefused: the folder's search has its study elsewhere, or what the folder remembers is damaged.
     """
     path = folder / STORAGE
-    before = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    before = _remembered(path) if path.is_file() else {}
     place = read_place(storage or before.get("storage", "sqlite"), folder)
     name = study or before.get("study", opened.search.name)
     changed = differences(before, {"storage": place.said, "study": name}) if before else []
@@ -69,6 +71,22 @@ def study_of(folder: Path, opened: OpenedSearch) -> optuna.Study:
     """The study of the search in a folder, to be read."""
     place, name = place_of_study(folder, opened)
     return new_study(opened.search, storage=open_storage(place), name=name)
+
+
+def require_known(folder: Path, study: optuna.Study) -> None:
+    """Refuse a folder with a trial of another study: its scores would be told of the values of this one's.
+
+    Raises:
+        FolderRefused: the study was begun anew since, or is an older copy.
+    """
+    known = {trial.number for trial in study.get_trials(deepcopy=False) if trial.state != TrialState.WAITING}
+    for path in sorted((folder / TRIALS).glob("trial-*")):
+        number = path.name.rpartition("-")[2]
+        if number.isdecimal() and int(number) not in known:
+            raise FolderRefused(
+                f"{path} is of a trial that this search's study does not know: that is another study now, or an older "
+                "copy; put the study back, or move that folder away, or begin anew in another --out"
+            )
 
 
 def remember_search(folder: Path, opened: OpenedSearch) -> None:
@@ -112,6 +130,16 @@ def _identity(opened: OpenedSearch) -> dict[str, Any]:
     """What the sessions of one search must agree on."""
     tree = {key: value for key, value in opened.tree.items() if key not in _MAY_CHANGE}
     return {"search": tree, "recipe": opened.base.tree, "dataset": dataset_facts(opened.base.dataset)}
+
+
+def _remembered(path: Path) -> dict[str, Any]:
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError):
+        tree = None
+    if not isinstance(tree, dict):
+        raise FolderRefused(f"{path} is damaged; put it back from a copy, or begin anew in another --out")
+    return tree
 
 
 def _write_once(path: Path, tree: dict[str, Any]) -> None:

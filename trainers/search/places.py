@@ -63,7 +63,7 @@ def places(
     slurm = hosts is None and in_allocation(environment)
     named = [] if hosts is None else hosts_named(hosts, workers)
     tasks = environment.get("SLURM_NTASKS", "") if slurm else ""
-    workers = workers or sum(ranks for _, ranks in named) or (int(tasks) if tasks.isdigit() else each)
+    workers = workers or sum(ranks for _, ranks in named) or (int(tasks) if tasks.isdecimal() else each)
     if workers < each:
         raise refused("-n", f"{workers} ranks are fewer than the {each} of a trial", f"ask for {each} or more")
     slots = [name for name, ranks in named for _ in range(ranks)]
@@ -91,7 +91,7 @@ def hosts_named(text: str, workers: int | None) -> list[tuple[str, int]]:
     """
     way_out = "write --hosts a,b or a:4,b:4, with -n the ranks of all of them"
     parts = [part.strip().partition(":") for part in text.split(",")]
-    if not all(name and (number.isdigit() and int(number) > 0 if colon else True) for name, colon, number in parts):
+    if not all(name and (number.isdecimal() and int(number) > 0 if colon else True) for name, colon, number in parts):
         raise refused("--hosts", f"{text!r} is no list of hosts, each with a number of ranks or none", way_out)
     if len({name for name, _, _ in parts}) < len(parts):
         raise refused("--hosts", f"{text!r} names a host twice", way_out)

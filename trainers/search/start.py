@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from recipes.errors import InputRefused
@@ -26,7 +27,14 @@ from trainers.search.best import recipe_path, write_best
 from trainers.search.display import Display
 from trainers.search.dry_run import dry_run_text
 from trainers.search.group import Group, starting_at
-from trainers.search.home import check_folder, place_of_study, remember_place, remember_search, sole_supervisor
+from trainers.search.home import (
+    check_folder,
+    place_of_study,
+    remember_place,
+    remember_search,
+    require_known,
+    sole_supervisor,
+)
 from trainers.search.joined import joined_groups, search_as_rank
 from trainers.search.page import write_search_page
 from trainers.search.places import places
@@ -115,6 +123,7 @@ def _search_in(
     place, name = place_and_name
     try:
         study = open_study(opened, open_storage(place), name=name)
+        require_known(how.folder, study)
         remember_place(how.folder, place, name)  # it can be used
         return _work(opened, study, how, groups)
     except Exception as error:
@@ -158,7 +167,7 @@ def _verdict(study: Any, search: Search, folder: Path, display: Display, *, stop
     for trial in best:
         path = recipe_path(folder, search, trial)
         display.say(f"best: trial {trial.number}, {scores(search, trial.values)}, with {values_text(trial.params)}")
-        display.say(f"  to train it: kilobatch train {path}")
+        display.say(f"  to train it: kilobatch train {quote(str(path))}")
     display.say(f"report: {folder / REPORT}")
     if stopped:
         say("kilobatch: stopped by a signal; the same command goes on")

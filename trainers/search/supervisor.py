@@ -20,6 +20,7 @@ from trainers.search.display import Display
 from trainers.search.fairness import note_comparable
 from trainers.search.group import Group
 from trainers.search.hand_out import HandOut, run_folder
+from trainers.search.home import TRIALS
 from trainers.search.job import Ending, Job, Report, last_line
 from trainers.search.leases import RENEW_SECONDS
 from trainers.search.outcome import known_before
@@ -29,7 +30,6 @@ from trainers.search.spending import Spending
 from trainers.search.telling import Telling
 from trainers.search.trial_run import run_folders, trial_request
 
-TRIALS = "trials"  # in the search's folder: a run's folder for each trial
 _POLL_SECONDS = 0.02
 _SHOW_SECONDS = 0.2
 _LOOK_SECONDS = 1.0

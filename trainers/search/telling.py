@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import optuna
 from optuna.trial import TrialState
@@ -84,7 +85,7 @@ class Telling:
         self._done(trial)
         told = studies.tell_complete(self.study, trial, found)
         state = found.state if is_whole(told) else "short"
-        self.display.ended(trial.number, state, values=found.values, reason=found.broken)
+        self._say_ended(trial.number, state, values=found.values, reason=found.broken)
         options = {"data": self.options.data, "allow_code": self.options.allow_code}
         write_best(self.options.folder, self.opened, self.study, told, **options)
 
@@ -95,14 +96,14 @@ class Telling:
         studies.note_constraints(trial, found)
         self._done(trial)
         self.study.tell(trial, state=TrialState.PRUNED)
-        self.display.ended(trial.number, found.state, reason=reason)
+        self._say_ended(trial.number, found.state, reason=reason)
 
     def pruned(self, trial: optuna.Trial, number: int) -> None:
         """A trial was ended after a report."""
         trial.set_user_attr(studies.REASON, f"pruned at report {number} of {self.search.reports}")
         self._done(trial)
         self.study.tell(trial, state=TrialState.PRUNED)
-        self.display.ended(trial.number, "pruned", reason=f"at report {number} of {self.search.reports}")
+        self._say_ended(trial.number, "pruned", reason=f"at report {number} of {self.search.reports}")
 
     def failed(self, trial: optuna.Trial, ending: Ending) -> None:
         """A trial cannot be trained, or not to its end."""
@@ -111,7 +112,12 @@ class Telling:
             trial.set_user_attr(studies.RANK, ending.rank)
         self._done(trial)
         self.study.tell(trial, state=TrialState.FAIL)
-        self.display.ended(trial.number, "failed", reason=ending.reason)
+        self._say_ended(trial.number, "failed", reason=ending.reason)
+
+    def _say_ended(self, number: int, state: str, **words: Any) -> None:
+        """Beside what other supervisors of the study have done meanwhile, whose trials count too."""
+        self.display.know(self.study.get_trials(deepcopy=False))
+        self.display.ended(number, state, **words)
 
     def may_retry(self, trial: optuna.Trial, ending: Ending) -> bool:
         """Note a death; False where it was one too many, and the trial has failed."""

@@ -16,9 +16,8 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
-
-import yaml
 
 from recipes import ranges
 from recipes.errors import Problem, RecipeError
@@ -29,6 +28,7 @@ from recipes.registry import shown
 from recipes.scale import scale_recipe
 from recipes.scale.request import rounded
 from recipes.search_checks import value_at
+from recipes.yaml_text import block_text
 from trainers.search.best import BEST, from_anywhere
 from trainers.search.home import study_of
 from trainers.search.page import write_transfer_page
@@ -161,7 +161,7 @@ class Stages:
             **changed,
         }
         path = self.folder / f"{self.names[stage]}.yaml"
-        path.write_text(yaml.safe_dump(tree, sort_keys=False, width=120), encoding="utf-8")
+        path.write_text(block_text(tree), encoding="utf-8")
         return path
 
 
@@ -184,7 +184,7 @@ def check_transfer(opened: OpenedSearch, *, data: Path | None = None, allow_code
         trial = stages.folder / stages.names[0]
         trial.mkdir()
         tree = {**opened.base.tree, "claims": [], "card": None, **from_anywhere(opened)}
-        (trial / BEST).write_text(yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
+        (trial / BEST).write_text(block_text(tree), encoding="utf-8")
         large = stages.write_large()
         try:
             return stages.open(large)
@@ -209,7 +209,7 @@ def transfer(stages: Stages, begin: Callable[[Path, Path], int]) -> int:
         partial = stages.folder / f".{BEST}.partial"
         partial.write_text(stages.best_text(), encoding="utf-8")
         partial.rename(stages.folder / BEST)
-        print(f"the best of both searches: kilobatch train {stages.folder / BEST}")
+        print(f"the best of both searches: kilobatch train {quote(str(stages.folder / BEST))}")
     print(f"report of both: {stages.write_page()}")
     return code
 

@@ -37,6 +37,12 @@ def test_card_into_files(run, tmp_path, name, files):
     assert sorted(path.name for path in tmp_path.iterdir()) == files
 
 
+def test_the_picture_of_a_card_is_found_whatever_its_name(run, tmp_path):
+    assert run("card", "digits/ramp", "-o", "my card (1).md")[0] == 0
+    assert (tmp_path / "my card (1).svg").exists()
+    assert "](my%20card%20%281%29.svg)" in (tmp_path / "my card (1).md").read_text()
+
+
 @pytest.mark.parametrize(
     "arguments",
     [(), ("goyal2017", "-o", "c.txt"), ("goyal2017", "-o", "no/folder/c.html"), ("goyal2017", "--library", "l.md")],

@@ -116,6 +116,15 @@ def test_half_written_last_line_is_passed_over(write_run, metric_lines, tail):
     assert run.outcome == "unfinished"
 
 
+@pytest.mark.parametrize("text", ["", '{"key": "run_st'])
+def test_a_run_that_was_killed_before_its_first_line_has_a_page(write_run, text):
+    folder = write_run()
+    (folder / "metrics.jsonl").write_text(text)
+    run = open_run(folder)
+    assert (run.seconds, run.outcome, len(run.updates)) == (0.0, "unfinished", 0)
+    assert "it is still running, or was killed" in page_text([run])
+
+
 def test_half_written_line_in_the_middle_is_an_error_with_its_number(write_run):
     folder = write_run()
     lines = (folder / "metrics.jsonl").read_text().splitlines()

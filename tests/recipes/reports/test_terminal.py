@@ -75,3 +75,9 @@ def test_epoch_axis_starts_at_zero_and_is_labelled_with_round_numbers(make_recip
 def test_picture_too_small_to_read_is_refused(make_recipe, imagenet):
     with pytest.raises(ValueError, match="at least 30 x 12"):
         curve_text(make_recipe(), imagenet, 20, 24)
+
+
+@pytest.mark.parametrize(("columns", "width"), [(60, 60), (12, 30), (200, 80)])
+def test_a_picture_is_as_wide_as_the_terminal_within_bounds(make_recipe, imagenet, monkeypatch, columns, width):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert max(map(len, curve_text(make_recipe(), imagenet).splitlines())) == width

@@ -129,3 +129,19 @@ def test_a_server_that_is_started_again_is_waited_for_a_minute(searching, server
             assert code == 0, said
         assert_whole(search, budget)
     assert codes[-1] == 3
+
+
+def test_a_study_begun_anew_is_not_told_the_scores_of_the_trials_of_the_old_one(searching):
+    search = searching(TEXT + "budget: {trials: 1}\n", "-n", 1)
+    code, said = search.run()
+    assert code == 0, said
+    for path in search.folder.glob("study.db*"):
+        path.unlink()
+    code, said = search.run()
+    assert code == 2, said
+    assert f"{search.run_folder(0)} is of a trial that this search's study does not know" in said
+    assert search.trials() == []
+    search.run_folder(0).rename(search.folder / "away")
+    code, said = search.run()
+    assert code == 0, said
+    assert_whole(search, 1)
