@@ -127,12 +127,28 @@ def test_own_code_needs_the_flag(folder):
     assert not (folder / "unflagged").exists()
 
 
-def test_a_broken_photo_ends_the_run_with_its_name(folder, tmp_path):
+def test_a_photo_that_is_damaged_in_the_middle_ends_the_run_with_its_name(folder, tmp_path):
+    write_photos(tmp_path / "photos")
+    (tmp_path / "photos" / "train" / "red" / "8.jpg").unlink()
+    damaged = tmp_path / "photos" / "train" / "red" / "8.png"
+    Image.effect_noise((64, 64), 50).convert("RGB").save(damaged)
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 255
+    damaged.write_bytes(content)
+    words = ("--allow-code", "-n", 2, "--data", tmp_path / "photos", "--out", "damaged")
+    told = kilobatch(folder, "train", "mine.yaml", *words, code=3)
+    said = rf"^rank [01] on \S+ failed:\n{re.escape(str(damaged))}: not a readable image \(.+\)$"
+    assert re.search(said, told, re.MULTILINE), told
+    assert "Traceback" not in told
+
+
+def test_a_broken_photo_is_named_before_the_run(folder, tmp_path):
     write_photos(tmp_path / "photos")
     broken = tmp_path / "photos" / "train" / "red" / "7.jpg"
     broken.write_bytes(broken.read_bytes()[:200])
     words = ("--allow-code", "-n", 2, "--data", tmp_path / "photos", "--out", "broken")
-    told = kilobatch(folder, "train", "mine.yaml", *words, code=3)
-    said = rf"^rank [01] on \S+ failed:\n{re.escape(str(broken))}: not a readable image \(.+\)$"
-    assert re.search(said, told, re.MULTILINE), told
+    told = kilobatch(folder, "train", "mine.yaml", *words, code=2)
+    assert "1 of its files cannot be read; replace or remove them" in told
+    assert re.search(rf"^{re.escape(str(broken))}: not a readable image \(.+\)$", told, re.MULTILINE), told
+    assert not (folder / "broken").exists()
     assert "Traceback" not in told
