@@ -1,12 +1,15 @@
 """The benchmark of kernels runs, and measures one network in several programs; its times are for quiet machines."""
 
 import json
+import os
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from trainers.device import has_gpu
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_resnet50.py"
 
@@ -47,3 +50,21 @@ def test_without_pytorch_it_says_what_to_install():
     done = run("--against", "pytorch")
     assert done.returncode != 0
     assert "pip install 'kilobatch[torch]', or --against chainer" in done.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not has_gpu(), reason="needs a GPU with CuPy")
+@pytest.mark.parametrize("precision", ["float32", "mixed16"])
+def test_on_a_gpu_steps_and_updates_are_those_of_their_graphs(precision):
+    pytest.importorskip("cudnn", reason="cuBLAS, by which Chainer's convolutions go, is not captured")
+
+    def loss(name):
+        command = [sys.executable, SCRIPT, "--serve", name, "--device", "gpu", "--precision", precision]
+        environment = {**os.environ, "KILOBATCH_KERNELS": "cudnn"}  # as the benchmark starts its programs
+        given = {"input": "\n", "env": environment, "capture_output": True, "text": True, "timeout": 600}
+        done = subprocess.run([*command, "--batch", "2", "--side", "32"], **given)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)["loss"]
+
+    for name in ("cudnn+groups", "cudnn+update"):  # updates move the weights a little
+        assert loss(f"{name}+graph") == pytest.approx(loss(name), rel=1e-3)
