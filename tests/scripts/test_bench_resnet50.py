@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from argparse import Namespace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -45,11 +46,22 @@ def test_pytorchs_network_is_the_same(tmp_path):
     assert_figures(figures, ["pytorch", "torch", "pytorch+update", "torch+update"])
 
 
+def test_a_program_that_ended_before_it_was_asked_is_told(monkeypatch):
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    from bench_resnet50 import Program
+
+    program = Program("none", 2, Namespace(side=32, clock="wall", device="cpu"))
+    assert program.process.wait(60) == 1
+    with pytest.raises(SystemExit, match="a program ended with 1"):
+        program.step()
+
+
 @pytest.mark.skipif(find_spec("torch") is not None, reason="PyTorch is here")
-def test_without_pytorch_it_says_what_to_install():
-    done = run("--against", "pytorch")
+@pytest.mark.parametrize("option", ["--against=pytorch", "--device=gpu"])
+def test_without_pytorch_it_says_what_to_install(option):
+    done = run(option)
     assert done.returncode != 0
-    assert "pip install 'kilobatch[torch]', or --against chainer" in done.stderr
+    assert "pip install 'kilobatch[torch]', or --against chainer on the CPU" in done.stderr
 
 
 @pytest.mark.gpu
