@@ -70,13 +70,15 @@ def test_without_pytorch_it_says_what_to_install(option):
 def test_on_a_gpu_steps_and_updates_are_those_of_their_graphs(precision):
     pytest.importorskip("cudnn", reason="cuBLAS, by which Chainer's convolutions go, is not captured")
 
-    def loss(name):
+    def found(name):
         command = [sys.executable, SCRIPT, "--serve", name, "--device", "gpu", "--precision", precision]
         environment = {**os.environ, "KILOBATCH_KERNELS": "cudnn"}  # as the benchmark starts its programs
         given = {"input": "\n", "env": environment, "capture_output": True, "text": True, "timeout": 600}
         done = subprocess.run([*command, "--batch", "2", "--side", "32"], **given)
         assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)["loss"]
+        figures = json.loads(done.stdout)
+        assert figures["peak_bytes"] > 2 * 4 * 25.5e6  # float32 weights and gradients, wherever they lie
+        return figures["loss"]
 
     for name in ("cudnn+groups", "cudnn+update"):  # updates move the weights a little
-        assert loss(f"{name}+graph") == pytest.approx(loss(name), rel=1e-3)
+        assert found(f"{name}+graph") == pytest.approx(found(name), rel=1e-3)
