@@ -26,6 +26,7 @@ seen to do with them. `--compile` adds torch.compile, which takes a minute for e
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import resource
@@ -34,6 +35,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +47,7 @@ from trainers.launch import limit_threads
 PAUSE_SECONDS = 0.3  # before a step, for threads of the program before that still wait for work
 SAME_LOSS = 1e-4  # relative, in float32, of networks of 50 layers
 OURS = {"chainer": ("numpy",), "pytorch": ("torch",)}  # what is measured against what
-WAY_OUT = "bench_resnet50: PyTorch is not installed here: pip install 'kilobatch[torch]', or --against chainer"
+WAY_OUT = "bench_resnet50: no PyTorch here: pip install 'kilobatch[torch]', or --against chainer on the CPU"
 
 
 def chainer_step(how: str, images: Any, labels: Any) -> Callable[[], float]:
@@ -141,11 +143,13 @@ class Program:
 
     def step(self, word: str = "") -> dict[str, Any]:
         """Seconds, loss and peak memory of one step, or what else it has a word for."""
-        self.process.stdin.write(f"{word}\n")
-        self.process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # it has ended, and answers nothing
+            self.process.stdin.write(f"{word}\n")
+            self.process.stdin.flush()
         answer = self.process.stdout.readline()
         if not answer:
-            sys.exit(f"bench_resnet50: a program ended with {self.process.wait()}")
+            self.process.communicate()
+            sys.exit(f"bench_resnet50: a program ended with {self.process.returncode}")
         return json.loads(answer)
 
     def end(self) -> None:
@@ -231,6 +235,8 @@ def main() -> None:
     if options.serve:
         serve(options.serve, options)
         return
+    if (options.device == "gpu" or "pytorch" in options.against) and find_spec("torch") is None:
+        sys.exit(WAY_OUT)
     if options.device == "gpu":
         from resnet50_on_gpu import bench
 
@@ -243,10 +249,6 @@ def main() -> None:
 
 def bench_on_cpu(options: argparse.Namespace, threads: int) -> list[dict[str, Any]]:
     """Measure at every batch and print the table."""
-    from importlib.util import find_spec
-
-    if "pytorch" in options.against and find_spec("torch") is None:
-        sys.exit(WAY_OUT)
     ours = [name for other in options.against for name in OURS[other]]
     names = [*options.against, *ours, *(f"{name}+groups" for name in ours if options.groups)]
     names += [f"{name}+update" for name in ("pytorch", *ours) if options.update and name in names]

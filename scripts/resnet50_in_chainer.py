@@ -56,17 +56,18 @@ def update_of(images: Any, labels: Any, *, precision: str, graph: bool = False) 
     from trainers.request import TrainRequest, prepare
     from trainers.updater import RecipeUpdater
 
-    count = len(images)
+    count, device = len(images), chainer.backend.get_device_from_array(images)
+    kind = "cpu" if device.xp is np else "gpu"
     steady = f"learning_rate={{reference: {RATE}, per: {count}, schedule: {{kind: Constant}}}}"
     batch = f"batch={{global: {count}, norm_span: {count}}}"
     plain = ("dataset=synthetic", "augmentation={train: [], eval: []}", "epochs=10000up")
     overrides = (*plain, batch, steady, f"precision.compute={precision}")
-    request = TrainRequest(recipe="goyal2017", overrides=overrides, micro_batch_size=count)
+    request = TrainRequest(recipe="goyal2017", overrides=overrides, micro_batch_size=count, device=kind)
     prepared = prepare(request, workers=1)
     plan, recipe = prepared.plan, prepared.opened.recipe
     plan = replace(plan, cluster=replace(plan.cluster, cuda_graph=graph))
     model, optimizer = chainer_model(), recipe.optimizer.build()
-    model.to_device(chainer.backend.get_device_from_array(images))
+    model.to_device(device)
     optimizer.setup(model)
     decay_parameters(optimizer, recipe.optimizer)
     parts = replace(build(recipe, prepared.opened.dataset), model=model, optimizer=optimizer)

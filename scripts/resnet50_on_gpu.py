@@ -84,7 +84,6 @@ def captured(step: Callable[[], Any]) -> Callable[[], Any]:
         launch()
         return loss
 
-    replay.memory = gpu.pool
     return replay
 
 
@@ -154,11 +153,16 @@ def timed(name: str, precision: str, images: np.ndarray, labels: np.ndarray) -> 
         def between(start: Any, end: Any) -> float:
             return start.elapsed_time(end)
     else:
+        import chainer
         import cupy
 
-        step = chainer_step(name, precision, images, labels)
-        memory = getattr(step, "memory", None) or cupy.get_default_memory_pool()
-        event, pool, between = cupy.cuda.Event, memory.total_bytes, cupy.cuda.get_elapsed_time
+        from trainers.memory import peak_memory
+
+        step, device = chainer_step(name, precision, images, labels), chainer.get_device("@cupy:0")
+        event, between = cupy.cuda.Event, cupy.cuda.get_elapsed_time
+
+        def pool() -> int:
+            return peak_memory(device)["gpu_pool_bytes"]  # that of graphs as well
 
     def measure() -> dict[str, float]:
         start, end = event(), event()
