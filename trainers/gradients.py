@@ -11,24 +11,26 @@ import numpy as np
 
 from trainers.kernels import seams
 
-
-def squared_norm(model: chainer.Link) -> float:
-    """Sum of the squares of all gradients, added up in float64; a parameter without a gradient counts 0."""
-    squares = [
-        np.square(parameter.grad).sum(dtype=np.float64)
-        for _, parameter in sorted(model.namedparams())
-        if parameter.grad is not None
-    ]
-    return math.fsum(map(float, read_together(squares)))
+_PART = 1 << 20  # values squared at a time: their squares stay in the cache, and a GPU has few launches
 
 
-def clip(model: chainer.Link, clip_norm: float) -> float:
-    """Shorten the gradient to a global norm of at most `clip_norm`.
+def squared_norm(values: Any) -> float:
+    """Sum of the squares of all gradients, added up in float64.
+
+    Args:
+        values: all of them, in one array without further axes.
+    """
+    parts = (values[start : start + _PART] for start in range(0, len(values), _PART))
+    return math.fsum(map(float, read_together([np.square(part).sum(dtype=np.float64) for part in parts])))
+
+
+def clip(values: Any, clip_norm: float) -> float:
+    """Shorten the gradient to a global norm of at most `clip_norm`, in place.
 
         g <- g * clip_norm / max(|g|, clip_norm)            |g| over all parameters together
 
     Args:
-        model: its gradients are means over the global batch.
+        values: means over the global batch, of all parameters in one array without further axes.
         clip_norm: above 0.
     Returns:
         the norm before.
@@ -36,10 +38,9 @@ def clip(model: chainer.Link, clip_norm: float) -> float:
     Source: Pascanu et al. 2013, arXiv 1211.5063 (not checked). Differs: PyTorch's `clip_grad_norm_` divides by
         |g| + 1e-6.
     """
-    norm = math.sqrt(squared_norm(model))
+    norm = math.sqrt(squared_norm(values))
     if norm > clip_norm:
-        for parameter in model.params():
-            parameter.grad *= parameter.dtype.type(clip_norm / norm)
+        values *= values.dtype.type(clip_norm / norm)
     return norm
 
 

@@ -173,7 +173,7 @@ class MeanGradient:
         self._exchange.flat.hand_over(gradient.values)
         if gradient.shares is not None:
             with self.clock("waiting"):
-                gradient.norms = gradient.shares.gathered(self._model, self._mpi)
+                gradient.norms = gradient.shares.gathered(gradient.values, self._mpi)
         gradient.round = gradient.shares = None
         return done
 

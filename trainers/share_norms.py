@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import chainer
-
 from recipes.noise_scale import Norms
 from trainers.gradients import squared_norm
 
@@ -32,13 +30,13 @@ class ShareNorms:
         """
         self._own.append((offset, size, squared / (size * self._factor) ** 2))
 
-    def gathered(self, model: chainer.Link, mpi: Any) -> Norms | None:
+    def gathered(self, values: Any, mpi: Any) -> Norms | None:
         """The estimates of the whole update, the same on all workers.
 
         Bytes on the wire: about 16 a micro-batch and 25 a worker, from each worker to each.
 
         Args:
-            model: its gradient is the mean of the update.
+            values: the mean gradient of the update, of all parameters in one array.
             mpi: communicator of all workers; all call this together.
         Returns:
             None where the update is one share.
@@ -48,4 +46,4 @@ class ShareNorms:
         _, sizes, norms = zip(*shares, strict=True)
         if not all(map(math.isfinite, norms)):
             return None  # the failure is told where the loss or the weights are looked at
-        return Norms.of_shares(sizes, norms, squared_norm(model))
+        return Norms.of_shares(sizes, norms, squared_norm(values))

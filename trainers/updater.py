@@ -204,7 +204,7 @@ class RecipeUpdater(StandardUpdater):
         optimizer, recipe = self.get_optimizer("main"), self.plan.recipe
         exchanged = self._gradients.complete(gradient)
         clip_norm = recipe.gradient.clip_norm
-        norm = None if clip_norm is None else clip(optimizer.target, clip_norm)
+        norm = None if clip_norm is None else clip(gradient.values, clip_norm)
         gain = self._observed_gain(gradient.norms, moment.global_batch_size)
         moment = replace(moment, learning_rate=moment.learning_rate * (1.0 if gain is None else gain))
         steer(recipe.optimizer, optimizer, moment)
