@@ -10,7 +10,7 @@ from typing import Any
 import chainer
 
 from trainers.kernels import seams
-from trainers.step_forms import StepDecay
+from trainers.step_forms import MomentumForm, StepDecay
 
 _DECAY = {"WeightDecay"}
 _MOST = 2  # sets of arrays that are known: double buffering has gradients in two
@@ -18,9 +18,6 @@ _MOST = 2  # sets of arrays that are known: double buffering has gradients in tw
 
 class FusedStep:
     """Moves the weights of an optimizer's model by its gradients: what `optimizer.update()` does.
-
-    A GPU waits while Python sees whether kernels can read and write all that belongs to some hundred parameters. So
-    arrays that they can are known again.
 
     Args:
         optimizer: set up; its hyperparameters are set for each update.
@@ -30,7 +27,7 @@ class FusedStep:
     def __init__(self, optimizer: chainer.Optimizer, component: Any) -> None:
         self._optimizer, self._component = optimizer, component
         self._parameters = list(optimizer.target.params())
-        self._known: list[tuple[Any, list[Any]]] = []  # kernels, and what they can read and write
+        self._fitting = Fitting()
 
     def __call__(self) -> None:
         """Do one step."""
@@ -41,38 +38,60 @@ class FusedStep:
             return
         form = self._component.step_form(optimizer.hyperparam, rules[0].t + 1)
         arrays = [[getattr(parameter, name) for parameter in parameters] for name in ("array", "grad")]
-        states = self._states(form.states, rules, arrays)
-        if states is None:
-            optimizer.update()
-            return
+        states = _states(form.states, rules)
+        if not self._fitting.covers(*arrays, *states):
+            for rule, parameter in zip(rules, parameters, strict=True):
+                if not _has_states(rule, parameter):
+                    rule._init_states(parameter)
+            states = _states(form.states, rules)
+            if not self._fitting.covers(*arrays, *states):
+                optimizer.update()
+                return
         optimizer.t += 1
         for rule in rules:
             rule.t += 1
         decay = _decay(optimizer.hyperparam, self._component, rules)
         seams.serving(arrays[0][0]).optimizer_step(form, decay, *arrays, states)
 
-    def _states(
-        self, names: Sequence[str], rules: list[chainer.UpdateRule], arrays: list[list[Any]]
-    ) -> list[list[Any]] | None:
-        """Of each name those of all rules, made where there are none yet; None where kernels do not serve.
 
-        Args:
-            arrays: weights and gradients.
-        """
-        ours = seams.serving(arrays[0][0])
-        states = [[(rule.state or {}).get(name) for rule in rules] for name in names]
-        everything = [*itertools.chain(*arrays, *states)]
+class Fitting:
+    """Which arrays the kernels of a step can read and write: they would not notice if they cannot.
+
+    A GPU waits while Python looks at those of some hundred tensors. So what was looked at is known again.
+    """
+
+    def __init__(self) -> None:
+        self._known: list[tuple[Any, list[Any]]] = []  # kernels, and arrays that they can
+
+    def covers(self, *arrays: list[Any]) -> bool:
+        """Whether kernels serve all of these, several for each tensor; None is no array."""
+        ours, everything = seams.serving(arrays[0][0]), [*itertools.chain(*arrays)]
         for served, known in self._known:
             if served is ours and len(known) == len(everything) and all(map(operator.is_, known, everything)):
-                return states
-        if not _serve(ours, arrays, rules):
-            return None
-        for rule, parameter in zip(rules, self._parameters, strict=True):
-            if not _has_states(rule, parameter):
-                rule._init_states(parameter)
-        states = [[rule.state[name] for rule in rules] for name in names]
-        self._known = [(ours, [*itertools.chain(*arrays, *states)]), *self._known[: _MOST - 1]]
-        return states
+                return True
+        if arrays[0][0].dtype.char not in [*getattr(ours, "STEPS", "")] or any(each is None for each in everything):
+            return False
+        if seams.serving(*everything) is None or not all(map(_fit, *arrays)):
+            return False
+        self._known = [(ours, everything), *self._known[: _MOST - 1]]
+        return True
+
+
+def follow(averages: list[Any], arrays: list[Any], share: float) -> None:
+    """average <- (1 - share) average + share array, for all at once: a step without momentum, whose decay is `share`.
+
+    Args:
+        averages, arrays: of which `Fitting.covers` says yes.
+        share: in [0, 1].
+    """
+    form = MomentumForm(momentum=0.0, within=1.0, beside=-share, states=())
+    decay = StepDecay(coupled=False, shrink=share, lambdas=(1.0,) * len(averages))
+    seams.serving(averages[0]).optimizer_step(form, decay, averages, arrays, [])
+
+
+def _states(names: Sequence[str], rules: list[chainer.UpdateRule]) -> list[list[Any]]:
+    """Of each name those of all rules; None for one that has not been made."""
+    return [[(rule.state or {}).get(name) for rule in rules] for name in names]
 
 
 def _are_plain(rules: list[chainer.UpdateRule]) -> bool:
@@ -97,26 +116,14 @@ def _decay(hyperparam: Any, component: Any, rules: list[chainer.UpdateRule]) -> 
     return StepDecay(coupled=decay == "coupled", shrink=shrink[decay], lambdas=tuple(lambdas))
 
 
-def _serve(ours: Any, arrays: list[list[Any]], rules: list[chainer.UpdateRule]) -> bool:
-    """Whether these kernels have the step, of arrays that lie as they want them."""
-    weights, gradients = arrays
-    if weights[0].dtype.char not in [*getattr(ours, "STEPS", "")] or any(each is None for each in gradients):
-        return False
-    if seams.serving(*weights, *gradients) is None:
-        return False
-    return all(map(_fit, weights, gradients, rules))
-
-
-def _fit(weights: Any, gradient: Any, rule: chainer.UpdateRule) -> bool:
-    """Whether kernels can read and write what belongs to a parameter: they would not notice if they cannot."""
-    kind = type(weights)
-    states = [value for value in (rule.state or {}).values() if type(value) is kind]
+def _fit(*arrays: Any) -> bool:
+    """Whether arrays are of one shape and one type, and lie as kernels want them."""
     return all(
-        each.shape == weights.shape
-        and each.dtype == weights.dtype
+        each.shape == arrays[0].shape
+        and each.dtype == arrays[0].dtype
         and each.flags.c_contiguous
         and getattr(each.flags, "writeable", True)
-        for each in (weights, gradient, *states)
+        for each in arrays
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from trainers.phases import phase
 from trainers.share_norms import ShareNorms
 from trainers.squared_norm import SquaredNorm
 from trainers.stream_iterator import LoadedMicroBatch, UpdateShare
+
+log = logging.getLogger("kilobatch")
 
 
 @dataclass(kw_only=True)
@@ -85,7 +88,7 @@ class MeanGradient:
         self._model, self._loss, self._seed, self._team_of = model, loss, plan.recipe.seed, team_of
         self._norm_groups, self._exchange, self._mixed, self._measures = norm_groups, exchange, mixed, measures
         self._compute, self._ends = plan.recipe.precision.compute, frozenset(exchange.ends_of_buckets)
-        self._logits, self._graphs = forward_in(model, self._compute), None
+        self._logits, self._graphs, self._said_eager = forward_in(model, self._compute), None, False
         if plan.cluster.cuda_graph:
             given = {"compute": self._compute, "cuts": self._ends if exchange.overlaps else (), "device": Gpu()}
             self._graphs = MicroBatchGraphs(exchange.flat, norm_groups, **given)
@@ -185,12 +188,20 @@ class MeanGradient:
         images, targets = send(micro_batch.images_NCHW), send(micro_batch.targets)
         keyed = KeyedDropout(self._model, seed=self._seed, epochs=micro_batch.epochs, indices=micro_batch.indices)
         work = functools.partial(self._backward, keyed, float(micro_batch.part.size) * factor, measure)
-        if self._graphs is None or groups.team is not None:  # a team's statistics pass through the host
+        if self._graphs is None or groups.team is not None:
+            self._say_eager()
             return work(images, targets, finished)
         of_arrays = tuple((array.shape, array.strides, array.dtype.str) for array in (images, targets))
         kind = (of_arrays, micro_batch.part.size, factor, measure, groups.place, flat.place)
         with self.clock("backward"):
             return self._graphs.run(kind, (images, targets), work, finished)
+
+    def _say_eager(self) -> None:
+        """Once, on the first worker, where graphs were asked for."""
+        if self._graphs is not None and self._mpi.rank == 0 and not self._said_eager:
+            why = "workers share a norm group, whose statistics pass through the host"
+            log.warning("cuda_graph: %s; forward and backward of such updates stay eager", why)
+            self._said_eager = True
 
     def _backward(
         self,

@@ -10,6 +10,7 @@ import numpy as np
 
 from recipes.schema import WeightAverage
 from trainers.checkpoint import weights_of
+from trainers.fused_step import Fitting, follow
 
 
 class AveragedWeights:
@@ -27,6 +28,7 @@ class AveragedWeights:
     def __init__(self, model: chainer.Link, settings: WeightAverage) -> None:
         self._model = model
         self._settings = settings
+        self._fitting = Fitting()
         self.arrays = {path: array.copy() for path, array in self._current().items()}
 
     def _current(self) -> dict[str, np.ndarray]:
@@ -42,9 +44,15 @@ class AveragedWeights:
         keep = self._settings.keep ** (global_batch_size / self._settings.per)
         if epoch < self._settings.start:
             keep = 0.0
-        for path, array in self._current().items():
-            average = self.arrays[path]
-            average += average.dtype.type(1.0 - keep) * (array - average)
+        current = self._current()
+        averages, arrays = [self.arrays[path] for path in current], [*current.values()]
+        if self._fitting.covers(averages, arrays):
+            follow(averages, arrays, 1.0 - keep)
+            return
+        for average, array in zip(averages, arrays, strict=True):
+            share = average.dtype.type(1.0 - keep)
+            average -= share * average
+            average += share * array
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:

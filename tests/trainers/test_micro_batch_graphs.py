@@ -28,6 +28,7 @@ from trainers.micro_batch_graphs import Gpu, MicroBatchGraphs
 from trainers.norm_groups import NormGroups
 from trainers.request import TrainRequest, prepare
 from trainers.stream_iterator import StreamIterator
+from trainers.teams import Teams
 from trainers.updater import RecipeUpdater
 
 UPDATES = 7
@@ -207,6 +208,17 @@ def test_what_fails_stays_eager_and_says_so_once(run, caplog, device, why):
     assert_same(found, run())
     assert device.forgotten
     assert not device.launched
+
+
+def test_norm_groups_that_workers_share_stay_eager_and_it_is_said_once(run, caplog, monkeypatch):
+    monkeypatch.setattr(Teams, "of", lambda teams, division: MPI.COMM_SELF)
+    found = run(device=(device := Cpu()))
+    (line,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert line.startswith("cuda_graph: workers share a norm group")
+    assert not device.launched
+    caplog.clear()
+    assert_same(found, run())
+    assert not caplog.records
 
 
 def test_a_mask_of_dropout_that_was_captured_is_noticed(run, caplog):
