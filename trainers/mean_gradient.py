@@ -18,6 +18,7 @@ from recipes.planning.planner import Plan
 from trainers.exact_exchange import ExactExchange, ExactRound
 from trainers.exchange import Exchange, Exchanged, Round
 from trainers.faults import OutOfMemory, one_line
+from trainers.gradients import read_together
 from trainers.keyed_draws import KeyedDropout
 from trainers.memory import ran_out, release
 from trainers.micro_batch_graphs import Gpu, MicroBatchGraphs
@@ -132,7 +133,8 @@ class MeanGradient:
         flat.hand_over(flat.values)  # before the GPU is waited for, which has nothing to do from then on
         on_gpu = self._model.device.xp is not np  # which may still be at it
         with self.clock("backward") if on_gpu else contextlib.nullcontext():
-            own_losses = [float(loss) * share for loss, share in losses]
+            found = read_together([loss for loss, _ in losses])
+            own_losses = [float(loss) * part for loss, (_, part) in zip(found, losses, strict=True)]
         return Gradient(own_losses=own_losses, values=flat.values, round=sent, shares=shares, ran_out=said)
 
     def _add_all(
