@@ -65,6 +65,7 @@ class FusedStep:
         for served, known in self._known:
             if served is ours and len(known) == len(everything) and all(map(operator.is_, known, everything)):
                 return states
+        self._known = [each for each in self._known if each[1][0] is everything[0]]  # others are weights no longer
         if not _serve(ours, arrays, rules):
             return None
         for rule, parameter in zip(rules, self._parameters, strict=True):
