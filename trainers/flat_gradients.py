@@ -108,12 +108,13 @@ class FlatGradients:
 
         def take(number: int, array: np.ndarray) -> None:
             came[number] += 1
-            whole = came[number] == taps.uses[number]
+            whole = came[number] == uses[number]
             arrivals.add(number, array, whole=whole)
             if parts is not None:
                 parts.add(number, array, whole=whole and not self.slots[number].late)
 
         taps = GradientTaps(self._number_of, take)
+        uses = taps.uses  # and `take` knows no taps: in a cycle gradients that wait would outlive an exception
         norm = SquaredNorm() if parts is None else parts.norm
         with taps:
             yield norm
@@ -124,7 +125,7 @@ class FlatGradients:
                         f"{slot.path} is used past its link as well, and its gradient came too late to be sent while "
                         f"backward goes on; set exchange.overlap to false in the cluster file"
                     )
-                taps.uses[number] += 1
+                uses[number] += 1
                 take(number, slot.parameter.grad)
                 slot.parameter.cleargrad()
         arrivals.settle()

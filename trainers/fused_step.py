@@ -69,6 +69,7 @@ class Fitting:
         for served, known in self._known:
             if served is ours and len(known) == len(everything) and all(map(operator.is_, known, everything)):
                 return True
+        self._known = [each for each in self._known if each[1][0] is everything[0]]  # others are weights no longer
         if arrays[0][0].dtype.char not in [*getattr(ours, "STEPS", "")] or any(each is None for each in everything):
             return False
         if seams.serving(*everything) is None or not all(map(_fit, *arrays)):

@@ -103,7 +103,7 @@ class Passes:
         Args:
             relu: as it was given.
             y: what came out, where something was added before ReLU; None: whether it was above 0 is computed again.
-            whole: sums of gy (x - mean) and of gy, and rows -> the same of whole groups, where these are parts of some.
+            whole: see `trainers.kernels.numpy_normalization`.
         """
         scales = np.ascontiguousarray(scales, np.float32)
         if not self._serve(x, gy, *([] if y is None else [y])) or not _fit(x, scales, gy, y):
@@ -115,7 +115,8 @@ class Passes:
         COMPILED.gradients(shape, threads, place(gy), place(x), place(y), relu, place(scales), *arrays)
         if whole is not None:
             sums = _sums(x, shape, memory)
-            sums[1], sums[0], rows = whole(sums[1], sums[0], x.shape[1])
+            ggamma, sums[0], rows = whole(sums[1] * scales[1], sums[0], x.shape[1])  # as others tell theirs
+            sums[1] = ggamma / scales[1]
             arrays = (place(scales), rows, place(gx), place(memory))
             COMPILED.input_gradients(shape, threads, place(counted), place(x), relu and y is None, *arrays)
         return gx, parameters, counted

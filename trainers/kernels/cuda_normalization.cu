@@ -165,7 +165,7 @@ KERNEL totals(const double* parts, double* total, VECTOR gamma, VECTOR beta, A* 
 
 // From the parts of gradient_sums, of these rows, and totals of the whole groups, (groups, 2, channels), of `values`
 // rows each, or null where these are whole: slope and shift of input_gradient, (2, groups, channels), and the gradients
-// of gamma and beta, (2, channels).
+// of gamma and beta, (2, channels). Totals are gradients of beta and gamma, parts are not yet divided by the deviation.
 KERNEL slopes(const double* parts, const double* whole, VECTOR scales, A* found, A* gradients, double values,
               size groups, size channels, size count) {
   SHARED double sums[2 * THREADS], of_gamma[FEW], of_beta[FEW];
@@ -181,7 +181,7 @@ KERNEL slopes(const double* parts, const double* whole, VECTOR scales, A* found,
         sums[THREADS + t] = product * inverse;
         if (whole) {
           sum = whole[p.group * 2 * channels + p.channel];
-          product = whole[(p.group * 2 + 1) * channels + p.channel];
+          product = whole[(p.group * 2 + 1) * channels + p.channel] / inverse;
         }
         found[at] = (A)(scale * inverse * inverse * product / values);
         found[all + at] = (A)(scale * sum / values);

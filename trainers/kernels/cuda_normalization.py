@@ -82,7 +82,7 @@ def gradient_by(
     if whole is not None:
         sums = xp.empty((groups, 2, channels), "d")
         _add_up(x, parts, total=sums)
-        of_gamma, of_beta, values = whole(sums[:, 1], sums[:, 0], rows)
+        of_gamma, of_beta, values = whole(sums[:, 1] * scales[1], sums[:, 0], rows)
         parts, of_all = sums[:, None], _as_parts(xp.asarray(of_beta), xp.asarray(of_gamma))
     found, gradients = (xp.empty((2, *shape), scales.dtype) for shape in ((groups, channels), (channels,)))
     _each_few(x, "slopes", parts, of_all, scales, found, gradients, float(values))

@@ -14,6 +14,7 @@ from trainers.kernels import cuda_launch
 
 _CHUNK = 1 << 14  # values of a block, as in the source
 _ADDRESSES = 240  # of tensors that a launch is told of, as in the source
+_MOST = (1 << 32) - (1 << 14)  # values of a tensor that is gathered: the kernel counts them in 32 bits
 _ALIGNED = 256  # values: of tensors that lie behind each other, each begins at a multiple
 
 
@@ -52,12 +53,14 @@ def gather(
         adds: of each, whether it is added.
         found: uint8, set to 1 at the `numbers` of those that hold an infinity or a NaN; None, and nobody looks.
     Returns:
-        whether it was done: not for types that there are no kernels for.
+        whether it was done: not for types that there are no kernels for, nor for tensors of 2^32 values.
     """
     kinds = {tensor.dtype.char for tensor in tensors}
     if not kinds <= set("d" if out.dtype.char == "d" else "eEf") or out.dtype.char not in "fd":
         return False
-    told = list(zip(tensors, starts, adds, numbers, strict=True))
+    if any(tensor.size > _MOST for tensor in tensors):
+        return False
+    told = [each for each in zip(tensors, starts, adds, numbers, strict=True) if each[0].size]
     for kind in sorted(kinds):
         alike = [each for each in told if each[0].dtype.char == kind]
         for first in range(0, len(alike), _ADDRESSES):
@@ -71,7 +74,8 @@ def _gather(told: list[tuple[Any, int, bool, int]], out: Any, found: Any) -> Non
     tensors, windows = zip(*map(_in_rows, tensors), strict=True)
     places = np.zeros(_ADDRESSES, "q")
     places[: len(tensors)] = [*map(_address, tensors)]
-    of_all, fields = _fields(tuple(tensor.size for tensor in tensors), windows, *rest, xp=cuda_launch.device.xp)
+    told = _told_to_graphs if cuda_launch.device.rehearses else _told
+    of_all, fields = told(tuple(tensor.size for tensor in tensors), windows, *rest, xp=cuda_launch.device.xp)
     launch("gathered", tensors[0], of_all, cuda_launch.ByValue(places), *fields, out, found)
 
 
@@ -84,7 +88,6 @@ def _in_rows(tensor: Any) -> tuple[Any, tuple[int, int]]:
     return tensor.copy(order="C"), (1, 1)
 
 
-@functools.cache  # not of a few: CUDA graphs read them
 def _fields(
     sizes: tuple[int, ...],
     windows: tuple[tuple[int, int], ...],
@@ -97,6 +100,10 @@ def _fields(
     """What `gathered` is told of tensors, wherever they lie."""
     fields = (*zip(*windows, strict=True), starts, numbers, adds)
     return _table_of(sizes, xp), [xp.asarray(np.array(each, "q")) for each in fields]
+
+
+_told = functools.lru_cache(maxsize=1024)(_fields)  # a model that leaves layers out at random has ever others
+_told_to_graphs = functools.cache(_fields)  # which read them again
 
 
 @functools.cache  # not of a few: CUDA graphs read them, and ask for them no more

@@ -246,6 +246,20 @@ def test_without_them_both_kinds_compute_the_same(monkeypatch, operators):
         assert_near(one, other)
 
 
+def test_workers_of_a_team_with_them_and_without_tell_each_other_the_same(monkeypatch, operators):
+    x, _, gy, gamma, beta = made((1, 300, 16))
+    scales, told = ALONE.whole_scales(x, gamma, beta, EPS), []
+
+    def whole(ggamma, gbeta, count):
+        told.append(np.stack([ggamma, gbeta]))
+        return 3 * ggamma, 3 * gbeta, 3 * count
+
+    for compiled in (compiled_normalization.COMPILED, None):
+        monkeypatch.setattr(compiled_normalization, "COMPILED", compiled)
+        operators.gradient_by(gy, x, scales, relu=False, whole=whole)
+    assert_near(*told)
+
+
 def test_exact_mode_is_promised_where_the_same_is_compiled(monkeypatch):
     before = kernels.in_use()
     for kind, expected, words in (

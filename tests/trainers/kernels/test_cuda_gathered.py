@@ -1,5 +1,6 @@
 """Gradients of a model put into one array together, on a GPU and compiled for the CPU."""
 
+import gc
 import platform
 
 import chainer
@@ -7,7 +8,7 @@ import chainer.functions as F
 import numpy as np
 import pytest
 
-from trainers.flat_gradients import FlatGradients
+from trainers.flat_gradients import FlatGradients, _Arrivals
 from trainers.kernels import cuda_tensors
 from trainers.keyed_draws import draw_initial_weights
 from trainers.mixed_precision import forward_in
@@ -88,6 +89,35 @@ def test_other_types_are_left_to_others(cuda, kinds, into):
     assert not host(out).any()
 
 
+def test_nothing_is_launched_for_tensors_without_values(cuda):
+    out, launched, launch = cuda.xp.zeros(3, "f"), [], cuda.launch
+    cuda.launch = lambda name, kind, width, grid, given: (launched.append(grid), launch(name, kind, width, grid, given))
+    how = {"starts": (0, 0), "adds": (False, False), "found": None, "numbers": (0, 1)}
+    assert cuda_tensors.gather([cuda.xp.zeros(0, "f")] * 2, out, **how)
+    assert cuda_tensors.gather([cuda.xp.zeros(0, "e"), cuda.xp.ones(3, "f")], out, **how)
+    del cuda.launch
+    assert launched == [(1,)]
+    assert host(out).all()
+
+
+def test_a_tensor_of_more_values_than_the_kernel_counts_is_left_to_others():
+    huge = np.broadcast_to(np.float32(0), 1 << 32)
+    how = {"starts": (0,), "adds": (False,), "found": None, "numbers": (0,)}
+    assert not cuda_tensors.gather([huge], np.zeros(1, "f"), **how)
+
+
+def test_ever_other_sets_of_tensors_are_not_all_remembered(cuda, monkeypatch):
+    """As those of a model that leaves layers out at random."""
+    monkeypatch.setattr(cuda, "launch", lambda *_: None)
+    tensors, out = [cuda.xp.ones(1, "f") for _ in range(12)], cuda.xp.zeros(12, "f")
+    for chosen in range(1, 1 << 11):
+        numbers = [number for number in range(12) if chosen >> number & 1]
+        some = [tensors[number] for number in numbers]
+        how = {"starts": numbers, "adds": [False] * len(some), "found": None, "numbers": numbers}
+        assert cuda_tensors.gather(some, out, **how)
+    assert cuda_tensors._told.cache_info().currsize <= 1024
+
+
 def taken(compute, bad=None):
     """Gradients of two micro-batches, what was told meanwhile and where an infinity was found."""
     model = SmallResNet(width=4).build(num_classes=5, channels=3, image_size=8)
@@ -118,6 +148,31 @@ def test_a_model_has_the_gradients_it_has_one_by_one(cuda_on_cpu, compute):
     assert sorted(told_since) == sorted(told) == list(range(len(found.slots)))
     assert norm_since == pytest.approx(norm, rel=2e-2)
     assert found.not_finite is expected.not_finite is None
+
+
+class RunsOut(chainer.FunctionNode):
+    """Identity in whose backward memory runs out."""
+
+    def forward(self, inputs):
+        return (inputs[0].copy(),)
+
+    def backward(self, indexes, grads):
+        raise MemoryError
+
+
+def test_gradients_that_wait_are_gone_with_the_exception_that_ended_backward(cuda_on_cpu):
+    cuda_on_cpu()
+    model, x = chainer.Sequential(chainer.links.Linear(4, 8), chainer.links.Linear(8, 2)), np.ones((2, 4), "f")
+    flat = FlatGradients(model, x)
+    gc.collect()
+    gc.disable()
+    try:
+        flat.begin_update()
+        with pytest.raises(MemoryError), flat.taken(ends=(3,)):
+            F.sum(model[1](RunsOut().apply((model[0](x),))[0])).backward()
+        assert not [each for each in gc.get_objects() if isinstance(each, _Arrivals)]
+    finally:
+        gc.enable()
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
