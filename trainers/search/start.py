@@ -184,6 +184,10 @@ def _groups(request: SearchRequest, opened: OpenedSearch, folder: Path) -> list[
     each = opened.search.ranks_per_trial
     if request.joined is not None:
         return joined_groups(request.joined, folder, each=each)
+    most = each * opened.search.budget.trials
+    if (request.workers or 0) > most and request.stop_file is None:  # one part of a transfer has fewer trials
+        what = f"{request.workers:,} ranks are more than all {opened.search.budget.trials:,} trials of the budget need"
+        raise refused("-n", what, f"ask for at most {most:,}")
     found = places(each=each, workers=request.workers or launched_ranks(), hosts=request.hosts)
     idle = (request.workers or 0) - len(found) * each
     if idle > 0:
