@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from recipes.schema import Search
 from recipes.yaml_text import flow_text
 
 __all__ = ["SearchChecks", "assignments", "value_at"]
+
+_NO_PATH = re.compile(r"[\s=#]")
 
 # What names the run and not what it does; and what a search sets for itself.
 _NOT_SEARCHED = {
@@ -195,6 +199,9 @@ class SearchChecks:
     def _require_free(self, key: str, path: str) -> None:
         """Refuse a path that is reserved, or that lies inside another one of the search."""
         at, space = (key, path), self.search.space
+        if _NO_PATH.search(path):  # `--set`, which takes them to the recipe, would read something else
+            what = f"{path!r} is no path: it has a space, `=` or `#`"
+            self.reading.refuse(at, what, "write keys with dots between, such as learning_rate.reference", at_key=True)
         for reserved, why in _NOT_SEARCHED.items():
             clash = key == "space" or reserved == "evaluation.every"
             if clash and (path == reserved or path.startswith(f"{reserved}.") or reserved.startswith(f"{path}.")):

@@ -165,6 +165,20 @@ def test_the_recipes_own_values_are_enqueued(opened):
             'mine.yaml:6:23: constraints.0.value: optimizer.kind is "MomentumSGD", which is no number',
         ),
         (
+            HEAD + SPACE + "fixed: {optimizer.weight_decay: 0}\n"
+            "constraints: [{value: learning_rate.reference / optimizer.weight_decay, at_most: 3}]\n",
+            "mine.yaml:7:23: constraints.0.value: divides by 0 in every trial; search what it divides by",
+        ),
+        (
+            HEAD + SPACE + 'fixed: {"loss.label_smoothing=0.3 #": 0.1}\n',
+            "mine.yaml:6:9: fixed.loss.label_smoothing=0.3 #: 'loss.label_smoothing=0.3 #' is no path: it has a space, "
+            "`=` or `#`; write keys with dots between",
+        ),
+        (
+            HEAD + 'space: {"seed ": {kind: Int, low: 1, high: 3}}\n',
+            "mine.yaml:5:9: space.seed : 'seed ' is no path",
+        ),
+        (
             HEAD + SPACE + "pruner: {kind: SuccessiveHalving}\n",
             "mine.yaml:4:18: budget.trials: is 6, and with SuccessiveHalving the first whole run is the one of number",
         ),
