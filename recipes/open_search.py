@@ -61,8 +61,7 @@ def open_search(
     options = {"vocabulary": vocabulary, "allow_code": allow_code, "data_root": data_root}
     checks = SearchChecks(reading=reading, search=search, recipe=_recipe_file(reading, search, path), options=options)
     base = checks.base()
-    checks.ends(base)
-    checks.constraints(base)
+    checks.constraints(base, checks.ends(base))
     checks.sampler()
     checks.pruner()
     enqueued = checks.enqueued(base)

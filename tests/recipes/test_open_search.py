@@ -192,6 +192,22 @@ def test_refused_at_its_place(opened, text, problem):
     assert str(refused.value.problems[0]).startswith(problem)
 
 
+@pytest.mark.parametrize(
+    "space",
+    [
+        "optimizer.momentum: {kind: Float, low: 0.1, high: 0.9}",
+        "optimizer.kind: {kind: Categorical, choices: [MomentumSGD, NesterovAG]}",  # whose momentum is 0.9 by default
+    ],
+)
+def test_a_divisor_that_is_0_in_the_recipe_and_not_in_every_trial_is_let_through(opened, space):
+    Path("own.yaml").write_text("kilobatch: 1\nextends: digits/batch_256\noptimizer: {momentum: 0}\n")
+    constraint = "constraints: [{value: learning_rate.reference / optimizer.momentum, at_most: 3}]\n"
+    text = HEAD.replace("digits/batch_256", "own.yaml")
+    assert opened(f"{text}space: {{{space}}}\n{constraint}").search.constraints
+    with pytest.raises(RecipeError, match="divides by 0 in every trial"):
+        opened(f"{text}{SPACE}{constraint}")
+
+
 def test_an_unknown_search_is_told_the_known_ones():
     with pytest.raises(RecipeError, match="there is no search called 'digit'; did you mean digits"):
         open_search("digit", vocabulary=search_vocabulary())
