@@ -235,11 +235,13 @@ def plan(
     from recipes.planning.planner import plan
     from recipes.reports.plan_text import plan_text
     from trainers.build import model_sizes
+    from trainers.lacks import refuse_folder
     from trainers.request import cluster_of
     from trainers.vocabulary import vocabulary
 
     own, of_cluster = overrides_by_file(overrides or (), "cluster")
     opened = opened_recipe(recipe, own, data, allow_code)
+    refuse_folder(opened.dataset, data)
     made = plan(
         recipe=opened.recipe,
         dataset=opened.dataset,

@@ -101,7 +101,7 @@ def _search(request: SearchRequest) -> int:
         return 0
     check_folder(folder, opened, resume=request.resume)
     require_data(opened.base.dataset)
-    if not request.resume:
+    if not request.resume and request.stop_file is None:  # a transfer has looked at them
         require_readable(opened.base.dataset)
     place = None if moves else place_of_study(folder, opened, storage=request.storage, study=request.study)
     with sole_supervisor(folder):
