@@ -11,7 +11,7 @@ from typing import IO, Any
 from recipes.errors import InputRefused
 from recipes.planning.planner import Plan
 from trainers.exact_mode import require_same_machine
-from trainers.faults import RunFailed, abort_on_exception, remove_shared_memory
+from trainers.faults import FailedAlone, RunFailed, abort_on_exception, remove_shared_memory
 from trainers.lacks import require_data, require_readable
 from trainers.launch import STOP_FILE, LaunchError, launched_by_us, parent_is_gone
 from trainers.pulse import Pulse, forget_signs
@@ -128,7 +128,9 @@ def train_together(
     except RunFailed:
         pulse.finish()
         raise
-    except (InputRefused, SystemExit) as error:  # on this rank alone, perhaps: nobody may wait for it
+    except InputRefused as error:  # on this rank alone, perhaps: nobody may wait for it
+        raise FailedAlone(str(error)) from error
+    except SystemExit as error:
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
     pulse.finish()
     if held is not None:
