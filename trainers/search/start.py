@@ -18,7 +18,7 @@ from recipes.open_search import OpenedSearch, open_search
 from recipes.schema import Search
 from trainers.faults import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED
 from trainers.lacks import require_data, require_readable
-from trainers.launch import STOP_FILE, LaunchError, launched_rank, launched_ranks
+from trainers.launch import LaunchError, launched_rank, launched_ranks
 from trainers.readers import say
 from trainers.request import prepare, refused
 from trainers.run_folder import LOG, REPORT
@@ -47,6 +47,7 @@ from trainers.search.transfer import Stages, check_transfer, transfer
 from trainers.search.trial_run import trial_request
 from trainers.search.view import read_again
 from trainers.search.wording import scores, values_text
+from trainers.stopping import STOP_FILE
 from trainers.vocabulary import search_vocabulary
 
 
@@ -157,10 +158,10 @@ def _work(opened: OpenedSearch, study: Any, options: SearchOptions, groups: Sequ
     for trial in best_trials(study)[:1]:  # of a session that was killed before it wrote them, or of another supervisor
         write_best(options.folder, opened, study, trial, data=options.data, allow_code=options.allow_code)
     write_search_page(options.folder, study, opened.search)
-    return _verdict(study, opened.search, options.folder, display, stopped=supervisor.stopping)
+    return _verdict(study, opened.search, options.folder, display, stopped_by=supervisor.stopped_by)
 
 
-def _verdict(study: Any, search: Search, folder: Path, display: Display, *, stopped: bool) -> int:
+def _verdict(study: Any, search: Search, folder: Path, display: Display, *, stopped_by: str) -> int:
     """The last lines, and the exit code."""
     ended, best = finished(study), best_trials(study)
     display.say(counted(ended))
@@ -169,8 +170,8 @@ def _verdict(study: Any, search: Search, folder: Path, display: Display, *, stop
         display.say(f"best: trial {trial.number}, {scores(search, trial.values)}, with {values_text(trial.params)}")
         display.say(f"  to train it: kilobatch train {quote(str(path))}")
     display.say(f"report: {folder / REPORT}")
-    if stopped:
-        say("kilobatch: stopped by a signal; the same command goes on")
+    if stopped_by:
+        say(f"kilobatch: stopped by {stopped_by}; the same command goes on")
         return EXIT_STOPPED
     if not best:
         kept = " and kept the constraints" if search.constraints else ""
@@ -232,7 +233,7 @@ def _stop_signals(supervisor: Supervisor) -> Iterator[None]:
         if supervisor.stopping:
             supervisor.kill()
             return
-        supervisor.ask_to_stop()
+        supervisor.ask_to_stop("a signal")
         with suppress(OSError):  # a `| tee` was ended by the same Ctrl-C
             os.write(2, b"\nstopping after this update, with checkpoints; once more to end at once\n")
 
