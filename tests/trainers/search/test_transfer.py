@@ -148,6 +148,7 @@ class _Samples:
 '''
 
 
+@pytest.mark.mpi
 def test_samples_are_looked_at_once_for_a_whole_transfer(searching, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "mine.py").write_text(READER)
