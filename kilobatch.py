@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import gc
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -57,18 +56,16 @@ def options(version: Version = False) -> None:
 
 
 def main() -> None:
-    """Runs the command line; what is wrong with the input is one line each on stderr and exit code 2."""
+    """Runs the command line."""
     atexit.register(gc.freeze)  # a process that ends gives everything back: to look for garbage first takes it 0.2 s
-    open_streams()
     try:
-        app(prog_name="kilobatch")
-    except ValueError as error:
-        from recipes.errors import InputRefused, RecipeError
+        with open_streams():
+            app(prog_name="kilobatch")
+    except (OSError, ValueError) as error:
+        from trainers.readers import tell
 
-        if not isinstance(error, InputRefused):
-            raise
-        print(error if isinstance(error, RecipeError) else f"kilobatch: {error}", file=sys.stderr)
-        sys.exit(2)
+        tell(error)
+        raise
 
 
 @app.command()
@@ -235,11 +232,13 @@ def plan(
     from recipes.planning.planner import plan
     from recipes.reports.plan_text import plan_text
     from trainers.build import model_sizes
+    from trainers.lacks import refuse_folder
     from trainers.request import cluster_of
     from trainers.vocabulary import vocabulary
 
     own, of_cluster = overrides_by_file(overrides or (), "cluster")
     opened = opened_recipe(recipe, own, data, allow_code)
+    refuse_folder(opened.dataset, data)
     made = plan(
         recipe=opened.recipe,
         dataset=opened.dataset,

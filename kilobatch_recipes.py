@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from shlex import quote
@@ -26,12 +27,17 @@ Wire = Enum("Wire", {name: name for name in ("float32", "float16", "bfloat16")})
 Data = Annotated[Path | None, typer.Option("--data", help="Folder of the data set's files.")]
 
 
-def open_streams() -> None:
+@contextmanager
+def open_streams() -> Iterator[None]:
     """Has what is printed lead somewhere: a file opened later would else take the place of a stream that is closed."""
     for name in (name for name in ("stdin", "stdout", "stderr") if getattr(sys, name) is None):
         setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "w"))
         os.set_inheritable(getattr(sys, name).fileno(), True)
     sys.stdout.reconfigure(errors="replace")  # what a terminal cannot show is a question mark, and ends nothing
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
 
 
 def opened_recipe(recipe: str, overrides: Sequence[str | None] | None, data: Path | None, allow_code: bool) -> Any:
@@ -273,22 +279,14 @@ def curve(
 
     opened = opened_recipe(recipe, overrides, data, allow_code)
     if out is not None:
-        _draw(opened, out)
+        from recipes.reports.plots import curve_figure, save_figure
+
+        _written(lambda: save_figure(curve_figure(opened.recipe, opened.dataset), out), "-o")
     if at is None and not as_json and out is None:
         print(curve_text(opened.recipe, opened.dataset))
     elif at is not None or as_json:
         points = curve_points(opened, parse_at(at, opened))
         print(json.dumps(points, indent=2) if as_json else points_text(points))
-
-
-def _draw(opened: Any, out: Path) -> None:
-    from recipes.reports.plots import curve_figure, save_figure
-
-    def write() -> list[Path]:
-        save_figure(curve_figure(opened.recipe, opened.dataset), out)
-        return [out]
-
-    _written(write, "-o")
 
 
 def _written(write: Callable[[], list[Path]], option: str) -> None:

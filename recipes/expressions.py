@@ -6,7 +6,7 @@ import ast
 import math
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 __all__ = ["Expression"]
@@ -66,6 +66,27 @@ class Expression:
         if math.isnan(found):
             raise ValueError("it has no number: infinity less infinity, or times 0")
         return found
+
+    def divides_by_0(self, value_at: Callable[[str], Any], *, but: Collection[str]) -> bool:
+        """Whether one of its divisors is 0; those that hold a path of `but`, which may take another value, aside.
+
+        Args:
+            value_at: gives the value at a path; a LookupError where there is none.
+            but: paths.
+        """
+        divisors = (node.right for node in ast.walk(self._tree) if isinstance(getattr(node, "op", None), ast.Div))
+        return any(self._is_0(node, value_at) for node in divisors if not self._holds(node, but))
+
+    def _is_0(self, node: ast.AST, value_at: Callable[[str], Any]) -> bool:
+        try:
+            return self._evaluate(node, value_at) == 0
+        except ZeroDivisionError:
+            return True
+        except (LookupError, ValueError, OverflowError):
+            return False
+
+    def _holds(self, node: ast.AST, paths: Collection[str]) -> bool:
+        return any(isinstance(part, ast.Name) and self._names[part.id] in paths for part in ast.walk(node))
 
     def _evaluate(self, node: ast.AST, value_at: Callable[[str], Any]) -> Any:
         if isinstance(node, ast.BinOp):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -14,14 +13,12 @@ from recipes.errors import RecipeError
 from recipes.load import load_tree
 from recipes.open import OpenedRecipe
 from recipes.reading import REFUSED, Reading
-from recipes.registry import UnknownNameError, find, find_or_refuse
+from recipes.registry import UnknownNameError, can_name_folder, find, find_or_refuse
 from recipes.schema import Objective, Search
 from recipes.search_checks import SearchChecks, assignments
 from recipes.vocabulary import Component, SearchVocabulary
 
 __all__ = ["OpenedSearch", "assignments", "open_search"]
-
-_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +61,7 @@ def open_search(
     options = {"vocabulary": vocabulary, "allow_code": allow_code, "data_root": data_root}
     checks = SearchChecks(reading=reading, search=search, recipe=_recipe_file(reading, search, path), options=options)
     base = checks.base()
-    checks.ends(base)
-    checks.constraints(base)
+    checks.constraints(base, checks.ends(base))
     checks.sampler()
     checks.pruner()
     enqueued = checks.enqueued(base)
@@ -83,7 +79,7 @@ def _read(path: Path, vocabulary: SearchVocabulary) -> tuple[Reading, Search, di
         given["name"] = path.stem
     using = {"space": partial(_read_space, reading), "objective": partial(_read_objective, reading)}
     search, resolved = reading.record(Search, given, (), using=using)
-    if search is not REFUSED and (not _NAME.fullmatch(search.name) or not search.name.strip(".")):
+    if search is not REFUSED and not can_name_folder(search.name):
         way_out = "use letters, digits, `_`, `.` and `-`"
         reading.refuse(("name",), f"{search.name!r} cannot name a search's folder", way_out)
     if search is not REFUSED:

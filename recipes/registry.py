@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 
 from recipes.errors import Problem, RecipeError, nearest
 
-__all__ = ["UnknownNameError", "find", "find_or_refuse", "library_name", "names", "require_suffix", "shown"]
+__all__ = [
+    "UnknownNameError",
+    "can_name_folder",
+    "find",
+    "find_or_refuse",
+    "library_name",
+    "names",
+    "require_suffix",
+    "shown",
+]
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 _PACKAGE = Path(__file__).resolve().parent
 _LIBRARY = {
@@ -69,6 +81,11 @@ def find(kind: str, name: str) -> Path:
         if name in (known, known.replace("/", "-")):
             return path
     raise UnknownNameError(f"there is no {_ONE[kind]} called {name!r}", f"{_some(kind, name)}; a path ends in .yaml")
+
+
+def can_name_folder(name: str) -> bool:
+    """Whether the folder of a run or a search can have this name on every machine."""
+    return _NAME.fullmatch(name) is not None and name.strip(".") != ""
 
 
 def require_suffix(file: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -12,12 +11,11 @@ from recipes.image_size import check_image_size
 from recipes.reading import REFUSED, Reading
 from recipes.reading_rate import RateReading
 from recipes.reading_time import TimeReading
+from recipes.registry import can_name_folder
 from recipes.schema import Dataset, Recipe
 from recipes.vocabulary import Vocabulary
 
 __all__ = ["read_recipe"]
-
-_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 def read_recipe(
@@ -63,7 +61,7 @@ def _inside(tree: object, *keys: str) -> object:
 
 def _check(reading: Reading, recipe: Recipe, resolved: Mapping[str, Any]) -> None:
     """What is possible key by key and not together."""
-    if not _NAME.fullmatch(recipe.name) or not recipe.name.strip("."):
+    if not can_name_folder(recipe.name):
         by_file = ("name",) in reading.notes
         way_out = f"{'add a `name:` of' if by_file else 'use'} the letters a to z and A to Z, digits, `_`, `.` and `-`"
         reading.refuse(("name",), f"{recipe.name!r} cannot name a run's folder", way_out)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from recipes.schema import Search
 from recipes.yaml_text import flow_text
 
 __all__ = ["SearchChecks", "assignments", "value_at"]
+
+_NO_PATH = re.compile(r"[\s=#]")
 
 # What names the run and not what it does; and what a search sets for itself.
 _NOT_SEARCHED = {
@@ -92,28 +96,42 @@ class SearchChecks:
                     self.reading.problems.append(problem)
             raise RecipeError(self.reading.problems) from None
 
-    def ends(self, base: OpenedRecipe) -> None:
-        """Opens the recipe with each end of each range; a conditional one with all values that it names of others."""
+    def ends(self, base: OpenedRecipe) -> list[dict[str, Any]]:
+        """Opens the recipe with each end of each range; a conditional one with all values that it names of others.
+
+        Returns:
+            the resolved trees.
+        """
+        trees = []
         for path, range_ in self.search.space.items():
             found = {}
             for place, value in range_.ends.items():
                 for given in circumstances(self.search.space, path):
-                    problem = self._refusal(base, {**given, path: value})
-                    if problem is not None:
-                        found[place] = replace(problem, what=f"{problem.what}{f' with {said(given)}' if given else ''}")
+                    tried = self._tried(base, {**given, path: value})
+                    if isinstance(tried, Problem):
+                        found[place] = replace(tried, what=f"{tried.what}{f' with {said(given)}' if given else ''}")
+                    else:
+                        trees.append(tried.tree)
             same = len({(problem.what, problem.way_out) for problem in found.values()}) == 1
             if same and len(found) == len(range_.ends):  # not the values are wrong, but the path
                 self._pass_on(("space", path), next(iter(found.values())), at_key=True)
             else:
                 for place, problem in found.items():
                     self._pass_on(("space", path, *place), problem)
+        return trees
 
-    def constraints(self, base: OpenedRecipe) -> None:
-        """Every path of a constraint is one of the space, or holds a number in the recipe."""
+    def constraints(self, base: OpenedRecipe, trees: Sequence[dict[str, Any]]) -> None:
+        """Every path of a constraint is one of the space, or holds a number in the recipe; no divisor is always 0.
+
+        Args:
+            base: of `base`.
+            trees: of `ends`; what is searched may move what is not, as `kind` moves the fields beside it.
+        """
         for place, constraint in enumerate(self.search.constraints):
-            paths = [] if constraint.value is None else Expression(constraint.value).paths
-            for path in paths:
-                at = ("constraints", place, "value")
+            if constraint.value is None:
+                continue
+            at, expression = ("constraints", place, "value"), Expression(constraint.value)
+            for path in expression.paths:
                 try:
                     value = value_at(base.tree, path)
                 except LookupError:
@@ -123,6 +141,10 @@ class SearchChecks:
                 if path not in self.search.space and (isinstance(value, bool) or not isinstance(value, int | float)):
                     what = f"{path} is {json.dumps(value)}, which is no number"
                     self.reading.refuse(at, what, "name a path that holds a number")
+            values = [partial(value_at, tree) for tree in (base.tree, *trees)]
+            if all(expression.divides_by_0(value_of, but=self.search.space) for value_of in values):
+                way_out = "search what it divides by, or leave the constraint out"
+                self.reading.refuse(at, "divides by 0 in every trial", way_out)
 
     def sampler(self) -> None:
         """The sampler can do what the search asks of it."""
@@ -183,18 +205,20 @@ class SearchChecks:
         space = self.search.space
         return is_active(space, path, values) and all(self._belongs(other, values) for other in space[path].when)
 
-    def _refusal(self, base: OpenedRecipe, values: Mapping[str, Any]) -> Problem | None:
-        """What the recipe has against values, the fixed ones beside them."""
+    def _tried(self, base: OpenedRecipe, values: Mapping[str, Any]) -> OpenedRecipe | Problem:
+        """The recipe with values, the fixed ones beside them, or what it has against them."""
         overrides = assignments({**self.search.fixed, **values})
         try:
-            open_recipe(base.path, overrides=overrides, **self.options)
+            return open_recipe(base.path, overrides=overrides, **self.options)
         except RecipeError as error:
             return error.problems[0]
-        return None
 
     def _require_free(self, key: str, path: str) -> None:
         """Refuse a path that is reserved, or that lies inside another one of the search."""
         at, space = (key, path), self.search.space
+        if _NO_PATH.search(path):  # `--set`, which takes them to the recipe, would read something else
+            what = f"{path!r} is no path: it has a space, `=` or `#`"
+            self.reading.refuse(at, what, "write keys with dots between, such as learning_rate.reference", at_key=True)
         for reserved, why in _NOT_SEARCHED.items():
             clash = key == "space" or reserved == "evaluation.every"
             if clash and (path == reserved or path.startswith(f"{reserved}.") or reserved.startswith(f"{path}.")):

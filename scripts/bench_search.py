@@ -31,7 +31,6 @@ from optuna.trial import TrialState, create_trial
 from rich.console import Console
 
 from recipes.open_search import OpenedSearch, open_search
-from trainers.launch import STOP_FILE
 from trainers.request import Prepared, prepare
 from trainers.run_folder import METRICS
 from trainers.search.display import Display
@@ -44,6 +43,7 @@ from trainers.search.study import FOLDER, SECONDS, open_study, suggested
 from trainers.search.telling import Telling
 from trainers.search.trial_run import trial_request
 from trainers.search.view import read_again
+from trainers.stopping import STOP_FILE
 from trainers.vocabulary import search_vocabulary
 
 PARTS = ("ask", "plan", "reports", "tell")

@@ -261,6 +261,25 @@ def test_wrong_recipe_starts_no_rank(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.yaml"]
 
 
+@pytest.mark.parametrize("option", ["-u", "-B"])  # with and without a buffer
+@pytest.mark.parametrize("words", ["recipes list", "recipes show digits/baseline", "plan digits/baseline", "--version"])
+def test_output_that_has_no_room_ends_with_3_and_one_line(tmp_path, words, option):
+    line = [sys.executable, option, str(ROOT / "kilobatch.py"), *words.split()]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, text=True, cwd=tmp_path, check=False)
+    (told,) = done.stderr.splitlines()
+    assert told.startswith("kilobatch: what this command prints cannot be written: No space left on device; make room")
+    assert done.returncode == 3
+
+
+def test_a_reader_who_leaves_is_told_nothing(tmp_path):
+    line = [sys.executable, str(ROOT / "kilobatch.py"), "recipes", "list"]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 1
+
+
 def test_unknown_command_and_missing_argument_end_with_2(tmp_path):
     assert command("recipes", "curv", cwd=tmp_path).returncode == 2
     assert command("recipes", "show", cwd=tmp_path).returncode == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from recipes.errors import InputRefused
@@ -42,6 +43,19 @@ def refuse_unbuilt(recipe: Recipe, dataset: Dataset) -> None:
 
 class DataRefused(InputRefused):
     """The data are not where they are looked for, or not what the data set's file says."""
+
+
+def refuse_folder(dataset: Dataset, folder: Path | None) -> None:
+    """Refuse a folder of the command line for a reader that looks at none: `reads_folder = False`.
+
+    Raises:
+        DataRefused: there is one.
+    """
+    if folder is not None and not getattr(dataset.reader, "reads_folder", True):
+        kind = type(dataset.reader).__name__
+        raise DataRefused(
+            f"data set {dataset.name}: {kind} reads no folder, so {folder} would not be used; leave --data out"
+        )
 
 
 def require_data(dataset: Dataset) -> None:

@@ -38,8 +38,6 @@ os.execvp(sys.argv[2], sys.argv[2:])
 
 _limited: set[str] = set()  # of THREADS, what was set here and not by the user
 
-STOP_FILE = "stop"  # in the run's folder: ask a run to stop at its next update, from anywhere
-
 
 class LaunchError(InputRefused):
     """Ranks could not be started or joined; says what to install or to change."""
@@ -253,32 +251,3 @@ def _tee(stream: IO[bytes], log: Path, lines: list[str]) -> None:
             lines.append(line.decode(errors="replace"))
             with suppress(OSError):  # a full disk, perhaps: then what it says of that reaches the user at least
                 file.write(line)
-
-
-class StopRequest:
-    """Whether this process was asked to stop: SIGINT, SIGTERM, SIGUSR1, or a file in the run's folder.
-
-    Args:
-        run: the run's folder.
-        watches_file: whether this rank looks for the file (one is enough: the ranks agree).
-    """
-
-    def __init__(self, run: Path, *, watches_file: bool) -> None:
-        self._file = run / STOP_FILE if watches_file else None
-        self._signalled = False
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-        self._before = {number: signal.signal(number, self._note) for number in numbers}
-
-    def close(self) -> None:
-        """The run is over: signals mean what they did before."""
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def __call__(self) -> bool:
-        return self._signalled or (self._file is not None and self._file.exists())
-
-    def _note(self, number: int, frame: object) -> None:
-        self._signalled = True
-        before = self._before[signal.Signals(number)]
-        if callable(before) and before is not signal.default_int_handler:  # who keeps these ranks wants to know, too
-            before(number, frame)

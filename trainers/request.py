@@ -18,7 +18,7 @@ from recipes.vocabulary import Vocabulary
 from trainers import kernels
 from trainers.device import require_asked, require_device, require_numbers, settled
 from trainers.exact_mode import require_exact
-from trainers.lacks import refuse_unbuilt
+from trainers.lacks import refuse_folder, refuse_unbuilt
 from trainers.vocabulary import vocabulary
 
 
@@ -97,7 +97,7 @@ def prepare(request: TrainRequest, *, workers: int) -> Prepared:
     """Check recipe, data set, cluster and options, and plan the run; nothing is written.
 
     Raises:
-        RecipeError, PlanError, NotBuilt, InputRefused: the input is wrong.
+        RecipeError, PlanError, NotBuilt, DataRefused, InputRefused: the input is wrong.
     """
     if request.resume and request.out is None:
         raise refused("--resume", "goes on in a run's folder, and none is named", "name it: --out runs/a --resume")
@@ -112,6 +112,7 @@ def prepare(request: TrainRequest, *, workers: int) -> Prepared:
         data_root=request.data,
     )
     refuse_unbuilt(opened.recipe, opened.dataset)
+    refuse_folder(opened.dataset, request.data)
     require_numbers(opened.recipe.precision.compute, opened.reading)
     cluster, reading = cluster_of(request.cluster, workers=workers, vocabulary=words, overrides=of_cluster)
     cluster = replace(cluster, device=settled(request.device, cluster.device))

@@ -10,7 +10,7 @@ from recipes.open import open_recipe
 from trainers.checkpoint import CheckpointError, load_into, newest_checkpoint, read_checkpoint
 from trainers.device import require_asked, settled, take_device
 from trainers.faults import FailedAlone
-from trainers.lacks import require_data
+from trainers.lacks import refuse_folder, require_data
 from trainers.readers import say
 from trainers.run_folder import CHECKPOINTS, RECIPE
 from trainers.vocabulary import vocabulary
@@ -43,6 +43,7 @@ def score_run(
     opened = open_recipe(
         folder / RECIPE, vocabulary=vocabulary(allow_code=allow_code), allow_code=allow_code, data_root=data
     )
+    refuse_folder(opened.dataset, data)
     require_data(opened.dataset)
     kind = settled(device, "cpu")
     require_asked(kind)

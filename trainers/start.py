@@ -16,11 +16,12 @@ from recipes.errors import InputRefused
 from trainers.departures import first_to_leave, hold_line
 from trainers.faults import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED, explained
 from trainers.lacks import require_data, require_readable
-from trainers.launch import STOP_FILE, Ranks, launched_by_us, launched_rank, launched_ranks, limit_threads, start_ranks
+from trainers.launch import Ranks, launched_by_us, launched_rank, launched_ranks, limit_threads, start_ranks
 from trainers.pulse import forget_signs
 from trainers.readers import say
 from trainers.request import Prepared, TrainRequest, prepare
 from trainers.run_folder import LOG, METRICS, REPORT, default_folder, hold_alone, newest_checkpoint_name
+from trainers.stopping import STOP_FILE, ask_to_stop, said
 from trainers.together import check_folder, join_world, train_together
 from trainers.told import write_report
 from trainers.watchdog import read_sign
@@ -126,7 +127,7 @@ class _StopSignals:
             self.ranks.kill()
             return
         self._asked = True
-        (self._folder / STOP_FILE).touch()
+        ask_to_stop(self._folder / STOP_FILE, "signal")
         with suppress(OSError):  # a `| tee` was ended by the same Ctrl-C
             os.write(2, b"\nstopping after this update, with a checkpoint; once more to end at once\n")
 
@@ -139,9 +140,9 @@ def _verdict(code: int, folder: Path, began_ms: int, ranks: Ranks, *, ended_at_o
     signs = [read_sign(folder, rank) for rank in range(ranks.num_ranks)]
     if code == 0 and ended and last["value"] != "failed" and all(sign and sign.finished for sign in signs):
         forget_signs(folder, anew=False)
-        if last["reason"] != "signal":
+        if last["reason"] in ("", "--stop-after"):
             return 0
-        say(f"kilobatch: stopped by a signal; {_way_on(folder)}")
+        say(f"kilobatch: stopped by {said(last['reason'], folder / STOP_FILE)}; {_way_on(folder)}")
         return EXIT_STOPPED
     if ended_at_once:
         say(f"kilobatch: ended at once, by a second signal; {_way_on(folder)}")

@@ -11,12 +11,13 @@ from typing import IO, Any
 from recipes.errors import InputRefused
 from recipes.planning.planner import Plan
 from trainers.exact_mode import require_same_machine
-from trainers.faults import RunFailed, abort_on_exception, remove_shared_memory
+from trainers.faults import FailedAlone, RunFailed, abort_on_exception, remove_shared_memory
 from trainers.lacks import require_data, require_readable
-from trainers.launch import STOP_FILE, LaunchError, launched_by_us, parent_is_gone
+from trainers.launch import LaunchError, launched_by_us, parent_is_gone
 from trainers.pulse import Pulse, forget_signs
 from trainers.request import Prepared, TrainRequest, prepare
 from trainers.run_folder import dataset_facts, default_folder, hold_alone, require_same_recipe, require_usable
+from trainers.stopping import STOP_FILE
 from trainers.told import write_report
 
 
@@ -112,7 +113,7 @@ def train_together(
         served: the run is one of several of these ranks, in a folder that was checked; its log is not their stdout.
         orphaned: whether nobody wants the run any more: it stops, with a checkpoint.
     Returns:
-        the exit code: 0, or 4 where a signal ended the run.
+        the exit code: 0, or 4 where a signal or a stop file ended the run.
     Raises:
         InputRefused: on all ranks, before anything was written.
         RunFailed: on all ranks, where the run cannot go on.
@@ -128,7 +129,9 @@ def train_together(
     except RunFailed:
         pulse.finish()
         raise
-    except (InputRefused, SystemExit) as error:  # on this rank alone, perhaps: nobody may wait for it
+    except InputRefused as error:  # on this rank alone, perhaps: nobody may wait for it
+        raise FailedAlone(str(error)) from error
+    except SystemExit as error:
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
     pulse.finish()
     if held is not None:

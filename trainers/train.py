@@ -28,12 +28,13 @@ from trainers.extensions.evaluation import Evaluation
 from trainers.extensions.trace import Trace
 from trainers.extensions.triggers import AnyOf, Every
 from trainers.faults import EXIT_STOPPED, NotFinite, Overflow, RunFailed
-from trainers.launch import StopRequest, command_line
+from trainers.launch import command_line
 from trainers.measured import measure, metrics_of
 from trainers.memory import forget_peak, peak_memory
 from trainers.norm_groups import NormGroups
 from trainers.pulse import Pulse
 from trainers.run_folder import CHECKPOINTS, TRACE, cut_back, dataset_facts, write_run
+from trainers.stopping import StopRequest
 from trainers.stream_iterator import StreamIterator
 from trainers.summation_tree import TreeSum
 from trainers.told import log_to
@@ -64,7 +65,7 @@ def train_as_rank(
     Args:
         pulse: this rank's sign of life, begun.
     Returns:
-        the exit code: 0, or 4 where a signal ended the run.
+        the exit code: 0, or 4 where a signal or a stop file ended the run.
     Raises:
         RunFailed: on all ranks, where the run cannot go on.
     """
@@ -273,7 +274,7 @@ class _Run:
         stopped = self.updater.stopping and self.updater.iteration < self.end_update
         whole = self.updater.iteration >= self.plan.timeline.num_updates
         how = "success" if whole else "stopped"
-        reason = "signal" if stopped else "" if whole else "--stop-after"
+        reason = self.stop_request.by if stopped else "" if whole else "--stop-after"
         reached = {"update": self.updater.iteration, "epoch": self.updater.epoch_detail}
         self.mpi.Barrier()  # every rank has done its part before the run counts as ended
         peaks = self._peaks()

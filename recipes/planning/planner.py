@@ -169,19 +169,15 @@ def plan(
         model: sizes for the memory.
         exact: divide it for exact mode.
     Raises:
-        PlanError: no workers, more than the cluster has, a norm group that they cannot hold, or a device that is too
-            small for the weights; the message says what fits.
+        PlanError: no workers, more than the cluster has or than the largest global batch has samples, a norm group that
+            they cannot hold, or a device that is too small for the weights; the message says what fits.
     """
     workers = cluster.num_workers if workers is None else workers
-    if not 1 <= workers <= cluster.num_workers:
-        raise PlanError(
-            f"{workers} workers asked of cluster {cluster.name}, which has {cluster.num_workers} "
-            f"({cluster.nodes} x {cluster.workers_per_node}); ask for 1 to {cluster.num_workers}"
-        )
+    whole = timeline_of(recipe, dataset)
+    _require_workers(workers, cluster, whole)
     if micro_batch_size is not None and micro_batch_size < 1:
         raise PlanError(f"a micro-batch of {micro_batch_size} samples holds nothing; ask for at least 1")
     largest = micro_batch_size or cluster.micro_batch_size
-    whole = timeline_of(recipe, dataset)
     segments = tuple(
         PlannedSegment(segment=segment, division=_division(recipe, segment, workers, largest, exact=exact))
         for segment in whole.segments
@@ -198,6 +194,21 @@ def plan(
     )
     _require_memory(made)
     return made
+
+
+def _require_workers(workers: int, cluster: Cluster, whole: Timeline) -> None:
+    """Refuse workers that there are not, and so many that some would have no sample in any update."""
+    if not 1 <= workers <= cluster.num_workers:
+        raise PlanError(
+            f"{workers} workers asked of cluster {cluster.name}, which has {cluster.num_workers} "
+            f"({cluster.nodes} x {cluster.workers_per_node}); ask for 1 to {cluster.num_workers}"
+        )
+    most = max(segment.global_batch_size for segment in whole.segments)
+    if workers > most:
+        raise PlanError(
+            f"{workers:,} workers are more than the {most:,} samples of the largest global batch: some would never "
+            f"have one; ask for at most {most:,} with -n, or for a larger batch.global"
+        )
 
 
 def _division(recipe: Recipe, segment: Segment, workers: int, largest: int | str, *, exact: bool) -> Division:

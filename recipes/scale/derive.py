@@ -15,7 +15,7 @@ from recipes.hints import fields_of
 from recipes.load import load_tree
 from recipes.open import OpenedRecipe, open_recipe
 from recipes.provenance import resolved_text
-from recipes.registry import library_name, require_suffix, shown
+from recipes.registry import can_name_folder, library_name, require_suffix, shown
 from recipes.scale.batch import batch_changes, positions_in_updates
 from recipes.scale.lars import lars
 from recipes.scale.linear import ada_scale, linear
@@ -92,6 +92,7 @@ def scale_recipe(
     changes = tuple(_changes(ask, vocabulary))
     _require_published(ask, changes)
     file = out or Path(f"{opened.recipe.name}-{batch}.yaml")
+    _require_name(file)
     made = _write(file, _text(ask, changes, file), partial(open_recipe, file, **options))
     return Scaled(
         recipe=opened.recipe.name,
@@ -167,6 +168,14 @@ def _text(ask: Request, changes: Sequence[Change], file: Path) -> str:
     tree["assumed"] = sorted({*kept, *(change.key for change in moving)})
     origins |= dict.fromkeys(_leaves("assumed", tree["assumed"]), "")
     return _HEADER + resolved_text(tree, origins)
+
+
+def _require_name(file: Path) -> None:
+    """The new recipe has no other name than its file's."""
+    if not can_name_folder(file.stem):
+        what = f"{file.stem!r} is the new recipe's name too, and cannot name a run's folder"
+        way_out = "give a -o of the letters a to z and A to Z, digits, `_`, `.` and `-`"
+        raise RecipeError([Problem(file=shown(file), line=1, column=1, path="", what=what, way_out=way_out)])
 
 
 def _leaves(path: str, value: Any) -> list[str]:

@@ -165,6 +165,20 @@ def test_the_recipes_own_values_are_enqueued(opened):
             'mine.yaml:6:23: constraints.0.value: optimizer.kind is "MomentumSGD", which is no number',
         ),
         (
+            HEAD + SPACE + "fixed: {optimizer.weight_decay: 0}\n"
+            "constraints: [{value: learning_rate.reference / optimizer.weight_decay, at_most: 3}]\n",
+            "mine.yaml:7:23: constraints.0.value: divides by 0 in every trial; search what it divides by",
+        ),
+        (
+            HEAD + SPACE + 'fixed: {"loss.label_smoothing=0.3 #": 0.1}\n',
+            "mine.yaml:6:9: fixed.loss.label_smoothing=0.3 #: 'loss.label_smoothing=0.3 #' is no path: it has a space, "
+            "`=` or `#`; write keys with dots between",
+        ),
+        (
+            HEAD + 'space: {"seed ": {kind: Int, low: 1, high: 3}}\n',
+            "mine.yaml:5:9: space.seed : 'seed ' is no path",
+        ),
+        (
             HEAD + SPACE + "pruner: {kind: SuccessiveHalving}\n",
             "mine.yaml:4:18: budget.trials: is 6, and with SuccessiveHalving the first whole run is the one of number",
         ),
@@ -176,6 +190,22 @@ def test_refused_at_its_place(opened, text, problem):
     with pytest.raises(RecipeError) as refused:
         opened(text)
     assert str(refused.value.problems[0]).startswith(problem)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        "optimizer.momentum: {kind: Float, low: 0.1, high: 0.9}",
+        "optimizer.kind: {kind: Categorical, choices: [MomentumSGD, NesterovAG]}",  # whose momentum is 0.9 by default
+    ],
+)
+def test_a_divisor_that_is_0_in_the_recipe_and_not_in_every_trial_is_let_through(opened, space):
+    Path("own.yaml").write_text("kilobatch: 1\nextends: digits/batch_256\noptimizer: {momentum: 0}\n")
+    constraint = "constraints: [{value: learning_rate.reference / optimizer.momentum, at_most: 3}]\n"
+    text = HEAD.replace("digits/batch_256", "own.yaml")
+    assert opened(f"{text}space: {{{space}}}\n{constraint}").search.constraints
+    with pytest.raises(RecipeError, match="divides by 0 in every trial"):
+        opened(f"{text}{SPACE}{constraint}")
 
 
 def test_an_unknown_search_is_told_the_known_ones():

@@ -5,13 +5,16 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from typer.testing import CliRunner
 
+import kilobatch
 import trainers.compat  # noqa: F401
 from trainers.build import build
 from trainers.faults import FailedAlone
 from trainers.lacks import DataRefused
 from trainers.request import TrainRequest, prepare
 from trainers.score_run import score_run
+from trainers.search.start import SearchRequest, search
 from trainers.start import train
 
 DATASET = "name: own\nreader: {kind: ImageFolder}\nroot: own\nchannels: 3\n"
@@ -77,6 +80,57 @@ def test_of_a_large_split_as_many_are_looked_at_from_its_beginning_to_its_end(ow
     assert [re.search("(no|yes)/[0-9]+", line)[0] for line in str(refusal.value).splitlines()[1:]] == [
         "no/13", "no/17", "no/20", "no/24", "no/28", "no/4", "no/8",
     ]  # fmt: skip
+
+
+SEARCH = """\
+kilobatch: 1
+recipe: mine.yaml
+sampler: {kind: Random}
+budget: {trials: 2}
+space: {learning_rate.reference: {kind: Float, low: 0.01, high: 0.1}}
+"""
+
+
+def test_a_search_over_files_that_cannot_be_read_is_refused_and_nothing_is_written(own):
+    own()
+    Path("search.yaml").write_text(SEARCH)
+    Path("own/train/no/2.png").write_bytes(b"<html>404</html>")
+    with pytest.raises(
+        DataRefused, match=r"own: 1 of its files cannot be read; .*\nown/train/no/2\.png: not a readable"
+    ):
+        search(SearchRequest(search="search.yaml", out=Path("out")))
+    assert not Path("out").exists()
+
+
+def test_a_folder_that_cannot_be_listed_is_refused_by_name(own):
+    own()
+    Path("search.yaml").write_text(SEARCH)
+    Path("own/train/no").rename("own/moved")
+    Path("own/train/no").symlink_to("no")  # scandir fails, as it does without the right to read
+    for begin in (
+        lambda: search(SearchRequest(search="search.yaml", out=Path("out"))),
+        lambda: train(TrainRequest(recipe="mine.yaml", out=Path("out"))),
+    ):
+        with pytest.raises(DataRefused, match="data set own: .*own/train/no"):
+            begin()
+    assert not Path("out").exists()
+
+
+def test_a_folder_for_a_data_set_without_one_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    told = "data set digits: Digits reads no folder, so photos would not be used; leave --data out"
+    Path("run").mkdir()
+    Path("run/recipe.yaml").write_text("kilobatch: 1\nextends: digits/baseline\n")
+    for begin in (
+        lambda: train(TrainRequest(recipe="digits/baseline", out=Path("out"), data=Path("photos"))),
+        lambda: search(SearchRequest(search="digits", out=Path("out"), data=Path("photos"))),
+        lambda: score_run(Path("run"), data=Path("photos")),
+    ):
+        with pytest.raises(DataRefused, match=told):
+            begin()
+    planned = CliRunner().invoke(kilobatch.app, ["plan", "digits/baseline", "--data", "photos"])
+    assert str(planned.exception) == told
+    assert not Path("out").exists()
 
 
 def test_an_image_too_small_for_a_crop_is_named(own):

@@ -1,6 +1,7 @@
 """What MPI cannot give a run: told by the real command, before any work."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -40,6 +41,27 @@ def test_a_thread_for_the_exchange_is_refused_where_mpi_forbids_it(tmp_path, wor
     assert line.startswith("kilobatch: gradients are exchanged by a thread beside backward, and MPI gives MPI_THREAD_S")
     assert "overlap=false" in line
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+NET = """\
+import chainer
+from recipes.errors import InputRefused
+
+
+class Net(chainer.Chain):
+    def __init__(self, num_classes):
+        raise InputRefused("this net is not for sale; take another")
+"""
+
+
+def test_what_only_the_ranks_refuse_is_told_without_a_traceback(tmp_path):
+    (tmp_path / "mine.py").write_text(NET)
+    command = [*TRAIN, "--allow-code", "--no-report", "--out", "run"]
+    command[command.index("model.width=4")] = "model={kind: mine.Net}"
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert done.returncode == 3, done.stderr
+    assert re.search(r"^rank [01] on \S+ failed:\nthis net is not for sale; take another$", done.stderr, re.MULTILINE)
+    assert "Traceback" not in done.stderr
 
 
 def test_without_the_thread_a_low_level_is_enough(tmp_path):

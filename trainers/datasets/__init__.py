@@ -3,7 +3,8 @@
 `open(root, split)` gives the samples of "train" or "eval", in an order that depends on the data alone; a sample's index
 is its position in it. Threads may read it together, and do where the samples say `threads_pay = True`. Samples in
 files may have `path_of(index)` and `require_readable(index)`, which refuses a file by a short look. `facts(root)`
-counts, `fingerprint(root)` is a SHA-256 over what identifies the data.
+counts, `fingerprint(root)` is a SHA-256 over what identifies the data. A reader that needs no folder says
+`reads_folder = False`, and `--data` is refused with it.
 """
 
 from trainers.datasets.cifar10 import Cifar10

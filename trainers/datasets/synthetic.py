@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -36,6 +37,8 @@ class Synthetic:
 
     Source: none.
     """
+
+    reads_folder: ClassVar[bool] = False
 
     num_train: int = 1024
     num_eval: int = 256

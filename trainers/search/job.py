@@ -14,11 +14,12 @@ from typing import Any, Literal
 
 from recipes.positions import last_multiple
 from trainers.faults import EXIT_FAILED, EXIT_INPUT
-from trainers.launch import STOP_FILE, LaunchError
+from trainers.launch import LaunchError
 from trainers.progress import Tail
 from trainers.request import Prepared, TrainRequest
 from trainers.run_folder import ENVIRONMENT, LOG, METRICS
 from trainers.search.group import Group
+from trainers.stopping import STOP_FILE, ask_to_stop
 
 _EXIT_PYTHON = 1  # an exception before the ranks had met
 _FAILED_RANK = re.compile(r"^rank (\d+) on \S+ failed:$", re.MULTILINE)
@@ -99,7 +100,7 @@ class Job:
 
     def ask_to_stop(self) -> None:
         """All ranks end the run after the same update, with a checkpoint."""
-        (self.folder / STOP_FILE).touch()
+        ask_to_stop(self.folder / STOP_FILE, "search")
 
     def kill(self) -> None:
         """All ranks end at once, also one that hangs."""

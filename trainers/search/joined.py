@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from trainers.faults import end_all, say
-from trainers.launch import STOP_FILE, ending_with_us, limit_threads, without_launcher
+from trainers.launch import ending_with_us, limit_threads, without_launcher
 from trainers.run_folder import LOG
 from trainers.search.group import Group, dismiss, group_folder
+from trainers.stopping import STOP_FILE
 
 _NOTICE_SECONDS = 1.0  # for a launcher that ends the ranks itself
 

@@ -15,6 +15,7 @@ from trainers.faults import EXIT_STOPPED, RunFailed
 from trainers.launch import parent_is_gone
 from trainers.request import TrainRequest
 from trainers.search.mail import ANSWERS, ORDERS, Inbox, post
+from trainers.stopping import ask_to_stop
 from trainers.together import train_together
 
 _POLL_SECONDS = 0.01
@@ -105,7 +106,7 @@ def _signals_ask(stop: Path | None) -> Iterator[None]:
 
     def note(number: int, frame: object) -> None:
         if stop is not None:
-            stop.touch()
+            ask_to_stop(stop, "signal")
 
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

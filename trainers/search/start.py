@@ -18,7 +18,7 @@ from recipes.open_search import OpenedSearch, open_search
 from recipes.schema import Search
 from trainers.faults import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED
 from trainers.lacks import require_data, require_readable
-from trainers.launch import STOP_FILE, LaunchError, launched_rank, launched_ranks
+from trainers.launch import LaunchError, launched_rank, launched_ranks
 from trainers.readers import say
 from trainers.request import prepare, refused
 from trainers.run_folder import LOG, REPORT
@@ -47,6 +47,7 @@ from trainers.search.transfer import Stages, check_transfer, transfer
 from trainers.search.trial_run import trial_request
 from trainers.search.view import read_again
 from trainers.search.wording import scores, values_text
+from trainers.stopping import STOP_FILE
 from trainers.vocabulary import search_vocabulary
 
 
@@ -101,7 +102,7 @@ def _search(request: SearchRequest) -> int:
         return 0
     check_folder(folder, opened, resume=request.resume)
     require_data(opened.base.dataset)
-    if not request.resume:
+    if not request.resume and request.stop_file is None:  # a transfer has looked at them
         require_readable(opened.base.dataset)
     place = None if moves else place_of_study(folder, opened, storage=request.storage, study=request.study)
     with sole_supervisor(folder):
@@ -157,10 +158,10 @@ def _work(opened: OpenedSearch, study: Any, options: SearchOptions, groups: Sequ
     for trial in best_trials(study)[:1]:  # of a session that was killed before it wrote them, or of another supervisor
         write_best(options.folder, opened, study, trial, data=options.data, allow_code=options.allow_code)
     write_search_page(options.folder, study, opened.search)
-    return _verdict(study, opened.search, options.folder, display, stopped=supervisor.stopping)
+    return _verdict(study, opened.search, options.folder, display, stopped_by=supervisor.stopped_by)
 
 
-def _verdict(study: Any, search: Search, folder: Path, display: Display, *, stopped: bool) -> int:
+def _verdict(study: Any, search: Search, folder: Path, display: Display, *, stopped_by: str) -> int:
     """The last lines, and the exit code."""
     ended, best = finished(study), best_trials(study)
     display.say(counted(ended))
@@ -169,8 +170,8 @@ def _verdict(study: Any, search: Search, folder: Path, display: Display, *, stop
         display.say(f"best: trial {trial.number}, {scores(search, trial.values)}, with {values_text(trial.params)}")
         display.say(f"  to train it: kilobatch train {quote(str(path))}")
     display.say(f"report: {folder / REPORT}")
-    if stopped:
-        say("kilobatch: stopped by a signal; the same command goes on")
+    if stopped_by:
+        say(f"kilobatch: stopped by {stopped_by}; the same command goes on")
         return EXIT_STOPPED
     if not best:
         kept = " and kept the constraints" if search.constraints else ""
@@ -184,6 +185,10 @@ def _groups(request: SearchRequest, opened: OpenedSearch, folder: Path) -> list[
     each = opened.search.ranks_per_trial
     if request.joined is not None:
         return joined_groups(request.joined, folder, each=each)
+    most = each * opened.search.budget.trials
+    if (request.workers or 0) > most and request.stop_file is None:  # one part of a transfer has fewer trials
+        what = f"{request.workers:,} ranks are more than all {opened.search.budget.trials:,} trials of the budget need"
+        raise refused("-n", what, f"ask for at most {most:,}")
     found = places(each=each, workers=request.workers or launched_ranks(), hosts=request.hosts)
     idle = (request.workers or 0) - len(found) * each
     if idle > 0:
@@ -228,7 +233,7 @@ def _stop_signals(supervisor: Supervisor) -> Iterator[None]:
         if supervisor.stopping:
             supervisor.kill()
             return
-        supervisor.ask_to_stop()
+        supervisor.ask_to_stop("a signal")
         with suppress(OSError):  # a `| tee` was ended by the same Ctrl-C
             os.write(2, b"\nstopping after this update, with checkpoints; once more to end at once\n")
 

@@ -29,6 +29,7 @@ from trainers.search.search_options import SearchOptions
 from trainers.search.spending import Spending
 from trainers.search.telling import Telling
 from trainers.search.trial_run import run_folders, trial_request
+from trainers.stopping import said, who_asked
 
 _POLL_SECONDS = 0.02
 _SHOW_SECONDS = 0.2
@@ -68,7 +69,7 @@ class Supervisor:
     ) -> None:
         self.opened, self.search, self.study, self.options = opened, opened.search, study, options
         self.display, self.groups = display, groups
-        self.stopping = False
+        self.stopped_by = ""
         self._working: list[_Work] = []
         self._trials, self._spending = HandOut(study, options.folder), Spending(self.search, study)
         self._telling = Telling(opened, study, options, display, done=self._trials.done)
@@ -98,9 +99,18 @@ class Supervisor:
             self.kill()
         self._spending.note()
 
-    def ask_to_stop(self) -> None:
-        """No trial begins; those that run write a checkpoint and stay in the study as running, for the next session."""
-        self.stopping = True
+    @property
+    def stopping(self) -> bool:
+        """Whether it was asked to stop."""
+        return self.stopped_by != ""
+
+    def ask_to_stop(self, by: str) -> None:
+        """No trial begins; those that run write a checkpoint and stay in the study as running, for the next session.
+
+        Args:
+            by: what asks, in words.
+        """
+        self.stopped_by = by
         for work in self._working:
             work.job.ask_to_stop()
 
@@ -267,7 +277,7 @@ class Supervisor:
         for group in self.groups:
             group.sign()
         if not self.stopping and self.options.stop_file.exists():
-            self.ask_to_stop()
+            self.ask_to_stop(said(who_asked(self.options.stop_file), self.options.stop_file))
         self._trials.renew()
         if now - self._noted > RENEW_SECONDS:
             self._noted = now

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from recipes.reports.style import MATPLOTLIB
 
 
-def save_figure(figure: Figure, path: str | Path) -> None:
-    """Writes a figure as PNG or SVG, by the ending of the file's name.
+def save_figure(figure: Figure, path: str | Path) -> list[Path]:
+    """Writes a figure as PNG or SVG, by the ending of the file's name, and returns that file.
 
     Raises:
         ValueError: another ending.
@@ -22,6 +22,7 @@ def save_figure(figure: Figure, path: str | Path) -> None:
         raise ValueError(f"{path}: a picture is written as .png or .svg")
     with matplotlib.rc_context(MATPLOTLIB):
         figure.savefig(path, format=kind[1:], dpi=160, metadata={"Date": None} if kind == ".svg" else None)
+    return [Path(path)]
 
 
 def svg_text(figure: Figure) -> str:

@@ -78,6 +78,14 @@ def test_the_plan_says_in_which_numbers_is_computed_and_counts_the_weights_in_16
         assert (f"their {half} casts 2 kB" in plan_text(made)) == (half is not None)
 
 
+def test_workers_who_would_never_have_a_sample_are_refused_before_anything_is_counted_for_each():
+    assert planned(workers=192).workers == 192
+    with pytest.raises(PlanError, match=r"^193 workers are more than the 192 samples .* ask for at most 192 with -n"):
+        planned(workers=193)
+    with pytest.raises(PlanError, match=r"^99,999,999,999 workers are more"):
+        planned(workers=99_999_999_999)
+
+
 def test_a_batch_of_any_size_is_planned_by_arithmetic():
     """Not by a list of its 1.6e13 micro-batches, as long as which no recipe of a stranger may keep a machine busy."""
     (segment,) = planned("batch.global=1000000000000000", workers=2).as_tree()["segments"]

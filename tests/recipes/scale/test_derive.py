@@ -123,6 +123,14 @@ def test_a_file_that_is_no_recipe_by_its_name_is_refused(scale, tmp_path):
     assert not (tmp_path / "x.txt").exists()
 
 
+def test_a_file_whose_name_is_no_recipes_name_is_refused_with_what_helps(scale, tmp_path):
+    with pytest.raises(
+        RecipeError, match="'my large' is the new recipe's name too, .*; give a -o of the letters a to z"
+    ):
+        scale("digits/baseline", 64, out=tmp_path / "my large.yaml")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_nothing_is_left_behind_by_a_recipe_that_does_not_open(scale, tmp_path):
     text = "kilobatch: 1\nextends: goyal2017\nlearning_rate: {warmup: {start: {rate: 0.5}}}\n"
     with pytest.raises(RecipeError, match="a rate of 0.5 does not lie between 0 and the full rate of batch 512"):

@@ -180,6 +180,15 @@ def test_a_sampler_that_is_not_installed_is_refused_before_anything_is_written(t
     assert not (tmp_path / "out").exists()
 
 
+def test_more_ranks_than_all_trials_of_the_budget_need_are_refused(tmp_path):
+    with pytest.raises(RecipeError, match="-n: 25 ranks are more"):
+        search(SearchRequest(search="digits", workers=25, out=tmp_path / "out", dry_run=True))
+    with pytest.raises(RecipeError, match="-n: 99,999,999,999 ranks are more than all 24 trials .* at most 24$"):
+        search(SearchRequest(search="digits", workers=99_999_999_999, out=tmp_path / "out"))
+    assert search(SearchRequest(search="digits", workers=24, out=tmp_path / "out", dry_run=True)) == 0
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("multivariate", [False, True])
 def test_tpe_proposes_what_optunas_does(multivariate):
     """Through pruned, failed, infeasible and running trials, and a conditional range."""

@@ -114,6 +114,16 @@ def test_the_trial_of_a_killed_search_is_finished_by_the_one_that_shares_its_stu
     assert "2 of 2 trials are done" in said
 
 
+def test_a_search_that_its_stop_file_ended_says_so(searching):
+    search = searching(LONG.replace("epochs: 8", "epochs: 40") + "budget: {trials: 1}\n", "-n", 1)
+    with search.start() as process:
+        search.wait_for(search.run_folder(0) / "metrics.jsonl")
+        (search.folder / "stop").touch()
+        said = process.communicate(timeout=600)[0]
+    assert process.returncode == 4, said
+    assert f"kilobatch: stopped by the file {search.folder}/stop; the same command goes on" in said
+
+
 @pytest.mark.slow
 def test_a_stopped_search_goes_on(searching):
     search = searching(LONG + "budget: {trials: 1}\n", "-n", 1)
@@ -122,6 +132,7 @@ def test_a_stopped_search_goes_on(searching):
         process.send_signal(signal.SIGTERM)
         said = process.communicate(timeout=600)[0]
     assert process.returncode == 4, said
+    assert "kilobatch: stopped by a signal; the same command goes on" in said
     (trial,) = search.trials()
     assert trial.state == TrialState.RUNNING
     search.options = ("-n", 1, "--resume")

@@ -100,7 +100,7 @@ enqueue: [recipe, {learning_rate.reference: 1e-6}]
     assert bad.user_attrs["pruned_at"] == 5  # the report at epoch 5 and the first that may be compared
     assert bad.user_attrs["reason"] == "pruned at report 5 of 20"
     last = search.metrics(1)[-1]
-    assert (last["key"], last["value"], last["reason"]) == ("run_stop", "stopped", "signal")
+    assert (last["key"], last["value"], last["reason"]) == ("run_stop", "stopped", "search")
     assert 5 <= last["epoch"] < 20
     assert search.updates_of_ranks(1) == [last["update"]] * 2
     assert f"best: trial {good.number}" in said

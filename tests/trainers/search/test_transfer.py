@@ -115,3 +115,51 @@ def test_a_search_killed_and_one_asked_to_stop_go_on_where_they_were(searching):
     again, _ = search.run()  # nothing is left to do
     assert again == 0
     assert len(trials(search.folder / "to-512", "mine-to-512")) == 2
+
+
+READER = '''\
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainers.datasets.synthetic import Synthetic
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen(Synthetic):
+    """Synthetic images that tell who looks at them."""
+
+    def open(self, root, split):
+        return _Samples(super().open(root, split))
+
+
+class _Samples:
+    def __init__(self, samples):
+        self.samples = samples
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        return self.samples[index]
+
+    def require_readable(self, index):
+        with open("seen.txt", "a") as file:
+            file.write("seen\\n")
+'''
+
+
+@pytest.mark.mpi
+def test_samples_are_looked_at_once_for_a_whole_transfer(searching, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "mine.py").write_text(READER)
+    reader = "reader: {kind: mine.Seen, num_train: 64, num_eval: 16, size: 8}\n"
+    (tmp_path / "own.yaml").write_text(f"channels: 3\nnum_train: 64\nnum_eval: 16\nnum_classes: 10\n{reader}")
+    recipe = "kilobatch: 1\nextends: digits/baseline\ndataset: own.yaml\naugmentation: null\n"
+    (tmp_path / "net.yaml").write_text(f"{recipe}model: {{kind: SmallCNN, width: 2}}\n")
+    search = searching("", "-n", 1, "--allow-code")
+    text = TEXT.replace("digits/baseline", "net.yaml").replace("trials: [4, 2]", "trials: [1, 1]")
+    text = text.replace("to_batch: 512", "to_batch: 64").replace("trials: 6", "trials: 2")
+    search.file.write_text(text.replace(", model: {kind: SmallCNN, width: 2, first_stride: 2}", ""))
+    code, said = search.run()
+    assert code == 0, said
+    assert len((tmp_path / "seen.txt").read_text().split()) == 64 + 16
