@@ -36,6 +36,9 @@ if os.getppid() != int(sys.argv[1]):
 os.execvp(sys.argv[2], sys.argv[2:])
 """
 
+# Of MPICH's mpiexec: else it asks a scheduler whose job this is (Slurm, PBS) for hosts, and starts ranks on those.
+HERE = {"HYDRA_RMK": "user"}
+
 _limited: set[str] = set()  # of THREADS, what was set here and not by the user
 
 STOP_FILE = "stop"  # in the run's folder: ask a run to stop at its next update, from anywhere
@@ -128,8 +131,7 @@ def find_mpiexec() -> str:
     Raises:
         LaunchError: there is none.
     """
-    beside = Path(sys.executable).parent / "mpiexec"
-    found = str(beside) if beside.exists() else shutil.which("mpiexec")
+    found = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
     if found is None:
         raise LaunchError("no mpiexec here; install MPI into this environment: pip install mpich")
     return found
@@ -203,6 +205,7 @@ def start_ranks(
     departures = Departures(num_ranks)
     own = {_OWN: command_line(), _PARENT: _process_mark(os.getpid()), "PYTHONUNBUFFERED": "1"}
     own |= {} if departures.name is None else {LINE: departures.name}
+    own |= HERE if launcher is None and "HYDRA_RMK" not in os.environ else {}
     launcher = [find_mpiexec(), "-n", str(num_ranks)] if launcher is None else launcher
     command = [*launcher, sys.executable, "-P", "-m", "kilobatch", *arguments]
     command = command if outlive_us else ending_with_us(command)
