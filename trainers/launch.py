@@ -160,6 +160,17 @@ class Ranks:
                 os.kill(descendant, signal.SIGKILL)
         self.process.terminate()
 
+    def processes(self) -> dict[int, int]:
+        """Rank -> process, of those that run on this machine."""
+        found = {}
+        for process in _descendants(self.process.pid):
+            with suppress(OSError):  # it has just ended
+                words = Path(f"/proc/{process}/environ").read_text(errors="replace").split("\0")
+                environment = dict(word.partition("=")[::2] for word in words)
+                if _OWN in environment and launched_ranks(environment) is not None:
+                    found.setdefault(launched_rank(environment), process)
+        return found
+
     def poll(self) -> int | None:
         """The exit code of mpiexec; None while it runs."""
         return self.process.poll()
