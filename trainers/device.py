@@ -74,11 +74,14 @@ def _refused(what: str, way_out: str) -> RecipeError:
     return RecipeError([Problem(file="command line", line=1, column=1, path="--device", what=what, way_out=way_out)])
 
 
-def require_device(cluster: Cluster, reading: Reading) -> None:
-    """Refuse a device that is not here, and a communicator that does not go with the device.
+def require_device(cluster: Cluster, reading: Reading, *, workers: int) -> None:
+    """Refuse a device that is not here, and a communicator that does not go with the device or the workers.
+
+    A component may say by a method `misfit(workers)` why so many cannot take it, or nothing.
 
     Args:
         cluster: with the device that was settled.
+        workers: that will exchange.
         reading: of its file, which knows where its values were written.
     Raises:
         RecipeError: with file, line and a way out.
@@ -96,6 +99,8 @@ def require_device(cluster: Cluster, reading: Reading) -> None:
     if cluster.cuda_graph and cluster.device == "cpu":
         what = "is true, and the device is cpu"
         reading.refuse(("cuda_graph",), what, "leave cuda_graph out, or train with --device gpu")
+    if hasattr(component, "misfit") and (misfit := component.misfit(workers)):
+        reading.refuse(("exchange", "communicator"), f"{kind}: {misfit}", "change it, or the number of workers")
     if wire != "float32" and not getattr(component, "sums_16_bits", True):
         what = f"is {wire}, of which {kind} has no sum"
         reading.refuse(("exchange", "wire"), what, "leave wire out, or take Direct, Ring, HalvingDoubling or Nccl")

@@ -18,7 +18,7 @@ from typing import Any
 
 from trainers import compat, kernels
 from trainers.device import INSTALL
-from trainers.launch import LaunchError, find_mpiexec, launched_ranks, threads_per_rank
+from trainers.launch import HERE, LaunchError, find_mpiexec, launched_ranks, threads_per_rank
 from trainers.vocabulary import vocabulary
 
 _PACKAGES = ("kilobatch", "chainer", "chainermn", "chainercv", "numpy", "mpi4py", "mpich", "cupy", "optuna")
@@ -133,7 +133,8 @@ def _mpi(problems: list[Problem], timeout_seconds: float) -> dict[str, Any]:
     try:
         found["mpiexec"] = find_mpiexec()
         command = [found["mpiexec"], "-n", "2", sys.executable, "-m", "mpi4py", "-c", _PROBE]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_seconds, check=True)
+        here = {**HERE, **os.environ}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_seconds, check=True, env=here)
         (ranks, library, level), _ = json.JSONDecoder().raw_decode(done.stdout)
         found["library"] = " ".join(library.splitlines()[0].strip("\0").split())
         found["thread_level"] = ("single", "funneled", "serialized", "multiple")[level]
@@ -144,9 +145,10 @@ def _mpi(problems: list[Problem], timeout_seconds: float) -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         what = f"mpiexec -n 2 did not end within {timeout_seconds:g} s"
     except (subprocess.CalledProcessError, OSError, ValueError) as error:
-        if getattr(error, "returncode", None) == signal.SIGBUS:
-            way_out = "make room in /dev/shm, where MPI's memory lies; in a container: docker run --shm-size=2g"
-        what = f"mpiexec -n 2 fails: {_last_line(_said(error))}"
+        said = _last_line(_said(error))
+        if getattr(error, "returncode", None) == signal.SIGBUS or "Shared memory error" in said:
+            way_out = "let MPI write to /dev/shm, and make room there; in a container: docker run --shm-size=2g"
+        what = f"mpiexec -n 2 fails: {said}"
     if found["thread_level"] not in (None, "multiple"):
         what = f"MPI's thread level is {found['thread_level']}: several ranks cannot exchange gradients beside backward"
         other = "unset MPI4PY_RC_THREAD_LEVEL and MPI4PY_RC_THREADS, take an MPI with MPI_THREAD_MULTIPLE (pip install "

@@ -36,6 +36,9 @@ if os.getppid() != int(sys.argv[1]):
 os.execvp(sys.argv[2], sys.argv[2:])
 """
 
+# Of MPICH's mpiexec: else it asks a scheduler whose job this is (Slurm, PBS) for hosts, and starts ranks on those.
+HERE = {"HYDRA_RMK": "user"}
+
 _limited: set[str] = set()  # of THREADS, what was set here and not by the user
 
 
@@ -126,8 +129,7 @@ def find_mpiexec() -> str:
     Raises:
         LaunchError: there is none.
     """
-    beside = Path(sys.executable).parent / "mpiexec"
-    found = str(beside) if beside.exists() else shutil.which("mpiexec")
+    found = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
     if found is None:
         raise LaunchError("no mpiexec here; install MPI into this environment: pip install mpich")
     return found
@@ -155,6 +157,17 @@ class Ranks:
             with suppress(ProcessLookupError):
                 os.kill(descendant, signal.SIGKILL)
         self.process.terminate()
+
+    def processes(self) -> dict[int, int]:
+        """Rank -> process, of those that run on this machine."""
+        found = {}
+        for process in _descendants(self.process.pid):
+            with suppress(OSError):  # it has just ended
+                words = Path(f"/proc/{process}/environ").read_text(errors="replace").split("\0")
+                environment = dict(word.partition("=")[::2] for word in words)
+                if _OWN in environment and launched_ranks(environment) is not None:
+                    found.setdefault(launched_rank(environment), process)
+        return found
 
     def poll(self) -> int | None:
         """The exit code of mpiexec; None while it runs."""
@@ -201,6 +214,7 @@ def start_ranks(
     departures = Departures(num_ranks)
     own = {_OWN: command_line(), _PARENT: _process_mark(os.getpid()), "PYTHONUNBUFFERED": "1"}
     own |= {} if departures.name is None else {LINE: departures.name}
+    own |= HERE if launcher is None and "HYDRA_RMK" not in os.environ else {}
     launcher = [find_mpiexec(), "-n", str(num_ranks)] if launcher is None else launcher
     command = [*launcher, sys.executable, "-P", "-m", "kilobatch", *arguments]
     command = command if outlive_us else ending_with_us(command)

@@ -24,7 +24,7 @@ from trainers.whereabouts import whereabouts
 log = logging.getLogger("kilobatch")
 
 _SLOWEST_SECONDS = 6.0  # between two signs
-_PATIENCE = 5  # times longer before the first update is done and after the last one
+PATIENCE = 5  # times longer before the first update is done and after the last one
 
 
 class Pulse:
@@ -58,7 +58,7 @@ class Pulse:
         self._folder, self._mpi, self._rank, self._seconds = folder, mpi, mpi.rank, seconds
         self._is_orphan = is_orphan
         self._interval = min(seconds / BEATS or _SLOWEST_SECONDS, _SLOWEST_SECONDS)
-        self._beat, self._moved, self._patience = 0, time.monotonic(), _PATIENCE
+        self._beat, self._moved, self._patience = 0, time.monotonic(), PATIENCE
         self._dog: Watchdog | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="pulse", daemon=True)
@@ -103,7 +103,7 @@ class Pulse:
 
     def ending(self) -> None:
         """No more updates: what comes now, and how long it takes, is not that of an update."""
-        self._patience = _PATIENCE
+        self._patience = PATIENCE
         self.moved()
 
     def finish(self) -> None:

@@ -120,7 +120,7 @@ def prepare(request: TrainRequest, *, workers: int) -> Prepared:
         require_exact(cluster)
     if request.device is not None:
         require_asked(cluster.device)
-    require_device(cluster, reading)
+    require_device(cluster, reading, workers=workers)
     word = kernels.asked()
     names_the_device = cluster.device == "cpu" or word not in kernels.KINDS  # a GPU's beside those of the CPU
     if names_the_device and (lacks := kernels.missing(word, device=cluster.device)) is not None:

@@ -13,6 +13,7 @@ from shlex import quote
 from typing import Any
 
 from recipes.errors import InputRefused
+from trainers.beginnings import Beginning, seconds_to_begin
 from trainers.departures import first_to_leave, hold_line
 from trainers.faults import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED, explained
 from trainers.lacks import require_data, require_readable
@@ -51,8 +52,11 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
     timeline = prepared.plan.timeline
     hold_alone(folder).close()  # rank 0 holds it while they train
     began_ms = int(time.time() * 1000)
+    forget_signs(folder, anew=False)
     with _StopSignals(folder) as signals:
         started = signals.ranks = start_ranks(workers, request.arguments(folder), log=folder / LOG)
+        seconds = seconds_to_begin(request.watchdog_seconds)
+        beginning = Beginning(folder, started, seconds=seconds) if seconds else None
         from trainers.progress import follow  # while the ranks load theirs
         from trainers.screen import Screen
 
@@ -65,6 +69,11 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
             total_samples=timeline.num_samples,
             since_ms=began_ms,
         )
+    if beginning is not None:
+        beginning.close()
+    if beginning is not None and beginning.told is not None:
+        say(f"kilobatch: {beginning.told}\nkilobatch: the run failed; log: {folder / LOG}; {_way_on(folder)}")
+        return EXIT_FAILED
     code = _verdict(code, folder, began_ms, started, ended_at_once=signals.ended_at_once)
     if request.report and code in (0, EXIT_STOPPED):
         code = _report(folder) or code

@@ -162,8 +162,7 @@ class Watchdog:
         said = f"{seen.sign.name} has given no sign of life for {now - seen.since:.1f} s, the last {seen.sign.when}"
         if seen.sign.host != socket.gethostname():
             return f"{said}: it is stopped or dead, or its host cannot be reached"
-        state = _STATES.get(_state_of(seen.sign.process), "its process runs, but Python's threads do not")
-        return f"{said}: {state}"
+        return f"{said}: {fate_of(seen.sign.process)}"
 
     def _place(self, rank: int) -> str:
         sign = self._watched[rank].sign
@@ -171,6 +170,16 @@ class Watchdog:
         does = "waits for others that do not come" if sign.waits else "hangs"
         stack = "".join(f"\n  {line}" for line in sign.stack)
         return f"{sign.name} {does} {sign.when}, for {sign.still_seconds:.1f} s:{stack}"
+
+
+def fate_of(process: int) -> str:
+    """What became of a process of this machine that gives no sign, in words."""
+    return _STATES.get(_state_of(process), "its process runs, but Python's threads do not")
+
+
+def is_stopped(process: int) -> bool:
+    """Whether a process of this machine is stopped, by a signal or a debugger."""
+    return _state_of(process) in ("T", "t")
 
 
 def _state_of(process: int) -> str | None:

@@ -92,3 +92,21 @@ def test_plan_takes_as_many_workers_as_train_where_no_cluster_is_named():
     assert "digits-ramp on digits, 3 workers of laptop" in done.stdout
     done = kilobatch("plan", "digits/ramp", "-n", 3, "--cluster", "laptop")
     assert "3 workers asked of cluster laptop, which has 2" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("communicator", "complaint"),
+    [
+        ("{kind: Torus, row: 3}", "Torus: 4 workers do not divide into rows of 3"),
+        ("{kind: SharedWindow, ranks_per_node: 3}", "SharedWindow: 4 workers do not divide into nodes of 3"),
+    ],
+)
+def test_a_communicator_that_so_many_workers_cannot_take_is_refused_before_they_start(
+    tmp_path, communicator, complaint
+):
+    """The ranks began, and each of them left with a traceback."""
+    said = ("--set", f"cluster.exchange.communicator={communicator}")
+    done = kilobatch("train", *SMALL, *said, "-n", 4, "--out", tmp_path / "run")
+    assert (done.returncode, (tmp_path / "run").exists()) == (2, False), done.stderr
+    assert complaint in done.stderr
+    assert done.stderr.startswith("command line:")

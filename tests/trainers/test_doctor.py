@@ -1,6 +1,7 @@
 """The doctor's findings on this machine, and each fault that can be had without breaking it."""
 
 import json
+import sys
 
 import pytest
 
@@ -50,6 +51,23 @@ def test_ranks_that_do_not_end_in_time_stop_training():
 
 
 @pytest.mark.mpi
+def test_a_dev_shm_that_mpi_cannot_write_to_is_mended_by_no_other_mpi(tmp_path, monkeypatch):
+    """What MPICH says where /dev/shm is read-only."""
+    said = (
+        "MPIDI_UCX_init_worker(86): ucx function returned with failed status(MPIDI_UCX_init_worker Shared memory error)"
+    )
+    command = tmp_path / "mpiexec"
+    command.write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 15\n")
+    command.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+
+    problems = []
+    doctor._mpi(problems, 20.0)
+
+    assert problems[0].what == f"mpiexec -n 2 fails: {said}"
+    assert problems[0].way_out.startswith("let MPI write to /dev/shm, and make room there")
+
+
 def test_a_thread_level_below_multiple_is_named_with_its_way_out(monkeypatch):
     monkeypatch.setenv("MPI4PY_RC_THREAD_LEVEL", "serialized")
     problems = []

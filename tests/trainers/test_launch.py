@@ -2,11 +2,21 @@
 
 import io
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
-from trainers.launch import _tee, launched_by_us, launched_ranks, limit_threads, threads_per_rank
+from trainers.launch import (
+    LaunchError,
+    _tee,
+    find_mpiexec,
+    launched_by_us,
+    launched_ranks,
+    limit_threads,
+    start_ranks,
+    threads_per_rank,
+)
 
 
 @pytest.mark.parametrize(
@@ -60,3 +70,31 @@ def test_what_ranks_say_is_told_though_the_disk_of_the_log_is_full():
     said = []
     _tee(io.BytesIO(b"OSError: no space\nand more\n"), Path("/dev/full"), said)
     assert said == ["OSError: no space\n", "and more\n"]
+
+
+def test_ranks_start_on_this_machine_though_a_scheduler_has_allocated_others(tmp_path, monkeypatch):
+    """As in a container of a Slurm job, which has Slurm's environment and no srun: mpiexec waited without end."""
+    job = {"SLURM_JOB_ID": "3", "SLURM_NNODES": "2", "SLURM_NTASKS": "4", "SLURM_TASKS_PER_NODE": "2(x2)"}
+    for name, value in {**job, "SLURM_JOBID": "3", "SLURM_NODELIST": "n[1-2]", "SLURM_JOB_NODELIST": "n[1-2]"}.items():
+        monkeypatch.setenv(name, value)
+
+    ranks = start_ranks(2, ["recipes", "path"], log=tmp_path / "log.txt")
+    try:
+        code = ranks.process.wait(timeout=30)
+    finally:
+        ranks.kill()
+        said = ranks.errors()
+        ranks.process.stderr.close()
+
+    assert code == 2  # no such command: both ranks began, and said so
+    assert said.count("No such command") == 2
+
+
+def test_a_file_beside_this_python_that_cannot_be_run_is_no_mpiexec(tmp_path, monkeypatch):
+    (tmp_path / "mpiexec").touch()
+    (tmp_path / "python").symlink_to(sys.executable)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    with pytest.raises(LaunchError, match="pip install mpich"):
+        find_mpiexec()

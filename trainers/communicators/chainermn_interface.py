@@ -30,8 +30,14 @@ def create_communicator(
         wire: float32, float16 or bfloat16, what gradients are sent as.
         bucket_bytes: gradients that are sent together, at least 8.
     Raises:
-        ValueError: a wire that there is not, too small a bucket, or the communicator does not fit these ranks.
+        TypeError: the communicator is no component, as a word such as "naive" or a class are none.
+        ValueError: a wire that there is not or that the communicator has no sum of, too small a bucket, or a
+            communicator that does not fit this machine or so many ranks. What their hosts decide is seen with the first
+            gradients.
     """
+    communicator = Auto() if communicator is None else communicator
+    if isinstance(communicator, type) or not hasattr(communicator, "connect"):
+        raise TypeError(f"communicator must be one of trainers.communicators, such as Ring(), got {communicator!r}")
     if wire not in WIRES:
         raise ValueError(f"wire must be one of {', '.join(WIRES)}, got {wire!r}")
     require_count("bucket_bytes", bucket_bytes, at_least=8)
@@ -39,7 +45,18 @@ def create_communicator(
         from mpi4py import MPI
 
         mpi_comm = MPI.COMM_WORLD
-    return ChainerMNCommunicator(mpi_comm, communicator or Auto(), wire, bucket_bytes)
+    _require_fit(communicator, wire, mpi_comm.size)
+    return ChainerMNCommunicator(mpi_comm, communicator, wire, bucket_bytes)
+
+
+def _require_fit(communicator: Any, wire: str, ranks: int) -> None:
+    kind = type(communicator).__name__
+    if hasattr(communicator, "missing") and (missing := communicator.missing()):
+        raise ValueError("; ".join(missing))
+    if hasattr(communicator, "misfit") and (misfit := communicator.misfit(ranks)):
+        raise ValueError(f"{kind}: {misfit}")
+    if wire != "float32" and not getattr(communicator, "sums_16_bits", True):
+        raise ValueError(f"{kind} has no sum of {wire}; take Direct, Ring or HalvingDoubling")
 
 
 class ChainerMNCommunicator(MpiCommunicatorBase):

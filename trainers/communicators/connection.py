@@ -9,8 +9,13 @@ from typing import Any
 import numpy as np
 
 from trainers.communicators.wire import Wire
+from trainers.faults import RunFailed
 
 Sum = Callable[[np.ndarray, Wire], None]
+
+
+class Misfit(RunFailed, ValueError):
+    """A communicator cannot serve these workers; all of them raise it together."""
 
 
 class Connection:

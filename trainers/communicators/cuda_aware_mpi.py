@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from trainers.communicators.connection import Connection
+from trainers.communicators.connection import Connection, Misfit
 from trainers.communicators.gpu import Gpu, GpuConnection
 from trainers.communicators.wire import FullWire, Wire
 
@@ -46,7 +46,7 @@ class CudaAwareMpi:
             ValueError: the MPI library of some worker is not CUDA-aware.
         """
         if not all(mpi.allgather(takes_gpu_memory())):
-            raise ValueError(f"CudaAwareMpi: this MPI takes no pointers into the memory of GPUs; {_WAY_OUT}")
+            raise Misfit(f"CudaAwareMpi: this MPI takes no pointers into the memory of GPUs; {_WAY_OUT}")
         return by_pointers(mpi, Gpu())
 
 

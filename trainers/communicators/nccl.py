@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from trainers.communicators.connection import Connection
+from trainers.communicators.connection import Connection, Misfit
 from trainers.communicators.gpu import GpuConnection, shared_gpus
 from trainers.communicators.wire import FullWire, Wire
 
@@ -48,7 +48,7 @@ class Nccl:
             ValueError: two workers share a GPU.
         """
         if shared := shared_gpus(mpi):
-            raise ValueError(f"Nccl: {shared}; take Auto or any communicator of the CPU: sums are then in host memory")
+            raise Misfit(f"Nccl: {shared}; take Auto or any communicator of the CPU: sums are then in host memory")
         return _NcclConnection(mpi)
 
 

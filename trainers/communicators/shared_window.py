@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from trainers.arguments import require_count, require_flag
-from trainers.communicators.connection import Connection, ring_share, shares
+from trainers.communicators.connection import Connection, Misfit, ring_share, shares
 from trainers.communicators.hierarchical import node_of
 from trainers.communicators.ring import ring_of, ring_sum
 from trainers.communicators.wire import Wire
@@ -45,6 +45,11 @@ class SharedWindow:
         if self.ranks_per_node is not None:
             require_count("SharedWindow.ranks_per_node", self.ranks_per_node)
 
+    def misfit(self, workers: int) -> str:
+        """Why so many workers cannot take this, as far as their number tells; empty where they can."""
+        node = min(self.ranks_per_node or 1, workers)
+        return f"{workers} workers do not divide into nodes of {node}; take Hierarchical" if workers % node else ""
+
     def connect(self, mpi: Any) -> Connection:
         """Ready on all workers of `mpi`, which call this together."""
         return _Window(mpi, node_of(mpi, self.ranks_per_node), sockets=self.sockets)
@@ -55,7 +60,7 @@ class _Window(Connection):
 
     def __init__(self, mpi: Any, node: Any, *, sockets: bool) -> None:
         if len(set(mpi.allgather(node.size))) > 1:
-            raise ValueError("SharedWindow: nodes with different numbers of workers; take Hierarchical")
+            raise Misfit("SharedWindow: nodes with different numbers of workers; take Hierarchical")
         self._node = node
         across = mpi.Split(node.rank, mpi.rank)
         self._across = ring_of(across, whole=mpi, sockets=sockets)

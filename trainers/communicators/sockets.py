@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from trainers.communicators.connection import Misfit
 from trainers.communicators.meeting import Meeting
 from trainers.communicators.passing import Broken, pass_on
-from trainers.faults import RunFailed
 
 _LEAVING_SECONDS = 5.0  # in which whoever started the ranks ends those that are left, and says which one left first
 _WINDOW_BYTES = (1 << 16, 1 << 22)  # on their way, at least and at most
@@ -19,7 +19,7 @@ _ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}  # seconds,
 _WAY_OUT = "; without sockets MPI finds its own way"
 
 
-class Unreachable(RunFailed, ValueError):
+class Unreachable(Misfit):
     """There can be no such ring; all workers raise it together."""
 
 

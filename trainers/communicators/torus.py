@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from trainers.arguments import require_count, require_flag
-from trainers.communicators.connection import Connection, ring_share, shares
+from trainers.communicators.connection import Connection, Misfit, ring_share, shares
 from trainers.communicators.ring import ring_allgather, ring_of, ring_reduce_scatter, ring_sum
 from trainers.communicators.wire import Wire
 
@@ -41,11 +41,15 @@ class Torus:
         if self.row is not None:
             require_count("Torus.row", self.row)
 
+    def misfit(self, workers: int) -> str:
+        """Why so many workers cannot take this; empty where they can."""
+        return f"{workers} workers do not divide into rows of {self.row}" if workers % (self.row or 1) else ""
+
     def connect(self, mpi: Any) -> Connection:
         """Ready on all workers of `mpi`, which call this together."""
+        if misfit := self.misfit(mpi.size):
+            raise Misfit(f"Torus.row: {misfit}")
         length = self.row or max(x for x in range(1, math.isqrt(mpi.size) + 1) if mpi.size % x == 0)
-        if mpi.size % length:
-            raise ValueError(f"Torus.row: {mpi.size} workers do not divide into rows of {length}")
         lines = [mpi.Split(mpi.rank // length, mpi.rank), mpi.Split(mpi.rank % length, mpi.rank)]
         row, column = (ring_of(line, whole=mpi, sockets=self.sockets) for line in lines)
 

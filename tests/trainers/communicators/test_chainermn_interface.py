@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from trainers.communicators import Ring
+from trainers.communicators import CudaAwareMpi, MpiAllreduce, Ring, Torus
 from trainers.communicators.chainermn_interface import create_communicator
 from trainers.launch import find_mpiexec
 
@@ -49,6 +49,25 @@ def test_all_ranks_end_well_after_all_checks(launch):
 def test_wrong_settings_are_refused(settings, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         create_communicator(Ring(), MPI.COMM_SELF, **settings)
+
+
+@pytest.mark.parametrize("communicator", ["naive", "Ring", Ring], ids=repr)
+def test_what_is_no_component_is_refused_at_once(communicator):
+    with pytest.raises(TypeError, match=re.escape(f"such as Ring(), got {communicator!r}")):
+        create_communicator(communicator, MPI.COMM_SELF)
+
+
+@pytest.mark.parametrize(
+    ("communicator", "wire", "message"),
+    [
+        (Torus(row=2), "float32", "Torus: 1 workers do not divide into rows of 2"),
+        (MpiAllreduce(), "float16", "MpiAllreduce has no sum of float16; take Direct, Ring or HalvingDoubling"),
+        (CudaAwareMpi(), "float32", "CudaAwareMpi: this MPI takes no pointers into the memory of GPUs"),
+    ],
+)
+def test_a_communicator_that_does_not_fit_is_refused_before_the_first_gradients(communicator, wire, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        create_communicator(communicator, MPI.COMM_SELF, wire=wire)
 
 
 def test_chainermn_takes_it_for_one_of_its_own():

@@ -166,6 +166,12 @@ def test_a_row_that_does_not_divide_the_workers_is_refused():
         communicators.Torus(row=2).connect(MPI.COMM_SELF)
 
 
+@pytest.mark.parametrize(("workers", "fit"), [(1, True), (2, True), (3, False), (4, True), (5, False)])
+def test_nodes_of_two_take_one_worker_or_an_even_number(workers, fit):
+    assert (communicators.SharedWindow(ranks_per_node=2).misfit(workers) == "") is fit
+    assert communicators.SharedWindow().misfit(workers) == ""
+
+
 @pytest.mark.parametrize("total", [0, 1, 2, 5, 17, 1000])
 @pytest.mark.parametrize("parts", [1, 2, 3, 8])
 def test_shares_follow_each_other_and_differ_by_one_at_most(total, parts):
