@@ -52,8 +52,8 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
     timeline = prepared.plan.timeline
     hold_alone(folder).close()  # rank 0 holds it while they train
     began_ms = int(time.time() * 1000)
-    forget_signs(folder, anew=False)
     with _StopSignals(folder) as signals:
+        forget_signs(folder, anew=False)
         started = signals.ranks = start_ranks(workers, request.arguments(folder), log=folder / LOG)
         seconds = seconds_to_begin(request.watchdog_seconds)
         beginning = Beginning(folder, started, seconds=seconds) if seconds else None
