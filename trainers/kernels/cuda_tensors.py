@@ -14,7 +14,7 @@ from trainers.kernels import cuda_launch
 
 _CHUNK = 1 << 14  # values of a block, as in the source
 _ADDRESSES = 240  # of tensors that a launch is told of, as in the source
-_MOST = (1 << 32) - (1 << 14)  # values of a tensor that is gathered: the kernel counts them in 32 bits
+_MOST = (1 << 32) - (1 << 14)  # values of a tensor that is narrowed or gathered: the kernels count them in 32 bits
 _ALIGNED = 256  # values: of tensors that lie behind each other, each begins at a multiple
 
 
@@ -31,7 +31,7 @@ def narrowed(tensors: Sequence[Any], dtype: Any) -> list[Any] | None:
     """
     if np.dtype(dtype).char not in "eEf" or not tensors:
         return None
-    if any(tensor.dtype != np.float32 or not tensor.flags.c_contiguous for tensor in tensors):
+    if any(tensor.dtype != np.float32 or not tensor.flags.c_contiguous or tensor.size > _MOST for tensor in tensors):
         return None
     xp = cuda_launch.device.xp
     of_all, told, ends = _layout(tuple(tensor.shape for tensor in tensors), tuple(map(_address, tensors)), xp)

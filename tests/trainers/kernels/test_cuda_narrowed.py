@@ -39,6 +39,14 @@ def test_what_it_does_not_round_it_leaves(cuda):
         assert cuda_tensors.narrowed(tensors, np.dtype(kind)) is None
 
 
+def test_tensors_of_more_values_than_it_counts_it_leaves(cuda, monkeypatch):
+    tensors = [cuda.xp.asarray(np.ones(5, "f")), cuda.xp.asarray(np.ones(3, "f"))]
+    monkeypatch.setattr(cuda_tensors, "_MOST", 5)
+    assert cuda_tensors.narrowed(tensors, np.dtype("f")) is not None
+    monkeypatch.setattr(cuda_tensors, "_MOST", 4)
+    assert cuda_tensors.narrowed(tensors, np.dtype("f")) is None
+
+
 def gradients(model, images):
     """Of the sum of a forward's squares with weights in the images' type, by path."""
     with chainer.using_config("train", True), weights_in(model, images.dtype):
