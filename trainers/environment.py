@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import socket
 import subprocess
 import time
 from importlib.metadata import PackageNotFoundError, version
@@ -26,7 +27,7 @@ def environment(*, ranks: list[dict[str, Any]], threads: int, fingerprint: str, 
     """Versions, machine, ranks and data of a run, as plain data.
 
     Args:
-        ranks: rank and host of each.
+        ranks: of each what `this_rank` gives.
         threads: BLAS and OpenMP threads of a rank.
         fingerprint: of the data.
         exact: whether the run is in exact mode.
@@ -75,6 +76,41 @@ def other_kernels(folder: Path) -> list[str]:
         f"warning: {was} kernels trained this run so far, {now} kernels go on: the same sums, rounded otherwise; "
         f"--kernels {was} goes on as before"
     ]
+
+
+def this_rank(rank: int, device: dict[str, Any]) -> dict[str, Any]:
+    """Where a rank computes and by which kernels, as plain data.
+
+    Args:
+        rank: this process's.
+        device: what is to be said of its device.
+    """
+    by = kernels.described(kernels.in_use())
+    return {"rank": rank, "host": socket.gethostname(), "pid": os.getpid(), "kernels": by, **device}
+
+
+def unlike_kernels(ranks: list[dict[str, Any]]) -> list[str]:
+    """What to say where ranks compute by kernels that are not the same; nothing where they are.
+
+    Args:
+        ranks: of each what `this_rank` gives.
+    """
+    of_kernels: dict[str, list[dict[str, Any]]] = {}
+    for rank in ranks:
+        of_kernels.setdefault(rank["kernels"], []).append(rank)
+    if len(of_kernels) == 1:
+        return []
+    named = "; ".join(f"{kind} on {_named(some)}" for kind, some in of_kernels.items())
+    return [
+        f"warning: the ranks do not compute by the same kernels: {named}; they round otherwise, and all wait for the "
+        f"slowest at each update: `kilobatch doctor` on each host tells what lacks there, or name one with --kernels"
+    ]
+
+
+def _named(ranks: list[dict[str, Any]]) -> str:
+    """These ranks and their hosts, the first five."""
+    more = f" and {len(ranks) - 5} more" if len(ranks) > 5 else ""
+    return ", ".join(f"rank {rank['rank']} on {rank['host']}" for rank in ranks[:5]) + more
 
 
 def _versions() -> dict[str, str]:

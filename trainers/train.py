@@ -6,8 +6,6 @@ import contextlib
 import hashlib
 import json
 import logging
-import os
-import socket
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +17,7 @@ from recipes.planning.stream import Stream
 from trainers.build import Parts, build, build_exchange, build_feed
 from trainers.checkpoint import load_into, newest_checkpoint, read_checkpoint
 from trainers.device import notes_on, said_of, take_device
-from trainers.environment import environment, other_kernels
+from trainers.environment import environment, other_kernels, this_rank, unlike_kernels
 from trainers.equal_ranks import WeightsDiffer, require_equal_weights, require_one_recipe, why_weights_differ
 from trainers.evaluate import score
 from trainers.exact_mode import require_one_machine
@@ -144,10 +142,10 @@ class _Run:
         if self.leads:
             (folder / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
             cut_back(folder, self.updater.iteration)
-        host = {"rank": self.mpi.rank, "host": socket.gethostname(), "pid": os.getpid(), **said_of(self.device)}
-        hosts = self.mpi.gather(host, root=0)
+        ranks = self.mpi.gather(this_rank(self.mpi.rank, said_of(self.device)), root=0)
         if self.leads:
-            self._write_run(hosts)
+            notes += unlike_kernels(ranks)
+            self._write_run(ranks)
         self.metrics = metrics_of(self.updater, folder, self.mpi)
         self.trainer = self._trainer(resumed=state)
         reached = {"update": self.updater.iteration, "epoch": self.updater.epoch_detail}
@@ -187,7 +185,7 @@ class _Run:
         iterator.update = self.updater.iteration = state["update"]
         return state, notes
 
-    def _write_run(self, hosts: list[dict[str, Any]]) -> None:
+    def _write_run(self, ranks: list[dict[str, Any]]) -> None:
         opened, sizes = self.opened, self._model_sizes()
         folder = self.options.folder
         write_run(
@@ -198,7 +196,7 @@ class _Run:
             dataset=dataset_facts(opened.dataset),
             dataset_tree=opened.dataset_tree,
             environment=environment(
-                ranks=hosts,
+                ranks=ranks,
                 threads=self.options.threads,
                 fingerprint=opened.dataset.reader.fingerprint(opened.dataset.root),
                 exact=self.plan.exact,

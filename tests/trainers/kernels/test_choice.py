@@ -1,6 +1,7 @@
 """Which kernels serve, who says so, and what a run remembers of it."""
 
 import json
+import socket
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ import pytest
 
 from trainers import environment, kernels
 from trainers.kernels import seams
+from trainers.launch import find_mpiexec
 from trainers.run_folder import ENVIRONMENT
 
 
@@ -85,3 +87,18 @@ def test_a_run_that_says_nothing_is_from_before_there_was_a_choice(tmp_path):
         assert len(environment.other_kernels(tmp_path)) == warnings
     (tmp_path / ENVIRONMENT).unlink()
     assert environment.other_kernels(tmp_path) == []
+
+
+@pytest.mark.mpi
+def test_ranks_of_other_kernels_are_named_and_of_the_same_are_not(tmp_path):
+    command = [sys.executable, "-m", "kilobatch", "train", "digits/ramp", "--stop-after", "1up", "--out", tmp_path]
+    other = ["-n", "1", "-env", "KILOBATCH_KERNELS", "chainer"]
+    ranks = [find_mpiexec(), "-n", "1", *command, ":", *other, *command]
+    done = subprocess.run(ranks, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    host, numpys = socket.gethostname(), kernels.described("numpy")
+    said = f"the ranks do not compute by the same kernels: {numpys} on rank 0 on {host}; chainer on rank 1 on {host};"
+    assert said in (tmp_path / "log.txt").read_text()
+    ranks = json.loads((tmp_path / ENVIRONMENT).read_text())["ranks"]
+    assert [rank["kernels"] for rank in ranks] == [numpys, "chainer"]
+    assert environment.unlike_kernels(2 * ranks[:1]) == []
