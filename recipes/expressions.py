@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import math
 import operator
 import re
@@ -13,6 +14,7 @@ __all__ = ["Expression"]
 
 _PATH = re.compile(r"(?<![\w.])[A-Za-z_]\w*(\.\w+)*")
 _OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+_MOST = 500  # parts: what is deeper than Python's recursion goes has more
 
 
 class Expression:
@@ -36,12 +38,15 @@ class Expression:
 
         try:
             self._tree = ast.parse(_PATH.sub(named, text).strip(), mode="eval").body
-        except (SyntaxError, ValueError, RecursionError):  # ValueError: a null character
+        except (SyntaxError, ValueError, RecursionError, MemoryError):  # ValueError: a null character; else too deep
             raise ValueError("it cannot be read") from None
+        nodes = [*itertools.islice(ast.walk(self._tree), _MOST + 1)]
+        if len(nodes) > _MOST:
+            raise ValueError(f"it cannot be read: it has over {_MOST} parts")
         self._names = {name: path for path, name in found.items()}
         if not found:
             raise ValueError("it names no path of the recipe")
-        for node in ast.walk(self._tree):
+        for node in nodes:
             _require_plain(node)
 
     @property
@@ -61,7 +66,7 @@ class Expression:
             found = float(self._evaluate(self._tree, value_at))
         except ZeroDivisionError:
             raise ValueError("a division by 0") from None
-        except (OverflowError, RecursionError) as error:
+        except OverflowError as error:
             raise ValueError(f"it has no number: {error}") from None
         if math.isnan(found):
             raise ValueError("it has no number: infinity less infinity, or times 0")

@@ -22,7 +22,9 @@ def test_by_hand(text, number):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "1 + 2", "a.b +", "a.b ** 2", "f(a)", "a if b else c", "a.b; c", "a < c", "[a]", "-" * 5000 + "c"]
+    "text",
+    ["", "1 + 2", "a.b +", "a.b ** 2", "f(a)", "a if b else c", "a.b; c", "a < c", "[a]"]
+    + ["-" * 5000 + "c", "-" * 50000 + "c", f"c{'+ c' * 900}"],
 )
 def test_what_is_no_arithmetic_is_refused(text):
     with pytest.raises(ValueError, match="it cannot be read|is none of|names no path"):
@@ -40,9 +42,7 @@ def test_a_division_by_zero_is_told():
         Expression("c / (a.b - 6)")(VALUES.__getitem__)
 
 
-@pytest.mark.parametrize(
-    "text", ["c * 1e999 - c * 1e999", f"c * {'9' * 400}", f"c{'+ c' * 900}"], ids=["nan", "big", "long"]
-)
+@pytest.mark.parametrize("text", ["c * 1e999 - c * 1e999", f"c * {'9' * 400}"], ids=["nan", "big"])
 def test_what_has_no_number_is_told(text):
     values = {**VALUES, "c": int(VALUES["c"])}
     with pytest.raises(ValueError, match="it has no number: "):

@@ -47,7 +47,8 @@ def _cost(opened: OpenedSearch, folder: Path, groups: int) -> str:
         return _NOTHING
     try:
         check_folder(folder, opened, resume=True)
-        ended = finished(study_of(folder, opened))
+        with study_of(folder, opened) as study:
+            ended = finished(study)
     except InputRefused as refusal:
         return f"not known: {refusal}"
     timed = [trial.user_attrs[SECONDS] for trial in ended if SECONDS in trial.user_attrs]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +67,12 @@ def place_of_study(
     return place, name
 
 
-def study_of(folder: Path, opened: OpenedSearch) -> optuna.Study:
+@contextmanager
+def study_of(folder: Path, opened: OpenedSearch) -> Iterator[optuna.Study]:
     """The study of the search in a folder, to be read."""
     place, name = place_of_study(folder, opened)
-    return new_study(opened.search, storage=open_storage(place), name=name)
+    with closing(open_storage(place)) as storage:
+        yield new_study(opened.search, storage=storage, name=name)
 
 
 def require_known(folder: Path, study: optuna.Study) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -123,10 +123,11 @@ def _search_in(
     """A search whose study is in a storage, which may be lost."""
     place, name = place_and_name
     try:
-        study = open_study(opened, open_storage(place), name=name)
-        require_known(how.folder, study)
-        remember_place(how.folder, place, name)  # it can be used
-        return _work(opened, study, how, groups)
+        with closing(open_storage(place)) as storage:
+            study = open_study(opened, storage, name=name)
+            require_known(how.folder, study)
+            remember_place(how.folder, place, name)  # it can be used
+            return _work(opened, study, how, groups)
     except Exception as error:
         if not lost(error):
             raise

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -140,8 +141,10 @@ class Stages:
     def write_page(self) -> Path:
         """The page of both searches; returns where it is."""
         folders = [self.folder / name for name in self.names]
-        parts = [(study_of(folder, self.open(folder.with_suffix(".yaml"))), folder) for folder in folders]
-        return write_transfer_page(self.folder, self.opened.search, parts)
+        with ExitStack() as stack:
+            opened = [study_of(folder, self.open(folder.with_suffix(".yaml"))) for folder in folders]
+            parts = list(zip(map(stack.enter_context, opened), folders, strict=True))
+            return write_transfer_page(self.folder, self.opened.search, parts)
 
     def open(self, path: Path) -> OpenedSearch:
         """One of the two searches."""

@@ -4,6 +4,7 @@ import dataclasses
 import subprocess
 import sys
 from collections import Counter
+from contextlib import ExitStack
 from fractions import Fraction
 from pathlib import Path
 
@@ -35,6 +36,20 @@ def new_study(storage=None):
         storage=storage,
         load_if_exists=True,
     )
+
+
+@pytest.fixture
+def begun(tmp_path):
+    """`begun()`: the study in a database of the test's; its connections are closed behind it."""
+    with ExitStack() as stack:
+
+        def begin_again():
+            storage = optuna.storages.RDBStorage(f"sqlite:///{tmp_path / 'study.db'}")
+            stack.callback(storage.engine.dispose)
+            stack.callback(storage.remove_session)
+            return new_study(storage)
+
+        yield begin_again
 
 
 def begin(study, search):
@@ -102,16 +117,16 @@ def test_the_lowest_goes_up_where_less_is_better():
     assert earned.value == min(trial.value for trial in study.trials)
 
 
-def test_a_session_that_goes_on_decides_the_same(tmp_path):
+def test_a_session_that_goes_on_decides_the_same(begun):
     """Killed between any two steps: what waits in the queue is taken, and nothing goes up twice."""
-    storage, search = f"sqlite:///{tmp_path / 'study.db'}", search_with(SuccessiveHalving())
-    run(new_study(storage), search, 3)
-    promote(new_study(storage), search)
-    promote(new_study(storage), search)  # killed after it was queued
-    study = new_study(storage)
+    search = search_with(SuccessiveHalving())
+    run(begun(), search, 3)
+    promote(begun(), search)
+    promote(begun(), search)  # killed after it was queued
+    study = begun()
     assert [trial.state for trial in study.trials].count(TrialState.WAITING) == 1
     trial = study.ask()  # killed before it was placed: the queue had placed it
-    again = optuna.Trial(new_study(storage), trial._trial_id)
+    again = optuna.Trial(begun(), trial._trial_id)
     assert place(again, search) == Fraction(1, 3)
     promote(study, search)
     assert [trial.state for trial in study.trials].count(TrialState.WAITING) == 0
@@ -126,14 +141,14 @@ def test_nothing_is_queued_that_the_budget_does_not_hold():
     assert len(study.trials) == 3
 
 
-def test_two_supervisors_of_a_study_send_a_configuration_up_once(tmp_path):
+def test_two_supervisors_of_a_study_send_a_configuration_up_once(begun, tmp_path):
     storage, search = f"sqlite:///{tmp_path / 'study.db'}", search_with(SuccessiveHalving())
-    run(new_study(storage), search, 3)
+    run(begun(), search, 3)
     code = "from test_rungs import *; promote(new_study(sys.argv[1]), search_with(SuccessiveHalving()))"
     command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); {code}", storage]
     for process in [subprocess.Popen(command) for _ in range(3)]:
         assert process.wait(timeout=120) == 0
-    assert [trial.state for trial in new_study(storage).trials].count(TrialState.WAITING) == 1
+    assert [trial.state for trial in begun().trials].count(TrialState.WAITING) == 1
 
 
 def test_hyperband_begins_configurations_at_every_rung():

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import importlib.util
+import inspect
 
 import optuna
 import pytest
@@ -45,7 +46,7 @@ def test_a_component_is_a_frozen_documented_dataclass(component):
     assert component.__dataclass_params__.frozen
     assert component() == component()
     for field in dataclasses.fields(component):
-        assert f"        {field.name}: " in component.__doc__
+        assert f"    {field.name}: " in inspect.getdoc(component)
 
 
 @pytest.mark.parametrize("package", GROUPS.values(), ids=GROUPS)
