@@ -36,6 +36,7 @@ SetBoth = Annotated[
     ),
 ]
 Device = Annotated[str | None, typer.Option(metavar="D", help="cpu, gpu, or auto; left out, the cluster's or the CPU.")]
+DeviceToScore = Annotated[str | None, typer.Option(metavar="D", help="cpu, gpu, or auto; left out, the CPU.")]
 MicroBatch = Annotated[int | None, typer.Option(min=1, metavar="M", help="The most samples of one forward.")]
 
 
@@ -254,7 +255,7 @@ def plan(
 def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
     checkpoint: Annotated[str, typer.Option(help="newest, best, or a name such as update-000060.")] = "newest",
-    device: Device = None,
+    device: DeviceToScore = None,
     data: Data = None,
     allow_code: AllowCode = False,
     as_json: Json = False,
@@ -287,7 +288,7 @@ def report(
 
 @app.command()
 def doctor(as_json: Json = False) -> None:
-    """What is installed here, what is broken, and what to do."""
+    """What is installed here, what is broken, and what to do. Exit code 3 where nothing trains."""
     from trainers.doctor import examine, print_diagnosis
 
     diagnosis = examine()

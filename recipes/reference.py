@@ -67,10 +67,10 @@ that name.
 whose value nobody published and nobody here guesses, for which `train` refuses the recipe; and what a reader wants to
 know before the values. docs/library.md has the cards of the library.
 
-**Where a name is looked for**: the library, `configs/recipes` (or `datasets`, `clusters`) in the working directory, the
-working directory, then the recipes of installed packages (entry-point group `kilobatch.recipes`, whose value is a
-package with YAML files). What ends in `.yaml` is a path. `kind: mymodule.MyNet` imports from the working directory
-under `--allow-code` only: a frozen dataclass with the group's method, or for a model a `chainer.Chain`, whose
+**Where a name is looked for**: the library, `configs/recipes` (or `datasets`, `clusters`, `searches`) in the working
+directory, the working directory, then the recipes of installed packages (entry-point group `kilobatch.recipes`, whose
+value is a package with YAML files). What ends in `.yaml` is a path. `kind: mymodule.MyNet` imports from the working
+directory under `--allow-code` only: a frozen dataclass with the group's method, or for a model a `chainer.Chain`, whose
 constructor's arguments are then the keys.
 """
 

@@ -59,7 +59,7 @@ def find(kind: str, name: str) -> Path:
 
     Args:
         kind: `recipes`, `datasets`, `clusters` or `searches`.
-        name: such as `goyal2017`, `digits/resnet512` or `./mine.yaml`.
+        name: such as `goyal2017`, `digits/large_batch` or `./mine.yaml`.
     Raises:
         UnknownNameError: there is no such file.
 

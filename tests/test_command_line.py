@@ -52,6 +52,11 @@ def test_every_command_is_told_whole_in_the_help_of_its_group(run, monkeypatch, 
     assert "..." not in shown.partition("Commands:")[2]
 
 
+def test_a_device_that_is_left_out_is_the_cpu_where_no_cluster_is_asked_for(run):
+    assert "left out, the CPU." in run("evaluate", "--help")[1]
+    assert "left out, the cluster's" in run("train", "--help")[1]
+
+
 def test_a_terminal_without_unicode_gets_question_marks_for_a_picture_and_the_program_its_name(tmp_path):
     line = [sys.executable, "-P", "-m", "kilobatch", "recipes", "curve", "digits/baseline"]
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}

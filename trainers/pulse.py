@@ -36,7 +36,7 @@ class Pulse:
     done and after the last one, work that makes no progress is given five times as long.
 
     Progress is whatever calls `moved`: every image loaded, every loss, every update, every file of a checkpoint. Up to
-    four ranks watch, so that the files are read 4 n times in a sixth of a minute by n ranks.
+    four ranks watch, so that each file is read by four.
 
     Args:
         folder: the run's, seen by all hosts; else there is no watch, and a warning.

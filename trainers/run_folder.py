@@ -103,11 +103,11 @@ def require_same_recipe(folder: Path, recipe: dict[str, Any], dataset: dict[str,
         return
     try:
         before = yaml.safe_load((folder / RUN).read_text(encoding="utf-8"))
-        ran, on = _deciding(before["recipe"]), before["dataset"]
+        ran, on = deciding(before["recipe"]), before["dataset"]
     except (yaml.YAMLError, UnicodeDecodeError, LookupError, TypeError, AttributeError) as error:
         what = f"{folder / RUN} is damaged, so that nobody can say which recipe the run had"
         raise FolderRefused(f"{what}; start anew in another --out") from error
-    changed = differences(ran, _deciding(recipe))
+    changed = differences(ran, deciding(recipe))
     changed += [f"dataset: {line}" for line in differences(on, dataset)]
     if changed:
         raise FolderRefused(
@@ -172,7 +172,8 @@ def _before(text: str, update: int) -> bool:
     return line.get("update", 0) <= update
 
 
-def _deciding(recipe: dict[str, Any]) -> dict[str, Any]:
+def deciding(recipe: dict[str, Any]) -> dict[str, Any]:
+    """What of a recipe makes a run another one: all but words, of which the name stays."""
     return {key: value for key, value in recipe.items() if key not in _WORDS_ONLY}
 
 

@@ -21,8 +21,8 @@ def vocabulary(*, allow_code: bool = False) -> Vocabulary:
     """All names a recipe may use.
 
     A name of another package comes from the entry-point group `kilobatch.models`, `kilobatch.optimizers`,
-    `kilobatch.losses`, `kilobatch.augmentations`, `kilobatch.mixes`, `kilobatch.datasets`, `kilobatch.communicators` or
-    `kilobatch.schedules`, and is imported when a recipe uses it.
+    `kilobatch.losses`, `kilobatch.augmentations`, `kilobatch.mixes`, `kilobatch.datasets`, `kilobatch.communicators`,
+    `kilobatch.schedules` or `kilobatch.warmups`, and is imported when a recipe uses it.
 
     Args:
         allow_code: `kind: mymodule.MyNet` imports from the working directory.
@@ -49,7 +49,10 @@ def vocabulary(*, allow_code: bool = False) -> Vocabulary:
 
 
 def search_vocabulary(*, allow_code: bool = False) -> SearchVocabulary:
-    """All names a search may use, those of its recipe among them; `allow_code` as of `vocabulary`."""
+    """All names a search may use, those of its recipe among them; `allow_code` as of `vocabulary`.
+
+    Other packages add to them by the groups `kilobatch.samplers`, `kilobatch.pruners` and `kilobatch.ranges`.
+    """
 
     def group(name: str, module: str) -> _Group:
         package = importlib.import_module(module)

@@ -60,7 +60,7 @@ def library_page(recipes: Iterable[tuple[str, OpenedRecipe]]) -> str:
             f"{peak_rate(opened.recipe):.4g}",
             opened.tree["optimizer"]["kind"],
             "; ".join(claim for claim, *_ in facts.claims) or "–",
-            "open" if facts.open else "reproduced" if "reproduced" in _statuses(opened) else "not run",
+            "open" if facts.open else _status(opened),
         ]
         rows.append(f"| {' | '.join(cells)} |")
         sections.append(card_markdown(facts, picture=f"{PICTURES}/{_file(name)}", level=2))
@@ -98,8 +98,10 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(part) if part.isdigit() else -1, part) for part in re.split(r"([0-9]+)", name)]
 
 
-def _statuses(opened: OpenedRecipe) -> set[str]:
-    return {claim.status for claim in opened.recipe.claims}
+def _status(opened: OpenedRecipe) -> str:
+    """Of its claims: reproduced where one is; a dash where nothing is claimed."""
+    statuses = [claim.status for claim in opened.recipe.claims]
+    return "reproduced" if "reproduced" in statuses else next(iter(statuses), "–")
 
 
 def _file(name: str) -> str:

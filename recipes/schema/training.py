@@ -28,7 +28,7 @@ class StreamOrder:
     Args:
         repeats: how often each sample comes in a row, every copy augmented anew (repeated augmentation; timm's and
             torchvision's RASampler); at least 1. An epoch is as many samples as ever, so that it shows one in `repeats`
-            of the different ones. Copies are neighbours: they share a norm group, where those samplers deal them to
+            of the different ones. Copies are neighbours, mostly in one norm group, where those samplers deal them to
             different workers; and no epoch is rounded down to a multiple of 256 samples, as theirs are.
     """
 

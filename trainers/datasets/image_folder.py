@@ -21,7 +21,7 @@ class ImageFolder:
 
     The classes are the folders, numbered from 0 in the order of their names as bytes; both splits must have the same.
     The samples are in the order of their paths below the split, as bytes. Names that begin with a dot are passed over;
-    any other file that is no image is refused, and so is a link that leads out of ROOT.
+    a file that is not called .jpg, .jpeg or .png is refused, and so is a link that leads out of ROOT.
     Transparency is dropped.
 
     Args:

@@ -15,7 +15,7 @@ class Trace(Extension):
     """A line an update: time, rate, loss, and the samples in stream order with a digest of their images.
 
         images_sha256 = SHA-256 over the 32-byte SHA-256 digests, in stream order, of each image as the model gets it
-                        (C order, float32 CHW, before mixing)
+                        (C order, float32 CHW, mixed where the recipe mixes)
 
     Bytes on the wire: about 60 a sample and 80 a rank, all to rank 0, each update.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +41,15 @@ def dry_run_text(
     Raises:
         InputRefused: the first trial cannot be planned.
     """
+    from trainers.build import model_sizes  # and Chainer, which a supervisor does without
+
     search, study = opened.search, new_study(opened.search)
     options: dict[str, Any] = {"data": data, "allow_code": allow_code}
     enqueue(study, opened)
     values = suggested(study.ask(), search)
     request = trial_request(opened, 0, values, Path("trial"), **options)
     prepared = prepare(request, workers=search.ranks_per_trial)
+    sizes = model_sizes(prepared.opened.recipe, prepared.opened.dataset)
     goals = (f"{objective.direction} {metric_name(objective.metric)}" for objective in search.objectives)
     lines = [
         f"search {search.name} over {search.recipe}: {' and '.join(goals)}",
@@ -62,7 +66,7 @@ def dry_run_text(
         *([] if folder is None else cost_lines(opened, folder, groups=groups, **options)),
         "",
         "plan of the first trial:",
-        plan_text(prepared.plan),
+        plan_text(replace(prepared.plan, model=sizes)),
         "",
         "recipe of the first trial:",
         resolved_text(prepared.opened.tree, prepared.opened.origins).rstrip(),
@@ -145,8 +149,9 @@ def _budget_lines(search: Search, prepared: Prepared, groups: int) -> list[str]:
         whole = f"{groups * ranks} ranks use in {duration(3600 * budget.device_hours / (groups * ranks))}"
         lines.append(f"device-hours: trials begin within {budget.device_hours:g}, which {whole}")
     lines.append(
-        f"ranks: {ranks} a trial, {groups} trials side by side, so as long as {rounds} "
-        f"trial{'s' if rounds > 1 else ''} one after the other; an hour of all is {_device_hours(1, groups * ranks)}"
+        f"ranks: {ranks} a trial, {groups} trial{'s side by side' if groups > 1 else ' at a time'}, so as long as "
+        f"{rounds} trial{'s' if rounds > 1 else ''} one after the other; an hour of all is "
+        + _device_hours(1, groups * ranks)
     )
     return lines
 

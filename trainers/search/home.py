@@ -17,7 +17,7 @@ from recipes.open_search import OpenedSearch
 from trainers.run_folder import FolderRefused, dataset_facts, differences, open_in, require_usable
 from trainers.search.group import JOBS
 from trainers.search.storages import Place, open_storage, read_place
-from trainers.search.study import new_study
+from trainers.search.study import new_study, searches_differ
 
 SEARCH, STORAGE, _LOCK = "search.yaml", "storage.yaml", "lock"
 TRIALS = "trials"  # a run's folder for each trial: trial-0017
@@ -38,7 +38,7 @@ def check_folder(folder: Path, opened: OpenedSearch, *, resume: bool) -> None:
             require_usable(folder, resume=False)
         return
     before = _remembered(folder / SEARCH)
-    changed = differences(before, yaml.safe_load(yaml.safe_dump(_identity(opened))))
+    changed = searches_differ(before, yaml.safe_load(yaml.safe_dump(_identity(opened))))
     if changed:
         raise FolderRefused(
             f"{folder} holds another search; {'; '.join(changed)}; go on with the search it began with, or begin "

@@ -13,7 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 from recipes import conditional
 from recipes.open_search import OpenedSearch
 from recipes.schema import Search
-from trainers.run_folder import FolderRefused, dataset_facts, differences
+from trainers.run_folder import FolderRefused, dataset_facts, deciding, differences
 from trainers.search.batched import flush
 from trainers.search.front import front
 from trainers.search.leases import own_lease
@@ -138,6 +138,15 @@ def note_constraints(trial: optuna.Trial, found: Outcome) -> None:
             trial.set_constraint(said, beyond)
 
 
+def searches_differ(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Where two searches are not the same, each place with both values; the words of a recipe make no trial another.
+
+    Args:
+        before, now: plain data of `search`, `recipe` and `dataset`.
+    """
+    return differences(*({**tree, "recipe": deciding(tree.get("recipe", {}))} for tree in (before, now)))
+
+
 def _first_trials(opened: OpenedSearch) -> list[dict[str, Any]]:
     first = getattr(opened.search.sampler, "first", lambda space: [])
     return [*opened.enqueued, *first(opened.search.space)][: opened.search.budget.trials]
@@ -152,7 +161,7 @@ def _shared(opened: OpenedSearch) -> dict[str, Any]:
 
 def _require_same(study: optuna.Study, opened: OpenedSearch) -> None:
     before = study.user_attrs.get(_SEARCH)
-    changed = [] if before is None else differences(before, _shared(opened))
+    changed = [] if before is None else searches_differ(before, _shared(opened))
     if changed:
         raise FolderRefused(
             f"the study {study.study_name} in this storage is of another search; {'; '.join(changed)}; choose another "

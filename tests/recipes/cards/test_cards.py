@@ -49,6 +49,12 @@ def test_every_picture_and_section_that_the_page_names_is_there():
     assert set(re.findall(r"\]\(#(.*?)\)", text)) == headings
 
 
+def test_row_of_a_recipe_has_the_status_of_its_claims_and_none_where_nothing_is_claimed():
+    for name, status in (("goyal2017", "not run"), ("digits/naive", "reproduced"), ("digits/ramp", "–")):
+        (row,) = (line for line in library_page([(name, opened(name))]).splitlines() if line.startswith(f"| [{name}]"))
+        assert row.endswith(f" | {status} |")
+
+
 def test_card_says_claims_values_evidence_and_deviations():
     text = card_text(facts("goyal2017"))
     assert "top-1 76.26 % ± 0.09 (5 runs) on 256 x P100; not run" in text

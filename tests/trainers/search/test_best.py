@@ -104,7 +104,10 @@ def test_a_dry_run_tells_the_space_the_conditions_and_the_budget_in_device_hours
     assert "device-hours: trials begin within 4, which 6 ranks use in 40 min 00 s" in said
     assert "  weight_decay: 0.0001 " in said.partition("recipe of the first trial:")[2]
     assert "ranks: 2 a trial, 3 trials side by side, so as long as 2 trials one after the other" in said
+    assert "memory of a device: weights " in said
 
 
 def test_a_dry_run_tells_several_objectives(opened):
-    assert "maximize accuracy and minimize device-hours" in dry_run_text(opened(TEXT + TWO), groups=1)
+    said = dry_run_text(opened(TEXT + TWO), groups=1)
+    assert "maximize accuracy and minimize device-hours" in said
+    assert "ranks: 1 a trial, 1 trial at a time, so as long as 6 trials one after the other" in said

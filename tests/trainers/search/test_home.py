@@ -3,10 +3,12 @@
 import os
 
 import pytest
+from optuna.storages import InMemoryStorage
 
 from recipes.open_search import open_search
 from trainers.run_folder import FolderRefused
-from trainers.search.home import check_folder, place_of_study, sole_supervisor
+from trainers.search.home import check_folder, place_of_study, remember_search, sole_supervisor
+from trainers.search.study import open_study
 from trainers.vocabulary import search_vocabulary
 
 
@@ -33,3 +35,24 @@ def test_a_folder_whose_memory_is_damaged_is_refused(tmp_path, text):
         check_folder(tmp_path, opened, resume=False)
     with pytest.raises(FolderRefused, match="storage.yaml is damaged; .* begin anew in another --out"):
         place_of_study(tmp_path, opened)
+
+
+def test_a_search_goes_on_where_only_the_words_of_its_recipe_have_changed(tmp_path):
+    def opened_over(words):
+        (tmp_path / "mine.yaml").write_text(f"kilobatch: 1\nextends: digits/batch_256\nname: mine\n{words}")
+        text = "kilobatch: 1\nrecipe: mine.yaml\nspace: {learning_rate.reference: {kind: Float, low: 0.1, high: 1}}\n"
+        (tmp_path / "search.yaml").write_text(f"{text}sampler: {{kind: Random}}\nbudget: {{trials: 2}}\n")
+        return open_search(str(tmp_path / "search.yaml"), vocabulary=search_vocabulary())
+
+    folder, storage = tmp_path / "out", InMemoryStorage()
+    folder.mkdir()
+    first = opened_over("title: before\n")
+    remember_search(folder, first)
+    open_study(first, storage, name="mine")
+    other = opened_over("title: after\nclaims: [{metric: top1, kind: accuracy, value: 0.9, status: not run}]\n")
+    check_folder(folder, other, resume=True)
+    open_study(other, storage, name="mine")
+    with pytest.raises(FolderRefused, match="holds another search; recipe.epochs: "):
+        check_folder(folder, opened_over("epochs: 19\n"), resume=True)
+    with pytest.raises(FolderRefused, match="is of another search; recipe.epochs: "):
+        open_study(opened_over("epochs: 19\n"), storage, name="mine")

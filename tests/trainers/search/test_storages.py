@@ -11,6 +11,7 @@ from optuna.trial import TrialState, create_trial
 
 from recipes.errors import RecipeError
 from trainers.search.batched import flush
+from trainers.search.proxy import serve_study
 from trainers.search.storages import PASSWORD, hidden, open_storage, read_place
 from trainers.search.view import read_again
 
@@ -102,6 +103,14 @@ def test_a_proxy_that_does_not_answer_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr("trainers.search.storages._WAIT_SECONDS", 0.2)
     with pytest.raises(RecipeError, match="pip install 'kilobatch.grpc.'|nobody answers at grpc://127.0.0.1:1 within"):
         open_storage(read_place("grpc://127.0.0.1:1", tmp_path))
+
+
+def test_a_server_without_its_package_is_refused_before_it_makes_or_promises_anything(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    with pytest.raises(RecipeError, match=r"STORAGE: .*grpc.*; pip install 'kilobatch\[grpc\]'"):
+        serve_study(f"sqlite:///{tmp_path}/study.db", host="localhost", port=13000)
+    assert capsys.readouterr().out == ""
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_line_of_a_journal_that_was_cut_off_is_dropped(tmp_path):
