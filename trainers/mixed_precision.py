@@ -18,6 +18,7 @@ from chainer.functions.array.cast import Cast
 from recipes.planning.division import Division
 from recipes.schema import Precision
 from trainers.kernels import seams
+from trainers.kernels.applied import is_plain, linked, variables_of
 
 HALVES = ("mixed16", "bfloat16")  # words for 16 bits
 MOST_HALVINGS = 20  # of one update; then the run fails
@@ -198,6 +199,13 @@ class _Narrowed(Cast):
     def __init__(self, dtype: Any, array: Any) -> None:
         super().__init__(dtype)
         self._array = array
+
+    def apply(self, inputs: tuple[Any]) -> tuple[chainer.Variable]:
+        """As Chainer has it, but the short way where that serves: there is one for each parameter."""
+        variables = variables_of(inputs)
+        if not is_plain(variables):
+            return super().apply(inputs)
+        return linked(self, variables, *self.forward((variables[0].array,)))
 
     def forward(self, inputs: tuple[Any]) -> tuple[Any]:
         self._in_type = inputs[0].dtype

@@ -15,6 +15,7 @@ from trainers import kernels
 from trainers.device import has_gpu
 from trainers.gradients import first_not_finite
 from trainers.kernels import seams
+from trainers.kernels.convolved import ConvolvedNormalized
 from trainers.keyed_draws import draw_initial_weights
 from trainers.mixed_precision import LossScale, computing, forward_in
 from trainers.models import SmallResNet
@@ -82,3 +83,19 @@ def test_an_update_is_that_of_the_cpu(norm_statistics, compute, bound):
 def test_an_overflow_is_found():
     assert one_update(DEVICE, "mixed16", "pooled", loss_scale=2**30)[2] is not None
     assert one_update(DEVICE, "mixed16", "pooled")[2] is None
+
+
+@pytest.mark.parametrize("compute", ["float32", "mixed16"])
+def test_a_convolution_and_its_normalisation_are_one_node_with_the_results_of_two(compute, monkeypatch):
+    made, forward = [], ConvolvedNormalized.forward
+    monkeypatch.setattr(ConvolvedNormalized, "forward", lambda self, inputs: made.append(self) or forward(self, inputs))
+    loss, found, _ = one_update(DEVICE, compute, "moving_average")
+    assert bool(made) == (seams.gpu_operators is not None)
+    made.clear()
+    with chainer.FunctionHook():  # someone looks on
+        expected_loss, expected, _ = one_update(DEVICE, compute, "moving_average")
+    assert not made
+    assert loss == expected_loss
+    bound = 1e-5 if compute == "float32" else 5e-3  # cuDNN may add gradients of weights up in any order
+    for path, values in expected.items():
+        np.testing.assert_allclose(found[path], values, rtol=0, atol=bound * abs(values).max(), err_msg=path)

@@ -1,7 +1,7 @@
-"""The short way of `FunctionNode.apply`, for nodes of ours on NumPy's arrays. Imports Chainer.
+"""The short way of `FunctionNode.apply`, for nodes of ours on NumPy's and CuPy's arrays. Imports Chainer.
 
 Chainer's own asks some thirty questions before and after `forward`: of hooks, devices, layouts, ChainerX, debugging.
-Between two operators that have filled the caches each answer is fetched from far away.
+Between two operators that have filled the caches each answer is fetched from far away; a GPU may wait meanwhile.
 """
 
 from __future__ import annotations
@@ -11,17 +11,26 @@ from collections.abc import Sequence
 from typing import Any
 
 import chainer
+import numpy as np
 from chainer.variable import Variable, as_variable  # when Chainer itself is half loaded, too
 
 _make = Variable._init_unchecked
 
 
 def is_plain(variables: Sequence[chainer.Variable]) -> bool:
-    """Whether nothing hooks in, is debugged, traced or laid out in another way, so that the short way serves."""
+    """Whether nothing hooks in, is debugged, traced, elsewhere or laid out in another way: the short way serves."""
     config = chainer.config
     if config.debug or config.schedule_func is not None or chainer.get_function_hooks():
         return False
-    return all(each.layout is None for each in variables)
+    return all(each.layout is None for each in variables) and _is_here(variables[0].array)
+
+
+def _is_here(array: Any) -> bool:
+    """Whether it lies where this thread computes: in the host's memory, or on the GPU that is current."""
+    cuda = chainer.backends.cuda
+    return type(array) is np.ndarray or (
+        cuda.available and type(array) is cuda.ndarray and array.data.device_id == cuda.cupy.cuda.get_device_id()
+    )
 
 
 def variables_of(inputs: Sequence[Any]) -> list[chainer.Variable]:

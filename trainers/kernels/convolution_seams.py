@@ -5,13 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from trainers.kernels import seams
 from trainers.kernels.seams import serving
-
-if TYPE_CHECKING:
-    import numpy as np
 
 Pair = tuple[int, int]
 _CORES = ("_forward_cpu_core", "_forward_gpu_core")
@@ -52,13 +48,13 @@ def deferred(link: Any, x: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def fitting(x: Any, W: Any, *vectors: Any, stride: Pair, pad: Pair) -> Any | None:
-    """Our kernels on the CPU, where Chainer would refuse nothing; None for the long way.
+    """Our kernels, where Chainer would refuse nothing; None for the long way.
 
     Args:
         vectors: of W's output channels.
     """
     ours = serving(x, W, *vectors)
-    if ours is None or ours is not seams.operators or not x.ndim == W.ndim == 4 or x.shape[1] != W.shape[1]:
+    if ours is None or not x.ndim == W.ndim == 4 or x.shape[1] != W.shape[1]:
         return None
     for each in vectors:
         if each.shape != W.shape[:1]:
@@ -83,9 +79,10 @@ def _convolution_apply(module: ModuleType) -> None:
             x, W, *b = (each.array for each in variables)
             how = _how(self)
             ours = None if _is_special(self) or self.cudnn_fast else fitting(x, W, *b, **how)
-            if ours is not None:
+            y = None if ours is None else ours.convolution(x, W, *(b or (None,)), **how)
+            if y is not None:
                 self.retain_inputs((0, 1))
-                return linked(self, variables, ours.convolution(x, W, *(b or (None,)), **how))
+                return linked(self, variables, y)
         return original(self, inputs)
 
     convolution.apply = apply
@@ -116,17 +113,24 @@ def gradients(indexes: Sequence[int], x: Any, W: Any, gy: Any, **how: Pair) -> t
     return gx, gW
 
 
-def add_to(new: np.ndarray, before: np.ndarray) -> None:
+def add_to(new: Any, before: Any) -> None:
     """new += before, where `new` is nobody's yet."""
     ours = serving(new, before)
     if not hasattr(ours, "add_to") or not ours.add_to(new, before):
         new += before
 
 
+def added(new: Any, before: Any) -> Any:
+    """new + before, in the order of `new` in memory."""
+    ours = serving(new, before)
+    found = None if ours is None else ours.add(new, before)
+    return new + before if found is None else found
+
+
 def _convolution_backward(module: ModuleType) -> None:
     """Where nobody asks for gradients of gradients these are arrays at once: two nodes fewer for a convolution.
 
-    On the CPU what has come back to an input before is added to them in place: a node and an array fewer for branches.
+    What has come back to an input before is added to them in place: a node and an array fewer for branches.
     """
     from trainers.kernels.applied import variable_of
 
@@ -147,8 +151,7 @@ def _convolution_backward(module: ModuleType) -> None:
         return original(self, indexes, grad_outputs) if found is None else tuple(map(variable_of, found))
 
     def backward_accumulate(self, indexes, grad_outputs, grad_inputs):
-        gy = grad_outputs[0].array
-        found = arrays(self, indexes, gy) if serving(gy) is seams.operators else None
+        found = arrays(self, indexes, grad_outputs[0].array)
         if found is None:
             return accumulate(self, indexes, grad_outputs, grad_inputs)
         for new, before in zip(found, grad_inputs, strict=True):

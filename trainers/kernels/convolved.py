@@ -1,4 +1,4 @@
-"""A convolution, batch normalisation of norm groups, a sum and ReLU in one node on the CPU. Imports Chainer."""
+"""A convolution, batch normalisation of norm groups, a sum and ReLU in one node. Imports Chainer."""
 
 from __future__ import annotations
 
@@ -27,22 +27,21 @@ class ConvolvedNormalized(Normalized):
         super().__init__(eps, groups, **how)
         self._how = {"stride": stride, "pad": pad}
 
+    def convolves(self, x: Any, W: Any) -> bool:
+        """Whether the kernels do such a convolution: they have, and `forward` goes on from there."""
+        self._kept_data = self._convolved(x, W)  # until backward; the order of the weights a copy fewer there
+        return self._kept_data[1] is not None
+
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any]:
-        x, W, *rest = inputs
-        ours = seams.operators
-        W = ours.in_order(W) if hasattr(ours, "in_order") else W
-        self._kept_data = W, ours.convolution(x, W, None, **self._how)  # until backward; the order a copy fewer there
-        outputs = super().forward((self._kept_data[1], *rest))
+        outputs = super().forward((self._kept_data[1], *inputs[2:]))
         self.retain_inputs((0, 1, 2))
         return outputs
 
-    def _kept(self, x: Any) -> tuple[Any, Any]:
-        """The weights in order and what the convolution gave; again, where backward has been here before."""
-        if self._kept_data is None:
-            ours, W = seams.operators, self.inputs[1].data
-            W = ours.in_order(W) if hasattr(ours, "in_order") else W
-            return W, ours.convolution(x, W, None, **self._how)
-        return self._kept_data
+    def _convolved(self, x: Any, W: Any) -> tuple[Any, Any]:
+        """The weights in order, and what the convolution gives; None where it is not done."""
+        ours = seams.serving(x, W)
+        W = ours.in_order(W) if hasattr(ours, "in_order") else W
+        return W, ours.convolution(x, W, None, **self._how)
 
     def backward(self, indexes: tuple[int, ...], grad_outputs: tuple[chainer.Variable]) -> tuple[Any, ...]:
         if not chainer.config.enable_backprop:
@@ -64,17 +63,23 @@ class ConvolvedNormalized(Normalized):
         if chainer.config.enable_backprop:  # gradients of gradients are asked for
             return super().backward_accumulate(indexes, grad_outputs, grad_inputs)
         x, gamma = self.inputs[0].data, self.inputs[2].data
-        W, h = self._kept(x)
+        W, h = self._kept_data or self._convolved(x, self.inputs[1].data)  # again, where backward has been here before
         self._kept_data = None
         gh, *rest = self._gradients(grad_outputs[0].array, h, gamma, self._out)
         del h, rest[len(self.inputs) - 2 :]  # what is freed now is still in the caches for the next array
-        found = [*convolution_seams.gradients(indexes, x, W, gh, **self._how), *rest]
+        found = [*(convolution_seams.gradients(indexes, x, W, gh, **self._how) or self._by_nodes(x, W, gh)), *rest]
         for index, before in zip(indexes, grad_inputs, strict=True):
             if before is not None and index < 2:
                 convolution_seams.add_to(found[index], before.array)
             elif before is not None:
-                found[index] = found[index] + before.array
+                found[index] = convolution_seams.added(found[index], before.array)
         return tuple([variable_of(found[index]) for index in indexes])
+
+    def _by_nodes(self, x: Any, W: Any, gh: Any) -> tuple[Any, ...]:
+        """The gradients of x and W by Chainer's nodes, where the kernels have only the convolution itself."""
+        with chainer.using_config("enable_backprop", True):
+            h = F.convolution_2d(chainer.Variable(x), chainer.Variable(W), **self._how)
+        return tuple([each.array for each in h.creator_node.backward((0, 1), (variable_of(gh),))])
 
 
 def convolved_normalized(
@@ -96,7 +101,8 @@ def convolved_normalized(
     arrays = [each.array for each in variables]
     if is_plain(variables) and not link.cudnn_fast and _covers(*arrays, **of_link):
         made = ConvolvedNormalized(**how, **of_link)
-        return None, linked(made, variables, *made.forward(arrays))[0]
+        if made.convolves(*arrays[:2]):
+            return None, linked(made, variables, *made.forward(arrays))[0]
     return link(x) if node is None else node.apply(inputs)[0], None
 
 

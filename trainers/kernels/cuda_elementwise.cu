@@ -23,6 +23,14 @@ KERNEL relu_gradient(READ y, READ gy, T* gx, size count) {
   }
 }
 
+KERNEL add_to(T* x, READ y, size count) {
+  EACH_VALUE(t, at) {
+    Values values = load(x, at), others = load(y, at);
+    for (int v = 0; v < V; ++v) narrow(wide(values.at[v]) + wide(others.at[v]), values.at[v]);
+    store(x, at, values);
+  }
+}
+
 KERNEL add(READ x, READ y, T* z, size count) {
   EACH_VALUE(t, at) {
     Values values = load(x, at), others = load(y, at);

@@ -23,8 +23,13 @@ def add(x: Any, y: Any) -> Any | None:
     return _alike("add", x, y)
 
 
-def _alike(name: str, *arrays: Any) -> Any | None:
-    """What a kernel gives of arrays that are brought into the first one's order."""
+def add_to(x: Any, y: Any) -> bool:
+    """x += y, in place; whether it was done: not where x lies in memory with gaps."""
+    return _alike("add_to", x, y, in_place=True) is not None
+
+
+def _alike(name: str, *arrays: Any, in_place: bool = False) -> Any | None:
+    """What a kernel gives of arrays that are brought into the first one's order; `in_place` it writes the first one."""
     first, xp = arrays[0], cuda_launch.device.xp
     if any(array.dtype != first.dtype for array in arrays):
         return None
@@ -32,8 +37,9 @@ def _alike(name: str, *arrays: Any) -> Any | None:
     if not first.transpose(order).flags.c_contiguous:
         return None
     rows = [xp.ascontiguousarray(array.transpose(order)) for array in arrays]
-    out = xp.empty(rows[0].shape, first.dtype)
+    if not in_place:
+        rows.append(xp.empty(rows[0].shape, first.dtype))
     width = cuda_launch.width_of(first, first.size)
     blocks = -(-first.size // (width * THREADS))
-    cuda_launch.device.launch(name, first.dtype.char, width, (blocks,), (*rows, out, first.size))
-    return out.transpose(sorted(range(first.ndim), key=order.__getitem__))
+    cuda_launch.device.launch(name, first.dtype.char, width, (blocks,), (*rows, first.size))
+    return first if in_place else rows[-1].transpose(sorted(range(first.ndim), key=order.__getitem__))

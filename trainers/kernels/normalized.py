@@ -34,7 +34,7 @@ class Normalized(chainer.FunctionNode):
     def apply(self, inputs: tuple[Any, ...]) -> tuple[chainer.Variable]:
         """As Chainer has it, but the short way where that serves."""
         variables = variables_of(inputs)
-        if type(variables[0].array) is not np.ndarray or not is_plain(variables):
+        if not is_plain(variables):
             return super().apply(inputs)
         return linked(self, variables, *self.forward([each.array for each in variables]))
 

@@ -202,6 +202,9 @@ def test_relu_and_sums_keep_the_order_in_memory(cuda, kind, shape):
     for y in (others, lasts):
         assert cuda_elementwise.add(values, y).strides == x.strides
         np.testing.assert_array_equal(from_device(cuda_elementwise.add(values, y)), x + other)
+        into = on(cuda, x, kind)
+        assert cuda_elementwise.add_to(into, y)
+        np.testing.assert_array_equal(from_device(into), x + other)
         found = from_device(cuda_elementwise.relu_gradient(values, y))
         np.testing.assert_array_equal(found, np.where(x > 0, other, 0 * other))
     np.testing.assert_array_equal(from_device(cuda_elementwise.relu(values)), np.where(x > 0, x, 0 * x))
