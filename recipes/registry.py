@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from recipes.errors import Problem, RecipeError, nearest
+from recipes.errors import Problem, RecipeError, nearest, refuse_unreachable
 
 __all__ = [
     "UnknownNameError",
@@ -21,7 +22,7 @@ __all__ = [
     "shown",
 ]
 
-_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")  # a folder has 255: a run adds its date
 
 _PACKAGE = Path(__file__).resolve().parent
 _LIBRARY = {
@@ -68,7 +69,7 @@ def find(kind: str, name: str) -> Path:
     recipes.registry.UnknownNameError: there is no file nothing/here.yaml
     """
     if name.endswith(_SUFFIXES):
-        path = Path(name).expanduser()
+        path = Path(os.path.expanduser(name))
         if path.is_file():
             return path
         raise UnknownNameError(f"there is no file {name}", f"give another path, or a name: {_some(kind, name)}")
@@ -100,11 +101,12 @@ def require_suffix(file: Path) -> None:
         raise RecipeError([Problem(file=shown(file), line=1, column=1, path="", what=what, way_out=way_out)])
 
 
+@refuse_unreachable()
 def find_or_refuse(kind: str, name: str) -> Path:
     """As `find`, for a name that stands in no file.
 
     Raises:
-        RecipeError: there is no such file.
+        RecipeError: there is no such file, or nobody can look for it.
     """
     try:
         return find(kind, name)
@@ -128,7 +130,7 @@ def library_name(path: Path) -> str | None:
 
 def shown(path: Path) -> str:
     """A path as a user would open it: relative to the working directory where it lies below it."""
-    path, here = path.resolve(), Path.cwd().resolve()
+    path, here = Path(os.path.realpath(path)), Path.cwd().resolve()  # `resolve` raises at a link to itself
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
