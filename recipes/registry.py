@@ -96,7 +96,7 @@ def require_suffix(file: Path) -> None:
         RecipeError: it does not end in `.yaml`.
     """
     if file.suffix not in _SUFFIXES:
-        way_out = f"call it {file.with_suffix('.yaml').name}"
+        way_out = f"call it {Path(os.path.abspath(file).rstrip('/') or 'mine').with_suffix('.yaml').name}"
         what = "the path of a recipe ends in .yaml"
         raise RecipeError([Problem(file=shown(file), line=1, column=1, path="", what=what, way_out=way_out)])
 

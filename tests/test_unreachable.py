@@ -80,3 +80,20 @@ def test_a_name_that_its_folder_could_not_have_is_refused(tmp_path, monkeypatch,
     (tmp_path / "mine.yaml").write_text(f"kilobatch: 1\nextends: digits/baseline\nname: {'a' * length}\n")
     result = CliRunner().invoke(kilobatch.app, ["recipes", "validate", "mine.yaml"])
     assert isinstance(result.exception, RecipeError) == (code == 2)
+
+
+@pytest.mark.parametrize("target", [".", "..", "/"])
+def test_a_copy_needs_a_file(tmp_path, monkeypatch, target):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    error = CliRunner().invoke(kilobatch.app, ["recipes", "copy", "digits/baseline", target]).exception
+    assert isinstance(error, RecipeError)
+    named = {".": "here", "..": tmp_path.name, "/": "mine"}[target]
+    assert str(error).endswith(f": the path of a recipe ends in .yaml; call it {named}.yaml")
+
+
+def test_a_cluster_without_a_name_is_not_taken_for_none(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    error = CliRunner().invoke(kilobatch.app, ["plan", "digits/baseline", "--cluster", ""]).exception
+    assert isinstance(error, RecipeError)
+    assert "there is no cluster called ''" in str(error)

@@ -33,7 +33,7 @@ def write_page(runs: Sequence[Run], path: str | Path) -> None:
         OSError: the file cannot be written.
     """
     path = Path(path)
-    partial = path.with_name(path.name + ".partial")
+    partial = path.parent / f"{path.name}.partial"
     try:
         partial.write_text(page_text(runs), encoding="utf-8", errors="replace")  # paths may be no UTF-8
         os.replace(partial, path)

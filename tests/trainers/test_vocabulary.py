@@ -57,6 +57,7 @@ def opened(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "own_code_of_a_test.py").write_text(CODE)
     (tmp_path / "broken_code_of_a_test.py").write_text("1 / 0\n")
+    (tmp_path / "ending_code_of_a_test.py").write_text("raise SystemExit(0)\n")
 
     def open_with(kind, *, allow_code=True):
         path = tmp_path / "mine.yaml"
@@ -126,6 +127,7 @@ def test_own_model_can_be_sent_to_another_process(opened):
         ("own_code_of_a_test.Neither", "it is no frozen dataclass with build.. or a chainer.Chain"),
         ("no_such_code.Net", "No module named 'no_such_code'"),
         ("broken_code_of_a_test.Net", "ZeroDivisionError: division by zero"),
+        ("ending_code_of_a_test.Net", "SystemExit: 0"),
     ],
 )
 def test_what_is_wrong_with_own_code_is_a_problem_of_its_line(opened, kind, message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
 from pathlib import Path
 
@@ -28,14 +29,14 @@ def serve_study(storage: str, *, host: str, port: int) -> None:
     if place.kind not in ("sqlite", "database"):
         what = f"{place.said} cannot stand behind a proxy"
         raise refused("STORAGE", what, "give the URL of a database; a journal is opened by each supervisor itself")
+    if importlib.util.find_spec("grpc") is None:
+        raise refused("STORAGE", "grpc is not installed", "pip install 'kilobatch[grpc]'")
     cached = optuna.storages.get_storage(database(place))
     print(f"serving the studies of {place.said} at grpc://{host}:{port}; end it with Ctrl-C", flush=True)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             optuna.storages.run_grpc_proxy_server(cached, host=host, port=port)
-    except ImportError as error:
-        raise refused("STORAGE", f"{error}", "pip install 'kilobatch[grpc]'") from None
     except RuntimeError as error:
         raise refused("--port", f"{host}:{port} cannot be listened at: {error}", "choose another") from None
     except KeyboardInterrupt:
