@@ -151,7 +151,10 @@ def _of_packages() -> Iterator[tuple[str, Path]]:
     """Recipes of installed packages."""
     for entry in entry_points(group="kilobatch.recipes"):
         # find_spec, not load: listing recipes must not run another package's code.
-        spec = importlib.util.find_spec(entry.value)
+        try:
+            spec = importlib.util.find_spec(entry.value)
+        except Exception:  # of `a.b` it imports `a`, which is not there, or broken
+            continue
         for folder in (spec and spec.submodule_search_locations) or ():
             yield from ((f"{entry.name}/{name}", path) for name, path in _below(Path(folder)))
 

@@ -6,8 +6,10 @@ import sys
 from importlib.metadata import EntryPoint
 
 import pytest
+from typer.testing import CliRunner
 
-from recipes.errors import RecipeError
+import kilobatch
+from recipes.errors import InputRefused, RecipeError
 from recipes.open import open_recipe
 from trainers import vocabulary as vocabulary_module
 from trainers.vocabulary import vocabulary
@@ -93,8 +95,20 @@ def test_a_word_of_another_package_is_imported_when_it_is_used(monkeypatch):
     models = vocabulary().models
     assert "Acme" in models
     assert "Acme" in list(models)
-    with pytest.raises(ModuleNotFoundError):
+    with pytest.raises(ImportError, match="No module named 'acme_that_is_not_installed'"):
         models["Acme"]
+
+
+def test_a_word_of_a_package_that_is_broken_is_refused_where_it_stands(opened, monkeypatch):
+    entry = EntryPoint(name="Acme", value="broken_code_of_a_test:Net", group="kilobatch.models")
+    monkeypatch.setattr(vocabulary_module, "entry_points", lambda group: [entry] if group == entry.group else [])
+    monkeypatch.syspath_prepend(".")
+    broken = "broken_code_of_a_test:Net, of an installed package, is broken: ZeroDivisionError: division by zero"
+    with pytest.raises(RecipeError, match=f"mine.yaml:3:.*: Acme cannot be used: {broken}; "):
+        opened("Acme")
+    refused = CliRunner().invoke(kilobatch.app, ["recipes", "schema"]).exception
+    assert isinstance(refused, InputRefused)
+    assert str(refused) == f"{broken}; mend or remove that package"
 
 
 def test_own_dataclass_is_used_as_it_is(opened):
