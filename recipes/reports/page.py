@@ -105,8 +105,12 @@ def _comparison(runs: Sequence[Run]) -> Markup:
     if finished:
         leader = max(finished, key=lambda run: run.final_accuracy)
         lowest = min(run.final_accuracy for run in finished)
-        words = f"{_label(leader, runs)} ends best, with {percent(leader.final_accuracy)} accuracy; the lowest of "
-        words += f"{len(finished)} runs is {percent(lowest)}."
+        best = f"with {percent(leader.final_accuracy)} accuracy"
+        words = f"{_label(leader, runs)} ends best, {best}; the lowest of {len(finished)} runs is {percent(lowest)}."
+        if len(finished) == 1:
+            words = f"{_label(leader, runs)} alone was evaluated, and ends {best}."
+        elif lowest == leader.final_accuracy:
+            words = f"{len(finished)} runs end alike, {best}."
     details = [
         tag(
             "details",

@@ -255,3 +255,10 @@ def test_a_folder_is_no_file_for_a_page(write_run, tmp_path, monkeypatch, folder
     with pytest.raises(OSError, match="busy|irectory"):
         write_page([run], folder)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_of_runs_that_end_alike_none_is_called_the_best(write_run, metric_lines):
+    runs = [open_run(write_run(name)) for name in "ab"]
+    assert "2 runs end alike, with 98.57&nbsp;% accuracy." in page_text(runs)
+    runs[1] = open_run(write_run("c", lines=metric_lines(num_updates=1)))
+    assert "digits/large (a) alone was evaluated, and ends with 98.57&nbsp;% accuracy." in page_text(runs)
