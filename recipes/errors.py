@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+import errno
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-__all__ = ["InputRefused", "Problem", "RecipeError", "nearest"]
+__all__ = ["InputRefused", "Problem", "RecipeError", "nearest", "refuse_unreachable"]
+
+_UNREACHABLE = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 
 
 class InputRefused(ValueError):
@@ -59,6 +63,23 @@ class RecipeError(InputRefused):
 
     def __reduce__(self) -> tuple:
         return type(self), (self.problems,)
+
+
+@contextmanager
+def refuse_unreachable() -> Iterator[None]:
+    """Refuse a path at which the system does not let us look: before Python 3.14 `Path.is_file` and its like raise.
+
+    Raises:
+        RecipeError: it lies in a folder that may not be entered, or is too long.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _UNREACHABLE or error.filename is None:
+            raise
+        file, what = str(error.filename), f"cannot be read: {error.strerror}"
+        way_out = "check the path, and whether you may open it and its folders"
+        raise RecipeError([Problem(file=file, line=1, column=1, path="", what=what, way_out=way_out)]) from None
 
 
 def nearest(word: str, known: Sequence[str], *, called: str = "known") -> str:

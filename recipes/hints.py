@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from lr_schedules import BatchRamp
 from lr_schedules.units import Epochs, Schedule
 from recipes.positions import UNITS
 from recipes.vocabulary import Component
@@ -94,6 +95,7 @@ def words(hint: Any) -> str:
         bool: "true or false",
         Path: "a path",
         types.NoneType: "null",
+        BatchRamp: "a whole number or a ramp",
     }
     options, origin = options_of(hint), get_origin(hint)
     if len(options) > 1:
@@ -114,6 +116,6 @@ def words(hint: Any) -> str:
         return f"a list of {len(inner)}: {', '.join(map(words, inner))}"
     if origin in (dict, Mapping) and get_origin(get_args(hint)[1]) is tuple:
         return "`key: [value, ...]` pairs"
-    if origin in (dict, Mapping) or dataclasses.is_dataclass(hint):
+    if origin in (dict, Mapping) or (dataclasses.is_dataclass(hint) and hint not in plain):
         return "`key: value` pairs"
     return plain.get(hint, "a value")

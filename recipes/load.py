@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -132,7 +133,7 @@ def _base(link: Node, path: Path) -> Path:
         except UnknownNameError as error:
             raise RecipeError([link.origin.problem("extends", error.what, error.way_out)]) from None
     base, folder = path.parent / name, path.parent.resolve()
-    if Path(name).is_absolute() or not base.resolve().is_relative_to(folder):
+    if Path(name).is_absolute() or not Path(os.path.realpath(base)).is_relative_to(folder):
         way_out = "move the file there, or use a name of the library"
         raise RecipeError([link.origin.problem("extends", f"{name} lies outside {shown(folder)}", way_out)])
     if not base.is_file():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recipes.errors import RecipeError
+from recipes.errors import RecipeError, refuse_unreachable
 from recipes.load import Origins, load_tree
 from recipes.planning.cluster import Cluster
 from recipes.reading import REFUSED, Reading, dotted
@@ -44,6 +45,7 @@ class OpenedRecipe:
     reading: Reading
 
 
+@refuse_unreachable()
 def open_recipe(
     name_or_path: str | Path,
     *,
@@ -144,7 +146,7 @@ def _open_dataset(
     tree.setdefault("name", path.stem)
     root = data_root
     if root is None and isinstance(tree.get("root"), str):
-        root = path.parent / Path(tree["root"]).expanduser()
+        root = path.parent / os.path.expanduser(tree["root"])
     _count(tree, root, reading)
     dataset, resolved = reading.record(Dataset, tree, ())
     if dataset is not REFUSED and (gives := getattr(dataset.reader, "channels", dataset.channels)) != dataset.channels:
@@ -153,7 +155,7 @@ def _open_dataset(
         reading.refuse(("channels",), what, way_out)
     if reading.problems:
         raise RecipeError(reading.problems)
-    return dataclasses.replace(dataset, root=root), {**resolved, "root": root and str(root.resolve())}
+    return dataclasses.replace(dataset, root=root), {**resolved, "root": root and os.path.realpath(root)}
 
 
 def _count(tree: dict[str, Any], root: Path | None, reading: Reading) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.conditional import refuse_conditions
-from recipes.errors import RecipeError
+from recipes.errors import RecipeError, refuse_unreachable
 from recipes.load import load_tree
 from recipes.open import OpenedRecipe
 from recipes.reading import REFUSED, Reading
@@ -40,6 +40,7 @@ class OpenedSearch:
     path: Path
 
 
+@refuse_unreachable()
 def open_search(
     name_or_path: str | Path,
     *,
@@ -80,7 +81,7 @@ def _read(path: Path, vocabulary: SearchVocabulary) -> tuple[Reading, Search, di
     using = {"space": partial(_read_space, reading), "objective": partial(_read_objective, reading)}
     search, resolved = reading.record(Search, given, (), using=using)
     if search is not REFUSED and not can_name_folder(search.name):
-        way_out = "use letters, digits, `_`, `.` and `-`"
+        way_out = "use letters, digits, `_`, `.` and `-`, at most 200"
         reading.refuse(("name",), f"{search.name!r} cannot name a search's folder", way_out)
     if search is not REFUSED:
         refuse_conditions(reading, search.space)

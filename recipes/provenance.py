@@ -70,7 +70,7 @@ def _scalar(value: Any) -> str:
         return flow_text(value)
     try:
         read = parse_yaml(f"[{value}]".encode(), file="").value
-    except RecipeError:
+    except (RecipeError, UnicodeEncodeError):  # a path may be no UTF-8
         return flow_text(value)
     plain = len(read) == 1 and read[0].value == value and ": " not in value and " #" not in value
     return value if plain else flow_text(value)

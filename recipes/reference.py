@@ -6,7 +6,6 @@ import dataclasses
 import json
 from typing import Any
 
-from lr_schedules import BatchRamp
 from recipes.docstrings import argument_texts, first_line
 from recipes.hints import Field, component_of, fields_of, options_of, words
 from recipes.planning.cluster import Cluster, GradientExchange
@@ -136,8 +135,6 @@ def _row(cls: type, field: Field, text: str) -> str:
 
 def _type(hint: Any) -> str:
     options = [option for option in options_of(hint) if option is not type(None)]
-    if BatchRamp in options:
-        return " or ".join(["a whole number or a ramp", *(["null"] if len(options_of(hint)) > 1 else [])])
     if len(options) == 1 and (component := component_of(options[0])):
         return f"`kind` of {component.word}"
     return words(hint).replace(UNITS, "a position")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from recipes.errors import Problem, RecipeError, nearest
+from recipes.errors import Problem, RecipeError, nearest, refuse_unreachable
 
 __all__ = [
     "UnknownNameError",
@@ -21,7 +22,7 @@ __all__ = [
     "shown",
 ]
 
-_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")  # a folder has 255: a run adds its date
 
 _PACKAGE = Path(__file__).resolve().parent
 _LIBRARY = {
@@ -68,7 +69,7 @@ def find(kind: str, name: str) -> Path:
     recipes.registry.UnknownNameError: there is no file nothing/here.yaml
     """
     if name.endswith(_SUFFIXES):
-        path = Path(name).expanduser()
+        path = Path(os.path.expanduser(name))
         if path.is_file():
             return path
         raise UnknownNameError(f"there is no file {name}", f"give another path, or a name: {_some(kind, name)}")
@@ -95,16 +96,17 @@ def require_suffix(file: Path) -> None:
         RecipeError: it does not end in `.yaml`.
     """
     if file.suffix not in _SUFFIXES:
-        way_out = f"call it {file.with_suffix('.yaml').name}"
+        way_out = f"call it {Path(os.path.abspath(file).rstrip('/') or 'mine').with_suffix('.yaml').name}"
         what = "the path of a recipe ends in .yaml"
         raise RecipeError([Problem(file=shown(file), line=1, column=1, path="", what=what, way_out=way_out)])
 
 
+@refuse_unreachable()
 def find_or_refuse(kind: str, name: str) -> Path:
     """As `find`, for a name that stands in no file.
 
     Raises:
-        RecipeError: there is no such file.
+        RecipeError: there is no such file, or nobody can look for it.
     """
     try:
         return find(kind, name)
@@ -128,7 +130,7 @@ def library_name(path: Path) -> str | None:
 
 def shown(path: Path) -> str:
     """A path as a user would open it: relative to the working directory where it lies below it."""
-    path, here = path.resolve(), Path.cwd().resolve()
+    path, here = Path(os.path.realpath(path)), Path.cwd().resolve()  # `resolve` raises at a link to itself
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
@@ -149,7 +151,10 @@ def _of_packages() -> Iterator[tuple[str, Path]]:
     """Recipes of installed packages."""
     for entry in entry_points(group="kilobatch.recipes"):
         # find_spec, not load: listing recipes must not run another package's code.
-        spec = importlib.util.find_spec(entry.value)
+        try:
+            spec = importlib.util.find_spec(entry.value)
+        except Exception:  # of `a.b` it imports `a`, which is not there, or broken
+            continue
         for folder in (spec and spec.submodule_search_locations) or ():
             yield from ((f"{entry.name}/{name}", path) for name, path in _below(Path(folder)))
 

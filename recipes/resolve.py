@@ -63,7 +63,8 @@ def _check(reading: Reading, recipe: Recipe, resolved: Mapping[str, Any]) -> Non
     """What is possible key by key and not together."""
     if not can_name_folder(recipe.name):
         by_file = ("name",) in reading.notes
-        way_out = f"{'add a `name:` of' if by_file else 'use'} the letters a to z and A to Z, digits, `_`, `.` and `-`"
+        add = "add a `name:` of" if by_file else "use"
+        way_out = f"{add} the letters a to z and A to Z, digits, `_`, `.` and `-`, at most 200"
         reading.refuse(("name",), f"{recipe.name!r} cannot name a run's folder", way_out)
     if recipe.seed < 0:
         reading.refuse(("seed",), f"is {recipe.seed}", "must be 0 or more")

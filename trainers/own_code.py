@@ -35,7 +35,7 @@ def own_class(dotted: str, *, group: str) -> type:
         sys.path.append(here)  # at the end: a folder `recipes` of the user's must not hide ours
     try:
         found = getattr(importlib.import_module(module_name), name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script may end itself
         # Whatever a user's module raises is told as a problem of the recipe's line, not as our traceback.
         raise ImportError(f"{type(error).__name__}: {error}") from error
     method = _METHODS.get(group, "build")

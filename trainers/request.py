@@ -152,7 +152,7 @@ def cluster_of(
 
     Args, Returns, Raises: as of `read_cluster`.
     """
-    cluster, reading = read_cluster(name or "laptop", vocabulary=vocabulary, overrides=overrides)
+    cluster, reading = read_cluster("laptop" if name is None else name, vocabulary=vocabulary, overrides=overrides)
     says_workers = any(text and text.strip().startswith("cluster.workers_per_node") for text in overrides)
     if name is None and workers is not None and not says_workers:
         cluster = replace(cluster, workers_per_node=max(workers, 1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from recipes.errors import InputRefused
+from recipes.errors import InputRefused, refuse_unreachable
 from recipes.open import open_recipe
 from trainers.checkpoint import CheckpointError, load_into, newest_checkpoint, read_checkpoint
 from trainers.device import require_asked, settled, take_device
@@ -16,6 +16,7 @@ from trainers.run_folder import CHECKPOINTS, RECIPE
 from trainers.vocabulary import vocabulary
 
 
+@refuse_unreachable()
 def score_run(
     folder: Path,
     *,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from recipes.errors import InputRefused
+from recipes.errors import InputRefused, refuse_unreachable
 from recipes.planning.planner import Plan
 from trainers.exact_mode import require_same_machine
 from trainers.faults import FailedAlone, RunFailed, abort_on_exception, remove_shared_memory
@@ -21,6 +21,7 @@ from trainers.stopping import STOP_FILE
 from trainers.told import write_report
 
 
+@refuse_unreachable()
 def check_folder(request: TrainRequest, folder: Path, prepared: Prepared) -> None:
     """Refuse a folder that holds something else.
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 
 import lr_schedules
 from lr_schedules import shapes, warmups
+from recipes.errors import InputRefused
 from recipes.vocabulary import SearchVocabulary, Vocabulary
 from trainers.own_code import own_class
 
@@ -80,7 +81,7 @@ class _Group(Mapping[str, type]):
             return getattr(self.package, kind)
         for entry in self._entry_points():
             if entry.name == kind:
-                return entry.load()
+                return _loaded(entry)
         if self.allow_code and "." in kind:
             return own_class(kind, group=self.name)
         raise KeyError(kind)
@@ -96,3 +97,15 @@ class _Group(Mapping[str, type]):
 
     def _entry_points(self) -> list:
         return list(entry_points(group=f"kilobatch.{self.name}"))
+
+
+class KindBroken(ImportError, InputRefused):
+    """A kind of an installed package cannot be imported."""
+
+
+def _loaded(entry: EntryPoint) -> type:
+    try:
+        return entry.load()
+    except (Exception, SystemExit) as error:
+        what = f"{entry.value}, of an installed package, is broken: {type(error).__name__}: {error}"
+        raise KindBroken(f"{what}; mend or remove that package") from error

@@ -23,13 +23,13 @@ def write_card(name: str, opened: OpenedRecipe, path: Path) -> list[Path]:
     """
     facts = card_facts(name, opened)
     if path.suffix.lower() == ".html":
-        path.write_text(card_page(facts, opened), encoding="utf-8")
+        path.write_text(card_page(facts, opened), encoding="utf-8", errors="replace")  # paths may be no UTF-8
         return [path]
     if path.suffix.lower() != ".md":
         raise ValueError(f"{path}: a card is written as .html or .md")
     picture = path.with_suffix(".svg")
     picture.write_text(curve_picture(opened.recipe), encoding="utf-8")
-    path.write_text(card_markdown(facts, picture=picture.name), encoding="utf-8")
+    path.write_text(card_markdown(facts, picture=picture.name), encoding="utf-8", errors="replace")
     return [path, picture]
 
 

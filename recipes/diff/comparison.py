@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from recipes.diff.compare import MISSING, Difference, comparable_tree, compare
 from recipes.diff.effects import differing, effects, same_schedule
-from recipes.errors import Problem, RecipeError
+from recipes.errors import Problem, RecipeError, refuse_unreachable
 from recipes.open import OpenedRecipe, open_recipe
 from recipes.registry import names, shown
 from recipes.reports.metrics import RunError
@@ -143,9 +144,10 @@ def _same_schedule(recipes: Sequence[Compared]) -> bool | None:
     return False if False in found else None if None in found else True
 
 
+@refuse_unreachable()
 def _file_of(name: str) -> str:
     """A run's recipe for the name of its folder; any other name as it is. A name of the library is never a folder."""
-    folder = Path(name).expanduser()
+    folder = Path(os.path.expanduser(name))
     if not folder.is_dir() or name in names("recipes"):
         return name
     if (folder / _RECIPE).is_file():

@@ -33,9 +33,9 @@ def write_page(runs: Sequence[Run], path: str | Path) -> None:
         OSError: the file cannot be written.
     """
     path = Path(path)
-    partial = path.with_name(path.name + ".partial")
+    partial = path.parent / f"{path.name}.partial"
     try:
-        partial.write_text(page_text(runs), encoding="utf-8")
+        partial.write_text(page_text(runs), encoding="utf-8", errors="replace")  # paths may be no UTF-8
         os.replace(partial, path)
     except OSError:
         with suppress(OSError):
@@ -105,8 +105,12 @@ def _comparison(runs: Sequence[Run]) -> Markup:
     if finished:
         leader = max(finished, key=lambda run: run.final_accuracy)
         lowest = min(run.final_accuracy for run in finished)
-        words = f"{_label(leader, runs)} ends best, with {percent(leader.final_accuracy)} accuracy; the lowest of "
-        words += f"{len(finished)} runs is {percent(lowest)}."
+        best = f"with {percent(leader.final_accuracy)} accuracy"
+        words = f"{_label(leader, runs)} ends best, {best}; the lowest of {len(finished)} runs is {percent(lowest)}."
+        if len(finished) == 1:
+            words = f"{_label(leader, runs)} alone was evaluated, and ends {best}."
+        elif lowest == leader.final_accuracy:
+            words = f"{len(finished)} runs end alike, {best}."
     details = [
         tag(
             "details",

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from recipes.errors import refuse_unreachable
 from recipes.reports.memory import memory_words
 from recipes.reports.metrics import Evaluations, Lines, RunError, Updates, evaluations_of, read_metrics, updates_of
 from recipes.reports.phase_columns import Phases, phases_of
@@ -104,6 +105,7 @@ class Run:
         return float(self.updates.global_batch_size.sum()) / seconds if seconds > 0 else None
 
 
+@refuse_unreachable()
 def open_run(path: str | Path) -> Run:
     """Reads a run's folder.
 

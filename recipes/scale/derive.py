@@ -174,7 +174,7 @@ def _require_name(file: Path) -> None:
     """The new recipe has no other name than its file's."""
     if not can_name_folder(file.stem):
         what = f"{file.stem!r} is the new recipe's name too, and cannot name a run's folder"
-        way_out = "give a -o of the letters a to z and A to Z, digits, `_`, `.` and `-`"
+        way_out = "give a -o of the letters a to z and A to Z, digits, `_`, `.` and `-`, at most 200"
         raise RecipeError([Problem(file=shown(file), line=1, column=1, path="", what=what, way_out=way_out)])
 
 

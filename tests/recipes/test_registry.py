@@ -47,6 +47,17 @@ def test_recipes_of_an_installed_package_are_found_without_running_it(write, tmp
     assert "acme" not in sys.modules
 
 
+@pytest.mark.parametrize("value", ["nowhere.recipes", "acme.recipes"])
+def test_an_installed_package_that_is_broken_hides_no_other_recipe(write, tmp_path, monkeypatch, value):
+    write("1 / 0\n", "site/acme/__init__.py")
+    entry = EntryPoint(name="acme", value=value, group="kilobatch.recipes")
+    monkeypatch.setattr(registry, "entry_points", lambda group: [entry] if group == entry.group else [])
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    assert "goyal2017" in names("recipes")
+    with pytest.raises(UnknownNameError):
+        find("recipes", "acme/fast")
+
+
 def test_unknown_name_tells_the_nearest_or_all():
     with pytest.raises(UnknownNameError) as caught:
         find("clusters", "laptops")

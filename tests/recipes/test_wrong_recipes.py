@@ -46,6 +46,13 @@ WRONG = {
         "missing",
         "add",
     ),
+    "missing ramp": (
+        {"line_6": "batch: {norm_span: 8}"},
+        "6:8",
+        "batch.global",
+        "is missing",
+        "add `global: ...`, a whole number or a ramp",
+    ),
     "text for a number": (
         {"line_7": 'learning_rate: {reference: "0.05", per: 32}'},
         "7:28",

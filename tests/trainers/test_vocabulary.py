@@ -6,8 +6,10 @@ import sys
 from importlib.metadata import EntryPoint
 
 import pytest
+from typer.testing import CliRunner
 
-from recipes.errors import RecipeError
+import kilobatch
+from recipes.errors import InputRefused, RecipeError
 from recipes.open import open_recipe
 from trainers import vocabulary as vocabulary_module
 from trainers.vocabulary import vocabulary
@@ -57,6 +59,7 @@ def opened(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "own_code_of_a_test.py").write_text(CODE)
     (tmp_path / "broken_code_of_a_test.py").write_text("1 / 0\n")
+    (tmp_path / "ending_code_of_a_test.py").write_text("raise SystemExit(0)\n")
 
     def open_with(kind, *, allow_code=True):
         path = tmp_path / "mine.yaml"
@@ -92,8 +95,20 @@ def test_a_word_of_another_package_is_imported_when_it_is_used(monkeypatch):
     models = vocabulary().models
     assert "Acme" in models
     assert "Acme" in list(models)
-    with pytest.raises(ModuleNotFoundError):
+    with pytest.raises(ImportError, match="No module named 'acme_that_is_not_installed'"):
         models["Acme"]
+
+
+def test_a_word_of_a_package_that_is_broken_is_refused_where_it_stands(opened, monkeypatch):
+    entry = EntryPoint(name="Acme", value="broken_code_of_a_test:Net", group="kilobatch.models")
+    monkeypatch.setattr(vocabulary_module, "entry_points", lambda group: [entry] if group == entry.group else [])
+    monkeypatch.syspath_prepend(".")
+    broken = "broken_code_of_a_test:Net, of an installed package, is broken: ZeroDivisionError: division by zero"
+    with pytest.raises(RecipeError, match=f"mine.yaml:3:.*: Acme cannot be used: {broken}; "):
+        opened("Acme")
+    refused = CliRunner().invoke(kilobatch.app, ["recipes", "schema"]).exception
+    assert isinstance(refused, InputRefused)
+    assert str(refused) == f"{broken}; mend or remove that package"
 
 
 def test_own_dataclass_is_used_as_it_is(opened):
@@ -126,6 +141,7 @@ def test_own_model_can_be_sent_to_another_process(opened):
         ("own_code_of_a_test.Neither", "it is no frozen dataclass with build.. or a chainer.Chain"),
         ("no_such_code.Net", "No module named 'no_such_code'"),
         ("broken_code_of_a_test.Net", "ZeroDivisionError: division by zero"),
+        ("ending_code_of_a_test.Net", "SystemExit: 0"),
     ],
 )
 def test_what_is_wrong_with_own_code_is_a_problem_of_its_line(opened, kind, message):

@@ -13,6 +13,7 @@ import optuna
 import yaml
 from optuna.trial import TrialState
 
+from recipes.errors import refuse_unreachable
 from recipes.open_search import OpenedSearch
 from trainers.run_folder import FolderRefused, dataset_facts, differences, open_in, require_usable
 from trainers.search.group import JOBS
@@ -25,6 +26,7 @@ TRIALS = "trials"  # a run's folder for each trial: trial-0017
 _MAY_CHANGE = ("title", "budget", "retries", "ranks_per_trial")
 
 
+@refuse_unreachable()
 def check_folder(folder: Path, opened: OpenedSearch, *, resume: bool) -> None:
     """Refuse a folder that holds something else than this search.
 

@@ -22,6 +22,7 @@ from trainers.search.group import Group
 from trainers.stopping import STOP_FILE, ask_to_stop
 
 _EXIT_PYTHON = 1  # an exception before the ranks had met
+_EXIT_LAUNCHER = 255  # of an mpiexec that reaches a host not, or no program of its own there
 _FAILED_RANK = re.compile(r"^rank (\d+) on \S+ failed:$", re.MULTILINE)
 _NAMED_RANK = re.compile(r"rank (\d+) ")
 _STOOD_STILL = "; --watchdog allows "
@@ -110,7 +111,7 @@ class Job:
         """How it ended; None while it runs.
 
         Raises:
-            LaunchError: the group's ranks were refused before they had a run.
+            LaunchError: the group's ranks were refused before they had a run, or could not be started.
         """
         code = self.group.poll()  # first: ranks may answer and then end
         answer = self.group.answer()
@@ -140,6 +141,11 @@ class Job:
             who = "a rank" if rank is None else f"rank {rank}"
             reason = f"{who} left before the run ended, without an error of its own"
             return Ending(how="died", reason=reason, rank=rank)
+        if code == _EXIT_LAUNCHER and self.group.num_starts == 1 and self.heard == self.began:
+            # Else this group would be given one trial after the other, and each would fail within a second.
+            first = next((line for line in (*said.splitlines(), *errors.splitlines()) if line.strip()), "no word")
+            what = f"mpiexec could not start the ranks of group {self.group.number}: {first}"
+            raise LaunchError(f"{what}; mend that, and the same command goes on; all it said: {self.group.log}")
         return self._death(code, said)
 
     def _death(self, code: int, said: str) -> Ending:

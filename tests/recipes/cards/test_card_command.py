@@ -1,5 +1,7 @@
 """`kilobatch recipes card` through the command line, and what `validate` and `train` say of values left open."""
 
+import os
+
 import pytest
 from typer.testing import CliRunner
 
@@ -41,6 +43,15 @@ def test_the_picture_of_a_card_is_found_whatever_its_name(run, tmp_path):
     assert run("card", "digits/ramp", "-o", "my card (1).md")[0] == 0
     assert (tmp_path / "my card (1).svg").exists()
     assert "](my%20card%20%281%29.svg)" in (tmp_path / "my card (1).md").read_text()
+
+
+@pytest.mark.parametrize("name", ["c.html", "c.md"])
+def test_the_card_of_a_recipe_whose_folder_is_no_utf_8(run, tmp_path, name):
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    (folder / "mine.yaml").write_text("kilobatch: 1\nextends: digits/ramp\n")
+    assert run("card", str(folder / "mine.yaml"), "-o", name)[0] == 0
+    assert "caf?/mine.yaml" in (tmp_path / name).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
 import http.server
+import os
 import re
 import shutil
 import subprocess
@@ -292,3 +293,8 @@ def test_a_report_that_cannot_be_written_is_refused_with_a_way_out(write_run, tm
     done = CliRunner().invoke(kilobatch.app, ["report", str(write_run()), "-o", str(target)])
     assert isinstance(done.exception, InputRefused)
     assert str(done.exception) == f"{target} cannot be written: No such file or directory; give another -o"
+
+
+def test_the_page_of_a_run_whose_recipe_lies_in_a_folder_that_is_no_utf_8(write_run, tmp_path):
+    write_page([open_run(write_run(command=os.fsdecode(b"kilobatch train caf\xe9.yaml")))], tmp_path / "page.html")
+    assert "caf?.yaml" in (tmp_path / "page.html").read_text(encoding="utf-8")

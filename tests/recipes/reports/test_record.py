@@ -4,7 +4,7 @@ import math
 import numpy as np
 import pytest
 
-from recipes.reports.page import page_text
+from recipes.reports.page import page_text, write_page
 from recipes.reports.record import RunError, open_run
 
 
@@ -244,3 +244,21 @@ def test_the_peak_memory_is_that_of_all_sessions(write_run, metric_lines):
     assert open_run(write_run(lines=[*first, *resumed])).memory == (
         "peak memory of a rank: resident set 250 MB (rank 1)"
     )
+
+
+@pytest.mark.parametrize("folder", [".", ".."])
+def test_a_folder_is_no_file_for_a_page(write_run, tmp_path, monkeypatch, folder):
+    (tmp_path / "inner").mkdir()
+    monkeypatch.chdir(tmp_path / "inner")
+    run = open_run(write_run())
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(OSError, match="busy|irectory"):
+        write_page([run], folder)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_of_runs_that_end_alike_none_is_called_the_best(write_run, metric_lines):
+    runs = [open_run(write_run(name)) for name in "ab"]
+    assert "2 runs end alike, with 98.57&nbsp;% accuracy." in page_text(runs)
+    runs[1] = open_run(write_run("c", lines=metric_lines(num_updates=1)))
+    assert "digits/large (a) alone was evaluated, and ends with 98.57&nbsp;% accuracy." in page_text(runs)

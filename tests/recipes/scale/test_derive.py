@@ -1,5 +1,7 @@
 """What moves whatever the optimizer is, the file that is written, and what is refused."""
 
+import os
+
 import pytest
 
 from recipes.errors import InputRefused, RecipeError
@@ -115,6 +117,15 @@ def test_a_file_that_could_not_extend_the_recipe_is_refused(scale, tmp_path):
     with pytest.raises(RecipeError, match="cannot extend own/mine.yaml.*-o own/x.yaml"):
         scale("own/mine.yaml", 64, out=tmp_path / "other" / "x.yaml")
     assert list((tmp_path / "other").iterdir()) == []
+
+
+def test_a_recipe_whose_folder_is_no_utf_8_cannot_be_extended_and_that_is_said(scale, tmp_path):
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    (folder / "mine.yaml").write_text("kilobatch: 1\nextends: digits/baseline\n")
+    with pytest.raises(RecipeError, match=r"x\.yaml:\d+:\d+: extends: holds the control character '.udce9'; remove it"):
+        scale(str(folder / "mine.yaml"), 64, out=tmp_path / "x.yaml")
+    assert not (tmp_path / "x.yaml").exists()
 
 
 def test_a_file_that_is_no_recipe_by_its_name_is_refused(scale, tmp_path):

@@ -204,3 +204,16 @@ def test_a_trial_that_hangs_is_ended(searching, tmp_path):
     assert (hung.state, fine.state) == (TrialState.FAIL, TrialState.COMPLETE)
     assert hung.user_attrs["reason"].startswith("no update for 40 s, after update ")
     assert search.gone(search.pids(0))
+
+
+def test_a_host_that_is_not_there_costs_no_trial(searching, tmp_path):
+    login = tmp_path / "login"
+    login.write_text("#!/bin/sh\necho no way to $1 >&2\nexit 255\n")
+    login.chmod(0o755)
+    search = searching(LONG + "budget: {trials: 3}\n", "-n", 2, "--hosts", "left,right")
+    code, said = search.run(HYDRA_LAUNCHER="ssh", HYDRA_LAUNCHER_EXEC=str(login))
+    assert code == 2, said
+    assert "kilobatch: mpiexec could not start the ranks of group " in said
+    assert ": no way to " in said
+    assert "Traceback" not in said
+    assert not [trial for trial in search.trials() if trial.state.is_finished()]
