@@ -109,7 +109,9 @@ def multiple(every: float, times: int) -> float:
     >>> 3 * 0.1, multiple(0.1, 3)
     (0.30000000000000004, 0.3)
     """
-    return float(times * Fraction(every).limit_denominator(10**8))
+    simple = Fraction(every).limit_denominator(10**8)
+    was_it = abs(float(simple) - every) < 1e-12 * every  # of 1e-9 it is 0
+    return float(times * (simple if was_it else Fraction(every)))
 
 
 def last_multiple(epoch: float, every: float) -> float:
