@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from recipes.planning.cluster import Cluster
-from recipes.planning.division import Division, PlanError, divide
+from recipes.planning.division import Division, PlanError, divide, largest_divisor
 from recipes.planning.timeline import Segment, Timeline, timeline_of
 from recipes.rates import learning_rate_at
 from recipes.schema import Dataset, Recipe
@@ -238,9 +238,12 @@ def _require_comparison(recipe: Recipe, segment: Segment) -> None:
     """Refuse an optimizer that compares norm groups where an update is one, unless it is the reference batch."""
     batch = segment.global_batch_size
     if batch == segment.norm_span and batch != recipe.learning_rate.per:
+        fits = "a larger batch"
+        if batch > 1:
+            fits = f"a norm_span of {largest_divisor(batch, at_most=batch // 2)}, or a smaller one that divides it"
         raise PlanError(
             f"{type(recipe.optimizer).__name__} compares the gradients of norm groups, and a batch of {batch} is one "
-            f"group; what fits: a norm_span of {batch // 2} or less"
+            f"group; what fits: {fits}"
         )
 
 
