@@ -88,6 +88,8 @@ def test_multiples_of_less_than_any_sample_are_not_all_0():
     assert multiple(1e-9, 3) == pytest.approx(3e-9)
     assert last_multiple(0.5, 1e-9) == pytest.approx(0.5)
     assert last_multiple(0.5, 1 / 300_000_000) == pytest.approx(0.5)
+    assert [last_multiple(0.7, 10.0**-power) for power in (20, 100, 300)] == [0.7] * 3
+    assert last_multiple(0.7, 5e-324) == 0.7
 
 
 def test_last_multiple_holds_at_the_multiple_and_until_the_next():
