@@ -238,9 +238,7 @@ def _require_comparison(recipe: Recipe, segment: Segment) -> None:
     """Refuse an optimizer that compares norm groups where an update is one, unless it is the reference batch."""
     batch = segment.global_batch_size
     if batch == segment.norm_span and batch != recipe.learning_rate.per:
-        fits = "a larger batch"
-        if batch > 1:
-            fits = f"a norm_span of {largest_divisor(batch, at_most=batch // 2)}, or a smaller one that divides it"
+        fits = f"a norm_span of {largest_divisor(batch, at_most=batch // 2)}" if batch > 1 else "a larger batch"
         raise PlanError(
             f"{type(recipe.optimizer).__name__} compares the gradients of norm groups, and a batch of {batch} is one "
             f"group; what fits: {fits}"
