@@ -229,7 +229,7 @@ def _division_by_groups(parts: dict[str, int], largest: int | str, *, who: str) 
     if largest != "auto" and largest < span:
         raise PlanError(
             f"{who} each norm group of {span} samples from one worker, whose micro-batch is {largest}; what fits: "
-            f"norm_span {largest} or less, or a micro-batch of {span}"
+            f"norm_span {largest_divisor(span, at_most=largest)}, or a micro-batch of {span}"
         )
     return replace(divide(**parts, micro_batch_size=span), team_size=1)
 

@@ -37,6 +37,8 @@ def test_ada_scale_keeps_groups_whole_where_workers_are_many():
 def test_ada_scale_refuses_a_micro_batch_below_a_group():
     with pytest.raises(PlanError, match=r"norm group of 32 samples from one worker, whose micro-batch is 16"):
         planned(*ADA_SCALE, micro_batch_size=16)
+    with pytest.raises(PlanError, match="what fits: norm_span 8, or a micro-batch of 32"):
+        planned(*ADA_SCALE, micro_batch_size=12)
 
 
 def test_ada_scale_refuses_a_batch_of_one_group_that_is_not_the_reference():
