@@ -41,11 +41,7 @@ def test_ada_scale_refuses_a_micro_batch_below_a_group():
         planned(*ADA_SCALE, micro_batch_size=12)
 
 
-def test_ada_scale_refuses_a_batch_of_one_group_that_is_not_the_reference():
-    with pytest.raises(PlanError, match="a batch of 96 is one group; what fits: a norm_span of 48$"):
-        planned(*ADA_SCALE, "batch={global: 96, norm_span: 96}")
-    with pytest.raises(PlanError, match="what fits: a norm_span of 7$"):
-        planned(*ADA_SCALE, "batch={global: 35, norm_span: 35}")
+def test_ada_scale_takes_a_batch_of_one_group_that_is_the_reference():
     reference = (*ADA_SCALE, "batch={global: 32, norm_span: 32}", "learning_rate.per=32")
     assert planned(*reference).segments[0].division.num_groups == 1
 
