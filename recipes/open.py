@@ -166,7 +166,10 @@ def _count(tree: dict[str, Any], root: Path | None, reading: Reading) -> None:
     # What is wrong with the reader itself is told where the whole file is read.
     trial = dataclasses.replace(reading, problems=[], notes={})
     reader, _ = trial.component(Component("datasets"), tree["reader"], ("reader",))
-    if reader is REFUSED or isinstance(reader, Unbuilt):
+    if isinstance(reader, Unbuilt):
+        return
+    if reader is REFUSED:
+        tree.update(dict.fromkeys(missing, 1))  # they are not what is wrong
         return
     try:
         facts = reader.facts(root)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -109,7 +110,15 @@ def multiple(every: float, times: int) -> float:
     >>> 3 * 0.1, multiple(0.1, 3)
     (0.30000000000000004, 0.3)
     """
-    return float(times * Fraction(every).limit_denominator(10**8))
+    return float(times * _period(every))
+
+
+@functools.lru_cache
+def _period(every: float) -> Fraction:
+    """What was rounded to this float."""
+    simple = Fraction(every).limit_denominator(10**8)
+    was_it = abs(float(simple) - every) < 1e-12 * every  # of 1e-9 it is 0
+    return simple if was_it else Fraction(every)
 
 
 def last_multiple(epoch: float, every: float) -> float:
@@ -118,7 +127,7 @@ def last_multiple(epoch: float, every: float) -> float:
     >>> last_multiple(0.3, 0.1), last_multiple(2.9, 1.0)
     (0.3, 2.0)
     """
-    times = int(epoch / every) + 1
+    times = int(Fraction(epoch) / _period(every)) + 1
     while multiple(every, times) > epoch:
         times -= 1
     return multiple(every, times)

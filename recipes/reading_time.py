@@ -16,7 +16,7 @@ from recipes.reading import REFUSED, Path, Reading
 from recipes.registry import UnknownNameError
 from recipes.schema import Batch, Dataset, RampStep
 
-__all__ = ["TimeReading", "listed"]
+__all__ = ["TimeReading", "largest_divisor", "listed"]
 
 _LARGEST_DEFAULT_SPAN = 32
 
@@ -162,17 +162,17 @@ class TimeReading:
             if size % group:
                 step = bisect_right(span.boundaries, start)
                 there = [self.ramp(at) for at in self.ramp.boundaries if bisect_right(span.boundaries, at) == step]
-                fits = _largest_divisor(min(group, *there), there)
+                fits = largest_divisor(min(group, *there), there)
                 what = f"the batch of {size} from {start:g} on is no multiple of {group}"
                 return self.reading.refuse(path, what, f"{fits} would do, or change the batch"), resolved
         return span, resolved
 
 
 def _default_span(ramp: BatchRamp) -> int:
-    return _largest_divisor(_LARGEST_DEFAULT_SPAN, ramp.sizes)
+    return largest_divisor(_LARGEST_DEFAULT_SPAN, ramp.sizes)
 
 
-def _largest_divisor(limit: int, sizes: Sequence[int]) -> int:
+def largest_divisor(limit: int, sizes: Sequence[int]) -> int:
     """The largest number up to `limit` (and a million, which bounds the search) that divides all sizes."""
     return next(number for number in range(min(limit, 10**6), 0, -1) if not any(size % number for size in sizes))
 

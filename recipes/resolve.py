@@ -10,7 +10,7 @@ from typing import Any
 from recipes.image_size import check_image_size
 from recipes.reading import REFUSED, Reading
 from recipes.reading_rate import RateReading
-from recipes.reading_time import TimeReading
+from recipes.reading_time import TimeReading, largest_divisor
 from recipes.registry import can_name_folder
 from recipes.schema import Dataset, Recipe
 from recipes.vocabulary import Vocabulary
@@ -48,6 +48,7 @@ def read_recipe(
     recipe, resolved = reading.record(Recipe, given, (), using=using)
     if recipe is not REFUSED:
         _check(reading, recipe, resolved)
+        _check_comparison(reading, recipe)
         _check_augmentation(reading, recipe, time.dataset)
         check_image_size(reading, recipe)
     return recipe, time.dataset, {"kilobatch": 1, **resolved}
@@ -79,6 +80,22 @@ def _check(reading: Reading, recipe: Recipe, resolved: Mapping[str, Any]) -> Non
         for place, path in enumerate(getattr(recipe, key)):
             if not _exists(resolved, path.split(".")):
                 reading.refuse((key, place), f"there is no value at {path}", "name a path that `show` prints")
+
+
+def _check_comparison(reading: Reading, recipe: Recipe) -> None:
+    """An optimizer that compares norm groups needs several in an update, unless that is the reference batch."""
+    batch = recipe.batch
+    if not getattr(recipe.optimizer, "needs_group_gradients", False):
+        return
+    for start, size in zip(batch.global_.boundaries, batch.global_.sizes, strict=True):
+        if batch.norm_span(start) == size != recipe.learning_rate.per:
+            compares = f"{type(recipe.optimizer).__name__} compares the gradients of norm groups"
+            way_out = "choose a larger batch"
+            if size > 1:
+                way_out = f"{largest_divisor(size // 2, batch.global_.sizes)} would do"
+            what = f"{compares}, and the batch of {size} from {start:g} on is one group"
+            reading.refuse(("batch", "norm_span"), what, way_out)
+            return
 
 
 def _check_augmentation(reading: Reading, recipe: Recipe, dataset: Dataset) -> None:

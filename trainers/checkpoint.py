@@ -198,8 +198,9 @@ def load_into(
         optimizer.t = steps[""]
         for path, parameter in optimizer.target.namedparams():
             rule = parameter.update_rule
-            rule._init_states(parameter)  # Chainer allocates the state in the first update only
             rule.t = steps[path]
+            if rule.t:  # Chainer allocates the state in the first step, and there may have been none
+                rule._init_states(parameter)
         copy_arrays(content.optimizer, optimizer_arrays(optimizer), "optimizer state")
     if averages is not None:
         copy_arrays(content.averages, averages, "averages of the weights")

@@ -32,7 +32,8 @@ class KeyedGenerator:
 def draw_initial_weights(model: chainer.Link, *, seed: int) -> None:
     """Draw every parameter again by its own initializer, keyed by (seed, parameter path).
 
-    The same weights come out whatever was drawn before and in whatever order the links were made. An initializer that
+    The same weights come out whatever was drawn before and in whatever order the links were made. A parameter that was
+    given an array, as in `chainer.Parameter(array)`, begins with it; it has no initializer. An initializer that
     takes no generator of its own draws from NumPy's legacy global one (its stream is frozen), seeded for this parameter
     and put back afterwards.
 
@@ -47,6 +48,8 @@ def draw_initial_weights(model: chainer.Link, *, seed: int) -> None:
             raise ValueError(f"parameter {path} has no shape yet: give its layer an input size, or call the model once")
         key = word(path)
         initializer = parameter.initializer
+        if isinstance(initializer, np.ndarray):
+            continue
         if hasattr(initializer, "rng"):
             before, initializer.rng = initializer.rng, KeyedGenerator(draws(seed, "weights", key))
             try:

@@ -160,9 +160,9 @@ class NormGroups:
         """How much each group of the micro-batch counts in the update's statistics, (groups,)."""
         if self.evaluation.norm_statistics != "by_group":
             return np.ones(self.num_groups)
-        groups = self._division.num_groups
-        keep = self._keep(groups * self._division.norm_span) ** (1 / groups)
-        return keep ** (groups - 1.0 - self._first_group - np.arange(self.num_groups))
+        per, span = self.evaluation.norm_momentum.per, self._division.norm_span
+        keep = self.evaluation.norm_momentum.keep ** (1 if per == "update" else span / per)  # a root of 0 would be 0
+        return keep ** (self._division.num_groups - 1.0 - self._first_group - np.arange(self.num_groups))
 
     @property
     def place(self) -> Hashable:

@@ -218,7 +218,7 @@ class RecipeUpdater(StandardUpdater):
         if self._gain is None:
             return None
         if norms is None:  # one group, which is the reference batch: the plan refuses any other
-            return 1.0
+            return self._gain.pass_reference()
         return self._gain.observe(noise=norms.noise, signal=norms.signal, global_batch_size=global_batch_size)
 
     @phase("waiting")

@@ -35,7 +35,8 @@ def whereabouts() -> Whereabouts:
     main = frames[threading.main_thread().ident]
     asked = main
     if main.f_code.co_filename == threading.__file__:
-        asked = next((frames[t.ident] for t in threading.enumerate() if t.name == EXCHANGE_THREAD), main)
+        named = (thread.ident for thread in threading.enumerate() if thread.name == EXCHANGE_THREAD)
+        asked = next((frames[ident] for ident in named if ident in frames), main)  # not of one that has yet to begin
     return Whereabouts(waits=_waits(asked), stack=tuple(map(_described, _outwards(main)[:_FRAMES][::-1])))
 
 

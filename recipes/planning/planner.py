@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from recipes.planning.cluster import Cluster
-from recipes.planning.division import Division, PlanError, divide
+from recipes.planning.division import Division, PlanError, divide, largest_divisor
 from recipes.planning.timeline import Segment, Timeline, timeline_of
 from recipes.rates import learning_rate_at
 from recipes.schema import Dataset, Recipe
@@ -215,7 +215,6 @@ def _division(recipe: Recipe, segment: Segment, workers: int, largest: int | str
     """How the updates of a segment are divided, at most `largest` samples a forward."""
     parts = {"global_batch_size": segment.global_batch_size, "norm_span": segment.norm_span, "workers": workers}
     if getattr(recipe.optimizer, "needs_group_gradients", False):
-        _require_comparison(recipe, segment)
         return _division_by_groups(parts, largest, who=f"{type(recipe.optimizer).__name__} needs the gradient of")
     if exact:
         return _division_by_groups(parts, largest, who="--exact takes")
@@ -229,19 +228,9 @@ def _division_by_groups(parts: dict[str, int], largest: int | str, *, who: str) 
     if largest != "auto" and largest < span:
         raise PlanError(
             f"{who} each norm group of {span} samples from one worker, whose micro-batch is {largest}; what fits: "
-            f"norm_span {largest} or less, or a micro-batch of {span}"
+            f"norm_span {largest_divisor(span, at_most=largest)}, or a micro-batch of {span}"
         )
     return replace(divide(**parts, micro_batch_size=span), team_size=1)
-
-
-def _require_comparison(recipe: Recipe, segment: Segment) -> None:
-    """Refuse an optimizer that compares norm groups where an update is one, unless it is the reference batch."""
-    batch = segment.global_batch_size
-    if batch == segment.norm_span and batch != recipe.learning_rate.per:
-        raise PlanError(
-            f"{type(recipe.optimizer).__name__} compares the gradients of norm groups, and a batch of {batch} is one "
-            f"group; what fits: a norm_span of {batch // 2} or less"
-        )
 
 
 def _require_memory(made: Plan) -> None:

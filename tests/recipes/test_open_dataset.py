@@ -67,6 +67,13 @@ def test_wrong_facts_are_refused_in_their_file(write, line, message):
         open_dataset("own.yaml", vocabulary=vocabulary())
 
 
+def test_of_a_wrong_reader_what_it_would_count_is_not_called_missing(write):
+    write("reader: {kind: Digits, num_eval: 0}\nchannels: 1\n", "own.yaml")
+    with pytest.raises(RecipeError) as caught:
+        open_dataset("own.yaml", vocabulary=vocabulary())
+    assert [problem.path for problem in caught.value.problems] == ["reader.num_eval"]
+
+
 def test_a_reader_whose_images_have_other_channels_than_the_file_says_is_refused(write):
     write("reader: {kind: ImageFolder}\nchannels: 1\nnum_train: 9\nnum_eval: 3\nnum_classes: 2\n", "own.yaml")
     message = "own.yaml:2:11: channels: is 1, and ImageFolder gives images of 3; write channels: 1 in `reader` too, "

@@ -84,6 +84,14 @@ def test_multiples_are_those_of_the_decimal_or_of_the_samples():
     assert [multiple(8192 / N, times) for times in range(15_000)] == [times * 8192 / N for times in range(15_000)]
 
 
+def test_multiples_of_less_than_any_sample_are_not_all_0():
+    assert multiple(1e-9, 3) == pytest.approx(3e-9)
+    assert last_multiple(0.5, 1e-9) == pytest.approx(0.5)
+    assert last_multiple(0.5, 1 / 300_000_000) == pytest.approx(0.5)
+    assert [last_multiple(0.7, 10.0**-power) for power in (20, 100, 300)] == [0.7] * 3
+    assert last_multiple(0.7, 5e-324) == 0.7
+
+
 def test_last_multiple_holds_at_the_multiple_and_until_the_next():
     for every in (0.1, 1.0, 2.5, 96 / 1500, 8192 / N):
         for times in range(1, 300):

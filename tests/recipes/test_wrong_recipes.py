@@ -130,6 +130,13 @@ WRONG = {
         "AdaScale sets its rate by the gradient",
         "another optimizer",
     ),
+    "a gain without norm groups to compare": (
+        {"line_6": "batch: {global: 15, norm_span: 15}", "line_8": "optimizer: {kind: AdaScale}"},
+        "6:32",
+        "batch.norm_span",
+        "AdaScale compares the gradients of norm groups, and the batch of 15 from 0 on is one group",
+        "5 would do",
+    ),
     "lacks what is there": (
         {"line_9": "loss: {kind: SoftmaxCrossEntropy}\nlacks: [SmallResNet]"},
         "10:9",

@@ -133,6 +133,16 @@ def test_the_gradient_on_its_way_is_part_of_a_checkpoint(alone, tmp_path, train,
     assert "gradient_norm" not in measured(whole)[0], "update 0 applies nothing"
 
 
+@pytest.mark.mpi
+def test_a_checkpoint_of_before_the_first_step_is_gone_on_with(tmp_path, train, assert_same_run):
+    """Update 0 moves nothing, so that the optimizer has no state yet."""
+    whole = train(tmp_path / "whole", 1, *DOUBLED, stop_after=3, dtype="float64")
+    first = train(tmp_path / "run", 1, *DOUBLED, stop_after=1, dtype="float64")
+    assert not load_file(first.folder / "checkpoints" / "update-000001" / "optimizer.safetensors")
+    found = train(tmp_path / "run", 2, *DOUBLED, "--resume", stop_after=3, dtype="float64")
+    assert_same_run(found, whole, loss=1e-12, weights=1e-12)
+
+
 def measured(run):
     lines = map(json.loads, (run.folder / "metrics.jsonl").read_text().splitlines())
     keys = ("gradient_norm", "gradient_noise", "gradient_signal")

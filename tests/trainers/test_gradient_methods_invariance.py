@@ -67,6 +67,19 @@ def test_gain_clipping_and_average_go_on_after_a_resume(methods_alone, tmp_path,
     assert_same_methods(found, methods_alone)
 
 
+def test_a_clock_of_gains_goes_on_while_an_update_is_one_group_of_the_reference_batch(tmp_path, train):
+    """The first updates of a ramp that begins at `per`: their gain is 1, so both clocks read the same."""
+    batch = "batch={global: [{from: 0, size: 32}, {from: 4up, size: 96}], norm_span: 32}"
+    rate = "learning_rate={reference: 0.05, per: 32, rule: none, schedule: {kind: Cosine}}"
+    rates = {}
+    for clock in ("gain", "samples"):
+        options = ("--set", batch, "--set", rate, "--set", f"optimizer={{kind: AdaScale, clock: {clock}}}")
+        found = train(tmp_path / clock, 1, *options, stop_after=5, recipe="digits/baseline")
+        rates[clock] = [line["learning_rate"] for line in found.trace[:4]]
+    assert rates["gain"] == pytest.approx(rates["samples"], rel=1e-12)
+    assert len(set(rates["gain"])) == 4, "the rate moves"
+
+
 @pytest.mark.slow
 def test_noise_scale_of_a_micro_batch_size_is_the_same_on_any_ranks(tmp_path, train):
     options = ("--micro-batch-size", 32)

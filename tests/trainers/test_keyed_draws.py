@@ -79,6 +79,16 @@ def test_numpys_global_generator_is_left_as_it_was():
     assert np.random.rand() == expected
 
 
+def test_a_parameter_that_was_given_an_array_begins_with_it():
+    model = chainer.Chain()
+    with model.init_scope():
+        model.scale = chainer.Parameter(np.array([1.0, 2.0], np.float32))
+        model.zero = chainer.Parameter(0, (2,))
+    draw_initial_weights(model, seed=0)
+    np.testing.assert_array_equal(model.scale.array, [1, 2])
+    np.testing.assert_array_equal(model.zero.array, [0, 0])
+
+
 def test_a_parameter_without_a_shape_is_refused():
     with pytest.raises(ValueError, match=r"parameter /W has no shape yet"):
         draw_initial_weights(L.Linear(None, 3), seed=0)

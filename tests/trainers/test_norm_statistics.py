@@ -138,6 +138,20 @@ def test_by_group_momentum_is_of_each_group_or_by_samples(keep, per, each):
     np.testing.assert_allclose(layer.avg_var, var, rtol=1e-5)
 
 
+@pytest.mark.parametrize(("keep", "per"), [(0.1, "update"), (0.1**0.25, 1)])
+def test_by_group_counts_by_group_where_nothing_is_left_of_the_average_before_the_update(keep, per):
+    """0.1 ** 400 is 0 as a float; the last group but one still counts a tenth of the last one."""
+    random = np.random.RandomState(0)
+    x = images(random, 1600)
+    division = divide(global_batch_size=1600, norm_span=4, workers=1, micro_batch_size=1600)
+    ((layer, groups),) = made = workers("by_group", 1, keep=keep, per=per)
+    layer._seen += see(x, division, made)
+    groups.update_running_statistics(MPI.COMM_SELF, 1600)
+    mean, var = groups_in_turn(x, 4, keep=0.1, mean=np.zeros(CHANNELS), var=np.ones(CHANNELS))
+    np.testing.assert_allclose(layer.avg_mean, mean, rtol=1e-5)
+    np.testing.assert_allclose(layer.avg_var, var, rtol=1e-5)
+
+
 def test_by_group_a_layer_used_twice_in_a_forward_counts_both_uses_alike():
     random = np.random.RandomState(0)
     x = images(random, 8)

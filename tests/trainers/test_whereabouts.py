@@ -41,6 +41,10 @@ def at_the_place(mpi):
         thread = threading.Thread(target=call, name=EXCHANGE_THREAD)
         thread.start()
         thread.join()
+    elif sys.argv[1] == "unbegun":
+        thread = threading.Thread(name=EXCHANGE_THREAD)
+        threading._limbo[thread] = thread  # as its start() does, until the system has let it run
+        threading.Event().wait(2)
 
 
 threading.Thread(target=look, daemon=True).start()
@@ -58,6 +62,7 @@ import os; sys.stdout.flush(); os._exit(0)
         ("loop", False, "in at_the_place: "),
         ("sent", True, "threading.py:"),
         ("stuck", False, "threading.py:"),
+        ("unbegun", False, "threading.py:"),
     ],
 )
 def test_a_call_of_mpi_is_told_from_work(tmp_path, where, waits, line):

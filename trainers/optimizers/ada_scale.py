@@ -117,6 +117,11 @@ class Gain:
         self._samples += gain * self._per
         return gain
 
+    def pass_reference(self) -> float:
+        """Count an update of the reference batch that is one norm group, without estimates; returns its gain, 1."""
+        self._samples += self._per
+        return 1.0
+
     def epoch(self, epoch: float, *, num_train: int) -> float:
         """Where the schedule is read in the update that starts at `epoch`; before it is observed.
 

@@ -37,11 +37,11 @@ def test_ada_scale_keeps_groups_whole_where_workers_are_many():
 def test_ada_scale_refuses_a_micro_batch_below_a_group():
     with pytest.raises(PlanError, match=r"norm group of 32 samples from one worker, whose micro-batch is 16"):
         planned(*ADA_SCALE, micro_batch_size=16)
+    with pytest.raises(PlanError, match="what fits: norm_span 8, or a micro-batch of 32"):
+        planned(*ADA_SCALE, micro_batch_size=12)
 
 
-def test_ada_scale_refuses_a_batch_of_one_group_that_is_not_the_reference():
-    with pytest.raises(PlanError, match="a batch of 96 is one group; what fits: a norm_span of 48 or less"):
-        planned(*ADA_SCALE, "batch={global: 96, norm_span: 96}")
+def test_ada_scale_takes_a_batch_of_one_group_that_is_the_reference():
     reference = (*ADA_SCALE, "batch={global: 32, norm_span: 32}", "learning_rate.per=32")
     assert planned(*reference).segments[0].division.num_groups == 1
 

@@ -54,6 +54,13 @@ def test_the_clock_counts_gains_where_it_is_asked_to():
     assert by_samples.epoch(0.128, num_train=1000) == 0.128
 
 
+def test_the_clock_counts_updates_of_the_reference_batch_too():
+    by_gain = gain(clock="gain")
+    assert by_gain.pass_reference() == 1
+    by_gain.observe(noise=64.0, signal=2.0, global_batch_size=128)
+    assert by_gain.epoch(0.16, num_train=1000) == pytest.approx((1 + 1.6) * 32 / 1000)
+
+
 def test_a_resumed_gain_is_the_uninterrupted_one():
     whole, resumed = gain(clock="gain"), gain(clock="gain")
     whole.observe(noise=64.0, signal=2.0, global_batch_size=128)
