@@ -144,16 +144,12 @@ def train(
 def search(
     search: Annotated[str, typer.Argument(metavar="SEARCH", help="A name in configs/searches, or a path.")],
     workers: Annotated[int | None, typer.Option("-n", min=1, metavar="N", help="Ranks of all trials together.")] = None,
-    hosts: Annotated[
-        str | None, typer.Option(metavar="A,B:4", help="Where mpiexec starts them; A has what B leaves.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="The search's folder; runs/search-NAME if left out.")
-    ] = None,
+    hosts: Annotated[str | None, typer.Option(metavar="A,B:4", help="Where they run; A has what B leaves.")] = None,
+    cluster: ClusterName = None,
+    device: Device = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Its folder; runs/search-NAME if left out.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Only go on with the search in --out, begin none.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print space, first recipe and budget; start none.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print space, first recipe and budget.")] = False,
     hang_after: Annotated[
         float, typer.Option(min=1, metavar="SECONDS", help="End a trial that makes no update for so long.")
     ] = 600.0,
@@ -178,6 +174,8 @@ def search(
         search=search,
         workers=workers,
         hosts=hosts,
+        cluster=cluster,
+        device=device,
         joined=joined,
         out=out,
         resume=resume,
@@ -192,17 +190,16 @@ def search(
 
 
 @app.command(hidden=True)
-def search_ranks(talk: Path, ranks_here: Annotated[int | None, typer.Option()] = None) -> None:
+def search_ranks(talk: Path, ranks_here: int | None = None, ranks_before: int = 0) -> None:
     """Be one of the ranks of a search's group, as its supervisor starts them."""
     from trainers.departures import hold_line
     from trainers.launch import launched_rank, launched_ranks, limit_threads
 
     hold_line(launched_rank())
     threads = limit_threads(ranks_here)
-    from trainers.search.serve import serve
-    from trainers.together import join_world
+    from trainers.search.serve import serve_as_group
 
-    serve(join_world(launched_ranks() or 1), talk, threads=threads)
+    serve_as_group(talk, ranks=launched_ranks() or 1, threads=threads, before=ranks_before)
 
 
 @app.command(name="serve-study")

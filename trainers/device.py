@@ -123,10 +123,32 @@ def require_numbers(compute: str, reading: Reading) -> None:
         raise RecipeError(reading.problems)
 
 
+_seat: int | None = None  # this process's among all that share the GPUs of its machine, where several runs do
+
+
+def sit_at(place: int) -> None:
+    """Have the runs of this process compute on GPU `place` modulo their number, wherever they would have sat."""
+    global _seat
+    _seat = place
+
+
+def place_here(mpi: Any) -> tuple[int, bool]:
+    """This rank's number among those of `mpi` on its machine, and whether the first rank of all is there too.
+
+    Bytes on the wire: 4 from one rank of each machine to its others, and those of MPI_Comm_split_type.
+    """
+    from mpi4py import MPI
+
+    node = mpi.Split_type(MPI.COMM_TYPE_SHARED, mpi.rank)
+    found = node.rank, node.bcast(mpi.rank) == 0
+    node.Free()
+    return found
+
+
 def take_device(kind: str, mpi: Any) -> Any:
     """The device of this worker, current from now on: GPU r modulo their number for the r-th worker of a machine.
 
-    Bytes on the wire: about 40 from each worker to each, and those of MPI_Comm_split_type.
+    Bytes on the wire: about 40 from each worker to each, and those of `place_here`.
 
     Args:
         kind: cpu or gpu.
@@ -145,11 +167,7 @@ def take_device(kind: str, mpi: Any) -> Any:
         )
     if kind == "cpu":
         return chainer.get_device("@numpy")
-    from mpi4py import MPI
-
-    node = mpi.Split_type(MPI.COMM_TYPE_SHARED, mpi.rank)
-    place = node.rank
-    node.Free()
+    place = place_here(mpi)[0] if _seat is None else _seat
     device = chainer.get_device(f"@cupy:{place % chainer.backends.cuda.cuda.runtime.getDeviceCount()}")
     device.use()
     kernels.use_on_gpu(None)

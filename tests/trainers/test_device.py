@@ -11,10 +11,12 @@ import pytest
 from mpi4py import MPI
 
 from recipes.errors import InputRefused
+from trainers import device as device_module
 from trainers.communicators import CudaAwareMpi, Nccl
 from trainers.communicators.cuda_aware_mpi import takes_gpu_memory
-from trainers.device import has_gpu, notes_on, said_of, take_device
+from trainers.device import has_gpu, notes_on, said_of, sit_at, take_device
 from trainers.faults import RunFailed
+from trainers.launch import find_mpiexec
 from trainers.request import TrainRequest, prepare
 
 CLUSTER = "name: ours\nnodes: 1\nworkers_per_node: 2\ndevice: {device}\ndevice_memory_bytes: 8000000000\n{more}"
@@ -153,3 +155,38 @@ def test_ranks_on_different_kinds_of_device_fail_by_name():
     ranks = SimpleNamespace(allgather=lambda own: [own, ("cpu", "other")])
     with pytest.raises(RunFailed, match="computes on gpu and other does not: say --device cpu or gpu"):
         take_device("gpu", ranks)
+
+
+@pytest.mark.mpi
+def test_ranks_of_a_machine_are_numbered_there_whatever_team_they_are_in():
+    program = """if True:
+        from mpi4py import MPI
+        from trainers.device import place_here
+        world = MPI.COMM_WORLD
+        team = world.Split(world.rank // 2)
+        print(world.rank, place_here(world), place_here(team), flush=True)
+    """
+    command = [find_mpiexec(), "-n", "4", sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    expected = [f"{rank} ({rank}, True) ({rank % 2}, True)" for rank in range(4)]
+    assert sorted(done.stdout.splitlines()) == expected
+
+
+@without_gpu
+@pytest.mark.parametrize("more", [["--device", "gpu"], ["--device", "gpu", "--dry-run"]], ids=["", "dry"])
+def test_a_search_on_gpus_that_are_not_here_starts_nothing(tmp_path, more):
+    command = [sys.executable, "-P", "-m", "kilobatch", "search", "digits", *more, "--out", tmp_path / "search"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.match(rf"command line:1:1: --device: {NO_GPU}", done.stderr)
+    assert not (tmp_path / "search").exists()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not has_gpu(), reason="needs a GPU with CuPy")
+@pytest.mark.parametrize("seat", [0, 1, 5])
+def test_runs_side_by_side_take_the_gpus_of_their_seats(monkeypatch, seat):
+    monkeypatch.setattr(device_module, "_seat", None)
+    sit_at(seat)
+    taken = take_device("gpu", MPI.COMM_SELF)
+    assert taken.device.id == seat % chainer.backends.cuda.cuda.runtime.getDeviceCount()

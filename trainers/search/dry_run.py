@@ -29,6 +29,8 @@ def dry_run_text(
     large: OpenedSearch | None = None,
     data: Path | None = None,
     allow_code: bool = False,
+    cluster: str | None = None,
+    device: str | None = None,
 ) -> str:
     """The space, the budget, and the first trial: its values, its plan and its recipe.
 
@@ -37,7 +39,7 @@ def dry_run_text(
         groups: trials side by side.
         folder: of the search, where its trials are if it has begun; None for none.
         large: the second search of a transfer, as it would be from the recipe itself.
-        data, allow_code: as of `train`.
+        data, allow_code, cluster, device: as of `train`.
     Raises:
         InputRefused: the first trial cannot be planned.
     """
@@ -47,7 +49,7 @@ def dry_run_text(
     options: dict[str, Any] = {"data": data, "allow_code": allow_code}
     enqueue(study, opened)
     values = suggested(study.ask(), search)
-    request = trial_request(opened, 0, values, Path("trial"), **options)
+    request = trial_request(opened, 0, values, Path("trial"), cluster=cluster, device=device, **options)
     prepared = prepare(request, workers=search.ranks_per_trial)
     sizes = model_sizes(prepared.opened.recipe, prepared.opened.dataset)
     goals = (f"{objective.direction} {metric_name(objective.metric)}" for objective in search.objectives)

@@ -156,6 +156,7 @@ def starting_at(place: Place) -> Callable[[Path, Path], MpiJob]:
         words = ["search-ranks", str(talk)]
         if place.neighbours is not None:
             words += ["--ranks-here", str(place.neighbours)]
+        words += ["--ranks-before", str(place.before)] if place.before else []
         environment = users_environment()  # each rank sees for itself how many cores its machine has
         kept = {"log": log, "outlive_us": False, "launcher": launcher(place), "environment": environment}
         return start_ranks(place.ranks, words, **kept)

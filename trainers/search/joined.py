@@ -34,7 +34,7 @@ def search_as_rank(folder: Path, *, phases: Sequence[Path], each: int, ranks: in
     """Be one of the ranks of all groups, and on rank 0 the parent of the supervisor; returns its exit code.
 
     Bytes on the wire, beside those of `serve`: about 40 from each rank to each, 60 from rank 0 to all, a barrier, and
-    those of MPI_Comm_split.
+    those of MPI_Comm_split and of `place_here`.
 
     Args:
         folder: of the search.
@@ -44,11 +44,13 @@ def search_as_rank(folder: Path, *, phases: Sequence[Path], each: int, ranks: in
     """
     from mpi4py import MPI
 
+    from trainers.device import place_here, sit_at
     from trainers.search.serve import met, serve  # the supervisor is without Chainer, which takes seconds to load
     from trainers.together import join_world
 
     threads = limit_threads()
     world = join_world(ranks)
+    sit_at(place_here(world)[0])
     talk = world.bcast(f"world-{time.time_ns()}", root=0)
     over = _watched_neighbour(world)
     supervisor = _supervisor(talk, ranks) if world.rank == 0 else None

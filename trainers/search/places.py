@@ -20,12 +20,14 @@ class Place:
         hosts: of these, each with its number of them; none: this machine.
         slurm: as a step of the allocation that this process is in.
         neighbours: the most ranks of all groups together on one of these machines; None where that is not known.
+        before: ranks of earlier groups on the first of these machines, as far as that is known.
     """
 
     ranks: int
     hosts: tuple[tuple[str, int], ...] = ()
     slurm: bool = False
     neighbours: int | None = None
+    before: int = 0
 
 
 def launcher(place: Place, environment: Mapping[str, str] = os.environ) -> list[str]:
@@ -71,7 +73,8 @@ def places(
     for start in range(0, workers - each + 1, each):
         own = tuple(_counted(slots[start : start + each]).items())
         most = max((slots.count(name) for name, _ in own), default=None if slurm else workers)
-        found.append(Place(ranks=each, hosts=own, slurm=slurm, neighbours=most))
+        before = slots[:start].count(slots[start]) if slots else 0 if slurm else start
+        found.append(Place(ranks=each, hosts=own, slurm=slurm, neighbours=most, before=before))
     return found
 
 

@@ -15,7 +15,7 @@ class SearchOptions:
         stop_file: asks it to stop, once it is there.
         hang_seconds: a trial that reports no update for so long is ended.
         data: folder of the data set's files.
-        allow_code: as of `train`.
+        allow_code, cluster, device: as of `train`.
     """
 
     folder: Path
@@ -23,3 +23,5 @@ class SearchOptions:
     hang_seconds: float = 600.0
     data: Path | None = None
     allow_code: bool = False
+    cluster: str | None = None
+    device: str | None = None

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from recipes.errors import InputRefused
+from trainers.device import place_here, sit_at
 from trainers.faults import EXIT_STOPPED, RunFailed
 from trainers.launch import parent_is_gone
 from trainers.request import TrainRequest
 from trainers.search.mail import ANSWERS, ORDERS, Inbox, post
 from trainers.stopping import ask_to_stop
-from trainers.together import train_together
+from trainers.together import join_world, train_together
 
 _POLL_SECONDS = 0.01
 
@@ -47,6 +48,19 @@ def serve(
             gc.collect()  # a run's objects refer to each other
             if mpi.rank == 0:
                 post(talk / ANSWERS, answer)
+
+
+def serve_as_group(talk: Path, *, ranks: int, threads: int, before: int) -> None:
+    """Be one of the ranks of a group that has an MPI job of its own; see `serve`.
+
+    Args:
+        ranks: of the group.
+        before: ranks of earlier groups on the machine of its first rank, whose GPUs are theirs.
+    """
+    world = join_world(ranks)
+    place, is_first = place_here(world)
+    sit_at(place + (before if is_first else 0))
+    serve(world, talk, threads=threads)
 
 
 def met(mpi: Any) -> None:

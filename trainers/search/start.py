@@ -66,6 +66,8 @@ class SearchRequest:
     hang_seconds: float = 600.0
     data: Path | None = None
     allow_code: bool = False
+    cluster: str | None = None
+    device: str | None = None
     storage: str | None = None
     study: str | None = None
 
@@ -98,7 +100,8 @@ def _search(request: SearchRequest) -> int:
     moves = opened.search.transfer is not None
     large = check_transfer(opened, **options) if moves else None
     if request.dry_run:
-        print(dry_run_text(opened, groups=len(groups), folder=folder, large=large, **options))
+        on = {"cluster": request.cluster, "device": request.device}
+        print(dry_run_text(opened, groups=len(groups), folder=folder, large=large, **on, **options))
         return 0
     check_folder(folder, opened, resume=request.resume)
     require_data(opened.base.dataset)
@@ -113,7 +116,8 @@ def _search(request: SearchRequest) -> int:
         if place is None:
             begin = partial(_begin_phase, replace(request, stop_file=stop_file, resume=False))
             return transfer(Stages(opened=opened, folder=folder, **options), begin)
-        how = SearchOptions(folder=folder, stop_file=stop_file, hang_seconds=request.hang_seconds, **options)
+        on = {"cluster": request.cluster, "device": request.device, "hang_seconds": request.hang_seconds}
+        how = SearchOptions(folder=folder, stop_file=stop_file, **on, **options)
         return _search_in(place, opened, how, groups)
 
 
@@ -221,8 +225,9 @@ def _require_trainable(request: SearchRequest, opened: OpenedSearch) -> None:
     """Refuse a recipe that could not be trained with the values it has itself, and a sampler that is not installed."""
     new_study(opened.search)
     options = {"data": request.data, "allow_code": request.allow_code}
+    on = {"cluster": request.cluster, "device": request.device}
     for share in {Fraction(1), *getattr(opened.search.pruner, "shares", ())}:
-        asked = trial_request(opened, 0, {}, Path("trial"), share=share, **options)
+        asked = trial_request(opened, 0, {}, Path("trial"), share=share, **on, **options)
         prepare(asked, workers=opened.search.ranks_per_trial)
 
 

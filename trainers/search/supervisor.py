@@ -191,6 +191,8 @@ class Supervisor:
             resume=(folders[run] / RUN).exists(),
             data=self.options.data,
             allow_code=self.options.allow_code,
+            cluster=self.options.cluster,
+            device=self.options.device,
         )
 
     def _free_group(self) -> Group:

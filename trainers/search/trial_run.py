@@ -27,6 +27,8 @@ def trial_request(
     resume: bool = False,
     data: Path | None = None,
     allow_code: bool = False,
+    cluster: str | None = None,
+    device: str | None = None,
 ) -> TrainRequest:
     """What the ranks of a trial are asked for.
 
@@ -38,7 +40,7 @@ def trial_request(
         run: which of the trial's runs, from 0: its seed is so much higher than the recipe's.
         share: of the epochs; a shorter run has its whole schedule compressed, and is evaluated at its end.
         resume: go on with the run in the folder.
-        data, allow_code: as of `train`.
+        data, allow_code, cluster, device: as of `train`.
     Raises:
         InputRefused: a shorter run would be too short, or its recipe does not open.
     """
@@ -68,6 +70,8 @@ def trial_request(
         checkpoint_every=report,
         data=data,
         allow_code=allow_code,
+        cluster=cluster,
+        device=device,
     )
 
 

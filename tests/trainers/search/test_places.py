@@ -22,7 +22,7 @@ def allocation(tmp_path):
 
 def test_groups_of_this_machine():
     found = places(each=2, workers=5, environment=HERE)
-    assert found == [Place(ranks=2, neighbours=5)] * 2
+    assert found == [Place(ranks=2, neighbours=5), Place(ranks=2, neighbours=5, before=2)]
     path, *words = launcher(found[0], HERE)
     assert Path(path).name == "mpiexec"
     assert words == ["-n", "2"]
@@ -36,6 +36,7 @@ def test_groups_take_consecutive_ranks_of_the_hosts():
     found = places(each=3, workers=9, hosts="a:4,b", environment=HERE)
     assert [place.hosts for place in found] == [(("a", 3),), (("a", 1), ("b", 2)), (("b", 3),)]
     assert [place.neighbours for place in found] == [4, 5, 5]
+    assert [place.before for place in found] == [0, 3, 2]
     assert launcher(found[1], HERE)[1:] == ["-hosts", "a:1,b:2", "-n", "3"]
 
 
@@ -94,4 +95,4 @@ def test_hosts_that_are_named_count_more_than_the_allocation(allocation):
 
 def test_an_allocation_without_srun_is_this_machine(allocation):
     found = places(each=1, workers=2, environment={**allocation, "PATH": os.devnull})
-    assert found == [Place(ranks=1, neighbours=2)] * 2
+    assert found == [Place(ranks=1, neighbours=2), Place(ranks=1, neighbours=2, before=1)]

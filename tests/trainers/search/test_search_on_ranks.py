@@ -20,6 +20,15 @@ budget: {trials: 4}
 ranks_per_trial: 2
 enqueue: [{learning_rate.reference: 1e-5}, {learning_rate.reference: 2e-5}, recipe]
 """
+SLOW = """\
+name: slow
+source: assumed
+nodes: 1
+workers_per_node: 2
+device: cpu
+device_memory_bytes: 8000000000
+exchange: {overlap: false}
+"""
 SPACE = """\
 space:
   learning_rate.reference: {kind: Float, low: 1e-5, high: 0.5, log: true}
@@ -43,8 +52,9 @@ def require_kept_ranks(search, trials):
         assert all(before[1] <= after[0] for before, after in itertools.pairwise(own))
 
 
-def test_four_trials_on_four_ranks_in_two_groups_and_the_best_alone(searching, capsys):
-    search = searching(SPACE + TINY, "-n", 4)
+def test_four_trials_on_four_ranks_in_two_groups_and_the_best_alone(searching, capsys, tmp_path):
+    (tmp_path / "slow.yaml").write_text(SLOW)
+    search = searching(SPACE + TINY, "-n", 4, "--cluster", tmp_path / "slow.yaml")
     code, said = search.run()
     assert code == 0, said
     trials = search.trials()
@@ -54,7 +64,8 @@ def test_four_trials_on_four_ranks_in_two_groups_and_the_best_alone(searching, c
     for trial in trials:
         assert sorted(trial.intermediate_values) == [1, 2, 3, 4]
         run = yaml.safe_load((search.run_folder(trial.number) / "run.yaml").read_text())
-        assert run["plan"]["workers"] == 2
+        assert (run["plan"]["workers"], run["plan"]["cluster"]) == (2, "slow")
+        assert "float32, after backward" in (search.run_folder(trial.number) / "log.txt").read_text()
         assert run["origins"]["learning_rate.reference"] == f"search mine trial {trial.number}"
         assert run["recipe"]["learning_rate"]["reference"] == trial.params["learning_rate.reference"]
         scores = [line["value"] for line in search.metrics(trial.number) if line["key"] == "eval_loss"]
