@@ -163,17 +163,17 @@ def _work(opened: OpenedSearch, study: Any, options: SearchOptions, groups: Sequ
     for trial in best_trials(study)[:1]:  # of a session that was killed before it wrote them, or of another supervisor
         write_best(options.folder, opened, study, trial, data=options.data, allow_code=options.allow_code)
     write_search_page(options.folder, study, opened.search)
-    return _verdict(study, opened.search, options.folder, display, stopped_by=supervisor.stopped_by)
+    return _verdict(study, opened.search, options, display, stopped_by=supervisor.stopped_by)
 
 
-def _verdict(study: Any, search: Search, folder: Path, display: Display, *, stopped_by: str) -> int:
+def _verdict(study: Any, search: Search, options: SearchOptions, display: Display, *, stopped_by: str) -> int:
     """The last lines, and the exit code."""
-    ended, best = finished(study), best_trials(study)
+    ended, best, folder = finished(study), best_trials(study), options.folder
     display.say(counted(ended))
     for trial in best:
         path = recipe_path(folder, search, trial)
         display.say(f"best: trial {trial.number}, {scores(search, trial.values)}, with {values_text(trial.params)}")
-        display.say(f"  to train it: kilobatch train {quote(str(path))}")
+        display.say(f"  to train it: kilobatch train {quote(str(path))}{_as_trials(search, options)}")
     display.say(f"report: {folder / REPORT}")
     if stopped_by:
         say(f"kilobatch: stopped by {stopped_by}; the same command goes on")
@@ -183,6 +183,14 @@ def _verdict(study: Any, search: Search, folder: Path, display: Display, *, stop
         say(f"kilobatch: no trial was completed{kept}; log: {folder / LOG}")
         return EXIT_FAILED
     return 0
+
+
+def _as_trials(search: Search, options: SearchOptions) -> str:
+    """The words behind `kilobatch train` with which a recipe is trained as the trials were."""
+    several = search.ranks_per_trial if search.ranks_per_trial > 1 else None
+    flags = {"-n": several, "--cluster": options.cluster, "--device": options.device, "--data": options.data}
+    words = "".join(f" {flag} {quote(str(value))}" for flag, value in flags.items() if value is not None)
+    return words + (" --allow-code" if options.allow_code else "")
 
 
 def _groups(request: SearchRequest, opened: OpenedSearch, folder: Path) -> list[Group]:

@@ -1,6 +1,8 @@
 """A search on real ranks: trials side by side, a best recipe that trains, and the same command twice."""
 
 import itertools
+import re
+import shlex
 import subprocess
 import sys
 
@@ -27,7 +29,7 @@ nodes: 1
 workers_per_node: 2
 device: cpu
 device_memory_bytes: 8000000000
-exchange: {overlap: false}
+exchange: {communicator: {kind: Ring}, wire: float16, overlap: false}
 """
 SPACE = """\
 space:
@@ -65,7 +67,7 @@ def test_four_trials_on_four_ranks_in_two_groups_and_the_best_alone(searching, c
         assert sorted(trial.intermediate_values) == [1, 2, 3, 4]
         run = yaml.safe_load((search.run_folder(trial.number) / "run.yaml").read_text())
         assert (run["plan"]["workers"], run["plan"]["cluster"]) == (2, "slow")
-        assert "float32, after backward" in (search.run_folder(trial.number) / "log.txt").read_text()
+        assert "float16, after backward" in (search.run_folder(trial.number) / "log.txt").read_text()
         assert run["origins"]["learning_rate.reference"] == f"search mine trial {trial.number}"
         assert run["recipe"]["learning_rate"]["reference"] == trial.params["learning_rate.reference"]
         scores = [line["value"] for line in search.metrics(trial.number) if line["key"] == "eval_loss"]
@@ -78,8 +80,10 @@ def test_four_trials_on_four_ranks_in_two_groups_and_the_best_alone(searching, c
     text = (search.folder / "best.yaml").read_text()
     assert f"# search mine trial {best.number}\n" in text
     alone = search.folder / "alone"
-    command = [sys.executable, "-P", "-m", "kilobatch", "train", str(search.folder / "best.yaml"), "-n", "2"]
-    done = subprocess.run([*command, "--out", str(alone)], capture_output=True, text=True, timeout=1200)
+    words = shlex.split(re.search(r"to train it: kilobatch (.*)", said)[1])
+    assert words == ["train", str(search.folder / "best.yaml"), "-n", "2", "--cluster", str(tmp_path / "slow.yaml")]
+    command = [sys.executable, "-P", "-m", "kilobatch", *words, "--out", str(alone)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stdout + done.stderr
     recipe = yaml.safe_load((alone / "run.yaml").read_text())["recipe"]
     assert recipe["learning_rate"]["reference"] == best.params["learning_rate.reference"]
