@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from lr_schedules import BatchRamp
+from recipes.divisors import largest_divisor
 from recipes.errors import RecipeError
 from recipes.image_size import LONGEST_SIDE
 from recipes.positions import first_sample_at, parse_position
@@ -16,7 +17,7 @@ from recipes.reading import REFUSED, Path, Reading
 from recipes.registry import UnknownNameError
 from recipes.schema import Batch, Dataset, RampStep
 
-__all__ = ["TimeReading", "largest_divisor", "listed"]
+__all__ = ["TimeReading", "listed"]
 
 _LARGEST_DEFAULT_SPAN = 32
 
@@ -170,11 +171,6 @@ class TimeReading:
 
 def _default_span(ramp: BatchRamp) -> int:
     return largest_divisor(_LARGEST_DEFAULT_SPAN, ramp.sizes)
-
-
-def largest_divisor(limit: int, sizes: Sequence[int]) -> int:
-    """The largest number up to `limit` (and a million, which bounds the search) that divides all sizes."""
-    return next(number for number in range(min(limit, 10**6), 0, -1) if not any(size % number for size in sizes))
 
 
 def listed(positions: Iterable[float]) -> str:

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from recipes.divisors import largest_divisor
 from recipes.image_size import check_image_size
 from recipes.reading import REFUSED, Reading
 from recipes.reading_rate import RateReading
-from recipes.reading_time import TimeReading, largest_divisor
+from recipes.reading_time import TimeReading
 from recipes.registry import can_name_folder
 from recipes.schema import Dataset, Recipe
 from recipes.vocabulary import Vocabulary

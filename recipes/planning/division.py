@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from recipes.divisors import largest_divisor
 from recipes.errors import InputRefused
 
 
@@ -142,7 +143,7 @@ def divide(*, global_batch_size: int, norm_span: int, workers: int, micro_batch_
     assert rest == 0, "the recipe's loader refuses this"
     needed = -(-norm_span // micro_batch_size)
     if needed > workers:
-        fits = largest_divisor(norm_span, at_most=workers * micro_batch_size)
+        fits = largest_divisor(workers * micro_batch_size, [norm_span])
         raise PlanError(
             f"a norm group of {norm_span} samples needs {needed} workers at a micro-batch of {micro_batch_size}, "
             f"there are {workers}; what fits: norm_span {fits}, or a micro-batch of "
@@ -156,8 +157,3 @@ def divide(*, global_batch_size: int, norm_span: int, workers: int, micro_batch_
         team_size=team_size,
         groups_per_micro_batch=max(1, micro_batch_size // norm_span),
     )
-
-
-def largest_divisor(number: int, *, at_most: int) -> int:
-    """The largest number up to `at_most`, which is at least 1, that divides `number`."""
-    return next(d for d in range(min(number, at_most), 0, -1) if number % d == 0)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from recipes.divisors import largest_divisor
 from recipes.planning.cluster import Cluster
-from recipes.planning.division import Division, PlanError, divide, largest_divisor
+from recipes.planning.division import Division, PlanError, divide
 from recipes.planning.timeline import Segment, Timeline, timeline_of
 from recipes.rates import learning_rate_at
 from recipes.schema import Dataset, Recipe
@@ -228,7 +229,7 @@ def _division_by_groups(parts: dict[str, int], largest: int | str, *, who: str) 
     if largest != "auto" and largest < span:
         raise PlanError(
             f"{who} each norm group of {span} samples from one worker, whose micro-batch is {largest}; what fits: "
-            f"norm_span {largest_divisor(span, at_most=largest)}, or a micro-batch of {span}"
+            f"norm_span {largest_divisor(largest, [span])}, or a micro-batch of {span}"
         )
     return replace(divide(**parts, micro_batch_size=span), team_size=1)
 
