@@ -32,7 +32,7 @@ def scales(x: Any, mean: Any, var: Any, gamma: Any, beta: Any, eps: float) -> An
 
     Args:
         x: that will be normalised; only its type counts.
-        mean, var: float64, (groups, channels).
+        mean, var: float64 or the type of gamma, (groups, channels).
         gamma, beta: (channels,)
     """
     return _scaled(x, _as_parts(mean, var), gamma, beta, eps)
@@ -198,7 +198,7 @@ def _each_few(x: Any, name: str, parts: Any, *arguments: Any) -> None:
 
 def _as_parts(first: Any, second: Any) -> Any:
     """Numbers (groups, channels) as parts that are added up already."""
-    return cuda_launch.device.xp.stack([first, second], axis=1)[:, None]
+    return cuda_launch.device.xp.stack([first, second], axis=1, dtype="d")[:, None]
 
 
 def _vectors(x: Any, *vectors: Any) -> list[Any]:

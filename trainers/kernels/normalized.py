@@ -6,7 +6,6 @@ from typing import Any
 
 import chainer
 import chainer.functions as F
-import numpy as np
 from chainer.functions.activation.relu import ReLUGrad2
 from chainer.functions.normalization.batch_normalization import BatchNormalizationGrad
 
@@ -100,8 +99,7 @@ def normalized_by_averages(
         eps: added to the variance.
     """
     ours, rows = seams.serving(x), _as_rows(x, 1)
-    averages = (part.astype(np.float64)[np.newaxis] for part in (mean, var))
-    scales = ours.scales(rows, *averages, *parameters, eps)
+    scales = ours.scales(rows, mean[None], var[None], *parameters, eps)
     more = None if plus is None else _as_rows(plus, 1)
     return _from_rows(ours.normalized_by(rows, scales, relu=relu, plus=more), x)
 

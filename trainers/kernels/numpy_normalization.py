@@ -71,7 +71,7 @@ def scales(
 
     Args:
         x: that will be normalised; it does not count here.
-        mean, var: float64, (groups, channels).
+        mean, var: float64 or the type of gamma, (groups, channels).
         gamma, beta: (channels,)
     """
     mean, var = (part.astype(gamma.dtype, copy=False) for part in (mean, var))
