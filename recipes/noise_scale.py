@@ -47,6 +47,7 @@ class Norms:
         if len(sizes) < 2:
             return None
         batch = sum(sizes)
+        # Rounded once: the same in whatever order the shares come, that is, whoever held which.
         spread = math.fsum(size / batch * norm for size, norm in zip(sizes, share_norms, strict=True)) - whole_norm
         noise = spread * batch / (len(sizes) - 1)
         return cls(noise=noise, signal=whole_norm - noise / batch)

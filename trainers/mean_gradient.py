@@ -120,7 +120,7 @@ class MeanGradient:
                 raise OutOfMemory(update=share.update, samples=size, whole=whole, error=error) from error
             said = one_line(error)
             if shares is not None:
-                shares.add(offset=0, size=1, squared=math.nan)
+                shares.add(size=1, squared=math.nan)
         if said is not None:
             self.close()
             release(self._model.device)  # the frames of the error are gone now, and what they held
@@ -159,7 +159,7 @@ class MeanGradient:
             self._norm_groups.end_micro_batch()
             losses.append((loss, part.size / batch))
             if shares is not None:
-                shares.add(offset=part.offset, size=part.size, squared=norm.value)
+                shares.add(size=part.size, squared=norm.value)
         return losses
 
     def close(self) -> None:

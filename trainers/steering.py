@@ -31,8 +31,7 @@ class Moment:
 def steer(component: Any, optimizer: chainer.Optimizer, moment: Moment) -> None:
     """Set the hyperparameters that an update rule reads, all to Python floats: a NumPy float64 would widen its arrays.
 
-    Beside the rate, under the component's `rate_attribute`: `relative_rate` (rate over full rate), `epoch`,
-    `global_batch_size`.
+    Beside the rate, under the component's `rate_attribute`: `relative_rate` (rate over full rate) and `epoch`.
 
     Args:
         component: the recipe's optimizer.
@@ -43,4 +42,3 @@ def steer(component: Any, optimizer: chainer.Optimizer, moment: Moment) -> None:
     setattr(hyperparam, component.rate_attribute, float(moment.learning_rate))
     hyperparam.relative_rate = float(moment.learning_rate / moment.full_rate)
     hyperparam.epoch = float(moment.epoch)
-    hyperparam.global_batch_size = moment.global_batch_size

@@ -33,7 +33,8 @@ class Division:
 
     Teams of `team_size` consecutive workers hold whole groups; within a team a group is split evenly, the first
     workers one sample more. The groups are given to the teams contiguously, the first teams one more. Workers that are
-    left over have no samples and still join every collective call.
+    left over have no samples and still join every collective call. Where workers share a group, a micro-batch holds one
+    group at most: either no more fits, or there are not more groups than teams.
     """
 
     workers: int
@@ -84,7 +85,7 @@ class Division:
         """How many a worker has in one update; counted without making them, of which there may be millions."""
         team = self.team_of(rank)
         num_groups = 0 if team is None else len(self.groups_of(team))
-        return num_groups if self.team_size > 1 else -(-num_groups // self.groups_per_micro_batch)
+        return -(-num_groups // self.groups_per_micro_batch)
 
     def samples_of(self, rank: int) -> int:
         """Samples of a worker in one update."""
@@ -94,12 +95,10 @@ class Division:
     @property
     def largest(self) -> int:
         """Samples of the largest micro-batch."""
-        part = len(self._part_of_group(0))
-        if self.team_size > 1:
-            return part
         # Five groups at most four at a time are three and two; the worker with one group less has four at once.
         counts = (len(self.groups_of(team)) for team in (0, self.num_teams - 1))
-        return part * max(-(-count // -(-count // self.groups_per_micro_batch)) for count in counts if count)
+        groups = max(-(-count // -(-count // self.groups_per_micro_batch)) for count in counts if count)
+        return groups * len(self._part_of_group(0))
 
     def _part_of_group(self, rank: int) -> range:
         """The samples of each of its team's norm groups that are a worker's."""

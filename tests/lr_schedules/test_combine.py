@@ -1,6 +1,16 @@
 import pytest
 
-from lr_schedules import Constant, ConstantWarmup, Exponential, GradualWarmup, Joined, MultiStep, Polynomial, Product
+from lr_schedules import (
+    Constant,
+    ConstantWarmup,
+    Exponential,
+    GradualWarmup,
+    Joined,
+    MultiStep,
+    Polynomial,
+    Product,
+    SlowStart,
+)
 
 
 def test_product_multiplies_on_one_clock():
@@ -8,6 +18,12 @@ def test_product_multiplies_on_one_clock():
         factors=(Constant(factor=0.5), Exponential(ratio=0.5), MultiStep(boundaries=(2.0,), factor=0.25))
     )
     assert [schedule(epoch) for epoch in (0.0, 1.0, 2.0)] == [0.5, 0.25, 0.03125]
+
+
+def test_a_product_starts_as_slowly_as_its_slowest_factor():
+    slow = [SlowStart(boundaries=(boundary,), factors=(0.5, 0.1)) for boundary in (0.5, 3.0)]
+    assert Product(factors=(Constant(), *slow)).slow_until == 3.0
+    assert Product(factors=(Constant(), Exponential(ratio=0.5))).slow_until == 0.0
 
 
 # A warmup of 4 epochs from 0 and a straight line from 1 down to 0: the three ways differ only in the line's clock.

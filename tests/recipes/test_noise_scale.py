@@ -17,6 +17,14 @@ def test_uneven_shares_by_hand():
     assert found == Norms(noise=(1 / 3 * 9 - 1) * 3, signal=1 - 2.0)
 
 
+def test_the_bits_do_not_depend_on_the_order_of_the_shares():
+    norms = np.random.default_rng(0).exponential(size=50).tolist()
+    for turned in range(1, 50):
+        sizes = [1 + place % 7 for place in range(50)]
+        found = Norms.of_shares(sizes[turned:] + sizes[:turned], norms[turned:] + norms[:turned], 0.5)
+        assert found == Norms.of_shares(sizes, norms, 0.5)
+
+
 def test_one_share_tells_nothing():
     assert Norms.of_shares([64], [1.0], 1.0) is None
 

@@ -39,13 +39,13 @@ def test_nothing_has_no_length():
 def test_norms_of_micro_batches_are_those_of_their_mean_gradients():
     """Per-sample gradients 1, 2 | 6 of one weight: means 1.5 and 6, together 3; losses were multiplied by 4."""
     shares = ShareNorms(factor=4.0)
-    shares.add(offset=2, size=1, squared=(4.0 * 6.0) ** 2)
-    shares.add(offset=0, size=2, squared=(4.0 * 3.0) ** 2)
+    shares.add(size=1, squared=(4.0 * 6.0) ** 2)
+    shares.add(size=2, squared=(4.0 * 3.0) ** 2)
     assert shares.gathered(values(3), MPI.COMM_SELF) == Norms.of_shares([2, 1], [1.5**2, 36.0], 9.0)
 
 
 def test_a_gradient_that_is_not_finite_gives_no_norms():
-    shares = ShareNorms()
-    for offset in (0, 1):
-        shares.add(offset=offset, size=1, squared=np.inf)
+    shares = ShareNorms(factor=1.0)
+    for _ in range(2):
+        shares.add(size=1, squared=np.inf)
     assert shares.gathered(values(3), MPI.COMM_SELF) is None

@@ -6,6 +6,7 @@ import pytest
 from chainer import functions as F
 from chainer import links as L
 
+from recipes.planning.draws import draws, word
 from trainers.keyed_draws import KeyedDropout, draw_initial_weights
 
 
@@ -47,6 +48,15 @@ def test_weights_depend_on_seed_and_path_only():
     second = drawn(0, reverse=True)
     assert all((first[path] == second[path]).all() for path in first)
     assert (drawn(1)["/conv/W"] != first["/conv/W"]).any()
+
+
+def test_weights_of_a_seed_stay_what_they_are():
+    """An initializer with a generator gets the keyed draws; one without starts NumPy's global one from eight words."""
+    found, keys = drawn(3), {path: word(path) for path in ("/conv/W", "/own/W")}
+    normals = draws(3, "weights", keys["/conv/W"]).normals(216)
+    np.testing.assert_allclose(found["/conv/W"].ravel(), np.sqrt(2 / 27) * normals, rtol=1e-6)
+    seeded = np.random.RandomState(draws(3, "weights", keys["/own/W"]).bits(4).view(np.uint32))
+    np.testing.assert_array_equal(found["/own/W"], seeded.standard_normal((4, 4)).astype(np.float32))
 
 
 def test_two_layers_of_one_shape_differ():
@@ -122,6 +132,13 @@ def test_masks_differ_by_seed_epoch_and_layer(model_and_images):
     assert (outputs(model, x, indices) == first).all()
     assert (outputs(model, x, indices, epoch=1) != first).any()
     assert (outputs(model, x, indices, seed=1) != first).any()
+
+
+def test_a_second_call_in_the_same_layer_has_another_mask(model_and_images):
+    model, x = model_and_images
+    keyed = KeyedDropout(model, seed=0, epochs=np.zeros(8), indices=np.arange(8))
+    first, second = (keyed.mask((8, 72), 0.5, np.float32) for _ in range(2))
+    assert (first != second).any()
 
 
 def test_masks_drop_the_asked_share_and_are_scaled(model_and_images):

@@ -2,7 +2,9 @@
 
 import pytest
 
-from recipes.planning.cluster import GradientExchange
+from recipes.planning.cluster import Cluster, GradientExchange
+
+SIZES = ("nodes", "workers_per_node", "device_memory_bytes", "micro_batch_size")
 
 
 @pytest.mark.parametrize(
@@ -26,3 +28,11 @@ def test_buckets_of_a_size_given_do_not_look_at_the_model():
 def test_buckets_of_no_bytes_are_refused():
     with pytest.raises(ValueError, match="bucket_bytes must be auto or at least 1, got 0"):
         GradientExchange(bucket_bytes=0)
+
+
+def test_a_cluster_has_at_least_one_of_everything():
+    least = dict.fromkeys(SIZES, 1)
+    assert Cluster(name="one", device="cpu", **least).num_workers == 1
+    for name in SIZES:
+        with pytest.raises(ValueError, match=rf"Cluster.{name} must be .*at least 1, got 0"):
+            Cluster(name="none", device="cpu", **least | {name: 0})

@@ -48,6 +48,16 @@ def test_one_uniform_is_the_first_of_many():
     assert draws(3, "u").uniform() == draws(3, "u").uniforms(5)[0]
 
 
+def test_numbers_are_made_of_the_upper_bits_of_words():
+    words = [int(bits) for bits in draws(3, "u").bits(6)]
+    shares = [(bits >> 11) / 2**53 for bits in words]
+    assert draws(3, "u").uniforms(6).tolist() == shares
+    assert draws(3, "u").integers(1000) == words[0] * 1000 >> 64
+    radius, angle = np.sqrt(-2 * np.log1p(np.negative(shares[:3]))), 2 * np.pi * np.array(shares[3:])
+    expected = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
+    np.testing.assert_allclose(draws(3, "u").normals(5), expected[:5], rtol=1e-12)
+
+
 def test_uniforms_fill_the_unit_interval_evenly():
     counts, _ = np.histogram(draws(0, "u").uniforms(100_000), bins=20, range=(0, 1))
     assert abs(counts - 5_000).max() < 5 * np.sqrt(5_000)

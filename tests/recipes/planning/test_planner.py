@@ -32,6 +32,7 @@ def test_ada_scale_keeps_groups_whole_where_workers_are_many():
     assert made.segments[0].division.team_size == 1
     assert made.segments[0].division.idle_workers == 2
     assert "2 of 5 workers have no samples" in made.warnings[0]
+    assert planned(*ADA_SCALE, workers=3).warnings == ()
 
 
 def test_ada_scale_refuses_a_micro_batch_below_a_group():

@@ -12,6 +12,11 @@ def test_a_permutation_is_the_stable_argsort_of_the_raw_draws():
     assert permutation(7, 3, 50).tolist() == sorted(range(50), key=lambda i: int(bits[i]))
 
 
+def test_nobody_can_write_into_the_permutation_that_others_read():
+    with pytest.raises(ValueError, match="read-only"):
+        permutation(7, 3, 50)[0] = 1
+
+
 def test_every_epoch_holds_each_sample_once_in_another_order():
     stream = Stream(seed=0, num_samples=101)
     orders = [stream.samples(101 * epoch, 101)[1] for epoch in range(5)]
