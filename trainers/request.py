@@ -113,6 +113,8 @@ def prepare(request: TrainRequest, *, workers: int) -> Prepared:
     )
     refuse_unbuilt(opened.recipe, opened.dataset)
     refuse_folder(opened.dataset, request.data)
+    if hasattr(opened.recipe.loss, "require_classes"):
+        opened.recipe.loss.require_classes(opened.dataset.num_classes)
     require_numbers(opened.recipe.precision.compute, opened.reading)
     cluster, reading = cluster_of(request.cluster, workers=workers, vocabulary=words, overrides=of_cluster)
     cluster = replace(cluster, device=settled(request.device, cluster.device))

@@ -216,3 +216,9 @@ def test_a_model_of_ones_own_with_all_that_is_wanted_is_let_through(tmp_path, mo
     (tmp_path / "mine_whole.py").write_text(OWN.format(layers="self.fc = L.Linear(64, num_classes)"))
     overrides = ("model={kind: mine_whole.Own}", HEAD_BIAS)
     assert prepare(TrainRequest(recipe="digits/baseline", overrides=overrides, allow_code=True), workers=1)
+
+
+def test_a_threshold_below_what_smoothing_gives_every_class_is_refused_at_once():
+    loss = "loss={kind: BinaryCrossEntropy, label_smoothing: 0.5, target_threshold: 0.04}"
+    with pytest.raises(InputRefused, match=r"each of 10 classes 0\.05: every target would be 1; raise the threshold"):
+        prepare(TrainRequest(recipe="digits/baseline", overrides=(loss,)), workers=1)
