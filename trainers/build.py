@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,12 +24,13 @@ from trainers.communicators.staging import connect_on_gpu
 from trainers.communicators.wire import WIRES, FullWire
 from trainers.exact_exchange import ExactExchange
 from trainers.exchange import Exchange
-from trainers.faults import UnfitImage
+from trainers.faults import UnfitImage, one_line
 from trainers.feed import Feed
 from trainers.flat_gradients import FlatGradients
 from trainers.keyed_draws import draw_initial_weights
 from trainers.mixed_precision import images_dtype
 from trainers.mixing import GroupMixing
+from trainers.norm_groups import NormGroups
 from trainers.optimizers.weight_decay import decay_parameters
 from trainers.stream_iterator import LoadImage
 
@@ -68,10 +70,7 @@ def build(recipe: Recipe, dataset: Dataset) -> Parts:
         ValueError: the data are not what the data set's file says; the loss wants something of the model that it does
             not have.
     """
-    model = build_model(recipe, dataset)
-    draw_initial_weights(model, seed=recipe.seed)
-    if hasattr(recipe.loss, "initialize"):
-        recipe.loss.initialize(model)
+    model = _with_weights(build_model(recipe, dataset), recipe)
     optimizer = recipe.optimizer.build()
     optimizer.setup(model)
     decay_parameters(optimizer, recipe.optimizer)
@@ -114,6 +113,37 @@ def build_model(recipe: Recipe, dataset: Dataset) -> chainer.Chain:
     if len(set(sizes)) > 1:
         _require_sizes(model, recipe.model, channels=dataset.channels, sizes=sorted(set(sizes)))
     _require_evaluated_size(model, recipe)
+    return model
+
+
+def require_trainable(recipe: Recipe, dataset: Dataset) -> None:
+    """Build a model of one's own as a run does, to learn now whether that works, not when ranks have started.
+
+    Raises:
+        InputRefused: its constructor fails; it has no parameters, or one without a shape, or a normalisation over the
+            batch that is not `BatchNormalization`; the loss wants something that it does not have.
+    """
+    name = type(recipe.model).__name__
+    try:
+        model = build_model(recipe, dataset)
+    except InputRefused:
+        raise
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        said = f"{one_line(error)} ({place.filename}:{place.lineno})"
+        raise InputRefused(f"the model, {name}, cannot be built: {said}; correct its code") from error
+    try:
+        NormGroups(recipe.evaluation).install(_with_weights(model, recipe))
+    except (TypeError, ValueError) as error:
+        raise InputRefused(f"the model, {name}, cannot be trained: {error}") from error
+    if next(model.params(), None) is None:
+        raise InputRefused(f"the model, {name}, has no parameters: make its layers within `with self.init_scope():`")
+
+
+def _with_weights(model: chainer.Chain, recipe: Recipe) -> chainer.Chain:
+    draw_initial_weights(model, seed=recipe.seed)
+    if hasattr(recipe.loss, "initialize"):
+        recipe.loss.initialize(model)
     return model
 
 

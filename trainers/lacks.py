@@ -8,9 +8,13 @@ from typing import Any
 
 from recipes.errors import InputRefused
 from recipes.schema import Dataset, Recipe
+from trainers.memory import installed_bytes
 
 _LOOKED_AT = 50_000  # samples of a split: 2 s where the system has the files in memory
 _NAMED = 10
+_ORDER_BYTES = (
+    20  # a training sample, while a rank draws the order of an epoch: the draws, their order, half of it again
+)
 
 
 class NotBuilt(InputRefused):
@@ -78,6 +82,24 @@ def require_data(dataset: Dataset) -> None:
                 f"data set {dataset.name}: its file says {key}: {said}, and there are {count}; correct it there, or "
                 "give the right folder with --data"
             )
+
+
+def require_room(dataset: Dataset, *, ranks: int) -> None:
+    """Refuse more training samples than an order of can be drawn here: the system would kill a rank without a word.
+
+    Args:
+        dataset: of the run.
+        ranks: on this machine; each draws the order for itself.
+    Raises:
+        DataRefused: this machine has less memory than that needs.
+    """
+    needed, there = _ORDER_BYTES * dataset.num_train, installed_bytes()
+    if there is not None and ranks * needed > there:
+        raise DataRefused(
+            f"data set {dataset.name}: to draw the order of {dataset.num_train:,} training samples takes {needed:,} "
+            f"bytes of memory in each of {ranks} rank(s) here, and this machine has {there:,}; take fewer samples "
+            "(num_train), fewer ranks on a machine, or a larger machine"
+        )
 
 
 def require_readable(dataset: Dataset) -> None:

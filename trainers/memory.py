@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import resource
 from contextlib import suppress
 from pathlib import Path
@@ -73,6 +74,14 @@ def peak_memory(device: Any) -> dict[str, int]:
         pools = (device.xp.get_default_memory_pool(), *_pools)  # which only grow, but for CUDA graphs
         found["gpu_pool_bytes"] = sum(int(pool.total_bytes()) for pool in pools)
     return found
+
+
+def installed_bytes() -> int | None:
+    """Memory of this machine; None where the system does not tell."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return None
 
 
 def release(device: Any) -> None:

@@ -16,7 +16,7 @@ from recipes.errors import InputRefused
 from trainers.beginnings import Beginning, seconds_to_begin
 from trainers.departures import first_to_leave, hold_line
 from trainers.faults import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED, explained
-from trainers.lacks import require_data, require_readable
+from trainers.lacks import require_data, require_readable, require_room
 from trainers.launch import Ranks, launched_by_us, launched_rank, launched_ranks, limit_threads, start_ranks
 from trainers.pulse import forget_signs
 from trainers.readers import say
@@ -42,6 +42,7 @@ def train(request: TrainRequest) -> int:
     folder = request.out or default_folder(prepared.opened.recipe.name)
     check_folder(request, folder, prepared)
     require_data(prepared.opened.dataset)
+    require_room(prepared.opened.dataset, ranks=workers)
     if not request.resume:
         require_readable(prepared.opened.dataset)
     return _start(request, prepared, folder, workers)

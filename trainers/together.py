@@ -12,7 +12,7 @@ from recipes.errors import InputRefused, refuse_unreachable
 from recipes.planning.planner import Plan
 from trainers.exact_mode import require_same_machine
 from trainers.faults import FailedAlone, RunFailed, abort_on_exception, remove_shared_memory
-from trainers.lacks import require_data, require_readable
+from trainers.lacks import require_data, require_readable, require_room
 from trainers.launch import LaunchError, launched_by_us, parent_is_gone
 from trainers.pulse import Pulse, forget_signs
 from trainers.request import Prepared, TrainRequest, prepare
@@ -227,6 +227,7 @@ def _checked_together(
             if not checked:  # else our parent has done so, and begun the log there
                 check_folder(request, folder, prepared)
                 require_data(prepared.opened.dataset)
+                require_room(prepared.opened.dataset, ranks=1)  # at least: others may be elsewhere
                 if not request.resume:
                     require_readable(prepared.opened.dataset)
             held = hold_alone(folder) if alone else None

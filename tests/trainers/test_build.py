@@ -7,6 +7,7 @@ import pytest
 from recipes.errors import InputRefused
 from recipes.open import open_recipe
 from trainers.build import build_model
+from trainers.request import TrainRequest, prepare
 from trainers.vocabulary import vocabulary
 
 
@@ -160,3 +161,64 @@ def test_a_model_that_no_machine_holds_is_refused_by_name(tmp_path):
 def test_a_network_that_nobody_can_mean_is_refused_where_it_is_written(model, message):
     with pytest.raises(InputRefused, match=rf"command line:1:\d+: model.*{re.escape(message)}"):
         open_recipe("digits/ramp", vocabulary=vocabulary(), overrides=(f"model={model}",))
+
+
+OWN = """\
+import chainer
+import chainer.links as L
+
+
+class Own(chainer.Chain):
+    def __init__(self, num_classes):
+        super().__init__()
+        with self.init_scope():
+            {layers}
+"""
+HEAD = "self.out = L.Linear(64, num_classes)"
+HEAD_BIAS = "loss={kind: BinaryCrossEntropy, head_bias: -2.0}"
+
+
+@pytest.mark.parametrize(
+    ("layers", "override", "message"),
+    [
+        (
+            HEAD,
+            HEAD_BIAS,
+            "Own, cannot be trained: BinaryCrossEntropy.head_bias is -2.0, but Own has no link `fc` with",
+        ),
+        (
+            "self.fc = L.Linear(None, 2)",
+            "seed=0",
+            "Own, cannot be trained: parameter /fc/W has no shape yet: give its l",
+        ),
+        (
+            "self.n = L.BatchRenormalization(2)",
+            "seed=0",
+            "Own, cannot be trained: /n is a BatchRenormalization: its sta",
+        ),
+        ("raise OSError(7, 'no file')", "seed=0", "Own, cannot be built: OSError: [Errno 7] no file ("),
+        ("pass", "seed=0", "Own, has no parameters: make its layers within"),
+    ],
+)
+def test_a_model_of_ones_own_that_cannot_be_trained_is_refused_at_once(
+    layers, override, message, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    name = f"mine_{abs(hash(layers))}"  # Python keeps what it has imported
+    (tmp_path / f"{name}.py").write_text(OWN.format(layers=layers))
+    overrides = (f"model={{kind: {name}.Own}}", override)
+    with pytest.raises(InputRefused, match=re.escape(message)):
+        prepare(TrainRequest(recipe="digits/baseline", overrides=overrides, allow_code=True), workers=1)
+
+
+def test_a_model_of_ones_own_with_all_that_is_wanted_is_let_through(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine_whole.py").write_text(OWN.format(layers="self.fc = L.Linear(64, num_classes)"))
+    overrides = ("model={kind: mine_whole.Own}", HEAD_BIAS)
+    assert prepare(TrainRequest(recipe="digits/baseline", overrides=overrides, allow_code=True), workers=1)
+
+
+def test_a_threshold_below_what_smoothing_gives_every_class_is_refused_at_once():
+    loss = "loss={kind: BinaryCrossEntropy, label_smoothing: 0.5, target_threshold: 0.04}"
+    with pytest.raises(InputRefused, match=r"each of 10 classes 0\.05: every target would be 1; raise the threshold"):
+        prepare(TrainRequest(recipe="digits/baseline", overrides=(loss,)), workers=1)

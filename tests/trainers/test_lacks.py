@@ -1,6 +1,7 @@
 """Data that are not there, or not what their file says, are refused before anything starts."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ import kilobatch
 import trainers.compat  # noqa: F401
 from trainers.build import build
 from trainers.faults import FailedAlone
-from trainers.lacks import DataRefused
+from trainers.lacks import DataRefused, require_room
+from trainers.memory import installed_bytes
 from trainers.request import TrainRequest, prepare
 from trainers.score_run import score_run
 from trainers.search.start import SearchRequest, search
@@ -195,3 +197,21 @@ def test_the_way_to_the_data_is_said_where_the_folder_is_wrong_too(own):
         file.write("obtain: ask Ada for them\n")
     with pytest.raises(DataRefused, match="nowhere/train: no such folder; .*; ask Ada for them$"):
         train(TrainRequest(recipe="mine.yaml", data=Path("nowhere")))
+
+
+def test_more_samples_than_memory_has_room_to_order_are_refused_before_anything_starts(own):
+    Path("own.yaml").write_text(f"reader: {{kind: Synthetic, num_train: {2**45}}}\nchannels: 3\n")
+    with pytest.raises(
+        DataRefused, match=r"order of 35,184,372,088,832 training samples takes 703,687,441,776,640 bytes"
+    ):
+        train(TrainRequest(recipe="mine.yaml", out=Path("run")))
+    assert not Path("run").exists()
+
+
+def test_the_ranks_of_a_machine_share_its_memory(own):
+    own()
+    dataset = prepare(TrainRequest(recipe="mine.yaml"), workers=1).opened.dataset
+    dataset = replace(dataset, num_train=installed_bytes() // 20 // 3)
+    require_room(dataset, ranks=3)
+    with pytest.raises(DataRefused, match="in each of 4 rank"):
+        require_room(dataset, ranks=4)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from lr_schedules.units import require_number
+from recipes.errors import InputRefused
 from trainers.arguments import require_share
 
 if TYPE_CHECKING:
@@ -89,15 +90,20 @@ class BinaryCrossEntropy:
         t = soft_targets(targets, like=logits, label_smoothing=self.label_smoothing)
         num_samples, num_classes = t.shape
         if self.target_threshold is not None:
-            self._require_negatives(num_classes)
+            self.require_classes(num_classes)
             t = (t.astype("f") > self.target_threshold).astype(t.dtype)  # NumPy rounds the number to float32 too
         z = F.cast(logits, t.dtype)
         total = F.sum(Softplus().apply((z,))[0] - z * t)
         return total / (num_samples * (num_classes if self.reduction == "class_mean" else 1))
 
-    def _require_negatives(self, num_classes: int) -> None:
-        if self.target_threshold < self.label_smoothing / num_classes:
-            raise ValueError(
+    def require_classes(self, num_classes: int) -> None:
+        """Refuse a threshold that makes a 1 of every target of so many classes.
+
+        Raises:
+            InputRefused: it is below label_smoothing / num_classes.
+        """
+        if self.target_threshold is not None and self.target_threshold < self.label_smoothing / num_classes:
+            raise InputRefused(
                 f"BinaryCrossEntropy.target_threshold is {self.target_threshold}, but smoothing alone gives each of "
                 f"{num_classes} classes {self.label_smoothing / num_classes}: every target would be 1; "
                 "raise the threshold or lower label_smoothing"

@@ -10,6 +10,7 @@ from chainer.utils import get_conv_outsize
 from chainercv.links import Conv2DActiv, Conv2DBNActiv, PickableSequentialChain
 
 from recipes.errors import InputRefused
+from trainers.faults import UnfitImage
 
 _VGG16_STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 
@@ -31,11 +32,11 @@ class FlatteningNetwork(PickableSequentialChain):
         """Logits, samples x classes.
 
         Raises:
-            ValueError: the images are of another size than the network was built for.
+            UnfitImage: they are of another size than the network was built for.
         """
         height, width = images_NCHW.shape[2:]
         if (height, width) != (self.image_size, self.image_size):
-            raise ValueError(
+            raise UnfitImage(
                 f"{self.name_of_model} was built for images of {self.image_size}x{self.image_size} pixels and got "
                 f"{height}x{width}: its first linear layer takes every pixel; give the images for training and for "
                 "evaluation one size, or take a model that averages them, such as ResNet50"

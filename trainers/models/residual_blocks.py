@@ -132,7 +132,7 @@ def bottleneck_network(num_layers: int, *, num_classes: int, channels: int, **op
     model.pick = "fc6"  # logits; the softmax behind it belongs to the loss
     # ChainerCV leaves the number of input channels open until the first forward.
     with chainer.using_config("train", False), chainer.no_backprop_mode():
-        model(np.zeros((1, channels, 32, 32), dtype=np.float32))
+        model(np.zeros((1, channels, 32, 32), dtype=chainer.get_dtype()))
     return _with_options(model, **options)
 
 

@@ -8,6 +8,7 @@ import chainercv.links
 import numpy as np
 import pytest
 
+from trainers.faults import UnfitImage
 from trainers.keyed_draws import KeyedDropout
 from trainers.models import VGG16, AlexNetBN
 
@@ -157,7 +158,7 @@ def test_half_of_both_hidden_layers_is_dropped_by_the_keys_of_the_samples(alexne
 def test_an_image_of_another_size_is_refused_by_the_sizes(vgg, size):
     height, width = size if isinstance(size, tuple) else (size, size)
     message = f"VGG16 was built for images of 32x32 pixels and got {height}x{width}: its first linear layer takes every"
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with pytest.raises(UnfitImage, match=re.escape(message)):  # told without a traceback
         vgg(noise(1, 3, height, width))
 
 

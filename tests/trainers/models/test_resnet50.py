@@ -1,3 +1,4 @@
+import chainer
 import numpy as np
 import pytest
 
@@ -46,3 +47,9 @@ def test_grey_images_are_served():
     assert model.conv1.conv.W.shape == (64, 1, 7, 7)
     assert model.fc6.W.shape == (7, 2048)
     assert all(gamma.array.all() for path, gamma in model.namedparams() if path.endswith("gamma"))
+
+
+def test_it_computes_in_the_type_that_chainer_is_told():
+    with chainer.using_config("dtype", np.float64), chainer.using_config("train", False), chainer.no_backprop_mode():
+        model = ResNet50().build(num_classes=2, channels=3, image_size=32)
+        assert model(np.zeros((1, 3, 32, 32))).dtype == np.float64
