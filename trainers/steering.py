@@ -1,4 +1,4 @@
-"""What an optimizer is told before each of its steps."""
+"""The hyperparameters that an optimizer gets before each of its steps."""
 
 from __future__ import annotations
 

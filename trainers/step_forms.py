@@ -1,8 +1,8 @@
-"""What an optimizer does to its parameters in one update, as numbers: what kernels of all parameters at once are told.
+"""An optimizer's step as numbers: the arguments of kernels that update all parameters in one launch.
 
 A component of `trainers.optimizers` gives one of these forms from its `step_form(hyperparam, t)`. Each names the
-kernels that compute it and has, in `numbers`, what they are given, in their order. `states` are the names of an update
-rule's state, which are the same whoever computes.
+`kernels` that compute it and has their arguments, in their order, in `numbers`. `states` are the names of an update
+rule's state, which are the same with and without these kernels.
 
 Notation: g gradient, w weights, lambda decay of a tensor, ratio its trust ratio (1 without a `trust`). Every form has
 
@@ -43,13 +43,13 @@ class Trust:
 
 @dataclass(frozen=True, kw_only=True)
 class MomentumForm:
-    """A step with momentum, of one rate; the direction of its ratio is g without the decay.
+    """A step with momentum, one rate for all tensors; the direction in its trust ratio is g without the decay.
 
         v <- momentum v + within ratio g
         w <- w - beside v, or with `nesterov` w <- w - beside (momentum v + within ratio g)
 
     Args:
-        states: none for a step that keeps no v.
+        states: empty for a step that keeps no v.
     """
 
     momentum: float
@@ -100,7 +100,7 @@ class AdamForm:
 
 @dataclass(frozen=True, kw_only=True)
 class RmspropForm:
-    """A step with momentum of which a part is RMSprop's.
+    """A step with momentum along a sum of SGD's and RMSprop's directions.
 
     m <- mu2 m + (1 - mu2) g^2
     delta <- mu1 delta - (sgd + rmsprop / (sqrt(m) + eps)) g
