@@ -33,7 +33,7 @@ class Direct:
 
 
 class _Everybody(Connection):
-    """Keeps the memory where the others' numbers are received: fresh pages cost more than the messages."""
+    """Keeps its receive buffers: page faults of fresh memory cost more than the messages."""
 
     def __init__(self, mpi: Any) -> None:
         super().__init__(mpi, self._sum, num_roundings=1, sent=ring_share(mpi.size))

@@ -1,4 +1,4 @@
-"""How the workers of a ring find their neighbours by TCP, and know them."""
+"""How the workers of a ring connect to their neighbours by TCP, and authenticate them."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ Place = tuple[int, str]  # rank of the whole run, and its host
 class Meeting:
     """Connections with both neighbours in a ring of at least two workers.
 
-    Every worker listens, at a port that the system chooses, until the one before has called. Both prove that they know
-    a secret which went by MPI, without telling it. Strangers are hung up.
+    Every worker listens, at a port that the system chooses, until the worker before it has connected. Both prove that
+    they know a secret, which was sent by MPI, without sending it by TCP. Connections of strangers are closed.
 
     Bytes on the wire: about 50 and its addresses from each worker to each, 40 from the first one to all; by TCP 48 from
     each to both neighbours.
@@ -34,8 +34,8 @@ class Meeting:
     Args:
         mpi: communicator of the workers, which make this together.
     Attributes:
-        after, before: connections; None where there is none, which the others may not know.
-        trouble: why one is missing, in words, or nothing.
+        after, before: connections; None where one failed, which the other workers may not know.
+        trouble: why a connection failed, in words; empty where none did.
         places: of the ring's workers.
     """
 
@@ -66,7 +66,7 @@ class Meeting:
             self.trouble = f"{_named(self.places[before])} has not reached {own} by TCP"
 
     def _call(self, host: str, addresses: list[str], port: int | None, proof: Proof, end: float) -> str:
-        """Find the worker after; why no address led to it, or nothing."""
+        """Connect to the worker after; returns why no address worked, or nothing."""
         troubles = []
         if port is None:
             return "it cannot listen"
@@ -85,14 +85,14 @@ class Meeting:
         return "; ".join(troubles) or "it has no IPv4 address"
 
     def _listen(self, door: socket.socket, proof: Proof, end: float) -> None:
-        """Let in the worker before and nobody else; strangers wait beside it."""
+        """Accept the worker before and nobody else; each caller is checked on a thread and delays no other."""
         door.settimeout(_POLL_SECONDS)
         while self.before is None and time.monotonic() < end:
             try:
                 line, _ = door.accept()
             except TimeoutError:
                 continue
-            except OSError:  # no more files for now
+            except OSError:  # no file descriptor is free for now
                 time.sleep(_POLL_SECONDS)
                 continue
             threading.Thread(target=self._let_in, args=(line, proof, end), daemon=True).start()
@@ -106,7 +106,7 @@ class Meeting:
 
 
 class Proof:
-    """That two workers, a caller and who is called, know the secret of a ring, by answers to each other's questions.
+    """Proves to a caller and the worker it calls that both know the secret of a ring, by challenge and response.
 
     Args:
         secret: of the ring.
@@ -130,7 +130,7 @@ class Proof:
         line.sendall(self._answer(b"caller", asked, question))
 
     def take(self, line: socket.socket, end: float) -> None:
-        """The side of who is called; as `give`."""
+        """The side of the worker that is called; as `give`."""
         asked, question = _read(line, _SECRET_BYTES, end), secrets.token_bytes(_SECRET_BYTES)
         line.sendall(question + self._answer(b"called", asked, question))
         if not hmac.compare_digest(_read(line, _PROOF_BYTES, end), self._answer(b"caller", question, asked)):
@@ -179,7 +179,7 @@ def _named(place: Place) -> str:
 
 
 def _door() -> tuple[socket.socket | None, str]:
-    """Where this worker listens, or why it cannot."""
+    """The socket that this worker listens on, or why there is none."""
     try:
         return socket.create_server(("", 0)), ""
     except OSError as error:
