@@ -35,7 +35,7 @@ from trainers.stream_iterator import LoadImage
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What a recipe becomes.
+    """The objects built from a recipe.
 
     Args:
         model: with its initial weights, on the CPU.

@@ -37,10 +37,10 @@ class Departures:
         self._order: list[tuple[int, int]] = []
         if not hasattr(select, "epoll"):  # Linux
             return
-        self._door = socket.socket(socket.AF_UNIX)
-        self._door.bind("")  # autobind: an abstract name, no file
-        self._door.listen(128)
-        self.name = self._door.getsockname()[1:].decode()
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind("")  # autobind: an abstract name, no file
+        self._listener.listen(128)
+        self.name = self._listener.getsockname()[1:].decode()
         self._thread = threading.Thread(target=self._serve, name="departures", daemon=True)
         self._thread.start()
 
@@ -48,34 +48,34 @@ class Departures:
         """(rank, process) in the order of their ends, once mpiexec has ended; empty if some rank did not connect."""
         if self.name is not None:
             with suppress(OSError):  # it may be shut down already
-                self._door.shutdown(socket.SHUT_RDWR)
+                self._listener.shutdown(socket.SHUT_RDWR)
             self._thread.join(_LAST_SECONDS)
         return list(self._order) if len(self._order) == self._num_ranks else []
 
     def _serve(self) -> None:
-        lines: dict[int, socket.socket] = {}
+        connections: dict[int, socket.socket] = {}
         callers: dict[int, tuple[int, int]] = {}
-        with select.epoll() as poll, self._door:
-            poll.register(self._door, select.EPOLLIN)
+        with select.epoll() as poll, self._listener:
+            poll.register(self._listener, select.EPOLLIN)
             while len(self._order) < self._num_ranks:
                 for descriptor, event in poll.poll():  # in the order in which it happened
-                    if descriptor == self._door.fileno():
+                    if descriptor == self._listener.fileno():
                         if event & select.EPOLLHUP:
                             return
-                        line, _ = self._door.accept()
-                        lines[line.fileno()] = line
-                        poll.register(line, select.EPOLLIN)
-                    elif said := _read(lines[descriptor]):
+                        connection, _ = self._listener.accept()
+                        connections[connection.fileno()] = connection
+                        poll.register(connection, select.EPOLLIN)
+                    elif said := _read(connections[descriptor]):
                         callers[descriptor] = said
                     else:
                         poll.unregister(descriptor)
-                        lines.pop(descriptor).close()
+                        connections.pop(descriptor).close()
                         self._order += [callers.pop(descriptor)] if descriptor in callers else []
 
 
-def _read(line: socket.socket) -> tuple[int, int] | None:
+def _read(connection: socket.socket) -> tuple[int, int] | None:
     try:
-        rank, process = line.recv(64).split()
+        rank, process = connection.recv(64).split()
         return int(rank), int(process)
     except (OSError, ValueError):  # end of file: the rank has ended
         return None

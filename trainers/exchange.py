@@ -151,7 +151,7 @@ class Round:
         self._seconds, self._lost = 0.0, np.zeros((len(exchange.buckets), 2), np.int64)
 
     def part(self, micro_batch: MicroBatch) -> contextlib.AbstractContextManager[None]:
-        """Around forward and backward of a micro-batch; nothing is left to do here: gradients add up in `values`."""
+        """Around forward and backward of a micro-batch; does nothing, since gradients add up in `values`."""
         return contextlib.nullcontext()
 
     def finished(self, number: int) -> None:
@@ -205,7 +205,7 @@ class Round:
 
 
 def mean(values: np.ndarray, connection: Connection, wire: Wire, scale: float) -> tuple[int, int]:
-    """values <- scale * sum over workers, see `Exchange`; how many numbers overflowed, and were flushed to zero."""
+    """values <- scale * sum over workers, see `Exchange`; returns the counts of overflowed and of flushed numbers."""
     if isinstance(wire, FullWire):
         return connection.mean(values, wire, 1.0, scale)
     total = total_of(connection.mpi, scale * largest_of(values))

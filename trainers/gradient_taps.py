@@ -76,7 +76,7 @@ class _Tap(chainer.FunctionNode):
         self._take, self._numbers = take, numbers
 
     def outs(self, variables: list[chainer.Variable], ranks: list[int]) -> list[chainer.Variable]:
-        """What `apply` would give, in a third of its time: small models have many taps to little arithmetic."""
+        """What `apply` would return, in a third of its time: small models have many taps and little arithmetic."""
         self.inputs = tuple([variable.node for variable in variables])
         self.rank = max([*ranks, *[node.rank for node in self.inputs]])
         outs, make = [], chainer.Variable._init_unchecked

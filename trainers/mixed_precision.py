@@ -68,13 +68,13 @@ class LossScale:
         return self.scale / 2.0 ** (division.norm_span.bit_length() - 1)
 
     def overflowed(self) -> None:
-        """The gradient was not finite: half the scale, and the count of good updates starts again."""
+        """The gradient was not finite: halve the scale and restart the count of good updates."""
         self.scale /= 2.0
         self.halvings += 1
         self._good_updates = 0
 
     def updated(self) -> None:
-        """An update was done; after `double_after` of them twice the scale."""
+        """An update was done: count it, and double the scale after `double_after` of them."""
         self.halvings = 0
         self._good_updates += 1
         if self._good_updates == self._double_after:

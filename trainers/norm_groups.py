@@ -161,7 +161,8 @@ class NormGroups:
         if self.evaluation.norm_statistics != "by_group":
             return np.ones(self.num_groups)
         per, span = self.evaluation.norm_momentum.per, self._division.norm_span
-        keep = self.evaluation.norm_momentum.keep ** (1 if per == "update" else span / per)  # a root of 0 would be 0
+        # Not a root of `_keep`, which may have underflowed to 0.
+        keep = self.evaluation.norm_momentum.keep ** (1 if per == "update" else span / per)
         return keep ** (self._division.num_groups - 1.0 - self._first_group - np.arange(self.num_groups))
 
     @property

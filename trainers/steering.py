@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """An update, as far as an optimizer's formula needs it.
+    """What an optimizer's formula needs to know of an update.
 
     Args:
         update: its number, from 0.

@@ -37,7 +37,7 @@ class Trust:
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """For the kernels."""
+        """The arguments of the kernels."""
         return self.coefficient, self.decay_in_trust, self.eps, self.clip_rate, *self.bounds
 
 
@@ -63,7 +63,7 @@ class MomentumForm:
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """For the kernels."""
+        """The arguments of the kernels."""
         return self.momentum, self.within, self.beside, self.nesterov
 
 
@@ -94,7 +94,7 @@ class AdamForm:
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """For the kernels."""
+        """The arguments of the kernels."""
         return self.beta1, self.beta2, self.eps, self.rate, self.over_m, self.over_v, self.inside
 
 
@@ -120,7 +120,7 @@ class RmspropForm:
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """For the kernels."""
+        """The arguments of the kernels."""
         return self.mu1, self.mu2, self.eps, self.sgd, self.rmsprop, self.rate
 
 

@@ -289,7 +289,7 @@ class RecipeUpdater(StandardUpdater):
             flat.next_array()
 
     def serialize(self, serializer: chainer.Serializer) -> None:
-        """The iterator's place; weights and optimizer state are the checkpoint's own business."""
+        """The iterator's position only: checkpoints handle weights and optimizer state themselves."""
         self.get_iterator("main").serialize(serializer["iterator"])
         self.iteration = self.get_iterator("main").update
 

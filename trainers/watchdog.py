@@ -56,12 +56,12 @@ class Sign:
 
     @property
     def name(self) -> str:
-        """For a message."""
+        """Rank and host, for a message."""
         return f"rank {self.rank} on {self.host}"
 
     @property
     def when(self) -> str:
-        """For a message."""
+        """How far the rank is, for a message."""
         return "before the first update" if self.update is None else f"in update {self.update}"
 
 

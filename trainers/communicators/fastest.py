@@ -23,12 +23,12 @@ _MOST_ROUNDINGS = 32  # of a partial sum to 16 bits: a ring of 1,024 workers los
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One of the ways to sum.
+    """A connection to choose from.
 
     Args:
         name: in the log.
-        connection: of a communicator of its own.
-        sums_16_bits: whether it has sums of 16-bit wires.
+        connection: on an MPI communicator of its own.
+        sums_16_bits: whether it can sum on 16-bit wires.
     """
 
     name: str

@@ -132,7 +132,7 @@ def shared_gpus(mpi: Any) -> str:
 
 
 def said_of_shared(gpus: list[tuple[str, str]]) -> str:
-    """The same of (host, GPU) of each rank.
+    """Which ranks share a GPU, in words, from (host, GPU) of each rank.
 
     >>> said_of_shared([("a", "0"), ("a", "1"), ("b", "0"), ("a", "0")])
     'ranks 0 and 3 share GPU 0 of a'

@@ -58,20 +58,20 @@ class SocketRing:
             self.close()
             raise Unreachable(found[0] + _WAY_OUT)
         if self.size > 1:
-            for line in (self._next, self._before):
-                line.setblocking(False)
-                line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for connection in (self._next, self._before):
+                connection.setblocking(False)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 for name, value in _ALIVE.items():
                     if hasattr(socket, name):
-                        line.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+                        connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
             self._widen(_WINDOW_BYTES[0])
 
     def pass_on(self, sent: np.ndarray, received: np.ndarray) -> None:
         """Send an array to the next worker and receive one, of a length that is known, from the worker before.
 
         Raises:
-            ConnectionError: one of them has left, and nobody has ended this one for it.
+            ConnectionError: one of them has left, and the launcher has not ended this one for it.
         """
         if self._failure is not None:
             raise self._failure
@@ -83,9 +83,9 @@ class SocketRing:
 
     def close(self) -> None:
         """Close the connections."""
-        for line in (self._next, self._before):
-            if line is not None:
-                line.close()
+        for connection in (self._next, self._before):
+            if connection is not None:
+                connection.close()
 
     def _left(self, rank: int, why: object) -> ConnectionError:
         time.sleep(_LEAVING_SECONDS)

@@ -181,7 +181,7 @@ def _operation(
 
 
 def _strides(shape: tuple[int, ...]) -> list[int]:
-    """Of an array (n, c, h, w) with channels last in memory, in values."""
+    """Strides, in values, of an array (n, c, h, w) with channels last in memory."""
     _, channels, height, width = shape
     return [height * width * channels, 1, width * channels, channels]
 

@@ -9,7 +9,7 @@ from trainers.kernels.cuda_launch import THREADS
 
 
 def relu(x: Any) -> Any | None:
-    """max(x, 0); None where x is not contiguous in any order of its axes, as for the other functions here."""
+    """max(x, 0). As in all functions here, None where x has gaps in memory or the arrays differ in type."""
     return _alike("relu", x)
 
 

@@ -128,7 +128,7 @@ def _channels_first(values: Any, shape: tuple[int, ...]) -> Any:
 
 @dataclass(frozen=True)
 class Table:
-    """Which block works where.
+    """Which block of a launch works on which values.
 
     Args:
         chunks: (blocks, 2): number of the tensor, first value.

@@ -150,9 +150,8 @@ class Job:
 
     def _death(self, code: int, said: str) -> Ending:
         """Which rank a signal ended: as seen here, else by the process that mpiexec names, which the run has noted."""
-        number = (
-            -code if code < 0 else code % 128
-        )  # of a signal mpiexec says the number, srun 128 more, as a shell does
+        # mpiexec returns a signal's number, srun 128 more, as a shell does; below 0 it ended mpiexec itself.
+        number = -code if code < 0 else code % 128
         known = number in {member.value for member in signal.Signals}
         by = f"by {signal.Signals(number).name}" if known else f"with code {code}"
         if code < 0:
