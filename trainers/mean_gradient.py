@@ -131,7 +131,7 @@ class MeanGradient:
         if share.look_ahead is not None and said is None:
             with self.clock("input"):
                 share.look_ahead()
-        flat.hand_over(flat.values)  # before waiting for the GPU: it would be idle meanwhile
+        flat.hand_over(flat.values)  # before waiting for the GPU, which is idle after that
         on_gpu = self._model.device.xp is not np  # which may still run backward
         with self.clock("backward") if on_gpu else contextlib.nullcontext():
             found = read_together([loss for loss, _ in losses])

@@ -39,7 +39,7 @@ def keep_what_is_freed() -> None:
     with suppress(AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_MMAP_MAX, 0)
-        mallopt(_TRIM_THRESHOLD, -1)  # none
+        mallopt(_TRIM_THRESHOLD, -1)  # never trim
 
 
 def give_back() -> None:

@@ -46,7 +46,7 @@ class Pulse:
     Attributes:
         at: () -> number of the update this rank is in; None before there is one.
         orphaned: whether the process that started this rank has gone.
-        warnings: raised by `start`, in words.
+        warnings: of `start`, in words.
     """
 
     def __init__(

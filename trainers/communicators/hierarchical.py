@@ -42,7 +42,7 @@ class Hierarchical:
     def connect(self, mpi: Any) -> Connection:
         """Ready on all workers of `mpi`, which call this together."""
         node = node_of(mpi, self.ranks_per_node)
-        leaders = mpi.Split(0 if node.rank == 0 else 1 + mpi.rank, mpi.rank)  # the others are alone
+        leaders = mpi.Split(0 if node.rank == 0 else 1 + mpi.rank, mpi.rank)  # any other rank is alone in one
         ring = ring_of(leaders, whole=mpi, sockets=self.sockets)
         num_leaders = mpi.allreduce(1 if node.rank == 0 else 0)
 

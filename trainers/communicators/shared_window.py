@@ -112,7 +112,7 @@ class _Window(Connection):
             first *= first.dtype.type(scale)
             for other in others:
                 np.copyto(other, first)
-        self._meet()  # all numbers are sums
+        self._meet()  # all workers have written their sums
 
     def _meet(self) -> None:
         meet(self._node, lambda: self._sleeps)

@@ -108,7 +108,7 @@ class Group:
 
     def dismiss(self) -> None:
         """No more runs: the ranks end by themselves."""
-        if self._talk_name is not None:  # ranks that we did not start: they wait for orders even if no run was given
+        if self._talk_name is not None:  # ranks that others started and wait for; they read orders from the start
             dismiss(self.folder / self._talk_name)
             self._job = None
         elif self._job is not None and self._job.poll() is None:

@@ -49,12 +49,12 @@ class _Work:
 
 
 class Supervisor:
-    """One process, one thread: what happens to the study happens in one order.
+    """Runs the trials of a study on groups of ranks. One thread of one process: it changes the study in one order.
 
     Args:
         opened: the search.
         study: of `open_study`.
-        options: how.
+        options: of this session.
         display: what the user sees.
         groups: of ranks, each for one trial at a time.
     """
