@@ -20,9 +20,9 @@ class Nccl:
 
         2 (P - 1)/P n numbers a worker on the wire in a ring, n where the switch sums, as NCCL chooses
 
-    P workers, n numbers, which never pass through host memory. A sum runs on a stream of its own, after the layers of
-    the backward pass that it needs and concurrently with all others. On a 16-bit wire NCCL adds in 16 bits: a partial
-    sum is rounded up to P - 1 times, as in Ring.
+    P workers, n numbers, which leave the GPUs only for the network. A sum runs on a stream of its own, after the layers
+    of the backward pass that it needs and concurrently with all others. On a 16-bit wire NCCL adds in 16 bits: a
+    partial sum is rounded up to P - 1 times, as in Ring.
 
     Source: NCCL's documentation, ncclAllReduce; called through `cupy.cuda.nccl`.
     Differs: ChainerMN's `pure_nccl` packs all gradients after backward, and divides after the sum.
