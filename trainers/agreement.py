@@ -1,4 +1,4 @@
-"""What the workers tell each other once an update, in small messages."""
+"""What the workers agree on once an update, by small messages."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from trainers.waiting import wait_for
 
 
 def flags_and_losses(mpi: Any, flags: tuple[bool, ...], losses: list[float], *, most: int) -> tuple[list[bool], Any]:
-    """Bring flags and losses of all workers together, who call this together.
+    """Gather the flags and losses of all workers, who call this together.
 
     Bytes on the wire: 8 a flag and 8 for each of the `most` losses, from each worker to each.
 
     Args:
         flags: of this worker.
         losses: of its micro-batches.
-        most: losses that a worker may have.
+        most: the largest number of losses on any worker.
     Returns:
-        which flags are set on any worker, and the losses, float64 (workers, most), 0 where there are none.
+        of each flag whether any worker has set it; the losses, float64 (workers, most), 0 where there is none.
     """
     count = len(flags)
     own = np.zeros(count + most)
@@ -30,9 +30,9 @@ def flags_and_losses(mpi: Any, flags: tuple[bool, ...], losses: list[float], *, 
 
 
 def first_of(mpi: Any, told: str | None) -> tuple[int, str] | None:
-    """The first rank that has something to tell, and what; None where none has.
+    """The first rank whose `told` is not None, and its text; None where there is none. All ranks call this together.
 
-    Bytes on the wire: one from each rank to each; where one has something, those of the text from it to all.
+    Bytes on the wire: one from each rank to each; then, if there is one, its text from that rank to all.
     """
     flags = np.empty(mpi.size, dtype=np.int8)
     mpi.Allgather(np.array([told is not None], dtype=np.int8), flags)

@@ -1,4 +1,4 @@
-"""Whether all ranks begin: until each has given signs of life, they cannot watch one another."""
+"""Whether all ranks start up: until each has given signs of life, they cannot watch one another."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from trainers.run_folder import METRICS
 from trainers.watchdog import fate_of, is_stopped, read_sign
 
 _LOOK_SECONDS = 0.5
-_LEAST_SECONDS = 60.0  # to import everything and to join, on a slow disk and busy cores
+_LEAST_SECONDS = 60.0  # to import everything and to join MPI, on a slow disk and busy cores
 
 
 class Beginning:
-    """Ends ranks of which one does not begin, as where it was stopped before it joined the others in MPI.
+    """Kills all ranks if one does not start up in time, for example because it was stopped before it joined in MPI.
 
     Args:
-        folder: of the run, without signs of a run before.
+        folder: of the run, without signs of a previous run.
         ranks: that were just started.
-        seconds: given to them.
+        seconds: to start up.
     Attributes:
-        told: who did not begin, in words, once the ranks were ended for it.
+        told: which ranks did not start up, in words, if all were killed for it; else None.
     """
 
     def __init__(self, folder: Path, ranks: Ranks, *, seconds: float) -> None:
@@ -44,15 +44,15 @@ class Beginning:
         while missing := self._missing():
             if self._over.wait(_LOOK_SECONDS):
                 return
-            waited += _LOOK_SECONDS  # of this process's own time: it may have been stopped as well
+            waited += _LOOK_SECONDS  # not by the clock: this process may have been stopped as well
             if waited >= self._seconds:
                 self.told = self._fates(missing)
                 self._ranks.kill()
                 return
 
     def _missing(self) -> list[int]:
-        """Ranks that do not give one sign after the other yet."""
-        if self._metrics() != self._metrics_before:  # they train, though their signs may not be seen
+        """Ranks that have not given a second sign yet."""
+        if self._metrics() != self._metrics_before:  # they train, even if their signs cannot be seen from here
             return []
         signs = (read_sign(self._folder, rank) for rank in range(self._ranks.num_ranks))
         return [rank for rank, sign in enumerate(signs) if sign is None or not (sign.finished or sign.beat > 1)]
@@ -76,7 +76,7 @@ class Beginning:
 
 
 def seconds_to_begin(watchdog_seconds: float) -> float:
-    """What ranks are given until they watch one another; 0 for any time.
+    """Time that ranks have to start up, until they watch one another; 0 for no limit.
 
     >>> seconds_to_begin(120), seconds_to_begin(3), seconds_to_begin(0)
     (600, 60.0, 0.0)

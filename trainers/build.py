@@ -37,16 +37,16 @@ from trainers.stream_iterator import LoadImage
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What a recipe becomes.
+    """The objects built from a recipe.
 
     Args:
         model: with its initial weights, on the CPU.
         optimizer: set up with the model.
         loss: (logits, targets) -> mean over the samples given.
         load_train, load_eval: (epoch, index, image_size=None) -> image as the model gets it, label.
-        load_pixels: the same of training samples, their pixels instead of the image.
-        threads_load: samples of both splits say, by `threads_pay = True`, that several threads should load at once.
-        finish: makes an image of its pixels.
+        load_pixels: as `load_train`, but gives `Pixels`, which `finish` makes an image of.
+        threads_load: whether several threads should load at once: samples of both splits have `threads_pay = True`.
+        finish: pixels -> image.
         mixing: of training samples, None where the recipe does not mix.
         num_eval: samples of the evaluation set.
     """
@@ -67,8 +67,7 @@ def build(recipe: Recipe, dataset: Dataset) -> Parts:
     """Build everything a recipe names.
 
     Raises:
-        ValueError: the data are not what the data set's file says; the loss wants something of the model that it does
-            not have.
+        ValueError: the data are not what the data set's file says; the model lacks something that the loss needs.
     """
     model = _with_weights(build_model(recipe, dataset), recipe)
     optimizer = recipe.optimizer.build()
@@ -105,8 +104,8 @@ def build_model(recipe: Recipe, dataset: Dataset) -> chainer.Chain:
     """The recipe's model for a data set, its weights not yet drawn from the recipe's seed.
 
     Raises:
-        InputRefused: the size of the images moves, and the model does not take one of them; the model takes one size
-            only, and evaluation gives it another.
+        InputRefused: the recipe's image size changes, and the model does not take one of the sizes; the model takes one
+            size only, and evaluation gives it another.
     """
     sizes = image_sizes(recipe)
     model = recipe.model.build(num_classes=dataset.num_classes, channels=dataset.channels, image_size=sizes[-1])
@@ -150,8 +149,8 @@ def _with_weights(model: chainer.Chain, recipe: Recipe) -> chainer.Chain:
 def image_sizes(recipe: Recipe) -> list[int | None]:
     """Side of the images that the model is trained on in pixels, for each step of the recipe's `image_size`.
 
-    It is what the last augmentation with a `size` gives, and None where no augmentation fixes one. An augmentation
-    whose size is that of something else says so by a class attribute `keeps_size = True`.
+    It is the `size` of the last augmentation that has one, else None. An augmentation whose `size` is not that of its
+    output says so by a class attribute `keeps_size = True`.
     """
     if recipe.image_size is None:
         return [_side(recipe.augmentation.train)]
@@ -165,7 +164,7 @@ def _side(parts: Sequence[object]) -> int | None:
 
 
 def _require_sizes(model: chainer.Chain, component: object, *, channels: int, sizes: Sequence[int]) -> None:
-    """Refuse a model that breaks on one of the sizes now, not when the run has reached it."""
+    """Refuse now, not in the middle of the run, a model that fails on one of the sizes."""
     for size in sizes:
         image_NCHW = np.zeros((1, channels, size, size), dtype=chainer.get_dtype())
         try:
@@ -199,7 +198,7 @@ def build_exchange(
         parts: the model, on the device where its gradients will be, and its data.
         mpi: communicator of all workers; the exchange has one of its own.
         copies: arrays of gradients, two for double buffering.
-        exact: the same bits for any workers; then of the settings only `bucket_bytes` counts.
+        exact: exact mode, which uses only `bucket_bytes` of the settings.
     Raises:
         ValueError: the communicator does not fit these workers.
     """
@@ -217,14 +216,14 @@ def build_exchange(
 
 
 def build_feed(recipe: Recipe, parts: Parts, device: Any) -> Feed | None:
-    """What brings training samples to a GPU, Chainer's `device`; None on a CPU, where they are."""
+    """What copies training samples to a GPU; None where Chainer's `device` is the CPU."""
     if device.xp is np:
         return None
     return Feed(Gpu(), load=parts.load_pixels, finish=parts.finish, dtype=images_dtype(recipe.precision))
 
 
 def model_sizes(recipe: Recipe, dataset: Dataset) -> Model | None:
-    """Numbers that the plan's memory needs, from the model itself; None where the model is not built yet.
+    """The numbers that the plan's memory estimate needs of the model; None where kilobatch lacks the model.
 
     Raises:
         InputRefused: this machine has no memory for it.

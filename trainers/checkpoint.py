@@ -73,12 +73,12 @@ def optimizer_arrays(optimizer: chainer.Optimizer) -> dict[str, np.ndarray]:
 
 
 def _as_array(value: Any) -> Any:
-    """An array as it is, wherever it lies; a number as one of NumPy's."""
+    """An array as it is, on any device; a number as a NumPy array."""
     return value if isinstance(value, chainer.get_array_types()) else np.asarray(value)
 
 
 def checkpoint_name(update: int) -> str:
-    """Of the checkpoint after so many updates."""
+    """Name of the checkpoint after `update` updates."""
     return f"update-{update:06d}"
 
 
@@ -92,23 +92,23 @@ def write_checkpoint(
     pending: Mapping[str, np.ndarray] | None = None,
     moved: Callable[[], None] = lambda: None,
 ) -> Path:
-    """Write `folder`/update-000123, where 123 is `state["update"]`; it appears whole or not at all.
+    """Write `folder`/update-000123 atomically, where 123 is `state["update"]`.
 
-    Everything goes to a folder of another name, is flushed to the disk with its checksums, and is renamed.
+    Everything is written to a folder of another name, flushed to the disk with its checksums, and renamed.
 
     Args:
         folder: the run's `checkpoints`.
-        model, optimizer: what is kept.
+        model, optimizer: whose arrays are written.
         state: plain data; must hold `update`, the number of updates done.
         averages: of the weights, by path.
         pending: the gradient that waits to be applied, by path.
-        moved: called for every file that was written.
+        moved: called after every file, as a sign of progress.
     Returns:
         the folder of the checkpoint.
     """
     final = folder / checkpoint_name(state["update"])
     partial = folder / f".{final.name}.partial"
-    for left in folder.glob(".update-*.partial"):  # by a rank that was killed
+    for left in folder.glob(".update-*.partial"):  # left by a rank that was killed
         shutil.rmtree(left, ignore_errors=True)
     partial.mkdir(parents=True)
     steps = {path: parameter.update_rule.t for path, parameter in optimizer.target.namedparams()}
@@ -127,10 +127,10 @@ def write_checkpoint(
                 file.flush()
                 os.fsync(file.fileno())
             moved()
-    except OSError:  # the disk is full, perhaps: what was begun takes what is left of it
+    except OSError:  # the disk is full, perhaps: free what the partial checkpoint takes
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    shutil.rmtree(final, ignore_errors=True)  # only ever there when a resumed run comes by again
+    shutil.rmtree(final, ignore_errors=True)  # exists only if a resumed run reaches this update again
     partial.rename(final)
     _flush_folder(folder)
     return final
@@ -210,7 +210,7 @@ def load_into(
 def prune_checkpoints(folder: Path, *, upto: int, keep: int, best: str | None) -> None:
     """Remove all but the newest `keep` checkpoints and the one called `best`.
 
-    Those after update `upto` do not count and stay: a resumed run has passed over them as damaged.
+    Those after update `upto` do not count and stay: a resumed run has skipped them as damaged.
     """
     for old in [path for path in _checkpoints(folder) if _update_of(path) <= upto][:-keep]:
         if old.name != best:

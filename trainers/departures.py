@@ -1,4 +1,4 @@
-"""Which rank of this machine ended first: when one dies, mpiexec ends the others within milliseconds."""
+"""Which rank of this machine ended first: when one dies, mpiexec kills the others within milliseconds."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from typing import Any
 from trainers.watchdog import Sign
 
 _CAUSES = {signal.SIGKILL: " (is the memory full?)", signal.SIGBUS: " (is /dev/shm full?)"}
-_NUMBER = 256  # of the connection, at least: above those that a rank is started with
-_LAST_SECONDS = 2.0  # for the system to tell of the last rank once mpiexec has ended
-LINE = "KILOBATCH_LINE"  # in the environment of ranks we started: whom to call
+_NUMBER = 256  # lowest file descriptor of the connection: above those that a rank is started with
+_LAST_SECONDS = 2.0  # for the system to report the last rank's end once mpiexec has ended
+LINE = "KILOBATCH_LINE"  # environment variable of ranks we started: the socket to connect to
 _line: socket.socket | None = None
 
 
 class Departures:
-    """Hears which rank ends first, however late this process wakes up: each holds a connection to it.
+    """Learns the order in which ranks end, however late this process wakes up: each rank holds a socket to it.
 
-    mpiexec learns of a rank's end by a connection, too, and the system closes those of a process before it tells of its
-    end: another that mpiexec then kills can be gone by all other signs before the first one is. The connection of the
-    highest number is closed first, and a rank gives this one a higher number than mpiexec's has.
+    mpiexec learns of a rank's end by a socket, too, which the system closes before it reports the process as ended: a
+    rank that mpiexec then kills can be reported as ended before the one that died first. A dying process closes its
+    file descriptors from the highest on, and a rank gives this socket a higher one than mpiexec's.
 
     Args:
-        num_ranks: how many there will be, wherever they are.
+        num_ranks: of the run, on all hosts.
     """
 
     def __init__(self, num_ranks: int) -> None:
@@ -37,52 +37,52 @@ class Departures:
         self._order: list[tuple[int, int]] = []
         if not hasattr(select, "epoll"):  # Linux
             return
-        self._door = socket.socket(socket.AF_UNIX)
-        self._door.bind("")  # a name that no file has
-        self._door.listen(128)
-        self.name = self._door.getsockname()[1:].decode()
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind("")  # autobind: an abstract name, no file
+        self._listener.listen(128)
+        self.name = self._listener.getsockname()[1:].decode()
         self._thread = threading.Thread(target=self._serve, name="departures", daemon=True)
         self._thread.start()
 
     def order(self) -> list[tuple[int, int]]:
-        """(rank, process) once mpiexec has ended, the first one first; empty if not all ranks called from here."""
+        """(rank, process) in the order of their ends, once mpiexec has ended; empty if some rank did not connect."""
         if self.name is not None:
-            with suppress(OSError):  # a second time
-                self._door.shutdown(socket.SHUT_RDWR)
+            with suppress(OSError):  # it may be shut down already
+                self._listener.shutdown(socket.SHUT_RDWR)
             self._thread.join(_LAST_SECONDS)
         return list(self._order) if len(self._order) == self._num_ranks else []
 
     def _serve(self) -> None:
-        lines: dict[int, socket.socket] = {}
+        connections: dict[int, socket.socket] = {}
         callers: dict[int, tuple[int, int]] = {}
-        with select.epoll() as poll, self._door:
-            poll.register(self._door, select.EPOLLIN)
+        with select.epoll() as poll, self._listener:
+            poll.register(self._listener, select.EPOLLIN)
             while len(self._order) < self._num_ranks:
                 for descriptor, event in poll.poll():  # in the order in which it happened
-                    if descriptor == self._door.fileno():
+                    if descriptor == self._listener.fileno():
                         if event & select.EPOLLHUP:
                             return
-                        line, _ = self._door.accept()
-                        lines[line.fileno()] = line
-                        poll.register(line, select.EPOLLIN)
-                    elif said := _read(lines[descriptor]):
+                        connection, _ = self._listener.accept()
+                        connections[connection.fileno()] = connection
+                        poll.register(connection, select.EPOLLIN)
+                    elif said := _read(connections[descriptor]):
                         callers[descriptor] = said
                     else:
                         poll.unregister(descriptor)
-                        lines.pop(descriptor).close()
+                        connections.pop(descriptor).close()
                         self._order += [callers.pop(descriptor)] if descriptor in callers else []
 
 
-def _read(line: socket.socket) -> tuple[int, int] | None:
+def _read(connection: socket.socket) -> tuple[int, int] | None:
     try:
-        rank, process = line.recv(64).split()
+        rank, process = connection.recv(64).split()
         return int(rank), int(process)
-    except (OSError, ValueError):  # nothing: it has ended
+    except (OSError, ValueError):  # end of file: the rank has ended
         return None
 
 
 def hold_line(rank: int) -> None:
-    """Let the process that started this rank know when it ends; nothing on another host."""
+    """Connect to the process that started this rank, so that it learns when this rank ends; no-op on other hosts."""
     global _line
     name = os.environ.get(LINE)
     if name is None or _line is not None:
@@ -102,10 +102,10 @@ def first_to_leave(code: int, order: list[tuple[int, int]], signs: list[Sign | N
     """Which rank left a run that did not end as it should, in words.
 
     Args:
-        code: mpiexec's exit status; it can be 0 or that of another rank, which mpiexec ended.
-        order: of the ranks' ends.
-        signs: of life, the last one of each rank.
-        last: line of the metrics.
+        code: mpiexec's exit status; it can be 0, or that of another rank, which mpiexec killed.
+        order: in which the ranks ended, (rank, process).
+        signs: the last sign of life of each rank.
+        last: the last line of the metrics.
     """
     said = f"mpiexec ended with {code}"
     with suppress(ValueError):

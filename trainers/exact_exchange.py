@@ -1,4 +1,4 @@
-"""The exchange of exact mode: gradients of norm groups, summed in one tree whoever computed them."""
+"""The exchange of exact mode: gradients of norm groups, summed in a fixed tree, whichever worker computed them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class ExactExchange:
 
         mean = scale * T(gradients of the groups)          T: see TreeSum; scale = 1 / global batch, multiplied once
 
-    To `MeanGradient` and the updater it is an `Exchange`. Nothing overlaps: the last group decides every sum. Bytes on
-    the wire: those of TreeSum.
+    It has the interface of `Exchange`. Nothing overlaps with backward: every sum needs the last group. Bytes on the
+    wire: those of TreeSum.
 
     Args:
-        flat: the gradients; a micro-batch, which is one group, writes them all.
-        connection: of all workers, for their memory and their communicator; its own sums are not used.
+        flat: the gradients; every micro-batch is one norm group and overwrites them.
+        connection: of all workers; its memory and its communicator are used, its sums are not.
         bucket_bytes: gradients that are sent together.
     """
 
@@ -37,7 +37,7 @@ class ExactExchange:
         self._tree = TreeSum(connection.mpi, piece_bytes=bucket_bytes)
 
     def begin(self, *, scale: float) -> ExactRound:
-        """Start an update, or start it again; all workers call this together.
+        """Start the exchange of an update, or of one that is done again; all workers call this together.
 
         Args:
             scale: what the sum over the groups is multiplied by.
@@ -46,13 +46,13 @@ class ExactExchange:
         return ExactRound(self.flat, self._tree, scale, self.observe)
 
     def close(self) -> None:
-        """Give the memory back: gradients are gone. All workers call this together."""
+        """Free the memory of the gradients. All workers call this together."""
         self.flat.forget()
         self.connection.close()
 
 
 class ExactRound:
-    """One exchange, as `Round` is one of the ordinary mode: of `flat.values`, as the gradients of one update."""
+    """The exchange of one update's gradients, in `flat.values`; the counterpart of `Round`."""
 
     def __init__(
         self, flat: FlatGradients, tree: TreeSum, scale: float, observe: Callable[[int, float, float], None]
@@ -71,10 +71,10 @@ class ExactRound:
         self._tree.add(micro_batch.offset // micro_batch.size, self._values)
 
     def finished(self, number: int) -> None:
-        """A slot of the flat gradients is whole: nothing is sent before all of them are."""
+        """A slot is complete: nothing to do, since nothing is sent before all slots are."""
 
     def send_rest(self) -> None:
-        """All gradients are whole: they are summed here and now."""
+        """All gradients are complete: sum them now."""
         if self._found is None:
             began = time.perf_counter()
             self._tree.total(self._values)
@@ -85,7 +85,7 @@ class ExactRound:
             self._found = Exchanged(lost=np.zeros((0, 2), np.int64), seconds=seconds, waited_seconds=seconds)
 
     def finish(self) -> Exchanged:
-        """The values are the mean, on all workers alike."""
+        """Sum the gradients if that was not done; the values are then the mean, the same on all workers."""
         self.send_rest()
         assert self._found is not None
         return self._found

@@ -1,4 +1,4 @@
-"""What `--exact` refuses before anything starts, and what its promise is bound to."""
+"""What `--exact` refuses before anything starts, and the machine and versions that its promise holds for."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from trainers.faults import RunFailed
 from trainers.launch import THREADS
 from trainers.run_folder import CHECKPOINTS, ENVIRONMENT, differences
 
-_SUMS_LIKE_IT = (None, "Auto", "Direct")  # exact mode's own exchange takes Direct's two steps
+_SUMS_LIKE_IT = (None, "Auto", "Direct")  # exact mode's own exchange has the two steps of Direct
 
 
 class ExactRefused(InputRefused):
-    """Something that exact mode cannot hold its promise with; says what to change."""
+    """A setting under which exact mode cannot keep its promise; says what to change."""
 
 
 def require_exact(cluster: Cluster, environment: Mapping[str, str] = os.environ) -> None:
     """Refuse a cluster or an environment under which the bits would depend on the workers.
 
     Raises:
-        ExactRefused: a communicator that adds up by itself, a 16-bit wire, a GPU, more than one BLAS thread.
+        ExactRefused: a communicator with an order of summation of its own, a 16-bit wire, a GPU, more than one BLAS
+            thread.
     """
     exchange = cluster.exchange
     kind = None if exchange.communicator is None else type(exchange.communicator).__name__
@@ -51,13 +52,13 @@ def require_exact(cluster: Cluster, environment: Mapping[str, str] = os.environ)
 
 
 def require_same_machine(folder: Path) -> None:
-    """Refuse to go on in exact mode with what other bits may have come from.
+    """Refuse to resume in exact mode a run whose checkpoints may have other bits.
 
     Raises:
         ExactRefused: the run in `folder` was not exact so far, or ran on another CPU model or on other versions.
     """
     if not any((folder / CHECKPOINTS).glob("update-*")):
-        return  # nothing to go on with
+        return  # nothing to resume from
     try:
         before = json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -68,7 +69,7 @@ def require_same_machine(folder: Path) -> None:
             "divided; resume without --exact, or start anew in another --out"
         )
     now = promised_for()
-    before.setdefault("kernels", {}).setdefault("operators", "chainer")  # of before there was a choice
+    before.setdefault("kernels", {}).setdefault("operators", "chainer")  # runs from before there was a choice
     changed = differences({key: before.get(key) for key in now}, now)
     if changed:
         raise ExactRefused(
@@ -79,7 +80,7 @@ def require_same_machine(folder: Path) -> None:
 
 
 def require_one_machine(mpi: Any) -> None:
-    """All ranks must compute the same bits from the same numbers; all of them call this together.
+    """Refuse hosts that may compute other bits from the same numbers; all ranks call this together.
 
     Bytes on the wire: about 400 from each rank to each.
 

@@ -26,13 +26,13 @@ from trainers.whereabouts import EXCHANGE_THREAD
 
 @dataclass(frozen=True, kw_only=True)
 class Exchanged:
-    """What an exchange was.
+    """The figures of one finished exchange.
 
     Args:
-        lost: (buckets, 2), of this worker's numbers in each bucket how many the wire could not hold, and how many it
-            made zero of.
-        seconds: of all buckets, on whatever thread.
-        waited_seconds: of them, those in which the worker did nothing else.
+        lost: (buckets, 2), how many of this worker's numbers in each bucket overflowed on the wire, and how many were
+            flushed to zero.
+        seconds: spent on all buckets, on whatever thread.
+        waited_seconds: time in `Round.finish`, not hidden behind computation.
     """
 
     lost: np.ndarray
@@ -41,12 +41,12 @@ class Exchanged:
 
     @property
     def num_overflowed(self) -> int:
-        """Numbers of all buckets that the wire could not hold."""
+        """Numbers of all buckets that overflowed on the wire."""
         return int(self.lost[:, 0].sum())
 
     @property
     def num_flushed(self) -> int:
-        """Numbers of all buckets that it made zero of."""
+        """Numbers of all buckets that were flushed to zero on the wire."""
         return int(self.lost[:, 1].sum())
 
 
@@ -55,24 +55,24 @@ class Exchange:
 
         mean = scale * sum over workers                    scale = 1 / global batch
 
-    On a 16-bit wire a bucket is first multiplied by S * scale, S the largest power of two with which no partial sum can
-    overflow, agreed upon by the workers, and afterwards divided by S, which rounds nothing. So neither many workers nor
-    large gradients overflow, and small ones are flushed to zero only beside large ones.
+    On a 16-bit wire a bucket is first multiplied by S * scale and afterwards divided by S, which rounds nothing. S is
+    the largest power of two with which no partial sum can overflow; the workers agree on it. So neither many workers
+    nor large gradients overflow, and small ones are flushed to zero only beside large ones.
 
-    Bytes on the wire: 2 a number on a 16-bit wire, else 4 (float64: 8), of as many numbers as the connection's
+    Bytes on the wire: 2 a number on a 16-bit wire, else 4 (float64: 8), times the numbers that the connection's
     algorithm sends for all gradients; for S, 8 a bucket from each worker to each.
 
-    With `overlap` a thread of its own sends a bucket as soon as backward has finished it and all before it: the order
-    is the same on all workers. Without, whoever calls `Round.finish` sends them all.
+    With `overlap` a separate thread sends a bucket as soon as backward has finished it and all before it: the order
+    is the same on all workers. Without, the caller of `Round.finish` sends them all.
 
     Args:
-        flat: the gradients; their memory is the connection's.
+        flat: the gradients, in memory that the connection allocated.
         connection: of all workers.
         wire: format of the numbers sent.
         bucket_bytes: a bucket is closed by the parameter that reaches it.
         overlap: use the thread.
     Attributes:
-        observe: (bucket, began, ended), told of every bucket; on the thread, where there is one.
+        observe: called with (bucket, began, ended) after every bucket; on the thread, where there is one.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Exchange:
         return [last - 1 for last in itertools.accumulate(bucket.num_slots for bucket in self.buckets)]
 
     def begin(self, *, scale: float) -> Round:
-        """Start the exchange of what will be in `flat.values`; all workers call this together.
+        """Start the exchange of the gradients about to be written to `flat.values`; all workers call this together.
 
         Args:
             scale: what the sum over workers is multiplied by.
@@ -102,7 +102,7 @@ class Exchange:
         return Round(self, self.flat.values, scale)
 
     def send(self, sent: Round, number: int) -> None:
-        """Average a bucket of a round: on the thread, or here and now."""
+        """Average a bucket of a round: queued for the thread, or at once."""
         mark = self.connection.mark()
         if self.overlaps:
             self._ready.put((sent, number, mark))
@@ -111,7 +111,7 @@ class Exchange:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """While the main thread waits for the other one, which need not leave it the core."""
+        """While the main thread only waits for the exchange thread, which need not leave the core to it."""
         self.connection.beside_backward = False
         try:
             yield
@@ -119,7 +119,7 @@ class Exchange:
             self.connection.beside_backward = self.overlaps
 
     def close(self) -> None:
-        """End the thread and give the memory back: gradients are gone. All workers call this together."""
+        """End the thread and free the memory of the gradients. All workers call this together."""
         if self._thread is not None:
             self._ready.put(None)
             self._thread.join()
@@ -133,7 +133,7 @@ class Exchange:
 
 
 class Round:
-    """One exchange: of `values`, as the gradients of one update.
+    """The exchange of one update's gradients, in `values`.
 
     Args:
         exchange: whose buckets and thread it uses.
@@ -151,24 +151,24 @@ class Round:
         self._seconds, self._lost = 0.0, np.zeros((len(exchange.buckets), 2), np.int64)
 
     def part(self, micro_batch: MicroBatch) -> contextlib.AbstractContextManager[None]:
-        """Around forward and backward of a micro-batch, whose gradients are added to those before."""
+        """Around forward and backward of a micro-batch; does nothing, since gradients add up in `values`."""
         return contextlib.nullcontext()
 
     def finished(self, number: int) -> None:
-        """A slot of the flat gradients is whole: its bucket may go if that is the last it waited for."""
+        """A slot of the flat gradients is complete: with `overlap`, send the buckets that are complete, in order."""
         exchange = self._exchange
         self._missing[exchange.bucket_of[number]] -= 1
         while exchange.overlaps and self._next < len(exchange.buckets) and not self._missing[self._next]:
             self._send_next()
 
     def send_rest(self) -> None:
-        """All gradients are whole now; they stay until `finish` where nothing overlaps and that would take time."""
+        """All gradients are complete: send the remaining buckets, unless this would block; then `finish` does."""
         exchange = self._exchange
         while (exchange.overlaps or not exchange.connection.waits) and self._next < len(exchange.buckets):
             self._send_next()
 
     def finish(self) -> Exchanged:
-        """Send what has not been sent, wait for all of it; the values are the mean, on all workers alike."""
+        """Send the remaining buckets and wait for all; `values` are then the mean, the same on all workers."""
         if self._found is None:
             began = time.perf_counter()
             while self._next < len(self._exchange.buckets):
@@ -183,7 +183,7 @@ class Round:
         return self._found
 
     def average(self, number: int, mark: Any) -> None:
-        """Sum a bucket, whole at a mark, over the workers; an exception is told where the gradients are waited for."""
+        """Average a bucket that is complete at `mark` over the workers; `finish` raises what goes wrong here."""
         began = time.perf_counter()
         try:
             with self._exchange.connection.after(mark):
@@ -205,7 +205,7 @@ class Round:
 
 
 def mean(values: np.ndarray, connection: Connection, wire: Wire, scale: float) -> tuple[int, int]:
-    """values <- scale * sum over workers, as `Exchange` tells; how many numbers overflowed, how many became zero."""
+    """values <- scale * sum over workers, see `Exchange`; returns the counts of overflowed and of flushed numbers."""
     if isinstance(wire, FullWire):
         return connection.mean(values, wire, 1.0, scale)
     total = total_of(connection.mpi, scale * largest_of(values))
@@ -214,7 +214,7 @@ def mean(values: np.ndarray, connection: Connection, wire: Wire, scale: float) -
 
 
 def largest_of(values: np.ndarray) -> float:
-    """The largest absolute value, without an array of them; NaN where there is one, 0 of none."""
+    """The largest absolute value, without a temporary array; NaN if there is one, 0 of an empty array."""
     found = largest(values)
     if found is None:
         found = float(array_module(values).maximum(values.max(), -values.min())) if len(values) else 0.0
@@ -222,12 +222,12 @@ def largest_of(values: np.ndarray) -> float:
 
 
 def wire_factor(total: float, wire: Wire, num_roundings: int) -> float:
-    """S, a power of two: with it no partial sum lies above the wire's largest number, rounded up each time.
+    """S, a power of two: with it no partial sum exceeds the wire's largest number, even if every rounding is up.
 
     Args:
-        total: the sum over the workers of each one's largest number.
+        total: the sum over the workers of each one's largest absolute value.
         wire: that the numbers cross.
-        num_roundings: of a partial sum before it is whole.
+        num_roundings: how often a partial sum is rounded before it is complete.
     """
     if math.isinf(wire.largest) or not 0.0 < total < math.inf:
         return 1.0

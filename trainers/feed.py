@@ -1,4 +1,4 @@
-"""Micro-batches on their way to a GPU: as bytes, through pinned memory, on a stream of their own, one ahead."""
+"""Input micro-batches copied to a GPU: as bytes, through pinned memory, on a separate stream, one ahead."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import numpy as np
 
 from trainers.kernels import cuda_images
 
-_ALIGNED = 16  # bytes; what an array begins at
+_ALIGNED = 16  # bytes; alignment of an array in a block
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Sent:
-    """A micro-batch whose arrays are being copied."""
+    """A micro-batch whose copy to the GPU is in flight."""
 
     micro_batch: Any
     block: _Block
@@ -28,7 +28,7 @@ class _Sent:
 
 @dataclass(frozen=True, kw_only=True)
 class _Ahead:
-    """What the next update begins with, or what went wrong with it."""
+    """The next update's first micro-batch, or the exception raised while it was loaded."""
 
     key: Any
     sent: _Sent | None = None
@@ -36,20 +36,20 @@ class _Ahead:
 
 
 class Feed:
-    """Brings micro-batches to a GPU beside what it computes.
+    """Copies micro-batches to a GPU while it computes.
 
         host -> pinned block -> block on the GPU -> images: (x - shift) / scale, mirrored, channels last, of `dtype`
 
-    What crosses are the pixels that the pipeline has before its `finish`, uint8 from most recipes, and one kernel does
-    the rest, to the bits of the CPU. Mixed images have been finished to be mixed: float32 crosses.
+    The pixels that the pipeline has before its `finish` are copied, uint8 in most recipes; one kernel does the rest,
+    with the same bits as the CPU. Mixed images (mixup, cutmix) are finished on the host and copied as float32.
 
-    There are two blocks. The copy into one runs on a stream of its own, behind the kernel that read the block last and
-    beside whatever is computed; the host writes to a block when the copy out of it has ended. The first micro-batch of
-    the next update is loaded and sent while this one is computed. Nothing else is loaded early: within an update the
-    host is ahead of the GPU as it is.
+    There are two blocks. The copy to the GPU runs on a separate stream, concurrently with computation but after the
+    kernel that last read the block there; the host overwrites a pinned block once the copy from it has ended. The next
+    update's first micro-batch is loaded and sent while this update is computed. Nothing else is loaded early: within an
+    update the host runs ahead of the GPU anyway.
 
     Args:
-        gpu: of this worker, or whatever has the methods of `trainers.communicators.gpu.Gpu`.
+        gpu: this worker's `trainers.communicators.gpu.Gpu`, or an object with its methods.
         load: (epoch, index, image_size=None) -> `Pixels`, label.
         finish: of the same pipeline.
         dtype: of images as forward gets them.
@@ -63,13 +63,13 @@ class Feed:
         self._ahead: _Ahead | None = None
 
     def take(self, key: Any, load: Callable[[], Any]) -> Any:
-        """A `LoadedMicroBatch` with its arrays on the GPU: the one sent ahead by this key, else one loaded now.
+        """A `LoadedMicroBatch` with its arrays on the GPU: the one sent ahead under this key, else one loaded now.
 
         Raises:
-            Exception: whatever went wrong when it was sent ahead.
+            Exception: what was raised while it was sent ahead.
         """
         ahead = self._ahead
-        if ahead is None or ahead.key != key:  # another one: an update that is done again
+        if ahead is None or ahead.key != key:  # another key: an update is done again
             return self._finished(self._send(load()))
         self._ahead = None
         if ahead.error is not None:
@@ -77,7 +77,7 @@ class Feed:
         return self._finished(ahead.sent)
 
     def look_ahead(self, key: Any, load: Callable[[], Any]) -> None:
-        """Load and send what `take` will be asked for by this key; what goes wrong is raised there."""
+        """Load and send what `take` will be asked for under this key; `take` raises what goes wrong here."""
         if self._ahead is None:
             try:
                 self._ahead = _Ahead(key=key, sent=self._send(load()))
@@ -85,7 +85,7 @@ class Feed:
                 self._ahead = _Ahead(key=key, error=error)
 
     def drop(self) -> None:
-        """Forget what was sent ahead, and give all memory back."""
+        """Forget what was sent ahead, and free all memory."""
         self._ahead = None
         for block in self._blocks:
             block.release()
@@ -101,8 +101,8 @@ class Feed:
             rows, mirrored = zip(*images, strict=True)
             shift, scale = self.finish.shift_and_scale(rows[0].shape[2])
         arrays = self._free[0].send([micro_batch.targets, np.array(mirrored, np.uint8), shift, scale, rows])
-        on_its_way = replace(micro_batch, images_NCHW=None, targets=None)
-        return _Sent(micro_batch=on_its_way, block=self._free.popleft(), arrays=arrays, channels_first=whole)
+        in_flight = replace(micro_batch, images_NCHW=None, targets=None)
+        return _Sent(micro_batch=in_flight, block=self._free.popleft(), arrays=arrays, channels_first=whole)
 
     def _finished(self, sent: _Sent) -> Any:
         targets, *arrays, pixels = sent.arrays
@@ -115,15 +115,15 @@ class Feed:
 
 
 class _Block:
-    """Pinned memory of the host, and as much of the GPU, for one micro-batch at a time."""
+    """A pinned host buffer and a GPU buffer of the same size, for one micro-batch at a time."""
 
     def __init__(self, gpu: Any) -> None:
         self._gpu = gpu
         self._host, self._there = np.empty(0, np.uint8), None
-        self._copied = self._read = None  # marks: of the own stream, and of the one that computes
+        self._copied = self._read = None  # events: end of the copy, on its stream; last reader, on the compute stream
 
     def send(self, arrays: Sequence[Any]) -> list[Any]:
-        """Begin to copy arrays, and tuples of arrays, which are stacked; on the GPU they can be read after `follow`."""
+        """Start the copy of arrays, and of tuples of arrays, which are stacked; read the result only after `follow`."""
         places, num_bytes = _places(arrays)
         if self._copied is not None:
             self._copied.synchronize()
@@ -136,15 +136,15 @@ class _Block:
         return [place.of(self._there) for place in places]
 
     def follow(self) -> None:
-        """What is asked of the GPU from now on finds what was sent."""
+        """Make kernels launched from now on wait for the copy."""
         self._gpu.follow(self._copied)
 
     def leave(self) -> None:
-        """What was asked of the GPU so far is all that reads what was sent."""
+        """All kernels that read the GPU buffer have been launched: the next copy waits for them."""
         self._read = self._gpu.mark()
 
     def release(self) -> None:
-        """Give all memory back."""
+        """Free all memory."""
         if len(self._host):
             if self._copied is not None:
                 self._copied.synchronize()
@@ -156,9 +156,9 @@ class _Block:
         num_bytes = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         room = np.empty(num_bytes + mmap.PAGESIZE, np.uint8)
         host, there = room[-room.ctypes.data % mmap.PAGESIZE :][:num_bytes], self._gpu.zeros(num_bytes, np.uint8)
-        self._gpu.pin(host)  # whole pages: what else is pinned has others
+        self._gpu.pin(host)  # whole pages: a page cannot be pinned twice
         self._host, self._there = host, there
-        self.leave()  # memory of the GPU may still be read by whoever had it before
+        self.leave()  # kernels of the GPU memory's previous owner may still read it
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ class _Place:
 
 
 def _places(arrays: Sequence[Any]) -> tuple[list[_Place], int]:
-    """One for each, and the bytes of all."""
+    """The place of each array within a block, and the bytes of all."""
     places, start = [], 0
     for array in arrays:
         dtype, shape = np.result_type(*{row.dtype for row in array}), (len(array), *array[0].shape)

@@ -26,7 +26,7 @@ class Slot:
     """Where the gradient of a parameter lives: `place` in the flat array.
 
     Args:
-        late: it is used past its link as well, and whole only when all of backward has ended.
+        late: it is used outside its link as well, so its gradient is complete only when all of backward has ended.
     """
 
     path: str
@@ -36,20 +36,19 @@ class Slot:
 
 
 class FlatGradients:
-    """Gradients laid out in the order in which backward finishes them, so that a part of the array is whole early on.
+    """Gradients laid out in the order in which backward finishes them, so that the first buckets are complete early.
 
-    The sums over micro-batches are the only pass over them: taps write there what a layer's backward gives.
+    Accumulation over micro-batches is the only pass over them: taps add what a layer's backward gives to the array.
 
     Args:
         model: its parameters are initialised.
-        images_NCHW: what the model may be called with, to see in which order its parameters are finished.
-        allocate: (num_values, dtype) -> zeros where the gradients live, on the model's device.
-        copies: arrays to write in turn.
+        images_NCHW: an example input, to see in which order backward finishes the parameters.
+        allocate: (num_values, dtype) -> zeros on the model's device, the memory of the gradients.
+        copies: number of arrays, written in turn.
     Attributes:
-        values: the array at hand, one-dimensional.
-        slots: in its order.
-        flags: uint8 beside the values, of each slot whether an infinity or a NaN has come in this update, where that is
-            looked for.
+        values: the current array, one-dimensional.
+        slots: in the order of the array.
+        flags: uint8, one a slot: not 0 if an infinity or a NaN has arrived in this update, where that is checked.
     """
 
     def __init__(
@@ -72,14 +71,14 @@ class FlatGradients:
         self._written = [False] * len(self.slots)
         self._checks = False
         self._handed_over: np.ndarray | None = None
-        self._views: dict[int, list[np.ndarray]] = {}  # of the arrays above, each parameter's part
+        self._views: dict[int, list[np.ndarray]] = {}  # by id of an array: its slots, shaped as their parameters
         self.flags = get_array_module(self.values).zeros(len(self.slots), np.uint8)
 
     def begin_update(self, *, check: bool = False) -> None:
         """The next gradient of each parameter replaces what is there.
 
         Args:
-            check: look for numbers that are not finite.
+            check: look for infinities and NaN in this update.
         """
         self._checks = check
         self.flags.fill(0)
@@ -97,11 +96,12 @@ class FlatGradients:
         """Around forward and backward of a micro-batch, whose gradients are added to those of the update.
 
         Args:
-            finished: called with the number of a slot when this micro-batch has added all it will to it.
-            ends: slots that gradients before them may wait for, to be added together.
+            finished: called with the number of a slot when all of this micro-batch's gradient has been added to it.
+            ends: slots up to which gradients may be held back, to be added in one launch.
             measure: take the squared norm of what this micro-batch adds.
         Raises:
-            RuntimeError: a parameter was used past its link, as shared weights are, and `finished` was told too early.
+            RuntimeError: a parameter was used outside its link, as shared weights are, and `finished` was called too
+                early.
         """
         came: Counter[int] = Counter()
         arrivals, parts = _Arrivals(self, finished, ends), PartNorms() if measure else None
@@ -114,12 +114,12 @@ class FlatGradients:
                 parts.add(number, array, whole=whole and not self.slots[number].late)
 
         taps = GradientTaps(self._number_of, take)
-        uses = taps.uses  # and `take` knows no taps: in a cycle gradients that wait would outlive an exception
+        uses = taps.uses  # `take` must not refer to `taps`: that cycle would keep gradients alive after an exception
         norm = SquaredNorm() if parts is None else parts.norm
         with taps:
             yield norm
         for number, slot in enumerate(self.slots):
-            if slot.parameter.grad is not None:  # used past its link, where there was no tap
+            if slot.parameter.grad is not None:  # used outside its link, where no tap is
                 if finished is not None and came[number]:
                     raise RuntimeError(
                         f"{slot.path} is used past its link as well, and its gradient came too late to be sent while "
@@ -133,19 +133,19 @@ class FlatGradients:
             parts.end()
 
     def _number_of(self, variable: chainer.Variable) -> int | None:
-        """Of a parameter, or of the cast of one that mixed precision has put in its place."""
+        """The slot number of a parameter, or of the parameter behind a mixed-precision cast; None of anything else."""
         if isinstance(variable.creator, Cast):
             variable = variable.creator.inputs[0].get_variable()
         return self._number.get(id(variable))
 
     @property
     def not_finite(self) -> str | None:
-        """Path of the first slot that an infinity or a NaN has come to in this update; looked for where asked."""
+        """Path of the first slot with an infinity or a NaN in this update; None if there is none, or no check."""
         found = np.flatnonzero(to_cpu(self.flags))
         return self.slots[found[0]].path if len(found) else None
 
     def _add(self, arrived: dict[int, np.ndarray]) -> None:
-        """Gradients of some slots: all at once where the kernels do that."""
+        """Add the gradients of some slots: in one launch where the kernels can."""
         slots = [self.slots[number] for number in arrived]
         adds = [self._written[number] for number in arrived]
         for number in arrived:
@@ -166,32 +166,32 @@ class FlatGradients:
 
     @property
     def place(self) -> Hashable:
-        """What the next micro-batch does here, but for its numbers: equal where it does the same."""
+        """A key of what the next micro-batch does here: equal keys run the same operations, on other numbers."""
         return id(self.values), self._checks, tuple(self._written)
 
     @property
     def written(self) -> list[bool]:
-        """Of each slot whether its first gradient of the update has come."""
+        """Of each slot whether its first gradient of the update has arrived."""
         return list(self._written)
 
     @written.setter
     def written(self, known: list[bool]) -> None:
         self._written = list(known)
-        self._clear()  # a capture that failed may have left some
+        self._clear()  # a failed capture may have left gradients in parameters
 
     def fill_gaps(self) -> None:
-        """Zeros where no gradient has come in this update: an unused parameter, a worker without samples."""
+        """Write zeros where no gradient has arrived in this update: an unused parameter, a worker without samples."""
         for slot, written in zip(self.slots, self._written, strict=True):
             if not written:
                 self.values[slot.place] = 0
 
     def next_array(self) -> None:
-        """From now on write the next array; the one at hand stays as it is."""
+        """From now on write the next array; the current one stays as it is."""
         self._arrays.append(self._arrays.pop(0))
         self.values = self._arrays[0]
 
     def hand_over(self, values: np.ndarray) -> None:
-        """Each parameter's `grad` is its slot of an array of this object's."""
+        """Make each parameter's `grad` a view of its slot in one of this object's arrays."""
         if self._handed_over is values:
             return
         if id(values) not in self._views:
@@ -206,7 +206,7 @@ class FlatGradients:
             slot.parameter.cleargrad()
 
     def forget(self) -> None:
-        """Nobody refers to the arrays any longer: their memory is about to go."""
+        """Drop all references to the arrays: their memory is about to be freed."""
         self._clear()
         self._views = {}
         self._arrays, self.values = [], np.zeros(0, self.values.dtype)
@@ -217,12 +217,11 @@ class FlatGradients:
 
 
 class _Arrivals:
-    """Gradients that have come: they are added at once, or where kernels add many together, with those before an end.
+    """Gradients that have arrived: added at once, or held back up to the next end where kernels add many in one launch.
 
     Args:
         flat: where they are added.
-        finished: told of slots that are whole, once they are there.
-        ends: slots that others wait for.
+        finished, ends: see `FlatGradients.taken`.
     """
 
     def __init__(self, flat: FlatGradients, finished: Callable[[int], None] | None, ends: Collection[int]) -> None:
@@ -241,7 +240,7 @@ class _Arrivals:
             self.settle()
 
     def settle(self) -> None:
-        """None waits any longer."""
+        """Add all gradients held back, then call `finished` for the slots that are complete."""
         if self._waiting:
             self._flat._add(self._waiting)
         self._waiting, whole, self._whole = {}, self._whole, []
@@ -250,9 +249,9 @@ class _Arrivals:
 
 
 def backward_order(model: chainer.Chain, images_NCHW: np.ndarray) -> list[tuple[str, chainer.Parameter, bool]]:
-    """Paths and parameters in the order in which a backward pass finishes them, seen in one, and whether that is late.
+    """Path, parameter and whether it is late (see `Slot`), in the order in which a trial backward pass finishes them.
 
-    Late are those used past their link; they and unused ones come last.
+    Late and unused parameters come last.
     """
     known = sorted(model.namedparams())
     numbers = {id(parameter): number for number, (_, parameter) in enumerate(known)}

@@ -1,4 +1,4 @@
-"""An optimizer's step: for all parameters at once where the kernels have it, else parameter by parameter."""
+"""An optimizer's step: for all parameters in one launch where the kernels have it, else parameter by parameter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainers.kernels import seams
 from trainers.step_forms import MomentumForm, StepDecay
 
 _DECAY = {"WeightDecay"}
-_MOST = 2  # sets of arrays that are known: double buffering has gradients in two
+_MOST = 2  # sets of arrays remembered: double buffering has gradients in two
 
 
 class FusedStep:
@@ -55,21 +55,21 @@ class FusedStep:
 
 
 class Fitting:
-    """Which arrays the kernels of a step can read and write: they would not notice if they cannot.
+    """Checks that the kernels of a step can read and write the given arrays: the kernels themselves do not check.
 
-    A GPU waits while Python looks at those of some hundred tensors. So what was looked at is known again.
+    A GPU waits while Python checks some hundred tensors. So sets of arrays that passed are remembered.
     """
 
     def __init__(self) -> None:
-        self._known: list[tuple[Any, list[Any]]] = []  # kernels, and arrays that they can
+        self._known: list[tuple[Any, list[Any]]] = []  # kernels, and arrays that passed with them
 
     def covers(self, *arrays: list[Any]) -> bool:
-        """Whether kernels serve all of these, several for each tensor; None is no array."""
+        """Whether kernels serve all arrays of these lists, each with one entry a tensor; False if an entry is None."""
         ours, everything = seams.serving(arrays[0][0]), [*itertools.chain(*arrays)]
         for served, known in self._known:
             if served is ours and len(known) == len(everything) and all(map(operator.is_, known, everything)):
                 return True
-        self._known = [each for each in self._known if each[1][0] is everything[0]]  # others are weights no longer
+        self._known = [each for each in self._known if each[1][0] is everything[0]]  # drop those of former weights
         if arrays[0][0].dtype.char not in [*getattr(ours, "STEPS", "")] or any(each is None for each in everything):
             return False
         if seams.serving(*everything) is None or not all(map(_fit, *arrays)):
@@ -82,7 +82,7 @@ def follow(averages: list[Any], arrays: list[Any], share: float) -> None:
     """average <- (1 - share) average + share array, for all at once: a step without momentum, whose decay is `share`.
 
     Args:
-        averages, arrays: of which `Fitting.covers` says yes.
+        averages, arrays: for which `Fitting.covers` is true.
         share: in [0, 1].
     """
     form = MomentumForm(momentum=0.0, within=1.0, beside=-share, states=())
@@ -91,12 +91,12 @@ def follow(averages: list[Any], arrays: list[Any], share: float) -> None:
 
 
 def _states(names: Sequence[str], rules: list[chainer.UpdateRule]) -> list[list[Any]]:
-    """Of each name those of all rules; None for one that has not been made."""
+    """Of each name the state of every rule; None where it has not been made."""
     return [[(rule.state or {}).get(name) for rule in rules] for name in names]
 
 
 def _are_plain(rules: list[chainer.UpdateRule]) -> bool:
-    """Whether each is of one parameter, all are as far, and no hook is left out."""
+    """Whether every parameter has a rule of its own, all are at the same step, and weight decay is the only hook."""
     return (
         None not in rules
         and len({*map(id, rules)}) == len(rules)
@@ -105,7 +105,7 @@ def _are_plain(rules: list[chainer.UpdateRule]) -> bool:
 
 
 def _has_states(rule: chainer.UpdateRule, parameter: chainer.Parameter) -> bool:
-    """Whether they are where the parameter is."""
+    """Whether the rule's state exists, on the parameter's kind of device."""
     kind = type(parameter.array)
     return rule.state is not None and all(type(value) is kind for value in rule.state.values())
 
@@ -118,7 +118,7 @@ def _decay(hyperparam: Any, component: Any, rules: list[chainer.UpdateRule]) -> 
 
 
 def _fit(*arrays: Any) -> bool:
-    """Whether arrays are of one shape and one type, and lie as kernels want them."""
+    """Whether arrays have one shape and one type, and are contiguous and writeable as the kernels need."""
     return all(
         each.shape == arrays[0].shape
         and each.dtype == arrays[0].dtype
@@ -129,5 +129,5 @@ def _fit(*arrays: Any) -> bool:
 
 
 def _hooks(of: Any) -> list[str]:
-    """Names of what is called before or after an update."""
+    """Names of the hooks that are called before or after an update."""
     return [*of._hookable._pre_update_hooks, *of._hookable._post_update_hooks]

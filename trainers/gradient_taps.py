@@ -1,4 +1,4 @@
-"""Taps: the gradient of a parameter is taken where backward makes it, not when all of backward has ended."""
+"""Taps: the gradient of a parameter is taken as soon as backward has it, not when all of backward has ended."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import numpy as np
 
 
 class GradientTaps(chainer.LinkHook):
-    """Within, a forward goes through taps: identities before the parameters that a link uses while it is called.
+    """While active, a link that is called sees its parameters through taps: identity functions.
 
-    In backward a tap hands over the gradient that comes back and lets nothing through to the parameter, whose `grad`
-    stays None. It has the rank of the layer's input, so that Chainer's backward reaches it right after the layer's own
+    In backward a tap gives the gradient to `take` and none to the parameter, whose `grad` stays None. A tap has the
+    rank (depth in the graph) of the layer's input, so that Chainer's backward reaches it right after the layer's own
     backward; a plain identity would come last of all, as the gradients of parameters do without taps.
 
     Args:
-        number_of: the number of a variable that a link has as a parameter; None for one that needs no tap.
-        take: (number, gradient) for each use of it, as soon as backward has it.
+        number_of: a link's parameter -> its number; None for one that needs no tap.
+        take: called with (number, gradient) for each use of a parameter, as soon as backward has it.
     Attributes:
         uses: how often each number was used so far.
     """
@@ -54,12 +54,12 @@ class GradientTaps(chainer.LinkHook):
             link.__dict__[name] = out
 
     def forward_postprocess(self, args: Any) -> None:
-        """Chainer calls this after it: the link has its parameters back."""
+        """Chainer calls this after a link's forward: give the link its parameters back."""
         while self._held and self._held[-1][0] is args.link:
             self._restore()
 
     def deleted(self, link: chainer.Link | None) -> None:
-        """Chainer calls this at the end, also that of a forward that raised."""
+        """Chainer calls this when the hook is removed, also after a forward that raised."""
         while self._held:
             self._restore()
 
@@ -69,14 +69,14 @@ class GradientTaps(chainer.LinkHook):
 
 
 class _Tap(chainer.FunctionNode):
-    """Identity of a link's parameters; backward hands their gradients over and ends there."""
+    """Identity of a link's parameters; backward gives their gradients to `take` and ends there."""
 
     def __init__(self, take: Callable[[int, np.ndarray], None], numbers: list[int]) -> None:
         super().__init__()
         self._take, self._numbers = take, numbers
 
     def outs(self, variables: list[chainer.Variable], ranks: list[int]) -> list[chainer.Variable]:
-        """What `apply` would give, in a third of its time: small models have many taps to little arithmetic."""
+        """What `apply` would return, in a third of its time: small models have many taps and little arithmetic."""
         self.inputs = tuple([variable.node for variable in variables])
         self.rank = max([*ranks, *[node.rank for node in self.inputs]])
         outs, make = [], chainer.Variable._init_unchecked

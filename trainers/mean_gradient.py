@@ -34,15 +34,15 @@ log = logging.getLogger("kilobatch")
 
 @dataclass(kw_only=True)
 class Gradient:
-    """The gradient of one update, perhaps still on its way.
+    """The gradient of one update; its exchange may still be in flight.
 
     Args:
-        own_losses: parts of the mean loss, one for each micro-batch of this worker.
-        values: where it is, or will be.
-        round: its exchange; None where it was complete from the start.
-        shares: norms of its parts, where they are measured.
-        norms: of the update, once it is complete, where they are measured.
-        ran_out: what was said where memory ran out here, and this is no gradient; else None.
+        own_losses: this worker's terms of the mean loss over the global batch, one a micro-batch.
+        values: the flat array that holds it, once it is complete.
+        round: its exchange; None once it is complete.
+        shares: squared norms of its micro-batches, where they are measured, until it is complete.
+        norms: of the update, where they are measured, once it is complete.
+        ran_out: the error if memory ran out on this worker, and `values` are worthless; else None.
     """
 
     own_losses: list[float]
@@ -59,19 +59,20 @@ class MeanGradient:
         g = 1/B * sum over workers and micro-batches of n * gradient of the mean loss over its n samples
 
     Gradients are summed over samples and divided once by the global batch B, so that uneven shares are averaged
-    exactly, and a sample's part is rounded alike whatever micro-batch it lies in.
+    exactly, and a sample's term is rounded in the same way in any micro-batch.
 
-    A worker whose memory runs out still joins the exchange, with what it has, since others may be at it; that the sum
-    is worth nothing is for all of them to agree upon. Where nothing smaller can be tried it fails at once.
+    A worker that runs out of memory still joins the exchange, with incomplete gradients, since others may already wait
+    in it; the caller must then agree with all workers to discard the sum. Where no smaller micro-batch is possible it
+    raises at once.
 
     Args:
-        model, loss: what is done.
+        model, loss: whose gradient is computed.
         plan: of the run.
         team_of: division -> communicator of this worker's team.
-        norm_groups: installed in the model; its clock is told of the phases.
-        exchange: of all workers.
+        norm_groups: installed in the model; its clock times the phases.
+        exchange: sums the gradients over all workers.
         mixed: the loss scale, where there is one.
-        measures: whether the norms of micro-batches are wanted.
+        measures: whether to measure the norms of micro-batches.
     """
 
     def __init__(
@@ -97,10 +98,10 @@ class MeanGradient:
         exchange.observe = self.clock.bucket
 
     def begin(self, share: UpdateShare, *, hold: bool = False) -> Gradient:
-        """Compute this worker's part; it is being exchanged from now on, or with `hold` after `round.send_rest`.
+        """Compute this worker's part and start its exchange; with `hold` nothing is sent before `round.send_rest`.
 
         Raises:
-            OutOfMemory: on this worker alone.
+            OutOfMemory: on this worker alone, where no smaller micro-batch is possible.
         """
         flat, division = self._exchange.flat, share.division
         self._norm_groups.begin_update(division, self._team_of(division))
@@ -123,15 +124,15 @@ class MeanGradient:
                 shares.add(size=1, squared=math.nan)
         if said is not None:
             self.close()
-            release(self._model.device)  # the frames of the error are gone now, and what they held
+            release(self._model.device)  # not in `except`: the error's frames would keep their arrays alive
         flat.fill_gaps()
         if not hold:
             sent.send_rest()
         if share.look_ahead is not None and said is None:
             with self.clock("input"):
                 share.look_ahead()
-        flat.hand_over(flat.values)  # before the GPU is waited for, which has nothing to do from then on
-        on_gpu = self._model.device.xp is not np  # which may still be at it
+        flat.hand_over(flat.values)  # before waiting for the GPU, which is idle after that
+        on_gpu = self._model.device.xp is not np  # which may still run backward
         with self.clock("backward") if on_gpu else contextlib.nullcontext():
             found = read_together([loss for loss, _ in losses])
             own_losses = [float(loss) * part for loss, (_, part) in zip(found, losses, strict=True)]
@@ -146,7 +147,7 @@ class MeanGradient:
         factor: float,
         hold: bool,
     ) -> list[tuple[Any, float]]:
-        """Forward and backward of all micro-batches; the mean loss of each, an array, and its part of the update."""
+        """Forward and backward of all micro-batches; of each its mean loss (array) and fraction of the global batch."""
         batch = share.segment.global_batch_size
         last = share.division.micro_batches(self._mpi.rank)[-1:]
         losses = []
@@ -163,16 +164,16 @@ class MeanGradient:
         return losses
 
     def close(self) -> None:
-        """Give back what CUDA graphs keep."""
+        """Free the memory of CUDA graphs."""
         if self._graphs is not None:
             self._graphs.forget()
 
     @phase("exposed")
     def complete(self, gradient: Gradient) -> Exchanged | None:
-        """Wait for the exchange; the model's parameters have the mean as their `grad`. All workers call this together.
+        """Wait for the exchange and make the mean the parameters' `grad`. All workers call this together.
 
         Returns:
-            what the exchange was; None the second time, or where there was none.
+            the figures of the exchange; None if the gradient was complete already.
         """
         done = gradient.round and gradient.round.finish()
         self._exchange.flat.hand_over(gradient.values)
@@ -185,7 +186,7 @@ class MeanGradient:
     def _run(
         self, micro_batch: LoadedMicroBatch, factor: float, finished: Callable[[int], None] | None, *, measure: bool
     ) -> tuple[Any, SquaredNorm]:
-        """Forward and backward of a micro-batch, by a CUDA graph where there is one; loss, and norm where measured."""
+        """Forward and backward of a micro-batch, eagerly or by a CUDA graph; its loss, and its norm where measured."""
         send, flat, groups = self._model.device.send, self._exchange.flat, self._norm_groups
         images, targets = send(micro_batch.images_NCHW), send(micro_batch.targets)
         keyed = KeyedDropout(self._model, seed=self._seed, epochs=micro_batch.epochs, indices=micro_batch.indices)
@@ -199,7 +200,7 @@ class MeanGradient:
             return self._graphs.run(kind, (images, targets), work, finished)
 
     def _say_eager(self) -> None:
-        """Once, on the first worker, where graphs were asked for."""
+        """Warn once, on rank 0, if graphs were asked for."""
         if self._graphs is not None and self._mpi.rank == 0 and not self._said_eager:
             why = "workers share a norm group, whose statistics pass through the host"
             log.warning("cuda_graph: %s; forward and backward of such updates stay eager", why)
@@ -214,7 +215,7 @@ class MeanGradient:
         targets: Any,
         finished: Callable[[int], None] | None,
     ) -> tuple[Any, SquaredNorm]:
-        """Add the gradient of the mean loss, times `factor`; returns that loss, an array, and the norm of what came."""
+        """Add `factor` times the gradient of the mean loss; returns that loss (array) and the norm of what it added."""
         taken = self._exchange.flat.taken(finished, ends=self._ends, measure=measure)
         with taken as norm, computing(self._compute, self._model.device):
             with self.clock("forward"), chainer.using_config("train", True), keyed:

@@ -1,4 +1,4 @@
-"""What a run measures of itself beside its metrics: how gradients are exchanged, and on request a profile."""
+"""What a run measures of itself: its metrics, the exchange of gradients, and on request a profile."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def metrics_of(updater: RecipeUpdater, folder: Path, mpi: Any) -> Metrics:
 
 
 def measure(trainer: Trainer, metrics: Metrics, mpi: Any, *, profile: int, end: int) -> None:
-    """Add what tells of the exchange, and a profile of so many updates before update `end`, none where it is 0."""
+    """Add the extensions that report the exchange and, if `profile` is not 0, profile so many updates before `end`."""
     updater = trainer.updater
     component = updater.plan.cluster.exchange.communicator
-    name = type(component).__name__ if component else "Auto"  # what `build_exchange` takes for null
-    if not updater.plan.exact:  # which sums by itself, and overlaps with nothing
+    name = type(component).__name__ if component else "Auto"  # null means Auto, see `build_exchange`
+    if not updater.plan.exact:  # exact mode uses no communicator's sum, and overlaps nothing
         trainer.extend(GradientExchange(name, updater.exchange, metrics))
     if profile:
         updates = profiled_updates(profile, begin=updater.iteration, end=end)

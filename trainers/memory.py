@@ -1,4 +1,4 @@
-"""Memory of a worker: the most it has held, what it keeps for later, and what it gives back after it ran out."""
+"""Memory of a worker: its peak, what it caches, and what it frees after it ran out."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-_SAYINGS = (  # of CUDA and cuBLAS through CuPy, whose pool raises MemoryError, and of PyTorch's operators
+_SAYINGS = (  # in RuntimeErrors of CUDA, cuBLAS and PyTorch's operators; CuPy's pool raises MemoryError
     "cudaErrorMemoryAllocation",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "DefaultCPUAllocator: can't allocate memory",
 )
 _OWN = Path("/proc/self")
-_RESET_PEAK = "5"  # Linux: of the resident set
+_RESET_PEAK = "5"  # resets the peak resident set size (VmHWM), see proc(5)
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of glibc's mallopt
-_pools: list[Any] = []  # of CuPy's memory, beside its default one
+_pools: list[Any] = []  # CuPy's memory pools beside the default one
 
 
 def ran_out(error: BaseException) -> bool:
-    """Whether an exception says that memory could not be had.
+    """Whether an exception says that memory could not be allocated.
 
     >>> ran_out(MemoryError()), ran_out(RuntimeError("shapes differ"))
     (True, False)
@@ -34,44 +34,44 @@ def ran_out(error: BaseException) -> bool:
 def keep_what_is_freed() -> None:
     """From now on the C library keeps the memory of freed arrays for the next ones, also that of large arrays.
 
-    As it is, each array above 32 MiB, and each where the heap ends, comes as new pages, which cost a fault and zeros
-    to write: in every update the same. What is kept counts as resident; `give_back` ends that. Only glibc has it.
+    By default glibc takes each array above 32 MiB, and each at the end of the heap, as new pages from the system, which
+    cost page faults and zeroing in every update. What is kept counts as resident until `give_back`. Only for glibc.
     """
     with suppress(AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_MMAP_MAX, 0)
-        mallopt(_TRIM_THRESHOLD, -1)  # none
+        mallopt(_TRIM_THRESHOLD, -1)  # never trim
 
 
 def give_back() -> None:
-    """Nothing freed is kept any longer."""
+    """Return freed memory that the C library has kept to the system."""
     with suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def forget_peak() -> None:
-    """The peak begins anew: a process may do several runs."""
+    """Reset the peak: a process may do several runs."""
     give_back()
     with suppress(OSError):  # not Linux, or not allowed: the peak is that of the process
         (_OWN / "clear_refs").write_text(_RESET_PEAK)
 
 
 def count_also(pool: Any) -> None:
-    """What this pool of CuPy's takes belongs to the process's memory, too."""
+    """Count this CuPy pool in `peak_memory`, too."""
     _pools.append(pool)
 
 
 def peak_memory(device: Any) -> dict[str, int]:
-    """Bytes that this process has held at most, by kind: its resident set, on a GPU what CuPy's pools have taken there.
+    """Peak memory of this process in bytes, by kind: its resident set, and on a GPU what CuPy's pools have allocated.
 
-    Memory that ranks share counts in the resident set of each of them that has touched it.
+    Memory shared by ranks counts in the resident set of each rank that has touched it.
 
     Args:
         device: Chainer's, of this worker.
     """
     found = {"resident_bytes": _peak_resident_bytes()}
     if device.name != "@numpy":
-        pools = (device.xp.get_default_memory_pool(), *_pools)  # which only grow, but for CUDA graphs
+        pools = (device.xp.get_default_memory_pool(), *_pools)  # they only grow, except with CUDA graphs
         found["gpu_pool_bytes"] = sum(int(pool.total_bytes()) for pool in pools)
     return found
 
@@ -85,7 +85,7 @@ def installed_bytes() -> int | None:
 
 
 def release(device: Any) -> None:
-    """Give back what nobody holds any longer."""
+    """Free what is no longer referenced, and the unused blocks of CuPy's default pool."""
     gc.collect()
     give_back()
     if device.name != "@numpy":

@@ -1,4 +1,4 @@
-"""Forward and backward of a micro-batch as a CUDA graph: captured, checked against eager ones, then replayed."""
+"""Forward and backward of a micro-batch as a CUDA graph: captured, checked against eager execution, then replayed."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from trainers.squared_norm import SquaredNorm
 
 log = logging.getLogger("kilobatch")
 
-EAGER, CHECKED = 2, 2  # times that a kind of micro-batch comes first: plans and kernels are made; graph beside eager
-APART = {"float32": 1e-3, "tf32": 2e-2, "mixed16": 5e-2, "bfloat16": 0.2}  # at most, as a part of the norm: assumed
+EAGER, CHECKED = 2, 2  # first runs of a kind: eager, which creates plans and kernels; then eager and replay compared
+APART = {"float32": 1e-3, "tf32": 2e-2, "mixed16": 5e-2, "bfloat16": 0.2}  # largest difference over norm: assumed
 _MOST = 16  # kinds of micro-batches at a time
 
-Found = tuple[Any, SquaredNorm]  # mean loss of a micro-batch, an array; what it added, where that is measured
+Found = tuple[Any, SquaredNorm]  # mean loss of a micro-batch (array); norm of what it added, where that is measured
 Work = Callable[..., Found]  # (images, targets, finished)
 
 
 class Gpu:
-    """Captures what this thread asks of the current GPU, in memory and on a stream that nothing else uses.
+    """Captures what this thread launches on the current GPU, with a stream and a memory pool of its own.
 
-    CuPy's default pool keeps the memory of each stream apart, but gives all of it back when memory runs out, also what
-    a graph will write again.
+    CuPy's default pool keeps the memory of each stream apart, but frees all unused blocks when memory runs out, also
+    those that a graph will write again.
 
     Attributes:
-        pool: the memory.
-        lost: memory has run out in here once; what graphs use may have been given back.
+        pool: the memory pool of the graphs.
+        lost: memory has run out in the pool once; blocks that graphs use may have been freed.
     """
 
     def __init__(self) -> None:
@@ -56,9 +56,9 @@ class Gpu:
 
     @contextlib.contextmanager
     def rehearsal(self) -> Iterator[None]:
-        """What is asked within is done when this is left; it is asked as in a capture: with the same plans and kernels.
+        """Within, work uses the same plans and kernels as in a capture; on exit all that was launched has ended.
 
-        In the default pool, since it gives what lives on, and a graph writes all of its memory again at each launch.
+        Eager work uses the default pool, since its results live on; a graph overwrites its memory at each launch.
         """
         cuda_launch.device.rehearses = True
         try:
@@ -68,15 +68,17 @@ class Gpu:
             self._clear()
 
     def _clear(self) -> None:
-        """All that was asked is done, and what it no longer needs is given back: graphs have memory of their own."""
+        """Wait for the GPU and free the unused blocks of the default pool: graphs have a pool of their own."""
         self._cupy.cuda.get_current_stream().synchronize()
         self._cupy.get_default_memory_pool().free_all_blocks()
 
     def record(self, work: Callable[[Callable[[], None]], Any]) -> tuple[Any, list[Callable[[], None]]]:
-        """What `work` gives, and what runs it, in order; only its arrays are worth anything, and only after that.
+        """Capture `work`: what it returns, and the launches that replay it, in order.
+
+        Of what it returns only arrays are valid, and only after a replay.
 
         Args:
-            work: is given what ends a graph and begins the next one.
+            work: called with a function that ends a graph and begins the next one.
         """
         graphs = []
 
@@ -89,14 +91,14 @@ class Gpu:
             try:
                 found = work(cut)
             except BaseException:
-                with contextlib.suppress(Exception):  # it was invalidated, and has ended all the same
+                with contextlib.suppress(Exception):  # raises if the capture was invalidated, but ends it
                     self._stream.end_capture()
                 raise
             graphs.append(self._stream.end_capture())
         return found, [graph.launch for graph in graphs]
 
     def forget(self) -> None:
-        """No graph will be launched any more: give their memory back."""
+        """No graph will be launched any more: free their memory."""
         self._cupy.cuda.Device().synchronize()
         self.pool.free_all_blocks()
         self.lost = False
@@ -104,47 +106,47 @@ class Gpu:
 
 @dataclass
 class _Kind:
-    """Micro-batches whose work is the same but for the numbers.
+    """Micro-batches whose work differs only in its numbers.
 
     Args:
-        came: how many.
-        checks: of them, how many were replayed beside eager ones.
-        given: images and targets that the graph reads.
-        told: float64, what it tells in numbers: the loss, then squares.
-        written: slots that have come when it is done.
-        steps: what runs it, in order, each with the slots that are whole behind it.
+        came: how many there were.
+        checks: how many of them were computed both eagerly and by a replay.
+        inputs: images and targets that the graph reads.
+        outputs: float64, the numbers that it writes: the loss, then the terms of the squared norm.
+        written: `FlatGradients.written` after it.
+        steps: the launches, in order, each with the slots that are complete after it.
     """
 
     came: int = 0
     checks: int = 0
-    given: tuple[Any, ...] = ()
-    told: Any = None
+    inputs: tuple[Any, ...] = ()
+    outputs: Any = None
     written: list[bool] = field(default_factory=list)
     steps: list[tuple[Callable[[], None], tuple[int, ...]]] = field(default_factory=list)
 
 
 class MicroBatchGraphs:
-    """Runs the work of micro-batches: eagerly, or from the fifth of a kind on as a CUDA graph.
+    """Runs the work of micro-batches: eagerly, or from the fifth of a kind on by replaying a CUDA graph.
 
-    What a graph holds is forward and backward with all their casts, the statistics of norm groups added up, the
-    gradients added to the flat array, whether they are finite, and their squares. Loading, the exchange, the
-    optimizer's step and whatever the host reads lie outside. Where buckets are sent while backward goes on, it is a
-    graph for each bucket, which is sent behind it.
+    A graph contains forward and backward with their casts, the sums of the norm groups' statistics, the accumulation
+    into the flat gradients, the check that these are finite, and their squared norms. Loading, the exchange, the
+    optimizer's step and whatever the host reads lie outside. Where buckets are sent while backward runs, there is one
+    graph for each bucket, which is sent after it.
 
-    The third and the fourth of a kind are computed twice: eagerly, which counts, and by the graph, which was captured
-    beside the third, on the same inputs. Where gradients, statistics or loss are further apart than rounding, or
-    anything fails, there are no graphs from then on.
+    The third and the fourth of a kind are computed twice on the same inputs: eagerly, whose results are used, and by a
+    replay of the graph, which is captured at the third. If gradients, statistics or loss differ by more than rounding,
+    or anything fails, no graphs are used from then on.
 
-    A capture keeps what the host did: so a graph is right only where that is the same each time. What belongs to the
-    kind is the caller's business; a model whose Python code depends on anything else is not covered, and a dropout
-    mask, drawn by the host, cannot be captured.
+    A capture freezes what the host did, so a replay is right only where the host would do the same again. The caller
+    puts all that this depends on into the kind; a model whose Python code depends on anything else is not covered, and
+    a dropout mask, drawn by the host, cannot be captured.
 
     Args:
-        flat: gradients that work writes.
-        groups: with the statistics that it adds to.
-        compute: the recipe's `precision.compute`, for how far apart is too far.
-        cuts: slots that end a graph, where somebody wants to know of them.
-        device: where graphs are captured.
+        flat: gradients that `work` adds to.
+        groups: whose statistics `work` adds to.
+        compute: the recipe's `precision.compute`, which sets the largest difference allowed.
+        cuts: slots after which a graph ends, in micro-batches that `run` is given a `finished` for.
+        device: captures graphs; see `Gpu`.
     """
 
     def __init__(
@@ -159,10 +161,10 @@ class MicroBatchGraphs:
         """Do the work of a micro-batch.
 
         Args:
-            kind: equal where all but the numbers is.
+            kind: equal for micro-batches whose work differs only in its numbers.
             arrays: its images and targets, on the device.
             work: (*arrays, finished) -> loss, norm: eagerly.
-            finished: told of slots that are whole, but not where graphs are checked.
+            finished: called with slots that are complete, but not while graphs are checked.
         """
         if self.over:
             return work(*arrays, finished)
@@ -179,7 +181,7 @@ class MicroBatchGraphs:
         return self._replayed(known, arrays, finished)
 
     def forget(self) -> None:
-        """Begin anew: what is kept for graphs is given back."""
+        """Drop all graphs and kinds, and free their memory."""
         self._kinds = {}
         self._device.forget()
 
@@ -189,7 +191,7 @@ class MicroBatchGraphs:
         log.warning("cuda_graph: %s; forward and backward stay eager", why)
 
     def _checked(self, known: _Kind, arrays: tuple[Any, ...], work: Work, *, cuts: bool) -> Found:
-        """Eager work, with a graph of it beside, captured if that has not been done."""
+        """Run eagerly, then replay the graph on the same inputs and compare; capture it first if there is none."""
         before, said = self._state(), None
         try:
             with self._device.rehearsal():
@@ -198,7 +200,7 @@ class MicroBatchGraphs:
             if not ran_out(error):
                 raise
             said = one_line(error)
-        if said is not None:  # the frames of the error are gone now, and what they held
+        if said is not None:  # not in `except`: the error's frames would keep their arrays alive
             self._set(before)
             self._give_up(f"memory for a graph ran out: {said}")
             return work(*arrays, None)
@@ -210,7 +212,7 @@ class MicroBatchGraphs:
                 self._set(before)
             if self._device.lost:
                 why = "memory for graphs ran out"
-            elif _finite(after[0][0]):  # else float16 has overflowed, which shows nothing
+            elif _finite(after[0][0]):  # else float16 has overflowed, and a comparison shows nothing
                 why = self._difference(found, self._replayed(known, arrays, None), after)
                 known.checks += 1
         except Exception as error:
@@ -223,7 +225,7 @@ class MicroBatchGraphs:
         return found
 
     def _capture(self, known: _Kind, arrays: tuple[Any, ...], work: Work, *, cuts: bool) -> None:
-        known.given = tuple(array.copy(order="K") for array in arrays)  # channels stay last
+        known.inputs = tuple(array.copy(order="K") for array in arrays)  # channels stay last
         whole: list[list[int]] = [[]]
 
         def captured(cut: Callable[[], None]) -> tuple[Any, list[bool]]:
@@ -233,27 +235,27 @@ class MicroBatchGraphs:
                     cut()
                     whole.append([])
 
-            loss, norm = work(*known.given, finished if cuts else None)
+            loss, norm = work(*known.inputs, finished if cuts else None)
             numbers = [loss, *norm.squares]
-            told = get_array_module(loss).empty(len(numbers), "d")
+            outputs = get_array_module(loss).empty(len(numbers), "d")
             for place, number in enumerate(numbers):
-                told[place] = number
-            return told, self._flat.written
+                outputs[place] = number
+            return outputs, self._flat.written
 
-        (known.told, known.written), launches = self._device.record(captured)
+        (known.outputs, known.written), launches = self._device.record(captured)
         known.steps = list(zip(launches, map(tuple, whole), strict=True))
 
     def _replayed(self, known: _Kind, arrays: tuple[Any, ...], finished: Callable[[int], None] | None) -> Found:
-        """What eager work does and gives, by the graph."""
-        for given, array in zip(known.given, arrays, strict=True):
+        """Replay the graph: same effects and results as eager work."""
+        for given, array in zip(known.inputs, arrays, strict=True):
             given[...] = array
         for launch, numbers in known.steps:
             launch()
             for number in numbers if finished is not None else ():
                 finished(number)
-        told = known.told.copy()  # the next launch writes there again
+        outputs = known.outputs.copy()  # the next replay overwrites them
         self._flat.written = known.written
-        return told[0], SquaredNorm(told[1:])
+        return outputs[0], SquaredNorm(outputs[1:])
 
     def _state(self) -> tuple[list[Any], Any]:
         return [array.copy() for array in self._arrays()], self._flat.written
@@ -264,17 +266,17 @@ class MicroBatchGraphs:
         self._flat.written = state[1]
 
     def _arrays(self) -> list[Any]:
-        """What work writes in place."""
+        """The arrays that `work` writes in place."""
         return [self._flat.values, self._flat.flags, *self._groups.seen]
 
     def _difference(self, eager: Found, replayed: Found, after: tuple[list[Any], Any]) -> str | None:
-        """What a replay, whose results lie in place, made otherwise, in words; None where nothing."""
+        """In words how a replay, whose results are in place, differs from eager work; None where it does not."""
         named = {"the loss": (replayed[0], eager[0]), "gradients": (self._flat.values, after[0][0])}
         if self._groups.seen:
             named["statistics"] = (self._groups.seen[0], after[0][2])
         for name, (found, expected) in named.items():
             distance, norm = _norm(found - expected), _norm(expected)
-            if not distance <= self._apart * norm:  # so that NaN is told
+            if not distance <= self._apart * norm:  # `not <=`: NaN is a difference
                 return f"a replay is not the eager computation: {name} {distance:.3g} apart of {norm:.3g}"
         return None
 

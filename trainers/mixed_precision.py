@@ -1,4 +1,4 @@
-"""Forward and backward in the numbers of `precision.compute`, and the scale that keeps small gradients above zero."""
+"""Forward and backward in the number format of `precision.compute`, and the loss scale against gradient underflow."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from recipes.schema import Precision
 from trainers.kernels import seams
 from trainers.kernels.applied import is_plain, linked, variables_of
 
-HALVES = ("mixed16", "bfloat16")  # words for 16 bits
+HALVES = ("mixed16", "bfloat16")  # values of `precision.compute` with 16 bits
 MOST_HALVINGS = 20  # of one update; then the run fails
 _KEEP_FLOAT32 = (L.BatchNormalization, L.GroupNormalization)  # those whose parameters Chainer's mixed16 leaves float32
 
@@ -31,8 +31,8 @@ class LossScale:
         gradient of a parameter = float32(gradient of (scale / p * sum of losses) at float16(weights)) * p / scale
         p = largest power of two up to norm_span
 
-    So the mean loss of a norm group is what the scale multiplies, up to a factor below 2, whatever the micro-batch: the
-    convention of a worker that scales the mean loss of its batch, without its dependence on the number of workers.
+    So the scale multiplies the mean loss of a norm group, up to a factor below 2, whatever the micro-batch: the usual
+    convention of scaling the mean loss of a worker's batch, without its dependence on the number of workers.
     Weights of normalisation stay float32 in forward and backward, as do its statistics, the logits from the model's
     end on, the loss, and the sum of gradients over micro-batches. Scale and p are powers of two: dividing them out
     rounds nothing.
@@ -43,8 +43,8 @@ class LossScale:
     Args:
         settings: the recipe's `precision`.
     Attributes:
-        scale: at the moment.
-        halvings: of the scale in the update at hand.
+        scale: the current one.
+        halvings: of the scale in the current update.
 
     Source: Micikevicius et al. 2018, arXiv 1710.03740 (not checked); chainer.mixed16, Chainer 7.8.1.
     Differs: Chainer keeps float16 weights in the model and float32 copies in the optimizer's update rules. Here the
@@ -60,7 +60,7 @@ class LossScale:
 
     @classmethod
     def of(cls, settings: Precision) -> LossScale | None:
-        """One, where these numbers need it."""
+        """A loss scale where the number format needs one, else None."""
         return cls(settings) if settings.compute == "mixed16" else None
 
     def factor(self, division: Division) -> float:
@@ -68,13 +68,13 @@ class LossScale:
         return self.scale / 2.0 ** (division.norm_span.bit_length() - 1)
 
     def overflowed(self) -> None:
-        """The gradient was not finite: half the scale, and the count of good updates starts again."""
+        """The gradient was not finite: halve the scale and restart the count of good updates."""
         self.scale /= 2.0
         self.halvings += 1
         self._good_updates = 0
 
     def updated(self) -> None:
-        """An update was done; after `double_after` of them twice the scale."""
+        """An update was done: count it, and double the scale after `double_after` of them."""
         self.halvings = 0
         self._good_updates += 1
         if self._good_updates == self._double_after:
@@ -92,12 +92,12 @@ class LossScale:
 
 
 def images_dtype(settings: Precision) -> np.dtype:
-    """Type of the images that forward computes with: they may come in it, instead of being cast there."""
+    """Type of the images that forward computes with; images loaded in it need no cast there."""
     return half_type(settings.compute) if settings.compute in HALVES else np.dtype(chainer.get_dtype())
 
 
 def forward_in(model: chainer.Chain, compute: str) -> Callable[[Any], chainer.Variable]:
-    """What gives float32 logits of float32 images, computed in the numbers of `precision.compute`."""
+    """A function: images -> float32 logits, computed in the number format of `precision.compute`."""
     if compute not in HALVES:
         return model if model.device.xp is np else functools.partial(_forward_in_order, model)
     dtype = half_type(compute)
@@ -118,7 +118,7 @@ def _forward_in_order(model: chainer.Chain, images_NCHW: Any) -> chainer.Variabl
 def computing(compute: str, device: Any) -> Iterator[None]:
     """Around a forward from `forward_in` and its backward.
 
-        tf32        cuDNN and cuBLAS may round factors
+        tf32        cuDNN and cuBLAS may round factors to TF32
         mixed16     NumPy does not warn of infinities and NaN: they are looked for afterwards
         bfloat16    Chainer does not check types: it knows no such floats, NumPy calls their kind V
 
@@ -145,16 +145,16 @@ def half_type(compute: str) -> np.dtype:
 
 @contextlib.contextmanager
 def weights_in(model: chainer.Link, dtype: Any) -> Iterator[None]:
-    """Within, the links of a model find casts of their parameters; gradients flow through to the parameters.
+    """Within, the links of a model see casts of their parameters; gradients flow through to the parameters.
 
-    In float32 these are the windows of convolutions, where kernels put the channels of all of them last at once: each
-    convolution and each of its gradients would do it again.
+    For float32 these are copies, with channels last, of the weights of convolutions larger than 1x1, made by one kernel
+    launch where the kernels can; otherwise each convolution and each of its gradients would make its own.
 
     Args:
         model: its parameters are initialised.
         dtype: of the casts.
     """
-    held = {}  # of a link in two places once
+    held = {}  # a link that is in two places counts once
     for link in model.links():
         if not isinstance(link, _KEEP_FLOAT32):
             held |= {(id(link), name): (link, name, link.__dict__[name]) for name in link._params}
@@ -166,7 +166,7 @@ def weights_in(model: chainer.Link, dtype: Any) -> Iterator[None]:
         held, arrays = ({}, []) if dtype == np.float32 else (held, [array.astype(dtype) for array in given])
     try:
         for (link, name, parameter), array in zip(held.values(), arrays, strict=True):
-            link.__dict__[name] = _Narrowed(dtype, array).apply((parameter,))[0]  # past the link's own __setattr__
+            link.__dict__[name] = _Narrowed(dtype, array).apply((parameter,))[0]  # bypasses the link's __setattr__
         yield
     finally:
         for link, name, parameter in held.values():
@@ -174,7 +174,7 @@ def weights_in(model: chainer.Link, dtype: Any) -> Iterator[None]:
 
 
 def _narrowed(arrays: list[Any], dtype: Any) -> list[Any] | None:
-    """Arrays in another type, and with channels last, in one launch; None where kernels do not do that."""
+    """Copies of arrays in another type, with channels last, made in one launch; None where the kernels cannot."""
     ours = seams.serving(*arrays) if arrays else None
     return ours.narrowed(arrays, dtype) if hasattr(ours, "narrowed") else None
 
@@ -187,21 +187,21 @@ def overflow_expected() -> Iterator[None]:
 
 
 class _Widened(Cast):
-    """A cast whose gradient is cast back from whatever type: Chainer's lets none through to one it does not know."""
+    """A cast whose gradient is cast back to any type: Chainer's lets none through to a type it does not know."""
 
     def backward(self, indexes: tuple[int, ...], grads: tuple[chainer.Variable, ...]) -> tuple[chainer.Variable]:
         return (F.cast(grads[0], self._in_type),)
 
 
 class _Narrowed(Cast):
-    """A cast that has been computed; its gradient lies as parameters do, however the cast lies in memory."""
+    """A cast computed beforehand; its gradient is in C order as parameters are, whatever the layout of the cast."""
 
     def __init__(self, dtype: Any, array: Any) -> None:
         super().__init__(dtype)
         self._array = array
 
     def apply(self, inputs: tuple[Any]) -> tuple[chainer.Variable]:
-        """As Chainer has it, but the short way where that serves: there is one for each parameter."""
+        """What Chainer's `apply` does, by a shorter path where possible: it runs once for each parameter."""
         variables = variables_of(inputs)
         if not is_plain(variables):
             return super().apply(inputs)

@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
 
 class NormGroups:
-    """The norm groups of the micro-batch at hand, and the statistics seen during an update.
+    """The norm groups of the current micro-batch, and the statistics seen during an update.
 
     One object is shared by all normalisation layers of a model. The updater says where an update and each of its
     micro-batches begin; the layers report the statistics of their groups; `update_running_statistics` moves the running
-    ones once.
+    statistics once an update.
 
     Args:
         evaluation: how the running statistics move (the recipe's).
-        tree: of exact mode, where a micro-batch is a group: adds their statistics up in one order.
+        tree: in exact mode, where a micro-batch is one group: sums the groups' statistics in a fixed order.
     Attributes:
-        num_groups: norm groups in the micro-batch at hand.
-        team: communicator of the workers that share the group at hand; None where its samples are all here.
-        clock: of the phases of an update, told here how long this worker waits for others.
+        num_groups: norm groups in the current micro-batch.
+        team: communicator of the workers that share the current group; None where its samples are all here.
+        clock: times the phases of an update; here the time that this worker waits for others.
     """
 
     def __init__(self, evaluation: Evaluation, tree: TreeSum | None = None) -> None:
@@ -48,7 +48,7 @@ class NormGroups:
         self.team: MPI.Comm | None = None
         self.clock = PhaseClock()
         self._first_group = 0
-        self._weights: dict[Any, Any] = {}  # on the model's device, by place; kept, since CUDA graphs read them there
+        self._weights: dict[Any, Any] = {}  # by `place`, on the model's device; never freed: CUDA graphs read them
         self._division: Division | None = None
         self._layers: dict[str, NormGroupBatchNormalization] = {}
         self._means: list[Any] = []
@@ -74,7 +74,7 @@ class NormGroups:
         self._lay_out()
 
     def begin_update(self, division: Division, team: MPI.Comm | None = None) -> None:
-        """Forget what was seen: an update begins, or begins again.
+        """Clear the statistics: an update begins, or is done again.
 
         Args:
             division: of the update.
@@ -82,7 +82,7 @@ class NormGroups:
         """
         self.team, self._division = team, division
         if any(layer.avg_mean is not own for layer, own in zip(self._layers.values(), self._means, strict=True)):
-            self._lay_out()  # the model is on another device since
+            self._lay_out()  # the model has moved to another device
         self._sums.fill(0)
         if self._tree is not None:
             self._tree.clear()
@@ -93,12 +93,12 @@ class NormGroups:
         self._first_group = part.offset // self._division.norm_span
 
     def end_micro_batch(self) -> None:
-        """Forward and backward of it are done."""
+        """Forward and backward of the micro-batch are done."""
         if self._tree is not None and self._layers:
             self._tree.add(self._first_group, self.take_statistics())
 
     def take_statistics(self) -> np.ndarray:
-        """What the layers have seen since the last call, float64 (1 + 3 * channels,) of each in turn, and forget it."""
+        """Return and clear what the layers have seen: float64, (1 + 3 * channels,) of each layer in turn."""
         seen = to_cpu(self._sums).copy()
         self._sums.fill(0)
         return seen
@@ -122,7 +122,7 @@ class NormGroups:
         self._sums.fill(0)
 
     def _total(self, world: MPI.Comm) -> Any:
-        """What the layers of all workers have seen, on this one's device."""
+        """What the layers of all workers have seen, summed, on this worker's device."""
         from mpi4py import MPI
 
         sums = self.take_statistics()
@@ -134,9 +134,9 @@ class NormGroups:
         return chainer.backend.get_array_module(self._sums).asarray(sums)
 
     def _lay_out(self) -> None:
-        """What all layers see, and their running statistics, in one array each, of which theirs are views.
+        """Put what all layers see into one array, their running statistics into another; each layer gets views.
 
-        So an update reads and writes them at once, and always in the same place, where CUDA graphs write.
+        So an update moves all layers at once, and CUDA graphs find the arrays at the same addresses.
         """
         layers = list(self._layers.values())
         if not layers:
@@ -161,29 +161,30 @@ class NormGroups:
         if self.evaluation.norm_statistics != "by_group":
             return np.ones(self.num_groups)
         per, span = self.evaluation.norm_momentum.per, self._division.norm_span
-        keep = self.evaluation.norm_momentum.keep ** (1 if per == "update" else span / per)  # a root of 0 would be 0
+        # Not a root of `_keep`, which may have underflowed to 0.
+        keep = self.evaluation.norm_momentum.keep ** (1 if per == "update" else span / per)
         return keep ** (self._division.num_groups - 1.0 - self._first_group - np.arange(self.num_groups))
 
     @property
     def place(self) -> Hashable:
-        """What the layers do with the micro-batch at hand, but for its numbers: equal where they do the same."""
+        """A key of what the layers do with the current micro-batch: equal keys run the same operations."""
         by_group = self.evaluation.norm_statistics == "by_group"
         return (self.num_groups, self._division, self._first_group) if by_group else (self.num_groups,)
 
     def weights_on(self, xp: Any) -> Any:
-        """`weights` as an array of a device's module."""
+        """`weights` as an array of `xp`; the same array each time for the same `place`."""
         if self.place not in self._weights:
             self._weights[self.place] = xp.asarray(self.weights)
         return self._weights[self.place]
 
     @property
     def seen(self) -> list[Any]:
-        """What the layers have seen in the update so far, one array on the model's device to be changed in place; none
-        where there are no layers."""
+        """What the layers have seen in the update so far: one array on the model's device, which may be changed in
+        place; an empty list without layers."""
         return [self._sums] if self._layers else []
 
     def _keep(self, global_batch_size: int) -> float:
-        """What an update leaves of the running statistics."""
+        """The fraction of the running statistics that an update keeps."""
         how, momentum = self.evaluation.norm_statistics, self.evaluation.norm_momentum
         if how == "last_batch":
             return 0.0
@@ -206,9 +207,9 @@ class NormGroupBatchNormalization(L.BatchNormalization):
         """Normalise x of shape (samples, channels, ...); in test mode by the running statistics.
 
         Args:
-            plus: added to that, where ReLU follows; None for nothing.
-            relu: max(0, that), in one node where the kernels have one.
-            after: a convolution's link: normalise after(x), in one node where the kernels have one.
+            plus: added to the result before ReLU (a residual branch); only with `relu`.
+            relu: apply ReLU, in one node of the graph where the kernels have one.
+            after: a convolution's link: normalise after(x), in one node of the graph where the kernels have one.
         """
         if not chainer.config.train:
             x = x if after is None else after(x)
@@ -228,7 +229,7 @@ class NormGroupBatchNormalization(L.BatchNormalization):
         return y
 
     def _by_averages(self, x, plus, relu):
-        """Normalised by the running statistics: in one pass, where nobody asks for gradients and kernels have one."""
+        """Normalise by the running statistics: in one pass where backprop is off and the kernels can."""
         array, more = (None if one is None else chainer.as_array(one) for one in (x, plus))
         asks = chainer.config.enable_backprop
         if asks or self.axis not in (None, (0, 2, 3)) or not covers(array, self.avg_mean, more):
@@ -249,14 +250,14 @@ class NormGroupBatchNormalization(L.BatchNormalization):
         return F.reshape(node.apply((grouped, *of_each))[0], x.shape)
 
     def _parameters(self):
-        """gamma and beta, or what stands for one that there is not."""
+        """gamma and beta; ones and zeros for those that the layer lacks."""
         return [
             self.xp.full(self.avg_mean.shape, default, self.avg_mean.dtype) if parameter is None else parameter
             for parameter, default in ((self.gamma, 1), (self.beta, 0))
         ]
 
     def _statistics(self) -> GroupStatistics:
-        """Computes the statistics of one forward, and adds them to what this layer has seen."""
+        """What computes the statistics of one forward and adds them to what this layer has seen."""
         groups = self.norm_groups
         unbiased = groups.evaluation.norm_statistics != "pooled"
         seen = Seen(self._seen, groups.weights_on(self.xp), unbiased)

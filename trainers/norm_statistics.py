@@ -1,4 +1,4 @@
-"""Mean and variance of norm groups, exact enough to be pooled, and the gradients through them."""
+"""Mean and variance of norm groups, accurate enough to be pooled, and the gradients through them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Seen:
-    """Where the statistics of a forward's groups are added up.
+    """The sums to which a forward adds the statistics of its groups.
 
     Args:
         sums: float64 (1 + 3 * channels,): the weights of the groups; weighted sums of their means, variances, squared
             means.
         weights: of the groups of this forward, (groups,), float64 on the same device.
-        unbiased: variances are.
+        unbiased: whether the variances added are unbiased.
     """
 
     sums: Any
@@ -34,7 +34,7 @@ class Seen:
     unbiased: bool
 
     def add(self, mean: Any, var: Any, num_values: int) -> None:
-        """Add mean and biased variance of groups of so many values."""
+        """Add mean and biased variance of groups of `num_values` values."""
         means, variances = (part.reshape(len(self.weights), -1) for part in (mean, var))
         factor, ours = self.factor(num_values), seams.serving(means, variances)
         if hasattr(ours, "see"):
@@ -45,23 +45,24 @@ class Seen:
             sums += self.weights @ part
 
     def factor(self, num_values: int) -> float:
-        """Of a biased variance of so many values."""
+        """What the biased variance of `num_values` values is multiplied by."""
         return num_values / max(num_values - 1, 1) if self.unbiased else 1.0  # as Chainer and PyTorch have it
 
 
 class GroupStatistics(ChannelsLastImpl):
-    """Statistics of groups that are whole on this worker, their sums float64.
+    """Statistics of groups whose samples are all on this worker, summed in float64.
 
         mean = 1/n sum x        var = 1/n sum (x - m)^2 - (mean - m)^2        m: the mean, rounded to the type of x
 
-    In two passes, where `trainers.kernels` do not serve. Chainer adds up in the type of x: 16 images of 56x56 pixels a
-    hundred deviations from zero, channels last in memory as its convolutions leave them, gave a mean 7e-4 deviations
-    off and a variance 1e-5 off.
+    In two passes, where no kernel serves the array. Chainer sums in the type of x: for 16 images of 56x56 pixels with a
+    mean of a hundred standard deviations, channels last in memory as its convolutions leave them, its mean was 7e-4
+    standard deviations off and its variance 1e-5.
 
     Args:
-        seen: what they are added to; None for nothing.
+        seen: the sums they are added to; None for none.
     Attributes:
-        mean, var: float64, (groups, channels); biased. None before the forward, and where `scales` had no need of them.
+        mean, var: float64, (groups, channels); biased. None before the forward, and where a kernel made both in one
+            with the `scales`.
         num_values: values of a group and channel.
     """
 
@@ -81,7 +82,7 @@ class GroupStatistics(ChannelsLastImpl):
         return tuple(part.astype(interm_dtype, copy=False) for part in (self.mean, self.var))
 
     def scales(self, rows: Any, gamma: Any, beta: Any, eps: float) -> Any:
-        """What our kernels, which serve such arrays, normalise (groups, rows, channels) by."""
+        """The scales by which our kernels, which serve such arrays, normalise `rows` (groups, rows, channels)."""
         ours, seen = seams.serving(rows), self._seen
         self.num_values = rows.shape[1]
         if self.is_whole and hasattr(ours, "whole_scales"):
@@ -107,7 +108,7 @@ class GroupStatistics(ChannelsLastImpl):
         self._complete()
 
     def _complete(self):
-        """Make of this worker's part the statistics of the groups: they are whole here."""
+        """Turn the statistics of this worker's part into those of the groups: the same here."""
         if self._seen is not None:
             self._seen.add(self.mean, self.var, self.num_values)
 
@@ -121,7 +122,7 @@ class TeamStatistics(GroupStatistics):
 
     Args:
         team: communicator of the workers that share the group.
-        clock: told how long this worker waits for them.
+        clock: times how long this worker waits for them.
         seen: see `GroupStatistics`; the group counts for the team's first worker only.
     """
 
@@ -152,11 +153,11 @@ class TeamStatistics(GroupStatistics):
         whole_ggamma, whole_gbeta = (xp.asarray(part).astype(gamma.dtype) for part in whole)
         inv_m = gamma.dtype.type(1.0 / num_values)
         gx = (gamma * inv_std)[expander] * (gy - (x_hat * whole_ggamma[expander] + whole_gbeta[expander]) * inv_m)
-        # The parts stay apart here: the exchange of gradients adds them up once, with all other gradients.
+        # This worker's parts only: the exchange sums them over the workers, with all other gradients.
         return gx.astype(x.dtype, copy=False), None, ggamma, gbeta
 
     def whole_sums(self, ggamma, gbeta, _):
-        """What the team's parts add up to, and the values that they are over."""
+        """Sums of both gradients over the team, and the number of values that they are over."""
         own = [to_cpu(part).ravel() for part in (ggamma, gbeta)]
         whole = np.split(self._gathered(np.concatenate(own)).sum(axis=0), 2)
         return *(part.reshape(gbeta.shape) for part in whole), self.num_values

@@ -1,4 +1,4 @@
-"""A rank's sign of life: a file that a thread of its own renews, and from which the others learn what became of it."""
+"""A rank's sign of life: a file that a separate thread renews, from which the other ranks learn what became of it."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ from trainers.whereabouts import whereabouts
 log = logging.getLogger("kilobatch")
 
 _SLOWEST_SECONDS = 6.0  # between two signs
-PATIENCE = 5  # times longer before the first update is done and after the last one
+PATIENCE = 5  # factor on the time allowed before the first update is done and after the last one
 
 
 class Pulse:
-    """Tells the other ranks that this one lives, and ends the run where one of them does not.
+    """Tells the other ranks that this one is alive, and ends the run if one of them hangs or has died.
 
-    A rank that makes no progress for `seconds` looks at the others' signs. Whoever gave none in three quarters of that
-    time is stopped or dead; where all give some and nobody has made progress, it is those that do not wait for others.
+    A rank without progress for `seconds` looks at the others' signs. Ranks that gave none in three quarters of that
+    time are stopped or dead; if all give signs and none makes progress, those that do not wait for others are at fault.
     They are named, with host, update and Python stack, and all ranks end with exit code 3. Before the first update is
-    done and after the last one, work that makes no progress is given five times as long.
+    done and after the last one, five times as long without progress is allowed.
 
-    Progress is whatever calls `moved`: every image loaded, every loss, every update, every file of a checkpoint. Up to
-    four ranks watch, so that each file is read by four.
+    Progress is any call of `moved`: every image loaded, every loss, every update, every file of a checkpoint. Up to
+    four ranks watch, so each file is read by at most four.
 
     Args:
-        folder: the run's, seen by all hosts; else there is no watch, and a warning.
+        folder: the run's, shared by all hosts; else nothing is watched, and a warning says so.
         mpi: communicator of all workers.
-        seconds: without progress; 0 gives signs, but never ends a run.
-        is_orphan: whether whoever wants this run has gone.
+        seconds: without progress that end the run; 0 gives signs, but never ends a run.
+        is_orphan: whether the process that wants this run has gone.
     Attributes:
-        at: -> number of the update this rank is in; None before there is one.
+        at: () -> number of the update this rank is in; None before there is one.
         orphaned: whether the process that started this rank has gone.
-        warnings: of its start.
+        warnings: of `start`, in words.
     """
 
     def __init__(
@@ -64,9 +64,9 @@ class Pulse:
         self._thread = threading.Thread(target=self._serve, name="pulse", daemon=True)
 
     def start(self) -> None:
-        """Give the first sign, and see those of the others; all ranks call this together.
+        """Give the first sign, and check that those of all ranks can be read; all ranks call this together.
 
-        Bytes on the wire: a barrier, and about 15 from each rank to each; some more where a sign is not seen.
+        Bytes on the wire: a barrier, and about 15 from each rank to each; some more where a sign cannot be read.
         """
         self._write(self._sign())
         self._mpi.Barrier()
@@ -88,7 +88,7 @@ class Pulse:
         self._moved = time.monotonic()
 
     def marking(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The same function; every call is progress."""
+        """The same function, every call of which counts as progress."""
 
         def marked(*arguments: Any, **named: Any) -> Any:
             self.moved()
@@ -102,12 +102,12 @@ class Pulse:
         self.moved()
 
     def ending(self) -> None:
-        """No more updates: what comes now, and how long it takes, is not that of an update."""
+        """The last update is done: what follows may take longer than an update."""
         self._patience = PATIENCE
         self.moved()
 
     def finish(self) -> None:
-        """The last sign: this rank has done its part."""
+        """Give the last sign: this rank has done its part."""
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -116,7 +116,7 @@ class Pulse:
     def _serve(self) -> None:
         while not self._ended.wait(self._interval):
             if not self.orphaned and self._is_orphan():
-                self.orphaned = True  # told on stdout: stderr went to that process, and mpiexec fails when it is gone
+                self.orphaned = True  # logged to stdout: stderr led to that process, and mpiexec fails on writing there
                 log.warning("the process that started this run has gone: stopping, with a checkpoint")
             sign = self._sign()
             self._write(sign)
@@ -152,7 +152,7 @@ class Pulse:
 
 
 def forget_signs(folder: Path, *, anew: bool = True) -> None:
-    """Remove the signs of a run that has ended, and make an empty place for those of one that begins."""
+    """Remove the signs of a run that has ended; with `anew` make an empty folder for those of one that begins."""
     place = sign_file(folder, 0).parent
     shutil.rmtree(place, ignore_errors=True)
     if anew:

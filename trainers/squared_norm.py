@@ -15,14 +15,14 @@ class SquaredNorm:
     """Sum of squares, added up in float64.
 
     Args:
-        squares: what was taken in so far.
+        squares: the terms so far.
     """
 
     def __init__(self, squares: Iterable[Any] = ()) -> None:
         self.squares = list(squares)
 
     def add(self, array: np.ndarray) -> None:
-        """Take in the squares of an array."""
+        """Add the squares of an array."""
         self.squares.append(np.square(array, dtype=np.float64).sum())
 
     @property
@@ -32,10 +32,10 @@ class SquaredNorm:
 
 
 class PartNorms:
-    """The norm of gradients that may come in several parts.
+    """The squared norm of gradients that may arrive in several parts.
 
     Attributes:
-        norm: of those that are whole.
+        norm: of those that are complete.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class PartNorms:
         self._so_far: dict[int, np.ndarray] = {}
 
     def add(self, number: int, array: np.ndarray, *, whole: bool) -> None:
-        """Take in a part of what comes to a slot, the last one where it is whole."""
+        """Add a part of the gradient of slot `number`; with `whole` it is the last one."""
         known = self._so_far.pop(number, None)
         array = array if known is None else known + array
         if whole:
@@ -52,7 +52,7 @@ class PartNorms:
             self._so_far[number] = array
 
     def end(self) -> None:
-        """No more will come, also of what is not whole: one of its uses may have been in vain."""
+        """No more parts come. Count incomplete gradients as well: a use of a parameter may have got no gradient."""
         for array in self._so_far.values():
             self.norm.add(array)
         self._so_far = {}

@@ -85,7 +85,7 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
 
 
 def _report(folder: Path) -> int:
-    """Draw the page on a run whose ranks have given back their cores; returns the exit code."""
+    """Write the report page, once the ranks have freed their cores; returns the exit code."""
     try:
         write_report(folder)
     except Exception as error:
@@ -110,9 +110,9 @@ def _join(request: TrainRequest, ranks: int) -> int:
 
 
 class _StopSignals:
-    """While ranks run: the first SIGINT or SIGTERM asks them to stop after their update, the second ends them.
+    """While ranks run: the first SIGINT or SIGTERM asks them to stop after their update, the second kills them.
 
-    It stands before the ranks start, and removes a request of before: none is lost, and no rank left alone.
+    Installed before the ranks start, so that no signal is lost and no rank is left behind; removes an old stop file.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""What an optimizer is told before each of its steps."""
+"""The hyperparameters that an optimizer gets before each of its steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """An update, as far as an optimizer's formula needs it.
+    """What an optimizer's formula needs to know of an update.
 
     Args:
         update: its number, from 0.

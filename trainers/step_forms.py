@@ -1,8 +1,8 @@
-"""What an optimizer does to its parameters in one update, as numbers: what kernels of all parameters at once are told.
+"""An optimizer's step as numbers: the arguments of kernels that update all parameters in one launch.
 
 A component of `trainers.optimizers` gives one of these forms from its `step_form(hyperparam, t)`. Each names the
-kernels that compute it and has, in `numbers`, what they are given, in their order. `states` are the names of an update
-rule's state, which are the same whoever computes.
+`kernels` that compute it and has their arguments, in their order, in `numbers`. `states` are the names of an update
+rule's state, which are the same with and without these kernels.
 
 Notation: g gradient, w weights, lambda decay of a tensor, ratio its trust ratio (1 without a `trust`). Every form has
 
@@ -37,19 +37,19 @@ class Trust:
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """For the kernels."""
+        """The arguments of the kernels."""
         return self.coefficient, self.decay_in_trust, self.eps, self.clip_rate, *self.bounds
 
 
 @dataclass(frozen=True, kw_only=True)
 class MomentumForm:
-    """A step with momentum, of one rate; the direction of its ratio is g without the decay.
+    """A step with momentum, one rate for all tensors; the direction in its trust ratio is g without the decay.
 
         v <- momentum v + within ratio g
         w <- w - beside v, or with `nesterov` w <- w - beside (momentum v + within ratio g)
 
     Args:
-        states: none for a step that keeps no v.
+        states: empty for a step that keeps no v.
     """
 
     momentum: float
@@ -63,7 +63,7 @@ class MomentumForm:
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """For the kernels."""
+        """The arguments of the kernels."""
         return self.momentum, self.within, self.beside, self.nesterov
 
 
@@ -94,13 +94,13 @@ class AdamForm:
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """For the kernels."""
+        """The arguments of the kernels."""
         return self.beta1, self.beta2, self.eps, self.rate, self.over_m, self.over_v, self.inside
 
 
 @dataclass(frozen=True, kw_only=True)
 class RmspropForm:
-    """A step with momentum of which a part is RMSprop's.
+    """A step with momentum along a sum of SGD's and RMSprop's directions.
 
     m <- mu2 m + (1 - mu2) g^2
     delta <- mu1 delta - (sgd + rmsprop / (sqrt(m) + eps)) g
@@ -120,7 +120,7 @@ class RmspropForm:
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """For the kernels."""
+        """The arguments of the kernels."""
         return self.mu1, self.mu2, self.eps, self.sgd, self.rmsprop, self.rate
 
 

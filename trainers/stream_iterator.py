@@ -27,7 +27,7 @@ LoadImage = Callable[..., tuple[np.ndarray, int]]
 
 @dataclass(frozen=True, kw_only=True)
 class SeenSample:
-    """A line of the trace in the making: position in the update, index in the data set, SHA-256 of the image."""
+    """What a line of the trace is made of: position in the update, index in the data set, SHA-256 of the image."""
 
     position: int
     index: int
@@ -65,7 +65,8 @@ class UpdateShare:
         samples: position in the stream where the update starts.
         micro_batches: an iterator, to be used once.
         seen: filled while the micro-batches are loaded, where a trace is wanted.
-        look_ahead: sends the GPU what the next update begins with, once all of this one was asked of it; None on a CPU.
+        look_ahead: sends the next update's first micro-batch to the GPU; to be called once all of this update has been
+            launched. None on a CPU.
     """
 
     update: int
@@ -80,18 +81,18 @@ class UpdateShare:
 class StreamIterator(chainer.dataset.Iterator):
     """Cuts the stream of samples into updates and gives this worker its share of each.
 
-    Its whole state is the number of the next update, so a resumed run, or one on another number of workers, goes on
-    with the very samples an uninterrupted one would see.
+    Its whole state is the number of the next update, so a resumed run, also on another number of workers, sees the same
+    samples as an uninterrupted one.
 
     Args:
         plan: the timeline and its division; may be replaced by one with other micro-batches.
         rank: this worker.
         stream: order of the samples.
         load: gives one augmented sample.
-        threads_load: several threads should call it at once.
-        mixing: mixes them, where the recipe does.
+        threads_load: whether several threads should call `load` at once.
+        mixing: mixes samples, where the recipe does.
         trace: note index and digest of every sample.
-        feed: of a GPU, which then gets the micro-batches; None on a CPU.
+        feed: sends the micro-batches to the GPU; None on a CPU.
     """
 
     def __init__(
@@ -145,7 +146,7 @@ class StreamIterator(chainer.dataset.Iterator):
         return self.again()
 
     def again(self) -> UpdateShare:
-        """The share that `next` gave last once more, its samples loaded anew."""
+        """The share that `next` returned last, for doing that update again; its samples are loaded anew."""
         timeline, update = self.plan.timeline, self.update - 1
         seen: list[SeenSample] = []
         return UpdateShare(
@@ -159,12 +160,12 @@ class StreamIterator(chainer.dataset.Iterator):
         )
 
     def limit(self, micro_batch_size: int) -> None:
-        """From now on micro-batches of so many samples at most, and memory for no larger ones."""
+        """From now on give micro-batches of at most `micro_batch_size` samples; frees the memory for larger ones."""
         self.plan = self.plan.limited(micro_batch_size)
         self.finalize()
 
     def finalize(self) -> None:
-        """Give memory back."""
+        """Free memory."""
         if self._feed is not None:
             self._feed.drop()
 
@@ -206,7 +207,7 @@ class StreamIterator(chainer.dataset.Iterator):
             yield SeenSample(position=part.offset + place, index=int(index), digest=digest)
 
     def _load_positions(self, positions: Sequence[int], *, image_size: int | None) -> tuple[Any, np.ndarray]:
-        """Images as the pipeline gives them, stacked but for `Pixels`, and labels int32 (samples,)."""
+        """Images as the pipeline gives them, stacked unless they are `Pixels`, and labels int32 (samples,)."""
         samples = list(zip(*(numbers.tolist() for numbers in self._stream.at(positions)), strict=True))
         loaded = load_all(partial(self._load, image_size=image_size), samples, threads=self._threads_load)
         images, labels = zip(*loaded, strict=True)

@@ -1,4 +1,4 @@
-"""Sums whose bits do not depend on who held what: one binary tree over the norm groups of an update."""
+"""Sums whose bits do not depend on which worker holds what: one binary tree over the norm groups of an update."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class _Block:
 
 
 class TreeSum:
-    """The sum of one array for each norm group of an update, over all workers, with the same bits whoever holds which.
+    """The sum of one array a norm group, over all workers; its bits do not depend on which worker holds which group.
 
         T(1 leaf) = the array        T(n leaves) = T(first p) + T(the other n - p)        p: largest power of two < n
 
     The shape depends on the number of groups alone. Blocks of 2^k leaves that start at a multiple of 2^k are nodes of
-    it whatever n is; a worker adds siblings up as soon as it has both, and keeps at most 2 log2(n) + 1 arrays. Then
-    each worker collects its part of all blocks, finishes the tree for it and sends it to all.
+    the tree for every n; a worker adds two siblings as soon as it has both, and keeps at most 2 log2(n) + 1 arrays. At
+    the end each worker receives its part of all blocks, finishes the tree for that part and sends the sum to all.
 
         (b + 1) (P - 1)/P m numbers a worker on the wire, (b + 1) (P - 1) messages a piece
 
@@ -60,30 +60,31 @@ class TreeSum:
 
     Args:
         mpi: communicator of all workers; nobody else sends on it meanwhile.
-        piece_bytes: bytes of an array that are on the wire at a time, so that few copies are in memory.
+        piece_bytes: bytes of an array that are exchanged at a time, so that copies take little memory.
 
     Source: the shape: RFC 6962, section 2.1 (not checked).
-    Differs: not MPI_Alltoallv and MPI_Allgatherv, slower in MPICH, up to ten times on busy cores (EXPERIMENTS.md).
+    Differs: not MPI_Alltoallv and MPI_Allgatherv, which in MPICH are up to ten times slower on busy cores
+        (EXPERIMENTS.md).
     """
 
     def __init__(self, mpi: Any, *, piece_bytes: int = 4_000_000) -> None:
         self._mpi = mpi
         self._piece_bytes = piece_bytes
         self._blocks: list[_Block] = []
-        self._free: list[np.ndarray] = []  # memory of blocks that were added to others
+        self._free: list[np.ndarray] = []  # arrays to use again, of blocks that were added to others
 
     @property
     def held(self) -> dict[Span, np.ndarray]:
-        """What this worker holds: sums of nodes of the tree, in order."""
+        """The sums that this worker holds, by node of the tree, in order."""
         return {(block.start, block.start + block.size): block.values for block in self._blocks}
 
     def clear(self) -> None:
-        """Begin an update: no leaf has come."""
+        """Drop all leaves: an update begins."""
         self._free += [block.values for block in self._blocks]
         self._blocks = []
 
     def add(self, leaf: int, values: np.ndarray) -> None:
-        """Take in the array of a norm group; its values are copied.
+        """Add the array of a norm group; its values are copied.
 
         Args:
             leaf: number of the group in the update, larger than those before.
@@ -101,7 +102,7 @@ class TreeSum:
         self._blocks.append(_Block(start=start, size=size, values=summed))
 
     def total(self, out: np.ndarray) -> None:
-        """Write the sum over all groups to `out`, on all workers alike, who call this together."""
+        """Write the sum over all groups to `out`, the same bits on all workers, who call this together."""
         spans = self._mpi.allgather(list(self.held))
         num_leaves = max(stop for _, stop in chain(*spans))
         step = max(1, self._piece_bytes // out.itemsize)
@@ -128,7 +129,7 @@ class TreeSum:
         others = [(self._mpi.rank + step) % self._mpi.size for step in range(1, self._mpi.size)]
         requests = [self._mpi.Irecv(array, other) for other in others for array in received[other]]
         requests += [self._mpi.Isend(array, other) for other in others for array in sent[other]]
-        MPI.Request.Waitall(requests)  # without sleeping: no backward pass goes on beside it
+        MPI.Request.Waitall(requests)  # spins: no backward pass runs meanwhile
 
     def _start_of_last(self, size: int) -> int | None:
         """Where the last block begins, if it has this size."""

@@ -1,4 +1,4 @@
-"""A run as its ranks begin and end it: they join once, and train together as often as there are runs."""
+"""How the ranks begin and end a run: they join once, then train together, once for each run."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def check_folder(request: TrainRequest, folder: Path, prepared: Prepared) -> Non
 
 
 def join_world(ranks: int) -> Any:
-    """MPI's communicator of all ranks, on each of them, once a process; an exception now ends all.
+    """MPI's communicator of all ranks; called once a process. From now on an uncaught exception ends all ranks.
 
     Args:
-        ranks: that the launcher started.
+        ranks: number that the launcher started.
     Raises:
         LaunchError: mpi4py finds no MPI, or another one than the launcher's.
     """
@@ -56,9 +56,9 @@ def join_world(ranks: int) -> Any:
 
 
 def way_to_join(library: str, environment: Mapping[str, str] = os.environ) -> str:
-    """What to type where a launcher's ranks do not meet.
+    """What to type where a launcher's ranks do not join one communicator.
 
-    Slurm has several ways, and an MPI knows some of them.
+    Slurm has several process-management interfaces, and an MPI library knows some of them.
 
     >>> way_to_join("MPICH Version: 4.3.2", {"SLURM_STEP_ID": "0"})
     'type `export SLURM_MPI_TYPE=pmi2` before the same command (srun --mpi=list says what this Slurm has)'
@@ -67,7 +67,7 @@ def way_to_join(library: str, environment: Mapping[str, str] = os.environ) -> st
         library: what MPI says of itself.
         environment: of this process.
     """
-    others = any(name.startswith(("HYDI_", "OMPI_COMM_WORLD_")) for name in environment)  # within a step of Slurm, too
+    others = any(name.startswith(("HYDI_", "OMPI_COMM_WORLD_")) for name in environment)  # mpiexec in a Slurm step
     if "SLURM_STEP_ID" not in environment or others:
         return "`kilobatch doctor` tells which MPI this is"
     kind = "pmix" if library.startswith("Open MPI") else "pmi2"
@@ -75,7 +75,7 @@ def way_to_join(library: str, environment: Mapping[str, str] = os.environ) -> st
 
 
 def require_threads(plan: Plan, mpi: Any) -> None:
-    """Refuse an exchange by a thread of its own where MPI does not let several threads call it.
+    """Refuse an exchange on a separate thread where MPI does not let several threads call it.
 
     Args:
         plan: of the run.
@@ -103,7 +103,7 @@ def train_together(
     served: bool = False,
     orphaned: Callable[[], bool] = parent_is_gone,
 ) -> int:
-    """Train as one of the ranks of `mpi`, which all call this; as often as there are runs.
+    """Train as one of the ranks of `mpi`, which all call this; once for each run.
 
     Bytes on the wire, beside those of `train_as_rank`: about 60, and the folder's name, from rank 0 to all.
 
@@ -111,8 +111,8 @@ def train_together(
         request: what is trained, the same on all ranks.
         mpi: communicator of all workers.
         threads: of BLAS and OpenMP, for the log.
-        served: the run is one of several of these ranks, in a folder that was checked; its log is not their stdout.
-        orphaned: whether nobody wants the run any more: it stops, with a checkpoint.
+        served: these ranks do several runs (a search); the folder was checked, and the log is not their stdout.
+        orphaned: whether the process that wants the run has gone; the run then stops, with a checkpoint.
     Returns:
         the exit code: 0, or 4 where a signal or a stop file ended the run.
     Raises:
@@ -130,7 +130,7 @@ def train_together(
     except RunFailed:
         pulse.finish()
         raise
-    except InputRefused as error:  # on this rank alone, perhaps: nobody may wait for it
+    except InputRefused as error:  # on this rank alone, perhaps: others must not wait for it
         raise FailedAlone(str(error)) from error
     except SystemExit as error:
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
@@ -191,15 +191,15 @@ def _train_together(
 
 
 def _report_alone(folder: Path, *, leads: bool, code: int) -> None:
-    """Draw the report where no process of ours started the ranks: on rank 0, and nobody waits for it in MPI_Finalize.
+    """Rank 0 draws the report where no parent of ours can; the others have finalized MPI and exit without waiting.
 
-    But after a signal all wait: a rank that leaves with another code than 0 gets rank 0 killed.
+    But after a signal all wait: mpiexec kills rank 0 when a rank leaves with another exit code than 0.
     """
     from mpi4py import MPI
 
     if code == 0:
         MPI.Finalize()
-        sys.excepthook = sys.__excepthook__  # nobody is left to end
+        sys.excepthook = sys.__excepthook__  # there are no ranks left to abort
     if leads:
         write_report(folder)
 
@@ -207,9 +207,9 @@ def _report_alone(folder: Path, *, leads: bool, code: int) -> None:
 def _checked_together(
     request: TrainRequest, mpi: Any, *, checked: bool, alone: bool
 ) -> tuple[Prepared | None, Path, IO[bytes] | None]:
-    """On rank 0 what `prepare` and `hold_alone` give, and the run's folder on all.
+    """What `prepare` and `hold_alone` return, on rank 0 only, and the run's folder, on all ranks.
 
-    Rank 0 checks everything before the others look, so that a wrong input is told once.
+    Rank 0 checks everything for all, so that wrong input is reported once.
 
     Raises:
         InputRefused: on all ranks; rank 0 says why.
@@ -224,7 +224,7 @@ def _checked_together(
             prepared = prepare(request, workers=mpi.size)
             require_threads(prepared.plan, mpi)
             folder = request.out or default_folder(prepared.opened.recipe.name)
-            if not checked:  # else our parent has done so, and begun the log there
+            if not checked:  # else the parent process has checked, and begun the log there
                 check_folder(request, folder, prepared)
                 require_data(prepared.opened.dataset)
                 require_room(prepared.opened.dataset, ranks=1)  # at least: others may be elsewhere

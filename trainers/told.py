@@ -18,7 +18,7 @@ def log_to(folder: Path, *, rank: int, to_file: bool) -> None:
     Args:
         folder: of the run.
         rank: of this process.
-        to_file: into the run's log as well, which stdout is not.
+        to_file: into the run's log file as well, where that is not stdout.
     """
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stdout)]
     if to_file and rank == 0:
@@ -34,9 +34,9 @@ def log_to(folder: Path, *, rank: int, to_file: bool) -> None:
 
 
 def write_report(folder: Path) -> None:
-    """The page on a run, into its folder; the last thing that a process does.
+    """Write the report page of a run into its folder; the last thing that a process does.
 
-    So Python need not look for garbage meanwhile, which takes a sixth of the time that Matplotlib needs.
+    So it can do without garbage collection, which takes a sixth of the time that Matplotlib needs.
     """
     gc.disable()
     from recipes.reports.page import write_page

@@ -42,7 +42,7 @@ from trainers.weight_average import AveragedWeights
 
 log = logging.getLogger("kilobatch")
 
-_SLOW = ("loss", "load_train", "load_eval", "load_pixels")  # parts whose calls are signs of life
+_SLOW = ("loss", "load_train", "load_eval", "load_pixels")  # parts whose calls count as progress
 _FIRST = 300  # priority of extensions that run before all others
 
 
@@ -55,13 +55,13 @@ def train_as_rank(
     launched_by_us: bool,
     pulse: Pulse | None = None,
 ) -> int:
-    """Train as one of the ranks of `mpi`; all of them call this together, as often as there are runs.
+    """Train as one of the ranks of `mpi`; all of them call this together, once for each run.
 
     Bytes on the wire, beside those of updates, extensions and checks: where it resumes, the checkpoint from rank 0 to
     all; about 100 from each rank to rank 0 when it begins, and 70 when it ends.
 
     Args:
-        pulse: this rank's sign of life, begun.
+        pulse: this rank's sign of life, already started.
     Returns:
         the exit code: 0, or 4 where a signal or a stop file ended the run.
     Raises:
@@ -131,7 +131,7 @@ class _Run:
         )
 
     def start(self) -> None:
-        """Write or read what a run begins with, then set up the trainer."""
+        """Load the checkpoint if resuming, write the run's files, set up the trainer."""
         folder = self.options.folder
         state, notes = self._resumed_state() if self.options.resume else (None, [])
         self._equal()
@@ -163,7 +163,7 @@ class _Run:
         )
 
     def _resumed_state(self) -> tuple[dict[str, Any] | None, list[str]]:
-        """Rank 0 reads the newest whole checkpoint; all ranks load it. Also what the user should know of it."""
+        """Rank 0 reads the newest whole checkpoint, all ranks load it; returns its state, and notes for the user."""
         content, notes, folder = None, [], self.options.folder / CHECKPOINTS
         if self.leads:
             path, complaints = newest_checkpoint(folder)
@@ -259,7 +259,7 @@ class _Run:
         return self.updater.stopping or self.updater.iteration >= self.end_update
 
     def failed(self, error: RunFailed) -> RunFailed:
-        """What to tell the user: the cause, and where the last good state is."""
+        """The error for the user: the cause, and where the last good checkpoint is."""
         last = self.checkpoints.last and self.options.folder / CHECKPOINTS / self.checkpoints.last
         peaks = self._peaks()
         self.metrics.write("run_stop", "failed", update=self.updater.iteration, reason=str(error), **peaks)
@@ -267,7 +267,7 @@ class _Run:
         return RunFailed(f"{error}. Last good checkpoint: {last or 'none was written yet'}")
 
     def end(self) -> int:
-        """Write the last line; returns the exit code."""
+        """Write the last line of the metrics; returns the exit code."""
         self.pulse.ending()
         stopped = self.updater.stopping and self.updater.iteration < self.end_update
         whole = self.updater.iteration >= self.plan.timeline.num_updates
@@ -286,7 +286,7 @@ class _Run:
         return {kind: [rank[kind] for rank in ranks] for kind in ranks[0]} if self.leads else {}
 
     def close(self) -> None:
-        """Give back what the next run of this process must not find; all ranks call this together."""
+        """Release what the next run of this process must not find; all ranks call this together."""
         self.metrics.close()
         self.stop_request.close()
         self.updater.close()

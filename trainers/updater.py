@@ -37,32 +37,31 @@ log = logging.getLogger("kilobatch")
 class RecipeUpdater(StandardUpdater):
     """Does one update of a plan on Chainer's conventions (`Trainer`, extensions, reporter).
 
-    The gradient is that of `MeanGradient`, and crosses the wire once an update. Beside it there are on the wire 24
-    bytes a normalised channel, and for each worker 8 bytes a micro-batch for losses and 16 for flags (17 with mixed16
-    compute, where an update whose gradient overflows on any worker is done again by all at half the loss scale; what
-    overflowed has changed nothing).
+    `MeanGradient` computes the gradient, which crosses the wire once an update. Also on the wire: 24 bytes a normalised
+    channel, and from each worker 8 bytes a micro-batch for losses and 16 for flags (17 with mixed16).
 
-    With `updater.double_buffering` a gradient is applied one update later, with the rate, momentum and batch of its own
-    update, and travels meanwhile: update 0 moves no weight, the last update applies two gradients, and the one on its
-    way is part of a checkpoint.
+    All workers do an update again if on any of them its gradient overflows (mixed16 only), at half the loss scale, or
+    memory runs out, at half the micro-batch size in whole norm groups; they keep that. The failed attempt changes
+    nothing else.
 
-    Where memory runs out on any worker, all do the update again with half the micro-batch, in whole norm groups, and
-    keep to it.
+    With `updater.double_buffering` a gradient is exchanged while the next update computes and applied one update later,
+    with the rate, momentum and batch of its own update: update 0 moves no weight, the last update applies two
+    gradients, and a checkpoint contains the pending one.
 
     Args:
         iterator: this worker's share of every update.
         optimizer: set up with the model as its target.
         loss: (logits, targets) -> mean over the samples given.
-        plan: what is done when.
-        exchange: of the model's gradients between all workers, with two arrays for double buffering.
+        plan: of the run.
+        exchange: sums the gradients over all workers; over two arrays in turn for double buffering.
         mpi: communicator of all workers.
         norm_groups: installed in the model.
         averaged: the moving average of the weights, where the recipe has one.
-        measure_noise: take the norms that the noise scale is computed from.
+        measure_noise: measure the norms that the noise scale is computed from.
         stop_asked: whether this worker was asked to stop; the workers agree once an update.
     Attributes:
         pending: the gradient that waits to be applied, and its moment; None without double buffering.
-        clock: of the phases of every update.
+        clock: times the phases of every update.
     """
 
     def __init__(
@@ -94,7 +93,7 @@ class RecipeUpdater(StandardUpdater):
         self._mixed = LossScale.of(plan.recipe.precision)
         self._stop_asked, self._move = stop_asked, FusedStep(optimizer, plan.recipe.optimizer)
         self._doubled = plan.recipe.updater.double_buffering
-        self._ran_out: list[RanOut] = []  # in the update at hand
+        self._ran_out: list[RanOut] = []  # in the current update
         self._teams, self._parameters = Teams(mpi), sorted(optimizer.target.namedparams())
         self._gradients = MeanGradient(
             optimizer.target,
@@ -113,11 +112,11 @@ class RecipeUpdater(StandardUpdater):
         iterator = self.get_iterator("main")
         share = iterator.next()
         moment, doubled, self._ran_out = self._moment(share), self._doubled, []
-        while (found := self._found(share, moment)) is None:
+        while (found := self._attempt(share, moment)) is None:
             share = iterator.again()
         gradient, loss, exchanged = found
         self._norm_groups.update_running_statistics(self._mpi, moment.global_batch_size)
-        if doubled:  # not before: small messages would wait behind it
+        if doubled:  # not earlier: small messages would queue behind the gradient
             gradient.round.send_rest()
         due = [(gradient, moment)]
         if doubled:
@@ -153,7 +152,7 @@ class RecipeUpdater(StandardUpdater):
         chainer.reporter.report({"loss": loss}, self.get_optimizer("main").target)
 
     def _moment(self, share: UpdateShare) -> Moment:
-        """Of this update, its rate without a gain."""
+        """The progress and hyperparameters of this update, its rate without a gain."""
         epoch, recipe = self.plan.timeline.epoch_at(share.update), self.plan.recipe
         clock = epoch if self._gain is None else self._gain.epoch(epoch, num_train=self.plan.dataset.num_train)
         return Moment(
@@ -164,21 +163,21 @@ class RecipeUpdater(StandardUpdater):
             full_rate=full_rate_at(recipe, epoch),
         )
 
-    def _found(self, share: UpdateShare, moment: Moment) -> tuple[Gradient, float, Exchanged | None] | None:
-        """The gradient of an update, complete or, doubled, on its way; the mean loss; what the exchange was.
+    def _attempt(self, share: UpdateShare, moment: Moment) -> tuple[Gradient, float, Exchanged | None] | None:
+        """The gradient of an update, not yet exchanged with double buffering; the mean loss; the exchange's figures.
 
-        None where it is to be done again: it overflowed on any worker, the loss scale being halved on all; or memory
-        ran out on any, micro-batches being smaller on all.
+        None if the update must be done again: on some worker the gradient overflowed (the loss scale is now halved) or
+        memory ran out (micro-batches are now smaller).
         """
         gradient = self._gradients.begin(share, hold=self._doubled)
         exchanged = None
         if not self._doubled:
             exchanged = self._gradients.complete(gradient)
         else:
-            self.exchange.flat.hand_over(gradient.values)  # to be looked at; steps have what they apply handed over
+            self.exchange.flat.hand_over(gradient.values)  # for the checks; `_step` hands over what it applies
         loss = self._agree(gradient, share, moment)
         if loss is None:
-            self._take_less(share, gradient.ran_out)
+            self._shrink_micro_batches(share, gradient.ran_out)
             return None
         if self._mixed is not None and self._overflowed(share.update):
             return None
@@ -200,7 +199,7 @@ class RecipeUpdater(StandardUpdater):
 
     @phase("optimizer")
     def _step(self, gradient: Gradient, moment: Moment) -> Step:
-        """Weights and their average go one update further."""
+        """Apply a gradient: move the weights and their average by one update."""
         optimizer, recipe = self.get_optimizer("main"), self.plan.recipe
         exchanged = self._gradients.complete(gradient)
         clip_norm = recipe.gradient.clip_norm
@@ -217,14 +216,14 @@ class RecipeUpdater(StandardUpdater):
     def _observed_gain(self, norms: Norms | None, global_batch_size: int) -> float | None:
         if self._gain is None:
             return None
-        if norms is None:  # one group, which is the reference batch: the plan refuses any other
+        if norms is None:  # one norm group, the reference batch: the plan refuses any other
             return self._gain.pass_reference()
         return self._gain.observe(noise=norms.noise, signal=norms.signal, global_batch_size=global_batch_size)
 
     @phase("waiting")
     def _agree(self, gradient: Gradient, share: UpdateShare, moment: Moment) -> float | None:
-        """The mean loss over the global batch, None where memory ran out; whether any worker is asked to stop."""
-        most = share.division.num_micro_batches(0)  # rank 0 has no fewer than any other
+        """The mean loss over the global batch, None where memory ran out; sets `stopping` if any is asked to stop."""
+        most = share.division.num_micro_batches(0)  # no rank has more than rank 0
         flags = (self._stop_asked(), gradient.ran_out is not None)
         (self.stopping, ran_out), losses = flags_and_losses(self._mpi, flags, gradient.own_losses, most=most)
         if ran_out:
@@ -234,11 +233,11 @@ class RecipeUpdater(StandardUpdater):
             parameter = self._mpi.bcast(first_not_finite(self._parameters, "grad"), root=rank)
             compute = self.plan.recipe.precision.compute
             raise NotFinite(what="loss", rank=rank, parameter=parameter, compute=compute, **_of(moment))
-        return math.fsum(losses.flat)  # exact, so that no order counts
+        return math.fsum(losses.flat)  # exact, so the order does not matter
 
     @phase("waiting")
-    def _take_less(self, share: UpdateShare, said: str | None) -> None:
-        """From now on smaller micro-batches, on all workers; a worker that can take none smaller has failed before."""
+    def _shrink_micro_batches(self, share: UpdateShare, said: str | None) -> None:
+        """On all workers, for the rest of the run; a worker that has no smaller size has already raised."""
         iterator, size = self.get_iterator("main"), share.division.next_smaller
         rank, said = first_of(self._mpi, said)
         self._ran_out.append(RanOut(rank=rank, said=said, micro_batch_size=share.division.largest, next_size=size))
@@ -246,20 +245,20 @@ class RecipeUpdater(StandardUpdater):
         iterator.limit(size)
 
     def _require_finite_weights(self, moment: Moment) -> None:
-        """They are the same on all workers, which therefore find the same without a word to each other."""
+        """Weights are equal on all workers, so all of them raise together without communicating."""
         parameter = first_not_finite(self._parameters, "array")
         if parameter is not None:
             raise NotFinite(what="weight", rank=self._mpi.rank, parameter=parameter, **_of(moment))
 
     def close(self) -> None:
-        """Give memory and communicators back, also after a failure on all workers, who call this together."""
+        """Free memory and communicators, also after a failure on all workers; they call this together."""
         self._gradients.close()
         self.exchange.close()
         self._teams.close()
 
     @property
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps beside weights, optimizer and `pending_arrays`: plain data, alike on all workers."""
+        """What a checkpoint keeps beside weights, optimizer and `pending_arrays`: plain data, equal on all workers."""
         kept = {"gain": self._gain, "precision": self._mixed}
         state = {name: part.state for name, part in kept.items() if part is not None}
         if self.pending is not None:
@@ -290,11 +289,11 @@ class RecipeUpdater(StandardUpdater):
             flat.next_array()
 
     def serialize(self, serializer: chainer.Serializer) -> None:
-        """The iterator's place; weights and optimizer state are the checkpoint's own business."""
+        """The iterator's position only: checkpoints handle weights and optimizer state themselves."""
         self.get_iterator("main").serialize(serializer["iterator"])
         self.iteration = self.get_iterator("main").update
 
 
 def _of(moment: Moment) -> dict[str, Any]:
-    """What a failure tells of an update."""
+    """What the message of a failure says of an update."""
     return {"update": moment.update, "learning_rate": moment.learning_rate}

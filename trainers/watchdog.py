@@ -1,4 +1,4 @@
-"""Who is at fault where ranks wait: read from the signs of life that all of them give."""
+"""Which rank is at fault when ranks wait without end: found from the signs of life that all of them give."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 
 from trainers.run_folder import RANKS
 
-BEATS = 20  # signs in the time that a rank may make no progress
-_LOOKS_FROM = 1 / 8  # of that time: from then on the others are watched
-_SILENT = 3 / 4  # of the time allowed to a rank without a sign of it: stopped or dead
-_TURN = 3  # signs that a watcher waits for the one before it to speak
+BEATS = 20  # signs within the time that a rank may be without progress
+_LOOKS_FROM = 1 / 8  # part of that time after which a rank without progress watches the others
+_SILENT = 3 / 4  # part of a rank's allowed time without a sign after which it counts as stopped or dead
+_TURN = 3  # signs that a watcher waits for the watcher before it to report
 _STATES = {
     "T": "its process is stopped (SIGSTOP)",
     "t": "its process is stopped by a debugger",
@@ -25,17 +25,17 @@ _STATES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Sign:
-    """What a rank tells of itself.
+    """A rank's sign of life.
 
     Args:
         rank, host, process: who it is.
-        beat: counts the signs.
-        update: it is in; None before the first.
-        still_seconds: since it last made progress.
-        allowed_seconds: without progress, in what it is doing; 0 for any time.
-        waits: overdue, it waits for other ranks.
-        stack: overdue, where it is.
-        finished: it has done its part of the run.
+        beat: number of the sign.
+        update: the one it is in; None before the first.
+        still_seconds: since its last progress.
+        allowed_seconds: how long it may be without progress, in its present phase; 0 for any time.
+        waits: whether it waits for other ranks; known where overdue.
+        stack: of its main thread, where overdue.
+        finished: whether it has done its part of the run.
     """
 
     rank: int
@@ -56,17 +56,17 @@ class Sign:
 
     @property
     def name(self) -> str:
-        """For a message."""
+        """Rank and host, for a message."""
         return f"rank {self.rank} on {self.host}"
 
     @property
     def when(self) -> str:
-        """For a message."""
+        """How far the rank is, for a message."""
         return "before the first update" if self.update is None else f"in update {self.update}"
 
 
 def sign_file(folder: Path, rank: int) -> Path:
-    """Where a rank of the run in a folder gives its signs."""
+    """The file of a rank's signs, for the run in a folder."""
     return folder / RANKS / f"{rank:06d}.json"
 
 
@@ -80,24 +80,24 @@ def read_sign(folder: Path, rank: int) -> Sign | None:
 
 
 def watchers(num_ranks: int) -> list[int]:
-    """The ranks that watch, up to four and far from each other: one of them should survive."""
+    """The ranks that watch: up to four, far apart, so that one of them should survive."""
     return sorted({0, num_ranks // 3, 2 * num_ranks // 3, num_ranks - 1})
 
 
 @dataclass(kw_only=True)
 class _Watched:
     sign: Sign | None
-    since: float  # of this process's clock: hosts need not agree on the time
+    since: float  # when it was first read, by this process's clock: those of hosts may differ
 
 
 class Watchdog:
-    """What a rank that makes no progress learns of the others.
+    """Watches the other ranks from a rank that makes no progress.
 
     Args:
         folder: the run's.
         rank: of this process, one of the watchers.
         num_ranks: of the run.
-        seconds: without progress.
+        seconds: without progress that end the run.
     """
 
     def __init__(self, folder: Path, *, rank: int, num_ranks: int, seconds: float) -> None:
@@ -107,9 +107,9 @@ class Watchdog:
         self._rounds = 0
 
     def look(self, own: Sign) -> str | None:
-        """Who is at fault, in words, where it is this rank's turn to tell; to be called with each sign it gives."""
+        """Who is at fault, in words, if it is this rank's turn to report; to be called with each sign it gives."""
         now = time.monotonic()
-        held_up = now - self._looked > self._seconds * _SILENT / 2  # by the file system, perhaps: so are all others
+        held_up = now - self._looked > self._seconds * _SILENT / 2  # by the file system, perhaps: others are as well
         self._looked = now
         if held_up or own.still_seconds < self._seconds * _LOOKS_FROM:
             self._watched.clear()
@@ -140,7 +140,7 @@ class Watchdog:
         ]
 
     def _culprits(self, now: float, own: Sign) -> list[int]:
-        """Who gives no sign; else, once nobody works any more, who does not wait; else all."""
+        """Ranks that give no sign; else, once all are overdue, those that do not wait for others; else all."""
         if silent := self._silent(now):
             return silent
         seen = [watched.sign for watched in self._watched.values()]

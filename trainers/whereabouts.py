@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import cache
 from types import FrameType
 
-EXCHANGE_THREAD = "exchange"  # the name of the thread that sends gradients while backward goes on
-_FRAMES = 8  # innermost ones that are told
-_COMMUNICATORS = "/trainers/communicators/"  # whoever is in there waits, whatever it calls
+EXCHANGE_THREAD = "exchange"  # the name of the thread that sends gradients while backward runs
+_FRAMES = 8  # innermost ones that are reported
+_COMMUNICATORS = "/trainers/communicators/"  # a thread with a frame in there waits for others
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class Whereabouts:
     """Where a process is.
 
     Args:
-        waits: it is in a call of MPI, or in a communicator: for others, and not at fault.
+        waits: whether it waits for other ranks, in a call of MPI or in a communicator, and so is not at fault.
         stack: of its main thread, the innermost frame last.
     """
 
@@ -30,13 +30,13 @@ class Whereabouts:
 
 
 def whereabouts() -> Whereabouts:
-    """Of the main thread. Where that waits for the thread that exchanges gradients, `waits` is said of that one."""
+    """Where the main thread is. If it waits for the exchange thread, `waits` is that of the exchange thread."""
     frames = sys._current_frames()
     main = frames[threading.main_thread().ident]
     asked = main
     if main.f_code.co_filename == threading.__file__:
         named = (thread.ident for thread in threading.enumerate() if thread.name == EXCHANGE_THREAD)
-        asked = next((frames[ident] for ident in named if ident in frames), main)  # not of one that has yet to begin
+        asked = next((frames[ident] for ident in named if ident in frames), main)  # a thread yet to start has no frame
     return Whereabouts(waits=_waits(asked), stack=tuple(map(_described, _outwards(main)[:_FRAMES][::-1])))
 
 
@@ -67,9 +67,9 @@ def _mpi_calls() -> frozenset[str]:
 
 
 def _called(frame: FrameType) -> str | None:
-    """The method that a frame is calling, by the place of the call in its source; None if it cannot be told.
+    """The method that a frame is calling, from the call's position in its source; None if it is not known.
 
-    Functions written in C, as MPI's are, have no frame of their own.
+    Functions written in C, as MPI's are, have no Python frame.
     """
     first, last, begin, end = list(frame.f_code.co_positions())[frame.f_lasti // 2]
     if first is None or last is None or begin is None or end is None:

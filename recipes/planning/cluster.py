@@ -15,12 +15,12 @@ class GradientExchange:
     """How gradients cross between workers. Nothing here changes what is computed, but for the rounding of 16 bits.
 
     Args:
-        communicator: the algorithm; null for shared memory on one machine, else the fastest of a short measurement at
-            the start; on GPUs for NCCL, where each worker has one of its own.
-        wire: format of the numbers sent. Nothing is sent in shared memory, and nothing rounded.
-        bucket_bytes: gradients that are sent together, at least so many bytes; at least 1. `auto`: an eighth of them,
-            so that the last bucket, which nothing can hide, is short; all of them with double buffering, which hides
-            every bucket; at least 256 kB and at most 32 MB.
+        communicator: the algorithm; null: shared memory on one machine, else the fastest by a short measurement at the
+            start; on GPUs NCCL, where each worker has a GPU of its own.
+        wire: format of the numbers sent. In shared memory nothing is sent, and nothing rounded.
+        bucket_bytes: gradients are sent in buckets of at least so many bytes; at least 1. `auto`: an eighth of all, so
+            that the last bucket, which nothing hides, is short; with double buffering, which hides every bucket, all;
+            at least 256 kB and at most 32 MB.
         overlap: send a bucket as soon as backward has finished it, on a thread of its own.
     Raises:
         ValueError: `bucket_bytes` is below 1.
@@ -36,7 +36,7 @@ class GradientExchange:
             raise ValueError(f"GradientExchange.bucket_bytes must be auto or at least 1, got {self.bucket_bytes}")
 
     def bucket_bytes_of(self, num_bytes: int, *, double_buffering: bool = False) -> int:
-        """Of gradients that are so many bytes."""
+        """The size of a bucket for gradients of `num_bytes` in all."""
         if self.bucket_bytes != "auto":
             return self.bucket_bytes
         least, most = _BUCKET_BYTES

@@ -19,7 +19,7 @@ class MicroBatch:
     Args:
         offset: place of its first sample within the update, from 0.
         size: samples.
-        num_groups: norm groups in it, all of the same size; 1 where the group is shared with the rest of a team.
+        num_groups: norm groups in it, all of the same size; 1 where it is a team member's part of a group.
     """
 
     offset: int
@@ -54,11 +54,11 @@ class Division:
 
     @property
     def num_shares(self) -> int:
-        """Micro-batches of an update, over all workers; 0 where a norm group is spread: none holds a whole one."""
+        """Micro-batches of an update over all workers; 0 where a team shares a norm group: none holds a whole group."""
         return sum(map(self.num_micro_batches, range(self.workers))) if self.team_size == 1 else 0
 
     def team_of(self, rank: int) -> int | None:
-        """The number of a worker's team, or None for one that is left over."""
+        """The number of a worker's team, or None for a worker that is left over."""
         team = rank // self.team_size
         return team if team < self.num_teams else None
 
@@ -82,7 +82,7 @@ class Division:
         )
 
     def num_micro_batches(self, rank: int) -> int:
-        """How many a worker has in one update; counted without making them, of which there may be millions."""
+        """Micro-batches of a worker in one update; counted without making them: there may be millions."""
         team = self.team_of(rank)
         num_groups = 0 if team is None else len(self.groups_of(team))
         return -(-num_groups // self.groups_per_micro_batch)
@@ -95,29 +95,29 @@ class Division:
     @property
     def largest(self) -> int:
         """Samples of the largest micro-batch."""
-        # Five groups at most four at a time are three and two; the worker with one group less has four at once.
+        # Five groups, at most four at a time, become three and two; a worker with four groups has all four at once.
         counts = (len(self.groups_of(team)) for team in (0, self.num_teams - 1))
         groups = max(-(-count // -(-count // self.groups_per_micro_batch)) for count in counts if count)
         return groups * len(self._part_of_group(0))
 
     def _part_of_group(self, rank: int) -> range:
-        """The samples of each of its team's norm groups that are a worker's."""
+        """A worker's samples within each of its team's norm groups."""
         return _share(self.norm_span, self.team_size, rank % self.team_size)
 
     @property
     def next_smaller(self) -> int | None:
-        """Samples of half the largest micro-batch, in whole norm groups, rounded up; None where it is one at most."""
+        """Samples of half the largest micro-batch, rounded up to whole norm groups; None where it has one at most."""
         groups = self.largest // self.norm_span
         return -(-groups // 2) * self.norm_span if groups > 1 else None
 
     def limited(self, micro_batch_size: int) -> Division:
-        """The same shares in micro-batches of so many samples at most, though never less than a norm group."""
+        """The same shares in micro-batches of at most `micro_batch_size` samples, yet at least one norm group."""
         groups = max(1, min(self.groups_per_micro_batch, micro_batch_size // self.norm_span))
         return replace(self, groups_per_micro_batch=groups)
 
 
 def _share(total: int, parts: int, part: int) -> range:
-    """The contiguous share of one of `parts`, the first ones one more."""
+    """The contiguous share of part `part` of `parts`; the first ones have one more."""
     each, more = divmod(total, parts)
     start = part * each + min(part, more)
     return range(start, start + each + (part < more))

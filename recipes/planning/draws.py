@@ -1,8 +1,8 @@
 """Random numbers as a function of what they are for: raw bits of a counter-based generator.
 
-No generator is carried along, so nothing that has been drawn before, on this worker or on another, changes a draw. Only
-NumPy's raw Philox output is used: its bits are fixed by the algorithm, while the streams of NumPy's distributions are
-not promised to stay. (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3".)
+No generator state is kept, so no earlier draw, on this worker or another, changes a draw. Only NumPy's raw Philox
+output is used: the algorithm fixes its bits, while NumPy does not promise to keep the streams of its distributions.
+(Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3".)
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def draws(seed: int, purpose: str, *words: int) -> Draws:
     Args:
         seed: the recipe's seed; any integer, taken modulo 2**64.
         purpose: what is drawn ("permutation", "augmentation", ...): keeps the streams of one seed apart.
-        words: at most three integers that say for what: epoch, index, place. Each is taken modulo 2**64.
+        words: at most three integers that key the draws: epoch, index, place. Each is taken modulo 2**64.
     Raises:
         ValueError: more than three words.
 
@@ -93,13 +93,13 @@ def draws(seed: int, purpose: str, *words: int) -> Draws:
     """
     if len(words) > 3:
         raise ValueError(f"draws takes at most 3 words beside the purpose, got {len(words)}")
-    # Philox counts in the first word; the others are ours.
+    # Philox increments the first word of its counter; the others hold `words`.
     counter = np.array([0, *(w & _WORD for w in words), 0, 0, 0][:4], dtype=np.uint64)
     return Draws(np.random.Philox(_key(seed & _WORD, purpose), counter=counter))
 
 
 class _Key(ISeedSequence):
-    """What Philox takes its key from. Given as `key=` it would ask the system for a seed first, of no use here."""
+    """Gives Philox its key. With `key=`, NumPy would first read a seed from the system, for nothing."""
 
     def __init__(self, *words: int) -> None:
         self._words = np.array(words, dtype=np.uint64)

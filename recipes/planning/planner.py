@@ -12,7 +12,7 @@ from recipes.planning.timeline import Segment, Timeline, timeline_of
 from recipes.rates import learning_rate_at
 from recipes.schema import Dataset, Recipe
 
-_AUTO_MICRO_BATCH_SIZE = 64  # samples; a norm group if that is larger. Without a memory model nothing better is known.
+_AUTO_MICRO_BATCH_SIZE = 64  # samples, at least a norm group. Without a model of activations nothing better is known.
 _BYTES, _HALF_BYTES = 4, 2  # float32, 16 bits
 _HALVES = {"mixed16": "float16", "bfloat16": "bfloat16"}
 
@@ -33,8 +33,8 @@ class Model:
         """Bytes on one device: exact for weights, gradients and optimizer state; activations are not known yet.
 
         Args:
-            compute: the recipe's `precision.compute`; where it has 16 bits, the weights are cast to them: counted as if
-                all were, though those of normalisation are not.
+            compute: the recipe's `precision.compute`; with 16 bits, copies of the weights in them are counted, of all
+                weights, though those of normalisation have none.
         """
         half = _HALVES.get(compute)
         weights = _BYTES * self.num_parameters
@@ -66,7 +66,7 @@ class Plan:
         timeline: all updates.
         segments: a division for each segment of the timeline.
         model: sizes for the memory, or None where the model was not built.
-        exact: each norm group is whole on one worker and a micro-batch of its own, so that its bits are its own.
+        exact: each norm group is a micro-batch of its own, so that its bits do not depend on the division.
     """
 
     recipe: Recipe
@@ -84,13 +84,13 @@ class Plan:
         return next(planned.division for planned in self.segments if planned.segment is wanted)
 
     def limited(self, micro_batch_size: int) -> Plan:
-        """The same plan in micro-batches of so many samples at most, though never less than a norm group."""
+        """The same plan in micro-batches of at most `micro_batch_size` samples, yet at least one norm group."""
         limited = (replace(planned, division=planned.division.limited(micro_batch_size)) for planned in self.segments)
         return replace(self, segments=tuple(limited))
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is served, yet not as the user would want it."""
+        """What the plan can do, yet not as the user would want it."""
         found = []
         for planned in self.segments:
             idle = planned.division.idle_workers
@@ -164,7 +164,7 @@ def plan(
     """Divide a recipe over workers.
 
     Args:
-        recipe, dataset, cluster: what meets here.
+        recipe, dataset, cluster: what is trained, on what, and where.
         workers: how many of the cluster's workers; all of them by default.
         micro_batch_size: the most samples of one forward on one worker; the cluster's by default.
         model: sizes for the memory.
@@ -198,7 +198,7 @@ def plan(
 
 
 def _require_workers(workers: int, cluster: Cluster, whole: Timeline) -> None:
-    """Refuse workers that there are not, and so many that some would have no sample in any update."""
+    """Refuse more workers than the cluster has, or so many that some would have no sample in any update."""
     if not 1 <= workers <= cluster.num_workers:
         raise PlanError(
             f"{workers} workers asked of cluster {cluster.name}, which has {cluster.num_workers} "
@@ -224,7 +224,7 @@ def _division(recipe: Recipe, segment: Segment, workers: int, largest: int | str
 
 
 def _division_by_groups(parts: dict[str, int], largest: int | str, *, who: str) -> Division:
-    """Every norm group whole on one worker and a micro-batch of its own, for the sake of its gradient."""
+    """A division in which every norm group is one micro-batch of one worker, so that its gradient is computed apart."""
     span = parts["norm_span"]
     if largest != "auto" and largest < span:
         raise PlanError(

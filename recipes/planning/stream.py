@@ -10,7 +10,7 @@ import numpy as np
 
 from recipes.planning.draws import draws
 
-# A further copy of a sample is augmented as if it came so many epochs later, which no run reaches.
+# Further copies of a sample are augmented as if they came so many epochs later; no run has so many epochs.
 _EPOCHS_A_COPY = 2**32
 
 
@@ -33,9 +33,9 @@ class Stream:
     A position `p` of the stream lies in epoch `p // num_samples`. Updates are consecutive ranges of positions, so no
     sample is dropped or repeated within an epoch, whatever the batch and whoever computes which part of it.
 
-    With `repeats` r > 1 (repeated augmentation) each sample of the permutation comes r times in a row, and the epoch is
-    cut where it was: place q of it holds permutation[q // r], so that it shows ceil(num_samples / r) different ones.
-    Copy q % r has draws of its own: they are keyed by epoch + 2**32 (q % r) where they would be by the epoch.
+    With `repeats` r > 1 (repeated augmentation) each sample of the permutation comes r times in a row, while an epoch
+    keeps its length: its place q holds permutation[q // r], so that it has ceil(num_samples / r) different samples.
+    Copy q % r has draws of its own, keyed by epoch + 2**32 (q % r) instead of epoch.
 
     Args:
         seed: the recipe's seed.
@@ -59,7 +59,7 @@ class Stream:
         return self.at(range(start, start + count))
 
     def at(self, positions: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Which samples stand at some positions.
+        """The samples at some positions.
 
         Returns:
             two int64 arrays (positions,): the epoch by which a sample's draws are keyed, and its index.

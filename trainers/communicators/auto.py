@@ -29,18 +29,18 @@ _MESSAGE_BYTES = 1 << 20
 class Auto:
     """Shared memory on one machine; between several, whatever is fastest for buckets of that size.
 
-    Each algorithm sums the first bucket of a size nine times, or three where that takes a tenth of a second, or once
-    where it takes one, and the one whose median cost on the slowest worker is least sums all of them, up to a factor of
-    two in size. What it costs is the time, and where a thread sums beside the backward pass also its processor time,
-    which that pass goes without. On a 16-bit wire those that round a partial sum more than 32 times do not compete. The
-    order of a sum, and with it the last bits, may differ from one start to the next: name an algorithm where two runs
-    must agree bit for bit.
+    For each size of bucket, up to a factor of two, every algorithm sums the first one nine times (three if that takes a
+    tenth of a second, once if it takes one); the one with the lowest median cost on the slowest worker sums all others.
+    The cost is time; where a thread sums beside the backward pass, plus its processor time, which that pass goes
+    without. On a 16-bit wire algorithms that round a partial sum more than 32 times do not compete. The order of a sum,
+    and with it the last bits, may differ from one start to the next: name an algorithm where two runs must agree bit
+    for bit.
 
     Rings go by sockets of their own or by MPI, whichever costs less for a message of a megabyte around all workers.
 
-    On GPUs it is Nccl where every worker has one of its own and NCCL is installed. Else the above sums copies in host
+    On GPUs it is Nccl where every worker has a GPU of its own and NCCL is installed. Else the above sums copies in host
     memory. Where every worker's MPI says that it is CUDA-aware, CudaAwareMpi is measured against that for each size of
-    bucket; it has no sum of 16 bits, so that on such a wire it is always the copies.
+    bucket, except on a 16-bit wire, which it cannot sum.
 
     Bytes on the wire: those of what was chosen; before, up to nine sums by each, and 18 messages of a megabyte.
 
@@ -71,7 +71,7 @@ class Auto:
         per_node = {"ranks_per_node": self.ranks_per_node, "sockets": sockets}
         others: list[Any] = [SharedWindow(**per_node)] if len(set(sizes)) == 1 and sizes[0] > 1 else []
         others += [Ring(sockets=sockets), HalvingDoubling(), Direct(), MpiAllreduce(), Torus(sockets=sockets)]
-        others.append(Hierarchical(**per_node))  # behind the one whose memory serves all of them
+        others.append(Hierarchical(**per_node))  # not first: the first one's memory serves all of them
         connection = Fastest(mpi, [_candidate(component, mpi.Dup()) for component in others])
         connection.choices = [said]
         return connection
@@ -93,7 +93,7 @@ def _sockets_pay(mpi: Any) -> tuple[bool, str]:
 
 
 def _candidate(component: Any, mpi: Any) -> Candidate:
-    """A component, connected; without sockets where a ring of it does not close, on all workers alike."""
+    """A component, connected; without sockets on all workers where one of its socket rings cannot be connected."""
     try:
         connection = component.connect(mpi)
     except Unreachable:

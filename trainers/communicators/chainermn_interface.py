@@ -30,10 +30,9 @@ def create_communicator(
         wire: float32, float16 or bfloat16, what gradients are sent as.
         bucket_bytes: gradients that are sent together, at least 8.
     Raises:
-        TypeError: the communicator is no component, as a word such as "naive" or a class are none.
-        ValueError: a wire that there is not or that the communicator has no sum of, too small a bucket, or a
-            communicator that does not fit this machine or so many ranks. What their hosts decide is seen with the first
-            gradients.
+        TypeError: `communicator` is not a component, but for example a word such as "naive" or a class.
+        ValueError: `wire` is unknown or the communicator cannot sum it; `bucket_bytes` is too small; the communicator
+            does not fit this machine or number of ranks. What depends on the hosts is checked with the first gradients.
     """
     communicator = Auto() if communicator is None else communicator
     if isinstance(communicator, type) or not hasattr(communicator, "connect"):
@@ -64,16 +63,16 @@ class ChainerMNCommunicator(MpiCommunicatorBase):
 
         param.grad <- 1/P * sum over P ranks of param.grad
 
-    Gradients pass through one buffer of `bucket_bytes`, which lies where the communicator wants it, shared memory for
-    one; those on a GPU through one on the current device, see `connect_on_gpu`. On a 16-bit wire each bucket is scaled
-    as in training; float64 gradients are sent as such. Everything else is ChainerMN's own: collectives, point-to-point,
-    `bcast_data`, and so its evaluator, datasets, links and functions.
+    Gradients pass through one buffer of `bucket_bytes` in memory that the communicator allocates, such as shared
+    memory; those on a GPU through one on the current device, see `connect_on_gpu`. On a 16-bit wire each bucket is
+    scaled as in training; float64 gradients are sent as such. Everything else is ChainerMN's own: collectives,
+    point-to-point, `bcast_data`, and so its evaluator, datasets, links and functions.
 
     Bytes on the wire: what the communicator sends for as many numbers; on a 16-bit wire 8 more a bucket, from each rank
     to each.
 
-    Differs: no message leaves before backward has ended, and ChainerMN's own double buffering, which is NCCL's alone,
-    does not take this: RecipeUpdater does both.
+    Differs: no message leaves before backward has ended, and ChainerMN's own double buffering, for NCCL only, does not
+    accept this class. RecipeUpdater does both.
 
     Args:
         mpi_comm: of mpi4py.
@@ -92,7 +91,7 @@ class ChainerMNCommunicator(MpiCommunicatorBase):
 
         Args:
             model: with the same parameters on all ranks.
-            zero_fill: a parameter without a gradient here has one of zeros; else such a one must be so on all ranks.
+            zero_fill: give a parameter without a gradient one of zeros; else it must be without one on all ranks.
         Raises:
             TypeError: a gradient is not an array of NumPy or CuPy, or of another type than float16, 32 or 64.
         """
@@ -104,11 +103,11 @@ class ChainerMNCommunicator(MpiCommunicatorBase):
             self._average(by_kind[kind], *self._buffer(*kind))
 
     def split(self, color: int, key: int) -> ChainerMNCommunicator:
-        """One of the same kind between the ranks that give the same colour, in the order of their keys."""
+        """A communicator of the same kind between the ranks with the same colour, in the order of their keys."""
         return ChainerMNCommunicator(self.mpi_comm.Split(color, key), *self.settings)
 
     def finalize(self) -> None:
-        """Give memory and communicators of ours back; all ranks call this together, and nothing afterwards."""
+        """Free our memory and communicators; all ranks call this together, and nothing afterwards."""
         for kind in sorted(self._buffers):
             connection, _, _ = self._buffers.pop(kind)
             connection.close()
@@ -152,7 +151,7 @@ def _gradients_of(model: chainer.Link, zero_fill: bool) -> Iterator[np.ndarray]:
 
 
 def _buckets(gradients: list[np.ndarray], length: int) -> Iterator[list[np.ndarray]]:
-    """Pieces of the gradients, in order, that fill a buffer of so many numbers each, the last one perhaps not."""
+    """Lists of pieces of the gradients, in order; each but the last list fills a buffer of `length` numbers."""
     pieces, room = [], length
     for gradient in gradients:
         start = 0

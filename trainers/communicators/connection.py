@@ -24,14 +24,14 @@ class Connection:
     Args:
         mpi: communicator of its own: nobody else sends on it.
         sum_of: (values, wire): one-dimensional `values` become their sums.
-        num_roundings: how often a partial sum is rounded to the wire at most before it is whole.
-        parts: what gives back what else is the connection's, such as communicators made of `mpi`.
+        num_roundings: how often at most a partial sum is rounded to the wire format before it is complete.
+        parts: functions that free what else the connection owns, such as communicators split from `mpi`.
         waiting: how this waits for others, in words.
         sent: numbers that this worker sends for each number that is summed; None where the MPI library decides.
     Attributes:
         choices: what a communicator that chooses has chosen so far, in words.
-        beside_backward: whether a thread waits here while another one computes.
-        waits: whether a sum takes time of whoever asks for it; else it is only asked of a GPU.
+        beside_backward: whether one thread waits here while another one computes.
+        waits: whether a sum blocks its caller; else it is only launched on a GPU.
     """
 
     waits = True
@@ -60,7 +60,7 @@ class Connection:
         self._sent, self._waiting = sent, waiting
 
     def mean(self, values: np.ndarray, wire: Wire, before: float, after: float) -> tuple[int, int]:
-        """values <- after * sum of before * values; how many numbers of this worker `before` lost, as `Wire.scale`."""
+        """values <- after * sum of before * values; returns what `wire.scale(values, before)` does on this worker."""
         lost = wire.scale(values, before)
         self.sum(values, wire)
         values *= values.dtype.type(after)
@@ -78,25 +78,25 @@ class Connection:
         return self.mpi.allreduce(int(self.sent_values(1) == 0)) == self.mpi.size
 
     def allocate(self, num_values: int, dtype: Any) -> np.ndarray:
-        """Memory, all zero, whose parts `sum` is called with."""
+        """Zeroed memory; `sum` is called with parts of it."""
         return np.zeros(num_values, dtype)
 
     def mark(self) -> Any:
-        """A mark behind all that this thread has asked of its device so far; None on a CPU, where all of it is done."""
+        """An event after all that this thread has launched on its GPU so far; None on a CPU."""
         return None
 
     def after(self, mark: Any) -> AbstractContextManager[None]:
-        """Around the sum of what is whole at a mark, on whatever thread; the sum is done when this is left."""
+        """Around the sum of what is complete at a mark, on any thread; on exit the sum is done."""
         return nullcontext()
 
     def close(self) -> None:
-        """Give the memory back, and the communicators; all workers call this together."""
+        """Free memory and communicators; all workers call this together."""
         for give_back in (*self._parts, self.mpi.Free):
             give_back()
 
 
 def ring_share(size: int) -> float:
-    """Numbers that a worker of so many sends for each number summed, where nothing is sent twice: 2 (P - 1)/P.
+    """Numbers that each of `size` workers sends for each number summed, at the least: 2 (P - 1)/P.
 
     >>> ring_share(1), ring_share(4)
     (0.0, 1.5)

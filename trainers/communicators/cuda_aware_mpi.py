@@ -1,4 +1,4 @@
-"""What an MPI library provides that takes pointers into the memory of GPUs."""
+"""The all-reduce of an MPI library that takes pointers to GPU memory."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class CudaAwareMpi:
 
 
 def by_pointers(mpi: Any, gpu: Gpu) -> GpuConnection:
-    """Sums of MPI's where the arrays are.
+    """Sums by MPI on GPU memory, without copies to the host.
 
     Args:
-        mpi: communicator of its own.
-        gpu: of this worker, or whatever has its methods; MPI takes pointers into its memory.
+        mpi: communicator of its own; this MPI takes pointers to the memory of `gpu`.
+        gpu: of this worker, or an object with its methods.
     """
     return GpuConnection(mpi, lambda values, wire: _sum(mpi, gpu, values, wire), num_roundings=0, gpu=gpu)
 
@@ -65,15 +65,15 @@ def _sum(mpi: Any, gpu: Gpu, values: Any, wire: Wire) -> None:
 
     if not isinstance(wire, FullWire):
         raise ValueError(f"CudaAwareMpi: MPI has no sum of {wire.name}; take Nccl, Direct, Ring or HalvingDoubling")
-    gpu.stream.synchronize()  # MPI knows of no stream
+    gpu.stream.synchronize()  # MPI does not follow the order of a stream
     mpi.Allreduce(MPI.IN_PLACE, values)
 
 
 def takes_gpu_memory() -> bool:
     """Whether the MPI library of this process, which is initialised, says that it is CUDA-aware.
 
-    It is asked in three ways: by the kinds of memory that MPI 4.1 has it name, by MPICH's function and by Open MPI's.
-    A library that knows none of them, or is silent, counts as one that is not.
+    It is asked in three ways: MPI 4.1's `mpi_memory_alloc_kinds`, MPICH's function and Open MPI's. A library without
+    any of them counts as not CUDA-aware.
     """
     from mpi4py import MPI
 
@@ -83,7 +83,7 @@ def takes_gpu_memory() -> bool:
     if "cuda" in kinds:
         return True
     library = ctypes.CDLL(MPI.__file__)
-    if hasattr(library, "MPIX_GPU_query_support"):  # MPICH's other one ends the process in versions below 4
+    if hasattr(library, "MPIX_GPU_query_support"):  # MPICH below 4 ends the process in MPIX_Query_cuda_support
         supported = ctypes.c_int(0)
         return library.MPIX_GPU_query_support(_CUDA, ctypes.byref(supported)) == 0 and supported.value != 0
     return hasattr(library, "MPIX_Query_cuda_support") and library.MPIX_Query_cuda_support() == 1

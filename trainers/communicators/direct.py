@@ -16,7 +16,7 @@ from trainers.waiting import wait_for
 
 @dataclass(frozen=True, kw_only=True)
 class Direct:
-    """Every worker collects its part of everybody's numbers, sums it and sends the sum to all.
+    """Every worker receives its part of all workers' numbers, sums it and sends the sum to all.
 
         2 (P - 1) messages a worker, in two steps          2 (P - 1)/P n numbers a worker on the wire
 
@@ -33,7 +33,7 @@ class Direct:
 
 
 class _Everybody(Connection):
-    """Keeps the memory where the others' numbers are received: fresh pages cost more than the messages."""
+    """Keeps its receive buffers: page faults of fresh memory cost more than the messages."""
 
     def __init__(self, mpi: Any) -> None:
         super().__init__(mpi, self._sum, num_roundings=1, sent=ring_share(mpi.size))

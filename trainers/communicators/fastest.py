@@ -16,19 +16,19 @@ from trainers.communicators.connection import Connection
 from trainers.communicators.wire import FullWire, Wire
 
 _REPEATS = (3, 9)  # at least and at most
-_ENOUGH_SECONDS = 0.1  # in which more than the least are made
-_LONG_SECONDS = 1.0  # of which one is enough
+_ENOUGH_SECONDS = 0.1  # once the repeats have taken this, no more than the least are made
+_LONG_SECONDS = 1.0  # a first repeat that takes this is the only one
 _MOST_ROUNDINGS = 32  # of a partial sum to 16 bits: a ring of 1,024 workers lost up to 12 % (EXPERIMENTS.md)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One of the ways to sum.
+    """A connection to choose from.
 
     Args:
         name: in the log.
-        connection: of a communicator of its own.
-        sums_16_bits: whether it has sums of 16-bit wires.
+        connection: on an MPI communicator of its own.
+        sums_16_bits: whether it can sum on 16-bit wires.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Candidate:
 
 
 class Fastest(Connection):
-    """Sums by whichever candidate costs the slowest worker least, up to a factor of two in the length of the values.
+    """Sums by the candidate with the lowest cost on the slowest worker, chosen for each length up to a factor of two.
 
     Bytes on the wire: those of the one that was chosen. Before, for each size and wire that is new, up to nine sums of
     each candidate, and those of `cost_of`.
@@ -50,8 +50,8 @@ class Fastest(Connection):
     Args:
         mpi: communicator of its own.
         candidates: at least one of which competes on 16 bits; the first one's memory and stream serve all.
-        warms_up: whether each sums once more before it is timed: on GPUs, where the first sum makes memory known to the
-            network, and where a candidate chooses by measurement itself.
+        warms_up: whether each sums once untimed before: on GPUs, where the first sum registers memory with the network,
+            and where a candidate itself chooses by measurement.
     """
 
     def __init__(self, mpi: Any, candidates: list[Candidate], *, warms_up: bool = False) -> None:
@@ -83,7 +83,7 @@ class Fastest(Connection):
         return found[0].sent_values(num_values) if found else None
 
     def sends_nothing(self) -> bool:
-        return self._first.sends_nothing()  # then all workers share memory, whoever sums
+        return self._first.sends_nothing()  # true only where all workers share memory
 
     def mark(self) -> Any:
         return self._first.mark()
@@ -102,7 +102,7 @@ class Fastest(Connection):
         return self._fastest(values, wire, before).mean(values, wire, before, after)
 
     def _fastest(self, values: Any, wire: Wire, factor: float) -> Connection:
-        """What was fastest for as many values, which are multiplied by the factor before they are summed."""
+        """The fastest connection for this length and wire, measured the first time, with values times `factor`."""
         kind = (len(values).bit_length(), wire.name)
         if kind not in self._chosen:
             self._chosen[kind] = self._measured(values, wire, factor)
@@ -124,7 +124,7 @@ class Fastest(Connection):
 
     def _cost(self, connection: Connection, values: Any, before: Any, wire: Wire, factor: float) -> float:
         def run() -> None:
-            with connection.after(connection.mark()):  # what a GPU still has to do counts
+            with connection.after(connection.mark()):  # which waits for a GPU: its work is timed as well
                 values[...] = before
                 connection.mean(values, wire, factor, 1.0)
 
@@ -139,14 +139,14 @@ class Fastest(Connection):
 
 
 def cost_of(mpi: Any, run: Callable[[], None], of_processor: int) -> float:
-    """Seconds of what all workers do together, the median over its repeats of the slowest's, the same on all.
+    """Seconds that all workers take to do something together: the slowest one's, median over repeats, the same on all.
 
     Bytes on the wire, beside those of `run`: a barrier, and about 30 from each worker to each, up to nine times.
 
     Args:
         mpi: communicator of all workers, which call this together.
         run: what they do.
-        of_processor: how often the processor time of this thread is added.
+        of_processor: weight of this thread's processor time, which is added.
     """
     costs: list[float] = []
     least, most = _REPEATS

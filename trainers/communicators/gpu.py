@@ -1,4 +1,4 @@
-"""The GPU of a worker, as communicators use it: its memory, a stream beside backward, copies to the host."""
+"""The GPU of a worker, as communicators use it: its memory, a separate stream, copies to and from the host."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainers.communicators.connection import Connection, Sum
 class Gpu:
     """The GPU that is current where this is made, with a stream of its own beside that of forward and backward.
 
-    CuPy's current device and stream are those of a thread: another thread comes in through `after`.
+    CuPy's current device and stream are per thread: `after` sets them on another thread.
     """
 
     def __init__(self) -> None:
@@ -27,49 +27,49 @@ class Gpu:
         self.stream = cupy.cuda.Stream(non_blocking=True)
 
     def zeros(self, num_values: int, dtype: Any) -> Any:
-        """Memory of the GPU."""
+        """Zeroed memory of the GPU."""
         return self._cupy.zeros(num_values, dtype)
 
     def mark(self) -> Any:
-        """An event behind all that this thread has asked of the GPU so far."""
+        """An event after all that this thread has launched on the GPU so far."""
         event = self._cupy.cuda.Event(disable_timing=True)
         event.record()
         return event
 
     @contextlib.contextmanager
     def after(self, mark: Any) -> Iterator[None]:
-        """What is asked of the GPU within runs on the own stream, behind the mark; it is done when this is left."""
+        """Within, work is launched on the own stream, after the event; on exit it is done."""
         with self._device, self.stream:
             self.stream.wait_event(mark)
             yield
             self.stream.synchronize()
 
     def pin(self, host: np.ndarray) -> None:
-        """Keep memory of the host where it is, so that copies need no other memory in between."""
+        """Page-lock host memory, so that copies need no staging buffer."""
         if host.nbytes:
             self._cupy.cuda.runtime.hostRegister(host.ctypes.data, host.nbytes, 0)
 
     def unpin(self, host: np.ndarray) -> None:
-        """Let go of what `pin` has kept."""
+        """Undo `pin`."""
         if host.nbytes:
             self._cupy.cuda.runtime.hostUnregister(host.ctypes.data)
 
     def download(self, values: Any, host: np.ndarray) -> None:
-        """host <- values, done at once."""
+        """host <- values; blocks until it is done."""
         values.get(out=host, stream=self.stream, blocking=True)
 
     def upload(self, host: np.ndarray, values: Any) -> None:
-        """values <- host, done when `after` is left."""
+        """values <- host; done on exit of `after`."""
         values.set(host, stream=self.stream)
 
     def send(self, host: np.ndarray, values: Any, *, behind: Any) -> Any:
-        """values <- host on the own stream, behind a mark; the mark behind it, until which the host's memory stays."""
+        """values <- host on the own stream, after event `behind`; `host` must stay until the event that is returned."""
         self.stream.wait_event(behind)
         self.upload(host, values)
         return self.stream.record(self._cupy.cuda.Event(disable_timing=True))
 
     def follow(self, mark: Any) -> None:
-        """What this thread asks of the GPU from now on runs behind the mark."""
+        """What this thread launches on the GPU from now on waits for the event."""
         self._cupy.cuda.get_current_stream().wait_event(mark)
 
 
@@ -77,7 +77,7 @@ class GpuConnection(Connection):
     """Sums of arrays in the memory of GPUs, one of which every worker has.
 
     Args:
-        mpi, sum_of, num_roundings, sent: as of `Connection`; what `sum_of` asks of the GPU runs on the stream of `gpu`.
+        mpi, sum_of, num_roundings, sent: as of `Connection`; `sum_of` launches on the stream of `gpu`.
         gpu: of this worker; the current one by default.
     """
 
@@ -102,7 +102,7 @@ class GpuConnection(Connection):
 
 
 class LoneGpuConnection(GpuConnection):
-    """Of one worker, which sums nothing: what scales its gradients is only asked of the GPU, behind backward.
+    """Of a single worker: nothing is summed, and gradients are scaled on the stream of backward without waiting.
 
     Args:
         mpi: of this worker.
@@ -132,7 +132,7 @@ def shared_gpus(mpi: Any) -> str:
 
 
 def said_of_shared(gpus: list[tuple[str, str]]) -> str:
-    """The same of (host, GPU) of each rank.
+    """Which ranks share a GPU, in words, from (host, GPU) of each rank.
 
     >>> said_of_shared([("a", "0"), ("a", "1"), ("b", "0"), ("a", "0")])
     'ranks 0 and 3 share GPU 0 of a'

@@ -1,6 +1,5 @@
-/* Passes over numbers on their way to 16 bits and back, beside trainers/communicators/wire.py, which says what they are
- * for and does without them where they were not compiled or the processor lacks the instructions. No header of Python's:
- * ctypes loads this. */
+/* Passes that convert numbers to 16 bits and back, for trainers/communicators/wire.py, which says what they compute and
+ * uses NumPy where they were not compiled or the processor lacks instructions. No Python headers: ctypes loads this. */
 
 #include <math.h>
 #include <stdint.h>
@@ -40,7 +39,7 @@ PASS static __m256 from_bfloat16(__m128i x) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
 }
 
-/* A factor, the limits of what `scale` counts, and from each number that is counted -1 in one of eight sums. */
+/* A factor, the limits of what is counted as in `scale`, and eight counters each, to which a counted number adds -1. */
 typedef struct {
     __m256 factor, infinite_from, zero_up_to;
     __m256i overflowed, flushed;
@@ -65,7 +64,8 @@ PASS static int64_t counted(__m256i sums) {
     return total;
 }
 
-/* pack: packed <- values * factor; add: values <- values * factor + packed; both count. store: values <- packed * factor. */
+/* pack: packed <- values * factor; add: values <- values * factor + packed; both count.
+ * store: values <- packed * factor. */
 #define EIGHTS(format)                                                                                            \
     EIGHT void pack_##format(pass *p, float *values, uint16_t *packed) {                                          \
         _mm_storeu_si128((__m128i *)packed, to_##format(scaled(p, values)));                                      \
@@ -82,7 +82,7 @@ PASS static int64_t counted(__m256i sums) {
 EIGHTS(float16)
 EIGHTS(bfloat16)
 
-/* One of these over any number of values; the last ones go through eight, the others of which are zero. */
+/* One of these over n values; the last n % 8 go through a block of eight padded with zeros. */
 #define SCALED(way)                                                                                               \
     PASS void scaled_##way(float *values, uint16_t *packed, int64_t n, float factor, float infinite_from,         \
                            float zero_up_to, int64_t *counts) {                                                   \
@@ -108,7 +108,7 @@ SCALED(pack_bfloat16)
 SCALED(add_bfloat16)
 SCALED(store_bfloat16)
 
-/* The largest absolute value of these numbers, bits of float32, as such: what is no number is larger than infinity. */
+/* The largest absolute value of float32 numbers given and returned as bits; compared so, NaN is above infinity. */
 PASS uint32_t largest(const uint32_t *values, int64_t n) {
     uint32_t most = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -118,7 +118,8 @@ PASS uint32_t largest(const uint32_t *values, int64_t n) {
     return most;
 }
 
-/* values *= factor; counts: of those finite that are not below the one limit, of those not zero up to the other. */
+/* values *= factor; adds to counts how many finite ones are at least infinite_from, how many nonzero ones at most
+ * zero_up_to, by absolute value. */
 PASS void scale(float *values, int64_t n, float factor, float infinite_from, float zero_up_to, int64_t *counts) {
     for (int64_t begin = 0; begin < n; begin += BLOCK) {
         int64_t end = begin + BLOCK < n ? begin + BLOCK : n;

@@ -57,7 +57,7 @@ def binary_blocks(size: int) -> list[tuple[int, int]]:
 
 
 def segment(total: int, parts: int, part: int) -> slice:
-    """One of `parts`, a power of two, of `total` values halved again and again, so that segments of segments are some.
+    """One of `parts` (a power of two) segments of `total` values, halved repeatedly, so that segments nest.
 
     >>> [segment(5, 4, part) for part in range(4)]
     [slice(0, 1, None), slice(1, 2, None), slice(2, 3, None), slice(3, 5, None)]

@@ -15,7 +15,7 @@ from trainers.communicators.wire import Wire
 
 @dataclass(frozen=True, kw_only=True)
 class Hierarchical:
-    """The workers of a node give their numbers to its leader, the leaders form a ring, and hand the result back.
+    """The workers of a node send their numbers to its leader, the leaders sum in a ring and send the result back.
 
         leader: 2 (k - 1) n in the node, 2 (N - 1)/N n between nodes        others: 2 n, all in the node
 
@@ -42,7 +42,7 @@ class Hierarchical:
     def connect(self, mpi: Any) -> Connection:
         """Ready on all workers of `mpi`, which call this together."""
         node = node_of(mpi, self.ranks_per_node)
-        leaders = mpi.Split(0 if node.rank == 0 else 1 + mpi.rank, mpi.rank)  # the others are alone
+        leaders = mpi.Split(0 if node.rank == 0 else 1 + mpi.rank, mpi.rank)  # any other rank is alone in one
         ring = ring_of(leaders, whole=mpi, sockets=self.sockets)
         num_leaders = mpi.allreduce(1 if node.rank == 0 else 0)
 

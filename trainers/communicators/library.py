@@ -1,4 +1,4 @@
-"""What MPI itself provides."""
+"""The all-reduce of the MPI library."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class MpiAllreduce:
 
         2 (P - 1)/P n to 2 log2(P) n numbers a worker on the wire, as the library chooses
 
-    It asks for messages without a pause: beside a backward pass on links of a gigabit it hides less than Ring.
+    It spins while it waits: beside a backward pass on links of a gigabit it overlaps less than Ring.
 
     Source: MPI standard, MPI_Allreduce.
     """

@@ -1,4 +1,4 @@
-"""How the workers of a ring find their neighbours by TCP, and know them."""
+"""How the workers of a ring connect to their neighbours by TCP, and authenticate them."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ Place = tuple[int, str]  # rank of the whole run, and its host
 class Meeting:
     """Connections with both neighbours in a ring of at least two workers.
 
-    Every worker listens, at a port that the system chooses, until the one before has called. Both prove that they know
-    a secret which went by MPI, without telling it. Strangers are hung up.
+    Every worker listens, at a port that the system chooses, until the worker before it has connected. Both prove that
+    they know a secret, which was sent by MPI, without sending it by TCP. Connections of strangers are closed.
 
     Bytes on the wire: about 50 and its addresses from each worker to each, 40 from the first one to all; by TCP 48 from
     each to both neighbours.
@@ -34,8 +34,8 @@ class Meeting:
     Args:
         mpi: communicator of the workers, which make this together.
     Attributes:
-        after, before: connections; None where there is none, which the others may not know.
-        trouble: why one is missing, in words, or nothing.
+        after, before: connections; None where one failed, which the other workers may not know.
+        trouble: why a connection failed, in words; empty where none did.
         places: of the ring's workers.
     """
 
@@ -43,19 +43,19 @@ class Meeting:
         self.after: socket.socket | None = None
         self.before: socket.socket | None = None
         secret, end = mpi.bcast(secrets.token_bytes(_SECRET_BYTES)), time.monotonic() + _MEETING_SECONDS
-        door, self.trouble = _door()
+        listener, self.trouble = _listener()
         try:
-            told = mpi.allgather((_own_place(), own_addresses(), door and door.getsockname()[1]))
+            told = mpi.allgather((_own_place(), own_addresses(), listener and listener.getsockname()[1]))
             self.places: list[Place] = [place for place, _, _ in told]
-            if door is not None:
-                self._meet(mpi, door, told, secret, end)
+            if listener is not None:
+                self._meet(mpi, listener, told, secret, end)
         finally:
-            if door is not None:
-                door.close()
+            if listener is not None:
+                listener.close()
 
-    def _meet(self, mpi: Any, door: socket.socket, told: list[Any], secret: bytes, end: float) -> None:
+    def _meet(self, mpi: Any, listener: socket.socket, told: list[Any], secret: bytes, end: float) -> None:
         after, before = (mpi.rank + 1) % mpi.size, (mpi.rank - 1) % mpi.size
-        listens = threading.Thread(target=self._listen, args=(door, Proof(secret, before, mpi.rank), end))
+        listens = threading.Thread(target=self._listen, args=(listener, Proof(secret, before, mpi.rank), end))
         listens.start()
         own, (place, addresses, port) = _named(self.places[mpi.rank]), told[after]
         why = self._call(place[1], addresses, port, Proof(secret, mpi.rank, after), end)
@@ -66,47 +66,47 @@ class Meeting:
             self.trouble = f"{_named(self.places[before])} has not reached {own} by TCP"
 
     def _call(self, host: str, addresses: list[str], port: int | None, proof: Proof, end: float) -> str:
-        """Find the worker after; why no address led to it, or nothing."""
+        """Connect to the worker after; returns why no address worked, or nothing."""
         troubles = []
         if port is None:
             return "it cannot listen"
         for address in nearest_first(addresses, same_host=host == socket.gethostname()):
             try:
-                line = socket.create_connection((address, port), timeout=min(_CONNECT_SECONDS, _rest(end)))
+                connection = socket.create_connection((address, port), timeout=min(_CONNECT_SECONDS, _rest(end)))
                 try:
-                    proof.give(line, min(end, time.monotonic() + _CONNECT_SECONDS))
+                    proof.give(connection, min(end, time.monotonic() + _CONNECT_SECONDS))
                 except OSError:
-                    line.close()
+                    connection.close()
                     raise
-                self.after = line
+                self.after = connection
                 return ""
             except OSError as error:
                 troubles.append(f"{address}: {error}")
         return "; ".join(troubles) or "it has no IPv4 address"
 
-    def _listen(self, door: socket.socket, proof: Proof, end: float) -> None:
-        """Let in the worker before and nobody else; strangers wait beside it."""
-        door.settimeout(_POLL_SECONDS)
+    def _listen(self, listener: socket.socket, proof: Proof, end: float) -> None:
+        """Accept the worker before and nobody else; each caller is checked on a thread and delays no other."""
+        listener.settimeout(_POLL_SECONDS)
         while self.before is None and time.monotonic() < end:
             try:
-                line, _ = door.accept()
+                connection, _ = listener.accept()
             except TimeoutError:
                 continue
-            except OSError:  # no more files for now
+            except OSError:  # no file descriptor is free for now
                 time.sleep(_POLL_SECONDS)
                 continue
-            threading.Thread(target=self._let_in, args=(line, proof, end), daemon=True).start()
+            threading.Thread(target=self._let_in, args=(connection, proof, end), daemon=True).start()
 
-    def _let_in(self, line: socket.socket, proof: Proof, end: float) -> None:
+    def _let_in(self, connection: socket.socket, proof: Proof, end: float) -> None:
         try:
-            proof.take(line, min(end, time.monotonic() + _CONNECT_SECONDS))
-            self.before = line
+            proof.take(connection, min(end, time.monotonic() + _CONNECT_SECONDS))
+            self.before = connection
         except OSError:
-            line.close()
+            connection.close()
 
 
 class Proof:
-    """That two workers, a caller and who is called, know the secret of a ring, by answers to each other's questions.
+    """Proves to a caller and the worker it calls that both know the secret of a ring, by challenge and response.
 
     Args:
         secret: of the ring.
@@ -116,24 +116,24 @@ class Proof:
     def __init__(self, secret: bytes, caller: int, called: int) -> None:
         self._secret, self._between = secret, struct.pack("!II", caller, called)
 
-    def give(self, line: socket.socket, end: float) -> None:
+    def give(self, connection: socket.socket, end: float) -> None:
         """The caller's side.
 
         Raises:
             OSError: the other one cannot prove it, hangs up or takes too long.
         """
         question = secrets.token_bytes(_SECRET_BYTES)
-        line.sendall(question)
-        asked = _read(line, _SECRET_BYTES, end)
-        if not hmac.compare_digest(_read(line, _PROOF_BYTES, end), self._answer(b"called", question, asked)):
+        connection.sendall(question)
+        asked = _read(connection, _SECRET_BYTES, end)
+        if not hmac.compare_digest(_read(connection, _PROOF_BYTES, end), self._answer(b"called", question, asked)):
             raise ConnectionRefusedError("somebody else answers")
-        line.sendall(self._answer(b"caller", asked, question))
+        connection.sendall(self._answer(b"caller", asked, question))
 
-    def take(self, line: socket.socket, end: float) -> None:
-        """The side of who is called; as `give`."""
-        asked, question = _read(line, _SECRET_BYTES, end), secrets.token_bytes(_SECRET_BYTES)
-        line.sendall(question + self._answer(b"called", asked, question))
-        if not hmac.compare_digest(_read(line, _PROOF_BYTES, end), self._answer(b"caller", question, asked)):
+    def take(self, connection: socket.socket, end: float) -> None:
+        """The side of the worker that is called; as `give`."""
+        asked, question = _read(connection, _SECRET_BYTES, end), secrets.token_bytes(_SECRET_BYTES)
+        connection.sendall(question + self._answer(b"called", asked, question))
+        if not hmac.compare_digest(_read(connection, _PROOF_BYTES, end), self._answer(b"caller", question, asked)):
             raise ConnectionRefusedError("somebody else calls")
 
     def _answer(self, who: bytes, to: bytes, own: bytes) -> bytes:
@@ -178,8 +178,8 @@ def _named(place: Place) -> str:
     return f"rank {place[0]} on {place[1]}"
 
 
-def _door() -> tuple[socket.socket | None, str]:
-    """Where this worker listens, or why it cannot."""
+def _listener() -> tuple[socket.socket | None, str]:
+    """The socket that this worker listens on, or why there is none."""
     try:
         return socket.create_server(("", 0)), ""
     except OSError as error:
@@ -190,11 +190,11 @@ def _rest(end: float) -> float:
     return max(end - time.monotonic(), 1e-3)
 
 
-def _read(line: socket.socket, num_bytes: int, end: float) -> bytes:
+def _read(connection: socket.socket, num_bytes: int, end: float) -> bytes:
     found = b""
     while len(found) < num_bytes:
-        line.settimeout(_rest(end))
-        if not (part := line.recv(num_bytes - len(found))):
+        connection.settimeout(_rest(end))
+        if not (part := connection.recv(num_bytes - len(found))):
             raise ConnectionResetError("it hung up")
         found += part
     return found

@@ -1,4 +1,4 @@
-"""What NVIDIA's NCCL provides."""
+"""The all-reduce of NVIDIA's NCCL."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from trainers.communicators.wire import FullWire, Wire
 class Nccl:
     """The all-reduce of NVIDIA's NCCL, between workers with a GPU of their own each.
 
-        2 (P - 1)/P n numbers a worker on the wire in a ring, n where the switch adds up, as NCCL chooses
+        2 (P - 1)/P n numbers a worker on the wire in a ring, n where the switch sums, as NCCL chooses
 
-    P workers, n numbers, which never leave the GPUs but for the network. A sum runs on a stream of its own, behind the
-    layers of the backward pass that it needs and beside all others. On a 16-bit wire NCCL adds in 16 bits: a partial
-    sum is rounded up to P - 1 times, as in Ring.
+    P workers, n numbers, which leave the GPUs only for the network. A sum runs on a stream of its own, after the layers
+    of the backward pass that it needs and concurrently with all others. On a 16-bit wire NCCL adds in 16 bits: a
+    partial sum is rounded up to P - 1 times, as in Ring.
 
     Source: NCCL's documentation, ncclAllReduce; called through `cupy.cuda.nccl`.
     Differs: ChainerMN's `pure_nccl` packs all gradients after backward, and divides after the sum.
@@ -53,7 +53,7 @@ class Nccl:
 
 
 class _NcclConnection(GpuConnection):
-    """One communicator of NCCL, as large as that of MPI."""
+    """An NCCL communicator of the workers of `mpi`."""
 
     def __init__(self, mpi: Any) -> None:
         super().__init__(mpi, self._sum, num_roundings=mpi.size - 1)

@@ -1,4 +1,4 @@
-"""Compiled passes over numbers on their way to 16 bits and back: `half.c`, built by kilobatch's installation."""
+"""Compiled passes that convert numbers to 16 bits and back: `half.c`, built by kilobatch's installation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 _POINTER, _COUNT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _PASSES = [f"scaled_{way}_{name}" for way in ("pack", "add", "store") for name in ("float16", "bfloat16")]
 _SIGNATURE = (_POINTER, _POINTER, _COUNT, _FLOAT, _FLOAT, _FLOAT, _POINTER)
-_NOTHING = (math.inf, 0.0)  # limits beyond which no number lies
+_NOTHING = (math.inf, 0.0)  # limits with which nothing is counted
 
 
 def load(library: ctypes.CDLL | None) -> ctypes.CDLL | None:
@@ -46,7 +46,7 @@ def largest(values: Any) -> float | None:
 
 
 def scaled(values: Any, factor: float, infinite_from: float, zero_up_to: float) -> tuple[int, int] | None:
-    """Multiply values; count those from the one limit on but infinities, and those up to the other but zeros.
+    """Multiply values; count finite ones from `infinite_from` on and nonzero ones up to `zero_up_to`, by magnitude.
 
     None where no pass serves: nothing has been done.
     """
@@ -66,12 +66,13 @@ def passed(
     limits: tuple[float, float] = _NOTHING,
     counts: np.ndarray | None = None,
 ) -> bool:
-    """Whether the pass of this name went over values, and as many numbers of 16 bits.
+    """Run the pass of this name over `values` and as many 16-bit numbers; returns whether there is one for them.
 
     Args:
-        name: of `half.c`, without "scaled".
+        name: of a function of `half.c`, without "scaled".
         factor: of the values, or of what is stored in them.
-        limits, counts: as of `scaled`; two numbers of int64 that are added to.
+        limits: as of `scaled`.
+        counts: two int64, to which the counts of `scaled` are added.
     """
     if not _serves(values) or not packed.flags.c_contiguous:
         return False
@@ -83,7 +84,7 @@ def passed(
 
 
 def _serves(values: Any) -> bool:
-    """Whether there are passes, for float32 in one piece on a CPU."""
+    """Whether there are passes for this array: contiguous float32 on a CPU."""
     if COMPILED is None or not isinstance(values, np.ndarray):
         return False
     return values.dtype == np.float32 and values.flags.c_contiguous

@@ -1,4 +1,4 @@
-"""Bytes out by one socket and in by another one at the same time: compiled (`sockets.c`), or in Python."""
+"""Send on one socket and receive on another one at the same time: compiled (`sockets.c`), or in Python."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _CLOSED = "it closed the connection"
 
 
 class Broken(Exception):
-    """A line that fails.
+    """A connection that failed.
 
     Args:
-        out: whether it is the one that goes out.
-        why: what was said.
+        out: whether it is the one that sends.
+        why: the error.
     """
 
     def __init__(self, why: object, *, out: bool) -> None:
@@ -60,14 +60,14 @@ COMPILED = _loaded()
 def pass_on(
     out: socket.socket, into: socket.socket, sent: np.ndarray, received: np.ndarray, window: int
 ) -> tuple[int, float]:
-    """Send all of one array by `out` and fill the other one by `into`, sockets that do not block; sleeps meanwhile.
+    """Send all of `sent` on `out` while filling `received` from `into`, non-blocking sockets; sleeps meanwhile.
 
-    The compiled one keeps no other thread of Python waiting, nor waits for one, until all is done.
+    The compiled version runs without the GIL.
 
     Args:
         window: bytes of `received` that are worth waking up for.
     Returns:
-        how many bytes came after the first ones, and the seconds that they took.
+        bytes received after the first call of `recv` that gave some, and the seconds that they took.
     Raises:
         Broken: one of them has failed or was closed.
     """
@@ -83,7 +83,7 @@ def pass_on(
         num_received=received.nbytes,
     )
     while (ended := COMPILED(state)) == _WAITS:
-        pass  # signals have their turn
+        pass  # Python handles signals here
     if ended:
         raise Broken(os.strerror(state.error) if state.error else _CLOSED, out=ended == _OUT_FAILED)
     return received.nbytes - state.num_first, state.last - state.first
@@ -112,7 +112,7 @@ def _pass_on(
 
 
 def _sent(out: socket.socket, sent: memoryview) -> memoryview:
-    """What could not be sent yet."""
+    """Send what the socket takes; returns the rest."""
     try:
         return sent[out.send(sent) :] if sent else sent
     except BlockingIOError:
@@ -122,7 +122,7 @@ def _sent(out: socket.socket, sent: memoryview) -> memoryview:
 
 
 def _received(into: socket.socket, room: memoryview) -> memoryview:
-    """Where nothing has come yet."""
+    """Receive what has arrived; returns the room that is left."""
     try:
         count = into.recv_into(room) if room else 0
     except BlockingIOError:

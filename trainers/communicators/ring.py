@@ -45,7 +45,7 @@ class Ring:
 
 
 class _Around(Connection):
-    """Scales numbers as they are packed, added and stored: each pass over all of them costs what a message does."""
+    """Scales numbers as they are packed, added and stored: a pass of its own would cost as much as a message."""
 
     def __init__(self, mpi: Any, ring: MpiRing | SocketRing) -> None:
         super().__init__(mpi, self._sum, num_roundings=mpi.size - 1, parts=(ring.close,), sent=ring_share(mpi.size))
@@ -59,7 +59,7 @@ class _Around(Connection):
             return super().mean(values, wire, before, after)
         parts, lost = shares(len(values), self.mpi.size), np.zeros(2, np.int64)
         ring_reduce_scatter(self._ring, values, parts, wire, before, lost)
-        if isinstance(wire, FullWire):  # the same bits whoever multiplies
+        if isinstance(wire, FullWire):  # once, before they are sent: the same bits as afterwards on every worker
             wire.scale(values[parts[self.mpi.rank]], after)
             after = 1.0
         ring_allgather(self._ring, values, parts, wire, after)
@@ -84,11 +84,11 @@ class MpiRing:
         send_and_receive(self._mpi, sent, (rank + 1) % size, received, (rank - 1) % size)
 
     def close(self) -> None:
-        """Nothing: the communicator is its owner's."""
+        """Nothing to free: the caller owns the communicator."""
 
 
 def ring_of(part: Any, *, whole: Any, sockets: bool) -> MpiRing | SocketRing:
-    """The ring of the workers of `part`, a communicator made of `whole`, all workers of which call this together.
+    """The ring of the workers of `part`, a communicator split from `whole`, all workers of which call this together.
 
     Raises:
         Unreachable: with `sockets`, a worker of any of these rings cannot reach the next one.
@@ -114,12 +114,12 @@ def ring_reduce_scatter(
     factor: float = 1.0,
     lost: np.ndarray | None = None,
 ) -> None:
-    """This worker's part of `values` becomes the sum of factor * values over the ring; the other parts are spoilt.
+    """This worker's part of `values` becomes the sum of factor * values over the ring; the other parts are overwritten.
 
     (P - 1)/P n numbers a worker on the wire.
 
     Args:
-        factor, lost: of this worker's numbers, as of `Wire.pack`; of two workers or more.
+        factor, lost: as of `Wire.pack`, for this worker's numbers; only in a ring of two workers or more.
     """
     rank, size = ring.rank, ring.size
     for step in range(size - 1):
@@ -132,7 +132,7 @@ def ring_reduce_scatter(
 def ring_allgather(
     ring: MpiRing | SocketRing, values: np.ndarray, parts: list[slice], wire: Wire, factor: float = 1.0
 ) -> None:
-    """All parts of `values` become those of the worker that they belong to, as the wire has them, times the factor.
+    """Each part of `values` becomes that of the worker it belongs to, rounded to the wire, times the factor.
 
     (P - 1)/P n numbers a worker on the wire.
     """
@@ -142,11 +142,11 @@ def ring_allgather(
         part = parts[(rank - step - 1) % size]
         ring.pass_on(sent, room[part])
         wire.store(values[part], room[part], factor)
-        sent = room[part]  # goes on as it came
+        sent = room[part]  # forwarded as received
 
 
 def round_to(wire: Wire, values: np.ndarray, factor: float = 1.0) -> np.ndarray:
-    """These values as they are sent; what the others will receive, times the factor, is what they are here too."""
+    """The values packed for the wire; here they become what the others will store: rounded, times the factor."""
     packed = wire.pack(values)
     wire.store(values, packed, factor)
     return packed

@@ -95,12 +95,12 @@ class _Window(Connection):
         node, rank = self._node, self._node.rank
         start = (values.ctypes.data - self._of_rank[rank].ctypes.data) // values.itemsize
         values_of_rank = [memory[start : start + len(values)] for memory in self._of_rank]
-        part = shares(len(values), node.size)[rank]  # nobody else touches these numbers, in whosever memory
+        part = shares(len(values), node.size)[rank]  # only this worker touches these numbers, in every rank's memory
         first, *others = (memory[part] for memory in values_of_rank)
         self._meet()  # all have written
         alone = self._across.size == 1
         for place in (slice(begin, begin + _PIECE) for begin in range(0, len(first), _PIECE)):
-            total = first[place]  # in the order of the ranks, the same whoever sums
+            total = first[place]  # always in the order of the ranks
             for other in others:
                 total += other[place]
             if alone:
@@ -112,7 +112,7 @@ class _Window(Connection):
             first *= first.dtype.type(scale)
             for other in others:
                 np.copyto(other, first)
-        self._meet()  # all numbers are sums
+        self._meet()  # all workers have written their sums
 
     def _meet(self) -> None:
         meet(self._node, lambda: self._sleeps)

@@ -1,5 +1,5 @@
-/* Bytes out by one socket and in by another one at the same time, beside trainers/communicators/passing.py, which says
- * what for and does without where this was not compiled. No header of Python's: ctypes loads this. */
+/* Send on one socket and receive on another at the same time, for trainers/communicators/passing.py, which does it in
+ * Python where this was not compiled. No Python headers: ctypes loads this. */
 
 #include <errno.h>
 #include <poll.h>
@@ -12,7 +12,8 @@
 #endif
 #define LONGEST_MS 100
 
-/* Sockets that do not block; what is missing; when the first bytes came and the last ones; the first ones' number. */
+/* Non-blocking sockets; what is still to be sent and received; when the first bytes arrived, how many they were, and
+ * when the last ones arrived. */
 typedef struct {
     int32_t out, in, window, low, error;
     const char *sent;
@@ -29,7 +30,7 @@ static double seconds(void) {
     return now.tv_sec + 1e-9 * now.tv_nsec;
 }
 
-/* How many bytes went, -1 where the line failed. */
+/* How many bytes were moved, -1 where the connection failed. */
 static int64_t tried(passing *p, int64_t count) {
     if (count >= 0) return count;
     p->error = errno;
@@ -56,7 +57,7 @@ static int receive_some(passing *p) {
     return DONE;
 }
 
-/* DONE; WAITS after a tenth of a second or a signal: to be called again; or who failed, and `error`. */
+/* DONE; WAITS after LONGEST_MS or a signal, to be called again; or which side failed, with its errno in `error`. */
 int pass_on(passing *p) {
     for (;;) {
         int failed = p->num_sent ? send_some(p) : DONE;

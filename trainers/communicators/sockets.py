@@ -12,15 +12,15 @@ from trainers.communicators.connection import Misfit
 from trainers.communicators.meeting import Meeting
 from trainers.communicators.passing import Broken, pass_on
 
-_LEAVING_SECONDS = 5.0  # in which whoever started the ranks ends those that are left, and says which one left first
-_WINDOW_BYTES = (1 << 16, 1 << 22)  # on their way, at least and at most
-_WINDOW_SECONDS = 8e-3  # of what came lately: what a small message of MPI's waits for at most
-_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}  # seconds, seconds, questions; as the system has
+_LEAVING_SECONDS = 5.0  # for the launcher to end the ranks that are left, and to say which one left first
+_WINDOW_BYTES = (1 << 16, 1 << 22)  # in flight, at least and at most
+_WINDOW_SECONDS = 8e-3  # at the latest rate: how long a small message of MPI's waits at most
+_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}  # seconds, seconds, probes; where there are such
 _WAY_OUT = "; without sockets MPI finds its own way"
 
 
 class Unreachable(Misfit):
-    """There can be no such ring; all workers raise it together."""
+    """A ring of sockets cannot be connected; all workers raise it together."""
 
 
 class SocketRing:
@@ -28,17 +28,16 @@ class SocketRing:
 
         the numbers themselves on the wire, from each worker to the next
 
-    MPI over TCP takes two to three times the processor time for them, in pieces that leave room for other messages.
-    These leave room by a small window: what is on its way is what the link carries in 8 ms, at least 64 kB.
+    MPI over TCP takes two to three times the processor time, in pieces between which other messages get through. Here
+    a small receive window lets them through: what the link carries in 8 ms is in flight, at least 64 kB.
 
-    Every worker listens, at a port that the system chooses, until the one before has called. Both prove that they know
-    a secret which went by MPI, without telling it. As with MPI, what is sent is neither encrypted nor signed.
+    For how neighbours connect see `Meeting`. As with MPI, what is sent is neither encrypted nor signed.
 
     Args:
         mpi: communicator of the workers of the ring.
         whole: of all workers that make such rings together; by default the same.
     Raises:
-        Unreachable: a worker cannot reach the next: both, the addresses and why; on all workers of `whole` alike.
+        Unreachable: a worker cannot reach the next; names both, the addresses and why; on all workers of `whole`.
     """
 
     def __init__(self, mpi: Any, whole: Any = None) -> None:
@@ -59,20 +58,20 @@ class SocketRing:
             self.close()
             raise Unreachable(found[0] + _WAY_OUT)
         if self.size > 1:
-            for line in (self._next, self._before):
-                line.setblocking(False)
-                line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for connection in (self._next, self._before):
+                connection.setblocking(False)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 for name, value in _ALIVE.items():
                     if hasattr(socket, name):
-                        line.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+                        connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
             self._widen(_WINDOW_BYTES[0])
 
     def pass_on(self, sent: np.ndarray, received: np.ndarray) -> None:
         """Send an array to the next worker and receive one, of a length that is known, from the worker before.
 
         Raises:
-            ConnectionError: one of them has left, and nobody has ended this one for it.
+            ConnectionError: one of them has left, and the launcher has not ended this one for it.
         """
         if self._failure is not None:
             raise self._failure
@@ -83,10 +82,10 @@ class SocketRing:
         self._adapt(num_bytes, seconds)
 
     def close(self) -> None:
-        """Hang up."""
-        for line in (self._next, self._before):
-            if line is not None:
-                line.close()
+        """Close the connections."""
+        for connection in (self._next, self._before):
+            if connection is not None:
+                connection.close()
 
     def _left(self, rank: int, why: object) -> ConnectionError:
         time.sleep(_LEAVING_SECONDS)
@@ -95,7 +94,7 @@ class SocketRing:
         return self._failure
 
     def _adapt(self, num_bytes: int, seconds: float) -> None:
-        """Let the window grow with what the link carries; a smaller one would drop what has been asked for."""
+        """Grow the window with the link's rate; never shrink it, which would drop data that the sender may send."""
         if num_bytes < 2 * self._window:
             return
         wanted = min(int(num_bytes / max(seconds, 1e-6) * _WINDOW_SECONDS), _WINDOW_BYTES[1])
@@ -103,6 +102,6 @@ class SocketRing:
             self._widen(wanted)
 
     def _widen(self, window: int) -> None:
-        """The system doubles what it is asked for, half being its own, and may grant less."""
+        """Set the receive buffer. The system doubles what it is asked for, keeping half, and may grant less."""
         self._before.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window)
         self._window = self._before.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // 2

@@ -1,4 +1,4 @@
-"""Sums of arrays in the memory of GPUs, by way of the host where nothing shorter leads from GPU to GPU."""
+"""Sums of arrays in GPU memory, staged through host memory where there is no direct way."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from trainers.communicators.wire import Wire
 
 
 def connect_on_gpu(component: Any, mpi: Any) -> Connection:
-    """Connect any communicator for arrays in the memory of GPUs; all workers of `mpi` call this together.
+    """Connect any communicator for arrays in GPU memory; all workers of `mpi` call this together.
 
-    `Nccl` and `CudaAwareMpi` sum there. Every other one sums copies in host memory. `Auto` is `Nccl` where every worker
-    has a GPU of its own and NCCL is installed, else what `fastest_without_nccl` says where every worker's MPI is
-    CUDA-aware. With one worker it sums nothing.
+    `Nccl` and `CudaAwareMpi` sum in GPU memory, every other one copies in host memory. `Auto` is `Nccl` where every
+    worker has a GPU of its own and NCCL is installed, else `fastest_without_nccl` where every worker's MPI is
+    CUDA-aware, else copies. With one worker it sums nothing.
 
     Bytes on the wire: those of the communicator; for `Auto` some hundred more from each worker to each, to agree.
 
@@ -53,18 +53,18 @@ def connect_on_gpu(component: Any, mpi: Any) -> Connection:
 
 
 def fastest_without_nccl(auto: Auto, mpi: Any, gpu: Gpu) -> Connection:
-    """`CudaAwareMpi`, or `Auto` on copies in host memory: what a measurement finds for buckets of that size.
+    """`CudaAwareMpi`, or `Auto` on copies in host memory: whichever is measured to be faster for each size of bucket.
 
-    On a 16-bit wire it is always the copies, since MPI has no sum of it.
+    On a 16-bit wire it is always the copies, since MPI cannot sum it.
 
     Args:
         auto: sums the copies.
         mpi: communicator of its own of all workers, which call this together; its MPI reads the memory of `gpu`.
-        gpu: of this worker, or whatever has its methods; both sum on its stream.
+        gpu: of this worker, or an object with its methods; both sum on its stream.
     """
     staged, by_mpi = Staged(auto.connect(mpi.Dup()), gpu), by_pointers(mpi.Dup(), gpu)
     ways = [
-        Candidate(name="through host memory", connection=staged),  # its memory knows its place on the host
+        Candidate(name="through host memory", connection=staged),  # first: only its memory has a copy on the host
         Candidate(name="CudaAwareMpi", connection=by_mpi, sums_16_bits=CudaAwareMpi.sums_16_bits),
     ]
     connection = Fastest(mpi, ways, warms_up=True)
@@ -73,21 +73,20 @@ def fastest_without_nccl(auto: Auto, mpi: Any, gpu: Gpu) -> Connection:
 
 
 def _why_not_nccl(mpi: Any) -> str:
-    """In words, the same on all workers; empty where nothing speaks against it."""
+    """In words, the same on all workers; empty where NCCL can be used."""
     missing = [found for found in mpi.allgather(Nccl().missing()) if found is not None]
     return missing[0][0] if missing else shared_gpus(mpi)
 
 
 class Staged(Connection):
-    """A connection of the host for arrays elsewhere: what is to be summed is copied to the host, and the sum back.
+    """Sums GPU arrays by a connection for host memory: numbers are copied to the host, and their sum back.
 
-    Every number crosses the bus of the GPU twice more, from and to memory that is pinned; it is copied as float32 or
-    float64, whatever the wire. Two workers on one GPU can exchange in no other way but by a CUDA-aware MPI. On the wire
-    is what `inner` sends.
+    Every number crosses the GPU's bus twice, to and from pinned memory, as float32 or float64 whatever the wire. Two
+    workers on one GPU have no other way but a CUDA-aware MPI. On the wire is what `inner` sends.
 
     Args:
-        inner: of the host.
-        gpu: of this worker, or whatever has its methods.
+        inner: sums in host memory.
+        gpu: of this worker, or an object with its methods.
     """
 
     def __init__(self, inner: Connection, gpu: Gpu) -> None:
@@ -114,7 +113,7 @@ class Staged(Connection):
         return self._inner.sent_values(num_values)
 
     def allocate(self, num_values: int, dtype: Any) -> Any:
-        self._host = self._inner.allocate(num_values, dtype)  # as long, because some sums depend on the place
+        self._host = self._inner.allocate(num_values, dtype)  # of the same length: some sums go by the offset in it
         self._gpu.pin(self._host)
         self._values = self._gpu.zeros(num_values, dtype)
         return self._values
@@ -141,7 +140,7 @@ class Staged(Connection):
 
     def close(self) -> None:
         self._gpu.unpin(self._host)
-        self._host, self._values = self._host[:0].copy(), None  # nobody refers to what the inner one gives back
+        self._host, self._values = self._host[:0].copy(), None  # no reference to the memory that `inner` frees
         self._inner.close()
 
 

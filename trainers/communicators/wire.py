@@ -1,4 +1,4 @@
-"""Numbers as they cross between workers: 32, 16 or 16 bits with float32's range."""
+"""Wire formats: float32 (or float64), float16 and bfloat16."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _PIECE = 32768  # numbers that are converted at a time
 
 
 class Wire(Protocol):
-    """A format, and what happened to the numbers that were rounded to it.
+    """A number format on the wire: how numbers are packed into it, added and unpacked.
 
-    Its arrays are NumPy's; those of `pack`, `store` and `scale` may be CuPy's too.
+    Arrays are NumPy's; those of `pack`, `store` and `scale` may be CuPy's too.
 
     Args:
         name: as the cluster file spells it.
@@ -31,17 +31,17 @@ class Wire(Protocol):
     epsilon: float
 
     def pack(self, values: np.ndarray, factor: float = 1.0, lost: np.ndarray | None = None) -> np.ndarray:
-        """values * factor as they are sent; may be the array itself, and with a factor the values are spoilt.
+        """values * factor as they are sent; may be `values` itself, which are overwritten where there is a factor.
 
         Args:
-            lost: two numbers to which what `scale` would return is added.
+            lost: two numbers, to which those that `scale` would return are added.
         """
 
     def room(self, values: np.ndarray) -> np.ndarray:
-        """Where what replaces `values` may be received; may be the array itself."""
+        """A buffer to receive what replaces `values`; may be `values` itself."""
 
     def scratch(self, values: np.ndarray) -> np.ndarray:
-        """Where something as long as `values` may be received without touching them; used again by the next call."""
+        """A buffer to receive as many numbers as `values` apart from them; the next call returns the same memory."""
 
     def add(
         self, values: np.ndarray, received: np.ndarray, factor: float = 1.0, lost: np.ndarray | None = None
@@ -49,10 +49,10 @@ class Wire(Protocol):
         """values <- values * factor + received, in the precision of `values`; `lost` as of `pack`."""
 
     def store(self, values: np.ndarray, received: np.ndarray, factor: float = 1.0) -> None:
-        """values <- received * factor; with a factor they are not the same memory."""
+        """values <- received * factor; with a factor the two must not share memory."""
 
     def scale(self, values: np.ndarray, factor: float) -> tuple[int, int]:
-        """values *= factor; how many then become infinite once packed, how many zero, without having been so."""
+        """values *= factor; how many finite ones will be infinite once packed, how many nonzero ones zero."""
 
 
 class FullWire:
@@ -95,12 +95,11 @@ class FullWire:
 
 
 class _HalfWire:
-    """Sixteen bits a number, summed in float32 by whoever receives them.
+    """Sixteen bits a number, summed in float32 by the receiver.
 
-    A compiled pass goes over all numbers where there is one; else the library does, on a CPU piece by piece so that all
-    stays in a cache.
+    A compiled pass does the work where there is one; else NumPy or CuPy, on a CPU piece by piece, to stay in the cache.
 
-    `_infinite_from` and `_zero_up_to`: the least number that is rounded to infinity, the largest that is to zero.
+    `_infinite_from` and `_zero_up_to`: the least number that is rounded to infinity, the largest rounded to zero.
     """
 
     num_bytes = 2
@@ -162,12 +161,12 @@ class _HalfWire:
         return overflowed, flushed
 
     def _passed(self, way: str, values: Any, packed: Any, factor: float, lost: np.ndarray | None) -> bool:
-        """Whether the compiled pass did it."""
+        """Run the compiled pass; returns whether there is one."""
         counting = {} if lost is None else {"limits": (self._infinite_from, self._zero_up_to), "counts": lost}
         return passed(f"{way}_{self.name}", values, packed, factor=factor, **counting)
 
     def _scale(self, values: np.ndarray, factor: float, lost: np.ndarray | None) -> None:
-        """Where there is no such pass, a pass more."""
+        """Scale in a pass of its own, where there is no compiled one."""
         if lost is not None:
             lost += self.scale(values, factor)
         elif factor != 1.0:
@@ -187,7 +186,7 @@ class Float16Wire(_HalfWire):
     _infinite_from, _zero_up_to = 65520.0, 2.0**-25
 
     def _pack(self, values: np.ndarray, packed: np.ndarray) -> None:
-        with np.errstate(over="ignore"):  # counted by whoever asks; an infinity is found after the sum
+        with np.errstate(over="ignore"):  # `scale` counts overflows
             array_module(values).copyto(packed.view(np.float16), values, casting="same_kind")
 
     def _unpack(self, received: np.ndarray, values: np.ndarray) -> None:
@@ -215,7 +214,7 @@ class BFloat16Wire(_HalfWire):
         rounded >>= 16
         xp.copyto(packed, rounded, casting="same_kind")
         lost = xp.isnan(values)
-        if lost.any():  # the carry would make infinities or zeros of them
+        if lost.any():  # the carry of the rounding would make infinities or zeros of NaN
             packed[lost] = 0x7FC0
 
     def _unpack(self, received: np.ndarray, values: np.ndarray) -> None:

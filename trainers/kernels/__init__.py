@@ -12,15 +12,15 @@ On a GPU:
                 needs nvidia-cudnn-frontend and cuDNN, and is the default where they are
     chainer     Chainer's own: im2col and cuBLAS, kernels of one operation each
 
-Chainer's nodes stay, and with them checks of types and gradients of gradients: replaced is what they compute forward,
-and the gradients of a convolution. What a kernel does not cover (groups, dilation, cover_all, float16 on the CPU) is
-Chainer's. Three nodes are ours, and ask Chainer's for gradients of gradients: normalisation with a sum and ReLU
-(`normalized`), on the CPU the same with the convolution before it (`convolved`), and on a GPU the loss
-(`trainers.fused_loss`). Optimizers move all parameters at once (`trainers.fused_step`), on the CPU in float32. What is
-compiled there, `normalization.c` and `steps.c`, serves `numpy` and `torch` alike, on the threads of each.
+Chainer's function nodes stay, and with them type checks and gradients of gradients; our kernels replace what they
+compute forward, and the gradients of a convolution. What a kernel does not cover (groups, dilation, cover_all, float16
+on the CPU) Chainer computes. Three nodes are ours, and use Chainer's for gradients of gradients: normalisation with a
+sum and ReLU (`normalized`), on the CPU the same with the convolution before it (`convolved`), and on a GPU the loss
+(`trainers.fused_loss`). Optimizers move all parameters at once (`trainers.fused_step`), on the CPU in float32. The
+compiled `normalization.c` and `steps.c` serve both `numpy` and `torch`, on the threads of each.
 
-`SEAMS` are armed by `trainers/__init__.py`, and wait for the modules of Chainer they belong to. Which kernels serve is
-looked up at each call, first in the environment: `KILOBATCH_KERNELS`. Nothing is loaded here, not even NumPy.
+`trainers/__init__.py` installs the `SEAMS`, each when its module of Chainer is imported. Which kernels serve is looked
+up at each call; the default is the environment's, `KILOBATCH_KERNELS`. Nothing is loaded here, not even NumPy.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ __all__ += ["in_use", "missing", "use", "use_on_gpu"]
 
 KINDS = ("numpy", "torch", "chainer")
 GPU_KINDS = ("cudnn", "chainer")
-_COMPILED = ("numpy", "torch")  # that passes in C serve beside
-VARIABLE = "KILOBATCH_KERNELS"  # of the environment: the kernels of a process that was not told otherwise
+_COMPILED = ("numpy", "torch")  # kinds that also use compiled passes
+VARIABLE = "KILOBATCH_KERNELS"  # of the environment: the default kernels of a process
 
 SEAMS: tuple[tuple[str, Callable[[ModuleType], None]], ...] = (
     ("chainer.functions.connection.convolution_2d", convolution_seams.convolution_seam),
@@ -65,7 +65,7 @@ def use(kind: str | None) -> str:
     Returns:
         the kind.
     Raises:
-        ValueError: there are none of this kind, or not here.
+        ValueError: there is no such kind, or it lacks something on this machine.
     """
     global _in_use
     kind = kind or _of_the_cpu(asked())
@@ -83,11 +83,11 @@ def use_on_gpu(kind: str | None) -> tuple[str, str | None]:
     """Compute by these kernels on GPUs from now on.
 
     Args:
-        kind: one of `GPU_KINDS`; None for what the environment says, else cudnn where it is there.
+        kind: one of `GPU_KINDS`; None for what the environment says, else cudnn where it is installed.
     Returns:
-        the kind, and why it is not cudnn where nobody asked for another.
+        the kind; why it is not cudnn, where that was the default and cannot serve, else None.
     Raises:
-        ValueError: there are none of this kind, or not here.
+        ValueError: there is no such kind, or it lacks something on this machine.
     """
     global _in_use_on_gpu
     kind = kind or (asked() if asked() in GPU_KINDS else None)
@@ -101,7 +101,7 @@ def use_on_gpu(kind: str | None) -> tuple[str, str | None]:
 
 
 def ask_for(kind: str | None) -> None:
-    """Have this process and those that it starts compute by these kernels; None leaves that to the environment.
+    """Make these kernels the default of this process and those that it starts; None leaves the environment as it is.
 
     Must run before Chainer is imported.
     """
@@ -115,19 +115,19 @@ def asked() -> str:
 
 
 def in_use() -> str:
-    """The kind of kernels that serve: a GPU's, where one computes."""
+    """The kind of kernels in use: the GPU's, where one was chosen for GPUs."""
     if _in_use is None:
         use(None)
     return _in_use_on_gpu or _in_use
 
 
 def details() -> dict[str, str]:
-    """What else the bits of the kernels in use depend on, that versions do not tell."""
+    """What the bits of the kernels in use depend on beside versions."""
     return {"passes": "compiled"} if has_compiled(in_use()) else {}
 
 
 def described(kind: str) -> str:
-    """A kind of the CPU's, and whether it has its compiled passes here."""
+    """A kind of CPU kernels in words, with whether its compiled passes are here."""
     try:
         with_them = "with" if has_compiled(kind) else "without"
     except (ImportError, OSError) as error:  # of PyTorch, and of the loader
@@ -136,7 +136,7 @@ def described(kind: str) -> str:
 
 
 def has_compiled(kind: str) -> bool:
-    """Whether passes that a C compiler made serve beside these kernels, on as many threads as these have."""
+    """Whether compiled passes serve beside these kernels, on as many threads as these have."""
     return kind in _COMPILED and bool(importlib.import_module(f"trainers.kernels.{kind}_operators").STEPS)
 
 
@@ -157,5 +157,5 @@ def missing(kind: str, *, device: str = "cpu") -> tuple[str, str] | None:
 
 
 def _of_the_cpu(kind: str) -> str:
-    """What serves on the CPU beside a GPU's kernels."""
+    """The CPU kernels for a kind that may be one of GPU kernels only."""
     return KINDS[0] if kind in GPU_KINDS and kind not in KINDS else kind

@@ -1,7 +1,7 @@
-"""The short way of `FunctionNode.apply`, for nodes of ours on NumPy's and CuPy's arrays. Imports Chainer.
+"""A short version of `FunctionNode.apply`, for nodes of ours on NumPy's and CuPy's arrays. Imports Chainer.
 
-Chainer's own asks some thirty questions before and after `forward`: of hooks, devices, layouts, ChainerX, debugging.
-Between two operators that have filled the caches each answer is fetched from far away; a GPU may wait meanwhile.
+Chainer's own makes some thirty checks before and after `forward`: of hooks, devices, layouts, ChainerX, debugging.
+Each is a cache miss after an operator that has filled the caches, and a GPU may wait meanwhile.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 
 import chainer
 import numpy as np
-from chainer.variable import Variable, as_variable  # when Chainer itself is half loaded, too
+from chainer.variable import Variable, as_variable  # works while Chainer itself is still being imported
 
 _make = Variable._init_unchecked
 
 
 def is_plain(variables: Sequence[chainer.Variable]) -> bool:
-    """Whether nothing hooks in, is debugged, traced, elsewhere or laid out in another way: the short way serves."""
+    """Whether the short version serves: no hooks, debugging or schedule functions, this device, standard layouts."""
     config = chainer.config
     if config.debug or config.schedule_func is not None or chainer.get_function_hooks():
         return False
@@ -26,7 +26,7 @@ def is_plain(variables: Sequence[chainer.Variable]) -> bool:
 
 
 def _is_here(array: Any) -> bool:
-    """Whether it lies where this thread computes: in the host's memory, or on the GPU that is current."""
+    """Whether an array is in host memory or on this thread's current GPU."""
     cuda = chainer.backends.cuda
     return type(array) is np.ndarray or (
         cuda.available and type(array) is cuda.ndarray and array.data.device_id == cuda.cupy.cuda.get_device_id()
@@ -39,7 +39,7 @@ def variables_of(inputs: Sequence[Any]) -> list[chainer.Variable]:
 
 
 def variable_of(array: Any) -> chainer.Variable:
-    """What `as_variable` makes of an array, without its questions."""
+    """What `as_variable` makes of an array, without its checks."""
     return _make(array, requires_grad=False, is_chainerx_array=False)
 
 
@@ -47,7 +47,7 @@ def linked(node: chainer.FunctionNode, variables: Sequence[chainer.Variable], y:
     """The output of a node that has one, and the edges of the graph: the end of `apply`.
 
     Args:
-        node: it has said what it retains.
+        node: whose forward has called `retain_inputs` and `retain_outputs`.
         variables: its inputs.
         y: the array that its forward gave.
     """

@@ -9,14 +9,14 @@ from trainers.kernels import seams
 
 
 class ChannelsLastImpl(batch_normalization.GeneralBatchNormalizationImpl):
-    """Chainer's own, but where channels are last in memory: of one group, or of several on the first axis."""
+    """Chainer's own, except where channels are last in memory; for one group, or several on the first axis."""
 
     def forward(self, axis, gamma, x, x_layout, xp, expander, beta, eps, decay, running_mean, running_var):
         rows = rows_served(x, gamma, axis)
         if rows is None:
             return super().forward(axis, gamma, x, x_layout, xp, expander, beta, eps, decay, running_mean, running_var)
         scales = None
-        if type(self) is ChannelsLastImpl and len(rows) == 1 and type(rows) is np.ndarray:  # nobody asks for more
+        if type(self) is ChannelsLastImpl and len(rows) == 1 and type(rows) is np.ndarray:  # no subclass needs more
             scales, mean, var = _of_one_group(rows, gamma, beta, eps)
         if scales is not None:
             y, inv_std = seams.serving(x).normalized_by(rows, scales, relu=False), scales[1, 0]
@@ -54,11 +54,11 @@ class ChannelsLastImpl(batch_normalization.GeneralBatchNormalizationImpl):
         ggamma, gbeta = (part.reshape(gamma.shape).astype(gamma.dtype) for part in parts)
         return from_rows(gx, x.shape, axis), None, ggamma, gbeta
 
-    whole_sums = None  # (ggamma, gbeta, n) -> the same of whole groups, where a worker has parts of some
+    whole_sums = None  # (ggamma, gbeta, n) -> the same over whole groups, where this worker has parts of groups
 
 
 def _of_one_group(rows, gamma, beta, eps):
-    """Scales, mean and variance by the passes of whole groups; None of each without them."""
+    """Scales, mean and variance by the compiled pass for whole groups; three times None without it."""
     ours, channels = seams.serving(rows), gamma.size
     if not hasattr(ours, "whole_scales"):
         return None, None, None
@@ -76,11 +76,11 @@ def rows_of(x: np.ndarray, axis: tuple[int, ...], *, copy: bool = False) -> np.n
     """x as (groups, rows, channels).
 
     Args:
-        axis: that are normalised over: (0, 2, 3) of one group, or (1, 3, 4) of several.
-        copy: an array whose memory has another order; else it gives None.
+        axis: axes that are normalised over: (0, 2, 3) for one group, or (1, 3, 4) for several.
+        copy: whether to copy an array whose channels are not last in memory; else None is returned for it.
     """
     kept = [number for number in range(x.ndim) if number not in axis]
-    if len(kept) - 1 != axis[0]:  # no axis of groups before the rows, or one
+    if len(kept) - 1 != axis[0]:  # neither one group (axis[0] 0) nor one axis of groups (axis[0] 1)
         return None
     last = x.transpose(_channel_last(x.ndim, axis))
     if not last.flags.c_contiguous and not copy:

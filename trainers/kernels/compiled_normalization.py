@@ -1,7 +1,7 @@
 """Batch normalisation's passes over float32 on a CPU, compiled: `normalization.c`.
 
-Arrays are as in `trainers.kernels.numpy_normalization`. NumPy and PyTorch go over them once for each operation: here
-sum and ReLU are part of the pass that normalises, and what ReLU lets back is part of the passes of the gradient.
+Arrays are as in `trainers.kernels.numpy_normalization`. NumPy and PyTorch make a pass for each operation; here the sum
+and ReLU are part of the pass that normalises, and ReLU's gradient is part of the gradient's passes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ COMPILED = load(LIBRARY, {name: (ctypes.POINTER(_Shape), ctypes.c_uint, *given) 
 
 
 class Passes:
-    """The passes on somebody's threads. Each gives None where it does not serve such arrays: nothing has been done."""
+    """The passes on given threads. Each returns None, and has done nothing, where it does not serve the arrays."""
 
     def __init__(self, threads: Threads) -> None:
         self._threads = threads
@@ -59,7 +59,7 @@ class Passes:
     def whole_scales(
         self, x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, eps: float, *, seen: Seen | None = None
     ) -> np.ndarray | None:
-        """Mean, 1 / deviation, gamma and beta of each group that is whole in x, (4, groups, channels).
+        """Mean, 1 / deviation, gamma and beta of each group, (4, groups, channels); x holds whole groups.
 
         Args:
             gamma, beta: (channels,)
@@ -101,8 +101,8 @@ class Passes:
         """The gradients of x, of gamma and beta together, (2, channels), and of plus.
 
         Args:
-            relu: as it was given.
-            y: what came out, where something was added before ReLU; None: whether it was above 0 is computed again.
+            relu: as in the forward.
+            y: output of the forward, where something was added before ReLU; None: ReLU's mask is computed again.
             whole: see `trainers.kernels.numpy_normalization`.
         """
         scales = np.ascontiguousarray(scales, np.float32)
@@ -115,7 +115,7 @@ class Passes:
         COMPILED.gradients(shape, threads, place(gy), place(x), place(y), relu, place(scales), *arrays)
         if whole is not None:
             sums = _sums(x, shape, memory)
-            ggamma, sums[0], rows = whole(sums[1] * scales[1], sums[0], x.shape[1])  # as others tell theirs
+            ggamma, sums[0], rows = whole(sums[1] * scales[1], sums[0], x.shape[1])  # ggamma, as other workers send it
             sums[1] = ggamma / scales[1]
             arrays = (place(scales), rows, place(gx), place(memory))
             COMPILED.input_gradients(shape, threads, place(counted), place(x), relu and y is None, *arrays)
@@ -132,19 +132,19 @@ class Passes:
 
 
 def _fit(x: np.ndarray, scales: np.ndarray, *others: np.ndarray | None) -> bool:
-    """Whether scales are of such groups and channels, and the others like x: nothing in C would notice."""
+    """Whether the scales fit x's groups and channels, and the others x's shape: the C code does not check."""
     return scales.shape == (4, *x.shape[::2]) and all(other is None or other.shape == x.shape for other in others)
 
 
 def _sums(x: np.ndarray, shape: Any, memory: np.ndarray) -> np.ndarray:
-    """The two of each group, (2, groups, channels), on the memory that the library left them in."""
+    """The two sums of each group, (2, groups, channels), a view of the memory that the library wrote."""
     groups, _, channels = x.shape
     sizes = (groups, shape.contents.parts, 2, channels)
     return memory[: math.prod(sizes)].reshape(sizes)[:, 0].swapaxes(0, 1)
 
 
 def _shape(groups: int, rows: int, channels: int, parallel: int | None) -> tuple[Any, int]:
-    """What the library is told of arrays of a shape, and how many float64 of memory it needs for them."""
+    """The library's `struct shape` for arrays of this shape, and how many float64 of workspace it needs."""
     parts = min(_PARTS, max(1, rows * channels // _PART_VALUES))
     given = _Shape(groups=groups, rows=rows, channels=channels, parts=parts, parallel=parallel)
     return ctypes.pointer(given), groups * channels * (2 * parts + 2)

@@ -34,7 +34,7 @@ STEPS = "" if COMPILED is None else "f"  # types of weights that there are steps
 
 
 class Steps:
-    """Steps on somebody's threads."""
+    """Optimizer steps on given threads."""
 
     def __init__(self, threads: Threads) -> None:
         self._threads = threads
@@ -48,7 +48,7 @@ class Steps:
         gradients: Sequence[np.ndarray],
         states: Sequence[Sequence[np.ndarray]],
     ) -> None:
-        """See `trainers.kernels.cuda_steps`; of types that `types` names."""
+        """See `trainers.kernels.cuda_steps`; for weights of the types in `types`."""
         given = {
             "gradients": _addresses(gradients),
             **{name: _addresses(each) for name, each in zip(("one", "other"), states, strict=False)},
@@ -61,7 +61,7 @@ class Steps:
         self._call("optimizer_step", weights, given, numbers)
 
     def finite(self, arrays: Sequence[np.ndarray]) -> list[bool]:
-        """Whether each of these arrays without gaps holds finite numbers alone."""
+        """Whether each of these contiguous arrays holds only finite numbers."""
         if COMPILED is None or not self._threads.serve or any(array.dtype != np.float32 for array in arrays):
             return [bool(np.isfinite(array).all()) for array in arrays]
         chunks, firsts = _cut(tuple(array.size for array in arrays))
@@ -84,7 +84,7 @@ class Steps:
 
 @lru_cache(maxsize=8)
 def _cut(sizes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Of each chunk the number of its tensor, its first value and its end; of each tensor its first chunk, and all."""
+    """(tensor, first value, end) of each chunk; first chunk of each tensor, and at the end the number of chunks."""
     chunks = [
         (number, start, min(start + _CHUNK, size))
         for number, size in enumerate(sizes)

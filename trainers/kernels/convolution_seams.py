@@ -1,4 +1,4 @@
-"""Where Chainer's convolutions, and their two gradients, hand their arrays to our kernels."""
+"""Where Chainer's convolutions, and their two gradients, pass their arrays to our kernels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def convolution_seam(module: ModuleType) -> None:
     """`Convolution2DFunction` and its gradients."""
     from trainers import kernels
 
-    kernels.in_use()  # settled by the environment, where nobody has said another
+    kernels.in_use()  # chooses the environment's kernels, unless others were chosen
     for core in _CORES:
         _convolution_core(module, core)
     _convolution_apply(module)
@@ -32,10 +32,10 @@ def convolution_seam(module: ModuleType) -> None:
 
 
 def deferred(link: Any, x: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Call a convolution's link, and its hooks, for the node that it makes and that node's inputs: computing nothing.
+    """Call a convolution's link and its hooks without computing; returns the node that it makes and the node's inputs.
 
     Args:
-        link: does nothing but convolve, once; its hooks are shown x as what comes out.
+        link: does nothing but convolve, once; its hooks see x as its output.
         x: its argument.
     """
     _waiting.calls = calls = []
@@ -48,7 +48,7 @@ def deferred(link: Any, x: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def fitting(x: Any, W: Any, *vectors: Any, stride: Pair, pad: Pair) -> Any | None:
-    """Our kernels, where Chainer would refuse nothing; None for the long way.
+    """Our kernels, where they serve and Chainer's checks would pass; None for Chainer's own `apply`.
 
     Args:
         vectors: of W's output channels.
@@ -64,7 +64,7 @@ def fitting(x: Any, W: Any, *vectors: Any, stride: Pair, pad: Pair) -> Any | Non
 
 
 def _convolution_apply(module: ModuleType) -> None:
-    """The short way, where types are right and our kernels serve."""
+    """Make `apply` the short version (see `applied`) where our kernels serve; else Chainer's."""
     from trainers.kernels.applied import is_plain, linked, variables_of
 
     convolution = module.Convolution2DFunction
@@ -97,7 +97,7 @@ def _is_special(node: Any) -> bool:
 
 
 def gradients(indexes: Sequence[int], x: Any, W: Any, gy: Any, **how: Pair) -> tuple[Any, Any] | None:
-    """The gradients of a convolution's x and W, () for one that is not asked for; None where Chainer's nodes serve."""
+    """The gradients of a convolution's x and W, () for one not in `indexes`; None where our kernels do not serve."""
     ours = serving(x, W, gy)
     if ours is None:
         return None
@@ -108,29 +108,29 @@ def gradients(indexes: Sequence[int], x: Any, W: Any, gy: Any, **how: Pair) -> t
         gW = ours.convolution_weights(x, gy, kernel=W.shape[2:], **how) if 1 in indexes else ()
     if gx is None or gW is None:
         return None
-    if 1 in indexes and W.flags.c_contiguous:  # others are not parameters: nobody's mean is taken of theirs
+    if 1 in indexes and W.flags.c_contiguous:  # others are no parameters, whose gradients are averaged
         gW = _in_order(gW)
     return gx, gW
 
 
 def add_to(new: Any, before: Any) -> None:
-    """new += before, where `new` is nobody's yet."""
+    """new += before, where nothing else refers to `new` yet."""
     ours = serving(new, before)
     if not hasattr(ours, "add_to") or not ours.add_to(new, before):
         new += before
 
 
 def added(new: Any, before: Any) -> Any:
-    """new + before, in the order of `new` in memory."""
+    """new + before, with the memory layout of `new`."""
     ours = serving(new, before)
     found = None if ours is None else ours.add(new, before)
     return new + before if found is None else found
 
 
 def _convolution_backward(module: ModuleType) -> None:
-    """Where nobody asks for gradients of gradients these are arrays at once: two nodes fewer for a convolution.
+    """Compute gradients directly where gradients of gradients are not asked for: two nodes fewer for a convolution.
 
-    What has come back to an input before is added to them in place: a node and an array fewer for branches.
+    A gradient that an input already has is added in place: a node and an array fewer for branches.
     """
     from trainers.kernels.applied import variable_of
 
@@ -189,7 +189,7 @@ def _convolution_core(module: ModuleType, core: str) -> None:
 
 
 def _in_order(gW: Any) -> Any:
-    """As parameters lie: ChainerMN's naive mean of a gradient that lies in any other order is lost silently."""
+    """In C order, as parameters are: ChainerMN's naive communicator silently loses its mean in any other order."""
     return gW if gW.flags.c_contiguous else gW.copy()
 
 
@@ -222,5 +222,5 @@ def _deconvolution_core(module: ModuleType, core: str) -> None:
 
 
 def _covering(node: Any, *arrays: Any) -> Any | None:
-    """Our kernels, where they compute what a convolution's node asks for."""
+    """Our kernels, where they serve these arrays and the node has no dilation."""
     return serving(*arrays) if node.dy == node.dx == 1 else None

@@ -16,7 +16,7 @@ from trainers.kernels.numpy_convolution import Pair, out_size
 
 
 class ConvolvedNormalized(Normalized):
-    """What `Normalized` makes of x convolved with W: half as many nodes, and less of Python between operators.
+    """`Normalized` of x convolved with W: half as many nodes, and less Python between operators.
 
     Args:
         eps, groups, relu, statistics: see `Normalized`.
@@ -28,8 +28,8 @@ class ConvolvedNormalized(Normalized):
         self._how = {"stride": stride, "pad": pad}
 
     def convolves(self, x: Any, W: Any) -> bool:
-        """Whether the kernels do such a convolution: they have, and `forward` goes on from there."""
-        self._kept_data = self._convolved(x, W)  # until backward; the order of the weights a copy fewer there
+        """Compute the convolution, which `forward` goes on from; returns whether the kernels could."""
+        self._kept_data = self._convolved(x, W)  # until backward, where the reordered weights save a copy
         return self._kept_data[1] is not None
 
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any]:
@@ -38,7 +38,7 @@ class ConvolvedNormalized(Normalized):
         return outputs
 
     def _convolved(self, x: Any, W: Any) -> tuple[Any, Any]:
-        """The weights in order, and what the convolution gives; None where it is not done."""
+        """The weights in the kernels' order, and the convolution's output; None where the kernels cannot."""
         ours = seams.serving(x, W)
         W = ours.in_order(W) if hasattr(ours, "in_order") else W
         return W, ours.convolution(x, W, None, **self._how)
@@ -59,14 +59,14 @@ class ConvolvedNormalized(Normalized):
         grad_outputs: tuple[chainer.Variable],
         grad_inputs: tuple[chainer.Variable | None, ...],
     ) -> tuple[chainer.Variable, ...]:
-        """As Chainer has it, but what has come back to x and W before is added to the new arrays in place."""
+        """As Chainer's, but gradients that x and W already have are added to the new arrays in place."""
         if chainer.config.enable_backprop:  # gradients of gradients are asked for
             return super().backward_accumulate(indexes, grad_outputs, grad_inputs)
         x, gamma = self.inputs[0].data, self.inputs[2].data
-        W, h = self._kept_data or self._convolved(x, self.inputs[1].data)  # again, where backward has been here before
+        W, h = self._kept_data or self._convolved(x, self.inputs[1].data)  # computed again in a second backward
         self._kept_data = None
         gh, *rest = self._gradients(grad_outputs[0].array, h, gamma, self._out)
-        del h, rest[len(self.inputs) - 2 :]  # what is freed now is still in the caches for the next array
+        del h, rest[len(self.inputs) - 2 :]  # freed now: the next array reuses memory that is still in the caches
         found = [*(convolution_seams.gradients(indexes, x, W, gh, **self._how) or self._by_nodes(x, W, gh)), *rest]
         for index, before in zip(indexes, grad_inputs, strict=True):
             if before is not None and index < 2:
@@ -85,11 +85,11 @@ class ConvolvedNormalized(Normalized):
 def convolved_normalized(
     link: L.Convolution2D, x: Any, rest: tuple[Any, ...], **how: Any
 ) -> tuple[chainer.Variable | None, chainer.Variable | None]:
-    """link(x) and None; or None and what `ConvolvedNormalized` makes of it, where that serves.
+    """link(x) and None; or None and the output of `ConvolvedNormalized`, where that serves.
 
     Args:
-        link: its hooks are told either way.
-        rest: gamma, beta and what is added, where something is.
+        link: its hooks are called either way.
+        rest: gamma, beta and, where there is one, what is added.
         how: arguments of `ConvolvedNormalized`.
     """
     if type(link) is not L.Convolution2D or link.b is not None or link.groups > 1 or max(link.dilate) > 1:

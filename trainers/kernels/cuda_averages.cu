@@ -1,5 +1,5 @@
-// Running means and variances, (2, channels), moved by what an update has seen: `places` has for each channel where its
-// weight, its mean, variance and squared mean lie in `sums`. A channel of no weight stays.
+// Moves running means and variances, (2, channels), by the sums of an update: `places` has for each channel the indexes
+// in `sums` of its weight, mean, variance and squared mean. A channel of weight 0 stays.
 KERNEL moved_averages(const double* sums, const size* places, T* averages, double keep, size pooled, size channels) {
   EACH_THREAD(t) {
     size at = (size)blockIdx.x * THREADS + t;

@@ -1,4 +1,4 @@
-"""Running statistics moved on a GPU, of all layers in one launch."""
+"""Running statistics of all layers moved on a GPU by one launch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def move_averages(sums: Any, places: Any, averages: Any, keep: float, *, pooled:
         places: int64 (4, channels), where in `sums` a channel's weight, mean, variance and squared mean are.
         averages: (2, channels)
         keep: what is kept of them, in [0, 1].
-        pooled: whether the variance of the means counts.
+        pooled: whether the variance of the groups' means is added.
     """
     channels = averages.shape[1]
     arguments = (sums, places, averages, float(keep), int(pooled), channels)

@@ -1,9 +1,9 @@
 """Convolution and its two gradients by cuDNN, through NVIDIA's front end, on CuPy's arrays; channels last in memory.
 
-A plan is made once for each shape and kept: what cuDNN's heuristics put first, or with `chainer.config.autotune` the
-fastest of those they put first. cuDNN adds up in float32 whatever it is given. In float32 it rounds no factor to TF32
-unless `chainer.config.use_cudnn_tensor_core` is "always"; `chainer.config.cudnn_deterministic` leaves out what gives
-other bits in every run.
+An execution plan is made once for each shape and kept: the first of cuDNN's heuristics, or with
+`chainer.config.autotune` the fastest of the first ones. cuDNN accumulates in float32 for every type. In float32 it
+rounds no factor to TF32 unless `chainer.config.use_cudnn_tensor_core` is "always"; with
+`chainer.config.cudnn_deterministic` nondeterministic plans are left out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from trainers.kernels.numpy_convolution import Pair, out_size
 log = logging.getLogger("kilobatch")
 
 _TYPES = {"e": cudnn.data_type.HALF, "E": cudnn.data_type.BFLOAT16, "f": cudnn.data_type.FLOAT}
-_TRIED = 10  # plans, as PyTorch does
+_TRIED = 10  # plans that are timed, as in PyTorch
 _MOST_WORKSPACE_BYTES = 1 << 32
 _local = threading.local()
 
@@ -58,7 +58,7 @@ def _empty(like: Any, channels: int, size: Pair) -> Any:
 
 
 def _done(operation: str, x: Any, W: Any, y: Any, stride: Pair, pad: Pair) -> bool:
-    """Whether the one of these arrays that the operation writes was written."""
+    """Run an operation, which writes one of these arrays; returns whether cuDNN could."""
     if x.dtype.char not in _TYPES or not x.dtype == W.dtype == y.dtype:
         return False
     config = chainer.config
@@ -72,12 +72,12 @@ def _done(operation: str, x: Any, W: Any, y: Any, stride: Pair, pad: Pair) -> bo
 
 @dataclass
 class _Plan:
-    """A graph of one operation, ready to run.
+    """A cuDNN graph of one operation, ready to run.
 
     Args:
         uids: of x, W and y.
         workspace_bytes: that it needs while it runs.
-        tuned: it was chosen by its time.
+        tuned: whether its execution plan was chosen by measurement.
     """
 
     graph: Any
@@ -86,11 +86,11 @@ class _Plan:
     tuned: bool = False
 
     def run(self, arrays: list[Any]) -> None:
-        """x, W and y, the one that the operation gives among them."""
+        """Run it on x, W and y, one of which it writes."""
         handle = _handle()
         cudnn.set_stream(handle, cupy.cuda.get_current_stream().ptr)
         addresses = {uid: array.data.ptr for uid, array in zip(self.uids, arrays, strict=True)}
-        if chainer.config.autotune and not self.tuned and not cuda_launch.device.captures:  # by times
+        if chainer.config.autotune and not self.tuned and not cuda_launch.device.captures:  # a capture runs nothing
             self._tune(addresses, handle)
         self._execute(addresses, handle)
 
@@ -99,7 +99,7 @@ class _Plan:
         self.graph.execute(addresses, 0 if workspace is None else workspace.data.ptr, handle=handle)
 
     def _tune(self, addresses: dict[int, int], handle: Any) -> None:
-        """Choose what was fastest among those that the heuristics put first."""
+        """Choose the fastest of the plans that the heuristics put first."""
         found = []
         for index in range(self.graph.get_execution_plan_count()):
             try:
@@ -135,7 +135,7 @@ def _plan(
     device: int,
     thread: int,
 ) -> _Plan | None:
-    """The plan that cuDNN's heuristics put first; None where it has none. It belongs to a device and a thread."""
+    """The plan that cuDNN's heuristics put first; None where there is none. It belongs to a device and a thread."""
     graph = cudnn.pygraph(
         io_data_type=_TYPES[kind],
         intermediate_data_type=cudnn.data_type.FLOAT,
@@ -160,7 +160,7 @@ def _plan(
 def _operation(
     graph: Any, operation: str, kind: Any, shapes: tuple[tuple[int, ...], ...], stride: Pair, pad: Pair
 ) -> list[Any]:
-    """Add the operation to a graph; its x, W and y."""
+    """Add the operation to a graph; returns the tensors of x, W and y."""
     written = ("data", "weights", "forward").index(operation)
     found = [
         None if number == written else graph.tensor(dim=list(shape), stride=_strides(shape), data_type=kind)
@@ -181,7 +181,7 @@ def _operation(
 
 
 def _strides(shape: tuple[int, ...]) -> list[int]:
-    """Of an array (n, c, h, w) with channels last in memory, in values."""
+    """Strides, in values, of an array (n, c, h, w) with channels last in memory."""
     _, channels, height, width = shape
     return [height * width * channels, 1, width * channels, channels]
 
@@ -196,7 +196,7 @@ def _refused(kind: str, tensor_cores: bool, deterministic: bool) -> list[Any]:
 
 
 def _handle() -> Any:
-    """cuDNN's for this thread and device, made when first asked for."""
+    """cuDNN's handle of this thread and device, made when first asked for."""
     handles = _local.__dict__.setdefault("handles", {})
     device = cupy.cuda.get_device_id()
     if device not in handles:

@@ -1,4 +1,4 @@
-// Of arrays that lie in memory alike: `count` values each, a multiple of V.
+// For arrays of one memory layout: `count` values each, a multiple of V.
 #define EACH_VALUE(t, at) \
   EACH_THREAD(t) \
     for (size at = ((size)blockIdx.x * THREADS + t) * V, stop = at + V; at < count && at < stop; at = stop)

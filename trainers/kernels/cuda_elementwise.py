@@ -1,4 +1,4 @@
-"""ReLU and sums on a GPU, in the order in which arrays lie in memory: CuPy's own write C order whatever they read."""
+"""ReLU and sums on a GPU that keep the memory layout of their inputs, where CuPy's own always write C order."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from trainers.kernels.cuda_launch import THREADS
 
 
 def relu(x: Any) -> Any | None:
-    """max(x, 0); None where x lies in memory with gaps."""
+    """max(x, 0). As in all functions here, None where x has gaps in memory or the arrays differ in type."""
     return _alike("relu", x)
 
 
 def relu_gradient(y: Any, gy: Any) -> Any | None:
-    """gy where y > 0, else 0; None where y lies in memory with gaps."""
+    """gy where y > 0, else 0."""
     return _alike("relu_gradient", y, gy)
 
 
 def add(x: Any, y: Any) -> Any | None:
-    """x + y; None where x lies in memory with gaps."""
+    """x + y"""
     return _alike("add", x, y)
 
 
 def add_to(x: Any, y: Any) -> bool:
-    """x += y, in place; whether it was done: not where x lies in memory with gaps."""
+    """x += y, in place; returns whether it was done."""
     return _alike("add_to", x, y, in_place=True) is not None
 
 
 def _alike(name: str, *arrays: Any, in_place: bool = False) -> Any | None:
-    """What a kernel gives of arrays that are brought into the first one's order; `in_place` it writes the first one."""
+    """Run a kernel on arrays brought into the first one's layout; `in_place` it writes the first one."""
     first, xp = arrays[0], cuda_launch.device.xp
     if any(array.dtype != first.dtype for array in arrays):
         return None

@@ -1,6 +1,6 @@
-// Image after image, row after row: y = (x - shift) / scale of each channel, as float, its channels last. x has them last
-// as well (`column_step` channels, `channel_step` 1) or first (1, pixels of an image). Where `mirrored` is set, the last
-// column comes first. One difference and one quotient, each rounded by itself: there is no product to fuse a sum with.
+// One block for each row of each image: y = (x - shift) / scale of each channel, in float, channels last. x has them
+// last as well (`column_step` channels, `channel_step` 1) or first (1, pixels of an image). Where `mirrored` is set,
+// columns are reversed. One difference and one quotient, each rounded: no fused multiply-add can change the bits.
 template <typename X>
 INLINE void finish(const X* x, const unsigned char* mirrored, const float* shift, const float* scale, T* y, size height,
                    size width, size channels, size column_step, size channel_step) {

@@ -10,13 +10,13 @@ from trainers.kernels import cuda_launch
 
 
 def finished(pixels: Any, mirrored: Any, shift: Any, scale: Any, *, channels_first: bool, dtype: Any) -> Any:
-    """(x - shift) / scale of each channel in float32, then rounded; mirrored where that is said.
+    """(x - shift) / scale of each channel in float32, then rounded to `dtype`; some mirrored.
 
     Args:
         pixels: uint8 or float32, (samples, height, width, channels), or (samples, channels, height, width).
         mirrored: uint8 (samples,), not 0 where left and right are exchanged.
         shift, scale: float32 (channels,).
-        channels_first: which of the two.
+        channels_first: whether pixels are (samples, channels, height, width).
         dtype: of the images.
     Returns:
         images NCHW, in memory with their channels last.

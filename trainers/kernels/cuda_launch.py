@@ -1,4 +1,4 @@
-"""Our CUDA kernels: compiled when they are first launched, for each type of values and each width of access."""
+"""Our CUDA kernels: compiled at their first launch, for each type of values and each vector width."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ACCESS_BYTES = 16
 
 @dataclass(frozen=True)
 class ByValue:
-    """An argument of integers that the kernel has itself, not their address: a CUDA graph keeps those of its capture.
+    """Integers that a kernel gets by value, not by address, so that a CUDA graph keeps those of its capture.
 
     Args:
         numbers: int64, on the host.
@@ -32,10 +32,10 @@ class ByValue:
 
 
 class Gpu:
-    """Where kernels run: CuPy's device and stream at the moment.
+    """Where kernels run: CuPy's current device and stream.
 
     Attributes:
-        rehearses: what is asked of it now is captured as a CUDA graph, or is what will be.
+        rehearses: whether work is being captured as a CUDA graph, or runs eagerly just as it will be captured.
     """
 
     rehearses = False
@@ -49,45 +49,45 @@ class Gpu:
 
     @property
     def captures(self) -> bool:
-        """Whether what is asked of it now becomes part of a CUDA graph, and does not run."""
+        """Whether launches are captured into a CUDA graph now, and do not run."""
         return self.xp.cuda.get_current_stream().is_capturing()
 
     def launch(self, name: str, kind: str, width: int, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
-        """Run a kernel: integers are 64 bits, None is no array."""
+        """Launch a kernel; integer arguments are 64 bits, None is a null pointer."""
         _kernel(name, kind, width)(grid, (THREADS,), tuple(map(_argument, arguments)))
 
 
-device = Gpu()  # the tests have one that is a CPU
+device = Gpu()  # tests replace it by one that runs kernels on the CPU
 
 
 def source() -> str:
-    """All kernels, as one text."""
+    """The source of all kernels, as one text."""
     return "\n".join((Path(__file__).parent / f"cuda_{name}.cu").read_text(encoding="utf-8") for name in _FILES)
 
 
 def definitions(kind: str, width: int) -> tuple[str, ...]:
-    """What a compiler is told: values of NumPy's type character `kind`, `width` of them at once."""
+    """The compiler's options for values of NumPy's type character `kind`, `width` of them in one access."""
     memory, registers = _TYPES[kind]
     return f"-DMEMORY={memory}", f"-DREGISTERS={registers}", f"-DWIDTH={width}"
 
 
 def width_of(x: Any, values: int) -> int:
-    """How many values of x's type a thread takes at once, where runs of `values` lie together."""
+    """How many values of x's type a thread accesses at once, where `values` of them are contiguous."""
     width = _ACCESS_BYTES // x.itemsize
     return width if values % width == 0 else 1
 
 
 def vector_type(x: Any) -> str:
-    """Type of what is the same for all rows of x: float32 for 16 bits."""
+    """Type of vectors that apply to all rows of x: float32 for 16 bits."""
     return "d" if x.dtype.char == "d" else "f"
 
 
 def _argument(argument: Any) -> Any:
-    """As CuPy must be given it, so that its size is not left to CuPy."""
+    """An argument in a form that fixes its size, which CuPy would choose otherwise."""
     if argument is None or type(argument) is int:
         return np.int64(argument or 0)
     if type(argument) is ByValue:
-        return argument.numbers.view(f"V{argument.numbers.nbytes}")  # one value, which is what CuPy hands over
+        return argument.numbers.view(f"V{argument.numbers.nbytes}")  # one value of that size: CuPy passes one by value
     return np.float64(argument) if type(argument) is float else argument
 
 

@@ -1,10 +1,10 @@
 // Softmax cross entropy of logits (samples, classes); `lanes` threads of a block share a sample.
 //
-// `targets` are labels of so many `bytes` each, 4 or 8, or with 0 bytes shares of float, (samples, classes).
+// `targets` are labels of `bytes` each, 4 or 8, or where that is 0 mixtures of labels, float (samples, classes).
 
 #define LOGITS READ x, const void* targets, double smoothing, size bytes, size samples, size classes, size lanes
 
-// What a thread works for: classes from `first` on of a sample. A label of no class is not `known`.
+// A thread's sample and classes: every `lanes`-th from `first` on. A label outside the classes is not `known`.
 struct Sample { size number, start, first, label; bool inside, known; };
 
 INLINE Sample sample(int t, const void* targets, size bytes, size samples, size classes, size lanes) {
@@ -14,14 +14,14 @@ INLINE Sample sample(int t, const void* targets, size bytes, size samples, size 
   return {number, number * classes, t % lanes, label, inside, label >= 0 && label < classes};
 }
 
-// q of a class: (1 - e) of its share, e / K beside.
+// q of a class: (1 - e) share + e / K, where e is the smoothing and K the number of classes.
 INLINE A target(const Sample& s, size k, const void* targets, double smoothing, size bytes, size classes) {
   A share = bytes ? A(k == s.label) : (A)((const float*)targets)[s.start + k];
   return (A)(1 - smoothing) * share + (A)(smoothing / (double)classes);
 }
 
 // -sum of q log p for each sample; and in `kept`, (samples, 3), its largest logit, 1 / the sum of exp(logit - largest),
-// and the sum of its q. NaN where the label is not known, which reads nothing.
+// and the sum of its q. NaN where the label is not known; nothing is read out of bounds then.
 KERNEL cross_entropy(LOGITS, double* losses, A* kept) {
   SHARED A highs[THREADS];
   SHARED double sums[3 * THREADS];
@@ -92,7 +92,7 @@ KERNEL mean_loss(const double* losses, A* mean, size samples) {
   }
 }
 
-// gy / samples (p sum of q - q), gy being one number.
+// gx = gy / samples * (p * (sum of q) - q); gy is one number.
 KERNEL cross_entropy_gradient(LOGITS, VECTOR kept, VECTOR gy, T* gx) {
   EACH_THREAD(t) {
     Sample s = sample(t, targets, bytes, samples, classes, lanes);

@@ -1,4 +1,4 @@
-"""Softmax cross entropy on a GPU: a loss a sample, their mean, and the gradient. No order of sums ever changes."""
+"""Softmax cross entropy on a GPU: a loss a sample, their mean, and the gradient. Sums have a fixed order."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _LANES = 64  # threads that share a sample, at most; assumed
 
 
 def cross_entropy(x: Any, targets: Any, *, label_smoothing: float) -> tuple[Any, Any]:
-    """The mean over samples, an array without axes, and what the gradient wants to know again.
+    """The mean over samples, an array without axes, and what `cross_entropy_gradient` needs.
 
-    Both are float32 where x has 16 bits. A label of no class makes NaN.
+    Both are float32 where x has 16 bits. A label outside the classes makes the mean NaN.
 
     Args:
         x: logits, (samples, classes).
@@ -31,7 +31,7 @@ def cross_entropy_gradient(x: Any, targets: Any, kept: Any, gy: Any, *, label_sm
     """The gradient of `cross_entropy` with respect to its x.
 
     Args:
-        kept: what it gave.
+        kept: the second result of `cross_entropy`.
         gy: gradient of the mean, without axes.
     """
     xp = cuda_launch.device.xp

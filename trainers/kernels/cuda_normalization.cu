@@ -1,7 +1,7 @@
 // Batch normalisation, and ReLU after it, of (groups, rows, channels): each group has statistics of its own.
 
-// Where a thread works in (groups, rows, channels): V channels from `channel` on, of every `step`-th row. A block is
-// `lanes` threads wide; blocks are x: channels, y: rows, z: groups.
+// A thread's part of (groups, rows, channels): V channels from `channel` on, of every `step`-th row from `row` on. A
+// block is `lanes` threads wide along the channels; blocks are x: channels, y: rows, z: groups.
 struct Place { size group, channel, row, step; bool inside; };
 
 INLINE Place place(int t, size channels, size lanes) {
@@ -22,7 +22,7 @@ INLINE Vector vector(const A* of, const Place& p, size channels) {
   return numbers;
 }
 
-// The parts of a block's threads, two sums for each of V channels, added up to parts (groups, blocks, 2, channels).
+// Adds the partial sums of a block's threads, two for each of V channels, into parts (groups, blocks, 2, channels).
 INLINE void fold(const double* sums, double* parts, size channels, size lanes) {
   EACH_THREAD(t) {
     for (int number = t; number < 2 * V * lanes; number += THREADS) {
@@ -60,7 +60,7 @@ KERNEL moments(READ x, double* parts, size rows, size channels, size lanes) {
   fold(sums, parts, channels, lanes);
 }
 
-// A block that adds up parts has FEW channels of all groups, which some sums are over, and `slots` groups at a time.
+// A block that adds up parts has FEW channels of all groups (some sums are over groups), `slots` groups at a time.
 enum { FEW = 4 };
 
 INLINE size slots_of(size groups) {
@@ -69,7 +69,7 @@ INLINE size slots_of(size groups) {
   return slots;
 }
 
-// Whose parts a thread adds up: every `lines`-th from `line` on.
+// The parts that a thread adds up: of a group and channel, every `lines`-th from `line` on.
 struct Total { size group, channel, line; bool inside; };
 
 INLINE Total total_at(int t, size first, size slots, size groups, size channels) {
@@ -77,8 +77,8 @@ INLINE Total total_at(int t, size first, size slots, size groups, size channels)
   return {group, channel, t / FEW / slots, group < groups && channel < channels};
 }
 
-// Parts (groups, count, 2, channels) added up, of the groups from `first` on: in `sums` one for each thread whose line
-// is 0, and THREADS further the other one.
+// Adds up parts (groups, count, 2, channels) of the groups from `first` on. A thread whose line is 0 then finds its
+// first total in sums[t], its second in sums[THREADS + t].
 INLINE void add_up(const double* parts, double* sums, size first, size slots, size groups, size channels, size count) {
   size lines = THREADS / FEW / slots;
   EACH_THREAD(t) {
@@ -105,13 +105,13 @@ INLINE void add_up(const double* parts, double* sums, size first, size slots, si
   }
 }
 
-// Statistics of groups from parts (groups, count, 2, channels): with values > 0, of which these are the sums and the
-// sums of squares, mean and biased variance; else what the parts add up to. Each of these where it is not null:
+// Mean and variance of groups from parts (groups, count, 2, channels). Where values > 0, parts are sums of so many
+// values and of their squares; else they add up to mean and variance themselves. Written where not null:
 //
-// total: these two, (groups, 2, channels)
+// total: mean and biased variance, or what the parts add up to, (groups, 2, channels)
 // scales: mean, 1 / deviation, gamma / deviation and beta, (4, groups, channels)
-// seen: added to by those of a micro-batch's groups, (1 + 3 * channels): the sum of the weights, and those of weighted
-//   means, variances times a factor, and squared means
+// seen: added to, (1 + 3 * channels): the sum of the groups' weights, and the weighted sums of means, of variances
+//   times a factor, and of squared means
 KERNEL totals(const double* parts, double* total, VECTOR gamma, VECTOR beta, A* scales, const double* weights,
               double* seen, double values, double eps, double factor, size groups, size channels, size count) {
   SHARED double sums[2 * THREADS];
@@ -163,9 +163,9 @@ KERNEL totals(const double* parts, double* total, VECTOR gamma, VECTOR beta, A* 
   }
 }
 
-// From the parts of gradient_sums, of these rows, and totals of the whole groups, (groups, 2, channels), of `values`
-// rows each, or null where these are whole: slope and shift of input_gradient, (2, groups, channels), and the gradients
-// of gamma and beta, (2, channels). Totals are gradients of beta and gamma, parts are not yet divided by the deviation.
+// From the parts of gradient_sums: slope and shift of input_gradient, (2, groups, channels), in `found`, and the
+// gradients of gamma and beta, (2, channels). `whole`, (groups, 2, channels): gradients of beta and gamma over whole
+// groups of `values` rows each, where x has parts of groups; else null. Parts are not yet divided by the deviation.
 KERNEL slopes(const double* parts, const double* whole, VECTOR scales, A* found, A* gradients, double values,
               size groups, size channels, size count) {
   SHARED double sums[2 * THREADS], of_gamma[FEW], of_beta[FEW];
@@ -208,7 +208,7 @@ KERNEL slopes(const double* parts, const double* whole, VECTOR scales, A* found,
 
 INLINE A normal(A x, A mean, A scale, A beta) { return fused(x - mean, scale, beta); }
 
-// y = (x - mean) * scale + beta + plus, and of that what is above 0, where that is asked; plus may be null.
+// y = (x - mean) * scale + beta + plus, then ReLU where `relu`; plus may be null.
 KERNEL normalized(READ x, READ plus, T* y, VECTOR mean, VECTOR scale, VECTOR beta, size relu, size rows, size channels,
                   size lanes) {
   EACH_THREAD(t) {
@@ -230,8 +230,8 @@ KERNEL normalized(READ x, READ plus, T* y, VECTOR mean, VECTOR scale, VECTOR bet
   }
 }
 
-// Sums of gy and of gy * (x - mean), of the gy that count: all of them; with relu, those where y > 0, and then the
-// others are 0 in `counted`; without y, those where x was normalised to above 0.
+// Sums of gy and of gy * (x - mean). With relu only gy where y > 0 counts, which is written to `counted`, 0 elsewhere;
+// where y is null, only gy where normalised x is above 0.
 KERNEL gradient_sums(READ gy, READ x, READ y, T* counted, VECTOR mean, VECTOR scale, VECTOR beta, double* parts,
                      size relu, size rows, size channels, size lanes) {
   SHARED double sums[2 * V * THREADS];
@@ -265,7 +265,7 @@ KERNEL gradient_sums(READ gy, READ x, READ y, T* counted, VECTOR mean, VECTOR sc
   fold(sums, parts, channels, lanes);
 }
 
-// gx = gy * scale - ((x - mean) * slope + shift); with relu only the gy where x was normalised to above 0.
+// gx = gy * scale - ((x - mean) * slope + shift); with relu gy counts as 0 where normalised x is not above 0.
 KERNEL input_gradient(READ gy, READ x, T* gx, VECTOR mean, VECTOR scale, VECTOR beta, VECTOR slope, VECTOR shift,
                       size relu, size rows, size channels, size lanes) {
   EACH_THREAD(t) {

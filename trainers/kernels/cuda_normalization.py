@@ -11,12 +11,12 @@ from typing import Any
 from trainers.kernels import cuda_launch
 from trainers.kernels.cuda_launch import THREADS
 
-COMPUTES_MASK = True  # of ReLU without a sum, again, rather than read what came out
-_BLOCKS = 1584  # whole rounds of 132 processors, where each runs 2, 3, 4 or 6 at once
-_SUMMING_BLOCKS = 528  # of those that sum: whole rounds for 2 or 4, and few parts to add up
-_FEW = 4  # channels of a block that adds up, as in the source
-_LANES = 32  # threads beside each other, at most
-_ROWS = 4  # of a thread, at least
+COMPUTES_MASK = True  # backward computes the mask of a ReLU without a sum again, without its output
+_BLOCKS = 1584  # whole waves on 132 multiprocessors (SMs) that run 2, 3, 4 or 6 blocks each at once
+_SUMMING_BLOCKS = 528  # of kernels that sum: whole waves for 2 or 4 blocks, and few partial sums to add up
+_FEW = 4  # channels of a block that adds up partial sums: FEW in the source
+_LANES = 32  # threads of a block along the channels, at most
+_ROWS = 4  # that a thread processes, at least
 
 
 def mean_and_variance(x: Any) -> tuple[Any, Any]:
@@ -31,7 +31,7 @@ def scales(x: Any, mean: Any, var: Any, gamma: Any, beta: Any, eps: float) -> An
     """Mean, 1 / deviation, gamma / deviation and beta: (4, groups, channels), in the type of gamma.
 
     Args:
-        x: that will be normalised; only its type counts.
+        x: that will be normalised; only its type is used.
         mean, var: float64 or the type of gamma, (groups, channels).
         gamma, beta: (channels,)
     """
@@ -41,23 +41,23 @@ def scales(x: Any, mean: Any, var: Any, gamma: Any, beta: Any, eps: float) -> An
 def whole_scales(
     x: Any, gamma: Any, beta: Any, eps: float, *, seen: tuple[Any, Any, float] | None = None
 ) -> tuple[Any, ...]:
-    """`scales` of groups that are whole in x, by their mean and variance, which is one launch after that of the sums.
+    """`scales` by the mean and variance of x, which holds whole groups: one launch for the sums, one for the rest.
 
     Args:
         x: that will be normalised.
         gamma, beta: (channels,)
-        seen: what `see` is given besides mean and variance, to do that as well: weights, seen and factor.
+        seen: arguments of `see`, to do that as well: weights, seen and factor.
     """
     parts = _Spread(x).launch_sums("moments", x)
     return _scaled(x, parts, gamma, beta, eps, values=x.shape[1], seen=seen)
 
 
 def normalized_by(x: Any, scales: Any, *, relu: bool, plus: Any = None) -> Any:
-    """(x - mean) * gamma / deviation + beta + plus, with `relu` what of it is above 0.
+    """(x - mean) * gamma / deviation + beta + plus, then ReLU with `relu`.
 
     Args:
-        scales: of x, see there.
-        plus: like x; None for nothing.
+        scales: of x, as `scales` returns them.
+        plus: of x's shape; None for nothing.
     """
     y = cuda_launch.device.xp.empty(x.shape, x.dtype)
     _Spread(x).launch("normalized", x, plus, y, scales[0], scales[2], scales[3], int(relu))
@@ -70,8 +70,8 @@ def gradient_by(
     """The gradients of `normalized_by`'s x, of gamma and beta together, (2, channels), and of plus.
 
     Args:
-        relu: as it was given.
-        y: what came out, where there was a `plus` before ReLU.
+        relu: as in the forward.
+        y: output of the forward, where there was a `plus` before ReLU.
         whole: see `trainers.kernels.numpy_normalization`.
     """
     xp, spread = cuda_launch.device.xp, _Spread(x)
@@ -97,7 +97,8 @@ def see(mean: Any, var: Any, weights: Any, seen: Any, *, factor: float) -> None:
     Args:
         mean, var: float64, (groups, channels).
         weights: of the groups, float64.
-        seen: float64: the sum of the weights, those of weighted means, variances times `factor`, squared means.
+        seen: float64 (1 + 3 * channels,): sum of the weights; weighted sums of means, of variances times `factor`, of
+            squared means.
     """
     _add_up(mean, _as_parts(mean, var), seen=(weights, seen, factor))
 
@@ -114,7 +115,7 @@ def normalization_gradient(
 ) -> tuple[Any, Any, Any]:
     """See `trainers.kernels.numpy_normalization`."""
     xp, spread, times = cuda_launch.device.xp, _Spread(x), gamma * inv_std
-    vectors = _vectors(x, mean, times, times)  # the last counts with ReLU only
+    vectors = _vectors(x, mean, times, times)  # the last stands for beta, which is used with ReLU only
     sums = xp.empty((len(x), 2, x.shape[2]), "d")
     _add_up(x, spread.launch_sums("gradient_sums", gy, x, None, None, *vectors, relu=False), total=sums)
     gbeta, ggamma = sums[:, 0], sums[:, 1] * inv_std
@@ -143,14 +144,14 @@ class _Spread:
         self._launch(name, self._blocks(_BLOCKS), *arguments)
 
     def launch_sums(self, name: str, *arguments: Any, relu: bool | None = None) -> Any:
-        """What the blocks of a kernel add up, float64 (groups, blocks, 2, channels)."""
+        """Launch a kernel that sums; returns the partial sums of its blocks, float64 (groups, blocks, 2, channels)."""
         blocks = self._blocks(_SUMMING_BLOCKS)
         parts = cuda_launch.device.xp.empty((self._groups, blocks, 2, self._channels), "d")
         self._launch(name, blocks, *arguments, parts, *([] if relu is None else [int(relu)]))
         return parts
 
     def _blocks(self, of_all: int) -> int:
-        """That share the rows of a group."""
+        """Number of blocks that share the rows of a group, so that all groups have `of_all` at most."""
         return max(1, min(of_all // (self._across * self._groups), self._most))
 
     def _launch(self, name: str, blocks: int, *arguments: Any) -> None:
@@ -159,7 +160,7 @@ class _Spread:
 
 
 def _scaled(x: Any, parts: Any, gamma: Any, beta: Any, eps: float, **how: Any) -> Any:
-    """`scales` by what parts add up to; see `_add_up`."""
+    """`scales` from partial sums; see `_add_up`."""
     found = cuda_launch.device.xp.empty((4, len(parts), parts.shape[3]), cuda_launch.vector_type(x))
     _add_up(x, parts, scaled=(*_vectors(x, gamma, beta), found), eps=eps, **how)
     return found
@@ -175,13 +176,13 @@ def _add_up(
     eps: float = 0.0,
     seen: tuple[Any, Any, float] | None = None,
 ) -> None:
-    """Add up (groups, count, 2, channels) over count, and give what is asked for; see the kernel.
+    """Add up partial sums (groups, count, 2, channels) over count and write what is asked for; see the kernel `totals`.
 
     Args:
-        values: the sums are of so many values and of their squares, and mean and variance what is made of them.
-        total: the two, (groups, 2, channels).
-        scaled: gamma, beta, and where `scales` go.
-        seen: see `see`.
+        values: where above 0, the sums are of so many values and of their squares, and become mean and variance.
+        total: written, (groups, 2, channels): both sums, or mean and variance.
+        scaled: gamma, beta, and the array that `scales` are written to.
+        seen: weights, seen and factor of `see`.
     """
     *vectors, found = scaled or (None, None, None)
     weights, sums, factor = seen or (None, None, 1.0)
@@ -190,14 +191,14 @@ def _add_up(
 
 
 def _each_few(x: Any, name: str, parts: Any, *arguments: Any) -> None:
-    """Run a kernel that adds up parts, for x's type."""
+    """Launch a kernel that adds up partial sums, for x's type."""
     groups, count, _, channels = parts.shape
     given = (parts, *arguments, groups, channels, count)
     cuda_launch.device.launch(name, x.dtype.char, 1, (-(-channels // _FEW),), given)
 
 
 def _as_parts(first: Any, second: Any) -> Any:
-    """Numbers (groups, channels) as parts that are added up already."""
+    """Numbers (groups, channels) as partial sums of one part."""
     return cuda_launch.device.xp.stack([first, second], axis=1, dtype="d")[:, None]
 
 

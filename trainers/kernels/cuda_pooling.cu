@@ -58,7 +58,8 @@ INLINE void windows_of(size at, size pad, size kernel, size stride, size count, 
   if (last > count - 1) last = count - 1;
 }
 
-// The gradient of what was pooled: of those windows where its pixel was the largest; without places a share of all.
+// The gradient of pooling's input: the sum of gy over a pixel's windows, where it was the largest; with null places
+// (average pooling) over all its windows, divided by their size.
 KERNEL pooling_gradient(READ gy, const unsigned char* places, T* gx, WINDOWS) {
   EACH_THREAD(t) {
     Pixel p;
@@ -85,7 +86,7 @@ KERNEL pooling_gradient(READ gy, const unsigned char* places, T* gx, WINDOWS) {
   }
 }
 
-// The values of x at the places that `max_pooled` has found in other values.
+// The values of x at the places that `max_pooled` found in another array.
 KERNEL max_pooled_at(READ x, const unsigned char* places, T* y, WINDOWS) {
   EACH_THREAD(t) {
     Pixel p;

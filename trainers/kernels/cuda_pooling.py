@@ -54,7 +54,7 @@ def _empty(like: Any, size: Pair, dtype: Any) -> Any:
 def _launch(
     name: str, arrays: tuple[Any, ...], *, size: Pair, out: Pair, kernel: Pair, stride: Pair, pad: Pair
 ) -> None:
-    """Run a kernel on arrays (n, channels, ...), or None; one thread for each pixel of the last, which it writes."""
+    """Launch a kernel on arrays (n, channels, ...), or None; each thread writes V channels of a pixel of the last."""
     arrays = [array if array is None else as_NHWC(array) for array in arrays]
     n, *_, channels = arrays[0].shape
     width = cuda_launch.width_of(arrays[0], channels)
@@ -65,5 +65,5 @@ def _launch(
 
 
 def as_NHWC(x: Any) -> Any:
-    """An array (n, channels, height, width) with channels last; the same memory where they are last there."""
+    """An array (n, channels, height, width) with channels last; a copy only where they are not last in memory."""
     return cuda_launch.device.xp.ascontiguousarray(x.transpose(0, 2, 3, 1))

@@ -1,10 +1,10 @@
 // What the kernels share. They are compiled after it, as one text, for each MEMORY and WIDTH:
 //
-// T: a value in memory, float, double, float16 or bfloat16; A: what is computed with, float or double. V: values that a
-// thread takes together, 16 bytes where that divides their number. Blocks have THREADS threads; sums are double.
+// T: type in memory, float, double, float16 or bfloat16; A: type in registers, float or double. V: values that a thread
+// accesses at once, 16 bytes where that divides their number. Blocks have THREADS threads; sums are double.
 //
-// The tests compile the same text for the CPU: there the threads of a block take turns in each EACH_THREAD, so what one
-// hands to another must lie in SHARED memory when its EACH_THREAD ends. There is no other barrier.
+// The tests compile the same text for the CPU, where the threads of a block run one after another through each
+// EACH_THREAD: they exchange values by SHARED memory, between two EACH_THREADs only. There is no other barrier.
 
 #ifndef EACH_THREAD
 #define KERNEL extern "C" __global__ void __launch_bounds__(256)

@@ -1,4 +1,4 @@
-"""Products of matrices for CUDA graphs, in whose capture CuPy refuses to call cuBLAS."""
+"""Matrix products for CUDA graphs: CuPy refuses to call cuBLAS in a capture."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _AT_ONE_PIXEL = {"stride": (1, 1), "pad": (0, 0)}
 
 
 def product(a: Any, b: Any) -> Any | None:
-    """a @ b as a convolution of images of one pixel, or one of its gradients, whichever reads both where they lie.
+    """a @ b as a convolution of images of one pixel, or one of its gradients, whichever reads both without a copy.
 
-    None outside of captures and their rehearsals, or where there is no such convolution: cuBLAS serves, then. A
-    rehearsal makes the plans and loads their kernels, which may wait for the GPU: no capture would bear that.
+    None outside of captures and their rehearsals, or where there is no such convolution: then cuBLAS serves. A
+    rehearsal makes the plans and loads their kernels, which may synchronise and so is not allowed in a capture.
     """
     if not cuda_launch.device.rehearses:
         return None

@@ -1,5 +1,6 @@
-// Steps of an optimizer, formulas and names: trainers/step_forms.py. Of every tensor the addresses of its weights,
-// gradient and states, its decay (below 0: none) and its trust ratio; null for states or ratios that there are not.
+// Steps of an optimizer; for formulas and names see trainers/step_forms.py. Arguments have for each tensor the
+// addresses of its weights, gradient and states, its decay (below 0: none) and its trust ratio; states and ratios may
+// be null.
 #define STEP const size* chunks, const size* counts, const size* weights, const size* gradients, const size* states, \
   const size* others, const double* decays, double coupled, double shrink
 
@@ -21,7 +22,7 @@ INLINE A ratio_of(const double* ratios, const size* chunks) {
   return ratios ? (A)ratios[chunks[2 * blockIdx.x]] : A(1);
 }
 
-// A thread's sums of squares added up over the block: parts, (chunks, 2).
+// Adds the sums of squares of a block's threads into parts, (chunks, 2).
 INLINE void add_up(const double* sums, double* parts) {
   EACH_THREAD(t) {
     if (t < 2) {
@@ -32,7 +33,7 @@ INLINE void add_up(const double* sums, double* parts) {
   }
 }
 
-// Squares of weights and gradients.
+// Sums of squares of weights and gradients.
 KERNEL momentum_norms(STEP, double* parts, double momentum, double within, double beside, double nesterov) {
   SHARED double sums[2 * THREADS];
   EACH_THREAD(t) {
@@ -77,7 +78,7 @@ INLINE Moments moments_at(const Part& part, size at, ADAM) {
   return {mean, square, direction};
 }
 
-// Squares of weights and directions; the states stay.
+// Sums of squares of weights and directions; does not change the states.
 KERNEL adam_norms(STEP, double* parts, ADAM) {
   SHARED double sums[2 * THREADS];
   EACH_THREAD(t) {
@@ -124,8 +125,8 @@ KERNEL rmsprop_step(STEP, const double* ratios, double mu1, double mu2, double e
   }
 }
 
-// The trust ratio of each tensor, from parts: chunks `firsts[tensor]` up to the next are its own. 1 where decay is
-// below 0, which exempts it, and where a norm is 0.
+// The trust ratio of each tensor, from parts of its chunks, `firsts[tensor]` up to the next. 1 where its decay is below
+// 0 (exempt), and where a norm is 0.
 KERNEL ratios(const double* parts, const size* firsts, const double* decays, double* found, double coefficient,
               double decay_in_trust, double eps, double clip_rate, double low, double high, size tensors) {
   EACH_THREAD(t) {

@@ -1,4 +1,4 @@
-"""An optimizer's step of all parameters at once on a GPU: one launch, and two more before it where norms count."""
+"""An optimizer's step of all parameters at once on a GPU: one launch, after two more for trust ratios."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainers.kernels.cuda_tensors import Table, addresses, launch, on_device, t
 from trainers.step_forms import StepDecay, StepForm, Trust
 
 STEPS = "eEfd"  # types of weights that there are steps for
-_STATES = 2  # that kernels are told of
+_STATES = 2  # arguments of the kernels
 
 
 def optimizer_step(
@@ -20,13 +20,13 @@ def optimizer_step(
     """Move weights and states in place.
 
     Args:
-        weights, gradients: arrays of one type without gaps, tensor for tensor.
+        weights, gradients: contiguous arrays of one type, one a tensor.
         states: such arrays for each of the form's `states`.
     """
     of_all, like, lambdas = table(weights), weights[0], on_device(decay.lambdas, "d")
     held = [addresses(each) for each in states] + [None] * (_STATES - len(states))
     given = (addresses(weights), addresses(gradients), *held, lambdas, float(decay.coupled), float(decay.shrink))
-    numbers, ratios = tuple(map(float, form.numbers)), None  # of a component made in Python they may be integers
+    numbers, ratios = tuple(map(float, form.numbers)), None  # they may be integers, where Python made the component
     if form.trust is not None:
         parts = cuda_launch.device.xp.empty((of_all.blocks, 2), "d")
         launch(f"{form.kernels}_norms", like, of_all, *given, parts, *numbers)

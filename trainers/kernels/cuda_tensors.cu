@@ -1,5 +1,5 @@
-// Of many tensors at once, wherever they lie: `chunks` has for each block the number of a tensor and the value that it
-// begins at, the others are indexed by that number: addresses as integers, and counts of values.
+// Work on many tensors at once, wherever they lie: `chunks` has for each block the number of a tensor and the index of
+// the first value; other arguments are indexed by tensor: addresses as integers, counts of values.
 enum { CHUNK = 1 << 14 };
 
 struct Chunk { size tensor, start, stop; };
@@ -9,7 +9,7 @@ INLINE Chunk chunk_of(const size* chunks, const size* counts) {
   return {tensor, start, start + CHUNK < count ? start + CHUNK : count};
 }
 
-// 1 for each tensor with an infinity or a NaN; the others' places stay.
+// Sets `found` to 1 for each tensor with an infinity or a NaN; leaves it for others.
 KERNEL not_finite(const size* chunks, const size* counts, const size* values, unsigned char* found) {
   EACH_THREAD(t) {
     Chunk chunk = chunk_of(chunks, counts);
@@ -24,8 +24,8 @@ KERNEL not_finite(const size* chunks, const size* counts, const size* values, un
   }
 }
 
-// Tensors of A rounded to T, from `places` of `out` on. Of (rows, channels, window), as one's count, channels and window
-// say, comes (rows, window, channels): the weights of a convolution with their channels last.
+// Tensors of A rounded to T, written to `out` from `places` on. Those of shape (rows, channels, window) are written as
+// (rows, window, channels): the weights of a convolution with their channels last.
 KERNEL narrowed(const size* chunks, const size* counts, const size* values, const size* channels, const size* windows,
                 const size* places, T* out) {
   EACH_THREAD(t) {
@@ -48,8 +48,8 @@ KERNEL narrowed(const size* chunks, const size* counts, const size* values, cons
 enum { ADDRESSES = 240 };
 struct Addresses { size at[ADDRESSES]; };
 
-// Gradients into their `places` of one array, in C order, or added there where `adds` says so; 1 in `found` at the
-// `numbers` of those with an infinity or a NaN. Those with windows lie as (rows, window, channels).
+// Gradients written to their `places` in `out`, in C order, or added there where `adds`; sets `found` to 1 at the
+// `numbers` of those with an infinity or a NaN. Those with a window above 1 are read as (rows, window, channels).
 KERNEL gathered(const size* chunks, const size* counts, Addresses values, const size* channels, const size* windows,
                 const size* places, const size* numbers, const size* adds, A* out, unsigned char* found) {
   EACH_THREAD(t) {

@@ -1,4 +1,4 @@
-"""Many tensors at once on a GPU, wherever they lie: which block works where, and the search for infinities."""
+"""Kernels over many tensors in one launch: tables of which block works where, casts, gathering, finite checks."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ import numpy as np
 
 from trainers.kernels import cuda_launch
 
-_CHUNK = 1 << 14  # values of a block, as in the source
-_ADDRESSES = 240  # of tensors that a launch is told of, as in the source
-_MOST = (1 << 32) - (1 << 14)  # values of a tensor that is narrowed or gathered: the kernels count them in 32 bits
-_ALIGNED = 256  # values: of tensors that lie behind each other, each begins at a multiple
+_CHUNK = 1 << 14  # values of a block: CHUNK in the source
+_ADDRESSES = 240  # of tensors in a launch of `gathered`: ADDRESSES in the source
+_MOST = (1 << 32) - (1 << 14)  # values of a tensor that is narrowed or gathered: the kernels index it in 32 bits
+_ALIGNED = 256  # values: alignment of narrowed tensors in their common memory
 
 
 def finite(tensors: Sequence[Any]) -> list[bool]:
-    """Whether each of these arrays of one type holds numbers only."""
+    """Whether each of these arrays of one type holds only finite numbers."""
     found = cuda_launch.device.xp.zeros(len(tensors), "B")
     launch("not_finite", tensors[0], table(tensors), addresses(tensors), found)
     return [not flag for flag in found.tolist()]
 
 
 def narrowed(tensors: Sequence[Any], dtype: Any) -> list[Any] | None:
-    """Tensors of float32 rounded to a type of 16 bits, or in float32, all in one launch; channels last in memory where
-    they have four axes, as convolutions want their weights. None for others, or for tensors that are not in C order.
+    """Copies of float32 tensors in a type of 16 bits or float32, made in one launch; channels last in memory where they
+    have four axes, as convolutions need their weights. None for other types, and for tensors not in C order.
     """
     if np.dtype(dtype).char not in "eEf" or not tensors:
         return None
@@ -44,16 +44,16 @@ def narrowed(tensors: Sequence[Any], dtype: Any) -> list[Any] | None:
 def gather(
     tensors: Sequence[Any], out: Any, *, starts: Sequence[int], adds: Sequence[bool], found: Any, numbers: Sequence[int]
 ) -> bool:
-    """Put gradients into one array, each in C order, or add them to what is there: a launch for each of their types.
+    """Write gradients to one array, each in C order, or add them to it: a launch for each of their types.
 
     Args:
-        tensors: that overlap nowhere in `out`.
-        out: float32, or float64 where all are; without axes but one.
+        tensors: the gradients, which must not overlap in `out`.
+        out: one-dimensional; float32, or float64 where all are.
         starts: where each begins in `out`.
         adds: of each, whether it is added.
-        found: uint8, set to 1 at the `numbers` of those that hold an infinity or a NaN; None, and nobody looks.
+        found: uint8, set to 1 at the `numbers` of those that hold an infinity or a NaN; None for no check.
     Returns:
-        whether it was done: not for types that there are no kernels for, nor for tensors of 2^32 values.
+        whether it was done: not for types without kernels, nor for tensors of 2^32 values.
     """
     kinds = {tensor.dtype.char for tensor in tensors}
     if not kinds <= set("d" if out.dtype.char == "d" else "eEf") or out.dtype.char not in "fd":
@@ -69,7 +69,7 @@ def gather(
 
 
 def _gather(told: list[tuple[Any, int, bool, int]], out: Any, found: Any) -> None:
-    """Of at most `_ADDRESSES` tensors of one type, with all that is told of each."""
+    """Launch for at most `_ADDRESSES` tensors of one type, each with its start, whether it adds, and its number."""
     tensors, *rest = zip(*told, strict=True)
     tensors, windows = zip(*map(_in_rows, tensors), strict=True)
     places = np.zeros(_ADDRESSES, "q")
@@ -80,7 +80,7 @@ def _gather(told: list[tuple[Any, int, bool, int]], out: Any, found: Any) -> Non
 
 
 def _in_rows(tensor: Any) -> tuple[Any, tuple[int, int]]:
-    """A tensor that has no gaps, and its channels and window where channels are last in memory; else ones."""
+    """The tensor, copied if it has gaps; its channels and window where channels are last in memory, else ones."""
     if tensor.flags.c_contiguous:
         return tensor, (1, 1)
     if tensor.ndim == 4 and tensor.transpose(0, 2, 3, 1).flags.c_contiguous:
@@ -97,20 +97,20 @@ def _fields(
     *,
     xp: Any,
 ) -> tuple[Table, list[Any]]:
-    """What `gathered` is told of tensors, wherever they lie."""
+    """The arguments of the kernel `gathered`, except for addresses."""
     fields = (*zip(*windows, strict=True), starts, numbers, adds)
     return _table_of(sizes, xp), [xp.asarray(np.array(each, "q")) for each in fields]
 
 
-_told = functools.lru_cache(maxsize=1024)(_fields)  # a model that leaves layers out at random has ever others
-_told_to_graphs = functools.cache(_fields)  # which read them again
+_told = functools.lru_cache(maxsize=1024)(_fields)  # bounded: stochastic depth gives ever new combinations
+_told_to_graphs = functools.cache(_fields)  # unbounded: CUDA graphs read these arrays again at each replay
 
 
-@functools.cache  # not of a few: CUDA graphs read them, and ask for them no more
+@functools.cache  # unbounded: CUDA graphs read these arrays again at each replay
 def _layout(
     shapes: tuple[tuple[int, ...], ...], places: tuple[int, ...], xp: Any
 ) -> tuple[Table, tuple[Any, ...], list[int]]:
-    """What `narrowed` tells its kernel of tensors that lie at these addresses; where each goes, and where all end."""
+    """Arguments of the kernel `narrowed` for tensors at these addresses; where each begins in `out`, and the end."""
     sizes = tuple(map(math.prod, shapes))
     ends = np.cumsum([0, *(-(-size // _ALIGNED) * _ALIGNED for size in sizes)])
     windows = [shape[1:] if len(shape) == 4 else (1, 1, 1) for shape in shapes]
@@ -119,7 +119,7 @@ def _layout(
 
 
 def _channels_first(values: Any, shape: tuple[int, ...]) -> Any:
-    """Values that lie with channels last, as an array of that shape."""
+    """Values with channels last in memory, as an array of `shape`."""
     if len(shape) != 4:
         return values.reshape(shape)
     count, channels, *window = shape
@@ -128,7 +128,7 @@ def _channels_first(values: Any, shape: tuple[int, ...]) -> Any:
 
 @dataclass(frozen=True)
 class Table:
-    """Which block works where.
+    """Which block of a launch works on which values.
 
     Args:
         chunks: (blocks, 2): number of the tensor, first value.
@@ -143,7 +143,7 @@ class Table:
 
 
 def table(tensors: Sequence[Any]) -> Table:
-    """Of all values of these tensors."""
+    """The table for all values of these tensors."""
     return _table_of(tuple(tensor.size for tensor in tensors), cuda_launch.device.xp)
 
 
@@ -155,7 +155,7 @@ def _table_of(sizes: tuple[int, ...], xp: Any) -> Table:
 
 
 def addresses(tensors: Sequence[Any]) -> Any:
-    """Where these tensors without gaps lie; who calls this has seen that they have none."""
+    """Addresses of these tensors, as an array on the device; the caller has checked that they are contiguous."""
     return on_device(tuple(map(_address, tensors)), "q")
 
 
@@ -164,7 +164,7 @@ def _address(tensor: Any) -> int:
 
 
 def on_device(values: tuple[float, ...], kind: str) -> Any:
-    """An array of these numbers, kept there for the next time."""
+    """An array of these numbers on the device, cached."""
     return _kept(values, kind, cuda_launch.device.xp)
 
 
@@ -174,5 +174,5 @@ def _kept(values: tuple[float, ...], kind: str, xp: Any) -> Any:
 
 
 def launch(name: str, like: Any, table: Table, *arguments: Any) -> None:
-    """Run a kernel of a block for each chunk."""
+    """Launch a kernel with one block for each chunk."""
     cuda_launch.device.launch(name, like.dtype.char, 1, (table.blocks,), (table.chunks, table.counts, *arguments))

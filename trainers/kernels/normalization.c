@@ -1,12 +1,12 @@
 /* Batch normalisation's passes over float32 rows of channels, for trainers/kernels/compiled_normalization.py, which says what
- * they compute. No header of Python's: ctypes loads this. A group is cut into parts that depend on its size alone, and their
- * sums are added up in one order: the bits are the same on any number of threads. */
+ * they compute. No Python headers: ctypes loads this. A group is cut into parts that depend on its size alone, and their
+ * sums are added in a fixed order: the bits are the same on any number of threads. */
 
 #include "passes.h"
 
 #ifdef HAS_PASSES
 
-#define TOGETHER 4 /* rows of one walk over the channels */
+#define TOGETHER 4 /* rows processed in one loop over the channels */
 
 typedef const float *restrict given;
 
@@ -50,12 +50,12 @@ static void take_part(const void *data, int64_t number) {
     p->run(p, group, part, p->of.rows * part / p->of.parts, p->of.rows * (part + 1) / p->of.parts);
 }
 
-/* Backwards: what was read last is still in the caches. */
+/* Runs the pass over all parts; backwards, it begins with those that the pass before left in the caches. */
 static void go_over(const struct pass *p, int backwards) {
     share(take_part, p, p->of.groups * p->of.parts, backwards, p->of.parallel, p->threads);
 }
 
-/* Adds the sums of each group's parts up in its first. */
+/* Adds the sums of each group's parts into those of its first part. */
 static void add_parts(const struct pass *p) {
     int64_t width = 2 * p->of.channels;
     for (int64_t group = 0; group < p->of.groups; group++)
@@ -63,7 +63,7 @@ static void add_parts(const struct pass *p) {
             for (int64_t n = 0; n < width; n++) SUMS[n] += SUMS[part * width + n];
 }
 
-/* Two sums of a part's rows: `add` adds so many rows from `row` on to one and other; those few in float32. */
+/* Two sums over a part's rows, `one` and `other`: `add` adds a few rows from `row` on, summed in float32. */
 #define SUM(add)                                                                                            \
     int64_t channels = p->of.channels, row = first;                                                         \
     double *restrict one = p->sums + (group * p->of.parts + part) * 2 * channels, *restrict other = one + channels; \
@@ -89,7 +89,7 @@ INLINE void add_moments(const struct pass *p, int64_t group, int64_t row, int ro
 
 PASS void moments(const struct pass *p, int64_t group, int64_t part, int64_t first, int64_t last) { SUM(add_moments) }
 
-/* What moments are about: the mean of a few rows from all over the group, so that little is lost in squares. */
+/* Moments are taken about an estimate of the mean, from a few rows all over the group, to lose little in squares. */
 PASS void guess_means(const struct pass *p) {
     int64_t channels = p->of.channels, count = p->of.rows < 16 ? p->of.rows : 16;
     for (int64_t group = 0; group < p->of.groups; group++) {
@@ -117,7 +117,7 @@ FAST void mean_and_variance(const struct shape *of, unsigned threads, const floa
         for EACH(c) {
             double away = mean[c] / p->of.rows, left = var[c] / p->of.rows - away * away;
             mean[c] = about[c] + away;
-            var[c] = left < 0 ? 0 : left; /* what is no number stays so */
+            var[c] = left < 0 ? 0 : left; /* NaN stays NaN */
         }
     }
 }
@@ -173,7 +173,7 @@ void normalized(const struct shape *of, unsigned threads, const float *x, const 
     go_over(&p, 1);
 }
 
-/* came where y is above 0, else 0; without a branch, or the compiler makes no vectors of it. */
+/* came where y is above 0, else 0; without a branch, so that the compiler vectorises it. */
 INLINE float where_above(float y, float came) {
     union {
         float number;
@@ -199,7 +199,7 @@ INLINE void add_all(const struct pass *p, int64_t group, int64_t row, int rows, 
     }
 }
 
-/* Of gy where ReLU let through what was normalised. */
+/* Adds gy where normalised x is above 0: ReLU's mask, computed again. */
 INLINE void add_above(const struct pass *p, int64_t group, int64_t row, int rows, double *restrict one,
                       double *restrict other) {
     int64_t channels = p->of.channels;
@@ -217,7 +217,7 @@ INLINE void add_above(const struct pass *p, int64_t group, int64_t row, int rows
     }
 }
 
-/* Of gy where y is above 0, which is written to counted. */
+/* Adds gy where y is above 0, and writes it to counted. */
 INLINE void add_where(const struct pass *p, int64_t group, int64_t row, int rows, double *restrict one,
                       double *restrict other) {
     int64_t channels = p->of.channels;
@@ -260,7 +260,7 @@ PASS void input_gradient(const struct pass *p, int64_t group, int64_t part, int6
     }
 }
 
-/* By the sums that gradients left in memory, or in their place those of whole groups, of so many rows. */
+/* From the sums that `gradients` left in memory, or those of whole groups of `rows` rows that replaced them. */
 FAST void input_gradients(const struct shape *of, unsigned threads, const float *gy, const float *x, int relu,
                           const float *scales, double rows, float *gx, double *memory) {
     struct pass pass = pass_of(of, threads, x, scales, memory), *p = &pass;
@@ -276,7 +276,7 @@ FAST void input_gradients(const struct shape *of, unsigned threads, const float 
     go_over(p, 1);
 }
 
-/* of_parameters: those of gamma and beta, (2, channels), of all groups. gx: null where x has parts of groups. */
+/* of_parameters: gradients of gamma and beta, (2, channels), over all groups. gx: null where x has parts of groups. */
 FAST void gradients(const struct shape *of, unsigned threads, const float *gy, const float *x, const float *y, int relu,
                     const float *scales, float *counted, float *gx, float *restrict of_parameters, double *memory) {
     struct pass pass = pass_of(of, threads, x, scales, memory), *p = &pass;

@@ -14,24 +14,24 @@ from trainers.kernels.applied import is_plain, linked, variable_of, variables_of
 
 
 class Normalized(chainer.FunctionNode):
-    """(x - mean) / deviation * gamma + beta + plus, and with `relu` what of it is above 0
+    """(x - mean) / deviation * gamma + beta + plus, then ReLU with `relu`.
 
     Each group of samples has a mean and a deviation of its own. Forward reads x twice and writes once; backward reads
-    gy and x twice and writes gx, and with a `plus` before ReLU reads what came out once and writes that gradient too.
-    On the CPU it does so with any ReLU.
+    gy and x twice and writes gx, and with a `plus` before ReLU also reads the output once and writes the gradient of
+    `plus`; on a CPU without compiled passes it does so with any ReLU.
 
     Args:
         eps: added to the variance.
-        groups: that x, (samples, channels, ...), is cut into.
-        relu: or nothing after the sum.
-        statistics: computes them: a `trainers.norm_statistics.GroupStatistics`.
+        groups: number of groups that x, (samples, channels, ...), is cut into.
+        relu: apply ReLU after the sum.
+        statistics: a `trainers.norm_statistics.GroupStatistics`, which computes mean and deviation.
     """
 
     def __init__(self, eps: float, groups: int, *, relu: bool, statistics: Any) -> None:
         self._eps, self._groups, self._relu, self._statistics = eps, groups, relu, statistics
 
     def apply(self, inputs: tuple[Any, ...]) -> tuple[chainer.Variable]:
-        """As Chainer has it, but the short way where that serves."""
+        """What Chainer's `apply` does, by the short version where it serves."""
         variables = variables_of(inputs)
         if not is_plain(variables):
             return super().apply(inputs)
@@ -40,7 +40,7 @@ class Normalized(chainer.FunctionNode):
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any]:
         x, gamma, beta, *plus = inputs
         ours, rows = seams.serving(x), self._rows(x)
-        self._masked = self._relu and (bool(plus) or not ours.COMPUTES_MASK)  # by what came out
+        self._masked = self._relu and (bool(plus) or not ours.COMPUTES_MASK)  # backward masks by the retained output
         self.retain_inputs((0, 1))
         if self._masked:
             self.retain_outputs((0,))
@@ -58,7 +58,7 @@ class Normalized(chainer.FunctionNode):
 
     @property
     def _out(self) -> Any:
-        """What came out, where it was retained."""
+        """The output, where it was retained."""
         return self._retained_output_data[0] if self._masked else None
 
     def _gradients(self, gy: Any, x: Any, gamma: Any, y: Any) -> tuple[Any, ...]:
@@ -90,10 +90,10 @@ class Normalized(chainer.FunctionNode):
 def normalized_by_averages(
     x: Any, mean: Any, var: Any, parameters: tuple[Any, Any], eps: float, *, relu: bool, plus: Any = None
 ) -> Any:
-    """(x - mean) / deviation * gamma + beta + plus, and with `relu` what of it is above 0, in one pass; no node.
+    """(x - mean) / deviation * gamma + beta + plus, then ReLU with `relu`, in one pass, without a node.
 
     Args:
-        x: an array that `covers` says yes to, as is `plus`.
+        x: an array that `covers` accepts, as is `plus`.
         mean, var: (channels,)
         parameters: gamma and beta, (channels,).
         eps: added to the variance.

@@ -1,7 +1,7 @@
 """Convolution and its two gradients by matrix products over images whose channels are last in memory.
 
-Arrays come and go with Chainer's axes (NCHW), as views of memory in the order NHWC; an input in another order is copied
-once. Rows of patches are gathered block by block into memory that stays in the cache.
+Arguments and results have Chainer's axes (NCHW), as views of memory in the order NHWC; an input in another order is
+copied once. Patches are gathered (im2col) block by block into memory that stays in the cache.
 
 Notation: n images, c channels in, o channels out, h x w in, oh x ow out, kh x kw kernel.
 """
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 
 _BLOCK_VALUES = 1 << 19  # patches gathered at once: 2 MiB of float32
-_BLOCK_ROWS = 1024  # at least, where blocks are summed: a sum over few rows costs as much as the product
+_BLOCK_ROWS = 1024  # at least, where blocks are summed: adding the product of few rows costs as much as the product
 _kept = threading.local()
 
 Pair = tuple[int, int]
@@ -88,7 +88,7 @@ def convolution_weights(x: np.ndarray, gy: np.ndarray, *, kernel: Pair, stride: 
 
 
 def channels_last(x_NCHW: np.ndarray) -> np.ndarray:
-    """The same values (n, h, w, c), one after the other in memory; a copy only where they are not."""
+    """The same values as a contiguous array (n, h, w, c); a copy only where channels are not last in memory."""
     return np.ascontiguousarray(x_NCHW.transpose(0, 2, 3, 1))
 
 
@@ -113,7 +113,7 @@ def _products(
 def _add_patches(
     gx_NHWC: np.ndarray, gy_NHWC: np.ndarray, by_image: np.ndarray, kernel: Pair, stride: Pair, pad: Pair
 ) -> None:
-    """Add to zeros what each output pixel gives to its patch of the input."""
+    """col2im: add to `gx_NHWC`, zeros, what each output pixel contributes to its patch of the input."""
     (_, height, width, num_in), (n, oh, ow, num_out) = gx_NHWC.shape, gy_NHWC.shape
     (kh, kw), (sy, sx), (ph, pw) = kernel, stride, pad
     together = max(1, _BLOCK_VALUES // (oh * ow * kh * kw * num_in))
@@ -148,7 +148,7 @@ def _patches(
     padded = x_NHWC
     if (ph, pw) != (0, 0):
         padded = np.zeros((together, height + 2 * ph, width + 2 * pw, channels), x_NHWC.dtype)
-    value = x_NHWC.itemsize  # not from .strides: those of axes of one element may be anything
+    value = x_NHWC.itemsize  # not from .strides: the stride of an axis of length 1 may be anything
     pixel = channels * value
     line = padded.shape[2] * pixel
     for start in range(0, n, together):
@@ -172,7 +172,7 @@ def _patches(
 
 
 def _memory(size: int, dtype: np.dtype) -> np.ndarray:
-    """So many values of this thread's memory for patches, which is kept: fresh memory costs a page fault a page."""
+    """This thread's workspace for patches, of at least `size` values; reused, since new memory costs page faults."""
     flat = getattr(_kept, dtype.char, None)
     if flat is None or flat.size < size:
         flat = np.empty(size, dtype)

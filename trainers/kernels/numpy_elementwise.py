@@ -9,11 +9,11 @@ import numpy as np
 from trainers.kernels.pool import shared
 
 _BLOCK_VALUES = 1 << 15
-WORTH = 1 << 18  # values from which on it is
+WORTH = 1 << 18  # size of an array, in values, from which on this is faster
 
 
 def relu(x: np.ndarray) -> np.ndarray | None:
-    """max(x, 0); None where Chainer's own serves better, as in all of these."""
+    """max(x, 0); None, as from all functions here, where Chainer's own is as fast."""
     return _by_blocks(lambda y, x: np.maximum(x, 0, out=y), x)
 
 
@@ -28,14 +28,14 @@ def add(x: np.ndarray, y: np.ndarray) -> np.ndarray | None:
 
 
 def add_to(x: np.ndarray, y: np.ndarray) -> bool:
-    """x += y, where that serves better than NumPy's own: whether it was done."""
+    """x += y, where that is faster than NumPy's own; returns whether it was done."""
     return _by_blocks(lambda z, x, y: np.add(x, y, out=z), x, y, out=x) is not None
 
 
 def _by_blocks(
     function: Callable[..., object], *arrays: np.ndarray, out: np.ndarray | None = None
 ) -> np.ndarray | None:
-    """function(out, *arrays) of all blocks of arrays whose memory has one order."""
+    """function(out, *arrays) on blocks of arrays that have one memory layout; None where they have not."""
     first = arrays[0]
     if first.size < WORTH:
         return None

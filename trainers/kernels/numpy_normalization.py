@@ -1,8 +1,8 @@
 """The passes of batch normalisation over images whose channels are last in memory.
 
 Arrays are (groups, rows, channels), one after the other in memory: a row is a pixel of an image, a group is normalised
-by itself. They are worked through in blocks that stay in the cache; a few rows are taken as one long one, because
-NumPy's inner loop is as long as a row. Sums are float64 and added block by block in one order: no thread changes them.
+by itself. They are processed in blocks that stay in the cache; a few rows are joined into a long one, because NumPy's
+inner loop is as long as a row. Sums are float64 and added block by block in a fixed order, on any number of threads.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from trainers.kernels.compiled_normalization import COMPILED, Passes
 from trainers.kernels.pool import THREADS, shared
 
-COMPUTES_MASK = COMPILED is not None  # of ReLU without a sum, again, rather than read what came out
+COMPUTES_MASK = COMPILED is not None  # backward computes the mask of a ReLU without a sum again, without its output
 _BLOCK_VALUES = 1 << 15  # 128 KiB of float32: what is written once is read again from the cache
 _ROW_VALUES = 512
 _WORTH_THREADS = 1 << 18
@@ -28,8 +28,8 @@ def mean_and_variance(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
         mean = m + sum (x - m) / n        var = sum (x - m)^2 / n - (mean - m)^2        m: 0, or in float64 the mean
 
-    Squares of float32 are exact in float64: one pass over the array keeps all that was in it. Compiled, m is a guess
-    of the mean, and four rows are added up in float32.
+    Squares of float32 are exact in float64, so one pass over the array loses nothing. In the compiled pass, m is an
+    estimate of the mean, and sums of four rows are float32.
     """
     if (found := _compiled.mean_and_variance(x)) is not None:
         return found
@@ -70,7 +70,7 @@ def scales(
     """Mean, 1 / deviation, gamma and beta of each group, (groups, channels), in the type of gamma.
 
     Args:
-        x: that will be normalised; it does not count here.
+        x: that will be normalised; not used here.
         mean, var: float64 or the type of gamma, (groups, channels).
         gamma, beta: (channels,)
     """
@@ -82,11 +82,11 @@ def scales(
 def normalized_by(
     x: np.ndarray, scales: tuple[np.ndarray, ...], *, relu: bool, plus: np.ndarray | None = None
 ) -> np.ndarray:
-    """(x - mean) * gamma / deviation + beta + plus, with `relu` what of it is above 0.
+    """(x - mean) * gamma / deviation + beta + plus, then ReLU with `relu`.
 
     Args:
-        scales: of x, see there.
-        plus: like x; None for nothing.
+        scales: of x, as `scales` returns them.
+        plus: of x's shape; None for nothing.
     """
     y = _compiled.normalized_by(x, scales, relu=relu, plus=plus)
     return normalized(x, *scales, relu=relu, plus=plus) if y is None else y
@@ -135,8 +135,8 @@ def gradient_by(
     """The gradients of `normalized_by`'s x, of gamma and beta together, (2, channels), and of plus.
 
     Args:
-        relu: as it was given.
-        y: what came out, where that was by ReLU.
+        relu: as in the forward.
+        y: output of the forward, where ReLU was applied and the output was retained.
         whole: see `normalization_gradient`.
     """
     if (found := _compiled.gradient_by(gy, x, scales, relu=relu, y=y, whole=whole)) is not None:
@@ -149,7 +149,7 @@ def gradient_by(
 
 
 def sums_of_groups(parts: Sequence[np.ndarray], *, like: np.ndarray) -> list[np.ndarray]:
-    """Gradients of vectors that each group had, (groups, channels), as those of one, in the type of `like`."""
+    """Gradients of each group's vectors, (groups, channels), summed over the groups, in the type of `like`."""
     parts = [part.astype(like.dtype, copy=False) for part in parts]
     return [part.sum(axis=0) if len(part) > 1 else part[0] for part in parts]
 
@@ -165,14 +165,15 @@ def normalization_gradient(
     y: np.ndarray | None = None,
     counted: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The gradients of what was normalised, of gamma and of beta.
+    """The gradients of x, of gamma and of beta.
 
         gx = gamma inv_std (gy - (x_hat ggamma + gbeta) / n)        x_hat = (x - mean) inv_std
 
     Args:
         gy, x: (groups, rows, channels); the vectors are (groups, channels).
-        whole: (ggamma, gbeta, n) -> the same of whole groups, where these are parts of some.
-        y: gy counts where this is above 0, and becomes 0 elsewhere, in `counted`; None: everywhere.
+        whole: (ggamma, gbeta, n) -> the same of whole groups, where x holds parts of groups.
+        y: mask of ReLU: only gy where y > 0 counts; None: all of it.
+        counted: with y, written: gy where y > 0, else 0.
     """
     gbeta, ggamma = _gradient_sums(gy, x, mean, y, counted)
     gy = gy if y is None else counted
@@ -234,7 +235,7 @@ def _input_gradient(
 
 
 class _Sums:
-    """Sums over the rows of each group, the parts of its blocks kept apart until all are there."""
+    """Sums over the rows of each group: those of its blocks are kept apart until all are done, then added in order."""
 
     def __init__(self, wide: np.ndarray, count: int) -> None:
         self.blocks, blocks_of_group = _blocks(wide)
@@ -251,7 +252,7 @@ def _work(task: Callable[[int, int], None], blocks: list[Any], x: np.ndarray) ->
 
 
 def _wide(x: np.ndarray) -> np.ndarray:
-    """The same values, as many rows as fit into `_ROW_VALUES` put into one."""
+    """A view with as many rows joined into one as fit into `_ROW_VALUES`."""
     groups, rows, channels = x.shape
     together = 1
     while rows % (2 * together) == 0 and 2 * together * channels <= _ROW_VALUES:
@@ -265,7 +266,7 @@ def _tiled(wide: np.ndarray, *vectors: np.ndarray) -> list[np.ndarray]:
 
 
 def _blocks(wide: np.ndarray) -> tuple[list[tuple[slice, slice, int]], int]:
-    """Groups, rows and number in its group of each block, several groups or a part of one; blocks of a group."""
+    """(groups, rows, number within its group) of each block, which is several groups or part of one; blocks a group."""
     groups, rows, values = wide.shape
     if rows * values <= _BLOCK_VALUES:
         together = max(1, _BLOCK_VALUES // (rows * values))

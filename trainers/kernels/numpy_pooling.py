@@ -14,7 +14,7 @@ def max_pooling(x: np.ndarray, *, kernel: Pair, stride: Pair, pad: Pair, out: Pa
 
     Args:
         x: (n, c, h, w).
-        out: height and width of what comes out; windows may reach over the border.
+        out: height and width of the output; windows may extend beyond the border.
     Returns:
         both (n, c, *out), the places uint8.
     """
@@ -58,7 +58,7 @@ def max_pooled_at(x: np.ndarray, places: np.ndarray, *, kernel: Pair, stride: Pa
 
 
 def _views(padded: np.ndarray, kernel: Pair, stride: Pair, out: Pair) -> Iterator[np.ndarray]:
-    """For each place in a window: that pixel of all windows."""
+    """For each place in a window: a view of that pixel of all windows."""
     for j in range(kernel[0]):
         for i in range(kernel[1]):
             yield padded[:, j : j + stride[0] * out[0] : stride[0], i : i + stride[1] * out[1] : stride[1]]

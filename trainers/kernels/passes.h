@@ -8,14 +8,14 @@
 #define FAST __attribute__((target("avx2,fma")))
 #define PASS FAST static
 #define INLINE FAST __attribute__((always_inline)) static inline
-#ifdef __clang__ /* of a loop: what it writes is memory of its own */
+#ifdef __clang__ /* before a loop: what it writes does not alias what it reads */
 #define APART _Pragma("clang loop vectorize(assume_safety)")
 #else
 #define APART _Pragma("GCC ivdep")
 #endif
-#define VERSION 3 /* of all arguments: as in trainers/kernels/compiled.py */
+#define VERSION 3 /* of the library's interface: as in trainers/kernels/compiled.py */
 
-/* OpenMP's: calls work(data) on so many threads at once, and waits for all. */
+/* OpenMP's GOMP_parallel: calls work(data) on so many threads at once, and waits for all. */
 typedef void (*parallel_t)(void (*work)(void *), void *data, unsigned threads, unsigned flags);
 
 struct parts {

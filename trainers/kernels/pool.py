@@ -14,15 +14,15 @@ _VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 @cache
 def num_threads() -> int:
-    """What the environment gives BLAS, else the cores of this process."""
+    """The number of threads that the environment gives BLAS, else of the cores of this process."""
     said = (os.environ.get(name, "") for name in _VARIABLES)
     return next((int(text) for text in said if text.isdigit() and int(text)), len(os.sched_getaffinity(0)))
 
 
 def shared(task: Callable[[int, int], None], count: int, *, worth: bool) -> None:
-    """Call task(start, stop) on parts of range(count), at once on several threads where that is worth it.
+    """Call task(start, stop) on parts of range(count), on several threads at once where `worth`.
 
-    What the parts compute must not depend on where they are cut: the number of threads changes no bit.
+    Results must not depend on where the parts are cut, so that the number of threads changes no bit.
     """
     threads = min(num_threads(), count) if worth else 1
     if threads < 2:

@@ -1,4 +1,4 @@
-"""Where Chainer's function nodes hand their arrays to our kernels."""
+"""Where Chainer's function nodes pass their arrays to our kernels."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-operators: Any = None  # the module whose functions serve on the CPU; None: Chainer's own
-gpu_operators: Any = None  # and on a GPU
+operators: Any = None  # the module of our kernels on the CPU; None: Chainer's own serve
+gpu_operators: Any = None  # the same on a GPU
 
 _FORWARDS = ("forward_cpu", "forward_gpu")
 
@@ -58,7 +58,7 @@ def _max_pooling_forward(module: ModuleType, name: str) -> None:
         if ours is None or self.ndim != 2 or self.return_indices or places > 255:
             return original(self, inputs)
         self._how = {"kernel": self.ksize, "stride": self.stride, "pad": self.pad}
-        self._operators = ours  # whose places these are
+        self._operators = ours  # the gradient needs the same kernels: they differ in what `indexes` holds
         y, self.indexes = ours.max_pooling(x, out=_pooled_size(module, self, x), **self._how)
         self._in_shape, self._in_dtype = x.shape, x.dtype
         return (y,)
@@ -151,9 +151,9 @@ def add_seam(module: ModuleType) -> None:
 
 
 def batch_normalization_seam(module: ModuleType) -> None:
-    """`BatchNormalization`, but for one that was told who computes it.
+    """`BatchNormalization`, unless it was given an implementation selector.
 
-    Its selector is a default argument, bound when the class was made: the module's name is not read again.
+    The default selector is a default argument, bound when the class was made, so replacing the module's has no effect.
     """
     from trainers.kernels.batch_normalization import ChannelsLastImpl
 
@@ -172,9 +172,9 @@ def batch_normalization_seam(module: ModuleType) -> None:
 
 
 def serving(*arrays: Any) -> Any | None:
-    """Our kernels for such arrays: not empty, all NumPy's or all CuPy's, of one type; None where Chainer serves.
+    """Our kernels for these arrays: not empty, all NumPy's or all CuPy's, of one type; None where Chainer's serve.
 
-    On a GPU vectors beside 16 bits may be float32.
+    On a GPU, arrays after a first one of 16 bits may be float32, as vectors of parameters are.
     """
     kind, place = arrays[0].dtype.char, type(arrays[0])
     if place is sys.modules["numpy"].ndarray:
@@ -183,7 +183,7 @@ def serving(*arrays: Any) -> Any | None:
         ours, kinds, beside = gpu_operators, "eEfd", kind + "f" if kind in "eE" else kind
     else:
         return None
-    for array in arrays:  # not `all`: this is asked for every node
+    for array in arrays:  # faster than `all`: this runs for every node
         if type(array) is not place or array.dtype.char not in beside or not array.size:
             return None
     return ours if kind in kinds else None

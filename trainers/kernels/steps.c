@@ -1,6 +1,6 @@
 /* An optimizer's step over float32 tensors, all at once, for trainers/kernels/compiled_steps.py; formulas and names:
- * trainers/step_forms.py. No header of Python's: ctypes loads this. Tensors are cut into chunks that depend on their sizes
- * alone, and sums of squares are added up chunk by chunk: the bits are the same on any number of threads. */
+ * trainers/step_forms.py. No Python headers: ctypes loads this. Tensors are cut into chunks that depend on their sizes
+ * alone, and sums of squares are added chunk by chunk: the bits are the same on any number of threads. */
 
 #include "passes.h"
 
@@ -8,7 +8,7 @@
 
 #define SHIFT(values) ((values) + first)
 
-/* Whether this processor runs what the library holds. */
+/* The library's version where this processor can run it, else 0. */
 int serves(void) {
     __builtin_cpu_init();
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? VERSION : 0;
@@ -107,7 +107,7 @@ PASS void step_by_rmsprop(const struct step *p, int64_t chunk, int64_t tensor, i
 
 enum { LANES = 16 };
 
-/* Squares of w and of the direction of a chunk into parts; `direct` finds it from number n of the chunk. */
+/* Sums of squares of w and of the direction over a chunk, into parts; `direct` computes the direction at value n. */
 #define NORMS(direct)                                                            \
     double of_w[LANES] = {0}, of_d[LANES] = {0}, sum_w = 0, sum_d = 0;           \
     for (int64_t begin = 0; begin + LANES <= count; begin += LANES)              \
@@ -139,7 +139,7 @@ PASS void norms_of_adam(const struct step *p, int64_t chunk, int64_t tensor, int
     NORMS(MOMENTS_AT);
 }
 
-/* From parts; 1 for a tensor that is exempt from decay, and where a norm is 0. */
+/* A tensor's trust ratio from parts; 1 if it is exempt from decay, or a norm is 0. */
 static double ratio_of(const struct step *p, int64_t tensor) {
     double of_w = 0, of_d = 0, coefficient = p->trust[0], decay_in_trust = p->trust[1], eps = p->trust[2];
     double clip_rate = p->trust[3], low = p->trust[4], high = p->trust[5];

@@ -1,4 +1,4 @@
-/* Threads that wait for work of compiled passes, for callers whose own threads are Python's. */
+/* A pool of threads for compiled passes, for callers that have only Python's threads. */
 
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -6,11 +6,11 @@
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t wake = PTHREAD_COND_INITIALIZER, ended = PTHREAD_COND_INITIALIZER;
-static void (*work_at_hand)(void *); /* null: none is at hand */
+static void (*work_at_hand)(void *); /* null: no work */
 static void *data_at_hand;
-static unsigned places, running, alive; /* threads that may still begin with it; that are at it; that there are */
+static unsigned places, running, alive; /* threads that may still begin the work; that run it; that exist */
 
-/* A fork has none of these threads, and must not wait for a lock that one of them, or of the caller's others, held. */
+/* A forked child has none of these threads, and must not wait for a lock that another thread held. */
 static void begin_anew(void) {
     pthread_mutex_t open = PTHREAD_MUTEX_INITIALIZER;
     pthread_cond_t fresh = PTHREAD_COND_INITIALIZER;
@@ -33,7 +33,7 @@ static void *wait_for_work(void *unused) {
     return unused;
 }
 
-/* Signals are the other threads'. */
+/* With all signals blocked: other threads handle them. */
 static int begin_thread(void) {
     sigset_t all, before;
     pthread_t thread;
@@ -61,7 +61,7 @@ void run_parallel(void (*work)(void *), void *data, unsigned threads, unsigned f
     work(data);
     if (taken) return;
     pthread_mutex_lock(&lock);
-    places = 0; /* nothing is left for who has not begun */
+    places = 0; /* nothing is left for threads that have not begun */
     while (running) pthread_cond_wait(&ended, &lock);
     work_at_hand = 0;
     pthread_mutex_unlock(&lock);

@@ -1,6 +1,6 @@
 """The kernels called `torch`: PyTorch's operators for CPUs on NumPy's memory, channels last, without copies.
 
-What PyTorch does not cover (padding above half a pooling window, windows that begin in the padding) is NumPy's.
+What PyTorch does not cover (padding above half a pooling window, windows that begin in the padding) NumPy computes.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from trainers.kernels.pool import num_threads
 
 
 def _openmp() -> int | None:
-    """OpenMP's function by which PyTorch calls its threads; None where it was built with another library.
+    """Address of the OpenMP function that starts PyTorch's threads; None where it was built with another library.
 
-    Threads of our own would wait for PyTorch's, which keep the cores busy between operators.
+    Threads of our own would wait for PyTorch's, which spin between operators.
     """
     try:
         return address(ctypes.CDLL(torch._C.__file__), "GOMP_parallel")
@@ -52,7 +52,7 @@ def convolution(x: np.ndarray, W: np.ndarray, b: np.ndarray | None, *, stride: P
 
 
 def in_order(W: np.ndarray) -> np.ndarray:
-    """The weights as PyTorch reads them, a copy or the same memory: what is given once need not be copied again."""
+    """The weights with channels last, as PyTorch reads them: reordered once, they need no copy in later calls."""
     return _tensor(W).numpy()
 
 
@@ -78,7 +78,7 @@ def convolution_weights(x: np.ndarray, gy: np.ndarray, *, kernel: Pair, stride: 
 def convolution_gradients(
     x: np.ndarray, W: np.ndarray, gy: np.ndarray, *, stride: Pair, pad: Pair
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What `convolution_data` and `convolution_weights` give, of one call."""
+    """What `convolution_data` and `convolution_weights` return, by one call."""
     x_tensor, W_tensor, gy_tensor = map(_tensor, (x, W, gy))
     images = _images(W, stride, pad, x_tensor)
     given = (_cut(gy_tensor, images), _cut(x_tensor, images), W_tensor)
@@ -87,7 +87,7 @@ def convolution_gradients(
 
 
 def product(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Of two matrices. NumPy's would wake OpenBLAS's threads beside PyTorch's."""
+    """x @ y. NumPy's product would wake OpenBLAS's threads beside PyTorch's."""
     return torch.mm(_tensor(x), _tensor(y)).numpy()
 
 
@@ -160,7 +160,7 @@ def normalization_gradient(
 
 
 def max_pooling(x: np.ndarray, *, kernel: Pair, stride: Pair, pad: Pair, out: Pair) -> tuple[np.ndarray, np.ndarray]:
-    """See `trainers.kernels.numpy_pooling`; places are numbers of pixels, or NumPy's where NumPy had to do it."""
+    """See `trainers.kernels.numpy_pooling`; places are int64 indexes of pixels, except where NumPy computed them."""
     sizes = list(zip(x.shape[2:], kernel, stride, pad, out, strict=True))
     if any(2 * p > k or (o - 1) * step >= size + p for size, k, step, p, o in sizes):
         return numpy_pooling.max_pooling(x, kernel=kernel, stride=stride, pad=pad, out=out)
@@ -198,7 +198,7 @@ def add(x: np.ndarray, y: np.ndarray) -> np.ndarray | None:
 
 
 def add_to(x: np.ndarray, y: np.ndarray) -> bool:
-    """x += y, where that is worth it: whether it was done."""
+    """x += y, except for small arrays; returns whether it was done."""
     if x.size < WORTH:
         return False
     torch.from_numpy(x).add_(_tensor(y, order=None))
@@ -220,10 +220,10 @@ def _backward(gy, x, W, stride, pad, wanted):
 
 
 def _images(W: Any, stride: Pair, pad: Pair, x: torch.Tensor) -> int:
-    """Into how many images a convolution's input is cut.
+    """Number of images that a convolution's input is cut into.
 
-    To a convolution of single pixels it is all one. With one thread and fewer than 16 images PyTorch does not give it
-    to oneDNN, which takes half as long.
+    A 1x1 convolution gives the same for any number. With one thread and fewer than 16 images PyTorch does not use
+    oneDNN, which takes half as long.
     """
     count, _, height, _ = x.shape
     if W.shape[2:] != (1, 1) or stride != (1, 1) or pad != (0, 0) or torch.get_num_threads() > 1:
@@ -233,7 +233,7 @@ def _images(W: Any, stride: Pair, pad: Pair, x: torch.Tensor) -> int:
 
 
 def _cut(x: torch.Tensor, images: int) -> torch.Tensor:
-    """The same memory, channels last, as so many images of fewer lines, or of more."""
+    """A view of the same memory, channels last, as `images` images of fewer or more lines."""
     if images == len(x):
         return x
     count, channels, height, width = x.shape
@@ -241,12 +241,12 @@ def _cut(x: torch.Tensor, images: int) -> torch.Tensor:
 
 
 def _image(rows: np.ndarray) -> torch.Tensor:
-    """(rows, channels) as one image whose channels are last in memory: what PyTorch has fast passes for."""
+    """(rows, channels) as one image with channels last in memory, for which PyTorch has fast passes."""
     return torch.from_numpy(rows.T[np.newaxis, :, :, np.newaxis])
 
 
 def _tensor(array: np.ndarray, *, order: torch.memory_format | None = _LAST) -> torch.Tensor:
-    """On the same memory; a copy where that is in another order, runs backwards or must not be written."""
+    """A tensor on the same memory; a copy where it has another order, negative strides or is read-only."""
     if not array.flags.writeable or min(array.strides, default=0) < 0:
         array = array.copy(order="K")
     tensor = torch.from_numpy(array)

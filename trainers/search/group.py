@@ -1,4 +1,4 @@
-"""A group of ranks as the supervisor sees it: one MPI job, kept over the runs it is given."""
+"""A group of ranks as the supervisor sees it: one MPI job that trains one run after another."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from trainers.search.mail import ANSWERS, ORDERS, SIGN_SECONDS, Inbox, post
 from trainers.search.places import Place, launcher
 
 JOBS = "jobs"  # in the search's folder: a folder for each group
-_LAST_SECONDS = 10.0  # for ranks that have nothing more to do
+_LAST_SECONDS = 10.0  # for dismissed ranks to end by themselves
 
 
 class MpiJob(Protocol):
-    """Ranks that run, or have run; `Ranks` is one."""
+    """Ranks that run, or have run; `trainers.launch.Ranks` is one."""
 
     def poll(self) -> int | None:
         """The exit code; None while they run."""
@@ -29,24 +29,24 @@ class MpiJob(Protocol):
         """End them at once."""
 
     def errors(self, since: int = 0) -> str:
-        """What they wrote to stderr after so many lines, once they have ended."""
+        """What they wrote to stderr after its first `since` lines, once they have ended."""
 
     def num_errors(self) -> int:
-        """Lines of it so far."""
+        """Lines on stderr so far."""
 
     def first_to_leave(self) -> int | None:
         """The rank that ended first, once all have; None where that is not known."""
 
 
 class Group:
-    """Ranks that train one run after another; where they have ended, the next run starts them again.
+    """Ranks that train one run after another; if they have ended, the next run starts them again.
 
     Args:
         number: of the group, from 0.
         folder: of the search.
-        start: (folder to talk in, log) -> the ranks, started.
-        talk: name of the folder to talk in, where the ranks are there already; else each start has one of its own, so
-            that no rank of before can hear what is not for it.
+        start: (folder for orders and answers, log) -> the ranks, started.
+        talk: name of the folder for orders and answers, for ranks that run already; else each start has a new one, so
+            that ranks of an earlier start cannot read its orders.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Group:
         self._num_errors, self._log_start, self._signed = 0, 0, 0.0
 
     def give(self, request: TrainRequest) -> None:
-        """Have a run trained; the one before has been answered, or its ranks have ended."""
+        """Have a run trained; the previous one must have been answered, or its ranks have ended."""
         if self._killed:
             self.wait()
         if self._job is None or self._job.poll() is not None:
@@ -74,11 +74,11 @@ class Group:
         post(self._talk / ORDERS, {"train": request.as_tree()})
 
     def answer(self) -> dict[str, Any] | None:
-        """How the run given last has ended; None while that is not told."""
+        """How the last run given has ended; None while its ranks have not answered."""
         return next(iter(self._answers.new()), None)
 
     def poll(self) -> int | None:
-        """The exit code of ranks that have ended, None of those that run."""
+        """The exit code of the ranks; None while they run."""
         assert self._job is not None, "a run was given"
         return self._job.poll()
 
@@ -89,7 +89,7 @@ class Group:
             self._job.kill()
 
     def last_words(self) -> tuple[str, str]:
-        """Of ranks that have ended: what came to stderr and to the log since the last run was given."""
+        """What ranks that have ended wrote to stderr and to the log since the last run was given."""
         assert self._job is not None, "a run was given"
         errors = self._job.errors(self._num_errors)
         with open(self.log, "rb") as file:
@@ -108,14 +108,14 @@ class Group:
 
     def dismiss(self) -> None:
         """No more runs: the ranks end by themselves."""
-        if self._talk_name is not None:  # ranks that others have started, and wait for; they listen from the start
+        if self._talk_name is not None:  # ranks that others started and wait for; they read orders from the start
             dismiss(self.folder / self._talk_name)
             self._job = None
         elif self._job is not None and self._job.poll() is None:
             dismiss(self._talk)
 
     def wait(self) -> None:
-        """Return when dismissed or killed ranks have ended, at last by force."""
+        """Return when dismissed or killed ranks have ended; those that do not end in time are killed."""
         end = time.monotonic() + _LAST_SECONDS
         while self._job is not None and self._job.poll() is None:
             if time.monotonic() > end:
@@ -139,25 +139,25 @@ class Group:
 
 
 def group_folder(folder: Path, number: int) -> Path:
-    """Of a group, in the folder of a search."""
+    """The folder of a group, in that of a search."""
     return folder / JOBS / f"group-{number:02d}"
 
 
 def dismiss(talk: Path) -> None:
-    """Tell the ranks that listen in a folder, which need not be there yet, that no run follows."""
+    """Tell the ranks that read their orders in a folder, which need not exist yet, that no run follows."""
     talk.mkdir(parents=True, exist_ok=True)
     post(talk / ORDERS, {"train": None})
 
 
 def starting_at(place: Place) -> Callable[[Path, Path], MpiJob]:
-    """How the ranks of a group are started that runs at a place."""
+    """A function that starts the ranks of a group at a place; see `Group`."""
 
     def start(talk: Path, log: Path) -> MpiJob:
         words = ["search-ranks", str(talk)]
         if place.neighbours is not None:
             words += ["--ranks-here", str(place.neighbours)]
         words += ["--ranks-before", str(place.before)] if place.before else []
-        environment = users_environment()  # each rank sees for itself how many cores its machine has
+        environment = users_environment()  # without our thread limits: each rank sets those of its own machine
         kept = {"log": log, "outlive_us": False, "launcher": launcher(place), "environment": environment}
         return start_ranks(place.ranks, words, **kept)
 

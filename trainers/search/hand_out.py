@@ -1,4 +1,4 @@
-"""Trials handed out so that each is worked on by one supervisor, of however many share a study."""
+"""Hands out trials so that only one supervisor works on each, however many share a study."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HOME = "home"  # user attribute of a trial: the folder of the search that began 
 
 
 class HandOut:
-    """What a supervisor may begin or go on with, and what it holds.
+    """The trials that a supervisor may begin or continue, and those that it holds.
 
     Args:
         study: of `open_study`.
@@ -30,7 +30,7 @@ class HandOut:
         self._study, self._storage, self._home = study, study._storage, os.fspath(home.resolve())
         self._held: dict[int, dict[str, Any]] = {}
         self._renewed = time.monotonic()
-        self._first_seen: dict[int, float] = {}  # until when another host's trial was leased when it was first seen
+        self._first_seen: dict[int, float] = {}  # end of the lease of another host's trial, when it was first seen
 
     def left(self) -> optuna.Trial | None:
         """A trial that a dead supervisor left running, now held by this one; None where there is none."""
@@ -38,10 +38,10 @@ class HandOut:
         return None if trial_id is None else optuna.Trial(self._study, trial_id)
 
     def new(self, budget: int) -> optuna.Trial | None:
-        """A trial that nobody has begun, from the queue or made now; None where that many have begun already.
+        """A trial that nobody has begun, from the queue or made now; None where `budget` trials have begun already.
 
-        Numbers are given one after the other, so of two supervisors that begin the last trial at once one sees that it
-        was the later, and puts it back into the queue.
+        Trials are numbered in order, so if two supervisors begin the last trial at once, one of them sees that it was
+        the later, and puts its trial back into the queue.
         """
         trials = self._study.get_trials(deepcopy=False)
         if _begun(trials) >= budget:
@@ -53,7 +53,7 @@ class HandOut:
             self._storage.set_trial_user_attr(trial_id, HOME, self._home)
             self._storage.set_trial_state_values(trial_id, TrialState.RUNNING)
         number = self._storage.get_trial(trial_id).number
-        if number >= budget:  # else fewer than the budget were made before it
+        if number >= budget:  # else fewer than `budget` trials were made before it
             read_again(self._study)
         if number >= budget and _begun(self._study.get_trials(deepcopy=False)[:number]) >= budget:
             self._storage.set_trial_user_attr(trial_id, LEASE, released(self._held.pop(trial_id)))
@@ -62,26 +62,26 @@ class HandOut:
         return optuna.Trial(self._study, trial_id)
 
     def release(self, trial: optuna.Trial) -> None:
-        """Give a trial back as it is: the next session goes on with it at once."""
+        """Give a trial back as it is: the next session may continue it at once."""
         lease = self._held.pop(trial._trial_id, None)
         if lease is not None:
             trial.set_user_attr(LEASE, released(lease))
 
     def done(self, trial: optuna.Trial) -> None:
-        """It was told to the study."""
+        """A trial's result was told to the study: hold it no longer."""
         self._held.pop(trial._trial_id, None)
 
     def holds(self, trial: optuna.Trial) -> bool:
         """Whether a trial is still this supervisor's.
 
-        Asked of the storage only after a pause in which another host may have taken it.
+        The storage is asked only after a pause that was long enough for another host to take it.
         """
         if time.monotonic() - self._renewed > LEASE_SECONDS:
             self.renew(now=True)
         return trial._trial_id in self._held
 
     def renew(self, *, now: bool = False) -> None:
-        """Renew the leases in time, write what waits; what another supervisor has taken is held no longer."""
+        """Write what waits to be written; when due, renew the leases and drop trials that another supervisor took."""
         flush(self._study, after=FLUSH_SECONDS)
         if not now and time.monotonic() - self._renewed < RENEW_SECONDS:
             return
@@ -96,9 +96,9 @@ class HandOut:
             self._storage.set_trial_user_attr(trial_id, LEASE, self._held[trial_id])
 
     def undecided(self) -> bool:
-        """Whether a trial runs elsewhere, and it is not known yet whether its supervisor lives.
+        """Whether a trial runs elsewhere of which it is not known yet whether its supervisor is alive.
 
-        That takes two minutes at most: then it has renewed the lease, or lost the trial.
+        After two minutes at most it is: the supervisor has renewed the lease, or lost the trial.
         """
         for trial in self._running():
             lease = trial.user_attrs.get(LEASE)
@@ -110,7 +110,7 @@ class HandOut:
         return False
 
     def _running(self) -> list[FrozenTrial]:
-        """Trials that are not this supervisor's."""
+        """Running trials that this supervisor does not hold."""
         running = self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
         return [trial for trial in running if trial._trial_id not in self._held]
 
@@ -122,14 +122,14 @@ class HandOut:
         return trial_id
 
     def _take_first(self, trials: list[FrozenTrial]) -> int | None:
-        """The first of these trials that is nobody's and that no other supervisor takes."""
+        """Take the first of these trials that nobody holds; returns its id, None where there is none."""
         for trial in trials:
             if is_stale(trial.user_attrs.get(LEASE)) and self._take(trial):
                 return trial._trial_id
         return None
 
     def _take(self, trial: FrozenTrial) -> bool:
-        """Whether this supervisor is the one that gets a trial that was nobody's."""
+        """Try to take a trial that nobody holds; returns whether this supervisor got it."""
         before = trial.user_attrs.get(LEASE)
         lease, grant = own_lease(), "nobody" if before is None else before["grant"]
         if not is_first(self._study, f"trial {trial.number} after {grant}", lease):
@@ -144,7 +144,7 @@ class HandOut:
 
 
 def run_folder(trial: optuna.Trial, folder: str, home: Path) -> Path:
-    """Where a trial's run is: in this search's folder, unless another search that can be reached began it.
+    """Folder of a trial's run: in this search's folder, or in that of another search that began it, where that exists.
 
     Args:
         trial: whose.

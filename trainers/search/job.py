@@ -21,8 +21,8 @@ from trainers.run_folder import ENVIRONMENT, LOG, METRICS
 from trainers.search.group import Group
 from trainers.stopping import STOP_FILE, ask_to_stop
 
-_EXIT_PYTHON = 1  # an exception before the ranks had met
-_EXIT_LAUNCHER = 255  # of an mpiexec that reaches a host not, or no program of its own there
+_EXIT_PYTHON = 1  # an exception before the ranks had joined in MPI
+_EXIT_LAUNCHER = 255  # of an mpiexec that cannot reach a host, or does not find its program there
 _FAILED_RANK = re.compile(r"^rank (\d+) on \S+ failed:$", re.MULTILINE)
 _NAMED_RANK = re.compile(r"rank (\d+) ")
 _STOOD_STILL = "; --watchdog allows "
@@ -34,9 +34,9 @@ class Report:
     """A score of a trial at a point of its own run.
 
     Args:
-        number: of the point, from 1; the search's `reports` at the end.
-        value: the objective there.
-        epoch: when.
+        number: of the point, from 1; the search's `reports` at the end of the run.
+        value: of the objective there.
+        epoch: of the point.
     """
 
     number: int
@@ -49,10 +49,10 @@ class Ending:
     """How a run ended.
 
     Args:
-        how: `success`; `stopped`, as it was asked to; `failed`, by an error that would come again; or `died`: a rank
-            was killed, crashed or left without a word.
+        how: `success`; `stopped`, as it was asked to; `failed`, by an error that a retry would meet again; or `died`: a
+            rank was killed, crashed or left without an error.
         reason: in words, where it is not success.
-        rank: the one it is about, None where that is not known.
+        rank: that failed or died; None where it is not known.
     """
 
     how: Literal["success", "stopped", "failed", "died"]
@@ -65,10 +65,10 @@ class Job:
 
     Args:
         group: whose ranks train it.
-        request: what they do; its `out` is the run's folder, which is there.
-        prepared: the same, checked.
+        request: what they train; its `out` is the run's folder, which exists.
+        prepared: the request, checked.
         metric: of the objective: `accuracy`, `loss` or `train_loss`.
-        reports: points of the run at which it is evaluated.
+        reports: number of points of the run at which it is evaluated.
     """
 
     def __init__(self, group: Group, request: TrainRequest, prepared: Prepared, *, metric: str, reports: int) -> None:
@@ -79,18 +79,18 @@ class Job:
         self.began_at = time.time()
         self.began = self.heard = time.monotonic()
         self.update = 0
-        # Of a new run all lines are of now, whatever the clock of the host says that writes them.
+        # All lines of a new run are new, whatever the clock of the host that writes them says.
         self._tail = Tail(self.folder / METRICS, int(self.began_at * 1000) if request.resume else 0)
         self._over = False
         group.give(request)
 
     @property
     def seconds(self) -> float:
-        """Since it was given."""
+        """Seconds since it was given."""
         return time.monotonic() - self.began
 
     def new_reports(self) -> list[Report]:
-        """Those that came since the last call."""
+        """Reports since the last call."""
         lines = self._tail.lines(ended=self._over)
         if lines:
             self.heard = time.monotonic()
@@ -113,7 +113,7 @@ class Job:
         Raises:
             LaunchError: the group's ranks were refused before they had a run, or could not be started.
         """
-        code = self.group.poll()  # first: ranks may answer and then end
+        code = self.group.poll()  # before the answer: ranks may answer and then end
         answer = self.group.answer()
         if answer is None and code is None:
             return None
@@ -122,7 +122,7 @@ class Job:
             return Ending(**answer)
         assert code is not None
         errors, said = self.group.last_words()
-        with open(self.folder / LOG, "a", encoding="utf-8") as file:  # which has what the ranks wrote by themselves
+        with open(self.folder / LOG, "a", encoding="utf-8") as file:  # to which the ranks wrote the rest
             file.write(errors)
         return self._failure_of_ranks(code, errors, said)
 
@@ -133,7 +133,7 @@ class Job:
     def _failure_of_ranks(self, code: int, errors: str, said: str) -> Ending:
         if code in (_EXIT_PYTHON, EXIT_FAILED, EXIT_INPUT):
             failure = _failure(errors)
-            if code == EXIT_INPUT and failure.rank is None:  # they could not begin: no other trial's ranks could
+            if code == EXIT_INPUT and failure.rank is None:  # they could not begin, nor could those of another trial
                 raise LaunchError(failure.reason)
             return failure
         if code == 0:
@@ -149,10 +149,9 @@ class Job:
         return self._death(code, said)
 
     def _death(self, code: int, said: str) -> Ending:
-        """Where the rank was not seen, mpiexec says a process; the run has noted which rank that was."""
-        number = (
-            -code if code < 0 else code % 128
-        )  # of a signal mpiexec says the number, srun 128 more, as a shell does
+        """Which rank a signal ended: as seen here, else by the process that mpiexec names, which the run has noted."""
+        # mpiexec returns a signal's number, srun 128 more, as a shell does; below 0 it ended mpiexec itself.
+        number = -code if code < 0 else code % 128
         known = number in {member.value for member in signal.Signals}
         by = f"by {signal.Signals(number).name}" if known else f"with code {code}"
         if code < 0:
@@ -167,7 +166,7 @@ class Job:
 def reports_in(lines: Iterable[dict[str, Any]], prepared: Prepared, *, metric: str, reports: int) -> Iterable[Report]:
     """The reports among lines of a trial's metrics, each at the last point of the run that its update reached.
 
-    That of `train_loss` is its mean over the updates since the report before: it needs all lines.
+    A report of `train_loss` is its mean over the updates since the report before, so it needs all lines.
     """
     every, whole = prepared.opened.recipe.evaluation.every, prepared.plan.timeline.num_updates
     key = "eval_accuracy" if metric == "train_loss" else f"eval_{metric}"
@@ -205,7 +204,7 @@ def last_line(folder: Path) -> dict[str, Any]:
 
 
 def _failure(errors: str) -> Ending:
-    """The cause among what the ranks wrote to stderr: the last line of the first rank's traceback, or our own line."""
+    """The cause in what the ranks wrote to stderr: the last line of the first traceback of a rank, or our own line."""
     found = _FAILED_RANK.search(errors)
     if found:
         trace = _FAILED_RANK.split(errors[found.start() :])[2]
@@ -218,7 +217,7 @@ def _failure(errors: str) -> Ending:
 
 
 def _last_said(trace: str) -> str:
-    """The line of a traceback that names the exception; what MPI says after it stands aside."""
+    """The line of a traceback that names the exception, without what MPI writes after it."""
     said = [line for line in trace.splitlines() if line.strip() and not line.startswith((" ", "Abort", "="))]
     return said[-1] if said else "the ranks ended without a word"
 

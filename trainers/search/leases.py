@@ -1,4 +1,4 @@
-"""Who works on a trial, so that the trials of a dead search are found."""
+"""Leases: which process works on a trial, so that the trials of a dead search are found."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RENEW_SECONDS = 30.0
 
 
 def own_lease(now: float | None = None) -> dict[str, Any]:
-    """A lease of this process, as plain data: host, pid, when that process began, how long it holds, and its name."""
+    """A lease of this process, as plain data: host, pid, start of the process, end of the lease, and a unique name."""
     now = time.time() if now is None else now
     return {
         "host": socket.gethostname(),
@@ -28,7 +28,7 @@ def own_lease(now: float | None = None) -> dict[str, Any]:
 
 
 def renewed(lease: Mapping[str, Any], now: float | None = None) -> dict[str, Any]:
-    """The same lease for longer."""
+    """The same lease, extended."""
     return {**lease, "until": (time.time() if now is None else now) + LEASE_SECONDS}
 
 
@@ -40,8 +40,8 @@ def released(lease: Mapping[str, Any]) -> dict[str, Any]:
 def is_stale(lease: Mapping[str, Any] | None, now: float | None = None) -> bool:
     """Whether nobody works on a trial any more.
 
-    On this host that is seen at once: its process is gone, or another one has its number. Of another host's it is known
-    when the lease has run out.
+    On this host that is seen at once: its process is gone, or another process has its number. On another host it is
+    known when the lease has expired.
 
     Args:
         lease: of the trial; None where there is none.
@@ -55,22 +55,22 @@ def is_stale(lease: Mapping[str, Any] | None, now: float | None = None) -> bool:
 
 
 def is_here(lease: Mapping[str, Any]) -> bool:
-    """Whether it is of this host."""
+    """Whether a lease is held on this host."""
     return lease["host"] == socket.gethostname()
 
 
 def is_gone(lease: Mapping[str, Any]) -> bool:
-    """Whether the process of a lease is known to be dead; of another host's that is never known."""
+    """Whether the process of a lease is known to be dead; never known on another host."""
     return is_here(lease) and _began(lease["pid"]) != lease["began"]
 
 
 def is_mine(lease: Mapping[str, Any]) -> bool:
-    """Whether it is this process's."""
+    """Whether a lease is this process's."""
     return is_here(lease) and lease["pid"] == os.getpid() and not is_gone(lease)
 
 
 def _began(pid: int) -> str | None:
-    """Clock ticks from boot to the start of a process, which together with its number is never used twice."""
+    """Clock ticks from boot to the start of a process; together with its number they identify it."""
     try:
         words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

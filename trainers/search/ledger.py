@@ -1,9 +1,9 @@
-"""Who said what first: an order on which all supervisors of a study agree, over every storage.
+"""Claims, and which was made first: an order on which all supervisors of a study agree, over every storage.
 
-A storage of Optuna gives the trials of a study their numbers one after the other, and nothing of a trial that was made
-whole is ever changed: under a lock of the study's row in PostgreSQL and MySQL, of the file in SQLite, by the order of
-the lines in a journal; behind the proxy, where the server does so. A second study holds a trial for each thing that was
-said, with who said it; the lowest number was first.
+A storage of Optuna numbers the trials of a study in order and never changes a finished trial: under a lock of the
+study's row in PostgreSQL and MySQL, of the file in SQLite, by the order of the lines in a journal; behind the proxy, as
+the server does. A second study, the ledger, holds a finished trial for each claim, with who made it; the lowest number
+was first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WHAT = "claim"
 
 
 def place_in_line(study: optuna.Study, what: str, lease: Mapping[str, Any]) -> int:
-    """Say something; returns how often it was said before."""
+    """Claim something; returns how many claims of it were made before."""
     ledger = _ledger(study)
     _say(ledger, what, lease)
     grants = [said[LEASE]["grant"] for said in _said(ledger, what)]
@@ -31,9 +31,9 @@ def place_in_line(study: optuna.Study, what: str, lease: Mapping[str, Any]) -> i
 
 
 def is_first(study: optuna.Study, what: str, lease: Mapping[str, Any]) -> bool:
-    """Whether this process may do something that only one may: the first to claim it that is alive.
+    """Whether this process may do something that only one may do: it made the first valid claim.
 
-    A claim holds as long as a lease: who does not act on it in that time may have to claim again.
+    A claim is valid as long as a lease, and while its process is not known to be dead; act on it within that time.
     """
     ledger = _ledger(study)
     now = time.time()
@@ -53,7 +53,7 @@ def _ledger(study: optuna.Study) -> optuna.Study:
 
 
 def _say(ledger: optuna.Study, what: str, lease: Mapping[str, Any]) -> None:
-    # It is complete from the start, so that no reader sees a part of it; the value says nothing.
+    # Complete from the start, so that no reader sees a part of it; the value has no meaning.
     ledger.add_trial(create_trial(state=TrialState.COMPLETE, value=0.0, user_attrs={_WHAT: what, LEASE: dict(lease)}))
 
 

@@ -1,4 +1,4 @@
-"""The ranks of a group: one run after another, as the supervisor says, in one MPI job."""
+"""The ranks of a group: they train one run after another, as the supervisor orders, in one MPI job."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _POLL_SECONDS = 0.01
 def serve(
     mpi: Any, talk: Path, *, threads: int, gone: Callable[[], bool] = parent_is_gone, stop: Path | None = None
 ) -> None:
-    """Train what the orders in a folder say, until one says that this was all, or the supervisor has gone.
+    """Train what the orders in a folder say, until one says that there are no more, or the supervisor has gone.
 
-    All ranks of `mpi` call this together. What ends a run on all of them together is answered, and the next run may
-    come. An exception on one rank is raised: the others may wait for it, so that only the end of all ranks helps.
+    All ranks of `mpi` call this together. A run that ends on all of them together, also with an error, is answered, and
+    the next run may follow. An exception on one rank alone is raised and ends all ranks: the others may wait for it.
 
     Bytes on the wire, beside those of the runs: a barrier a run, and the order, about 300 and its texts, from the first
     rank to all.
@@ -45,7 +45,7 @@ def serve(
         while (order := _next(mpi, orders)) is not None:
             orphaned = parent_is_gone if orders is None else orders.abandoned
             answer = _trained(TrainRequest.from_tree(order), mpi, threads, orphaned)
-            gc.collect()  # a run's objects refer to each other
+            gc.collect()  # a run's objects are in reference cycles
             if mpi.rank == 0:
                 post(talk / ANSWERS, answer)
 
@@ -64,7 +64,7 @@ def serve_as_group(talk: Path, *, ranks: int, threads: int, before: int) -> None
 
 
 def met(mpi: Any) -> None:
-    """Return when all ranks of `mpi` have called this; who waits leaves its core to others, for hours if need be.
+    """A barrier of all ranks of `mpi` that sleeps: it leaves the core to others, for hours if need be.
 
     Bytes on the wire: those of MPI_Ibarrier, which carries no data.
     """
@@ -74,7 +74,7 @@ def met(mpi: Any) -> None:
 
 
 class _Orders:
-    """Of the first rank: what is to be done next."""
+    """The orders of the supervisor, as the first rank reads them."""
 
     def __init__(self, talk: Path, gone: Callable[[], bool]) -> None:
         self._inbox, self._gone = Inbox(talk / ORDERS), gone
@@ -116,7 +116,7 @@ def _trained(request: TrainRequest, mpi: Any, threads: int, orphaned: Callable[[
 
 @contextmanager
 def _signals_ask(stop: Path | None) -> Iterator[None]:
-    """Between and during runs: SIGINT and SIGTERM do not end a rank, whom the others would wait for."""
+    """Within, SIGINT and SIGTERM ask the search to stop and do not end a rank, for which the others would wait."""
 
     def note(number: int, frame: object) -> None:
         if stop is not None:

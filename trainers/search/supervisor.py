@@ -38,7 +38,7 @@ _LOOK_SECONDS = 1.0
 
 @dataclass(kw_only=True)
 class _Work:
-    """A trial and the run of it that a group has; only the first run is compared with other trials'."""
+    """A trial, and the run of it that a group trains; only a trial's first run is compared with other trials'."""
 
     trial: optuna.Trial
     job: Job
@@ -49,12 +49,12 @@ class _Work:
 
 
 class Supervisor:
-    """One process, one thread: what happens to the study happens in one order.
+    """Runs the trials of a study on groups of ranks. One thread of one process: it changes the study in one order.
 
     Args:
         opened: the search.
         study: of `open_study`.
-        options: how.
+        options: of this session.
         display: what the user sees.
         groups: of ranks, each for one trial at a time.
     """
@@ -120,11 +120,11 @@ class Supervisor:
             group.kill()
 
     def _has_room(self) -> bool:
-        """Whether a group is free, and may find something to do: where there was nothing it looks again in a second."""
+        """Whether a group is free; False within a second after a look that found nothing to do."""
         return not self.stopping and len(self._working) < len(self.groups) and time.monotonic() > self._look_again
 
     def _begin_next(self) -> bool:
-        """Go on with a trial that was left running, else begin one; False where there is nothing to do."""
+        """Continue a trial that was left running, else begin one; False where there is nothing to do."""
         self._look_again = time.monotonic() + _LOOK_SECONDS
         left = self._trials.left()
         if left is not None:
@@ -141,7 +141,7 @@ class Supervisor:
         return trial is not None
 
     def _go_on(self, trial: optuna.Trial) -> None:
-        """What a session before this one left: told where its runs had ended, else resumed."""
+        """Continue a trial that an earlier session left: tell the study if its runs have ended, else resume it."""
         folders = self._folders(trial)
         run = _num_ended(folders)
         pruned_at = trial.user_attrs.get(studies.PRUNED_AT)
@@ -149,12 +149,12 @@ class Supervisor:
             self._telling.pruned(trial, pruned_at)
             return
         begun = run < len(folders) and folders[run].exists()
-        killed = begun and last_line(folders[run]).get("value") != "stopped"  # not asked to, but with its supervisor
+        killed = begun and last_line(folders[run]).get("value") != "stopped"  # it ended together with its supervisor
         if not killed or self._telling.may_retry(trial, Ending(how="died", reason="the search was ended")):
             self._start(trial)
 
     def _start(self, trial: optuna.Trial) -> None:
-        """Have the next run of a trial trained, from its last checkpoint if it has one; or tell what all came to."""
+        """Have a trial's next run trained, from its last checkpoint if there is one; else tell the study the result."""
         values, folders = studies.suggested(trial, self.search), self._folders(trial)
         run = _num_ended(folders)
         share = place(trial, self.search)
@@ -200,18 +200,18 @@ class Supervisor:
         return next(group for group in self.groups if group not in working)
 
     def _folders(self, trial: optuna.Trial) -> list[Path]:
-        """Of the trial's runs."""
+        """The folders of the trial's runs."""
         name = f"{TRIALS}/trial-{trial.number:04d}"
         if studies.FOLDER not in trial.user_attrs:
             trial.set_user_attr(studies.FOLDER, name)
         return run_folders(self.search, run_folder(trial, name, self.options.folder))
 
     def _attend(self, work: _Work) -> None:
-        """One look at a job: whether its trial is still ours, whether it ended, its reports, whether it hangs."""
+        """Check a job: whether its trial is still ours, whether it ended, its reports, whether it hangs."""
         if not self._trials.holds(work.trial):
             self._drop(work)
             return
-        ending = work.job.ended()  # first: what is written until then is read below
+        ending = work.job.ended()  # before the reports: all that it wrote until then is read below
         for report in work.job.new_reports():
             self._take(work, report, goes_on=ending is None)
         if ending is not None:
@@ -237,11 +237,11 @@ class Supervisor:
         comparable = goes_on and work.pruned_at is None and self.search.reported is not None
         if comparable and not last and work.trial.should_prune():
             work.pruned_at = report.number
-            work.trial.set_user_attr(studies.PRUNED_AT, report.number)  # first: a dead supervisor keeps its word
+            work.trial.set_user_attr(studies.PRUNED_AT, report.number)  # first: it holds even if this supervisor dies
             work.job.ask_to_stop()
 
     def _drop(self, work: _Work) -> None:
-        """It stood still for so long that another host has taken the trial."""
+        """Give up a trial that another host has taken, since this supervisor stood still for too long."""
         work.job.kill()
         work.job.close()
         self._working = [other for other in self._working if other is not work]
@@ -274,7 +274,7 @@ class Supervisor:
             self._start(trial)
 
     def _keep_up(self) -> None:
-        """What is done now and then: leases, signs of life, the table, a look at whether the user wants to stop."""
+        """Periodic work: leases, signs of life, the table on the screen, the stop file."""
         now = time.monotonic()
         for group in self.groups:
             group.sign()
@@ -290,7 +290,7 @@ class Supervisor:
 
 
 def _num_ended(folders: Sequence[Path]) -> int:
-    """How many of a trial's runs, one after the other, have come to their end."""
+    """How many of a trial's runs, which follow one another, have ended with success."""
     ended = (last_line(folder) for folder in folders)
     return next(
         (run for run, line in enumerate(ended) if (line.get("key"), line.get("value")) != ("run_stop", "success")),
