@@ -235,6 +235,11 @@ def model_sizes(recipe: Recipe, dataset: Dataset) -> Model | None:
     except MemoryError as error:
         what = f"the model, {type(recipe.model).__name__}, has no room in this machine's memory: {error}"
         raise InputRefused(f"{what}; make it smaller, or use a larger machine") from error
+    return sizes_of(model, recipe)
+
+
+def sizes_of(model: chainer.Chain, recipe: Recipe) -> Model:
+    """The numbers that the plan's memory estimate needs of a model that is built."""
     return Model(
         num_parameters=sum(parameter.size for parameter in model.params()),
         num_state_values=getattr(recipe.optimizer, "num_state_values", 0),

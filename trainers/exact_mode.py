@@ -90,9 +90,8 @@ def require_one_machine(mpi: Any) -> None:
     found = mpi.allgather((os.uname().nodename, promised_for()))
     first_host, first = found[0]
     for host, other in found:
-        if changed := differences(first, other):
-            what = "; ".join(changed).replace(" in the run", f" on {first_host}").replace(" now", f" on {host}")
+        if changed := differences(first, other, where=(f"on {first_host}", f"on {host}")):
             raise RunFailed(
-                f"--exact promises equal bits on one CPU model with one set of versions, and the hosts differ: {what}; "
-                "choose equal hosts, or leave --exact out"
+                "--exact promises equal bits on one CPU model with one set of versions, and the hosts differ: "
+                f"{'; '.join(changed)}; choose equal hosts, or leave --exact out"
             )

@@ -39,16 +39,6 @@ class Exchanged:
     seconds: float
     waited_seconds: float
 
-    @property
-    def num_overflowed(self) -> int:
-        """Numbers of all buckets that overflowed on the wire."""
-        return int(self.lost[:, 0].sum())
-
-    @property
-    def num_flushed(self) -> int:
-        """Numbers of all buckets that were flushed to zero on the wire."""
-        return int(self.lost[:, 1].sum())
-
 
 class Exchange:
     """Turns the workers' sums of gradients into their mean, bucket by bucket, in the order of the buckets.

@@ -207,7 +207,7 @@ class NormGroupBatchNormalization(L.BatchNormalization):
         """Normalise x of shape (samples, channels, ...); in test mode by the running statistics.
 
         Args:
-            plus: added to the result before ReLU (a residual branch); only with `relu`.
+            plus: added to the result before ReLU (a residual branch); None for nothing.
             relu: apply ReLU, in one node of the graph where the kernels have one.
             after: a convolution's link: normalise after(x), in one node of the graph where the kernels have one.
         """
@@ -225,7 +225,7 @@ class NormGroupBatchNormalization(L.BatchNormalization):
             y = Normalized(**how).apply((x, *rest))[0]
         if y is None:
             h = self._normalized(x, parameters, statistics)
-            y = _relu(h, plus) if relu else h
+            y = _finished(h, plus, relu)
         return y
 
     def _by_averages(self, x, plus, relu):
@@ -234,7 +234,7 @@ class NormGroupBatchNormalization(L.BatchNormalization):
         asks = chainer.config.enable_backprop
         if asks or self.axis not in (None, (0, 2, 3)) or not covers(array, self.avg_mean, more):
             y = super().forward(x)
-            return _relu(y, plus) if relu else y
+            return _finished(y, plus, relu)
         parameters = tuple(map(chainer.as_array, self._parameters()))
         y = normalized_by_averages(array, self.avg_mean, self.avg_var, parameters, self.eps, relu=relu, plus=more)
         return chainer.as_variable(y)
@@ -285,5 +285,6 @@ def moved_statistics(sums: Any, averages: Any, keep: float, norm_statistics: str
     return xp.where(used, keep * averages.astype(np.float64) + (1.0 - keep) * xp.stack([mean, var]), averages)
 
 
-def _relu(h: chainer.Variable, plus: chainer.Variable | None) -> chainer.Variable:
-    return F.relu(h if plus is None else h + plus)
+def _finished(h: chainer.Variable, plus: chainer.Variable | None, relu: bool) -> chainer.Variable:
+    h = h if plus is None else h + plus
+    return F.relu(h) if relu else h

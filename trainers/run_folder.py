@@ -117,13 +117,13 @@ def require_same_recipe(folder: Path, recipe: dict[str, Any], dataset: dict[str,
         )
 
 
-def differences(before: Any, now: Any, path: str = "") -> list[str]:
-    """Dotted paths at which two trees differ, each with both values."""
+def differences(before: Any, now: Any, path: str = "", *, where: tuple[str, str] = ("in the run", "now")) -> list[str]:
+    """Dotted paths at which two trees differ, each with both values and where each was found."""
     if isinstance(before, dict) and isinstance(now, dict):
         keys = sorted(before.keys() | now.keys())
-        inner = (differences(before.get(k), now.get(k), f"{path}.{k}" if path else k) for k in keys)
+        inner = (differences(before.get(k), now.get(k), f"{path}.{k}" if path else k, where=where) for k in keys)
         return [line for lines in inner for line in lines]
-    return [] if before == now else [f"{path}: {before!r} in the run, {now!r} now"]
+    return [] if before == now else [f"{path}: {before!r} {where[0]}, {now!r} {where[1]}"]
 
 
 def write_run(

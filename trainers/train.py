@@ -12,9 +12,9 @@ from typing import Any
 from chainer.training import Trainer
 
 from recipes.open import OpenedRecipe
-from recipes.planning.planner import Model, Plan
+from recipes.planning.planner import Plan
 from recipes.planning.stream import Stream
-from trainers.build import Parts, build, build_exchange, build_feed
+from trainers.build import Parts, build, build_exchange, build_feed, sizes_of
 from trainers.checkpoint import load_into, newest_checkpoint, read_checkpoint
 from trainers.device import notes_on, said_of, take_device
 from trainers.environment import environment, other_kernels, this_rank, unlike_kernels
@@ -186,13 +186,13 @@ class _Run:
         return state, notes
 
     def _write_run(self, ranks: list[dict[str, Any]]) -> None:
-        opened, sizes = self.opened, self._model_sizes()
+        opened = self.opened
         folder = self.options.folder
         write_run(
             folder,
             recipe=opened.tree,
             origins=opened.origins,
-            plan=replace(self.plan, model=sizes).as_tree(),
+            plan=replace(self.plan, model=sizes_of(self.parts.model, opened.recipe)).as_tree(),
             dataset=dataset_facts(opened.dataset),
             dataset_tree=opened.dataset_tree,
             environment=environment(
@@ -202,12 +202,6 @@ class _Run:
                 exact=self.plan.exact,
             ),
             command=command_line(),
-        )
-
-    def _model_sizes(self) -> Model:
-        return Model(
-            num_parameters=sum(parameter.size for parameter in self.parts.model.params()),
-            num_state_values=self.opened.recipe.optimizer.num_state_values,
         )
 
     def _trainer(self, resumed: dict[str, Any] | None) -> Trainer:

@@ -48,12 +48,8 @@ class SocketRing:
         trouble = ""
         if self.size > 1:
             meeting = Meeting(mpi)
-            self._next, self._before, trouble, self._places = (
-                meeting.after,
-                meeting.before,
-                meeting.trouble,
-                meeting.places,
-            )
+            self._next, self._before = meeting.after, meeting.before
+            trouble, self._places = meeting.trouble, meeting.places
         if found := [text for text in (whole or mpi).allgather(trouble) if text]:
             self.close()
             raise Unreachable(found[0] + _WAY_OUT)
