@@ -72,9 +72,9 @@ def chainer_step(name: str, precision: str, images: np.ndarray, labels: np.ndarr
 
 def captured(step: Callable[[], Any]) -> Callable[[], Any]:
     """A step of ours as a CUDA graph, in memory that nothing else uses, as `kilobatch train` captures micro-batches."""
-    from trainers.micro_batch_graphs import Gpu
+    from trainers.micro_batch_graphs import GraphRecorder
 
-    gpu = Gpu()
+    gpu = GraphRecorder()
     for _ in range(3):  # plans are made and chosen, kernels compiled
         with gpu.rehearsal():
             step()

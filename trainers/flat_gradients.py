@@ -165,7 +165,7 @@ class FlatGradients:
                 np.copyto(kept, array)
 
     @property
-    def place(self) -> Hashable:
+    def work_key(self) -> Hashable:
         """A key of what the next micro-batch does here: equal keys run the same operations, on other numbers."""
         return id(self.values), self._checks, tuple(self._written)
 

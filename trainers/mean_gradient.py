@@ -21,7 +21,7 @@ from trainers.faults import OutOfMemory, one_line
 from trainers.gradients import read_together
 from trainers.keyed_draws import KeyedDropout
 from trainers.memory import ran_out, release
-from trainers.micro_batch_graphs import Gpu, MicroBatchGraphs
+from trainers.micro_batch_graphs import GraphRecorder, MicroBatchGraphs
 from trainers.mixed_precision import LossScale, computing, forward_in
 from trainers.norm_groups import NormGroups
 from trainers.phases import phase
@@ -92,7 +92,11 @@ class MeanGradient:
         self._compute, self._ends = plan.recipe.precision.compute, frozenset(exchange.ends_of_buckets)
         self._logits, self._graphs, self._said_eager = forward_in(model, self._compute), None, False
         if plan.cluster.cuda_graph:
-            given = {"compute": self._compute, "cuts": self._ends if exchange.overlaps else (), "device": Gpu()}
+            given = {
+                "compute": self._compute,
+                "cuts": self._ends if exchange.overlaps else (),
+                "device": GraphRecorder(),
+            }
             self._graphs = MicroBatchGraphs(exchange.flat, norm_groups, **given)
         self._mpi, self.clock = exchange.connection.mpi, norm_groups.clock
         exchange.observe = self.clock.bucket
@@ -195,7 +199,7 @@ class MeanGradient:
             self._say_eager()
             return work(images, targets, finished)
         of_arrays = tuple((array.shape, array.strides, array.dtype.str) for array in (images, targets))
-        kind = (of_arrays, micro_batch.part.size, factor, measure, groups.place, flat.place)
+        kind = (of_arrays, micro_batch.part.size, factor, measure, groups.work_key, flat.work_key)
         with self.clock("backward"):
             return self._graphs.run(kind, (images, targets), work, finished)
 

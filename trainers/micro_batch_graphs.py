@@ -27,7 +27,7 @@ Found = tuple[Any, SquaredNorm]  # mean loss of a micro-batch (array); norm of w
 Work = Callable[..., Found]  # (images, targets, finished)
 
 
-class Gpu:
+class GraphRecorder:
     """Captures what this thread launches on the current GPU, with a stream and a memory pool of its own.
 
     CuPy's default pool keeps the memory of each stream apart, but frees all unused blocks when memory runs out, also
@@ -146,7 +146,7 @@ class MicroBatchGraphs:
         groups: whose statistics `work` adds to.
         compute: the recipe's `precision.compute`, which sets the largest difference allowed.
         cuts: slots after which a graph ends, in micro-batches that `run` is given a `finished` for.
-        device: captures graphs; see `Gpu`.
+        device: captures graphs; see `GraphRecorder`.
     """
 
     def __init__(

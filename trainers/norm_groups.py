@@ -166,16 +166,16 @@ class NormGroups:
         return keep ** (self._division.num_groups - 1.0 - self._first_group - np.arange(self.num_groups))
 
     @property
-    def place(self) -> Hashable:
+    def work_key(self) -> Hashable:
         """A key of what the layers do with the current micro-batch: equal keys run the same operations."""
         by_group = self.evaluation.norm_statistics == "by_group"
         return (self.num_groups, self._division, self._first_group) if by_group else (self.num_groups,)
 
     def weights_on(self, xp: Any) -> Any:
         """`weights` as an array of `xp`; the same array each time for the same `place`."""
-        if self.place not in self._weights:
-            self._weights[self.place] = xp.asarray(self.weights)
-        return self._weights[self.place]
+        if self.work_key not in self._weights:
+            self._weights[self.work_key] = xp.asarray(self.weights)
+        return self._weights[self.work_key]
 
     @property
     def seen(self) -> list[Any]:

@@ -24,7 +24,7 @@ from trainers.build import build, build_exchange
 from trainers.device import has_gpu
 from trainers.exchange import Bucket, Exchange, Round
 from trainers.launch import find_mpiexec
-from trainers.micro_batch_graphs import Gpu, MicroBatchGraphs
+from trainers.micro_batch_graphs import GraphRecorder, MicroBatchGraphs
 from trainers.norm_groups import NormGroups
 from trainers.request import TrainRequest, prepare
 from trainers.stream_iterator import StreamIterator
@@ -118,7 +118,7 @@ def run(monkeypatch):
     """`trained`, with graphs on the device that it is given."""
 
     def run_on(*overrides, device=None, **options):
-        monkeypatch.setattr(mean_gradient, "Gpu", lambda: device)
+        monkeypatch.setattr(mean_gradient, "GraphRecorder", lambda: device)
         return trained(*overrides, device=device, **options)
 
     return run_on
@@ -233,7 +233,7 @@ def test_a_mask_of_dropout_that_was_captured_is_noticed(run, caplog):
 def test_a_replay_writes_nothing_that_eager_work_beside_it_gave():
     import cupy
 
-    given, gpu = cupy.ones(1000), Gpu()
+    given, gpu = cupy.ones(1000), GraphRecorder()
 
     def work():
         return 3 * (2 * given)  # with memory between that is free again

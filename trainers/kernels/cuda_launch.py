@@ -31,7 +31,7 @@ class ByValue:
     numbers: np.ndarray
 
 
-class Gpu:
+class Launcher:
     """Where kernels run: CuPy's current device and stream.
 
     Attributes:
@@ -57,7 +57,7 @@ class Gpu:
         _kernel(name, kind, width)(grid, (THREADS,), tuple(map(_argument, arguments)))
 
 
-device = Gpu()  # tests replace it by one that runs kernels on the CPU
+device = Launcher()  # tests replace it by one that runs kernels on the CPU
 
 
 def source() -> str:

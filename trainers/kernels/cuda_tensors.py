@@ -60,22 +60,22 @@ def gather(
         return False
     if any(tensor.size > _MOST for tensor in tensors):
         return False
-    told = [each for each in zip(tensors, starts, adds, numbers, strict=True) if each[0].size]
+    given = [each for each in zip(tensors, starts, adds, numbers, strict=True) if each[0].size]
     for kind in sorted(kinds):
-        alike = [each for each in told if each[0].dtype.char == kind]
+        alike = [each for each in given if each[0].dtype.char == kind]
         for first in range(0, len(alike), _ADDRESSES):
             _gather(alike[first : first + _ADDRESSES], out, found)
     return True
 
 
-def _gather(told: list[tuple[Any, int, bool, int]], out: Any, found: Any) -> None:
+def _gather(given: list[tuple[Any, int, bool, int]], out: Any, found: Any) -> None:
     """Launch for at most `_ADDRESSES` tensors of one type, each with its start, whether it adds, and its number."""
-    tensors, *rest = zip(*told, strict=True)
+    tensors, *rest = zip(*given, strict=True)
     tensors, windows = zip(*map(_in_rows, tensors), strict=True)
     places = np.zeros(_ADDRESSES, "q")
     places[: len(tensors)] = [*map(_address, tensors)]
-    told = _told_to_graphs if cuda_launch.device.rehearses else _told
-    of_all, fields = told(tuple(tensor.size for tensor in tensors), windows, *rest, xp=cuda_launch.device.xp)
+    fields_of = _kept_fields if cuda_launch.device.rehearses else _recent_fields
+    of_all, fields = fields_of(tuple(tensor.size for tensor in tensors), windows, *rest, xp=cuda_launch.device.xp)
     launch("gathered", tensors[0], of_all, cuda_launch.ByValue(places), *fields, out, found)
 
 
@@ -102,8 +102,8 @@ def _fields(
     return _table_of(sizes, xp), [xp.asarray(np.array(each, "q")) for each in fields]
 
 
-_told = functools.lru_cache(maxsize=1024)(_fields)  # bounded: stochastic depth gives ever new combinations
-_told_to_graphs = functools.cache(_fields)  # unbounded: CUDA graphs read these arrays again at each replay
+_recent_fields = functools.lru_cache(maxsize=1024)(_fields)  # bounded: stochastic depth gives ever new combinations
+_kept_fields = functools.cache(_fields)  # unbounded: CUDA graphs read these arrays again at each replay
 
 
 @functools.cache  # unbounded: CUDA graphs read these arrays again at each replay

@@ -87,7 +87,7 @@ class Cpu:
         return self._libraries[kind, width]
 
 
-class PoisonedGpu(cuda_launch.Gpu):
+class PoisonedGpu(cuda_launch.Launcher):
     """CuPy's device, memory poisoned."""
 
     @property

@@ -115,7 +115,7 @@ def test_ever_other_sets_of_tensors_are_not_all_remembered(cuda, monkeypatch):
         some = [tensors[number] for number in numbers]
         how = {"starts": numbers, "adds": [False] * len(some), "found": None, "numbers": numbers}
         assert cuda_tensors.gather(some, out, **how)
-    assert cuda_tensors._told.cache_info().currsize <= 1024
+    assert cuda_tensors._recent_fields.cache_info().currsize <= 1024
 
 
 def taken(compute, bad=None):

@@ -56,9 +56,9 @@ def test_a_captured_linear_layer_gives_what_cublas_gives(dtype):
     import cupy
 
     from trainers.kernels import cuda_convolution
-    from trainers.micro_batch_graphs import Gpu
+    from trainers.micro_batch_graphs import GraphRecorder
 
-    before, gpu = seams.gpu_operators, Gpu()
+    before, gpu = seams.gpu_operators, GraphRecorder()
     kernels.use_on_gpu("cudnn")
     try:
         given = arrays(cupy, dtype)  # before the capture, which refuses copies from the host
