@@ -5,7 +5,9 @@ from __future__ import annotations
 from recipes.rates import learning_rate_at
 from recipes.schema import Recipe
 
-__all__ = ["linear_reach"]
+__all__ = ["LINEAR_HOLDS_TO", "linear_reach"]
+
+LINEAR_HOLDS_TO = 8192  # samples: Goyal et al. 2017, arXiv 1706.02677, figure 3
 
 
 def linear_reach(recipe: Recipe) -> float:

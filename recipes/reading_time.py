@@ -121,7 +121,7 @@ class TimeReading:
         trees = []
         outer = self.ramp
         for place, item in enumerate(raw):
-            if outer is None and boundaries and len(boundaries) == len(sizes):
+            if outer is None and boundaries:
                 self.ramp = BatchRamp(boundaries=tuple(boundaries), sizes=tuple(sizes))
             step, tree = self.reading.record(RampStep, item, (*path, place))
             trees.append(tree)

@@ -7,21 +7,20 @@ from typing import Any
 
 from lr_schedules import Product
 from recipes.errors import InputRefused
-from recipes.linear_reach import linear_reach
+from recipes.linear_reach import LINEAR_HOLDS_TO, linear_reach
 from recipes.rates import full_rate
 from recipes.scale.request import Change, Request, rounded
 
 __all__ = ["ada_scale", "decay", "linear", "linear_rate"]
 
 _GOYAL = "Goyal et al. 2017, arXiv 1706.02677"
-_HOLDS_TO = 8192
 _WARMUP_EPOCHS = 5
 ERRORS_BEYOND = "top-1 error 23.74 % at 8,192, 24.79 % at 16,384, 27.55 % at 32,768, 33.96 % at 65,536"
 
 
 def linear(ask: Request) -> Iterator[Change]:
     """SGD: k times the batch, k times the rate, a warmup; momentum and decay stay."""
-    yield from linear_rate(ask, holds_to=_HOLDS_TO)
+    yield from linear_rate(ask, holds_to=LINEAR_HOLDS_TO)
     yield _warmup(ask)
     if ask.value("optimizer.momentum") is not None:
         yield ask.kept("optimizer.momentum", "stays, as from batch 64 to 65,536", _GOYAL)

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from recipes.families import MOMENTUM_SGD
-from recipes.linear_reach import linear_reach
+from recipes.linear_reach import LINEAR_HOLDS_TO, linear_reach
 from recipes.scale.linear import ERRORS_BEYOND
 from recipes.scale.request import Request
 
 __all__ = ["not_promised"]
-
-_HOLDS_TO = 8192
 
 
 def not_promised(ask: Request) -> Iterator[str]:
@@ -23,7 +21,7 @@ def not_promised(ask: Request) -> Iterator[str]:
         "neither the linear rule nor the root"
     )
     reach = float(ask.kappa) * linear_reach(ask.opened.recipe)
-    if kind in (*MOMENTUM_SGD, "RmspropWarmup") and reach > _HOLDS_TO:
+    if kind in (*MOMENTUM_SGD, "RmspropWarmup") and reach > LINEAR_HOLDS_TO:
         yield f"that linear scaling holds here; Goyal et al. 2017 (arXiv 1706.02677) saw {ERRORS_BEYOND}"
     if kind == "Lars":
         yield (

@@ -10,6 +10,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -70,6 +71,7 @@ REFUSED = [
     (GradualWarmup, {"epochs": 5.0, "start": 2.0}, "GradualWarmup.start must be <= 1, got 2.0"),
     (Joined, ARGUMENTS["Joined"] | {"joins": "after"}, "Joined.joins must be one of before, multiply, over"),
     (Joined, ARGUMENTS["Joined"] | {"warmup": Constant()}, "Joined needs a warmup and a schedule"),
+    (Joined, ARGUMENTS["Joined"] | {"warmup": SimpleNamespace(epochs=5.0)}, "Joined needs a warmup and a schedule"),
     (Joined, ARGUMENTS["Joined"] | {"schedule": 0.1}, "Joined needs a warmup and a schedule"),
     (MultiStep, {"boundaries": ()}, "MultiStep.boundaries must be a tuple of at least one position"),
     (MultiStep, {"boundaries": [30.0]}, "MultiStep.boundaries must be a tuple of at least one position"),

@@ -151,6 +151,13 @@ WRONG = {
         "no value at batch.size",
         "show",
     ),
+    "assumes a step that is not there": (
+        {"line_6": "batch: {global: [{from: 0, size: 8}]}\nassumed: [batch.global.1]"},
+        "7:11",
+        "assumed.0",
+        "no value at batch.global.1",
+        "show",
+    ),
     "claim of an unknown status": (
         {"line_9": "loss: {kind: SoftmaxCrossEntropy}\nclaims: [{metric: a, kind: b, value: 1, status: done}]"},
         "10:49",

@@ -9,6 +9,7 @@ import pytest
 
 from trainers.beginnings import Beginning
 from trainers.launch import start_ranks
+from trainers.run_folder import METRICS
 
 
 @pytest.fixture
@@ -42,6 +43,29 @@ def test_a_rank_that_is_stopped_before_it_joins_is_named_and_ends_all(tmp_path, 
     assert "rank 1 on " in beginning.told
     assert f"(process {process}) did not begin within 4 s: its process is stopped (SIGSTOP)" in beginning.told
     assert "rank 0" not in beginning.told, "it only waits"
+
+
+@pytest.mark.mpi
+def test_ranks_that_end_before_they_begin_keep_nobody_waiting(tmp_path, started):
+    beginning = Beginning(tmp_path, started, seconds=20.0)
+    started.kill()
+    started.process.wait(timeout=30)
+    began = time.perf_counter()
+    beginning.close()
+    assert time.perf_counter() - began < 10
+    assert beginning.told is None
+
+
+@pytest.mark.mpi
+def test_ranks_that_write_metrics_train_though_their_signs_are_not_seen(tmp_path, started, monkeypatch):
+    monkeypatch.setattr("trainers.beginnings._LOOK_SECONDS", 0.05)
+    beginning = Beginning(tmp_path / "elsewhere", started, seconds=0.2)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / METRICS).write_text("{}")
+    time.sleep(0.5)
+    beginning.close()
+    assert beginning.told is None
+    assert started.process.poll() is None
 
 
 @pytest.mark.mpi

@@ -58,12 +58,19 @@ def test_training_goes_on_exactly_from_a_checkpoint(tmp_path, kind):
 
 
 def test_every_file_is_named_with_its_checksum_and_is_no_pickle(tmp_path):
+    model, optimizer = trained(0)
+    written = []
     folder = write_checkpoint(
-        tmp_path, **dict(zip(("model", "optimizer"), trained(0), strict=True)), state={"update": 7}
+        tmp_path / "new" / "checkpoints",
+        model=model,
+        optimizer=optimizer,
+        state={"update": 7},
+        moved=lambda: written.append(1),
     )
     assert folder.name == "update-000007"
     names = {line.split("  ")[1] for line in (folder / "MANIFEST").read_text().splitlines()}
     assert names == {path.name for path in folder.iterdir()} - {"MANIFEST"}
+    assert len(written) == len(names) + 1, "the watchdog is told of each"
     header = (folder / "weights.safetensors").read_bytes()
     length = int.from_bytes(header[:8], "little")
     assert "/0/W" in json.loads(header[8 : 8 + length])

@@ -158,6 +158,23 @@ def test_during_a_call_other_links_have_their_own_parameters(events):
     assert seen == [chainer.Parameter] * 2
 
 
+def test_a_link_gets_its_parameters_back_before_the_link_around_it_ends(events):
+    class Outer(chainer.Chain):
+        def __init__(self):
+            super().__init__()
+            with self.init_scope():
+                self.factor, self.inner = chainer.Parameter(np.ones((2, 3), np.float32)), L.Linear(3, 3)
+
+        def forward(self, x):
+            y = self.inner(x)
+            events.append(type(self.inner.__dict__["W"]))
+            return F.sum(y * self.factor)
+
+    with GradientTaps(lambda variable: 0, lambda number, gradient: None):
+        Outer()(X)
+    assert events == [chainer.Parameter]
+
+
 def test_a_layer_without_a_bias_has_one_tap(events):
     layer = L.Linear(3, 2, nobias=True)
     taps = GradientTaps(lambda variable: 0, lambda number, gradient: events.append(gradient.shape))

@@ -6,13 +6,12 @@ import math
 from collections.abc import Iterator
 
 from recipes.families import ADAPTIVE
-from recipes.linear_reach import linear_reach
+from recipes.linear_reach import LINEAR_HOLDS_TO, linear_reach
 from recipes.lint.case import Case, Fault
 from recipes.rates import batch_size_at, full_rate_at, learning_rate_at
 
 __all__ = ["linear_adam", "linear_beyond_8k", "scaled_lars", "scaled_twice", "unscaled_rate"]
 
-_LINEAR_HOLDS_TO = 8192
 _LARGEST_UNSCALED = 8
 
 
@@ -96,10 +95,10 @@ def linear_beyond_8k(case: Case) -> Iterator[Fault]:
     """
     formula = case.recipe.learning_rate
     reach = linear_reach(case.recipe)
-    if case.is_momentum_sgd and formula.rule == "linear" and reach > max(_LINEAR_HOLDS_TO, formula.per):
+    if case.is_momentum_sgd and formula.rule == "linear" and reach > max(LINEAR_HOLDS_TO, formula.per):
         yield Fault(
             keys=("batch.global", "learning_rate.rule"),
-            what=f"linear scaling from {formula.per:,} to {reach:,.0f}, seen to hold to {_LINEAR_HOLDS_TO:,}",
+            what=f"linear scaling from {formula.per:,} to {reach:,.0f}, seen to hold to {LINEAR_HOLDS_TO:,}",
             way_out="begin with 8192 and grow the batch where the rate falls, use Lars, or tune the rate at this batch",
         )
 

@@ -70,6 +70,11 @@ def test_comment_at_extends_is_about_all_that_it_brings(lint):
     assert lint(mine, base=BEYOND) == []
 
 
+def test_comment_at_extends_is_not_about_an_override(lint, marks):
+    mine = "kilobatch: 1\nextends: goyal2017   # lint: ignore linear-beyond-8k their choice\nseed: 1\n"
+    assert ("linear-beyond-8k", 1, 1) in marks(lint(mine, "batch.global=16384"))
+
+
 def test_comment_of_another_rule_or_line_lets_nothing_through(lint, marks):
     text = BEYOND + "seed: 1   # lint: ignore linear-beyond-8k here\n"
     assert marks(lint(text)) == [("linear-beyond-8k", 3, 9), ("unused-ignore", 4, 11)]

@@ -91,6 +91,19 @@ def test_a_batch_that_grows_where_the_rate_falls_is_not_beyond_8k(lint, marks):
     assert marks(lint(text.replace("30", "29"))) == [("linear-beyond-8k", 4, 9)]
 
 
+def test_rules_about_scaling_are_quiet_where_nothing_is_scaled_that_way(lint):
+    root = "kilobatch: 1\nextends: goyal2017\nbatch: {global: 16384}\nlearning_rate: {rule: sqrt}\n"
+    assert "linear-beyond-8k" not in [finding.rule for finding in lint(root)]
+    lars = "kilobatch: 1\nextends: goyal2017/256\noptimizer: {kind: Lars, weight_decay: 1e-4, no_decay: [norm, bias]}\n"
+    assert "scaled-lars" not in [finding.rule for finding in lint(lars)]
+
+
+def test_a_schedule_whose_clock_starts_after_the_warmup_steps_down_behind_it(lint):
+    text = "kilobatch: 1\nextends: goyal2017\nlearning_rate: {warmup: {epochs: 31, joins: before}}\n"
+    assert lint(text) == []
+    assert [finding.rule for finding in lint(text.replace("before", "over"))] == ["warmup-past-decay"]
+
+
 def test_statistics_that_move_by_group_or_not_at_all_do_not_lag(lint):
     text = "kilobatch: 1\nextends: goyal2017\nevaluation: {norm_momentum: {keep: 0.999}}\n"
     for statistics, rules in (("pooled", ["lagging-statistics"]), ("by_group", []), ("last_batch", [])):

@@ -11,7 +11,14 @@ from trainers.vocabulary import vocabulary
 
 
 def test_batch_words():
-    assert [parse_batch(text) for text in ("32k", "8K", "1.5k", "8192", " 64k ")] == [32768, 8192, 1536, 8192, 65536]
+    assert [parse_batch(text) for text in ("32k", "8K", "1.5k", "8192", " 64k ", "1")] == [
+        32768,
+        8192,
+        1536,
+        8192,
+        65536,
+        1,
+    ]
     for text in ("", "0", "-1", "k", "32kk", "1.3333k", "8M", "1e4"):
         with pytest.raises(InputRefused, match="8k for 8"):
             parse_batch(text)
@@ -50,17 +57,18 @@ def test_average_of_the_weights_stays(scale, change_of):
 def test_positions_in_updates_keep_their_time(scale, change_of):
     text = (
         "kilobatch: 1\nextends: goyal2017/256\nepochs: 10000up\n"
-        "learning_rate: {schedule: {boundaries: [5000up, 1.5]}}\nevaluation: {every: 500up}\n"
+        "learning_rate: {schedule: {boundaries: [5000up, 1.5, 9000up]}}\nevaluation: {every: 500up}\n"
         "image_size: [{from: 0, size: 128}, {from: 5000up, size: 160}]\n"
         "augmentation: {train: [{kind: RandomResizedCrop, size: image_size}, {kind: Normalize, with: imagenet}]}\n"
     )
     made, opened = scale("own.yaml", 512, text=text)
     epochs = 10000 * 256 / 1281167
     assert opened.recipe.epochs == pytest.approx(epochs)
-    assert opened.recipe.learning_rate.schedule.boundaries == pytest.approx((epochs / 2, 1.5))
+    assert opened.recipe.learning_rate.schedule.boundaries == pytest.approx((epochs / 2, 1.5, 0.9 * epochs))
     assert opened.recipe.evaluation.every == pytest.approx(epochs / 20)
     assert opened.recipe.image_size.boundaries == pytest.approx((0, epochs / 2))
     assert change_of(made, "epochs")[0] == "10000up"
+    assert change_of(made, "learning_rate.schedule.boundaries")[1] == pytest.approx([epochs / 2, 1.5, 0.9 * epochs])
 
 
 def test_warmup_in_updates_goes_with_the_warmup(scale):

@@ -82,6 +82,19 @@ def test_a_recipe_of_ones_own_moves_by_as_much_as_the_points(scale, change_of):
     assert change_of(made, "learning_rate.warmup.epochs") == (5, 5)
 
 
+def test_momentum_of_ones_own_moves_by_as_much_as_the_points(scale, change_of):
+    own = "kilobatch: 1\nextends: mlperf/lars_8192\noptimizer: {momentum: 0.95}\n"
+    made, _ = scale("own.yaml", 32768, text=own)
+    # 0.9 and 0.94 are published: 1 - m, 0.05 here, falls to 0.06 / 0.1 of it
+    assert change_of(made, "optimizer.momentum") == (0.95, 0.97)
+
+
+def test_momentum_that_would_leave_its_range_is_refused(scale):
+    own = "kilobatch: 1\nextends: mlperf/lars_32768\noptimizer: {momentum: 0.1}\n"
+    with pytest.raises(InputRefused, match=r"optimizer.momentum: 0.1 would become -0.5, outside \[0, 1\)"):
+        scale("own.yaml", 8192, text=own)
+
+
 def test_a_ramp_or_another_schedule_is_refused(scale):
     ramp = "kilobatch: 1\nextends: mlperf/lars_8192\nbatch: {global: [{from: 0, size: 4096}, {from: 9, size: 8192}]}\n"
     with pytest.raises(InputRefused, match="LARS with a ramp"):

@@ -20,6 +20,8 @@ def test_adam_at_4_times_the_batch(scale, change_of):
     assert change_of(made, "optimizer.eps") == (1e-8, 5e-9)
     assert change_of(made, "optimizer.weight_decay") == (1e-4, 1e-4)
     assert (opened.recipe.optimizer.beta1, opened.recipe.optimizer.eps) == (0.6, 5e-9)
+    assert change_of(made, "learning_rate.reference") == (1e-3, 1e-3)
+    assert change_of(made, "learning_rate.warmup") == (None, None)
 
 
 def test_adam_at_a_quarter_of_the_batch(scale, change_of):
@@ -81,4 +83,6 @@ def test_rmsprop_warmup_is_linear_for_sgd_and_the_root_for_rmsprop(scale, change
     assert change_of(made, "optimizer.mu2") == (0.99, 0.9975)
     assert change_of(made, "optimizer.eps") == (1e-8, 2e-8)
     assert change_of(made, "optimizer.mu1") == (0.9, 0.9)
+    assert change_of(made, "optimizer.beta_center") == (10, 10)
+    assert change_of(made, "optimizer.beta_period") == (5, 5)
     assert opened.recipe.learning_rate.warmup is None

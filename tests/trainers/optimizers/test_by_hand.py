@@ -15,6 +15,7 @@ from trainers.optimizers import (
     NesterovAG,
     RmspropWarmup,
 )
+from trainers.optimizers.tensor_norm import norm
 from trainers.optimizers.weight_decay import decay_parameters
 from trainers.steering import Moment, steer
 
@@ -232,3 +233,8 @@ def test_lamb_shares_its_step_between_gradient_and_decay():
 def test_bounds_that_are_none_are_refused(bounds, message):
     with pytest.raises(ValueError, match=message):
         Lamb(trust_bounds=bounds)
+
+
+def test_a_norm_is_that_of_numbers_whose_squares_float32_has_not():
+    assert norm(np, np.full(4, 1e-30, np.float32)) == pytest.approx(2e-30)
+    assert norm(np, np.full(4, 1e30, np.float32)) == pytest.approx(2e30)

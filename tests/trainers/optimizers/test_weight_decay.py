@@ -5,7 +5,7 @@ import pytest
 
 from trainers import optimizers
 from trainers.models import ResNet50
-from trainers.optimizers import SGD, Adam, MomentumSGD
+from trainers.optimizers import SGD, MomentumSGD
 from trainers.optimizers.weight_decay import decay_parameters, parameters_without_decay
 
 
@@ -126,6 +126,25 @@ def test_coefficients_outside_0_to_1_are_refused(make, field, value):
         make(**{field: value})
 
 
-def test_adam_needs_an_eps_above_zero():
-    with pytest.raises(ValueError, match=r"Adam\.eps must be > 0, got 0"):
-        Adam(eps=0)
+@pytest.mark.parametrize(
+    ("name", "field", "value", "message"),
+    [
+        ("Adam", "eps", 0, "> 0"),
+        ("Lamb", "eps", 0, "> 0"),
+        ("Lamb", "bias_correction", 1, "true or false"),
+        ("Lars", "eps", -1e-9, ">= 0"),
+        ("Lars", "trust_coefficient", 0, "> 0"),
+        ("Lars", "decay_in_trust", 1, "true or false"),
+        ("Lars", "rate", "beside", "inside or outside"),
+        ("Lars", "nesterov", 0, "true or false"),
+        ("Lars", "clip", 1, "true or false"),
+        ("RmspropWarmup", "eps", 0, "> 0"),
+        ("RmspropWarmup", "rmsprop_learning_rate", -1e-9, ">= 0"),
+        ("RmspropWarmup", "beta_center", float("nan"), "a finite number"),
+        ("RmspropWarmup", "beta_period", 0, "> 0"),
+        ("RmspropWarmup", "transition", "smooth", "continuous or printed"),
+    ],
+)
+def test_other_fields_outside_their_range_are_refused(name, field, value, message):
+    with pytest.raises(ValueError, match=rf"^{name}\.{field} must be {message}, got {value!r}"):
+        getattr(optimizers, name)(**{field: value})
