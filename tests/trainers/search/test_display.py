@@ -1,5 +1,6 @@
 """The table and the lines of a search."""
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -105,3 +106,8 @@ def test_several_objectives_have_a_column_each_and_all_that_are_not_beaten_are_n
 def test_columns_are_as_short_as_they_are_clear():
     paths = ["epochs", "learning_rate.warmup.epochs", "learning_rate.reference"]
     assert column_names(paths) == ["epochs", "warmup.epochs", "reference"]
+
+
+def test_a_folder_whose_name_is_no_utf8_can_be_logged(display, tmp_path):
+    display(SEARCH).say(f"report: {os.fsdecode(bytes([0xFC]))}")
+    assert (tmp_path / "log.txt").read_text().endswith(" report: \\udcfc\n")
