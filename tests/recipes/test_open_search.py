@@ -64,6 +64,7 @@ def test_the_recipes_own_values_are_enqueued(opened):
     [
         (HEAD, "mine.yaml:1:1: space: is missing; add `space: ...`, `key: value` pairs"),
         (HEAD + "space: {}\n", "mine.yaml:5:8: space: holds no paths"),
+        (HEAD + "space: [epochs]\n", "mine.yaml:5:8: space: holds no paths"),
         (
             HEAD + "space:\n  learning_rate.referenec: {kind: Float, low: 0.1, high: 1}\n",
             "mine.yaml:6:3: space.learning_rate.referenec: the recipe refuses this: is not a known key; "

@@ -46,9 +46,12 @@ def test_the_large_batch_is_searched_around_what_the_rules_derive(tmp_path):
 
 def test_a_range_of_the_user_is_kept_and_what_it_does_not_hold_is_not_tried(tmp_path):
     own = "space:\n  optimizer.momentum: {kind: Categorical, choices: [0.5, 0.8]}\n"
+    own += "  learning_rate.warmup.epochs: {kind: Float, low: 0.5, high: 1.5}\n"
     large = check_transfer(opened(tmp_path, TEXT.replace("space:\n", own)))
     assert large.search.space["optimizer.momentum"].choices == (0.5, 0.8)
     assert "optimizer.momentum" not in large.enqueued[0]
+    warmup = large.search.space["learning_rate.warmup.epochs"]
+    assert (warmup.low, warmup.high) == (0.5, 1.5)
 
 
 @pytest.mark.parametrize(
