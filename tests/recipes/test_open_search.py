@@ -222,6 +222,12 @@ def test_a_recipe_beside_the_search_is_found_from_anywhere(opened, tmp_path, mon
     assert found.base.recipe.epochs == 7
 
 
+def test_what_is_wrong_in_the_recipe_itself_is_told_where_it_stands(opened, tmp_path):
+    (tmp_path / "own.yaml").write_text("kilobatch: 1\nextends: digits/batch_256\nepochs: no\n")
+    with pytest.raises(RecipeError, match=r"own\.yaml:3:9: epochs: "):
+        opened(HEAD.replace("digits/batch_256", "own.yaml") + SPACE + "fixed: {seed: 3}\n")
+
+
 def test_origin_of_what_a_search_sets_is_the_search():
     opened = open_recipe(
         "digits/baseline",

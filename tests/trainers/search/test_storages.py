@@ -113,6 +113,11 @@ def test_a_server_without_its_package_is_refused_before_it_makes_or_promises_any
     assert not any(tmp_path.iterdir())
 
 
+def test_a_journal_stands_behind_no_proxy(tmp_path):
+    with pytest.raises(RecipeError, match="STORAGE: journal.* cannot stand behind a proxy; give the URL of a database"):
+        serve_study(f"journal://{tmp_path}/study.journal", host="localhost", port=13000)
+
+
 def test_a_line_of_a_journal_that_was_cut_off_is_dropped(tmp_path):
     place = read_place("journal", tmp_path)
     new_study(open_storage(place)).add_trial(create_trial(value=1.0))
@@ -123,6 +128,7 @@ def test_a_line_of_a_journal_that_was_cut_off_is_dropped(tmp_path):
     study.add_trial(create_trial(value=2.0))
     assert [trial.value for trial in new_study(open_storage(place)).get_trials()] == [1.0, 2.0]
     assert path.read_bytes().startswith(whole)
+    assert sorted(tmp_path.iterdir()) == [path]  # no lock is left, for which all would wait
 
 
 def test_what_one_supervisor_writes_another_one_reads(two_views):
