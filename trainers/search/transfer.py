@@ -227,8 +227,4 @@ def _log(low: float, high: float) -> dict[str, Any]:
 
 def _holds(range_: Mapping[str, Any], value: object) -> bool:
     kind = getattr(ranges, range_["kind"])
-    return kind(**{key: _plain(each) for key, each in range_.items() if key != "kind"}).holds(value)
-
-
-def _plain(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+    return kind(**{key: each for key, each in range_.items() if key != "kind"}).holds(value)

@@ -100,6 +100,7 @@ def test_a_dry_run_tells_the_space_the_conditions_and_the_budget_in_device_hours
     assert "search mine over digits/batch_256: maximize accuracy" in said
     assert "optimizer.kind is Lars" in said
     row = next(line for line in said.splitlines() if line.startswith("optimizer.trust_coefficient"))
+    assert "0.001 to 0.1, log" in row
     assert row.split()[-1] == "-"  # the recipe's own optimizer has none
     assert "constraint: loss at most 0.5, or a trial is never the best" in said
     assert "constraint: optimizer.weight_decay * 2 at least 1e-05, or a trial is not trained" in said
