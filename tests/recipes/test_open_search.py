@@ -64,6 +64,7 @@ def test_the_recipes_own_values_are_enqueued(opened):
     [
         (HEAD, "mine.yaml:1:1: space: is missing; add `space: ...`, `key: value` pairs"),
         (HEAD + "space: {}\n", "mine.yaml:5:8: space: holds no paths"),
+        (HEAD + "space: [epochs]\n", "mine.yaml:5:8: space: holds no paths"),
         (
             HEAD + "space:\n  learning_rate.referenec: {kind: Float, low: 0.1, high: 1}\n",
             "mine.yaml:6:3: space.learning_rate.referenec: the recipe refuses this: is not a known key; "
@@ -219,6 +220,12 @@ def test_a_recipe_beside_the_search_is_found_from_anywhere(opened, tmp_path, mon
     monkeypatch.chdir("/")
     found = open_search(tmp_path / "mine.yaml", vocabulary=search_vocabulary())
     assert found.base.recipe.epochs == 7
+
+
+def test_what_is_wrong_in_the_recipe_itself_is_told_where_it_stands(opened, tmp_path):
+    (tmp_path / "own.yaml").write_text("kilobatch: 1\nextends: digits/batch_256\nepochs: no\n")
+    with pytest.raises(RecipeError, match=r"own\.yaml:3:9: epochs: "):
+        opened(HEAD.replace("digits/batch_256", "own.yaml") + SPACE + "fixed: {seed: 3}\n")
 
 
 def test_origin_of_what_a_search_sets_is_the_search():

@@ -82,6 +82,13 @@ def test_a_communicator_of_gpus_is_refused_on_a_cpu(prepared, kind):
     assert re.match(rf"command line:1:31: exchange\.communicator: {said} gpu$", line)
 
 
+def test_a_communicator_is_refused_only_where_the_workers_do_not_fit_it(prepared):
+    line = prepared.refusal(more="exchange:\n  communicator: {kind: Torus, row: 2}\n")
+    assert line.endswith("Torus: 1 workers do not divide into rows of 2; change it, or the number of workers")
+    fits = prepared.plan(more="exchange:\n  communicator: {kind: Torus, row: 1}\n")
+    assert fits.cluster.exchange.communicator.row == 1
+
+
 @pytest.mark.parametrize("wire", ["float16", "bfloat16"])
 def test_a_sum_that_mpi_does_not_have_is_refused_at_its_wire(prepared, wire):
     line = prepared.refusal(more=f"exchange:\n  communicator: {{kind: MpiAllreduce}}\n  wire: {wire}\n")

@@ -117,6 +117,11 @@ def test_a_rank_that_has_finished_need_not_give_signs(tmp_path):
     assert told(tmp_path, WAITING, others, silent=[1]) is None
 
 
+def test_a_rank_that_has_finished_hides_no_other_that_hangs(tmp_path):
+    others = [replace(HANGING, rank=1, host="two"), replace(WORKING, rank=2, finished=True)]
+    assert told(tmp_path, WAITING, others).startswith("rank 1 on two hangs in update 7")
+
+
 def test_the_next_watcher_speaks_only_where_the_first_does_not(tmp_path):
     own, first = replace(WAITING, rank=1), replace(WAITING, rank=0)
     hanging = replace(HANGING, rank=2)

@@ -7,9 +7,11 @@ from typing import Any
 
 import optuna
 
+from recipes.errors import Problem, RecipeError
 from recipes.open import open_recipe
 from recipes.open_search import OpenedSearch, assignments
 from recipes.provenance import resolved_text
+from recipes.registry import shown
 from recipes.schema import Search
 from trainers.search.study import best_trials
 from trainers.search.wording import score
@@ -41,7 +43,8 @@ def write_best(
         if not path.exists() or not several:
             path.parent.mkdir(exist_ok=True)
             partial = path.with_name(f".{path.name}.partial")
-            partial.write_text(best_text(opened, trial, data=data, allow_code=allow_code), encoding="utf-8")
+            text = best_text(opened, trial, data=data, allow_code=allow_code)
+            partial.write_text(text, encoding="utf-8", errors="replace")  # a path in a comment may be no UTF-8
             partial.rename(path)
     for path in set((folder / PARETO).glob("trial-*.yaml")) - set(paths):
         path.unlink()
@@ -86,6 +89,29 @@ def from_anywhere(opened: OpenedSearch) -> dict[str, str]:
     dataset = opened.base.path.parent / opened.base.recipe.dataset
     named = dataset.suffix in (".yaml", ".yml") and dataset.is_file()
     return {"dataset": str(dataset.resolve())} if named else {}
+
+
+def require_utf8(opened: OpenedSearch) -> None:
+    """Refuse files whose path the best recipe, or a stage of a transfer, would have to name, and YAML cannot.
+
+    Raises:
+        RecipeError: such a path is not valid UTF-8.
+    """
+    named = {"the data set": from_anywhere(opened).get("dataset", "")}
+    if opened.search.transfer is not None:
+        named["the recipe"] = recipe_from_anywhere(opened)
+    for whose, path in named.items():
+        if path != path.encode(errors="replace").decode():
+            what = f"the path of {whose}, {path.encode(errors='backslashreplace').decode()}, is no UTF-8"
+            way_out = "rename the folder or file: the search has to name it in a file of YAML"
+            problem = Problem(file=shown(opened.path), line=1, column=1, path="recipe", what=what, way_out=way_out)
+            raise RecipeError([problem])
+
+
+def recipe_from_anywhere(opened: OpenedSearch) -> str:
+    """The recipe's name, or its path."""
+    name = opened.search.recipe
+    return str(opened.base.path.resolve()) if name.endswith((".yaml", ".yml")) else name
 
 
 def _place(search: Search) -> str:

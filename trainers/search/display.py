@@ -103,7 +103,7 @@ class Display:
     def say(self, text: str) -> None:
         """A line on the console and in the log."""
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
-        with open(self.folder / LOG, "a", encoding="utf-8") as file:
+        with open(self.folder / LOG, "a", encoding="utf-8", errors="backslashreplace") as file:  # paths
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
     def began(self, number: int, values: Mapping[str, Any], *, resumed: bool) -> None:

@@ -23,7 +23,7 @@ from trainers.readers import say
 from trainers.request import prepare, refused
 from trainers.run_folder import LOG, REPORT
 from trainers.screen import Screen
-from trainers.search.best import recipe_path, write_best
+from trainers.search.best import recipe_path, require_utf8, write_best
 from trainers.search.display import Display
 from trainers.search.dry_run import dry_run_text
 from trainers.search.group import Group, starting_at
@@ -232,6 +232,7 @@ def _join(request: SearchRequest, opened: OpenedSearch, folder: Path, ranks: int
 
 def _require_trainable(request: SearchRequest, opened: OpenedSearch) -> None:
     """Refuse a recipe that could not be trained with the values it has itself, and a sampler that is not installed."""
+    require_utf8(opened)
     new_study(opened.search)
     options = {"data": request.data, "allow_code": request.allow_code}
     on = {"cluster": request.cluster, "device": request.device}

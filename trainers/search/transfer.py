@@ -30,7 +30,7 @@ from recipes.scale import scale_recipe
 from recipes.scale.request import rounded
 from recipes.search_checks import value_at
 from recipes.yaml_text import block_text
-from trainers.search.best import BEST, from_anywhere
+from trainers.search.best import BEST, from_anywhere, recipe_from_anywhere
 from trainers.search.home import study_of
 from trainers.search.page import write_transfer_page
 from trainers.vocabulary import search_vocabulary
@@ -65,7 +65,7 @@ class Stages:
 
     def write_small(self) -> Path:
         """The file of the first search."""
-        return self._write(0, recipe=_recipe_name(self.opened), space=self.opened.tree["space"])
+        return self._write(0, recipe=recipe_from_anywhere(self.opened), space=self.opened.tree["space"])
 
     def write_large(self) -> Path:
         """The file of the second search; the first one has a best recipe.
@@ -221,20 +221,10 @@ def _refused(opened: OpenedSearch, what: str, way_out: str) -> Problem:
     return Problem(file=shown(opened.path), line=1, column=1, path="transfer", what=what, way_out=way_out)
 
 
-def _recipe_name(opened: OpenedSearch) -> str:
-    """The recipe's name, or its path from anywhere."""
-    name = opened.search.recipe
-    return str(opened.base.path.resolve()) if name.endswith((".yaml", ".yml")) else name
-
-
 def _log(low: float, high: float) -> dict[str, Any]:
     return {"kind": "Float", "low": rounded(low), "high": rounded(high), "log": True}
 
 
 def _holds(range_: Mapping[str, Any], value: object) -> bool:
     kind = getattr(ranges, range_["kind"])
-    return kind(**{key: _plain(each) for key, each in range_.items() if key != "kind"}).holds(value)
-
-
-def _plain(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+    return kind(**{key: each for key, each in range_.items() if key != "kind"}).holds(value)

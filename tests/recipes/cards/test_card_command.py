@@ -37,6 +37,7 @@ def test_card_into_files(run, tmp_path, name, files):
     code, out, err = run("card", "digits/ramp", "-o", name)
     assert (code, out, err) == (0, "", f"wrote {' and '.join(files)}\n")
     assert sorted(path.name for path in tmp_path.iterdir()) == files
+    assert "can be trained here" in (tmp_path / name).read_text().lower()
 
 
 def test_the_picture_of_a_card_is_found_whatever_its_name(run, tmp_path):

@@ -86,6 +86,7 @@ def test_steps_of_a_ramp_are_compared_by_where_they_begin():
     assert differences[1].places == (None, "batch.global.1.size")
     earlier = [RAMP[0], {"from": 15, "size": 1024}, RAMP[1]]
     assert found({"global": RAMP}, {"global": earlier}) == {"global.from 15": (MISSING, 1024)}
+    assert found({"image_size": RAMP}, {"image_size": None}) == {"image_size": (RAMP, None)}  # it has no steps
 
 
 def test_points_are_compared_by_their_position():

@@ -1,4 +1,5 @@
 import math
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -33,6 +34,14 @@ def test_windows_hold_ten_updates_or_more_and_one_batch(measured_run):
     assert windows[3].first_epoch == pytest.approx(6.0)
     for window in windows:
         assert abs(window.scale.value - 300) < 4 * window.scale.standard_error < 60
+
+
+def test_a_long_run_has_some_twenty_windows(measured_run):
+    """540 updates, 27 a window: 360 at the first batch and 180 at the second one."""
+    run = measured_run()
+    longer = {field.name: np.repeat(getattr(run.updates, field.name), 10) for field in fields(run.updates)}
+    windows = noise_windows(replace(run, updates=replace(run.updates, **longer)))
+    assert [window.global_batch_size for window in windows] == [240] * 13 + [480] * 6
 
 
 def test_updates_that_were_not_measured_are_left_out(measured_run, write_run):

@@ -78,3 +78,14 @@ def test_page_on_scaling_shows_what_is_printed(run):
     example = page.split("```")[1].strip().splitlines()
     out = run(*example[0].removeprefix("$ kilobatch recipes ").split())[1].splitlines()
     assert [line for line in example[1:] if line != "..." and line not in out] == []
+
+
+def test_a_recipe_with_code_of_ones_own_is_scaled_where_that_is_allowed(run, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "net_to_scale.py").write_text("from trainers.models import SmallCNN as Net\n")
+    (tmp_path / "mine.yaml").write_text("kilobatch: 1\nextends: digits/baseline\nmodel: {kind: net_to_scale.Net}\n")
+    words = ("scale", "mine.yaml", "--batch", "64", "-o", "large.yaml")
+    code, said = run(*words)
+    assert (code, "pass --allow-code to run it" in said) == (2, True)
+    assert run(*words, "--allow-code")[0] == 0
+    assert (tmp_path / "large.yaml").exists()

@@ -107,6 +107,7 @@ def test_a_cutout_larger_than_the_image_leaves_nothing_of_it():
     [
         (RandomErasing, {"probability": 2}, "RandomErasing.probability must be <= 1, got 2"),
         (RandomErasing, {"area": (0.0, 0.3)}, "RandomErasing.area must be > 0, got 0.0"),
+        (RandomErasing, {"area": (0.1, 1.1)}, "RandomErasing.area must be <= 1, got 1.1"),
         (RandomErasing, {"ratio": (3.3, 0.3)}, "RandomErasing.ratio must be (low, high) with low <= high"),
         (Cutout, {"size": 0}, "Cutout.size must be a whole number >= 1, got 0"),
     ],

@@ -118,6 +118,9 @@ def test_normalize_by_hand():
     normalized = Normalize(mean=(0.5, 0.2, 0.5), std=(0.5, 0.1, 0.25))(image_HWC, keyed())
     np.testing.assert_allclose(normalized, [[[-1, 0, 2]]], atol=1e-6)
     assert normalized.dtype == np.float32
+    np.testing.assert_allclose(
+        Normalize(mean=(0.0,) * 3, std=(1.0,) * 3)(image_HWC, keyed()), image_HWC / 255, atol=1e-6
+    )
 
 
 def test_normalize_gives_mean_0_and_deviation_1():

@@ -30,6 +30,18 @@ def test_whole_images_pass_the_look_whatever_their_name_or_what_is_behind_them(r
     assert samples[2][0].shape == (9, 12, 3)
 
 
+def test_the_look_reads_no_more_than_the_ends_of_a_whole_file(root):
+    """What lies between takes the time: 1.3 million images are looked at before a run."""
+    path = root / "val" / "b" / "1.jpg"
+    Image.effect_noise((12, 9), 50).convert("RGB").save(path, "PNG")
+    written = path.read_bytes()
+    path.write_bytes(written[:100] + bytes(len(written) - 120) + written[-20:])
+    samples = ImageFolder().open(root, "eval")
+    samples.require_readable(2)
+    with pytest.raises(ValueError, match="not a readable image"):
+        samples[2]
+
+
 def test_no_other_program_is_started_for_an_image(root, tmp_path, monkeypatch):
     """Pillow knows EPS by its first bytes, not by its name, and has Ghostscript draw it."""
     (tmp_path / "gs").write_text(f"#!/bin/sh\ntouch {tmp_path / 'started'}\nexit 1\n")

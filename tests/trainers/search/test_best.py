@@ -1,15 +1,19 @@
 """The recipes that a search leaves, without runs."""
 
+import os
 from pathlib import Path
 
 import pytest
 import yaml
 
+from recipes.errors import RecipeError
 from recipes.open import open_recipe
 from recipes.open_search import open_search
-from trainers.search.best import write_best
+from trainers.search.best import require_utf8, write_best
 from trainers.search.dry_run import dry_run_text
 from trainers.search.outcome import Outcome
+from trainers.search.start import SearchRequest
+from trainers.search.start import search as start_search
 from trainers.search.study import new_study, suggested, tell_complete
 from trainers.vocabulary import search_vocabulary, vocabulary
 
@@ -96,6 +100,7 @@ def test_a_dry_run_tells_the_space_the_conditions_and_the_budget_in_device_hours
     assert "search mine over digits/batch_256: maximize accuracy" in said
     assert "optimizer.kind is Lars" in said
     row = next(line for line in said.splitlines() if line.startswith("optimizer.trust_coefficient"))
+    assert "0.001 to 0.1, log" in row
     assert row.split()[-1] == "-"  # the recipe's own optimizer has none
     assert "constraint: loss at most 0.5, or a trial is never the best" in said
     assert "constraint: optimizer.weight_decay * 2 at least 1e-05, or a trial is not trained" in said
@@ -111,3 +116,42 @@ def test_a_dry_run_tells_several_objectives(opened):
     said = dry_run_text(opened(TEXT + TWO), groups=1)
     assert "maximize accuracy and minimize device-hours" in said
     assert "ranks: 1 a trial, 1 trial at a time, so as long as 6 trials one after the other" in said
+
+
+@pytest.fixture
+def in_no_utf8(tmp_path, monkeypatch):
+    """`in_no_utf8(recipe, search)`: the file of a search, in a folder whose name is in Latin-1, beside its recipe."""
+
+    def written(recipe, search):
+        folder = tmp_path / os.fsdecode(b"m\xfcnchen")
+        folder.mkdir()
+        (folder / "digits.yaml").write_text(Path("configs/datasets/digits.yaml").read_text())
+        (folder / "own.yaml").write_text(f"kilobatch: 1\nextends: digits/batch_256\nname: own\n{recipe}")
+        (folder / "mine.yaml").write_text(TEXT.replace("digits/batch_256", "own.yaml") + search)
+        monkeypatch.chdir(tmp_path)
+        return folder / "mine.yaml"
+
+    return written
+
+
+@pytest.mark.parametrize(
+    ("recipe", "search", "message"),
+    [
+        ("dataset: digits.yaml", "", r"the data set, .*m\\udcfcnchen/digits.yaml, is no UTF-8; rename the folder"),
+        ("", "transfer: {from_batch: 256, to_batch: 512, trials: [4, 2]}", "the recipe, .*own.yaml, is no UTF-8"),
+    ],
+)
+def test_a_path_that_no_yaml_can_name_is_refused_before_the_search(in_no_utf8, recipe, search, message):
+    with pytest.raises(RecipeError, match=message):
+        start_search(SearchRequest(search=str(in_no_utf8(recipe, search)), out=Path("out")))
+    assert not Path("out").exists()
+
+
+def test_a_recipe_whose_path_is_no_utf8_is_searched(in_no_utf8):
+    """Only the comments of the best recipe name it."""
+    search = open_search(in_no_utf8("seed: 7", ""), vocabulary=search_vocabulary())
+    require_utf8(search)
+    tell(new_study(search.search), search, MOMENTUM, 0.9)
+    text = Path("best.yaml").read_text()
+    assert "m?nchen/own.yaml:4" in text
+    assert open_recipe(Path("best.yaml"), vocabulary=vocabulary()).recipe.seed == 7

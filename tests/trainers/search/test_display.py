@@ -1,5 +1,6 @@
 """The table and the lines of a search."""
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -77,11 +78,14 @@ def test_time_left_is_that_of_the_budget_that_ends_first(display):
     assert 50 < shown.seconds_left() <= 60
 
 
-def test_a_trial_that_goes_on_keeps_its_time(display):
+def test_a_trial_that_goes_on_keeps_its_time(display, tmp_path):
     shown = display(SEARCH)
-    shown.began(0, {}, resumed=False)
+    shown.began(0, {"optimizer.kind": "Lars", "epochs": 3}, resumed=False)
     shown.show([(0, Working(900.0))])
     shown.began(0, {}, resumed=True)
+    first, second = (tmp_path / "log.txt").read_text().splitlines()
+    assert first.endswith(" trial 0 begins: optimizer.kind Lars, epochs 3")
+    assert " trial 0 goes on: " in second
     shown.show([(0, Working(900.0))])
     assert shown.device_hours() == pytest.approx(1.0)
 
@@ -105,3 +109,10 @@ def test_several_objectives_have_a_column_each_and_all_that_are_not_beaten_are_n
 def test_columns_are_as_short_as_they_are_clear():
     paths = ["epochs", "learning_rate.warmup.epochs", "learning_rate.reference"]
     assert column_names(paths) == ["epochs", "warmup.epochs", "reference"]
+    paths = ["learning_rate.warmup.start", "learning_rate.schedule.start"]
+    assert column_names(paths) == ["warmup.start", "schedule.start"]
+
+
+def test_a_folder_whose_name_is_no_utf8_can_be_logged(display, tmp_path):
+    display(SEARCH).say(f"report: {os.fsdecode(bytes([0xFC]))}")
+    assert (tmp_path / "log.txt").read_text().endswith(" report: \\udcfc\n")

@@ -116,6 +116,7 @@ def test_costs_of_reports_leave_out_what_lies_between_sessions():
 
     lines = [
         line("run_start", 0),
+        {"key": "note"},  # of no time
         line("eval_accuracy", 3_600_000, epoch=5.0, samples=7500),
         line("run_stop", 3_700_000),
         line("run_start", 90_000_000),

@@ -63,6 +63,12 @@ def test_what_is_left_is_told_by_the_mean_of_what_has_ended(opened, tmp_path):
     assert line == f"cost: {took}; none is left"
 
 
+def test_trials_that_were_not_trained_tell_nothing(opened, tmp_path):
+    begin(opened(TEXT), tmp_path / "out", ())
+    (line,) = cost_lines(opened(TEXT), tmp_path / "out", groups=1)
+    assert line.startswith("cost: nothing is known before a trial has")
+
+
 def test_trials_of_another_search_tell_nothing(opened, tmp_path):
     begin(opened(TEXT), tmp_path / "out", (60.0,))
     (line,) = cost_lines(opened(TEXT.replace("0.2", "0.4")), tmp_path / "out", groups=1)

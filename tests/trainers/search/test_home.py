@@ -26,6 +26,14 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
         sole_supervisor(tmp_path / "file" / "search").__enter__()
 
 
+def test_a_folder_of_something_else_is_refused(tmp_path):
+    opened = open_search("digits", vocabulary=search_vocabulary())
+    check_folder(tmp_path, opened, resume=False)
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(FolderRefused, match="is not empty, and holds no run; choose another --out"):
+        check_folder(tmp_path, opened, resume=False)
+
+
 @pytest.mark.parametrize("text", [b"", b"search: [", b"just words", b"\xff\xfe"])
 def test_a_folder_whose_memory_is_damaged_is_refused(tmp_path, text):
     opened = open_search("digits", vocabulary=search_vocabulary())

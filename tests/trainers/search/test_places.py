@@ -44,6 +44,11 @@ def test_hosts_that_all_have_a_number_say_how_many_ranks_there_are():
     assert len(places(each=2, workers=None, hosts="a:2,b:4", environment=HERE)) == 3
 
 
+def test_what_slurm_said_of_another_start_is_no_number_of_ranks():
+    """Under its environment and without its srun, as in a container."""
+    assert places(each=3, workers=None, environment={**HERE, "SLURM_NTASKS": "12"}) == [Place(ranks=3, neighbours=3)]
+
+
 @pytest.mark.parametrize(
     ("hosts", "workers", "expected"),
     [

@@ -100,6 +100,7 @@ def test_a_pruner_ends_what_is_worse_than_its_part_of_the_complete_trials(pruner
     [
         (lambda: GROUPS["samplers"].Grid(points=0), "Grid.points must be a whole number >= 1"),
         (lambda: GROUPS["samplers"].Tpe(startup_trials=-1), "Tpe.startup_trials must be a whole number >= 0"),
+        (lambda: GROUPS["samplers"].Tpe(multivariate=1), "Tpe.multivariate must be true or false"),
         (lambda: GROUPS["samplers"].Gp(startup_trials=0), "Gp.startup_trials must be a whole number >= 1"),
         (lambda: GROUPS["samplers"].NsgaII(population=1), "NsgaII.population must be a whole number >= 2"),
         (lambda: GROUPS["samplers"].CmaEs(startup_trials=0), "CmaEs.startup_trials must be a whole number >= 1"),

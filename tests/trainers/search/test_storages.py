@@ -113,13 +113,20 @@ def test_a_server_without_its_package_is_refused_before_it_makes_or_promises_any
     assert not any(tmp_path.iterdir())
 
 
+def test_a_journal_stands_behind_no_proxy(tmp_path):
+    with pytest.raises(RecipeError, match="STORAGE: journal.* cannot stand behind a proxy; give the URL of a database"):
+        serve_study(f"journal://{tmp_path}/study.journal", host="localhost", port=13000)
+
+
 def test_a_line_of_a_journal_that_was_cut_off_is_dropped(tmp_path):
     place = read_place("journal", tmp_path)
     new_study(open_storage(place)).add_trial(create_trial(value=1.0))
     path = tmp_path / "study.journal"
     whole = path.read_bytes()
     path.write_bytes(whole + whole.splitlines()[0][:20])
-    study = new_study(open_storage(place))
+    mended = open_storage(place)
+    assert list(tmp_path.iterdir()) == [path]  # no lock is left, for which all would wait
+    study = new_study(mended)
     study.add_trial(create_trial(value=2.0))
     assert [trial.value for trial in new_study(open_storage(place)).get_trials()] == [1.0, 2.0]
     assert path.read_bytes().startswith(whole)

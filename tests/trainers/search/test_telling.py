@@ -1,23 +1,28 @@
 """What is told of a trial counts what other supervisors of the study have done."""
 
+from optuna.trial import TrialState
 from rich.console import Console
 
 from recipes.open_search import open_search
 from trainers.search.display import Display
-from trainers.search.job import Ending
+from trainers.search.job import Ending, Report
 from trainers.search.outcome import Outcome
 from trainers.search.search_options import SearchOptions
-from trainers.search.study import FOLDER, SECONDS, new_study, tell_complete
+from trainers.search.study import FOLDER, REASON, SECONDS, new_study, tell_complete
 from trainers.search.telling import Telling
 from trainers.vocabulary import search_vocabulary
 
 
+def telling_of(opened, folder):
+    """Of a new study in memory; with its display."""
+    display = Display(search=opened.search, folder=folder, console=Console(quiet=True), groups=1)
+    options = SearchOptions(folder=folder, stop_file=folder / "stop", hang_seconds=60.0)
+    return Telling(opened, new_study(opened.search), options, display, done=lambda trial: None), display
+
+
 def test_trials_of_other_supervisors_count_and_may_be_the_best(tmp_path):
-    opened = open_search("digits", vocabulary=search_vocabulary())
-    study = new_study(opened.search)
-    display = Display(search=opened.search, folder=tmp_path, console=Console(quiet=True), groups=1)
-    options = SearchOptions(folder=tmp_path, stop_file=tmp_path / "stop", hang_seconds=60.0)
-    telling = Telling(opened, study, options, display, done=lambda trial: None)
+    telling, display = telling_of(open_search("digits", vocabulary=search_vocabulary()), tmp_path)
+    study = telling.study
 
     mine, theirs, running = study.ask(), study.ask(), study.ask()
     display.began(mine.number, {}, resumed=False)
@@ -31,3 +36,22 @@ def test_trials_of_other_supervisors_count_and_may_be_the_best(tmp_path):
     tell_complete(study, running, Outcome(values=[0.95], beyond={}))
     telling.failed(study.ask(), Ending(how="failed", reason="why"))
     assert "trial 3 failed: why; best 95.00 % (trial 2); 4/24 trials" in (tmp_path / "log.txt").read_text()
+
+
+def test_a_pruned_trial_says_where(tmp_path):
+    telling, _ = telling_of(open_search("digits", vocabulary=search_vocabulary()), tmp_path)
+    telling.pruned(telling.study.ask(), 3)
+    (trial,) = telling.study.get_trials()
+    assert (trial.state, trial.user_attrs[REASON]) == (TrialState.PRUNED, "pruned at report 3 of 10")
+
+
+def test_reports_of_a_search_for_two_objectives_are_for_the_display_alone(tmp_path):
+    """Optuna takes none."""
+    text = "kilobatch: 1\nname: mine\nrecipe: digits/batch_256\nsampler: {kind: Random}\nbudget: {trials: 2}\n"
+    text += "space: {optimizer.weight_decay: {kind: Float, low: 0.1, high: 1}}\n"
+    (tmp_path / "mine.yaml").write_text(text + "objective: [{metric: loss, direction: minimize}, {metric: accuracy}]\n")
+    telling, _ = telling_of(open_search(tmp_path / "mine.yaml", vocabulary=search_vocabulary()), tmp_path)
+    trial = telling.study.ask()
+    telling.report(trial, Report(number=1, value=0.5, epoch=1.0))
+    assert telling.reporting["metric"] == "accuracy"
+    assert telling.study.get_trials()[0].intermediate_values == {}

@@ -39,6 +39,7 @@ def test_the_large_batch_is_searched_around_what_the_rules_derive(tmp_path):
     assert (space["learning_rate.reference"]["low"], space["learning_rate.reference"]["high"]) == (0.0125, 0.2)
     assert (space["learning_rate.warmup.epochs"]["low"], space["learning_rate.warmup.epochs"]["high"]) == (0.25, 2.0)
     assert (space["optimizer.momentum"]["low"], space["optimizer.momentum"]["high"]) == (0.8, 0.95)
+    assert [range_["log"] for range_ in space.values()] == [True, True, False]
     first = {"learning_rate.reference": 0.05, "learning_rate.warmup.epochs": 1, "optimizer.momentum": 0.9}
     assert (large.enqueued, large.search.budget.trials, large.search.fixed) == ((first,), 2, {})
     assert large.base.recipe.batch.global_.sizes == (512,)
@@ -46,9 +47,15 @@ def test_the_large_batch_is_searched_around_what_the_rules_derive(tmp_path):
 
 def test_a_range_of_the_user_is_kept_and_what_it_does_not_hold_is_not_tried(tmp_path):
     own = "space:\n  optimizer.momentum: {kind: Categorical, choices: [0.5, 0.8]}\n"
-    large = check_transfer(opened(tmp_path, TEXT.replace("space:\n", own)))
+    own += "  learning_rate.warmup.epochs: {kind: Float, low: 0.5, high: 1.5}\n"
+    warmup = "learning_rate: {warmup: {kind: GradualWarmup, epochs: 1}}\n"
+    (tmp_path / "own.yaml").write_text(f"kilobatch: 1\nextends: digits/baseline\nname: own\n{warmup}")
+    text = TEXT.replace("recipe: digits/baseline", "recipe: own.yaml").replace("space:\n", own)
+    large = check_transfer(opened(tmp_path, text))
     assert large.search.space["optimizer.momentum"].choices == (0.5, 0.8)
     assert "optimizer.momentum" not in large.enqueued[0]
+    warmup = large.search.space["learning_rate.warmup.epochs"]
+    assert (warmup.low, warmup.high) == (0.5, 1.5)
 
 
 @pytest.mark.parametrize(
