@@ -22,10 +22,10 @@ from trainers.pulse import forget_signs
 from trainers.readers import say
 from trainers.request import Prepared, TrainRequest, prepare
 from trainers.run_folder import LOG, METRICS, REPORT, default_folder, hold_alone, newest_checkpoint_name
+from trainers.run_log import write_report
 from trainers.stopping import STOP_FILE, ask_to_stop, said
-from trainers.together import check_folder, join_world, train_together
-from trainers.told import write_report
 from trainers.watchdog import read_sign
+from trainers.world import check_folder, join_world, train_together
 
 
 def train(request: TrainRequest) -> int:

@@ -32,10 +32,10 @@ from trainers.memory import forget_peak, peak_memory
 from trainers.norm_groups import NormGroups
 from trainers.pulse import Pulse
 from trainers.run_folder import CHECKPOINTS, TRACE, cut_back, dataset_facts, write_run
+from trainers.run_log import log_to
 from trainers.stopping import StopRequest
 from trainers.stream_iterator import StreamIterator
 from trainers.summation_tree import TreeSum
-from trainers.told import log_to
 from trainers.train_options import TrainOptions
 from trainers.updater import RecipeUpdater
 from trainers.weight_average import AveragedWeights

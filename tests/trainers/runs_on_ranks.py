@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 from trainers.faults import RunFailed
 from trainers.request import TrainRequest
-from trainers.together import join_world, train_together
+from trainers.world import join_world, train_together
 
 SMALL = ("epochs=1", "learning_rate.warmup=null", "model.blocks=[1]", "model.width=4")
 RUNS = {

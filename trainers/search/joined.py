@@ -46,7 +46,7 @@ def search_as_rank(folder: Path, *, phases: Sequence[Path], each: int, ranks: in
 
     from trainers.device import place_here, sit_at
     from trainers.search.serve import met, serve  # the supervisor is without Chainer, which takes seconds to load
-    from trainers.together import join_world
+    from trainers.world import join_world
 
     threads = limit_threads()
     world = join_world(ranks)

@@ -17,7 +17,7 @@ from trainers.launch import parent_is_gone
 from trainers.request import TrainRequest
 from trainers.search.mail import ANSWERS, ORDERS, Inbox, post
 from trainers.stopping import ask_to_stop
-from trainers.together import join_world, train_together
+from trainers.world import join_world, train_together
 
 _POLL_SECONDS = 0.01
 

@@ -1,4 +1,4 @@
-"""What a run tells its user: its log, and the page at its end."""
+"""The log of a run, and the report at its end."""
 
 from __future__ import annotations
 

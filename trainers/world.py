@@ -17,8 +17,8 @@ from trainers.launch import LaunchError, launched_by_us, parent_is_gone
 from trainers.pulse import Pulse, forget_signs
 from trainers.request import Prepared, TrainRequest, prepare
 from trainers.run_folder import dataset_facts, default_folder, hold_alone, require_same_recipe, require_usable
+from trainers.run_log import write_report
 from trainers.stopping import STOP_FILE
-from trainers.told import write_report
 
 
 @refuse_unreachable()

@@ -45,12 +45,20 @@ def test_a_thread_for_the_exchange_is_refused_where_mpi_forbids_it(tmp_path, wor
 
 NET = """\
 import chainer
+import chainer.links as L
 from recipes.errors import InputRefused
+
+built = []
 
 
 class Net(chainer.Chain):
     def __init__(self, num_classes):
-        raise InputRefused("this net is not for sale; take another")
+        super().__init__()
+        if built:  # once before the run begins, in each process
+            raise InputRefused("this net is not for sale; take another")
+        built.append(self)
+        with self.init_scope():
+            self.fc = L.Linear(64, num_classes)
 """
 
 
