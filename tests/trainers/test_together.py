@@ -45,12 +45,16 @@ def test_a_thread_for_the_exchange_is_refused_where_mpi_forbids_it(tmp_path, wor
 
 NET = """\
 import chainer
+import chainer.links as L
 from recipes.errors import InputRefused
+from trainers.launch import launched_ranks
 
 
 class Net(chainer.Chain):
     def __init__(self, num_classes):
-        raise InputRefused("this net is not for sale; take another")
+        if launched_ranks() is not None:
+            raise InputRefused("this net is not for sale; take another")
+        super().__init__(fc=L.Linear(64, num_classes))
 """
 
 
