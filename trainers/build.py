@@ -6,6 +6,7 @@ import functools
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import chainer
@@ -128,9 +129,10 @@ def require_trainable(recipe: Recipe, dataset: Dataset) -> None:
     except InputRefused:
         raise
     except Exception as error:
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        said = f"{one_line(error)} ({place.filename}:{place.lineno})"
-        raise InputRefused(f"the model, {name}, cannot be built: {said}; correct its code") from error
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if Path(frame.filename).is_relative_to(Path.cwd())]  # where it was imported
+        place = f"{(own or frames)[-1].filename}:{(own or frames)[-1].lineno}"
+        raise InputRefused(f"the model, {name}, cannot be built: {one_line(error)} ({place}); correct it") from error
     try:
         NormGroups(recipe.evaluation).install(_with_weights(model, recipe))
     except (TypeError, ValueError) as error:

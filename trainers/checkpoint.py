@@ -97,7 +97,7 @@ def write_checkpoint(
     Everything is written to a folder of another name, flushed to the disk with its checksums, and renamed.
 
     Args:
-        folder: the run's `checkpoints`.
+        folder: the run's `checkpoints`; the run's folder is there.
         model, optimizer: whose arrays are written.
         state: plain data; must hold `update`, the number of updates done.
         averages: of the weights, by path.
@@ -110,7 +110,8 @@ def write_checkpoint(
     partial = folder / f".{final.name}.partial"
     for left in folder.glob(".update-*.partial"):  # left by a rank that was killed
         shutil.rmtree(left, ignore_errors=True)
-    partial.mkdir(parents=True)
+    folder.mkdir(exist_ok=True)  # but not what it lies in: a run whose folder was removed has lost more
+    partial.mkdir()
     steps = {path: parameter.update_rule.t for path, parameter in optimizer.target.namedparams()}
     files = {
         _WEIGHTS: save(_contiguous(weights_of(model))),

@@ -18,7 +18,7 @@ from types import TracebackType
 
 EXIT_INPUT, EXIT_FAILED, EXIT_STOPPED = 2, 3, 4
 _ABORT_SECONDS = 5.0
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # on the disk, in a quota, below the limit of a file's size
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # on the disk, in a quota, below the limit of a file's size
 _READ_SECONDS = 2.0  # that a launcher has to read what was said
 
 
@@ -139,7 +139,7 @@ def explained(error: BaseException) -> str:
     """What to tell of an exception: with its traceback, unless it says all that its user needs."""
     if isinstance(error, FailedAlone):
         return f"{error}\n"
-    if isinstance(error, OSError) and error.errno in _NO_ROOM:
+    if isinstance(error, OSError) and error.errno in NO_ROOM:
         return f"a file cannot be written: {error}; make room where the run's folder lies\n"
     return "".join(traceback.format_exception(error))
 

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from recipes.errors import InputRefused
+from recipes.open import OpenedRecipe
 from recipes.schema import Dataset, Recipe
 from trainers.memory import installed_bytes
 
 _LOOKED_AT = 50_000  # samples of a split: 2 s where the system has the files in memory
 _NAMED = 10
-_ORDER_BYTES = (
-    20  # a training sample, while a rank draws the order of an epoch: the draws, their order, half of it again
-)
+_ORDER_BYTES = 20  # a training sample, while a rank draws an epoch's order: draws, order, and half of that again
 
 
 class NotBuilt(InputRefused):
@@ -62,8 +61,29 @@ def refuse_folder(dataset: Dataset, folder: Path | None) -> None:
         )
 
 
+def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool) -> None:
+    """Look once, before ranks start that would meet the same one by one, at what no document tells.
+
+    Args:
+        opened: what will be trained.
+        ranks: on this machine, or fewer.
+        files: look at the samples, too.
+    Raises:
+        DataRefused: see `require_data`, `require_room` and `require_readable`.
+        InputRefused: a model of one's own cannot be trained; see `trainers.build.require_trainable`.
+    """
+    require_data(opened.dataset)
+    require_room(opened.dataset, ranks=ranks)
+    if files:
+        require_readable(opened.dataset)
+    if not type(opened.recipe.model).__module__.startswith("trainers.models."):
+        from trainers.build import require_trainable  # and Chainer
+
+        require_trainable(opened.recipe, opened.dataset)
+
+
 def require_data(dataset: Dataset) -> None:
-    """Let the reader count the data once, before ranks start that would meet the same one by one.
+    """Let the reader count the data.
 
     Raises:
         DataRefused: they cannot be read, or are not as many as the data set's file says. More classes than are found

@@ -135,7 +135,7 @@ def prepare(request: TrainRequest, *, workers: int) -> Prepared:
         micro_batch_size=request.micro_batch_size,
         exact=request.exact,
     )
-    _require_model(opened)
+    _require_model_for_images(opened)
     stop_after, every = request.stop_after, request.checkpoint_every
     return Prepared(
         opened=opened,
@@ -161,19 +161,14 @@ def cluster_of(
     return cluster, reading
 
 
-def _require_model(opened: OpenedRecipe) -> None:
+def _require_model_for_images(opened: OpenedRecipe) -> None:
     """Ask the model whether it takes the images, where it or they are particular; else no Chainer is loaded for it.
 
     That is where the images change their size, or the model's component has a class attribute `takes_one_size = True`.
-    A model that is none of ours is asked whether it can be trained at all.
     """
-    ramp, model = opened.recipe.image_size, opened.recipe.model
+    ramp = opened.recipe.image_size
     moves = ramp is not None and len(set(ramp.sizes)) > 1
-    if not type(model).__module__.startswith("trainers.models."):
-        from trainers.build import require_trainable
-
-        require_trainable(opened.recipe, opened.dataset)
-    elif moves or getattr(model, "takes_one_size", False):
+    if moves or getattr(opened.recipe.model, "takes_one_size", False):
         from trainers.build import build_model
 
         build_model(opened.recipe, opened.dataset)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
 from typing import IO, Any
@@ -15,6 +18,7 @@ from recipes.diff.compare import WORDS
 from recipes.errors import InputRefused
 from recipes.schema import Dataset
 from recipes.yaml_text import block_text
+from trainers.faults import NO_ROOM, FailedAlone
 
 RUN, RECIPE, DATASET = "run.yaml", "recipe.yaml", "dataset.yaml"
 METRICS, TRACE, PROFILE, LOG = "metrics.jsonl", "trace.jsonl", "profile.json", "log.txt"
@@ -90,6 +94,25 @@ def hold_alone(folder: Path) -> IO[bytes]:
     except OSError:  # no locks here
         pass
     return held
+
+
+@contextmanager
+def needing(folder: Path) -> Iterator[None]:
+    """Within, what the system says against a run's folder or a file in it is told as that.
+
+    Raises:
+        FailedAlone: the folder was removed, renamed or made read-only, perhaps. No room is told elsewhere.
+    """
+    try:
+        yield
+    except OSError as error:
+        names = [Path(name) for name in (error.filename, error.filename2) if isinstance(name, (str, os.PathLike))]
+        if error.errno in NO_ROOM or not any(name.is_relative_to(folder) for name in names):
+            raise
+        raise FailedAlone(
+            f"the run's folder cannot be used any more: {error}; it was removed, renamed or made read-only, perhaps: "
+            "bring it back and add --resume to go on with the run in it, or start anew in another --out"
+        ) from error
 
 
 def require_same_recipe(folder: Path, recipe: dict[str, Any], dataset: dict[str, Any]) -> None:

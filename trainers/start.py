@@ -16,12 +16,12 @@ from recipes.errors import InputRefused
 from trainers.beginnings import Beginning, seconds_to_begin
 from trainers.departures import first_to_leave, hold_line
 from trainers.faults import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED, explained
-from trainers.lacks import require_data, require_readable, require_room
+from trainers.lacks import require_startable
 from trainers.launch import Ranks, launched_by_us, launched_rank, launched_ranks, limit_threads, start_ranks
 from trainers.pulse import forget_signs
 from trainers.readers import say
 from trainers.request import Prepared, TrainRequest, prepare
-from trainers.run_folder import LOG, METRICS, REPORT, default_folder, hold_alone, newest_checkpoint_name
+from trainers.run_folder import LOG, METRICS, RANKS, REPORT, default_folder, hold_alone, newest_checkpoint_name
 from trainers.run_log import write_report
 from trainers.stopping import STOP_FILE, ask_to_stop, said
 from trainers.watchdog import read_sign
@@ -41,10 +41,7 @@ def train(request: TrainRequest) -> int:
     prepared = prepare(request, workers=workers)
     folder = request.out or default_folder(prepared.opened.recipe.name)
     check_folder(request, folder, prepared)
-    require_data(prepared.opened.dataset)
-    require_room(prepared.opened.dataset, ranks=workers)
-    if not request.resume:
-        require_readable(prepared.opened.dataset)
+    require_startable(prepared.opened, ranks=workers, files=not request.resume)
     return _start(request, prepared, folder, workers)
 
 
@@ -75,7 +72,7 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
     if beginning is not None and beginning.told is not None:
         say(f"kilobatch: {beginning.told}\nkilobatch: the run failed; log: {folder / LOG}; {_way_on(folder)}")
         return EXIT_FAILED
-    code = _verdict(code, folder, began_ms, started, ended_at_once=signals.ended_at_once)
+    code = _verdict(code, folder, began_ms, started, ended_at_once_by=signals.ended_at_once_by)
     if request.report and code in (0, EXIT_STOPPED):
         code = _report(folder) or code
     if code == 0:
@@ -117,7 +114,7 @@ class _StopSignals:
 
     def __init__(self, folder: Path) -> None:
         self.ranks: Ranks | None = None
-        self.ended_at_once = False
+        self.ended_at_once_by: str | None = None
         self._folder, self._asked = folder, False
 
     def __enter__(self) -> _StopSignals:
@@ -133,16 +130,25 @@ class _StopSignals:
 
     def _note(self, number: int, frame: object) -> None:
         if self._asked and self.ranks is not None:
-            self.ended_at_once = True
-            self.ranks.kill()
+            self._end_at_once("a second signal")
             return
         self._asked = True
-        ask_to_stop(self._folder / STOP_FILE, "signal")
+        told = "stopping after this update, with a checkpoint; once more to end at once"
+        try:
+            ask_to_stop(self._folder / STOP_FILE, "signal")
+        except OSError as error:  # the folder was removed, perhaps: then no checkpoint can be written either
+            told = f"the ranks cannot be asked to stop, and are ended: {error}"
+            self._end_at_once("a signal")
         with suppress(OSError):  # a `| tee` was ended by the same Ctrl-C
-            os.write(2, b"\nstopping after this update, with a checkpoint; once more to end at once\n")
+            os.write(2, f"\n{told}\n".encode())
+
+    def _end_at_once(self, by: str) -> None:
+        if self.ranks is not None:
+            self.ended_at_once_by = by
+            self.ranks.kill()
 
 
-def _verdict(code: int, folder: Path, began_ms: int, ranks: Ranks, *, ended_at_once: bool) -> int:
+def _verdict(code: int, folder: Path, began_ms: int, ranks: Ranks, *, ended_at_once_by: str | None) -> int:
     """The exit code of a run: good only if mpiexec says so and the ranks wrote the last line."""
     errors = ranks.errors()
     last = _last_line(folder / METRICS)
@@ -154,14 +160,16 @@ def _verdict(code: int, folder: Path, began_ms: int, ranks: Ranks, *, ended_at_o
             return 0
         say(f"kilobatch: stopped by {said(last['reason'], folder / STOP_FILE)}; {_way_on(folder)}")
         return EXIT_STOPPED
-    if ended_at_once:
-        say(f"kilobatch: ended at once, by a second signal; {_way_on(folder)}")
+    if ended_at_once_by:
+        say(f"kilobatch: ended at once, by {ended_at_once_by}; {_way_on(folder)}")
         return EXIT_STOPPED
     if code == EXIT_INPUT:  # all ranks may say the same
         errors = "".join(dict.fromkeys(errors.splitlines(keepends=True)))
     say(errors, end="")
     if code not in (EXIT_INPUT, EXIT_FAILED) or not errors:
-        say(f"kilobatch: {first_to_leave(code, ranks.departures.order(), signs, last)}")
+        gone = code == 0 and not (folder / RANKS).is_dir()
+        told = first_to_leave(code, ranks.departures.order(), signs, last)
+        say(f"kilobatch: {f'{folder / RANKS} was removed while the run trained' if gone else told}")
     if code != EXIT_INPUT:
         say(f"kilobatch: the run failed; log: {folder / LOG}; {_way_on(folder)}")
     return EXIT_INPUT if code == EXIT_INPUT else EXIT_FAILED
@@ -170,7 +178,7 @@ def _verdict(code: int, folder: Path, began_ms: int, ranks: Ranks, *, ended_at_o
 def _way_on(folder: Path) -> str:
     newest = newest_checkpoint_name(folder)
     if newest is None:
-        return "no checkpoint was written yet"
+        return "no checkpoint was written yet" if folder.is_dir() else f"{folder} is not there any more"
     return f"newest checkpoint: {newest}; to go on from it: --out {quote(str(folder))} --resume"
 
 

@@ -140,7 +140,7 @@ class _Run:
         warnings = (*self.pulse.warnings, *self.plan.warnings, *unmeasured, *filter(None, [self.drifting]))
         notes += [f"warning: {warning}" for warning in warnings]
         if self.leads:
-            (folder / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+            (folder / CHECKPOINTS).mkdir(exist_ok=True)
             cut_back(folder, self.updater.iteration)
         ranks = self.mpi.gather(this_rank(self.mpi.rank, said_of(self.device)), root=0)
         if self.leads:

@@ -12,11 +12,11 @@ from recipes.errors import InputRefused, refuse_unreachable
 from recipes.planning.planner import Plan
 from trainers.exact_mode import require_same_machine
 from trainers.faults import FailedAlone, RunFailed, abort_on_exception, remove_shared_memory
-from trainers.lacks import require_data, require_readable, require_room
+from trainers.lacks import require_startable
 from trainers.launch import LaunchError, launched_by_us, parent_is_gone
 from trainers.pulse import Pulse, forget_signs
 from trainers.request import Prepared, TrainRequest, prepare
-from trainers.run_folder import dataset_facts, default_folder, hold_alone, require_same_recipe, require_usable
+from trainers.run_folder import dataset_facts, default_folder, hold_alone, needing, require_same_recipe, require_usable
 from trainers.run_log import write_report
 from trainers.stopping import STOP_FILE
 
@@ -187,7 +187,9 @@ def _train_together(
         profile=request.profile or 0,
         threads=threads,
     )
-    return train_as_rank(prepared.opened, prepared.plan, options, mpi=mpi, launched_by_us=log_is_stdout, pulse=pulse)
+    how = {"mpi": mpi, "launched_by_us": log_is_stdout, "pulse": pulse}
+    with needing(folder):
+        return train_as_rank(prepared.opened, prepared.plan, options, **how)
 
 
 def _report_alone(folder: Path, *, leads: bool, code: int) -> None:
@@ -226,10 +228,7 @@ def _checked_together(
             folder = request.out or default_folder(prepared.opened.recipe.name)
             if not checked:  # else the parent process has checked, and begun the log there
                 check_folder(request, folder, prepared)
-                require_data(prepared.opened.dataset)
-                require_room(prepared.opened.dataset, ranks=1)  # at least: others may be elsewhere
-                if not request.resume:
-                    require_readable(prepared.opened.dataset)
+                require_startable(prepared.opened, ranks=1, files=not request.resume)  # others may be elsewhere
             held = hold_alone(folder) if alone else None
             if not checked:
                 (folder / STOP_FILE).unlink(missing_ok=True)

@@ -1,13 +1,16 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from recipes.errors import InputRefused
 from recipes.open import open_recipe
 from trainers.build import build_model
+from trainers.lacks import require_startable
 from trainers.request import TrainRequest, prepare
+from trainers.start import train
 from trainers.vocabulary import vocabulary
 
 
@@ -196,7 +199,7 @@ HEAD_BIAS = "loss={kind: BinaryCrossEntropy, head_bias: -2.0}"
             "seed=0",
             "Own, cannot be trained: /n is a BatchRenormalization: its sta",
         ),
-        ("raise OSError(7, 'no file')", "seed=0", "Own, cannot be built: OSError: [Errno 7] no file ("),
+        ("import os; os.environ['NOT']", "seed=0", "Own, cannot be built: KeyError: 'NOT' (HERE/NAME.py:9)"),
         ("pass", "seed=0", "Own, has no parameters: make its layers within"),
     ],
 )
@@ -207,15 +210,20 @@ def test_a_model_of_ones_own_that_cannot_be_trained_is_refused_at_once(
     name = f"mine_{abs(hash(layers))}"  # Python keeps what it has imported
     (tmp_path / f"{name}.py").write_text(OWN.format(layers=layers))
     overrides = (f"model={{kind: {name}.Own}}", override)
+    message = message.replace("HERE/NAME", str(tmp_path / name))
     with pytest.raises(InputRefused, match=re.escape(message)):
-        prepare(TrainRequest(recipe="digits/baseline", overrides=overrides, allow_code=True), workers=1)
+        train(TrainRequest(recipe="digits/baseline", overrides=overrides, allow_code=True, out=Path("run")))
+    assert not Path("run").exists()
 
 
 def test_a_model_of_ones_own_with_all_that_is_wanted_is_let_through(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine_whole.py").write_text(OWN.format(layers="self.fc = L.Linear(64, num_classes)"))
     overrides = ("model={kind: mine_whole.Own}", HEAD_BIAS)
-    assert prepare(TrainRequest(recipe="digits/baseline", overrides=overrides, allow_code=True), workers=1)
+    opened = open_recipe(
+        "digits/baseline", vocabulary=vocabulary(allow_code=True), overrides=overrides, allow_code=True
+    )
+    require_startable(opened, ranks=1, files=True)
 
 
 def test_a_threshold_below_what_smoothing_gives_every_class_is_refused_at_once():

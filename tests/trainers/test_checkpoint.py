@@ -61,7 +61,7 @@ def test_every_file_is_named_with_its_checksum_and_is_no_pickle(tmp_path):
     model, optimizer = trained(0)
     written = []
     folder = write_checkpoint(
-        tmp_path / "new" / "checkpoints",
+        tmp_path / "checkpoints",
         model=model,
         optimizer=optimizer,
         state={"update": 7},

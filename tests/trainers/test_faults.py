@@ -55,6 +55,8 @@ class Net(chainer.Chain):
             print(os.getpid(), time.time(), file=file)
         if self.how in ("raise", "build"):
             raise KeyError("an odd sample")
+        if self.how == "remove":
+            os.rename("run", "moved")
         if self.how == "_exit":
             os._exit(0)
         if self.how == "exit":
@@ -212,11 +214,24 @@ def test_weights_that_differ_from_the_start_are_named(tmp_path):
 def test_a_recipe_that_only_one_rank_refuses_ends_all(tmp_path):
     command = command_in(tmp_path, "-n", "2")
     (tmp_path / "own_net.py").write_text(OWN + "\nif MPI.COMM_WORLD.rank == 1:\n    1 / 0\n")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    environment = {**os.environ, "FAILS_BY": "not"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, env=environment)
     assert done.returncode == 3, done.stdout + done.stderr
     assert f"rank 1 on {socket.gethostname()} failed:" in done.stderr
     assert "model.kind: own_net.Net cannot be used: ZeroDivisionError" in done.stderr
     assert "no checkpoint was written yet" in done.stderr
+
+
+def test_a_run_whose_folder_is_gone_says_so(tmp_path):
+    done = run_in(tmp_path, "remove", "-n", "2", "--checkpoint-every", "6up")
+    assert done.returncode == 3, done.stdout + done.stderr
+    where = (
+        f"rank 0 on {socket.gethostname()} failed:\nthe run's folder cannot be used any more: [Errno 2] No such file"
+    )
+    assert where in done.stderr
+    assert f"{tmp_path / 'run'} is not there any more" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def wait_for(condition):
@@ -237,6 +252,20 @@ def test_two_signals_end_a_run_in_which_a_rank_hangs(tmp_path):
         _, errors = process.communicate(timeout=20)
     assert process.returncode == 4, errors
     assert "ended at once, by a second signal; no checkpoint was written yet" in errors
+    assert_nothing_is_left(tmp_path / "run")
+
+
+def test_one_signal_ends_a_run_that_cannot_be_asked_to_stop(tmp_path):
+    command = command_in(tmp_path, "-n", "2", "--watchdog", "0")
+    environment = {**os.environ, "FAILS_BY": "hang"}
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        wait_for((tmp_path / "failing").exists)
+        (tmp_path / "run").rename(tmp_path / "moved")
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+    assert process.returncode == 4, errors
+    assert "the ranks cannot be asked to stop, and are ended: [Errno 2] No such file" in errors
+    assert "ended at once, by a signal; " in errors
     assert_nothing_is_left(tmp_path / "run")
 
 

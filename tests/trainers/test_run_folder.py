@@ -1,16 +1,28 @@
 """A run's folder: never overwritten, never resumed with something else."""
 
+import errno
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from recipes.errors import RecipeError
 from recipes.load import load_tree
+from trainers.extensions.metrics import JsonLines
+from trainers.faults import FailedAlone
 from trainers.request import TrainRequest
-from trainers.run_folder import FolderRefused, cut_back, hold_alone, require_same_recipe, require_usable, write_run
+from trainers.run_folder import (
+    FolderRefused,
+    cut_back,
+    hold_alone,
+    needing,
+    require_same_recipe,
+    require_usable,
+    write_run,
+)
 from trainers.start import train
 
 RECIPE = {"name": "r", "title": "t", "epochs": 20.0, "batch": {"global": 96}, "claims": []}
@@ -122,3 +134,25 @@ def test_cutting_back_leaves_what_the_resumed_run_will_not_do_again(tmp_path):
     assert [line["update"] for line in kept if line["key"] == "eval_accuracy"] == [1, 2]
     assert kept[0]["key"] == "run_start"
     assert [json.loads(line)["update"] for line in (tmp_path / "trace.jsonl").read_text().splitlines()] == [0, 1]
+
+
+def test_only_what_is_said_against_the_folder_itself_is_told_as_that(tmp_path):
+    for name in (tmp_path / "a" / "b", tmp_path):
+        with pytest.raises(FailedAlone, match="folder cannot be used any more"), needing(tmp_path):
+            raise PermissionError(errno.EACCES, "Permission denied", str(name))
+    for error in (
+        FileNotFoundError(errno.ENOENT, "No such file or directory", str(tmp_path.parent / "data.png")),
+        OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "metrics.jsonl")),
+        OSError(errno.EPIPE, "Broken pipe"),
+    ):
+        with pytest.raises(OSError, match=error.strerror) as raised, needing(tmp_path):
+            raise error
+        assert raised.value is error
+
+
+def test_a_line_that_cannot_be_written_names_its_file():
+    lines = JsonLines(Path("/dev/full"), writes=True)
+    with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
+        lines.write({"key": "x"})
+    with suppress(OSError):
+        lines.close()

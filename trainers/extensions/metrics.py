@@ -23,13 +23,18 @@ class JsonLines:
     """
 
     def __init__(self, path: Path, *, writes: bool) -> None:
+        self._path = path
         self._file = open(path, "a", encoding="utf-8") if writes else None  # noqa: SIM115
 
     def write(self, line: dict[str, Any]) -> None:
         """Append one line and hand it to the system."""
         if self._file is not None:
-            self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
-            self._file.flush()
+            text = json.dumps(line, separators=(",", ":")) + "\n"
+            try:
+                self._file.write(text)
+                self._file.flush()
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, str(self._path)) from error  # the system leaves out which
 
     def close(self) -> None:
         """No more lines."""

@@ -57,9 +57,12 @@ def _max_pooling_forward(module: ModuleType, name: str) -> None:
         ours = serving(x)
         if ours is None or self.ndim != 2 or self.return_indices or places > 255:
             return original(self, inputs)
+        out = _pooled_size(module, self, x)
+        if min(out) < 1:
+            return original(self, inputs)  # refuses it
         self._how = {"kernel": self.ksize, "stride": self.stride, "pad": self.pad}
         self._operators = ours  # the gradient needs the same kernels: they differ in what `indexes` holds
-        y, self.indexes = ours.max_pooling(x, out=_pooled_size(module, self, x), **self._how)
+        y, self.indexes = ours.max_pooling(x, out=out, **self._how)
         self._in_shape, self._in_dtype = x.shape, x.dtype
         return (y,)
 

@@ -103,10 +103,9 @@ def mean_and_variance(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def normalized(x: np.ndarray, mean: np.ndarray, inv_std: np.ndarray, gamma: np.ndarray, beta: np.ndarray) -> np.ndarray:
     """See `trainers.kernels.numpy_normalization`."""
     y = np.empty(x.shape, x.dtype)
-    scale = gamma * inv_std
-    shift = beta - mean * scale
-    for group, times, plus, out in zip(x, scale, shift, y, strict=True):
-        torch.addcmul(torch.from_numpy(plus), _tensor(group), torch.from_numpy(times), out=torch.from_numpy(out))
+    for group, about, times, plus, out in zip(x, mean, gamma * inv_std, beta, y, strict=True):
+        away = torch.sub(_tensor(group), _tensor(about), out=torch.from_numpy(out))  # first: far from 0 few digits
+        torch.addcmul(_tensor(plus), away, _tensor(times), out=away)  # are left in a sum of products
     return y
 
 
@@ -152,7 +151,7 @@ def normalization_gradient(
         return numpy_normalization.normalization_gradient(gy, x, mean, inv_std, gamma, whole=whole)
     found = []
     for gy_group, group, *vectors in zip(gy, x, gamma, mean, inv_std, strict=True):
-        weight, about, inverse = map(_tensor, vectors)
+        weight, about, inverse = (_tensor(np.ascontiguousarray(each)) for each in vectors)  # strides are not looked at
         given = (_image(gy_group), _image(group), weight, None, None, about, inverse, True, 0.0, [True, True, True])
         gx, ggamma, gbeta = (part.numpy() for part in _aten.native_batch_norm_backward(*given))
         found.append((gx[0, :, :, 0].T, ggamma, gbeta))

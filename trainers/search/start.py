@@ -17,7 +17,7 @@ from recipes.errors import InputRefused
 from recipes.open_search import OpenedSearch, open_search
 from recipes.schema import Search
 from trainers.faults import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED
-from trainers.lacks import require_data, require_readable, require_room
+from trainers.lacks import require_startable
 from trainers.launch import LaunchError, launched_rank, launched_ranks
 from trainers.readers import say
 from trainers.request import prepare, refused
@@ -104,10 +104,8 @@ def _search(request: SearchRequest) -> int:
         print(dry_run_text(opened, groups=len(groups), folder=folder, large=large, **on, **options))
         return 0
     check_folder(folder, opened, resume=request.resume)
-    require_data(opened.base.dataset)
-    require_room(opened.base.dataset, ranks=1)  # at least
-    if not request.resume and request.stop_file is None:  # a transfer has looked at them
-        require_readable(opened.base.dataset)
+    files = not request.resume and request.stop_file is None  # a transfer has looked at them
+    require_startable(opened.base, ranks=1, files=files)
     place = None if moves else place_of_study(folder, opened, storage=request.storage, study=request.study)
     with sole_supervisor(folder):
         remember_search(folder, opened)

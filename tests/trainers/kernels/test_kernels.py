@@ -8,7 +8,7 @@ import pytest
 from chainer import gradient_check
 
 from trainers import kernels
-from trainers.kernels import numpy_convolution, numpy_normalization, numpy_pooling
+from trainers.kernels import compiled_normalization, numpy_convolution, numpy_normalization, numpy_pooling
 
 OURS = ["numpy", pytest.param("torch", marks=pytest.mark.torch)]
 CASES = 25
@@ -143,6 +143,34 @@ def test_normalisation_is_chainers(ours, seed):
         return F.concat([F.flatten(y), *running], axis=0)
 
     compared(function, (x, gamma, beta), random, ours)
+
+
+def test_normalisation_reads_parameters_that_lie_apart_in_memory(ours):
+    random = np.random.RandomState(0)
+    x, (gamma, beta), gy = array(random, 4, 8, 3, 2), random.normal(1, 0.3, (8, 2)).T, array(random, 4, 8, 3, 2)
+
+    def gradient():
+        images = chainer.Variable(x)
+        y = F.batch_normalization(images, gamma, beta)
+        y.grad = gy
+        y.backward()
+        return images.grad
+
+    found = gradient()
+    ours("chainer")
+    np.testing.assert_allclose(found, gradient(), atol=1e-12)
+
+
+def test_a_channel_of_one_large_value_is_normalised_to_its_shift(ours, monkeypatch):
+    monkeypatch.setattr(compiled_normalization, "COMPILED", None)
+    x = np.ascontiguousarray(np.full((2, 3, 4, 3), 3e4, np.float32)).transpose(0, 3, 1, 2)
+    y = F.batch_normalization(x, np.float32([1, 2, 3]), np.float32([0.1, 0.2, 0.3])).array
+    np.testing.assert_allclose(y.transpose(0, 2, 3, 1).reshape(-1, 3), np.tile(np.float32([0.1, 0.2, 0.3]), (24, 1)))
+
+
+def test_pooling_that_leaves_nothing_is_refused(ours):
+    with pytest.raises(AssertionError, match="Output sizes should be positive"):
+        F.max_pooling_2d(np.ones((1, 1, 1, 1), np.float32), 2, cover_all=False)
 
 
 @pytest.mark.parametrize("seed", range(5))
