@@ -35,12 +35,13 @@ class UnfitImage(FailedAlone, ValueError):
 
 
 class NotFinite(RunFailed):
-    """A loss or a weight became infinite or NaN. All ranks raise it at the same update.
+    """A loss, a weight or a running statistic became infinite or NaN. All ranks raise it at the same update.
 
     Args:
         what: loss or weight.
         rank: the first rank that met it.
-        parameter: path of the first parameter whose gradient (loss) or value (weight) is not finite; None if none is.
+        parameter: path of the first parameter whose gradient (loss) or value (weight) is not finite, or "of the
+            running statistics"; None if all are.
         update: number of the update.
         learning_rate: its rate.
         compute: the recipe's `precision.compute`.
@@ -57,7 +58,9 @@ class NotFinite(RunFailed):
         compute: str = "float32",
     ) -> None:
         self.rank = rank
-        where = f"first bad parameter {parameter}" if parameter else "all gradients are still finite"
+        where = "all gradients are still finite"
+        if parameter:
+            where = f"first bad parameter {parameter}" if parameter.startswith("/") else f"one {parameter}"
         super().__init__(
             f"the {what} is not finite at update {update} on rank {rank} ({where}), learning rate {learning_rate:.6g}. "
             "Try a longer warmup (learning_rate.warmup.epochs), a lower learning_rate.reference, or a smaller batch; "

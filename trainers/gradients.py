@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 import chainer
@@ -44,16 +44,19 @@ def clip(values: Any, clip_norm: float) -> float:
     return norm
 
 
-def first_not_finite(parameters: Iterable[tuple[str, chainer.Parameter]], attribute: str) -> str | None:
-    """Path of the first of these parameters whose `array` or `grad` holds an infinity or a NaN; None if none does."""
-    found = ((path, getattr(parameter, attribute)) for path, parameter in parameters)
-    arrays = {path: values for path, values in found if values is not None}
+def first_not_finite(arrays: Mapping[str, Any]) -> str | None:
+    """Name of the first of these arrays that holds an infinity or a NaN; None if none does.
+
+    Args:
+        arrays: by name; those that are None are passed over.
+    """
+    arrays = {name: values for name, values in arrays.items() if values is not None}
     ours = seams.serving(*arrays.values()) if arrays else None
     if hasattr(ours, "finite") and all(values.flags.c_contiguous for values in arrays.values()):
         flags = ours.finite(list(arrays.values()))
     else:
         flags = read_together([np.isfinite(values).all() for values in arrays.values()])
-    return next((path for path, flag in zip(arrays, flags, strict=True) if not flag), None)
+    return next((name for name, flag in zip(arrays, flags, strict=True) if not flag), None)
 
 
 def read_together(scalars: list[Any]) -> list[Any]:

@@ -183,6 +183,11 @@ class NormGroups:
         place; an empty list without layers."""
         return [self._sums] if self._layers else []
 
+    @property
+    def averages(self) -> dict[str, Any]:
+        """The running statistics of all layers, one array by what an error calls it; none without layers."""
+        return {"of the running statistics": self._averages} if self._layers else {}
+
     def _keep(self, global_batch_size: int) -> float:
         """The fraction of the running statistics that an update keeps."""
         how, momentum = self.evaluation.norm_statistics, self.evaluation.norm_momentum

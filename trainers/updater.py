@@ -230,9 +230,9 @@ class RecipeUpdater(StandardUpdater):
             return None
         if not np.isfinite(losses).all():
             rank = int(np.flatnonzero(~np.isfinite(losses).all(axis=1))[0])
-            parameter = self._mpi.bcast(first_not_finite(self._parameters, "grad"), root=rank)
-            compute = self.plan.recipe.precision.compute
-            raise NotFinite(what="loss", rank=rank, parameter=parameter, compute=compute, **_of(moment))
+            gradients = {path: parameter.grad for path, parameter in self._parameters}
+            path, compute = self._mpi.bcast(first_not_finite(gradients), root=rank), self.plan.recipe.precision.compute
+            raise NotFinite(what="loss", rank=rank, parameter=path, compute=compute, **_of(moment))
         return math.fsum(losses.flat)  # exact, so the order does not matter
 
     @phase("waiting")
@@ -246,9 +246,10 @@ class RecipeUpdater(StandardUpdater):
 
     def _require_finite_weights(self, moment: Moment) -> None:
         """Weights are equal on all workers, so all of them raise together without communicating."""
-        parameter = first_not_finite(self._parameters, "array")
-        if parameter is not None:
-            raise NotFinite(what="weight", rank=self._mpi.rank, parameter=parameter, **_of(moment))
+        weights = {path: parameter.array for path, parameter in self._parameters}
+        path = first_not_finite(weights | self._norm_groups.averages)
+        if path is not None:
+            raise NotFinite(what="weight", rank=self._mpi.rank, parameter=path, **_of(moment))
 
     def close(self) -> None:
         """Free memory and communicators, also after a failure on all workers; they call this together."""

@@ -60,7 +60,7 @@ def one_update(device, compute, norm_statistics, *, loss_scale=1024):
         (loss * (48.0 * factor)).backward()
     for parameter in model.params():
         parameter.grad *= np.float32(1 / factor)
-    overflowed = first_not_finite(sorted(model.namedparams()), "grad")
+    overflowed = first_not_finite({path: parameter.grad for path, parameter in sorted(model.namedparams())})
     groups.update_running_statistics(MPI.COMM_SELF, 48)
     found = {path: to_cpu(parameter.grad) for path, parameter in model.namedparams()}
     found |= {"bn1/avg_mean": to_cpu(model.bn1.avg_mean), "bn1/avg_var": to_cpu(model.bn1.avg_var)}

@@ -10,6 +10,7 @@ from recipes.planning.cluster import GradientExchange
 from recipes.planning.stream import Stream
 from recipes.rates import full_rate_at, learning_rate_at
 from trainers.build import build, build_exchange
+from trainers.faults import NotFinite
 from trainers.norm_groups import NormGroups
 from trainers.request import TrainRequest, prepare
 from trainers.stream_iterator import StreamIterator
@@ -78,30 +79,47 @@ def by_hand(prepared):
         yield norm, now, averages
 
 
+def updater_of(prepared):
+    """The updater, and the model that it moves."""
+    parts, iterator = parts_of(prepared)
+    recipe = prepared.opened.recipe
+    groups = NormGroups(recipe.evaluation)
+    groups.install(parts.model)
+    updater = RecipeUpdater(
+        iterator,
+        parts.optimizer,
+        loss=parts.loss,
+        plan=prepared.plan,
+        exchange=build_exchange(GradientExchange(), parts, MPI.COMM_SELF),
+        mpi=MPI.COMM_SELF,
+        norm_groups=groups,
+        averaged=AveragedWeights(parts.model, recipe.weight_average),
+    )
+    return updater, parts.model
+
+
 def test_weights_and_averages_are_those_of_a_loop(prepared):
+    recipe, timeline = prepared.opened.recipe, prepared.plan.timeline
     with chainer.using_config("dtype", np.dtype(np.float64)):
         expected = list(by_hand(prepared))
-        parts, iterator = parts_of(prepared)
-        recipe = prepared.opened.recipe
-        groups = NormGroups(recipe.evaluation)
-        groups.install(parts.model)
-        updater = RecipeUpdater(
-            iterator,
-            parts.optimizer,
-            loss=parts.loss,
-            plan=prepared.plan,
-            exchange=build_exchange(GradientExchange(), parts, MPI.COMM_SELF),
-            mpi=MPI.COMM_SELF,
-            norm_groups=groups,
-            averaged=AveragedWeights(parts.model, recipe.weight_average),
-        )
+        updater, model = updater_of(prepared)
         assert len(expected) == 4
         assert min(norm for norm, *_ in expected) < CLIP < max(norm for norm, *_ in expected)
         for update, (norm, weights, averages) in enumerate(expected):
             updater.update()
             assert updater.record.gradient_norm == pytest.approx(norm, rel=1e-10)
-            assert updater.record.learning_rate == learning_rate_at(recipe, prepared.plan.timeline.epoch_at(update))
-            for path, array in arrays_of(parts.model).items():
+            assert updater.record.learning_rate == learning_rate_at(recipe, timeline.epoch_at(update))
+            for path, array in arrays_of(model).items():
                 np.testing.assert_allclose(array, weights[path], rtol=1e-9, atol=1e-11, err_msg=f"{update} {path}")
                 average = updater.averaged.arrays[path]
                 np.testing.assert_allclose(average, averages[path], rtol=1e-9, atol=1e-11, err_msg=f"{update} {path}")
+
+
+def test_a_running_statistic_that_is_not_finite_ends_the_run_though_all_weights_are(prepared):
+    updater, model = updater_of(prepared)
+    updater.update()
+    arrays_of(model)["/bn1/avg_var"][3] = np.inf
+    with pytest.raises(
+        NotFinite, match=r"^the weight is not finite at update 1 on rank 0 \(one of the running statist"
+    ):
+        updater.update()
