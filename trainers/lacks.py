@@ -1,4 +1,4 @@
-"""What a run asks for and does not find: methods that kilobatch does not have yet, and its data."""
+"""Checks before a run for what may be missing: methods that kilobatch does not have yet, and the data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from recipes.errors import InputRefused
 from recipes.schema import Dataset, Recipe
 
-_LOOKED_AT = 50_000  # samples of a split: 2 s where the system has the files in memory
+_LOOKED_AT = 50_000  # samples checked of a split: 2 s if the files are in the page cache
 _NAMED = 10
 
 
@@ -18,10 +18,10 @@ class NotBuilt(InputRefused):
 
 
 def refuse_unbuilt(recipe: Recipe, dataset: Dataset) -> None:
-    """Refuse to train what is not built, by name.
+    """Refuse to train a recipe that needs methods not built yet, naming them.
 
     Raises:
-        NotBuilt: the recipe or the data set lacks something, or leaves values open.
+        NotBuilt: `lacks` of the recipe or the data set names a method, or the recipe leaves values open.
     """
     if recipe.open:
         raise NotBuilt(
@@ -42,14 +42,14 @@ def refuse_unbuilt(recipe: Recipe, dataset: Dataset) -> None:
 
 
 class DataRefused(InputRefused):
-    """The data are not where they are looked for, or not what the data set's file says."""
+    """The data are missing, or are not what the data set's file says."""
 
 
 def refuse_folder(dataset: Dataset, folder: Path | None) -> None:
-    """Refuse a folder of the command line for a reader that looks at none: `reads_folder = False`.
+    """Refuse `--data` for a reader that uses no folder: `reads_folder = False`.
 
     Raises:
-        DataRefused: there is one.
+        DataRefused: `folder` is given for such a reader.
     """
     if folder is not None and not getattr(dataset.reader, "reads_folder", True):
         kind = type(dataset.reader).__name__
@@ -59,11 +59,11 @@ def refuse_folder(dataset: Dataset, folder: Path | None) -> None:
 
 
 def require_data(dataset: Dataset) -> None:
-    """Let the reader count the data once, before ranks start that would meet the same one by one.
+    """Let the reader count the data once, before the ranks start and each meets the same error.
 
     Raises:
-        DataRefused: they cannot be read, or are not as many as the data set's file says. More classes than are found
-            are let through.
+        DataRefused: the data cannot be read, or the counts differ from the data set's file; only fewer classes than
+            the file says are accepted.
     """
     try:
         found = dataset.reader.facts(dataset.root)
@@ -81,10 +81,9 @@ def require_data(dataset: Dataset) -> None:
 
 
 def require_readable(dataset: Dataset) -> None:
-    """Look at the samples before anything is trained on them, where the reader can without reading them.
+    """Check the samples' files before training, by `require_readable(index)` of the samples, where they have it.
 
-    It can by a method `require_readable(index)` of its samples. Of a split of more than 50,000, as many are looked at,
-    evenly spaced; what is wrong with the others shows itself when their turn comes.
+    Of a larger split, 50,000 evenly spaced samples are checked; a fault in the others shows when they are read.
 
     Raises:
         DataRefused: some cannot be read; the first ten are named.
