@@ -1,4 +1,4 @@
-"""The command line: one short function a command, which imports what it needs when it runs."""
+"""The command line: one short function a command, which imports what it needs only when it runs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def options(version: Version = False) -> None:
 
 def main() -> None:
     """Runs the command line."""
-    atexit.register(gc.freeze)  # a process that ends gives everything back: to look for garbage first takes it 0.2 s
+    atexit.register(gc.freeze)  # skips the garbage collection at exit, which would take 0.2 s
     try:
         with open_streams():
             app(prog_name="kilobatch")
@@ -79,12 +79,12 @@ def train(
         Path | None, typer.Option("--out", help="The run's folder; runs/NAME-DATE-TIME if left out.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in --out.")] = False,
-    stop_after: Annotated[str | None, typer.Option(metavar="30up", help="End there, with a checkpoint.")] = None,
+    stop_after: Annotated[str | None, typer.Option(metavar="30up", help="Stop there, with a checkpoint.")] = None,
     checkpoint_every: Annotated[str, typer.Option(metavar="1ep", help="How often to write a checkpoint.")] = "1ep",
     micro_batch_size: MicroBatch = None,
     device: Device = None,
     kernels: Annotated[
-        str | None, typer.Option(metavar="K", help="What computes: numpy, torch; on a GPU cudnn; or chainer as it was.")
+        str | None, typer.Option(metavar="K", help="Kernels: numpy or torch, on a GPU cudnn; chainer: Chainer's own.")
     ] = None,
     trace: Annotated[bool, typer.Option("--trace", help="Write trace.jsonl: samples, images, loss by update.")] = False,
     noise_scale: Annotated[
@@ -100,11 +100,11 @@ def train(
         bool, typer.Option("--report/--no-report", help="Draw report.html at the end, or leave it to kilobatch report.")
     ] = True,
     watchdog: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="End the run when it stands still so long; 0: never.")
+        float, typer.Option(min=0, metavar="SECONDS", help="End the run if it makes no progress for so long; 0: never.")
     ] = 120,
     data: Data = None,
     allow_code: AllowCode = False,
-    set_by: Annotated[str | None, typer.Option("--set-by", hidden=True)] = None,  # whose the --set are, in origins
+    set_by: Annotated[str | None, typer.Option("--set-by", hidden=True)] = None,  # who gave --set, for the origins
 ) -> None:
     """Train a recipe on N ranks. Starts them on this machine, or is one of those that mpiexec or srun started."""
     from trainers.launch import limit_threads
@@ -144,26 +144,26 @@ def train(
 def search(
     search: Annotated[str, typer.Argument(metavar="SEARCH", help="A name in configs/searches, or a path.")],
     workers: Annotated[int | None, typer.Option("-n", min=1, metavar="N", help="Ranks of all trials together.")] = None,
-    hosts: Annotated[str | None, typer.Option(metavar="A,B:4", help="Where they run; A has what B leaves.")] = None,
+    hosts: Annotated[str | None, typer.Option(metavar="A,B:4", help="Their hosts: 4 on B, the rest on A.")] = None,
     cluster: ClusterName = None,
     device: Device = None,
     out: Annotated[Path | None, typer.Option("--out", help="Its folder; runs/search-NAME if left out.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Only go on with the search in --out, begin none.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Only resume the search in --out; start none.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print space, first recipe and budget.")] = False,
     hang_after: Annotated[
-        float, typer.Option(min=1, metavar="SECONDS", help="End a trial that makes no update for so long.")
+        float, typer.Option(min=1, metavar="SECONDS", help="End a trial that does no update for so long.")
     ] = 600.0,
     storage: Annotated[
-        str | None, typer.Option(metavar="WHERE", help="Of the study: sqlite, journal, a database's URL, grpc://H:P.")
+        str | None, typer.Option(metavar="WHERE", help="Storage of the study: sqlite, journal, a URL, grpc://H:P.")
     ] = None,
     study: Annotated[
-        str | None, typer.Option(metavar="NAME", help="In the storage; several searches may share one.")
+        str | None, typer.Option(metavar="NAME", help="Name of the study; several searches may share one.")
     ] = None,
     data: Data = None,
     allow_code: AllowCode = False,
-    joined: Annotated[str | None, typer.Option("--joined", hidden=True)] = None,  # rank 0 of a foreign launcher says so
+    joined: Annotated[str | None, typer.Option("--joined", hidden=True)] = None,  # from rank 0 of a foreign launcher
 ) -> None:
-    """Search a recipe's values by trials side by side. The same command goes on where it ended."""
+    """Search for the best values of a recipe. Trials run side by side; the same command resumes a search."""
     from trainers.launch import limit_threads
 
     limit_threads(workers)
@@ -191,7 +191,7 @@ def search(
 
 @app.command(hidden=True)
 def search_ranks(talk: Path, ranks_here: int | None = None, ranks_before: int = 0) -> None:
-    """Be one of the ranks of a search's group, as its supervisor starts them."""
+    """Serve as one of the ranks of a search's group; its supervisor starts this command."""
     from trainers.departures import hold_line
     from trainers.launch import launched_rank, launched_ranks, limit_threads
 
@@ -206,9 +206,9 @@ def search_ranks(talk: Path, ranks_here: int | None = None, ranks_before: int = 
 def serve_study(
     storage: Annotated[str, typer.Argument(metavar="STORAGE", help="A database's URL, or sqlite:////PATH.")],
     host: Annotated[str, typer.Option(help="Name or address to listen at.")] = "localhost",
-    port: Annotated[int, typer.Option(help="To listen at.")] = 13000,
+    port: Annotated[int, typer.Option(help="Port to listen at.")] = 13000,
 ) -> None:
-    """Stand between a database and many searches. They are begun with `--storage grpc://HOST:PORT`."""
+    """Serve a database of studies to many searches. Start those with `--storage grpc://HOST:PORT`."""
     from trainers.search.proxy import serve_study as serve
 
     serve(storage, host=host, port=port)
@@ -225,7 +225,7 @@ def plan(
     allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
-    """Show who computes what. Shares, micro-batches, norm groups and memory, for every stage of the ramp."""
+    """Show how workers divide an update. Micro-batches, norm groups and memory, for every stage of the ramp."""
     from recipes.load import overrides_by_file
     from recipes.planning.planner import plan
     from recipes.reports.plan_text import plan_text

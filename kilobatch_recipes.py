@@ -29,11 +29,11 @@ Data = Annotated[Path | None, typer.Option("--data", help="Folder of the data se
 
 @contextmanager
 def open_streams() -> Iterator[None]:
-    """Has what is printed lead somewhere: a file opened later would else take the place of a stream that is closed."""
+    """Open /dev/null for closed standard streams: a file opened later would otherwise take a stream's place."""
     for name in (name for name in ("stdin", "stdout", "stderr") if getattr(sys, name) is None):
         setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "w"))
         os.set_inheritable(getattr(sys, name).fileno(), True)
-    sys.stdout.reconfigure(errors="replace")  # what a terminal cannot show is a question mark, and ends nothing
+    sys.stdout.reconfigure(errors="replace")  # a character that the terminal cannot show becomes a question mark
     try:
         yield
     finally:
@@ -41,7 +41,7 @@ def open_streams() -> Iterator[None]:
 
 
 def opened_recipe(recipe: str, overrides: Sequence[str | None] | None, data: Path | None, allow_code: bool) -> Any:
-    """The recipe of a name or path, its data set and the origin of every value; a refusal is a `RecipeError`."""
+    """The opened recipe of a name or path; raises `RecipeError` if it is refused."""
     from recipes.open import open_recipe
     from trainers.vocabulary import vocabulary
 
@@ -115,7 +115,7 @@ def lint(
     recipes: Annotated[list[str] | None, typer.Argument(metavar="RECIPE...", help=_NAMES)] = None,
     cluster: Annotated[str | None, typer.Option("--cluster", help="For the rules that depend on workers.")] = None,
     workers: Annotated[int | None, typer.Option("-n", min=1, metavar="N", help="Workers, without a cluster.")] = None,
-    wire: Annotated[Wire | None, typer.Option(help="What gradients cross as; the cluster's, or float32.")] = None,
+    wire: Annotated[Wire | None, typer.Option(help="Gradients' format on the wire; the cluster's, or float32.")] = None,
     rules: Annotated[bool, typer.Option("--rules", help="List the rules instead.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="With --rules: print docs/lint.md.")] = False,
     overrides: Set = None,
@@ -159,19 +159,19 @@ def diff(
     first: Annotated[
         str, typer.Argument(metavar="A", help="A name of `kilobatch recipes list`, a path, or a run's folder.")
     ],
-    others: Annotated[list[str], typer.Argument(metavar="B", help="To compare it with; may be several.")],
-    everything: Annotated[bool, typer.Option("--all", help="Also what only names or documents.")] = False,
+    others: Annotated[list[str], typer.Argument(metavar="B", help="To compare with A; one or more.")],
+    everything: Annotated[bool, typer.Option("--all", help="Also names, titles and other texts.")] = False,
     data: Data = None,
     allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
-    """What differs between recipes, and what it comes to.
+    """Show the values that differ between recipes, and their effect.
 
-    Compared are resolved values, not texts: 1e-1 is 0.1, 30ep is 30, and what is extended counts as if it were written
-    out. Beside every value stands the file and line that it comes from.
+    Resolved values are compared, not texts: 1e-1 equals 0.1, 30ep equals 30, and inherited values count as if they were
+    written out. Each value is shown with the file and line that it comes from.
 
     \b
-    Exit code 0: the same training, every value that it reads is equal
+    Exit code 0: the same training, all values that it reads are equal
               1: values differ
               2: a recipe was refused
     """
@@ -192,7 +192,7 @@ def diff(
 def scale(
     recipe: Recipe,
     batch: Annotated[str, typer.Option("--batch", metavar="32k", help="The new global batch; k is 1,024.")],
-    beyond: Annotated[bool, typer.Option("--beyond", help="Past the batch where linear scaling is published.")] = False,
+    beyond: Annotated[bool, typer.Option("--beyond", help="Allow batches beyond published linear scaling.")] = False,
     out: Annotated[Path | None, typer.Option("-o", metavar="FILE", help="The new file; NAME-BATCH.yaml here.")] = None,
     data: Data = None,
     allow_code: AllowCode = False,
@@ -290,7 +290,7 @@ def curve(
 
 
 def _written(write: Callable[[], list[Path]], option: str) -> None:
-    """Says what was written; a file that cannot be is a wrong option."""
+    """Writes files and says which; if that fails, the option is refused."""
     try:
         files = write()
     except (OSError, ValueError) as error:

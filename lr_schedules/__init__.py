@@ -1,4 +1,4 @@
-"""How learning rate and batch size move: pure functions of the epochs seen, with no state of their own.
+"""Schedules of learning rate and batch size: pure, stateless functions of the epochs seen.
 
 The names below are the vocabulary of a recipe: `kind: Cosine` is `lr_schedules.Cosine`.
 """

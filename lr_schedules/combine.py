@@ -40,7 +40,7 @@ class Product:
 
     @property
     def slow_until(self) -> float:
-        """The epochs until all factors are past their slow start; 0 where none has one."""
+        """The epoch at which all factors are past their slow start; 0 if none has one."""
         return max(getattr(factor, "slow_until", 0.0) for factor in self.factors)
 
     def __call__(self, epoch: float) -> float:
@@ -53,7 +53,7 @@ class Joined:
 
         multiply: f(t) = w(t) * s(t)                          the decay's clock runs from 0
         before:   f(t) = w(t) * s(max(0, t - w.epochs))       the decay's clock starts when the warmup ends
-        over:     f(t) = w(t) for t < w.epochs, else s(t)     the warmup hides the beginning of a decay that runs from 0
+        over:     f(t) = w(t) for t < w.epochs, else s(t)     the decay's clock runs from 0, its beginning is not used
 
     Args:
         warmup: w, which reaches 1 at `w.epochs`.

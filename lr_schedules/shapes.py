@@ -51,7 +51,7 @@ class MultiStep:
 
     Args:
         boundaries: epochs, increasing, each greater than 0.
-        factor: what is left of the rate after a boundary, greater than 0.
+        factor: the rate is multiplied by it at each boundary; greater than 0.
     Raises:
         ValueError: `boundaries` is empty, not a tuple, not increasing or not above 0; `factor` is not above 0.
 
@@ -200,7 +200,7 @@ class PiecewiseLinear:
 
     @property
     def slow_until(self) -> float:
-        """The epochs before the first of its highest points: until then it rises."""
+        """The epoch of the first of its highest points."""
         return max(self.points, key=lambda point: point[1])[0]
 
     def __call__(self, epoch: float) -> float:

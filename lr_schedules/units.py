@@ -1,4 +1,4 @@
-"""The units a schedule counts in, and the refusals all of them share."""
+"""The type of a position in epochs, the type of a schedule, and checks that all schedules share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Epochs", "Schedule", "require_increasing", "require_number"]
 # and the loader turns those words into a float before it builds the dataclass.
 Epochs = Annotated[float, "epochs"]
 
-# What every schedule and warmup is: a factor as a pure function of the epochs seen.
+# Every schedule and warmup is such a function: epochs seen -> factor, pure.
 Schedule = Callable[[float], float]
 
 

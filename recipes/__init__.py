@@ -1,4 +1,4 @@
-"""What is trained, on what, and what it will cost: recipes as checked data, without Chainer and MPI."""
+"""Recipes as checked data: what is trained, on what, and at what cost. Needs neither Chainer nor MPI."""
 
 from recipes.errors import Problem, RecipeError
 from recipes.open import OpenedRecipe, open_cluster, open_dataset, open_recipe

@@ -1,4 +1,4 @@
-"""When two runs may be compared on their way: past what is slow on purpose, and with the same form of the rate."""
+"""When two runs may be compared before their end: after their slow starts, and with the same shape of the rate."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["POINTS", "rate_shape", "slow_until"]
 
 POINTS = 20
 _LETTERS = string.ascii_lowercase + string.ascii_uppercase
-_OFFSET = 0.4142  # no boundary of a schedule lies there, and no product of plain numbers is rounded there
+_OFFSET = 0.4142  # keeps the points away from boundaries of schedules, and levels away from a rounding threshold
 
 
 def slow_until(recipe: Recipe) -> float:
-    """The epoch until which a run is slow on purpose, and looks worse than it is.
+    """The epoch at which a run's slow start ends; before, it looks worse than it is.
 
-    The last of: the end of the warmup; of the schedule's own rise or slow start; of the optimizer's. Schedules and
-    optimizers that have one say so by a property `slow_until`.
+    The latest end of: the warmup, the schedule's own rise or slow start, the optimizer's. Schedules and optimizers
+    that have one say so by a property `slow_until`.
     """
     formula = recipe.learning_rate
     warmup = 0.0 if formula.warmup is None else formula.warmup.shape.epochs
@@ -30,12 +30,12 @@ def slow_until(recipe: Recipe) -> float:
 
 
 def rate_shape(recipe: Recipe) -> str:
-    """How the rate moves over the fraction of the run: a letter for each of 20 points, a to Z from 0 to its peak.
+    """The shape of the rate over the run: a letter for each of 20 points, from a at 0 to Z at the peak.
 
         r(t) = reference * rule(B(t) / per) * schedule(t)        the warmup left out
 
-    Equal for a run and the same one compressed, whatever its rate, its length and its warmup are; only with
-    `joins: before` the warmup moves the schedule, and makes another shape. `every` is left out.
+    Two runs that differ only in the size of the rate, in length (one compressed) or in warmup have the same shape.
+    With `joins: before`, however, the warmup shifts the schedule, and changes the shape. `every` is ignored.
     """
     formula = recipe.learning_rate
     delay = 0.0

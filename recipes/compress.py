@@ -1,4 +1,4 @@
-"""A run in a part of its time: every position and duration of the recipe shortened alike."""
+"""A shorter run of the same form: every position and duration of the recipe is shortened by the same share."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from recipes.schema import Warmup, WeightAverage
 
 __all__ = ["LEAST_UPDATES", "compressed"]
 
-LEAST_UPDATES = 5  # of a compressed run; assumed: with fewer no schedule is told from another
-_APART = ("evaluation",)  # how often is looked is no part of what is looked at
+LEAST_UPDATES = 5  # of a compressed run; assumed: with fewer, schedules can hardly be told apart
+_APART = ("evaluation",)  # not compressed: how often to evaluate is not part of the training
 
 
 def compressed(opened: OpenedRecipe, share: Fraction) -> dict[str, Any]:
-    """What makes a recipe's run a shorter one of the same form: dotted path -> value, as `--set` takes them.
+    """The overrides that compress a recipe's run: dotted path -> value, as `--set` takes them.
 
-        s' = round(s * share)        s samples, of every position and duration: at least 1 where s is
+        s' = round(s * share)        s samples, of every position and duration: at least 1 if s is
 
-    Length of the run, warmup, schedule, steps of batch, norm span and image size, the start of a weight average, and
-    whatever else a component counts in epochs; the ratio of `Exponential`, which is one an epoch, and the samples that
-    a weight average counts by. What two positions have in common they keep. Batches, rates and momentum stay, so there
-    are fewer updates: a compressed run tells which recipe is better only as far as short runs do.
+    Compressed are the length of the run, warmup, schedule, steps of batch, norm span and image size, the start of a
+    weight average, and all else that a component counts in epochs; also the ratio of `Exponential`, which is per epoch,
+    and `per` of a weight average. Equal positions stay equal. Batches, rates and momentum stay, so there are fewer
+    updates: a compressed run predicts which recipe is better only as well as short runs do.
 
     Args:
         opened: the recipe of the whole run.
         share: of its samples, above 0 and below 1.
     Raises:
-        InputRefused: the run would have fewer than `LEAST_UPDATES` updates, or a step of its batch or of its images
-            would have none.
+        InputRefused: the run would have fewer than `LEAST_UPDATES` updates, or a step of its batch or image size would
+            have none.
     """
     assert 0 < share < 1
     shorten = partial(_shortened, share=share, num_train=opened.dataset.num_train)
@@ -78,7 +78,7 @@ def _moved(value: Any, tree: Any, hint: Any, shorten: Callable[[float], float], 
 
 
 def _by_rate(value: Any, share: Fraction) -> dict[str, Any]:
-    """Keys that say how fast something moves and not when."""
+    """Keys that give a speed and not a position, compressed."""
     if isinstance(value, Exponential):
         return {"ratio": float(value.ratio) ** float(1 / share)}
     if isinstance(value, WeightAverage):

@@ -1,4 +1,4 @@
-"""A search's space some of whose ranges belong to some trials only: `when: {optimizer.kind: [Lars]}`."""
+"""Conditional ranges of a search's space, which belong to some trials only: `when: {optimizer.kind: [Lars]}`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from recipes.reading import Reading
 
 __all__ = ["circumstances", "combinations", "is_active", "refuse_conditions", "said", "suggested"]
 
-Space = Mapping[str, Any]  # dotted path -> range, as of `Search.space`
+Space = Mapping[str, Any]  # dotted path -> range, as in `Search.space`
 
 
 def suggested(space: Space, trial: Any) -> dict[str, Any]:
-    """Asks Optuna's trial for a value of each path that it has, those that others depend on first."""
+    """A value from Optuna's trial for each active path, those that others depend on first."""
     values: dict[str, Any] = {}
     for path in _in_order(space):
         if is_active(space, path, values):
@@ -25,7 +25,7 @@ def suggested(space: Space, trial: Any) -> dict[str, Any]:
 
 
 def combinations(space: Space, points: int) -> Iterator[dict[str, Any]]:
-    """Every combination of evenly spaced values, each once; a path that depends on none moves after those before it.
+    """Every combination of evenly spaced values, each once; the last path changes fastest.
 
     >>> from recipes.ranges import Categorical, Int
     >>> space = {"kind": Categorical(choices=("a", "b")), "more": Int(low=1, high=2, when={"kind": ("b",)})}
@@ -40,14 +40,14 @@ def is_active(space: Space, path: str, values: Mapping[str, Any]) -> bool:
 
     Args:
         space: of the search.
-        path: of it.
-        values: of the paths before it in the order of `suggested`, where the trial has them.
+        path: in the space.
+        values: the trial's values of the paths before this one in the order of `suggested`.
     """
     return all(other in values and _among(values[other], wanted) for other, wanted in space[path].when.items())
 
 
 def circumstances(space: Space, path: str) -> list[dict[str, Any]]:
-    """The values that others must have, so that a trial has one at a path: every combination of those that it names."""
+    """Every combination of the other paths' values, as named by `when`, that makes a path active."""
     conditions = space[path].when
     found = []
     for chosen in itertools.product(*conditions.values()):
@@ -68,11 +68,11 @@ def said(values: Mapping[str, Any]) -> str:
 
 
 def refuse_conditions(reading: Reading, space: Space) -> None:
-    """Notes every condition that names no path of the space, or values that it cannot have, or that stands in a circle.
+    """Notes every condition that names no path of the space, or impossible values, or depends on itself.
 
     Args:
-        reading: where problems go.
-        space: as it is read, its conditions not checked.
+        reading: takes the problems.
+        space: with unchecked conditions.
     """
     for path, range_ in space.items():
         for other, wanted in range_.when.items():
@@ -103,7 +103,7 @@ def _grown(values: dict[str, Any], space: Space, rest: list[str], points: int) -
 
 
 def _in_order(space: Space) -> list[str]:
-    """The paths of a space, each after those that it depends on, else as they were written."""
+    """The paths of a space, each after those that it depends on, otherwise in the order of the file."""
     found: dict[str, None] = {}
 
     def visit(path: str) -> None:
@@ -118,7 +118,7 @@ def _in_order(space: Space) -> list[str]:
 
 
 def _needed(space: Space, path: str) -> set[str]:
-    """All paths that a path depends on, through others too; of a circle that does not hold it as well."""
+    """All paths that a path depends on, directly or not; it terminates on cyclic conditions too."""
     found: set[str] = set()
     waiting = list(space[path].when)
     while waiting:
@@ -130,5 +130,5 @@ def _needed(space: Space, path: str) -> set[str]:
 
 
 def _among(value: Any, wanted: tuple[Any, ...]) -> bool:
-    """Whether a value is one of several; true is not 1."""
+    """Whether a value is one of `wanted`; true is not 1."""
     return any(type(one) is type(value) and one == value for one in wanted)

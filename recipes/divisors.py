@@ -1,4 +1,4 @@
-"""Divisors of batches and norm groups: what a refusal offers instead."""
+"""Divisors of batches and norm groups, which a refusal suggests instead."""
 
 from __future__ import annotations
 

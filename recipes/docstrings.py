@@ -1,4 +1,4 @@
-"""What a docstring says about a class and its arguments."""
+"""Texts about a class and its arguments, from its docstring."""
 
 from __future__ import annotations
 

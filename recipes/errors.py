@@ -67,10 +67,10 @@ class RecipeError(InputRefused):
 
 @contextmanager
 def refuse_unreachable() -> Iterator[None]:
-    """Refuse a path at which the system does not let us look: before Python 3.14 `Path.is_file` and its like raise.
+    """Refuse a path that the system does not let us check: before Python 3.14 `Path.is_file` and the like raise.
 
     Raises:
-        RecipeError: it lies in a folder that may not be entered, or is too long.
+        RecipeError: the path is in a folder that may not be entered, or is too long.
     """
     try:
         yield

@@ -14,16 +14,16 @@ __all__ = ["Expression"]
 
 _PATH = re.compile(r"(?<![\w.])[A-Za-z_]\w*(\.\w+)*")
 _OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
-_MOST = 500  # parts: what is deeper than Python's recursion goes has more
+_MOST = 500  # nodes: an expression deeper than Python's recursion limit has more
 
 
 class Expression:
-    """Dotted paths and numbers, with + - * / and parentheses between.
+    """An expression of dotted paths and numbers, with + - * / and parentheses.
 
     Args:
         text: as it is written.
     Raises:
-        ValueError: it is something else, or holds no path.
+        ValueError: it is something else, or names no path.
 
     >>> halved = Expression("(learning_rate.reference + 1e-1) / 2")
     >>> halved.paths, halved({"learning_rate.reference": 0.3}.__getitem__)
@@ -33,7 +33,7 @@ class Expression:
     def __init__(self, text: str) -> None:
         found: dict[str, str] = {}
 
-        def named(match: re.Match) -> str:  # a place in a list, `train.0`, is no Python
+        def named(match: re.Match) -> str:  # paths become names: `train.0`, an item of a list, is not valid Python
             return found.setdefault(match[0], f"_{len(found)}")
 
         try:
@@ -55,7 +55,7 @@ class Expression:
         return tuple(self._names.values())
 
     def __call__(self, value_at: Callable[[str], Any]) -> float:
-        """Its number.
+        """The value of the expression.
 
         Args:
             value_at: gives the value at a path.
@@ -73,10 +73,10 @@ class Expression:
         return found
 
     def divides_by_0(self, value_at: Callable[[str], Any], *, but: Collection[str]) -> bool:
-        """Whether one of its divisors is 0; those that hold a path of `but`, which may take another value, aside.
+        """Whether a divisor is 0; divisors with a path of `but`, whose value may change, are not counted.
 
         Args:
-            value_at: gives the value at a path; a LookupError where there is none.
+            value_at: gives the value at a path; raises LookupError if there is none.
             but: paths.
         """
         divisors = (node.right for node in ast.walk(self._tree) if isinstance(getattr(node, "op", None), ast.Div))

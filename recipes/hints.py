@@ -23,9 +23,9 @@ class Field:
 
     Args:
         key: as it is written there.
-        name: of the dataclass's field: the key, or the key and an underscore where Python reserves the word.
+        name: of the dataclass's field: the key, with an underscore appended if Python reserves the word.
         hint: its type.
-        default: the value where it is left out; `dataclasses.MISSING` where it must be given.
+        default: the value if it is left out; `dataclasses.MISSING` if it must be given.
     """
 
     key: str
@@ -65,15 +65,12 @@ def is_epochs(hint: Any) -> bool:
 
 
 def options_of(hint: Any) -> tuple[Any, ...]:
-    """The members of a union; the hint alone where it is none."""
+    """The members of a union; of any other hint the hint itself."""
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
 def sections_with(cls: type, key: str) -> list[str]:
-    """The keys of a dataclass whose own value is a mapping that has this key.
-
-    `norm_span` of a recipe is a key of its `batch`.
-    """
+    """The keys of a dataclass whose value is a mapping that has this key: for `norm_span` of a recipe, `batch`."""
     return [
         field.key
         for field in fields_of(cls)
@@ -83,7 +80,7 @@ def sections_with(cls: type, key: str) -> list[str]:
 
 
 def words(hint: Any) -> str:
-    """What a value must be.
+    """A type hint in words: what a value must be.
 
     >>> words(float), words(Literal["linear", "sqrt"]), words(tuple[int, ...]), words(int | None)
     ('a number', 'linear or sqrt', 'a list, each a whole number', 'a whole number or null')

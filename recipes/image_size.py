@@ -1,4 +1,4 @@
-"""Progressive resizing: images whose size moves over the run, and the augmentations that make them so."""
+"""Progressive resizing: an image size that changes over the run, and the augmentations that use it."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from recipes.vocabulary import Unbuilt
 
 __all__ = ["IMAGE_SIZE", "LONGEST_SIDE", "at_image_size", "check_image_size", "keys_of_image_size"]
 
-IMAGE_SIZE = "image_size"  # what an augmentation's `size` says where the recipe's `image_size` is meant
-LONGEST_SIDE = 16_384  # of an image in pixels: one takes 0.8 GB, and the recipe is perhaps a stranger's. Assumed.
+IMAGE_SIZE = "image_size"  # value of an augmentation's `size` that stands for the recipe's `image_size`
+LONGEST_SIDE = 16_384  # pixels: such an image takes 0.8 GB, and a recipe may come from a stranger. Assumed.
 
 _Entry = TypeVar("_Entry")
 
 
 def keys_of_image_size(entry: object) -> list[str]:
-    """The keys of an augmentation that mean the recipe's `image_size`, such as `size`."""
+    """The keys of an augmentation whose value stands for the recipe's `image_size`, such as `size`."""
     fields = entry.fields if isinstance(entry, Unbuilt) else _fields(entry)
     return [key for key, value in fields.items() if isinstance(value, str) and value == IMAGE_SIZE]
 
 
 def at_image_size(entry: _Entry, size: int) -> _Entry:
-    """An augmentation with `size` pixels where it means the recipe's `image_size`; itself where it does not."""
+    """An augmentation with `size` pixels in place of `image_size`; the same object if it does not use it."""
     keys = [] if isinstance(entry, Unbuilt) else keys_of_image_size(entry)
     return dataclasses.replace(entry, **dict.fromkeys(keys, size)) if keys else entry
 
 
 def check_image_size(reading: Reading, recipe: Recipe) -> None:
-    """Notes what is wrong between `image_size` and the augmentations; `trainers.build` asks the model."""
+    """Notes contradictions between `image_size` and the augmentations; the model's are checked in `trainers.build`."""
     users = 0
     for place, entry in enumerate(recipe.augmentation.train):
         for key in keys_of_image_size(entry):

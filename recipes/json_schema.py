@@ -35,9 +35,9 @@ _NULL = {"type": "null"}
 
 
 def json_schema(vocabulary: Vocabulary) -> dict[str, Any]:
-    """A schema that accepts every recipe that opens; `validate` also checks what a schema cannot say.
+    """A schema that accepts every recipe that opens; `validate` also checks what a schema cannot express.
 
-    A key may be null, which removes what `extends` brought; only a recipe without `extends` needs all required keys.
+    Any key may be null, which removes an inherited value; only a recipe without `extends` needs all required keys.
     """
     recipe = _object(Recipe, vocabulary)
     required = [field.key for field in fields_of(Recipe) if field.required and field.key != "name"]
@@ -100,7 +100,7 @@ def _component(component: Component, vocabulary: Vocabulary) -> dict[str, Any]:
     """One alternative for each `kind`, one for kinds that `lacks` names, and one without, for a change to a base."""
     group: Mapping[str, type] = getattr(vocabulary, component.group)
     known = [
-        # A schedule may hold schedules: what is inside is described by its own kind alone.
+        # A schedule may contain schedules: inside, the schema requires only a `kind`, or it would recurse.
         _with_kind({"const": kind}, _object(group[kind], vocabulary) if kind != "Product" else _product(group[kind]))
         for kind in group
     ]

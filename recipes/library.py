@@ -1,4 +1,4 @@
-"""The library of recipes: what there is, and a copy to begin one's own with."""
+"""The library of recipes: its list, and copies to start your own recipe from."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["copy_recipe", "library", "summary"]
 
 
 def library(*, vocabulary: Vocabulary, allow_code: bool = False) -> tuple[list[dict[str, Any]], list[Problem]]:
-    """A summary of every recipe that has a name, sorted by it, and the problems of those that do not open."""
+    """A summary of every recipe that has a name, sorted by name, and the problems of those that do not open."""
     rows: list[dict[str, Any]] = []
     problems: list[Problem] = []
     for name in names("recipes"):
@@ -28,7 +28,7 @@ def library(*, vocabulary: Vocabulary, allow_code: bool = False) -> tuple[list[d
 
 
 def summary(name: str, opened: OpenedRecipe) -> dict[str, Any]:
-    """A row of the library; `global_batch_size` is the one the run begins with."""
+    """A row of the list; `global_batch_size` is that of the first update."""
     recipe = opened.recipe
     return {
         "name": name,

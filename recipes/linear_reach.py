@@ -1,4 +1,4 @@
-"""How far a recipe carries linear scaling."""
+"""The batch up to which a recipe uses linear scaling."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ LINEAR_HOLDS_TO = 8192  # samples: Goyal et al. 2017, arXiv 1706.02677, figure 3
 
 
 def linear_reach(recipe: Recipe) -> float:
-    """The largest batch whose rate, by the linear rule, this recipe uses.
+    """The largest batch whose linearly scaled rate this recipe uses.
 
         max over the ramp of min(B, rate / reference * per), and the first batch
 
-    A step of the ramp counts by the rate it has: where the batch doubles as the rate falls to a fifth, Smith's growth
-    instead of decay, nothing is carried further than before. A reference under `rule: none` is the first batch's.
+    A step of the ramp counts by its actual rate: if the batch doubles while the rate falls to a fifth (Smith et al.
+    2017: grow the batch instead of decaying the rate), the reach stays. With `rule: none`, `per` is the first batch.
     """
     formula, ramp = recipe.learning_rate, recipe.batch.global_
     per = ramp.sizes[0] if formula.rule == "none" else formula.per

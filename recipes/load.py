@@ -1,4 +1,4 @@
-"""A recipe's file as one tree: `extends` merged, `--set` applied, the origin of every value kept."""
+"""Loads a recipe's file as one tree: `extends` merged, `--set` applied, the origin of every value kept."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Origins", "chain_of", "load_tree", "overrides_by_file"]
 Origins = dict[tuple[str | int, ...], Origin]
 
 _VERSION = 1
-# Not inherited: a derived recipe is another run, and nobody has measured it.
+# Keys that are not inherited: a derived recipe is another run, which nobody has measured.
 _OWN_KEYS = ("name", "claims", "card")
 
 
@@ -33,13 +33,13 @@ def load_tree(
 
     Args:
         path: of the file.
-        overrides: `a.b=c` as given to `--set`; c is read as YAML. None where the option is for another file.
-        within: a first key that all overrides have and the file does not: the file as a whole.
-        overrides_from: who gave them, for the origins.
+        overrides: `a.b=c` as given to `--set`; c is read as YAML. None for an option that is for another file.
+        within: first key of all overrides, such as `cluster`, which names the file and is not in it.
+        overrides_from: who gave the overrides, for the origins.
         versioned: the file must say `kilobatch: 1`, as recipes do.
     Returns:
-        Plain dicts, lists and scalars, and the origin of every value in them by its path of keys and places; the empty
-        path is the file itself.
+        Plain dicts, lists and scalars, and the origin of every value in them by its path of keys and indices; the empty
+        path stands for the file itself.
     Raises:
         RecipeError: a file is missing, is not the YAML we read, extends itself, or an override cannot be applied.
     """
@@ -54,9 +54,9 @@ def load_tree(
 
 
 def overrides_by_file(overrides: Sequence[str], within: str) -> tuple[tuple[str | None, ...], tuple[str | None, ...]]:
-    """What is for the recipe, and what is for another file: the overrides whose first key is `within`.
+    """The overrides for the recipe, and those for the file `within`, their first key.
 
-    Both are as long as what was given, with None in place of what is the other's: a problem tells the option's number.
+    Both are as long as `overrides`, with None in place of the others, because a problem names the option's number.
 
     >>> overrides_by_file(["seed=1", "cluster.exchange.wire=float16"], "cluster")
     (('seed=1', None), (None, 'cluster.exchange.wire=float16'))
@@ -67,7 +67,7 @@ def overrides_by_file(overrides: Sequence[str], within: str) -> tuple[tuple[str 
 
 
 def chain_of(path: Path) -> list[tuple[Path, Origin | None]]:
-    """A recipe's file and those it extends, in order, each with the place of its `extends`; None in the last.
+    """A recipe's file and those it extends, in order, each with the origin of its `extends`, None for the last.
 
     Args:
         path: of a file that `load_tree` reads.
@@ -104,7 +104,7 @@ def _load(path: Path, *, versioned: bool, chain: tuple[Path, ...] = ()) -> Node:
 
 @lru_cache(maxsize=64)
 def _parsed(data: bytes, file: str) -> Node:
-    """A file's tree, kept: recipes of a library extend the same few files. Nobody may change it."""
+    """A file's tree, cached, because a library's recipes extend the same few files. It must not be changed."""
     return parse_yaml(data, file=file)
 
 
@@ -123,7 +123,7 @@ def _require_version(root: Node) -> None:
 
 
 def _base(link: Node, path: Path) -> Path:
-    """The file that `extends` names: one of the library, or one that lies below the folder of this file."""
+    """The file that `extends` names: in the library, or below the folder of this file."""
     name = link.value
     if not isinstance(name, str) or not name:
         raise RecipeError([link.origin.problem("extends", "must be one name or path", "write `extends: goyal2017`")])
@@ -143,10 +143,10 @@ def _base(link: Node, path: Path) -> Path:
 
 
 def _merge(base: Node, over: Node) -> Node:
-    """`over` on top of `base`: mappings key by key, null removes a key, everything else replaces.
+    """`over` merged onto `base`: mappings key by key, null removes a key, everything else replaces.
 
-    A null where `base` has nothing to remove stays and is judged as a value. A mapping with another `kind` replaces the
-    whole mapping: fields of the other kind would be unknown keys.
+    A null for a key that `base` does not have stays, as a value. A mapping with another `kind` replaces the whole
+    mapping: fields of the other kind would be unknown keys.
     """
     if not (isinstance(base.value, dict) and isinstance(over.value, dict)):
         return over
@@ -163,7 +163,7 @@ def _merge(base: Node, over: Node) -> Node:
 
 
 def _override(text: str, number: int, root: Node, within: str, said: Said) -> Node:
-    """`a.b=c` as a tree that `_merge` puts on top; an element of a list is named by its place."""
+    """An override `a.b=c` as a tree for `_merge`; an element of a list is named by its index."""
     path, equals, value = text.partition("=")
     keys = path.strip().split(".")
     origin = Origin(file=said, line=number, column=1, key_line=number, key_column=1)
@@ -199,7 +199,7 @@ def _child(node: Node | None, key: str) -> Node | None:
 
 
 def _with_item(parent: Node, key: str, node: Node, origin: Origin, path: str) -> Node:
-    """The list with one element merged: a list as a whole replaces a list."""
+    """The whole list with one element merged, because `_merge` replaces lists."""
     if not key.isdecimal() or int(key) >= len(parent.value):
         what = f"{key} is no place in a list of {len(parent.value)}"
         way_out = f"count from 0 to {len(parent.value) - 1}, or set the whole list"

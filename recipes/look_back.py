@@ -1,4 +1,4 @@
-"""How far the running statistics of batch normalisation look back."""
+"""Over how many samples the running statistics of batch normalisation average."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ __all__ = ["look_back"]
 
 
 def look_back(evaluation: Evaluation, *, global_batch_size: int, norm_span: int) -> float | None:
-    """Samples that the running statistics are an average of, weighted by age; None where there is no average.
+    """The effective number of samples in the running statistics' moving average; None if there is no average.
 
         size / (1 - d)      size = B, or a norm group's; d = keep, or keep ** (B / per)
 
     Args:
         evaluation: of the recipe.
         global_batch_size: B, samples of an update.
-        norm_span: samples of a norm group, by which `by_group` moves.
+        norm_span: samples of a norm group, the step of `by_group`.
 
     >>> round(look_back(Evaluation(), global_batch_size=8192, norm_span=32))
     81920

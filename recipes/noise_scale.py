@@ -11,12 +11,12 @@ __all__ = ["NoiseScale", "Norms", "noise_scale"]
 
 @dataclass(frozen=True, kw_only=True)
 class Norms:
-    """Estimates from one update: what the variance of a sample's gradient and the true gradient's norm are.
+    """Estimates from one update of the variance of a sample's gradient and of the true gradient's squared norm.
 
         noise  = (sum_r b_r/B |g_r|^2 - |g|^2) / ((P - 1) / B)       an estimate of tr(Sigma)
         signal = |g|^2 - noise / B                                   an estimate of |G|^2
 
-    Both are unbiased for shares of any sizes, and either may come out negative.
+    Both are unbiased for shares of any sizes, and either may be negative.
 
     Notation: g_r mean gradient over share r of b_r samples, g over the whole batch of B samples, P shares; Sigma the
     covariance of a sample's gradient, G its mean.
@@ -34,7 +34,7 @@ class Norms:
 
     @classmethod
     def of_shares(cls, sizes: Sequence[int], share_norms: Sequence[float], whole_norm: float) -> Norms | None:
-        """The estimates, or None of one share, which says nothing about noise.
+        """The estimates; None from a single share, which says nothing about noise.
 
         Args:
             sizes: samples of each share, at least 1.
@@ -65,16 +65,16 @@ class NoiseScale:
 def noise_scale(norms: Sequence[Norms]) -> NoiseScale | None:
     """The simple noise scale tr(Sigma) / |G|^2 over several updates.
 
-        B_simple = mean(noise) / mean(signal)        averaged apart, since a mean of ratios is biased
+        B_simple = mean(noise) / mean(signal)        averaged separately, since a mean of ratios is biased
         error^2  = var(noise - B_simple signal) / (n mean(signal)^2)
 
-    The error takes the updates as independent and is that of the ratio to first order.
+    The error assumes independent updates and holds to first order.
 
     Args:
         norms: of the updates, at least two.
     Returns:
-        None where there are fewer than two updates or the mean signal is not above 0: then the gradient is lost in
-        its noise and the scale is unknown, only large.
+        None if there are fewer than two updates, or the mean signal is not above 0: then the noise hides the gradient,
+        and the scale is large but unknown.
 
     Source: McCandlish et al. 2018, arXiv 1812.06162, equation of B_simple and appendix A. The error: delta method.
     """

@@ -33,7 +33,7 @@ class OpenedRecipe:
         origins: dotted path -> where the value comes from: `file:line`, `default`, `rule: ...`, `command line` or
             `search NAME trial 17`.
         path: of the file.
-        reading: knows where its values were written, for whoever has more to refuse.
+        reading: knows where its values were written, for later checks that refuse one.
     """
 
     recipe: Recipe
@@ -60,12 +60,12 @@ def open_recipe(
     Args:
         name_or_path: such as `goyal2017` or `./mine.yaml`.
         vocabulary: what `kind` may be.
-        overrides: `a.b=c` as given to `--set`; None where the option is for another file.
-        overrides_from: who gave them, for the origins.
+        overrides: `a.b=c` as given to `--set`; None for an option that is for another file.
+        overrides_from: who gave the overrides, for the origins.
         allow_code: a kind may be a dotted name, imported by the vocabulary.
         data_root: folder of the data set's files, instead of its own `root`.
     Raises:
-        RecipeError: with all that is wrong with it, with what it extends, or with its data set.
+        RecipeError: with all problems of the recipe, of what it extends, or of its data set.
     """
     path = find_or_refuse("recipes", str(name_or_path))
     tree, origins = load_tree(path, overrides=overrides, overrides_from=overrides_from)
@@ -112,7 +112,7 @@ def open_cluster(name: str, *, vocabulary: Vocabulary, overrides: Sequence[str |
     Args:
         name: such as `laptop`, or a path.
         vocabulary: what `kind` may be.
-        overrides: `cluster.a.b=c` as given to `--set`; None where the option is for another file.
+        overrides: `cluster.a.b=c` as given to `--set`; None for an option that is for another file.
     Raises:
         RecipeError: with all that is wrong with it or with an override.
     """
@@ -120,7 +120,7 @@ def open_cluster(name: str, *, vocabulary: Vocabulary, overrides: Sequence[str |
 
 
 def read_cluster(name: str, *, vocabulary: Vocabulary, overrides: Sequence[str | None] = ()) -> tuple[Cluster, Reading]:
-    """The same, and what knows where its values were written, for whoever has more to refuse."""
+    """A cluster, see `open_cluster`, and its `Reading`, for later checks that refuse a value."""
     path = find_or_refuse("clusters", name)
     tree, origins = load_tree(path, overrides=overrides, within="cluster", versioned=False)
     tree.pop("kilobatch", None)
@@ -159,17 +159,17 @@ def _open_dataset(
 
 
 def _count(tree: dict[str, Any], root: Path | None, reading: Reading) -> None:
-    """Lets the reader count what the file does not say."""
+    """Fills in the counts that the file leaves out, by the reader."""
     missing = [key for key in ("num_train", "num_eval", "num_classes") if key not in tree]
     if not missing or "reader" not in tree:
         return
-    # What is wrong with the reader itself is told where the whole file is read.
+    # Problems of the reader itself are noted when the whole file is read.
     trial = dataclasses.replace(reading, problems=[], notes={})
     reader, _ = trial.component(Component("datasets"), tree["reader"], ("reader",))
     if isinstance(reader, Unbuilt):
         return
     if reader is REFUSED:
-        tree.update(dict.fromkeys(missing, 1))  # they are not what is wrong
+        tree.update(dict.fromkeys(missing, 1))  # any value: only the reader is to be refused
         return
     try:
         facts = reader.facts(root)
@@ -193,7 +193,7 @@ def _leaves(tree: object, path: tuple[str | int, ...]) -> list[tuple[str | int, 
 
 
 def _origin(leaf: tuple[str | int, ...], origins: Origins, notes: Mapping[tuple[str | int, ...], str]) -> str:
-    """The nearest thing known about a value: it was written, or what holds it was, or it was filled in."""
+    """The origin of a value: where it, or the nearest mapping around it, was written, or that it was filled in."""
     for length in range(len(leaf), -1, -1):
         path = leaf[:length]
         if path in notes:

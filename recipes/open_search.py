@@ -1,4 +1,4 @@
-"""Opens a search: every path and both ends of every range are tried on the recipe before anything starts."""
+"""Opens a search, and tries every path and both ends of every range on the recipe before anything starts."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class OpenedSearch:
     """A search, checked.
 
     Args:
-        search: as its file says.
+        search: as in its file.
         tree: resolved: every default filled in.
-        enqueued: what is tried first, each a value for some paths or all.
+        enqueued: the trials to try first, each with values for some or all paths.
         base: its recipe, with the fixed values.
         path: of the file.
     """
@@ -53,9 +53,9 @@ def open_search(
     Args:
         name_or_path: such as `digits` or `./mine.yaml`.
         vocabulary: what `kind` may be.
-        allow_code, data_root: as of `open_recipe`.
+        allow_code, data_root: as for `open_recipe`.
     Raises:
-        RecipeError: with all that is wrong with it, or with its recipe.
+        RecipeError: with all problems of the search, or of its recipe.
     """
     path = find_or_refuse("searches", str(name_or_path))
     reading, search, resolved = _read(path, vocabulary)
@@ -72,7 +72,7 @@ def open_search(
 
 
 def _read(path: Path, vocabulary: SearchVocabulary) -> tuple[Reading, Search, dict[str, Any]]:
-    """A search's file by itself, as object and resolved tree."""
+    """A search's file, without its recipe, as object and resolved tree."""
     tree, origins = load_tree(path)
     reading = Reading(origins=origins, vocabulary=vocabulary, may_lack=False)
     given = {key: value for key, value in tree.items() if key != "kilobatch"}
@@ -106,7 +106,7 @@ def _read_objective(reading: Reading, raw: Any, path: tuple, _: Mapping[str, Any
 
 
 def _recipe_file(reading: Reading, search: Search, path: Path) -> Path:
-    """A path counts from the search's file, as that of `extends` does from a recipe's."""
+    """The recipe's file; a path is relative to the search's file, as in `extends`."""
     name = search.recipe
     beside = path.parent / name
     if name.endswith((".yaml", ".yml")):

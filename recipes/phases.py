@@ -1,4 +1,4 @@
-"""The phases of an update, and which worker the others wait for."""
+"""The phases of an update, and the slowest worker, for which the others wait."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# In the order in which they come. `exposed` is the exchange of gradients as far as nothing hides it; `waiting` is for
-# the other workers, in what they do together.
+# In order. `exposed`: gradient exchange not hidden by computation; `waiting`: for other workers, in collective calls.
 PHASES = ("input", "forward", "backward", "exposed", "optimizer", "waiting")
 _OWN = [PHASES.index(name) for name in ("input", "forward", "backward", "optimizer")]
 _EXPOSED, _WAITING = PHASES.index("exposed"), PHASES.index("waiting")
 
 
 def parted(seconds: np.ndarray) -> np.ndarray:
-    """The same seconds, (workers, phases), with the time in the exchange parted into communication and waiting.
+    """The same seconds, (workers, phases), with the time in the exchange split into communication and waiting.
 
-        communication = the least that a worker spent in it          waiting += what is above
+        communication = least time of a worker in it          waiting += the time above that
 
-    A worker that is early waits in the exchange for the last one, which itself waits for nobody: its time is what the
-    communication takes.
+    A worker that is early waits in the exchange for the last one. The last one does not wait: its time is that of the
+    communication itself.
 
     >>> parted(np.array([[0.0, 1, 1, 3, 0, 0], [0.0, 2, 2, 1, 0, 0]])).tolist()
     [[0.0, 1.0, 1.0, 1.0, 0.0, 2.0], [0.0, 2.0, 2.0, 1.0, 0.0, 0.0]]
@@ -32,7 +31,7 @@ def parted(seconds: np.ndarray) -> np.ndarray:
 
 
 def own_work(seconds: np.ndarray) -> np.ndarray:
-    """Seconds of each worker's own work, which no other worker can make longer; `seconds` is (workers, phases).
+    """Seconds of each worker's own work, which does not depend on other workers; `seconds` is (workers, phases).
 
     >>> own_work(np.array([[1.0, 2, 3, 50, 4, 60]])).tolist()
     [10.0]
@@ -45,10 +44,10 @@ class Slowest:
     """The worker that the others wait for.
 
     Args:
-        rank: its number.
-        behind: its own work beside the median of the others', as a fraction of the latter: 0.12 is 12 % more.
-        phase: the one in which it is furthest behind the others' median.
-        seconds: how far, in that phase.
+        rank: of the worker.
+        behind: its own work over the median of the others', minus 1: 0.12 is 12 % more.
+        phase: in which it is furthest behind the others' median.
+        seconds: by which it is behind in that phase.
     """
 
     rank: int
@@ -58,7 +57,7 @@ class Slowest:
 
 
 def slowest(seconds: np.ndarray) -> Slowest | None:
-    """The worker with the most seconds of work of its own: what it waits for others in does not count.
+    """The worker with the most seconds of own work, without waiting for others.
 
     Args:
         seconds: (workers, phases).

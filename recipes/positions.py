@@ -12,7 +12,7 @@ __all__ = ["first_sample_at", "last_multiple", "multiple", "parse_position", "wr
 
 _WORD = re.compile(r"(?P<number>[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]{1,2})?|\.[0-9]+)\s*(?P<unit>[A-Za-z]+)")
 _TIMED_BY_BATCH = ("epochs", "image_size", "learning_rate", "evaluation", "weight_average", "optimizer")
-_COUNTED = 2**53  # samples up to which a float is exact; whoever searches between two floats beyond never ends
+_COUNTED = 2**53  # samples up to which a float is exact; beyond, searches by single samples would not terminate
 _SAMPLES = {"sp": 1, "ksp": 10**3, "Msp": 10**6, "Gsp": 10**9}
 UNITS = "30 or 30ep (epochs), 500up (updates), 1.5Msp (samples) or 0.5run"
 
@@ -93,7 +93,7 @@ def written_in_updates(tree: object, path: str = "") -> Iterator[tuple[str, str]
 def first_sample_at(position: float, num_train: int) -> int:
     """The smallest number of samples s with `s / num_train >= position`, compared as floats.
 
-    A decimal position that is a whole number of samples gives that number: the quotient is rounded as the decimal is.
+    A decimal position that is a whole number of samples gives exactly that number: decimal and quotient round alike.
 
     >>> first_sample_at(0.3, 10), first_sample_at(0.31, 10), first_sample_at(30.0, 1281167)
     (3, 4, 38435010)
@@ -115,9 +115,9 @@ def multiple(every: float, times: int) -> float:
 
 @functools.lru_cache
 def _period(every: float) -> Fraction:
-    """What was rounded to this float."""
+    """The simple fraction that was rounded to this float, if there is one; else the float's exact value."""
     simple = Fraction(every).limit_denominator(10**8)
-    was_it = abs(float(simple) - every) < 1e-12 * every  # of 1e-9 it is 0
+    was_it = abs(float(simple) - every) < 1e-12 * every  # false for 1e-9, whose `simple` is 0
     return simple if was_it else Fraction(every)
 
 

@@ -15,7 +15,7 @@ _FLOW_WIDTH = 90
 
 
 def resolved_text(tree: Mapping[str, Any], origins: Mapping[str, str]) -> str:
-    """A file that opens to the same recipe; the comment of a line says where its values come from.
+    """A recipe's file as text: it opens to the same recipe, and a comment on each line gives the values' origin.
 
     Args:
         tree: resolved, of JSON's types.
@@ -45,7 +45,7 @@ def _lines(tree: Any, path: str, indent: str, origins: Mapping[str, str]) -> Ite
 
 
 def _shared_origin(value: Any, path: str, origins: Mapping[str, str]) -> str | None:
-    """The one origin of all that a value holds, None where they differ."""
+    """The common origin of all values inside a value, None if they differ."""
     if path in origins:
         return origins[path]
     found = {origins[leaf] for leaf in origins if leaf.startswith(f"{path}.")}
@@ -65,7 +65,7 @@ def _flow(value: Any) -> str:
 
 
 def _scalar(value: Any) -> str:
-    """Text without quotes where it would be read back as itself, anywhere."""
+    """A scalar in YAML; text is not quoted if it is read back unchanged in any place."""
     if not isinstance(value, str):
         return flow_text(value)
     try:

@@ -1,4 +1,4 @@
-"""Ranges of a search's space: what a value of the recipe may be."""
+"""Ranges of a search's space: the values that a trial may have at a path of the recipe."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 __all__ = ["Categorical", "Float", "Int"]
 
-# Path of the space -> values: where it has another one, or none, this range is not part of a trial.
+# Path of the space -> values: a trial has a value of this range only if it has one of these at every such path.
 Conditions = Mapping[str, tuple[Any, ...]]
 
 
 def _require_ends(name: str, low: float, high: float, *, log: bool, step: float | None, least: float) -> None:
-    """Refuse ends, a scale and a step that do not make a range of numbers."""
+    """Refuse ends, `log` and `step` that do not make a range of numbers."""
     for end, value in (("low", low), ("high", high)):
         if not math.isfinite(value):
             raise ValueError(f"{name}.{end} must be finite, got {value}")
@@ -32,10 +32,10 @@ class Float:
 
     Args:
         low, high: its ends, both included.
-        log: drawn evenly in its logarithm; needs a low above 0 and no step.
+        log: draw uniformly in the logarithm; needs a low above 0 and no step.
         step: only low, low + step, ...; null for any number.
-        when: path of the space -> list of values: only trials that have one of them have a value here; all others have
-            the recipe's own, or that of `fixed`.
+        when: path of the space -> list of values: only trials with one of them search this range; all others have the
+            recipe's own value, or that of `fixed`.
     """
 
     low: float
@@ -51,7 +51,7 @@ class Float:
 
     @property
     def ends(self) -> Mapping[tuple[str | int, ...], Any]:
-        """Place in the search's file -> value, of all values that a recipe must allow before a search starts."""
+        """Place in the search's file -> value: the values that the recipe must accept before a search starts."""
         return {("low",): self.low, ("high",): self.high}
 
     def holds(self, value: object) -> bool:
@@ -64,7 +64,7 @@ class Float:
         return trial.suggest_float(name, self.low, self.high, log=self.log, step=self.step)
 
     def spread(self, points: int) -> list[float]:
-        """So many values from low to high, evenly spaced; with `step`, as many of them as there are."""
+        """`points` evenly spaced values from low to high; with `step`, at most as many as there are."""
         count = points if self.step is None else min(points, int((self.high - self.low) / self.step + 1e-9) + 1)
         values = _spaced(self.low, self.high, count, log=self.log)
         if self.step is not None:
@@ -79,9 +79,9 @@ class Int:
 
     Args:
         low, high: its ends, both included.
-        log: drawn evenly in its logarithm; needs a low of at least 1 and a step of 1.
+        log: draw uniformly in the logarithm; needs a low of at least 1 and a step of 1.
         step: only low, low + step, ...
-        when: as of `Float`.
+        when: as for `Float`.
     """
 
     low: int
@@ -97,7 +97,7 @@ class Int:
 
     @property
     def ends(self) -> Mapping[tuple[str | int, ...], Any]:
-        """As of `Float`."""
+        """See `Float`."""
         return {("low",): self.low, ("high",): self.high}
 
     def holds(self, value: object) -> bool:
@@ -110,7 +110,7 @@ class Int:
         return trial.suggest_int(name, self.low, self.high, log=self.log, step=self.step)
 
     def spread(self, points: int) -> list[int]:
-        """At most so many values from low to high, evenly spaced."""
+        """At most `points` evenly spaced values from low to high."""
         steps = (self.high - self.low) // self.step
         values = _spaced(self.low, self.low + steps * self.step, min(points, steps + 1), log=self.log)
         return list(dict.fromkeys(self.low + self.step * round((value - self.low) / self.step) for value in values))
@@ -122,7 +122,7 @@ class Categorical:
 
     Args:
         choices: numbers, texts, true, false or null; at least one, each once.
-        when: as of `Float`.
+        when: as for `Float`.
     """
 
     choices: tuple[Any, ...]
@@ -138,7 +138,7 @@ class Categorical:
 
     @property
     def ends(self) -> Mapping[tuple[str | int, ...], Any]:
-        """As of `Float`: here all values."""
+        """See `Float`: here all choices."""
         return {("choices", place): choice for place, choice in enumerate(self.choices)}
 
     def holds(self, value: object) -> bool:
@@ -160,7 +160,7 @@ def _on_step(value: float, low: float, step: float | None) -> bool:
 
 
 def _spaced(low: float, high: float, count: int, *, log: bool) -> list[float]:
-    """`count` numbers from low to high, the ends exactly; only low where one is asked for."""
+    """`count` numbers from low to high, ends included exactly; only low if `count` is 1."""
     if count == 1:
         return [low]
     shares = [place / (count - 1) for place in range(count)]

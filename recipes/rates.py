@@ -41,7 +41,7 @@ def learning_rate_at(recipe: Recipe, epoch: float) -> float:
 
 
 def full_rate_at(recipe: Recipe, epoch: float) -> float:
-    """The rate that warmup and schedule are factors of: `reference * rule(B / per)`, B as in `learning_rate_at`."""
+    """The rate without warmup and schedule: `reference * rule(B / per)`, B as in `learning_rate_at`."""
     formula = recipe.learning_rate
     if formula.warmup is not None and _read_at(formula, epoch) < formula.warmup.shape.epochs:
         size = formula.warmup.target_batch
@@ -82,7 +82,7 @@ def momentum_at(recipe: Recipe, epoch: float) -> float | None:
 
 
 def _read_at(formula: LearningRate, epoch: float) -> float:
-    """The time whose factor holds at `epoch`: the last multiple of `every`."""
+    """The time at which the factor is read for `epoch`: the last multiple of `every`."""
     return epoch if formula.every == "update" else last_multiple(epoch, formula.every)
 
 

@@ -1,6 +1,6 @@
-"""From the tree of a YAML file to dataclasses, all problems at once.
+"""Reads the tree of a YAML file into dataclasses, noting all problems.
 
-What is read is returned twice: as the object, and as the resolved tree with every default filled in.
+Every reader returns a pair: the object, and the resolved tree with every default filled in.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["REFUSED", "Path", "Reading"]
 Path = tuple[str | int, ...]
 # (tree, its path, the values of the fields before it) -> (value, resolved tree)
 Reader = Callable[[Any, Path, Mapping[str, Any]], tuple[Any, Any]]
-# Stands for a value that has been refused: what holds it is not built, and is no second problem.
+# Stands for a value that was refused: the object around it is not built, and no further problem is noted for it.
 REFUSED: Any = type("Refused", (), {"__repr__": lambda self: "REFUSED"})()
 
 
@@ -40,7 +40,7 @@ class Reading:
         may_lack: the tree has a key `lacks`.
         allow_code: a kind may be a dotted name of the user's own code.
         to_epochs: a position as written -> epochs, or ValueError; None while the data set is not known.
-        rest_of_run: length in epochs of a schedule that does not say it; None where there is none.
+        rest_of_run: default length in epochs of a schedule; None if there is no default.
     """
 
     origins: Origins
@@ -54,7 +54,7 @@ class Reading:
     notes: dict[Path, str] = dataclasses.field(default_factory=dict)
 
     def refuse(self, path: Path, what: str, way_out: str, *, at_key: bool = False) -> Any:
-        """Notes a problem at a path, or at the nearest one above it that was written somewhere."""
+        """Notes a problem at a path, or at the nearest path above it that was written in a file; returns REFUSED."""
         written = path
         while written not in self.origins:
             written = written[:-1]
@@ -71,8 +71,8 @@ class Reading:
             cls: the dataclass.
             raw: the tree.
             path: of the tree.
-            using: key -> how a value that is given is read, where its hint does not say so.
-            beside: keys that belong to whoever calls.
+            using: key -> reader for a value that is given, instead of by its hint.
+            beside: further keys of the mapping, which the caller reads.
         """
         if not isinstance(raw, dict):
             return self.refuse(path, f"is {_shown(raw)}", f"must be {words(cls)}"), raw
@@ -98,7 +98,7 @@ class Reading:
         """One value by its hint."""
         options = options_of(hint)
         if len(options) > 1:
-            # Words and null first: what is none of them must be the option that remains.
+            # Words and null first: any other value must be of the remaining option.
             if any(_is_among(option, raw) for option in options if _is_word(option)):
                 return raw, raw
             hint = next((option for option in options if not _is_word(option)), options[0])
@@ -144,7 +144,7 @@ class Reading:
             what = "has no `kind`" if isinstance(raw, dict) else f"is {_shown(raw)}"
             return self.refuse(path, what, way_out), raw
         kind = raw["kind"]
-        # Without its schedule and warmup there is no curve and no plan: these two cannot be lacking.
+        # Schedules and warmups must be built: without them there is no curve and no plan.
         if kind in self.lacks and component.group not in ("schedules", "warmups"):
             fields = {key: value for key, value in raw.items() if key != "kind"}
             return Unbuilt(kind=kind, fields=fields), raw
@@ -198,7 +198,7 @@ class Reading:
         return tuple(value for value, _ in pairs), resolved
 
     def _unbuilt_keys(self, cls: type, raw: Mapping[str, object], path: Path, known: list[str]) -> dict[str, Any]:
-        """Keys of methods that `lacks` names: `repeated_augmentation: 3` belongs to RepeatedAugmentation."""
+        """Keys of methods in `lacks` (`repeated_augmentation` for RepeatedAugmentation); refuses other unknown keys."""
         lacked = {_folded(name) for name in self.lacks}
         unknown = [key for key in raw if key not in known]
         for key in unknown:
@@ -216,7 +216,7 @@ class Reading:
             return self.refuse_error(error, cls, path)
 
     def refuse_error(self, error: Exception, cls: type, path: Path) -> Any:
-        """Notes what a dataclass says against its fields: `Cosine.epochs must be > 0, got -1` at the key `epochs`."""
+        """Notes a dataclass's error at the field it names: `Cosine.epochs must be > 0, got -1` at the key `epochs`."""
         found = re.match(rf"{cls.__name__}\.(\w+) (must .*?)(?:, got (.*))?$", str(error), re.DOTALL)
         key = found and found[1].rstrip("_")
         if found and any(field.key == key for field in fields_of(cls)):
@@ -247,7 +247,7 @@ def _is_among(hint: Any, raw: object) -> bool:
 
 
 def _shown(raw: object) -> str:
-    """A value in a message: short, and with the type where that is the point."""
+    """A value in a message: short; a text, mapping or list with its type."""
     if isinstance(raw, str):
         return f"the text {raw[:40]!r}"
     if isinstance(raw, dict):

@@ -1,4 +1,4 @@
-"""The learning rate of a recipe: what its warmup starts from and aims at, and how long its schedule is."""
+"""Reads the learning rate of a recipe: start and target of its warmup, length of its schedule."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RateReading:
 
     def read(self, raw: Any, path: Path, _: Mapping[str, Any]) -> tuple[Any, Any]:
         given = raw
-        # Where the run's length was refused any will do: nothing is built, and a missing length is no second problem.
+        # If the run's length was refused any length will do: nothing is built, and no second problem is noted.
         self.reading.rest_of_run = self.time.epochs or 1.0
         if isinstance(raw, dict) and raw.get("rule") == "none" and "per" not in raw and self.time.ramp:
             given = {**raw, "per": self.time.ramp.sizes[0]}
@@ -85,7 +85,7 @@ class RateReading:
         if REFUSED in (reference, per, rule, target_batch):
             return REFUSED, raw
         if reference <= 0 or per < 1 or target_batch < 1:
-            return 1.0, raw  # any will do: what holds these refuses them, once it is built
+            return 1.0, raw  # any value will do: the dataclasses of these refuse them later
         target = full_rate(reference, target_batch, rule=rule, per=per)
         if raw == "reference":
             rate = reference

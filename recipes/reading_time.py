@@ -1,4 +1,4 @@
-"""The time of a recipe: data set, length of the run and batch ramp, which positions are counted by."""
+"""Reads what a recipe's positions are counted by: data set, length of the run and batch ramp."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _LARGEST_DEFAULT_SPAN = 32
 
 @dataclass(kw_only=True)
 class TimeReading:
-    """Reads, in the order of the schema, what time is counted by: data set, length of the run, batch ramp.
+    """Reads data set, length of the run and batch ramp, in the order of the schema.
 
     Args:
-        reading: of the recipe; is told how to turn positions into epochs.
+        reading: of the recipe; gets the conversion of positions to epochs.
         open_dataset: name -> facts.
         dataset: REFUSED until it is read.
-        epochs: length of the run; None until it is read, or where it was refused.
+        epochs: length of the run; None until it is read, or if it was refused.
         ramp: the global batch; likewise.
     """
 
@@ -56,7 +56,7 @@ class TimeReading:
 
     def read_epochs(self, raw: Any, path: Path, _: Mapping[str, Any], *, global_: Any) -> tuple[Any, Any]:
         if isinstance(raw, str) and raw.endswith("up") and global_ is not None:
-            # The ramp says how many samples so many updates are; its own problems are told where `batch` is read.
+            # The ramp converts updates to samples; its own problems are noted when `batch` is read.
             problems = list(self.reading.problems)
             self.ramp = self._read_ramp(global_, ("batch", "global"))[0]
             self.reading.problems[:] = problems
@@ -140,7 +140,7 @@ class TimeReading:
         return BatchRamp(boundaries=tuple(boundaries), sizes=tuple(sizes)), trees
 
     def _fault_of_step(self, start: float, place: int, before: list[float]) -> tuple[str, str] | None:
-        """What is wrong with where a step begins, and a way out."""
+        """What is wrong with the start of a step, and a way out; None if nothing is."""
         if place == 0 and start != 0:
             return f"the ramp begins at {start:g}", "its first step begins at 0"
         if before and start <= before[-1]:

@@ -1,4 +1,4 @@
-"""Where recipes, data sets, clusters and searches are found by name."""
+"""Finds recipes, data sets, clusters and searches by name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
     "shown",
 ]
 
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")  # a folder has 255: a run adds its date
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")  # a folder's name may have 255 characters, and a run adds its date
 
 _PACKAGE = Path(__file__).resolve().parent
 _LIBRARY = {
@@ -33,7 +33,7 @@ _LIBRARY = {
 }
 _ONE = {"recipes": "recipe", "datasets": "dataset", "clusters": "cluster", "searches": "search"}
 _SUFFIXES = (".yaml", ".yml")
-_FEW = 20  # names that are told in a line
+_FEW = 20  # names that fit into a message
 _LIST = "`kilobatch recipes list` has the names"
 
 
@@ -54,9 +54,9 @@ class UnknownNameError(LookupError):
 def find(kind: str, name: str) -> Path:
     """The file of a recipe, a data set, a cluster or a search.
 
-    A name that ends in `.yaml` is a path. Any other is looked for in the library, in `./configs/KIND` and in the
-    working directory, in this order, then among the recipes of installed packages. `digits-ramp`, as a run's folder
-    is called, also finds `digits/ramp`.
+    A name that ends in `.yaml` is a path. Any other name is searched for in the library, in `./configs/KIND` and in the
+    working directory, in this order, then among the recipes of installed packages. `digits-ramp`, as in the name of a
+    run's folder, also finds `digits/ramp`.
 
     Args:
         kind: `recipes`, `datasets`, `clusters` or `searches`.
@@ -103,7 +103,7 @@ def require_suffix(file: Path) -> None:
 
 @refuse_unreachable()
 def find_or_refuse(kind: str, name: str) -> Path:
-    """As `find`, for a name that stands in no file.
+    """As `find`, for a name from the command line.
 
     Raises:
         RecipeError: there is no such file, or nobody can look for it.
@@ -116,7 +116,7 @@ def find_or_refuse(kind: str, name: str) -> Path:
 
 
 def names(kind: str) -> list[str]:
-    """The names `find` knows without looking into the working directory itself, sorted, each once."""
+    """All names that `find` knows, except those of files in the working directory itself, sorted, each once."""
     return sorted({name for name, _ in _named(kind)})
 
 
@@ -129,7 +129,7 @@ def library_name(path: Path) -> str | None:
 
 
 def shown(path: Path) -> str:
-    """A path as a user would open it: relative to the working directory where it lies below it."""
+    """A path as a user would open it: relative if it lies below the working directory."""
     path, here = Path(os.path.realpath(path)), Path.cwd().resolve()  # `resolve` raises at a link to itself
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 

@@ -1,4 +1,4 @@
-"""From the merged tree of a recipe's file to the recipe, and what in it contradicts what."""
+"""Reads a recipe from its merged tree, and checks its values against each other."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def read_recipe(
         reading: with the tree's origins; takes the problems.
         tree: as `load_tree` gives it.
         stem: name of the recipe's file, for a recipe that has no name.
-        open_dataset: name -> facts; a RecipeError or UnknownNameError of it is a problem at `dataset`.
+        open_dataset: name -> facts; its RecipeError or UnknownNameError is noted at `dataset`.
     Returns:
-        The recipe, its data set, and the tree with every default; the first two are REFUSED where there are problems.
+        The recipe, its data set, and the tree with every default; the first two are REFUSED if they have problems.
     """
     given = {key: value for key, value in tree.items() if key != "kilobatch"}
     if "name" not in given:
@@ -62,7 +62,7 @@ def _inside(tree: object, *keys: str) -> object:
 
 
 def _check(reading: Reading, recipe: Recipe, resolved: Mapping[str, Any]) -> None:
-    """What is possible key by key and not together."""
+    """Checks of values that are valid one by one, but not together."""
     if not can_name_folder(recipe.name):
         by_file = ("name",) in reading.notes
         add = "add a `name:` of" if by_file else "use"
@@ -84,7 +84,7 @@ def _check(reading: Reading, recipe: Recipe, resolved: Mapping[str, Any]) -> Non
 
 
 def _check_comparison(reading: Reading, recipe: Recipe) -> None:
-    """An optimizer that compares norm groups needs several in an update, unless that is the reference batch."""
+    """An optimizer that compares norm groups needs several in an update, unless its batch is the reference batch."""
     batch = recipe.batch
     if not getattr(recipe.optimizer, "needs_group_gradients", False):
         return
@@ -100,7 +100,7 @@ def _check_comparison(reading: Reading, recipe: Recipe) -> None:
 
 
 def _check_augmentation(reading: Reading, recipe: Recipe, dataset: Dataset) -> None:
-    """An augmentation must fit what stands before it and the data set: see `trainers.augmentations`."""
+    """An augmentation must fit the augmentations before it and the data set: see `trainers.augmentations`."""
     for split in ("train", "eval"):
         scaled_by = None
         for place, entry in enumerate(getattr(recipe.augmentation, split)):

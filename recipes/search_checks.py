@@ -1,4 +1,4 @@
-"""What a search says against what its recipe allows."""
+"""Checks of a search against its recipe."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["SearchChecks", "assignments", "value_at"]
 
 _NO_PATH = re.compile(r"[\s=#]")
 
-# What names the run and not what it does; and what a search sets for itself.
+# Paths that a search may not have: texts that do not affect the training, and values that the search sets itself.
 _NOT_SEARCHED = {
     "name": "each trial has its own",
     "title": "each trial has its own",
@@ -34,7 +34,7 @@ _NOT_SEARCHED = {
 
 
 def assignments(values: Mapping[str, Any]) -> list[str]:
-    """Values by their dotted paths, as `--set` takes them: every `kind` first, since it replaces what is beside it.
+    """Values by their dotted paths, as `--set` takes them: every `kind` first, since it replaces the keys beside it.
 
     >>> assignments({"optimizer.weight_decay": 1e-05, "optimizer.kind": "Lars", "optimizer.no_decay": ["norm"]})
     ['optimizer.kind="Lars"', 'optimizer.weight_decay=1e-05', 'optimizer.no_decay=["norm"]']
@@ -46,7 +46,7 @@ def value_at(tree: Any, path: str) -> Any:
     """The value at a dotted path of a resolved recipe.
 
     Raises:
-        LookupError: it has none there.
+        LookupError: there is none.
     """
     for key in path.split("."):
         if isinstance(tree, list) and key.isdecimal():
@@ -64,8 +64,8 @@ class SearchChecks:
 
     Args:
         reading: of the search's file.
-        search: as it says.
-        recipe: its recipe's file.
+        search: as in its file.
+        recipe: the file of its recipe.
         options: of `open_recipe`.
     """
 
@@ -97,7 +97,7 @@ class SearchChecks:
             raise RecipeError(self.reading.problems) from None
 
     def ends(self, base: OpenedRecipe) -> list[dict[str, Any]]:
-        """Opens the recipe with each end of each range; a conditional one with all values that it names of others.
+        """Opens the recipe with each end of each range; of a conditional one, under each combination of conditions.
 
         Returns:
             the resolved trees.
@@ -113,7 +113,7 @@ class SearchChecks:
                     else:
                         trees.append(tried.tree)
             same = len({(problem.what, problem.way_out) for problem in found.values()}) == 1
-            if same and len(found) == len(range_.ends):  # not the values are wrong, but the path
+            if same and len(found) == len(range_.ends):  # the path is wrong, not its values
                 self._pass_on(("space", path), next(iter(found.values())), at_key=True)
             else:
                 for place, problem in found.items():
@@ -121,11 +121,11 @@ class SearchChecks:
         return trees
 
     def constraints(self, base: OpenedRecipe, trees: Sequence[dict[str, Any]]) -> None:
-        """Every path of a constraint is one of the space, or holds a number in the recipe; no divisor is always 0.
+        """Every path of a constraint is in the space, or has a number in the recipe; no divisor is always 0.
 
         Args:
-            base: of `base`.
-            trees: of `ends`; what is searched may move what is not, as `kind` moves the fields beside it.
+            base: from `base`.
+            trees: from `ends`: searched values may change others, as `kind` changes the fields beside it.
         """
         for place, constraint in enumerate(self.search.constraints):
             if constraint.value is None:
@@ -147,7 +147,7 @@ class SearchChecks:
                 self.reading.refuse(at, "divides by 0 in every trial", way_out)
 
     def sampler(self) -> None:
-        """The sampler can do what the search asks of it."""
+        """The sampler supports the search's objectives, constraints and conditional ranges."""
         search = self.search
         asked = {
             "several objectives": len(search.objectives) > 1,
@@ -160,7 +160,7 @@ class SearchChecks:
                 self.reading.refuse(("sampler",), f"{kind} cannot search with {what}", "use Tpe, see docs/search.md")
 
     def pruner(self) -> None:
-        """The budget holds a whole run."""
+        """The budget has enough trials for at least one whole run."""
         search = self.search
         least = getattr(search.pruner, "least_trials", 1)
         if search.budget.trials < least:
@@ -169,7 +169,7 @@ class SearchChecks:
             self.reading.refuse(("budget", "trials"), what, f"give {least} or more")
 
     def enqueued(self, base: OpenedRecipe) -> tuple[dict[str, Any], ...]:
-        """What is tried first, value by value."""
+        """The values of each trial that is tried first."""
         found = []
         for place, given in enumerate(self.search.enqueue):
             whole = given == "recipe"
@@ -191,7 +191,7 @@ class SearchChecks:
             self.reading.refuse(at, f"a trial has {path} only with others", f"give {needed} beside it")
 
     def _own_values(self, base: OpenedRecipe, at: tuple) -> dict[str, Any]:
-        """The recipe's values at the paths of the space that a trial with them would have."""
+        """The recipe's own values, at those paths of the space that are active with them."""
         space, values = self.search.space, {}
         for path in space:
             try:
@@ -206,7 +206,7 @@ class SearchChecks:
         return is_active(space, path, values) and all(self._belongs(other, values) for other in space[path].when)
 
     def _tried(self, base: OpenedRecipe, values: Mapping[str, Any]) -> OpenedRecipe | Problem:
-        """The recipe with values, the fixed ones beside them, or what it has against them."""
+        """The recipe with these and the fixed values; if it does not open, its first problem."""
         overrides = assignments({**self.search.fixed, **values})
         try:
             return open_recipe(base.path, overrides=overrides, **self.options)
@@ -214,9 +214,9 @@ class SearchChecks:
             return error.problems[0]
 
     def _require_free(self, key: str, path: str) -> None:
-        """Refuse a path that is reserved, or that lies inside another one of the search."""
+        """Refuse a path that is reserved, or is given twice, by itself or by a path above it."""
         at, space = (key, path), self.search.space
-        if _NO_PATH.search(path):  # `--set`, which takes them to the recipe, would read something else
+        if _NO_PATH.search(path):  # `--set`, by which values reach the recipe, would misread it
             what = f"{path!r} is no path: it has a space, `=` or `#`"
             self.reading.refuse(at, what, "write keys with dots between, such as learning_rate.reference", at_key=True)
         for reserved, why in _NOT_SEARCHED.items():
@@ -224,19 +224,19 @@ class SearchChecks:
             if clash and (path == reserved or path.startswith(f"{reserved}.") or reserved.startswith(f"{path}.")):
                 self.reading.refuse(at, f"cannot be part of a search: {why}", "remove it", at_key=True)
         for other in [*space, *(self.search.fixed if key == "space" else ())]:
-            # A conditional range may have a fixed value: that of the trials which do not search it.
+            # A conditional range may have a fixed value too, for the trials that do not search it.
             twice = key == "fixed" and path == other and not space[other].when
             if twice or path.startswith(f"{other}."):
                 self.reading.refuse(at, f"is given by {other} of this search too", "keep one of the two", at_key=True)
 
     def _pass_on(self, at: tuple, problem: Problem, *, at_key: bool = False) -> None:
-        """A problem of the recipe at the place in the search that brings it about."""
+        """Notes a problem of the recipe at the place in the search that causes it."""
         name = at[1]
         value = f"{problem.path} " if problem.path and problem.path != name else ""
         self.reading.refuse(at, f"the recipe refuses this: {value}{problem.what}", problem.way_out, at_key=at_key)
 
 
 def _kinds_first(paths: Mapping[str, Any]) -> list[str]:
-    """The paths of kinds, outer ones first, then all others as they come."""
+    """The paths of kinds, outer ones first, then all others in their order."""
     kinds = [path for path in paths if path.rpartition(".")[2] == "kind"]
     return sorted(kinds, key=lambda path: path.count(".")) + [path for path in paths if path not in kinds]

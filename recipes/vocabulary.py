@@ -1,4 +1,4 @@
-"""The names a recipe may use, as the dataclasses they stand for."""
+"""The names that a recipe may use, and the dataclasses they stand for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Safe YAML: text to values that know where they were written.
+"""Safe YAML: parses text into values with their origins.
 
 Scalars follow YAML 1.2's core rules, not the 1.1 of PyYAML's constructors: `1e-4` is a number, `on`, `1:30` and
 `2017-06-08` are text, only `true` and `false` are booleans. Nothing here can construct an object or run code.
@@ -24,13 +24,13 @@ MAX_DEPTH = 50
 _INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"[-+]?\.inf|\.nan", re.IGNORECASE)
-# Escapes of double quotes can make these: to a terminal they are commands, and half a pair is no UTF-8.
+# Escapes in double quotes can produce these: control characters are commands to a terminal, lone surrogates not UTF-8.
 _NO_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _LARGEST_INT = 2**63 - 1
 
 
 class Said(str):
-    """Who gave a value that stands in no file, in the place of a file's name: `command line`."""
+    """Who gave a value that is in no file, in place of the file's name: `command line`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Origin:
     """Where a value was written.
 
     Args:
-        file: as a user would open it; a `Said` for what stands in none.
+        file: as a user would open it; a `Said` for a value that is in no file.
         line, column: of the value, counted from 1.
         key_line, key_column: of its key in a mapping; of the value itself in a list.
     """
@@ -108,7 +108,7 @@ def parse_yaml(data: bytes, *, file: str, line: int = 1, column: int = 1) -> Nod
 
 @dataclass(kw_only=True)
 class _Source:
-    """The text being read: turns PyYAML's marks into problems."""
+    """The text being read; turns PyYAML's marks into origins and problems."""
 
     file: str
     first_line: int
@@ -148,7 +148,7 @@ class _Source:
 
 
 class _Composer(yaml.SafeLoader):
-    """PyYAML's reader of node graphs, which stops at the limits and at tags instead of afterwards."""
+    """PyYAML's composer, which stops at once where a limit is exceeded or a tag appears."""
 
     def __init__(self, text: str, source: _Source) -> None:
         super().__init__(text)
@@ -177,7 +177,7 @@ class _Composer(yaml.SafeLoader):
 
 
 class _Expansion:
-    """PyYAML's node graph as a tree of our nodes, aliases expanded."""
+    """Expands PyYAML's node graph, with its aliases, into a tree of `Node`."""
 
     def __init__(self, source: _Source) -> None:
         self.source = source
@@ -244,7 +244,7 @@ class _Expansion:
         return number
 
     def whole(self, node: yaml.ScalarNode, path: str) -> int:
-        # Python itself refuses to read a number of thousands of digits.
+        # Check the length first: Python's int() refuses numbers of thousands of digits.
         if len(node.value) <= 20 and abs(int(node.value)) <= _LARGEST_INT:
             return int(node.value)
         line, column = node.start_mark.line, node.start_mark.column
@@ -254,7 +254,7 @@ class _Expansion:
         return 0
 
     def refused_characters(self, node: yaml.ScalarNode, path: str) -> bool:
-        """Whether a text holds what is no text; if so, that is a problem of the file."""
+        """Whether a text holds a control character; if so, the problem is noted."""
         found = _NO_TEXT.search(node.value)
         if found:
             line, column = node.start_mark.line, node.start_mark.column

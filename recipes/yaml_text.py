@@ -1,4 +1,4 @@
-"""Values as YAML text that `parse_yaml` reads as what they were."""
+"""Values as YAML text that `parse_yaml` reads back unchanged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PAIR = re.compile(r"\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}")
 
 
 def flow_text(value: Any) -> str:
-    """A value in a line, as JSON; but a character beyond 16 bits as itself, since YAML does not join JSON's escapes.
+    """A value in a line, as JSON; characters beyond 16 bits unescaped, since YAML does not join surrogate escapes.
 
     >>> flow_text({"title": "caf\u00e9 \U0001f600"})
     '{"title": "caf\\\\u00e9 \U0001f600"}'
@@ -23,7 +23,7 @@ def flow_text(value: Any) -> str:
 
 
 def block_text(tree: Any) -> str:
-    """Plain data as a file of YAML.
+    """Plain data as the text of a YAML file.
 
     >>> block_text({"name": "5e-2", "epochs": 2})
     "name: '5e-2'\\nepochs: 2\\n"
@@ -32,7 +32,7 @@ def block_text(tree: Any) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Puts quotes around a text that PyYAML, of version 1.1, takes for text, and version 1.2 for a number: `5e-2`."""
+    """Quotes a text such as `5e-2`, which is text to PyYAML (YAML 1.1) and a number in YAML 1.2."""
 
 
 _Dumper.add_implicit_resolver(

@@ -1,4 +1,4 @@
-"""The device that a worker computes on: settled before anything starts, taken when the ranks are there."""
+"""The device that a worker computes on: chosen and checked before the ranks start, then taken by each rank."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _DRIVER = ("/dev/nvidiactl", "/dev/dxg")  # Linux; Linux under Windows
 
 
 def has_gpu(environment: Mapping[str, str] = os.environ, driver: tuple[str, ...] = _DRIVER) -> bool:
-    """Whether this machine has a GPU of NVIDIA's that is not hidden, whatever is installed to use it."""
+    """Whether this machine has an NVIDIA driver, and CUDA_VISIBLE_DEVICES leaves a GPU; CuPy need not be installed."""
     hidden = environment.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1")
     return not hidden and any(Path(file).exists() for file in driver)
 
 
 def gpu_trouble() -> tuple[str, str] | None:
-    """Why Chainer cannot use a GPU here, and a way out; None where it can.
+    """Why Chainer cannot use a GPU here, and a way out; None if it can.
 
-    Chainer itself says nothing where a library is missing, and computes on the CPU.
+    Chainer itself falls back to the CPU without a message if a library is missing.
     """
     from chainer.backends import cuda
 
@@ -47,13 +47,13 @@ def gpu_trouble() -> tuple[str, str] | None:
 
 
 def settled(asked: str | None, otherwise: str) -> str:
-    """cpu or gpu, whichever was asked for; `auto` is the GPU wherever there is one, and never falls back from it.
+    """`cpu` or `gpu`; `auto` means gpu if `has_gpu`, even if that GPU then turns out to be unusable.
 
     Args:
-        asked: what `--device` said.
-        otherwise: where it said nothing.
+        asked: the value of `--device`.
+        otherwise: the default without `--device`.
     Raises:
-        RecipeError: it is another word.
+        RecipeError: `asked` is another word.
     """
     if asked not in (None, *DEVICES):
         raise _refused(f"is {asked}", f"write {', '.join(DEVICES[:-1])} or {DEVICES[-1]}")
@@ -61,7 +61,7 @@ def settled(asked: str | None, otherwise: str) -> str:
 
 
 def require_asked(kind: str) -> None:
-    """Refuse a device that the command line asks for and that is not here.
+    """Refuse `gpu` on a machine where Chainer cannot use one.
 
     Raises:
         RecipeError: with a way out.
@@ -75,14 +75,14 @@ def _refused(what: str, way_out: str) -> RecipeError:
 
 
 def require_device(cluster: Cluster, reading: Reading, *, workers: int) -> None:
-    """Refuse a device that is not here, and a communicator that does not go with the device or the workers.
+    """Refuse a device that is not here, and a communicator that does not fit the device or the number of workers.
 
-    A component may say by a method `misfit(workers)` why so many cannot take it, or nothing.
+    A communicator may have a method `misfit(workers)`, which returns why it cannot serve that many, or nothing.
 
     Args:
-        cluster: with the device that was settled.
-        workers: that will exchange.
-        reading: of its file, which knows where its values were written.
+        cluster: with the device from `settled`.
+        workers: number of workers that will exchange.
+        reading: of the cluster's file, for the places of its values.
     Raises:
         RecipeError: with file, line and a way out.
     """
@@ -109,11 +109,11 @@ def require_device(cluster: Cluster, reading: Reading, *, workers: int) -> None:
 
 
 def require_numbers(compute: str, reading: Reading) -> None:
-    """Refuse numbers that nothing here computes with.
+    """Refuse a number format that the installed packages cannot compute with.
 
     Args:
         compute: the recipe's `precision.compute`.
-        reading: of its file, which knows where its values were written.
+        reading: of the recipe's file, for the places of its values.
     Raises:
         RecipeError: with file, line and a way out.
     """
@@ -123,17 +123,17 @@ def require_numbers(compute: str, reading: Reading) -> None:
         raise RecipeError(reading.problems)
 
 
-_seat: int | None = None  # this process's among all that share the GPUs of its machine, where several runs do
+_seat: int | None = None  # this process's number among all that share the machine's GPUs, if several runs do
 
 
 def sit_at(place: int) -> None:
-    """Have the runs of this process compute on GPU `place` modulo their number, wherever they would have sat."""
+    """Make the runs of this process compute on GPU `place` modulo the number of GPUs, whatever their local rank."""
     global _seat
     _seat = place
 
 
 def place_here(mpi: Any) -> tuple[int, bool]:
-    """This rank's number among those of `mpi` on its machine, and whether the first rank of all is there too.
+    """This process's local rank in `mpi`, and whether rank 0 is on the same machine.
 
     Bytes on the wire: 4 from one rank of each machine to its others, and those of MPI_Comm_split_type.
     """
@@ -146,7 +146,7 @@ def place_here(mpi: Any) -> tuple[int, bool]:
 
 
 def take_device(kind: str, mpi: Any) -> Any:
-    """The device of this worker, current from now on: GPU r modulo their number for the r-th worker of a machine.
+    """Make this worker's device current: the CPU, or GPU number local rank modulo the number of GPUs (see `sit_at`).
 
     Bytes on the wire: about 40 from each worker to each, and those of `place_here`.
 
@@ -156,7 +156,7 @@ def take_device(kind: str, mpi: Any) -> Any:
     Returns:
         Chainer's device.
     Raises:
-        RunFailed: the workers are to compute on different kinds of device; a GPU does not compute.
+        RunFailed: the workers ask for different kinds of device, or a test computation on the GPU fails.
     """
     import chainer
 
@@ -174,7 +174,7 @@ def take_device(kind: str, mpi: Any) -> Any:
     ones = device.xp.ones((2, 2), dtype="float32")
     try:
         computed = float((ones @ ones).sum())  # by a kernel that is compiled here, and by cuBLAS
-    except Exception as error:  # whatever it is, no library may be missing in the middle of a run
+    except Exception as error:  # of any kind: a missing library must show now, not in the middle of a run
         raise RunFailed(f"rank {mpi.rank} cannot compute on {device}: {type(error).__name__}: {error}") from error
     if computed != 8.0:
         raise RunFailed(f"rank {mpi.rank}: {device} makes {computed} of 8")
@@ -182,7 +182,7 @@ def take_device(kind: str, mpi: Any) -> Any:
 
 
 def said_of(device: Any) -> dict[str, str]:
-    """What tells of a worker's GPU in a run's record; empty on a CPU."""
+    """A worker's GPU, for the run's record; empty on a CPU."""
     if device.name == "@numpy":
         return {}
     properties = device.xp.cuda.runtime.getDeviceProperties(device.device.id)
@@ -190,7 +190,7 @@ def said_of(device: Any) -> dict[str, str]:
 
 
 def notes_on(device: Any, compute: str = "float32") -> list[str]:
-    """What the user should know of the device, and of what `precision.compute` is there."""
+    """Lines for the user about rank 0's device, and about `precision.compute` if the device does not use it."""
     permitted = "precision.compute is tf32, a permission that only GPUs since Ampere use: this is float32"
     if device.name == "@numpy":
         return [permitted] if compute == "tf32" else []

@@ -1,4 +1,4 @@
-"""What is installed here, what is broken, and what to do: `kilobatch doctor`."""
+"""`kilobatch doctor`: what is installed here, what is broken, and how to repair it."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ if MPI.COMM_WORLD.rank == 0:
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """Something to mend.
+    """A fault of the installation.
 
     Args:
         what: the fault, as found here.
         way_out: what to do about it.
-        stops_cpu_training: whether nothing trains before it is mended; else it costs speed or the GPU.
+        stops_cpu_training: whether it prevents all training; else it costs speed or the use of the GPU.
     """
 
     what: str
@@ -52,9 +52,9 @@ class Diagnosis:
     """What `examine` found.
 
     Args:
-        sections: title -> name -> value, in the order to show.
+        sections: title -> name -> value, in the order of display.
         patches: rows of `trainers.compat.patches()`.
-        problems: the worst first.
+        problems: those that stop training first.
     """
 
     sections: dict[str, dict[str, Any]]
@@ -102,7 +102,7 @@ def _versions(problems: list[Problem]) -> dict[str, Any]:
     for name in ("chainer", "chainermn", "chainercv"):
         try:
             importlib.import_module(name)
-        except Exception as error:  # whatever it is, it belongs into the report
+        except Exception as error:  # of any kind: it belongs in the report
             what = f"import {name} fails: {type(error).__name__}: {error}"
             way_out = "install the versions of requirements.lock: ./scripts/setup in a checkout"
             problems.append(Problem(what=what, way_out=way_out, stops_cpu_training=True))
@@ -119,7 +119,7 @@ def _one_update(problems: list[Problem]) -> None:
         optimizer = chainer.optimizers.MomentumSGD().setup(model)
         images = numpy.arange(32, dtype=numpy.float32).reshape(2, 1, 4, 4)
         optimizer.update(lambda: chainer.functions.sum(model(images) ** 3))
-    except Exception as error:  # whatever it is, it belongs into the report
+    except Exception as error:  # of any kind: it belongs in the report
         what = f"an update of a small network on the CPU fails: {type(error).__name__}: {error}"
         way_out = "install the versions of requirements.lock: ./scripts/setup in a checkout"
         problems.append(Problem(what=what, way_out=way_out, stops_cpu_training=True))
@@ -172,7 +172,7 @@ def _last_line(text: str) -> str:
 
 
 def _gpu(problems: list[Problem]) -> dict[str, Any]:
-    """What Chainer can do with the GPUs here; silently CPU-only is what it falls back to when a library is missing."""
+    """What Chainer can do with the GPUs here; if a library is missing it silently falls back to the CPU."""
     found: dict[str, Any] = {"gpus": _gpus_of_driver(), "usable": False, "reason": None, "cudnn": False, "nccl": None}
     found["cuda_aware_mpi"] = "mpi4py.MPI" in sys.modules and _communicator_lacks("CudaAwareMpi") is None
     cuda = sys.modules.get("chainer.backends.cuda")
@@ -198,7 +198,7 @@ def _gpu(problems: list[Problem]) -> dict[str, Any]:
 
 
 def _kernels(problems: list[Problem]) -> str:
-    """What computes on the CPU."""
+    """The kernels that compute on the CPU, in words."""
     asked = kernels.asked()
     if (lacks := kernels.missing(asked)) is None:
         return kernels.described(asked)
@@ -207,7 +207,7 @@ def _kernels(problems: list[Problem]) -> str:
 
 
 def _communicator_lacks(name: str) -> tuple[str, str] | None:
-    """What a communicator of GPUs needs and is not here, with a way out."""
+    """What a communicator for GPUs needs and does not find here, with a way out; None if nothing is missing."""
     return vocabulary().communicators[name]().missing()
 
 
@@ -242,7 +242,7 @@ def _machine(problems: list[Problem]) -> dict[str, Any]:
 
 
 def _core_quota(file: Path = Path("/sys/fs/cgroup/cpu.max")) -> float | None:
-    """Cores that the control group of this container allows; None where nothing limits them."""
+    """Cores that the control group of this container allows; None without a limit."""
     try:
         quota, period = file.read_text().split()
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What a run ran on, for `environment.json`."""
+"""The environment of a run, for `environment.json`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ import numpy as np
 from trainers import kernels
 from trainers.run_folder import ENVIRONMENT
 
-_CHOOSE_KERNELS = ("OPENBLAS_CORETYPE", "MKL_CBWR", "NPY_DISABLE_CPU_FEATURES")  # in place of what the CPU can do
+_CHOOSE_KERNELS = ("OPENBLAS_CORETYPE", "MKL_CBWR", "NPY_DISABLE_CPU_FEATURES")  # override the choice by CPU features
 _ON_GPUS = ("cupy-cuda12x", "cupy-cuda13x", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "ml-dtypes")
-_DEFAULT_KERNELS = "chainer"  # of runs that say nothing: from before there were others
+_DEFAULT_KERNELS = "chainer"  # of old runs, recorded before there were other kernels
 _PACKAGES = ("kilobatch", "chainer", "chainercv", "numpy", "mpi4py", "mpich", *_ON_GPUS, "pillow", "safetensors")
 
 
@@ -27,7 +27,7 @@ def environment(*, ranks: list[dict[str, Any]], threads: int, fingerprint: str, 
     """Versions, machine, ranks and data of a run, as plain data.
 
     Args:
-        ranks: of each what `this_rank` gives.
+        ranks: `this_rank` of each rank.
         threads: BLAS and OpenMP threads of a rank.
         fingerprint: of the data.
         exact: whether the run is in exact mode.
@@ -49,7 +49,7 @@ def environment(*, ranks: list[dict[str, Any]], threads: int, fingerprint: str, 
 
 
 def promised_for() -> dict[str, Any]:
-    """What the bits of exact mode depend on, besides recipe and data: its promise holds where these are equal."""
+    """What the results of exact mode depend on besides recipe and data: equal values promise bit-identical runs."""
     import chainer
 
     return {
@@ -64,7 +64,7 @@ def promised_for() -> dict[str, Any]:
 
 
 def other_kernels(folder: Path) -> list[str]:
-    """What to say where the run in a folder was trained by other kernels than those that serve now."""
+    """A warning if the run in a folder was trained by other kernels than the current ones; else empty."""
     try:
         before = json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -79,21 +79,21 @@ def other_kernels(folder: Path) -> list[str]:
 
 
 def this_rank(rank: int, device: dict[str, Any]) -> dict[str, Any]:
-    """Where a rank computes and by which kernels, as plain data.
+    """Host, device and kernels of a rank, as plain data.
 
     Args:
-        rank: this process's.
-        device: what is to be said of its device.
+        rank: of this process.
+        device: facts about its device, to be included.
     """
     by = kernels.described(kernels.in_use())
     return {"rank": rank, "host": socket.gethostname(), "pid": os.getpid(), "kernels": by, **device}
 
 
 def unlike_kernels(ranks: list[dict[str, Any]]) -> list[str]:
-    """What to say where ranks compute by kernels that are not the same; nothing where they are.
+    """A warning if the ranks do not all compute by the same kernels; else empty.
 
     Args:
-        ranks: of each what `this_rank` gives.
+        ranks: `this_rank` of each rank.
     """
     of_kernels: dict[str, list[dict[str, Any]]] = {}
     for rank in ranks:
@@ -108,7 +108,7 @@ def unlike_kernels(ranks: list[dict[str, Any]]) -> list[str]:
 
 
 def _named(ranks: list[dict[str, Any]]) -> str:
-    """These ranks and their hosts, the first five."""
+    """The ranks and their hosts in words, at most five by name."""
     more = f" and {len(ranks) - 5} more" if len(ranks) > 5 else ""
     return ", ".join(f"rank {rank['rank']} on {rank['host']}" for rank in ranks[:5]) + more
 
@@ -124,7 +124,7 @@ def _versions() -> dict[str, str]:
 
 
 def _cpu(name: str) -> str:
-    """What Linux says of the first processor; empty where it does not."""
+    """A field of the first processor in /proc/cpuinfo; empty if there is none."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             lines = (line.partition(":") for line in file)
@@ -134,7 +134,7 @@ def _cpu(name: str) -> str:
 
 
 def _git() -> str | None:
-    """Commit of the working directory, with `+` where files differ from it; None outside a checkout."""
+    """Commit of the working directory, with `+` if tracked files differ from it; None outside a checkout."""
     try:
         commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True)
         status = subprocess.run(["git", "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=5)

@@ -34,18 +34,18 @@ def score(
     """Score a model over samples 0 ... num_samples - 1, split contiguously over the workers.
 
     Sums over samples are added up over the workers and divided once, so that uneven shares are exact. All workers call
-    this together. Bytes on the wire: about 9 a forward and 30 a worker, from each worker to each. Where memory runs out
-    on a worker, its forwards become smaller, not those of the others.
+    this together. Bytes on the wire: about 9 a forward and 30 a worker, from each worker to each. If memory runs out on
+    a worker, only its own forwards become smaller.
 
     Args:
-        model: float32 NCHW -> logits, on whatever device.
-        load: (epoch, index) -> image as the model gets it, label.
+        model: float32 NCHW -> logits, on any device.
+        load: (epoch, index) -> (the model's input, label).
         num_samples: of the evaluation set.
         loss: (logits, labels) -> mean over the samples given.
         mpi: communicator of all workers.
         threads_load: several threads should load at once.
-        whole_forwards: forwards are those of one worker alone, dealt to all: the score then has its bits, and some
-            workers up to 100 samples more than others.
+        whole_forwards: split the samples into the forwards of a single worker and deal these out: the score then has
+            the same bits on any number of workers, and some workers score up to 100 samples more than others.
     """
     unit = _CHUNK if whole_forwards else 1
     units = -(-num_samples // unit)
@@ -65,14 +65,14 @@ def score(
             correct, first = correct + found, indices.stop
             losses.append(mean_loss * len(indices))
     corrects, parts = zip(*mpi.allgather((correct, losses)), strict=True)
-    total_loss = math.fsum(chain(*parts))  # exact, so that no order counts
+    total_loss = math.fsum(chain(*parts))  # exact, so that the order does not matter
     return Score(accuracy=sum(corrects) / num_samples, loss=total_loss / num_samples, num_samples=num_samples)
 
 
 def _forward(
     model: chainer.Chain, samples: list[tuple[np.ndarray, int]], loss: Callable[..., chainer.Variable]
 ) -> tuple[int, float]:
-    """How many samples are classified as labelled, and their mean loss."""
+    """How many samples are classified correctly, and the mean loss of all."""
     images_NCHW = stacked([image for image, _ in samples], "augmentation.eval").astype(chainer.get_dtype(), copy=False)
     with chainer.using_config("train", False), chainer.no_backprop_mode():
         labels = model.device.send(np.array([label for _, label in samples], dtype=np.int32))

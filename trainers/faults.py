@@ -1,4 +1,4 @@
-"""How a run fails: loudly, on all ranks, with rank, host and cause, and never in a hang."""
+"""Failures of a run: on all ranks, with rank, host and cause, and never in a hang."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from types import TracebackType
 EXIT_INPUT, EXIT_FAILED, EXIT_STOPPED = 2, 3, 4
 _ABORT_SECONDS = 5.0
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # on the disk, in a quota, below the limit of a file's size
-_READ_SECONDS = 2.0  # that a launcher has to read what was said
+_READ_SECONDS = 2.0  # how long `say` waits for the launcher to read the message
 
 
 class RunFailed(Exception):
-    """A run that cannot go on, for a reason its user can act on; needs no traceback."""
+    """A run cannot go on, for a reason that the user can act on; printed without a traceback. All ranks raise it."""
 
 
 class FailedAlone(Exception):
-    """What one rank has met, for a reason its user can act on; needs no traceback."""
+    """One rank cannot go on, for a reason that the user can act on; printed without a traceback."""
 
 
 class UnfitImage(FailedAlone, ValueError):
-    """An image has too few pixels for an augmentation, or another size than those that are computed with it."""
+    """An image is too small for an augmentation, or has another size than the rest of its batch."""
 
 
 class NotFinite(RunFailed):
@@ -89,13 +89,13 @@ class Overflow(RunFailed):
 
 
 class OutOfMemory(FailedAlone):
-    """The least that a worker can compute at once does not fit into its memory. Raised where it ran out.
+    """The smallest micro-batch that a worker can compute does not fit into its memory. Raised on the rank concerned.
 
     Args:
         update: number of the update.
-        samples: of that least.
-        whole: whether they are a whole norm group, and not part of one that lies on several workers.
-        error: what said so.
+        samples: of that micro-batch.
+        whole: whether it is a whole norm group, not a part of one that is spread over several workers.
+        error: the original exception.
     """
 
     def __init__(self, *, update: int, samples: int, whole: bool, error: Exception) -> None:
@@ -114,10 +114,10 @@ def one_line(error: BaseException) -> str:
 
 
 def abort_on_exception(rank: int) -> None:
-    """From now on an exception that reaches the top of this process ends all ranks.
+    """Make an uncaught exception in this process end all ranks.
 
-    Plain Python would leave the other ranks waiting in a collective call for ever. The message names rank and host; a
-    `RunFailed`, which all ranks raise together, is printed once, and neither it nor a `FailedAlone` with a traceback.
+    Plain Python would leave the other ranks waiting in a collective call forever. The message names rank and host. A
+    `RunFailed`, which all ranks raise together, is printed once; it and a `FailedAlone` have no traceback.
 
     Args:
         rank: this process's rank.
@@ -139,7 +139,7 @@ def abort_on_exception(rank: int) -> None:
 
 
 def explained(error: BaseException) -> str:
-    """What to tell of an exception: with its traceback, unless it says all that its user needs."""
+    """The text to print for an exception: with its traceback, unless the message alone tells the user enough."""
     if isinstance(error, FailedAlone):
         return f"{error}\n"
     if isinstance(error, OSError) and error.errno in NO_ROOM:
@@ -148,7 +148,7 @@ def explained(error: BaseException) -> str:
 
 
 def say(text: str) -> None:
-    """Write to stderr at once: what follows may be the end of this process, and of the launcher that passes it on."""
+    """Write to stderr and wait until a pipe is read: this process, and the launcher that relays it, may end next."""
     print(text, file=sys.stderr, flush=True)
     with suppress(OSError, ValueError):  # no file, no pipe
         end, patience = sys.stderr.fileno(), time.monotonic() + _READ_SECONDS
@@ -165,19 +165,19 @@ def end_all() -> None:
     from mpi4py import MPI
 
     remove_shared_memory()
-    last_resort = threading.Timer(_ABORT_SECONDS, os._exit, (EXIT_FAILED,))  # enough for mpiexec to end the others
+    last_resort = threading.Timer(_ABORT_SECONDS, os._exit, (EXIT_FAILED,))  # if Abort hangs; mpiexec ends the others
     last_resort.daemon = True
-    with suppress(RuntimeError, MemoryError):  # memory may be what there is none of
+    with suppress(RuntimeError, MemoryError):  # out of memory no thread may start
         last_resort.start()
     MPI.COMM_WORLD.Abort(EXIT_FAILED)
     os._exit(EXIT_FAILED)
 
 
 def remove_shared_memory() -> None:
-    """Take the names away from the memory that this job's ranks share; it lives on while they have it.
+    """Unlink the shared memory files of this job's ranks; the memory lives on while they have it mapped.
 
-    MPICH does so in MPI_Finalize only, which a rank that is killed does not reach: 2 MB would stay in /dev/shm. To be
-    called once all ranks of the machine have left MPI_Init; segments of later windows have no name.
+    MPICH unlinks them only in MPI_Finalize, which a killed rank does not reach: 2 MB would stay in /dev/shm. Call this
+    once all ranks of the machine have left MPI_Init; segments of later windows have no name.
     """
     with suppress(OSError):  # not Linux, or another rank was first
         for line in Path("/proc/self/maps").read_text().splitlines():

@@ -1,4 +1,4 @@
-"""What a run asks for and does not find: methods that kilobatch does not have yet, and its data."""
+"""Checks before a run for what may be missing: methods that kilobatch does not have yet, and the data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from recipes.open import OpenedRecipe
 from recipes.schema import Dataset, Recipe
 from trainers.memory import installed_bytes
 
-_LOOKED_AT = 50_000  # samples of a split: 2 s where the system has the files in memory
+_LOOKED_AT = 50_000  # samples checked of a split: 2 s if the files are in the page cache
 _NAMED = 10
 _ORDER_BYTES = 20  # a training sample, while a rank draws an epoch's order: draws, order, and half of that again
 
@@ -21,10 +21,10 @@ class NotBuilt(InputRefused):
 
 
 def refuse_unbuilt(recipe: Recipe, dataset: Dataset) -> None:
-    """Refuse to train what is not built, by name.
+    """Refuse to train a recipe that needs methods not built yet, naming them.
 
     Raises:
-        NotBuilt: the recipe or the data set lacks something, or leaves values open.
+        NotBuilt: `lacks` of the recipe or the data set names a method, or the recipe leaves values open.
     """
     if recipe.open:
         raise NotBuilt(
@@ -45,14 +45,14 @@ def refuse_unbuilt(recipe: Recipe, dataset: Dataset) -> None:
 
 
 class DataRefused(InputRefused):
-    """The data are not where they are looked for, or not what the data set's file says."""
+    """The data are missing, or are not what the data set's file says."""
 
 
 def refuse_folder(dataset: Dataset, folder: Path | None) -> None:
-    """Refuse a folder of the command line for a reader that looks at none: `reads_folder = False`.
+    """Refuse `--data` for a reader that uses no folder: `reads_folder = False`.
 
     Raises:
-        DataRefused: there is one.
+        DataRefused: `folder` is given for such a reader.
     """
     if folder is not None and not getattr(dataset.reader, "reads_folder", True):
         kind = type(dataset.reader).__name__
@@ -62,12 +62,12 @@ def refuse_folder(dataset: Dataset, folder: Path | None) -> None:
 
 
 def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool) -> None:
-    """Look once, before ranks start that would meet the same one by one, at what no document tells.
+    """Check once, before the ranks start and each meets the same error, what only the machine and the data can tell.
 
     Args:
         opened: what will be trained.
         ranks: on this machine, or fewer.
-        files: look at the samples, too.
+        files: check the samples, too.
     Raises:
         DataRefused: see `require_data`, `require_room` and `require_readable`.
         InputRefused: a model of one's own cannot be trained; see `trainers.build.require_trainable`.
@@ -86,8 +86,8 @@ def require_data(dataset: Dataset) -> None:
     """Let the reader count the data.
 
     Raises:
-        DataRefused: they cannot be read, or are not as many as the data set's file says. More classes than are found
-            are let through.
+        DataRefused: the data cannot be read, or the counts differ from the data set's file; only fewer classes than
+            the file says are accepted.
     """
     try:
         found = dataset.reader.facts(dataset.root)
@@ -105,7 +105,7 @@ def require_data(dataset: Dataset) -> None:
 
 
 def require_room(dataset: Dataset, *, ranks: int) -> None:
-    """Refuse more training samples than an order of can be drawn here: the system would kill a rank without a word.
+    """Refuse more training samples than this machine has memory to order: the system would kill a rank silently.
 
     Args:
         dataset: of the run.
@@ -123,10 +123,9 @@ def require_room(dataset: Dataset, *, ranks: int) -> None:
 
 
 def require_readable(dataset: Dataset) -> None:
-    """Look at the samples before anything is trained on them, where the reader can without reading them.
+    """Check the samples' files before training, by `require_readable(index)` of the samples, where they have it.
 
-    It can by a method `require_readable(index)` of its samples. Of a split of more than 50,000, as many are looked at,
-    evenly spaced; what is wrong with the others shows itself when their turn comes.
+    Of a larger split, 50,000 evenly spaced samples are checked; a fault in the others shows when they are read.
 
     Raises:
         DataRefused: some cannot be read; the first ten are named.

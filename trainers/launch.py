@@ -1,4 +1,4 @@
-"""Ranks: joining those that an MPI launcher started, or starting them here."""
+"""MPI ranks: joining those that a launcher has started, or starting them here."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _LOCAL_SIZE_NAMES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_TAS
 _RANK_NAMES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _OWN = "KILOBATCH_LAUNCHED"  # in the environment of ranks we started: the command line that was typed
-_PARENT = "KILOBATCH_PARENT"  # there too: who started them, see `_process_mark`
+_PARENT = "KILOBATCH_PARENT"  # there too: the process that started them, see `_process_mark`
 
-# Becomes the command that follows; the kernel kills it when its parent ends, however that happens, and a killed mpiexec
-# takes its ranks with it. Linux only.
+# A program that replaces itself by the command after it, which the kernel kills when its parent ends for any reason. A
+# killed mpiexec takes its ranks with it. Linux only.
 _END_WITH_PARENT = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
@@ -36,10 +36,10 @@ if os.getppid() != int(sys.argv[1]):
 os.execvp(sys.argv[2], sys.argv[2:])
 """
 
-# Of MPICH's mpiexec: else it asks a scheduler whose job this is (Slurm, PBS) for hosts, and starts ranks on those.
+# For MPICH's mpiexec: without it, inside a job of Slurm or PBS, mpiexec would start the ranks on the job's hosts.
 HERE = {"HYDRA_RMK": "user"}
 
-_limited: set[str] = set()  # of THREADS, what was set here and not by the user
+_limited: set[str] = set()  # those of THREADS that `limit_threads` has set, not the user
 
 
 class LaunchError(InputRefused):
@@ -47,7 +47,7 @@ class LaunchError(InputRefused):
 
 
 def launched_ranks(environment: Mapping[str, str] = os.environ) -> int | None:
-    """How many ranks the launcher of this process started; None if there was none."""
+    """How many ranks the launcher of this process started; None without a launcher, or if it does not say."""
     if not any(name in environment for name in _RANK_NAMES):
         return None
     sizes = [environment[name] for name in _SIZE_NAMES if environment.get(name, "").isdigit()]
@@ -55,7 +55,7 @@ def launched_ranks(environment: Mapping[str, str] = os.environ) -> int | None:
 
 
 def launched_rank(environment: Mapping[str, str] = os.environ) -> int:
-    """The number of this rank; 0 where there was no launcher."""
+    """This process's rank; 0 without a launcher."""
     return next((int(environment[name]) for name in _RANK_NAMES if environment.get(name, "").isdigit()), 0)
 
 
@@ -67,7 +67,7 @@ def launched_by_us(environment: Mapping[str, str] = os.environ) -> bool:
 def parent_is_gone() -> bool:
     """Whether the process whose `start_ranks` started this one has ended.
 
-    False for ranks of another launcher, and on another host, where that is not known.
+    False for ranks of another launcher, and on other hosts, where it cannot be known.
     """
     process, _, rest = os.environ.get(_PARENT, "").partition(" ")
     here = rest.endswith(f" {socket.gethostname()}")
@@ -75,7 +75,7 @@ def parent_is_gone() -> bool:
 
 
 def _process_mark(process: int) -> str:
-    """Number and start time of a process, which together are never used again, and this host; empty if unknown."""
+    """PID and start time of a process, which together are never reused, and this host; empty if it has ended."""
     try:
         state, *rest = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -84,7 +84,7 @@ def _process_mark(process: int) -> str:
 
 
 def command_line() -> str:
-    """What the user typed, also on the ranks that were started for it."""
+    """The command that the user typed, also on the ranks that it started."""
     return os.environ.get(_OWN) or shlex.join(["kilobatch", *sys.argv[1:]])
 
 
@@ -94,14 +94,14 @@ def threads_per_rank(local_ranks: int) -> int:
 
 
 def limit_threads(local_ranks: int | None = None, *, threads: int | None = None) -> int:
-    """Tell BLAS and OpenMP how many threads a rank may use, where the user has not.
+    """Set the number of threads of BLAS and OpenMP in a rank, unless the user has.
 
-    What a user says to OpenMP holds for BLAS too, as both libraries have it.
-    Must run before NumPy is imported. Too many threads are the usual cause of slow ranks.
+    A user's OMP_NUM_THREADS holds for BLAS too, as both BLAS libraries do it. Must run before NumPy is imported. Too
+    many threads are the usual cause of slow ranks.
 
     Args:
-        local_ranks: ranks on this machine; what the launcher says by default.
-        threads: of a rank; cores divided by ranks by default.
+        local_ranks: ranks on this machine; None: from the launcher's environment.
+        threads: of a rank; None: cores divided by ranks.
     Returns:
         threads a rank.
     """
@@ -119,12 +119,12 @@ def limit_threads(local_ranks: int | None = None, *, threads: int | None = None)
 
 
 def users_environment() -> dict[str, str]:
-    """The environment without the threads that `limit_threads` has set here: other hosts have other cores."""
+    """The environment without what `limit_threads` has set: other hosts may have another number of cores."""
     return {name: value for name, value in os.environ.items() if name not in _limited}
 
 
 def find_mpiexec() -> str:
-    """Path of the `mpiexec` beside this Python (the mpich wheel's), else of the one on the PATH.
+    """Path of the `mpiexec` beside this Python (of the mpich wheel), else on the PATH.
 
     Raises:
         LaunchError: there is none.
@@ -137,12 +137,12 @@ def find_mpiexec() -> str:
 
 @dataclass
 class Ranks:
-    """Ranks that were started here.
+    """Ranks that this process has started.
 
     Args:
         process: their mpiexec.
         num_ranks: how many.
-        departures: in which order they end.
+        departures: records in which order they end.
     """
 
     process: subprocess.Popen[bytes]
@@ -152,14 +152,14 @@ class Ranks:
     _reader: threading.Thread
 
     def kill(self) -> None:
-        """End all ranks at once, also one that hangs: mpiexec would pass on a SIGTERM, which a rank only notes."""
+        """Kill all ranks, also one that hangs: on a SIGTERM, which mpiexec passes on, a rank only stops cleanly."""
         for descendant in reversed(_descendants(self.process.pid)):
             with suppress(ProcessLookupError):
                 os.kill(descendant, signal.SIGKILL)
         self.process.terminate()
 
     def processes(self) -> dict[int, int]:
-        """Rank -> process, of those that run on this machine."""
+        """Rank -> PID, of the ranks on this machine."""
         found = {}
         for process in _descendants(self.process.pid):
             with suppress(OSError):  # it has just ended
@@ -174,16 +174,16 @@ class Ranks:
         return self.process.poll()
 
     def errors(self, since: int = 0) -> str:
-        """What the ranks wrote to stderr, after so many lines of it, once they have ended."""
+        """The ranks' stderr without its first `since` lines; waits until they have ended."""
         self._reader.join()
         return "".join(self._errors[since:])
 
     def num_errors(self) -> int:
-        """Lines that the ranks have written to stderr so far."""
+        """How many lines the ranks have written to stderr so far."""
         return len(self._errors)
 
     def first_to_leave(self) -> int | None:
-        """The rank that ended first, once all have; None where that was not seen, as on another host."""
+        """The rank that ended first, once all have; None if that was not seen, as on another host."""
         return next((rank for rank, _ in self.departures.order()), None)
 
 
@@ -198,15 +198,15 @@ def start_ranks(
 ) -> Ranks:
     """Start `kilobatch ARGUMENTS` on ranks of this machine, or wherever another launcher starts them.
 
-    They run in a session of their own: a Ctrl-C on the terminal reaches the parent only, which asks them to stop.
+    They run in their own session: a Ctrl-C on the terminal reaches only this process, which asks them to stop.
 
     Args:
         num_ranks: at least 1.
         arguments: of the command line.
-        log: file that takes what the ranks print.
-        outlive_us: whether they go on when this process is killed; a process that has many runs ends with all of them.
+        log: file for what the ranks print.
+        outlive_us: whether the ranks go on if this process is killed.
         launcher: words before the command that start it once for each rank; by default mpiexec, on this machine.
-        environment: of the ranks; with this process's and its share of the cores by default.
+        environment: of the ranks; by default this process's, and a share of the cores where it sets no threads.
     Raises:
         LaunchError: there is no mpiexec.
     """
@@ -235,12 +235,12 @@ def start_ranks(
 
 
 def ending_with_us(command: Sequence[str]) -> list[str]:
-    """The same command, killed by the kernel when this process ends."""
+    """A command wrapped so that the kernel kills it when this process ends."""
     return [sys.executable, "-I", "-S", "-c", _END_WITH_PARENT, str(os.getpid()), *command]
 
 
 def without_launcher(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment of a process that is no rank, although the one that starts it is."""
+    """The environment for a child that is not a rank, although this process is one."""
     ours = ("PMI", "OMPI_", "HYDI_", "HYDRA_", "MPI_LOCAL")
     return {
         name: value
@@ -250,7 +250,7 @@ def without_launcher(environment: Mapping[str, str] = os.environ) -> dict[str, s
 
 
 def _descendants(parent: int) -> list[int]:
-    """Processes below one of ours, children before their own children."""
+    """PIDs of all descendants of a process, parents before their children."""
     found = [parent]
     for process in found:
         for task in Path(f"/proc/{process}/task").glob("*/children"):
@@ -263,5 +263,5 @@ def _tee(stream: IO[bytes], log: Path, lines: list[str]) -> None:
     with open(log, "ab", buffering=0) as file:
         for line in stream:
             lines.append(line.decode(errors="replace"))
-            with suppress(OSError):  # a full disk, perhaps: then what it says of that reaches the user at least
+            with suppress(OSError):  # such as a full disk: the line is still in `lines`, and reaches the user
                 file.write(line)

@@ -1,4 +1,4 @@
-"""Samples of one forward, loaded by all threads that a rank has, where that pays."""
+"""Loading of one forward's samples, by all threads of a rank where that pays."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from trainers.kernels.pool import shared
 
 
 def load_all(load: Callable[[int, int], Any], samples: Sequence[tuple[int, int]], *, threads: bool) -> list[Any]:
-    """What `load` gives for each sample, in their order.
+    """The result of `load` for each sample, in order.
 
-    Decoding and resizing let go of Python's lock, so that threads load beside each other. What is drawn for a sample
-    does not depend on who loads it.
+    Decoding and resizing release the GIL, so that threads load in parallel. The draws for a sample do not depend on the
+    thread that loads it.
 
     Args:
         load: (epoch, index) -> sample.
         samples: epoch and index of each.
-        threads: several should load, see `trainers.build.Parts`.
+        threads: whether to use several threads, see `trainers.build.Parts`.
     Raises:
         Exception: what `load` raises for one of them.
     """

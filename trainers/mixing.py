@@ -1,4 +1,4 @@
-"""Mixup, cutmix and their like, norm group by norm group, alike on every worker that holds a part of a group."""
+"""Mixup, cutmix and the like, norm group by norm group, the same on every worker that holds a part of a group."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ LoadPositions = Callable[[Sequence[int]], tuple[np.ndarray, np.ndarray]]
 
 @dataclass(frozen=True, kw_only=True)
 class GroupMixing:
-    """Mixes every sample with its mirror image in the norm group.
+    """Mixes sample i of a norm group of n with sample n - 1 - i.
 
         image_i, target_i  <-  mix of sample i and sample n - 1 - i, with one draw for the n samples of the group
 
     One of `mixes` is drawn for each group, all with equal probability. The draws are keyed by (seed, position of the
-    group's first sample in the stream). Where a group lies on several workers, each loads the partners that it lacks by
-    itself, augmented as their own worker does it: nothing is communicated, and up to twice as many images are loaded.
+    group's first sample in the stream). If a group is spread over several workers, each loads the partners that it
+    lacks, augmented as on their own worker: nothing is communicated, and up to twice as many images are loaded.
 
     Args:
         mixes: of the recipe, at least one.
@@ -41,12 +41,12 @@ class GroupMixing:
         """The mixed samples of one forward.
 
         Args:
-            part: its place in the update.
+            part: the micro-batch and its place in the update.
             samples: position in the stream where the update starts.
             norm_span: samples of a norm group.
             load: gives unmixed samples.
         Returns:
-            images, and targets float32 (samples, classes): the shares of the labels, which add up to 1.
+            images, and targets float32 (samples, classes): the weights of the labels, which add up to 1.
         """
         mixed = [self._mixed(own, group, load) for own, group in _pieces(part, samples, norm_span)]
         images, targets = zip(*mixed, strict=True)
@@ -66,7 +66,7 @@ class GroupMixing:
 
 
 def _pieces(part: MicroBatch, samples: int, norm_span: int) -> Iterator[tuple[range, range]]:
-    """What a micro-batch holds of each norm group, and the group, both as positions in the stream."""
+    """The part of each norm group that a micro-batch holds, and the group, as positions in the stream."""
     start = samples + part.offset
     for first in range(part.offset // norm_span * norm_span, part.offset + part.size, norm_span):
         group = range(samples + first, samples + first + norm_span)

@@ -21,7 +21,7 @@ from recipes.reports.memory import memory_words
 from recipes.reports.wording import duration, number, percent
 
 _POLL_SECONDS = 0.2
-_RECENT = 16  # updates behind the loss and the samples per second shown
+_RECENT = 16  # updates over which the displayed loss and samples per second are averaged
 
 
 def follow(
@@ -33,16 +33,16 @@ def follow(
     total_samples: int | None = None,
     since_ms: int = 0,
 ) -> int:
-    """Shows a run from its `metrics.jsonl` until its process ends.
+    """Shows the progress of a run from its `metrics.jsonl` until its process ends.
 
-    On a terminal a bar that moves with every update; elsewhere a line an evaluation, and one an epoch where no
-    evaluation falls into it.
+    On a terminal a progress bar, updated after every update; elsewhere a line an evaluation, and one for an epoch
+    without evaluation.
 
     Args:
-        run_folder: where the ranks write; the file need not be there yet.
-        process: the ranks' mpiexec. Its pipes are the caller's to read.
+        run_folder: where the ranks write; the file need not exist yet.
+        process: the ranks' mpiexec; the caller reads its pipes.
         total_updates: of the whole run.
-        console: where to show it.
+        console: to print on.
         total_samples: of the whole run; with it the time left is right while the batch grows.
         since_ms: lines older than this are of sessions before a `--resume`, and not shown.
     Returns:
@@ -62,7 +62,7 @@ def follow(
 
 
 def _told(console: Console, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same lines; the notes of the run's beginning and later ones are shown, above a bar where there is one."""
+    """Print the notes in the lines, above the bar if there is one; returns the lines unchanged."""
     for line in lines:
         for note in line.get("notes", ()) if line["key"] == "run_start" else [line["note"]] if "note" in line else ():
             _say(console, note)
@@ -70,14 +70,14 @@ def _told(console: Console, lines: list[dict[str, Any]]) -> list[dict[str, Any]]
 
 
 class Tail:
-    """The lines that come to a metrics file.
+    """Follows a metrics file as it grows.
 
-    A resumed run first puts a shortened file in the place of the old one. So the file is opened anew until a line of
-    this session is in it, and only from then on followed.
+    A resumed run first replaces the file by a shortened one. So the file is reopened until it has a line of this
+    session, and followed only from then on.
 
     Args:
-        path: of the file, which need not be there yet.
-        since_ms: lines older than this are of sessions before, and left out.
+        path: of the file, which need not exist yet.
+        since_ms: lines older than this are of earlier sessions, and left out.
     """
 
     def __init__(self, path: Path, since_ms: int) -> None:
@@ -89,7 +89,7 @@ class Tail:
         self._passed_over: tuple[int, int] | None = None  # inode and size of a file without a line of this session
 
     def lines(self, *, ended: bool = False) -> list[dict[str, Any]]:
-        """What was written since the last call; at the end also a last line without its newline, if it is whole."""
+        """The lines since the last call; with `ended` also a last line without newline, if it is complete."""
         if self._file is None and not self._open():
             return []
         assert self._file is not None
@@ -103,7 +103,7 @@ class Tail:
         return found
 
     def close(self) -> None:
-        """Nothing more is read."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -121,7 +121,7 @@ class Tail:
 
 
 def _line(text: bytes) -> dict[str, Any] | None:
-    """A line of the metrics; None where it is damaged, which is for the report to tell."""
+    """A parsed line of the metrics; None if it is damaged, which the report will say."""
     try:
         line = json.loads(text)
     except ValueError:
@@ -133,7 +133,7 @@ def _line(text: bytes) -> dict[str, Any] | None:
 
 
 class _Seen:
-    """What the lines so far say of the run."""
+    """The state of the run according to the lines so far."""
 
     def __init__(self, *, total_updates: int, total_samples: int | None) -> None:
         self.total_updates = total_updates
@@ -142,8 +142,8 @@ class _Seen:
         self.epoch = 0.0
         self.learning_rate = self.global_batch_size = self.accuracy = self.evaluation_loss = None
         self.loss_scale: float | None = None  # of mixed precision
-        self.overflows = 0  # attempts at an update that were done again
-        self._exposed: deque[float] = deque(maxlen=_RECENT)  # seconds in which nothing but gradients was exchanged
+        self.overflows = 0  # attempts at an update that were repeated
+        self._exposed: deque[float] = deque(maxlen=_RECENT)  # seconds of exchange that computation did not hide
         self.ending = ""
         self._recent: deque[tuple[int, float, float]] = deque(maxlen=_RECENT)  # samples, seconds, loss
         self._first: tuple[float, int, int] | None = None  # time, updates, samples when the first update was done
@@ -162,9 +162,7 @@ class _Seen:
             done = f"{number(line.get('update', self.updates))} of {number(self.total_updates)} updates"
             at = f"{done}, epoch {line.get('epoch', self.epoch):.2f}"
             scored = f", accuracy {percent(self.accuracy)}" if self.accuracy is not None else ""
-            reason = (
-                "" if line.get("reason") in (None, "end") else line["reason"]
-            )  # `end`: it came where it was told to
+            reason = "" if line.get("reason") in (None, "end") else line["reason"]  # `end`: all its updates are done
             self.ending = f"{words}: {at}{scored}" + (f"; {reason}" if reason else "")
             self.ending += f"\n{memory}" if (memory := memory_words(line)) else ""
 
@@ -192,13 +190,13 @@ class _Seen:
 
     @property
     def exposed(self) -> float:
-        """Part of the time in which nothing but gradients was exchanged."""
+        """Share of the time that went into gradient exchange not hidden by computation."""
         seconds = sum(seconds for _, seconds, _ in self._recent)
         return sum(self._exposed) / seconds if seconds > 0 else 0.0
 
     @property
     def seconds_left(self) -> float | None:
-        """By the samples (else the updates) since the first update of this session, evaluations included."""
+        """From the pace in samples (else updates) since the first update of this session, evaluations included."""
         if self._first is None:
             return None
         start, updates, samples = self._first
@@ -209,7 +207,7 @@ class _Seen:
 
     @property
     def figures(self) -> str:
-        """The numbers of this moment, in a line."""
+        """The current figures in a line."""
         parts = [
             f"batch {number(self.global_batch_size)}",
             f"rate {number(self.learning_rate)}",
@@ -229,7 +227,7 @@ class _Lines:
         self._console = console
         self._seen = seen
         self._told_epoch = 0
-        self._evaluated: set[str] = set()  # what of an evaluation has come and is not yet told
+        self._evaluated: set[str] = set()  # keys of an evaluation that have arrived and are not printed yet
 
     def __enter__(self) -> None:
         pass
@@ -260,7 +258,7 @@ class _Lines:
 
 
 class _Bar:
-    """A bar and the numbers of the moment, for a terminal."""
+    """A progress bar and the current figures, for a terminal."""
 
     def __init__(self, console: Console, seen: _Seen) -> None:
         self._seen = seen

@@ -1,4 +1,4 @@
-"""What a command tells its user, who may leave before it has ended: that must not end its work."""
+"""Output of a command whose reader (a pipe, a terminal) may go away: that must not end the command's work."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from trainers.launch import launched_ranks
 
 __all__ = ["fall_silent", "say", "tell"]
 
-_EXIT_UNREAD = 1  # Click's, of a command whose reader has left
+_EXIT_UNREAD = 1  # Click's exit code for a broken pipe
 
 
 def tell(error: Exception) -> None:
-    """End a command that failed in a way which needs no traceback, and say why on stderr; return where it needs one.
+    """End a command that failed in a way that needs no traceback, with a message on stderr; return if it needs one.
 
-    What is wrong with the input is one line each and exit code 2; that stdout does not take what is printed, a full
-    disk, one line and 3. A reader who has left knows it. What a rank cannot print is its own to report: it ends all.
+    Refused input: one line a problem, exit code 2. stdout cannot be written, such as on a full disk: one line, exit
+    code 3. Broken pipe of stdout: no message, exit code 1. On a rank, an error in printing is left to `faults`, which
+    ends all ranks.
 
     Args:
         error: of the command.
@@ -30,7 +31,7 @@ def tell(error: Exception) -> None:
     if not isinstance(error, OSError) or error.filename is not None or launched_ranks() is not None:
         return
     try:
-        print(flush=True)  # was it stdout? Unbuffered, it has forgotten
+        print(flush=True)  # fails if stdout was the cause; an unbuffered stdout does not remember its failure
     except BrokenPipeError:
         fall_silent(sys.stdout)
         sys.exit(_EXIT_UNREAD)
@@ -41,7 +42,7 @@ def tell(error: Exception) -> None:
 
 
 def say(text: str, *, end: str = "\n") -> None:
-    """Prints on stderr, and goes on in silence when nobody reads it: Ctrl-C ends a `2>&1 | tee log` before the run."""
+    """Print on stderr, or nothing once its reader is gone: Ctrl-C ends a `2>&1 | tee log` before the run."""
     try:
         print(text, end=end, file=sys.stderr, flush=True)
     except OSError:  # a pipe without a reader, a terminal that is gone, a full disk
@@ -49,7 +50,7 @@ def say(text: str, *, end: str = "\n") -> None:
 
 
 def fall_silent(stream: TextIO) -> None:
-    """What is printed there from now on, and what was not read yet, goes nowhere."""
+    """Redirect a stream to /dev/null, with what is still in its buffer."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)

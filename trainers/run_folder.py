@@ -23,7 +23,7 @@ from trainers.faults import NO_ROOM, FailedAlone
 RUN, RECIPE, DATASET = "run.yaml", "recipe.yaml", "dataset.yaml"
 METRICS, TRACE, PROFILE, LOG = "metrics.jsonl", "trace.jsonl", "profile.json", "log.txt"
 ENVIRONMENT, CHECKPOINTS, REPORT, RANKS = "environment.json", "checkpoints", "report.html", "ranks"
-_WORDS_ONLY = tuple(key for key in WORDS if key != "name")  # a name tells whose the folder is
+_WORDS_ONLY = tuple(key for key in WORDS if key != "name")  # the name identifies the folder's run
 
 
 class FolderRefused(InputRefused):
@@ -42,16 +42,16 @@ def newest_checkpoint_name(folder: Path) -> str | None:
 
 
 def dataset_facts(dataset: Dataset) -> dict[str, Any]:
-    """A data set as plain data: what two runs must agree on, whatever the folder it lies in."""
+    """A data set as plain data: what two runs must agree on; its folder may differ."""
     facts = {key: value for key, value in vars(dataset).items() if key not in ("reader", "root", "obtain", "lacks")}
     return json.loads(json.dumps({**facts, "reader": repr(dataset.reader)}))
 
 
 def require_usable(folder: Path, *, resume: bool) -> None:
-    """Refuse a folder that holds something, unless that is a run, which is resumed.
+    """Refuse a folder that is not empty, unless it holds a run and `resume` is true.
 
     Raises:
-        FolderRefused: it is a file, or not empty and without a run, or with one that is not resumed.
+        FolderRefused: it is a file, or not empty without a run, or holds a run without `resume`.
     """
     if folder.exists() and not folder.is_dir():
         raise FolderRefused(f"{folder} is a file; give --out a folder")
@@ -64,10 +64,10 @@ def require_usable(folder: Path, *, resume: bool) -> None:
 
 
 def open_in(folder: Path, name: str) -> IO[bytes]:
-    """A file to add to, in a folder that is made where it is not there.
+    """Open a file for reading and appending, in a folder that is made if it does not exist.
 
     Raises:
-        FolderRefused: that cannot be done.
+        FolderRefused: the folder or the file cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -77,12 +77,12 @@ def open_in(folder: Path, name: str) -> IO[bytes]:
 
 
 def hold_alone(folder: Path) -> IO[bytes]:
-    """Keep other runs out of a folder as long as the file returned is open: two would mix their files.
+    """Lock a folder against other runs, whose files would mix, as long as the returned file is open.
 
-    The system lets go of what a killed process held. A file system without locks keeps nobody out.
+    The system releases the lock of a killed process. A file system without locks keeps nobody out.
 
     Raises:
-        FolderRefused: it cannot be written, or a run is in it now.
+        FolderRefused: the folder cannot be written, or another run has locked it.
     """
     held = open_in(folder, LOG)
     try:
@@ -119,8 +119,8 @@ def require_same_recipe(folder: Path, recipe: dict[str, Any], dataset: dict[str,
     """Refuse to resume a run with another recipe or other data, naming every difference.
 
     Raises:
-        FolderRefused: the resolved recipe or the facts of the data differ from those of `folder`'s run.yaml, or that
-            cannot be read.
+        FolderRefused: the resolved recipe or the facts of the data differ from those in the folder's run.yaml, or
+            run.yaml is damaged.
     """
     if not (folder / RUN).exists():
         return
@@ -141,7 +141,7 @@ def require_same_recipe(folder: Path, recipe: dict[str, Any], dataset: dict[str,
 
 
 def differences(before: Any, now: Any, path: str = "", *, where: tuple[str, str] = ("in the run", "now")) -> list[str]:
-    """Dotted paths at which two trees differ, each with both values and where each was found."""
+    """A line for every dotted path at which two trees differ, with both values and where each was found."""
     if isinstance(before, dict) and isinstance(now, dict):
         keys = sorted(before.keys() | now.keys())
         inner = (differences(before.get(k), now.get(k), f"{path}.{k}" if path else k, where=where) for k in keys)
@@ -160,7 +160,7 @@ def write_run(
     environment: dict[str, Any],
     command: str,
 ) -> None:
-    """Write `run.yaml` and `environment.json`, and beside them the recipe and its data set as files that open again."""
+    """Write `run.yaml` and `environment.json`, and the recipe and its data set as files that can be opened again."""
     run = {
         "kilobatch": 1,
         "command": command,
@@ -175,7 +175,7 @@ def write_run(
 
 
 def cut_back(folder: Path, update: int) -> None:
-    """Drop from metrics and trace what happened after `update` updates: a resumed run does it again."""
+    """Drop from metrics and trace all after `update` updates: a resumed run does these again."""
     for name in (METRICS, TRACE):
         path = folder / name
         if not path.exists():
@@ -185,7 +185,7 @@ def cut_back(folder: Path, update: int) -> None:
 
 
 def _before(text: str, update: int) -> bool:
-    """Whether a line tells of something up to `update` updates; a line cut off by a crash does not."""
+    """Whether a line is about the first `update` updates; a line cut off by a crash is not."""
     try:
         line = json.loads(text)
     except ValueError:
@@ -196,7 +196,7 @@ def _before(text: str, update: int) -> bool:
 
 
 def deciding(recipe: dict[str, Any]) -> dict[str, Any]:
-    """What of a recipe makes a run another one: all but words, of which the name stays."""
+    """The keys of a recipe that decide the run, and its name; without the other texts, such as the title."""
     return {key: value for key, value in recipe.items() if key not in _WORDS_ONLY}
 
 

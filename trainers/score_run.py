@@ -28,16 +28,16 @@ def score_run(
     """Score one checkpoint over each evaluation sample once.
 
     Args:
-        folder: the run's.
+        folder: of the run.
         checkpoint: `newest`, `best`, or a name such as update-000060.
-        data: folder of the data set's files, where they are no longer where the run found them.
-        allow_code: as the run was trained.
-        device: cpu, gpu or auto; the CPU where it is left out.
+        data: folder of the data set's files, if they have moved since the run.
+        allow_code: as for `train`.
+        device: cpu, gpu or auto; None: cpu.
     Returns:
         plain data: run, checkpoint, update, epoch, accuracy, loss, num_samples.
     Raises:
-        InputRefused: no such run, no such checkpoint, or a damaged one; the data are not there, or an image
-            cannot be read; no such device.
+        InputRefused: there is no such run, checkpoint or device; the checkpoint is damaged; the data are missing, or an
+            image cannot be read.
     """
     if not (folder / RECIPE).is_file():
         raise InputRefused(f"{folder} is no run's folder: it has no {RECIPE}; name the folder that train printed")
@@ -59,7 +59,7 @@ def score_run(
 
     parts = build(opened.recipe, opened.dataset)
     parts.model.to_device(take_device(kind, MPI.COMM_SELF))
-    NormGroups(opened.recipe.evaluation).install(parts.model)  # as in training: one pass a layer, to the same bits
+    NormGroups(opened.recipe.evaluation).install(parts.model)  # one pass a layer, with the same bits as in training
     state = load_into(parts.model, None, content)
     read = {"load": parts.load_eval, "threads_load": parts.threads_load, "num_samples": parts.num_eval}
     try:

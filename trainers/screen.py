@@ -1,4 +1,4 @@
-"""The console on which a command shows its work."""
+"""The console on which a command shows its progress."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ __all__ = ["Screen"]
 
 
 class Screen(Console):
-    """A console on stdout that goes on in silence when nobody reads it any more.
+    """A console on stdout that falls silent when stdout cannot be written any more.
 
-    That is after `| head`, when the terminal of a disowned process is closed, and when the disk of a log is full.
-    Rich's own ends the process there, and with it the ranks.
+    That happens after `| head`, when the terminal of a disowned process is closed, or when the disk of a log is full.
+    Rich's Console would end the process, and with it the ranks.
     """
 
     def on_broken_pipe(self) -> None:
         fall_silent(sys.stdout)
 
-    def _check_buffer(self) -> None:  # Rich calls `on_broken_pipe` for a pipe alone
+    def _check_buffer(self) -> None:  # Rich itself calls `on_broken_pipe` only for a broken pipe
         try:
             super()._check_buffer()
         except OSError:

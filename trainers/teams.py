@@ -8,7 +8,7 @@ from recipes.planning.division import Division
 
 
 class Teams:
-    """Of one worker: the communicator of its team, whatever size the teams have.
+    """Gives one worker the communicator of its team, for any team size.
 
     Args:
         mpi: communicator of all workers.
@@ -19,7 +19,7 @@ class Teams:
         self._by_size: dict[int, Any] = {}
 
     def of(self, division: Division) -> Any:
-        """Of this worker's team, None where it is alone; split once for each size, by all workers together.
+        """The communicator of this worker's team, None if teams have one worker; all workers call this together.
 
         Bytes on the wire: those of MPI_Comm_split, once for each size.
         """
@@ -33,7 +33,7 @@ class Teams:
         return self._by_size[size]
 
     def close(self) -> None:
-        """Give them back; all workers call this together."""
+        """Free the communicators; all workers call this together."""
         for team in self._by_size.values():
             team.Free()
         self._by_size.clear()

@@ -1,4 +1,4 @@
-"""The words of a recipe: what this package, other packages and, on request, a user's own code give to `kind`."""
+"""The names that `kind` may have: from this package, other packages and, if allowed, the user's own code."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def vocabulary(*, allow_code: bool = False) -> Vocabulary:
 
 
 def search_vocabulary(*, allow_code: bool = False) -> SearchVocabulary:
-    """All names a search may use, those of its recipe among them; `allow_code` as of `vocabulary`.
+    """All names a search may use, including those of its recipe; for `allow_code` see `vocabulary`.
 
     Other packages add to them by the groups `kilobatch.samplers`, `kilobatch.pruners` and `kilobatch.ranges`.
     """
@@ -69,7 +69,7 @@ def search_vocabulary(*, allow_code: bool = False) -> SearchVocabulary:
 
 @dataclass(frozen=True, kw_only=True)
 class _Group(Mapping[str, type]):
-    """The names of one group; asking whether a name is there, or listing them, imports nothing."""
+    """The names of one group; checking for a name and listing the names import nothing."""
 
     name: str
     package: object
@@ -100,7 +100,7 @@ class _Group(Mapping[str, type]):
 
 
 class KindBroken(ImportError, InputRefused):
-    """A kind of an installed package cannot be imported."""
+    """A `kind` of an installed package cannot be imported."""
 
 
 def _loaded(entry: EntryPoint) -> type:

@@ -1,4 +1,4 @@
-"""A recipe at another batch: derived by published rules, with a reason for every key."""
+"""`kilobatch recipes scale`: a recipe at another batch, derived by published rules with a reason for every key."""
 
 from recipes.scale.derive import Scaled, scale_recipe
 from recipes.scale.request import Change, parse_batch

@@ -1,4 +1,4 @@
-"""What follows the batch whatever the optimizer is: ramp, norm span, averages, evaluation, positions in updates."""
+"""Changes that do not depend on the optimizer: ramp, norm span, averages, evaluation, positions in updates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BUSBRIDGE = "Busbridge et al. 2023, arXiv 2307.13813"
 
 
 def batch_changes(ask: Request) -> Iterator[Change]:
-    """Batch, ramp, norm span, what evaluation averages, and how often it runs."""
+    """Changes of batch or ramp, norm span, running statistics, weight average and evaluation interval."""
     ramp = ask.opened.recipe.batch.global_
     reason = "as asked"
     if len(ramp.sizes) > 1:
@@ -31,9 +31,10 @@ def batch_changes(ask: Request) -> Iterator[Change]:
 
 
 def positions_in_updates(ask: Request, moved: set[str]) -> Iterator[Change]:
-    """Positions that were written in updates, in epochs: 500 updates of another batch are another time.
+    """Converts positions written in updates to epochs: 500 updates of another batch are another time.
 
     Args:
+        ask: the request.
         moved: keys that have their new value already.
     """
     told: set[str] = set()
@@ -51,7 +52,7 @@ def positions_in_updates(ask: Request, moved: set[str]) -> Iterator[Change]:
 
 
 def _steps(boundaries: tuple[float, ...], sizes: tuple[int, ...]) -> Any:
-    """A ramp as YAML has it."""
+    """A ramp as it is written in YAML."""
     if len(sizes) == 1:
         return sizes[0]
     starts = [int(start) if start == int(start) else start for start in boundaries]
@@ -59,7 +60,7 @@ def _steps(boundaries: tuple[float, ...], sizes: tuple[int, ...]) -> Any:
 
 
 def _span(ask: Request) -> Change:
-    """The norm span: the same, or the nearest number of samples that divides the batches it is used for."""
+    """The norm span: unchanged, or the nearest number that divides the batches it is used with."""
     batch = ask.opened.recipe.batch
     spans = []
     for place, start in enumerate(batch.norm_span.boundaries):
@@ -75,13 +76,13 @@ def _span(ask: Request) -> Change:
 
 
 def _nearest_divisor(span: int, sizes: list[int]) -> int:
-    """The number that divides all sizes and lies nearest to `span`, the smaller of two."""
+    """The common divisor of all sizes that is nearest to `span`, the smaller of two."""
     fits = [number for number in range(1, min(min(sizes), 2 * span) + 1) if not any(size % number for size in sizes)]
     return min(fits, key=lambda number: (abs(number - span), number))
 
 
 def _statistics(ask: Request) -> Change:
-    """The running statistics: as they are while they look back over less than an epoch, else counted in samples."""
+    """The running statistics: unchanged if they average over less than an epoch, else counted in samples."""
     evaluation, first = ask.opened.recipe.evaluation, ask.opened.recipe.batch.global_.sizes[0]
     average, key = evaluation.norm_momentum, "evaluation.norm_momentum.per"
     if average.per != "update":

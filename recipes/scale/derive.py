@@ -1,4 +1,4 @@
-"""From a recipe and a batch to a new recipe: every change with its reason, and the file."""
+"""Derives a recipe for another batch: the changes with their reasons, and the new file."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Scaled:
 
     Args:
         recipe: name of the reference.
-        before, batch: the global batch that the two begin with.
-        rates: the full rate that the two begin with.
-        file: the new recipe.
-        changes: every key that was looked at, those that stay included.
-        not_promised: what nobody should read into it.
+        before, batch: first global batch of the reference and of the new recipe.
+        rates: first full rate of the two.
+        file: of the new recipe.
+        changes: every key that was considered, also those that stay.
+        not_promised: what the new recipe does not promise.
     """
 
     recipe: str
@@ -78,10 +78,10 @@ def scale_recipe(
     Args:
         name_or_path, vocabulary, allow_code, data_root: as for `recipes.open_recipe`.
         batch: the new first global batch; every step of a ramp moves by the same factor.
-        beyond: past the batch up to which linear scaling was seen to hold.
+        beyond: allow batches above those for which linear scaling is published.
         out: the new file; by default the recipe's name and the batch, in the working directory.
     Raises:
-        InputRefused: no rule leads to this batch; the message says how far it goes.
+        InputRefused: no rule leads to this batch; the message says how far the rule goes.
         RecipeError: the recipe does not open, the file exists or cannot extend the recipe from where it is.
     """
     options: dict[str, Any] = {"vocabulary": vocabulary, "allow_code": allow_code, "data_root": data_root}
@@ -138,7 +138,7 @@ def _require_batch(ask: Request) -> None:
 
 
 def _require_published(ask: Request, changes: Sequence[Change]) -> None:
-    """A value that the recipe leaves open cannot be scaled."""
+    """Refuse to scale a value that the recipe leaves open."""
     for path in ask.opened.recipe.open:
         for change in changes:
             if change.moves and f"{change.key}.".startswith(f"{path}."):
@@ -146,7 +146,7 @@ def _require_published(ask: Request, changes: Sequence[Change]) -> None:
 
 
 def _text(ask: Request, changes: Sequence[Change], file: Path) -> str:
-    """The new file: what changes, a comment each, and nothing else."""
+    """The new file: only the changes, each with its reason as a comment."""
     moving = [change for change in changes if change.moves]
     reference = ask.opened.recipe.name
     tree: dict[str, Any] = {
@@ -171,7 +171,7 @@ def _text(ask: Request, changes: Sequence[Change], file: Path) -> str:
 
 
 def _require_name(file: Path) -> None:
-    """The new recipe has no other name than its file's."""
+    """Refuse a file whose name, which is also the new recipe's name, cannot name a run's folder."""
     if not can_name_folder(file.stem):
         what = f"{file.stem!r} is the new recipe's name too, and cannot name a run's folder"
         way_out = "give a -o of the letters a to z and A to Z, digits, `_`, `.` and `-`, at most 200"
@@ -179,13 +179,13 @@ def _require_name(file: Path) -> None:
 
 
 def _leaves(path: str, value: Any) -> list[str]:
-    """The dotted paths of all that a value holds."""
+    """The dotted paths of all leaves of a value."""
     pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [leaf for key, inner in pairs for leaf in _leaves(f"{path}.{key}", inner)] or [path]
 
 
 def _link(path: Path, file: Path) -> str:
-    """What `extends` must say in a file to mean a recipe."""
+    """The value of `extends` in `file` that refers to the recipe at `path`."""
     name = library_name(path)
     if name is not None:
         return name
@@ -198,7 +198,7 @@ def _link(path: Path, file: Path) -> str:
 
 
 def _write(file: Path, text: str, check: Callable[[], OpenedRecipe]) -> OpenedRecipe:
-    """Writes a file that is not there, and takes it away again if it does not open."""
+    """Writes a new file, and removes it again if it does not open as a recipe."""
     require_suffix(file)
     try:
         with file.open("x", encoding="utf-8") as new:

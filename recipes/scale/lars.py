@@ -1,4 +1,4 @@
-"""LARS between the published points: the MLPerf recipes of the library."""
+"""LARS by interpolation between published points, the MLPerf recipes of the library."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _DECAY_UNIT = 1e-4  # the rules allow 1e-4 times a power of two
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A published point, or one between two of them.
+    """A published point, or an interpolated one.
 
     Args:
-        name: of the recipe; empty between two.
+        name: of the recipe; empty for an interpolated point.
         batch: global batch.
         rate: full rate.
         warmup: epochs.
@@ -51,13 +51,13 @@ def points(vocabulary: Vocabulary) -> tuple[Point, ...]:
 
 
 def between(known: tuple[Point, ...], batch: int) -> tuple[Point, Point, Point]:
-    """The point at a batch, and the published ones below and above it, which are itself where it is published.
+    """The point at a batch, and its published neighbours below and above; a published point is its own neighbours.
 
-    Every value moves along a straight line of its logarithm over the logarithm of the batch, momentum as 1 - m; decay
-    is the nearest 1e-4 times a power of two.
+    Values are interpolated linearly in the logarithms of value and batch, momentum as 1 - m; weight decay is rounded to
+    1e-4 times a power of two.
 
     Raises:
-        InputRefused: no two points lie around it.
+        InputRefused: the batch is outside the published points.
     """
     place = bisect_left(known, batch, key=lambda point: point.batch)
     if place == len(known) or (place == 0 and known[0].batch != batch):
@@ -87,7 +87,7 @@ def between(known: tuple[Point, ...], batch: int) -> tuple[Point, Point, Point]:
 
 
 def lars(ask: Request, vocabulary: Vocabulary) -> Iterator[Change]:
-    """LARS: every value by as much as the published ones move from the old batch to the new."""
+    """LARS: every value changes by the ratio of the published values at the new batch and at the old."""
     formula, known = ask.opened.recipe.learning_rate, points(vocabulary)
     _require_published_shape(ask)
     start, _, _ = between(known, ask.opened.recipe.batch.global_.sizes[0])
@@ -129,7 +129,7 @@ def _momentum(momentum: float, start: Point, end: Point) -> float:
 
 
 def _require_published_shape(ask: Request) -> None:
-    """Only what the points have can follow them: one batch, a warmup, a polynomial."""
+    """Refuse a recipe of another form than the points: a constant batch, a warmup, a polynomial schedule."""
     if len(ask.sizes) > 1:
         raise InputRefused("LARS with a ramp: the published points have one batch each, and no rule joins them")
     if ask.value("learning_rate.warmup") is None or ask.value("learning_rate.schedule.kind") != "Polynomial":

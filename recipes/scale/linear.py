@@ -53,14 +53,14 @@ def linear_rate(ask: Request, *, holds_to: int) -> Iterator[Change]:
 
 
 def _warmup(ask: Request) -> Change:
-    """Five epochs where a batch above the reference has none; none at or below the reference."""
+    """The warmup: removed up to the reference batch, kept above it; five epochs if a larger batch has none yet."""
     formula = ask.opened.recipe.learning_rate
     is_reference = formula.rule != "none" and ask.batch <= formula.per
     key, source = "learning_rate.warmup", f"{_GOYAL}, gradual warmup"
     warmup, given = ask.opened.recipe.learning_rate.warmup, ask.value("learning_rate.warmup")
     aimed = None if warmup is None else ask.written["learning_rate"]["warmup"].get("target_batch")
     if warmup is not None and aimed is None:
-        # The first batch, which it follows by itself: not shown and not written.
+        # It defaults to the first batch, also in the new recipe: so it is neither shown nor written.
         given = {name: value for name, value in given.items() if name != "target_batch"}
     if is_reference:
         return Change(key=key, before=given, after=None, reason="none up to the reference batch", source=source)
@@ -87,7 +87,7 @@ def _first_step(schedule: Any) -> float:
 
 
 def decay(ask: Request, reason: str, source: str = _GOYAL) -> Iterator[Change]:
-    """Weight decay, which stays unless it is relative to the full rate."""
+    """Weight decay: unchanged unless it is `times_relative_rate`."""
     before = ask.value("optimizer.weight_decay")
     if not before:
         return
@@ -103,7 +103,7 @@ def decay(ask: Request, reason: str, source: str = _GOYAL) -> Iterator[Change]:
 
 
 def ada_scale(ask: Request) -> Iterator[Change]:
-    """AdaScale: nothing but the batch; the gain is measured while training."""
+    """AdaScale: only the batch changes; the gain is measured during training."""
     reason = "the gain of AdaScale scales it, by what the gradients allow, and warms up"
     yield ask.kept("learning_rate.reference", reason, "Johnson et al. 2020, arXiv 2007.05105")
     yield ask.kept("optimizer.momentum", "the gain is derived for the same momentum", "the same")

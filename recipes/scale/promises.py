@@ -13,7 +13,7 @@ __all__ = ["not_promised"]
 
 
 def not_promised(ask: Request) -> Iterator[str]:
-    """What a reader might take from the new file and should not."""
+    """Conclusions that a reader might draw from the new file and should not, one in a line."""
     kind, largest = ask.value("optimizer.kind"), max(ask.sizes)
     yield "accuracy: the claims of the reference are not carried over, and nobody has trained this file"
     yield (

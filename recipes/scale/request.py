@@ -1,4 +1,4 @@
-"""What is asked of `scale`, and what it answers key by key."""
+"""The request to scale a recipe, and the change of a key."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def parse_batch(text: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """What becomes of a key.
+    """A key of the recipe, with its values before and after.
 
     Args:
-        key: dotted.
-        before, after: its values as YAML has them; None for a key that is not there. Equal where it stays.
-        reason: why.
-        source: who says so.
+        key: dotted path.
+        before, after: its values as in YAML; None for a key that is missing. Equal if the key stays.
+        reason: for the change, or for none.
+        source: publication of the reason.
     """
 
     key: str
@@ -53,7 +53,7 @@ class Change:
 
     @property
     def moves(self) -> bool:
-        """Whether the key has another value."""
+        """Whether the value changes."""
         return self.before != self.after
 
     def as_tree(self) -> dict[str, Any]:
@@ -63,13 +63,13 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A recipe and the batch it is to have.
+    """A recipe and the batch to derive it for.
 
     Args:
         opened: the recipe.
         written: its merged tree as it was written, positions with their units.
-        batch: the global batch that the new run begins with; every step of a ramp grows as much.
-        beyond: go past the batch up to which linear scaling was seen to hold.
+        batch: the new first global batch; every step of a ramp changes by the same factor.
+        beyond: allow batches above those for which linear scaling is published.
     """
 
     opened: OpenedRecipe
@@ -97,20 +97,20 @@ class Request:
 
     @property
     def rate(self) -> float:
-        """The full rate of the old first batch."""
+        """The full rate at the old first batch."""
         formula = self.opened.recipe.learning_rate
         first = self.opened.recipe.batch.global_.sizes[0]
         return full_rate(formula.reference, first, rule=formula.rule, per=formula.per)
 
     def value(self, key: str) -> Any:
-        """The resolved value at a dotted key, None where there is none."""
+        """The resolved value at a dotted key, None if there is none."""
         tree: Any = self.tree
         for part in key.split("."):
             tree = tree.get(part) if isinstance(tree, Mapping) else None
         return tree
 
     def kept(self, key: str, reason: str, source: str = "") -> Change:
-        """The change that is none."""
+        """A `Change` of a key that stays."""
         return Change(key=key, before=self.value(key), after=self.value(key), reason=reason, source=source)
 
     def moved(self, key: str, after: Any, reason: str, source: str = "") -> Change:
@@ -119,5 +119,5 @@ class Request:
 
 
 def rounded(value: float) -> float:
-    """Six digits: what a table can hold, and free of the last bits of a quotient."""
+    """A value rounded to six significant digits, to be short in a file and free of a quotient's rounding error."""
     return float(f"{value:.6g}")

@@ -72,7 +72,7 @@ def _epsilon(ask: Request) -> Change:
 
 
 def _decay(ask: Request) -> Iterator[Change]:
-    """Decay inside the gradient or the layer's direction stays; what is taken from the weights keeps up by itself."""
+    """Weight decay: coupled, or part of a layer's direction, it stays; with `times_rate` it grows by the root of k."""
     key = "optimizer.weight_decay"
     if ask.value("optimizer.decay") != "times_rate":
         reason = "part of the gradient, or of the direction whose length the layer's norm sets"

@@ -37,7 +37,7 @@ def scaled_text(scaled: Scaled, as_json: bool = False) -> str:
 
 
 def _values(change: Change, width: int) -> list[str]:
-    """The key and its values, in two lines where they are long."""
+    """A key and its values, in two lines if they are long."""
     start = f"{change.key:{width}}"
     if not change.moves:
         return [f"{start}{_value(change.after)}, unchanged"]

@@ -1,6 +1,6 @@
-"""What a recipe, a data set and a search are: frozen dataclasses whose fields are the keys of the YAML.
+"""Recipe, data set and search as frozen dataclasses, whose fields are the keys of the YAML.
 
-A trailing underscore belongs to Python, not to the key: `global_` is `batch.global`.
+A trailing underscore avoids a word that Python reserves, and is not in the key: `global_` is `batch.global`.
 """
 
 from recipes.schema.dataset import Dataset

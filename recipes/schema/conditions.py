@@ -1,10 +1,10 @@
-"""What the fields of the schema must fulfil."""
+"""The check that the schema's dataclasses use."""
 
 __all__ = ["require"]
 
 
 def require(condition: bool, message: str) -> None:
-    """Refuse what does not fulfil a condition.
+    """Raise unless a condition holds.
 
     Raises:
         ValueError: `condition` is false.

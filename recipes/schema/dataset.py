@@ -28,7 +28,7 @@ class Dataset:
         std: standard deviation of each channel, of pixel values scaled to 0..1, in (0, 1].
         reader: the component that opens it; null where there is none yet.
         root: folder of its files; a relative one counts from the data set's file. `--data` gives another.
-        obtain: how one comes by that folder, in a line; said where the data are not found.
+        obtain: how to get that folder, in a line; shown if the data are not found.
         lacks: names of methods that are not built: a kind named here is accepted and cannot be opened.
     """
 

@@ -1,4 +1,4 @@
-"""What moves over a run: the batch, the learning rate, and by the same steps the size of images."""
+"""What changes over a run: batch size, learning rate, and steps of these and of the image size."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class RampStep:
     """A step of a ramp.
 
     Args:
-        from_: where the size begins; the first step begins at 0.
+        from_: position from which on the size holds; 0 in the first step.
         size: samples of a batch or a norm group, or pixels of an image's side; at least 1.
     """
 
@@ -56,8 +56,8 @@ class Warmup:
         joins: `multiply`: times the schedule, whose clock runs from 0 (Goyal et al. 2017); `before`: the schedule's
             clock starts when the warmup ends (MLPerf, torchvision); `over`: the warmup replaces the beginning of a
             schedule that runs from 0 (the code of You et al. 2019).
-        target_batch: the global batch whose rate the warmup aims at. Left out: the first batch; required where the
-            batch moves inside the warmup.
+        target_batch: the global batch whose rate the warmup reaches. Left out: the first batch; required if the batch
+            changes during the warmup.
         shape: the factor w. Its `kind` and keys stand beside `joins`; its `start` is `reference` (the unscaled rate),
             0, `{rate: 0.1}` or `{factor: 0.03125}`.
     """
@@ -78,12 +78,12 @@ class LearningRate:
 
     Args:
         reference: the rate at a global batch of `per`, above 0.
-        per: samples a batch at which `reference` holds, at least 1.
+        per: the global batch at which `reference` holds, at least 1.
         rule: how the rate follows the batch: `linear`, `sqrt` or `none`.
-        scale_with: the batch that the rule sees while a ramp moves: the `current` or the `initial` one.
+        scale_with: the batch that the rule uses in a batch ramp: the `current` or the `initial` one.
         every: how often the schedule is read: `update`, or a duration such as `1ep`.
-        warmup: its first epochs; null for none.
-        schedule: the factor over time. A required `epochs` that is left out is the rest of the run.
+        warmup: of the rate; null for none.
+        schedule: the factor over time. A required `epochs` that is left out defaults to the rest of the run.
     """
 
     reference: float

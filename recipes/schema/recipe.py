@@ -1,4 +1,4 @@
-"""A recipe, whole."""
+"""The keys of a recipe, its claims and its card."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Card", "Claim", "Evidence", "Recipe"]
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """What a recipe promises, and where that stands.
+    """A result that a recipe promises, and its status.
 
     Args:
         metric: such as top1 or hours.
@@ -28,7 +28,7 @@ class Claim:
         margin: how far a rerun may fall short.
         on: the hardware.
         status: `reproduced` here, `predicted`, or `not run`.
-        source: where the number stands.
+        source: where the number was published.
     """
 
     metric: str
@@ -49,7 +49,7 @@ class Evidence:
     Args:
         verified: read in the source or in its authors' code.
         derived: worked out from what was read.
-        not_checked: told by others, remembered or guessed; their paths stand in `assumed`.
+        not_checked: second-hand, remembered or guessed; their paths are listed in `assumed`.
     """
 
     verified: str = ""
@@ -59,10 +59,10 @@ class Evidence:
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """What a reader wants to know of a recipe before the values: `kilobatch recipes card`.
+    """Background of a recipe, shown by `kilobatch recipes card`.
 
     Args:
-        changed: what it did differently from what was usual.
+        changed: what it did differently from usual practice.
         hardware: on which it was published or measured.
         evidence: where its values come from.
         deviations: where this recipe knowingly differs from what it reproduces.
@@ -76,7 +76,7 @@ class Card:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A recipe: what is trained, on what and how, and on no hardware in particular.
+    """A recipe: what is trained, on which data and how, independent of the hardware.
 
     Args:
         name: names the run's folder: letters, digits, `_`, `.` and `-`. Left out: the name of the file.
@@ -90,23 +90,23 @@ class Recipe:
         optimizer: how a gradient becomes a step.
         loss: what is minimised: the mean over the global batch.
         image_size: side of training images in pixels: a number, or steps such as
-            `[{from: 0, size: 128}, {from: 30, size: 160}]`. An update has the size of its start. Entries of
-            `augmentation.train` take it by `size: image_size`; null where each says its own.
+            `[{from: 0, size: 128}, {from: 30, size: 160}]`. The size at an update's start holds for all of it. Entries
+            of `augmentation.train` use it by `size: image_size`; null if each has its own size.
         stream: the order of training samples.
         augmentation: what happens to images.
         evaluation: when and how the model is scored.
         gradient: what happens to the mean gradient.
-        weight_average: the weights that are scored: a moving average; null for the last ones.
-        precision: in which numbers is computed.
-        updater: what of the execution changes the mathematics.
+        weight_average: moving average of the weights, which is evaluated; null: evaluate the last weights.
+        precision: number formats of the computation.
+        updater: options of the execution that change the mathematics.
         seed: of order, augmentation and initial weights, at least 0.
         claims: what the recipe promises; not inherited by `extends`.
         card: what it changed and what is known of it, in words; not inherited by `extends`.
         assumed: paths of values that the source does not give.
-        open: paths of values that nobody published and nobody here guesses; what stands there only lets the recipe
-            open. `train` refuses it by these paths; who knows the values gives them and sets `open: []`.
-        lacks: names of methods that are not built: the recipe validates, shows, curves and plans, and `train` refuses
-            it by that name.
+        open: paths of unpublished values that are not guessed here; their values are placeholders, so that the recipe
+            opens. `train` refuses it and names these paths; to train it, give the values and set `open: []`.
+        lacks: names of methods that are not built: `validate`, `show`, `curve` and `plan` work, and `train` refuses the
+            recipe by these names.
     """
 
     name: str

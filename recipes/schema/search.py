@@ -1,4 +1,4 @@
-"""A search: which recipe, over what, to what end; the keys of a file of `configs/searches`."""
+"""A search over the values of a recipe: the keys of a file of `configs/searches`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Objective:
     """What makes one trial better than another.
 
     Args:
-        metric: `accuracy` or `loss` of the evaluation samples, at the end of the run; `train_loss`, its mean over the
-            last stretch between two reports; or `device_hours`, ranks times hours of the trial.
+        metric: `accuracy` or `loss` on the evaluation samples at the end of the run; `train_loss`, the mean training
+            loss between the last two reports; or `device_hours`, ranks times hours of the trial.
         direction: `maximize` for accuracy, `minimize` for all others; anything else is refused.
     """
 
@@ -38,15 +38,15 @@ class Objective:
 
 @dataclass(frozen=True, kw_only=True)
 class Constraint:
-    """What a trial must keep, or it never is the best one.
+    """A condition that the best trial must satisfy.
 
     Args:
-        metric: of the trial, as of `objective`; null where `value` is given.
-        value: of the trial's recipe: dotted paths and numbers with + - * / and parentheses between, such as
-            `learning_rate.reference * optimizer.weight_decay`. It is known before the training: a trial that breaks it
-            is not trained. Of a path that the trial's recipe has not, nothing is demanded.
-        at_most: the highest number that is kept; null for none.
-        at_least: the lowest; null for none. One of the two is needed.
+        metric: of the trial, as in `objective`; null if `value` is given.
+        value: an expression over the trial's recipe, of dotted paths and numbers with + - * / and parentheses, such as
+            `learning_rate.reference * optimizer.weight_decay`. It is known before the training: a trial that violates
+            it is not trained. If the trial's recipe lacks one of the paths, the constraint does not apply.
+        at_most: upper bound; null for none.
+        at_least: lower bound; null for none. At least one of the two bounds is needed.
     """
 
     metric: Metric | None = None
@@ -70,7 +70,7 @@ class Constraint:
                 raise ValueError(f"Constraint.value must be paths and numbers: {error}, got {self.value}") from None
 
     def violations(self, found: float) -> dict[str, float]:
-        """How far a number is beyond each end, as a part of that end; at most 0 where it is kept.
+        """By how much a number violates each bound, relative to the bound; at most 0 if it satisfies it.
 
         >>> Constraint(metric="device_hours", at_most=0.25).violations(0.5)
         {'device_hours <= 0.25': 1.0}
@@ -86,13 +86,13 @@ class Constraint:
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """When a search is done: at whichever comes first.
+    """The limits of a search, which ends at the first one reached.
 
     Args:
         trials: finished ones, whether complete, pruned or failed; at least 1.
-        hours: of the search, over all its sessions, above 0; after them no trial begins, and those that run may end.
-            null for no limit.
-        device_hours: ranks times hours of all trials together, above 0; as `hours`.
+        hours: of the search, over all its sessions, above 0; after that no trial begins, and running trials go on to
+            their end. null for no limit.
+        device_hours: ranks times hours of all trials together, above 0; enforced as `hours`.
     """
 
     trials: int
@@ -109,12 +109,12 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class Transfer:
-    """First a search at a small batch, then what it found is scaled and searched again at a large one.
+    """A search at a small batch, then a search at a large one around the scaled best recipe of the first.
 
     Args:
-        from_batch: global batch size of the first trials, at least 1.
-        to_batch: of the others, above `from_batch`.
-        trials: how many there are of each; together those of the budget.
+        from_batch: global batch size of the first search, at least 1.
+        to_batch: of the second search, above `from_batch`.
+        trials: of the first and the second search; together those of the budget.
     """
 
     from_batch: int
@@ -135,23 +135,23 @@ class Search:
     Args:
         name: names the search's folder: letters, digits, `_`, `.` and `-`. Left out: the name of the file.
         title: what is looked for, in a line.
-        recipe: a name of the library, or a path that counts from the search's file.
-        objective: what makes a trial better; or a list of them, for all trials that no other one beats in everything.
+        recipe: a name of the library, or a path relative to the search's file.
+        objective: what makes a trial better; or a list of objectives, whose Pareto front is searched.
         space: dotted path into the recipe -> range. At least one.
         fixed: dotted path into the recipe -> value, for all trials.
-        constraints: what the best trial must keep.
-        sampler: what proposes values.
-        pruner: what ends trials early; null for nothing, as where there are several objectives.
-        budget: when the search is done.
-        transfer: null for one search at the recipe's own batch.
+        constraints: conditions that the best trial must satisfy.
+        sampler: proposes the values.
+        pruner: ends trials early; null for none, as it must be with several objectives.
+        budget: limits after which the search ends.
+        transfer: search at a small batch first; null for one search at the recipe's own batch.
         ranks_per_trial: MPI ranks that train one trial together, at least 1. `-n` divided by it is the number of trials
             side by side.
         seeds_per_trial: runs of a trial, with the recipe's seed, the next one, and so on; its objective is their mean.
-        reports: points of a trial's own run, evenly spaced and the last one its end, where it is evaluated, saved and
-            compared with the other trials at the same point; at least 1.
-        retries: how often a trial that was killed or hung goes on from its last checkpoint, at least 0.
-        enqueue: what is tried first: `recipe` for the recipe's own values, or `{path: value}`; paths that are left out
-            are sampled.
+        reports: number of evenly spaced points of a trial's run, the last one its end, at which it is evaluated, saved
+            and compared with the other trials at the same point; at least 1.
+        retries: how often a trial that was killed or hung is resumed from its last checkpoint, at least 0.
+        enqueue: the trials to try first: `recipe` for the recipe's own values, or `{path: value}`; paths that are left
+            out are sampled.
         seed: of the sampler, at least 0. Trials have the recipe's seed.
     """
 
@@ -191,11 +191,11 @@ class Search:
 
     @property
     def objectives(self) -> tuple[Objective, ...]:
-        """All of them, also where there is one."""
+        """All objectives, as a tuple also if there is one."""
         return self.objective if isinstance(self.objective, tuple) else (self.objective,)
 
     @property
     def reported(self) -> Objective | None:
-        """The objective that trials report on their way; None where reports cannot be compared."""
+        """The objective that running trials report; None if reports cannot be compared."""
         only = self.objectives[0]
         return None if len(self.objectives) > 1 or only.metric == "device_hours" else only

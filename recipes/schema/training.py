@@ -27,9 +27,9 @@ class StreamOrder:
 
     Args:
         repeats: how often each sample comes in a row, every copy augmented anew (repeated augmentation; timm's and
-            torchvision's RASampler); at least 1. An epoch is as many samples as ever, so that it shows one in `repeats`
-            of the different ones. Copies are neighbours, mostly in one norm group, where those samplers deal them to
-            different workers; and no epoch is rounded down to a multiple of 256 samples, as theirs are.
+            torchvision's RASampler); at least 1. An epoch has as many samples as without, so that it shows one in
+            `repeats` of the different ones. Copies are neighbours, mostly in one norm group, whereas those samplers
+            deal them to different workers and round an epoch down to a multiple of 256 samples.
     """
 
     repeats: int = 1
@@ -45,9 +45,9 @@ class Augmentation:
     Args:
         train: for training samples, in order.
         mix: for training samples after that: one of these, drawn for each norm group with equal probability, mixes
-            every image, and its label, with another one of the group. Samples that are scored are never mixed; the
-            training loss is that of the mixed targets.
-        eval: for samples that are scored, in order.
+            every image and its label with another of the group. Evaluation samples are never mixed; the training loss
+            is that of the mixed targets.
+        eval: for evaluation samples, in order.
     """
 
     train: tuple[Annotated[object, Component("augmentations")], ...] = ()
@@ -62,7 +62,7 @@ class NormMomentum:
         average = d * average + (1 - d) * statistics      d = keep, or keep ** (B / per)
 
     Args:
-        keep: what is kept of the average, in [0, 1).
+        keep: decay factor of the average, in [0, 1).
         per: `update` (with `norm_statistics: by_group` every norm group), or a number of samples.
     """
 
@@ -96,7 +96,7 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class Updater:
-    """What of the execution changes the mathematics.
+    """Options of the execution that change the mathematics.
 
     Args:
         double_buffering: apply gradients one update late, while the next ones are computed.
@@ -107,16 +107,16 @@ class Updater:
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
-    """In which numbers forward and backward are computed; weights and optimizer are float32 in any case.
+    """Number formats of forward and backward; weights and optimizer are float32 in any case.
 
     Args:
         compute: `float32`; `tf32`: the same, but convolutions and matrix products may round their factors to the 11
             significant bits of TF32, which GPUs do since NVIDIA's Ampere and a CPU does not; `mixed16`: float16, with
             normalisation, loss and sums over micro-batches in float32; `bfloat16`: the same with 8 significant bits
             and the range of float32, so without a loss scale. Evaluation is float32 in any case.
-        loss_scale: with mixed16, what the mean loss of a norm group is first multiplied by, so that small gradients do
-            not vanish in float16: a power of two, at least 1. It is halved where a gradient overflows, and that
-            update done again.
+        loss_scale: with mixed16, the initial factor on the mean loss of a norm group, so that small gradients do not
+            vanish in float16: a power of two, at least 1. When a gradient overflows it is halved, and the update is
+            repeated.
         double_after: updates without an overflow until the scale is doubled, at least 1.
     """
 
@@ -135,7 +135,8 @@ class Gradient:
     """What happens to the mean gradient before the optimizer sees it.
 
     Args:
-        clip_norm: its largest norm over all parameters together, above 0, before any weight decay; null for no limit.
+        clip_norm: upper limit of its norm over all parameters together, above 0, before any weight decay; null for no
+            limit.
     """
 
     clip_norm: float | None = None
@@ -148,16 +149,16 @@ class Gradient:
 
 @dataclass(frozen=True, kw_only=True)
 class WeightAverage:
-    """Moving average of the weights and running statistics; evaluation scores it instead of the last weights.
+    """Moving average of the weights and running statistics; it is evaluated instead of the last weights.
 
         average = d * average + (1 - d) * weights        d = keep ** (B / per)
 
     Counted in samples, so that a larger batch, which makes fewer updates, forgets as fast (Busbridge et al. 2023).
 
     Args:
-        keep: what is kept of the average over `per` samples, in [0, 1).
+        keep: decay factor of the average over `per` samples, in [0, 1).
         per: samples, at least 1.
-        start: until then the average is the weights themselves.
+        start: position until which the average equals the weights.
     """
 
     keep: float

@@ -1,10 +1,11 @@
 """Augmentations: each a frozen dataclass called with (image_HWC, draws) that returns an image.
 
-Images are uint8 or float32 in 0..255; what is not defined beyond, as after `Normalize`, says so by a class attribute
-`needs_pixels = True`. All randomness comes from the `draws`, keyed by (seed, epoch, index of the sample, place in the
-list): an image is the same on every worker and after every resume. None changes the image it is given.
+Images are uint8 or float32 in 0..255; an augmentation that is undefined outside this range, as after `Normalize`, says
+so by a class attribute `needs_pixels = True`. All randomness comes from the `draws`, keyed by (seed, epoch, index of
+the sample, place in the list): an image is the same on every worker and after every resume. None changes its input.
 
-Bytes stay bytes but in `Normalize`, so that a GPU gets them; it does the flips and the normalisation that end a list.
+Only `Normalize` turns uint8 into float32. Flips and a normalisation at the end of the list are left to the GPU where
+there is one, which so receives uint8.
 """
 
 from trainers.augmentations.center_crop import CenterCrop

@@ -24,7 +24,7 @@ class ColorJitter:
         saturation:  y = a x + (1 - a) g            g: the grey image, 0.299 R + 0.587 G + 0.114 B
         hue:         the hue of HSV + h, in turns   h ~ U(-hue, hue)
 
-    What is 0 is left out of the order. Every result is clipped to 0..255; uint8 is rounded once, at the end.
+    A field of 0 is skipped. The result of each change is clipped to 0..255; uint8 is rounded once, at the end.
 
     Args:
         brightness: largest change of the factor, in [0, 1].
@@ -35,8 +35,8 @@ class ColorJitter:
         ValueError: a field is no number in range. Before the run, and when called: the channels are neither 1 nor 3,
             or 1 with a saturation or hue above 0.
 
-    Source: fb.resnet.torch, datasets/transforms.lua, ColorJitter (formulas, random order; 0.4 each but the hue, which
-        it has not); torchvision, transforms.ColorJitter (hue).
+    Source: fb.resnet.torch, datasets/transforms.lua, ColorJitter (formulas, random order; 0.4 each, without hue);
+        torchvision, transforms.ColorJitter (hue).
     Differs: fb.resnet.torch does not clip; torchvision rounds to uint8 after every change.
     """
 
@@ -110,7 +110,7 @@ def _turned(image_HWC: np.ndarray, turns: float) -> np.ndarray:
     for channel, offset in enumerate((5, 3, 1)):
         distance = sixths + np.float32(offset + 6 * turns)
         distance -= 6 * np.floor(distance / 6)  # several times faster than %
-        # A channel falls from the value by the chroma where the hue lies far from it on the circle.
+        # HSV to RGB: V - C max(0, min(k, 4 - k, 1)), k the distance.
         share = np.clip(np.minimum(distance, 4 - distance), 0, 1)
         turned_HWC[:, :, channel] = value - chroma * share
     return turned_HWC

@@ -1,7 +1,7 @@
 """The operations that automatic augmentation chooses from, on Pillow's images of 8 bits and 1 or 3 channels.
 
-Each takes (image, value) and gives an image of the same size; those that move pixels also take how they interpolate and
-what stands where nothing was. The names are those of Cubuk et al. 2018, arXiv 1805.09501 (not checked).
+Each takes (image, value) and gives an image of the same size; those that move pixels also take a `Sampling`. The names
+are those of Cubuk et al. 2018, arXiv 1805.09501 (not checked).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _SOLARIZE_ADD_BELOW = 128
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How pixels move.
+    """How an operation that moves pixels resamples the image.
 
     Args:
         filter_: Pillow's interpolation.
-        fill: level of every channel where nothing was, 0 to 255.
+        fill: level of every channel for pixels from outside the image, 0 to 255.
     """
 
     filter_: Image.Resampling

@@ -1,4 +1,4 @@
-"""From a sample of a data set to the array that the model gets."""
+"""The pipeline of augmentations, from a sample of a data set to the model's input."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Augmentation = Callable[[np.ndarray, Draws], np.ndarray]
 
 
 class NamedStatistics(Protocol):
-    """What the pipeline needs to know of a data set: `name`, and `mean` and `std` of pixels scaled to 0..1."""
+    """The part of a data set that the pipeline uses: `name`, and `mean` and `std` of pixels scaled to 0..1."""
 
     name: str
     mean: tuple[float, ...] | None
@@ -25,7 +25,7 @@ class NamedStatistics(Protocol):
 
 
 class Pixels(NamedTuple):
-    """An image before the end of its pipeline: uint8 or float32 HWC, and whether it is to be mirrored."""
+    """An image before `Finish`: uint8 or float32 HWC, and whether it is still to be mirrored."""
 
     pixels_HWC: np.ndarray
     mirrored: bool
@@ -33,20 +33,20 @@ class Pixels(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Finish:
-    """The end of a pipeline, which a GPU does for all pixels of a batch at once.
+    """The end of a pipeline, which a GPU computes for a whole batch at once.
 
-        y = (x - shift) / scale          of each channel, in float32; mirrored where that is so; channels first
+        y = (x - shift) / scale          of each channel, in float32; mirrored if `Pixels` says so; channels first
 
     Args:
-        normalize: with its numbers; None where the list does not end so.
-        divisor: of pixels that nothing has scaled, 255; else 1.
+        normalize: with its numbers; None if no `Normalize` ends the list.
+        divisor: 255 if no augmentation has scaled the pixels, else 1.
     """
 
     normalize: Normalize | None
     divisor: np.float32
 
     def image(self, pixels_HWC: np.ndarray, mirrored: bool) -> np.ndarray:
-        """float32, CHW, in C order, an array of its own."""
+        """The model's input: float32, CHW, in C order, a new array."""
         image_HWC = pixels_HWC[:, ::-1] if mirrored else pixels_HWC
         if self.normalize is not None:
             image_HWC = self.normalize.normalized(image_HWC)
@@ -66,20 +66,20 @@ class Finish:
 
 
 class Pipeline:
-    """A list of augmentations, each with draws of its own, and the conversion to float32 CHW.
+    """A list of augmentations, each with its own draws, and the conversion to float32 CHW.
 
-    Mirrorings and one normalisation at the end of the list are its `finish`; what comes before gives `pixels`.
+    Flips and one normalisation at the end of the list form `finish`; the parts before them compute `pixels`.
 
     Augmentation number `place` of the list draws from `draws(seed, "augmentation", epoch, index, place)`, so an image
-    depends on nothing else. Pixels that nothing has scaled are divided by 255 at the end; an augmentation of another
-    range says so by a class attribute `scales_pixels = True`.
+    depends on nothing else. The pixels are divided by 255 at the end, unless an augmentation says by a class attribute
+    `scales_pixels = True` that its result is no longer in 0..255.
 
     Args:
         parts: in order; a `Normalize` by name is bound to `dataset`.
         dataset: the recipe's.
         seed: the recipe's.
     Attributes:
-        finish: what makes of pixels an image as the model gets it.
+        finish: turns `Pixels` into the model's input.
     Raises:
         ValueError: a `Normalize` names another data set, or the data set has no mean and std.
     """
@@ -96,20 +96,20 @@ class Pipeline:
         self._parts_at: dict[int, list[Augmentation]] = {}
 
     def __call__(self, image_HWC: np.ndarray, *, epoch: int, index: int, image_size: int | None = None) -> np.ndarray:
-        """The augmented image of sample `index` in `epoch`: float32, CHW, in C order, an array of its own.
+        """The augmented image of sample `index` in `epoch`: float32, CHW, in C order, a new array.
 
-        Args, Raises: as of `pixels`.
+        Args, Raises: see `pixels`.
         """
         return self.finish.image(*self.pixels(image_HWC, epoch=epoch, index=index, image_size=image_size))
 
     def pixels(self, image_HWC: np.ndarray, *, epoch: int, index: int, image_size: int | None = None) -> Pixels:
-        """What `finish` makes the augmented image of; uint8 where no part has made it something else.
+        """The input of `finish`; a uint8 image stays uint8 unless an augmentation converts it.
 
         Args:
             image_HWC: uint8, or float32 in 0..255; it is not changed.
             epoch: of the stream.
             index: position of the sample in its data set's own order.
-            image_size: what a part's `size: image_size` means in this update.
+            image_size: in this update, for augmentations with `size: image_size`.
         Raises:
             ValueError: the image has another number of axes or type, or a part needs the image size and there is none.
         """
@@ -140,7 +140,7 @@ class Pipeline:
 
 
 def _end_of(parts: Sequence[Augmentation]) -> int:
-    """The place from which on there are only mirrorings, and one normalisation at most."""
+    """The place from which on there are only flips, and at most one normalisation."""
     place, kinds = len(parts), [HorizontalFlip, Normalize]
     while place and type(parts[place - 1]) in kinds:
         place -= 1

@@ -1,4 +1,4 @@
-"""Grey values, and the way back to the type of an image."""
+"""Grey values, and the conversion back to an image's type."""
 
 from __future__ import annotations
 

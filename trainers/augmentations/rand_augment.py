@@ -23,7 +23,7 @@ _FILTERS = (Image.Resampling.BILINEAR, Image.Resampling.BICUBIC)
 
 @dataclass(frozen=True, kw_only=True)
 class RandAugment:
-    """`num_ops` operations, each drawn from all fifteen and done with probability 1/2.
+    """`num_ops` operations, each drawn from fifteen and applied with probability 1/2.
 
         m = clip(magnitude + std z, 0, 10) / 10     z ~ N(0, 1), s = -1 or 1, drawn for each operation
         AutoContrast, Equalize, Invert;  Posterize: 4 - floor(4 m) bits;  Solarize: from 256 - floor(256 m) on

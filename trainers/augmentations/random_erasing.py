@@ -22,7 +22,7 @@ class RandomErasing:
         height of the rectangle = round(sqrt(A r)), width = round(sqrt(A / r))
         top, left: uniform over the places where it fits
 
-    A rectangle as high or as wide as the image is drawn again, at most 10 times in all; then nothing is erased.
+    A rectangle as high or as wide as the image is redrawn, up to 10 draws in all; after that nothing is erased.
 
     Args:
         probability: of a rectangle, in [0, 1].
@@ -33,8 +33,8 @@ class RandomErasing:
 
     Source: torchvision, transforms.RandomErasing; timm, data/random_erasing.py, mode const; Zhong et al. 2017, arXiv
         1708.04896 (not checked).
-    Differs: the paper fills with random values. Zero is black before `Normalize` and the mean after it, where both
-        libraries have it: put it last.
+    Differs: the paper fills with random values. Zero is black before `Normalize` and the mean after it. Both libraries
+        erase after it: put this last.
     """
 
     probability: float = 0.5

@@ -22,7 +22,7 @@ class RandomResizedCrop:
         crop width = round(sqrt(A r)), crop height = round(sqrt(A / r)), exchanged with probability 1/2
         top, left: uniform over the places where the crop fits
 
-    A crop that does not fit is drawn again, at most 10 times in all; then it is the largest square in the middle. Only
+    A crop that does not fit is redrawn, up to 10 draws in all; after that it is the largest square in the middle. Only
     sums, products and roots are computed, which round alike on every machine.
 
     Args:

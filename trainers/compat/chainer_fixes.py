@@ -1,4 +1,4 @@
-"""What NumPy 2 and CuPy 14 break in Chainer after its import, and one fault that Chainer 7.8.1 always had."""
+"""Patches for what NumPy 2 and CuPy 14 break in Chainer after its import, and for one old bug of Chainer 7.8.1."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ def debug_print_device(module: ModuleType) -> bool:
 
 
 def cudnn_is_gone(module: ModuleType) -> bool:
-    """Takes a CuPy without cuDNN for one whose user has switched it off: convolutions go by im2col, silently.
+    """Makes Chainer treat a CuPy without cuDNN as if the user had disabled cuDNN: convolutions use im2col, silently.
 
-    CuPy 14 has neither `cupy.cudnn` nor `cupy.cuda.cudnn`, and these are all that Chainer misses of it. What computes
-    instead are `trainers.kernels`; a run's log says which.
+    Of what Chainer needs, CuPy 14 lacks only `cupy.cudnn` and `cupy.cuda.cudnn`. `trainers.kernels` compute instead; a
+    run's log says which.
 
     Symptom: UserWarning: cuDNN is not enabled. Please reinstall CuPy after you install cudnn (at the first array on a
     GPU, with CuPy 14, for which there is no cuDNN to install).

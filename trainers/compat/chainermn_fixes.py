@@ -1,4 +1,4 @@
-"""What NumPy 2 and a Chainer without ChainerX break inside ChainerMN."""
+"""Patches for what NumPy 2 and a Chainer without ChainerX break inside ChainerMN."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from trainers.compat.import_hook import After
 
 
 def unpack_params_dtype(module: ModuleType) -> bool:
-    """Receives into an array of the type on the wire and casts from there.
+    """Receives into an array of the type on the wire, then casts.
 
     Symptom: ValueError: Unable to avoid copy while creating an array as requested (`_memory_utility.unpack_params`,
     where the parameters' type differs from that of the transfer: allreduce_grad_dtype="float16").
@@ -51,7 +51,7 @@ def observed_variable(module: ModuleType) -> bool:
 
 
 def multi_node_iterator_size(module: ModuleType) -> bool:
-    """Gives the module an `int` that takes the arrays of one element in which the iterator sends its numbers.
+    """Gives the module an `int` that accepts arrays of one element, in which the iterator sends its numbers.
 
     Symptom: TypeError: only 0-dimensional arrays can be converted to Python scalars (create_multi_node_iterator, on
     every rank but the master, which then waits for ever).

@@ -1,4 +1,4 @@
-"""Patches that wait for the import of the module they belong to."""
+"""Patches that are applied when the module they belong to is imported."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class ImportHook(MetaPathFinder):
         self._needed: dict[Around | After, bool] = {}
 
     def install(self) -> None:
-        """Stand first among Python's finders and patch what is already imported. Does nothing the second time."""
+        """Become the first of Python's finders, and patch what is already imported. Does nothing the second time."""
         if self in sys.meta_path:
             return
         sys.meta_path.insert(0, self)
@@ -78,10 +78,10 @@ class ImportHook(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """For a module we patch: the spec of the finder that has it, its execution wrapped. None for all others."""
+        """For a module to patch, the spec of the finder that has it, with the loader wrapped; None for all others."""
         if not any(patch.module == fullname for patch in self._patches):
             return None
-        finders = sys.meta_path[sys.meta_path.index(self) + 1 :]  # those before have been asked, another hook perhaps
+        finders = sys.meta_path[sys.meta_path.index(self) + 1 :]  # earlier finders, such as other hooks, were asked
         spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in finders)), None)
         if spec is not None:
             execute = spec.loader.exec_module

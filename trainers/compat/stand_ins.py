@@ -1,4 +1,4 @@
-"""What must be there while Chainer and ChainerCV are imported, and is gone from NumPy 2 and Python 3.12."""
+"""Stand-ins for what Chainer and ChainerCV need while they are imported, and NumPy 2 and Python 3.12 have removed."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _add_to_numpy(name: str, value: object) -> bool:
 
 @contextmanager
 def environment_check() -> Iterator[bool]:
-    """Puts an empty check in the place of Chainer's own; `kilobatch doctor` is ours.
+    """Replaces Chainer's environment check by an empty one; `kilobatch doctor` does that job.
 
     Symptom: ModuleNotFoundError: No module named 'numpy.distutils' or 'pkg_resources' (chainer/_environment_check.py,
     at import).
@@ -78,7 +78,7 @@ def environment_check() -> Iterator[bool]:
 
 @contextmanager
 def pkg_resources_later() -> Iterator[bool]:
-    """Tells ChainerCV its own version; whatever else is asked of `pkg_resources` goes to the real one, at that time.
+    """Provides the one function that ChainerCV calls; any other attribute comes from the real `pkg_resources`, on use.
 
     Symptom: ModuleNotFoundError: No module named 'pkg_resources' (chainercv/__init__.py and chainer.testing, at
     import); with setuptools below 81 a UserWarning that announces its end.
@@ -93,7 +93,7 @@ def pkg_resources_later() -> Iterator[bool]:
 
 @contextmanager
 def scipy_later() -> Iterator[bool]:
-    """Lets a module of Chainer that names SciPy at its top load it when it first computes with it.
+    """Delays the import of SciPy in modules of Chainer until they first use it.
 
     Symptom: `import chainer` takes a half longer and brings 180 modules of SciPy, for datasets.svhn, the distributions
     and four functions, whether anyone calls them or not.
@@ -108,7 +108,7 @@ def scipy_later() -> Iterator[bool]:
 
 @contextmanager
 def chainercv_warnings() -> Iterator[bool]:
-    """Silences what Python and Chainer say of ChainerCV's own code while it is imported.
+    """Silences the warnings of Python and Chainer about ChainerCV's code while it is imported.
 
     Symptom: about 30 lines of SyntaxWarning: invalid escape sequence, at the first import of ChainerCV on Python 3.12;
     DeprecationWarning: Overriding method 'to_cpu'.
@@ -121,7 +121,7 @@ def chainercv_warnings() -> Iterator[bool]:
 
 @contextmanager
 def distutils_strtobool() -> Iterator[bool]:
-    """Lends ChainerCV the one function that it takes from distutils, only while it is imported.
+    """Provides the one function of distutils that ChainerCV uses, only while it is imported.
 
     Symptom: ModuleNotFoundError: No module named 'distutils' (chainercv/utils/download.py, at import on Python 3.12); a
     DeprecationWarning on 3.11.
@@ -142,7 +142,7 @@ def distutils_strtobool() -> Iterator[bool]:
 
 @contextmanager
 def nms_gpu_post() -> Iterator[bool]:
-    """Puts NumPy in the place of ChainerCV's C extension, which `CC=true` leaves out of the installation.
+    """Replaces ChainerCV's C extension, which an installation with `CC=true` does not build, by NumPy code.
 
     Symptom: ModuleNotFoundError: No module named 'chainercv.utils.bbox._nms_gpu_post' (at import).
     """
@@ -156,7 +156,7 @@ def nms_gpu_post() -> Iterator[bool]:
 def select_boxes(
     mask: numpy.ndarray, num_boxes: int, boxes_per_word: int, words_per_box: int
 ) -> tuple[numpy.ndarray, int]:
-    """The boxes that survive non-maximum suppression, from the bits that the GPU kernel found.
+    """The boxes that survive non-maximum suppression, from the bit mask of the GPU kernel.
 
     Args:
         mask: (num_boxes * words_per_box,) uint64; bit i of word w of a box says that it suppresses box
@@ -190,7 +190,7 @@ def _module(name: str, **attributes: object) -> ModuleType:
 
 
 def _later(name: str, **attributes: object) -> ModuleType:
-    """A module whose other attributes are those of the real one, imported when the first of them is asked for."""
+    """A module with these attributes; any other is that of the real module, imported on first access."""
 
     def real_attribute(attribute: str) -> object:
         return getattr(importlib.import_module(name), attribute)

@@ -46,7 +46,7 @@ class Digits:
             raise ValueError(f"Digits.num_eval must be < {_NUM_SAMPLES}, got {self.num_eval}")
 
     def open(self, root: Path | None, split: str) -> SamplesInMemory:
-        """The samples of "train" or "eval"; `root` is not looked at."""
+        """The samples of "train" or "eval"; `root` is ignored."""
         require_split(split)
         images_NHWC, labels = _load()
         is_eval = np.zeros(_NUM_SAMPLES, dtype=bool)
@@ -66,7 +66,7 @@ class Digits:
 
 @lru_cache(maxsize=1)
 def _load() -> tuple[np.ndarray, np.ndarray]:
-    """From scikit-learn's own file: importing the package for it takes a second of every rank."""
+    """Read scikit-learn's data file directly: importing the package would cost every rank a second."""
     package = find_spec("sklearn")
     assert package is not None, "scikit-learn is installed with kilobatch"
     table = np.loadtxt(Path(str(package.origin)).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")

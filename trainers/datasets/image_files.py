@@ -1,4 +1,4 @@
-"""Samples that lie in image files."""
+"""Samples in image files."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from PIL import Image
 from trainers.datasets.splits import Sample
 from trainers.faults import FailedAlone
 
-# Modes of 8 bits a channel, to which Pillow cuts 16 bits of colour. The others (I;16, I, F) it would clip to white.
+# Modes of 8 bits a channel; Pillow reduces 16-bit colour to these. It would clip the other modes (I;16, I, F) to white.
 _MODES = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr"})
 
 _ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
 
-# What may lie in a file, whatever its name says. Of all that Pillow knows, EPS would start Ghostscript on it.
+# Formats that are opened, whatever the file's name says. Of Pillow's others, EPS would run Ghostscript on the file.
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP")
 
-# Some JPEGs have damaged EXIF data. Nothing of it is used, and Pillow would tell of it in the middle of a run; so it
-# would of transparency, which is dropped, and of large images, without a name. Twice as large ones it refuses.
+# Warnings of Pillow that would appear in the middle of a run without the file's name: of damaged EXIF data, which is
+# not used; of transparency, which is dropped; of large images. Pillow still refuses images of twice its limit.
 warnings.filterwarnings("ignore", module=r"PIL\.TiffImagePlugin")
 warnings.filterwarnings("ignore", message="Palette images with Transparency", module=r"PIL\.Image")
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
 class UnreadableImage(FailedAlone, ValueError):
-    """A file is missing, cut off, no image, or grey with more than 8 bits."""
+    """A file is missing, truncated, not an image, or grey with more than 8 bits."""
 
 
 class FilePaths(Sequence[str]):
-    """Paths whose bytes lie in one piece: of ImageNet's 1.28 million, 50 MB in place of 127 as so many str.
+    """Paths in one bytearray: ImageNet's 1.28 million take 50 MB, in place of 127 as a list of str.
 
     >>> paths = FilePaths()
     >>> paths.extend([b"cat/1.jpg", b"dog/22.jpg"])
@@ -49,7 +49,7 @@ class FilePaths(Sequence[str]):
         self._text, self._bounds = bytearray(), array("q", [0])
 
     def extend(self, paths: Iterable[bytes]) -> None:
-        """Add paths, as the file system has them."""
+        """Add paths, encoded as by the file system."""
         for path in paths:
             self._text += path
             self._bounds.append(len(self._text))
@@ -64,17 +64,17 @@ class FilePaths(Sequence[str]):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ImageFiles:
-    """Images that are read and decoded when they are asked for. It keeps no file open, so threads may share it.
+    """Images that are read and decoded on access. No file stays open, so threads may share it.
 
-    Transparency is dropped, an orientation in the EXIF data is not applied.
+    Transparency is dropped; an orientation in the EXIF data is not applied.
 
     Args:
-        folder: where the paths begin.
-        paths: relative, of each sample; `FilePaths` where there are many.
+        folder: that the paths are relative to.
+        paths: of each sample; `FilePaths` if there are many.
         labels: one integer a sample.
         channels: 3 for colour, 1 for grey.
     Attributes:
-        threads_pay: reading takes long and lets go of Python's lock.
+        threads_pay: True: reading takes long and releases the GIL.
     """
 
     threads_pay: ClassVar[bool] = True
@@ -91,7 +91,7 @@ class ImageFiles:
         """The image, uint8 height x width x channels, and its label.
 
         Raises:
-            UnreadableImage: the file is missing, cut off, no image, or grey with more than 8 bits; it is named.
+            UnreadableImage: the file is missing, truncated, not an image, or grey with more than 8 bits; it is named.
         """
         path = self.path_of(index)
         with _named(path), Image.open(path, formats=_FORMATS) as image:
@@ -104,10 +104,10 @@ class ImageFiles:
         return self.folder / self.paths[index]
 
     def require_readable(self, index: int) -> None:
-        """Look at the first and last bytes of a file. One that does not end as its format does is decoded.
+        """Check a file's header and last bytes; decode it only if it does not end as its format does.
 
         Raises:
-            UnreadableImage: as of reading it.
+            UnreadableImage: see `__getitem__`.
         """
         path = self.path_of(index)
         with _named(path), open(path, "rb") as file, Image.open(file, formats=_FORMATS) as image:

@@ -1,4 +1,4 @@
-"""What all data sets share: the two splits, and samples that lie in memory."""
+"""What all data sets share: the two splits, and samples in memory."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class SamplesInMemory:
 
 
 def sha256_of(parts: Iterable[str | bytes]) -> str:
-    """SHA-256, in hexadecimal, of the parts with their lengths between them, so that no two lists look alike."""
+    """SHA-256, in hexadecimal, of the parts, each preceded by its length, so that no two lists give the same bytes."""
     digest = hashlib.sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part

@@ -22,8 +22,8 @@ class Synthetic:
     Sample i has the class i modulo `num_classes`. Its noise is drawn by (seed, split, i), the pattern by (seed, class)
     and is the same in both splits, so a model that learns it scores on "eval" too.
 
-    A share `label_noise` of the training labels is wrong: drawn by (seed, i), each of the other classes as likely as
-    the next, the same in every epoch. The image keeps the pattern of its true class, and the labels of "eval" are true.
+    A share `label_noise` of the training labels is wrong: drawn by (seed, i), uniform over the other classes, the same
+    in every epoch. The image keeps the pattern of its true class, and the labels of "eval" are true.
 
     Args:
         num_train, num_eval: samples of the splits, at least 1.
@@ -57,7 +57,7 @@ class Synthetic:
             raise ValueError("Synthetic.label_noise needs another class to take the label from: num_classes is 1")
 
     def open(self, root: Path | None, split: str) -> SyntheticSamples:
-        """The samples of "train" or "eval"; `root` is not looked at."""
+        """The samples of "train" or "eval"; `root` is ignored."""
         require_split(split)
         return SyntheticSamples(dataset=self, split=split)
 
@@ -72,7 +72,7 @@ class Synthetic:
 
 @dataclass(frozen=True, kw_only=True)
 class SyntheticSamples:
-    """One split of `Synthetic`; every sample is computed when it is asked for.
+    """One split of `Synthetic`; every sample is computed on access.
 
     Args:
         dataset: its fields.

@@ -1,1 +1,1 @@
-"""What happens beside the updates: evaluation, metrics, trace, checkpoints. Chainer's extension conventions."""
+"""Chainer extensions, run between updates: evaluation, metrics, trace, checkpoints."""

@@ -21,10 +21,10 @@ class Checkpoints(Extension):
     Args:
         folder: the run's `checkpoints`.
         writes: whether this rank writes.
-        evaluation: whose score decides which checkpoint is the best.
-        metrics: where a line says so.
-        resumed: the state of the checkpoint that a resumed run began with.
-        identity: plain data kept in every checkpoint (the recipe's hash).
+        evaluation: its score decides which checkpoint is the best.
+        metrics: gets a line for every checkpoint.
+        resumed: the state of the checkpoint that a resumed run began with; None in a new run.
+        identity: plain data stored in every checkpoint (the recipe's hash).
         moved: called for every file that was written.
     """
 
@@ -60,7 +60,7 @@ class Checkpoints(Extension):
         score = self._evaluation.score_after(updater.iteration)
         if score is not None and (self.best is None or score.accuracy > self.best["accuracy"]):
             self.best = {"checkpoint": name, "accuracy": score.accuracy, "loss": score.loss}
-        pending = updater.pending_arrays()  # waits for them, on all ranks
+        pending = updater.pending_arrays()  # all ranks call this together, and wait for the arrays
         if self._writes:
             state = {
                 "update": updater.iteration,

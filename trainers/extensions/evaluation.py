@@ -36,7 +36,7 @@ class Evaluation(Extension):
         self._scores: dict[int, Score] = {}
 
     def score_after(self, update: int) -> Score | None:
-        """The score of the weights after so many updates, or None where they were not evaluated."""
+        """The score of the weights after `update` updates, None if they were not evaluated."""
         return self._scores.get(update)
 
     def __call__(self, trainer: Trainer) -> None:

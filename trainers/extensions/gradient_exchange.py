@@ -1,4 +1,4 @@
-"""What exchanges the gradients: in the log and the metrics, once it is known."""
+"""How gradients are exchanged: a line in the log and the metrics."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ log = logging.getLogger("kilobatch")
 
 
 class GradientExchange(Extension):
-    """A line after the first exchange, by which a communicator that chooses by measurement has chosen.
+    """Writes a line after the first exchange: a communicator that chooses by measurement has chosen by then.
 
     Args:
         name: of the communicator, as the cluster file spells it.
         exchange: of all workers.
-        metrics: where the line goes.
+        metrics: gets the line.
     """
 
     priority = 245
@@ -47,8 +47,8 @@ class GradientExchange(Extension):
 def described(exchange: Exchange) -> dict[str, Any]:
     """Choices, buckets and bytes of an exchange; all workers call this together.
 
-    `sent_bytes` are those of an update on the wire from the worker that sends most, and null where the MPI library
-    decides. This itself sends about 30 from each worker to each.
+    `sent_bytes` is what the worker that sends most puts on the wire in an update; None if the MPI library decides.
+    Bytes on the wire of this call: about 30 from each worker to each.
     """
     connection, flat = exchange.connection, exchange.flat
     num_bytes = exchange.wire.num_bytes

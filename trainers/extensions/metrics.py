@@ -15,7 +15,7 @@ from trainers.phases import RankSeconds, UpdateSeconds
 
 
 class JsonLines:
-    """A file of JSON lines that one rank writes, a whole line at a time, and the others do not.
+    """A file of JSON lines, written by one rank, a whole line at a time.
 
     Args:
         path: the file, appended to.
@@ -27,7 +27,7 @@ class JsonLines:
         self._file = open(path, "a", encoding="utf-8") if writes else None  # noqa: SIM115
 
     def write(self, line: dict[str, Any]) -> None:
-        """Append one line and hand it to the system."""
+        """Append one line and flush it."""
         if self._file is not None:
             text = json.dumps(line, separators=(",", ":")) + "\n"
             try:
@@ -37,7 +37,7 @@ class JsonLines:
                 raise OSError(error.errno, error.strerror, str(self._path)) from error  # the system leaves out which
 
     def close(self) -> None:
-        """No more lines."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
 
@@ -45,10 +45,12 @@ class JsonLines:
 class Metrics(Extension):
     """Writes a line an update; other extensions write theirs through `write`.
 
+    Bytes on the wire: those of `ranks`.
+
     Args:
         path: the run's `metrics.jsonl`.
         writes: whether this rank writes.
-        ranks: the seconds of all workers; all of them have this extension then, and on the wire is what that sends.
+        ranks: gathers the seconds of all workers, all of which have this extension then; None: no such times.
     """
 
     priority = 250
@@ -62,7 +64,7 @@ class Metrics(Extension):
         self._last = time.perf_counter()
 
     def initialize(self, trainer: Trainer) -> None:
-        """The clock of the first update starts here."""
+        """Start the clock of the first update."""
         self.restart_clock()
 
     def __call__(self, trainer: Trainer) -> None:
@@ -98,17 +100,17 @@ class Metrics(Extension):
         self._lines.write({"key": key, "value": value, "time_ms": round(time.time() * 1000), **more})
 
     def restart_clock(self) -> None:
-        """Leave what happened since the last update (an evaluation, a checkpoint) out of the next one's time."""
+        """Exclude what happened since the last update (an evaluation, a checkpoint) from the next update's time."""
         self._last = time.perf_counter()
         if self._ranks:
             self._ranks.restart()
 
     def finalize(self) -> None:
-        """Chainer calls this when the loop ends; the file stays open for the run's last line."""
+        """Write the last times; Chainer calls this when the loop ends. The file stays open for the run's last line."""
         self._tell_ranks()
 
     def _tell_ranks(self) -> None:
-        """A line with the mean seconds of each worker since the last such line."""
+        """Write a line with the mean seconds of each worker since the last such line."""
         if self._not_told:
             means = np.mean([parted(seconds.seconds) for seconds in self._not_told], axis=0)
             rows = [[round(value, 6) for value in row] for row in means.tolist()]
@@ -116,12 +118,12 @@ class Metrics(Extension):
             self._not_told = []
 
     def close(self) -> None:
-        """No more lines."""
+        """Close the file."""
         self._lines.close()
 
 
 def _measured(record: Any) -> dict[str, float]:
-    """What only some runs have of an update."""
+    """The figures of an update that only some runs have."""
     found = {name: getattr(record, name) for name in ("image_size", "gradient_norm", "gain", "loss_scale", "overflows")}
     if record.norms is not None:
         found |= {"gradient_noise": record.norms.noise, "gradient_signal": record.norms.signal}

@@ -1,4 +1,4 @@
-"""`profile.json`: what every rank did when, for chrome://tracing and Perfetto."""
+"""`profile.json`: a timeline of all ranks, for chrome://tracing and Perfetto."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _MAIN, _EXCHANGE = 0, 1  # threads
 
 
 class Profile(Extension):
-    """Notes what all ranks do in some updates, and writes it once they are done.
+    """Records the events of all ranks in some updates, then writes them.
 
     The file is in Chrome's trace event format: a process is a rank, its threads are the one that trains and the one
-    that exchanges gradients. Times are those of rank 0's clock, from the first event on.
+    that exchanges gradients. Times are on rank 0's clock, from the first event on.
 
     Bytes on the wire: about 50 an event from each rank to rank 0, once; before, those of `clock_offset`.
 
     Args:
         path: of the file, which rank 0 writes.
-        clock: of this rank.
-        mpi: communicator of all ranks; they have this extension together.
-        updates: the first one to note, and the one after the last.
+        clock: records this rank's events.
+        mpi: communicator of all ranks, all of which have this extension.
+        updates: the first one to record, and the one after the last.
     """
 
-    priority = 50  # after whatever else follows an update
+    priority = 50  # after all other extensions
     trigger = (1, "iteration")
 
     def __init__(self, path: Path, clock: PhaseClock, mpi: Any, *, updates: tuple[int, int]) -> None:
@@ -41,7 +41,7 @@ class Profile(Extension):
         self._behind = 0.0
 
     def initialize(self, trainer: Trainer) -> None:
-        """Compare the clocks, and begin where the first update is one to be noted."""
+        """Compare the clocks, and begin if the next update is the first to record."""
         self._behind = clock_offset(self._mpi)
         self._begin_at(trainer.updater.iteration)
 
@@ -57,7 +57,7 @@ class Profile(Extension):
 
     def _write(self) -> None:
         own, self._clock.events = self._clock.events, None
-        own.sort(key=lambda event: (event.began, -event.ended))  # what lies around others comes before them
+        own.sort(key=lambda event: (event.began, -event.ended))  # an event comes before those nested in it
         events = [_trace_event(event, rank=self._mpi.rank, behind=self._behind) for event in own]
         gathered = self._mpi.gather((socket.gethostname(), events), root=0)
         if gathered is None:
@@ -74,7 +74,9 @@ class Profile(Extension):
 
 
 def profiled_updates(number: int, *, begin: int, end: int, skipped: int = 10) -> tuple[int, int]:
-    """The first update to note and the one after the last: `number` of a session's, its first ones skipped if it can.
+    """The first update to record and the one after the last: `number` updates of a session, which begins at `begin`.
+
+    The session's first updates are left out: up to `skipped`, as far as enough remain.
 
     >>> profiled_updates(5, begin=0, end=100), profiled_updates(5, begin=30, end=38)
     ((10, 15), (33, 38))
@@ -86,11 +88,11 @@ def profiled_updates(number: int, *, begin: int, end: int, skipped: int = 10) ->
 
 
 def clock_offset(mpi: Any) -> float:
-    """Seconds to add to this rank's `time.perf_counter` to have that of rank 0; all ranks call this together.
+    """Seconds to add to this rank's `time.perf_counter` to get rank 0's; all ranks call this together.
 
-        offset = rank 0's time - the middle between question and answer, of the question answered fastest
+        offset = rank 0's time - the middle between sending and answer, in the fastest of 16 round trips
 
-    Bytes on the wire: 16 questions of 4 from each rank to rank 0, one after the other, and answers of 21.
+    Bytes on the wire: 16 messages of 4 from each rank to rank 0, one rank after the other, and answers of 21.
     """
     if mpi.rank > 0:
         found = []
@@ -108,7 +110,7 @@ def clock_offset(mpi: Any) -> float:
 
 
 def _trace_event(event: Event, *, rank: int, behind: float) -> dict[str, Any]:
-    """As Chrome wants it, in microseconds."""
+    """An event in Chrome's trace event format, in microseconds."""
     of_bucket = event.bucket is not None
     return {
         "name": f"bucket {event.bucket}" if of_bucket else event.name,

@@ -1,4 +1,4 @@
-"""`trace.jsonl`: what every update saw, in full precision. It is how anyone checks worker invariance."""
+"""`trace.jsonl`: the samples, rate and loss of every update in full precision, to check worker invariance."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainers.extensions.metrics import JsonLines
 
 
 class Trace(Extension):
-    """A line an update: time, rate, loss, and the samples in stream order with a digest of their images.
+    """Writes a line an update: progress, rate, loss, and the samples in stream order with a digest of their images.
 
         images_sha256 = SHA-256 over the 32-byte SHA-256 digests, in stream order, of each image as the model gets it
                         (C order, float32 CHW, mixed where the recipe mixes)

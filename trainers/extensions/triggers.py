@@ -1,4 +1,4 @@
-"""When an extension runs."""
+"""Triggers, which decide when an extension runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from recipes.positions import last_multiple
 
 @dataclass(frozen=True, kw_only=True)
 class Every:
-    """After the first update that reaches each multiple of `epochs`, and after the last update of the run.
+    """Fires after the first update that reaches each multiple of `epochs`, and after the last update of the run.
 
     Args:
         epochs: above 0, or `update` for every update.
@@ -33,10 +33,10 @@ class Every:
 
 
 class AnyOf:
-    """Where one of several triggers fires.
+    """Fires where any of several triggers fires.
 
     Args:
-        triggers: without a state of their own.
+        triggers: stateless, because a later one is not called if an earlier one fires.
     """
 
     def __init__(self, *triggers: Callable[[Trainer], bool]) -> None:

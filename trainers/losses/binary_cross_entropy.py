@@ -1,4 +1,4 @@
-"""Binary cross entropy: every class a yes or no of its own."""
+"""Binary cross entropy: an independent yes or no for every class."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class BinaryCrossEntropy:
         return self._loss
 
     def initialize(self, model: chainer.Link) -> None:
-        """Set the bias of the model's head to `head_bias`, where that is given.
+        """Set the bias of the model's head to `head_bias`, if that is given.
 
         The head is the link `fc`, or the one that a ChainerCV model names in `pick`.
         """

@@ -1,4 +1,4 @@
-"""What the logits are compared with: labels or mixtures of them, smoothed."""
+"""The targets of a loss: labels or mixtures of them, smoothed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def soft_targets(targets: Any, *, like: Any, label_smoothing: float) -> Any:
 
         q_k = (1 - e) t_k + e / K        t: the target, 1 at a label and 0 elsewhere, or a mixture of such rows
 
-    Notation: K classes, e `label_smoothing`. A mixture's weights add up to 1, so that smoothing the mixture is mixing
-    the smoothed labels: the order smoothing, mixing comes out of either.
+    Notation: K classes, e `label_smoothing`. A mixture's weights add up to 1, so smoothing the mixture equals mixing
+    the smoothed labels.
 
     Args:
         targets: int (samples,), labels; or float (samples, classes), rows that add up to 1.

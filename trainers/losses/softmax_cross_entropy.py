@@ -21,8 +21,8 @@ class SoftmaxCrossEntropy:
         loss = mean over samples of -sum over k of q_k log p_k
         p = softmax(logits);   q_k = 1 - e + e / K for the label, e / K for every other class
 
-    Notation: K classes, e `label_smoothing`. All K classes share e, the label's own too. Mixed targets are mixtures of
-    the smoothed q of their labels.
+    Notation: K classes, e `label_smoothing`. e is shared by all K classes, the label's own included. Mixed targets are
+    mixtures of the smoothed q of their labels.
 
     Args:
         label_smoothing: e, in [0, 1); 0 is the plain cross entropy.
@@ -41,8 +41,8 @@ class SoftmaxCrossEntropy:
     def build(self) -> Callable[[chainer.Variable, np.ndarray], chainer.Variable]:
         """A function of logits (samples x classes, float) and targets that returns a scalar Variable.
 
-        Targets are int (samples,), labels, or float (samples, classes), mixtures of labels before smoothing. A GPU's
-        own kernels make NaN of a label of no class.
+        Targets are int (samples,), labels, or float (samples, classes), mixtures of labels before smoothing. In the
+        fused kernels of a GPU a label outside 0 to K - 1 gives a loss of NaN.
         """
         return self._loss
 

@@ -11,11 +11,11 @@ class Softplus(chainer.FunctionNode):
     """log(1 + exp z), element by element; its gradient is sigmoid z.
 
     Differs: the gradient of Chainer's `F.softplus` overflows in exp z for large z and is rounded to 0 for small ones;
-        relu(z) + log(1 + exp(-|z|)) made of Chainer's functions has the gradient 0 at z = 0, where it is 1/2.
+        relu(z) + log(1 + exp(-|z|)) in Chainer's functions has the gradient 0 at z = 0, where it should be 1/2.
     """
 
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Of one array."""
+        """The softplus of the one input array."""
         self.retain_inputs((0,))
         (z,) = inputs
         xp = chainer.backend.get_array_module(z)

@@ -20,8 +20,8 @@ class CutMix:
         target = s y_i + (1 - s) y_j,   s = 1 - (pixels of the clipped rectangle) / (H W)
 
     s is the share of pixels that an image really keeps, not r: a rectangle that reaches over the edge is clipped, and
-    odd sides lose a pixel. The partner of sample i of a norm group of n is its mirror image n - 1 - i. The images are
-    mixed as the model gets them: after all augmentation of either.
+    odd sides lose a pixel. The partner of sample i of a norm group of n is sample n - 1 - i. The images are mixed after
+    all augmentation of both.
 
     Args:
         alpha: above 0; 1 makes the areas before clipping uniform.
@@ -30,7 +30,7 @@ class CutMix:
         ValueError: `alpha` is no number above 0; `probability` is no number in [0, 1].
 
     Source: Yun et al. 2019, arXiv 1905.04899, and its code, github.com/clovaai/CutMix-PyTorch, train.py (rectangle and
-        corrected share); timm, data/mixup.py (the mirror image).
+        corrected share); timm, data/mixup.py (the partner).
     Differs: both draw once a device batch; here once a norm group, so that the number of workers changes nothing. timm
         1.0.31 lets odd sides keep their pixel; 1.0.29.dev0, torchvision and the authors do as here.
     """

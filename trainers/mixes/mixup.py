@@ -16,18 +16,18 @@ class Mixup:
 
         image = s x_i + (1 - s) x_j        target = s y_i + (1 - s) y_j        s ~ Beta(alpha, alpha)
 
-    The partner of sample i of a norm group of n is its mirror image n - 1 - i. The images are mixed as the model gets
-    them: after all augmentation of either.
+    The partner of sample i of a norm group of n is sample n - 1 - i. The images are mixed after all augmentation of
+    both.
 
     Args:
-        alpha: above 0; 1 makes all shares alike, smaller ones leave one image nearly whole.
+        alpha: above 0; with 1 all s are equally likely, smaller values leave one image nearly whole.
         probability: that a norm group is mixed at all, in [0, 1].
     Raises:
         ValueError: `alpha` is no number above 0; `probability` is no number in [0, 1].
 
-    Source: Zhang et al. 2017, arXiv 1710.09412, equation 1 (not checked); timm, data/mixup.py (the mirror image).
-    Differs: timm draws s, and mirrors, once a device batch; here once a norm group, so that the number of workers
-        changes nothing. torchvision's partner is the sample before.
+    Source: Zhang et al. 2017, arXiv 1710.09412, equation 1 (not checked); timm, data/mixup.py (the partner).
+    Differs: timm draws s and chooses partners within a device batch; here within a norm group, so that the number of
+        workers changes nothing. torchvision's partner is the sample before.
     """
 
     alpha: float

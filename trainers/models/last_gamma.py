@@ -1,4 +1,4 @@
-"""The check that the ResNets share, of where the last scale of a block starts."""
+"""The ResNets' common check of `last_gamma`, the initial scale of a block's last normalisation."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from lr_schedules.units import require_number
 
 
 def require_last_gamma(name: str, value: object, *, is_zero: bool) -> None:
-    """Refuse what is no start of a scale, and two starts at once.
+    """Refuse an invalid `last_gamma`, and one beside `zero_last_gamma`.
 
     Args:
         name: class and field, for the message.
         value: a number of at least 0, or None.
-        is_zero: whether `zero_last_gamma` has said it already.
+        is_zero: the value of `zero_last_gamma`.
     Raises:
         ValueError: `value` is no number or below 0; it is given although `is_zero`.
     """

@@ -1,4 +1,4 @@
-"""Normalisation with ReLU behind it, and a sum between. Imports Chainer: only for use inside `build`."""
+"""Normalisation, an optional sum, and ReLU in one node. Imports Chainer: only for use inside `build`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def normalized_relu(
     """max(0, norm(after(x)) + plus), in one pass where the kernels have one.
 
     Args:
-        norm: as it was made, or as `trainers.norm_groups` has changed it.
-        plus: None for nothing.
-        after: None to normalise x itself.
+        norm: Chainer's, or one that `trainers.norm_groups` has changed.
+        plus: added before the ReLU; None for nothing.
+        after: convolution to normalise the output of; None to normalise x itself.
     """
     if hasattr(norm, "norm_groups"):
         return norm(x, plus, True, after)

@@ -1,7 +1,7 @@
-"""What the residual networks for ImageNet are made of. Imports Chainer: only for use inside `build`.
+"""Blocks and networks of the ResNets for ImageNet. Imports Chainer: only for use inside `build`.
 
-ResNet-50, 101 and 152 are ChainerCV's; ResNet-18 and 34, which ChainerCV does not have, are put together from its
-parts in the same order and under the same names. The options act on both alike.
+ResNet-50, 101 and 152 are ChainerCV's; ResNet-18 and 34, which ChainerCV does not have, are built from its parts in the
+same order and under the same names. The options act on both alike.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ class BasicBlock(chainer.Chain):
 
 
 class OneNodeConvolution(Conv2DBNActiv):
-    """Its normalisation and ReLU together."""
+    """`Conv2DBNActiv` with its normalisation and ReLU in one node."""
 
     def forward(self, x: chainer.Variable) -> chainer.Variable:
-        """As `Conv2DBNActiv` has it."""
+        """See `Conv2DBNActiv`."""
         if self.activ is F.relu:
             return normalized_relu(self.bn, x, after=self.conv)
         return normalized(self.bn, x, after=self.conv) if self.activ is None else super().forward(x)
 
 
 class OneNodeBottleneck(Bottleneck):
-    """Its last normalisation, the sum and ReLU together."""
+    """`Bottleneck` with its last normalisation, the sum and ReLU in one node."""
 
     def forward(self, x: chainer.Variable) -> chainer.Variable:
-        """As `Bottleneck` has it."""
+        """See `Bottleneck`."""
         h = self.conv2(self.conv1(x))
         return _with_shortcut(self.conv3, h, self.residual_conv(x) if hasattr(self, "residual_conv") else x)
 
@@ -127,10 +127,10 @@ def basic_network(num_layers: int, *, num_classes: int, channels: int, **options
 
 def bottleneck_network(num_layers: int, *, num_classes: int, channels: int, **options: object) -> chainer.Chain:
     """ChainerCV's ResNet-50, 101 or 152 with all its parameters initialised; for `options` see `_with_options`."""
-    # A dictionary of our own: ChainerCV writes into its default argument, which later networks then share.
+    # Pass `fc_kwargs`: ChainerCV writes into its mutable default, which later networks would share.
     model = ResNet(num_layers, n_class=num_classes, arch="fb", fc_kwargs={"initialW": Normal(0.01)})
     model.pick = "fc6"  # logits; the softmax behind it belongs to the loss
-    # ChainerCV leaves the number of input channels open until the first forward.
+    # ChainerCV initialises the parameters of the first convolution in the first forward only.
     with chainer.using_config("train", False), chainer.no_backprop_mode():
         model(np.zeros((1, channels, 32, 32), dtype=chainer.get_dtype()))
     return _with_options(model, **options)
@@ -149,9 +149,9 @@ def _with_options(
     Args:
         model: with the stages res2 to res5.
         zero_last_gamma: let the last scale of each block start at 0.
-        last_gamma: or there, where it is given.
+        last_gamma: initial value of that scale instead; None: ChainerCV's 1.
         blur_pool: low-pass filter before the strided convolutions of the stages.
-        stochastic_depth: see `DroppedBranch`; of the last block.
+        stochastic_depth: probability of dropping the last block's branch, see `DroppedBranch`.
     """
     blocks = list(_blocks(model))
     for link in model.links():
@@ -208,7 +208,7 @@ class DroppedBranch:
 
 
 class BlurredConvolution2D(L.Convolution2D):
-    """A convolution of the blurred image, so that its stride skips no pixel unseen."""
+    """A convolution of the blurred image, so that pixels skipped by its stride still contribute."""
 
     def forward(self, x: chainer.Variable) -> chainer.Variable:
         """The convolution of `blurred(x)`."""

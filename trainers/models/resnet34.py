@@ -21,7 +21,7 @@ class ResNet34:
 
     Args:
         zero_last_gamma: let the last scale of every block start at 0, so that the network starts shallow.
-        last_gamma: where that scale starts instead, at least 0; null: at 1 without `zero_last_gamma`.
+        last_gamma: initial value of that scale instead, at least 0; null: 1, or 0 with `zero_last_gamma`.
         blur_pool: low-pass filter before the strided convolutions of the stages, [1, 2, 1] in both directions. The
             first convolution and the first pooling stay as they are.
         stochastic_depth: probability that the last block's branch is dropped for a sample in training, in [0, 1);

@@ -21,11 +21,11 @@ class AdaScale:
         v <- m v + g
         w <- w - gain eta v
 
-    `per` is `learning_rate.per`, the batch whose rate is known. Where gradients are all noise the gain is B / per,
-    which is the linear rule; where they agree it is 1. noise and signal are moving averages, over updates, of the
-    estimates that `recipes.noise_scale.Norms` makes of the gradients of the single norm groups, so every group is a
-    micro-batch of its own here and lies whole on one worker: the gain does not depend on how many there are. The
-    averages start at 0; since only their ratio counts, this gives the first updates no other weight than the next.
+    `per` is `learning_rate.per`, the batch whose rate is known. If the gradients are all noise the gain is B / per,
+    which is the linear rule; if they agree it is 1. noise and signal are moving averages, over updates, of the
+    estimates by `recipes.noise_scale.Norms` from the gradients of single norm groups. So every norm group is a separate
+    micro-batch here, whole on one worker, and the gain does not depend on the number of workers. The averages start at
+    0 without a correction, because only their ratio counts.
 
     Give it the unscaled rate, `learning_rate: {rule: none}`: the gain does the scaling, warmup included.
 
@@ -33,11 +33,10 @@ class AdaScale:
 
     Args:
         momentum: m, in [0, 1).
-        smoothing: what the moving averages keep of themselves an update, in [0, 1); null for
-            max(1 - B / per / 1000, 0).
-        clock: what the schedule is read by: `samples` like any other, or `gain`: an update counts as gain * per
-            samples, so that a run whose gain stays below B / per goes through its schedule more slowly and must be
-            given more epochs.
+        smoothing: decay factor of the moving averages an update, in [0, 1); null for max(1 - B / per / 1000, 0).
+        clock: the time at which the schedule is read: `samples` as with other optimizers, or `gain`: an update counts
+            as gain * per samples, so that a run whose gain stays below B / per goes through its schedule more slowly
+            and must be given more epochs.
         weight_decay: lambda, at least 0; added to the gradient as lambda * w, after the norms were taken.
         no_decay: what is not decayed: `norm` (scales and shifts of normalisation), `bias`, both or neither.
     Raises:
@@ -47,8 +46,8 @@ class AdaScale:
     Source: Johnson et al. 2020, arXiv 2007.05105, the gain and its clock; momentum with the rate outside and the
         default of `smoothing`: fairscale's AdaScale, which cites the paper's supplement. Neither was at hand to be
         checked line by line.
-    Differs: the paper's shares are the workers, here the norm groups; its runs end when the clock has reached the
-        length of the reference run, here after `epochs`.
+    Differs: the paper compares the gradients of workers, here of norm groups; its runs end when the clock has reached
+        the length of the reference run, here after `epochs`.
     """
 
     momentum: float = 0.9
@@ -89,7 +88,7 @@ class AdaScale:
 
 
 class Gain:
-    """The gain of the update at hand, and the run's averages behind it.
+    """Computes the gain of each update, and keeps the run's moving averages for it.
 
     Args:
         per: samples of the reference batch.
@@ -101,29 +100,29 @@ class Gain:
         self._noise = self._signal = self._samples = 0.0
 
     def observe(self, *, noise: float, signal: float, global_batch_size: int) -> float:
-        """Take in the estimates of one update; returns its gain, between 1 and B / per.
+        """Add the estimates of one update to the averages; returns its gain, between 1 and B / per.
 
         Args:
-            noise, signal: of `recipes.noise_scale.Norms`; an average of them below 0 counts 0.
+            noise, signal: of `recipes.noise_scale.Norms`; an average below 0 counts as 0.
             global_batch_size: B.
         """
         scale = global_batch_size / self._per
         keep = max(1.0 - scale / 1000.0, 0.0) if self._smoothing is None else self._smoothing
         self._noise = keep * self._noise + (1.0 - keep) * noise
         self._signal = keep * self._signal + (1.0 - keep) * signal
-        known, signal = max(self._noise, 0.0), max(self._signal, 0.0)  # an estimate may lie below 0
+        known, signal = max(self._noise, 0.0), max(self._signal, 0.0)  # estimates may be below 0
         below = known / global_batch_size + signal
         gain = (known / self._per + signal) / below if below > 0 else 1.0
         self._samples += gain * self._per
         return gain
 
     def pass_reference(self) -> float:
-        """Count an update of the reference batch that is one norm group, without estimates; returns its gain, 1."""
+        """Count an update of one norm group of `per` samples, which gives no estimates; returns its gain, 1."""
         self._samples += self._per
         return 1.0
 
     def epoch(self, epoch: float, *, num_train: int) -> float:
-        """Where the schedule is read in the update that starts at `epoch`; before it is observed.
+        """The epoch at which to read the schedule in the update that starts at `epoch`; call it before `observe`.
 
         Args:
             epoch: by samples.
@@ -133,7 +132,7 @@ class Gain:
 
     @property
     def state(self) -> dict[str, float]:
-        """What a checkpoint keeps."""
+        """The averages and the clock, for a checkpoint."""
         return {"noise": self._noise, "signal": self._signal, "samples": self._samples}
 
     @state.setter

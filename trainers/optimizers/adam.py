@@ -27,20 +27,20 @@ class Adam:
     v start at 0.
 
     Args:
-        beta1: what the mean of the gradients keeps of itself an update, in [0, 1).
-        beta2: the same for the mean of their squares, in [0, 1).
-        eps: added to the root, above 0; it stands beside sqrt(v) before the correction by 1 - beta2^t.
+        beta1: decay factor of the mean of the gradients, in [0, 1).
+        beta2: decay factor of the mean of their squares, in [0, 1).
+        eps: above 0; added to sqrt(v) before the correction by 1 - beta2^t.
         weight_decay: lambda, at least 0.
         decay: `coupled`: lambda * w is part of the gradient; `times_rate`: w <- (1 - alpha lambda) w before the step;
-            `times_relative_rate`: the same with alpha over the full rate, that without warmup and schedule.
+            `times_relative_rate`: the same with alpha / the full rate (without warmup and schedule) for alpha.
         no_decay: what is not decayed: `norm` (scales and shifts of normalisation), `bias`, both or neither.
     Raises:
         ValueError: `beta1` or `beta2` is outside [0, 1); `eps` is not above 0; `weight_decay` is negative; `decay`
             is another word; `no_decay` holds another word or one twice.
 
     Source: chainer.optimizers.Adam, after Kingma and Ba 2014, arXiv 1412.6980 (not checked).
-    Differs: where m and v are corrected first, w - alpha m' / (sqrt(v') + eps) as in PyTorch, the same eps weighs
-        1 / sqrt(1 - beta2^t) times more here: 32 times in the first update, then less and less.
+    Differs: PyTorch corrects m and v first, w - alpha m' / (sqrt(v') + eps). Here the same eps has 1 / sqrt(1 -
+        beta2^t) times the effect: 32 times in the first update, then less and less.
     """
 
     beta1: float = 0.9

@@ -20,8 +20,7 @@ class CorrectedMomentumSGD:
         v <- m v - g
         w <- w + eta v                                    # eq. (9)
 
-    Everything in the buffer is scaled by the newest rate: what the paper calls momentum correction, and what PyTorch's
-    SGD documents.
+    The whole buffer is scaled by the newest rate, as in PyTorch's SGD; the paper calls this momentum correction.
 
     Notation: w weights, g gradient (with the coupled decay), eta the rate of this update, v starts at 0.
 
@@ -29,7 +28,7 @@ class CorrectedMomentumSGD:
         momentum: m, in [0, 1).
         weight_decay: lambda, at least 0.
         decay: `coupled`: lambda * w is part of the gradient; `times_rate`: w <- (1 - eta lambda) w before the step;
-            `times_relative_rate`: the same with eta over the full rate, that without warmup and schedule.
+            `times_relative_rate`: the same with eta / the full rate (without warmup and schedule) for eta.
         no_decay: what is not decayed: `norm` (scales and shifts of normalisation), `bias`, both or neither.
     Raises:
         ValueError: `momentum` is outside [0, 1); `weight_decay` is negative; `decay` is another word;

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Lamb:
-    """LAMB: the direction of Adam with its decay, made as long in every tensor as the tensor's weights, times the rate.
+    """LAMB: Adam's direction with the decay, scaled in every tensor to the norm of its weights, times the rate.
 
         m <- beta1 m + (1 - beta1) g
         v <- beta2 v + (1 - beta2) g^2
@@ -28,22 +28,22 @@ class Lamb:
         phi(x) = x                                            trust_bounds: null
         phi(x) = min(max(x, low), high)                       trust_bounds: [low, high]
 
-    The ratio phi(||w||) / ||r|| is 1 where ||w|| or ||r|| is 0, whatever the bounds. What `no_decay` names has no decay
-    and the ratio 1: it moves by Adam. The decay lambda w is part of r, so a larger one also changes how much of the
-    step the gradient gets; its length stays eta phi(||w||).
+    The ratio phi(||w||) / ||r|| is 1 where ||w|| or ||r|| is 0, whatever the bounds. Parameters that `no_decay` names
+    have no decay and the ratio 1: plain Adam. The decay lambda w is part of r: a larger lambda leaves the step's length
+    at eta phi(||w||), and turns it away from the gradient.
 
     Notation: w weights of one tensor, g its mean gradient over the global batch (loss scale divided out, no decay), eta
     the rate of this update, t its number from 1, lambda `weight_decay`; m and v start at 0. Norms are Euclidean, summed
     in float64.
 
     Args:
-        beta1: what the mean of the gradients keeps of itself an update, in [0, 1).
-        beta2: the same for the mean of their squares, in [0, 1).
+        beta1: decay factor of the mean of the gradients, in [0, 1).
+        beta2: decay factor of the mean of their squares, in [0, 1).
         eps: added to the root, above 0.
-        bias_correction: whether m and v are divided by what they still lack because they started at 0.
+        bias_correction: whether m and v are corrected for their start at 0.
         trust_bounds: lowest and highest value of phi, numbers with 0 <= low <= high and high above 0; null for none.
         weight_decay: lambda, at least 0.
-        no_decay: what has neither decay nor a ratio: `norm` (scales and shifts of normalisation), `bias`, both or
+        no_decay: what has neither decay nor trust ratio: `norm` (scales and shifts of normalisation), `bias`, both or
             neither.
     Raises:
         ValueError: `beta1` or `beta2` is outside [0, 1); `eps` is not above 0; `bias_correction` is no flag;
@@ -52,8 +52,8 @@ class Lamb:
     Source: You et al. 2019, arXiv 1904.00962, the algorithm called LAMB, phi the identity or clipped (the paper itself
         not checked). beta1, beta2, eps and that parameters of normalisation are skipped: the author's code for
         ResNet-50, which has no bias correction.
-    Differs: timm's Lamb shortens the gradient to a global norm of 1 first (here `gradient: {clip_norm: 1}`), and by
-        default gives a ratio only to what decays.
+    Differs: timm's Lamb first clips the gradient to a global norm of 1 (here `gradient: {clip_norm: 1}`), and by
+        default gives a trust ratio only to parameters that decay.
     """
 
     beta1: float = 0.9

@@ -11,7 +11,7 @@ from trainers.optimizers.tensor_norm import norm, one_where_a_norm_is_0
 
 
 class LambRule(optimizer.UpdateRule):
-    """One parameter on any device; formula and names: `Lamb`."""
+    """The update of one parameter, on any device; formula and names: `Lamb`."""
 
     def init_state(self, param: chainer.Parameter) -> None:
         """Mean and mean of squares, zero, beside the weights."""
@@ -44,7 +44,7 @@ class LambRule(optimizer.UpdateRule):
         return (m / of_m) / (param.device.xp.sqrt(v / of_v) + of.eps)
 
     def _ratio(self, param: chainer.Parameter, r: Any) -> Any:
-        """A float64 array without axes, on the device: reading it here would make the device wait for every tensor."""
+        """The trust ratio, a float64 array of shape () on the device: reading it here would wait for every tensor."""
         xp, bounds = param.device.xp, self.hyperparam.component.trust_bounds
         weights, direction = norm(xp, param.array), norm(xp, r)
         phi = weights if bounds is None else xp.clip(weights, *bounds)

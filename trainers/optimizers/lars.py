@@ -27,8 +27,8 @@ class Lars:
         v <- m v + d;      w <- w - eta v                                    rate: outside
         w <- w - (m v + eta d),  w <- w - eta (m v + d)                      nesterov: true; v is the new one
 
-    The ratio is 1 where ||w|| or ||g|| is 0, clipped or not. What `no_decay` names has no decay and the ratio 1: it
-    moves by plain momentum, the rate in the same place, at the whole eta.
+    The ratio is 1 where ||w|| or ||g|| is 0, clipped or not. Parameters that `no_decay` names have no decay and the
+    ratio 1: plain momentum at the rate eta, which stands in the same place.
 
     Notation: w weights of one tensor, g its mean gradient over the global batch (loss scale divided out, no decay), eta
     the rate of this update, lambda `weight_decay`, m `momentum`, v starts at 0. Norms are Euclidean, summed in float64.
@@ -36,13 +36,13 @@ class Lars:
     Args:
         momentum: m, in [0, 1).
         trust_coefficient: above 0; the paper's eta.
-        decay_in_trust: whether the ratio's denominator has the decay.
-        rate: `inside` or `outside` of the buffer; the two differ while the rate moves.
-        nesterov: whether the step looks ahead by one momentum.
+        decay_in_trust: whether the ratio's denominator includes the decay.
+        rate: `inside` or `outside` of the buffer; the two differ while the rate changes.
+        nesterov: whether to use Nesterov momentum.
         eps: in the denominator, at least 0.
-        clip: whether a tensor's rate, ratio times eta, is held at eta.
+        clip: whether a tensor's rate is limited to eta; if so, its ratio is divided by eta before.
         weight_decay: lambda, at least 0; coupled, there is no other form here.
-        no_decay: what has neither decay nor a ratio: `norm` (scales and shifts of normalisation), `bias`, both or
+        no_decay: what has neither decay nor trust ratio: `norm` (scales and shifts of normalisation), `bias`, both or
             neither.
     Raises:
         ValueError: `momentum` is outside [0, 1); `trust_coefficient` is not above 0; `eps` or `weight_decay` is

@@ -11,7 +11,7 @@ from trainers.optimizers.tensor_norm import norm, one_where_a_norm_is_0
 
 
 class LarsRule(optimizer.UpdateRule):
-    """One parameter on any device; formula and names: `Lars`."""
+    """The update of one parameter, on any device; formula and names: `Lars`."""
 
     def init_state(self, param: chainer.Parameter) -> None:
         """The buffer, zero, beside the weights."""
@@ -32,7 +32,7 @@ class LarsRule(optimizer.UpdateRule):
             param.array -= beside * (of.momentum * v + d if of.nesterov else v)
 
     def _direction(self, param: chainer.Parameter) -> Any:
-        """d of the formula: the decayed gradient times the ratio; what is exempt keeps its gradient."""
+        """d of the formula: the gradient with the decay, times the ratio; of an exempt parameter the gradient."""
         of = self.hyperparam.component
         if self.hyperparam.exempt:
             return param.grad
@@ -40,7 +40,7 @@ class LarsRule(optimizer.UpdateRule):
         return self._ratio(param).astype(param.dtype) * decayed
 
     def _ratio(self, param: chainer.Parameter) -> Any:
-        """A float64 array without axes, on the device: reading it here would make the device wait for every tensor."""
+        """The trust ratio, a float64 array of shape () on the device: reading it here would wait for every tensor."""
         xp, rate, of = param.device.xp, self.hyperparam.lr, self.hyperparam.component
         weights, gradient = norm(xp, param.array), norm(xp, param.grad)
         against = gradient + (of.weight_decay * weights if of.decay_in_trust else 0.0) + of.eps

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RmspropWarmup:
-    """SGD with momentum that starts as RMSprop and goes over to SGD around an epoch; both terms go into the buffer.
+    """SGD with momentum that starts as RMSprop and moves over to SGD around an epoch; both terms go into the buffer.
 
         m     <- mu2 m + (1 - mu2) g^2
         Delta <- mu1 Delta - (a + b / (sqrt(m) + eps)) g
@@ -30,17 +30,17 @@ class RmspropWarmup:
 
     `transition: continuous` has s = 1: a and its slope are continuous at c, and a reaches 1 at c + p / 2.
     `transition: printed` has s = 2, as the formula is transcribed: a would pass 1 at c + p / 4 and make b negative; it
-    is held at 1 from there, so the RMSprop term is over a quarter of the period earlier.
+    is limited to 1, so the RMSprop term ends a quarter of the period earlier.
 
     Notation: w weights, g gradient (with the decay), eta the rate of this update, e the epochs at its start (a
-    fraction), c `beta_center`, p `beta_period`; m and Delta start at 0, without a correction for it.
+    fraction), c `beta_center`, p `beta_period`; m and Delta start at 0, without bias correction.
 
     Args:
-        mu1: what Delta keeps of itself an update, in [0, 1): the momentum.
-        mu2: what the mean of the squares keeps of itself an update, in [0, 1).
+        mu1: the momentum, in [0, 1).
+        mu2: decay factor of the mean of the squares, in [0, 1).
         eps: added to the root, above 0.
         rmsprop_learning_rate: rate of the RMSprop term, at least 0.
-        beta_center: where both terms have weight 1/2.
+        beta_center: epoch at which both terms have weight 1/2.
         beta_period: above 0; the transition's length.
         transition: `continuous` or `printed`.
         weight_decay: lambda, at least 0; added to the gradient as lambda * w, before its square is taken.
@@ -52,7 +52,7 @@ class RmspropWarmup:
 
     Source: Akiba, Suzuki, Fukuda 2017, arXiv 1711.04325, the update rule as a third party transcribes it; the defaults
         and b are those of three Chainer implementations. The paper itself not checked: it may print either s.
-    Differs: those implementations read the whole epochs done, here the epoch moves with every update.
+    Differs: those implementations count whole epochs; here e is a fraction that grows with every update.
     """
 
     mu1: float = 0.9

@@ -7,7 +7,7 @@ from chainer import optimizer
 
 
 class RmspropWarmupRule(optimizer.UpdateRule):
-    """One parameter on any device; formula and names: `RmspropWarmup`."""
+    """The update of one parameter, on any device; formula and names: `RmspropWarmup`."""
 
     is_elementwise = True
 

@@ -1,4 +1,4 @@
-"""Chainer's side of the optimizers whose rule stands here. Imports Chainer: only for use inside `build`."""
+"""The Chainer optimizer for our own update rules. Imports Chainer: only for use inside `build`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainers.optimizers.weight_decay import RATE_NOT_SET
 
 
 class RuleMethod(optimizer.GradientMethod):
-    """Chainer optimizer whose rule finds, in `self.hyperparam`, the rate `lr` and the `component` with all the rest.
+    """Chainer optimizer whose rules read, in `hyperparam`, the rate `lr` and all else from `component`.
 
     Args:
         rule: makes the rule of one parameter from the hyperparameters.

@@ -16,7 +16,7 @@ NoDecay = Literal["norm", "bias"]
 # Where weight decay enters: into the gradient, or into the weights beside the step.
 Decay = Literal["coupled", "times_rate", "times_relative_rate"]
 
-# A rate that the updater has not set yet makes the first update visibly wrong instead of silently Chainer's default.
+# If the updater failed to set the rate, the first update gives NaN instead of silently using Chainer's default rate.
 RATE_NOT_SET = float("nan")
 
 
@@ -65,15 +65,16 @@ def parameters_without_decay(model: chainer.Link, no_decay: Sequence[NoDecay]) -
 
 
 def decay_parameters(optimizer: chainer.Optimizer, component: Any) -> None:
-    """Give every parameter of the optimizer's model that decays the hook of its form of weight decay.
+    """Add the hook for the component's form of weight decay to every parameter that decays.
 
         coupled              g <- g + lambda w                                   goes through momentum and rate ("L2")
         times_rate           w <- w - eta lambda w                               before the step
         times_relative_rate  w <- w - (eta / full rate) lambda w                 before the step
 
-    The sum over the workers comes before it, so each parameter decays once, whatever their number. Chainer adds the
-    coupled form in place: the gradient that is left after an update contains it. An optimizer whose `decays_itself` is
-    true gets no hook: its rules find in `hyperparam.exempt` whether `no_decay` names their parameter.
+    Gradients are summed over the workers before, so each parameter decays once, whatever the number of workers. Chainer
+    adds the coupled form in place: the gradient that is left after an update contains it. An optimizer whose
+    `decays_itself` is true gets no hook: its rules read from `hyperparam.exempt` whether `no_decay` names their
+    parameter.
 
     Notation: g gradient, w weights, lambda `weight_decay`, eta the rate of this update; the full rate is the one that
     warmup and schedule are factors of.

@@ -1,7 +1,7 @@
 """Pruners of a search: each a frozen dataclass whose `build()` gives one of Optuna's.
 
-`Median`, `Percentile` and `Wilcoxon` end trials on their way, through `fair.py`. `SuccessiveHalving` and `Hyperband`
-have `shares` and `brackets` besides: they decide between whole runs of several lengths, see `trainers/search/rungs.py`.
+`Median`, `Percentile` and `Wilcoxon` end running trials, through `fair.py`. `SuccessiveHalving` and `Hyperband` also
+have `shares` and `brackets`: they choose between whole runs of several lengths, see `trainers/search/rungs.py`.
 """
 
 from trainers.pruners.hyperband import Hyperband

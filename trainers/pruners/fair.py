@@ -1,4 +1,4 @@
-"""What stands between a search and Optuna's pruners: which trials are compared, and from when on."""
+"""A wrapper of Optuna's pruners that decides which trials are compared, and from which report on."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from trainers.study_view import COMPARED, StudyView
 
 
 class Fair(BasePruner):
-    """Asks one of Optuna's pruners, and shows it only what can be compared.
+    """Asks one of Optuna's pruners, and shows it only comparable trials and reports.
 
-    Optuna's step is the number of a report: the same part of every trial's own run. A trial is not ended before its
-    first report that counts, which comes after its warmup and slow start; the reports before that are not shown. Of
-    the other trials those are shown whose rate has the same shape, and which at this report are past their own slow
-    start. A trial that says nothing about itself is compared with none.
+    Optuna's step is the number of a report: the same fraction of every trial's own run. A trial's reports before the
+    end of its warmup and slow start are not shown, and it is not pruned at them. Of the other trials, the pruner sees
+    those whose rate has the same shape and whose own slow start has ended by this report. A trial without the user
+    attribute `COMPARED` is not pruned, and not compared with others.
 
     Args:
         pruner: Optuna's.
-        paired: it compares a trial with the best one report by report, so that the best one's slow start is left out
-            too.
+        paired: the pruner compares a trial with the best one report by report, so reports from the best one's slow
+            start are left out too.
     """
 
     def __init__(self, pruner: BasePruner, *, paired: bool = False) -> None:
         self._pruner, self._paired = pruner, paired
 
     def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
-        """Whether a trial ends at its last report."""
+        """Whether to prune a trial at its last report."""
         own, step = trial.user_attrs.get(COMPARED), trial.last_step
         if own is None or step is None or step < own["from"]:
             return False
@@ -55,7 +55,7 @@ class Fair(BasePruner):
 
 
 def _with_reports(trial: FrozenTrial, steps: set[int]) -> FrozenTrial:
-    """A trial with some of its reports."""
+    """A copy of a trial with only the reports at `steps`."""
     part = copy.copy(trial)
     part.intermediate_values = {step: value for step, value in trial.intermediate_values.items() if step in steps}
     return part

@@ -1,4 +1,4 @@
-"""Several successive halvings, which trust short runs more or less."""
+"""Several successive halvings side by side, which begin at different lengths of runs."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from trainers.pruners.successive_halving import shares
 
 @dataclass(frozen=True, kw_only=True)
 class Hyperband:
-    """`SuccessiveHalving` with some configurations that begin at longer runs, in case short ones mislead.
+    """`SuccessiveHalving` in which some configurations begin with longer runs, in case short ones mislead.
 
         configurations that begin at rung s, in proportion:  ceil(rungs * reduction ** (rungs - 1 - s) / (rungs - s))
 
-    Of 17 configurations 9 begin in a ninth of the epochs, 5 in a third and 3 in whole runs. Those that began at one
-    rung are compared among themselves; a new configuration begins where the most are wanting.
+    By default, of 17 configurations 9 begin with runs of a ninth of the epochs, 5 of a third and 3 with whole runs.
+    Configurations are compared only with those that began at the same rung; a new one begins at the rung that is
+    furthest behind its proportion.
 
     Args:
-        reduction: as of `SuccessiveHalving`, at least 2.
+        reduction: as for `SuccessiveHalving`, at least 2.
         rungs: likewise, at least 2.
     Source: Li et al. 2016, arXiv 1603.06560, algorithm 1, by Optuna's HyperbandPruner; the paper not checked.
-    Differs: brackets grow side by side and without an end, asynchronously, as in Li et al. 2018, arXiv 1810.05934.
+    Differs: brackets grow side by side without a limit, asynchronously, as in Li et al. 2018, arXiv 1810.05934.
     """
 
     reduction: int = 3

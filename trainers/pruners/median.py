@@ -13,7 +13,7 @@ class Median:
     """Ends a trial whose best report so far is worse than the median of complete trials at the same report.
 
     Args:
-        startup_trials: complete trials that can be compared before any is ended, at least 1.
+        startup_trials: comparable complete trials before any trial is ended, at least 1.
     Source: Golovin et al. 2017 (not checked); Optuna's MedianPruner.
     """
 

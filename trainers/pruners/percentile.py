@@ -15,7 +15,7 @@ class Percentile:
 
     Args:
         keep: percent of trials that go on, above 0 and at most 100; 50 is `Median`.
-        startup_trials: complete trials that can be compared before any is ended, at least 1.
+        startup_trials: comparable complete trials before any trial is ended, at least 1.
     Source: Optuna's PercentilePruner.
     """
 

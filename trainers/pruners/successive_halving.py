@@ -10,7 +10,7 @@ from trainers.arguments import require_count
 
 
 def shares(reduction: int, rungs: int) -> tuple[Fraction, ...]:
-    """What part of the epochs a run of each rung has, the shortest first.
+    """The share of the epochs in a run of each rung, the shortest first.
 
     >>> [str(share) for share in shares(3, 3)]
     ['1/9', '1/3', '1']
@@ -20,23 +20,23 @@ def shares(reduction: int, rungs: int) -> tuple[Fraction, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class SuccessiveHalving:
-    """Trains every configuration in short runs first, and the best of them in longer ones: 1/9, 1/3 and all epochs.
+    """Trains every configuration in a short run first, and the best in longer ones: 1/9, 1/3 and all epochs by default.
 
         share of rung r = reduction ** (r - rungs + 1)        r = 0 .. rungs - 1
         a configuration goes from r to r + 1 once it is among the best 1 / reduction of those that ended at r
 
-    A run of a rung is complete: its whole schedule is compressed, warmup, ramps and image sizes too, so that every
-    score is one of a finished run and only those of equal length are compared. Nothing is ended on its way, and nobody
-    waits: a configuration goes up as soon as it has earned it, else a new one begins. Every run is a trial of its own
-    and counts in the budget, which is best given in device-hours: a trial of the lowest rung takes a ninth of a whole
-    one. Only whole runs can be the best trial.
+    A run of a lower rung is not cut off: its whole schedule is compressed, with warmup, ramps and image sizes, so that
+    every score is of a finished run, and only runs of equal length are compared. No run is ended early and no worker
+    waits for a rung to fill: a configuration is promoted as soon as it has earned it, else a new one begins. Every run
+    is a separate trial and counts in the budget, which is best given in device-hours: a trial of the lowest rung takes
+    a ninth of a whole one. Only whole runs can be the best trial.
 
     Args:
-        reduction: at least 2.
-        rungs: lengths of runs, at least 2; the last one is the recipe's own.
+        reduction: ratio of run lengths of neighbouring rungs, and 1 / the share that is promoted; at least 2.
+        rungs: number of run lengths, at least 2; the last one is the recipe's own.
     Source: Li et al. 2018, arXiv 1810.05934, algorithm 2, as others tell it (not checked).
-    Differs: a promoted configuration is trained anew: a checkpoint of a compressed run is the end of another schedule.
-        A configuration that failed counts as the last of its rung. Optuna's SuccessiveHalvingPruner ends runs at a
+    Differs: a promoted configuration is trained from the start: a checkpoint of a compressed run belongs to another
+        schedule. A configuration that failed ranks last in its rung. Optuna's SuccessiveHalvingPruner ends runs at a
         step instead, and is not used.
     """
 
@@ -49,7 +49,7 @@ class SuccessiveHalving:
 
     @property
     def shares(self) -> tuple[Fraction, ...]:
-        """What part of the epochs a run of each rung has, the shortest first."""
+        """The share of the epochs in a run of each rung, the shortest first."""
         return shares(self.reduction, self.rungs)
 
     @property
@@ -59,7 +59,7 @@ class SuccessiveHalving:
 
     @property
     def least_trials(self) -> int:
-        """How many runs there are until the first whole one has ended.
+        """The fewest trials with which a configuration can climb to a whole run.
 
         >>> SuccessiveHalving().least_trials
         13

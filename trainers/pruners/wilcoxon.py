@@ -12,20 +12,20 @@ from trainers.arguments import require_count
 
 @dataclass(frozen=True, kw_only=True)
 class Wilcoxon:
-    """Ends a trial whose reports lie below those of the best one, pair by pair: Wilcoxon's signed-rank test.
+    """Ends a trial whose reports are worse than the best trial's, pair by pair: Wilcoxon's signed-rank test.
 
         d_k = report k of this trial - report k of the best complete trial        both past their slow starts
 
     Optuna's pruner is made for scores of one configuration on many independent problems. Here the pairs are points of
-    two curves, each of which depends on the one before, and they are tested again at every report: `threshold` is a
-    handle and no probability of an error. What it needs is there: the same k means the same part of both runs, and
-    a trial far below the best one at all its reports has all its ranks on one side. Its own safeguard, the mean of all
-    reports against that of the best trial, rarely holds a trial back here, as the mean of a whole curve lies above that
-    of its beginning.
+    two learning curves, not independent of each other, and the test is repeated at every report: so `threshold` is a
+    knob, not a probability of error. The test still applies: the same k is the same fraction of both runs, and a trial
+    that is worse at all its reports has all ranks on one side. The pruner's own safeguard, which keeps a trial whose
+    mean report beats the best trial's, rarely acts here, because the best trial's whole curve has a better mean than
+    the beginning of a curve.
 
     Args:
         threshold: the test's p below which a trial ends, above 0 and at most 0.5; n pairs that all lie on one side
-            have 2 ** -n.
+            give 2 ** -n.
         startup_reports: pairs before any trial is ended, at least 2.
     Source: Wilcoxon 1945 (not checked); Optuna's WilcoxonPruner.
     """

@@ -1,7 +1,7 @@
 """Samplers of a search: each a frozen dataclass whose `build(seed=)` gives one of Optuna's.
 
-A sampler that has `first(space)` names parameters that are tried before its own proposals. `cannot` names what a search
-with it is refused for.
+A sampler's `first(space)`, if it has one, gives values to try before its own proposals; its `cannot` lists the features
+of a search that it does not support: a search with one of them is refused.
 """
 
 from trainers.samplers.cma_es import CmaEs

@@ -12,7 +12,7 @@ from trainers.arguments import require_count
 class CmaEs:
     """Draws from a normal distribution whose mean and covariance follow the best trials of each generation.
 
-    Categorical values are drawn at random; so is everything while there is a single range.
+    Categorical values are drawn at random; in a space with a single range, so is everything.
 
     Args:
         startup_trials: random draws before the first generation, at least 1.

@@ -12,7 +12,7 @@ from trainers.arguments import require_count
 
 @dataclass(frozen=True, kw_only=True)
 class Gp:
-    """Draws where a Gaussian process of the trials so far expects the largest improvement.
+    """Draws where a Gaussian process fitted to the trials so far expects the largest improvement.
 
     For few and costly trials. A range with `when` is drawn at random.
 

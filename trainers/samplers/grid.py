@@ -27,7 +27,7 @@ class Grid:
         require_count("Grid.points", self.points)
 
     def first(self, space: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The combinations, each a value for every path that a trial with the others has."""
+        """All combinations, each with a value for every path that is active in it."""
         return list(combinations(space, self.points))
 
     def build(self, *, seed: int) -> Any:

@@ -1,4 +1,4 @@
-"""Optuna's TPESampler, asked a thousand times for what it can be told once."""
+"""Optuna's TPESampler with a cache of the numbers that it computes from finished trials."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from optuna.trial import FrozenTrial
 
 
 class RememberingTpe(TPESampler):
-    """Proposes what Optuna's does, in less time: the values of a finished trial are made numbers once.
+    """Proposes what Optuna's sampler does, faster: the values of a finished trial are converted to numbers only once.
 
-    A later Optuna that has no such step goes on as it comes, only slower.
+    With a later Optuna that does not call the overridden method nothing is cached, and only the speed is lost.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -30,7 +30,7 @@ class RememberingTpe(TPESampler):
             row = known.get(trial._trial_id)
             if row is None:
                 found = super()._get_internal_repr([trial], search_space, study)
-                row = tuple(value for column in found.values() for value in column)  # none of another space
+                row = tuple(value for column in found.values() for value in column)  # empty if of another space
                 if trial.state.is_finished():
                     known[trial._trial_id] = row
             if row:

@@ -14,12 +14,12 @@ class Tpe:
 
         argmax l(x) / g(x)        l, g: Parzen densities of the best trials and of the others
 
-    Trials that still run count as bad ones, so that trials side by side do not all try the same values.
+    Running trials count as bad ones, so that parallel trials do not all try the same values.
 
     Args:
         startup_trials: random draws before the estimate begins, at least 0.
-        multivariate: one density over all values together instead of one for each; with `when`, over those that trials
-            have together.
+        multivariate: one joint density over all values instead of one for each; with `when`, over each group of values
+            that trials have together.
     Source: Bergstra et al. 2011 (NeurIPS), section 4; Optuna's TPESampler.
     """
 

@@ -1,4 +1,4 @@
-"""Writes to a database a few at a time: a transaction for each would be most of what a trial costs."""
+"""A database storage that writes in batches: one transaction a write would be most of the overhead of a trial."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 
 
 class Batched(_CachedStorage):
-    """Optuna's cached database, in which what is known of a trial on its way is written together.
+    """Optuna's cached database storage, with the writes of running trials buffered.
 
-    It is in the database before any trial begins, ends or is read, and five seconds after its first part at the latest.
-    Who is killed before that loses reports; the trial's folder has them.
+    The buffer is flushed before any trial begins, ends or is read, and five seconds after its first write at the
+    latest. A supervisor killed before that loses reports; the trial's folder still has them.
 
     Args:
         backend: the database.
-        at_once: user attributes that must not wait; what waits already is written with them.
+        at_once: user attributes that are written at once, together with the whole buffer.
     """
 
     def __init__(self, backend: RDBStorage, *, at_once: Container[str] = ()) -> None:
@@ -50,7 +50,7 @@ class Batched(_CachedStorage):
     def set_trial_param(
         self, trial_id: int, param_name: str, param_value_internal: float, distribution: BaseDistribution
     ) -> None:
-        """The first value of a path is written at once: the database knows whether it fits what was there before."""
+        """Written at once for a path's first value: the database checks the distribution against earlier trials."""
         if self._known.get(param_name) != distribution:
             self.flush()
             super().set_trial_param(trial_id, param_name, param_value_internal, distribution)
@@ -60,40 +60,40 @@ class Batched(_CachedStorage):
         self._keep(TrialParamModel, {"trial_id": trial_id, "param_name": param_name, **row})
 
     def set_trial_intermediate_value(self, trial_id: int, step: int, intermediate_value: float) -> None:
-        """As of the storage, later."""
+        """See Optuna's storage; buffered."""
         value, kind = TrialIntermediateValueModel.intermediate_value_to_stored_repr(intermediate_value)
         row = {"intermediate_value": value, "intermediate_value_type": kind}
         self._keep(TrialIntermediateValueModel, {"trial_id": trial_id, "step": step, **row})
 
     def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
-        """As of the storage, later unless it is one that must not wait."""
-        json.dumps(value)  # what cannot be written is refused here
+        """See Optuna's storage; buffered unless the key is one of `at_once`."""
+        json.dumps(value)  # raises here, not at the flush, if the value cannot be written
         self._keep(TrialUserAttributeModel, {"trial_id": trial_id, "key": key, "value": value})
         if key in self._at_once:
             self.flush()
 
     def set_trial_state_values(self, trial_id: int, state: TrialState, values: Any = None) -> bool:
-        """As of the storage."""
+        """See Optuna's storage."""
         self.flush()
         return super().set_trial_state_values(trial_id, state, values)
 
     def ended_at(self, trial_id: int) -> datetime | None:
-        """When a trial was finished."""
+        """When a trial was finished, by the database."""
         with _create_scoped_session(self._backend.scoped_session) as session:
             return TrialModel.find_or_raise_by_id(trial_id, session).datetime_complete
 
     def get_trial(self, trial_id: int) -> FrozenTrial:
-        """As of the storage."""
+        """See Optuna's storage."""
         self.flush()
         return super().get_trial(trial_id)
 
     def get_all_trials(self, study_id: int, deepcopy: bool = True, states: Any = None) -> list[FrozenTrial]:
-        """As of the storage."""
+        """See Optuna's storage."""
         self.flush()
         return super().get_all_trials(study_id, deepcopy=deepcopy, states=states)
 
     def flush(self, *, after: float = 0.0) -> None:
-        """Write what waits, if the first of it has waited for so many seconds.
+        """Write the buffer, if its oldest write is at least `after` seconds old.
 
         Raises:
             UpdateFinishedTrialError: one of the trials is finished already.
@@ -113,7 +113,7 @@ class Batched(_CachedStorage):
             self._one_by_one(rows)
 
     def close(self) -> None:
-        """Write what waits, and close the connections."""
+        """Flush, and close the connections."""
         self.flush()
         self._backend.remove_session()
         self._backend.engine.dispose()
@@ -125,7 +125,7 @@ class Batched(_CachedStorage):
         self.flush(after=FLUSH_SECONDS)
 
     def _write_attributes(self, session: Any, rows: list[dict[str, Any]]) -> None:
-        """The last value of each; as Optuna does it, which asks for the trial each time, where there is no upsert."""
+        """Write the last value of each key; where the dialect has no upsert, one by one as Optuna does."""
         last = {(row["trial_id"], row["key"]): row for row in rows}.values()
         upsert = _UPSERTS.get(self._backend.engine.name)
         if upsert is None:
@@ -140,7 +140,7 @@ class Batched(_CachedStorage):
             session.connection().execute(made.on_conflict_do_update(index_elements=keys, set_=change), written)
 
     def _one_by_one(self, rows: list[tuple[Any, dict[str, Any]]]) -> None:
-        """In the storage's own way, which replaces a report and an attribute; a value of a path never changes."""
+        """Write by Optuna's own methods, which replace a report or an attribute; parameters never change."""
         for model, row in rows:
             if model is TrialIntermediateValueModel:
                 score = model.stored_repr_to_intermediate_value(
@@ -160,7 +160,7 @@ class Batched(_CachedStorage):
 
 
 def flush(study: optuna.Study, *, after: float = 0.0) -> None:
-    """Write what has waited for so many seconds, of a study whose storage waits."""
+    """Flush a study's storage if it buffers and its oldest write is at least `after` seconds old."""
     write = getattr(study._storage, "flush", None)
     if write is not None:
         write(after=after)

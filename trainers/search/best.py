@@ -32,7 +32,7 @@ def write_best(
 ) -> None:
     """Write the recipe of the best trial, or those of the Pareto front, each in a file of its trial's number.
 
-    Nothing is done where the newest trial is none of them. Recipes of trials that have been beaten are removed.
+    Does nothing if `newest` is not among them. Recipes of trials that are no longer on the front are removed.
     """
     several = len(opened.search.objectives) > 1
     found = best_trials(study)
@@ -51,16 +51,16 @@ def write_best(
 
 
 def recipe_path(folder: Path, search: Search, trial: optuna.trial.FrozenTrial) -> Path:
-    """Where the recipe of one of the best trials is."""
+    """The file for the recipe of one of the best trials."""
     return folder / PARETO / f"trial-{trial.number:04d}.yaml" if len(search.objectives) > 1 else folder / BEST
 
 
 def best_text(
     opened: OpenedSearch, trial: optuna.trial.FrozenTrial, *, data: Path | None = None, allow_code: bool = False
 ) -> str:
-    """The file as text: with `search NAME trial 17` as the origin of what the search changed.
+    """The recipe's file as text: values that the search changed have the origin `search NAME trial 17`.
 
-    It extends nothing, promises nothing, and is evaluated as often as the recipe it comes from.
+    It has no `extends` and no claims, and is evaluated as often as the recipe that was searched over.
     """
     search, said_by = opened.search, f"search {opened.search.name} trial {trial.number}"
     several = len(search.objectives) > 1
@@ -85,7 +85,7 @@ def best_text(
 
 
 def from_anywhere(opened: OpenedSearch) -> dict[str, str]:
-    """The data set, where the recipe names it by its path from the recipe's file."""
+    """An override with the data set's absolute path, if the recipe names it by a path relative to its own file."""
     dataset = opened.base.path.parent / opened.base.recipe.dataset
     named = dataset.suffix in (".yaml", ".yml") and dataset.is_file()
     return {"dataset": str(dataset.resolve())} if named else {}

@@ -43,8 +43,8 @@ class _Row:
     state: str
     scores: Sequence[float] | None = None
     note: str = ""
-    before: float = 0.0  # seconds of sessions and jobs before the one that works on it
-    working: float = 0.0
+    before: float = 0.0  # seconds, in earlier sessions and jobs
+    working: float = 0.0  # seconds, in the job that trains it now
 
     @property
     def seconds(self) -> float:
@@ -53,13 +53,13 @@ class _Row:
 
 @dataclass(kw_only=True)
 class Display:
-    """Tells what happens, on the console and in the search's log.
+    """Shows the progress of a search on the console and in its log.
 
     Args:
-        search: what is searched.
+        search: the search.
         folder: of the search.
-        console: where to show it.
-        groups: trials side by side.
+        console: to print on.
+        groups: how many trials run side by side.
     """
 
     search: Search
@@ -68,7 +68,7 @@ class Display:
     groups: int
     _rows: dict[int, _Row] = field(default_factory=dict)
     _live: Live | None = None
-    _began: float = field(default_factory=time.monotonic)  # less what sessions before this one took
+    _began: float = field(default_factory=time.monotonic)  # moved back by the time that earlier sessions took
 
     def __enter__(self) -> Display:
         if self.console.is_terminal:
@@ -82,9 +82,9 @@ class Display:
             self._live.__exit__(*failure)
 
     def know(self, trials: Sequence[optuna.trial.FrozenTrial], *, spent_seconds: float = 0.0) -> None:
-        """Take in what others have done, and sessions before this one: their trials, and how long they took.
+        """Add the trials of earlier sessions and of other supervisors, and the time they have spent.
 
-        A trial that is in the table already is left as it is, but for one that has ended since.
+        A trial that is in the table already is only replaced if it has ended since.
         """
         self._began -= spent_seconds
         for trial in trials:
@@ -101,25 +101,25 @@ class Display:
                 )
 
     def say(self, text: str) -> None:
-        """A line on the console and in the log."""
+        """Print a line on the console and write it to the log."""
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
         with open(self.folder / LOG, "a", encoding="utf-8", errors="backslashreplace") as file:  # paths
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
     def began(self, number: int, values: Mapping[str, Any], *, resumed: bool) -> None:
-        """A trial's ranks were started."""
+        """Note that a trial was handed to its ranks."""
         known = self._rows.get(number)
         self._rows[number] = _Row(number=number, values=values, state="running", before=known.seconds if known else 0.0)
         self.say(f"trial {number} {'goes on' if resumed else 'begins'}: {values_text(values)}")
 
     def reported(self, number: int, report: Report) -> None:
-        """A trial has come to a point where it is compared."""
+        """Note a report of a trial."""
         row = self._rows[number]
         row.scores = (report.value,) if self.search.reported else None
         row.note = f"report {report.number} of {self.search.reports}"
 
     def ended(self, number: int, state: str, *, values: Sequence[float] | None = None, reason: str = "") -> None:
-        """A trial was told to the study: complete, short (of a lower rung), infeasible, pruned or failed."""
+        """Note how a trial ended: complete, short (of a lower rung), infeasible, pruned or failed."""
         row = self._rows.setdefault(number, _Row(number=number, values={}, state=state))
         row.state, row.note = state, reason
         row.scores = row.scores if values is None else values
@@ -131,7 +131,7 @@ class Display:
         self.say("; ".join(words))
 
     def show(self, working: Sequence[tuple[int, Job]]) -> None:
-        """Draw the table anew, where there is one."""
+        """Redraw the table, on a terminal."""
         for trial, job in working:
             self._rows[trial].working = job.seconds
         if self._live is not None:
@@ -142,9 +142,9 @@ class Display:
         return sum(map(self._device_hours, self._rows.values()))
 
     def seconds_left(self) -> float | None:
-        """Seconds until the budget is spent, whichever part of it is first.
+        """Estimated seconds until the first limit of the budget is reached.
 
-        Of the trials it is known from the mean of those that have ended; None while none has, or where all have.
+        The time of the trials left is taken from the mean of those that have ended; None if none or all have ended.
         """
         budget, timed = self.search.budget, [row.seconds for row in self._ended() if row.seconds]
         waiting = budget.trials - len(self._ended())
@@ -166,7 +166,7 @@ class Display:
         return [row for row in self._rows.values() if row.state != "running"]
 
     def _best(self) -> list[_Row]:
-        """The best trial; with several objectives all that no other one beats in everything."""
+        """The best trial; with several objectives the Pareto front."""
         complete = {row.number: row.scores for row in self._rows.values() if row.state == "complete" and row.scores}
         numbers = front(complete, [objective.direction for objective in self.search.objectives])
         several = len(self.search.objectives) > 1

@@ -1,4 +1,4 @@
-"""What a search would do, in words."""
+"""What `kilobatch search --dry-run` prints."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def dry_run_text(
 
     Args:
         opened: the search.
-        groups: trials side by side.
-        folder: of the search, where its trials are if it has begun; None for none.
-        large: the second search of a transfer, as it would be from the recipe itself.
-        data, allow_code, cluster, device: as of `train`.
+        groups: how many trials run side by side.
+        folder: of the search, with its trials if it has begun; None: no forecast of the cost.
+        large: the second search of a transfer, as it would be if the recipe itself were the best of the first.
+        data, allow_code, cluster, device: as for `train`.
     Raises:
         InputRefused: the first trial cannot be planned.
     """
-    from trainers.build import model_sizes  # and Chainer, which a supervisor does without
+    from trainers.build import model_sizes  # imports Chainer, which a supervisor does not need otherwise
 
     search, study = opened.search, new_study(opened.search)
     options: dict[str, Any] = {"data": data, "allow_code": allow_code}
@@ -79,7 +79,7 @@ def dry_run_text(
 
 
 def space_text(opened: OpenedSearch, values: Mapping[str, Any]) -> str:
-    """The space as a table, with the values of a first trial."""
+    """The search space as a table, with the values of the first trial."""
     conditional = any(range_.when for range_ in opened.search.space.values())
     rows = []
     for path, tree in opened.tree["space"].items():

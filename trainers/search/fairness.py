@@ -1,4 +1,4 @@
-"""What a trial says of itself, so that it is compared with its like; and what each report has cost."""
+"""User attributes of a trial: which trials a pruner may compare it with, and what each of its reports has cost."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ COSTS = "costs"  # user attribute of a trial: number of a report -> [samples, de
 
 
 def note_comparable(trial: optuna.Trial, recipe: Recipe, search: Search, *, say: Callable[[str], None]) -> None:
-    """Keep from which report on a trial may be compared, and with whom; nothing where no trial is ended on its way.
+    """Store from which report on a trial may be compared, and with which trials; nothing if runs are not pruned.
 
     Args:
         trial: which begins or goes on.
-        recipe: of it.
-        search: whose.
-        say: is told, once in a search, that there are trials which are not compared with each other.
+        recipe: of the trial.
+        search: of the trial.
+        say: called once in a search, when a second shape of rate appears, whose trials are not compared with the first.
     """
     if search.pruner is None or climbs(search):
         return
@@ -43,7 +43,7 @@ def note_comparable(trial: optuna.Trial, recipe: Recipe, search: Search, *, say:
 
 
 def first_report(slow_until: float, epochs: float, *, reports: int) -> int:
-    """The number of the first report that counts: not before the slow start has ended, so it may lie after the last.
+    """The number of the first report at or after the end of the slow start, at least 1.
 
     >>> [first_report(end, 20.0, reports=20) for end in (0.0, 5.0, 5.1)]
     [1, 5, 6]
@@ -52,17 +52,17 @@ def first_report(slow_until: float, epochs: float, *, reports: int) -> int:
 
 
 def note_costs(trial: optuna.Trial, lines: Iterable[Mapping[str, Any]], recipe: Recipe, search: Search) -> None:
-    """Keep what each report has cost; once, when the ranks have ended, since every write takes milliseconds."""
+    """Store what each report has cost: once, after the ranks have ended, because every write takes milliseconds."""
     costs = report_costs(lines, ranks=search.ranks_per_trial, reports=search.reports, epochs=recipe.epochs)
     trial.set_user_attr(COSTS, costs)
 
 
 def report_costs(lines: Iterable[Mapping[str, Any]], *, ranks: int, reports: int, epochs: float) -> dict[str, list]:
-    """Samples and device-hours of a trial until each of its reports.
+    """Number of each report -> [samples, device-hours] that the trial had used until then.
 
     Args:
-        lines: of its `metrics.jsonl`, of all its sessions.
-        ranks: that trained it.
+        lines: of the trial's `metrics.jsonl`, of all its sessions.
+        ranks: how many trained it.
         reports: of the whole run.
         epochs: of the whole run.
     """
@@ -71,7 +71,7 @@ def report_costs(lines: Iterable[Mapping[str, Any]], *, ranks: int, reports: int
     for line in lines:
         now = line.get("time_ms")
         if line.get("key") == "run_start":
-            last_ms = now  # what lies between two sessions costs nothing
+            last_ms = now  # the time between two sessions is not counted
         if now is None or last_ms is None:
             continue
         hours, last_ms = hours + ranks * (now - last_ms) / 3.6e6, now

@@ -1,4 +1,4 @@
-"""What a search will still cost, as far as its own trials tell."""
+"""A forecast of what the remaining trials of a search will cost."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _NOTHING = "nothing is known before a trial has ended; then this, and the table 
 def cost_lines(
     opened: OpenedSearch, folder: Path, *, groups: int, data: Path | None = None, allow_code: bool = False
 ) -> list[str]:
-    """Device-hours and hours of the trials that are left, by the mean of those that have ended.
+    """Device-hours and hours of the remaining trials, from the mean of those that have ended.
 
-    The mean, not the median: it is their sum that is asked for. Of a transfer there is a line for each of its searches.
+    The mean, not the median: the forecast is of their sum. A transfer has a line for each of its two searches.
 
     Args:
         opened: the search.
-        folder: of it, which need not be there.
-        groups: trials side by side.
-        data, allow_code: as of `open_search`.
+        folder: of the search; it need not exist.
+        groups: how many trials run side by side.
+        data, allow_code: as for `open_search`.
     """
     if opened.search.transfer is None:
         return [f"cost: {_cost(opened, folder, groups)}"]
@@ -63,7 +63,7 @@ def _words(search: Search, timed: Sequence[float], *, left: int, groups: int) ->
     words += f"{duration(each)} each in the mean ({duration(min(timed))} to {duration(max(timed))})"
     if left <= 0:
         return f"{words}; none is left"
-    about = "at least" if climbs(search) else "about"  # those that are left are the longer runs
+    about = "at least" if climbs(search) else "about"  # the higher rungs, with the longer runs, come last
     words += f"; the {left} left would take {about} {_device_hours(left * each, ranks)}, "
     words += f"{duration(-(-left // groups) * each)} on {groups * ranks} rank{'s' if groups * ranks > 1 else ''}"
     limited = search.budget.hours is not None or search.budget.device_hours is not None

@@ -1,4 +1,4 @@
-"""Which trials no other one beats in everything."""
+"""The Pareto front of a search's trials."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 
 def front(values: Mapping[int, Sequence[float]], directions: Sequence[str]) -> list[int]:
-    """The numbers of the trials that no other one beats in everything, the best in the first objective first.
+    """The numbers of the trials on the Pareto front (no other trial dominates them), best first objective first.
 
-    Of one objective these are the best trial and its equals, the earliest first.
+    With one objective: the best trial and those of the same value, the earliest first.
 
     Args:
         values: number of the trial -> its objectives.
@@ -22,12 +22,12 @@ def front(values: Mapping[int, Sequence[float]], directions: Sequence[str]) -> l
         number: tuple(sign * value for sign, value in zip(signs, own, strict=True)) for number, own in values.items()
     }
     found: list[int] = []
-    for number in sorted(lower, key=lambda number: (lower[number], number)):  # none is beaten by one after it
+    for number in sorted(lower, key=lambda number: (lower[number], number)):  # no trial is dominated by a later one
         if not any(_beats(lower[other], lower[number]) for other in found):
             found.append(number)
     return found
 
 
 def _beats(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
-    """Whether one is as good as another in every objective and better in one; lower is better."""
+    """Whether `one` dominates `other`: as good in every objective and better in one; lower is better."""
     return one != other and all(mine <= its for mine, its in zip(one, other, strict=True))

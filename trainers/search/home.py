@@ -1,4 +1,4 @@
-"""A search's folder: what it is the home of, where its study is, and who works in it."""
+"""A search's folder: which search it belongs to, where its study is stored, and the lock of its supervisor."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trainers.search.study import new_study, searches_differ
 
 SEARCH, STORAGE, _LOCK = "search.yaml", "storage.yaml", "lock"
 TRIALS = "trials"  # a run's folder for each trial: trial-0017
-# What may change between two sessions of one search: it makes no trial another one.
+# Keys that may change between two sessions of one search: no trial depends on them.
 _MAY_CHANGE = ("title", "budget", "retries", "ranks_per_trial")
 
 
@@ -31,7 +31,7 @@ def check_folder(folder: Path, opened: OpenedSearch, *, resume: bool) -> None:
     """Refuse a folder that holds something else than this search.
 
     Raises:
-        FolderRefused: it does, `--resume` finds no search there, or what the folder remembers is damaged.
+        FolderRefused: it does, `--resume` finds no search there, or `search.yaml` is damaged.
     """
     if not (folder / SEARCH).is_file():
         if resume:
@@ -51,10 +51,10 @@ def check_folder(folder: Path, opened: OpenedSearch, *, resume: bool) -> None:
 def place_of_study(
     folder: Path, opened: OpenedSearch, *, storage: str | None = None, study: str | None = None
 ) -> tuple[Place, str]:
-    """Where the study is kept and its name: as asked for, else as the folder remembers.
+    """The study's storage and name: from the options, else from the folder's `storage.yaml`, else the defaults.
 
     Raises:
-        FolderRefused: the folder's search has its study elsewhere, or what the folder remembers is damaged.
+        FolderRefused: the folder's search has its study elsewhere, or `storage.yaml` is damaged.
     """
     path = folder / STORAGE
     before = _remembered(path) if path.is_file() else {}
@@ -71,17 +71,17 @@ def place_of_study(
 
 @contextmanager
 def study_of(folder: Path, opened: OpenedSearch) -> Iterator[optuna.Study]:
-    """The study of the search in a folder, to be read."""
+    """The study of the search in a folder, for reading; its storage is closed afterwards."""
     place, name = place_of_study(folder, opened)
     with closing(open_storage(place)) as storage:
         yield new_study(opened.search, storage=storage, name=name)
 
 
 def require_known(folder: Path, study: optuna.Study) -> None:
-    """Refuse a folder with a trial of another study: its scores would be told of the values of this one's.
+    """Refuse a folder with a trial of another study: its scores would be taken for those of this study's trial.
 
     Raises:
-        FolderRefused: the study was begun anew since, or is an older copy.
+        FolderRefused: a trial's folder has a number that the study does not know.
     """
     known = {trial.number for trial in study.get_trials(deepcopy=False) if trial.state != TrialState.WAITING}
     for path in sorted((folder / TRIALS).glob("trial-*")):
@@ -94,18 +94,18 @@ def require_known(folder: Path, study: optuna.Study) -> None:
 
 
 def remember_search(folder: Path, opened: OpenedSearch) -> None:
-    """What the folder is the home of from now on."""
+    """Write `search.yaml`, which ties the folder to this search, if it is not there yet."""
     _write_once(folder / SEARCH, _identity(opened))
 
 
 def remember_place(folder: Path, place: Place, name: str) -> None:
-    """Where the study is, and its name."""
+    """Write `storage.yaml`, where the study is stored and its name, if it is not there yet."""
     _write_once(folder / STORAGE, {"storage": place.said, "study": name})
 
 
 @contextmanager
 def sole_supervisor(folder: Path) -> Iterator[None]:
-    """Refuse a second supervisor in a folder; the system releases the lock of one that is killed."""
+    """Hold the folder's lock, or refuse a second supervisor; the system releases the lock of a killed process."""
     with open_in(folder, _LOCK) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -120,9 +120,9 @@ def sole_supervisor(folder: Path) -> Iterator[None]:
 
 
 def _only_begun(folder: Path) -> bool:
-    """Whether it has only what the ranks of a foreign launcher leave, here and for each search of a transfer.
+    """Whether the folder holds only what ranks of a foreign launcher write, here and for each search of a transfer.
 
-    They are there before the supervisor has seen whether the search can be done.
+    Those ranks start before the supervisor has checked the search.
     """
     if not folder.is_dir():
         return False
@@ -131,7 +131,7 @@ def _only_begun(folder: Path) -> bool:
 
 
 def _identity(opened: OpenedSearch) -> dict[str, Any]:
-    """What the sessions of one search must agree on."""
+    """What all sessions of one search must agree on."""
     tree = {key: value for key, value in opened.tree.items() if key not in _MAY_CHANGE}
     return {"search": tree, "recipe": opened.base.tree, "dataset": dataset_facts(opened.base.dataset)}
 

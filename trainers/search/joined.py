@@ -1,8 +1,8 @@
 """A search whose ranks a foreign launcher has started: they are split into groups, and rank 0 starts the supervisor.
 
-The supervisor is a process of its own here, too, without MPI, and the same one but for its groups, which are there
-already. A fault of one rank ends all of them, as MPI has it, and the supervisor with rank 0; the same command goes on.
-Of a transfer, groups that are dismissed from its first search wait for the orders of the second.
+The supervisor is a separate process without MPI here, too; the only difference is that its groups run already. If one
+rank fails, MPI ends all ranks, and the supervisor ends with rank 0; the same command resumes the search. In a transfer,
+groups dismissed from the first search wait for the orders of the second.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from trainers.run_folder import LOG
 from trainers.search.group import Group, dismiss, group_folder
 from trainers.stopping import STOP_FILE
 
-_NOTICE_SECONDS = 1.0  # for a launcher that ends the ranks itself
+_NOTICE_SECONDS = 1.0  # time for a launcher to end the ranks itself
 
 
 def search_as_rank(folder: Path, *, phases: Sequence[Path], each: int, ranks: int) -> int:
-    """Be one of the ranks of all groups, and on rank 0 the parent of the supervisor; returns its exit code.
+    """Serve as a rank of a group, and on rank 0 as the supervisor's parent too; returns the supervisor's exit code.
 
     Bytes on the wire, beside those of `serve`: about 40 from each rank to each, 60 from rank 0 to all, a barrier, and
     those of MPI_Comm_split and of `place_here`.
 
     Args:
         folder: of the search.
-        phases: folders of the searches it consists of, in their order: two of a transfer, else its own.
+        phases: folders of the searches to do, in order: the two of a transfer, else only `folder`.
         each: ranks of a group.
-        ranks: that the launcher started, at least `each`.
+        ranks: how many the launcher started, at least `each`.
     """
     from mpi4py import MPI
 
     from trainers.device import place_here, sit_at
-    from trainers.search.serve import met, serve  # the supervisor is without Chainer, which takes seconds to load
+    from trainers.search.serve import met, serve  # imports Chainer, which takes seconds; the supervisor needs none
     from trainers.world import join_world
 
     threads = limit_threads()
@@ -64,7 +64,7 @@ def search_as_rank(folder: Path, *, phases: Sequence[Path], each: int, ranks: in
     code = None
     if supervisor is not None:
         code = supervisor.wait()
-        for phase, other in product(phases, range(groups)):  # it has told them so, unless it ended before that
+        for phase, other in product(phases, range(groups)):  # in case the supervisor ended before it dismissed them
             dismiss(group_folder(phase, other) / talk)
     met(world)
     over.set()
@@ -72,10 +72,10 @@ def search_as_rank(folder: Path, *, phases: Sequence[Path], each: int, ranks: in
 
 
 def joined_groups(told: str, folder: Path, *, each: int) -> list[Group]:
-    """The supervisor's groups of these ranks.
+    """The groups of ranks that a foreign launcher started, for the supervisor.
 
     Args:
-        told: what rank 0 said, number of ranks and name of the folders to talk in.
+        told: value of `--joined`, RANKS:NAME: how many ranks there are, and the name of the groups' message folders.
         folder: of the search.
         each: ranks of a group.
     """
@@ -84,14 +84,14 @@ def joined_groups(told: str, folder: Path, *, each: int) -> list[Group]:
 
 
 class _Joined:
-    """Ranks of rank 0's launcher, as their supervisor sees them: they end all together, and it with them."""
+    """The ranks of a foreign launcher, in place of a started job: they all end together, and the supervisor too."""
 
     def poll(self) -> int | None:
         return None
 
     def kill(self) -> None:
         if sys.exc_info()[0] is not None:
-            traceback.print_exc()  # nobody else can
+            traceback.print_exc()  # the next line ends this process as well
         os.kill(os.getppid(), signal.SIGKILL)
 
     def errors(self, since: int = 0) -> str:
@@ -105,7 +105,7 @@ class _Joined:
 
 
 def _supervisor(talk: str, ranks: int) -> subprocess.Popen[Any]:
-    """The same command, told that its ranks are there; it ends with this process, and this with it."""
+    """Start the same command with `--joined`, as the supervisor; each of the two processes ends with the other."""
     command = [sys.executable, "-P", "-m", "kilobatch", *sys.argv[1:], "--joined", f"{ranks}:{talk}"]
     process = subprocess.Popen(ending_with_us(command), env=without_launcher(), stdin=subprocess.DEVNULL)
 
@@ -119,9 +119,9 @@ def _supervisor(talk: str, ranks: int) -> subprocess.Popen[Any]:
 
 
 def _watched_neighbour(world: Any) -> threading.Event:
-    """End all ranks once the next one of this host has ended, until the event returned is set.
+    """End all ranks once the next rank on this host has ended, unless the returned event is set by then.
 
-    mpiexec does so by itself; srun leaves the others waiting, unless it is asked for --kill-on-bad-exit.
+    mpiexec does so by itself; srun leaves the others waiting unless it was given --kill-on-bad-exit.
     """
     over, host, own = threading.Event(), socket.gethostname(), os.getpid()
     pids = [pid for place, pid in world.allgather((host, own)) if place == host]
@@ -131,7 +131,7 @@ def _watched_neighbour(world: Any) -> threading.Event:
         poll = select.poll()
         poll.register(os.pidfd_open(neighbour), select.POLLIN)
         poll.poll()
-        if not over.wait(_NOTICE_SECONDS):  # this rank may be about to end, too
+        if not over.wait(_NOTICE_SECONDS):  # else the search is over, and this rank is about to end, too
             say(f"kilobatch: a rank on {host} (process {neighbour}) has ended; the same command goes on")
             end_all()
 
@@ -141,7 +141,7 @@ def _watched_neighbour(world: Any) -> threading.Event:
 
 
 def _print_into(log: Path) -> None:
-    """What this rank prints is its group's; what it says of a failure goes to the launcher as before."""
+    """Redirect this rank's stdout to its group's log; stderr still goes to the launcher."""
     log.parent.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     with open(log, "ab") as file:

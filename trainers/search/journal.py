@@ -1,4 +1,4 @@
-"""A study in a journal, a file that only grows: what Optuna's needs besides, so that nothing of it is lost."""
+"""A study in a journal, an append-only file: Optuna's backend, hardened against crashes and lost file systems."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 
 
 class Journal(JournalFileBackend):
-    """A journal, whose last line is dropped if a crash has cut it off.
+    """A journal file, whose last line is dropped if a crash has cut it off.
 
-    A symbolic link is its lock: every shared file system makes one atomically, and it is handed on fairly. It is broken
-    when its holder has kept it for 30 seconds; with a relative path it never would be.
+    Its lock is a symbolic link, which every shared file system creates atomically. A lock that was held for 30 seconds
+    is broken; with a relative path it never would be.
 
     Args:
-        path: absolute; the file is made if there is none. One that goes away later is not begun anew.
+        path: absolute; the file is made if there is none. If it disappears later it is not made again.
     Raises:
-        OSError: it cannot be read and written.
-        StorageInternalError: the same, later; or a line of it is none of a journal.
+        OSError: the file cannot be read and written.
+        StorageInternalError: the same, later; or a line is not one of a journal.
     """
 
     def __init__(self, path: Path) -> None:
@@ -34,18 +34,18 @@ class Journal(JournalFileBackend):
                 _mend(path, lock)
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
-        """As of Optuna's."""
+        """See Optuna's backend."""
         try:
             yield from super().read_logs(log_number_from)
         except (OSError, ValueError) as error:
             raise StorageInternalError(f"{self._file_path} cannot be read: {error}") from error
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """As of Optuna's."""
+        """See Optuna's backend."""
         try:
             os.stat(self._file_path)
             super().append_logs(logs)
-        except (OSError, RuntimeError) as error:  # RuntimeError: the lock went away with the folder, while it was held
+        except (OSError, RuntimeError) as error:  # RuntimeError: the folder, and the lock in it, was removed meanwhile
             raise StorageInternalError(f"{self._file_path} cannot be written: {error}") from error
 
 

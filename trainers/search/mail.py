@@ -1,4 +1,4 @@
-"""What a supervisor and the ranks of a group tell each other: lines of JSON in files that both see."""
+"""Messages between a supervisor and the ranks of a group: lines of JSON in files on a shared file system."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from pathlib import Path
 from typing import Any
 
 ORDERS, ANSWERS = "orders.jsonl", "answers.jsonl"
-SIGN_SECONDS = 10.0  # a supervisor touches the orders of each group so often
-_GONE_SECONDS = 120.0  # without that
+SIGN_SECONDS = 10.0  # how often a supervisor touches each group's orders, its heartbeat
+_GONE_SECONDS = 120.0  # without a heartbeat the writer is taken for dead
 
 
 def post(path: Path, message: Mapping[str, Any]) -> None:
-    """Add a message to a file, which is made if there is none."""
+    """Append a message to a file, which is made if there is none."""
     with open(path, "ab") as file:
         file.write(json.dumps(message).encode() + b"\n")
 
 
 class Inbox:
-    """The messages of a file, each once, in order.
+    """Reads the messages of a file, each once, in order.
 
-    The file is opened anew for every look: over NFS nothing else shows what another host has written.
+    The file is reopened for every read: over NFS that is the only way to see what another host has written.
 
     Args:
-        path: of the file, which need not be there yet.
+        path: of the file, which need not exist yet.
     """
 
     def __init__(self, path: Path) -> None:
@@ -35,7 +35,7 @@ class Inbox:
         self._seen = time.monotonic()
 
     def new(self) -> list[dict[str, Any]]:
-        """What has come since the last call."""
+        """The messages since the last call."""
         try:
             with open(self._path, "rb") as file:
                 self._notice(os.fstat(file.fileno()).st_mtime)
@@ -49,9 +49,9 @@ class Inbox:
 
     @property
     def silent(self) -> bool:
-        """Whether the file was there once, and whoever writes it has neither written nor touched it for two minutes."""
+        """Whether the writer is taken for dead: the file existed, and was not written or touched for two minutes."""
         return self._sign is not None and time.monotonic() - self._seen > _GONE_SECONDS
 
     def _notice(self, sign: float) -> None:
-        if sign != self._sign:  # by this process's clock: hosts need not agree on the time
+        if sign != self._sign:  # its age is measured by this process's clock: clocks of hosts differ
             self._sign, self._seen = sign, time.monotonic()

@@ -1,4 +1,4 @@
-"""What a trial came to: its objectives, and what it has broken of the search's constraints."""
+"""The outcome of a trial: the values of its objectives, and which constraints it violates."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _EVALUATED = {"eval_accuracy": "accuracy", "eval_loss": "loss"}
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The end of a trial.
+    """Objectives and constraint violations of a trial.
 
     Args:
-        values: of the objectives, in their order; none where it was not trained.
-        beyond: constraint -> how far the trial is beyond it, at most 0 where it is kept.
+        values: of the objectives, in their order; empty if the trial was not trained.
+        beyond: constraint -> by how much it is violated, at most 0 if it is kept.
     """
 
     values: Sequence[float] = ()
@@ -29,12 +29,12 @@ class Outcome:
 
     @property
     def broken(self) -> str:
-        """The constraints that are broken, in a line; empty where none is."""
+        """The violated constraints in a line; empty if there are none."""
         return ", ".join(f"not {said}" for said, far in self.beyond.items() if far > 0)
 
     @property
     def state(self) -> str:
-        """In a word."""
+        """`infeasible` or `complete`."""
         return "infeasible" if self.broken else "complete"
 
 
@@ -45,11 +45,11 @@ def outcome(
     *,
     device_hours: float,
 ) -> Outcome:
-    """Of a trial whose runs have ended: the mean over them.
+    """The outcome of a trial whose runs have ended: each score is the mean over the runs.
 
     Args:
-        search: whose objectives and constraints.
-        runs: of each the lines of its `metrics.jsonl`.
+        search: with the objectives and constraints.
+        runs: the lines of each run's `metrics.jsonl`.
         recipe: of the trial, resolved.
         device_hours: of all runs together.
     Raises:
@@ -70,10 +70,10 @@ def outcome(
 
 
 def known_before(search: Search, recipe: Mapping[str, Any]) -> Outcome:
-    """The constraints of values, which a trial keeps or breaks before it is trained.
+    """The constraints on recipe values, which are known before the trial is trained.
 
     Raises:
-        ValueError: a value is no number where one is needed.
+        ValueError: a value in a constraint's expression is not a number.
     """
     beyond: dict[str, float] = {}
     for constraint in search.constraints:
@@ -103,7 +103,7 @@ def run_scores(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _number(constraint: Constraint, recipe: Mapping[str, Any]) -> float | None:
-    """None where the recipe has no value at one of the paths."""
+    """The value of a constraint's expression; None if the recipe lacks one of its paths."""
     try:
         return Expression(constraint.value or "")(lambda path: value_at(recipe, path))
     except LookupError:

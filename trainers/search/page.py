@@ -26,12 +26,12 @@ def write_search_page(folder: Path, study: optuna.Study, search: Search) -> Path
 
 
 def write_transfer_page(folder: Path, search: Search, parts: Sequence[tuple[optuna.Study, Path]]) -> Path:
-    """Write the page of a transfer: the way to the pages of its searches, and their rates against their batches.
+    """Write the page of a transfer: links to the pages of its two searches, and a plot of rate against batch.
 
     Args:
         folder: of the transfer.
-        search: as a user wrote it.
-        parts: its searches' studies and folders, the small batch first.
+        search: as the user wrote it.
+        parts: study and folder of each of its searches, the small batch first.
     """
     best = best_trials(parts[-1][0])
     links = [
@@ -48,7 +48,7 @@ def write_transfer_page(folder: Path, search: Search, parts: Sequence[tuple[optu
 
 
 def search_page_text(study: optuna.Study, search: Search, *, folder: Path | None = None) -> str:
-    """The page as text; without the search's folder the pictures that need the runs in it are left out."""
+    """The page as text; without `folder` the plots that need the runs in it are left out."""
     trials = [trial for trial in study.get_trials(deepcopy=False) if trial.state != TrialState.WAITING]
     best = best_trials(study)
     body = [
@@ -81,7 +81,7 @@ def _verdict(search: Search, best: list[FrozenTrial]) -> str:
 
 
 def _spent(search: Search, trials: list[FrozenTrial]) -> str:
-    """What the trials came to, and what they cost."""
+    """How many trials ended in which state, and their device-hours."""
     hours = sum(trial.user_attrs.get(SECONDS, 0.0) for trial in trials) * search.ranks_per_trial / 3600
     return f"{counted(trials)}; {number(hours, digits=3)} device-hours." if trials else ""
 

@@ -28,18 +28,18 @@ _GOOD = 5  # trials that importance takes for the good ones, where a tenth of al
 
 
 def pictures(study: optuna.Study, search: Search, folder: Path | None) -> Markup:
-    """All pictures that the trials so far are enough for.
+    """All plots for which there are trials enough.
 
     Args:
         study: of the search.
-        search: what it is.
-        folder: of the search, where its trials' runs lie; None for none.
+        search: the search.
+        folder: of the search, with the runs of its trials; None: plots that need the runs are left out.
     """
     return _drawn(_figures(study, search, folder))
 
 
 def rates_picture(parts: Sequence[tuple[optuna.Study, Path]], search: Search) -> Markup:
-    """Rate against batch over the trials of several searches, each with its folder."""
+    """Learning rate against batch over the trials of several searches, each given with its folder."""
     (objective,) = search.objectives
     maximize = objective.direction == "maximize"
     return _drawn(_of_batches(parts, metric=metric_name(objective.metric), maximize=maximize))
@@ -59,7 +59,7 @@ def _drawn(figures: Iterator[tuple[Any, str]]) -> Markup:
 
 @contextmanager
 def drawn_by_optuna() -> Iterator[None]:
-    """Inside, Optuna does not warn that its pictures are experimental, and that low targets are good ones."""
+    """Silence two warnings of Optuna: that its plots are experimental, and that PED-ANOVA takes low targets as good."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         warnings.filterwarnings("ignore", message="PedAnovaImportanceEvaluator computes")
@@ -103,7 +103,7 @@ def _point(trial: FrozenTrial) -> Any:
 
 
 def _on_the_way(study: optuna.Study, points: Sequence[Any], metric: str) -> Iterator[tuple[Any, str]]:
-    """Optuna's history and intermediate values."""
+    """Optuna's plots of the optimization history and of the intermediate values."""
     from optuna.visualization import matplotlib as drawn
 
     from recipes.reports.plots.foreign import drawn_elsewhere
@@ -123,12 +123,15 @@ def _on_the_way(study: optuna.Study, points: Sequence[Any], metric: str) -> Iter
 
 
 def _whole(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """Complete ones of all epochs."""
+    """Complete trials that trained all epochs."""
     return [trial for trial in trials if trial.state == TrialState.COMPLETE and is_whole(trial)]
 
 
 def _others_as_pruned(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """All, because Optuna takes a trial's number for its place; those of fewer epochs are never the best."""
+    """All trials, complete ones of fewer epochs as pruned, so that none of them counts as the best.
+
+    None may be left out: Optuna takes a trial's number for its index in the list.
+    """
     found = []
     for trial in trials:
         if trial.state == TrialState.COMPLETE and not is_whole(trial):
@@ -139,7 +142,7 @@ def _others_as_pruned(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
 
 
 def _of_importance(study: optuna.Study, search: Search, metrics: list[str]) -> Iterator[tuple[Any, str]]:
-    """Optuna's importances by PED-ANOVA, which knows conditional values, for each objective; for one a contour."""
+    """Importances by PED-ANOVA, which handles conditional parameters, for each objective; with one, a contour too."""
     from optuna.visualization.matplotlib import plot_contour, plot_param_importances
 
     from recipes.reports.plots.foreign import drawn_elsewhere, restyled
@@ -168,7 +171,7 @@ def _of_importance(study: optuna.Study, search: Search, metrics: list[str]) -> I
 
 
 def _lower_is_better(search: Search, place: int) -> Callable[[FrozenTrial], float]:
-    """An objective as PED-ANOVA takes a target."""
+    """The target that PED-ANOVA is given for an objective."""
     sign = -1 if search.objectives[place].direction == "maximize" else 1
     return lambda trial: sign * trial.values[place]
 
@@ -176,7 +179,7 @@ def _lower_is_better(search: Search, place: int) -> Callable[[FrozenTrial], floa
 def _of_batches(
     parts: Sequence[tuple[optuna.Study, Path | None]], *, metric: str, maximize: bool
 ) -> Iterator[tuple[Any, str]]:
-    """Rate against batch, where trials differ in their batch: from the records of their runs."""
+    """Learning rate against batch, from the trials' run records; only if the trials differ in their batch."""
     from recipes.reports.plots.of_search import rate_figure
 
     found = []
@@ -191,7 +194,7 @@ def _of_batches(
 
 
 def batch_and_rate(trial: FrozenTrial, folder: Path | None) -> tuple[int, float] | None:
-    """The largest batch of a trial's run and its rate there, before warmup and schedule; None where it has no run."""
+    """A run's largest batch and its learning rate there, without warmup and schedule; None if there is no record."""
     name = trial.user_attrs.get(FOLDER)
     if folder is None or name is None:
         return None

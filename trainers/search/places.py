@@ -1,4 +1,4 @@
-"""Where the ranks of each group run, and the words that start them there."""
+"""The hosts of each group's ranks, and the launcher command that starts them there."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Place:
     """Where one group runs.
 
     Args:
-        ranks: how many.
-        hosts: of these, each with its number of them; none: this machine.
-        slurm: as a step of the allocation that this process is in.
-        neighbours: the most ranks of all groups together on one of these machines; None where that is not known.
-        before: ranks of earlier groups on the first of these machines, as far as that is known.
+        ranks: of the group.
+        hosts: (host, number of the group's ranks there); empty: this machine.
+        slurm: run as a step of the Slurm allocation that this process is in.
+        neighbours: the most ranks of all groups on any one of these hosts; None if unknown.
+        before: ranks of earlier groups on the first of these hosts; 0 if unknown.
     """
 
     ranks: int
@@ -31,10 +31,10 @@ class Place:
 
 
 def launcher(place: Place, environment: Mapping[str, str] = os.environ) -> list[str]:
-    """The words before a command that start it once for each rank.
+    """The launcher's words, to be put before a command that is to run once for each rank.
 
-    Under Slurm a step takes `--exact`, only what it asks for: the groups run side by side. How many cores a rank has is
-    said by the allocation's `--cpus-per-task`; which of Slurm's ways the ranks meet by, by `SLURM_MPI_TYPE`.
+    Under Slurm `--exact` limits a step to what it asks for, so that the groups run side by side. The cores of a rank
+    come from the allocation's `--cpus-per-task`; `SLURM_MPI_TYPE` selects Slurm's MPI plugin.
 
     >>> launcher(Place(ranks=2, slurm=True), {"SLURM_CPUS_PER_TASK": "8"})
     ['srun', '--ntasks=2', '--exact', '--kill-on-bad-exit=1', '--input=none', '--cpus-per-task=8']
@@ -52,15 +52,15 @@ def launcher(place: Place, environment: Mapping[str, str] = os.environ) -> list[
 def places(
     *, each: int, workers: int | None, hosts: str | None = None, environment: Mapping[str, str] = os.environ
 ) -> list[Place]:
-    """The places of all groups: consecutive ranks of the hosts in the order they are named in.
+    """The places of all groups: consecutive slots of the hosts, in the order of `hosts`.
 
     Args:
         each: ranks of a group.
-        workers: all ranks together; None for as many as the hosts or the allocation have, else for one group.
-        hosts: such as `a,b,c:4`; None for the allocation of Slurm that this process is in, else for this machine.
+        workers: ranks of all groups; None: as many as the hosts or the allocation have, or else one group.
+        hosts: such as `a,b,c:4`; None: the Slurm allocation that this process is in, or else this machine.
         environment: of this process.
     Raises:
-        RecipeError: there are fewer ranks than a group needs, or the hosts do not add up to them.
+        RecipeError: there are fewer ranks than a group needs, or the hosts do not add up to `workers`.
     """
     slurm = hosts is None and in_allocation(environment)
     named = [] if hosts is None else hosts_named(hosts, workers)
@@ -79,12 +79,12 @@ def places(
 
 
 def in_allocation(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process may start steps of a Slurm job."""
+    """Whether this process runs in a Slurm allocation and finds `srun`."""
     return "SLURM_JOB_ID" in environment and shutil.which("srun", path=environment.get("PATH")) is not None
 
 
 def hosts_named(text: str, workers: int | None) -> list[tuple[str, int]]:
-    """Hosts and the ranks of each; those without a number share what is left evenly.
+    """Hosts and the ranks of each; hosts without a number share the remaining ranks evenly.
 
     >>> hosts_named("a,b,c:4", 8)
     [('a', 2), ('b', 2), ('c', 4)]

@@ -1,4 +1,4 @@
-"""A server between a database and the supervisors of hundreds of groups: they need no connection of their own to it."""
+"""A server between a database and hundreds of supervisors, so that none needs its own connection to the database."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from trainers.search.storages import database, read_place
 def serve_study(storage: str, *, host: str, port: int) -> None:
     """Answer `--storage grpc://HOST:PORT` until this process is ended.
 
-    It reads through a cache: without one every question would fetch all trials. Nothing is encrypted and nobody is
-    asked for a password, so it listens where `host` says and nowhere else.
+    It reads through a cache: without one every request would fetch all trials. There is no encryption and no
+    authentication, so it listens only at `host`.
 
     Args:
         storage: `sqlite:////PATH`, or the URL of a PostgreSQL or MySQL database.
         host: name or address to listen at.
-        port: as well.
+        port: to listen at.
     Raises:
         RecipeError: the database or the port cannot be used, or a package is missing.
     """

@@ -1,6 +1,6 @@
-"""Searches across runs of several lengths: which configuration is trained longer, and when.
+"""Successive halving over whole runs of several lengths: which configuration is promoted to a longer run, and when.
 
-All of it is in the study: a session that goes on, or another supervisor of the same study, decides the same.
+All its state is in the study: a resumed session, or another supervisor of the same study, decides the same.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from trainers.search.ledger import is_first
 from trainers.search.view import read_again
 from trainers.study_view import StudyView, is_feasible
 
-# User attribute of a trial: {"at": rung, "began": rung of its configuration's first run, "of": number of the trial with
-# the same values one rung below, or null, "whole": whether all epochs are trained}.
+# User attribute of a trial: {"at": its rung, "began": rung of its configuration's first trial, "of": number of the
+# trial that was promoted to this one, or null, "whole": whether it trains all epochs}.
 RUNG = "rung"
-_ENDED = (TrialState.COMPLETE, TrialState.FAIL)  # not those that broke a constraint before they were trained
+_ENDED = (TrialState.COMPLETE, TrialState.FAIL)  # not PRUNED: trials that violated a constraint before training
 
 
 def promote(study: optuna.Study, search: Search) -> None:
-    """Put a configuration that has earned a longer run into the study's queue, after what waits there.
+    """Enqueue the next configuration that has earned a longer run, at the end of the study's queue.
 
-    Not where one waits already, or where the trials of the budget have begun. Of several supervisors one does it.
+    Not if a promoted one is in the queue already, or all trials of the budget have begun. If several supervisors try
+    at once, one does it.
     """
     if not climbs(search):
         return
@@ -49,9 +50,9 @@ def promote(study: optuna.Study, search: Search) -> None:
 
 
 def next_up(trials: Sequence[FrozenTrial], search: Search, *, maximize: bool) -> FrozenTrial | None:
-    """The trial whose configuration is trained longer next, the longest runs first; None where none has earned it.
+    """The trial whose configuration is promoted next, the highest rung first; None if none has earned it.
 
-    It is complete, and among the best 1 / reduction of all that ended at its rung and began at the same one.
+    It is complete, and among the best 1 / reduction of all trials that ended at its rung and began at the same one.
     """
     placed = [trial for trial in trials if RUNG in trial.user_attrs]
     gone = {_of(trial) for trial in placed}
@@ -69,7 +70,7 @@ def next_up(trials: Sequence[FrozenTrial], search: Search, *, maximize: bool) ->
 
 
 def place(trial: optuna.Trial, search: Search) -> Fraction:
-    """What part of the recipe's epochs a trial trains; a new configuration is given the rung at which it begins."""
+    """The share of the recipe's epochs that a trial trains; assigns a new configuration the rung where it begins."""
     if not climbs(search):
         return Fraction(1)
     if RUNG not in trial.user_attrs:
@@ -82,7 +83,7 @@ def place(trial: optuna.Trial, search: Search) -> Fraction:
 
 
 def is_whole(trial: FrozenTrial) -> bool:
-    """Whether a trial trains all epochs of its recipe: only such a one can be the best."""
+    """Whether a trial trains all epochs of its recipe: only such a trial can be the best."""
     return trial.user_attrs.get(RUNG, {}).get("whole", True)
 
 
@@ -92,7 +93,7 @@ def climbs(search: Search) -> bool:
 
 
 def _of(trial: FrozenTrial) -> int | None:
-    """The trial with the same values one rung below."""
+    """The number of the trial that was promoted to this one, one rung below; None if there is none."""
     return trial.user_attrs.get(RUNG, {}).get("of")
 
 
@@ -101,7 +102,7 @@ def _rung(search: Search, at: int, *, began: int, of: int | None = None) -> dict
 
 
 def _most_wanting(wanted: Sequence[int], begun: Mapping[int, int]) -> int:
-    """The rung of which, after one more, the smallest part of what is wanted has begun."""
+    """The rung whose ratio of begun to wanted configurations would be smallest with one more begun there."""
     rungs = [rung for rung, weight in enumerate(wanted) if weight]
     return min(rungs, key=lambda rung: (Fraction(begun.get(rung, 0) + 1, wanted[rung]), rung))
 
@@ -111,41 +112,41 @@ def _is_at(trial: FrozenTrial, place: Mapping[str, int]) -> bool:
 
 
 class OneLength(BaseSampler):
-    """Shows a sampler only trials of one length of runs: scores of others lie elsewhere.
+    """Shows a sampler only trials of one rung: scores of runs of different lengths are not comparable.
 
-    The longest of which there are two more complete trials than the space has paths, else the shortest (the idea is
-    that of BOHB, Falkner et al. 2018, arXiv 1807.01774, not checked).
+    The highest rung that has at least two more complete trials than the space has paths, else the lowest (the idea of
+    BOHB, Falkner et al. 2018, arXiv 1807.01774, not checked).
 
     Args:
         sampler: Optuna's.
-        search: whose.
+        search: the sampler's search.
     """
 
     def __init__(self, sampler: BaseSampler, search: Search) -> None:
         self._sampler, self._search = sampler, search
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, Any]:
-        """The sampler's."""
+        """See Optuna's sampler."""
         return self._sampler.infer_relative_search_space(self._view(study), trial)
 
     def sample_relative(self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, Any]) -> dict[str, Any]:
-        """The sampler's."""
+        """See Optuna's sampler."""
         return self._sampler.sample_relative(self._view(study), trial, search_space)
 
     def sample_independent(self, study: optuna.Study, trial: FrozenTrial, *distribution: Any) -> Any:
-        """The sampler's."""
+        """See Optuna's sampler."""
         return self._sampler.sample_independent(self._view(study), trial, *distribution)
 
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
-        """The sampler's."""
+        """See Optuna's sampler."""
         self._sampler.before_trial(self._view(study), trial)
 
     def after_trial(self, study: optuna.Study, trial: FrozenTrial, *outcome: Any) -> None:
-        """The sampler's."""
+        """See Optuna's sampler."""
         self._sampler.after_trial(self._view(study), trial, *outcome)
 
     def reseed_rng(self) -> None:
-        """The sampler's."""
+        """See Optuna's sampler."""
         self._sampler.reseed_rng()
 
     def _view(self, study: optuna.Study) -> StudyView:
@@ -156,7 +157,7 @@ class OneLength(BaseSampler):
 
 
 def _learned_from(trials: Iterable[FrozenTrial], enough: int) -> int:
-    """The longest runs of which there are enough, else the shortest that there are."""
+    """The highest rung with `enough` complete trials, else the lowest that has any."""
     complete = [trial for trial in trials if trial.state == TrialState.COMPLETE and RUNG in trial.user_attrs]
     rungs = Counter(trial.user_attrs[RUNG]["at"] for trial in complete)
     return max((at for at, count in rungs.items() if count >= enough), default=min(rungs, default=0))

@@ -1,4 +1,4 @@
-"""How a search is done, as opposed to what is searched."""
+"""The options of `kilobatch search` that are not in the search's file."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
-    """How a search is done, as opposed to what is searched.
+    """How a search is executed; what is searched is in its file.
 
     Args:
         folder: of the search.
-        stop_file: asks it to stop, once it is there.
-        hang_seconds: a trial that reports no update for so long is ended.
+        stop_file: when this file appears, the search stops.
+        hang_seconds: a trial without an update for this long is ended.
         data: folder of the data set's files.
-        allow_code, cluster, device: as of `train`.
+        allow_code, cluster, device: as for `train`.
     """
 
     folder: Path

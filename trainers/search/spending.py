@@ -12,11 +12,11 @@ from trainers.search import study as studies
 
 
 class Spending:
-    """Time of all sessions of a search, and of all ranks of its trials.
+    """Hours of all sessions of a search, and device-hours of all its trials.
 
     Args:
-        search: whose budget it is.
-        study: where both are kept, of all supervisors that share it.
+        search: with the budget.
+        study: stores both, for all supervisors that share it.
     """
 
     def __init__(self, search: Search, study: optuna.Study) -> None:
@@ -25,10 +25,10 @@ class Spending:
         self._before, self._since = studies.spent_seconds(study), time.monotonic()
 
     def over(self, working_seconds: float) -> bool:
-        """Whether no trial may begin any more.
+        """Whether the hours or device-hours are spent, so that no further trial may begin.
 
         Args:
-            working_seconds: of all trials that run now, since their ranks were given them.
+            working_seconds: of all trials that run now, since they were given to their ranks.
         """
         budget = self._search.budget
         if budget.hours is not None and self._seconds() >= 3600 * budget.hours:
@@ -36,7 +36,7 @@ class Spending:
         return budget.device_hours is not None and self._device_hours(working_seconds) >= budget.device_hours
 
     def note(self) -> None:
-        """Keep how long this session has worked, and learn of the others' that share the study."""
+        """Store how long this session has worked, and read the times of the others that share the study."""
         studies.note_spent(self._study, time.monotonic() - self._since, session=self._session)
         self._before = studies.spent_seconds(self._study, besides=self._session)
 

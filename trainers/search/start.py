@@ -1,4 +1,4 @@
-"""From a command line to a search: check everything, take the folder, work, and say what came of it."""
+"""`kilobatch search`: check everything, lock the folder, run the supervisor, and print the result."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ from trainers.vocabulary import search_vocabulary
 
 @dataclass(frozen=True, kw_only=True)
 class SearchRequest:
-    """What `kilobatch search` was asked for, word for word."""
+    """The command line of `kilobatch search`."""
 
     search: str
     workers: int | None = None
     hosts: str | None = None
-    joined: str | None = None  # by rank 0 of a foreign launcher to the supervisor: see `joined_groups`
-    stop_file: Path | None = None  # of the transfer that this search is a part of; else it is in the search's folder
+    joined: str | None = None  # set by rank 0 of a foreign launcher for its supervisor: see `joined_groups`
+    stop_file: Path | None = None  # set for the searches of a transfer; None: the one in the search's folder
     out: Path | None = None
     resume: bool = False
     dry_run: bool = False
@@ -73,7 +73,7 @@ class SearchRequest:
 
 
 def search(request: SearchRequest) -> int:
-    """Search until the budget is spent; returns the exit code: 3 where no trial was completed, 4 after a signal.
+    """Search until the budget is spent; returns the exit code: 3 if no trial was completed, 4 after a signal.
 
     Raises:
         InputRefused: before anything was started or written.
@@ -104,13 +104,13 @@ def _search(request: SearchRequest) -> int:
         print(dry_run_text(opened, groups=len(groups), folder=folder, large=large, **on, **options))
         return 0
     check_folder(folder, opened, resume=request.resume)
-    files = not request.resume and request.stop_file is None  # a transfer has looked at them
+    files = not request.resume and request.stop_file is None  # a transfer has checked them already
     require_startable(opened.base, ranks=1, files=files)
     place = None if moves else place_of_study(folder, opened, storage=request.storage, study=request.study)
     with sole_supervisor(folder):
         remember_search(folder, opened)
         stop_file = request.stop_file or folder / STOP_FILE
-        if request.stop_file is None:  # else it is not older than the transfer
+        if request.stop_file is None:  # else the transfer has removed an old one, and a file there now counts
             stop_file.unlink(missing_ok=True)
         if place is None:
             begin = partial(_begin_phase, replace(request, stop_file=stop_file, resume=False))
@@ -123,13 +123,13 @@ def _search(request: SearchRequest) -> int:
 def _search_in(
     place_and_name: tuple[Place, str], opened: OpenedSearch, how: SearchOptions, groups: Sequence[Group]
 ) -> int:
-    """A search whose study is in a storage, which may be lost."""
+    """Open the study's storage and search; if the storage is lost meanwhile, say so and return `EXIT_FAILED`."""
     place, name = place_and_name
     try:
         with closing(open_storage(place)) as storage:
             study = open_study(opened, storage, name=name)
             require_known(how.folder, study)
-            remember_place(how.folder, place, name)  # it can be used
+            remember_place(how.folder, place, name)  # only now: the storage can be used
             return _work(opened, study, how, groups)
     except Exception as error:
         if not lost(error):
@@ -159,7 +159,7 @@ def _work(opened: OpenedSearch, study: Any, options: SearchOptions, groups: Sequ
         with _stop_signals(supervisor):
             supervisor.run()
     read_again(study)  # what other supervisors have finished meanwhile
-    for trial in best_trials(study)[:1]:  # of a session that was killed before it wrote them, or of another supervisor
+    for trial in best_trials(study)[:1]:  # a session killed before it wrote them, or another supervisor, found it
         write_best(options.folder, opened, study, trial, data=options.data, allow_code=options.allow_code)
     write_search_page(options.folder, study, opened.search)
     return _verdict(study, opened.search, options, display, stopped_by=supervisor.stopped_by)
@@ -185,7 +185,7 @@ def _verdict(study: Any, search: Search, options: SearchOptions, display: Displa
 
 
 def _as_trials(search: Search, options: SearchOptions) -> str:
-    """The words behind `kilobatch train` with which a recipe is trained as the trials were."""
+    """The options of `kilobatch train` with which a recipe is trained as the trials were."""
     several = search.ranks_per_trial if search.ranks_per_trial > 1 else None
     flags = {"-n": several, "--cluster": options.cluster, "--device": options.device, "--data": options.data}
     words = "".join(f" {flag} {quote(str(value))}" for flag, value in flags.items() if value is not None)
@@ -193,7 +193,7 @@ def _as_trials(search: Search, options: SearchOptions) -> str:
 
 
 def _groups(request: SearchRequest, opened: OpenedSearch, folder: Path) -> list[Group]:
-    """The groups of ranks, none of which is started yet."""
+    """The groups of ranks; none is started here."""
     each = opened.search.ranks_per_trial
     if request.joined is not None:
         return joined_groups(request.joined, folder, each=each)
@@ -209,10 +209,11 @@ def _groups(request: SearchRequest, opened: OpenedSearch, folder: Path) -> list[
 
 
 def _join(request: SearchRequest, opened: OpenedSearch, folder: Path, ranks: int) -> int:
-    """Be one of the ranks that a foreign launcher started.
+    """Serve as one of the ranks that a foreign launcher started.
 
     Raises:
-        LaunchError: they are not those that were asked for, or too few.
+        LaunchError: `-n` is another number of ranks, or `--hosts` was given.
+        RecipeError: they are too few for one trial.
     """
     each = opened.search.ranks_per_trial
     if request.workers not in (None, ranks) or request.hosts is not None:
@@ -229,7 +230,7 @@ def _join(request: SearchRequest, opened: OpenedSearch, folder: Path, ranks: int
 
 
 def _require_trainable(request: SearchRequest, opened: OpenedSearch) -> None:
-    """Refuse a recipe that could not be trained with the values it has itself, and a sampler that is not installed."""
+    """Refuse a recipe that cannot be trained with its own values, and a sampler whose package is not installed."""
     require_utf8(opened)
     new_study(opened.search)
     options = {"data": request.data, "allow_code": request.allow_code}

@@ -1,4 +1,4 @@
-"""What became of a trial, in a word, and why."""
+"""The state of a trial in a word, and the reason."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def state_of(trial: FrozenTrial) -> str:
 
 
 def reason_of(trial: FrozenTrial) -> str:
-    """Why it was not complete, or what it has broken; empty where all is well."""
+    """Why a trial is not complete, or which constraints it violates; empty otherwise."""
     broken = ", ".join(f"not {said}" for said, beyond in trial.constraints.items() if beyond > 0)
     return trial.user_attrs.get(REASON, "") or broken
 
 
 def counted(trials: Sequence[FrozenTrial]) -> str:
-    """How many that have ended came to what: '14 trials: 3 complete, 7 infeasible, 4 pruned'."""
+    """How many trials ended in which state: '14 trials: 3 complete, 7 infeasible, 4 pruned'."""
     states = [state_of(trial) for trial in trials]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(sorted(states)))
     return f"{len(trials)} trial{'s' if len(trials) > 1 else ''}: {counts}" if trials else "no trial has ended yet"

@@ -1,4 +1,4 @@
-"""Where a study is kept: a file of one machine, a journal on a shared file system, a database, or a proxy before it."""
+"""Storages of a study: SQLite on one machine, a journal on a shared file system, a database server, a gRPC proxy."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from trainers.search.study import DEATHS, PRUNED_AT
 from trainers.search.view import DatabaseView, JournalView, ProxyView
 
 DATABASE, JOURNAL = "study.db", "study.journal"  # in a search's folder
-PASSWORD = "KILOBATCH_STORAGE_PASSWORD"  # environment variable: of a database whose URL is given without
+PASSWORD = "KILOBATCH_STORAGE_PASSWORD"  # environment variable: the password of a database URL without one
 _WAIT_SECONDS = 10
-_RESTART_SECONDS = 60.0  # for a server that is started again; shorter than a lease
-_TRIES = 4  # two that begin at once both make the tables; the second attempt of the slower one finds them
+_RESTART_SECONDS = 60.0  # time for a server to restart; shorter than a lease
+_TRIES = 4  # if two processes create the tables at once one of them fails, and finds the tables when it tries again
 _FORMS = (
     "give sqlite, journal, sqlite:////PATH, journal:///PATH, postgresql://USER@HOST/DATABASE, "
     "mysql://USER@HOST/DATABASE or grpc://HOST:PORT"
@@ -46,9 +46,10 @@ class Place:
     """Where a study is kept.
 
     Args:
-        kind: what is there.
+        kind: of storage.
         address: an absolute path, a database's URL with its password, or host and port of a proxy.
-        said: as it may be shown and remembered: without password, and without a folder that may be moved.
+        said: the storage as it is printed and stored: without the password, and without the search's folder, which may
+            be moved.
     """
 
     kind: Literal["sqlite", "journal", "database", "grpc"]
@@ -64,7 +65,7 @@ def read_place(text: str, folder: Path) -> Place:
             of a PostgreSQL or MySQL database, and `grpc://HOST:PORT`.
         folder: of the search.
     Raises:
-        RecipeError: it names none.
+        RecipeError: `text` names no storage.
     """
     if text in ("sqlite", "journal"):
         path = folder.resolve() / (DATABASE if text == "sqlite" else JOURNAL)
@@ -84,7 +85,7 @@ def read_place(text: str, folder: Path) -> Place:
 
 
 def hidden(text: str) -> str:
-    """A URL without its password, and without what its query calls one.
+    """A URL without its password, and without items of its query whose name suggests a secret.
 
     >>> hidden("postgresql://me:secret@host/studies?sslmode=require&password=x")
     'postgresql://me@host/studies?sslmode=require'
@@ -97,10 +98,10 @@ def hidden(text: str) -> str:
 
 
 def open_storage(place: Place) -> BaseStorage:
-    """The storage there, made if there is none, seen through a view.
+    """The storage at a place, made if there is none, with its `View`.
 
     Raises:
-        RecipeError: a package is missing, or nobody answers.
+        RecipeError: a package is missing, or the storage cannot be reached.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     if place.kind == "grpc":
@@ -114,7 +115,7 @@ def open_storage(place: Place) -> BaseStorage:
 
 
 def database(place: Place) -> RDBStorage:
-    """Of SQLite, PostgreSQL or MySQL, without a view."""
+    """The storage in SQLite, PostgreSQL or MySQL, without a `View`."""
     if place.kind == "sqlite":
         try:
             return _sqlite(Path(place.address))
@@ -135,13 +136,13 @@ def database(place: Place) -> RDBStorage:
 
 
 def lost(error: BaseException) -> bool:
-    """Whether an error is about a storage that does not answer any more."""
+    """Whether an error means that the storage no longer answers."""
     names = {f"{kind.__module__}.{kind.__name__}" for kind in type(error).__mro__}
     return isinstance(error, StorageInternalError) or "grpc.RpcError" in names
 
 
 def cause(place: Place, error: BaseException) -> str:
-    """What a storage says of an error, in a line and without the password."""
+    """The root cause of a storage's error, in a line and without the password."""
     while error.__cause__ is not None:
         error = error.__cause__
     words = next(iter(str(error).strip().splitlines()), type(error).__name__)
@@ -180,11 +181,11 @@ def _port(text: str) -> int | None:
 
 def _sqlite(path: Path) -> RDBStorage:
     with closing(sqlite3.connect(path, timeout=60)) as connection:
-        connection.execute("PRAGMA journal_mode=WAL")  # a property of the file: readers do not wait for the writer
+        connection.execute("PRAGMA journal_mode=WAL")  # kept in the file; readers do not wait for the writer
     storage = _made(f"sqlite:///{path}".replace("{", "{{").replace("}", "}}"), {"connect_args": {"timeout": 60}})
     storage.engine.dispose()
-    # Nothing written is lost when a process is killed; when the power fails the last second may be, and is told again
-    # from the run's own folder.
+    # Nothing written is lost when a process is killed. A power failure may lose the last second; its reports are read
+    # again from the run's folder.
     event.listen(
         storage.engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous=NORMAL").close()
     )
@@ -192,7 +193,7 @@ def _sqlite(path: Path) -> RDBStorage:
 
 
 def _connect_arguments(url: str) -> dict[str, Any]:
-    """So that what a supervisor that died held is free in a minute or two, and nobody waits for ever for a server."""
+    """Timeouts: locks of a dead supervisor are released in a minute or two, and nobody waits forever for a server."""
     scheme, query = urlsplit(url).scheme, urlsplit(url).query
     if scheme in ("postgresql+psycopg", "postgresql+psycopg2") and "options=" not in query:
         settings = {
@@ -224,7 +225,7 @@ def _made(url: str, options: dict[str, Any]) -> RDBStorage:
 
 
 def _connected(dialect: Any, record: Any, arguments: Sequence[Any], options: dict[str, Any]) -> Any:
-    """A new connection, also to a server that is being started again: no transaction has begun that could be lost."""
+    """Connect, retrying while a server restarts: safe, because no transaction has begun yet."""
     end = time.monotonic() + _RESTART_SECONDS
     while True:
         try:

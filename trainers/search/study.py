@@ -1,4 +1,4 @@
-"""Optuna's study of a search: what it holds of the search and of a trial."""
+"""Optuna's study of a search, and the user attributes that it and its trials carry."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from trainers.study_view import is_feasible
 
 # User attributes of a trial.
 FOLDER, DEATHS, REASON, RANK, PRUNED_AT, SECONDS = "folder", "deaths", "reason", "rank", "pruned_at", "seconds"
-WORKED = "worked"  # a list: group, and when it began and ended, in seconds since 1970
+WORKED = "worked"  # a list of [group, began, ended], times in seconds since 1970
 # User attributes of the study.
 _SEARCH, _ENQUEUED, _SPENT = "search", "enqueued", "spent_seconds"
-_SEEDS = 100_000  # between the sampler's seeds of two sessions
-# What makes a trial what it is: searches that share a study agree on it.
+_SEEDS = 100_000  # distance between the sampler's seeds of two sessions
+# Keys that decide what a trial is: searches that share a study must agree on them.
 _SHARED = ("objective", "space", "fixed", "reports", "seeds_per_trial", "constraints", "transfer")
 
 
 def open_study(opened: OpenedSearch, storage: Any, *, name: str | None = None) -> optuna.Study:
     """The study of a search, made if there is none.
 
-    What is to be tried first is in its queue, each once, however many supervisors begin at once. Each session of each
-    of them has a seed of its own for its sampler: none repeats the draws of another.
+    The first trials are enqueued once each, however many supervisors begin together. Each session of each supervisor
+    has its own sampler seed, so that none repeats the draws of another.
 
     Raises:
         FolderRefused: the study is of another search.
@@ -58,7 +58,7 @@ def open_study(opened: OpenedSearch, storage: Any, *, name: str | None = None) -
 
 
 def new_study(search: Search, *, storage: Any = None, name: str | None = None) -> optuna.Study:
-    """A study for a search, in memory and with the search's name by default."""
+    """The study of a search, loaded if it exists; by default in memory, with the search's name."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -73,26 +73,26 @@ def new_study(search: Search, *, storage: Any = None, name: str | None = None) -
 
 
 def enqueue(study: optuna.Study, opened: OpenedSearch) -> None:
-    """Put what is to be tried first into the queue, each once, also where a search was killed while it did so."""
+    """Enqueue the first trials, each once, also if a search was killed while it did so."""
     for values in _first_trials(opened):
         study.enqueue_trial(values, skip_if_exists=True)
 
 
 def suggested(trial: optuna.Trial, search: Search) -> dict[str, Any]:
-    """A trial's value for each path that it has, kept in its storage; those given already stay as they are."""
+    """A trial's value for each of its paths, written to its storage; enqueued or known values stay as they are."""
     values = conditional.suggested(search.space, trial)
     flush(trial.study)
     return values
 
 
 def spent_seconds(study: optuna.Study, *, besides: str = "") -> float:
-    """How long the supervisors of a study have worked, over all their sessions but one."""
+    """How long the supervisors of a study have worked, over all sessions except `besides`."""
     mine = f"{_SPENT} {besides}"
     return sum(value for key, value in study.user_attrs.items() if key.startswith(_SPENT) and key != mine)
 
 
 def note_spent(study: optuna.Study, seconds: float, *, session: str) -> None:
-    """Keep how long a session has worked so far."""
+    """Store how long a session has worked so far."""
     study.set_user_attr(f"{_SPENT} {session}", round(seconds, 1))
 
 
@@ -107,16 +107,16 @@ def best_trial(study: optuna.Study) -> FrozenTrial | None:
 
 
 def best_trials(study: optuna.Study) -> list[FrozenTrial]:
-    """The best complete trial of all epochs that keeps all constraints.
+    """The best complete trial that trained all epochs and keeps all constraints.
 
-    With several objectives: all that no other one beats in everything, the best in the first objective first.
+    With several objectives: all such trials on the Pareto front, the best in the first objective first.
     """
     complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     directions = [direction.name.lower() for direction in study.directions]
     if len(directions) == 1:
         best: FrozenTrial | None = None
         sign = -1 if directions == ["maximize"] else 1
-        for trial in complete:  # most are not better: the cheap question first
+        for trial in complete:  # the cheap condition first: few trials are better
             if (best is None or sign * trial.value < sign * best.value) and is_feasible(trial) and is_whole(trial):
                 best = trial
         return [] if best is None else [best]
@@ -125,13 +125,13 @@ def best_trials(study: optuna.Study) -> list[FrozenTrial]:
 
 
 def tell_complete(study: optuna.Study, trial: optuna.Trial, found: Outcome) -> FrozenTrial:
-    """A trial has run to its end."""
+    """Tell the study the outcome of a trial that has run to its end."""
     note_constraints(trial, found)
     return study.tell(trial, found.values)
 
 
 def note_constraints(trial: optuna.Trial, found: Outcome) -> None:
-    """Keep how far a trial is beyond each constraint, once: a search that was killed in the middle goes on here."""
+    """Store by how much a trial violates each constraint; those a killed search has stored already are skipped."""
     known = trial.storage.get_trial(trial._trial_id).constraints if found.beyond else {}
     for said, beyond in found.beyond.items():
         if said not in known:
@@ -139,7 +139,7 @@ def note_constraints(trial: optuna.Trial, found: Outcome) -> None:
 
 
 def searches_differ(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Where two searches are not the same, each place with both values; the words of a recipe make no trial another.
+    """Where two searches differ, with both values; a recipe's texts are ignored, because no trial depends on them.
 
     Args:
         before, now: plain data of `search`, `recipe` and `dataset`.
@@ -153,7 +153,7 @@ def _first_trials(opened: OpenedSearch) -> list[dict[str, Any]]:
 
 
 def _shared(opened: OpenedSearch) -> dict[str, Any]:
-    """What the searches of one study must agree on, as plain data."""
+    """What all searches that share a study must agree on, as plain data."""
     search = {key: opened.tree[key] for key in _SHARED if key in opened.tree}
     tree = {"search": search, "recipe": opened.base.tree, "dataset": dataset_facts(opened.base.dataset)}
     return json.loads(json.dumps(tree))

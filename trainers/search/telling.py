@@ -1,4 +1,4 @@
-"""What the study, the user and the search's folder are told of a trial."""
+"""Reports and endings of trials, told to the study, the display and the search's folder."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from trainers.search.search_options import SearchOptions
 
 
 class Telling:
-    """Of one search.
+    """Records what happens to the trials of one search.
 
     Args:
         opened: the search.
         study: of `open_study`.
-        options: how.
+        options: of the search.
         display: what the user sees.
-        done: is told of a trial before the study is: nobody works on it any more.
+        done: called with a trial that has ended, before the study is told.
     """
 
     def __init__(
@@ -45,11 +45,11 @@ class Telling:
     ) -> None:
         self.opened, self.search, self.study = opened, opened.search, study
         self.options, self.display, self._done = options, display, done
-        objective = self.search.reported or Objective()  # else for the display alone
+        objective = self.search.reported or Objective()  # the default is for the display only
         self.reporting = {"metric": objective.metric, "reports": self.search.reports}
 
     def reported_before(self, trial: optuna.Trial, folder: Path, prepared: Prepared) -> set[int]:
-        """Reports of sessions before this one; what was written and not told any more is told now."""
+        """Numbers of the reports of earlier sessions; those in the run's folder only are told to the study now."""
         known = set(self.study._storage.get_trial(trial._trial_id).intermediate_values)
         for report in reports_in(metrics_lines(folder), prepared, **self.reporting):
             if report.number not in known:
@@ -58,23 +58,23 @@ class Telling:
         return known
 
     def report(self, trial: optuna.Trial, report: Report) -> None:
-        """Optuna takes no reports where there are several objectives."""
+        """Report to the study; not with several objectives, for which Optuna takes no reports."""
         if self.search.reported is not None:
             trial.report(report.value, report.number)
 
     def ran(self, trial: optuna.Trial, job: Job) -> None:
-        """A group's ranks have had a trial for a time: how long, over all of them, and which group when."""
+        """Store the total seconds of a trial with a job that has ended, and which group had it when."""
         before = trial.user_attrs.get(studies.SECONDS, 0.0)
         trial.set_user_attr(studies.SECONDS, round(before + job.seconds, 2))
         stretch = [job.group.number, round(job.began_at, 3), round(time.time(), 3)]
         trial.set_user_attr(studies.WORKED, [*trial.user_attrs.get(studies.WORKED, []), stretch])
 
     def costs(self, trial: optuna.Trial, job: Job) -> None:
-        """What each report of a trial's first run has cost."""
+        """Store what each report of a trial's first run has cost."""
         note_costs(trial, metrics_lines(job.folder), job.prepared.opened.recipe, self.search)
 
     def complete(self, trial: optuna.Trial, folders: Sequence[Path], prepared: Prepared) -> None:
-        """All runs of a trial have come to their end."""
+        """Tell the outcome of a trial whose runs have all ended."""
         hours = self.search.ranks_per_trial * trial.user_attrs.get(studies.SECONDS, 0.0) / 3600
         runs = [metrics_lines(folder) for folder in folders]
         try:
@@ -90,7 +90,7 @@ class Telling:
         write_best(self.options.folder, self.opened, self.study, told, **options)
 
     def infeasible(self, trial: optuna.Trial, found: Outcome) -> None:
-        """A trial whose values break a constraint is not trained."""
+        """End a trial, untrained, whose values violate a constraint."""
         reason = f"not trained: {found.broken}"
         trial.set_user_attr(studies.REASON, reason)
         studies.note_constraints(trial, found)
@@ -99,14 +99,14 @@ class Telling:
         self._say_ended(trial.number, found.state, reason=reason)
 
     def pruned(self, trial: optuna.Trial, number: int) -> None:
-        """A trial was ended after a report."""
+        """Tell that a trial was pruned after report `number`."""
         trial.set_user_attr(studies.REASON, f"pruned at report {number} of {self.search.reports}")
         self._done(trial)
         self.study.tell(trial, state=TrialState.PRUNED)
         self._say_ended(trial.number, "pruned", reason=f"at report {number} of {self.search.reports}")
 
     def failed(self, trial: optuna.Trial, ending: Ending) -> None:
-        """A trial cannot be trained, or not to its end."""
+        """Tell that a trial could not be trained to its end."""
         trial.set_user_attr(studies.REASON, ending.reason)
         if ending.rank is not None:
             trial.set_user_attr(studies.RANK, ending.rank)
@@ -115,12 +115,12 @@ class Telling:
         self._say_ended(trial.number, "failed", reason=ending.reason)
 
     def _say_ended(self, number: int, state: str, **words: Any) -> None:
-        """Beside what other supervisors of the study have done meanwhile, whose trials count too."""
+        """Display an ending, together with the trials that other supervisors of the study have ended meanwhile."""
         self.display.know(self.study.get_trials(deepcopy=False))
         self.display.ended(number, state, **words)
 
     def may_retry(self, trial: optuna.Trial, ending: Ending) -> bool:
-        """Note a death; False where it was one too many, and the trial has failed."""
+        """Note that a trial's ranks died; False if that was once too often, and the trial has failed."""
         reason = ending.reason or "the run was stopped"
         deaths = [*trial.user_attrs.get(studies.DEATHS, []), reason]
         trial.set_user_attr(studies.DEATHS, deaths)

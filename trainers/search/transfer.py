@@ -1,4 +1,4 @@
-"""Small to large: a search at a small batch, its best recipe scaled, and a search of what does not scale by rule.
+"""A transfer: a search at a small batch, its best recipe scaled up, and a search of what does not scale by rule.
 
 In the search's folder:
 
@@ -7,7 +7,7 @@ In the search's folder:
     to-8192.yaml, to-8192/       the second search: warmup, rate and momentum around what was derived
     best.yaml                    its best recipe, complete, with the origin of every value
 
-Each of the two is a search like any other, with a file, a folder and a study of its own, and goes on where it was.
+Each of the two is a search like any other, with its own file, folder and study, and is resumed like any other.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from trainers.vocabulary import search_vocabulary
 SCALED = "scaled.yaml"
 _RATE, _WARMUP = "learning_rate.reference", "learning_rate.warmup.epochs"
 _MOMENTUM = ("optimizer.momentum", "optimizer.mu1", "optimizer.beta1")
-_FACTOR = 4  # of rate and warmup, to either side of what was derived
-_LONGEST_WARMUP = 0.5  # of the run
+_FACTOR = 4  # range of rate and warmup: from 1/4 of the derived value to 4 times it
+_LONGEST_WARMUP = 0.5  # as a share of the run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +47,9 @@ class Stages:
     """The two searches of a transfer.
 
     Args:
-        opened: the search as a user wrote it.
-        folder: where everything is.
-        data, allow_code: as of `open_search`.
+        opened: the search as the user wrote it.
+        folder: of the transfer.
+        data, allow_code: as for `open_search`.
     """
 
     opened: OpenedSearch
@@ -59,16 +59,16 @@ class Stages:
 
     @property
     def names(self) -> tuple[str, str]:
-        """Of their files and folders."""
+        """Names of the two searches' files and folders."""
         transfer = self.opened.search.transfer
         return f"from-{transfer.from_batch}", f"to-{transfer.to_batch}"
 
     def write_small(self) -> Path:
-        """The file of the first search."""
+        """Write the file of the first search; returns its path."""
         return self._write(0, recipe=recipe_from_anywhere(self.opened), space=self.opened.tree["space"])
 
     def write_large(self) -> Path:
-        """The file of the second search; the first one has a best recipe.
+        """Write the file of the second search, from the best recipe of the first one; returns its path.
 
         Raises:
             InputRefused: no rule leads to the large batch.
@@ -80,7 +80,7 @@ class Stages:
         return self._write(1, recipe=SCALED, space=space, fixed={}, enqueue=[first])
 
     def scale(self) -> None:
-        """Derive the recipe at the large batch; anew it is the same."""
+        """Derive the recipe at the large batch and write it; repeating this gives the same file."""
         best = self.folder / self.names[0] / BEST
         batch = self.opened.search.transfer.to_batch
         partial = self.folder / f"partial-{SCALED}"
@@ -96,7 +96,7 @@ class Stages:
         return open_recipe(path, vocabulary=words, allow_code=self.allow_code, data_root=self.data)
 
     def space(self) -> dict[str, Any]:
-        """What is searched at the large batch: a user's own range where the space has one, but for the rate.
+        """The space of the second search; except for the rate, a range in the user's space takes precedence.
 
         rate        within a factor of 4 of the derived one
         warmup      likewise, and at most half of the run; left out where the recipe has none
@@ -119,7 +119,7 @@ class Stages:
         return found
 
     def best_text(self) -> str:
-        """The best recipe of all, each value with where it came from, followed from file to file."""
+        """The best recipe of the second search as text, each value's origin followed through the transfer's files."""
         path = self.folder / self.names[1] / BEST
         words = search_vocabulary(allow_code=self.allow_code)
         found = open_recipe(path, vocabulary=words, allow_code=self.allow_code, data_root=self.data)
@@ -128,7 +128,7 @@ class Stages:
         return f"{head}\n{resolved_text(found.tree, origins)}"
 
     def _followed(self, origin: str) -> str:
-        """Of a value in a file of this folder: what its line says of it; else the origin itself."""
+        """The origin noted in the file and line that `origin` names, if it is in this folder; else `origin` itself."""
         file, _, line = origin.rpartition(":")
         path = Path(file)
         if not line.isdigit() or not path.is_file() or not path.resolve().is_relative_to(self.folder.resolve()):
@@ -139,7 +139,7 @@ class Stages:
         return self._followed(said)
 
     def write_page(self) -> Path:
-        """The page of both searches; returns where it is."""
+        """Write the page of both searches; returns its path."""
         folders = [self.folder / name for name in self.names]
         with ExitStack() as stack:
             opened = [study_of(folder, self.open(folder.with_suffix(".yaml"))) for folder in folders]
@@ -147,12 +147,12 @@ class Stages:
             return write_transfer_page(self.folder, self.opened.search, parts)
 
     def open(self, path: Path) -> OpenedSearch:
-        """One of the two searches."""
+        """Open the file of one of the two searches."""
         words = search_vocabulary(allow_code=self.allow_code)
         return open_search(path, vocabulary=words, allow_code=self.allow_code, data_root=self.data)
 
     def _write(self, stage: int, **changed: Any) -> Path:
-        """A stage's file: the user's search with what is its own; limits of time in proportion to its trials."""
+        """Write a stage's file: the user's search with `changed`, and its share of time limits by number of trials."""
         tree, search = dict(self.opened.tree), self.opened.search
         trials = search.transfer.trials[stage]
         part = trials / sum(search.transfer.trials)
@@ -172,7 +172,7 @@ def check_transfer(opened: OpenedSearch, *, data: Path | None = None, allow_code
     """Refuse a transfer whose second search could not begin.
 
     Returns:
-        The second search, had the recipe itself been the best of the first one.
+        The second search, as it would be if the recipe itself were the best of the first one.
     Raises:
         RecipeError: the recipe's batch is not the small one.
         InputRefused: no rule leads to the large batch.
@@ -191,17 +191,17 @@ def check_transfer(opened: OpenedSearch, *, data: Path | None = None, allow_code
         large = stages.write_large()
         try:
             return stages.open(large)
-        except RecipeError as error:  # of a file that is gone in a moment
+        except RecipeError as error:  # it names a file in the temporary folder
             found = [_refused(opened, f"the second search: {p.path} {p.what}", p.way_out) for p in error.problems]
             raise RecipeError(found) from None
 
 
 def transfer(stages: Stages, begin: Callable[[Path, Path], int]) -> int:
-    """Do both searches, one after the other, or go on with them.
+    """Run or resume both searches, one after the other; returns the exit code.
 
     Args:
         stages: of the search.
-        begin: does a search, given its file and its folder, and returns its exit code.
+        begin: runs the search of a file in a folder, and returns its exit code.
     """
     small, large = stages.names
     code = begin(stages.write_small(), stages.folder / small)

@@ -1,4 +1,4 @@
-"""The run of a trial: what its ranks are asked for."""
+"""The run of a trial: the request that its ranks are given."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def trial_request(
     cluster: str | None = None,
     device: str | None = None,
 ) -> TrainRequest:
-    """What the ranks of a trial are asked for.
+    """The training request of one of a trial's runs.
 
     Args:
         opened: the search.
         number: of the trial.
-        values: of its recipe, by their paths.
+        values: path -> the trial's value.
         folder: of the run.
-        run: which of the trial's runs, from 0: its seed is so much higher than the recipe's.
-        share: of the epochs; a shorter run has its whole schedule compressed, and is evaluated at its end.
+        run: index of the run within its trial; it is added to the recipe's seed.
+        share: of the epochs; a shorter run has its whole schedule compressed, and is evaluated only at its end.
         resume: go on with the run in the folder.
-        data, allow_code, cluster, device: as of `train`.
+        data, allow_code, cluster, device: as for `train`.
     Raises:
         InputRefused: a shorter run would be too short, or its recipe does not open.
     """
@@ -76,11 +76,11 @@ def trial_request(
 
 
 def run_folders(search: Search, folder: Path) -> list[Path]:
-    """Of all runs of a trial: its own folder, or one in it for each seed where there are several."""
+    """The folders of a trial's runs: the trial's own, or with several seeds one for each in it."""
     several = search.seeds_per_trial > 1
     return [folder / f"run-{run}" for run in range(search.seeds_per_trial)] if several else [folder]
 
 
 def warmup_end(prepared: Prepared) -> float:
-    """The epoch until which a trial is slow on purpose, before which it is not compared."""
+    """The epoch at which a trial's slow start ends; it is not compared with others before."""
     return slow_until(prepared.opened.recipe)

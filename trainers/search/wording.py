@@ -13,7 +13,7 @@ _SAID = {"device_hours": "device-hours", "train_loss": "training loss"}
 
 
 def metric_name(metric: str) -> str:
-    """A metric as a reader calls it."""
+    """A metric's name in text."""
     return _SAID.get(metric, metric)
 
 
@@ -28,7 +28,7 @@ def score(metric: str, value: float) -> str:
 
 
 def scores(search: Search, values: Iterable[float]) -> str:
-    """The objectives of a trial: the value alone where there is one, else each with its name."""
+    """The objectives of a trial: one value alone, several each with its name."""
     if len(search.objectives) == 1:
         return shown(search.objectives[0].metric, next(iter(values)))
     pairs = zip(search.objectives, values, strict=True)
@@ -41,12 +41,12 @@ def values_text(values: Mapping[str, Any]) -> str:
 
 
 def short(value: Any) -> str:
-    """A value of a recipe."""
+    """A value of a recipe in a few characters."""
     return f"{value:.4g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
 
 
 def column_names(paths: Sequence[str]) -> list[str]:
-    """The last word of each path, and as many before it as tell it from the others.
+    """The last word of each path, with as many words before it as distinguish it from the others.
 
     >>> column_names(["epochs", "learning_rate.warmup.epochs", "learning_rate.reference"])
     ['epochs', 'warmup.epochs', 'reference']
