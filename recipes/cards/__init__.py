@@ -1,6 +1,6 @@
-"""Cards: what a recipe changed, where its values come from and what it promises, for people.
+"""Cards, for readers: what a recipe changed, where its values come from and what it promises.
 
-On a terminal, as a page of its own, and all of the library together as docs/library.md.
+A card is printed on a terminal or written as a page; docs/library.md has the cards of the whole library.
 """
 
 from recipes.cards.facts import CardFacts, card_facts

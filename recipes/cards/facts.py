@@ -1,4 +1,4 @@
-"""What a card says of a recipe, as words."""
+"""The facts on a recipe's card, as text."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _NUM_POINTS = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class CardFacts:
-    """A recipe as its card shows it.
+    """The contents of a recipe's card.
 
     Args:
-        name: by which it was asked for.
+        name: that the user gave.
         title: a line.
         source: authors, title and year.
         url: of the source; empty where there is none.
         card: its words; None where the recipe has none.
-        claims: (what is claimed, on what, where it stands, its source), one for each claim.
+        claims: (what is claimed, on which hardware, status, source), one for each claim.
         values: (what, value), the recipe in a dozen lines.
-        obstacles: why it cannot be trained now; empty where it can.
+        obstacles: why it cannot be trained now; empty if it can.
         assumed: paths of values that the source does not give.
         open: paths of values that nobody published.
     """
@@ -89,7 +89,7 @@ def claim_text(claim: Claim) -> str:
 
 
 def peak_rate(recipe: Recipe) -> float:
-    """The largest learning rate of the run, or what it comes as near to as floats can: a warmup's end may be a jump."""
+    """The largest learning rate of the run, or its limit just before a jump, such as the end of a warmup may be."""
     epochs = [recipe.epochs * point / _NUM_POINTS for point in range(_NUM_POINTS)]
     epochs += recipe.batch.global_.boundaries
     if recipe.learning_rate.warmup is not None:
@@ -151,7 +151,7 @@ def _every(value: Any) -> str:
 
 
 def ramp_text(ramp: BatchRamp) -> str:
-    """The sizes of a ramp and where they begin.
+    """The sizes of a ramp and their starts.
 
     >>> ramp_text(BatchRamp(boundaries=(0.0, 30.0), sizes=(2048, 4096)))
     '2,048, from epoch 30 4,096'
@@ -163,7 +163,7 @@ def ramp_text(ramp: BatchRamp) -> str:
 
 
 def component_text(tree: Mapping[str, Any]) -> str:
-    """A mapping with `kind` in a line; what is off or empty falls away.
+    """A mapping with `kind` in a line, without keys that are null, false, 0 or empty.
 
     >>> component_text({"kind": "Lars", "momentum": 0.9, "clip": False, "no_decay": ["norm", "bias"]})
     'Lars: momentum 0.9, no_decay norm and bias'

@@ -34,7 +34,7 @@ Open: what the recipe holds there only lets it be opened and drawn, and it is no
 
 
 def published_recipes(vocabulary: Vocabulary) -> list[tuple[str, OpenedRecipe]]:
-    """The recipes of `recipes/papers` by name, without those of the working directory and of other packages.
+    """The recipes of `recipes/papers` by name; not those of the working directory and of other packages.
 
     Raises:
         RecipeError: one of them does not open.
@@ -69,9 +69,9 @@ def library_page(recipes: Iterable[tuple[str, OpenedRecipe]]) -> str:
 
 
 def write_library_page(recipes: Iterable[tuple[str, OpenedRecipe]], path: Path) -> list[Path]:
-    """Writes the page and, beside it, the pictures it shows; returns page and their folder.
+    """Writes the page and the folder of its pictures; returns both paths.
 
-    Pictures of recipes that are gone are removed.
+    Pictures of recipes that no longer exist are removed.
 
     Raises:
         OSError: a file cannot be written.
@@ -90,7 +90,7 @@ def write_library_page(recipes: Iterable[tuple[str, OpenedRecipe]], path: Path) 
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Sorts numbers inside names by their size.
+    """A key that sorts numbers inside names by their value.
 
     >>> sorted(["goyal2017/512", "goyal2017/1024", "goyal2017"], key=_natural)
     ['goyal2017', 'goyal2017/512', 'goyal2017/1024']
@@ -99,7 +99,7 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 
 def _status(opened: OpenedRecipe) -> str:
-    """Of its claims: reproduced where one is; a dash where nothing is claimed."""
+    """The status of its claims: `reproduced` if one is, else that of the first; a dash without claims."""
     statuses = [claim.status for claim in opened.recipe.claims]
     return "reproduced" if "reproduced" in statuses else next(iter(statuses), "–")
 
@@ -109,5 +109,5 @@ def _file(name: str) -> str:
 
 
 def _anchor(name: str) -> str:
-    """What GitHub calls the heading of a recipe."""
+    """GitHub's anchor of a recipe's heading."""
     return name.replace("/", "")

@@ -15,7 +15,7 @@ __all__ = ["card_page", "write_card"]
 
 
 def write_card(name: str, opened: OpenedRecipe, path: Path) -> list[Path]:
-    """Writes the card, by the ending of the file's name, and returns what was written.
+    """Writes the card in the format of the path's suffix; returns the files written.
 
     Raises:
         ValueError: an ending that is neither .html nor .md.
@@ -34,7 +34,7 @@ def write_card(name: str, opened: OpenedRecipe, path: Path) -> list[Path]:
 
 
 def card_page(facts: CardFacts, opened: OpenedRecipe) -> str:
-    """The page as text; its picture stands in it."""
+    """The page as text, with its picture inline."""
     source = tag("a", facts.source, href=facts.url) if facts.url.startswith("https://") else facts.source
     body = [tag("div", joined([facts.name, " · ", source]), class_="muted"), _standing(facts)]
     body += [_words(facts), _picture(opened), _claims(facts)]

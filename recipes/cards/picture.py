@@ -23,9 +23,9 @@ _Value = Callable[[float], float]
 
 
 def curve_picture(recipe: Recipe) -> str:
-    """Learning rate against epochs, below it what else moves: batch, image size; what does not is said in words.
+    """Learning rate against epochs, below it batch and image size if they change; constants are given as text.
 
-    Colours follow the reader's light or dark.
+    Colours follow the reader's light or dark mode.
     """
     end = float(recipe.epochs)
     panels: list[tuple[str, _Value, int]] = [("learning rate", lambda t: learning_rate_at(recipe, t), _RATE_HEIGHT)]
@@ -71,7 +71,7 @@ def _panel(words: str, values: Sequence[float], height: int, place: int) -> Iter
         marks = [high, *(10.0**power for power in reversed(powers))]
         downs = {value: height * math.log(high / max(value, low)) / math.log(high / low) for value in {*values, *marks}}
     else:
-        # Small changes of a large number, as of an image's side, are seen from half way below them.
+        # So that small changes of a large number, such as an image's side, are visible, the axis does not begin at 0.
         low = max(0.0, 2 * min(values) - high) if min(values) > high / 2 else 0.0
         marks = [high] if low or height < _RATE_HEIGHT else [high, high / 2]
         downs = {value: height * (high - value) / (high - low) for value in {*values, *marks}}
@@ -87,19 +87,19 @@ def _panel(words: str, values: Sequence[float], height: int, place: int) -> Iter
     for first, last in _plateaus(values):
         middle = width * (first + last) / 2 / (len(values) - 1)
         down = downs[values[first]]
-        # Above the line, but not among the words over the panel.
+        # Above the line, but below the text over the panel.
         yield _text(middle, down - 4 if down > 8 else down + 13, _label(values[first]), anchor="middle", class_="muted")
 
 
 def _plateaus(values: Sequence[float]) -> list[tuple[int, int]]:
-    """First and last place of each stretch that stays level for a twentieth of the curve, if there are few."""
+    """First and last index of each stretch that is constant for a twentieth of the curve, if there are two to eight."""
     edges = [0, *(place for place in range(1, len(values)) if values[place] != values[place - 1]), len(values)]
     stretches = [(first, after - 1) for first, after in pairwise(edges) if after - first > len(values) / 20]
     return stretches if 1 < len(stretches) <= 8 else []
 
 
 def _line(heights: Sequence[float], width: float) -> str:
-    """A path through evenly spaced points; those on a straight line between their neighbours fall away."""
+    """A path through evenly spaced points, without those on a straight line between their neighbours."""
     points = [(width * place / (len(heights) - 1), height) for place, height in enumerate(heights)]
     kept = [points[0]]
     start = 0

@@ -12,7 +12,7 @@ __all__ = ["card_markdown", "card_text"]
 
 
 def card_text(facts: CardFacts, width: int = 100) -> str:
-    """The card as lines of at most `width` characters, where no single word is longer."""
+    """The card as lines of at most `width` characters, unless a single word is longer."""
     lines = [f"{facts.name}: {facts.title}", *_wrapped(f"{facts.source} {facts.url}".strip(), width), ""]
     for head, text in _words(facts):
         lines += [*_wrapped(text, width, head=f"{head:<13}", indent=13)]
@@ -37,7 +37,7 @@ def card_markdown(facts: CardFacts, *, picture: str | None = None, level: int = 
 
     Args:
         facts: of the recipe.
-        picture: address of a picture of its curves; None for none.
+        picture: link to a picture of its curves; None for none.
         level: of its heading.
     """
     parts = [f"{'#' * level} {facts.name}", f"**{facts.title}**"]

@@ -1,1 +1,1 @@
-"""What differs between recipes, value by value, and what it comes to: `kilobatch recipes diff`."""
+"""`kilobatch recipes diff`: the values that differ between recipes, and their effect."""

@@ -1,4 +1,4 @@
-"""Trees of resolved recipes, value by value: which are not the same in all."""
+"""Compares the trees of resolved recipes value by value."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 __all__ = ["MISSING", "WORDS", "Difference", "compare", "comparable_tree"]
 
-# Keys of a recipe that name or document it and change no run.
+# Keys of a recipe that only name or document it, and affect no run.
 WORDS = ("name", "title", "source", "claims", "card", "assumed", "open")
 _WORDS_OF_DATASET = ("title", "source", "root", "lacks")
 _SCHEDULE = (("epochs",), ("batch", "global"), ("learning_rate",), ("dataset", "num_train"))
 _UNORDERED = ("assumed", "lacks", "no_decay", "open")
-# Stands for the value of a recipe that has none at a path, where null may be one.
+# Stands for a value that a recipe lacks at a path; None would mean null.
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "MISSING"})()
 # label -> (value, its keys below the tree that holds it)
 _Labelled = dict[str, tuple[Any, tuple[str, ...]]]
@@ -22,7 +22,7 @@ _Labelled = dict[str, tuple[Any, tuple[str, ...]]]
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """A value that is not the same in all recipes.
+    """A value that differs between recipes.
 
     Args:
         path: its keys. An element of a list is named by what it is: its `kind`, or where a step begins.
@@ -37,28 +37,28 @@ class Difference:
 
     @property
     def is_words(self) -> bool:
-        """It only names or documents."""
+        """Whether it only names or documents the recipe."""
         return self.path[0] in WORDS
 
     @property
     def moves_schedule(self) -> bool:
-        """Learning rate and global batch of the updates are computed from it."""
+        """Whether learning rate or global batch of the updates depend on it."""
         return any(self.path[: len(keys)] == keys for keys in _SCHEDULE)
 
 
 def comparable_tree(recipe: Mapping[str, Any], dataset: Mapping[str, Any]) -> dict[str, Any]:
-    """A resolved recipe with the facts of its data set in place of the name: a run keeps them in a file of its own.
+    """A resolved recipe with the facts of its data set in place of the data set's name.
 
     Args:
         recipe: resolved.
-        dataset: likewise, or what a run's record says of it.
+        dataset: resolved, or from a run's record.
     """
     facts = {key: value for key, value in dataset.items() if key not in _WORDS_OF_DATASET}
     return {**{key: value for key, value in recipe.items() if key != "kilobatch"}, "dataset": facts}
 
 
 def compare(trees: Sequence[Mapping[str, Any]]) -> list[Difference]:
-    """The values that are not the same in all trees, in the order of the first.
+    """The values that differ between the trees, in the order of the first tree.
 
     The order of keys does not count. A list is compared element by element: components by their kind, steps of a ramp
     by where they begin, points by their position; one number is the ramp of one step. Other lists are one value.
@@ -104,7 +104,7 @@ def _compared(
 
 
 def _labelled(values: Sequence[Any]) -> list[_Labelled] | None:
-    """Each value as a mapping, all by the same labels; None where they are compared as a whole."""
+    """Each value as a mapping with comparable labels; None if the values are compared as a whole."""
     if all(isinstance(value, Mapping) for value in values):
         return [{str(key): (inner, (str(key),)) for key, inner in value.items()} for value in values]
     if any(map(_is_ramp, values)) and all(_is_ramp(value) or type(value) is int for value in values):
@@ -126,7 +126,7 @@ def _is_ramp(value: Any) -> bool:
 
 
 def _steps(value: Any) -> _Labelled:
-    """The steps of a ramp by where they begin; one that changes nothing is left out."""
+    """The steps of a ramp by their start; steps that change nothing are left out."""
     if not isinstance(value, list):
         return {"from 0": (value, ())}
     found: _Labelled = {}
@@ -139,7 +139,7 @@ def _steps(value: Any) -> _Labelled:
 
 
 def _components(value: list[Any]) -> _Labelled:
-    """Components by their kind; of one kind the second is called `Cutout 2`."""
+    """Components by their kind; the second of a kind is labelled as in `Cutout 2`."""
     seen: Counter[str] = Counter()
     found: _Labelled = {}
     for place, item in enumerate(value):
@@ -162,7 +162,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _exactly(position: float) -> str:
-    """Equal for equal positions only, so that what is a hair apart is told."""
+    """A label that is equal for equal positions only, however close they are."""
     return repr(int(position) if isinstance(position, float) and position.is_integer() else position)
 
 

@@ -1,4 +1,4 @@
-"""Recipes opened and compared: by name, by file, or by the folder of a run."""
+"""Opens and compares recipes, given by name, by file, or by the folder of a run."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Compared:
     """One of the recipes.
 
     Args:
-        label: a letter, or a number where they are many.
-        name: as it was asked for.
+        label: a letter, or a number with more than 26 recipes.
+        name: as the user gave it.
         opened: the recipe.
-        origins: dotted path -> where the value comes from; of a run what was said when it began.
+        origins: dotted path -> origin of the value; of a run as recorded when it began.
     """
 
     label: str
@@ -40,11 +40,11 @@ class Compared:
     origins: Mapping[str, str]
 
     def origin(self, place: str | None, value: Any) -> str:
-        """Where a value comes from: each file that gives a part of it, or the nearest thing around it.
+        """The origin of a value: each file that gives a part of it, or else the origin of what contains it.
 
         Args:
-            place: its dotted path; None where the recipe has none.
-            value: there; of a mapping its keys alone are asked for.
+            place: its dotted path; None if the recipe does not have it.
+            value: the value there; of a mapping only the keys are used.
         """
         if place is None:
             return ""
@@ -61,14 +61,14 @@ class Compared:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What differs between recipes.
+    """The differences between recipes.
 
     Args:
         recipes: at least two.
         differences: of values that training reads.
-        words: of what only names or documents.
-        effects: what it comes to: quantity -> its text for each recipe, those that are not the same.
-        same_schedule: every update has the same batch and rate in all of them; None where they are too many to say.
+        words: differences of values that only name or document.
+        effects: derived quantity -> its text for each recipe; only quantities that differ.
+        same_schedule: whether every update has the same batch and rate in all; None if there are too many updates.
     """
 
     recipes: tuple[Compared, ...]
@@ -79,11 +79,11 @@ class Comparison:
 
     @property
     def same(self) -> bool:
-        """All values that training reads are equal."""
+        """Whether all values that training reads are equal."""
         return not self.differences
 
     def as_tree(self) -> dict[str, Any]:
-        """Plain data, for JSON: a value that is missing is null, and so is its path."""
+        """Plain data, for JSON; a missing value and its path are null."""
         files = [shown(recipe.opened.path) for recipe in self.recipes]
         return {
             "recipes": [{"name": one.name, "file": file} for one, file in zip(self.recipes, files, strict=True)],
@@ -146,7 +146,7 @@ def _same_schedule(recipes: Sequence[Compared]) -> bool | None:
 
 @refuse_unreachable()
 def _file_of(name: str) -> str:
-    """A run's recipe for the name of its folder; any other name as it is. A name of the library is never a folder."""
+    """The recipe's file for a run's folder; any other name unchanged. A name of the library is never a folder."""
     folder = Path(os.path.expanduser(name))
     if not folder.is_dir() or name in names("recipes"):
         return name
@@ -160,9 +160,9 @@ def _file_of(name: str) -> str:
 
 
 def _origins(file: Path, opened: OpenedRecipe) -> Mapping[str, str]:
-    """Where values come from. A run's recipe was written from other files: what was said when it began tells more.
+    """The origins of values; for a run's recipe, which was generated, those recorded when the run began.
 
-    Only of values that the run's record has as the recipe has them: it may have been changed since.
+    A recorded origin counts only if the recorded value still equals the recipe's, which may have been edited since.
     """
     head = file.parent / _RUN
     if file.name != _RECIPE or not head.is_file():
@@ -182,5 +182,5 @@ def _origins(file: Path, opened: OpenedRecipe) -> Mapping[str, str]:
 
 
 def _printable(text: object) -> str:
-    """A text that no recipe's reader has seen: to a terminal some characters are commands."""
+    """An unchecked text without control characters, which are commands to a terminal."""
     return "".join(character if character.isprintable() else "?" for character in str(text))

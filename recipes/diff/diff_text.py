@@ -13,7 +13,7 @@ from recipes.diff.value_text import value_texts
 __all__ = ["diff_text"]
 
 _WIDTH = 80
-_HEAD = 24  # characters of the column of keys; a longer one has a line to itself
+_HEAD = 24  # characters of the column of keys; a longer key has its own line
 _ORIGIN = 30  # at most
 _NARROWEST = 14
 _TOGETHER = "\u00a0"  # a line does not end between a key and its value
@@ -22,11 +22,11 @@ _LIBRARY = "recipes/papers/"
 
 
 def diff_text(comparison: Comparison, *, with_words: bool = False) -> str:
-    """The recipes, a row a difference, what they come to, and the verdict; at most 80 columns.
+    """The recipes, a row for each difference, their effects, and the verdict; at most 80 columns.
 
     Args:
         comparison: of recipes.
-        with_words: what only names or documents as well.
+        with_words: include values that only name or document.
     """
     lines = []
     for recipe in comparison.recipes:
@@ -65,7 +65,7 @@ def _section(found: Sequence[Difference], rows: Sequence[Sequence[_Cell]], origi
 
 
 def _row(head: str, cells: Sequence[_Cell], origin_width: int) -> Iterator[str]:
-    """A head and, below each other, what every recipe has and where from."""
+    """A head and, below each other, each recipe's value and its origin."""
     if len(head) > _HEAD:
         yield head
         head = ""
@@ -79,7 +79,7 @@ def _row(head: str, cells: Sequence[_Cell], origin_width: int) -> Iterator[str]:
 
 
 def _effects(comparison: Comparison) -> Iterator[str]:
-    """Side by side; of more recipes than have room, below each other."""
+    """The effects, side by side, or below each other if there are too many recipes."""
     labels = [recipe.label for recipe in comparison.recipes]
     width = (_WIDTH - _HEAD) // len(labels) - 2
     if width < _NARROWEST:
@@ -106,14 +106,14 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 
 def _wrapped_path(text: str, width: int) -> list[str]:
-    """A line may end at a slash."""
+    """Wraps a path; a line may also end at a slash."""
     if len(text) <= width:
         return [text]
     return [line.replace("/ ", "/") for line in _wrapped(text.replace("/", "/ "), width)]
 
 
 def _short(origin: str) -> str:
-    """Origins without the folder of the library, wherever that lies."""
+    """Origins without the path of the library's folder."""
     return ", ".join(part.rpartition(_LIBRARY)[2] for part in origin.split(", "))
 
 

@@ -1,4 +1,4 @@
-"""What the values of a recipe come to: the quantities that matter at a large batch."""
+"""Quantities derived from a recipe's values that matter at a large batch."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from recipes.schema import Recipe
 __all__ = ["differing", "effects", "same_schedule"]
 
 _DIGITS = 6
-_MOST_UPDATES = 500_000  # seconds; a stranger's recipe may have any number
+_MOST_UPDATES = 500_000  # comparing so many takes seconds, and a stranger's recipe may have any number
 _ROUNDING = 1e-9  # relative; two ways to write a rate, such as 0.1 per 256 and 0.2 per 512, are rounded apart
 
 
 def effects(opened: OpenedRecipe) -> dict[str, str]:
-    """What is derived from a recipe's values, in words; a quantity it does not have is left out."""
+    """The derived quantities of a recipe in words; those that it does not have are left out."""
     return dict(_effects(opened))
 
 
@@ -41,7 +41,7 @@ def _effects(opened: OpenedRecipe) -> Iterator[tuple[str, str]]:
 
 
 def same_schedule(one: OpenedRecipe, other: OpenedRecipe) -> bool | None:
-    """Whether every update has the same batch and, up to rounding, learning rate; None if they are too many to say."""
+    """Whether every update has the same batch and, up to rounding, learning rate; None if there are too many."""
     first, second = timeline_of(one.recipe, one.dataset), timeline_of(other.recipe, other.dataset)
     if (first.num_train, first.num_updates) != (second.num_train, second.num_updates):
         return False
@@ -66,9 +66,10 @@ def _warmup(recipe: Recipe, updates: Timeline) -> Iterator[tuple[str, str]]:
 
 
 def _decay(opened: OpenedRecipe) -> Iterator[tuple[str, str]]:
-    """What the first full rate takes off a weight for each sample, before momentum: the same under linear scaling.
+    """The share of a weight that decay removes for each sample at the first full rate, before momentum.
 
-    Nothing where there is no decay, where it does not follow the rate, or where the step is not in proportion to it.
+    Linear scaling keeps it. Left out without decay, if the decay does not follow the rate, or if a step is not
+    proportional to it.
     """
     tree, recipe = opened.tree["optimizer"], opened.recipe
     coupled = tree["kind"] in MOMENTUM_SGD and tree.get("decay", "coupled") == "coupled"
@@ -78,7 +79,7 @@ def _decay(opened: OpenedRecipe) -> Iterator[tuple[str, str]]:
 
 
 def _full_rates(recipe: Recipe) -> str:
-    """The full rate at the start, and wherever a step of the batch moves it."""
+    """The full rate at the start, and at each step of the batch that changes it."""
     parts: list[str] = []
     before = None
     for start in recipe.batch.global_.boundaries:
@@ -94,7 +95,7 @@ def _rate(rate: float) -> str:
 
 
 def differing(rows: Sequence[dict[str, str]]) -> dict[str, tuple[str, ...]]:
-    """The quantities that are not the same everywhere, with all their texts; `-` where one has none."""
+    """The quantities that differ, with the text of each recipe; `-` if a recipe does not have it."""
     names = dict.fromkeys(name for row in rows for name in row)
     texts = {name: tuple(row.get(name, "-") for row in rows) for name in names}
     return {name: found for name, found in texts.items() if len(set(found)) > 1}

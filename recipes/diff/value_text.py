@@ -1,4 +1,4 @@
-"""Values of a difference as a reader wants them."""
+"""The values of a difference as text."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["value_text", "value_texts"]
 
 
 def value_texts(difference: Difference, *, space: str = " ") -> list[str]:
-    """The values of all recipes, `-` where one has none; floats to six digits where that tells them apart.
+    """The values of all recipes, `-` for a missing one; floats to six digits if these distinguish them.
 
     Args:
         difference: between recipes.
-        space: what stands between a key and its value.
+        space: text between a key and its value.
     """
     values = difference.values
-    if difference.path[-1].startswith("from "):  # a step that only another recipe's ramp makes
+    if difference.path[-1].startswith("from "):  # a step of only some recipes' ramps
         return ["as before" if value is MISSING else str(value) for value in values]
     exact = [value_text(value, space) for value in values]
     short = [value_text(value, space, digits=6) for value in values]
@@ -26,11 +26,11 @@ def value_texts(difference: Difference, *, space: str = " ") -> list[str]:
 
 
 def value_text(value: Any, space: str = " ", *, digits: int | None = None) -> str:
-    """A value in a line, as a recipe says it; a component as its kind and its keys.
+    """A value in a line, as in a recipe; a component as its kind and its keys.
 
     Args:
         value: of a tree, or MISSING.
-        space: what stands between a key and its value.
+        space: text between a key and its value.
         digits: of a float; None for all.
 
     >>> value_text({"kind": "Warm", "epochs": 5, "start": {"rate": 0.1}}), value_text([1, None, True])

@@ -1,4 +1,4 @@
-"""Large-batch rules: what is valid in a recipe and most likely a mistake."""
+"""`kilobatch recipes lint`: finds what is valid in a recipe, but most likely a mistake at a large batch."""
 
 from recipes.lint.check import lint_recipe
 from recipes.lint.finding import Finding

@@ -1,4 +1,4 @@
-"""What a rule looks at, and what it says."""
+"""The input of a rule, and its findings."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Fault:
     """Something a rule found.
 
     Args:
-        keys: the keys that make it together, the one to blame first. It is placed at the one that the recipe's own file
-            gives, before those of the files that it extends; of several, at the first.
+        keys: the keys that cause it together, the most important first. It is reported at the key that the recipe's own
+            file gives, before those of the files that it extends; of several, at the first.
         what: what is found, with its numbers.
         way_out: what to write instead.
     """
@@ -38,9 +38,9 @@ class Case:
     Args:
         opened: the recipe.
         written: the merged tree as it was written, positions with their units.
-        base: the recipe that it extends, None where it extends none.
-        workers: how many share an update; None where no cluster was named.
-        wire: in which numbers gradients cross between workers.
+        base: the recipe that it extends; None if it extends none.
+        workers: number of workers; None if unknown.
+        wire: number format of gradients on the wire.
     """
 
     opened: OpenedRecipe
@@ -61,7 +61,7 @@ class Case:
 
     @property
     def is_momentum_sgd(self) -> bool:
-        """Whether the optimizer is SGD, with or without one of the momentums."""
+        """Whether the optimizer is SGD, with or without momentum of any form."""
         return self.optimizer["kind"] in MOMENTUM_SGD
 
     @property
@@ -76,12 +76,12 @@ class Case:
 
     @property
     def growth(self) -> float:
-        """The first batch over the batch that the reference rate holds at."""
+        """The first batch over the batch at which the reference rate holds."""
         return self.first_batch / self.recipe.learning_rate.per
 
     @property
     def ramps(self) -> bool:
-        """Whether the batch moves."""
+        """Whether the batch changes over the run."""
         return len(self.recipe.batch.global_.sizes) > 1
 
 

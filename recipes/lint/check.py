@@ -1,4 +1,4 @@
-"""Runs the rules on a recipe: places what they find, and takes away what its comments let through."""
+"""Runs the rules on a recipe: finds the place of each fault, and drops those that comments ignore."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def lint_recipe(
 
     Args:
         name_or_path, vocabulary, overrides, allow_code, data_root: as for `recipes.open_recipe`.
-        workers: how many share an update; None leaves out the rules that depend on it.
-        wire: in which numbers gradients cross between workers: float32, float16 or bfloat16.
+        workers: number of workers; None skips the rules that depend on it.
+        wire: number format of gradients on the wire: float32, float16 or bfloat16.
     Raises:
         RecipeError: the recipe does not open.
     """
@@ -62,7 +62,7 @@ def lint_recipe(
 
 
 def _base(chain: Sequence[tuple[Path, Origin | None]], options: Mapping[str, Any]) -> OpenedRecipe | None:
-    """The recipe that is extended; None for a file that is no recipe by itself."""
+    """The recipe that is extended; None if there is none, or the file does not open by itself."""
     try:
         return open_recipe(chain[1][0], **options) if len(chain) > 1 else None
     except RecipeError:
@@ -74,14 +74,14 @@ def _needs_workers(rule: str) -> bool:
 
 
 def _place(keys: tuple[str, ...], origins: Origins, order: Mapping[str, int]) -> tuple[str, Origin]:
-    """Which key to blame: the one whose file comes first in the chain; of several, the first."""
+    """The key to report, with its origin: the one whose file comes first in the chain; of several, the first."""
     places = [(key, *_nearest(key, origins)) for key in keys]
     key, _, origin = min(places, key=lambda place: order[place[2].file] if place[1] else len(order))
     return key, origin
 
 
 def _nearest(key: str, origins: Origins) -> tuple[int, Origin]:
-    """Where a key was written, or what holds it; with how many keys of its path that is."""
+    """The origin of a key, or of the nearest mapping around it, and the length of the path that was found."""
     path = tuple(int(part) if part.isdecimal() else part for part in key.split("."))
     while path not in origins:
         path = path[:-1]
@@ -106,7 +106,7 @@ def _finding(fault: Fault, entry: Entry, place: tuple[str, Origin]) -> tuple[Fin
 
 @dataclass(kw_only=True)
 class _File:
-    """A file of the chain, with its comments; `used` holds (comment, rule) pairs that let something through."""
+    """A file of the chain, with its comments; `used` holds the (comment, rule) pairs that ignored a finding."""
 
     path: Path
     extends: Origin | None
@@ -117,7 +117,7 @@ class _File:
         self.ignores = tuple(ignores_of(self.path.read_text(encoding="utf-8-sig")))
 
     def has(self, rule: str, lines: set[int]) -> bool:
-        """Whether a comment about one of these lines names the rule; remembers that it was of use."""
+        """Whether a comment on one of these lines names the rule; records that it was used."""
         matching = {(ignore, rule) for ignore in self.ignores if rule in ignore.rules and ignore.target in lines}
         self.used |= matching
         return bool(matching)
@@ -130,7 +130,7 @@ class _Comments:
     files: list[_File]
 
     def let_through(self, finding: Finding, origin: Origin) -> bool:
-        """Whether a comment names this finding: at its line, or at an `extends` that leads to its file."""
+        """Whether a comment ignores this finding: on its line, or on an `extends` that leads to its file."""
         found = False
         for file in self.files:
             if file.name == finding.file:
@@ -140,7 +140,7 @@ class _Comments:
         return found
 
     def faults(self, asked: dict[str, Any]) -> Iterator[Finding]:
-        """What is wrong with the comments of the recipe's own file."""
+        """Faults of the comments in the recipe's own file."""
         own = self.files[0]
         for ignore in own.ignores:
             place = {"file": own.name, "line": ignore.line, "column": ignore.column, "path": ""}

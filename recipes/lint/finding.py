@@ -1,4 +1,4 @@
-"""What lint reports."""
+"""A finding, as lint reports it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _WIDTH = 116
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """A rule that fired, at the key that made it.
+    """A rule that fired, at the key that caused it.
 
     Args:
         file, line, column: of the key, as an editor counts; the file is `command line` for `--set`.
@@ -21,7 +21,7 @@ class Finding:
         what: what is found, with its numbers.
         way_out: what to write instead.
         why: why that is a fault.
-        source: who says so.
+        source: publication of the rule.
     """
 
     file: str
@@ -36,7 +36,7 @@ class Finding:
 
     @property
     def headline(self) -> str:
-        """Where, which rule, what and a way out: one line, as compilers write it."""
+        """Place, rule, fault and a way out in one line, as compilers write it."""
         place = f"{self.file}:{self.line}:{self.column}: {self.rule}"
         return ": ".join(filter(None, [place, self.path, f"{self.what}; {self.way_out}"]))
 

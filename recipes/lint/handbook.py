@@ -1,4 +1,4 @@
-"""The rules in words: what the docstrings of `recipes.lint.rules` say, and docs/lint.md made of it."""
+"""The texts of the rules, from the docstrings of `recipes.lint.rules`, and docs/lint.md made of them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ The examples are recipes that extend `goyal2017`: batch 8,192, rate 0.1 per 256,
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """What the docstring of a rule says.
+    """The parts of a rule's docstring.
 
     Args:
         rule: its id.
@@ -50,7 +50,7 @@ class Entry:
         why: why that is a fault.
         way_out, source: as in a finding.
         fires: a recipe that breaks this rule and no other.
-        quiet: one that stays just inside.
+        quiet: a recipe that just keeps it.
     """
 
     rule: str

@@ -20,9 +20,9 @@ class Ignore:
 
     Args:
         line, column: of its `#`, counted from 1.
-        target: the line it is about: its own, or the next one that holds more than a comment.
+        target: the line it applies to: its own, or the next one that holds more than a comment.
         rules: ids, as they were written.
-        why: the reason; empty where none is given.
+        why: the reason; empty if none is given.
     """
 
     line: int
@@ -33,7 +33,7 @@ class Ignore:
 
 
 def ignores_of(text: str) -> Iterator[Ignore]:
-    """The comments of a file that is valid YAML, in its order; what stands inside a text is no comment.
+    """The lint comments of a file that is valid YAML, in order; not those inside a quoted or block text.
 
     >>> [(found.target, found.rules, found.why) for found in ignores_of("# lint: ignore a, b tried\\nseed: 1\\n")]
     [(2, ('a', 'b'), 'tried')]
@@ -60,6 +60,6 @@ def _is_text(token: yaml.Token) -> bool:
 
 
 def _next_key(lines: list[str], after: int) -> int:
-    """The next line that holds more than a comment; where there is none, the last."""
+    """The next line that holds more than a comment; if there is none, the last line."""
     following = enumerate(lines[after:], after + 1)
     return next((number for number, line in following if line.split("#")[0].strip()), len(lines))

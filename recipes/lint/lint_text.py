@@ -13,11 +13,11 @@ __all__ = ["findings_text", "rules_text"]
 
 
 def findings_text(found: Mapping[str, Sequence[Finding]], as_json: bool = False) -> str:
-    """What was found in each recipe, by the name it was asked for."""
+    """The findings in each recipe, by the name that the user gave."""
     if as_json:
         trees = {name: [finding.as_tree() for finding in findings] for name, findings in found.items()}
         return json.dumps(trees, indent=2) + "\n"
-    # Two recipes may share a file: what stands there is told once, and the reason of a rule too.
+    # Two recipes may share a file: its findings are printed once, and so is the reason of each rule.
     once = dict.fromkeys(finding for findings in found.values() for finding in findings)
     told: set[str] = set()
     lines = []

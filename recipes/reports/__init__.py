@@ -1,1 +1,1 @@
-"""What a run or a recipe looks like: figures, one page, a picture in the terminal."""
+"""Reports on runs and recipes: figures, an HTML page, a picture on the terminal."""

@@ -1,4 +1,4 @@
-"""Curves as points to draw: fine where they move, vertical where they jump."""
+"""Curves as points to draw, with vertical lines at jumps."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def traced(value_at: Callable[[float], float], end: float) -> tuple[np.ndarray, 
     for place in np.flatnonzero(np.abs(np.diff(values)) > jump):
         low, high = float(epochs[place]), float(epochs[place + 1])
         while low < (middle := (low + high) / 2) < high:
-            # The half that moves more holds the jump; of a smooth piece it is as good a place for a point as any.
+            # The half that changes more contains the jump; in a smooth piece any place for a point will do.
             at_low, at_middle, at_high = value_at(low), value_at(middle), value_at(high)
             low, high = (low, middle) if abs(at_middle - at_low) > abs(at_high - at_middle) else (middle, high)
         added += [(low, value_at(low)), (high, value_at(high))]
@@ -65,16 +65,16 @@ def traced(value_at: Callable[[float], float], end: float) -> tuple[np.ndarray, 
 
 
 def reads_better_in_decades(values: np.ndarray) -> bool:
-    """Whether a rate belongs on a logarithmic axis: half its points lie at a quarter of the peak or below.
+    """Whether to draw a rate on a logarithmic axis: half its points are at a quarter of the peak or below.
 
-    So for rates cut by ten at a few epochs; not for a cosine or a polynomial, whose way down to 0 has no last decade.
+    True for rates divided by ten at a few epochs; false for a cosine or a polynomial, which fall to 0.
     """
     positive = values[np.isfinite(values) & (values > 0)]
     return bool(len(positive)) and bool(np.median(positive) < positive.max() / 4)
 
 
 def smoothed(values: np.ndarray, span: int) -> np.ndarray:
-    """Mean over `span` neighbours, centred, over fewer at both ends; what is not finite is left out of the mean.
+    """Centred running mean over `span` points, fewer at both ends; values that are not finite are left out.
 
     >>> smoothed(np.array([0.0, 3.0, 0.0, 3.0]), 3).tolist()
     [1.5, 1.0, 2.0, 1.5]

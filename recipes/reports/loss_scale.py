@@ -10,7 +10,7 @@ from recipes.reports.wording import number
 
 
 def loss_scale(run: Run) -> Markup:
-    """What the loss scale was, and which updates were done again; nothing for a run in float32."""
+    """The loss scale, and which updates were repeated; nothing for a run in float32."""
     known = np.isfinite(run.updates.loss_scale) & np.isfinite(run.updates.overflows)
     if not known.any():
         return Markup("")

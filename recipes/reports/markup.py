@@ -14,7 +14,7 @@ class Markup(str):
 
 
 def tag(name: str, *children: object, **attributes: str) -> Markup:
-    """An element; a trailing underscore of an attribute's name falls away.
+    """An element; a trailing underscore of an attribute's name is removed.
 
     >>> tag("td", "<b>", class_="value")
     '<td class="value">&lt;b&gt;</td>'

@@ -1,4 +1,4 @@
-"""What memory the ranks of a run have held at most."""
+"""Peak memory of a run's ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _KINDS = {"resident_bytes": "resident set", "gpu_pool_bytes": "on the GPU"}
 
 
 def memory_words(*lines: Mapping[str, Any]) -> str:
-    """A sentence on the peaks in the last lines of a run's sessions; empty where they have none.
+    """A sentence on the peaks in the last lines of a run's sessions; empty if they have none.
 
     >>> memory_words({"resident_bytes": [210_000_000, 250_000_000]})
     'peak memory of a rank: resident set 250 MB (rank 1)'

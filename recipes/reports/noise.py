@@ -1,4 +1,4 @@
-"""The noise scale of a run, over its updates."""
+"""The gradient noise scale of a run, over its updates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FEWEST_UPDATES = 10  # in a window: a standard error from fewer says little
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """Updates with one global batch, one after the other, and their noise scale.
+    """Consecutive updates with one global batch, and their noise scale.
 
     Args:
         first_epoch, last_epoch: starts of the first and of the last update.
@@ -32,7 +32,7 @@ class Window:
 
 
 def noise_windows(run: Run) -> list[Window]:
-    """The measured part of a run in windows of equally many updates, at most some 20 of at least 10.
+    """The measured part of a run in some 20 windows, each of one batch and of 10 updates or more if the batch has them.
 
     A window ends where the batch changes: noise scales are measured at a batch, though they estimate the same.
     """
@@ -48,7 +48,7 @@ def noise_windows(run: Run) -> list[Window]:
 
 
 def noise(run: Run) -> Markup:
-    """What the noise scale was at each batch of the run, and what may be read from it."""
+    """The noise scale at each batch of the run, and how to interpret it."""
     windows = noise_windows(run)
     if not windows:
         return Markup("")

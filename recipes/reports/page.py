@@ -18,7 +18,7 @@ from recipes.reports.record import Run
 from recipes.reports.style import PAGE
 from recipes.reports.wording import duration, number, percent
 
-# Even a text that escaped its escaping could load and run nothing.
+# A second line of defence: even unescaped text could load and run nothing.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 
 
@@ -39,7 +39,7 @@ def write_page(runs: Sequence[Run], path: str | Path) -> None:
         os.replace(partial, path)
     except OSError:
         with suppress(OSError):
-            partial.unlink()  # the disk is full, perhaps: what was begun takes what is left of it
+            partial.unlink()  # the disk may be full: free what the partial file occupies
         raise
 
 
@@ -62,7 +62,7 @@ def document(title: str, body: Markup) -> str:
         title: its heading.
         body: what stands below.
     """
-    # A style sheet is not escaped by HTML's rules; it is ours and holds no text of a run.
+    # HTML's escaping does not apply in a style sheet; this one is constant, without text of a run.
     head = joined(
         [
             Markup('<meta charset="utf-8">'),
@@ -161,7 +161,7 @@ def _comparison_table(runs: Sequence[Run]) -> Markup:
 
 
 def _differences(runs: Sequence[Run]) -> Markup:
-    """The values of the recipes that are not the same in all, as `kilobatch recipes diff` tells them."""
+    """The values that differ between the recipes, as in `kilobatch recipes diff`."""
     compared = compare([comparable_tree(run.recipe, run.dataset) for run in runs])
     found = [difference for difference in compared if not difference.is_words]
     if not found:
@@ -173,7 +173,7 @@ def _differences(runs: Sequence[Run]) -> Markup:
 
 
 def _label(run: Run, runs: Sequence[Run]) -> str:
-    """The recipe's name, or the folder's where several runs share it."""
+    """The recipe's name, or the folder's if several runs have the same."""
     shared = sum(other.name == run.name for other in runs) > 1
     return f"{run.name} ({run.folder.name})" if shared else run.name
 

@@ -1,4 +1,4 @@
-"""Where the time of a run's updates went: what `metrics.jsonl` says of it, as columns."""
+"""The time of a run's updates by phase, from `metrics.jsonl`, as columns."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _NAMES = [f"{name}_seconds" for name in PHASES]
 
 @dataclass(frozen=True, kw_only=True)
 class Phases:
-    """What was measured of the phases; of a run of before they were, nothing.
+    """The measured times of the phases; empty for a run from before they were measured.
 
     Args:
         epoch: of each update measured, at its start.
         update_seconds: of these updates.
         seconds: (updates, phases), the mean over the workers.
         exchange_seconds: of the exchange of each update, hidden or not.
-        lost: numbers that a 16-bit wire could not hold, and that it made zero of; None where it had 32.
+        lost: numbers that overflowed on a 16-bit wire, and that were flushed to zero; None on a 32-bit wire.
         by_rank: (workers, phases), the mean over updates on the last number of workers; None where nobody wrote it.
-        exchange: what the run said of its communicator; empty where nothing.
+        exchange: the run's `gradient_exchange` line; empty if there is none.
     """
 
     epoch: np.ndarray

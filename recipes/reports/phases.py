@@ -1,4 +1,4 @@
-"""Where the time of a run's updates went, in words and tables."""
+"""The time of a run's updates by phase, in words and tables."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from recipes.reports.markup import Markup, joined, table, tag
 from recipes.reports.record import Run
 from recipes.reports.wording import exchange_words, number
 
-_MOST_ROWS = 64  # of workers; of more, the slowest and the fastest are shown
-_BARELY = 0.02  # behind the others: noise, not a cause
+_MOST_ROWS = 64  # workers in the table; of more, only the slowest and the fastest are shown
+_BARELY = 0.02  # a worker that is less behind than this is not called slow: it may be noise
 
 
 def phases(run: Run) -> Markup:
-    """What an update's seconds were spent on, by phase and by worker; nothing where it was not measured."""
+    """The seconds of an update by phase and by worker; nothing if they were not measured."""
     if not len(run.phases):
         return Markup("")
     means = run.phases.seconds.mean(axis=0)
@@ -41,7 +41,7 @@ _NOTE = (
 
 
 def slowest_worker(run: Run) -> str:
-    """The worker that the others wait for, where it runs and what holds it up; empty with one worker."""
+    """The slowest worker, its host, and the phase in which it is behind; empty with one worker."""
     found = None if run.phases.by_rank is None else slowest(run.phases.by_rank)
     if found is None:
         return ""
@@ -82,7 +82,7 @@ def _share(seconds: float, whole: float) -> tuple[str, str]:
 def _by_rank(run: Run) -> Markup:
     shown = parted(run.phases.by_rank)
     order = np.arange(len(shown))
-    if len(shown) > _MOST_ROWS:  # those that wait least are those that are waited for
+    if len(shown) > _MOST_ROWS:  # the slowest workers wait least
         order = np.argsort(shown[:, PHASES.index("waiting")], kind="stable")
         order = np.concatenate([order[: _MOST_ROWS // 2], order[-_MOST_ROWS // 2 :]])
     rows = [(f"{rank}{_host(run, rank)}", *(f"{1000 * value:.2f}" for value in shown[rank])) for rank in order]

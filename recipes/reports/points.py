@@ -18,7 +18,7 @@ __all__ = ["curve_points", "parse_at", "points_text"]
 def curve_points(opened: OpenedRecipe, epochs: Sequence[float]) -> list[dict[str, Any]]:
     """The formulas at exactly each epoch; `update` and `samples` are of the first update that starts there or later.
 
-    At the end of the run that is the update that would follow the last one.
+    At the end of the run, that is the update after the last one.
 
     Args:
         opened: the recipe.
@@ -43,7 +43,7 @@ def curve_points(opened: OpenedRecipe, epochs: Sequence[float]) -> list[dict[str
 
 
 def parse_at(text: str | None, opened: OpenedRecipe) -> list[float]:
-    """The epochs that `--at 0,2.5,500up` asks for; without it every whole epoch and the end.
+    """The epochs of `--at 0,2.5,500up`; by default every whole epoch and the end.
 
     Raises:
         RecipeError: a part is no position, or lies after the end of the run.

@@ -1,4 +1,4 @@
-"""The record of a run: what its folder says, as arrays."""
+"""Reads the record of a run from its folder, into arrays."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DEEPEST_TREE = 60
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run as its folder tells it.
+    """The record of a run.
 
     Args:
         folder: the run's folder.
@@ -31,16 +31,16 @@ class Run:
         origins: where each value of the recipe comes from, by dotted path.
         plan: the plan, as a tree.
         dataset: facts of the data set.
-        command: what was typed.
+        command: the command line that started it.
         environment: versions, devices, git, data fingerprint.
-        updates: a column a quantity, an entry an update.
+        updates: one column for each quantity, with one entry for each update.
         evaluations: the same for evaluations.
-        seconds: time from the start to the last line written, resumed sessions added up, pauses between them not.
+        seconds: time from the start to the last line, of all sessions together, without the pauses between them.
         outcome: `success`, `stopped`, `failed`, or `unfinished` where the last session has written no end.
-        reason: why it stopped or failed; empty where it came to its end, or to that of `--stop-after`.
-        notes: what its sessions said when they started, and what came up later.
-        memory: what the ranks held at most, in words; empty where that is not known.
-        phases: where the time of the updates went, as far as it was measured.
+        reason: why it stopped or failed; empty if it reached its end, or the position of `--stop-after`.
+        notes: of its sessions, from their start and later.
+        memory: peak memory of the ranks, in words; empty if unknown.
+        phases: times of the phases, as far as they were measured.
         sessions: first update and number of workers of each stretch of updates that equally many made; empty where a
             session does not tell them.
     """
@@ -100,7 +100,7 @@ class Run:
 
     @property
     def samples_per_second(self) -> float | None:
-        """Samples over seconds of all updates: evaluations, checkpoints and start-up not counted."""
+        """Samples over seconds of all updates, without evaluations, checkpoints and start-up."""
         seconds = float(self.updates.update_seconds.sum())
         return float(self.updates.global_batch_size.sum()) / seconds if seconds > 0 else None
 
@@ -110,8 +110,8 @@ def open_run(path: str | Path) -> Run:
     """Reads a run's folder.
 
     Raises:
-        RunError: the folder, `run.yaml`, `metrics.jsonl` or `environment.json` is missing or not what it should be.
-            A half-written last line of `metrics.jsonl` is what a killed run leaves, and is passed over.
+        RunError: the folder, `run.yaml`, `metrics.jsonl` or `environment.json` is missing or malformed. A half-written
+            last line of `metrics.jsonl`, which a killed run leaves, is ignored.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -153,7 +153,7 @@ def read_head(path: Path) -> dict[str, Any]:
     """The tree of a run.yaml, which a stranger may have written.
 
     Raises:
-        RunError: it is missing, no YAML of keys, or too large.
+        RunError: it is missing, not a YAML mapping, or too large.
     """
     text = _text(path)
     try:
@@ -209,7 +209,7 @@ def _ending(numbered: Lines) -> tuple[float, str, str]:
             start, outcome, reason = line["time_ms"], "unfinished", ""
         elif line["key"] == "run_stop":
             outcome, reason = str(line["value"]), str(line.get("reason") or "")
-            reason = "" if reason == "end" else reason  # it came where it was told to
+            reason = "" if reason == "end" else reason  # `end`: all its updates are done
         if start is not None and (following is None or following["key"] == "run_start"):
             milliseconds += line["time_ms"] - start
     return milliseconds / 1000, outcome, reason
@@ -223,7 +223,7 @@ def _sessions(lines: Lines) -> tuple[tuple[int, int], ...]:
         update, workers = line.get("update"), line.get("workers")
         if not all(isinstance(count, int) and count >= 0 for count in (update, workers)):
             return ()
-        # What a session has done beyond its last checkpoint was done again by the next one.
+        # The next session has repeated what this one did after its last checkpoint.
         workers_from = {first: count for first, count in workers_from.items() if first < update} | {update: workers}
     counts = [None, *workers_from.values()]
     return tuple(pair for pair, before in zip(workers_from.items(), counts, strict=False) if pair[1] != before)

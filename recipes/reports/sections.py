@@ -1,4 +1,4 @@
-"""The words and tables of a report: each part takes a run and gives markup, empty where there is nothing to say."""
+"""The sections of a report: each function takes a run and returns markup, empty if there is nothing to show."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def badge(run: Run) -> Markup:
 
 
 def verdict(run: Run) -> Markup:
-    """What came out, in a sentence or two."""
+    """The result of the run in a sentence or two."""
     planned = run.plan.get("num_updates")
     done = len(run.updates)
     words = [f"{percent(run.final_accuracy)} accuracy " if run.final_accuracy is not None else ""]
@@ -64,7 +64,7 @@ def tiles(run: Run) -> Markup:
 
 
 def claims(run: Run) -> Markup:
-    """The recipe's claims beside what came out."""
+    """The recipe's claims beside the results."""
     promised = [claim for claim in _listed(run.recipe.get("claims")) if isinstance(claim, dict)]
     if not promised:
         return Markup("")
@@ -170,14 +170,14 @@ def reproduction(run: Run) -> Markup:
 
 
 def _begun_anew(command: str) -> str:
-    """A command without what ties it to the folder it was typed for, where it would be refused or have nothing to do.
+    """A command without the options that bind it to its run's folder, where it would be refused or have nothing to do.
 
     >>> _begun_anew("kilobatch train mine.yaml -n 2 --out runs/a --resume")
     'kilobatch train mine.yaml -n 2'
     """
     try:
         words = shlex.split(command)
-    except ValueError:  # nobody typed that
+    except ValueError:  # not a shell command: the file was changed
         return command
     while "--out" in words[:-1]:
         place = words.index("--out")
@@ -205,7 +205,7 @@ def _plain(value: Any) -> str:
 
 
 def _origin(path: str, origins: dict[str, str]) -> str:
-    """The origin of a value, of a list's first item, or of the nearest thing around it that has one."""
+    """The origin of a value, of a list's first item, or of the nearest value around it that has one."""
     if path not in origins and f"{path}.0" in origins:
         return origins[f"{path}.0"]
     while path and path not in origins:
@@ -229,13 +229,13 @@ def _compared(claim: dict[str, Any], run: Run) -> tuple[str, str, str]:
 
 
 def _shares(samples: list[Any]) -> str:
-    """Samples of each worker, equal neighbours counted: `32 on 3, 16 on 1`."""
+    """Samples of each worker, equal neighbours grouped: `32 on 3, 16 on 1`."""
     shares = [(number(share), len(list(ranks))) for share, ranks in groupby(samples)]
     return shares[0][0] if len(shares) == 1 else ", ".join(f"{share} on {count}" for share, count in shares)
 
 
 def workers(run: Run) -> str:
-    """How many made the updates: of the plan, or the least and the most where sessions had other numbers of them."""
+    """The number of workers, from the plan; if sessions had different numbers, the smallest and the largest."""
     counts = sorted(count for _, count in run.sessions)
     return f"{number(counts[0])} to {number(counts[-1])}" if len(counts) > 1 else number(run.plan.get("workers"))
 

@@ -1,4 +1,4 @@
-"""How all pictures look: colours and matplotlib's settings, as plain data."""
+"""The style of all pictures: colours and matplotlib's settings, as plain data."""
 
 from __future__ import annotations
 

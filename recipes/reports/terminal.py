@@ -79,13 +79,13 @@ def _step_lines(canvas: _Canvas, curve: _Curve, low: float, rows: int) -> list[s
 
 @dataclass(frozen=True, kw_only=True)
 class _Canvas:
-    """Where curves over [0, end] are drawn: `columns` cells of two dots by four."""
+    """A canvas for curves over [0, end], `columns` cells wide, each of two by four dots."""
 
     end: float
     columns: int
 
     def drawn(self, epochs: np.ndarray, heights: np.ndarray, ticks: _Ticks, rows: int) -> list[str]:
-        """Lines of a curve whose heights are 0 to 1; of ticks that fall on one line the first is written."""
+        """The lines of a curve with heights from 0 to 1; of several ticks on one line only the first is written."""
         cells = np.full((rows, self.columns), _BLANK)
         across = np.minimum(epochs / self.end * 2 * self.columns, 2 * self.columns - 1).astype(int)
         down = np.rint((1 - heights) * (4 * rows - 1)).astype(int)

@@ -1,4 +1,4 @@
-"""Numbers as a reader wants them."""
+"""Numbers, durations and sizes as text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def percent(fraction: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the two largest units that say something.
+    """Seconds in their two largest units.
 
     >>> duration(4.21), duration(59.99), duration(112.4), duration(7384), duration(200000)
     ('4.2 s', '1 min 00 s', '1 min 52 s', '2 h 03 min', '2 d 08 h')
@@ -35,7 +35,7 @@ def duration(seconds: float) -> str:
 
 
 def number(value: object, *, digits: int = 4) -> str:
-    """A number to a few digits, its thousands parted and not rounded away; anything else as its text.
+    """A number to a few digits, with separated thousands and without rounding these; anything else as its text.
 
     >>> number(1281167), number(0.123456), number(3.0), number(54321.5), number(1e-05), number(None)
     ('1,281,167', '0.1235', '3', '54,322', '1e-05', '–')

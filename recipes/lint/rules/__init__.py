@@ -1,7 +1,7 @@
 """The rules: each a function whose name, with `-` for `_`, is its id, and whose docstring is its entry in docs/lint.md.
 
 A docstring says what is found, why that is a fault, `Way out:`, `Source:`, and gives two changes to a recipe: `Fires:`,
-which breaks this rule and no other, and `Quiet:`, which stays just inside.
+which breaks this rule and no other, and `Quiet:`, which just keeps it.
 """
 
 from recipes.lint.rules.batch import batch_over_tenth, double_buffering, updates_while_ramping

@@ -50,7 +50,7 @@ def batch_over_tenth(case: Case) -> Iterator[Fault]:
 def updates_while_ramping(case: Case) -> Iterator[Fault]:
     """A position or a duration in updates while the batch ramps.
 
-    500 updates are as many samples as the ramp makes them: whoever moves the ramp moves the schedule with it.
+    How many samples 500 updates are depends on the ramp: a change of the ramp also changes the schedule.
 
     Way out: epochs (`30ep`) or samples (`1.5Msp`).
     Source: arithmetic; a position in samples or epochs does not depend on the batch.

@@ -36,8 +36,8 @@ def smoothing_under_threshold(case: Case) -> Iterator[Fault]:
 def mean_over_classes(case: Case) -> Iterator[Fault]:
     """Binary cross entropy as a mean over the classes, with SGD.
 
-    Its gradient is as many times smaller as there are classes. Adam, LAMB and LARS divide that out; SGD takes so many
-    times smaller steps at the same rate.
+    Its gradient is smaller by the number of classes. Adam, LAMB and LARS normalise that away; the steps of SGD become
+    that much smaller at the same rate.
 
     Way out: `reduction: class_sum`, or a rate that was found with the mean.
     Source: the documentation of Composer's binary cross entropy: about 1,000 times the rate on ImageNet.

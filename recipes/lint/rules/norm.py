@@ -40,7 +40,7 @@ def lagging_statistics(case: Case) -> Iterator[Fault]:
     """Running statistics that look back over more than an epoch.
 
     A moving average over updates forgets after 1 / (1 - keep) of them. At a large batch these are epochs, in which the
-    weights have moved: the statistics that evaluation uses are not those of the weights.
+    weights have changed: evaluation then uses the statistics of old weights.
 
     Way out: `norm_momentum: {keep: K, per: BATCH}`, which counts in samples, with K at most 1 - BATCH / samples of an
         epoch.
@@ -65,7 +65,7 @@ def lagging_statistics(case: Case) -> Iterator[Fault]:
 def average_per_update(case: Case) -> Iterator[Fault]:
     """Running statistics that are counted in updates while the batch ramps.
 
-    What the average keeps over a sample then changes at every step of the ramp.
+    The decay of the average per sample then changes at every step of the ramp.
 
     Way out: `norm_momentum: {keep: 0.9, per: SAMPLES}`, with the batch that `keep` was meant for.
     Source: time is samples; the moving average of weights has the same fault: Busbridge et al. 2023, arXiv 2307.13813.

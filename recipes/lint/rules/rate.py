@@ -18,7 +18,7 @@ _LARGEST_UNSCALED = 8
 def unscaled_rate(case: Case) -> Iterator[Fault]:
     """The reference batch's rate for a batch that is more than 8 times larger, with SGD.
 
-    The run makes so many times fewer updates of the same size: it ends before it is trained.
+    The run makes fewer updates of the same size, by the same factor: it ends before the network is trained.
 
     Way out: `rule: linear`, with a warmup; where the rate was found at this batch, give this batch as `per`.
     Source: Goyal et al. 2017, arXiv 1706.02677, comparison of scaling rules at batch 8,192: top-1 error 41.67 % at rate
@@ -41,9 +41,9 @@ def unscaled_rate(case: Case) -> Iterator[Fault]:
 def scaled_twice(case: Case) -> Iterator[Fault]:
     """A rate that follows the batch by rule and once more by hand.
 
-    `rule` multiplies the reference rate already. Seen here are: AdaScale, whose gain scales too, under a rule; a
-    `reference` that grew with the batch against the recipe that this one extends; a schedule that steps up by the same
-    factor where a ramp does.
+    `rule` multiplies the reference rate already. Detected are: AdaScale, whose gain scales too, with a rule; a
+    `reference` that is scaled with the batch, compared with the recipe that this one extends; a schedule that steps up
+    by the same factor where a ramp does.
 
     Way out: leave `reference` and `per` as they were found, or write `rule: none` and scale by hand.
     Source: Goyal et al. 2017, arXiv 1706.02677, linear scaling rule: k times the batch, k times the rate; AdaScale:
@@ -82,7 +82,7 @@ def linear_beyond_8k(case: Case) -> Iterator[Fault]:
     """Linear scaling of SGD's rate to a batch above 8,192.
 
     Up to there the error stays that of batch 256; beyond it grows with every doubling, whatever the warmup. A ramp
-    counts by the rate it leads to: a batch that doubles where the rate falls to a fifth is let through.
+    counts by the rate it leads to: a batch that doubles where the rate falls to a fifth is not reported.
 
     Way out: a batch of at most 8,192 at first and a ramp where the rate falls, Lars, or a rate that was tuned at this
         batch.
@@ -107,7 +107,7 @@ def linear_adam(case: Case) -> Iterator[Fault]:
     """Linear scaling of the rate of Adam or LAMB.
 
     Both divide the gradient by the root of its mean square, most of which is noise, and noise falls with the root of
-    the batch: at the same rate the useful part of a step grows by the root already, and the rate owes the other root.
+    the batch: at the same rate the useful part of a step grows by the root already, and the rate adds the other root.
 
     Way out: `rule: sqrt`; `kilobatch recipes scale` moves the betas and epsilon with it.
     Source: Malladi et al. 2022, arXiv 2205.10287, the square root scaling rule; the table of rates
@@ -131,10 +131,10 @@ def linear_adam(case: Case) -> Iterator[Fault]:
 def scaled_lars(case: Case) -> Iterator[Fault]:
     """A rate of LARS that follows the batch by a rule.
 
-    A layer's step has the size of its weights, not of its gradient: over the published rows from 1,632 to 67,840 the
-    rate grows about as B ** 0.3, and neither the linear nor the square root rule fits.
+    A layer's step is proportional to its weights, not to its gradient: over the published points from 1,632 to 67,840
+    the rate grows about as B ** 0.3, and neither the linear nor the square root rule fits.
 
-    Way out: `rule: none` and the rate of the nearest published row; `kilobatch recipes scale` goes between them.
+    Way out: `rule: none` and the rate of the nearest published point; `kilobatch recipes scale` interpolates.
     Source: reference convergence points of MLPerf Training, ResNet-50 with LARS.
     Fires:
         optimizer: {kind: Lars, weight_decay: 1e-4, no_decay: [norm, bias]}
@@ -152,7 +152,7 @@ def scaled_lars(case: Case) -> Iterator[Fault]:
 
 
 def _scaled_by_hand(case: Case) -> float | None:
-    """How many times the reference rate of the base, where that is how many times its batch."""
+    """The ratio of the reference rates of recipe and base, if it equals the ratio of their batches; else None."""
     if case.base is None:
         return None
     formula, before = case.recipe.learning_rate, case.base.recipe.learning_rate
@@ -163,7 +163,7 @@ def _scaled_by_hand(case: Case) -> float | None:
 
 
 def _steps_up_with_batch(case: Case) -> Iterator[float]:
-    """Boundaries of the ramp where the factor of the schedule grows as the rule's does."""
+    """Boundaries of the ramp at which the schedule's factor grows by as much as the scaled rate."""
     for start in case.recipe.batch.global_.boundaries[1:]:
         before = math.nextafter(start, 0)
         if batch_size_at(case.recipe, start) <= batch_size_at(case.recipe, before):

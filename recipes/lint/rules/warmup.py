@@ -20,9 +20,9 @@ _FIVE_EPOCHS = "{kind: GradualWarmup, epochs: 5, start: reference, joins: multip
 def no_warmup(case: Case) -> Iterator[Fault]:
     """The full rate from the first update, at more than 8 times the batch that the reference rate holds at.
 
-    In the first epochs the gradient changes too fast for one large step to stand for many small ones. LARS and LAMB,
+    In the first epochs the gradient changes too fast for one large step to replace many small ones. LARS and LAMB,
     whose rate follows no rule, are reported from a batch of 1,632 on, the smallest of MLPerf's reference points, all of
-    which warm up. RmspropWarmup and AdaScale bring a warmup of their own and are let through.
+    which warm up. RmspropWarmup and AdaScale have a warmup of their own and are not reported.
 
     Way out: rise to the full rate over 5 epochs.
     Source: Goyal et al. 2017, arXiv 1706.02677, comparison of warmups at batch 8,192: top-1 error 24.84 %
@@ -96,10 +96,10 @@ def warmup_past_decay(case: Case) -> Iterator[Fault]:
 
 
 def warmup_twice(case: Case) -> Iterator[Fault]:
-    """A warmup of the rate beside an optimizer that brings its own.
+    """A warmup of the rate with an optimizer that has its own.
 
-    RmspropWarmup goes over from RMSprop to SGD in the first epochs, the gain of AdaScale begins small by itself: a
-    rate that rises beside them makes the first epochs needlessly slow.
+    RmspropWarmup moves over from RMSprop to SGD in the first epochs, the gain of AdaScale starts small by itself: a
+    second rise of the rate makes the first epochs needlessly slow.
 
     Way out: `warmup: null` under `learning_rate`.
     Source: Akiba et al. 2017, arXiv 1711.04325, who have no other warmup; Johnson et al. 2020, arXiv 2007.05105.
@@ -119,6 +119,6 @@ def warmup_twice(case: Case) -> Iterator[Fault]:
 
 
 def _first_step(schedule: Schedule) -> float | None:
-    """Where a schedule of steps makes its first; None for a schedule without steps."""
+    """The epoch of a schedule's first step; None for a schedule without steps."""
     parts = schedule.factors if isinstance(schedule, Product) else (schedule,)
     return min((part.boundaries[0] for part in parts if hasattr(part, "boundaries")), default=None)

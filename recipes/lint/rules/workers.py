@@ -1,4 +1,4 @@
-"""Rules on a recipe at so many workers: they need `--cluster` or `-n`."""
+"""Rules that depend on the number of workers: they need `--cluster` or `-n`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _MOST_WORKERS = 256
 def span_over_share(case: Case) -> Iterator[Fault]:
     """Statistics shared by more samples than a worker has.
 
-    It is exact, and every normalisation layer then waits for the other workers of its team, forward and backward.
+    The statistics stay exact, but every normalisation layer waits for the other workers of the team, forward and
+    backward.
 
     Way out: a `norm_span` of at most the worker's share, or fewer workers.
     Source: arithmetic; Ying et al. 2018, arXiv 1811.06992, spread normalisation over workers on a network built for
@@ -43,9 +44,9 @@ def span_over_share(case: Case) -> Iterator[Fault]:
 def float16_sum(case: Case) -> Iterator[Fault]:
     """A float16 sum of gradients over more than 256 workers.
 
-    The sum may reach 65,504 at most. A share that leaves room for P workers lies below 65,504 / P, and what is smaller
-    than 2^-25 of the same scale is flushed to 0: of the 2^40 between the largest and the smallest float16, 2^40 / P are
-    left. Dividing before the cast without a scale loses the small gradients, dividing after the sum overflows.
+    The sum must not exceed 65,504, so each of P workers' numbers must be below 65,504 / P, and numbers below 2^-25 on
+    the same scale are flushed to 0: of the ratio of 2^40 between the largest and the smallest float16, 2^40 / P is
+    left. Dividing before the cast without a scale loses the small gradients; dividing after the sum overflows.
 
     Way out: float32 on the wire, sums of at most 256 workers (a float32 sum between groups), or a scale for each
         bucket, with the flushed elements counted.

@@ -14,7 +14,7 @@ from recipes.reports.style import MATPLOTLIB
 
 
 def save_figure(figure: Figure, path: str | Path) -> list[Path]:
-    """Writes a figure as PNG or SVG, by the ending of the file's name, and returns that file.
+    """Writes a figure as PNG or SVG, by the path's suffix; returns the files written.
 
     A letter that DejaVu Sans has not is a box in a PNG; an SVG has its text as text.
 
@@ -38,5 +38,5 @@ def svg_text(figure: Figure) -> str:
 
 def _save(figure: Figure, file: str | Path | IO[str], **options: Any) -> None:
     with matplotlib.rc_context(MATPLOTLIB), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # a line each, of a title in Japanese
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # one a character of a Japanese title
         figure.savefig(file, **options)

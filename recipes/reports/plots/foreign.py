@@ -1,4 +1,4 @@
-"""Figures that another package draws through pyplot, in the style of ours."""
+"""Figures that another package draws through pyplot, in our style."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from recipes.reports.style import GRID, INK, MUTED
 
 @contextmanager
 def drawn_elsewhere() -> Iterator[None]:
-    """What is drawn inside opens no window, and leaves neither settings nor figures behind."""
+    """Draw inside this context without opening a window, and without leaving settings or figures behind."""
     before = set(pyplot.get_fignums())
     with matplotlib.rc_context({"text.parse_math": False}):  # a name from a file is no mathematics
         pyplot.switch_backend("agg")
@@ -33,7 +33,7 @@ def restyled(axes: Axes, *, title: str, height: float = 2.9, lines: bool = False
 
     Args:
         axes: as they were drawn.
-        title: in the place of theirs.
+        title: replaces theirs.
         height: of the axes, in inches.
         lines: of a grid, and axes on two sides only; else a frame.
     """

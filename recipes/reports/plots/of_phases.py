@@ -1,4 +1,4 @@
-"""The picture of what an update's time was spent on."""
+"""The picture of an update's time by phase."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_STRETCHES = 60
 
 
 def phases_picture(runs: Sequence[Run]) -> RunPicture | None:
-    """Seconds an update over the epochs, the phases on one another; None for several runs, or where not measured."""
+    """Seconds an update over the epochs, phases stacked; None for several runs, or if they were not measured."""
     if len(runs) != 1 or not len(runs[0].phases):
         return None
     (run,) = runs
@@ -32,7 +32,7 @@ def phases_picture(runs: Sequence[Run]) -> RunPicture | None:
             axes.fill_between(epochs, low, high, step="post", color=colour, linewidth=0, label=name)
             below = below + values
         axes.step(epochs, np.append(whole, whole[-1]), where="post", color=MUTED, linewidth=1, label="whole update")
-        top = max(float(np.percentile(whole, 95)), float(np.percentile(below, 95)))  # a first update would tower
+        top = max(float(np.percentile(whole, 95)), float(np.percentile(below, 95)))  # the first one may be far slower
         axes.set_ylim(0, 1.15 * top if top > 0 else 1)
         axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0), reverse=True)
         axes.set_title("milliseconds an update")

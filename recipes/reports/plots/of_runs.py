@@ -1,4 +1,4 @@
-"""The pictures of runs: what was measured, update by update and evaluation by evaluation."""
+"""The pictures of runs: measurements by update and by evaluation."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def run_pictures(runs: Sequence[Run]) -> list[RunPicture]:
 
 
 def run_style(place: int) -> tuple[str, Any]:
-    """Colour and dashes of the run at this place of a comparison."""
+    """Colour and dashes of the run with this index in a comparison."""
     return SERIES[place % len(SERIES)], DASHES[place // len(SERIES) % len(DASHES)]
 
 
 def accuracy_picture(runs: Sequence[Run]) -> RunPicture | None:
-    """Accuracy of every evaluation, the best marked; None where nothing was evaluated."""
+    """Accuracy of every evaluation, the best marked; None without evaluations."""
     if all(run.best is None for run in runs):
         return None
     with stacked([2.6]) as (figure, (axes,)):
@@ -118,7 +118,7 @@ def throughput_picture(runs: Sequence[Run]) -> RunPicture | None:
 
 
 def noise_picture(runs: Sequence[Run]) -> RunPicture | None:
-    """Noise scale over the epochs with two standard errors, and the batch; None where nowhere known."""
+    """Noise scale over the epochs with two standard errors, and the batch; None if it is unknown everywhere."""
     windows = [[window for window in noise_windows(run) if window.scale is not None] for run in runs]
     if not any(windows):
         return None

@@ -26,7 +26,7 @@ class TrialPoint:
         number: of the trial.
         state: `complete`, `pruned`, `infeasible` (beyond a constraint) or `short` (of a lower rung).
         scores: its objectives; of a pruned one the last report.
-        values: by path of the space, where it has one.
+        values: path of the space -> value, of the paths that the trial has.
     """
 
     number: int
@@ -53,7 +53,7 @@ def history_figure(axes: Axes, others: Sequence[TrialPoint], *, metric: str) -> 
 
     Args:
         axes: as Optuna drew them.
-        others: trials that it leaves out, pruned ones for one.
+        others: trials that it leaves out, such as pruned ones.
         metric: of the objective.
     """
     complete, *infeasible = axes.collections
@@ -71,7 +71,7 @@ def history_figure(axes: Axes, others: Sequence[TrialPoint], *, metric: str) -> 
 
 
 def reports_figure(axes: Axes, states: Mapping[int, str], *, metric: str) -> Figure:
-    """Optuna's intermediate values, with the looks of what became of a trial: pruned ones dashed, infeasible ones grey.
+    """Optuna's intermediate values, styled by the trial's state: pruned trials dashed, infeasible ones grey.
 
     Args:
         axes: as Optuna drew them.
@@ -89,11 +89,11 @@ def reports_figure(axes: Axes, states: Mapping[int, str], *, metric: str) -> Fig
 
 
 def importance_figure(axes: Axes, *, metric: str) -> Figure:
-    """Optuna's importances: the part of each path in what decides between good trials and all, the largest on top.
+    """Optuna's importances: the share of each path in what distinguishes good trials, the largest on top.
 
     Args:
         axes: as Optuna drew them, for one objective.
-        metric: of that.
+        metric: of that objective.
     """
     for bar, share in zip(axes.patches, axes.texts, strict=True):
         bar.set(color=SERIES[0])
@@ -114,8 +114,8 @@ def slice_figure(
         trials: all of them.
         path: of the space.
         metrics: names of the objectives.
-        log: whether numbers stand in decades.
-        choices: the values it can have, in their order; none for numbers between two ends.
+        log: whether to use a logarithmic axis.
+        choices: the values it can have, in order; empty for a range of numbers.
     """
     trials = [trial for trial in trials if path in trial.values]
     values = [trial.values[path] for trial in trials]
@@ -139,11 +139,11 @@ def slice_figure(
 
 
 def front_figure(trials: Sequence[TrialPoint], front: Sequence[int], *, metrics: tuple[str, str], at: int) -> Figure:
-    """One objective against the first, and the trials that no other one beats in everything.
+    """One objective against the first, with the Pareto front.
 
     Args:
         trials: all of them.
-        front: numbers of those that are not beaten.
+        front: numbers of the trials on the Pareto front.
         metrics: names of the two.
         at: place of the other objective.
     """
@@ -163,12 +163,12 @@ def front_figure(trials: Sequence[TrialPoint], front: Sequence[int], *, metrics:
 
 
 def rate_figure(trials: Sequence[tuple[float, float, TrialPoint]], *, metric: str, maximize: bool) -> Figure:
-    """The rate of every trial against its batch; of each batch the best one, and what linear and square root ask for.
+    """The rate of every trial against its batch, the best at each batch, and the linear and square root rules.
 
     Args:
         trials: batch, rate and trial.
         metric: of the objective.
-        maximize: whether more of it is better.
+        maximize: whether a higher value is better.
     """
     with stacked([1.2 * _HEIGHT]) as (figure, (axes,)):
         for state, (face, edge, marker) in _LOOKS.items():

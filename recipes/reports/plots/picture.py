@@ -1,4 +1,4 @@
-"""What a picture of runs is."""
+"""A picture of runs, with title and caption."""
 
 from __future__ import annotations
 
