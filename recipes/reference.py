@@ -55,16 +55,16 @@ time that the first five updates take, and comes after fewer updates once the ba
 
 **`extends`** names a recipe of the library, or a path below the folder of this file. Mappings are merged key by key, a
 list replaces a list, null removes a key; a mapping with another `kind` replaces the whole mapping. `name`, `claims` and
-`card` are not inherited: a derived recipe is another run, and nobody has measured it. `--set a.b=c` on the command line
+`card` are not inherited: a derived recipe is another run, which nobody measured. `--set a.b=c` on the command line
 is one more such layer; `--set augmentation.train.0.size=128` reaches into a list.
 
 **`lacks`** names methods that are not built. A `kind` named there, and a key whose name is the method's in lower case
-with underscores, are accepted as they stand; the recipe validates, shows, curves and plans, and `train` refuses it by
-that name.
+with underscores, are accepted as they stand: `validate`, `show`, `curve` and `plan` work, and `train` refuses the
+recipe and names the method.
 
 **`assumed`, `open`, `card`** say how far the values can be trusted: paths whose value the source does not give; paths
-whose value nobody published and nobody here guesses, for which `train` refuses the recipe; and what a reader wants to
-know before the values. docs/library.md has the cards of the library.
+of unpublished values that are not guessed here, because of which `train` refuses the recipe; and background for the
+reader. docs/library.md has the cards of the library.
 
 **Where a name is looked for**: the library, `configs/recipes` (or `datasets`, `clusters`, `searches`) in the working
 directory, the working directory, then the recipes of installed packages (entry-point group `kilobatch.recipes`, whose
@@ -99,7 +99,7 @@ _SECTIONS: tuple[tuple[str, type], ...] = (
     ("`budget` of a search", Budget),
     ("`transfer` of a search", Transfer),
 )
-# What is left out there is filled in from the rest of the recipe, as the meaning says.
+# Keys whose default depends on the rest of the file; their meaning says how.
 _RULES = {
     (Recipe, "name"),
     (Batch, "norm_span"),

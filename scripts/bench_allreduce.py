@@ -50,19 +50,19 @@ COMMUNICATORS = (
     "MpiAllreduce",
 )
 MODELS = {"resnet50": ("ResNet50", 1000, 64), "cifar": ("CifarResNet", 10, 32), "small": ("SmallCNN", 10, 8)}
-WHOLE = 1 << 40  # bytes of a bucket that takes everything
+WHOLE = 1 << 40  # bytes of a bucket that holds all gradients
 MEAN_MAY_DIFFER_BY = {"float32": 1e-6, "float16": 5e-3, "bfloat16": 4e-2}
 
 
 class Way:
-    """One of the ways: `values` are its gradients, and `average` makes means of them."""
+    """One of the ways: `average` replaces its gradients, `values`, by their means."""
 
     def __init__(self, name: str, arrays: list[Any], average: Callable[[], object], wire: str = "float32") -> None:
         self.name, self.arrays, self.average, self.wire = name, arrays, average, wire
 
 
 def built(model: str) -> Any:
-    """A model, its parameters initialised, and an image for it."""
+    """An initialised model and an input image for it."""
     import numpy as np
 
     from trainers import models
@@ -73,7 +73,7 @@ def built(model: str) -> Any:
 
 
 def naive_way(options: argparse.Namespace, world: Any) -> Way:
-    """ChainerMN's, on gradients in arrays of their own."""
+    """ChainerMN's way, on gradients in separate arrays."""
     import chainermn
     import numpy as np
 
@@ -86,7 +86,7 @@ def naive_way(options: argparse.Namespace, world: Any) -> Way:
 
 
 def our_ways(options: argparse.Namespace, world: Any) -> Iterator[Way]:
-    """Every communicator, wire and size of buckets; communicators without memory of their own share one array."""
+    """Every communicator, wire and bucket size; communicators that do not allocate the gradients share one array."""
     import numpy as np
 
     from trainers import communicators
@@ -116,7 +116,7 @@ def our_ways(options: argparse.Namespace, world: Any) -> Iterator[Way]:
 
 
 def gloo_way(num_values: int, world: Any) -> Iterator[Way]:
-    """torch.distributed's, where there is torch."""
+    """The way of torch.distributed, if torch is installed."""
     if importlib.util.find_spec("torch") is None:
         return
     import torch
@@ -136,7 +136,7 @@ def gloo_way(num_values: int, world: Any) -> Iterator[Way]:
 
 
 def copy_way(num_values: int) -> Way:
-    """No exchange at all: the gradients once to somewhere else."""
+    """No exchange: one copy of the gradients."""
     import numpy as np
 
     values, other = np.ones(num_values, np.float32), np.ones(num_values, np.float32)  # zeros would be no memory yet
@@ -144,7 +144,7 @@ def copy_way(num_values: int) -> Way:
 
 
 def fill(way: Way, rank: int) -> None:
-    """The same numbers for every way, others on every rank."""
+    """Fill the gradients with numbers that differ between ranks and are the same for every way."""
     import numpy as np
 
     random = np.random.default_rng(rank)
@@ -153,7 +153,7 @@ def fill(way: Way, rank: int) -> None:
 
 
 def largest_difference(way: Way, world: Any) -> float:
-    """Between what a way makes of the ranks' numbers and MPI's mean in float64; its relative error in L2."""
+    """Largest difference between a way's result and MPI's mean in float64, and the relative error in L2."""
     import numpy as np
     from mpi4py import MPI
 
@@ -217,7 +217,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def ratios(seconds: dict[str, list[float]], to: str, *, inverse: bool) -> dict[str, list[float]]:
-    """By way and round: its time over that of another way, or how many times as fast as that one it is."""
+    """By way and round: its time over that of another way, or its speed over that of the other."""
     pairs = {name: list(zip(times, seconds[to], strict=True)) for name, times in seconds.items()}
     return {name: [other / own if inverse else own / other for own, other in both] for name, both in pairs.items()}
 
@@ -244,7 +244,7 @@ def _ratio(values: list[float]) -> str:
 
 
 def main() -> None:
-    """Measure on every number of ranks, or be one of the ranks."""
+    """Measure on every number of ranks, or run as one of the ranks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", nargs="+", type=int, default=[2, 4], help="numbers of ranks, one after the other")
     parser.add_argument("--rounds", type=int, default=7)

@@ -87,7 +87,7 @@ def cases(size: int) -> dict[str, Case]:
 
 
 def pillow_crop(image_HWC: np.ndarray, size: int) -> np.ndarray:
-    """Half of the image, somewhere, at another size."""
+    """Half of the image, at a random place, resized."""
     height, width, _ = image_HWC.shape
     top, left = random.randrange(height // 4), random.randrange(width // 4)
     box = (left, top, left + 3 * width // 4, top + 3 * height // 4)
@@ -95,12 +95,12 @@ def pillow_crop(image_HWC: np.ndarray, size: int) -> np.ndarray:
 
 
 def pillow_resize(image_HWC: np.ndarray, size: int) -> np.ndarray:
-    """Another size."""
+    """Pillow's resize."""
     return np.asarray(Image.fromarray(image_HWC).resize((size, size), Image.Resampling.BILINEAR))
 
 
 def pillow_flip(image_HWC: np.ndarray) -> np.ndarray:
-    """The mirror image, every second time."""
+    """The mirror image with probability 1/2."""
     image = Image.fromarray(image_HWC)
     return np.asarray(ImageOps.mirror(image) if random.random() < 0.5 else image)
 

@@ -1,4 +1,4 @@
-"""Accuracy of the digits recipes over seeds: how far linear scaling and warmup carry a batch, and how it is without.
+"""Accuracy of the digits recipes over seeds: up to which batch linear scaling and warmup keep it, and without them.
 
     .venv/bin/python scripts/bench_digits.py --seeds 3 [--json F]
 

@@ -50,7 +50,7 @@ WAYS = ("ordinary", "groups", "exact")
 
 
 def load_by_batch(prepared: Any, rank: int, num_updates: int) -> list[list[Any]]:
-    """This rank's part of the first updates of each batch of the ramp, in memory."""
+    """This rank's share of the first updates of each batch of the ramp, loaded into memory."""
     last = prepared.plan.segments[-1].segment.update
     shares = load_shares(prepared, rank, last + num_updates)
     batches = sorted({share.segment.global_batch_size for share in shares})
@@ -58,12 +58,12 @@ def load_by_batch(prepared: Any, rank: int, num_updates: int) -> list[list[Any]]
 
 
 def in_turns(by_batch: list[list[Any]], num_updates: int) -> list[Any]:
-    """An update of each batch, then the next of each; a batch with fewer begins again."""
+    """One update of each batch, then the next of each; a batch with fewer updates starts over."""
     return [shares[turn % len(shares)] for turn in range(num_updates) for shares in by_batch]
 
 
 def updates_of(case: str, communicator: Any, num_updates: int) -> tuple[dict[str, Callable[[], None]], list[int]]:
-    """One update of each way, and the global batches that each way's updates have in turn."""
+    """For each way a function that does one update, and the global batches of its updates in turn."""
     from recipes.planning.cluster import GradientExchange
     from trainers.build import build, build_exchange
     from trainers.norm_groups import NormGroups
@@ -161,7 +161,7 @@ def table_line(found: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Measure every case on every number of ranks, or be one of the ranks."""
+    """Measure every case on every number of ranks, or run as one of the ranks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--cases", nargs="+", choices=CASES, default=list(WITHOUT_RAMP), help="what to train; by default all but images"

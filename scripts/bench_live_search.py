@@ -50,7 +50,7 @@ def live(seed: int, seconds: float, *, pruner: Any) -> dict[str, Any]:
 
 
 def _judged(trial: optuna.Trial, values: dict[str, Any], correct: list[int]) -> int:
-    """Tells a trial its reports one by one; the report at which it ends."""
+    """Report to a trial one by one; returns the report at which it ends."""
     from recipes.comparable import rate_shape, slow_until
     from recipes.open import open_recipe
     from trainers.search.fairness import first_report

@@ -46,11 +46,11 @@ from compared_methods import (
 
 ROOT = Path(__file__).parents[1]
 TRIALS = 5
-MICRO_BATCH_SIZE = 256  # changes time, and rounding
+MICRO_BATCH_SIZE = 256  # affects only time and rounding
 
 
 class Results:
-    """The runs done so far, in a JSON file that is whole after each.
+    """The runs done so far, in a JSON file that is complete after each run.
 
     Args:
         path: of the file; None keeps nothing.
@@ -62,12 +62,12 @@ class Results:
         self.runs: list[dict[str, Any]] = known["runs"]
 
     def find(self, overrides: tuple[str, ...], *, method: str) -> dict[str, Any] | None:
-        """The run of exactly these overrides, rather the method's own than another's, or None."""
+        """The run of exactly these overrides, preferably under this method's name, or None."""
         same = [run for run in self.runs if tuple(run["overrides"]) == overrides]
         return max(same, key=lambda run: run["method"] == method, default=None)
 
     def add(self, run: dict[str, Any]) -> None:
-        """Take in a finished run."""
+        """Add a finished run."""
         self.runs.append(run)
         if self._path is not None:
             partial = self._path.with_name(self._path.name + ".partial")
@@ -117,7 +117,7 @@ def train_once(overrides: tuple[str, ...]) -> dict[str, Any]:
         options = TrainOptions(folder=Path(name), checkpoint_every=opened.recipe.epochs)
         try:
             if train_as_rank(opened, prepared.plan, options, mpi=MPI.COMM_SELF, launched_by_us=True) == EXIT_STOPPED:
-                raise SystemExit(EXIT_STOPPED)  # its accuracy is that of half a run
+                raise SystemExit(EXIT_STOPPED)  # an unfinished run's accuracy must not be recorded
         except RunFailed as error:
             failed = str(error).partition(". ")[0]
         lines = [json.loads(line) for line in Path(name, "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -133,12 +133,12 @@ def train_once(overrides: tuple[str, ...]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class InMemory:
-    """A data set's reader that makes every image once for all runs of this process."""
+    """A data set's reader that computes every image once for all runs of this process."""
 
     reader: Any
 
     def open(self, root: Path | None, split: str) -> Any:
-        """The samples of a split, as the reader has them."""
+        """The samples of a split."""
         return _held(self.reader, root, split)
 
     def fingerprint(self, root: Path | None) -> str:
@@ -159,7 +159,7 @@ def _held(reader: Any, root: Path | None, split: str) -> Any:
 
 @lru_cache
 def commit() -> str:
-    """The code that trains, `-dirty` where it is not as committed."""
+    """The commit of the code, with `-dirty` if it has uncommitted changes."""
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=10"]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 

@@ -70,7 +70,7 @@ SAME_WEIGHTS = 1e-6  # relative, in L2; with two ranks every order of a sum has 
 
 
 def exchange_of(way: str, parts: Any, world: Any) -> Exchange:
-    """COMPUTE or one of WAYS, of a model's gradients."""
+    """The exchange of a model's gradients by COMPUTE or one of WAYS."""
     from recipes.planning.cluster import GradientExchange
     from trainers.build import build_exchange
     from trainers.communicators import Dummy, MpiAllreduce, Ring
@@ -94,7 +94,7 @@ def trained_by(world: Any, model: str, *, samples: int, way: str) -> Trained:
 
 
 def differences(trained: dict[str, Trained], world: Any) -> dict[str, float]:
-    """Relative L2 distance of each one's weights from those that rank 0 has with NONE; the largest of the ranks."""
+    """Relative L2 distance of each way's weights from those of NONE on rank 0; the largest over the ranks."""
     from mpi4py import MPI
 
     weights = {
@@ -147,7 +147,7 @@ HEADS = ("ranks", "Mbit/s", "model", "ratio", "way", "ms", "exposed ms", "proces
 
 
 def table_lines(found: dict[str, Any]) -> Iterator[str]:
-    """A line of each way in Markdown; the ratio as it came out."""
+    """A line for each way in Markdown, with the measured ratio."""
     seconds, of_processor = found["seconds"], found["processor_seconds"]
     compute, none = seconds[COMPUTE], seconds[NONE]
     ratio = statistics.median(map(operator.sub, none, compute)) / statistics.median(compute)
@@ -175,7 +175,7 @@ def measure_on(ranks: int, megabits: int, options: argparse.Namespace) -> dict[s
 
 
 def main() -> None:
-    """Measure on every link and number of ranks, or be one of the ranks."""
+    """Measure on every link and number of ranks, or run as one of the ranks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", nargs="+", type=int, default=[2])
     parser.add_argument("--megabits", nargs="+", type=int, default=[200, 1000, 0], help="a second; 0: one host")
@@ -207,7 +207,7 @@ def main() -> None:
 
 
 def why_left_out(ranks: int, megabits: int, cores: int) -> str | None:
-    """Why there are no such links here, or no free cores; None where there are."""
+    """Why these links or enough cores are not available here; None if they are."""
     here = len(os.sched_getaffinity(0))
     if cores > 1 and cores * ranks > here:
         return f"{cores} cores a rank are {cores * ranks}, here are {here}"

@@ -59,17 +59,17 @@ class Outcome:
 
     @property
     def lost(self) -> int:
-        """Trials ended on their way whose whole run is better than what was found."""
+        """Pruned trials whose whole run would have been better than the best one found."""
         return sum(accuracy > self.accuracy for accuracy in self.ended)
 
     def take(self, accuracy: float) -> None:
-        """A whole run was finished."""
+        """Record a finished whole run."""
         self.whole += 1
         self.accuracy = max(self.accuracy, accuracy)
 
 
 def random_search(order: list[Recorded], budget: float) -> Outcome:
-    """Everything whole."""
+    """Random search: every run is trained to its end."""
     found, spent = Outcome(), 0.0
     for trial in order:
         spent += trial.seconds[-1]
@@ -83,7 +83,7 @@ def random_search(order: list[Recorded], budget: float) -> Outcome:
 def by_reports(
     order: list[Recorded], budget: float, *, pruner: Any, points: Callable[[Recorded], Iterator[tuple[int, int]]]
 ) -> Outcome:
-    """A pruner of Optuna ends trials on their way.
+    """A search in which a pruner of Optuna ends running trials.
 
     Args:
         points: of a trial: (step that Optuna is told, number of the report).
@@ -116,7 +116,7 @@ def by_reports(
 
 
 class InOrder(optuna.samplers.RandomSampler):
-    """Proposes one configuration after the other, by its place."""
+    """A sampler that proposes the configurations in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -187,7 +187,7 @@ def methods() -> dict[str, Callable[[list[Recorded], float], Outcome]]:
 
 
 def sign_test(ours: list[float], theirs: list[float]) -> tuple[int, int, float]:
-    """Replays in which our regret is lower, in which it is higher, and the one-sided p of so many or more.
+    """Replays in which our regret is lower, those in which it is higher, and the one-sided p of that many wins or more.
 
     Ties are left out.
 

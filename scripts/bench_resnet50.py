@@ -51,7 +51,7 @@ WAY_OUT = "bench_resnet50: no PyTorch here: pip install 'kilobatch[torch]', or -
 
 
 def chainer_step(how: str, images: Any, labels: Any) -> Callable[[], float]:
-    """A step of ChainerCV's network, by the kernels that the environment says."""
+    """A step of ChainerCV's network, by the kernels that the environment selects."""
     import chainer
     import chainer.functions as F
 
@@ -99,7 +99,7 @@ CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
 def serve(name: str, options: argparse.Namespace) -> None:
-    """Be one of the programs: a step for each line of stdin, its seconds and loss on stdout; or its kernels."""
+    """Run as one of the programs: a step for each line of stdin, its seconds and loss on stdout; or its kernels."""
     import numpy as np
 
     (batch,), side, clock = options.batch, options.side, CLOCKS[options.clock]
@@ -132,7 +132,7 @@ def serve(name: str, options: argparse.Namespace) -> None:
 
 
 class Program:
-    """A process that does a step when asked."""
+    """A process that does a step on request."""
 
     def __init__(self, name: str, batch: int, options: argparse.Namespace, precision: str = "float32") -> None:
         kernels = {"KILOBATCH_KERNELS": name.partition("+")[0]} if not name.startswith("pytorch") else {}
@@ -142,8 +142,8 @@ class Program:
         self.process = subprocess.Popen(command, env={**os.environ, **kernels}, **pipes)
 
     def step(self, word: str = "") -> dict[str, Any]:
-        """Seconds, loss and peak memory of one step, or what else it has a word for."""
-        with contextlib.suppress(BrokenPipeError):  # it has ended, and answers nothing
+        """Seconds, loss and peak memory of one step, or the answer to another request."""
+        with contextlib.suppress(BrokenPipeError):  # it has ended, and will not answer
             self.process.stdin.write(f"{word}\n")
             self.process.stdin.flush()
         answer = self.process.stdout.readline()
@@ -153,7 +153,7 @@ class Program:
         return json.loads(answer)
 
     def end(self) -> None:
-        """Let it end."""
+        """End the process."""
         self.process.stdin.close()
         self.process.wait()
 
@@ -161,7 +161,7 @@ class Program:
 def measure(
     names: list[str], batch: int, options: argparse.Namespace, precision: str = "float32", same: float = SAME_LOSS
 ) -> dict[str, Any]:
-    """Seconds of every program in every round, after one step that does not count."""
+    """Seconds of every program in every round, after one step that is not counted."""
     on_gpu = options.device == "gpu"  # where what fails is left out: the machine is lent
     programs, first = {name: Program(name, batch, options, precision) for name in names}, {}
     for name in names:
@@ -215,7 +215,7 @@ def table_lines(found: dict[str, Any], against: list[str]) -> list[str]:
 
 
 def main() -> None:
-    """Measure the programs at every batch, or be one of them."""
+    """Measure the programs at every batch, or run as one of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--against", nargs="+", choices=OURS, default=["chainer"])
     parser.add_argument("--batch", nargs="+", type=int, default=[8, 32])

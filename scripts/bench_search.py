@@ -63,7 +63,7 @@ budget: {trials: 1000000}
 
 
 class Meter:
-    """Seconds on the clock and of the processor, by part and trial."""
+    """Wall time and processor time, by part and trial."""
 
     def __init__(self) -> None:
         self.clock: dict[str, list[float]] = {part: [] for part in PARTS}
@@ -71,7 +71,7 @@ class Meter:
 
     @contextmanager
     def part(self, name: str, *, more: bool = False) -> Iterator[None]:
-        """Measure what is done inside, as a trial's part or as more of it."""
+        """Measure the code inside this context, and add it to a trial's part."""
         clock, processor = time.perf_counter(), time.process_time()
         yield
         for measured, seconds in (
@@ -84,7 +84,7 @@ class Meter:
                 measured.append(seconds)
 
     def milliseconds(self) -> dict[str, Any]:
-        """Medians of the parts, and of what a trial costs of the study's storage and in all."""
+        """Medians of the parts, of the time that a trial costs in the study's storage, and of its total."""
         found: dict[str, Any] = {}
         for name, measured in (("clock", self.clock), ("processor", self.processor)):
             medians = {part: 1000 * statistics.median(seconds) for part, seconds in measured.items()}
@@ -120,7 +120,7 @@ def measure(folder: Path, options: argparse.Namespace, finished: int) -> dict[st
     bench = Bench(folder, options)
     fill(bench.study, bench.opened, finished)
     for number in range(options.measured + 3):
-        if number == 3:  # the first ones read what is there, and load what is used
+        if number == 3:  # the first trials read the storage and import modules
             bench.meter = Meter()
         bench.one_trial(0.5 / (number + 1))
     said = bench.said + (", plain" if options.plain else "")
@@ -128,7 +128,7 @@ def measure(folder: Path, options: argparse.Namespace, finished: int) -> dict[st
 
 
 def fill(study: optuna.Study, opened: OpenedSearch, finished: int) -> None:
-    """Put finished trials there, as a search leaves them."""
+    """Fill the storage with finished trials, as a search leaves them."""
     said = said_by_trials(opened)
     draw, memory = random.Random(0), optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     for number in range(finished):
@@ -148,7 +148,7 @@ def fill(study: optuna.Study, opened: OpenedSearch, finished: int) -> None:
 
 
 def said_by_trials(opened: OpenedSearch) -> dict[str, Any]:
-    """What every trial says of itself before it begins."""
+    """The user attributes that every trial has before it begins."""
     trial = optuna.create_study().ask()
     note_comparable(trial, opened.base.recipe, opened.search, say=print)
     return trial.user_attrs
@@ -204,7 +204,7 @@ class Bench:
 
 
 def write_metrics(folder: Path, prepared: Prepared, reports: int, score: float) -> None:
-    """What the ranks of a trial would have written."""
+    """Write the metrics that a trial's ranks would have written."""
     folder.mkdir(parents=True)
     timeline, recipe = prepared.plan.timeline, prepared.opened.recipe
     lines: list[dict[str, Any]] = [{"key": "run_start", "time_ms": 0}]

@@ -43,7 +43,7 @@ from timed_training import COMPUTE, NONE, ONE_THREAD, Trained, calibrate, hidden
 
 from trainers.launch import launched_ranks
 
-WHOLE = 1 << 40  # bytes of a bucket that takes everything
+WHOLE = 1 << 40  # bytes of a bucket that holds all gradients
 WIRES = ("float32", "float16")
 WAYS = (NONE, "buckets", "double")
 
@@ -106,7 +106,7 @@ HEADS = ("ranks", "Mbit/s", "ratio", "wire", COMPUTE, *WAYS, "hidden by buckets"
 
 
 def table_lines(found: dict[str, Any]) -> list[str]:
-    """Two lines of the table in Markdown, one a wire; times in milliseconds, the ratio as it came out."""
+    """Two lines of the table in Markdown, one for each wire; times in milliseconds, with the measured ratio."""
     seconds, lines = found["seconds"], []
     compute = seconds[COMPUTE]
     for wire in WIRES:
@@ -130,7 +130,7 @@ def on_hosts(network: SlowNetwork, words: list[str], file: Path, timeout: float)
 
 
 def main() -> None:
-    """Measure on every number of ranks and every link, or be one of the ranks."""
+    """Measure on every number of ranks and every link, or run as one of the ranks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", nargs="+", type=int, default=[2, 3, 4])
     parser.add_argument("--megabits", nargs="+", type=int, default=[100, 200], help="a second, of each link")

@@ -73,7 +73,7 @@ class Replay:
 
 
 def load_shares(prepared: Any, rank: int, num_updates: int) -> list[Any]:
-    """This rank's part of the first updates of a plan, the images in memory."""
+    """This rank's share of the first updates of a plan, loaded into memory."""
     from dataclasses import replace
 
     from recipes.planning.stream import Stream
@@ -123,7 +123,7 @@ def loops_of(prepared: Any, shares: list[Any], communicator: Any) -> dict[str, t
 def bare_loop(
     parts: Any, groups: Any, iterator: Replay, plan: Any, communicator: Any, rate_attribute: str
 ) -> Callable[[], None]:
-    """One update as one writes it by hand with Chainer and ChainerMN."""
+    """One update as written by hand with Chainer and ChainerMN."""
     from recipes.rates import learning_rate_at
 
     model, optimizer = parts.model, parts.optimizer
@@ -232,7 +232,7 @@ def _percent(ratios: list[float]) -> str:
 
 
 def main() -> None:
-    """Measure every case on every number of ranks, or be one of the ranks."""
+    """Measure every case on every number of ranks, or run as one of the ranks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), help="what to train; all by default")
     parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2], help="numbers of ranks, one after the other")

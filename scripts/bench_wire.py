@@ -56,7 +56,7 @@ RANKS = 2
 
 
 def run_of(case: str, way: str, factor: float, seed: int) -> dict[str, Any]:
-    """What tells a run from all others, and the overrides that make it."""
+    """The key that identifies a run, and its overrides."""
     rate = factor * METHODS[METHOD].default(CASES[case])
     overrides = (*overrides_of(CASES[case], METHOD, rate=rate, seed=seed), *WAYS[way])
     return {"case": case, "way": way, "factor": factor, "seed": seed, "overrides": list(overrides)}
@@ -68,7 +68,7 @@ def find(runs: list[dict[str, Any]], wanted: dict[str, Any]) -> dict[str, Any] |
 
 
 def best_factor(runs: list[dict[str, Any]], case: str) -> float | None:
-    """The factor of the rate with which double buffering scores best on the tuning seed; None before all are tried."""
+    """The factor on the rate with which double buffering scores best on the tuning seed; None until all are tried."""
     tried = [find(runs, run_of(case, "double", factor, TUNING_SEED)) for factor in FACTORS]
     if None in tried:
         return None
@@ -77,7 +77,7 @@ def best_factor(runs: list[dict[str, Any]], case: str) -> float | None:
 
 
 def next_run(runs: list[dict[str, Any]], seeds: int) -> dict[str, Any] | None:
-    """The first that is missing, seed by seed, so that every way has as many; None where none is."""
+    """The next missing run, seed by seed, so that all ways have equally many; None if none is missing."""
     for seed in range(seeds):
         for case in CASES:
             for wanted in [run_of(case, way, 1.0, seed) for way in WAYS]:
@@ -129,7 +129,7 @@ def train(overrides: tuple[str, ...], world: Any) -> dict[str, Any]:
         options = TrainOptions(folder=folder, checkpoint_every=opened.recipe.epochs)
         try:
             if train_as_rank(opened, prepared.plan, options, mpi=world, launched_by_us=True) == EXIT_STOPPED:
-                raise SystemExit(EXIT_STOPPED)  # its accuracy is that of half a run
+                raise SystemExit(EXIT_STOPPED)  # an unfinished run's accuracy must not be recorded
         except RunFailed as error:
             failed = str(error).partition(". ")[0]
         world.Barrier()
@@ -168,13 +168,13 @@ def table_lines(runs: list[dict[str, Any]], seeds: int) -> list[str]:
 
 
 def accuracies(runs: list[dict[str, Any]], case: str, way: str, factor: float, seeds: int) -> list[float]:
-    """Of the reported runs of a row; a failed one counts as guessing."""
+    """Accuracies of the reported runs of a row; a failed run counts as chance."""
     found = [find(runs, run_of(case, way, factor, seed)) for seed in range(seeds)]
     return [CASES[case].chance if run["failed"] else run["accuracy"] for run in found if run is not None]
 
 
 def main() -> None:
-    """Start the ranks that train what is missing, then print the table; or be one of the ranks."""
+    """Start the ranks that train what is missing, then print the table; or run as one of the ranks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5, help="reported runs of each row, at least 2")
     parser.add_argument("--json", type=Path, metavar="F", required=True, help="where runs are kept")

@@ -13,7 +13,7 @@ STEP = 10**0.5  # between neighbours of the grid
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What is trained on, and how large the batch is.
+    """A task: data, model and batch size.
 
     Args:
         name: in table and JSON.
@@ -65,15 +65,15 @@ SETTINGS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """How batch and rate move, and which optimizer steps.
+    """A method: how batch and rate change, and which optimizer is used.
 
     Args:
         title: in table and pictures.
-        default: its number where nothing is tuned, by setting.
+        default: setting -> value of `number` without tuning.
         overrides: of the recipe, by setting.
         what: in a sentence.
         number: the key that is tuned.
-        added: whether it came after the others had been seen; such a one is run only where it is named.
+        added: whether it was added after the others' results were known; such a method is run only if it is named.
     """
 
     title: str
@@ -181,7 +181,7 @@ METHODS = {
 
 
 def overrides_of(setting: Setting, method: str, *, rate: float, seed: int) -> tuple[str, ...]:
-    """What `kilobatch train digits/baseline --set ...` is given for one run."""
+    """The overrides of `kilobatch train digits/baseline --set ...` for one run."""
     return (
         *setting.overrides,
         f"epochs={setting.epochs:g}",
@@ -195,7 +195,7 @@ def overrides_of(setting: Setting, method: str, *, rate: float, seed: int) -> tu
 
 
 def grid(default: float, trials: int) -> list[float]:
-    """So many rates, half a decade apart, around the default; the fewer trials, the narrower.
+    """`trials` rates around the default, half a decade apart.
 
     >>> [round(rate, 3) for rate in grid(1.0, 5)]
     [0.1, 0.316, 1.0, 3.162, 10.0]

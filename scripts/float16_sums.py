@@ -35,7 +35,7 @@ LARGE = ("none", "single", "common", "equal")
 
 
 def gradients(num_ranks: int, num_values: int, deviation: float, large: str = "none", *, seed: int = 0) -> np.ndarray:
-    """A row a worker, float32; `large`: which elements are 10,000 deviations or about as many."""
+    """The gradients, float32, one row for each worker; `large` says which elements are about 10,000 deviations."""
     random = np.random.default_rng(seed)
     rows = random.standard_normal((num_ranks, num_values), dtype=np.float32) * np.float32(deviation)
     if large == "single":
@@ -48,7 +48,7 @@ def gradients(num_ranks: int, num_values: int, deviation: float, large: str = "n
 
 
 def rounded(values: np.ndarray, wire: Any) -> np.ndarray:
-    """What a receiver has of them."""
+    """Numbers as received, rounded to the wire."""
     flat = values.reshape(-1)
     found = np.empty_like(flat)
     wire.store(found, wire.pack(flat))
@@ -56,7 +56,7 @@ def rounded(values: np.ndarray, wire: Any) -> np.ndarray:
 
 
 def direct_sum(rows: np.ndarray, wire: Any) -> np.ndarray:
-    """Every part is added on the worker whose it is, which has its own numbers whole and begins with them."""
+    """Every part is summed on the worker that owns it, starting with the owner's own unrounded numbers."""
     received, own, places = rounded(rows, wire), *owners(rows)
     total = rows[own, places]
     for step in range(1, len(rows)):
@@ -65,7 +65,7 @@ def direct_sum(rows: np.ndarray, wire: Any) -> np.ndarray:
 
 
 def ring_sum(rows: np.ndarray, wire: Any) -> np.ndarray:
-    """Every part starts behind the worker whose it will be, and each of the others adds its own to what it receives."""
+    """Every part starts at the worker after its owner, and each following worker adds its own numbers to it."""
     own, places = owners(rows)
     total = rows[(own + 1) % len(rows), places]
     for step in range(2, len(rows) + 1):
@@ -74,7 +74,7 @@ def ring_sum(rows: np.ndarray, wire: Any) -> np.ndarray:
 
 
 def owners(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The worker whose each value's part is, and the value's place."""
+    """For each value the worker that owns its part, and the value's index."""
     own = np.empty(rows.shape[1], np.intp)
     for rank, part in enumerate(shares(rows.shape[1], len(rows))):
         own[part] = rank
@@ -82,7 +82,7 @@ def owners(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def halving_sum(rows: np.ndarray, wire: Any) -> np.ndarray:
-    """Of a power of two of workers: partners exchange halves, what is kept is added to what is received."""
+    """Recursive halving over a power of two of workers: partners exchange halves and add what they receive."""
     if len(rows) == 1:
         return rounded(rows[0], wire)
     assert len(rows) % 2 == 0, "a power of two"
@@ -100,7 +100,7 @@ ALGORITHMS: dict[str, tuple[Callable[[np.ndarray, Any], np.ndarray], Callable[[i
 
 
 def our_mean(rows: np.ndarray, wire: Any, algorithm: str) -> np.ndarray:
-    """As the exchange does it."""
+    """The mean as `Exchange` computes it."""
     sum_of, num_roundings = ALGORITHMS[algorithm]
     scaled = rows * np.float32(1 / len(rows))
     total = float(np.abs(scaled).max(axis=1).astype(np.float64).sum())
@@ -109,7 +109,7 @@ def our_mean(rows: np.ndarray, wire: Any, algorithm: str) -> np.ndarray:
 
 
 def mean_divided_before(rows: np.ndarray, wire: Any) -> np.ndarray:
-    """The division by the workers, the cast, the sum."""
+    """The order: divide by the workers, cast, sum."""
     return ring_sum(rows * np.float32(1 / len(rows)), wire)
 
 
@@ -119,7 +119,7 @@ def mean_divided_after(rows: np.ndarray, wire: Any) -> np.ndarray:
 
 
 def figures(rows: np.ndarray, wire: Any) -> Iterator[tuple[str, float, int, int]]:
-    """(way, relative error in L2, how many are infinite or no number, how many zero that should not be)."""
+    """(way, relative error in L2, number of results that are infinite or NaN, number that are wrongly zero)."""
     exact = rows.mean(axis=0, dtype=np.float64)
     ways = {name: our_mean(rows, wire, name) for name in ALGORITHMS}
     ways |= {"divided": mean_divided_before(rows, wire), "chainermn": mean_divided_after(rows, wire)}

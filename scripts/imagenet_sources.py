@@ -1,4 +1,4 @@
-"""ILSVRC 2012 as its users get it, archives or Kaggle's files, and what makes class folders of it."""
+"""The sources of ILSVRC 2012, archives or Kaggle's files, and their conversion to class folders."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ KAGGLE = Path("ILSVRC", "Data", "CLS-LOC")
 WAY_ON = "then the same command goes on"
 _CLASS, _VAL = re.compile(r"n[0-9]{8}"), re.compile(r"ILSVRC2012_val_[0-9]{8}")
 
-# Fills a folder, which may hold a part already, and tells how many more images are there.
+# Fills a folder, which may be partly filled already, and reports how many images were added.
 Fill = Callable[[Path, Callable[[int], None]], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What makes the splits.
+    """A source of images, and how the splits are made from it.
 
     Args:
-        note: what becomes of the source.
+        note: what happens to the source.
         words: what is done to the images.
         way_out: what to do where images are missing; PART is the folder that was filled.
-        fill: for each split, what fills its folder.
+        fill: split -> function that fills its folder.
         class_of: class of each evaluation image, by the name of its file.
         in_class: training images of each class, as far as the source says so.
-        num_bytes: of each split, that have to be written.
+        num_bytes: split -> bytes that have to be written.
     """
 
     note: str
@@ -52,7 +52,7 @@ class Source:
 
 
 def from_archives(folder: Path, splits: Collection[str]) -> Source:
-    """The archives of these splits, checked as far as that takes no time.
+    """The archives of these splits, after quick checks.
 
     Raises:
         InputRefused: one is not there, or not what it should be.
@@ -136,7 +136,7 @@ def read_devkit(path: Path) -> tuple[dict[str, str], dict[str, int]]:
 
 
 def _read_solution(path: Path) -> dict[str, str]:
-    """Class of each evaluation image by its file's name; the boxes beside it are passed over."""
+    """File name -> class of each evaluation image; the boxes in the table are ignored."""
     if not path.is_file():
         raise InputRefused(f"{path}: no such file; it comes with Kaggle's images and says their classes")
     with path.open(encoding="utf-8", newline="") as file:
@@ -154,7 +154,7 @@ def _class(name: str, path: Path) -> str:
 
 @contextmanager
 def _reading(path: Path, failure: type[Exception] = RunFailed) -> Iterator[None]:
-    """Say which archive is damaged."""
+    """Name the archive in errors raised inside, as damaged."""
     try:
         yield
     except (tarfile.TarError, EOFError, zlib.error) as error:
@@ -162,7 +162,7 @@ def _reading(path: Path, failure: type[Exception] = RunFailed) -> Iterator[None]
 
 
 def _files(archive: tarfile.TarFile, path: Path, failure: type[Exception] = InputRefused) -> Iterator[tarfile.TarInfo]:
-    """The files of an archive; folders are passed over, anything else is refused."""
+    """The files of an archive; folders are skipped, anything else is refused."""
     for member in archive:
         if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE) or member.issparse():
             raise failure(f"{path}: {member.name!r} is a link, a device or a file with holes; not ILSVRC 2012's")
@@ -171,7 +171,7 @@ def _files(archive: tarfile.TarFile, path: Path, failure: type[Exception] = Inpu
 
 
 def _class_tars(archive: tarfile.TarFile, path: Path) -> dict[str, tarfile.TarInfo]:
-    """The tar of each class; all of them end within the file."""
+    """The tar of each class, all of which are complete within the archive."""
     found, num_bytes = {}, path.stat().st_size
     for member in _files(archive, path):
         if member.offset_data + member.size > num_bytes:
@@ -181,7 +181,7 @@ def _class_tars(archive: tarfile.TarFile, path: Path) -> dict[str, tarfile.TarIn
 
 
 def _unpack_train(path: Path, folder: Path, add: Callable[[int], None]) -> None:
-    """Each class's tar, read where it lies, into a folder that has its name when all of it is there."""
+    """Unpack each class's tar, read in place, into a folder that is renamed to the class when it is complete."""
     with _reading(path), tarfile.open(path, "r:") as outer:
         for name, member in _class_tars(outer, path).items():
             if (folder / name).exists():
@@ -196,7 +196,7 @@ def _unpack_train(path: Path, folder: Path, add: Callable[[int], None]) -> None:
 
 
 def _unpack_val(path: Path, class_of: Mapping[str, str], folder: Path, add: Callable[[int], None]) -> None:
-    """Each image into its class's folder, where it has its name when all of it is there."""
+    """Unpack each image into its class's folder; the file is renamed to its name when it is complete."""
     for name in set(class_of.values()):
         (folder / name).mkdir(exist_ok=True)
     with _reading(path), tarfile.open(path, "r:") as archive:
@@ -211,7 +211,7 @@ def _unpack_val(path: Path, class_of: Mapping[str, str], folder: Path, add: Call
 
 
 def _place_train(source: Path, names: Sequence[str], folder: Path, add: Callable[[int], None], *, move: bool) -> None:
-    """Move each class's folder, or make one of hard links; it has its name when all of it is there."""
+    """Move each class's folder, or make one of hard links, renamed to the class when it is complete."""
     for name in names:
         if not (target := folder / name).exists():
             files = [_image(entry.name, name, source) for entry in _entries(source / name)]
@@ -240,7 +240,7 @@ def _place_val(
 
 
 def _image(file: str, name: str, path: Path) -> str:
-    """The name of a class's image."""
+    """The file name of a class's image."""
     if not re.fullmatch(rf"{name}_[0-9]+\.JPEG", file):
         raise RunFailed(f"{path}: class {name} holds {file!r}, no {name}_NUMBER.JPEG; not ILSVRC 2012's images")
     return file

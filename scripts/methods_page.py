@@ -75,7 +75,7 @@ def page_text(rows: Sequence[Row], runs: Runs) -> str:
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """How many comparisons came out how, in a sentence or two."""
+    """The number of comparisons with each verdict, in a sentence or two."""
     compared = [
         row for row in rows if row.against is not None and row.method in METHODS and not METHODS[row.method].added
     ]

@@ -32,7 +32,7 @@ class Row:
     """One method on one setting.
 
     Args:
-        setting, title: what.
+        setting, title: of the setting and the method.
         method: its key, `reference` for plain scaling at the reference batch.
         rate: the best of the trials.
         tried: all rates that were tried.
@@ -85,7 +85,7 @@ def verdict_of(found: Interval) -> str:
 
 
 def welch(first: Sequence[float], second: Sequence[float], *, confidence: float = CONFIDENCE) -> Interval:
-    """Mean of `first` minus mean of `second`, the deviations of the two not taken for equal.
+    """Mean of `first` minus mean of `second`, without assuming equal deviations.
 
         d +- t(confidence, df) sqrt(a + b)        a = var_1 / n_1, b = var_2 / n_2
         df = (a + b)^2 / (a^2 / (n_1 - 1) + b^2 / (n_2 - 1))
@@ -112,10 +112,10 @@ def welch(first: Sequence[float], second: Sequence[float], *, confidence: float 
 
 
 def rows_of(runs: Runs) -> list[Row]:
-    """A row for every method with a reported run, by setting, the reference batch first; what is not there is left out.
+    """A row for every method with a reported run, by setting, the reference batch first.
 
     Args:
-        runs: of a method's reported runs only those at its best rate count.
+        runs: of the JSON; of a method's reported runs only those at its best rate count.
     """
     rows = []
     for setting in (setting for setting in SETTINGS.values() if setting.times > 1):

@@ -57,7 +57,7 @@ _LINE_SECONDS = 60.0  # between two lines in a log
 
 
 class Shown:
-    """How far a split is: a bar on a terminal, a line a minute in a log."""
+    """Shows the progress of a split: a bar on a terminal, a line a minute in a log."""
 
     def __init__(self, console: Console, words: str, total: int) -> None:
         self._console, self._words, self._total = console, words, total
@@ -78,7 +78,7 @@ class Shown:
             self._bar.stop()
 
     def add(self, images: int) -> None:
-        """So many more are there."""
+        """Count further images."""
         self._done += images
         if self._bar is not None:
             self._bar.advance(self._bar.task_ids[0], images)
@@ -135,13 +135,13 @@ def _source(folder: Path, root: Path, splits: list[str], *, move: bool) -> Sourc
 
 
 def _nearest(path: Path) -> Path:
-    """The folder itself, or the nearest above it that is there."""
+    """The folder itself, or its nearest existing parent."""
     return next(folder for folder in (path, *path.resolve().parents) if folder.is_dir())
 
 
 @contextmanager
 def _alone(root: Path) -> Iterator[None]:
-    """Hold the folder, which is made where it is not there, so that nobody else fills it meanwhile."""
+    """Lock the folder, made if it does not exist, so that no other process fills it meanwhile."""
     root.mkdir(parents=True, exist_ok=True)
     held = os.open(root, os.O_RDONLY)
     try:

@@ -16,7 +16,7 @@ BASELINE = "digits/baseline"
 
 
 def result(folders: list[Path]) -> Table:
-    """The runs in these folders, and what `claims` of the baseline's recipe says was measured for it."""
+    """The results of the runs in these folders, and the measured result in the baseline recipe's `claims`."""
     table = Table("run", "global batch", "accuracy", Column("measured", overflow="fold"))
     for run in map(open_run, folders):
         batch = run.plan["segments"][-1]["global_batch_size"]

@@ -55,7 +55,7 @@ def trial(number: int) -> dict[str, Any]:
 
 
 def train(overrides: tuple[str, ...], *, reports: int) -> tuple[list[int], float]:
-    """Samples right at each report, and seconds; a run that diverges has none right from there on."""
+    """Correct samples at each report, and seconds; a run that diverges has 0 correct from there on."""
     from bench_methods import InMemory
     from mpi4py import MPI
 

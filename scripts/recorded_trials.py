@@ -91,12 +91,12 @@ class Recorded:
         return self.values["epochs"]
 
     def accuracy(self, rung: int = len(SHARES) - 1) -> float:
-        """At the end of a run: 0 is the shortest, 2 the whole."""
+        """Accuracy at the end of a run: 0 is the shortest, 2 the whole."""
         return (*self.short, self.correct[-1])[rung] / EVALUATED
 
 
 def read_table(path: Path = TABLE) -> list[Recorded]:
-    """All that were recorded; a run that diverged has no samples right from there on."""
+    """All recorded configurations; a run that diverged has 0 correct samples from there on."""
     rows = json.loads(path.read_text(encoding="utf-8"))["trials"]
     return [
         Recorded(**{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()})

@@ -1,4 +1,4 @@
-"""What a step of ResNet-50 takes at least, by operations and by bytes, and what a GPU was just seen to do of either."""
+"""Lower bounds on the time of a step of ResNet-50, from its operations and bytes and the GPU's measured rates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def ceilings() -> dict[str, float]:
-    """What this GPU does by itself: bytes a second of a copy, operations a second of a matrix product of each type."""
+    """This GPU's measured rates: bytes a second of a copy, operations a second of a matrix product of each type."""
     import torch
 
     def seconds(work: Callable[[], Any]) -> float:
@@ -36,11 +36,11 @@ def ceilings() -> dict[str, float]:
 
 @functools.cache
 def work_of_an_image(side: int) -> tuple[int, int]:
-    """Operations of the convolutions of a step for one image, and values that its kernels read and write at least.
+    """For one image of a step: operations of the convolutions, and the least number of values read and written.
 
-    A convolution is done three times, its gradient for the images not; each time two of x, y and their gradients are
-    moved. Normalisation with ReLU reads its x twice and writes once, and moves five such arrays backward; a sum in it
-    two more forward and two backward. Weights are left out.
+    A convolution is computed three times (the first one twice: images need no gradient); each time two of x, y and
+    their gradients are moved. Normalisation with ReLU reads x twice and writes once, and moves five such arrays
+    backward; a sum in it moves two more forward and two backward. Weights are left out.
     """
     import chainer
     from chainer.functions.connection.convolution_2d import Convolution2DFunction
@@ -69,7 +69,7 @@ def work_of_an_image(side: int) -> tuple[int, int]:
 
 
 def floors(batch: int, side: int, precision: str, ceiling: dict[str, float]) -> tuple[float, float]:
-    """Seconds that a step takes at least, by operations and by bytes."""
+    """The least seconds of a step, by operations and by bytes."""
     operations, values = work_of_an_image(side)
     width = 2 if precision in ("mixed16", "bfloat16") else 4
     return batch * operations / ceiling[precision], batch * values * width / ceiling["bytes"]

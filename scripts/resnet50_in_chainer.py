@@ -22,7 +22,7 @@ def chainer_model() -> Any:
 
 
 def groups_of(model: Any, count: int) -> Callable[[], None]:
-    """Have a model normalise as `kilobatch train` does, so many images as one group; to be called before each step."""
+    """Make a model normalise `count` images as one group, as `kilobatch train` does; call the result at each step."""
     from recipes.planning.division import divide
     from recipes.schema import Evaluation
     from trainers.norm_groups import NormGroups
@@ -91,7 +91,7 @@ def update_of(images: Any, labels: Any, *, precision: str, graph: bool = False) 
 
 
 class _Same:
-    """An iterator that gives one micro-batch again and again."""
+    """An iterator that repeats one micro-batch."""
 
     def __init__(self, plan: Any, images: Any, labels: Any) -> None:
         from trainers.stream_iterator import LoadedMicroBatch

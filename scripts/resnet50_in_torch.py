@@ -67,7 +67,7 @@ class ResNet50(nn.Module):
 
 
 def take_weights(model: nn.Module, weights: Mapping[str, np.ndarray]) -> None:
-    """Copy Chainer's parameters, by their paths, into the layers of the same names; every one must find its place."""
+    """Copy Chainer's parameters, by their paths, into the layers of the same names; all must have a counterpart."""
     found = dict(model.named_parameters())
     with torch.no_grad():
         for path, values in weights.items():
@@ -77,7 +77,7 @@ def take_weights(model: nn.Module, weights: Mapping[str, np.ndarray]) -> None:
 
 
 def optimizer_of(model: nn.Module, *, fused: bool = False) -> torch.optim.Optimizer:
-    """SGD as goyal2017 has it, its rate so small that the weights stay what they are."""
+    """The SGD of goyal2017, at a rate so small that the weights do not change."""
     parts: dict[bool, list[torch.Tensor]] = {True: [], False: []}
     for path, parameter in model.named_parameters():
         parts["bn." in path].append(parameter)

@@ -32,19 +32,19 @@ JUMBO = 9000
 
 
 def address_of(host: int) -> str:
-    """Of a host, counted from 0."""
+    """The address of a host, counted from 0."""
     return f"10.99.0.{host + 1}"
 
 
 def throttle_of(device: str, megabits: int) -> list[str]:
-    """The command that limits what leaves by a device."""
+    """The command that limits the rate at which a device sends."""
     limit = max(2 * BURST_BYTES, megabits * 125_000 // 25)  # what is queued leaves within 40 ms
     words = f"tc qdisc add dev {device} root tbf rate {megabits}mbit burst {BURST_BYTES} limit {limit}"
     return words.split()
 
 
 def why_not() -> str | None:
-    """Why there can be no such network here; None where there can."""
+    """Why such a network is impossible here; None if it is possible."""
     if sys.platform != "linux":
         return "network namespaces are Linux's"
     if os.geteuid() != 0:
@@ -65,7 +65,7 @@ class NetworkRefused(RuntimeError):
 
 
 class SlowNetwork:
-    """Within, there are these hosts; afterwards, also after Ctrl-C or SIGTERM, nothing of them is left.
+    """A context with these hosts; on leaving it, also after Ctrl-C or SIGTERM, all of them are removed.
 
     Args:
         hosts: how many, at least 1.
@@ -140,7 +140,7 @@ class SlowNetwork:
 
 
 def login_script(names: Sequence[str]) -> str:
-    """What stands for ssh: options, a host's address, then words of a command that runs in its namespace."""
+    """A replacement for ssh, called with options, a host's address and a command, run in the host's namespace."""
     cases = "\n".join(f"    {address_of(host)}) name={shlex.quote(name)} ;;" for host, name in enumerate(names))
     return f"""#!/bin/sh
 while [ "${{1#-}}" != "$1" ]; do shift; done
@@ -160,7 +160,7 @@ def _do(*words: str) -> None:
 
 
 def _removed(name: str) -> str | None:
-    """Kill what runs in a namespace and delete it, and with it its links and their filters; why that failed."""
+    """Kill what runs in a namespace and delete it with its links and filters; returns why that failed."""
     for _ in range(_DELETIONS):
         for process in subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout.split():
             with suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Other ways to move an all-reduce of MPI on while the backward pass goes on, compared with `Exchange`'s."""
+"""Other ways to progress an MPI all-reduce during the backward pass, to compare with that of `Exchange`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ASKING_SECONDS, SLEEP_SECONDS = 2e-4, 1e-3  # of `Sleeping`, in turns
 
 
 class Started(Exchange):
-    """Starts an Iallreduce of each finished bucket on the main thread, and moves it on as one of STARTED.
+    """Starts an Iallreduce of each finished bucket on the main thread, and progresses it by one of STARTED.
 
     Args:
         built: whose gradients, connection and wire it takes; without overlap, so that it has no thread.
@@ -55,14 +55,14 @@ class Started(Exchange):
         self.under_way.set()
 
     def test(self) -> None:
-        """Let MPI move what is on its way."""
+        """Let MPI progress the requests."""
         from mpi4py import MPI
 
         with self.asking:
             MPI.Request.Testall(self.requests)
 
     def close(self) -> None:
-        """End the thread and give the memory back; all workers call this together."""
+        """End the thread and free the memory; all workers call this together."""
         self._ends = True
         self.under_way.set()
         if self._poller is not None:
@@ -81,13 +81,13 @@ class StartedRound(Round):
     _exchange: Started
 
     def finished(self, number: int) -> None:
-        """A slot of the flat gradients is whole; its bucket may be."""
+        """A slot of the flat gradients is complete: send complete buckets, and progress the requests if `way` does."""
         super().finished(number)
         if self._exchange.tests:
             self._exchange.test()
 
     def finish(self) -> Exchanged:
-        """Wait for the sums and make means of them."""
+        """Wait for the sums and divide them into means."""
         exchange, began = self._exchange, time.perf_counter()
         self.send_rest()
         exchange.under_way.clear()
@@ -101,7 +101,7 @@ class StartedRound(Round):
 
 @dataclass(frozen=True, kw_only=True)
 class Sleeping:
-    """The all-reduce of the MPI library, asked for in turns with sleeps as long as another thread computes."""
+    """The MPI library's all-reduce, polled with sleeps in between while another thread computes."""
 
     def connect(self, mpi: Any) -> Connection:
         """Ready on all workers of `mpi`."""

@@ -1,4 +1,4 @@
-"""A small model that is trained for the sake of its time, with one exchange of gradients or another.
+"""A small model that is trained to measure the time of different gradient exchanges.
 
 The network is convolutional and learns digits; images are loaded before, so that nothing waits for input. Batches are
 of a size for which computing takes a given time, which is measured first.
@@ -24,7 +24,7 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_
 
 
 def samples_for(seconds: float, times: tuple[float, float]) -> int:
-    """Samples whose computation takes so long, at least 1, on the line through the two calibrated times.
+    """The number of samples, at least 1, that take the given time, on the line through the two calibrated times.
 
     >>> samples_for(0.5, (0.1, 0.38))
     352
@@ -35,7 +35,7 @@ def samples_for(seconds: float, times: tuple[float, float]) -> int:
 
 
 def hidden(seconds: Sequence[float], none: Sequence[float], compute: Sequence[float]) -> float:
-    """The part of the communication that costs no time, of times by round.
+    """The share of the communication that computation hides, from times by round.
 
     >>> hidden([1.1, 2.2], none=[2.0, 3.0], compute=[1.0, 2.0])
     0.85
@@ -45,14 +45,14 @@ def hidden(seconds: Sequence[float], none: Sequence[float], compute: Sequence[fl
 
 
 def take_cores(rank: int, size: int, each: int = 1) -> None:
-    """This rank runs on cores of its own, so many of them, where all ranks are on this machine and it has enough."""
+    """Pin this rank to its own cores, if all ranks are on this machine and it has enough of them."""
     cores = sorted(os.sched_getaffinity(0))
     if each * size <= len(cores):
         os.sched_setaffinity(0, cores[each * rank : each * (rank + 1)])
 
 
 class Trained:
-    """A model trained on so many samples an update and rank; all ranks make it together.
+    """A model trained on `samples` an update and rank; all ranks make it together.
 
     Args:
         world: all ranks.
@@ -135,7 +135,7 @@ class Trained:
 
 @dataclass(frozen=True, kw_only=True)
 class Calibrated:
-    """What is known before a batch is chosen.
+    """The measurements from which a batch is chosen.
 
     Args:
         communication_seconds: of one exchange of all gradients as float32, nothing else going on.
@@ -181,6 +181,6 @@ def in_turns(trained: Mapping[str, Trained], *, rounds: int, updates: int) -> di
 
 
 def _median_of(run: Callable[[], float], times: int) -> float:
-    """After one that does not count."""
+    """The median, after one call that is not counted."""
     run()
     return statistics.median(run() for _ in range(times))

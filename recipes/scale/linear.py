@@ -1,4 +1,4 @@
-"""Linear scaling: SGD with any momentum, the SGD part of RmspropWarmup, and AdaScale, which scales by itself."""
+"""Linear scaling: SGD with any momentum, the SGD part of RmspropWarmup, and AdaScale, which scales its own rate."""
 
 from __future__ import annotations
 
