@@ -13,7 +13,8 @@ from recipes.errors import Problem, RecipeError
 from recipes.planning.cluster import Cluster
 from recipes.reading import Reading
 from trainers import kernels
-from trainers.faults import RunFailed
+from trainers.agreement import first_of
+from trainers.faults import RunFailed, one_line
 
 DEVICES = ("cpu", "gpu", "auto")
 INSTALL = 'pip install "cupy-cuda13x[ctk]" nvidia-nccl-cu13 (for CUDA 12: cupy-cuda12x[ctk], nvidia-nccl-cu12)'
@@ -148,7 +149,7 @@ def place_here(mpi: Any) -> tuple[int, bool]:
 def take_device(kind: str, mpi: Any) -> Any:
     """Make this worker's device current: the CPU, or GPU number local rank modulo the number of GPUs (see `sit_at`).
 
-    Bytes on the wire: about 40 from each worker to each, and those of `place_here`.
+    Bytes on the wire: about 40 from each worker to each, and those of `place_here` and `first_of`.
 
     Args:
         kind: cpu or gpu.
@@ -156,7 +157,7 @@ def take_device(kind: str, mpi: Any) -> Any:
     Returns:
         Chainer's device.
     Raises:
-        RunFailed: the workers ask for different kinds of device, or a test computation on the GPU fails.
+        RunFailed: on all workers: they ask for different kinds of device, or a test computation on one's GPU fails.
     """
     import chainer
 
@@ -167,18 +168,26 @@ def take_device(kind: str, mpi: Any) -> Any:
         )
     if kind == "cpu":
         return chainer.get_device("@numpy")
-    place = place_here(mpi)[0] if _seat is None else _seat
-    device = chainer.get_device(f"@cupy:{place % chainer.backends.cuda.cuda.runtime.getDeviceCount()}")
-    device.use()
-    kernels.use_on_gpu(None)
-    ones = device.xp.ones((2, 2), dtype="float32")
+    device, trouble = _tried_gpu(place_here(mpi)[0] if _seat is None else _seat)
+    if (first := first_of(mpi, trouble)) is not None:
+        rank, said = first
+        raise RunFailed(f"rank {rank} on {found[rank][1]} cannot compute on its GPU: {said}")
+    return device
+
+
+def _tried_gpu(place: int) -> tuple[Any, str | None]:
+    """The GPU of a place on this machine, made current, and what is wrong with it, in words; None where nothing is."""
+    import chainer
+
     try:
+        device = chainer.get_device(f"@cupy:{place % chainer.backends.cuda.cuda.runtime.getDeviceCount()}")
+        device.use()
+        kernels.use_on_gpu(None)
+        ones = device.xp.ones((2, 2), dtype="float32")
         computed = float((ones @ ones).sum())  # by a kernel that is compiled here, and by cuBLAS
     except Exception as error:  # of any kind: a missing library must show now, not in the middle of a run
-        raise RunFailed(f"rank {mpi.rank} cannot compute on {device}: {type(error).__name__}: {error}") from error
-    if computed != 8.0:
-        raise RunFailed(f"rank {mpi.rank}: {device} makes {computed} of 8")
-    return device
+        return None, one_line(error)
+    return device, None if computed == 8.0 else f"{device} makes {computed} of 8"
 
 
 def said_of(device: Any) -> dict[str, str]:

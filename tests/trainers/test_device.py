@@ -1,7 +1,9 @@
 """Which device is settled on, and what is refused of it before anything starts, with its place and a way out."""
 
 import importlib.util
+import os
 import re
+import socket
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -162,6 +164,36 @@ def test_ranks_on_different_kinds_of_device_fail_by_name():
     ranks = SimpleNamespace(allgather=lambda own: [own, ("cpu", "other")])
     with pytest.raises(RunFailed, match="computes on gpu and other does not: say --device cpu or gpu"):
         take_device("gpu", ranks)
+
+
+@pytest.mark.mpi
+def test_a_gpu_that_does_not_work_fails_all_ranks_and_is_named():
+    program = """if True:
+        from mpi4py import MPI
+        from trainers import device
+        from trainers.faults import RunFailed
+        world = MPI.COMM_WORLD
+        if world.rank != 1:
+            device._tried_gpu = lambda place: (None, None)
+        try:
+            said = device.take_device("gpu", world)
+        except RunFailed as error:
+            said = str(error)
+        if (texts := world.gather(said)) is not None:
+            print(*texts, sep="\\n")
+    """
+    command = [find_mpiexec(), "-n", "3", sys.executable, "-c", program]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
+    )
+    first, *others = done.stdout.splitlines()
+    assert first.startswith(f"rank 1 on {socket.gethostname()} cannot compute on its GPU: ")
+    assert others == [first, first]
 
 
 @pytest.mark.mpi

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution, distribution_to_json
+from optuna.distributions import BaseDistribution, distribution_to_json, json_to_distribution
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.storages import RDBStorage, _CachedStorage
 from optuna.storages._rdb.models import (
@@ -149,6 +149,9 @@ class Batched(_CachedStorage):
                 super().set_trial_intermediate_value(row["trial_id"], row["step"], score)
             elif model is TrialUserAttributeModel:
                 super().set_trial_user_attr(**row)
+            elif row["param_name"] not in self._backend.get_trial(row["trial_id"]).params:
+                distribution = json_to_distribution(row["distribution_json"])
+                super().set_trial_param(row["trial_id"], row["param_name"], row["param_value"], distribution)
 
     def _require_running(self, session: Any, trial_ids: set[int]) -> None:
         ended = session.query(TrialModel.number).filter(

@@ -157,6 +157,24 @@ def test_what_one_supervisor_writes_another_one_reads(two_views):
         theirs.tell(0, 0.7)
 
 
+def test_a_report_that_another_supervisor_has_written_costs_no_parameter_that_waits_beside_it(two_views):
+    ours, theirs = two_views
+    first = ours.ask()
+    first.suggest_float("rate", 0.0, 1.0)
+    read_again(theirs)
+    other = optuna.Trial(theirs, first._trial_id)
+    other.report(0.1, 1)
+    flush(theirs)
+    second = ours.ask()
+    rate = second.suggest_float("rate", 0.0, 1.0)  # waits: its distribution is known
+    first.report(0.2, 1)
+    flush(ours)
+    read_again(theirs)
+    found = theirs.get_trials()
+    assert found[0].intermediate_values == {1: 0.2}
+    assert found[1].params == {"rate": rate}
+
+
 def test_what_waits_is_written_before_its_trial_ends_and_replaces_what_another_one_wrote(two_views):
     ours, theirs = two_views
     trial = ours.ask()
