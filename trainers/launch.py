@@ -25,6 +25,7 @@ _RANK_NAMES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _OWN = "KILOBATCH_LAUNCHED"  # in the environment of ranks we started: the command line that was typed
 _PARENT = "KILOBATCH_PARENT"  # there too: the process that started them, see `_process_mark`
+_KILLS, _KILL_SECONDS = 4, 0.5  # how often, and how long mpiexec has to end each time
 
 # A program that replaces itself by the command after it, which the kernel kills when its parent ends for any reason. A
 # killed mpiexec takes its ranks with it. Linux only.
@@ -152,11 +153,18 @@ class Ranks:
     _reader: threading.Thread
 
     def kill(self) -> None:
-        """Kill all ranks, also one that hangs: on a SIGTERM, which mpiexec passes on, a rank only stops cleanly."""
-        for descendant in reversed(_descendants(self.process.pid)):
-            with suppress(ProcessLookupError):
-                os.kill(descendant, signal.SIGKILL)
-        self.process.terminate()
+        """Kill all ranks, also one that hangs: on a SIGTERM, which mpiexec passes on, a rank only stops cleanly.
+
+        Waits for mpiexec, two seconds at most: it forgets a signal that comes while it starts.
+        """
+        for _ in range(_KILLS):
+            for descendant in reversed(_descendants(self.process.pid)):
+                with suppress(ProcessLookupError):
+                    os.kill(descendant, signal.SIGKILL)
+            self.process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(_KILL_SECONDS)
+                return
 
     def processes(self) -> dict[int, int]:
         """Rank -> PID, of the ranks on this machine."""

@@ -35,7 +35,7 @@ def test_a_run_has_the_same_weights_whatever_was_before_it(runs, name):
 
 
 def test_a_run_that_all_ranks_give_up_together_leaves_them_for_the_next(runs):
-    assert "the loss is not finite at update" in runs[1]["how"]
+    assert "is not finite at update" in runs[1]["how"]
     assert [run["how"] for run in runs[2:]] == [0] * 4
 
 
