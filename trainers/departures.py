@@ -5,15 +5,10 @@ from __future__ import annotations
 import fcntl
 import os
 import select
-import signal
 import socket
 import threading
 from contextlib import suppress
-from typing import Any
 
-from trainers.watchdog import Sign
-
-_CAUSES = {signal.SIGKILL: " (is the memory full?)", signal.SIGBUS: " (is /dev/shm full?)"}
 _NUMBER = 256  # lowest file descriptor of the connection: above those that a rank is started with
 _LAST_SECONDS = 2.0  # for the system to report the last rank's end once mpiexec has ended
 LINE = "KILOBATCH_LINE"  # environment variable of ranks we started: the socket to connect to
@@ -96,26 +91,3 @@ def hold_line(rank: int) -> None:
         line.close()
     else:
         _line = line
-
-
-def first_to_leave(code: int, order: list[tuple[int, int]], signs: list[Sign | None], last: dict[str, Any]) -> str:
-    """Which rank left a run that did not end as it should, in words.
-
-    Args:
-        code: mpiexec's exit status; it can be 0, or that of another rank, which mpiexec killed.
-        order: in which the ranks ended, (rank, process).
-        signs: the last sign of life of each rank.
-        last: the last line of the metrics.
-    """
-    said = f"mpiexec ended with {code}"
-    with suppress(ValueError):
-        said += f", as for {signal.Signals(code).name}{_CAUSES.get(code, '')}"
-    left = [entry for entry in order if not ((sign := signs[entry[0]]) and sign.finished)]
-    if not left:
-        return f"a rank left before the run ended, without an error of its own; {said}"
-    rank, process = left[0]
-    reached = f"after {last['update'] + (last['key'] == 'train_loss')} updates" if "update" in last else "at the start"
-    return (
-        f"rank {rank} on {socket.gethostname()} (process {process}) left {reached}, before the run ended and without "
-        f"an error of its own: it was killed, crashed or exited; {said}"
-    )

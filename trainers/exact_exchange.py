@@ -10,8 +10,8 @@ import numpy as np
 
 from recipes.planning.division import MicroBatch
 from trainers.communicators.connection import Connection
-from trainers.exchange import Exchanged
 from trainers.flat_gradients import FlatGradients
+from trainers.phases import Exchanged
 from trainers.summation_tree import TreeSum
 
 

@@ -20,24 +20,9 @@ from trainers.communicators.connection import Connection
 from trainers.communicators.passes import largest
 from trainers.communicators.wire import FullWire, Wire
 from trainers.flat_gradients import FlatGradients
+from trainers.phases import Exchanged
 from trainers.waiting import total_of
 from trainers.whereabouts import EXCHANGE_THREAD
-
-
-@dataclass(frozen=True, kw_only=True)
-class Exchanged:
-    """The figures of one finished exchange.
-
-    Args:
-        lost: (buckets, 2), how many of this worker's numbers in each bucket overflowed on the wire, and how many were
-            flushed to zero.
-        seconds: spent on all buckets, on whatever thread.
-        waited_seconds: time in `Round.finish`, not hidden behind computation.
-    """
-
-    lost: np.ndarray
-    seconds: float
-    waited_seconds: float
 
 
 class Exchange:

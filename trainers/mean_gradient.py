@@ -16,7 +16,7 @@ import numpy as np
 from recipes.noise_scale import Norms
 from recipes.planning.planner import Plan
 from trainers.exact_exchange import ExactExchange, ExactRound
-from trainers.exchange import Exchange, Exchanged, Round
+from trainers.exchange import Exchange, Round
 from trainers.faults import OutOfMemory, one_line
 from trainers.gradients import read_together
 from trainers.keyed_draws import KeyedDropout
@@ -24,7 +24,7 @@ from trainers.memory import ran_out, release
 from trainers.micro_batch_graphs import GraphRecorder, MicroBatchGraphs
 from trainers.mixed_precision import LossScale, computing, forward_in
 from trainers.norm_groups import NormGroups
-from trainers.phases import phase
+from trainers.phases import Exchanged, phase
 from trainers.share_norms import ShareNorms
 from trainers.squared_norm import SquaredNorm
 from trainers.stream_iterator import LoadedMicroBatch, UpdateShare

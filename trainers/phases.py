@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from recipes.phases import PHASES, own_work, parted
-from trainers.exchange import Exchanged
 
 Item = TypeVar("Item")
 
@@ -112,6 +111,22 @@ def phase(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         return timed
 
     return decorate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchanged:
+    """The figures of one finished exchange.
+
+    Args:
+        lost: (buckets, 2), how many of this worker's numbers in each bucket overflowed on the wire, and how many were
+            flushed to zero.
+        seconds: spent on all buckets, on whatever thread.
+        waited_seconds: time in `Round.finish`, not hidden behind computation.
+    """
+
+    lost: np.ndarray
+    seconds: float
+    waited_seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)

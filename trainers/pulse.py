@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import shutil
+import signal
 import socket
 import threading
 import time
@@ -23,6 +24,7 @@ from trainers.whereabouts import whereabouts
 
 log = logging.getLogger("kilobatch")
 
+_CAUSES = {signal.SIGKILL: " (is the memory full?)", signal.SIGBUS: " (is /dev/shm full?)"}
 _SLOWEST_SECONDS = 6.0  # between two signs
 PATIENCE = 5  # factor on the time allowed before the first update is done and after the last one
 
@@ -157,3 +159,26 @@ def forget_signs(folder: Path, *, anew: bool = True) -> None:
     shutil.rmtree(place, ignore_errors=True)
     if anew:
         place.mkdir(parents=True)
+
+
+def first_to_leave(code: int, order: list[tuple[int, int]], signs: list[Sign | None], last: dict[str, Any]) -> str:
+    """Which rank left a run that did not end as it should, in words.
+
+    Args:
+        code: mpiexec's exit status; it can be 0, or that of another rank, which mpiexec killed.
+        order: in which the ranks ended, (rank, process).
+        signs: the last sign of life of each rank.
+        last: the last line of the metrics.
+    """
+    said = f"mpiexec ended with {code}"
+    with suppress(ValueError):
+        said += f", as for {signal.Signals(code).name}{_CAUSES.get(code, '')}"
+    left = [entry for entry in order if not ((sign := signs[entry[0]]) and sign.finished)]
+    if not left:
+        return f"a rank left before the run ended, without an error of its own; {said}"
+    rank, process = left[0]
+    reached = f"after {last['update'] + (last['key'] == 'train_loss')} updates" if "update" in last else "at the start"
+    return (
+        f"rank {rank} on {socket.gethostname()} (process {process}) left {reached}, before the run ended and without "
+        f"an error of its own: it was killed, crashed or exited; {said}"
+    )

@@ -14,11 +14,11 @@ from typing import Any
 
 from recipes.errors import InputRefused
 from trainers.beginnings import Beginning, seconds_to_begin
-from trainers.departures import first_to_leave, hold_line
+from trainers.departures import hold_line
 from trainers.faults import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED, explained
 from trainers.lacks import require_startable
 from trainers.launch import Ranks, launched_by_us, launched_rank, launched_ranks, limit_threads, start_ranks
-from trainers.pulse import forget_signs
+from trainers.pulse import first_to_leave, forget_signs
 from trainers.readers import say
 from trainers.request import Prepared, TrainRequest, prepare
 from trainers.run_folder import LOG, METRICS, RANKS, REPORT, default_folder, hold_alone, newest_checkpoint_name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from recipes.noise_scale import Norms
-from trainers.exchange import Exchanged
+from trainers.phases import Exchanged
 from trainers.stream_iterator import SeenSample
 
 

@@ -17,14 +17,14 @@ from recipes.planning.planner import Plan
 from recipes.rates import full_rate_at, learning_rate_at, momentum_at
 from trainers.agreement import first_of, flags_and_losses
 from trainers.checkpoint import copy_arrays
-from trainers.exchange import Exchange, Exchanged
+from trainers.exchange import Exchange
 from trainers.faults import NotFinite, Overflow
 from trainers.fused_step import FusedStep
 from trainers.gradients import clip, first_not_finite
 from trainers.mean_gradient import Gradient, MeanGradient
 from trainers.mixed_precision import MOST_HALVINGS, LossScale
 from trainers.norm_groups import NormGroups
-from trainers.phases import phase
+from trainers.phases import Exchanged, phase
 from trainers.steering import Moment, steer
 from trainers.stream_iterator import StreamIterator, UpdateShare
 from trainers.teams import Teams

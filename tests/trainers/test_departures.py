@@ -8,7 +8,8 @@ import sys
 import pytest
 
 import trainers.departures as departures_module
-from trainers.departures import LINE, Departures, first_to_leave, hold_line
+from trainers.departures import LINE, Departures, hold_line
+from trainers.pulse import first_to_leave
 from trainers.watchdog import Sign
 
 RANK = "import sys, time; from trainers.departures import hold_line; hold_line(int(sys.argv[1])); print(1, flush=True)"

@@ -42,15 +42,27 @@ GPU_KINDS = ("cudnn", "chainer")
 _COMPILED = ("numpy", "torch")  # kinds that also use compiled passes
 VARIABLE = "KILOBATCH_KERNELS"  # of the environment: the default kernels of a process
 
+
+def _convolution_seam(module: ModuleType) -> None:
+    in_use()  # chooses the environment's kernels, unless others were chosen
+    convolution_seams.convolution_seam(module)
+
+
+def _batch_normalization_seam(module: ModuleType) -> None:
+    from trainers.kernels.batch_normalization import ChannelsLastImpl  # imports Chainer
+
+    seams.batch_normalization_seam(module, ChannelsLastImpl)
+
+
 SEAMS: tuple[tuple[str, Callable[[ModuleType], None]], ...] = (
-    ("chainer.functions.connection.convolution_2d", convolution_seams.convolution_seam),
+    ("chainer.functions.connection.convolution_2d", _convolution_seam),
     ("chainer.functions.connection.deconvolution_2d", convolution_seams.deconvolution_seam),
     ("chainer.functions.connection.linear", seams.linear_seam),
     ("chainer.functions.activation.relu", seams.relu_seam),
     ("chainer.functions.math.basic_math", seams.add_seam),
     ("chainer.functions.pooling.max_pooling_nd", seams.max_pooling_seam),
     ("chainer.functions.pooling.average_pooling_2d", seams.average_pooling_seam),
-    ("chainer.functions.normalization.batch_normalization", seams.batch_normalization_seam),
+    ("chainer.functions.normalization.batch_normalization", _batch_normalization_seam),
 )
 
 _in_use: str | None = None

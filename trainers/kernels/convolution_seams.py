@@ -22,9 +22,6 @@ _waiting = _Waiting()
 
 def convolution_seam(module: ModuleType) -> None:
     """`Convolution2DFunction` and its gradients."""
-    from trainers import kernels
-
-    kernels.in_use()  # chooses the environment's kernels, unless others were chosen
     for core in _CORES:
         _convolution_core(module, core)
     _convolution_apply(module)

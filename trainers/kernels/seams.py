@@ -153,13 +153,14 @@ def add_seam(module: ModuleType) -> None:
     module.Add.forward = forward
 
 
-def batch_normalization_seam(module: ModuleType) -> None:
+def batch_normalization_seam(module: ModuleType, implementation: Callable[[], Any]) -> None:
     """`BatchNormalization`, unless it was given an implementation selector.
 
     The default selector is a default argument, bound when the class was made, so replacing the module's has no effect.
-    """
-    from trainers.kernels.batch_normalization import ChannelsLastImpl
 
+    Args:
+        implementation: makes the object that computes where our kernels serve.
+    """
     node, selector = module.BatchNormalization, module._impl_selector
     original = node.__init__
 
@@ -169,7 +170,7 @@ def batch_normalization_seam(module: ModuleType) -> None:
             self._impl_selector = select
 
     def select(node, inputs):
-        return selector(node, inputs) if serving(*inputs) is None else ChannelsLastImpl()
+        return selector(node, inputs) if serving(*inputs) is None else implementation()
 
     node.__init__ = init
 
