@@ -63,7 +63,7 @@ def main() -> None:
         with open_streams():
             app(prog_name="kilobatch")
     except (OSError, ValueError) as error:
-        from trainers.readers import tell
+        from trainers.runs.console import tell
 
         tell(error)
         raise
@@ -107,14 +107,14 @@ def train(
     set_by: Annotated[str | None, typer.Option("--set-by", hidden=True)] = None,  # who gave --set, for the origins
 ) -> None:
     """Train a recipe on N ranks. Starts them on this machine, or is one of those that mpiexec or srun started."""
-    from trainers.launch import limit_threads
+    from trainers.runs.mpi_ranks import limit_threads
 
     limit_threads(workers, threads=1 if exact else None)
     from trainers.kernels import ask_for
 
     ask_for(kernels)
-    from trainers.request import TrainRequest
-    from trainers.start import train
+    from trainers.launch.request import TrainRequest
+    from trainers.launch.start import train
 
     request = TrainRequest(
         recipe=recipe,
@@ -164,7 +164,7 @@ def search(
     joined: Annotated[str | None, typer.Option("--joined", hidden=True)] = None,  # from rank 0 of a foreign launcher
 ) -> None:
     """Search for the best values of a recipe. Trials run side by side; the same command resumes a search."""
-    from trainers.launch import limit_threads
+    from trainers.runs.mpi_ranks import limit_threads
 
     limit_threads(workers)
     from trainers.search.start import SearchRequest
@@ -192,12 +192,12 @@ def search(
 @app.command(hidden=True)
 def search_ranks(talk: Path, ranks_here: int | None = None, ranks_before: int = 0) -> None:
     """Serve as one of the ranks of a search's group; its supervisor starts this command."""
-    from trainers.departures import hold_line
-    from trainers.launch import launched_rank, launched_ranks, limit_threads
+    from trainers.runs.mpi_ranks import launched_rank, launched_ranks, limit_threads
+    from trainers.runs.rank_exits import hold_line
 
     hold_line(launched_rank())
     threads = limit_threads(ranks_here)
-    from trainers.search.serve import serve_as_group
+    from trainers.search.group_server import serve_as_group
 
     serve_as_group(talk, ranks=launched_ranks() or 1, threads=threads, before=ranks_before)
 
@@ -209,7 +209,7 @@ def serve_study(
     port: Annotated[int, typer.Option(help="Port to listen at.")] = 13000,
 ) -> None:
     """Serve a database of studies to many searches. Start those with `--storage grpc://HOST:PORT`."""
-    from trainers.search.proxy import serve_study as serve
+    from trainers.search.storage import serve_study as serve
 
     serve(storage, host=host, port=port)
 
@@ -226,13 +226,13 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Show how workers divide an update. Micro-batches, norm groups and memory, for every stage of the ramp."""
-    from recipes.load import overrides_by_file
     from recipes.planning.planner import plan
+    from recipes.reading.load import overrides_by_file
     from recipes.reports.plan_text import plan_text
-    from trainers.build import model_sizes
-    from trainers.lacks import refuse_folder
-    from trainers.request import cluster_of
-    from trainers.vocabulary import vocabulary
+    from trainers.launch.preflight import refuse_folder
+    from trainers.launch.request import cluster_of
+    from trainers.launch.vocabulary import vocabulary
+    from trainers.training.build import model_sizes
 
     own, of_cluster = overrides_by_file(overrides or (), "cluster")
     opened = opened_recipe(recipe, own, data, allow_code)
@@ -258,7 +258,7 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Score a checkpoint of a run over each evaluation sample once."""
-    from trainers.score_run import score_run, scored_text
+    from trainers.launch.score_run import score_run, scored_text
 
     scored = score_run(run, checkpoint=checkpoint, data=data, allow_code=allow_code, device=device)
     print(json.dumps(scored, indent=2) if as_json else scored_text(scored))
@@ -286,7 +286,7 @@ def report(
 @app.command()
 def doctor(as_json: Json = False) -> None:
     """What is installed here, what is broken, and what to do. Exit code 3 where nothing trains."""
-    from trainers.doctor import examine, print_diagnosis
+    from trainers.launch.doctor import examine, print_diagnosis
 
     diagnosis = examine()
     print_diagnosis(diagnosis, as_json=as_json)

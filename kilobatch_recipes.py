@@ -42,8 +42,8 @@ def open_streams() -> Iterator[None]:
 
 def opened_recipe(recipe: str, overrides: Sequence[str | None] | None, data: Path | None, allow_code: bool) -> Any:
     """The opened recipe of a name or path; raises `RecipeError` if it is refused."""
-    from recipes.open import open_recipe
-    from trainers.vocabulary import vocabulary
+    from recipes.reading.open import open_recipe
+    from trainers.launch.vocabulary import vocabulary
 
     return open_recipe(
         recipe,
@@ -57,9 +57,9 @@ def opened_recipe(recipe: str, overrides: Sequence[str | None] | None, data: Pat
 @app.command("list")
 def list_recipes(as_json: Json = False, allow_code: AllowCode = False) -> None:
     """The recipes that have a name."""
-    from recipes.library import library
-    from recipes.reports.points import points_text
-    from trainers.vocabulary import vocabulary
+    from recipes.reading.library import library
+    from recipes.reports.curves import points_text
+    from trainers.launch.vocabulary import vocabulary
 
     rows, problems = library(vocabulary=vocabulary(allow_code=allow_code), allow_code=allow_code)
     if as_json:
@@ -76,7 +76,7 @@ def show(
     recipe: Recipe, overrides: Set = None, data: Data = None, allow_code: AllowCode = False, as_json: Json = False
 ) -> None:
     """A recipe with every value, and where each comes from."""
-    from recipes.provenance import resolved_text
+    from recipes.reading.load import resolved_text
 
     opened = opened_recipe(recipe, overrides, data, allow_code)
     if as_json:
@@ -125,9 +125,9 @@ def lint(
 ) -> None:
     """Find what is likely a mistake at a large batch. Exit code 5 if something is found."""
     from recipes.lint import entries, handbook, lint_recipe
-    from recipes.lint.lint_text import findings_text, rules_text
-    from recipes.open import open_cluster
-    from trainers.vocabulary import vocabulary
+    from recipes.lint.text import findings_text, rules_text
+    from recipes.reading.open import open_cluster
+    from trainers.launch.vocabulary import vocabulary
 
     if rules or not recipes:
         if not rules:
@@ -175,9 +175,9 @@ def diff(
               1: values differ
               2: a recipe was refused
     """
-    from recipes.diff.comparison import compare_recipes
-    from recipes.diff.diff_text import diff_text
-    from trainers.vocabulary import vocabulary
+    from recipes.diff.recipes import compare_recipes
+    from recipes.diff.text import diff_text
+    from trainers.launch.vocabulary import vocabulary
 
     known = vocabulary(allow_code=allow_code)
     found = compare_recipes([first, *others], vocabulary=known, allow_code=allow_code, data_root=data)
@@ -200,8 +200,8 @@ def scale(
 ) -> None:
     """Derive a recipe for another batch. A new file, and a reason for every value; nothing is ever overwritten."""
     from recipes.scale import parse_batch, scale_recipe
-    from recipes.scale.scale_text import scaled_text
-    from trainers.vocabulary import vocabulary
+    from recipes.scale.text import scaled_text
+    from trainers.launch.vocabulary import vocabulary
 
     options = {"vocabulary": vocabulary(allow_code=allow_code), "allow_code": allow_code, "data_root": data}
     scaled = scale_recipe(recipe, batch=parse_batch(batch), beyond=beyond, out=out, **options)
@@ -214,7 +214,7 @@ def copy(
     file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The new file; NAME.yaml here.")] = None,
 ) -> None:
     """Copy a recipe's file into this folder. Claims and card are included; nothing is ever overwritten."""
-    from recipes.library import copy_recipe
+    from recipes.reading.library import copy_recipe
 
     target = copy_recipe(recipe, file)
     print(f"wrote {target}; change it, then: kilobatch recipes validate {quote(str(target))}")
@@ -235,7 +235,7 @@ def card(
     """What a recipe changed and claims, and its evidence."""
     from recipes.cards import card_facts, card_text, published_recipes, write_card, write_library_page
     from recipes.reports.terminal import curve_text
-    from trainers.vocabulary import vocabulary
+    from trainers.launch.vocabulary import vocabulary
 
     if (recipe is None) == (library is None):
         raise typer.BadParameter("name a recipe, or give --library a file", param_hint="RECIPE")
@@ -255,9 +255,9 @@ def schema(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the reference docs/recipes.md.")] = False,
 ) -> None:
     """The JSON Schema of a recipe's file, for editors."""
-    from recipes.json_schema import json_schema
-    from recipes.reference import reference
-    from trainers.vocabulary import search_vocabulary, vocabulary
+    from recipes.reading.json_schema import json_schema
+    from recipes.reading.reference import reference
+    from trainers.launch.vocabulary import search_vocabulary, vocabulary
 
     text = reference(search_vocabulary()) if markdown else json.dumps(json_schema(vocabulary()), indent=2) + "\n"
     print(text, end="")
@@ -274,7 +274,7 @@ def curve(
     as_json: Json = False,
 ) -> None:
     """Learning rate, batch and momentum over time. Numbers at some epochs, or a picture."""
-    from recipes.reports.points import curve_points, parse_at, points_text
+    from recipes.reports.curves import curve_points, parse_at, points_text
     from recipes.reports.terminal import curve_text
 
     opened = opened_recipe(recipe, overrides, data, allow_code)

@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from trainers.launch import find_mpiexec, launched_ranks, limit_threads
+from trainers.runs.mpi_ranks import find_mpiexec, launched_ranks, limit_threads
 
 SOCKETS = "Ring+sockets"
 COMMUNICATORS = (
@@ -91,8 +91,8 @@ def our_ways(options: argparse.Namespace, world: Any) -> Iterator[Way]:
 
     from trainers import communicators
     from trainers.communicators.wire import WIRES
-    from trainers.exchange import Exchange
-    from trainers.flat_gradients import FlatGradients
+    from trainers.gradients.exchange import Exchange
+    from trainers.gradients.flat_gradients import FlatGradients
 
     shared: dict[int, Any] = {}
 
@@ -174,7 +174,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     import trainers.compat  # noqa: F401  isort: skip
     from mpi4py import MPI
 
-    from trainers.faults import abort_on_exception
+    from trainers.runs.errors import abort_on_exception
 
     world = MPI.COMM_WORLD
     abort_on_exception(world.rank)

@@ -34,7 +34,7 @@ import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
 import trainers.compat  # noqa: F401
-from recipes.planning.draws import draws
+from recipes.planning.random_bits import draws
 from trainers.augmentations import (
     CenterCrop,
     ColorJitter,

@@ -31,7 +31,7 @@ from typing import Any
 from bench_updater import CASES as WITHOUT_RAMP
 from bench_updater import Replay, load_shares
 
-from trainers.launch import find_mpiexec, launched_ranks, limit_threads
+from trainers.runs.mpi_ranks import find_mpiexec, launched_ranks, limit_threads
 
 CASES = {
     **WITHOUT_RAMP,
@@ -65,11 +65,11 @@ def in_turns(by_batch: list[list[Any]], num_updates: int) -> list[Any]:
 def updates_of(case: str, communicator: Any, num_updates: int) -> tuple[dict[str, Callable[[], None]], list[int]]:
     """For each way a function that does one update, and the global batches of its updates in turn."""
     from recipes.planning.cluster import GradientExchange
-    from trainers.build import build, build_exchange
-    from trainers.norm_groups import NormGroups
-    from trainers.request import TrainRequest, prepare
-    from trainers.summation_tree import TreeSum
-    from trainers.updater import RecipeUpdater
+    from trainers.communicators.tree_sum import TreeSum
+    from trainers.launch.request import TrainRequest, prepare
+    from trainers.models.batch_norm import NormGroups
+    from trainers.training.build import build, build_exchange
+    from trainers.training.updater import RecipeUpdater
 
     recipe, overrides = CASES[case]
     found, batches = {}, []
@@ -103,7 +103,7 @@ def measure(case: str, *, rounds: int, updates: int, clock: str) -> list[dict[st
     limit_threads(threads=1)
     from mpi4py import MPI
 
-    from trainers.faults import abort_on_exception
+    from trainers.runs.errors import abort_on_exception
 
     world, now = MPI.COMM_WORLD, CLOCKS[clock]
     abort_on_exception(world.rank)

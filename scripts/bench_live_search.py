@@ -51,11 +51,11 @@ def live(seed: int, seconds: float, *, pruner: Any) -> dict[str, Any]:
 
 def _judged(trial: optuna.Trial, values: dict[str, Any], correct: list[int]) -> int:
     """Report to a trial one by one; returns the report at which it ends."""
-    from recipes.comparable import rate_shape, slow_until
-    from recipes.open import open_recipe
-    from trainers.search.fairness import first_report
-    from trainers.study_view import COMPARED
-    from trainers.vocabulary import vocabulary
+    from recipes.reading.open import open_recipe
+    from recipes.search_space.comparable import rate_shape, slow_until
+    from trainers.launch.vocabulary import vocabulary
+    from trainers.search.comparability import first_report
+    from trainers.search.optuna_extensions import COMPARED
 
     recipe = open_recipe(RECIPE, vocabulary=vocabulary(), overrides=overrides_of(values)).recipe
     first = first_report(slow_until(recipe), recipe.epochs, reports=REPORTS)
@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--budget", type=float, default=40, help="device-seconds of a search: processor time")
     options = parser.parse_args()
-    from trainers.pruners import Median
+    from trainers.search.pruners import Median
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.simplefilter("ignore")

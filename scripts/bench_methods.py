@@ -104,9 +104,9 @@ def train_once(overrides: tuple[str, ...]) -> dict[str, Any]:
     """Train as `kilobatch train` does on one rank, in this process; the images stay in memory between runs."""
     from mpi4py import MPI
 
-    from trainers.faults import EXIT_STOPPED, RunFailed
-    from trainers.request import TrainRequest, prepare
-    from trainers.train import TrainOptions, train_as_rank
+    from trainers.launch.request import TrainRequest, prepare
+    from trainers.runs.errors import EXIT_STOPPED, RunFailed
+    from trainers.training.train import TrainOptions, train_as_rank
 
     request = TrainRequest(recipe=RECIPE, overrides=overrides, micro_batch_size=MICRO_BATCH_SIZE)
     prepared = prepare(request, workers=1)

@@ -54,8 +54,8 @@ from slow_network import SlowNetwork, why_not
 from started_exchange import STARTED, Sleeping, Started
 from timed_training import COMPUTE, NONE, ONE_THREAD, Trained, calibrate, hidden, in_turns, take_cores
 
-from trainers.exchange import Exchange
-from trainers.launch import find_mpiexec, launched_ranks
+from trainers.gradients.exchange import Exchange
+from trainers.runs.mpi_ranks import find_mpiexec, launched_ranks
 
 THREADS = ("thread", "sleep", "ring")
 WAYS = (NONE, *STARTED, *THREADS)
@@ -72,8 +72,8 @@ SAME_WEIGHTS = 1e-6  # relative, in L2; with two ranks every order of a sum has 
 def exchange_of(way: str, parts: Any, world: Any) -> Exchange:
     """The exchange of a model's gradients by COMPUTE or one of WAYS."""
     from recipes.planning.cluster import GradientExchange
-    from trainers.build import build_exchange
     from trainers.communicators import Dummy, MpiAllreduce, Ring
+    from trainers.training.build import build_exchange
 
     special = {COMPUTE: Dummy(), "sleep": Sleeping(), "ring": Ring(sockets=True)}
     settings = GradientExchange(
@@ -112,7 +112,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     import trainers.compat  # noqa: F401  isort: skip
     from mpi4py import MPI
 
-    from trainers.faults import abort_on_exception
+    from trainers.runs.errors import abort_on_exception
 
     world = MPI.COMM_WORLD
     abort_on_exception(world.rank)

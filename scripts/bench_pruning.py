@@ -88,8 +88,8 @@ def by_reports(
     Args:
         points: of a trial: (step that Optuna is told, number of the report).
     """
-    from trainers.search.fairness import first_report
-    from trainers.study_view import COMPARED
+    from trainers.search.comparability import first_report
+    from trainers.search.optuna_extensions import COMPARED
 
     study = optuna.create_study(direction="maximize", pruner=pruner)
     found, spent = Outcome(), 0.0
@@ -128,8 +128,8 @@ class InOrder(optuna.samplers.RandomSampler):
 
 
 def by_rungs(order: list[Recorded], budget: float, *, pruner: Any) -> Outcome:
-    """Whole runs of several lengths, as `trainers/search/rungs.py` chooses them."""
-    from trainers.search.rungs import RUNG, place, promote
+    """Whole runs of several lengths, as `trainers/search/successive_halving.py` chooses them."""
+    from trainers.search.successive_halving import RUNG, place, promote
 
     study, search = optuna.create_study(direction="maximize", sampler=InOrder()), SimpleNamespace(pruner=pruner)
     search.budget = SimpleNamespace(trials=math.inf)
@@ -162,7 +162,7 @@ def at_epochs(trial: Recorded) -> Iterator[tuple[int, int]]:
 
 def methods() -> dict[str, Callable[[list[Recorded], float], Outcome]]:
     """Name -> search."""
-    from trainers import pruners
+    from trainers.search import pruners
 
     theirs = {
         "Median": optuna.pruners.MedianPruner,

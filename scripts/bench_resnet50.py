@@ -42,7 +42,7 @@ from typing import Any
 from resnet50_in_chainer import chainer_model, groups_of, update_of
 
 import trainers  # noqa: F401  patches Chainer
-from trainers.launch import limit_threads
+from trainers.runs.mpi_ranks import limit_threads
 
 PAUSE_SECONDS = 0.3  # before a step, for threads of the program before that still wait for work
 SAME_LOSS = 1e-4  # relative, in float32, of networks of 50 layers

@@ -30,21 +30,20 @@ import optuna
 from optuna.trial import TrialState, create_trial
 from rich.console import Console
 
-from recipes.open_search import OpenedSearch, open_search
-from trainers.request import Prepared, prepare
-from trainers.run_folder import METRICS
+from recipes.search_space.open_search import OpenedSearch, open_search
+from trainers.launch.request import Prepared, prepare
+from trainers.launch.vocabulary import search_vocabulary
+from trainers.runs.run_folder import METRICS
+from trainers.runs.stop_request import STOP_FILE
+from trainers.search.comparability import note_comparable
 from trainers.search.display import Display
-from trainers.search.fairness import note_comparable
-from trainers.search.hand_out import HandOut
-from trainers.search.job import Report
-from trainers.search.search_options import SearchOptions
-from trainers.search.storages import database, open_storage, read_place
+from trainers.search.rank_groups import Report
+from trainers.search.storage import database, open_storage, read_place
+from trainers.search.storage_cache import read_again
 from trainers.search.study import FOLDER, SECONDS, open_study, suggested
-from trainers.search.telling import Telling
+from trainers.search.trial_leases import HandOut
+from trainers.search.trial_recorder import SearchOptions, Telling
 from trainers.search.trial_run import trial_request
-from trainers.search.view import read_again
-from trainers.stopping import STOP_FILE
-from trainers.vocabulary import search_vocabulary
 
 PARTS = ("ask", "plan", "reports", "tell")
 TEXT = """\

@@ -41,7 +41,7 @@ from typing import Any
 from slow_network import JUMBO, SlowNetwork, why_not
 from timed_training import COMPUTE, NONE, ONE_THREAD, Trained, calibrate, hidden, in_turns, take_cores
 
-from trainers.launch import launched_ranks
+from trainers.runs.mpi_ranks import launched_ranks
 
 WHOLE = 1 << 40  # bytes of a bucket that holds all gradients
 WIRES = ("float32", "float16")
@@ -51,8 +51,8 @@ WAYS = (NONE, "buckets", "double")
 def trained_by(world: Any, *, samples: int, way: str, wire: str = "float32") -> Trained:
     """The model with the exchange of one of WAYS, or COMPUTE; all ranks make it together."""
     from recipes.planning.cluster import GradientExchange
-    from trainers.build import build_exchange
     from trainers.communicators import Dummy, Ring
+    from trainers.training.build import build_exchange
 
     settings = GradientExchange(
         communicator=Dummy() if way == COMPUTE else Ring(sockets=True),
@@ -73,7 +73,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Times of every way at every ratio on the ranks that were launched; all of them call this together."""
     from mpi4py import MPI
 
-    from trainers.faults import abort_on_exception
+    from trainers.runs.errors import abort_on_exception
 
     world = MPI.COMM_WORLD
     abort_on_exception(world.rank)

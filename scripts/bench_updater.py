@@ -36,7 +36,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainers.launch import find_mpiexec, launched_ranks, limit_threads
+from trainers.runs.mpi_ranks import find_mpiexec, launched_ranks, limit_threads
 
 CASES = {
     "digits": ("digits/large_batch", ()),
@@ -77,8 +77,8 @@ def load_shares(prepared: Any, rank: int, num_updates: int) -> list[Any]:
     from dataclasses import replace
 
     from recipes.planning.stream import Stream
-    from trainers.build import build
-    from trainers.stream_iterator import StreamIterator
+    from trainers.datasets.loader import StreamIterator
+    from trainers.training.build import build
 
     recipe, dataset = prepared.opened.recipe, prepared.opened.dataset
     stream = Stream(seed=recipe.seed, num_samples=dataset.num_train, repeats=recipe.stream.repeats)
@@ -91,9 +91,9 @@ def load_shares(prepared: Any, rank: int, num_updates: int) -> list[Any]:
 def loops_of(prepared: Any, shares: list[Any], communicator: Any) -> dict[str, tuple[Any, Callable[[], None]]]:
     """Each loop's model and the function that does one update of it."""
     from recipes.planning.cluster import GradientExchange
-    from trainers.build import build, build_exchange
-    from trainers.norm_groups import NormGroups
-    from trainers.updater import RecipeUpdater
+    from trainers.models.batch_norm import NormGroups
+    from trainers.training.build import build, build_exchange
+    from trainers.training.updater import RecipeUpdater
 
     recipe, plan = prepared.opened.recipe, prepared.plan
     loops = {}
@@ -124,7 +124,7 @@ def bare_loop(
     parts: Any, groups: Any, iterator: Replay, plan: Any, communicator: Any, rate_attribute: str
 ) -> Callable[[], None]:
     """One update as written by hand with Chainer and ChainerMN."""
-    from recipes.rates import learning_rate_at
+    from recipes.planning.rates import learning_rate_at
 
     model, optimizer = parts.model, parts.optimizer
     rates: dict[int, float] = {}
@@ -155,8 +155,8 @@ def measure(case: str, *, rounds: int, updates: int, clock: str) -> dict[str, An
     import numpy as np
     from mpi4py import MPI
 
-    from trainers.faults import abort_on_exception
-    from trainers.request import TrainRequest, prepare
+    from trainers.launch.request import TrainRequest, prepare
+    from trainers.runs.errors import abort_on_exception
 
     world = MPI.COMM_WORLD
     abort_on_exception(world.rank)

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from trainers.waiting import meet, wait_for
+from trainers.communicators.mpi_messages import meet, wait_for
 
 PIECES, ROUNDS, PRODUCTS = 8, 6, 20
 

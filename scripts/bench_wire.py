@@ -36,7 +36,7 @@ from bench_methods import InMemory, Results, commit
 from compared_methods import DIGITS, METHODS, NOISY, RECIPE, TUNING_SEED, Setting, overrides_of
 from methods_table import verdict_of, welch
 
-from trainers.launch import find_mpiexec, launched_ranks, limit_threads
+from trainers.runs.mpi_ranks import find_mpiexec, launched_ranks, limit_threads
 
 CASES = {
     "digits-4x": Setting(name="digits-4x", overrides=DIGITS, epochs=10, per=32, times=4),
@@ -98,7 +98,7 @@ def train_all(options: argparse.Namespace) -> None:
     limit_threads()
     from mpi4py import MPI
 
-    from trainers.faults import abort_on_exception
+    from trainers.runs.errors import abort_on_exception
 
     world = MPI.COMM_WORLD
     abort_on_exception(world.rank)
@@ -116,9 +116,9 @@ def train_all(options: argparse.Namespace) -> None:
 
 def train(overrides: tuple[str, ...], world: Any) -> dict[str, Any]:
     """Train as `kilobatch train` does, on all ranks together; the images stay in memory between runs."""
-    from trainers.faults import EXIT_STOPPED, RunFailed
-    from trainers.request import TrainRequest, prepare
-    from trainers.train import TrainOptions, train_as_rank
+    from trainers.launch.request import TrainRequest, prepare
+    from trainers.runs.errors import EXIT_STOPPED, RunFailed
+    from trainers.training.train import TrainOptions, train_as_rank
 
     prepared = prepare(TrainRequest(recipe=RECIPE, overrides=overrides), workers=world.size)
     dataset = replace(prepared.opened.dataset, reader=InMemory(reader=prepared.opened.dataset.reader))

@@ -28,7 +28,7 @@ import numpy as np
 
 from trainers.communicators.connection import shares
 from trainers.communicators.wire import WIRES
-from trainers.exchange import wire_factor
+from trainers.gradients.exchange import wire_factor
 
 DEVIATIONS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 LARGE = ("none", "single", "common", "equal")

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 from methods_table import CONFIDENCE, HEADS, REFERENCE, Row, Runs, cells_of
 
-from recipes.reports.markup import Markup, inline_svg, joined, table, tag
+from recipes.reports.html import Markup, inline_svg, joined, table, tag
 from recipes.reports.page import document
 from recipes.reports.plots import run_style, save_figure, svg_text
 from recipes.reports.style import DASHES, INK, MATPLOTLIB, MUTED, SERIES

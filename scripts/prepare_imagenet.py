@@ -46,11 +46,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from recipes.errors import InputRefused
-from recipes.open import open_dataset
+from recipes.reading.open import open_dataset
 from recipes.schema import Dataset
-from trainers.faults import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED, RunFailed
-from trainers.lacks import require_data
-from trainers.vocabulary import vocabulary
+from trainers.launch.preflight import require_data
+from trainers.launch.vocabulary import vocabulary
+from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED, RunFailed
 
 _NAMED = 5  # classes in a message
 _LINE_SECONDS = 60.0  # between two lines in a log

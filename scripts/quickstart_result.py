@@ -7,10 +7,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from recipes.open import open_recipe
+from recipes.reading.open import open_recipe
 from recipes.reports.record import open_run
 from recipes.reports.wording import duration, percent
-from trainers.vocabulary import vocabulary
+from trainers.launch.vocabulary import vocabulary
 
 BASELINE = "digits/baseline"
 

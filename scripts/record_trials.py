@@ -28,11 +28,11 @@ _MICRO_BATCH_SIZE = 256
 
 def trial(number: int) -> dict[str, Any]:
     """A line of the table: one configuration, trained in a ninth, a third and all of its epochs."""
-    from recipes.comparable import rate_shape, slow_until
-    from recipes.compress import compressed
-    from recipes.open import open_recipe
-    from recipes.open_search import assignments
-    from trainers.vocabulary import vocabulary
+    from recipes.reading.open import open_recipe
+    from recipes.search_space.comparable import rate_shape, slow_until
+    from recipes.search_space.open_search import assignments
+    from recipes.search_space.shorter_runs import compressed
+    from trainers.launch.vocabulary import vocabulary
 
     values = values_of(number)
     overrides = overrides_of(values)
@@ -60,9 +60,9 @@ def train(overrides: tuple[str, ...], *, reports: int) -> tuple[list[int], float
     from mpi4py import MPI
 
     from recipes.reports import page
-    from trainers.faults import RunFailed
-    from trainers.request import TrainRequest, prepare
-    from trainers.train import TrainOptions, train_as_rank
+    from trainers.launch.request import TrainRequest, prepare
+    from trainers.runs.errors import RunFailed
+    from trainers.training.train import TrainOptions, train_as_rank
 
     given = (*overrides, f"evaluation.every={1 / reports!r}run")
     prepared = prepare(TrainRequest(recipe=RECIPE, overrides=given, micro_batch_size=_MICRO_BATCH_SIZE), workers=1)

@@ -21,7 +21,7 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from recipes.ranges import Categorical, Float  # noqa: E402
+from recipes.search_space.ranges import Categorical, Float  # noqa: E402
 
 TABLE = ROOT / "tests" / "golden" / "recorded_trials.json"
 RECIPE = "digits/baseline"
@@ -70,7 +70,7 @@ class Recorded:
     Args:
         number: of its draw.
         values: see `values_of`.
-        shape: of its rate, see `recipes.comparable`.
+        shape: of its rate, see `recipes.search_space.comparable`.
         slow_until: epochs, likewise.
         correct: of the evaluation samples, at each report of the whole run.
         short: the same at the end of the compressed runs, the shortest first.

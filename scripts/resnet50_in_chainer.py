@@ -13,8 +13,8 @@ RATE = 1e-6  # of updates: so small that the weights stay those that all program
 
 def chainer_model() -> Any:
     """The network with the weights that all programs have."""
-    from trainers.keyed_draws import draw_initial_weights
     from trainers.models import ResNet50
+    from trainers.models.keyed_random import draw_initial_weights
 
     model = ResNet50().build(num_classes=1000, channels=3, image_size=None)
     draw_initial_weights(model, seed=0)
@@ -25,7 +25,7 @@ def groups_of(model: Any, count: int) -> Callable[[], None]:
     """Make a model normalise `count` images as one group, as `kilobatch train` does; call the result at each step."""
     from recipes.planning.division import divide
     from recipes.schema import Evaluation
-    from trainers.norm_groups import NormGroups
+    from trainers.models.batch_norm import NormGroups
 
     groups = NormGroups(Evaluation())
     groups.install(model)
@@ -50,11 +50,11 @@ def update_of(images: Any, labels: Any, *, precision: str, graph: bool = False) 
     from mpi4py import MPI
 
     from recipes.planning.cluster import GradientExchange
-    from trainers.build import build, build_exchange
-    from trainers.norm_groups import NormGroups
+    from trainers.launch.request import TrainRequest, prepare
+    from trainers.models.batch_norm import NormGroups
     from trainers.optimizers.weight_decay import decay_parameters
-    from trainers.request import TrainRequest, prepare
-    from trainers.updater import RecipeUpdater
+    from trainers.training.build import build, build_exchange
+    from trainers.training.updater import RecipeUpdater
 
     count, device = len(images), chainer.backend.get_device_from_array(images)
     kind = "cpu" if device.xp is np else "gpu"
@@ -94,7 +94,7 @@ class _Same:
     """An iterator that repeats one micro-batch."""
 
     def __init__(self, plan: Any, images: Any, labels: Any) -> None:
-        from trainers.stream_iterator import LoadedMicroBatch
+        from trainers.datasets.loader import LoadedMicroBatch
 
         (part,) = plan.division_of(0).micro_batches(0)
         numbers = np.arange(len(images))
@@ -105,7 +105,7 @@ class _Same:
 
     def next(self) -> Any:
         """The share of the first update."""
-        from trainers.stream_iterator import UpdateShare
+        from trainers.datasets.loader import UpdateShare
 
         of_first = {"segment": self._plan.timeline.segment_of(0), "division": self._plan.division_of(0)}
         return UpdateShare(update=0, samples=0, micro_batches=iter([self._loaded]), **of_first)

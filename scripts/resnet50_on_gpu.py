@@ -43,9 +43,9 @@ def chainer_step(name: str, precision: str, images: np.ndarray, labels: np.ndarr
 
     from recipes.schema import Precision
     from trainers import kernels
-    from trainers.kernels.cuda_pooling import as_NHWC
+    from trainers.gradients.loss_scale import computing, forward_in, images_dtype
+    from trainers.kernels.cuda.images_loss_pooling import as_NHWC
     from trainers.losses import SoftmaxCrossEntropy
-    from trainers.mixed_precision import computing, forward_in, images_dtype
 
     kernels.use_on_gpu(name.partition("+")[0])
     chainer.config.autotune = True  # as PyTorch's benchmark below
@@ -72,7 +72,7 @@ def chainer_step(name: str, precision: str, images: np.ndarray, labels: np.ndarr
 
 def captured(step: Callable[[], Any]) -> Callable[[], Any]:
     """A step of ours as a CUDA graph, in memory that nothing else uses, as `kilobatch train` captures micro-batches."""
-    from trainers.micro_batch_graphs import GraphRecorder
+    from trainers.training.cuda_graphs import GraphRecorder
 
     gpu = GraphRecorder()
     for _ in range(3):  # plans are made and chosen, kernels compiled
@@ -156,7 +156,7 @@ def timed(name: str, precision: str, images: np.ndarray, labels: np.ndarray) -> 
         import chainer
         import cupy
 
-        from trainers.memory import peak_memory
+        from trainers.runs.memory import peak_memory
 
         step, device = chainer_step(name, precision, images, labels), chainer.get_device("@cupy:0")
         event, between = cupy.cuda.Event, cupy.cuda.get_elapsed_time

@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from trainers.launch import find_mpiexec
+from trainers.runs.mpi_ranks import find_mpiexec
 
 HUB_ADDRESS = "10.99.0.254"
 BURST_BYTES = 65536

@@ -11,7 +11,7 @@ import numpy as np
 
 from trainers.communicators.connection import Connection
 from trainers.communicators.wire import Wire
-from trainers.exchange import Exchange, Exchanged, Round
+from trainers.gradients.exchange import Exchange, Exchanged, Round
 
 STARTED = ("wait", "test", "poll")
 POLL_SECONDS = 2e-4

@@ -73,10 +73,10 @@ class Trained:
         doubled: bool = False,
         model: str = MODEL,
     ) -> None:
-        from trainers.build import build
-        from trainers.norm_groups import NormGroups
-        from trainers.request import TrainRequest, prepare
-        from trainers.updater import RecipeUpdater
+        from trainers.launch.request import TrainRequest, prepare
+        from trainers.models.batch_norm import NormGroups
+        from trainers.training.build import build
+        from trainers.training.updater import RecipeUpdater
 
         batch = f"batch={{global: {samples * world.size}, norm_span: {samples}}}"
         doubling = f"updater.double_buffering={str(doubled).lower()}"

@@ -9,7 +9,6 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("lr_schedules", "recipes", "trainers")
 NAMELESS = {"base", "common", "factory", "helpers", "manager", "misc", "utils"}
-LONGER_THAN_300_LINES: set[str] = set()
 
 COMMANDS = ("kilobatch.py", "kilobatch_recipes.py")
 
@@ -30,13 +29,6 @@ def test_sources_were_found():
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_file_says_in_its_name_what_lives_there(path):
     assert not NAMELESS & set(path.stem.removeprefix("test_").split("_"))
-
-
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_file_has_at_most_300_lines(path):
-    if path.is_file():
-        num_lines = len(path.read_text().splitlines())
-        assert (num_lines > 300) == (name_of(path) in LONGER_THAN_300_LINES), f"{num_lines} lines: look for a seam"
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)

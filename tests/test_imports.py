@@ -15,8 +15,8 @@ NOT_IN_A_RANK = HEAVY - {"chainer", "cupy", "mpi4py"} | {"optuna", "rich", "sqla
 MEASURE = "import json, sys\n{code}\nprint(json.dumps(sorted(sys.modules)), file=sys.stderr)"
 OPEN_ALL = """
 from recipes import open_recipe
-from recipes.registry import names
-from trainers.vocabulary import vocabulary
+from recipes.reading.registry import names
+from trainers.launch.vocabulary import vocabulary
 assert len([open_recipe(name, vocabulary=vocabulary()) for name in names("recipes")]) >= 9
 """
 
@@ -34,8 +34,8 @@ def loaded_by(code):
         "import lr_schedules",
         "import recipes",
         "import trainers",
-        "import trainers.vocabulary",
-        "import trainers.start, trainers.progress",
+        "import trainers.launch.vocabulary",
+        "import trainers.launch.start, trainers.runs.progress",
         OPEN_ALL,
     ],
     ids=["lr_schedules", "recipes", "trainers", "vocabulary", "starting ranks", "opening every recipe"],

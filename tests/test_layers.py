@@ -16,10 +16,16 @@ MAY_IMPORT = {
     | {"PIL", "rich", "safetensors", "sklearn", "sqlalchemy", "threadpoolctl", "torch", "yaml", "cudnn"},
 }
 PLOTS = "recipes/reports/plots/"
-# The folders of components: each knows itself, and build.py knows all of them.
-COMPONENTS = {"augmentations", "datasets", "losses", "mixes", "models", "optimizers", "communicators"}
-COMPONENTS |= {"samplers", "pruners"}
-FOLDERS = {"compat", "extensions", "kernels", "search", *COMPONENTS}
+# The rooms of trainers, floor by floor: a room imports from the floors below its own only.
+FLOORS = (
+    {"compat", "runs"},
+    {"augmentations", "communicators", "kernels"},
+    {"datasets", "gradients", "losses", "models", "optimizers"},
+    {"training"},
+    {"launch"},
+    {"search"},
+)
+FLOOR_OF = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 
 
 def imports_of(path):
@@ -60,32 +66,25 @@ def test_configs_hold_no_code():
     assert list((ROOT / "configs").rglob("*.py")) == []
 
 
-def test_folders_of_trainers_do_not_import_each_other():
+def room_of(parts):
+    return parts[0].removesuffix(".py") if parts else None
+
+
+def test_rooms_of_trainers_import_only_from_floors_below():
     found = []
     for path in files_of("trainers"):
-        folder = path.relative_to(ROOT / "trainers").parts[0]
+        room = room_of(path.relative_to(ROOT / "trainers").parts)
         for module, line in imports_of(path):
             parts = module.split(".")
-            other = parts[1] if parts[0] == "trainers" and len(parts) > 1 else folder
-            if folder in FOLDERS and other in FOLDERS and other != folder:
+            other = parts[1] if parts[0] == "trainers" and len(parts) > 1 else room
+            if room != "__init__" and other != room and FLOOR_OF[other] >= FLOOR_OF[room]:
                 found.append(f"{path.relative_to(ROOT)}:{line}: {module}")
     assert found == []
 
 
-def test_build_alone_knows_the_components():
-    """But for the exchange, which is written against the interfaces of communicators."""
-    knows = {
-        path.name
-        for path in (ROOT / "trainers").glob("*.py")
-        for module, _ in imports_of(path)
-        if module.startswith("trainers.") and module.split(".")[1] in COMPONENTS
-    }
-    assert knows <= {"build.py", "exchange.py", "exact_exchange.py"}
-
-
-def test_every_folder_of_trainers_is_one_of_these():
-    folders = {path.name for path in (ROOT / "trainers").iterdir() if path.is_dir() and path.name != "__pycache__"}
-    assert folders <= FOLDERS
+def test_these_are_all_rooms_of_trainers():
+    rooms = {path.stem for path in (ROOT / "trainers").iterdir() if not path.name.startswith("__")}
+    assert rooms == set(FLOOR_OF)
 
 
 def test_nothing_is_imported_from_the_command_line():
@@ -106,9 +105,9 @@ def test_the_scan_finds_a_forbidden_import(tmp_path, monkeypatch):
         (tmp_path / "recipes" / f"file_{number}.py").write_text("import json\n")
     assert strays("recipes", MAY_IMPORT["recipes"]) == []
     (tmp_path / "recipes" / "file_0.py").write_text(
-        "def late():\n    from chainer import links\n    import trainers.build\n"
+        "def late():\n    from chainer import links\n    import trainers.training.build\n"
     )
     assert strays("recipes", MAY_IMPORT["recipes"]) == [
         "recipes/file_0.py:2: chainer.links",
-        "recipes/file_0.py:3: trainers.build",
+        "recipes/file_0.py:3: trainers.training.build",
     ]

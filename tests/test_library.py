@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import yaml
 
-from recipes.open import open_cluster, open_dataset, open_recipe
-from recipes.registry import names
-from trainers.vocabulary import vocabulary
+from recipes.reading.open import open_cluster, open_dataset, open_recipe
+from recipes.reading.registry import names
+from trainers.launch.vocabulary import vocabulary
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = {"recipes": "recipes/papers", "datasets": "configs/datasets", "clusters": "configs/clusters"}

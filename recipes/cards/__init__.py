@@ -3,11 +3,9 @@
 A card is printed on a terminal or written as a page; docs/library.md has the cards of the whole library.
 """
 
-from recipes.cards.facts import CardFacts, card_facts
-from recipes.cards.library_page import library_page, published_recipes, write_library_page
-from recipes.cards.page import card_page, write_card
+from recipes.cards.card import CardFacts, card_facts, card_markdown, card_text
+from recipes.cards.pages import card_page, library_page, published_recipes, write_card, write_library_page
 from recipes.cards.picture import curve_picture
-from recipes.cards.texts import card_markdown, card_text
 
 __all__ = [
     "CardFacts",

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from recipes.rates import batch_size_at, image_size_at, learning_rate_at, momentum_at
+from recipes.planning.rates import batch_size_at, image_size_at, learning_rate_at, momentum_at
 from recipes.reports.curves import reads_better_in_decades
 from recipes.reports.style import DARK, GRID, INK, MUTED, SERIES
 from recipes.schema import Recipe

@@ -1,25 +1,84 @@
-"""Runs the rules on a recipe: finds the place of each fault, and drops those that comments ignore."""
+"""Runs the rules on a recipe: finds the place of each fault, and drops those that comments ignore.
+
+The comments `# lint: ignore RULE[, RULE] why` of a recipe's file.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from recipes.errors import RecipeError, nearest
-from recipes.lint.case import Case, Fault
-from recipes.lint.finding import Finding
-from recipes.lint.handbook import Entry, entries
-from recipes.lint.ignores import Ignore, ignores_of
-from recipes.lint.rules import workers as rules_of_workers
-from recipes.load import Origins, chain_of, load_tree
-from recipes.open import OpenedRecipe, open_recipe
-from recipes.registry import shown
-from recipes.vocabulary import Vocabulary
-from recipes.yaml_nodes import Origin
+import yaml
 
-__all__ = ["lint_recipe"]
+from recipes.errors import RecipeError, nearest
+from recipes.lint.case import Case, Fault, Finding
+from recipes.lint.handbook import Entry, entries
+from recipes.lint.rules import workers as rules_of_workers
+from recipes.reading.load import Origins, chain_of, load_tree
+from recipes.reading.open import OpenedRecipe, open_recipe
+from recipes.reading.registry import shown
+from recipes.reading.yaml import Origin
+from recipes.schema.vocabulary import Vocabulary
+
+__all__ = ["Ignore", "ignores_of", "lint_recipe"]
+
+_COMMENT = re.compile(r"(?:^|(?<=\s))#\s*lint:\s*ignore\b\s*(?P<rest>.*)")
+_WORDS = re.compile(r"(?P<rules>[\w-]+(?:\s*,\s*[\w-]+)*)\s*(?P<why>.*)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ignore:
+    """One comment.
+
+    Args:
+        line, column: of its `#`, counted from 1.
+        target: the line it applies to: its own, or the next one that holds more than a comment.
+        rules: ids, as they were written.
+        why: the reason; empty if none is given.
+    """
+
+    line: int
+    column: int
+    target: int
+    rules: tuple[str, ...]
+    why: str
+
+
+def ignores_of(text: str) -> Iterator[Ignore]:
+    """The lint comments of a file that is valid YAML, in order; not those inside a quoted or block text.
+
+    >>> [(found.target, found.rules, found.why) for found in ignores_of("# lint: ignore a, b tried\\nseed: 1\\n")]
+    [(2, ('a', 'b'), 'tried')]
+    """
+    texts = [(token.start_mark.index, token.end_mark.index) for token in yaml.scan(text) if _is_text(token)]
+    lines = text.split("\n")
+    start = 0
+    for number, line in enumerate(lines, 1):
+        found = _COMMENT.search(line)
+        if found and not any(first <= start + found.start() < last for first, last in texts):
+            words = _WORDS.fullmatch(found["rest"].strip())
+            yield Ignore(
+                line=number,
+                column=found.start() + 1,
+                target=number if line[: found.start()].strip() else _next_key(lines, number),
+                rules=tuple(re.split(r"\s*,\s*", words["rules"])) if words else (),
+                why=words["why"] if words else "",
+            )
+        start += len(line) + 1
+
+
+def _is_text(token: yaml.Token) -> bool:
+    return isinstance(token, yaml.ScalarToken) and not token.plain
+
+
+def _next_key(lines: list[str], after: int) -> int:
+    """The next line that holds more than a comment; if there is none, the last line."""
+    following = enumerate(lines[after:], after + 1)
+    return next((number for number, line in following if line.split("#")[0].strip()), len(lines))
+
 
 _COMMAND_LINE = "command line"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from recipes.vocabulary import Component
+from recipes.schema.vocabulary import Component
 
 _BUCKET_BYTES = (256_000, 32_000_000)  # at least and at most, where the plan decides
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from recipes.divisors import largest_divisor
 from recipes.planning.cluster import Cluster
-from recipes.planning.division import Division, PlanError, divide
+from recipes.planning.division import Division, PlanError, divide, largest_divisor
+from recipes.planning.rates import learning_rate_at
 from recipes.planning.timeline import Segment, Timeline, timeline_of
-from recipes.rates import learning_rate_at
 from recipes.schema import Dataset, Recipe
 
 _AUTO_MICRO_BATCH_SIZE = 64  # samples, at least a norm group. Without a model of activations nothing better is known.

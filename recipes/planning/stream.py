@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from recipes.planning.draws import draws
+from recipes.planning.random_bits import draws
 
 # Further copies of a sample are augmented as if they came so many epochs later; no run has so many epochs.
 _EPOCHS_A_COPY = 2**32

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lr_schedules import BatchRamp
-from recipes.positions import first_sample_at
+from recipes.schema.positions import first_sample_at
 
 if TYPE_CHECKING:
     from recipes.schema import Dataset, Recipe

@@ -7,13 +7,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from recipes.diff.compare import comparable_tree, compare
-from recipes.diff.value_text import value_texts
+from recipes.reading.tree_diff import comparable_tree, compare, value_texts
 from recipes.reports import sections
-from recipes.reports.loss_scale import loss_scale
-from recipes.reports.markup import Markup, inline_svg, joined, table, tag
-from recipes.reports.noise import noise
-from recipes.reports.phases import phases
+from recipes.reports.html import Markup, inline_svg, joined, table, tag
+from recipes.reports.noise import loss_scale, noise, phases
 from recipes.reports.record import Run
 from recipes.reports.style import PAGE
 from recipes.reports.wording import duration, number, percent

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from recipes.planning.planner import Plan
-from recipes.reports.points import points_text
+from recipes.reports.curves import points_text
 from recipes.reports.wording import counted, size
 
 

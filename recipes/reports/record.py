@@ -1,9 +1,16 @@
-"""Reads the record of a run from its folder, into arrays."""
+"""The lines of `metrics.jsonl`, as columns.
+
+The time of a run's updates by phase, from `metrics.jsonl`, as columns.
+
+Reads the record of a run from its folder, into arrays.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
@@ -12,10 +19,230 @@ from typing import Any
 import numpy as np
 import yaml
 
-from recipes.errors import refuse_unreachable
+from recipes.errors import InputRefused, refuse_unreachable
+from recipes.planning.phase_times import PHASES
 from recipes.reports.memory import memory_words
-from recipes.reports.metrics import Evaluations, Lines, RunError, Updates, evaluations_of, read_metrics, updates_of
-from recipes.reports.phase_columns import Phases, phases_of
+
+_WHOLE = ("update", "samples", "global_batch_size")
+_NOT_ALWAYS_MEASURED = ("gradient_noise", "gradient_signal", "loss_scale", "overflows")
+_MAY_BE_MISSING = ("value", "momentum")  # null, NaN or infinite: a run that diverged, an optimizer without momentum
+Lines = list[tuple[int, dict[str, Any]]]
+
+
+class RunError(InputRefused):
+    """A run's folder that cannot be read; says which file, which line and why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Updates:
+    """One entry an update, in order; `update`, `epoch` and `samples` are those at the update's start."""
+
+    update: np.ndarray
+    epoch: np.ndarray
+    samples: np.ndarray
+    loss: np.ndarray
+    learning_rate: np.ndarray
+    momentum: np.ndarray  # nan where the optimizer has none
+    global_batch_size: np.ndarray
+    update_seconds: np.ndarray
+    gradient_noise: (
+        np.ndarray
+    )  # see recipes.planning.noise_scale.Norms; nan where not measured, so are those of the next
+    gradient_signal: np.ndarray
+    loss_scale: np.ndarray  # nan with float32 compute; so are the attempts that overflowed
+    overflows: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.update)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluations:
+    """One entry an evaluation, in order; `update`, `epoch` and `samples` are those reached."""
+
+    update: np.ndarray
+    epoch: np.ndarray
+    samples: np.ndarray
+    accuracy: np.ndarray  # 0 to 1; nan where only the loss was written
+    loss: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.update)
+
+
+def read_metrics(path: Path) -> Lines:
+    """Line numbers and objects of a metrics file.
+
+    Raises:
+        RunError: the file is missing, or a line is not an object with `key`, `value` and `time_ms`. A half-written
+            last line is what a killed run leaves, and is passed over.
+    """
+    return list(_lines(path))
+
+
+def updates_of(path: Path, lines: Lines) -> Updates:
+    """The `train_loss` lines as columns.
+
+    Raises:
+        RunError: a field is missing or no number, or an update does not come after the one before it.
+    """
+    names = ["value" if field.name == "loss" else field.name for field in fields(Updates)]
+    rows: list[list[float]] = []
+    for number, line in lines:
+        if line["key"] != "train_loss":
+            continue
+        row = [number_of(path, number, line, name) for name in names]
+        if rows and row[0] <= rows[-1][0]:
+            raise RunError(f"{path}:{number}: update {row[0]:.0f} follows {rows[-1][0]:.0f}; resumed without a cut?")
+        rows.append(row)
+    return _columns(Updates, rows)
+
+
+def evaluations_of(path: Path, lines: Lines) -> Evaluations:
+    """The `eval_accuracy` and `eval_loss` lines as columns, those of one update in one entry.
+
+    Raises:
+        RunError: a field is missing or no number.
+    """
+    places = {"eval_accuracy": 3, "eval_loss": 4}
+    rows: dict[float, list[float]] = {}
+    for number, line in lines:
+        if line["key"] in places:
+            reached = [number_of(path, number, line, name) for name in ("update", "epoch", "samples")]
+            row = rows.setdefault(reached[0], [*reached, math.nan, math.nan])
+            row[places[line["key"]]] = number_of(path, number, line, "value")
+    return _columns(Evaluations, [rows[update] for update in sorted(rows)])
+
+
+def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    try:
+        texts = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        raise RunError(f"{path}: missing; is {path.parent} the folder of a run?") from None
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read: {error}") from None
+    for number, text in enumerate(texts, start=1):
+        if not text.strip():
+            continue
+        try:
+            line = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            if number == len(texts):  # no newline after it: cut by a kill
+                return
+            raise RunError(f"{path}:{number}: not JSON: {error}") from None
+        if not isinstance(line, dict) or not {"key", "value", "time_ms"} <= line.keys():
+            raise RunError(f'{path}:{number}: expected an object with "key", "value" and "time_ms"')
+        number_of(path, number, line, "time_ms")
+        yield number, line
+
+
+def number_of(path: Path, number: int, line: dict[str, Any], name: str) -> float:
+    """A field of a line as a number; NaN where it may be missing and is.
+
+    Raises:
+        RunError: it is missing or no number.
+    """
+    if name not in line:
+        if name in _NOT_ALWAYS_MEASURED:
+            return math.nan
+        raise RunError(f"{path}:{number}: {line['key']} has no `{name}`")
+    value = line[name]
+    if value is None and name in _MAY_BE_MISSING:
+        return math.nan
+    try:
+        known = float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    except OverflowError:
+        known = None
+    if known is None or not (math.isfinite(known) or name in _MAY_BE_MISSING):
+        raise RunError(f"{path}:{number}: `{name}` is {json.dumps(value)[:40]}, expected a number")
+    if name in _WHOLE and not (known.is_integer() and 0 <= known < 2**53):
+        raise RunError(f"{path}:{number}: `{name}` is {json.dumps(value)[:40]}, expected a whole number")
+    return known
+
+
+def _columns(kind: type, rows: list[list[float]]) -> Any:
+    names = [field.name for field in fields(kind)]
+    table = np.array(rows, dtype=np.float64).reshape(len(rows), len(names))
+    columns = dict(zip(names, table.T, strict=True))
+    return kind(**{name: column.astype(np.int64) if name in _WHOLE else column for name, column in columns.items()})
+
+
+_NAMES = [f"{name}_seconds" for name in PHASES]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phases:
+    """The measured times of the phases; empty for a run from before they were measured.
+
+    Args:
+        epoch: of each update measured, at its start.
+        update_seconds: of these updates.
+        seconds: (updates, phases), the mean over the workers.
+        exchange_seconds: of the exchange of each update, hidden or not.
+        lost: numbers that overflowed on a 16-bit wire, and that were flushed to zero; None on a 32-bit wire.
+        by_rank: (workers, phases), the mean over updates on the last number of workers; None where nobody wrote it.
+        exchange: the run's `gradient_exchange` line; empty if there is none.
+    """
+
+    epoch: np.ndarray
+    update_seconds: np.ndarray
+    seconds: np.ndarray
+    exchange_seconds: np.ndarray
+    lost: tuple[int, int] | None
+    by_rank: np.ndarray | None
+    exchange: dict[str, Any]
+
+    def __len__(self) -> int:
+        return len(self.epoch)
+
+
+def phases_of(path: Path, lines: Lines) -> Phases:
+    """The phases of the `train_loss` lines that have them, and of the `rank_seconds` lines.
+
+    Raises:
+        RunError: a phase is no number, or a table not one of workers by phases.
+    """
+    names = ["epoch", "update_seconds", "exchange_seconds", *_NAMES]
+    rows, lost = [], None
+    for number, line in lines:
+        if line["key"] == "train_loss" and _NAMES[0] in line:
+            rows.append([number_of(path, number, line, name) for name in names])
+            if "wire_overflowed" in line:
+                pair = [int(number_of(path, number, line, name)) for name in ("wire_overflowed", "wire_flushed")]
+                lost = tuple(map(sum, zip(lost or (0, 0), pair, strict=True)))
+    columns = np.array(rows, dtype=np.float64).reshape(-1, len(names))
+    told = [line for _, line in lines if line["key"] == "gradient_exchange"]
+    return Phases(
+        epoch=columns[:, 0],
+        update_seconds=columns[:, 1],
+        exchange_seconds=columns[:, 2],
+        seconds=columns[:, 3:],
+        lost=lost,
+        by_rank=_by_rank(path, lines),
+        exchange=told[-1] if told else {},
+    )
+
+
+def _by_rank(path: Path, lines: Lines) -> np.ndarray | None:
+    tables: list[np.ndarray] = []
+    weights: list[float] = []
+    for number, line in lines:
+        if line["key"] != "rank_seconds":
+            continue
+        try:
+            table = np.array(line.get("seconds"), dtype=np.float64)
+        except (TypeError, ValueError):
+            table = np.empty(0)
+        good = table.ndim == 2 and len(table) and table.shape[1] == len(PHASES) and np.isfinite(table).all()
+        weight = number_of(path, number, line, "value")
+        if not good or not weight >= 1:
+            raise RunError(f"{path}:{number}: `seconds` is no table of workers by {len(PHASES)} phases")
+        if tables and len(tables[0]) != len(table):  # resumed on another number of workers
+            tables, weights = [], []
+        tables.append(table)
+        weights.append(weight)
+    return np.average(np.stack(tables), axis=0, weights=weights) if tables else None
+
 
 _LARGEST_TREE = 1_000_000  # values; aliases in a stranger's file could otherwise expand without end
 _DEEPEST_TREE = 60

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
-from recipes.reports.markup import Markup, joined, table, tag
+from recipes.reports.html import Markup, joined, table, tag
 from recipes.reports.record import Run
 from recipes.reports.wording import duration, number, percent, size
 

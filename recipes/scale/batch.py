@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from itertools import takewhile
 from typing import Any
 
-from recipes.look_back import look_back
-from recipes.positions import written_in_updates
+from recipes.planning.rates import look_back
 from recipes.scale.request import Change, Request
+from recipes.schema.positions import written_in_updates
 
 __all__ = ["batch_changes", "positions_in_updates"]
 

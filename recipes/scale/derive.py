@@ -1,4 +1,7 @@
-"""Derives a recipe for another batch: the changes with their reasons, and the new file."""
+"""Derives a recipe for another batch: the changes with their reasons, and the new file.
+
+What a scaled recipe does not promise.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +13,49 @@ from pathlib import Path
 from typing import Any
 
 from recipes.errors import InputRefused, Problem, RecipeError
-from recipes.families import ADAPTIVE, MOMENTUM_SGD
-from recipes.hints import fields_of
-from recipes.load import load_tree
-from recipes.open import OpenedRecipe, open_recipe
-from recipes.provenance import resolved_text
-from recipes.registry import can_name_folder, library_name, require_suffix, shown
+from recipes.planning.rates import LINEAR_HOLDS_TO, linear_reach
+from recipes.reading.load import load_tree, resolved_text
+from recipes.reading.open import OpenedRecipe, open_recipe
+from recipes.reading.read import fields_of
+from recipes.reading.registry import can_name_folder, library_name, require_suffix, shown
 from recipes.scale.batch import batch_changes, positions_in_updates
-from recipes.scale.lars import lars
-from recipes.scale.linear import ada_scale, linear
-from recipes.scale.promises import not_promised
 from recipes.scale.request import Change, Request
-from recipes.scale.root import rmsprop_warmup, square_root
+from recipes.scale.rules import ERRORS_BEYOND, ada_scale, lars, linear, rmsprop_warmup, square_root
 from recipes.schema import Recipe
-from recipes.vocabulary import Vocabulary
+from recipes.schema.vocabulary import ADAPTIVE, MOMENTUM_SGD, Vocabulary
 
-__all__ = ["Scaled", "scale_recipe"]
+__all__ = ["Scaled", "not_promised", "scale_recipe"]
+
+
+def not_promised(ask: Request) -> Iterator[str]:
+    """Conclusions that a reader might draw from the new file and should not, one in a line."""
+    kind, largest = ask.value("optimizer.kind"), max(ask.sizes)
+    yield "accuracy: the claims of the reference are not carried over, and nobody has trained this file"
+    yield (
+        "that the rate is the best one: the best rates that Shallue et al. 2018 (arXiv 1811.03600) found follow "
+        "neither the linear rule nor the root"
+    )
+    reach = float(ask.kappa) * linear_reach(ask.opened.recipe)
+    if kind in (*MOMENTUM_SGD, "RmspropWarmup") and reach > LINEAR_HOLDS_TO:
+        yield f"that linear scaling holds here; Goyal et al. 2017 (arXiv 1706.02677) saw {ERRORS_BEYOND}"
+    if kind == "Lars":
+        yield (
+            "that the points hold elsewhere: they are ResNet-50 on ImageNet to 75.9 %, and between two of them nothing "
+            "was run; epochs are those until the decay ends, not until the target"
+        )
+    if kind == "Lamb":
+        yield "that the square root holds for LAMB: it is derived for RMSprop and Adam, whose direction LAMB normalises"
+    if 10 * largest > ask.opened.dataset.num_train:
+        yield (
+            f"that the gradient's noise is as assumed: {largest:,} is more than a tenth of "
+            f"{ask.opened.dataset.num_train:,} (Smith et al. 2017, arXiv 1711.00489)"
+        )
+    if ask.kappa > 1:
+        yield (
+            "less time: beyond the noise scale of the gradient (McCandlish et al. 2018, arXiv 1812.06162; `train "
+            "--noise-scale`) a larger batch takes nearly as many updates"
+        )
+
 
 _HEADER = "# Derived by `kilobatch recipes scale`, which names the source of each reason.\n"
 

@@ -9,8 +9,8 @@ from fractions import Fraction
 from typing import Any
 
 from recipes.errors import InputRefused
-from recipes.open import OpenedRecipe
-from recipes.rates import full_rate
+from recipes.planning.rates import full_rate
+from recipes.reading.open import OpenedRecipe
 
 __all__ = ["Change", "Request", "parse_batch", "rounded"]
 

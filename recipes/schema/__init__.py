@@ -4,19 +4,25 @@ A trailing underscore avoids a word that Python reserves, and is not in the key:
 """
 
 from recipes.schema.dataset import Dataset
-from recipes.schema.moving import Batch, LearningRate, RampStep, Warmup
-from recipes.schema.recipe import Card, Claim, Evidence, Recipe
-from recipes.schema.search import Budget, Constraint, Objective, Search, Transfer
-from recipes.schema.training import (
+from recipes.schema.recipe import (
     Augmentation,
+    Batch,
+    Card,
+    Claim,
     Evaluation,
+    Evidence,
     Gradient,
+    LearningRate,
     NormMomentum,
     Precision,
+    RampStep,
+    Recipe,
     StreamOrder,
     Updater,
+    Warmup,
     WeightAverage,
 )
+from recipes.schema.search import Budget, Constraint, Objective, Search, Transfer
 
 __all__ = [
     "Augmentation",

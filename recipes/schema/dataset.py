@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from recipes.schema.conditions import require
-from recipes.vocabulary import Component
+from recipes.schema.recipe import require
+from recipes.schema.vocabulary import Component
 
 __all__ = ["Dataset"]
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from recipes.expressions import Expression
-from recipes.schema.conditions import require
-from recipes.vocabulary import Component
+from recipes.schema.constraints import Expression
+from recipes.schema.recipe import require
+from recipes.schema.vocabulary import Component
 
 __all__ = ["Budget", "Constraint", "Objective", "Search", "Transfer"]
 

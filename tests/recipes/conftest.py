@@ -4,8 +4,8 @@ import pytest
 
 import trainers.compat  # noqa: F401
 from recipes.errors import RecipeError
-from recipes.open import open_recipe
-from trainers.vocabulary import vocabulary
+from recipes.reading.open import open_recipe
+from trainers.launch.vocabulary import vocabulary
 
 # Each key on a line of its own, so that tests can say which line is wrong.
 VALID = """\

@@ -208,7 +208,7 @@ def test_a_failed_trial_is_never_the_best_one():
 def test_every_method_and_setting_is_a_valid_recipe_that_shares_what_is_said():
     from compared_methods import METHODS, RECIPE, SETTINGS, overrides_of
 
-    from trainers.request import TrainRequest, prepare
+    from trainers.launch.request import TrainRequest, prepare
 
     for setting in SETTINGS.values():
         shared = set()

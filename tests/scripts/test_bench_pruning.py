@@ -6,9 +6,9 @@ from pathlib import Path
 import optuna
 import pytest
 
-from recipes.comparable import rate_shape, slow_until
-from recipes.open import open_recipe
-from trainers.vocabulary import vocabulary
+from recipes.reading.open import open_recipe
+from recipes.search_space.comparable import rate_shape, slow_until
+from trainers.launch.vocabulary import vocabulary
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trainers.device import has_gpu
+from trainers.training.device import has_gpu
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_resnet50.py"
 

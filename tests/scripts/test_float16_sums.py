@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from trainers.communicators.wire import BFloat16Wire, Float16Wire
-from trainers.exchange import wire_factor
-from trainers.launch import find_mpiexec
+from trainers.gradients.exchange import wire_factor
+from trainers.runs.mpi_ranks import find_mpiexec
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "float16_sums.py"
 RANKS, VALUES = 1024, 2048

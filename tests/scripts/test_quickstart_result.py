@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from recipes.open import open_recipe
+from recipes.reading.open import open_recipe
 from recipes.reports.record import open_run
-from trainers.vocabulary import vocabulary
+from trainers.launch.vocabulary import vocabulary
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 

@@ -8,14 +8,13 @@ Only `Normalize` turns uint8 into float32. Flips and a normalisation at the end 
 there is one, which so receives uint8.
 """
 
-from trainers.augmentations.center_crop import CenterCrop
 from trainers.augmentations.color_jitter import ColorJitter
+from trainers.augmentations.crop import CenterCrop, RandomCrop
 from trainers.augmentations.cutout import Cutout
 from trainers.augmentations.horizontal_flip import HorizontalFlip
 from trainers.augmentations.normalize import Normalize
 from trainers.augmentations.pca_lighting import PcaLighting
 from trainers.augmentations.rand_augment import RandAugment
-from trainers.augmentations.random_crop import RandomCrop
 from trainers.augmentations.random_erasing import RandomErasing
 from trainers.augmentations.random_resized_crop import RandomResizedCrop
 from trainers.augmentations.resize import Resize

@@ -9,8 +9,8 @@ from typing import ClassVar
 import numpy as np
 
 from lr_schedules.units import require_number
-from recipes.planning.draws import Draws
-from trainers.augmentations.pixel_values import as_given, grey
+from recipes.planning.random_bits import Draws
+from trainers.augmentations.image_operations import as_given, grey
 
 _Adjustment = Callable[[np.ndarray, float], np.ndarray]
 

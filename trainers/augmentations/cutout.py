@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from recipes.planning.draws import Draws
-from trainers.arguments import require_count
+from recipes.arguments import require_count
+from recipes.planning.random_bits import Draws
 
 
 @dataclass(frozen=True, kw_only=True)

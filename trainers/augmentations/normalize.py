@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from lr_schedules.units import require_number
-from recipes.planning.draws import Draws
+from recipes.planning.random_bits import Draws
 
 
 @dataclass(frozen=True, kw_only=True)

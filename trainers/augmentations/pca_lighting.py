@@ -8,8 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from lr_schedules.units import require_number
-from recipes.planning.draws import Draws
-from trainers.augmentations.pixel_values import as_given
+from recipes.planning.random_bits import Draws
+from trainers.augmentations.image_operations import as_given
 
 _VALUES = np.array([0.2175, 0.0188, 0.0045])
 # A principal colour is a column; the first is nearly grey.

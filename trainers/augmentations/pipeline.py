@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from recipes.image_size import at_image_size, keys_of_image_size
-from recipes.planning.draws import Draws, draws
+from recipes.planning.random_bits import Draws, draws
+from recipes.reading.image_size import at_image_size, keys_of_image_size
 from trainers.augmentations.horizontal_flip import HorizontalFlip
 from trainers.augmentations.normalize import Normalize
 

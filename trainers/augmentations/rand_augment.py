@@ -10,8 +10,8 @@ import numpy as np
 from PIL import Image
 
 from lr_schedules.units import require_number
-from recipes.planning.draws import Draws
-from trainers.arguments import require_count
+from recipes.arguments import require_count
+from recipes.planning.random_bits import Draws
 from trainers.augmentations import image_operations as operations
 from trainers.augmentations.image_operations import Operation, Sampling
 

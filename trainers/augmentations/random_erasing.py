@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from lr_schedules.units import require_number
-from recipes.planning.draws import Draws
-from trainers.arguments import require_range
+from recipes.arguments import require_range
+from recipes.planning.random_bits import Draws
 
 _NUM_ATTEMPTS = 10
 

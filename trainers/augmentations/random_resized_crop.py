@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recipes.planning.draws import Draws
-from trainers.arguments import ImageSize, require_range, require_size
-from trainers.augmentations.resampling import resampled
+from recipes.arguments import ImageSize, require_range, require_size
+from recipes.planning.random_bits import Draws
+from trainers.augmentations.resize import resampled
 
 _NUM_ATTEMPTS = 10
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 from PIL import Image
 
-from recipes.planning.draws import Draws
+from recipes.planning.random_bits import Draws
 from trainers.augmentations import image_operations as operations
 from trainers.augmentations.image_operations import Operation, Sampling
 

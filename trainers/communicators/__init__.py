@@ -13,7 +13,7 @@ from trainers.communicators.direct import Direct
 from trainers.communicators.dummy import Dummy
 from trainers.communicators.halving_doubling import HalvingDoubling
 from trainers.communicators.hierarchical import Hierarchical
-from trainers.communicators.library import MpiAllreduce
+from trainers.communicators.mpi_allreduce import MpiAllreduce
 from trainers.communicators.nccl import Nccl
 from trainers.communicators.ring import Ring
 from trainers.communicators.shared_window import SharedWindow

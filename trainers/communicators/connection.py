@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from trainers.communicators.wire import Wire
-from trainers.faults import RunFailed
+from trainers.runs.errors import RunFailed
 
 Sum = Callable[[np.ndarray, Wire], None]
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from trainers.communicators.connection import Connection, ring_share, shares
+from trainers.communicators.mpi_messages import wait_for
 from trainers.communicators.ring import round_to
 from trainers.communicators.wire import Wire
-from trainers.waiting import wait_for
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ class Dummy:
     Source: ChainerMN's communicator of that name.
     """
 
-    weights_drift = True  # by intention, see `trainers.equal_ranks.why_weights_differ`
+    weights_drift = True  # by intention, see `trainers.training.equal_ranks.why_weights_differ`
 
     def connect(self, mpi: Any) -> Connection:
         """Ready on all workers of `mpi`."""

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from trainers.communicators.connection import Connection, ring_share
+from trainers.communicators.mpi_messages import send_and_receive
 from trainers.communicators.ring import round_to
 from trainers.communicators.wire import Wire
-from trainers.waiting import send_and_receive
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from trainers.arguments import require_count, require_flag
+from recipes.arguments import require_count, require_flag
 from trainers.communicators.connection import Connection, ring_share
 from trainers.communicators.ring import ring_of, ring_sum
 from trainers.communicators.wire import Wire

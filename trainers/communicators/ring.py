@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from trainers.arguments import require_flag
+from recipes.arguments import require_flag
 from trainers.communicators.connection import Connection, ring_share, shares
-from trainers.communicators.sockets import SocketRing
+from trainers.communicators.mpi_messages import send_and_receive
+from trainers.communicators.tcp_ring import SocketRing
 from trainers.communicators.wire import FullWire, Wire
-from trainers.waiting import send_and_receive
 
 
 @dataclass(frozen=True, kw_only=True)

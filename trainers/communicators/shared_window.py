@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from trainers.arguments import require_count, require_flag
+from recipes.arguments import require_count, require_flag
 from trainers.communicators.connection import Connection, Misfit, ring_share, shares
 from trainers.communicators.hierarchical import node_of
+from trainers.communicators.mpi_messages import meet, num_cores
 from trainers.communicators.ring import ring_of, ring_sum
 from trainers.communicators.wire import Wire
-from trainers.waiting import meet, num_cores
 
 _PIECE = 32768  # numbers; each worker's piece stays in a core's cache until it is overwritten by the sum
 

@@ -1,4 +1,4 @@
-/* Send on one socket and receive on another at the same time, for trainers/communicators/passing.py, which does it in
+/* Send on one socket and receive on another at the same time, for trainers/communicators/tcp_ring.py, which does it in
  * Python where this was not compiled. No Python headers: ctypes loads this. */
 
 #include <errno.h>

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trainers.arguments import require_count, require_flag
+from recipes.arguments import require_count, require_flag
 from trainers.communicators.connection import Connection, Misfit, ring_share, shares
 from trainers.communicators.ring import ring_allgather, ring_of, ring_reduce_scatter, ring_sum
 from trainers.communicators.wire import Wire

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trainers.arguments import require_count
+from recipes.arguments import require_count
 from trainers.datasets.splits import SamplesInMemory, require_split, sha256_of
 
 _SIDE = 32

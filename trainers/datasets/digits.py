@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from trainers.arguments import require_count
+from recipes.arguments import require_count
 from trainers.datasets.splits import SamplesInMemory, require_split, sha256_of
 
 _NUM_SAMPLES = 1797

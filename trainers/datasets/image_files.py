@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from trainers.datasets.splits import Sample
-from trainers.faults import FailedAlone
+from trainers.runs.errors import FailedAlone
 
 # Modes of 8 bits a channel; Pillow reduces 16-bit colour to these. It would clip the other modes (I;16, I, F) to white.
 _MODES = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr"})

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from recipes.planning.draws import draws
-from trainers.arguments import require_count, require_share
+from recipes.arguments import require_count, require_share
+from recipes.planning.random_bits import draws
 from trainers.datasets.splits import Sample, require_split, sha256_of
 
 

@@ -16,7 +16,7 @@ Chainer's function nodes stay, and with them type checks and gradients of gradie
 compute forward, and the gradients of a convolution. What a kernel does not cover (groups, dilation, cover_all, float16
 on the CPU) Chainer computes. Three nodes are ours, and use Chainer's for gradients of gradients: normalisation with a
 sum and ReLU (`normalized`), on the CPU the same with the convolution before it (`convolved`), and on a GPU the loss
-(`trainers.fused_loss`). Optimizers move all parameters at once (`trainers.fused_step`), on the CPU in float32. The
+(`fused_loss`). Optimizers move all parameters at once (`trainers.optimizers.fused_step`), on the CPU in float32. The
 compiled `normalization.c` and `steps.c` serve both `numpy` and `torch`, on the threads of each.
 
 `trainers/__init__.py` installs the `SEAMS`, each when its module of Chainer is imported. Which kernels serve is looked
@@ -25,43 +25,50 @@ up at each call; the default is the environment's, `KILOBATCH_KERNELS`. Nothing 
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import os
 from collections.abc import Callable
 from types import ModuleType
 
-from trainers.kernels import convolution_seams, seams
-from trainers.memory import keep_what_is_freed
+from trainers.kernels import chainer_convolution, chainer_hooks
+from trainers.runs.memory import keep_what_is_freed
 
 __all__ = ["GPU_KINDS", "KINDS", "SEAMS", "VARIABLE", "ask_for", "asked", "described", "details", "has_compiled"]
 __all__ += ["in_use", "missing", "use", "use_on_gpu"]
 
 KINDS = ("numpy", "torch", "chainer")
 GPU_KINDS = ("cudnn", "chainer")
+_MODULES = {"numpy": "trainers.kernels.cpu.operators", "torch": "trainers.kernels.torch"}
 _COMPILED = ("numpy", "torch")  # kinds that also use compiled passes
 VARIABLE = "KILOBATCH_KERNELS"  # of the environment: the default kernels of a process
 
 
 def _convolution_seam(module: ModuleType) -> None:
     in_use()  # chooses the environment's kernels, unless others were chosen
-    convolution_seams.convolution_seam(module)
+    chainer_convolution.convolution_seam(module)
 
 
 def _batch_normalization_seam(module: ModuleType) -> None:
-    from trainers.kernels.batch_normalization import ChannelsLastImpl  # imports Chainer
+    chainer_hooks.batch_normalization_seam(module, lambda: _channels_last_impl()())
 
-    seams.batch_normalization_seam(module, ChannelsLastImpl)
+
+@functools.cache
+def _channels_last_impl() -> type:
+    from trainers.kernels.chainer_nodes import ChannelsLastImpl  # needs all of Chainer, which is only being imported
+
+    return ChannelsLastImpl
 
 
 SEAMS: tuple[tuple[str, Callable[[ModuleType], None]], ...] = (
     ("chainer.functions.connection.convolution_2d", _convolution_seam),
-    ("chainer.functions.connection.deconvolution_2d", convolution_seams.deconvolution_seam),
-    ("chainer.functions.connection.linear", seams.linear_seam),
-    ("chainer.functions.activation.relu", seams.relu_seam),
-    ("chainer.functions.math.basic_math", seams.add_seam),
-    ("chainer.functions.pooling.max_pooling_nd", seams.max_pooling_seam),
-    ("chainer.functions.pooling.average_pooling_2d", seams.average_pooling_seam),
+    ("chainer.functions.connection.deconvolution_2d", chainer_convolution.deconvolution_seam),
+    ("chainer.functions.connection.linear", chainer_hooks.linear_seam),
+    ("chainer.functions.activation.relu", chainer_hooks.relu_seam),
+    ("chainer.functions.math.basic_math", chainer_hooks.add_seam),
+    ("chainer.functions.pooling.max_pooling_nd", chainer_hooks.max_pooling_seam),
+    ("chainer.functions.pooling.average_pooling_2d", chainer_hooks.average_pooling_seam),
     ("chainer.functions.normalization.batch_normalization", _batch_normalization_seam),
 )
 
@@ -83,9 +90,9 @@ def use(kind: str | None) -> str:
     kind = kind or _of_the_cpu(asked())
     if (lacks := missing(kind)) is not None:
         raise ValueError(f"{'; '.join(lacks)} ({VARIABLE})")
-    seams.operators = None
+    chainer_hooks.operators = None
     if kind != "chainer":
-        seams.operators = importlib.import_module(f"trainers.kernels.{kind}_operators")
+        chainer_hooks.operators = importlib.import_module(_MODULES[kind])
         keep_what_is_freed()
     _in_use = kind
     return kind
@@ -107,7 +114,9 @@ def use_on_gpu(kind: str | None) -> tuple[str, str | None]:
     if kind is not None and lacks is not None:
         raise ValueError(f"{'; '.join(lacks)} ({VARIABLE})")
     kind = kind or ("cudnn" if lacks is None else "chainer")
-    seams.gpu_operators = None if kind == "chainer" else importlib.import_module("trainers.kernels.cudnn_operators")
+    chainer_hooks.gpu_operators = (
+        None if kind == "chainer" else importlib.import_module("trainers.kernels.cuda.operators")
+    )
     _in_use_on_gpu = kind
     return kind, lacks and "; ".join(lacks)
 
@@ -149,7 +158,7 @@ def described(kind: str) -> str:
 
 def has_compiled(kind: str) -> bool:
     """Whether compiled passes serve beside these kernels, on as many threads as these have."""
-    return kind in _COMPILED and bool(importlib.import_module(f"trainers.kernels.{kind}_operators").STEPS)
+    return kind in _COMPILED and bool(importlib.import_module(_MODULES[kind]).STEPS)
 
 
 def missing(kind: str, *, device: str = "cpu") -> tuple[str, str] | None:
@@ -161,7 +170,7 @@ def missing(kind: str, *, device: str = "cpu") -> tuple[str, str] | None:
         return "torch kernels need PyTorch, which is not installed", 'pip install "kilobatch[torch]", or take numpy'
     if kind == "cudnn":
         try:
-            importlib.import_module("trainers.kernels.cudnn_operators")
+            importlib.import_module("trainers.kernels.cuda.operators")
         except Exception as error:  # of the loader as well, where a library does not fit
             way_out = "pip install nvidia-cudnn-cu13 nvidia-cudnn-frontend, or take chainer"
             return f"cudnn kernels need NVIDIA's front end of cuDNN: {type(error).__name__}: {error}", way_out

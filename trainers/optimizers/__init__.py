@@ -4,20 +4,16 @@
 float. `num_state_values` is how many numbers of state it keeps for one number of a parameter. Weight decay is added by
 `trainers.optimizers.weight_decay.decay_parameters` once the Chainer optimizer is set up with a model; if
 `decays_itself` is true the update rules add it themselves, because their trust ratio depends on it. `step_form`
-describes an update so that kernels can apply it to all parameters at once (`trainers.fused_step`); without it Chainer
+describes an update so that kernels can apply it to all parameters at once (`fused_step`); without it Chainer
 updates parameter by parameter.
 """
 
 from trainers.optimizers.ada_scale import AdaScale
 from trainers.optimizers.adam import Adam
-from trainers.optimizers.corrected_momentum_sgd import CorrectedMomentumSGD
-from trainers.optimizers.corrected_nesterov_ag import CorrectedNesterovAG
 from trainers.optimizers.lamb import Lamb
 from trainers.optimizers.lars import Lars
-from trainers.optimizers.momentum_sgd import MomentumSGD
-from trainers.optimizers.nesterov_ag import NesterovAG
 from trainers.optimizers.rmsprop_warmup import RmspropWarmup
-from trainers.optimizers.sgd import SGD
+from trainers.optimizers.sgd import SGD, CorrectedMomentumSGD, CorrectedNesterovAG, MomentumSGD, NesterovAG
 
 __all__ = [
     "AdaScale",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from trainers.arguments import require_share
+from recipes.arguments import require_share
+from trainers.kernels.optimizer_steps import MomentumForm
 from trainers.optimizers.weight_decay import RATE_NOT_SET, NoDecay, require_weight_decay
-from trainers.step_forms import MomentumForm
 
 if TYPE_CHECKING:
     import chainer
@@ -23,7 +23,7 @@ class AdaScale:
 
     `per` is `learning_rate.per`, the batch whose rate is known. If the gradients are all noise the gain is B / per,
     which is the linear rule; if they agree it is 1. noise and signal are moving averages, over updates, of the
-    estimates by `recipes.noise_scale.Norms` from the gradients of single norm groups. So every norm group is a separate
+    estimates by `noise_scale.Norms` from the gradients of single norm groups. So every norm group is a separate
     micro-batch here, whole on one worker, and the gain does not depend on the number of workers. The averages start at
     0 without a correction, because only their ratio counts.
 
@@ -103,7 +103,7 @@ class Gain:
         """Add the estimates of one update to the averages; returns its gain, between 1 and B / per.
 
         Args:
-            noise, signal: of `recipes.noise_scale.Norms`; an average below 0 counts as 0.
+            noise, signal: of `recipes.planning.noise_scale.Norms`; an average below 0 counts as 0.
             global_batch_size: B.
         """
         scale = global_batch_size / self._per

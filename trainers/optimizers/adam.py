@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lr_schedules.units import require_number
-from trainers.arguments import require_share
+from recipes.arguments import require_share
+from trainers.kernels.optimizer_steps import AdamForm
 from trainers.optimizers.weight_decay import RATE_NOT_SET, Decay, NoDecay, require_weight_decay
-from trainers.step_forms import AdamForm
 
 if TYPE_CHECKING:
     import chainer

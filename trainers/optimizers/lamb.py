@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lr_schedules.units import require_number
-from trainers.arguments import require_flag, require_share
+from recipes.arguments import require_flag, require_share
+from trainers.kernels.optimizer_steps import AdamForm, Trust
 from trainers.optimizers.weight_decay import NoDecay, require_weight_decay
-from trainers.step_forms import AdamForm, Trust
 
 if TYPE_CHECKING:
     import chainer
@@ -97,8 +97,7 @@ class Lamb:
 
     def build(self) -> chainer.Optimizer:
         """The optimizer; the updater sets its `lr`."""
-        from trainers.optimizers.lamb_rule import LambRule
-        from trainers.optimizers.rule_method import RuleMethod
+        from trainers.optimizers.update_rules import LambRule, RuleMethod
 
         return RuleMethod(LambRule, self)
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from lr_schedules.units import require_number
-from trainers.arguments import require_flag, require_share
+from recipes.arguments import require_flag, require_share
+from trainers.kernels.optimizer_steps import MomentumForm, Trust
 from trainers.optimizers.weight_decay import NoDecay, require_weight_decay
-from trainers.step_forms import MomentumForm, Trust
 
 if TYPE_CHECKING:
     import chainer
@@ -95,7 +95,6 @@ class Lars:
 
     def build(self) -> chainer.Optimizer:
         """The optimizer; the updater sets its `lr`."""
-        from trainers.optimizers.lars_rule import LarsRule
-        from trainers.optimizers.rule_method import RuleMethod
+        from trainers.optimizers.update_rules import LarsRule, RuleMethod
 
         return RuleMethod(LarsRule, self)

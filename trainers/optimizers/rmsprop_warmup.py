@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from lr_schedules.units import Epochs, require_number
-from trainers.arguments import require_share
+from recipes.arguments import require_share
+from trainers.kernels.optimizer_steps import RmspropForm
 from trainers.optimizers.weight_decay import NoDecay, require_weight_decay
-from trainers.step_forms import RmspropForm
 
 if TYPE_CHECKING:
     import chainer
@@ -86,8 +86,7 @@ class RmspropWarmup:
 
     def build(self) -> chainer.Optimizer:
         """The optimizer; the updater sets its `lr` and the epoch."""
-        from trainers.optimizers.rmsprop_warmup_rule import RmspropWarmupRule
-        from trainers.optimizers.rule_method import RuleMethod
+        from trainers.optimizers.update_rules import RmspropWarmupRule, RuleMethod
 
         return RuleMethod(RmspropWarmupRule, self)
 

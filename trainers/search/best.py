@@ -8,14 +8,14 @@ from typing import Any
 import optuna
 
 from recipes.errors import Problem, RecipeError
-from recipes.open import open_recipe
-from recipes.open_search import OpenedSearch, assignments
-from recipes.provenance import resolved_text
-from recipes.registry import shown
+from recipes.reading.load import resolved_text
+from recipes.reading.open import open_recipe
+from recipes.reading.registry import shown
 from recipes.schema import Search
+from recipes.search_space.open_search import OpenedSearch, assignments
+from trainers.launch.vocabulary import vocabulary
+from trainers.search.display import score
 from trainers.search.study import best_trials
-from trainers.search.wording import score
-from trainers.vocabulary import vocabulary
 
 BEST = "best.yaml"
 PARETO = "pareto"  # a folder, where there are several objectives

@@ -1,9 +1,13 @@
-"""What a user sees of a search: a table on a terminal, lines in a log."""
+"""What a user sees of a search: a table on a terminal, lines in a log.
+
+Scores and values of trials in words.
+"""
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,14 +18,63 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from recipes.reports.wording import duration, number
+from recipes.reports.wording import duration, number, percent
 from recipes.schema import Search
-from trainers.run_folder import LOG
-from trainers.search.front import front
-from trainers.search.job import Job, Report
-from trainers.search.states import reason_of, state_of
-from trainers.search.study import FOLDER, SECONDS
-from trainers.search.wording import column_names, metric_name, scores, short, shown, values_text
+from trainers.runs.run_folder import LOG
+from trainers.search.rank_groups import Job, Report
+from trainers.search.study import FOLDER, SECONDS, front, reason_of, state_of
+
+_SAID = {"device_hours": "device-hours", "train_loss": "training loss"}
+
+
+def metric_name(metric: str) -> str:
+    """A metric's name in text."""
+    return _SAID.get(metric, metric)
+
+
+def shown(metric: str, value: float | None) -> str:
+    """A score without its name, empty where there is none."""
+    return "" if value is None else percent(value) if metric == "accuracy" else number(float(value))
+
+
+def score(metric: str, value: float) -> str:
+    """A score with its name: 'accuracy 97.50 %'."""
+    return f"{metric_name(metric)} {shown(metric, value)}"
+
+
+def scores(search: Search, values: Iterable[float]) -> str:
+    """The objectives of a trial: one value alone, several each with its name."""
+    if len(search.objectives) == 1:
+        return shown(search.objectives[0].metric, next(iter(values)))
+    pairs = zip(search.objectives, values, strict=True)
+    return ", ".join(score(objective.metric, value) for objective, value in pairs)
+
+
+def values_text(values: Mapping[str, Any]) -> str:
+    """A trial's values in a line."""
+    return ", ".join(f"{path} {short(value)}" for path, value in values.items())
+
+
+def short(value: Any) -> str:
+    """A value of a recipe in a few characters."""
+    return f"{value:.4g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
+
+
+def column_names(paths: Sequence[str]) -> list[str]:
+    """The last word of each path, with as many words before it as distinguish it from the others.
+
+    >>> column_names(["epochs", "learning_rate.warmup.epochs", "learning_rate.reference"])
+    ['epochs', 'warmup.epochs', 'reference']
+    """
+    found = []
+    for path in paths:
+        words = path.split(".")
+        endings = [".".join(words[-count:]) for count in range(1, len(words) + 1)]
+        others = [other for other in paths if other != path]
+        free = (end for end in endings if not any(other == end or other.endswith(f".{end}") for other in others))
+        found.append(next(free, path))
+    return found
+
 
 _ROWS = 20  # of the table
 _STYLES = {

@@ -7,18 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from recipes.open_search import OpenedSearch
-from recipes.provenance import resolved_text
+from recipes.reading.load import resolved_text
+from recipes.reports.curves import points_text
 from recipes.reports.plan_text import plan_text
-from recipes.reports.points import points_text
 from recipes.reports.wording import duration, number
 from recipes.schema import Constraint, Search
-from trainers.request import Prepared, prepare
+from recipes.search_space.open_search import OpenedSearch
+from trainers.launch.request import Prepared, prepare
+from trainers.search.display import metric_name, short
 from trainers.search.forecast import cost_lines
-from trainers.search.rungs import climbs
 from trainers.search.study import enqueue, new_study, suggested
+from trainers.search.successive_halving import climbs
 from trainers.search.trial_run import trial_request, warmup_end
-from trainers.search.wording import metric_name, short
 
 
 def dry_run_text(
@@ -43,7 +43,7 @@ def dry_run_text(
     Raises:
         InputRefused: the first trial cannot be planned.
     """
-    from trainers.build import model_sizes  # imports Chainer, which a supervisor does not need otherwise
+    from trainers.training.build import model_sizes  # imports Chainer, which a supervisor does not need otherwise
 
     search, study = opened.search, new_study(opened.search)
     options: dict[str, Any] = {"data": data, "allow_code": allow_code}

@@ -7,12 +7,12 @@ from pathlib import Path
 from statistics import fmean
 
 from recipes.errors import InputRefused
-from recipes.open_search import OpenedSearch
 from recipes.reports.wording import duration, number
 from recipes.schema import Search
-from trainers.search.home import STORAGE, check_folder, study_of
-from trainers.search.rungs import climbs
+from recipes.search_space.open_search import OpenedSearch
+from trainers.search.search_folder import STORAGE, check_folder, study_of
 from trainers.search.study import SECONDS, finished
+from trainers.search.successive_halving import climbs
 from trainers.search.transfer import Stages
 
 _NOTHING = "nothing is known before a trial has ended; then this, and the table of the search, go by those that have"

@@ -14,20 +14,25 @@ from shlex import quote
 from typing import Any
 
 from recipes.errors import InputRefused
-from recipes.open_search import OpenedSearch, open_search
 from recipes.schema import Search
-from trainers.faults import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED
-from trainers.lacks import require_startable
-from trainers.launch import LaunchError, launched_rank, launched_ranks
-from trainers.readers import say
-from trainers.request import prepare, refused
-from trainers.run_folder import LOG, REPORT
-from trainers.screen import Screen
+from recipes.search_space.open_search import OpenedSearch, open_search
+from trainers.launch.preflight import require_startable
+from trainers.launch.request import prepare, refused
+from trainers.launch.vocabulary import search_vocabulary
+from trainers.runs.console import say
+from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED
+from trainers.runs.mpi_ranks import LaunchError, launched_rank, launched_ranks
+from trainers.runs.progress import Screen
+from trainers.runs.run_folder import LOG, REPORT
+from trainers.runs.stop_request import STOP_FILE
 from trainers.search.best import recipe_path, require_utf8, write_best
-from trainers.search.display import Display
+from trainers.search.display import Display, scores, values_text
 from trainers.search.dry_run import dry_run_text
-from trainers.search.group import Group, starting_at
-from trainers.search.home import (
+from trainers.search.group_server import joined_groups, search_as_rank
+from trainers.search.hosts import places
+from trainers.search.rank_groups import Group, starting_at
+from trainers.search.report import write_search_page
+from trainers.search.search_folder import (
     check_folder,
     place_of_study,
     remember_place,
@@ -35,20 +40,13 @@ from trainers.search.home import (
     require_known,
     sole_supervisor,
 )
-from trainers.search.joined import joined_groups, search_as_rank
-from trainers.search.page import write_search_page
-from trainers.search.places import places
-from trainers.search.search_options import SearchOptions
-from trainers.search.states import counted
-from trainers.search.storages import Place, cause, lost, open_storage
-from trainers.search.study import best_trials, finished, new_study, open_study, spent_seconds
+from trainers.search.storage import Place, cause, lost, open_storage
+from trainers.search.storage_cache import read_again
+from trainers.search.study import best_trials, counted, finished, new_study, open_study, spent_seconds
 from trainers.search.supervisor import Supervisor
 from trainers.search.transfer import Stages, check_transfer, transfer
+from trainers.search.trial_recorder import SearchOptions
 from trainers.search.trial_run import trial_request
-from trainers.search.view import read_again
-from trainers.search.wording import scores, values_text
-from trainers.stopping import STOP_FILE
-from trainers.vocabulary import search_vocabulary
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,26 +1,162 @@
-"""Optuna's study of a search, and the user attributes that it and its trials carry."""
+"""The Pareto front of a search's trials.
+
+The outcome of a trial: the values of its objectives, and which constraints it violates.
+
+The state of a trial in a word, and the reason.
+
+Optuna's study of a search, and the user attributes that it and its trials carry.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import time
 import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from recipes import conditional
-from recipes.open_search import OpenedSearch
-from recipes.schema import Search
-from trainers.run_folder import FolderRefused, dataset_facts, deciding, differences
-from trainers.search.batched import flush
-from trainers.search.front import front
-from trainers.search.leases import own_lease
-from trainers.search.ledger import is_first, place_in_line
-from trainers.search.outcome import Outcome
-from trainers.search.rungs import OneLength, climbs, is_whole
-from trainers.study_view import is_feasible
+from recipes.schema import Constraint, Search
+from recipes.schema.constraints import Expression
+from recipes.search_space import ranges
+from recipes.search_space.open_search import OpenedSearch, value_at
+from trainers.runs.run_folder import FolderRefused, dataset_facts, deciding, differences
+from trainers.search.optuna_extensions import is_feasible
+from trainers.search.storage_cache import flush
+from trainers.search.successive_halving import OneLength, climbs, is_whole
+from trainers.search.trial_leases import is_first, own_lease, place_in_line
+
+
+def front(values: Mapping[int, Sequence[float]], directions: Sequence[str]) -> list[int]:
+    """The numbers of the trials on the Pareto front (no other trial dominates them), best first objective first.
+
+    With one objective: the best trial and those of the same value, the earliest first.
+
+    Args:
+        values: number of the trial -> its objectives.
+        directions: of each objective: `maximize` or `minimize`.
+
+    >>> front({0: (0.9, 3.0), 1: (0.8, 1.0), 2: (0.8, 2.0)}, ("maximize", "minimize"))
+    [0, 1]
+    """
+    signs = [-1 if direction == "maximize" else 1 for direction in directions]
+    lower = {
+        number: tuple(sign * value for sign, value in zip(signs, own, strict=True)) for number, own in values.items()
+    }
+    found: list[int] = []
+    for number in sorted(lower, key=lambda number: (lower[number], number)):  # no trial is dominated by a later one
+        if not any(_beats(lower[other], lower[number]) for other in found):
+            found.append(number)
+    return found
+
+
+def _beats(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    """Whether `one` dominates `other`: as good in every objective and better in one; lower is better."""
+    return one != other and all(mine <= its for mine, its in zip(one, other, strict=True))
+
+
+_EVALUATED = {"eval_accuracy": "accuracy", "eval_loss": "loss"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """Objectives and constraint violations of a trial.
+
+    Args:
+        values: of the objectives, in their order; empty if the trial was not trained.
+        beyond: constraint -> by how much it is violated, at most 0 if it is kept.
+    """
+
+    values: Sequence[float] = ()
+    beyond: Mapping[str, float]
+
+    @property
+    def broken(self) -> str:
+        """The violated constraints in a line; empty if there are none."""
+        return ", ".join(f"not {said}" for said, far in self.beyond.items() if far > 0)
+
+    @property
+    def state(self) -> str:
+        """`infeasible` or `complete`."""
+        return "infeasible" if self.broken else "complete"
+
+
+def outcome(
+    search: Search,
+    runs: Sequence[Iterable[Mapping[str, Any]]],
+    recipe: Mapping[str, Any],
+    *,
+    device_hours: float,
+) -> Outcome:
+    """The outcome of a trial whose runs have ended: each score is the mean over the runs.
+
+    Args:
+        search: with the objectives and constraints.
+        runs: the lines of each run's `metrics.jsonl`.
+        recipe: of the trial, resolved.
+        device_hours: of all runs together.
+    Raises:
+        ValueError: an objective is not finite.
+    """
+    each = [run_scores(lines) for lines in runs]
+    scores = {metric: fmean([run[metric] for run in each]) for metric in each[0]} | {"device_hours": device_hours}
+    for objective in search.objectives:
+        if not math.isfinite(scores[objective.metric]):
+            raise ValueError(f"the {objective.metric} is {scores[objective.metric]}")
+    beyond = dict(known_before(search, recipe).beyond)
+    for constraint in search.constraints:
+        if constraint.metric is not None:
+            score = scores[constraint.metric]
+            kept = constraint.violations(score)
+            beyond |= kept if math.isfinite(score) else dict.fromkeys(kept, 1.0)  # Optuna takes no NaN
+    return Outcome(values=[scores[objective.metric] for objective in search.objectives], beyond=beyond)
+
+
+def known_before(search: Search, recipe: Mapping[str, Any]) -> Outcome:
+    """The constraints on recipe values, which are known before the trial is trained.
+
+    Raises:
+        ValueError: a value in a constraint's expression is not a number.
+    """
+    beyond: dict[str, float] = {}
+    for constraint in search.constraints:
+        number = None if constraint.value is None else _number(constraint, recipe)
+        if number is not None:
+            beyond |= constraint.violations(number)
+    return Outcome(beyond=beyond)
+
+
+def run_scores(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """The scores of a finished run by metric.
+
+    accuracy, loss    of the last evaluation
+    train_loss        mean over the updates since the evaluation before that
+    """
+    found: dict[str, float] = {}
+    losses: list[float] = []
+    for line in lines:
+        key = line.get("key")
+        if key == "train_loss":
+            losses.append(line["value"])
+        elif key in _EVALUATED:
+            found[_EVALUATED[key]] = line["value"]
+            found |= {"train_loss": fmean(losses)} if losses else {}
+            losses = []
+    return found
+
+
+def _number(constraint: Constraint, recipe: Mapping[str, Any]) -> float | None:
+    """The value of a constraint's expression; None if the recipe lacks one of its paths."""
+    try:
+        return Expression(constraint.value or "")(lambda path: value_at(recipe, path))
+    except LookupError:
+        return None
+
 
 # User attributes of a trial.
 FOLDER, DEATHS, REASON, RANK, PRUNED_AT, SECONDS = "folder", "deaths", "reason", "rank", "pruned_at", "seconds"
@@ -80,7 +216,7 @@ def enqueue(study: optuna.Study, opened: OpenedSearch) -> None:
 
 def suggested(trial: optuna.Trial, search: Search) -> dict[str, Any]:
     """A trial's value for each of its paths, written to its storage; enqueued or known values stay as they are."""
-    values = conditional.suggested(search.space, trial)
+    values = ranges.suggested(search.space, trial)
     flush(trial.study)
     return values
 
@@ -174,3 +310,32 @@ def _sampler(search: Search, *, seed: int) -> Any:
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         sampler = search.sampler.build(seed=seed)
     return OneLength(sampler, search) if climbs(search) else sampler
+
+
+_WORDS = {
+    TrialState.COMPLETE: "complete",
+    TrialState.PRUNED: "pruned",
+    TrialState.FAIL: "failed",
+    TrialState.RUNNING: "running",
+    TrialState.WAITING: "waiting",
+}
+
+
+def state_of(trial: FrozenTrial) -> str:
+    """One of complete, short (of a lower rung), infeasible, pruned, failed, running, waiting."""
+    if not is_feasible(trial):
+        return "infeasible"
+    return "short" if trial.state == TrialState.COMPLETE and not is_whole(trial) else _WORDS[trial.state]
+
+
+def reason_of(trial: FrozenTrial) -> str:
+    """Why a trial is not complete, or which constraints it violates; empty otherwise."""
+    broken = ", ".join(f"not {said}" for said, beyond in trial.constraints.items() if beyond > 0)
+    return trial.user_attrs.get(REASON, "") or broken
+
+
+def counted(trials: Sequence[FrozenTrial]) -> str:
+    """How many trials ended in which state: '14 trials: 3 complete, 7 infeasible, 4 pruned'."""
+    states = [state_of(trial) for trial in trials]
+    counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(sorted(states)))
+    return f"{len(trials)} trial{'s' if len(trials) > 1 else ''}: {counts}" if trials else "no trial has ended yet"

@@ -12,24 +12,20 @@ from typing import Any
 import optuna
 from optuna.exceptions import UpdateFinishedTrialError
 
-from recipes.open_search import OpenedSearch
-from trainers.request import TrainRequest, prepare
-from trainers.run_folder import RUN
+from recipes.search_space.open_search import OpenedSearch
+from trainers.launch.request import TrainRequest, prepare
+from trainers.runs.run_folder import RUN
+from trainers.runs.stop_request import said, who_asked
 from trainers.search import study as studies
+from trainers.search.comparability import note_comparable
 from trainers.search.display import Display
-from trainers.search.fairness import note_comparable
-from trainers.search.group import Group
-from trainers.search.hand_out import HandOut, run_folder
-from trainers.search.home import TRIALS
-from trainers.search.job import Ending, Job, Report, last_line
-from trainers.search.leases import RENEW_SECONDS
-from trainers.search.outcome import known_before
-from trainers.search.rungs import place, promote
-from trainers.search.search_options import SearchOptions
-from trainers.search.spending import Spending
-from trainers.search.telling import Telling
+from trainers.search.rank_groups import Ending, Group, Job, Report, last_line
+from trainers.search.search_folder import TRIALS
+from trainers.search.study import known_before
+from trainers.search.successive_halving import place, promote
+from trainers.search.trial_leases import RENEW_SECONDS, HandOut, run_folder
+from trainers.search.trial_recorder import SearchOptions, Spending, Telling
 from trainers.search.trial_run import run_folders, trial_request
-from trainers.stopping import said, who_asked
 
 _POLL_SECONDS = 0.02
 _SHOW_SECONDS = 0.2

@@ -20,20 +20,19 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from recipes import ranges
 from recipes.errors import Problem, RecipeError
-from recipes.open import OpenedRecipe, open_recipe
-from recipes.open_search import OpenedSearch, open_search
-from recipes.provenance import resolved_text
-from recipes.registry import shown
+from recipes.reading.load import resolved_text
+from recipes.reading.open import OpenedRecipe, open_recipe
+from recipes.reading.registry import shown
+from recipes.reading.yaml import block_text
 from recipes.scale import scale_recipe
 from recipes.scale.request import rounded
-from recipes.search_checks import value_at
-from recipes.yaml_text import block_text
+from recipes.search_space import ranges
+from recipes.search_space.open_search import OpenedSearch, open_search, value_at
+from trainers.launch.vocabulary import search_vocabulary
 from trainers.search.best import BEST, from_anywhere, recipe_from_anywhere
-from trainers.search.home import study_of
-from trainers.search.page import write_transfer_page
-from trainers.vocabulary import search_vocabulary
+from trainers.search.report import write_transfer_page
+from trainers.search.search_folder import study_of
 
 SCALED = "scaled.yaml"
 _RATE, _WARMUP = "learning_rate.reference", "learning_rate.warmup.epochs"

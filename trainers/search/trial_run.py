@@ -7,13 +7,13 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from recipes.comparable import slow_until
-from recipes.compress import compressed
-from recipes.open import open_recipe
-from recipes.open_search import OpenedSearch, assignments
+from recipes.reading.open import open_recipe
 from recipes.schema import Search
-from trainers.request import Prepared, TrainRequest
-from trainers.vocabulary import vocabulary
+from recipes.search_space.comparable import slow_until
+from recipes.search_space.open_search import OpenedSearch, assignments
+from recipes.search_space.shorter_runs import compressed
+from trainers.launch.request import Prepared, TrainRequest
+from trainers.launch.vocabulary import vocabulary
 
 
 def trial_request(

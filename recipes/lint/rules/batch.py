@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from recipes.lint.case import Case, Fault
-from recipes.positions import written_in_updates
-from recipes.rates import momentum_at
+from recipes.planning.rates import momentum_at
+from recipes.schema.positions import written_in_updates
 
 __all__ = ["batch_over_tenth", "double_buffering", "updates_while_ramping"]
 

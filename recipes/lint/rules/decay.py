@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from recipes.families import LAYERWISE
 from recipes.lint.case import Case, Fault
+from recipes.schema.vocabulary import LAYERWISE
 
 __all__ = ["decay_on_norm", "decay_with_batch", "lars_on_vectors"]
 

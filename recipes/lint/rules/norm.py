@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from recipes.lint.case import Case, Fault
-from recipes.look_back import look_back
+from recipes.planning.rates import look_back
 
 __all__ = ["average_per_update", "lagging_statistics", "live_last_gamma", "wide_norm_span"]
 

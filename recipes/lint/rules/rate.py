@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from recipes.families import ADAPTIVE
-from recipes.linear_reach import LINEAR_HOLDS_TO, linear_reach
 from recipes.lint.case import Case, Fault
-from recipes.rates import batch_size_at, full_rate_at, learning_rate_at
+from recipes.planning.rates import LINEAR_HOLDS_TO, batch_size_at, full_rate_at, learning_rate_at, linear_reach
+from recipes.schema.vocabulary import ADAPTIVE
 
 __all__ = ["linear_adam", "linear_beyond_8k", "scaled_lars", "scaled_twice", "unscaled_rate"]
 

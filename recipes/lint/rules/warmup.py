@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from lr_schedules import ConstantWarmup, Product
 from lr_schedules.units import Schedule
-from recipes.families import LAYERWISE
 from recipes.lint.case import Case, Fault
+from recipes.schema.vocabulary import LAYERWISE
 
 __all__ = ["constant_warmup", "no_warmup", "warmup_past_decay", "warmup_twice"]
 

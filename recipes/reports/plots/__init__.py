@@ -4,9 +4,8 @@ No window is opened and no global state of matplotlib stays changed: figures hav
 folder of `recipes` that imports matplotlib; import it where a figure is needed, not at the top of a module.
 """
 
-from recipes.reports.plots.figure_files import save_figure, svg_text
+from recipes.reports.plots.figure import RunPicture, save_figure, svg_text
 from recipes.reports.plots.of_recipe import curve_figure
 from recipes.reports.plots.of_runs import run_pictures, run_style
-from recipes.reports.plots.picture import RunPicture
 
 __all__ = ["RunPicture", "curve_figure", "run_pictures", "run_style", "save_figure", "svg_text"]

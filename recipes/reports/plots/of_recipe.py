@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from recipes.reports.curves import recipe_curves
-from recipes.reports.plots.axes import batch_axis, mark_boundary, rate_axis, round_epochs, stacked
+from recipes.reports.plots.figure import batch_axis, mark_boundary, rate_axis, round_epochs, stacked
 from recipes.reports.style import MUTED, SERIES, SHADE
 from recipes.schema import Dataset, Recipe
 

@@ -11,8 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from recipes.reports.plots.axes import decades, stacked
-from recipes.reports.plots.foreign import restyled
+from recipes.reports.plots.figure import decades, restyled, stacked
 from recipes.reports.style import DASHES, MUTED, SERIES
 
 _HEIGHT = 2.4  # inches, of a panel

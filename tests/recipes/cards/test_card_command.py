@@ -7,9 +7,9 @@ from typer.testing import CliRunner
 
 import kilobatch
 from recipes.errors import InputRefused
-from recipes.open import open_recipe
-from trainers.lacks import NotBuilt, refuse_unbuilt
-from trainers.vocabulary import vocabulary
+from recipes.reading.open import open_recipe
+from trainers.launch.preflight import NotBuilt, refuse_unbuilt
+from trainers.launch.vocabulary import vocabulary
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import pytest
 
 import trainers.compat  # noqa: F401
 from recipes.cards import card_facts, card_markdown, card_page, card_text, curve_picture, library_page, write_card
-from recipes.cards.library_page import PICTURES, published_recipes, write_library_page
-from recipes.open import open_recipe
-from trainers.vocabulary import vocabulary
+from recipes.cards.pages import PICTURES, published_recipes, write_library_page
+from recipes.reading.open import open_recipe
+from trainers.launch.vocabulary import vocabulary
 
 DOCS = Path(__file__).parents[3] / "docs"
 MADE_BY = "kilobatch recipes card --library docs/library.md"

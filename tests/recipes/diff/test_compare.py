@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from recipes.diff.compare import MISSING, comparable_tree, compare
+from recipes.reading.tree_diff import MISSING, comparable_tree, compare
 
 FLIP = {"kind": "HorizontalFlip", "probability": 0.5}
 CROP = {"kind": "RandomCrop", "size": 32, "padding": 4}

@@ -8,9 +8,9 @@ import yaml
 from typer.testing import CliRunner
 
 import kilobatch
-from recipes.open import open_recipe
-from trainers.run_folder import dataset_facts, write_run
-from trainers.vocabulary import vocabulary
+from recipes.reading.open import open_recipe
+from trainers.launch.vocabulary import vocabulary
+from trainers.runs.run_folder import dataset_facts, write_run
 
 GOYAL = """\
 kilobatch: 1

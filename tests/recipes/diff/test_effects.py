@@ -3,9 +3,9 @@
 import pytest
 
 import trainers.compat  # noqa: F401
-from recipes.diff.effects import differing, effects, same_schedule
-from recipes.open import open_recipe
-from trainers.vocabulary import vocabulary
+from recipes.diff.recipes import differing, effects, same_schedule
+from recipes.reading.open import open_recipe
+from trainers.launch.vocabulary import vocabulary
 
 
 def library(name, *overrides):

@@ -2,8 +2,7 @@
 
 import pytest
 
-from recipes.diff.compare import MISSING, Difference
-from recipes.diff.value_text import value_text, value_texts
+from recipes.reading.tree_diff import MISSING, Difference, value_text, value_texts
 
 
 def texts(*values, key="key"):

@@ -6,7 +6,7 @@ import pytest
 
 import trainers.compat  # noqa: F401
 from recipes.lint import lint_recipe
-from trainers.vocabulary import vocabulary
+from trainers.launch.vocabulary import vocabulary
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import pytest
 
 import trainers.compat  # noqa: F401
 from recipes.lint import handbook, lint_recipe
-from recipes.registry import names
-from trainers.vocabulary import vocabulary
+from recipes.reading.registry import names
+from trainers.launch.vocabulary import vocabulary
 
 ROOT = Path(__file__).parents[3]
 OURS = [name for name in names("recipes") if (ROOT / "recipes" / "papers" / f"{name}.yaml").is_file()]

@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from recipes.families import ADAPTIVE, LAYERWISE, MOMENTUM_SGD
 from recipes.lint import entries
 from recipes.lint import rules as rules_package
-from trainers.vocabulary import vocabulary
+from recipes.schema.vocabulary import ADAPTIVE, LAYERWISE, MOMENTUM_SGD
+from trainers.launch.vocabulary import vocabulary
 
 # rule -> line and column of the key to blame in the example of its docstring.
 PLACES = {

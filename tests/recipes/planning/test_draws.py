@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.special import betainc
 
-from recipes.planning.draws import draws
+from recipes.planning.random_bits import draws
 
 
 def test_raw_bits_are_those_of_philox_for_a_key_and_counter_worked_out_here():

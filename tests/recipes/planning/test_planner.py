@@ -8,7 +8,7 @@ from recipes.planning.division import PlanError
 from recipes.planning.planner import Model
 from recipes.reports.plan_text import plan_text
 from recipes.schema import Precision
-from trainers.request import TrainRequest, prepare
+from trainers.launch.request import TrainRequest, prepare
 
 ADA_SCALE = ("optimizer={kind: AdaScale, momentum: 0.9}", "learning_rate.rule=none")
 

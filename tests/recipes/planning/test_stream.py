@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from recipes.planning.draws import draws
+from recipes.planning.random_bits import draws
 from recipes.planning.stream import Stream, permutation
 
 

@@ -13,7 +13,7 @@ import yaml
 
 from lr_schedules import BatchRamp, GradualWarmup, MultiStep
 from recipes.schema import Augmentation, Batch, Dataset, Evaluation, LearningRate, Recipe, Updater, Warmup
-from recipes.vocabulary import Unbuilt
+from recipes.schema.vocabulary import Unbuilt
 
 NUM_TRAIN = 1440
 RECIPE = {

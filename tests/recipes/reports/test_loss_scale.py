@@ -2,7 +2,7 @@
 
 import pytest
 
-from recipes.reports.loss_scale import loss_scale
+from recipes.reports.noise import loss_scale
 from recipes.reports.page import page_text
 from recipes.reports.record import open_run
 

@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 import trainers.compat  # noqa: F401
-from recipes.open import open_recipe
+from recipes.reading.open import open_recipe
 from recipes.scale import scale_recipe
-from trainers.vocabulary import vocabulary
+from trainers.launch.vocabulary import vocabulary
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from recipes.errors import InputRefused, RecipeError
 from recipes.lint import lint_recipe
 from recipes.scale import parse_batch
-from trainers.vocabulary import vocabulary
+from trainers.launch.vocabulary import vocabulary
 
 
 def test_batch_words():

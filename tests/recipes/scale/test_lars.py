@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from recipes.errors import InputRefused
-from recipes.scale.lars import Point, between, points
-from trainers.vocabulary import vocabulary
+from recipes.scale.rules import Point, between, points
+from trainers.launch.vocabulary import vocabulary
 
 # batch, rate, warmup epochs, momentum, weight decay
 TABLE = [

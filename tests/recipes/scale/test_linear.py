@@ -3,7 +3,7 @@
 import pytest
 
 from recipes.errors import InputRefused
-from recipes.rates import learning_rate_at
+from recipes.planning.rates import learning_rate_at
 
 GOYAL = [512, 1024, 2048, 4096]
 BEYOND = [16384, 32768, 65536]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance
 
-from recipes.planning.draws import draws
+from recipes.planning.random_bits import draws
 from trainers.augmentations import ColorJitter, PcaLighting, color_jitter
 
 

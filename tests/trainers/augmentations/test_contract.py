@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from recipes.planning.draws import draws
+from recipes.planning.random_bits import draws
 from trainers import augmentations
 from trainers.augmentations import (
     CenterCrop,

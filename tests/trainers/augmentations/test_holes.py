@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from recipes.planning.draws import draws
+from recipes.planning.random_bits import draws
 from trainers.augmentations import Cutout, RandomErasing
 
 HEIGHT, WIDTH = 60, 50

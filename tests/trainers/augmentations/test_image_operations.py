@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from recipes.planning.draws import draws
+from recipes.planning.random_bits import draws
 from trainers.augmentations import RandAugment, TrivialAugment, rand_augment, trivial_augment
 from trainers.augmentations import image_operations as operations
 from trainers.augmentations.image_operations import Sampling, operated

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from recipes.planning.draws import draws
+from recipes.planning.random_bits import draws
 from trainers.augmentations import HorizontalFlip, Normalize, RandomCrop, RandomErasing, RandomResizedCrop
 from trainers.augmentations.pipeline import Pipeline
 

@@ -3,9 +3,9 @@ import math
 import numpy as np
 import pytest
 
-from recipes.planning.draws import draws
+from recipes.planning.random_bits import draws
 from trainers.augmentations import RandomResizedCrop
-from trainers.augmentations.resampling import resampled
+from trainers.augmentations.resize import resampled
 
 HEIGHT, WIDTH = 120, 100
 GOLDEN = [(36, 219, 256, 193), (143, 69, 151, 136), (64, 55, 300, 295), (59, 145, 269, 301), (65, 130, 196, 179)]

@@ -6,9 +6,9 @@ import re
 import numpy as np
 import pytest
 
-from recipes.planning.draws import draws
+from recipes.planning.random_bits import draws
 from trainers.augmentations import CenterCrop, HorizontalFlip, Normalize, RandomCrop, Resize
-from trainers.augmentations.resampling import resampled
+from trainers.augmentations.resize import resampled
 
 
 def keyed(index=0):

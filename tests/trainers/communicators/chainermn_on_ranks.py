@@ -15,7 +15,7 @@ from chainermn.links import MultiNodeBatchNormalization
 from mpi4py import MPI
 
 from trainers.communicators import Direct, Ring, SharedWindow
-from trainers.communicators.chainermn_interface import create_communicator
+from trainers.gradients.chainermn import create_communicator
 from trainers.models import SmallCNN
 
 WORLD = MPI.COMM_WORLD

@@ -17,7 +17,7 @@ import numpy as np
 from mpi4py import MPI
 
 from trainers.communicators import Auto
-from trainers.communicators.staging import fastest_without_nccl
+from trainers.communicators.host_staging import fastest_without_nccl
 from trainers.communicators.wire import WIRES, FullWire
 
 WORLD = MPI.COMM_WORLD

@@ -7,8 +7,8 @@ import numpy as np
 from mpi4py import MPI
 
 from trainers.communicators import SharedWindow
+from trainers.communicators.mpi_messages import meet, num_cores
 from trainers.communicators.wire import FullWire
-from trainers.waiting import meet, num_cores
 
 WORLD = MPI.COMM_WORLD
 

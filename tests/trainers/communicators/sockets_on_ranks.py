@@ -13,9 +13,8 @@ import time
 import numpy as np
 from mpi4py import MPI
 
-from trainers.communicators import Auto, Torus, auto, meeting, passing, sockets
-from trainers.communicators.meeting import Proof
-from trainers.communicators.sockets import SocketRing, Unreachable
+from trainers.communicators import Auto, Torus, auto, tcp_ring
+from trainers.communicators.tcp_ring import Proof, SocketRing, Unreachable
 from trainers.communicators.wire import FullWire
 
 WORLD = MPI.COMM_WORLD
@@ -23,7 +22,7 @@ RANK, SIZE = WORLD.rank, WORLD.size
 BEFORE = (RANK - 1) % SIZE
 found = {"ranks": SIZE}
 if sys.argv[1:] == ["python"]:
-    passing.COMPILED = None
+    tcp_ring.COMPILED = None
 
 
 def numbers(rank, length):
@@ -106,13 +105,13 @@ def impostor():
 
 def refusal(addresses, make):
     """What is said where rank 1 tells these addresses of itself."""
-    own = meeting.own_addresses
+    own = tcp_ring.own_addresses
     if RANK == 1:
-        meeting.own_addresses = lambda: addresses
+        tcp_ring.own_addresses = lambda: addresses
     try:
         return make()
     finally:
-        meeting.own_addresses = own
+        tcp_ring.own_addresses = own
 
 
 def pass_on_for_ever(ring):
@@ -132,12 +131,12 @@ for _ in range(8):
 found["windows"] = WORLD.gather(ring._window)
 ring.close()
 
-meeting.Proof = Late
+tcp_ring.Proof = Late
 ring = SocketRing(WORLD)
-meeting.Proof = Proof
+tcp_ring.Proof = Proof
 found["impostor"] = impostor()
 check_messages(ring)
-sockets._LEAVING_SECONDS = 0.1
+tcp_ring._LEAVING_SECONDS = 0.1
 WORLD.Barrier()
 if RANK == 1:
     ring.close()
@@ -150,7 +149,7 @@ else:
     ring.close()
 found["left"] = WORLD.gather(found["left"])
 
-meeting._MEETING_SECONDS = 2.0
+tcp_ring._MEETING_SECONDS = 2.0
 ring = refusal(["255.255.255.255", "127.0.0.1"], lambda: SocketRing(WORLD))
 check_messages(ring)
 ring.close()

@@ -26,11 +26,11 @@ from trainers import communicators
 from trainers.communicators.connection import Connection
 from trainers.communicators.cuda_aware_mpi import takes_gpu_memory
 from trainers.communicators.gpu import Gpu
-from trainers.communicators.staging import Staged, connect_on_gpu, fastest_without_nccl
+from trainers.communicators.host_staging import Staged, connect_on_gpu, fastest_without_nccl
 from trainers.communicators.wire import WIRES, FullWire
-from trainers.device import take_device
-from trainers.exchange import Exchange
-from trainers.flat_gradients import FlatGradients
+from trainers.gradients.exchange import Exchange
+from trainers.gradients.flat_gradients import FlatGradients
+from trainers.training.device import take_device
 
 WORLD = MPI.COMM_WORLD
 RANKS = (1, 2, 3, 4, 5, 8)

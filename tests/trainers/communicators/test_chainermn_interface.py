@@ -13,8 +13,8 @@ import pytest
 from mpi4py import MPI
 
 from trainers.communicators import CudaAwareMpi, MpiAllreduce, Ring, Torus
-from trainers.communicators.chainermn_interface import create_communicator
-from trainers.launch import find_mpiexec
+from trainers.gradients.chainermn import create_communicator
+from trainers.runs.mpi_ranks import find_mpiexec
 
 PROGRAM = Path(__file__).with_name("chainermn_on_ranks.py")
 CHECKS = re.findall(r"^def (check_\w+)", PROGRAM.read_text(), re.MULTILINE)

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from trainers.communicators import fastest as fastest_module
+from trainers.communicators import auto as fastest_module
+from trainers.communicators.auto import Candidate, Fastest, cost_of
 from trainers.communicators.connection import Connection
-from trainers.communicators.fastest import Candidate, Fastest, cost_of
 from trainers.communicators.wire import WIRES, FullWire
-from trainers.exchange import wire_factor
-from trainers.launch import find_mpiexec
+from trainers.gradients.exchange import wire_factor
+from trainers.runs.mpi_ranks import find_mpiexec
 
 PROGRAM = Path(__file__).with_name("fastest_on_ranks.py")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainers.launch import find_mpiexec
+from trainers.runs.mpi_ranks import find_mpiexec
 
 PROGRAM = Path(__file__).with_name("meetings_on_ranks.py")
 

@@ -9,15 +9,15 @@ import time
 import numpy as np
 import pytest
 
-from trainers.communicators import passing
-from trainers.communicators.passing import Broken, pass_on
+from trainers.communicators import tcp_ring
+from trainers.communicators.tcp_ring import Broken, pass_on
 
 
 @pytest.fixture(autouse=True, params=["compiled", "in Python"])
 def way(request, monkeypatch):
     if request.param == "in Python":
-        monkeypatch.setattr(passing, "COMPILED", None)
-    elif passing.COMPILED is None:
+        monkeypatch.setattr(tcp_ring, "COMPILED", None)
+    elif tcp_ring.COMPILED is None:
         pytest.skip("no C compiler when kilobatch was installed")
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from trainers.communicators import meeting
-from trainers.communicators.meeting import nearest_first, own_addresses
-from trainers.launch import find_mpiexec
+from trainers.communicators import tcp_ring
+from trainers.communicators.tcp_ring import nearest_first, own_addresses
+from trainers.runs.mpi_ranks import find_mpiexec
 
 PROGRAM = Path(__file__).with_name("sockets_on_ranks.py")
 
@@ -84,7 +84,7 @@ def test_own_addresses_are_this_machines():
 
 
 def test_addresses_near_to_ours_are_tried_first_and_the_loopback_on_one_host_only(monkeypatch):
-    monkeypatch.setattr(meeting, "own_addresses", lambda: ["127.0.0.1", "10.1.2.3", "172.17.0.1"])
+    monkeypatch.setattr(tcp_ring, "own_addresses", lambda: ["127.0.0.1", "10.1.2.3", "172.17.0.1"])
     told = ["127.0.0.1", "192.168.0.9", "172.20.0.1", "10.1.2.4"]
     assert nearest_first(told, same_host=False) == ["10.1.2.4", "172.20.0.1", "192.168.0.9"]
     assert nearest_first(told, same_host=True) == ["10.1.2.4", "172.20.0.1", "192.168.0.9", "127.0.0.1"]

@@ -11,8 +11,8 @@ import pytest
 
 from trainers import communicators
 from trainers.communicators.cuda_aware_mpi import takes_gpu_memory
-from trainers.device import has_gpu
-from trainers.launch import find_mpiexec
+from trainers.runs.mpi_ranks import find_mpiexec
+from trainers.training.device import has_gpu
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = Path(__file__).with_name("sums_on_ranks.py")

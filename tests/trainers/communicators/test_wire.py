@@ -7,10 +7,10 @@ import subprocess
 import numpy as np
 import pytest
 
-from trainers.communicators import passes
+from trainers.communicators import wire as passes
 from trainers.communicators.wire import WIRES, BFloat16Wire, Float16Wire, FullWire
-from trainers.device import has_gpu
-from trainers.exchange import largest_of
+from trainers.gradients.exchange import largest_of
+from trainers.training.device import has_gpu
 
 HALVES = {"float16": (Float16Wire, 11, -13, 16), "bfloat16": (BFloat16Wire, 8, -125, 128)}
 LOW_HALVES = (0x0000, 0x0001, 0x7FFF, 0x8000, 0x8001, 0xFFFF)

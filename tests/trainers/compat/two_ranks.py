@@ -21,7 +21,7 @@ import numpy
 from chainer.training import extensions
 from chainermn.links import MultiNodeBatchNormalization
 
-from trainers.communicators.chainermn_interface import create_communicator
+from trainers.gradients.chainermn import create_communicator
 
 
 class Linear(chainer.Chain):

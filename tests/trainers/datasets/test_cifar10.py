@@ -3,9 +3,9 @@ import re
 import numpy as np
 import pytest
 
-from recipes.open import open_dataset
+from recipes.reading.open import open_dataset
 from trainers.datasets import Cifar10
-from trainers.vocabulary import vocabulary
+from trainers.launch.vocabulary import vocabulary
 
 NAMES = [f"data_batch_{number}.bin" for number in range(1, 6)] + ["test_batch.bin"]
 

@@ -3,7 +3,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from recipes.planning.draws import draws
+from recipes.planning.random_bits import draws
 from trainers.datasets import Synthetic
 
 GOLDEN = "e3cfbe14a37229acd3eea9a50b14c4ee9afa081ad800315275b0ca118e7cc6eb"

@@ -11,20 +11,10 @@ import numpy as np
 import pytest
 
 from trainers import kernels
-from trainers.device import has_gpu
-from trainers.kernels import (
-    compiled_normalization,
-    cuda_averages,
-    cuda_elementwise,
-    cuda_launch,
-    cuda_loss,
-    cuda_normalization,
-    cuda_pooling,
-    cuda_steps,
-    cuda_tensors,
-    numpy_convolution,
-    seams,
-)
+from trainers.kernels import chainer_hooks
+from trainers.kernels.cpu import compiled_normalization, convolution
+from trainers.kernels.cuda import images_loss_pooling, launcher, normalization, tensors
+from trainers.training.device import has_gpu
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 HEADER = Path(__file__).with_name("cuda_on_cpu.h")
@@ -65,7 +55,7 @@ class Cpu:
     def _converted(self, argument):
         if argument is None:
             return ctypes.c_void_p(None)
-        if isinstance(argument, cuda_launch.ByValue):
+        if isinstance(argument, launcher.ByValue):
             numbers = argument.numbers
             return type("Numbers", (ctypes.Structure,), {"_fields_": [("at", ctypes.c_longlong * numbers.size)]})(
                 tuple(numbers.tolist())
@@ -81,13 +71,13 @@ class Cpu:
             command = [COMPILER, "-x", "c++", "-std=c++17", "-O0", "-shared", "-fPIC", "-Wall", "-Werror"]
             command += ["-Wno-unknown-pragmas", "-Wno-unused-function", "-include", str(HEADER), "-o", str(target), "-"]
             machine = ["-mf16c", "-mfma"] if platform.machine() == "x86_64" else []
-            command += [*machine, *cuda_launch.definitions(kind, width)]
-            subprocess.run(command, input=cuda_launch.source(), text=True, check=True)
+            command += [*machine, *launcher.definitions(kind, width)]
+            subprocess.run(command, input=launcher.source(), text=True, check=True)
             self._libraries[kind, width] = ctypes.CDLL(str(target))
         return self._libraries[kind, width]
 
 
-class PoisonedGpu(cuda_launch.Launcher):
+class PoisonedGpu(launcher.Launcher):
     """CuPy's device, memory poisoned."""
 
     @property
@@ -114,7 +104,7 @@ def cuda(request, monkeypatch):
         device = PoisonedGpu()
     else:
         device = request.getfixturevalue("compiled")
-    monkeypatch.setattr(cuda_launch, "device", device)
+    monkeypatch.setattr(launcher, "device", device)
     return device
 
 
@@ -122,14 +112,14 @@ def cuda(request, monkeypatch):
 def cuda_on_cpu(compiled, monkeypatch):
     """Called, our CUDA kernels serve NumPy's arrays, but for convolutions; it gives the names of what is launched."""
     modules = (
-        numpy_convolution,
-        cuda_averages,
-        cuda_elementwise,
-        cuda_loss,
-        cuda_normalization,
-        cuda_pooling,
-        cuda_steps,
-        cuda_tensors,
+        convolution,
+        tensors,
+        images_loss_pooling,
+        images_loss_pooling,
+        normalization,
+        images_loss_pooling,
+        tensors,
+        tensors,
     )
     operators = SimpleNamespace(**{name: value for module in modules for name, value in vars(module).items()})
     launched = []
@@ -138,10 +128,10 @@ def cuda_on_cpu(compiled, monkeypatch):
         launched.append(name)
         compiled.launch(name, *given)
 
-    monkeypatch.setattr(cuda_launch, "device", SimpleNamespace(xp=compiled.xp, launch=launch, rehearses=False))
+    monkeypatch.setattr(launcher, "device", SimpleNamespace(xp=compiled.xp, launch=launch, rehearses=False))
 
     def serve():
-        monkeypatch.setattr(seams, "operators", operators)
+        monkeypatch.setattr(chainer_hooks, "operators", operators)
         return launched
 
     return serve

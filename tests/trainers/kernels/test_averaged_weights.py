@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from recipes.schema import WeightAverage
-from trainers.kernels import compiled_steps, seams
-from trainers.weight_average import AveragedWeights
+from trainers.kernels import chainer_hooks
+from trainers.kernels.cpu import compiled
+from trainers.optimizers.weight_average import AveragedWeights
 
 
 def followed(*, otherwise=False):
@@ -30,7 +31,7 @@ def followed(*, otherwise=False):
 @pytest.fixture
 def one_by_one(monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr(seams, "operators", None)
+        patched.setattr(chainer_hooks, "operators", None)
         return followed()
 
 
@@ -46,9 +47,9 @@ def test_all_at_once_on_a_gpu(one_by_one, cuda_on_cpu):
     assert launched == ["momentum_step"] * 4
 
 
-@pytest.mark.skipif(not compiled_steps.STEPS, reason="needs what a C compiler makes at the installation, and AVX2")
+@pytest.mark.skipif(not compiled.STEPS, reason="needs what a C compiler makes at the installation, and AVX2")
 def test_all_at_once_by_what_is_compiled(one_by_one, monkeypatch):
-    steps, served = seams.operators, []
+    steps, served = chainer_hooks.operators, []
     monkeypatch.setattr(steps, "optimizer_step", lambda *given, do=steps.optimizer_step: served.append(do(*given)))
     assert_alike(followed(), one_by_one)
     assert len(served) == 4

@@ -7,10 +7,11 @@ import sys
 
 import pytest
 
-from trainers import environment, kernels
-from trainers.kernels import seams
-from trainers.launch import find_mpiexec
-from trainers.run_folder import ENVIRONMENT
+from trainers import kernels
+from trainers.kernels import chainer_hooks
+from trainers.runs.mpi_ranks import find_mpiexec
+from trainers.runs.run_folder import ENVIRONMENT
+from trainers.training import environment
 
 
 @pytest.fixture(autouse=True)
@@ -31,16 +32,16 @@ def test_kernels_that_are_not_there_are_refused_with_a_way_out(monkeypatch):
 def test_the_environment_chooses_and_numpy_is_the_default(monkeypatch):
     monkeypatch.setenv("KILOBATCH_KERNELS", "chainer")
     assert kernels.use(None) == "chainer"
-    assert seams.operators is None
+    assert chainer_hooks.operators is None
     monkeypatch.delenv("KILOBATCH_KERNELS")
     assert kernels.use(None) == "numpy"
-    assert seams.operators.__name__ == "trainers.kernels.numpy_operators"
+    assert chainer_hooks.operators.__name__ == "trainers.kernels.cpu.operators"
 
 
 def test_without_nvidias_front_end_chainer_serves_on_gpus_and_says_why(monkeypatch):
     monkeypatch.setitem(sys.modules, "cudnn", None)
-    monkeypatch.delitem(sys.modules, "trainers.kernels.cudnn_operators", raising=False)
-    monkeypatch.delitem(sys.modules, "trainers.kernels.cuda_convolution", raising=False)
+    monkeypatch.delitem(sys.modules, "trainers.kernels.cuda.operators", raising=False)
+    monkeypatch.delitem(sys.modules, "trainers.kernels.cuda.convolution", raising=False)
     monkeypatch.setattr(kernels, "_in_use_on_gpu", None)
     monkeypatch.delenv("KILOBATCH_KERNELS", raising=False)
     kind, why_not = kernels.use_on_gpu(None)

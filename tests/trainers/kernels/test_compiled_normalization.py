@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from trainers import kernels
-from trainers.kernels import compiled_normalization, numpy_normalization, numpy_operators, pool
-from trainers.kernels.compiled import _VERSION, Threads, address, load
-from trainers.kernels.compiled_normalization import Passes
-from trainers.kernels.compiled_steps import Steps
+from trainers.kernels import threads
+from trainers.kernels.cpu import compiled_normalization, normalization
+from trainers.kernels.cpu import operators as numpy_operators
+from trainers.kernels.cpu.compiled import _VERSION, Steps, Threads, address, load
+from trainers.kernels.cpu.compiled_normalization import Passes
 
 pytestmark = pytest.mark.skipif(
     compiled_normalization.COMPILED is None, reason="needs what a C compiler makes at the installation, and AVX2"
@@ -91,10 +92,10 @@ def test_what_is_normalised_and_its_gradients_are_those_of_float64(shape, adds, 
     plus, scales = plus if adds else None, ALONE.whole_scales(x, gamma, beta, EPS)
     y = ALONE.normalized_by(x, scales, relu=relu, plus=plus)
     wide, wide_scales = x.astype("d"), tuple(part.astype("d") for part in scales)
-    assert_near(y, numpy_normalization.normalized_by(wide, wide_scales, relu=relu, plus=plus))
+    assert_near(y, normalization.normalized_by(wide, wide_scales, relu=relu, plus=plus))
     found = ALONE.gradient_by(gy, x, scales, relu=relu, y=y if adds and relu else None)
     out = y.astype("d") if relu else None
-    expected = numpy_normalization.gradient_by(gy.astype("d"), wide, wide_scales, relu=relu, y=out)
+    expected = normalization.gradient_by(gy.astype("d"), wide, wide_scales, relu=relu, y=out)
     assert_near(found[0], expected[0])
     assert_near(found[1], np.stack(expected[1]))
     if adds:
@@ -169,7 +170,7 @@ def threads_of(whose, count):
     found = ctypes.util.find_library("gomp")
     if whose == "OpenMP's" and found is None:
         pytest.skip("needs a library of OpenMP")
-    parallel = pool.THREADS.parallel if whose == "ours" else address(ctypes.CDLL(found), "GOMP_parallel")
+    parallel = threads.THREADS.parallel if whose == "ours" else address(ctypes.CDLL(found), "GOMP_parallel")
     return Threads(lambda: count, parallel)
 
 

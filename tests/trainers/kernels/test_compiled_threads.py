@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from trainers.kernels import compiled_normalization
+from trainers.kernels.cpu import compiled_normalization
 
 pytestmark = pytest.mark.skipif(
     compiled_normalization.COMPILED is None, reason="needs what a C compiler makes at the installation, and AVX2"

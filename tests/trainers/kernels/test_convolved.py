@@ -10,12 +10,12 @@ import pytest
 
 from recipes.planning.division import divide
 from recipes.schema import Evaluation
-from trainers.gradient_taps import GradientTaps
-from trainers.kernels.convolution_seams import deferred
-from trainers.keyed_draws import draw_initial_weights
+from trainers.gradients.flat_gradients import GradientTaps
+from trainers.kernels.chainer_convolution import deferred
 from trainers.models import ResNet18, SmallCNN, SmallResNet, WideResNet
-from trainers.models.normalized_relu import normalized, normalized_relu
-from trainers.norm_groups import NormGroups
+from trainers.models.batch_norm import NormGroups
+from trainers.models.keyed_random import draw_initial_weights
+from trainers.models.layers import normalized, normalized_relu
 
 DIVISION = divide(global_batch_size=12, norm_span=4, workers=1, micro_batch_size=12)
 

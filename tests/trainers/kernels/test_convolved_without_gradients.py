@@ -10,9 +10,9 @@ import pytest
 
 from recipes.planning.division import divide
 from recipes.schema import Evaluation
-from trainers.kernels import seams
-from trainers.models.normalized_relu import normalized_relu
-from trainers.norm_groups import NormGroups
+from trainers.kernels import chainer_hooks
+from trainers.models.batch_norm import NormGroups
+from trainers.models.layers import normalized_relu
 
 DIVISION = divide(global_batch_size=8, norm_span=4, workers=1, micro_batch_size=8)
 
@@ -36,8 +36,10 @@ def gradients():
 
 
 def test_chainers_nodes_give_it(monkeypatch):
-    expected, ours = gradients(), dict(vars(seams.operators))
+    expected, ours = gradients(), dict(vars(chainer_hooks.operators))
     ours.pop("convolution_gradients", None)
-    monkeypatch.setattr(seams, "operators", SimpleNamespace(**ours | {"convolution_data": lambda *_, **__: None}))
+    monkeypatch.setattr(
+        chainer_hooks, "operators", SimpleNamespace(**ours | {"convolution_data": lambda *_, **__: None})
+    )
     for found, other in zip(gradients(), expected, strict=True):
         np.testing.assert_allclose(found, other, rtol=1e-4, atol=1e-5)

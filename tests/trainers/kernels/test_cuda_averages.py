@@ -8,8 +8,8 @@ from mpi4py import MPI
 
 from recipes.planning.division import divide
 from recipes.schema import Evaluation
-from trainers.kernels import cuda_averages
-from trainers.norm_groups import NormGroups, moved_statistics
+from trainers.kernels.cuda import tensors
+from trainers.models.batch_norm import NormGroups, moved_statistics
 
 CHANNELS = 300  # more than a block has threads
 
@@ -31,7 +31,7 @@ def test_averages_move_as_by_operations_on_arrays(cuda, kind, keep, how, bad):
     with np.errstate(invalid="ignore"):
         expected = moved_statistics(sums[places], averages, keep, how)
     found = cuda.xp.asarray(averages)
-    cuda_averages.move_averages(cuda.xp.asarray(sums), cuda.xp.asarray(places), found, keep, pooled=how == "pooled")
+    tensors.move_averages(cuda.xp.asarray(sums), cuda.xp.asarray(places), found, keep, pooled=how == "pooled")
     np.testing.assert_allclose(host(found), expected, rtol=1e-6 if kind == "f" else 1e-13)
     np.testing.assert_array_equal(host(found)[:, ::7], averages[:, ::7])
 

@@ -8,11 +8,11 @@ import chainer.functions as F
 import numpy as np
 import pytest
 
-from trainers.flat_gradients import FlatGradients, _Arrivals
-from trainers.kernels import cuda_tensors
-from trainers.keyed_draws import draw_initial_weights
-from trainers.mixed_precision import forward_in
+from trainers.gradients.flat_gradients import FlatGradients, _Arrivals
+from trainers.gradients.loss_scale import forward_in
+from trainers.kernels.cuda import tensors as cuda_tensors
 from trainers.models import SmallResNet
+from trainers.models.keyed_random import draw_initial_weights
 
 F16C = pytest.mark.skipif(platform.machine() != "x86_64", reason="no F16C")
 KINDS = [pytest.param("e", marks=F16C), pytest.param("E", id="bfloat16"), "f", "d"]

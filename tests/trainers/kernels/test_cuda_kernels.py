@@ -6,17 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from trainers.kernels import (
-    cuda_elementwise,
-    cuda_launch,
-    cuda_loss,
-    cuda_normalization,
-    cuda_pooling,
-    cuda_steps,
-    numpy_pooling,
-)
+from trainers.kernels.cpu import pooling_elementwise
+from trainers.kernels.cuda import images_loss_pooling, launcher, normalization
+from trainers.kernels.cuda import tensors as cuda_steps
+from trainers.kernels.optimizer_steps import StepDecay
 from trainers.optimizers import Adam, Lamb, Lars, RmspropWarmup
-from trainers.step_forms import StepDecay
 
 BOUNDS = {"e": 2e-3, "E": 1e-2, "f": 1e-5, "d": 1e-11}
 KINDS = [
@@ -65,7 +59,7 @@ class Rows:
         scale, place = random.uniform(0.2, 3, (groups, 1, channels)), random.normal(0, 3, (groups, 1, channels))
         self.x = on(device, random.normal(size=self.shape) * scale + place, kind)
         self.gy, self.plus = (on(device, random.normal(size=self.shape), kind) for _ in range(2))
-        vector = cuda_launch.vector_type(self.x)
+        vector = launcher.vector_type(self.x)
         self.gamma, self.beta = (on(device, random.normal(0.5, 1, channels), vector) for _ in range(2))
 
     def wide(self, *names):
@@ -73,11 +67,11 @@ class Rows:
 
     def scales(self, eps=1e-3):
         """What the kernels are given, after asserting that it is right; its parts in float64, (groups, 1, channels)."""
-        mean, var = cuda_normalization.mean_and_variance(self.x)
+        mean, var = normalization.mean_and_variance(self.x)
         x, gamma, beta = self.wide("x", "gamma", "beta")
         assert_close(mean, x.mean(axis=1), bound=1e-12)
         assert_close(var + eps, x.var(axis=1) + eps, bound=1e-11)
-        scales = cuda_normalization.scales(self.x, mean, var, self.gamma, self.beta, eps)
+        scales = normalization.scales(self.x, mean, var, self.gamma, self.beta, eps)
         parts = [part.astype(np.float64)[:, None] for part in from_device(scales)]
         inverse = 1 / np.sqrt(from_device(var) + eps)
         for part, expected in zip(
@@ -92,7 +86,7 @@ class Rows:
 def test_normalisation_of_groups_with_relu_and_sum(cuda, kind, seed):
     case, relu, adds = Rows(cuda, kind, seed), seed % 2 == 1, seed % 3 == 0
     scales, (mean, _, scale, beta) = case.scales()
-    y = cuda_normalization.normalized_by(case.x, scales, relu=relu, plus=case.plus if adds else None)
+    y = normalization.normalized_by(case.x, scales, relu=relu, plus=case.plus if adds else None)
     x, plus = case.wide("x", "plus")
     expected = (x - mean) * scale + beta + (plus if adds else 0)
     assert_close(y, np.maximum(expected, 0) if relu else expected, bound=BOUNDS[kind])
@@ -104,10 +98,8 @@ def test_gradients_of_normalisation_with_relu_and_sum(cuda, kind, seed):
     case, relu = Rows(cuda, kind, seed), seed % 3 > 0
     scales, (mean, inverse, scale, _) = case.scales()
     plus = case.plus if seed % 3 == 2 else None
-    y = cuda_normalization.normalized_by(case.x, scales, relu=relu, plus=plus)
-    gx, gradients, last = cuda_normalization.gradient_by(
-        case.gy, case.x, scales, relu=relu, y=None if plus is None else y
-    )
+    y = normalization.normalized_by(case.x, scales, relu=relu, plus=plus)
+    gx, gradients, last = normalization.gradient_by(case.gy, case.x, scales, relu=relu, y=None if plus is None else y)
     gy, x = case.wide("gy", "x")
     counted = gy * (from_device(y) > 0) if relu else gy
     x_hat, count = (x - mean) * inverse, case.shape[1]
@@ -127,15 +119,15 @@ def test_gradients_of_a_part_of_a_group_use_the_sums_of_the_whole(cuda):
     scales, _ = case.scales()
     half = case.shape[1] // 2
     mean, inv_std, gamma, _ = scales
-    gx, gradients, _ = cuda_normalization.gradient_by(case.gy, case.x, scales, relu=False)
-    plain = cuda_normalization.normalization_gradient(case.gy, case.x, mean, inv_std, gamma / inv_std)
+    gx, gradients, _ = normalization.gradient_by(case.gy, case.x, scales, relu=False)
+    plain = normalization.normalization_gradient(case.gy, case.x, mean, inv_std, gamma / inv_std)
     assert_close(plain[0], from_device(gx), bound=1e-11)
     of_gamma, of_beta = (from_device(part) for part in plain[1:])
     assert_close(gradients, np.stack([of_gamma, of_beta]).sum(axis=1), bound=1e-11)
     parts = [tuple(cuda.xp.ascontiguousarray(a[:, part]) for a in (case.gy, case.x)) for part in np.s_[:half, half:]]
     whole = {"whole": lambda *_: (of_gamma, of_beta, case.shape[1])}
     for (gy, x), part in zip(parts, np.s_[:half, half:], strict=True):
-        found = cuda_normalization.gradient_by(gy, x, scales, relu=False, **whole)
+        found = normalization.gradient_by(gy, x, scales, relu=False, **whole)
         assert_close(found[0], from_device(gx)[:, part], bound=1e-11)
 
 
@@ -156,15 +148,15 @@ def test_max_pooling_is_that_of_the_cpu_to_the_bit(cuda, kind, seed):
     size, out, how = windows(random)
     x = random.normal(size=(random.randint(1, 4), *size, random.choice(CHANNELS))).transpose(0, 3, 1, 2)
     x = rounded(x.round() if seed % 2 else x, kind)  # equal values: the first one counts
-    expected, expected_places = numpy_pooling.max_pooling(x, out=out, **how)
-    y, places = cuda_pooling.max_pooling(on(cuda, x, kind), out=out, **how)
+    expected, expected_places = pooling_elementwise.max_pooling(x, out=out, **how)
+    y, places = images_loss_pooling.max_pooling(on(cuda, x, kind), out=out, **how)
     np.testing.assert_array_equal(from_device(y), expected)
     np.testing.assert_array_equal(from_device(places), expected_places)
-    at = cuda_pooling.max_pooled_at(on(cuda, x[::-1], kind), places, **how)
-    np.testing.assert_array_equal(from_device(at), numpy_pooling.max_pooled_at(x[::-1], expected_places, **how))
+    at = images_loss_pooling.max_pooled_at(on(cuda, x[::-1], kind), places, **how)
+    np.testing.assert_array_equal(from_device(at), pooling_elementwise.max_pooled_at(x[::-1], expected_places, **how))
     gy = rounded(random.normal(size=y.shape), kind)
-    gx = cuda_pooling.max_pooling_gradient(on(cuda, gy, kind), places, size=size, **how)
-    expected = numpy_pooling.max_pooling_gradient(gy.astype(np.float64), expected_places, size=size, **how)
+    gx = images_loss_pooling.max_pooling_gradient(on(cuda, gy, kind), places, size=size, **how)
+    expected = pooling_elementwise.max_pooling_gradient(gy.astype(np.float64), expected_places, size=size, **how)
     assert_close(gx, expected, bound=BOUNDS[kind])
 
 
@@ -184,8 +176,8 @@ def test_average_pooling_and_its_gradient(cuda, kind, seed):
         window = np.s_[:, :, j * down : j * down + how["kernel"][0], i * across : i * across + how["kernel"][1]]
         expected[:, :, j, i] = padded[window].mean(axis=(2, 3))
         gradient[window] += gy[:, :, j, i][:, :, None, None] / np.prod(how["kernel"])
-    assert_close(cuda_pooling.average_pooling(on(cuda, x, kind), out=out, **how), expected, bound=BOUNDS[kind])
-    found = cuda_pooling.average_pooling_gradient(on(cuda, gy, kind), size=size, **how)
+    assert_close(images_loss_pooling.average_pooling(on(cuda, x, kind), out=out, **how), expected, bound=BOUNDS[kind])
+    found = images_loss_pooling.average_pooling_gradient(on(cuda, gy, kind), size=size, **how)
     assert_close(found, gradient[:, :, top : top + size[0], left : left + size[1]], bound=BOUNDS[kind])
 
 
@@ -200,16 +192,16 @@ def test_relu_and_sums_keep_the_order_in_memory(cuda, kind, shape):
     last = np.ascontiguousarray(other)
     values, others, lasts = (on(cuda, array, kind) for array in (x, other, last))
     for y in (others, lasts):
-        assert cuda_elementwise.add(values, y).strides == x.strides
-        np.testing.assert_array_equal(from_device(cuda_elementwise.add(values, y)), x + other)
+        assert images_loss_pooling.add(values, y).strides == x.strides
+        np.testing.assert_array_equal(from_device(images_loss_pooling.add(values, y)), x + other)
         into = on(cuda, x, kind)
-        assert cuda_elementwise.add_to(into, y)
+        assert images_loss_pooling.add_to(into, y)
         np.testing.assert_array_equal(from_device(into), x + other)
-        found = from_device(cuda_elementwise.relu_gradient(values, y))
+        found = from_device(images_loss_pooling.relu_gradient(values, y))
         np.testing.assert_array_equal(found, np.where(x > 0, other, 0 * other))
-    np.testing.assert_array_equal(from_device(cuda_elementwise.relu(values)), np.where(x > 0, x, 0 * x))
-    assert cuda_elementwise.relu(values[..., ::2]) is None or shape[-1] <= 2
-    assert cuda_elementwise.add(values, others.astype("f" if kind == "d" else "d")) is None
+    np.testing.assert_array_equal(from_device(images_loss_pooling.relu(values)), np.where(x > 0, x, 0 * x))
+    assert images_loss_pooling.relu(values[..., ::2]) is None or shape[-1] <= 2
+    assert images_loss_pooling.add(values, others.astype("f" if kind == "d" else "d")) is None
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -223,9 +215,9 @@ def test_cross_entropy_and_its_gradient(cuda, kind, targets, shape):
     if targets == "mixtures":
         given = (0.7 * share + 0.3 * share[::-1]).astype("f")
         share = given.astype("d")
-    x, t, gy = on(cuda, logits, kind), cuda.xp.asarray(given), on(cuda, 3.0, cuda_launch.vector_type(logits))
-    loss, kept = cuda_loss.cross_entropy(x, t, label_smoothing=smoothing)
-    gx = cuda_loss.cross_entropy_gradient(x, t, kept, gy, label_smoothing=smoothing)
+    x, t, gy = on(cuda, logits, kind), cuda.xp.asarray(given), on(cuda, 3.0, launcher.vector_type(logits))
+    loss, kept = images_loss_pooling.cross_entropy(x, t, label_smoothing=smoothing)
+    gx = images_loss_pooling.cross_entropy_gradient(x, t, kept, gy, label_smoothing=smoothing)
     q, log_p = (1 - smoothing) * share + smoothing / classes, logits.astype("d")
     log_p -= log_p.max(axis=1, keepdims=True)
     log_p -= np.log(np.exp(log_p).sum(axis=1, keepdims=True))
@@ -239,8 +231,8 @@ def test_cross_entropy_and_its_gradient(cuda, kind, targets, shape):
 def test_a_label_of_no_class_reads_nothing_and_makes_nan(cuda, label):
     x = on(cuda, np.random.RandomState(0).normal(size=(3, 5)), "f")
     labels = cuda.xp.asarray(np.array([1, label, 4], "q" if label > 2**31 else "i"))
-    loss, kept = cuda_loss.cross_entropy(x, labels, label_smoothing=0.1)
-    gx = cuda_loss.cross_entropy_gradient(x, labels, kept, on(cuda, 1.0, "f"), label_smoothing=0.1)
+    loss, kept = images_loss_pooling.cross_entropy(x, labels, label_smoothing=0.1)
+    gx = images_loss_pooling.cross_entropy_gradient(x, labels, kept, on(cuda, 1.0, "f"), label_smoothing=0.1)
     assert np.isnan(from_device(loss))
     np.testing.assert_array_equal(np.isnan(from_device(gx)).all(axis=1), [False, True, False])
 

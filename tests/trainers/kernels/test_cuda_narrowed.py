@@ -8,10 +8,10 @@ import chainer.links as L
 import numpy as np
 import pytest
 
-from trainers.kernels import cuda_tensors
-from trainers.keyed_draws import draw_initial_weights
-from trainers.mixed_precision import weights_in
+from trainers.gradients.loss_scale import weights_in
+from trainers.kernels.cuda import tensors as cuda_tensors
 from trainers.models import SmallResNet
+from trainers.models.keyed_random import draw_initial_weights
 
 F16C = pytest.mark.skipif(platform.machine() != "x86_64", reason="no F16C")
 SHAPES = [(64, 3, 7, 7), (5,), (10, 7), (33, 129, 3, 3), (8, 16, 1, 1), (6, 4, 1, 3), (), (130, 129), (3, 4, 5)]

@@ -8,8 +8,10 @@ import pytest
 from chainer import functions as F
 
 from trainers import kernels
-from trainers.device import has_gpu
-from trainers.kernels import cuda_launch, cuda_products, numpy_convolution, seams
+from trainers.kernels import chainer_hooks
+from trainers.kernels.cpu import convolution
+from trainers.kernels.cuda import launcher, products
+from trainers.training.device import has_gpu
 
 
 def arrays(xp, dtype):
@@ -34,15 +36,15 @@ def test_a_linear_layer_is_a_convolution_while_a_graph_is_captured(monkeypatch):
     def counted(name):
         def call(*given, **how):
             called.append(name)
-            return getattr(numpy_convolution, name)(*given, **how)
+            return getattr(convolution, name)(*given, **how)
 
         return call
 
     names = ("convolution", "convolution_data", "convolution_weights")
-    ours = SimpleNamespace(product=cuda_products.product, **{name: counted(name) for name in names})
-    monkeypatch.setattr(seams, "operators", ours)
+    ours = SimpleNamespace(product=products.product, **{name: counted(name) for name in names})
+    monkeypatch.setattr(chainer_hooks, "operators", ours)
     for rehearses in (False, True):
-        monkeypatch.setattr(cuda_launch, "device", SimpleNamespace(rehearses=rehearses))
+        monkeypatch.setattr(launcher, "device", SimpleNamespace(rehearses=rehearses))
         for found, right in zip(linear(*arrays(np, np.float32)), expected, strict=True):
             np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-6)
         assert sorted(set(called)) == (sorted(names) if rehearses else [])
@@ -55,21 +57,21 @@ def test_a_captured_linear_layer_gives_what_cublas_gives(dtype):
     pytest.importorskip("cudnn")
     import cupy
 
-    from trainers.kernels import cuda_convolution
-    from trainers.micro_batch_graphs import GraphRecorder
+    from trainers.kernels.cuda import convolution
+    from trainers.training.cuda_graphs import GraphRecorder
 
-    before, gpu = seams.gpu_operators, GraphRecorder()
+    before, gpu = chainer_hooks.gpu_operators, GraphRecorder()
     kernels.use_on_gpu("cudnn")
     try:
         given = arrays(cupy, dtype)  # before the capture, which refuses copies from the host
         expected = linear(*given)
         with gpu.rehearsal():  # kernels are compiled, plans are made
             linear(*given)
-        plans = cuda_convolution._plan.cache_info().misses
+        plans = convolution._plan.cache_info().misses
         found, (launch,) = gpu.record(lambda cut: linear(*given))
-        assert cuda_convolution._plan.cache_info().misses == plans, "a plan was made while a graph was captured"
+        assert convolution._plan.cache_info().misses == plans, "a plan was made while a graph was captured"
         launch()
         for one, right in zip(found, expected, strict=True):
             np.testing.assert_allclose(one.get(), right.get(), rtol=1e-2 if dtype == "float16" else 1e-5, atol=1e-2)
     finally:
-        seams.gpu_operators = before
+        chainer_hooks.gpu_operators = before

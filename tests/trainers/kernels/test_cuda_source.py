@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainers.kernels import cuda_launch
+from trainers.kernels.cuda import launcher
 
 NARROW = ("totals", "slopes", "cross_entropy", "mean_loss", "not_finite", "narrowed", "gathered")
 NARROW += ("momentum", "adam", "rmsprop", "ratios", "finish", "moved_averages")
@@ -27,7 +27,7 @@ def nvrtc():
 @pytest.mark.parametrize(("kind", "width"), [("e", 8), ("e", 1), ("E", 8), ("f", 4), ("f", 1), ("d", 2), ("d", 1)])
 def test_the_source_compiles_for_hopper_with_wide_accesses_and_no_local_memory(kind, width):
     compiler, program, size = nvrtc(), ctypes.c_void_p(), ctypes.c_size_t()
-    options = [option.encode() for option in ("--std=c++17", "-arch=sm_90", *cuda_launch.definitions(kind, width))]
+    options = [option.encode() for option in ("--std=c++17", "-arch=sm_90", *launcher.definitions(kind, width))]
 
     def text(word):
         getattr(compiler, f"nvrtcGet{word}Size")(program, ctypes.byref(size))
@@ -35,7 +35,7 @@ def test_the_source_compiles_for_hopper_with_wide_accesses_and_no_local_memory(k
         getattr(compiler, f"nvrtcGet{word}")(program, buffer)
         return buffer.value.decode()
 
-    compiler.nvrtcCreateProgram(ctypes.byref(program), cuda_launch.source().encode(), b"kernels.cu", 0, None, None)
+    compiler.nvrtcCreateProgram(ctypes.byref(program), launcher.source().encode(), b"kernels.cu", 0, None, None)
     given = (ctypes.c_char_p * len(options))(*options)
     assert compiler.nvrtcCompileProgram(program, len(options), given) == 0, text("ProgramLog")
     kernels = re.split(r"\.visible \.entry ", text("PTX"))[1:]

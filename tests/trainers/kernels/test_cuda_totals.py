@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from trainers.kernels import cuda_launch, cuda_normalization
+from trainers.kernels.cuda import launcher, normalization
 
 
 def from_device(array):
@@ -19,7 +19,7 @@ def test_statistics_of_groups_are_added_to_those_seen(cuda, groups, channels):
     mean, var = random.normal(size=(2, groups, channels))
     weights, seen = random.uniform(size=groups), random.normal(size=1 + 3 * channels)
     given = [cuda.xp.array(array) for array in (mean, var, weights, seen)]
-    cuda_normalization.see(*given, factor=1.25)
+    normalization.see(*given, factor=1.25)
     parts = (weights @ mean, weights @ var * 1.25, weights @ mean**2)
     expected = seen + np.concatenate([[weights.sum()], *parts])
     np.testing.assert_allclose(from_device(given[-1]), expected, rtol=0, atol=1e-14 * np.abs(expected).max())
@@ -30,17 +30,17 @@ def test_statistics_of_groups_are_added_to_those_seen(cuda, groups, channels):
 def test_whole_groups_get_in_one_launch_what_several_give(cuda, kind, shape):
     random, eps, (groups, _, channels) = np.random.RandomState(0), 1e-3, shape
     x, gy = (cuda.xp.asarray(random.normal(2, 1, shape).astype(kind)) for _ in range(2))
-    gamma, beta = cuda.xp.asarray(random.normal(size=(2, channels)).astype(cuda_launch.vector_type(x)))
+    gamma, beta = cuda.xp.asarray(random.normal(size=(2, channels)).astype(launcher.vector_type(x)))
     weights, *seen = (cuda.xp.asarray(random.uniform(size=size)) for size in (groups, *[1 + 3 * channels] * 2))
     seen[1][...] = seen[0]
-    found = cuda_normalization.whole_scales(x, gamma, beta, eps, seen=(weights, seen[0], 1.25))
-    mean, var = cuda_normalization.mean_and_variance(x)
-    cuda_normalization.see(mean, var, weights, seen[1], factor=1.25)
-    expected = cuda_normalization.scales(x, mean, var, gamma, beta, eps)
-    for one, other in ((found, expected), (cuda_normalization.whole_scales(x, gamma, beta, eps), expected), seen):
+    found = normalization.whole_scales(x, gamma, beta, eps, seen=(weights, seen[0], 1.25))
+    mean, var = normalization.mean_and_variance(x)
+    normalization.see(mean, var, weights, seen[1], factor=1.25)
+    expected = normalization.scales(x, mean, var, gamma, beta, eps)
+    for one, other in ((found, expected), (normalization.whole_scales(x, gamma, beta, eps), expected), seen):
         np.testing.assert_array_equal(from_device(one), from_device(other))
     here, by_a_team = (
-        cuda_normalization.gradient_by(gy, x, found, relu=True, whole=whole)[:2] for whole in (None, lambda *sums: sums)
+        normalization.gradient_by(gy, x, found, relu=True, whole=whole)[:2] for whole in (None, lambda *sums: sums)
     )
     for one, other in zip(map(from_device, here), map(from_device, by_a_team), strict=True):
         bound = 1e-14 if kind == "d" else 1e-6  # of a quotient multiplied again
@@ -58,12 +58,12 @@ def test_a_layer_of_resnet50_fills_a_large_gpu_and_leaves_few_sums(monkeypatch, 
     def launch(name, kind, width, grid, arguments):
         blocks[name] = int(np.prod(grid))
 
-    monkeypatch.setattr(cuda_launch, "device", SimpleNamespace(xp=np, launch=launch))
+    monkeypatch.setattr(launcher, "device", SimpleNamespace(xp=np, launch=launch))
     x = np.empty((groups, 32 * side * side, channels), kind)  # nobody writes or reads it: it takes no memory
     vector = np.empty(channels, "f")
-    scales = cuda_normalization.whole_scales(x, vector, vector, 1e-3)
-    cuda_normalization.normalized_by(x, scales, relu=True)
-    cuda_normalization.gradient_by(x, x, scales, relu=True)
+    scales = normalization.whole_scales(x, vector, vector, 1e-3)
+    normalization.normalized_by(x, scales, relu=True)
+    normalization.gradient_by(x, x, scales, relu=True)
     assert blocks.pop("totals") == blocks.pop("slopes") == channels // 4
     for name in ("moments", "gradient_sums"):
         assert 132 <= blocks.pop(name) <= 528

@@ -10,11 +10,11 @@ from mpi4py import MPI
 from recipes.planning.division import divide
 from recipes.schema import Evaluation
 from trainers import kernels
-from trainers.kernels.normalized import Normalized, covers
-from trainers.keyed_draws import draw_initial_weights
+from trainers.kernels.fused_nodes import Normalized, covers
 from trainers.losses import SoftmaxCrossEntropy
 from trainers.models import ResNet50, SmallResNet
-from trainers.norm_groups import NormGroupBatchNormalization, NormGroups
+from trainers.models.batch_norm import NormGroupBatchNormalization, NormGroups
+from trainers.models.keyed_random import draw_initial_weights
 
 DIVISION = divide(global_batch_size=12, norm_span=4, workers=1, micro_batch_size=12)
 

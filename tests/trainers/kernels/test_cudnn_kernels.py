@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from trainers import kernels
-from trainers.device import has_gpu
-from trainers.kernels import seams
+from trainers.kernels import chainer_hooks
 from trainers.losses import SoftmaxCrossEntropy
+from trainers.training.device import has_gpu
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not has_gpu(), reason="needs a GPU with CuPy")]
 
@@ -66,7 +66,7 @@ def test_convolution_and_its_gradients(precision, seed):
 def test_cudnn_is_what_computes_and_leaves_channels_last(precision):
     x = chainer.get_device("@cupy:0").send(np.random.RandomState(0).normal(size=(4, 8, 9, 9)).astype("float32"))
     W = chainer.get_device("@cupy:0").send(np.ones((16, 8, 3, 3), "float32"))
-    assert seams.serving(x, W).__name__ == "trainers.kernels.cudnn_operators"
+    assert chainer_hooks.serving(x, W).__name__ == "trainers.kernels.cuda.operators"
     y = F.convolution_2d(x, W, pad=1).array
     assert y.transpose(0, 2, 3, 1).flags.c_contiguous
     h = F.relu(F.max_pooling_2d(y, 3, 2, 1) + F.average_pooling_2d(y, 3, 2, 1)).array

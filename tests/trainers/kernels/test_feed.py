@@ -10,14 +10,14 @@ from mpi4py import MPI
 
 from recipes.planning.cluster import GradientExchange
 from recipes.planning.stream import Stream
-from trainers.build import build, build_exchange
-from trainers.feed import Feed
-from trainers.kernels import cuda_launch
-from trainers.mixed_precision import images_dtype
-from trainers.norm_groups import NormGroups
-from trainers.request import TrainRequest, prepare
-from trainers.stream_iterator import StreamIterator
-from trainers.updater import RecipeUpdater
+from trainers.datasets.device_feed import Feed
+from trainers.datasets.loader import StreamIterator
+from trainers.gradients.loss_scale import images_dtype
+from trainers.kernels.cuda import launcher
+from trainers.launch.request import TrainRequest, prepare
+from trainers.models.batch_norm import NormGroups
+from trainers.training.build import build, build_exchange
+from trainers.training.updater import RecipeUpdater
 
 OWN, CURRENT = "own", "current"
 NORMALIZE = "{kind: Normalize, with: synthetic}"
@@ -131,7 +131,7 @@ def gpu_on_cpu(compiled, monkeypatch):
 
     def made(soon):
         gpu = LateGpu(compiled, soon)
-        monkeypatch.setattr(cuda_launch, "device", gpu)
+        monkeypatch.setattr(launcher, "device", gpu)
         return gpu
 
     return made

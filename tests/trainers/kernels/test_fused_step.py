@@ -10,14 +10,15 @@ import pytest
 from chainer.backends.cuda import to_cpu
 
 from trainers import kernels, optimizers
-from trainers.checkpoint import load_into, optimizer_arrays, read_checkpoint, write_checkpoint
-from trainers.device import has_gpu
-from trainers.fused_step import FusedStep
-from trainers.gradients import first_not_finite
-from trainers.kernels import compiled_steps, pool, seams
-from trainers.kernels.compiled import Threads
+from trainers.gradients.norms import first_not_finite
+from trainers.kernels import chainer_hooks, threads
+from trainers.kernels.cpu import compiled
+from trainers.kernels.cpu.compiled import Threads
+from trainers.optimizers.fused_step import FusedStep
+from trainers.optimizers.hyperparameters import Moment, steer
 from trainers.optimizers.weight_decay import decay_parameters
-from trainers.steering import Moment, steer
+from trainers.runs.checkpoint import load_into, optimizer_arrays, read_checkpoint, write_checkpoint
+from trainers.training.device import has_gpu
 
 WARMUP = {"beta_center": 1.0, "beta_period": 2.0, "rmsprop_learning_rate": 0.01}
 FORMS = [
@@ -120,15 +121,15 @@ def test_no_optimizer_is_missing_here():
 
 @pytest.fixture(autouse=True)
 def _chainers_step(monkeypatch):
-    monkeypatch.setattr(seams, "operators", None)
+    monkeypatch.setattr(chainer_hooks, "operators", None)
 
 
 @pytest.fixture(params=[1, 2])
 def compiled_step(request, monkeypatch):
     """Called, compiled steps serve, on so many threads; it gives the names of those that were done."""
-    if not compiled_steps.STEPS:
+    if not compiled.STEPS:
         pytest.skip("needs what a C compiler makes at the installation, and AVX2")
-    steps, served = compiled_steps.Steps(Threads(lambda: request.param, pool.THREADS.parallel)), []
+    steps, served = compiled.Steps(Threads(lambda: request.param, threads.THREADS.parallel)), []
 
     def optimizer_step(form, *given):
         served.append(form.kernels)
@@ -137,7 +138,7 @@ def compiled_step(request, monkeypatch):
     operators = SimpleNamespace(STEPS=steps.types, optimizer_step=optimizer_step, finite=steps.finite)
 
     def serve():
-        monkeypatch.setattr(seams, "operators", operators)
+        monkeypatch.setattr(chainer_hooks, "operators", operators)
         return served
 
     return serve
@@ -155,9 +156,9 @@ def test_compiled_it_is_the_step_of_chainer(compiled_step, component):
 def test_compiled_it_has_the_same_bits_on_any_number_of_threads(monkeypatch):
     found = []
     for count in (1, 2, 3):
-        steps = compiled_steps.Steps(Threads(lambda count=count: count, pool.THREADS.parallel))
-        monkeypatch.setattr(seams, "operators", steps)
-        monkeypatch.setattr(steps, "STEPS", compiled_steps.STEPS, raising=False)
+        steps = compiled.Steps(Threads(lambda count=count: count, threads.THREADS.parallel))
+        monkeypatch.setattr(chainer_hooks, "operators", steps)
+        monkeypatch.setattr(steps, "STEPS", compiled.STEPS, raising=False)
         found.append([after_updates(component, np.float32) for component in FORMS])
     for other in found[1:]:
         for one, same in zip(found[0], other, strict=True):
@@ -199,13 +200,13 @@ def test_on_a_gpu_it_is_that_of_the_cpu(component):
 @pytest.mark.parametrize("component", [FORMS[11], FORMS[16], FORMS[17], FORMS[20]], ids=repr)
 def test_a_run_goes_on_with_the_other_kind_of_step(cuda_on_cpu, monkeypatch, tmp_path, component, fused_first):
     expected = after_updates(component, np.float64, count=4)
-    plain, served = seams.operators, []
+    plain, served = chainer_hooks.operators, []
     optimizer = set_up(component, np.float64)
     for half in (0, 1):
         if fused_first == (half == 0):
             served = cuda_on_cpu()
         else:
-            monkeypatch.setattr(seams, "operators", plain)
+            monkeypatch.setattr(chainer_hooks, "operators", plain)
         for number in (2 * half, 2 * half + 1):
             update(optimizer, component, number)
         kept = write_checkpoint(tmp_path, model=optimizer.target, optimizer=optimizer, state={"update": 2 * half + 2})

@@ -6,9 +6,9 @@ import chainer
 import numpy as np
 import pytest
 
-from trainers.fused_step import FusedStep
-from trainers.kernels import seams
+from trainers.kernels import chainer_hooks
 from trainers.optimizers import MomentumSGD
+from trainers.optimizers.fused_step import FusedStep
 
 
 @pytest.mark.parametrize("served", [True, False])
@@ -21,7 +21,7 @@ def test_arrays_that_are_weights_no_longer_are_not_kept(cuda_on_cpu, monkeypatch
     model.W.grad, model.b.grad = np.ones((2, 3), "f"), np.ones(2, "f")
     step()
     weights = weakref.ref(model.W.array)
-    monkeypatch.setattr(seams, "operators", seams.operators if served else None)
+    monkeypatch.setattr(chainer_hooks, "operators", chainer_hooks.operators if served else None)
     for parameter in model.params():  # as on another device
         parameter.array = parameter.array.copy()
     step()

@@ -8,7 +8,7 @@ import pytest
 from chainer import gradient_check
 
 from trainers import kernels
-from trainers.kernels import compiled_normalization, numpy_convolution, numpy_normalization, numpy_pooling
+from trainers.kernels.cpu import compiled_normalization, convolution, normalization, pooling_elementwise
 
 OURS = ["numpy", pytest.param("torch", marks=pytest.mark.torch)]
 CASES = 25
@@ -115,7 +115,7 @@ def test_linear_is_chainers(ours, shape, biased):
 def test_deconvolution_is_chainers(ours, seed):
     random = np.random.RandomState(seed)
     x, W, b, options = convolution_case(random)
-    out = numpy_convolution.out_size(x.shape[2:], W.shape[2:], options["stride"], options["pad"])
+    out = convolution.out_size(x.shape[2:], W.shape[2:], options["stride"], options["pad"])
     y = array(random, len(x), len(W), *out)
     if seed % 2:
         options["outsize"] = x.shape[2:]
@@ -233,17 +233,17 @@ class Poisoned:
 
 
 def test_every_value_of_what_is_allocated_is_written(monkeypatch):
-    for module in (numpy_convolution, numpy_normalization, numpy_pooling):
+    for module in (convolution, normalization, pooling_elementwise):
         monkeypatch.setattr(module, "np", Poisoned())
-    monkeypatch.setattr(numpy_convolution, "_kept", type("Kept", (), {})())
+    monkeypatch.setattr(convolution, "_kept", type("Kept", (), {})())
     for seed in range(CASES):
         random = np.random.RandomState(seed)
         x, W, b, options = convolution_case(random)
-        gy = array(random, *numpy_convolution.convolution(x, W, b, **options).shape)
+        gy = array(random, *convolution.convolution(x, W, b, **options).shape)
         found = [
-            numpy_convolution.convolution(x, W, b, **options),
-            numpy_convolution.convolution_data(gy, W, size=x.shape[2:], **options),
-            numpy_convolution.convolution_weights(x, gy, kernel=W.shape[2:], **options),
+            convolution.convolution(x, W, b, **options),
+            convolution.convolution_data(gy, W, size=x.shape[2:], **options),
+            convolution.convolution_weights(x, gy, kernel=W.shape[2:], **options),
         ]
         assert all(np.isfinite(one).all() for one in found), seed
         with chainer.using_config("dtype", np.float64):

@@ -8,10 +8,10 @@ import pytest
 from recipes.planning.division import divide
 from recipes.schema import Evaluation
 from trainers import kernels
-from trainers.keyed_draws import draw_initial_weights
-from trainers.mixed_precision import forward_in
+from trainers.gradients.loss_scale import forward_in
 from trainers.models import SmallResNet
-from trainers.norm_groups import NormGroups
+from trainers.models.batch_norm import NormGroups
+from trainers.models.keyed_random import draw_initial_weights
 
 
 @pytest.fixture(autouse=True)

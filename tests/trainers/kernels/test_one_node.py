@@ -7,10 +7,9 @@ import pytest
 
 from recipes.planning.division import divide
 from recipes.schema import Evaluation
-from trainers import norm_groups
-from trainers.keyed_draws import draw_initial_weights
-from trainers.models import SmallCNN, SmallResNet, WideResNet
-from trainers.norm_groups import NormGroups
+from trainers.models import SmallCNN, SmallResNet, WideResNet, batch_norm
+from trainers.models.batch_norm import NormGroups
+from trainers.models.keyed_random import draw_initial_weights
 
 DIVISION = divide(global_batch_size=12, norm_span=4, workers=1, micro_batch_size=12)
 
@@ -56,7 +55,7 @@ def test_one_node_has_the_bits_of_many(monkeypatch, component, dtype, assert_as_
     assert "Normalized" in names
     assert not {"BatchNormalization", "ReLU"} & {*names}
     assert not {"Deconvolution2DFunction", "Convolution2DGradW"} & {*backward}
-    monkeypatch.setattr(norm_groups, "covers", lambda *arrays: False)
+    monkeypatch.setattr(batch_norm, "covers", lambda *arrays: False)
     expected, names, backward = one_update(component, dtype=dtype, second=True)
     assert "BatchNormalization" in names
     assert "Normalized" not in names

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from trainers import losses
-from trainers.losses.soft_targets import soft_targets
+from trainers.losses import soft_targets
 
 LOSSES = [
     losses.SoftmaxCrossEntropy(),

@@ -8,9 +8,9 @@ import chainercv.links
 import numpy as np
 import pytest
 
-from trainers.faults import UnfitImage
-from trainers.keyed_draws import KeyedDropout
 from trainers.models import VGG16, AlexNetBN
+from trainers.models.keyed_random import KeyedDropout
+from trainers.runs.errors import UnfitImage
 
 
 def noise(*shape):

@@ -4,9 +4,9 @@ import chainer.links as L
 import numpy as np
 import pytest
 
-from trainers.keyed_draws import KeyedDropout
 from trainers.models import ResNet18
-from trainers.models.residual_blocks import BasicBlock, BlurredConvolution2D, DroppedBranch, blurred
+from trainers.models.imagenet_networks import BasicBlock, BlurredConvolution2D, DroppedBranch, blurred
+from trainers.models.keyed_random import KeyedDropout
 
 
 def noise(*shape):

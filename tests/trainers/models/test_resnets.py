@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from trainers import models
-from trainers.keyed_draws import draw_initial_weights
+from trainers.models.keyed_random import draw_initial_weights
 
 # Published parameters with 1,000 classes; blocks of the four stages (He et al. 2015, table 1).
 PUBLISHED = {

@@ -2,8 +2,8 @@ import chainer
 import numpy as np
 import pytest
 
-from trainers.keyed_draws import KeyedDropout
 from trainers.models import SmallCNN
+from trainers.models.keyed_random import KeyedDropout
 
 IMAGES = np.random.default_rng(0).standard_normal((6, 1, 8, 8)).astype(np.float32)
 

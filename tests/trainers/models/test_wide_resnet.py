@@ -3,8 +3,8 @@ import chainer.functions as F
 import numpy as np
 import pytest
 
-from trainers.keyed_draws import KeyedDropout
 from trainers.models import WideResNet
+from trainers.models.keyed_random import KeyedDropout
 
 
 def built(**fields):

@@ -6,10 +6,10 @@ import chainer.links as L
 import numpy as np
 import pytest
 
-from trainers.checkpoint import load_into, read_checkpoint, write_checkpoint
 from trainers.datasets import Digits
+from trainers.optimizers.hyperparameters import Moment, steer
 from trainers.optimizers.weight_decay import decay_parameters
-from trainers.steering import Moment, steer
+from trainers.runs.checkpoint import load_into, read_checkpoint, write_checkpoint
 
 NUM_UPDATES = 50
 FULL_RATE = 0.1

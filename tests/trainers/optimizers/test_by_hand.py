@@ -15,9 +15,9 @@ from trainers.optimizers import (
     NesterovAG,
     RmspropWarmup,
 )
-from trainers.optimizers.tensor_norm import norm
+from trainers.optimizers.hyperparameters import Moment, steer
+from trainers.optimizers.update_rules import norm
 from trainers.optimizers.weight_decay import decay_parameters
-from trainers.steering import Moment, steer
 
 
 def steps(component, gradients, *, start=0.0, rates=None, full_rate=1.0, epoch=0.0):

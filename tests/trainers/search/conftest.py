@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import optuna
 import pytest
 
-from trainers.search.storages import PASSWORD, hidden, open_storage, read_place
+from trainers.search.storage import PASSWORD, hidden, open_storage, read_place
 
 ROOT = Path(__file__).parents[3]
 HEAD = """\

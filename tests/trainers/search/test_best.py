@@ -7,15 +7,14 @@ import pytest
 import yaml
 
 from recipes.errors import RecipeError
-from recipes.open import open_recipe
-from recipes.open_search import open_search
+from recipes.reading.open import open_recipe
+from recipes.search_space.open_search import open_search
+from trainers.launch.vocabulary import search_vocabulary, vocabulary
 from trainers.search.best import require_utf8, write_best
 from trainers.search.dry_run import dry_run_text
-from trainers.search.outcome import Outcome
 from trainers.search.start import SearchRequest
 from trainers.search.start import search as start_search
-from trainers.search.study import new_study, suggested, tell_complete
-from trainers.vocabulary import search_vocabulary, vocabulary
+from trainers.search.study import Outcome, new_study, suggested, tell_complete
 
 OPTIONS = {"data": None, "allow_code": False}
 TWO = "objective: [{metric: accuracy}, {metric: device_hours, direction: minimize}]\n"

@@ -6,12 +6,11 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from recipes.ranges import Categorical, Float
 from recipes.schema import Budget, Objective, Search
-from trainers.samplers import Random
-from trainers.search.display import Display
-from trainers.search.job import Report
-from trainers.search.wording import column_names
+from recipes.search_space.ranges import Categorical, Float
+from trainers.search.display import Display, column_names
+from trainers.search.rank_groups import Report
+from trainers.search.samplers import Random
 
 SEARCH = Search(
     name="mine",

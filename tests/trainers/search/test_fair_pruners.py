@@ -4,14 +4,14 @@ import optuna
 import pytest
 from optuna.trial import TrialState, create_trial
 
-from recipes.open import open_recipe
-from recipes.ranges import Float
+from recipes.reading.open import open_recipe
 from recipes.schema import Budget, Search
-from trainers.pruners import Median, Percentile, Wilcoxon
-from trainers.samplers import Random
-from trainers.search.fairness import note_comparable, report_costs
-from trainers.study_view import COMPARED
-from trainers.vocabulary import vocabulary
+from recipes.search_space.ranges import Float
+from trainers.launch.vocabulary import vocabulary
+from trainers.search.comparability import note_comparable, report_costs
+from trainers.search.optuna_extensions import COMPARED
+from trainers.search.pruners import Median, Percentile, Wilcoxon
+from trainers.search.samplers import Random
 
 KINDS = [Median(startup_trials=1), Percentile(keep=50.0, startup_trials=1), Wilcoxon(threshold=0.1, startup_reports=2)]
 

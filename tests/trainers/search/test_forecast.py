@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from optuna.trial import TrialState, create_trial
 
-from recipes.open_search import open_search
+from recipes.search_space.open_search import open_search
+from trainers.launch.vocabulary import search_vocabulary
 from trainers.search.forecast import cost_lines
-from trainers.search.home import remember_place, remember_search
-from trainers.search.storages import open_storage, read_place
+from trainers.search.search_folder import remember_place, remember_search
+from trainers.search.storage import open_storage, read_place
 from trainers.search.study import SECONDS, new_study
-from trainers.vocabulary import search_vocabulary
 
 TEXT = """\
 kilobatch: 1

@@ -10,10 +10,8 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from trainers.search.hand_out import HOME, HandOut, run_folder
-from trainers.search.leases import LEASE, own_lease, renewed
-from trainers.search.ledger import is_first, place_in_line
-from trainers.search.view import read_again
+from trainers.search.storage_cache import read_again
+from trainers.search.trial_leases import HOME, LEASE, HandOut, is_first, own_lease, place_in_line, renewed, run_folder
 
 SUPERVISOR = """\
 import sys
@@ -21,8 +19,8 @@ from pathlib import Path
 
 import optuna
 
-from trainers.search.hand_out import HandOut
-from trainers.search.storages import open_storage, read_place
+from trainers.search.trial_leases import HandOut
+from trainers.search.storage import open_storage, read_place
 
 storage = open_storage(read_place(sys.argv[1], Path(".")))
 study = optuna.create_study(study_name=sys.argv[2], storage=storage, load_if_exists=True)

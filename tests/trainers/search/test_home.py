@@ -5,11 +5,11 @@ import os
 import pytest
 from optuna.storages import InMemoryStorage
 
-from recipes.open_search import open_search
-from trainers.run_folder import FolderRefused
-from trainers.search.home import check_folder, place_of_study, remember_search, sole_supervisor
+from recipes.search_space.open_search import open_search
+from trainers.launch.vocabulary import search_vocabulary
+from trainers.runs.run_folder import FolderRefused
+from trainers.search.search_folder import check_folder, place_of_study, remember_search, sole_supervisor
 from trainers.search.study import open_study
-from trainers.vocabulary import search_vocabulary
 
 
 def test_a_second_supervisor_is_refused_and_learns_who_the_first_one_is(tmp_path):

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from trainers.request import TrainRequest, prepare
-from trainers.search.job import _failure, last_line, metrics_lines, reports_in
+from trainers.launch.request import TrainRequest, prepare
+from trainers.search.rank_groups import _failure, last_line, metrics_lines, reports_in
 from trainers.search.trial_run import warmup_end
 
 

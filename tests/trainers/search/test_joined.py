@@ -6,13 +6,13 @@ import signal
 import pytest
 from optuna.trial import TrialState
 
-from recipes.open_search import open_search
-from trainers.launch import find_mpiexec
-from trainers.run_folder import FolderRefused
+from recipes.search_space.open_search import open_search
+from trainers.launch.vocabulary import search_vocabulary
+from trainers.runs.mpi_ranks import find_mpiexec
+from trainers.runs.run_folder import FolderRefused
 from trainers.search import start
-from trainers.search.home import check_folder
+from trainers.search.search_folder import check_folder
 from trainers.search.start import SearchRequest
-from trainers.vocabulary import search_vocabulary
 
 pytestmark = pytest.mark.mpi
 TEXT = """\

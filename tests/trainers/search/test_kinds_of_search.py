@@ -9,13 +9,14 @@ import pytest
 from optuna.trial import TrialState
 
 from recipes.errors import RecipeError
-from recipes.open_search import open_search
-from recipes.ranges import Categorical, Float
 from recipes.schema import Budget, Constraint, Objective, Search
-from trainers import samplers
-from trainers.search.outcome import Outcome
+from recipes.search_space.open_search import open_search
+from recipes.search_space.ranges import Categorical, Float
+from trainers.launch.vocabulary import search_vocabulary
+from trainers.search import samplers
 from trainers.search.start import SearchRequest, search
 from trainers.search.study import (
+    Outcome,
     best_trial,
     best_trials,
     enqueue,
@@ -24,7 +25,6 @@ from trainers.search.study import (
     suggested,
     tell_complete,
 )
-from trainers.vocabulary import search_vocabulary
 
 NEEDS_TORCH = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no PyTorch on this machine")
 SPACE = {

@@ -4,9 +4,9 @@ import pytest
 import yaml
 from optuna.trial import TrialState
 
-from recipes.open import open_recipe
-from trainers.search.front import front
-from trainers.vocabulary import vocabulary
+from recipes.reading.open import open_recipe
+from trainers.launch.vocabulary import vocabulary
+from trainers.search.study import front
 
 pytestmark = pytest.mark.mpi
 TEXT = """\

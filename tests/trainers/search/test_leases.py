@@ -4,12 +4,12 @@ import os
 import subprocess
 import sys
 
-from trainers.search.leases import LEASE_SECONDS, is_stale, own_lease
+from trainers.search.trial_leases import LEASE_SECONDS, is_stale, own_lease
 
 
 def lease_of_another_process():
     """The lease, and the process, which lives until it is told."""
-    code = "import json; from trainers.search.leases import own_lease; print(json.dumps(own_lease())); input()"
+    code = "import json; from trainers.search.trial_leases import own_lease; print(json.dumps(own_lease())); input()"
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     return process, eval(process.stdout.readline())
 

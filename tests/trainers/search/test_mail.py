@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from trainers.request import TrainRequest
-from trainers.search import mail
-from trainers.search.mail import Inbox, post
+from trainers.launch.request import TrainRequest
+from trainers.search import rank_groups
+from trainers.search.rank_groups import Inbox, post
 
 
 def test_each_message_comes_once_and_in_order(tmp_path):
@@ -34,7 +34,7 @@ def test_a_message_that_is_not_yet_whole_comes_later(tmp_path):
 
 
 def test_silence_begins_where_nobody_touches_the_file_any_more(tmp_path, monkeypatch):
-    monkeypatch.setattr(mail, "_GONE_SECONDS", 0.05)
+    monkeypatch.setattr(rank_groups, "_GONE_SECONDS", 0.05)
     path = tmp_path / "orders.jsonl"
     inbox = Inbox(path)
     inbox.new()

@@ -4,11 +4,10 @@ import math
 
 import pytest
 
-from recipes.ranges import Float
 from recipes.schema import Budget, Constraint, Objective, Search
-from trainers.samplers import Random
-from trainers.search.front import front
-from trainers.search.outcome import known_before, outcome
+from recipes.search_space.ranges import Float
+from trainers.search.samplers import Random
+from trainers.search.study import front, known_before, outcome
 
 LINES = [
     {"key": "run_start", "value": "x"},

@@ -9,11 +9,10 @@ import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.trial import TrialState, create_trial
 
-from recipes.ranges import Categorical, Float
 from recipes.schema import Budget, Objective, Search
-from trainers.samplers import Random
-from trainers.search.page import search_page_text, write_search_page
-from trainers.search.pictures import _figures, batch_and_rate, drawn_by_optuna
+from recipes.search_space.ranges import Categorical, Float
+from trainers.search.report import _figures, batch_and_rate, drawn_by_optuna, search_page_text, write_search_page
+from trainers.search.samplers import Random
 
 RATE = Float(low=0.01, high=1.0, log=True)
 MARKED = "<b>x</b>"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from recipes.errors import RecipeError
-from trainers.search.places import Place, hosts_named, launcher, places
+from trainers.search.hosts import Place, hosts_named, launcher, places
 
 HERE = {"PATH": "/nowhere"}
 

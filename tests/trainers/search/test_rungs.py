@@ -12,11 +12,11 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from recipes.ranges import Float
 from recipes.schema import Budget, Search
-from trainers.pruners import Hyperband, Median, SuccessiveHalving
-from trainers.samplers import Random, Tpe
-from trainers.search.rungs import RUNG, OneLength, is_whole, next_up, place, promote
+from recipes.search_space.ranges import Float
+from trainers.search.pruners import Hyperband, Median, SuccessiveHalving
+from trainers.search.samplers import Random, Tpe
+from trainers.search.successive_halving import RUNG, OneLength, is_whole, next_up, place, promote
 
 SPACE = {"x": Float(low=0.0, high=1.0)}
 

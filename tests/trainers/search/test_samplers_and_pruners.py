@@ -8,11 +8,12 @@ import inspect
 import optuna
 import pytest
 
-from recipes.ranges import Categorical, Float, Int
-from trainers.study_view import COMPARED
+from recipes.search_space.ranges import Categorical, Float, Int
+from trainers.launch.vocabulary import PACKAGES
+from trainers.search.optuna_extensions import COMPARED
 
 SPACE = {"a": Float(low=0.001, high=1.0, log=True), "b": Int(low=1, high=9), "c": Categorical(choices=("x", "y"))}
-GROUPS = {name: importlib.import_module(f"trainers.{name}") for name in ("samplers", "pruners")}
+GROUPS = {name: importlib.import_module(PACKAGES[name]) for name in ("samplers", "pruners")}
 COMPONENTS = [getattr(package, name) for package in GROUPS.values() for name in package.__all__]
 
 

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from optuna.trial import TrialState
 
-from trainers.search.rungs import RUNG
+from trainers.search.successive_halving import RUNG
 
 pytestmark = pytest.mark.mpi
 TEXT = """\

@@ -6,11 +6,11 @@ import optuna
 import pytest
 from optuna.trial import create_trial
 
-from recipes.ranges import Float
 from recipes.schema import Budget, Search
-from trainers.samplers import Random
-from trainers.search.spending import Spending
+from recipes.search_space.ranges import Float
+from trainers.search.samplers import Random
 from trainers.search.study import SECONDS, note_spent
+from trainers.search.trial_recorder import Spending
 
 
 def search(**limits):

@@ -2,7 +2,7 @@
 
 import optuna
 
-from trainers.search.states import counted
+from trainers.search.study import counted
 
 
 def test_trials_are_counted_by_what_became_of_them():

@@ -11,7 +11,7 @@ import pytest
 from optuna.trial import TrialState
 
 from recipes.errors import RecipeError
-from trainers.search.storages import open_storage, read_place
+from trainers.search.storage import open_storage, read_place
 
 pytestmark = pytest.mark.mpi
 REPORTS, UPDATES = 4, 36

@@ -10,10 +10,8 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import TrialState, create_trial
 
 from recipes.errors import RecipeError
-from trainers.search.batched import flush
-from trainers.search.proxy import serve_study
-from trainers.search.storages import PASSWORD, hidden, open_storage, read_place
-from trainers.search.view import read_again
+from trainers.search.storage import PASSWORD, hidden, open_storage, read_place, serve_study
+from trainers.search.storage_cache import flush, read_again
 
 
 def new_study(storage, name="mine"):
@@ -100,7 +98,7 @@ def test_a_database_that_cannot_be_used_is_told_without_its_password(url, tmp_pa
 
 
 def test_a_proxy_that_does_not_answer_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr("trainers.search.storages._WAIT_SECONDS", 0.2)
+    monkeypatch.setattr("trainers.search.storage._WAIT_SECONDS", 0.2)
     with pytest.raises(RecipeError, match="pip install 'kilobatch.grpc.'|nobody answers at grpc://127.0.0.1:1 within"):
         open_storage(read_place("grpc://127.0.0.1:1", tmp_path))
 

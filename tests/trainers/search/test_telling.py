@@ -3,14 +3,12 @@
 from optuna.trial import TrialState
 from rich.console import Console
 
-from recipes.open_search import open_search
+from recipes.search_space.open_search import open_search
+from trainers.launch.vocabulary import search_vocabulary
 from trainers.search.display import Display
-from trainers.search.job import Ending, Report
-from trainers.search.outcome import Outcome
-from trainers.search.search_options import SearchOptions
-from trainers.search.study import FOLDER, REASON, SECONDS, new_study, tell_complete
-from trainers.search.telling import Telling
-from trainers.vocabulary import search_vocabulary
+from trainers.search.rank_groups import Ending, Report
+from trainers.search.study import FOLDER, REASON, SECONDS, Outcome, new_study, tell_complete
+from trainers.search.trial_recorder import SearchOptions, Telling
 
 
 def telling_of(opened, folder):

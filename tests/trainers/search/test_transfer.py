@@ -6,10 +6,10 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from recipes.open import open_recipe
-from recipes.open_search import open_search
+from recipes.reading.open import open_recipe
+from recipes.search_space.open_search import open_search
+from trainers.launch.vocabulary import search_vocabulary, vocabulary
 from trainers.search.transfer import check_transfer
-from trainers.vocabulary import search_vocabulary, vocabulary
 
 TEXT = """\
 kilobatch: 1

@@ -1,0 +1,113 @@
+"""The refusals that the fields of all components share, beside `lr_schedules.units.require_number`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from lr_schedules.units import require_number
+from recipes.reading.image_size import LONGEST_SIDE
+
+# The side of an image: pixels, or the word for the recipe's `image_size`, which the pipeline replaces by pixels.
+ImageSize = int | Literal["image_size"]
+
+# The most that a network may be told to have: a recipe is a stranger's, and each layer takes time to make, each weight
+# memory. ResNet-152 has 60 million weights, the deepest network of arXiv 1512.03385 600 blocks. Assumed.
+_MOST_WEIGHTS, _MOST_BLOCKS = 10**9, 2000
+
+
+def require_count(name: str, value: object, *, at_least: int = 1) -> None:
+    """Refuse what is not a whole number of at least `at_least`.
+
+    Args:
+        name: class and field, for the message.
+        value: what was given; a bool is not a count, nor is 16.0.
+        at_least: the smallest count that makes sense.
+    Raises:
+        ValueError: `value` is no int or too small.
+
+    >>> require_count("SmallCNN.width", 0)
+    Traceback (most recent call last):
+    ValueError: SmallCNN.width must be a whole number >= 1, got 0
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+        raise ValueError(f"{name} must be a whole number >= {at_least}, got {value!r}")
+
+
+def require_buildable(name: str, *, weights: int, blocks: int = 0) -> None:
+    """Refuse a network that nobody can mean: more than 10^9 weights, or 2,000 blocks.
+
+    Args:
+        name: class and fields, for the message.
+        weights: of its 3x3 convolutions.
+        blocks: of layers in all.
+    Raises:
+        ValueError: it has more.
+
+    >>> require_buildable("SmallCNN.width", weights=90 * 10_000**2)
+    Traceback (most recent call last):
+    ValueError: SmallCNN.width must give at most 1,000,000,000 weights, not 9,000,000,000; make it smaller
+    """
+    for count, most, of_what in ((weights, _MOST_WEIGHTS, "weights"), (blocks, _MOST_BLOCKS, "blocks")):
+        if count > most:
+            found = f"{count:,}" if count < 10**18 else "more than 10^18"
+            raise ValueError(f"{name} must give at most {most:,} {of_what}, not {found}; make it smaller")
+
+
+def require_size(name: str, value: object) -> None:
+    """Refuse what is neither a whole number from 1 to 16,384 nor the word for the recipe's `image_size`.
+
+    Args:
+        name: class and field, for the message.
+        value: what was given.
+    Raises:
+        ValueError: neither.
+    """
+    if value != "image_size":
+        require_count(name, value)
+        if value > LONGEST_SIDE:
+            raise ValueError(f"{name} must be at most {LONGEST_SIDE} pixels, got {value}")
+
+
+def require_share(name: str, value: object) -> None:
+    """Refuse what is not a number in [0, 1): a momentum, a probability to drop, a part that is given away.
+
+    Args:
+        name: class and field, for the message.
+        value: what was given.
+    Raises:
+        ValueError: `value` is no number or outside [0, 1).
+    """
+    require_number(name, value, at_least=0)
+    if not value < 1:
+        raise ValueError(f"{name} must be < 1, got {value!r}")
+
+
+def require_flag(name: str, value: object) -> None:
+    """Refuse what is neither True nor False.
+
+    Args:
+        name: class and field, for the message.
+        value: what was given; 0 and 1 are numbers.
+    Raises:
+        ValueError: `value` is no bool.
+    """
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be true or false, got {value!r}")
+
+
+def require_range(name: str, value: object, *, at_most: float | None = None) -> None:
+    """Refuse what is not a tuple of two numbers (low, high) with 0 < low <= high.
+
+    Args:
+        name: class and field, for the message.
+        value: what was given; a list is refused: it would make the component unhashable.
+        at_most: the largest value that `high` may have.
+    Raises:
+        ValueError: no tuple of two numbers, not positive, going backwards or too large.
+    """
+    if not isinstance(value, tuple) or len(value) != 2:
+        raise ValueError(f"{name} must be two numbers (low, high), got {value!r}")
+    for number in value:
+        require_number(name, number, above=0, at_most=at_most)
+    if value[0] > value[1]:
+        raise ValueError(f"{name} must be (low, high) with low <= high, got {value!r}")

@@ -1,0 +1,264 @@
+"""The facts on a recipe's card, as text.
+
+A card on a terminal and in Markdown.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from lr_schedules import BatchRamp
+from recipes.planning.rates import learning_rate_at
+from recipes.planning.timeline import timeline_of
+from recipes.reading.open import OpenedRecipe
+from recipes.reports.wording import duration, number, percent
+from recipes.schema import Card, Claim, Recipe
+
+__all__ = ["CardFacts", "card_facts", "card_markdown", "card_text", "peak_rate"]
+
+_NUM_POINTS = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardFacts:
+    """The contents of a recipe's card.
+
+    Args:
+        name: that the user gave.
+        title: a line.
+        source: authors, title and year.
+        url: of the source; empty where there is none.
+        card: its words; None where the recipe has none.
+        claims: (what is claimed, on which hardware, status, source), one for each claim.
+        values: (what, value), the recipe in a dozen lines.
+        obstacles: why it cannot be trained now; empty if it can.
+        assumed: paths of values that the source does not give.
+        open: paths of values that nobody published.
+    """
+
+    name: str
+    title: str
+    source: str
+    url: str
+    card: Card | None
+    claims: tuple[tuple[str, str, str, str], ...]
+    values: tuple[tuple[str, str], ...]
+    obstacles: tuple[str, ...]
+    assumed: tuple[str, ...]
+    open: tuple[str, ...]
+
+
+def card_facts(name: str, opened: OpenedRecipe) -> CardFacts:
+    """The facts of an opened recipe; `name` is what the library calls it."""
+    recipe, source = opened.recipe, opened.recipe.source
+    parts = [source.get("authors"), source.get("title"), source.get("year")]
+    lacking = [*recipe.lacks, *opened.dataset.lacks]
+    obstacles = [f"not built: {', '.join(lacking)}"] if lacking else []
+    obstacles += [f"left open: {', '.join(recipe.open)}"] if recipe.open else []
+    return CardFacts(
+        name=name,
+        title=recipe.title,
+        source=", ".join(str(part) for part in parts if part),
+        url=str(source.get("url", "")),
+        card=recipe.card,
+        claims=tuple((claim_text(claim), claim.on, claim.status, claim.source) for claim in recipe.claims),
+        values=tuple(_values(opened)),
+        obstacles=tuple(obstacles),
+        assumed=recipe.assumed,
+        open=recipe.open,
+    )
+
+
+def claim_text(claim: Claim) -> str:
+    """What is claimed, with its deviation and the number of runs.
+
+    >>> fields = {"metric": "top1", "kind": "accuracy", "value": 0.7626, "status": "not run"}
+    >>> claim_text(Claim(**fields, deviation=0.0009, runs=5))
+    'top-1 76.26 % ± 0.09 (5 runs)'
+    >>> claim_text(Claim(metric="hours", kind="time_to_train", value=0.25, status="not run"))
+    '15 min 00 s'
+    """
+    runs = f" ({claim.runs} runs)" if claim.runs else ""
+    if claim.kind == "accuracy":
+        deviation = "" if claim.deviation is None else f" ± {100 * claim.deviation:.2f}"
+        return f"{claim.metric.replace('top', 'top-')} {percent(claim.value)}{deviation}{runs}"
+    deviation = "" if claim.deviation is None else f" ± {number(claim.deviation)}"
+    if claim.metric == "hours":
+        return duration(3600 * claim.value) + runs
+    return f"{number(claim.value)}{deviation} {claim.metric}{runs}"
+
+
+def peak_rate(recipe: Recipe) -> float:
+    """The largest learning rate of the run, or its limit just before a jump, such as the end of a warmup may be."""
+    epochs = [recipe.epochs * point / _NUM_POINTS for point in range(_NUM_POINTS)]
+    epochs += recipe.batch.global_.boundaries
+    if recipe.learning_rate.warmup is not None:
+        end = recipe.learning_rate.warmup.shape.epochs
+        epochs += [math.nextafter(end, 0.0), end]
+    points = getattr(recipe.learning_rate.schedule, "points", ())
+    epochs += [position for position, _ in points]
+    return max(learning_rate_at(recipe, epoch) for epoch in epochs)
+
+
+def _values(opened: OpenedRecipe) -> Iterator[tuple[str, str]]:
+    recipe, tree = opened.recipe, opened.tree
+    updates = timeline_of(recipe, opened.dataset)
+    yield "model", component_text(tree["model"])
+    yield "data", f"{recipe.dataset}, {number(opened.dataset.num_train)} samples"
+    yield "length", f"{number(recipe.epochs)} epochs, {number(updates.num_updates)} updates"
+    yield "global batch", ramp_text(recipe.batch.global_)
+    yield "norm span", ramp_text(recipe.batch.norm_span)
+    yield "learning rate", _rate_text(recipe)
+    if recipe.learning_rate.warmup is not None:
+        warmup = tree["learning_rate"]["warmup"]
+        yield "warmup", component_text({key: warmup[key] for key in ("kind", "epochs", "joins")})
+    yield "schedule", component_text(tree["learning_rate"]["schedule"])
+    yield "optimizer", component_text(tree["optimizer"])
+    yield "loss", component_text(tree["loss"])
+    yield from _less_usual_values(recipe, tree)
+    yield "evaluation", f"every {_every(tree['evaluation']['every'])}, statistics {recipe.evaluation.norm_statistics}"
+
+
+def _less_usual_values(recipe: Recipe, tree: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if recipe.image_size is not None:
+        yield "image size", ramp_text(recipe.image_size)
+    yield "augmentation", ", ".join(entry["kind"] for entry in tree["augmentation"]["train"]) or "none"
+    if tree["augmentation"]["mix"]:
+        yield "mixing", " or ".join(component_text(entry) for entry in tree["augmentation"]["mix"])
+    if recipe.stream.repeats > 1:
+        yield "repeats", f"each image {recipe.stream.repeats} times in a row"
+    if recipe.gradient.clip_norm is not None:
+        yield "gradient", f"clipped to a norm of {number(recipe.gradient.clip_norm)}"
+    if recipe.weight_average is not None:
+        average = recipe.weight_average
+        yield "average of weights", f"{average.keep:g} kept over {number(average.per)} samples"
+    if recipe.precision.compute != "float32":
+        yield "computing", recipe.precision.compute
+    if recipe.updater.double_buffering:
+        yield "gradients", "one update late"
+
+
+def _rate_text(recipe: Recipe) -> str:
+    rate = recipe.learning_rate
+    peak = f"{peak_rate(recipe):.4g}"
+    if rate.rule == "none":
+        return f"{peak} at most"
+    return f"{peak} at most: {rate.reference:g} for {number(rate.per)} samples, {rate.rule}"
+
+
+def _every(value: Any) -> str:
+    return value if isinstance(value, str) else "epoch" if value == 1 else f"{value:g} epochs"
+
+
+def ramp_text(ramp: BatchRamp) -> str:
+    """The sizes of a ramp and their starts.
+
+    >>> ramp_text(BatchRamp(boundaries=(0.0, 30.0), sizes=(2048, 4096)))
+    '2,048, from epoch 30 4,096'
+    """
+    parts = [number(ramp.sizes[0])]
+    later = zip(ramp.boundaries[1:], ramp.sizes[1:], strict=True)
+    parts += [f"from epoch {boundary:g} {number(size)}" for boundary, size in later]
+    return ", ".join(parts)
+
+
+def component_text(tree: Mapping[str, Any]) -> str:
+    """A mapping with `kind` in a line, without keys that are null, false, 0 or empty.
+
+    >>> component_text({"kind": "Lars", "momentum": 0.9, "clip": False, "no_decay": ["norm", "bias"]})
+    'Lars: momentum 0.9, no_decay norm and bias'
+    """
+    parts = []
+    for key, value in tree.items():
+        if key == "kind" or value is None or value is False or value in ([], "", 0):
+            continue
+        parts.append(key if value is True else f"{key} {_value_text(value)}")
+    return f"{tree['kind']}: {', '.join(parts)}" if parts else str(tree["kind"])
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, list):
+        joint = " and " if all(isinstance(item, str) for item in value) else ", "
+        return joint.join(f"({_value_text(item)})" if isinstance(item, list) else _value_text(item) for item in value)
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def card_text(facts: CardFacts, width: int = 100) -> str:
+    """The card as lines of at most `width` characters, unless a single word is longer."""
+    lines = [f"{facts.name}: {facts.title}", *_wrapped(f"{facts.source} {facts.url}".strip(), width), ""]
+    for head, text in _words(facts):
+        lines += [*_wrapped(text, width, head=f"{head:<13}", indent=13)]
+    lines.append("")
+    for claim, on, status, source in facts.claims:
+        lines += _wrapped(f"{claim} on {on}; {status}; {source}", width, head="claimed      ", indent=13)
+    if not facts.claims:
+        lines.append("claimed      nothing")
+    lines.append("")
+    key_width = max(len(key) for key, _ in facts.values) + 2
+    for key, value in facts.values:
+        lines += _wrapped(value, width, head=f"{key:<{key_width}}", indent=key_width)
+    for head, paths in (("assumed", facts.assumed), ("open", facts.open)):
+        if paths:
+            lines += ["", *_wrapped(", ".join(paths), width, head=f"{head:<13}", indent=13)]
+    lines += ["", *_wrapped(_standing(facts), width)]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def card_markdown(facts: CardFacts, *, picture: str | None = None, level: int = 1) -> str:
+    """The card as a section.
+
+    Args:
+        facts: of the recipe.
+        picture: link to a picture of its curves; None for none.
+        level: of its heading.
+    """
+    parts = [f"{'#' * level} {facts.name}", f"**{facts.title}**"]
+    source = f"[{facts.source}]({facts.url})" if facts.url else facts.source
+    parts.append(f"{source}. {_standing(facts)}")
+    if picture is not None:
+        parts.append(f"![Learning rate and batch of {facts.name} against epochs]({quote(picture)})")
+    parts.append("\n".join(f"- **{head}:** {text}" for head, text in _words(facts)))
+    if facts.claims:
+        rows = [f"| {' | '.join(claim)} |" for claim in facts.claims]
+        parts.append("\n".join(["| claimed | on | status | where it stands |", "|---|---|---|---|", *rows]))
+    if facts.open:
+        parts.append(f"Open: {_paths(facts.open)}.")
+    parts.append("<details><summary>Values, and what is assumed of them</summary>")
+    parts.append("\n".join(["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in facts.values)]))
+    parts += [f"Assumed: {_paths(facts.assumed)}."] if facts.assumed else []
+    return "\n\n".join([*parts, "</details>"]) + "\n"
+
+
+def _paths(paths: tuple[str, ...]) -> str:
+    return ", ".join(f"`{path}`" for path in paths)
+
+
+def _words(facts: CardFacts) -> Iterator[tuple[str, str]]:
+    card = facts.card
+    if card is None:
+        yield "card", "this recipe has none"
+        return
+    yield "changed", card.changed
+    yield "hardware", card.hardware
+    evidence = card.evidence
+    heads = (("verified", evidence.verified), ("derived", evidence.derived), ("not checked", evidence.not_checked))
+    yield from ((head, text) for head, text in heads if text)
+    yield from (("deviation", text) for text in card.deviations)
+
+
+def _standing(facts: CardFacts) -> str:
+    return f"Cannot be trained here: {'; '.join(facts.obstacles)}." if facts.obstacles else "Can be trained here."
+
+
+def _wrapped(text: str, width: int, *, head: str = "", indent: int = 0) -> list[str]:
+    filler = " " * indent
+    # A head that is too long for its column keeps a space before the text.
+    head = head if not head or head.endswith(" ") else f"{head} "
+    return textwrap.wrap(
+        text, width, initial_indent=head, subsequent_indent=filler, break_long_words=False, break_on_hyphens=False
+    )

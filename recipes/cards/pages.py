@@ -1,0 +1,182 @@
+"""docs/library.md: the cards of all recipes on one page, with a picture of each.
+
+A card as one self-contained page, or as Markdown with a picture beside it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from recipes.cards.card import CardFacts, card_facts, card_markdown, peak_rate
+from recipes.cards.picture import curve_picture
+from recipes.reading.open import OpenedRecipe, open_recipe
+from recipes.reading.registry import names
+from recipes.reports.html import Markup, inline_svg, joined, table, tag
+from recipes.reports.page import document
+from recipes.reports.wording import number
+from recipes.schema.vocabulary import Vocabulary
+
+__all__ = ["PICTURES", "card_page", "library_page", "published_recipes", "write_card", "write_library_page"]
+
+PICTURES = "pictures/library"  # beside the page
+_PAPERS = Path(__file__).resolve().parent.parent / "papers"
+_INTRODUCTION = """\
+# The library
+
+Made by `kilobatch recipes card --library docs/library.md` from the cards of the recipes in `recipes/papers`.
+
+**Claims** are what the source says, or what was measured here: `reproduced` was trained here, `not run` was not, for
+want of the hardware or the data. Where a claim has a margin it is ours: how far a rerun may fall short.
+**Evidence:** `verified` was read in the source or its authors' code, `derived` is worked out from that, `not checked`
+is told by others, remembered or guessed; the keys concerned stand under Assumed. What nobody published stands under
+Open: what the recipe holds there only lets it be opened and drawn, and it is not trained until somebody gives it.
+
+`kilobatch recipes card RECIPE` shows a card on the terminal, `-o FILE.html` as a page with a larger picture.
+"""
+
+
+def published_recipes(vocabulary: Vocabulary) -> list[tuple[str, OpenedRecipe]]:
+    """The recipes of `recipes/papers` by name; not those of the working directory and of other packages.
+
+    Raises:
+        RecipeError: one of them does not open.
+    """
+    opened = [(name, open_recipe(name, vocabulary=vocabulary)) for name in names("recipes")]
+    return [(name, recipe) for name, recipe in opened if recipe.path.resolve().is_relative_to(_PAPERS)]
+
+
+def library_page(recipes: Iterable[tuple[str, OpenedRecipe]]) -> str:
+    """The page as text.
+
+    Args:
+        recipes: by name.
+    """
+    rows, sections = [], []
+    for name, opened in sorted(recipes, key=lambda pair: _natural(pair[0])):
+        facts = card_facts(name, opened)
+        sizes = sorted(set(opened.recipe.batch.global_.sizes))
+        cells = [
+            f"[{name}](#{_anchor(name)})",
+            " to ".join(number(size) for size in (sizes[0], sizes[-1])[: len(sizes)]),
+            number(opened.recipe.epochs),
+            f"{peak_rate(opened.recipe):.4g}",
+            opened.tree["optimizer"]["kind"],
+            "; ".join(claim for claim, *_ in facts.claims) or "–",
+            "open" if facts.open else _status(opened),
+        ]
+        rows.append(f"| {' | '.join(cells)} |")
+        sections.append(card_markdown(facts, picture=f"{PICTURES}/{_file(name)}", level=2))
+    heads = "| recipe | batch | epochs | largest rate | optimizer | claimed | status |\n|---|---|---|---|---|---|---|"
+    return "\n".join([_INTRODUCTION, heads, *rows, "", *sections])
+
+
+def write_library_page(recipes: Iterable[tuple[str, OpenedRecipe]], path: Path) -> list[Path]:
+    """Writes the page and the folder of its pictures; returns both paths.
+
+    Pictures of recipes that no longer exist are removed.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    recipes = list(recipes)
+    folder = path.parent / PICTURES
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = {_file(name): curve_picture(opened.recipe) for name, opened in recipes}
+    for old in folder.glob("*.svg"):
+        if old.name not in drawn:
+            old.unlink()
+    for file, text in drawn.items():
+        (folder / file).write_text(text, encoding="utf-8")
+    path.write_text(library_page(recipes), encoding="utf-8")
+    return [path, folder]
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """A key that sorts numbers inside names by their value.
+
+    >>> sorted(["goyal2017/512", "goyal2017/1024", "goyal2017"], key=_natural)
+    ['goyal2017', 'goyal2017/512', 'goyal2017/1024']
+    """
+    return [(int(part) if part.isdigit() else -1, part) for part in re.split(r"([0-9]+)", name)]
+
+
+def _status(opened: OpenedRecipe) -> str:
+    """The status of its claims: `reproduced` if one is, else that of the first; a dash without claims."""
+    statuses = [claim.status for claim in opened.recipe.claims]
+    return "reproduced" if "reproduced" in statuses else next(iter(statuses), "–")
+
+
+def _file(name: str) -> str:
+    return name.replace("/", "-") + ".svg"
+
+
+def _anchor(name: str) -> str:
+    """GitHub's anchor of a recipe's heading."""
+    return name.replace("/", "")
+
+
+def write_card(name: str, opened: OpenedRecipe, path: Path) -> list[Path]:
+    """Writes the card in the format of the path's suffix; returns the files written.
+
+    Raises:
+        ValueError: an ending that is neither .html nor .md.
+        OSError: a file cannot be written.
+    """
+    facts = card_facts(name, opened)
+    if path.suffix.lower() == ".html":
+        path.write_text(card_page(facts, opened), encoding="utf-8", errors="replace")  # paths may be no UTF-8
+        return [path]
+    if path.suffix.lower() != ".md":
+        raise ValueError(f"{path}: a card is written as .html or .md")
+    picture = path.with_suffix(".svg")
+    picture.write_text(curve_picture(opened.recipe), encoding="utf-8")
+    path.write_text(card_markdown(facts, picture=picture.name), encoding="utf-8", errors="replace")
+    return [path, picture]
+
+
+def card_page(facts: CardFacts, opened: OpenedRecipe) -> str:
+    """The page as text, with its picture inline."""
+    source = tag("a", facts.source, href=facts.url) if facts.url.startswith("https://") else facts.source
+    body = [tag("div", joined([facts.name, " · ", source]), class_="muted"), _standing(facts)]
+    body += [_words(facts), _picture(opened), _claims(facts)]
+    body += [tag("h2", "The recipe"), table(("what", "value"), facts.values, class_="values")]
+    for head, paths in (("Assumed, for the source does not give them", facts.assumed), ("Left open", facts.open)):
+        if paths:
+            body += [tag("h2", head), tag("ul", *(tag("li", tag("code", path)) for path in paths))]
+    return document(facts.title, joined(body))
+
+
+def _standing(facts: CardFacts) -> Markup:
+    if not facts.obstacles:
+        return tag("p", tag("span", "can be trained here", class_="badge success"), class_="verdict")
+    badge = tag("span", "cannot be trained here", class_="badge")
+    return tag("p", badge, "; ".join(facts.obstacles), class_="verdict")
+
+
+def _words(facts: CardFacts) -> Markup:
+    card = facts.card
+    if card is None:
+        return tag("p", "This recipe has no card.", class_="muted")
+    evidence = card.evidence
+    rows = [("hardware", card.hardware), ("verified", evidence.verified), ("derived", evidence.derived)]
+    rows.append(("not checked", evidence.not_checked))
+    parts = [tag("p", card.changed), table(("evidence", ""), [row for row in rows if row[1]])]
+    if card.deviations:
+        parts += [tag("h2", "Known deviations"), tag("ul", *(tag("li", text) for text in card.deviations))]
+    return joined(parts)
+
+
+def _picture(opened: OpenedRecipe) -> Markup:
+    from recipes.reports.plots import curve_figure, svg_text
+
+    figure = curve_figure(opened.recipe, opened.dataset)
+    drawing = inline_svg(svg_text(figure), prefix="curve", label="Learning rate, batch and momentum against epochs")
+    return joined([tag("h2", "Curves"), tag("figure", drawing)])
+
+
+def _claims(facts: CardFacts) -> Markup:
+    if not facts.claims:
+        return joined([tag("h2", "Claims"), tag("p", "None.")])
+    return joined([tag("h2", "Claims"), table(("claimed", "on", "status", "where it stands"), facts.claims)])

@@ -1,0 +1,279 @@
+"""Opens and compares recipes, given by name, by file, or by the folder of a run.
+
+Quantities derived from a recipe's values that matter at a large batch.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from string import ascii_uppercase
+from typing import Any
+
+from recipes.cards.card import card_facts, peak_rate, ramp_text
+from recipes.errors import Problem, RecipeError, refuse_unreachable
+from recipes.planning.rates import full_rate_at, learning_rate_at
+from recipes.planning.timeline import Timeline, timeline_of
+from recipes.reading.open import OpenedRecipe, open_recipe
+from recipes.reading.registry import names, shown
+from recipes.reading.tree_diff import MISSING, Difference, comparable_tree, compare
+from recipes.reports.record import RunError, read_head
+from recipes.reports.wording import number
+from recipes.schema import Recipe
+from recipes.schema.vocabulary import MOMENTUM_SGD, Vocabulary
+
+__all__ = ["Compared", "Comparison", "compare_recipes", "differing", "effects", "same_schedule"]
+
+_DIGITS = 6
+_MOST_UPDATES = 500_000  # comparing so many takes seconds, and a stranger's recipe may have any number
+_ROUNDING = 1e-9  # relative; two ways to write a rate, such as 0.1 per 256 and 0.2 per 512, are rounded apart
+
+
+def effects(opened: OpenedRecipe) -> dict[str, str]:
+    """The derived quantities of a recipe in words; those that it does not have are left out."""
+    return dict(_effects(opened))
+
+
+def _effects(opened: OpenedRecipe) -> Iterator[tuple[str, str]]:
+    recipe, updates = opened.recipe, timeline_of(opened.recipe, opened.dataset)
+    yield "can be trained", "; ".join(card_facts(recipe.name, opened).obstacles) or "yes"
+    yield "global batch", ramp_text(recipe.batch.global_)
+    yield "norm span", ramp_text(recipe.batch.norm_span)
+    yield "epochs", number(recipe.epochs, digits=_DIGITS)
+    yield "updates", number(updates.num_updates)
+    yield from _warmup(recipe, updates)
+    yield "full rate", _full_rates(recipe)
+    yield "rate, first update", _rate(learning_rate_at(recipe, 0.0))
+    yield "rate, largest", _rate(peak_rate(recipe))
+    yield "rate, last update", _rate(learning_rate_at(recipe, updates.epoch_at(updates.num_updates - 1)))
+    yield from _decay(opened)
+
+
+def same_schedule(one: OpenedRecipe, other: OpenedRecipe) -> bool | None:
+    """Whether every update has the same batch and, up to rounding, learning rate; None if there are too many."""
+    first, second = timeline_of(one.recipe, one.dataset), timeline_of(other.recipe, other.dataset)
+    if (first.num_train, first.num_updates) != (second.num_train, second.num_updates):
+        return False
+    if first.num_updates > _MOST_UPDATES:
+        return None
+    return all(
+        first.samples_at(update + 1) == second.samples_at(update + 1)
+        and math.isclose(
+            learning_rate_at(one.recipe, first.epoch_at(update)),
+            learning_rate_at(other.recipe, second.epoch_at(update)),
+            rel_tol=_ROUNDING,
+        )
+        for update in range(first.num_updates)
+    )
+
+
+def _warmup(recipe: Recipe, updates: Timeline) -> Iterator[tuple[str, str]]:
+    warmup = recipe.learning_rate.warmup
+    end = 0 if warmup is None else updates.first_update_at(warmup.shape.epochs)
+    yield "warmup, samples", number(updates.samples_at(end)) if end else "none"
+    yield "warmup, updates", number(end) if end else "none"
+
+
+def _decay(opened: OpenedRecipe) -> Iterator[tuple[str, str]]:
+    """The share of a weight that decay removes for each sample at the first full rate, before momentum.
+
+    Linear scaling keeps it. Left out without decay, if the decay does not follow the rate, or if a step is not
+    proportional to it.
+    """
+    tree, recipe = opened.tree["optimizer"], opened.recipe
+    coupled = tree["kind"] in MOMENTUM_SGD and tree.get("decay", "coupled") == "coupled"
+    if tree.get("weight_decay") and (coupled or tree.get("decay") == "times_rate"):
+        rate = full_rate_at(recipe, 0.0)
+        yield "rate x decay / batch", _rate(rate * tree["weight_decay"] / recipe.batch.global_.sizes[0])
+
+
+def _full_rates(recipe: Recipe) -> str:
+    """The full rate at the start, and at each step of the batch that changes it."""
+    parts: list[str] = []
+    before = None
+    for start in recipe.batch.global_.boundaries:
+        rate = full_rate_at(recipe, start)
+        if rate != before:
+            parts.append(f"from epoch {start:g} {_rate(rate)}" if parts else _rate(rate))
+        before = rate
+    return ", ".join(parts)
+
+
+def _rate(rate: float) -> str:
+    return f"{rate:.{_DIGITS}g}"
+
+
+def differing(rows: Sequence[dict[str, str]]) -> dict[str, tuple[str, ...]]:
+    """The quantities that differ, with the text of each recipe; `-` if a recipe does not have it."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    texts = {name: tuple(row.get(name, "-") for row in rows) for name in names}
+    return {name: found for name, found in texts.items() if len(set(found)) > 1}
+
+
+_RECIPE, _RUN = "recipe.yaml", "run.yaml"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """One of the recipes.
+
+    Args:
+        label: a letter, or a number with more than 26 recipes.
+        name: as the user gave it.
+        opened: the recipe.
+        origins: dotted path -> origin of the value; of a run as recorded when it began.
+    """
+
+    label: str
+    name: str
+    opened: OpenedRecipe
+    origins: Mapping[str, str]
+
+    def origin(self, place: str | None, value: Any) -> str:
+        """The origin of a value: each file that gives a part of it, or else the origin of what contains it.
+
+        Args:
+            place: its dotted path; None if the recipe does not have it.
+            value: the value there; of a mapping only the keys are used.
+        """
+        if place is None:
+            return ""
+        if place.startswith("dataset."):
+            place = "dataset"  # where the recipe names the file with all its facts
+        inside = [f"{place}.{key}" for key in value] if isinstance(value, Mapping) and value else [place]
+        found = [text for path, text in self.origins.items() if any(f"{path}.".startswith(f"{p}.") for p in inside)]
+        written: dict[str, str] = {}
+        for text in found:
+            if text != "default" and not text.startswith("rule: "):
+                written.setdefault(text.rpartition(":")[0] or text, text)
+        return ", ".join(written.values()) or next(iter(found), "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """The differences between recipes.
+
+    Args:
+        recipes: at least two.
+        differences: of values that training reads.
+        words: differences of values that only name or document.
+        effects: derived quantity -> its text for each recipe; only quantities that differ.
+        same_schedule: whether every update has the same batch and rate in all; None if there are too many updates.
+    """
+
+    recipes: tuple[Compared, ...]
+    differences: tuple[Difference, ...]
+    words: tuple[Difference, ...]
+    effects: Mapping[str, tuple[str, ...]]
+    same_schedule: bool | None
+
+    @property
+    def same(self) -> bool:
+        """Whether all values that training reads are equal."""
+        return not self.differences
+
+    def as_tree(self) -> dict[str, Any]:
+        """Plain data, for JSON; a missing value and its path are null."""
+        files = [shown(recipe.opened.path) for recipe in self.recipes]
+        return {
+            "recipes": [{"name": one.name, "file": file} for one, file in zip(self.recipes, files, strict=True)],
+            "same": self.same,
+            "same_schedule": self.same_schedule,
+            "differences": [self._tree(difference) for difference in self.differences],
+            "words": [self._tree(difference) for difference in self.words],
+            "effects": {name: list(texts) for name, texts in self.effects.items()},
+        }
+
+    def _tree(self, found: Difference) -> dict[str, Any]:
+        triples = zip(self.recipes, found.places, found.values, strict=True)
+        return {
+            "path": ".".join(found.path),
+            "values": [None if value is MISSING else value for value in found.values],
+            "paths": list(found.places),
+            "origins": [recipe.origin(place, value) or None for recipe, place, value in triples],
+            "moves_schedule": found.moves_schedule,
+        }
+
+
+def compare_recipes(
+    asked: Sequence[str], *, vocabulary: Vocabulary, allow_code: bool = False, data_root: Path | None = None
+) -> Comparison:
+    """Opens recipes and compares their resolved values.
+
+    Args:
+        asked: at least two; names of the library, paths, or folders of runs.
+        vocabulary, allow_code, data_root: as for `recipes.open_recipe`.
+    Raises:
+        RecipeError: with all that is wrong with any of them.
+    """
+    problems: list[Problem] = []
+    recipes = []
+    labels = ascii_uppercase if len(asked) <= len(ascii_uppercase) else [str(n) for n in range(1, len(asked) + 1)]
+    for label, name in zip(labels, asked, strict=False):
+        try:
+            file = _file_of(name)
+            opened = open_recipe(file, vocabulary=vocabulary, allow_code=allow_code, data_root=data_root)
+        except RecipeError as error:
+            problems += error.problems
+        else:
+            recipes.append(Compared(label=label, name=name, opened=opened, origins=_origins(Path(file), opened)))
+    if problems:
+        raise RecipeError(problems)
+    found = compare([comparable_tree(one.opened.tree, one.opened.dataset_tree) for one in recipes])
+    return Comparison(
+        recipes=tuple(recipes),
+        differences=tuple(difference for difference in found if not difference.is_words),
+        words=tuple(difference for difference in found if difference.is_words),
+        effects=differing([effects(one.opened) for one in recipes]),
+        same_schedule=_same_schedule(recipes) if any(each.moves_schedule for each in found) else True,
+    )
+
+
+def _same_schedule(recipes: Sequence[Compared]) -> bool | None:
+    found = {same_schedule(recipes[0].opened, other.opened) for other in recipes[1:]}
+    return False if False in found else None if None in found else True
+
+
+@refuse_unreachable()
+def _file_of(name: str) -> str:
+    """The recipe's file for a run's folder; any other name unchanged. A name of the library is never a folder."""
+    folder = Path(os.path.expanduser(name))
+    if not folder.is_dir() or name in names("recipes"):
+        return name
+    if (folder / _RECIPE).is_file():
+        return str(folder / _RECIPE)
+    if Path(f"{name}.yaml").is_file() or Path(f"{name}.yml").is_file():
+        return name
+    what = f"is a folder without {_RECIPE}, so no run's"
+    way_out = "name the folder of a run (runs/NAME), a recipe's file, or a name of `kilobatch recipes list`"
+    raise RecipeError([Problem(file=name, line=1, column=1, path="", what=what, way_out=way_out)])
+
+
+def _origins(file: Path, opened: OpenedRecipe) -> Mapping[str, str]:
+    """The origins of values; for a run's recipe, which was generated, those recorded when the run began.
+
+    A recorded origin counts only if the recorded value still equals the recipe's, which may have been edited since.
+    """
+    head = file.parent / _RUN
+    if file.name != _RECIPE or not head.is_file():
+        return opened.origins
+    try:
+        tree = read_head(head)
+    except RunError:  # nothing of it is compared
+        return opened.origins
+    recipe, said = tree.get("recipe"), tree.get("origins")
+    if not isinstance(recipe, Mapping) or not isinstance(said, Mapping):
+        return opened.origins
+    # The run keeps the facts of its data set beside the recipe, under another name.
+    trees = [{key: value for key, value in tree.items() if key != "dataset"} for tree in (opened.tree, recipe)]
+    changed = [f"{place}." for found in compare(trees) for place in found.places if place]
+    known = {path: said[path] for path in opened.origins if path in said and not f"{path}.".startswith(tuple(changed))}
+    return {**opened.origins, **{path: _printable(text) for path, text in known.items()}}
+
+
+def _printable(text: object) -> str:
+    """An unchecked text without control characters, which are commands to a terminal."""
+    return "".join(character if character.isprintable() else "?" for character in str(text))

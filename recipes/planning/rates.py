@@ -1,0 +1,140 @@
+"""The batch up to which a recipe uses linear scaling.
+
+Over how many samples the running statistics of batch normalisation average.
+
+Learning rate, batch, momentum and image size of a recipe at any time: pure functions of the epochs seen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from lr_schedules import Joined, linear_scaling, no_scaling, sqrt_scaling
+from lr_schedules.units import Schedule
+from recipes.schema import Evaluation, LearningRate, Recipe
+from recipes.schema.positions import last_multiple
+from recipes.schema.vocabulary import Unbuilt
+
+__all__ = [
+    "LINEAR_HOLDS_TO",
+    "batch_size_at",
+    "full_rate",
+    "full_rate_at",
+    "image_size_at",
+    "learning_rate_at",
+    "linear_reach",
+    "look_back",
+    "momentum_at",
+    "norm_span_at",
+]
+
+_RULES = {"linear": linear_scaling, "sqrt": sqrt_scaling, "none": no_scaling}
+_MOMENTUM_NAMES = ("momentum", "mu1", "beta1")
+
+
+def learning_rate_at(recipe: Recipe, epoch: float) -> float:
+    """The learning rate of an update that starts at `epoch`.
+
+        rate(t) = reference * rule(B / per) * shape(t')
+
+    B is the warmup's `target_batch` until the warmup ends, then the current or the initial batch; shape is schedule and
+    warmup as `joins` says; t' is t, or the last multiple of `every`.
+
+    Args:
+        recipe: whose formula.
+        epoch: samples consumed over samples of the training set.
+    """
+    formula = recipe.learning_rate
+    return full_rate_at(recipe, epoch) * _shape(formula)(_read_at(formula, epoch))
+
+
+def full_rate_at(recipe: Recipe, epoch: float) -> float:
+    """The rate without warmup and schedule: `reference * rule(B / per)`, B as in `learning_rate_at`."""
+    formula = recipe.learning_rate
+    if formula.warmup is not None and _read_at(formula, epoch) < formula.warmup.shape.epochs:
+        size = formula.warmup.target_batch
+    else:
+        size = batch_size_at(recipe, epoch if formula.scale_with == "current" else 0.0)
+    return full_rate(formula.reference, size, rule=formula.rule, per=formula.per)
+
+
+def full_rate(reference: float, global_batch_size: int, *, rule: str, per: int) -> float:
+    """The rate of a batch before any schedule: `reference * rule(B / per)`.
+
+    >>> full_rate(0.1, 8192, rule="linear", per=256)
+    3.2
+    """
+    return reference * _RULES[rule](global_batch_size, per=per)
+
+
+def batch_size_at(recipe: Recipe, epoch: float) -> int:
+    """The global batch size of an update that starts at `epoch`."""
+    return recipe.batch.global_(epoch)
+
+
+def norm_span_at(recipe: Recipe, epoch: float) -> int:
+    """The samples that share batch-normalisation statistics in an update that starts at `epoch`."""
+    return recipe.batch.norm_span(epoch)
+
+
+def image_size_at(recipe: Recipe, epoch: float) -> int | None:
+    """The side of training images in an update that starts at `epoch`; None where the recipe has no `image_size`."""
+    return None if recipe.image_size is None else recipe.image_size(epoch)
+
+
+def momentum_at(recipe: Recipe, epoch: float) -> float | None:
+    """The momentum coefficient of the optimizer, None where it has none; no published recipe moves it over time."""
+    optimizer = recipe.optimizer
+    fields = optimizer.fields if isinstance(optimizer, Unbuilt) else asdict(optimizer)
+    return next((float(fields[name]) for name in _MOMENTUM_NAMES if name in fields), None)
+
+
+def _read_at(formula: LearningRate, epoch: float) -> float:
+    """The time at which the factor is read for `epoch`: the last multiple of `every`."""
+    return epoch if formula.every == "update" else last_multiple(epoch, formula.every)
+
+
+def _shape(formula: LearningRate) -> Schedule:
+    if formula.warmup is None:
+        return formula.schedule
+    return Joined(warmup=formula.warmup.shape, schedule=formula.schedule, joins=formula.warmup.joins)
+
+
+LINEAR_HOLDS_TO = 8192  # samples: Goyal et al. 2017, arXiv 1706.02677, figure 3
+
+
+def linear_reach(recipe: Recipe) -> float:
+    """The largest batch whose linearly scaled rate this recipe uses.
+
+        max over the ramp of min(B, rate / reference * per), and the first batch
+
+    A step of the ramp counts by its actual rate: if the batch doubles while the rate falls to a fifth (Smith et al.
+    2017: grow the batch instead of decaying the rate), the reach stays. With `rule: none`, `per` is the first batch.
+    """
+    formula, ramp = recipe.learning_rate, recipe.batch.global_
+    per = ramp.sizes[0] if formula.rule == "none" else formula.per
+    steps = zip(ramp.boundaries[1:], ramp.sizes[1:], strict=True)
+    reached = [min(size, learning_rate_at(recipe, start) / formula.reference * per) for start, size in steps]
+    return max([ramp.sizes[0], *reached])
+
+
+def look_back(evaluation: Evaluation, *, global_batch_size: int, norm_span: int) -> float | None:
+    """The effective number of samples in the running statistics' moving average; None if there is no average.
+
+        size / (1 - d)      size = B, or a norm group's; d = keep, or keep ** (B / per)
+
+    Args:
+        evaluation: of the recipe.
+        global_batch_size: B, samples of an update.
+        norm_span: samples of a norm group, the step of `by_group`.
+
+    >>> round(look_back(Evaluation(), global_batch_size=8192, norm_span=32))
+    81920
+    """
+    average = evaluation.norm_momentum
+    if evaluation.norm_statistics == "last_batch":
+        return None
+    if average.per != "update":
+        return global_batch_size / (1 - average.keep ** (global_batch_size / average.per))
+    size = norm_span if evaluation.norm_statistics == "by_group" else global_batch_size
+    return size / (1 - average.keep)

@@ -1,0 +1,1 @@
+"""From YAML text to a checked recipe: the parser, names, merging, values and their origins."""

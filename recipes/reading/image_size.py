@@ -1,0 +1,55 @@
+"""Progressive resizing: an image size that changes over the run, and the augmentations that use it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, TypeVar
+
+from recipes.reading.read import Reading
+from recipes.schema import Recipe
+from recipes.schema.vocabulary import Unbuilt
+
+__all__ = ["IMAGE_SIZE", "LONGEST_SIDE", "at_image_size", "check_image_size", "keys_of_image_size"]
+
+IMAGE_SIZE = "image_size"  # value of an augmentation's `size` that stands for the recipe's `image_size`
+LONGEST_SIDE = 16_384  # pixels: such an image takes 0.8 GB, and a recipe may come from a stranger. Assumed.
+
+_Entry = TypeVar("_Entry")
+
+
+def keys_of_image_size(entry: object) -> list[str]:
+    """The keys of an augmentation whose value stands for the recipe's `image_size`, such as `size`."""
+    fields = entry.fields if isinstance(entry, Unbuilt) else _fields(entry)
+    return [key for key, value in fields.items() if isinstance(value, str) and value == IMAGE_SIZE]
+
+
+def at_image_size(entry: _Entry, size: int) -> _Entry:
+    """An augmentation with `size` pixels in place of `image_size`; the same object if it does not use it."""
+    keys = [] if isinstance(entry, Unbuilt) else keys_of_image_size(entry)
+    return dataclasses.replace(entry, **dict.fromkeys(keys, size)) if keys else entry
+
+
+def check_image_size(reading: Reading, recipe: Recipe) -> None:
+    """Notes contradictions between `image_size` and the augmentations; `trainers.training.build` checks the model's."""
+    users = 0
+    for place, entry in enumerate(recipe.augmentation.train):
+        for key in keys_of_image_size(entry):
+            users += 1
+            if recipe.image_size is None:
+                what, way_out = "means the recipe's `image_size`, which is not there", "add `image_size: 224`"
+                reading.refuse(("augmentation", "train", place, key), what, way_out)
+    for place, entry in enumerate(recipe.augmentation.eval):
+        for key in keys_of_image_size(entry):
+            what = "is the size of training images, which is not that of evaluation"
+            reading.refuse(("augmentation", "eval", place, key), what, "write the number of pixels")
+    if recipe.image_size is None:
+        return
+    if not users:
+        way_out = "write `size: image_size` into an entry of `augmentation.train`, or remove `image_size`"
+        reading.refuse((IMAGE_SIZE,), "is used by no augmentation", way_out)
+
+
+def _fields(entry: object) -> dict[str, Any]:
+    if not dataclasses.is_dataclass(entry):
+        return {}
+    return {field.name: getattr(entry, field.name) for field in dataclasses.fields(entry)}

@@ -1,0 +1,64 @@
+"""The library of recipes: its list, and copies to start your own recipe from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from recipes.errors import Problem, RecipeError
+from recipes.reading.open import OpenedRecipe, open_recipe
+from recipes.reading.registry import find_or_refuse, names, require_suffix, shown
+from recipes.schema.vocabulary import Vocabulary
+
+__all__ = ["copy_recipe", "library", "summary"]
+
+
+def library(*, vocabulary: Vocabulary, allow_code: bool = False) -> tuple[list[dict[str, Any]], list[Problem]]:
+    """A summary of every recipe that has a name, sorted by name, and the problems of those that do not open."""
+    rows: list[dict[str, Any]] = []
+    problems: list[Problem] = []
+    for name in names("recipes"):
+        try:
+            opened = open_recipe(name, vocabulary=vocabulary, allow_code=allow_code)
+        except RecipeError as error:
+            problems += error.problems
+        else:
+            rows.append(summary(name, opened))
+    return rows, problems
+
+
+def summary(name: str, opened: OpenedRecipe) -> dict[str, Any]:
+    """A row of the list; `global_batch_size` is that of the first update."""
+    recipe = opened.recipe
+    return {
+        "name": name,
+        "title": recipe.title,
+        "dataset": recipe.dataset,
+        "model": opened.tree["model"]["kind"],
+        "epochs": recipe.epochs,
+        "global_batch_size": recipe.batch.global_.sizes[0],
+        "source": dict(recipe.source),
+    }
+
+
+def copy_recipe(name: str, target: Path | None = None) -> Path:
+    """Copies a recipe's file as it is, comments included.
+
+    Args:
+        name: of the recipe.
+        target: the new file; by default the recipe's file name in the working directory.
+    Raises:
+        RecipeError: there is no such recipe, or the new file exists, has another suffix or cannot be written.
+    """
+    source = find_or_refuse("recipes", name)
+    target = target or Path(source.name)
+    require_suffix(target)
+    try:
+        with target.open("xb") as file:
+            file.write(source.read_bytes())
+    except OSError as error:
+        reason = "exists, and a copy never overwrites" if isinstance(error, FileExistsError) else str(error.strerror)
+        way_out = "give another name: kilobatch recipes copy NAME FILE.yaml"
+        problem = Problem(file=shown(target), line=1, column=1, path="", what=reason, way_out=way_out)
+        raise RecipeError([problem]) from None
+    return target

@@ -1,0 +1,290 @@
+"""Loads a recipe's file as one tree: `extends` merged, `--set` applied, the origin of every value kept.
+
+A resolved recipe as YAML, with the origin of every value beside it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from recipes.errors import Problem, RecipeError
+from recipes.reading.registry import UnknownNameError, find, shown
+from recipes.reading.yaml import Node, Origin, Said, flow_text, parse_yaml
+
+__all__ = ["Origins", "chain_of", "load_tree", "overrides_by_file", "resolved_text"]
+
+Origins = dict[tuple[str | int, ...], Origin]
+_VERSION = 1
+# Keys that are not inherited: a derived recipe is another run, which nobody has measured.
+_OWN_KEYS = ("name", "claims", "card")
+
+
+def load_tree(
+    path: Path,
+    *,
+    overrides: Sequence[str | None] = (),
+    overrides_from: str = "command line",
+    within: str = "",
+    versioned: bool = True,
+) -> tuple[dict[str, object], Origins]:
+    """The merged tree of a recipe, a data set or a cluster.
+
+    Args:
+        path: of the file.
+        overrides: `a.b=c` as given to `--set`; c is read as YAML. None for an option that is for another file.
+        within: first key of all overrides, such as `cluster`, which names the file and is not in it.
+        overrides_from: who gave the overrides, for the origins.
+        versioned: the file must say `kilobatch: 1`, as recipes do.
+    Returns:
+        Plain dicts, lists and scalars, and the origin of every value in them by its path of keys and indices; the empty
+        path stands for the file itself.
+    Raises:
+        RecipeError: a file is missing, is not the YAML we read, extends itself, or an override cannot be applied.
+    """
+    root = _load(path, versioned=versioned)
+    for number, override in enumerate(overrides, 1):
+        if override is not None:
+            root = _merge(root, _override(override, number, root, within, Said(overrides_from)))
+    origins: Origins = {}
+    tree = _flatten(root, (), origins)
+    assert isinstance(tree, dict)
+    return tree, origins
+
+
+def overrides_by_file(overrides: Sequence[str], within: str) -> tuple[tuple[str | None, ...], tuple[str | None, ...]]:
+    """The overrides for the recipe, and those for the file `within`, their first key.
+
+    Both are as long as `overrides`, with None in place of the others, because a problem names the option's number.
+
+    >>> overrides_by_file(["seed=1", "cluster.exchange.wire=float16"], "cluster")
+    (('seed=1', None), (None, 'cluster.exchange.wire=float16'))
+    """
+    first = {text: text.partition("=")[0].strip().partition(".")[0] for text in overrides}
+    own = tuple(None if first[text] == within else text for text in overrides)
+    return own, tuple(text if first[text] == within else None for text in overrides)
+
+
+def chain_of(path: Path) -> list[tuple[Path, Origin | None]]:
+    """A recipe's file and those it extends, in order, each with the origin of its `extends`, None for the last.
+
+    Args:
+        path: of a file that `load_tree` reads.
+    """
+    link = parse_yaml(path.read_bytes(), file=shown(path)).value.get("extends")
+    return [(path, None)] if link is None else [(path, link.origin), *chain_of(_base(link, path))]
+
+
+def _load(path: Path, *, versioned: bool, chain: tuple[Path, ...] = ()) -> Node:
+    file = shown(path)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        what = f"cannot be read: {reason}"
+        problem = Problem(file=file, line=1, column=1, path="", what=what, way_out="check the path")
+        raise RecipeError([problem]) from None
+    root = _parsed(data, file)
+    if not isinstance(root.value, dict):
+        raise RecipeError([root.origin.problem("", "holds no keys", "write `key: value` lines, see docs/recipes.md")])
+    if versioned or "kilobatch" in root.value:
+        _require_version(root)
+    if "extends" not in root.value:
+        return root
+    link, root = root.value["extends"], _without(root, "extends")
+    chain = (*chain, path.resolve())
+    base = _base(link, path)
+    if base.resolve() in chain:
+        names = " -> ".join(shown(known) for known in (*chain, base))
+        raise RecipeError([link.origin.problem("extends", f"a circle: {names}", "remove one of these links")])
+    inherited = _load(base, versioned=versioned, chain=chain)
+    return _merge(_without(inherited, *_OWN_KEYS), root)
+
+
+@lru_cache(maxsize=64)
+def _parsed(data: bytes, file: str) -> Node:
+    """A file's tree, cached, because a library's recipes extend the same few files. It must not be changed."""
+    return parse_yaml(data, file=file)
+
+
+def _without(node: Node, *keys: str) -> Node:
+    return replace(node, value={key: value for key, value in node.value.items() if key not in keys})
+
+
+def _require_version(root: Node) -> None:
+    version = root.value.get("kilobatch")
+    if version is None:
+        start = replace(root.origin, line=1, column=1)
+        raise RecipeError([start.problem("kilobatch", "is missing", f"begin the file with `kilobatch: {_VERSION}`")])
+    if version.value != _VERSION or isinstance(version.value, bool):
+        what = f"{_plain(version)!r} is not a version that this program reads"
+        raise RecipeError([version.origin.problem("kilobatch", what, f"write `kilobatch: {_VERSION}`")])
+
+
+def _base(link: Node, path: Path) -> Path:
+    """The file that `extends` names: in the library, or below the folder of this file."""
+    name = link.value
+    if not isinstance(name, str) or not name:
+        raise RecipeError([link.origin.problem("extends", "must be one name or path", "write `extends: goyal2017`")])
+    if not name.endswith((".yaml", ".yml")):
+        try:
+            return find("recipes", name)
+        except UnknownNameError as error:
+            raise RecipeError([link.origin.problem("extends", error.what, error.way_out)]) from None
+    base, folder = path.parent / name, path.parent.resolve()
+    if Path(name).is_absolute() or not Path(os.path.realpath(base)).is_relative_to(folder):
+        way_out = "move the file there, or use a name of the library"
+        raise RecipeError([link.origin.problem("extends", f"{name} lies outside {shown(folder)}", way_out)])
+    if not base.is_file():
+        what = f"there is no file {shown(base)}"
+        raise RecipeError([link.origin.problem("extends", what, f"the path counts from {shown(path)}")])
+    return base
+
+
+def _merge(base: Node, over: Node) -> Node:
+    """`over` merged onto `base`: mappings key by key, null removes a key, everything else replaces.
+
+    A null for a key that `base` does not have stays, as a value. A mapping with another `kind` replaces the whole
+    mapping: fields of the other kind would be unknown keys.
+    """
+    if not (isinstance(base.value, dict) and isinstance(over.value, dict)):
+        return over
+    kind = over.value.get("kind")
+    if kind is not None and ("kind" not in base.value or base.value["kind"].value != kind.value):
+        return over
+    merged = dict(base.value)
+    for key, node in over.value.items():
+        if node.value is None and key in merged:
+            del merged[key]
+        else:
+            merged[key] = _merge(merged[key], node) if key in merged else node
+    return Node(value=merged, origin=over.origin)
+
+
+def _override(text: str, number: int, root: Node, within: str, said: Said) -> Node:
+    """An override `a.b=c` as a tree for `_merge`; an element of a list is named by its index."""
+    path, equals, value = text.partition("=")
+    keys = path.strip().split(".")
+    origin = Origin(file=said, line=number, column=1, key_line=number, key_column=1)
+    if not equals or not all(keys):
+        raise RecipeError([origin.problem("", f"--set {text} is no assignment", "write --set key.inner_key=value")])
+    if within:
+        assert keys.pop(0) == within
+        if not keys:
+            way_out = f"give the file with --{within}, or set a key of it: --set {within}.key=value"
+            raise RecipeError([origin.problem(within, "cannot be set as a whole", way_out)])
+    if keys[0] in ("extends", "kilobatch"):
+        raise RecipeError([origin.problem(keys[0], "cannot be set", "give the other recipe instead")])
+    column = len(text) - len(value.lstrip()) + 1
+    node = parse_yaml((value.strip() or "null").encode(), file=said, line=number, column=column)
+    node.origin = replace(node.origin, key_line=number, key_column=1)
+    below: list[Node | None] = [root]
+    for key in keys[:-1]:
+        below.append(_child(below[-1], key))
+    for key, parent in zip(reversed(keys), reversed(below), strict=True):
+        if parent is not None and isinstance(parent.value, list):
+            node = _with_item(parent, key, node, origin, path)
+        else:
+            node = Node(value={key: node}, origin=origin)
+    return node
+
+
+def _child(node: Node | None, key: str) -> Node | None:
+    if node is not None and isinstance(node.value, dict):
+        return node.value.get(key)
+    if node is not None and isinstance(node.value, list) and key.isdecimal() and int(key) < len(node.value):
+        return node.value[int(key)]
+    return None
+
+
+def _with_item(parent: Node, key: str, node: Node, origin: Origin, path: str) -> Node:
+    """The whole list with one element merged, because `_merge` replaces lists."""
+    if not key.isdecimal() or int(key) >= len(parent.value):
+        what = f"{key} is no place in a list of {len(parent.value)}"
+        way_out = f"count from 0 to {len(parent.value) - 1}, or set the whole list"
+        raise RecipeError([origin.problem(path, what, way_out)])
+    items = list(parent.value)
+    items[int(key)] = _merge(items[int(key)], node)
+    return Node(value=items, origin=parent.origin)
+
+
+def _flatten(node: Node, path: tuple[str | int, ...], origins: Origins) -> object:
+    origins[path] = node.origin
+    if isinstance(node.value, dict):
+        return {key: _flatten(child, (*path, key), origins) for key, child in node.value.items()}
+    if isinstance(node.value, list):
+        return [_flatten(child, (*path, place), origins) for place, child in enumerate(node.value)]
+    return node.value
+
+
+def _plain(node: Node) -> object:
+    return _flatten(node, (), {})
+
+
+_FLOW_WIDTH = 90
+
+
+def resolved_text(tree: Mapping[str, Any], origins: Mapping[str, str]) -> str:
+    """A recipe's file as text: it opens to the same recipe, and a comment on each line gives the values' origin.
+
+    Args:
+        tree: resolved, of JSON's types.
+        origins: dotted path -> text.
+    """
+    lines = list(_lines(tree, "", "", origins))
+    width = min(max((len(text) for text, origin in lines if origin), default=0), 60)
+    return "".join(f"{text:{width}}  # {origin}".rstrip() + "\n" if origin else f"{text}\n" for text, origin in lines)
+
+
+def _lines(tree: Any, path: str, indent: str, origins: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    in_list = isinstance(tree, list)
+    for key, value in enumerate(tree) if in_list else tree.items():
+        inner = f"{path}.{key}".lstrip(".")
+        label = f"{indent}-" if in_list else f"{indent}{_scalar(key)}:"
+        origin = _shared_origin(value, inner, origins)
+        flow = _flow(value)
+        if origin is not None and (_is_scalar(value) or len(label) + len(flow) < _FLOW_WIDTH):
+            yield f"{label} {flow}", origin
+        elif in_list:
+            first, *others = _lines(value, inner, indent + "  ", origins)
+            yield f"{label} {first[0].lstrip()}", first[1]
+            yield from others
+        else:
+            yield label, ""
+            yield from _lines(value, inner, indent + "  ", origins)
+
+
+def _shared_origin(value: Any, path: str, origins: Mapping[str, str]) -> str | None:
+    """The common origin of all values inside a value, None if they differ."""
+    if path in origins:
+        return origins[path]
+    found = {origins[leaf] for leaf in origins if leaf.startswith(f"{path}.")}
+    return found.pop() if len(found) == 1 else None
+
+
+def _is_scalar(value: Any) -> bool:
+    return not isinstance(value, Mapping | list) or not value
+
+
+def _flow(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_scalar(key)}: {_flow(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_flow, value)) + "]"
+    return _scalar(value)
+
+
+def _scalar(value: Any) -> str:
+    """A scalar in YAML; text is not quoted if it is read back unchanged in any place."""
+    if not isinstance(value, str):
+        return flow_text(value)
+    try:
+        read = parse_yaml(f"[{value}]".encode(), file="").value
+    except (RecipeError, UnicodeEncodeError):  # a path may be no UTF-8
+        return flow_text(value)
+    plain = len(read) == 1 and read[0].value == value and ": " not in value and " #" not in value
+    return value if plain else flow_text(value)

@@ -1,0 +1,203 @@
+"""Opens recipes, data sets and clusters: from a name or a path to checked objects."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recipes.errors import RecipeError, refuse_unreachable
+from recipes.planning.cluster import Cluster
+from recipes.reading.load import Origins, load_tree
+from recipes.reading.read import REFUSED, Reading, dotted
+from recipes.reading.read_recipe import read_recipe
+from recipes.reading.registry import find, find_or_refuse
+from recipes.schema import Dataset, Recipe
+from recipes.schema.vocabulary import Component, Unbuilt, Vocabulary
+
+__all__ = ["OpenedRecipe", "open_cluster", "open_dataset", "open_recipe", "read_cluster"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenedRecipe:
+    """A recipe, checked.
+
+    Args:
+        recipe: with every position in epochs.
+        dataset: its facts.
+        tree: of the recipe, resolved: every default filled in; as a YAML file it opens to the same recipe.
+        dataset_tree: of the data set, resolved, its `root` absolute; as a YAML file it opens to the same data set.
+        origins: dotted path -> where the value comes from: `file:line`, `default`, `rule: ...`, `command line` or
+            `search NAME trial 17`.
+        path: of the file.
+        reading: knows where its values were written, for later checks that refuse one.
+    """
+
+    recipe: Recipe
+    dataset: Dataset
+    tree: dict[str, Any]
+    dataset_tree: dict[str, Any]
+    origins: dict[str, str]
+    path: Path
+    reading: Reading
+
+
+@refuse_unreachable()
+def open_recipe(
+    name_or_path: str | Path,
+    *,
+    vocabulary: Vocabulary,
+    overrides: Sequence[str | None] = (),
+    overrides_from: str = "command line",
+    allow_code: bool = False,
+    data_root: Path | None = None,
+) -> OpenedRecipe:
+    """A recipe by its name in the library or the path of its file.
+
+    Args:
+        name_or_path: such as `goyal2017` or `./mine.yaml`.
+        vocabulary: what `kind` may be.
+        overrides: `a.b=c` as given to `--set`; None for an option that is for another file.
+        overrides_from: who gave the overrides, for the origins.
+        allow_code: a kind may be a dotted name, imported by the vocabulary.
+        data_root: folder of the data set's files, instead of its own `root`.
+    Raises:
+        RecipeError: with all problems of the recipe, of what it extends, or of its data set.
+    """
+    path = find_or_refuse("recipes", str(name_or_path))
+    tree, origins = load_tree(path, overrides=overrides, overrides_from=overrides_from)
+    reading = Reading(origins=origins, vocabulary=vocabulary, allow_code=allow_code)
+
+    dataset_tree: dict[str, Any] = {}
+
+    def dataset_of(name: str) -> Dataset:
+        beside = path.parent / name
+        file = beside if name.endswith((".yaml", ".yml")) and beside.is_file() else find("datasets", name)
+        dataset, resolved = _open_dataset(file, vocabulary=vocabulary, allow_code=allow_code, data_root=data_root)
+        dataset_tree.update(resolved)
+        return dataset
+
+    recipe, dataset, resolved = read_recipe(reading, tree, stem=path.stem, open_dataset=dataset_of)
+    if reading.problems:
+        raise RecipeError(reading.problems)
+    return OpenedRecipe(
+        recipe=recipe,
+        dataset=dataset,
+        tree=resolved,
+        dataset_tree=dataset_tree,
+        origins=_origins(resolved, reading),
+        path=path,
+        reading=reading,
+    )
+
+
+def open_dataset(
+    name: str, *, vocabulary: Vocabulary, allow_code: bool = False, data_root: Path | None = None
+) -> Dataset:
+    """A data set's facts by its name or path.
+
+    Raises:
+        RecipeError: with all that is wrong.
+    """
+    file = find_or_refuse("datasets", name)
+    return _open_dataset(file, vocabulary=vocabulary, allow_code=allow_code, data_root=data_root)[0]
+
+
+def open_cluster(name: str, *, vocabulary: Vocabulary, overrides: Sequence[str | None] = ()) -> Cluster:
+    """A cluster by its name or path.
+
+    Args:
+        name: such as `laptop`, or a path.
+        vocabulary: what `kind` may be.
+        overrides: `cluster.a.b=c` as given to `--set`; None for an option that is for another file.
+    Raises:
+        RecipeError: with all that is wrong with it or with an override.
+    """
+    return read_cluster(name, vocabulary=vocabulary, overrides=overrides)[0]
+
+
+def read_cluster(name: str, *, vocabulary: Vocabulary, overrides: Sequence[str | None] = ()) -> tuple[Cluster, Reading]:
+    """A cluster, see `open_cluster`, and its `Reading`, for later checks that refuse a value."""
+    path = find_or_refuse("clusters", name)
+    tree, origins = load_tree(path, overrides=overrides, within="cluster", versioned=False)
+    tree.pop("kilobatch", None)
+    reading = Reading(origins=origins, vocabulary=vocabulary)
+    cluster, _ = reading.record(Cluster, tree, ())
+    if reading.problems:
+        raise RecipeError(reading.problems)
+    return cluster, reading
+
+
+def _open_dataset(
+    path: Path, *, vocabulary: Vocabulary, allow_code: bool, data_root: Path | None
+) -> tuple[Dataset, dict[str, Any]]:
+    tree, origins = load_tree(path, versioned=False)
+    tree.pop("kilobatch", None)
+    lacks = tree.get("lacks")
+    reading = Reading(
+        origins=origins,
+        vocabulary=vocabulary,
+        allow_code=allow_code,
+        lacks=tuple(name for name in lacks if isinstance(name, str)) if isinstance(lacks, list) else (),
+    )
+    tree.setdefault("name", path.stem)
+    root = data_root
+    if root is None and isinstance(tree.get("root"), str):
+        root = path.parent / os.path.expanduser(tree["root"])
+    _count(tree, root, reading)
+    dataset, resolved = reading.record(Dataset, tree, ())
+    if dataset is not REFUSED and (gives := getattr(dataset.reader, "channels", dataset.channels)) != dataset.channels:
+        what = f"is {dataset.channels}, and {type(dataset.reader).__name__} gives images of {gives}"
+        way_out = f"write channels: {dataset.channels} in `reader` too, or {gives} here"
+        reading.refuse(("channels",), what, way_out)
+    if reading.problems:
+        raise RecipeError(reading.problems)
+    return dataclasses.replace(dataset, root=root), {**resolved, "root": root and os.path.realpath(root)}
+
+
+def _count(tree: dict[str, Any], root: Path | None, reading: Reading) -> None:
+    """Fills in the counts that the file leaves out, by the reader."""
+    missing = [key for key in ("num_train", "num_eval", "num_classes") if key not in tree]
+    if not missing or "reader" not in tree:
+        return
+    # Problems of the reader itself are noted when the whole file is read.
+    trial = dataclasses.replace(reading, problems=[], notes={})
+    reader, _ = trial.component(Component("datasets"), tree["reader"], ("reader",))
+    if isinstance(reader, Unbuilt):
+        return
+    if reader is REFUSED:
+        tree.update(dict.fromkeys(missing, 1))  # any value: only the reader is to be refused
+        return
+    try:
+        facts = reader.facts(root)
+    except (LookupError, OSError, ValueError) as error:
+        way_out = f"give {'its' if root is None else 'another'} folder with --data, or write {missing[0]} here to plan"
+        reading.refuse(("reader",), f"cannot count: {error}", way_out)
+        facts = dict.fromkeys(missing, 1)
+    tree.update({key: facts[key] for key in missing})
+
+
+def _origins(resolved: Mapping[str, Any], reading: Reading) -> dict[str, str]:
+    return {dotted(leaf): _origin(leaf, reading.origins, reading.notes) for leaf in _leaves(resolved, ())}
+
+
+def _leaves(tree: object, path: tuple[str | int, ...]) -> list[tuple[str | int, ...]]:
+    if isinstance(tree, dict) and tree:
+        return [leaf for key, value in tree.items() for leaf in _leaves(value, (*path, key))]
+    if isinstance(tree, list) and tree:
+        return [leaf for place, value in enumerate(tree) for leaf in _leaves(value, (*path, place))]
+    return [path]
+
+
+def _origin(leaf: tuple[str | int, ...], origins: Origins, notes: Mapping[tuple[str | int, ...], str]) -> str:
+    """The origin of a value: where it, or the nearest mapping around it, was written, or that it was filled in."""
+    for length in range(len(leaf), -1, -1):
+        path = leaf[:length]
+        if path in notes:
+            return notes[path]
+        if path in origins and (length or not leaf):
+            return str(origins[path])
+    return "default"

@@ -1,0 +1,375 @@
+"""Type hints of the schema, taken apart and put into words.
+
+Reads the tree of a YAML file into dataclasses, noting all problems.
+
+Every reader returns a pair: the object, and the resolved tree with every default filled in.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import re
+import types
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
+
+from lr_schedules import BatchRamp
+from lr_schedules.units import Epochs, Schedule
+from recipes.errors import Problem, nearest
+from recipes.reading.load import Origins
+from recipes.schema.positions import UNITS
+from recipes.schema.vocabulary import Component, Unbuilt, Vocabulary
+
+__all__ = [
+    "Field",
+    "Path",
+    "REFUSED",
+    "Reading",
+    "component_of",
+    "fields_of",
+    "is_epochs",
+    "options_of",
+    "sections_with",
+    "words",
+]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Field:
+    """A key of a mapping in the YAML.
+
+    Args:
+        key: as it is written there.
+        name: of the dataclass's field: the key, with an underscore appended if Python reserves the word.
+        hint: its type.
+        default: the value if it is left out; `dataclasses.MISSING` if it must be given.
+    """
+
+    key: str
+    name: str
+    hint: Any
+    default: Any
+
+    @property
+    def required(self) -> bool:
+        return self.default is dataclasses.MISSING
+
+
+@cache
+def fields_of(cls: type) -> tuple[Field, ...]:
+    """The keys of a dataclass, in its order."""
+    hints = get_type_hints(cls, include_extras=True)
+    found = []
+    for field in dataclasses.fields(cls):
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        found.append(Field(key=field.name.rstrip("_"), name=field.name, hint=hints[field.name], default=default))
+    return tuple(found)
+
+
+def component_of(hint: Any) -> Component | None:
+    """The group of a field that holds a component, None for any other field."""
+    if hint == Schedule:
+        return Component("schedules")
+    marks = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+    return next((mark for mark in marks if isinstance(mark, Component)), None)
+
+
+def is_epochs(hint: Any) -> bool:
+    """Whether a field is a position or a duration in epochs."""
+    return hint == Epochs
+
+
+def options_of(hint: Any) -> tuple[Any, ...]:
+    """The members of a union; of any other hint the hint itself."""
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def sections_with(cls: type, key: str) -> list[str]:
+    """The keys of a dataclass whose value is a mapping that has this key: for `norm_span` of a recipe, `batch`."""
+    return [
+        field.key
+        for field in fields_of(cls)
+        for option in options_of(field.hint)
+        if dataclasses.is_dataclass(option) and any(inner.key == key for inner in fields_of(option))
+    ]
+
+
+def words(hint: Any) -> str:
+    """A type hint in words: what a value must be.
+
+    >>> words(float), words(Literal["linear", "sqrt"]), words(tuple[int, ...]), words(int | None)
+    ('a number', 'linear or sqrt', 'a list, each a whole number', 'a whole number or null')
+    """
+    plain = {
+        float: "a number",
+        int: "a whole number",
+        str: "text",
+        bool: "true or false",
+        pathlib.Path: "a path",
+        types.NoneType: "null",
+        BatchRamp: "a whole number or a ramp",
+    }
+    options, origin = options_of(hint), get_origin(hint)
+    if len(options) > 1:
+        return " or ".join(map(words, options))
+    if is_epochs(hint):
+        return UNITS
+    if component := component_of(hint):
+        return f"{'an' if component.word[0] in 'ao' else 'a'} {component.word}: `kind` and its keys"
+    if origin is Annotated:
+        return words(get_args(hint)[0])
+    if origin is Literal:
+        names = [str(name) for name in get_args(hint)]
+        return " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+    if origin is tuple:
+        inner = [word for word in get_args(hint) if word is not ...]
+        if ... in get_args(hint):
+            return f"a list, each {words(inner[0])}"
+        return f"a list of {len(inner)}: {', '.join(map(words, inner))}"
+    if origin in (dict, Mapping) and get_origin(get_args(hint)[1]) is tuple:
+        return "`key: [value, ...]` pairs"
+    if origin in (dict, Mapping) or (dataclasses.is_dataclass(hint) and hint not in plain):
+        return "`key: value` pairs"
+    return plain.get(hint, "a value")
+
+
+Path = tuple[str | int, ...]
+# (tree, its path, the values of the fields before it) -> (value, resolved tree)
+Reader = Callable[[Any, Path, Mapping[str, Any]], tuple[Any, Any]]
+# Stands for a value that was refused: the object around it is not built, and no further problem is noted for it.
+REFUSED: Any = type("Refused", (), {"__repr__": lambda self: "REFUSED"})()
+
+
+@dataclasses.dataclass(kw_only=True)
+class Reading:
+    """Reads one tree; remembers what is wrong with it and which values it had to fill in.
+
+    Args:
+        origins: of the tree's values.
+        vocabulary: what `kind` may be.
+        lacks: names that the tree says are not built.
+        may_lack: the tree has a key `lacks`.
+        allow_code: a kind may be a dotted name of the user's own code.
+        to_epochs: a position as written -> epochs, or ValueError; None while the data set is not known.
+        rest_of_run: default length in epochs of a schedule; None if there is no default.
+    """
+
+    origins: Origins
+    vocabulary: Vocabulary
+    lacks: tuple[str, ...] = ()
+    may_lack: bool = True
+    allow_code: bool = False
+    to_epochs: Callable[[object], float] | None = None
+    rest_of_run: float | None = None
+    problems: list[Problem] = dataclasses.field(default_factory=list)
+    notes: dict[Path, str] = dataclasses.field(default_factory=dict)
+
+    def refuse(self, path: Path, what: str, way_out: str, *, at_key: bool = False) -> Any:
+        """Notes a problem at a path, or at the nearest path above it that was written in a file; returns REFUSED."""
+        written = path
+        while written not in self.origins:
+            written = written[:-1]
+        at_key = at_key and written == path
+        self.problems.append(self.origins[written].problem(dotted(path), what, way_out, at_key=at_key))
+        return REFUSED
+
+    def record(
+        self, cls: type, raw: object, path: Path, *, using: Mapping[str, Reader] | None = None, beside: tuple = ()
+    ) -> tuple[Any, Any]:
+        """A mapping as a dataclass.
+
+        Args:
+            cls: the dataclass.
+            raw: the tree.
+            path: of the tree.
+            using: key -> reader for a value that is given, instead of by its hint.
+            beside: further keys of the mapping, which the caller reads.
+        """
+        if not isinstance(raw, dict):
+            return self.refuse(path, f"is {_shown(raw)}", f"must be {words(cls)}"), raw
+        using = using or {}
+        fields = fields_of(cls)
+        values: dict[str, Any] = {}
+        resolved = self._unbuilt_keys(cls, raw, path, [*beside, *(field.key for field in fields)])
+        for field in fields:
+            given = raw.get(field.key, dataclasses.MISSING)
+            inner = (*path, field.key)
+            if given is dataclasses.MISSING:
+                value, tree = self._left_out(field, inner)
+            elif field.key in using:
+                value, tree = using[field.key](given, inner, values)
+            else:
+                value, tree = self.value(field.hint, given, inner)
+            values[field.name], resolved[field.key] = value, tree
+        if any(value is REFUSED for value in values.values()):
+            return REFUSED, resolved
+        return self._construct(cls, values, path), resolved
+
+    def value(self, hint: Any, raw: object, path: Path) -> tuple[Any, Any]:
+        """One value by its hint."""
+        options = options_of(hint)
+        if len(options) > 1:
+            # Words and null first: any other value must be of the remaining option.
+            if any(_is_among(option, raw) for option in options if _is_word(option)):
+                return raw, raw
+            hint = next((option for option in options if not _is_word(option)), options[0])
+        if is_epochs(hint):
+            return self.position(raw, path)
+        if component := component_of(hint):
+            return self.component(component, raw, path)
+        if dataclasses.is_dataclass(hint):
+            return self.record(hint, raw, path)
+        if get_origin(hint) is tuple:
+            return self._list(hint, raw, path)
+        try:
+            return _adapter(hint).validate_json(json.dumps(raw), strict=True), raw
+        except PydanticUserError:
+            way_out = "annotate it with int, float, str, bool, Literal or a tuple of these"
+            return self.refuse(path, f"has the type {hint}, which no YAML can give", way_out), raw
+        except ValidationError:
+            expected = " or ".join(map(words, options))
+            way_out = f"must be {expected}"
+            if isinstance(raw, str) and " or " in expected:
+                guess = nearest(raw, [str(word) for option in options for word in get_args(option)])
+                way_out += f", {guess}" if guess.startswith("did") else ""
+            elif isinstance(raw, float) and raw.is_integer() and int in options:
+                way_out += f": {int(raw)}"
+            elif isinstance(raw, int | float) and str in options:
+                way_out += ", in quotes"
+            return self.refuse(path, f"is {_shown(raw)}", way_out), raw
+
+    def position(self, raw: object, path: Path) -> tuple[Any, Any]:
+        """A position or a duration, in epochs."""
+        if self.to_epochs is None:
+            return REFUSED, raw
+        try:
+            epochs = self.to_epochs(raw)
+        except ValueError as error:
+            return self.refuse(path, str(error), f"write {UNITS}"), raw
+        return epochs, int(epochs) if epochs.is_integer() else epochs
+
+    def component(self, component: Component, raw: object, path: Path, **options: Any) -> tuple[Any, Any]:
+        """A mapping with `kind` as an object of the vocabulary."""
+        if not isinstance(raw, dict) or not isinstance(raw.get("kind"), str):
+            way_out = f"write `{{kind: {raw}}}`" if isinstance(raw, str) else f"give the {component.word} its `kind`"
+            what = "has no `kind`" if isinstance(raw, dict) else f"is {_shown(raw)}"
+            return self.refuse(path, what, way_out), raw
+        kind = raw["kind"]
+        # Schedules and warmups must be built: without them there is no curve and no plan.
+        if kind in self.lacks and component.group not in ("schedules", "warmups"):
+            fields = {key: value for key, value in raw.items() if key != "kind"}
+            return Unbuilt(kind=kind, fields=fields), raw
+        cls = self._class_of(component, kind, path)
+        if cls is REFUSED:
+            return REFUSED, raw
+        given = dict(raw)
+        needs_epochs = any(field.key == "epochs" and field.required for field in fields_of(cls))
+        if component.group == "schedules" and needs_epochs and "epochs" not in given and self.rest_of_run is not None:
+            given["epochs"] = self.rest_of_run
+            self.notes[(*path, "epochs")] = "rule: the rest of the run"
+        value, resolved = self.record(cls, given, path, beside=("kind", *options.pop("beside", ())), **options)
+        return value, {"kind": kind, **resolved}
+
+    def _class_of(self, component: Component, kind: str, path: Path) -> Any:
+        group: Mapping[str, type] = getattr(self.vocabulary, component.group)
+        inner = (*path, "kind")
+        if "." in kind and not self.allow_code:
+            return self.refuse(inner, f"{kind} is code of your own", "pass --allow-code to run it")
+        try:
+            return group[kind]
+        except KeyError:
+            way_out = nearest(kind, sorted(group), called="known")
+            way_out += " (or name it in `lacks` if it is not built)" if self.may_lack else ""
+            return self.refuse(inner, f"there is no {component.word} called {kind}", way_out)
+        except (ImportError, AttributeError, TypeError) as error:
+            return self.refuse(inner, f"{kind} cannot be used: {error}", "mend that module, or use another kind")
+
+    def _left_out(self, field: Field, path: Path) -> tuple[Any, Any]:
+        if field.required:
+            way_out = f"add `{field.key}: ...`, {words(field.hint)}"
+            return self.refuse(path, "is missing", way_out), None
+        self.notes[path] = "default"
+        if component_of(field.hint) and field.default is not None:
+            return self.component(component_of(field.hint), {"kind": type(field.default).__name__}, path)
+        if dataclasses.is_dataclass(field.default):
+            return self.record(type(field.default), {}, path)
+        plain = list(field.default) if isinstance(field.default, tuple) else field.default
+        return field.default, plain
+
+    def _list(self, hint: Any, raw: object, path: Path) -> tuple[Any, Any]:
+        inner = get_args(hint)
+        if not isinstance(raw, list) or (... not in inner and len(raw) != len(inner)):
+            return self.refuse(path, f"is {_shown(raw)}", f"must be {words(hint)}"), raw
+        hints = [inner[0]] * len(raw) if ... in inner else inner
+        places = range(len(raw))
+        pairs = [self.value(each, item, (*path, i)) for each, item, i in zip(hints, raw, places, strict=True)]
+        resolved = [tree for _, tree in pairs]
+        if any(value is REFUSED for value, _ in pairs):
+            return REFUSED, resolved
+        return tuple(value for value, _ in pairs), resolved
+
+    def _unbuilt_keys(self, cls: type, raw: Mapping[str, object], path: Path, known: list[str]) -> dict[str, Any]:
+        """Keys of methods in `lacks` (`repeated_augmentation` for RepeatedAugmentation); refuses other unknown keys."""
+        lacked = {_folded(name) for name in self.lacks}
+        unknown = [key for key in raw if key not in known]
+        for key in unknown:
+            if _folded(key) not in lacked:
+                inside = [f"{section}.{key}" for section in sections_with(cls, key)]
+                way_out = f"it belongs one level down: {' or '.join(inside)}" if inside else ""
+                way_out = way_out or nearest(key, known, called="known here")
+                self.refuse((*path, key), "is not a known key", way_out, at_key=True)
+        return {key: raw[key] for key in unknown}
+
+    def _construct(self, cls: type, values: dict[str, Any], path: Path) -> Any:
+        try:
+            return cls(**values)
+        except (TypeError, ValueError) as error:
+            return self.refuse_error(error, cls, path)
+
+    def refuse_error(self, error: Exception, cls: type, path: Path) -> Any:
+        """Notes a dataclass's error at the field it names: `Cosine.epochs must be > 0, got -1` at the key `epochs`."""
+        found = re.match(rf"{cls.__name__}\.(\w+) (must .*?)(?:, got (.*))?$", str(error), re.DOTALL)
+        key = found and found[1].rstrip("_")
+        if found and any(field.key == key for field in fields_of(cls)):
+            return self.refuse((*path, key), f"is {found[3]}" if found[3] else "is not possible", found[2])
+        return self.refuse(path, str(error), f"see {cls.__name__} in docs/recipes.md")
+
+
+def dotted(path: Path) -> str:
+    """A path as it is written in messages and in `assumed`."""
+    return ".".join(map(str, path))
+
+
+def _folded(name: str) -> str:
+    return name.replace("_", "").lower()
+
+
+@cache
+def _adapter(hint: Any) -> TypeAdapter:
+    return TypeAdapter(hint)
+
+
+def _is_word(hint: Any) -> bool:
+    return hint is type(None) or get_origin(hint) is Literal
+
+
+def _is_among(hint: Any, raw: object) -> bool:
+    return raw is None if hint is type(None) else isinstance(raw, str) and raw in get_args(hint)
+
+
+def _shown(raw: object) -> str:
+    """A value in a message: short; a text, mapping or list with its type."""
+    if isinstance(raw, str):
+        return f"the text {raw[:40]!r}"
+    if isinstance(raw, dict):
+        return "a mapping"
+    if isinstance(raw, list):
+        return f"a list of {len(raw)}"
+    return "null" if raw is None else "true" if raw is True else "false" if raw is False else f"{raw}"

@@ -1,0 +1,395 @@
+"""Reads the learning rate of a recipe: start and target of its warmup, length of its schedule.
+
+Reads what a recipe's positions are counted by: data set, length of the run and batch ramp.
+
+Reads a recipe from its merged tree, and checks its values against each other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from lr_schedules import BatchRamp
+from recipes.errors import RecipeError
+from recipes.planning.division import largest_divisor
+from recipes.planning.rates import full_rate
+from recipes.reading.image_size import LONGEST_SIDE, check_image_size
+from recipes.reading.read import REFUSED, Path, Reading
+from recipes.reading.registry import UnknownNameError, can_name_folder
+from recipes.schema import Batch, Dataset, LearningRate, RampStep, Recipe, Warmup
+from recipes.schema.positions import first_sample_at, parse_position
+from recipes.schema.vocabulary import Component, Vocabulary
+
+__all__ = ["RateReading", "TimeReading", "listed", "read_recipe"]
+
+_LARGEST_DEFAULT_SPAN = 32
+
+
+@dataclass(kw_only=True)
+class TimeReading:
+    """Reads data set, length of the run and batch ramp, in the order of the schema.
+
+    Args:
+        reading: of the recipe; gets the conversion of positions to epochs.
+        open_dataset: name -> facts.
+        dataset: REFUSED until it is read.
+        epochs: length of the run; None until it is read, or if it was refused.
+        ramp: the global batch; likewise.
+    """
+
+    reading: Reading
+    open_dataset: Callable[[str], Dataset]
+    dataset: Any = REFUSED
+    epochs: float | None = None
+    ramp: BatchRamp | None = None
+
+    def read_dataset(self, raw: Any, path: Path, _: Mapping[str, Any]) -> tuple[Any, Any]:
+        name, resolved = self.reading.value(str, raw, path)
+        if name is REFUSED:
+            return REFUSED, resolved
+        try:
+            self.dataset = self.open_dataset(name)
+        except UnknownNameError as error:
+            return self.reading.refuse(path, error.what, error.way_out), resolved
+        except RecipeError as error:
+            self.reading.problems += error.problems
+            return REFUSED, resolved
+        self.reading.to_epochs = self._to_epochs
+        return name, resolved
+
+    def read_epochs(self, raw: Any, path: Path, _: Mapping[str, Any], *, global_: Any) -> tuple[Any, Any]:
+        if isinstance(raw, str) and raw.endswith("up") and global_ is not None:
+            # The ramp converts updates to samples; its own problems are noted when `batch` is read.
+            problems = list(self.reading.problems)
+            self.ramp = self._read_ramp(global_, ("batch", "global"))[0]
+            self.reading.problems[:] = problems
+            if self.ramp is REFUSED:
+                return REFUSED, raw
+        epochs, resolved = self.reading.position(raw, path)
+        if epochs is REFUSED:
+            return REFUSED, resolved
+        if epochs <= 0:
+            return self.reading.refuse(path, f"is {raw}", "a run is longer than 0 epochs"), resolved
+        self.epochs = epochs
+        return epochs, resolved
+
+    def _to_epochs(self, raw: object) -> float:
+        steps = self.ramp and partial(self._samples_after, self.ramp.boundaries, self.ramp.sizes)
+        return parse_position(
+            raw, num_train=self.dataset.num_train, epochs=self.epochs, updates_to_samples=steps or None
+        )
+
+    def _samples_after(self, boundaries: tuple[float, ...], sizes: tuple[int, ...], updates: int) -> int:
+        """Samples consumed by the first `updates` updates: each stage ends with a whole update."""
+        samples = 0
+        for boundary, size in zip(boundaries[1:], sizes, strict=False):
+            whole = -(-max(0, first_sample_at(boundary, self.dataset.num_train) - samples) // size)
+            samples += min(updates, whole) * size
+            updates -= min(updates, whole)
+        return samples + updates * sizes[-1]
+
+    def read_batch(self, raw: Any, path: Path, _: Mapping[str, Any]) -> tuple[Any, Any]:
+        self.ramp = None
+        if not isinstance(raw, dict) or "global" not in raw:
+            # The span can only be read beside a batch, which `record` refuses here.
+            return self.reading.record(Batch, raw, path, using={"norm_span": lambda tree, *_: (REFUSED, tree)})
+        # Before the rest: `500up` inside norm_span counts by it, and so does everything after it.
+        ramp, tree = self._read_ramp(raw["global"], (*path, "global"))
+        self.ramp = None if ramp is REFUSED else ramp
+        given = raw
+        if "norm_span" not in raw:
+            given = {**raw, "norm_span": _default_span(self.ramp) if self.ramp else 1}
+            note = f"rule: the largest number up to {_LARGEST_DEFAULT_SPAN} that divides every batch"
+            self.reading.notes[(*path, "norm_span")] = note
+        using = {"global": lambda *_: (ramp, tree), "norm_span": self._read_span}
+        return self.reading.record(Batch, given, path, using=using)
+
+    def read_image_size(self, raw: Any, path: Path, _: Mapping[str, Any]) -> tuple[Any, Any]:
+        if raw is None:
+            return None, None
+        ramp, tree = self._read_ramp(raw, path)
+        if ramp is not REFUSED and max(ramp.sizes) > LONGEST_SIDE:
+            return self.reading.refuse(path, f"is {max(ramp.sizes)}", f"must be at most {LONGEST_SIDE} pixels"), tree
+        return ramp, tree
+
+    def _read_ramp(self, raw: Any, path: Path) -> tuple[Any, Any]:
+        """A number, or steps `{from, size}`."""
+        if not isinstance(raw, list):
+            size, resolved = self.reading.value(int, raw, path)
+            if size is not REFUSED and size < 1:
+                size = self.reading.refuse(path, f"is {size}", "must be at least 1")
+            return (REFUSED if size is REFUSED else BatchRamp(boundaries=(0.0,), sizes=(size,))), resolved
+        boundaries: list[float] = []
+        sizes: list[int] = []
+        trees = []
+        outer = self.ramp
+        for place, item in enumerate(raw):
+            if outer is None and boundaries:
+                self.ramp = BatchRamp(boundaries=tuple(boundaries), sizes=tuple(sizes))
+            step, tree = self.reading.record(RampStep, item, (*path, place))
+            trees.append(tree)
+            fault = None if step is REFUSED else self._fault_of_step(step.from_, place, boundaries)
+            if fault:
+                self.reading.refuse((*path, place, "from"), *fault)
+            if step is REFUSED or fault:
+                continue
+            boundaries.append(step.from_)
+            sizes.append(step.size)
+        self.ramp = outer
+        if not raw:
+            self.reading.refuse(path, "is an empty list", "write `[{from: 0, size: 256}]`, or one number")
+        if not raw or len(sizes) < len(raw):
+            return REFUSED, trees
+        return BatchRamp(boundaries=tuple(boundaries), sizes=tuple(sizes)), trees
+
+    def _fault_of_step(self, start: float, place: int, before: list[float]) -> tuple[str, str] | None:
+        """What is wrong with the start of a step, and a way out; None if nothing is."""
+        if place == 0 and start != 0:
+            return f"the ramp begins at {start:g}", "its first step begins at 0"
+        if before and start <= before[-1]:
+            return f"{start:g} does not come after {before[-1]:g}", "put the steps in the order of time"
+        if self.epochs is not None and start >= self.epochs:
+            what = f"{start:g} lies at or after the end of the run, {self.epochs:g}"
+            return what, "remove this step, or lengthen `epochs`"
+        return None
+
+    def _read_span(self, raw: Any, path: Path, _: Mapping[str, Any]) -> tuple[Any, Any]:
+        span, resolved = self._read_ramp(raw, path)
+        if span is REFUSED or self.ramp is None:
+            return span, resolved
+        for start in span.boundaries:
+            if start not in self.ramp.boundaries:
+                what = f"changes at {start:g}, where `batch.global` does not"
+                return self.reading.refuse(path, what, f"steps of the batch: {listed(self.ramp.boundaries)}"), resolved
+        for start in self.ramp.boundaries:
+            size, group = self.ramp(start), span(start)
+            if size % group:
+                step = bisect_right(span.boundaries, start)
+                there = [self.ramp(at) for at in self.ramp.boundaries if bisect_right(span.boundaries, at) == step]
+                fits = largest_divisor(min(group, *there), there)
+                what = f"the batch of {size} from {start:g} on is no multiple of {group}"
+                return self.reading.refuse(path, what, f"{fits} would do, or change the batch"), resolved
+        return span, resolved
+
+
+def _default_span(ramp: BatchRamp) -> int:
+    return largest_divisor(_LARGEST_DEFAULT_SPAN, ramp.sizes)
+
+
+def listed(positions: Iterable[float]) -> str:
+    """Positions in a message."""
+    return ", ".join(f"{position:g}" for position in positions)
+
+
+# Keys of a warmup that stand beside those of its kind.
+_BESIDE = ("joins", "target_batch")
+
+
+@dataclass(kw_only=True)
+class RateReading:
+    """Reads `learning_rate`, after `epochs` and `batch`.
+
+    Args:
+        reading: of the recipe.
+        time: which has been read.
+    """
+
+    reading: Reading
+    time: TimeReading
+
+    def read(self, raw: Any, path: Path, _: Mapping[str, Any]) -> tuple[Any, Any]:
+        given = raw
+        # If the run's length was refused any length will do: nothing is built, and no second problem is noted.
+        self.reading.rest_of_run = self.time.epochs or 1.0
+        if isinstance(raw, dict) and raw.get("rule") == "none" and "per" not in raw and self.time.ramp:
+            given = {**raw, "per": self.time.ramp.sizes[0]}
+            self.reading.notes[(*path, "per")] = "rule: without effect, the first batch"
+        value, resolved = self.reading.record(LearningRate, given, path, using={"warmup": self._read_warmup})
+        self.reading.rest_of_run = None
+        return value, resolved
+
+    def _read_warmup(self, raw: Any, path: Path, before: Mapping[str, Any]) -> tuple[Any, Any]:
+        if raw is None:
+            return None, None
+        if not isinstance(raw, dict) or self.time.ramp is None or self.time.epochs is None:
+            using = {"start": lambda tree, *_: (REFUSED, tree)}
+            return REFUSED, self.reading.component(Component("warmups"), raw, path, beside=_BESIDE, using=using)[1]
+        options = {"shape": {key: value for key, value in raw.items() if key not in _BESIDE}}
+        options |= {key: raw[key] for key in _BESIDE if key in raw}
+        if "target_batch" not in raw:
+            options["target_batch"] = self.time.ramp.sizes[0]
+            self.reading.notes[(*path, "target_batch")] = "rule: the first batch"
+
+        def read_shape(tree: Any, _: Path, so_far: Mapping[str, Any]) -> tuple[Any, Any]:
+            start = partial(self._read_start, learning_rate=before, target_batch=so_far["target_batch"])
+            return self.reading.component(Component("warmups"), tree, path, using={"start": start})
+
+        warmup, resolved = self.reading.record(Warmup, options, path, using={"shape": read_shape})
+        resolved = {**resolved.pop("shape"), **resolved}
+        if warmup is not REFUSED:
+            warmup = self._fitting(warmup, path, aimed="target_batch" in raw)
+        return warmup, resolved
+
+    def _fitting(self, warmup: Warmup, path: Path, *, aimed: bool) -> Any:
+        end = warmup.shape.epochs
+        if end > self.time.epochs:
+            what = f"{end:g} is longer than the run, {self.time.epochs:g}"
+            return self.reading.refuse((*path, "epochs"), what, "shorten the warmup, or lengthen `epochs`")
+        inside = [start for start in self.time.ramp.boundaries if 0 < start < end]
+        if inside and not aimed:
+            what = f"the batch moves at {listed(inside)}, inside the warmup of {end:g}"
+            return self.reading.refuse(path, what, f"say which it aims at: `target_batch: {self.time.ramp(end)}`")
+        if warmup.joins == "before":
+            self.reading.rest_of_run = self.time.epochs - end
+        return warmup
+
+    def _read_start(
+        self, raw: Any, path: Path, _: Mapping[str, Any], *, learning_rate: Mapping[str, Any], target_batch: Any
+    ) -> tuple[Any, Any]:
+        """The factor that a warmup's `start` means."""
+        reference, per, rule = (learning_rate[name] for name in ("reference", "per", "rule"))
+        if REFUSED in (reference, per, rule, target_batch):
+            return REFUSED, raw
+        if reference <= 0 or per < 1 or target_batch < 1:
+            return 1.0, raw  # any value will do: the dataclasses of these refuse them later
+        target = full_rate(reference, target_batch, rule=rule, per=per)
+        if raw == "reference":
+            rate = reference
+        elif isinstance(raw, dict) and list(raw) in (["rate"], ["factor"]):
+            name = next(iter(raw))
+            rate, _ = self.reading.value(float, raw[name], (*path, name))
+            rate = rate if rate is REFUSED or name == "rate" else rate * target
+        elif isinstance(raw, int | float) and raw == 0 and raw is not False:
+            rate = 0.0
+        elif isinstance(raw, int | float) and not isinstance(raw, bool):
+            way_out = f"write {{rate: {raw}}} or {{factor: {raw}}}"
+            return self.reading.refuse(path, f"{raw} may be a rate or a factor", way_out), raw
+        else:
+            way_out = "write reference, 0, {rate: 0.1} or {factor: 0.1}"
+            return self.reading.refuse(path, "is not where a warmup can start", way_out), raw
+        if rate is REFUSED:
+            return REFUSED, raw
+        if not 0 <= rate <= target:
+            what = f"a rate of {rate:g} does not lie between 0 and the full rate of batch {target_batch}, {target:g}"
+            return self.reading.refuse(path, what, "start lower, or remove the warmup"), raw
+        return rate / target, raw
+
+
+def read_recipe(
+    reading: Reading, tree: Mapping[str, Any], *, stem: str, open_dataset: Callable[[str], Dataset]
+) -> tuple[Recipe, Dataset, dict[str, Any]]:
+    """A recipe from its merged tree.
+
+    Args:
+        reading: with the tree's origins; takes the problems.
+        tree: as `load_tree` gives it.
+        stem: name of the recipe's file, for a recipe that has no name.
+        open_dataset: name -> facts; its RecipeError or UnknownNameError is noted at `dataset`.
+    Returns:
+        The recipe, its data set, and the tree with every default; the first two are REFUSED if they have problems.
+    """
+    given = {key: value for key, value in tree.items() if key != "kilobatch"}
+    if "name" not in given:
+        given["name"] = stem
+        reading.notes[("name",)] = "rule: the name of the file"
+    lacks = given.get("lacks")
+    reading.lacks = tuple(name for name in lacks if isinstance(name, str)) if isinstance(lacks, list) else ()
+    time = TimeReading(reading=reading, open_dataset=open_dataset)
+    using = {
+        "dataset": time.read_dataset,
+        "epochs": partial(time.read_epochs, global_=_inside(given, "batch", "global")),
+        "batch": time.read_batch,
+        "image_size": time.read_image_size,
+        "learning_rate": RateReading(reading=reading, time=time).read,
+    }
+    recipe, resolved = reading.record(Recipe, given, (), using=using)
+    if recipe is not REFUSED:
+        _check(reading, recipe, resolved)
+        _check_comparison(reading, recipe)
+        _check_augmentation(reading, recipe, time.dataset)
+        check_image_size(reading, recipe)
+    return recipe, time.dataset, {"kilobatch": 1, **resolved}
+
+
+def _inside(tree: object, *keys: str) -> object:
+    for key in keys:
+        tree = tree.get(key) if isinstance(tree, dict) else None
+    return tree
+
+
+def _check(reading: Reading, recipe: Recipe, resolved: Mapping[str, Any]) -> None:
+    """Checks of values that are valid one by one, but not together."""
+    if not can_name_folder(recipe.name):
+        by_file = ("name",) in reading.notes
+        add = "add a `name:` of" if by_file else "use"
+        way_out = f"{add} the letters a to z and A to Z, digits, `_`, `.` and `-`, at most 200"
+        reading.refuse(("name",), f"{recipe.name!r} cannot name a run's folder", way_out)
+    if recipe.seed < 0:
+        reading.refuse(("seed",), f"is {recipe.seed}", "must be 0 or more")
+    if recipe.updater.double_buffering and getattr(recipe.optimizer, "needs_group_gradients", False):
+        kind = type(recipe.optimizer).__name__
+        way_out = "set it to false, or choose another optimizer"
+        reading.refuse(("updater", "double_buffering"), f"{kind} sets its rate by the gradient it applies", way_out)
+    for place, name in enumerate(recipe.lacks):
+        if _is_built(name, reading.vocabulary):
+            reading.refuse(("lacks", place), f"{name} is built", "remove it from `lacks`")
+    for key in ("assumed", "open"):
+        for place, path in enumerate(getattr(recipe, key)):
+            if not _exists(resolved, path.split(".")):
+                reading.refuse((key, place), f"there is no value at {path}", "name a path that `show` prints")
+
+
+def _check_comparison(reading: Reading, recipe: Recipe) -> None:
+    """An optimizer that compares norm groups needs several in an update, unless its batch is the reference batch."""
+    batch = recipe.batch
+    if not getattr(recipe.optimizer, "needs_group_gradients", False):
+        return
+    for start, size in zip(batch.global_.boundaries, batch.global_.sizes, strict=True):
+        if batch.norm_span(start) == size != recipe.learning_rate.per:
+            compares = f"{type(recipe.optimizer).__name__} compares the gradients of norm groups"
+            way_out = "choose a larger batch"
+            if size > 1:
+                way_out = f"{largest_divisor(size // 2, batch.global_.sizes)} would do"
+            what = f"{compares}, and the batch of {size} from {start:g} on is one group"
+            reading.refuse(("batch", "norm_span"), what, way_out)
+            return
+
+
+def _check_augmentation(reading: Reading, recipe: Recipe, dataset: Dataset) -> None:
+    """An augmentation must fit the augmentations before it and the data set: see `trainers.augmentations`."""
+    for split in ("train", "eval"):
+        scaled_by = None
+        for place, entry in enumerate(getattr(recipe.augmentation, split)):
+            path = ("augmentation", split, place)
+            if scaled_by and getattr(entry, "needs_pixels", False):
+                what = f"stands after {scaled_by}, whose result is no longer in 0..255"
+                reading.refuse((*path, "kind"), what, f"put it before {scaled_by}")
+            if getattr(entry, "scales_pixels", False):
+                scaled_by = type(entry).__name__
+            try:
+                if hasattr(entry, "require_channels"):
+                    entry.require_channels(dataset.channels)
+                if hasattr(entry, "bound"):
+                    entry.bound(name=dataset.name, mean=dataset.mean, std=dataset.std)
+            except ValueError as error:
+                reading.refuse_error(error, type(entry), path)
+
+
+def _is_built(name: str, vocabulary: Vocabulary) -> bool:
+    return any(name in getattr(vocabulary, field.name) for field in dataclasses.fields(vocabulary))
+
+
+def _exists(tree: Any, keys: list[str]) -> bool:
+    for key in keys:
+        if isinstance(tree, list) and key.isdecimal() and int(key) < len(tree):
+            tree = tree[int(key)]
+        elif isinstance(tree, dict) and key in tree:
+            tree = tree[key]
+        else:
+            return False
+    return True

@@ -1,0 +1,188 @@
+"""Texts about a class and its arguments, from its docstring.
+
+docs/recipes.md: every key of a recipe, a data set, a cluster and a search, from the dataclasses that read them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import re
+from functools import cache
+from typing import Any
+
+from recipes.planning.cluster import Cluster, GradientExchange
+from recipes.reading.read import Field, component_of, fields_of, options_of, words
+from recipes.schema import (
+    Augmentation,
+    Batch,
+    Budget,
+    Card,
+    Claim,
+    Constraint,
+    Dataset,
+    Evaluation,
+    Evidence,
+    Gradient,
+    LearningRate,
+    NormMomentum,
+    Objective,
+    Precision,
+    RampStep,
+    Recipe,
+    Search,
+    StreamOrder,
+    Transfer,
+    Updater,
+    Warmup,
+    WeightAverage,
+)
+from recipes.schema.positions import UNITS
+from recipes.schema.vocabulary import Component, Vocabulary
+
+__all__ = ["argument_texts", "first_line", "reference"]
+
+_ENTRY = re.compile(r"    (\w+(?:, \w+)*): (.*)")
+
+
+@cache
+def argument_texts(cls: type) -> dict[str, str]:
+    """The texts of `Args:`, by argument, each as one line.
+
+    >>> from lr_schedules import Exponential
+    >>> argument_texts(Exponential)
+    {'ratio': 'what is left of the factor after one epoch, in (0, 1].'}
+    """
+    texts: dict[str, str] = {}
+    names: list[str] = []
+    inside = False
+    for line in (inspect.getdoc(cls) or "").splitlines():
+        if line == "Args:":
+            inside = True
+        elif inside and line and not line.startswith(" "):
+            break
+        elif inside and (entry := _ENTRY.fullmatch(line)):
+            names = entry[1].split(", ")
+            texts |= dict.fromkeys(names, entry[2])
+        elif inside and line.strip():
+            texts |= {name: f"{texts[name]} {line.strip()}" for name in names}
+    return texts
+
+
+def first_line(cls: type) -> str:
+    """The first line of the docstring."""
+    return (inspect.getdoc(cls) or "").partition("\n")[0]
+
+
+_INTRODUCTION = """\
+# Every key of a recipe
+
+Made by `kilobatch recipes schema --markdown` from the dataclasses that read a recipe. `kilobatch recipes schema` prints
+the same as JSON Schema: with the YAML language server an editor completes and checks a recipe whose first line is
+`# yaml-language-server: $schema=recipe.schema.json`.
+
+**The file.** Safe YAML with the scalars of YAML 1.2: `1e-4` is a number, `on` and `1:30` are text, only `true` and
+`false` are booleans. No tags, no merge keys, no second document. It begins with `kilobatch: 1`, the version of these
+keys.
+
+**Positions and durations.** A bare number is epochs; `30ep` too, `500up` are updates, `1.5Msp` samples (`sp`, `ksp`,
+`Msp`, `Gsp`), `0.5run` a part of the run. All are turned into epochs when the recipe is opened: `every: 5up` is the
+time that the first five updates take, and comes after fewer updates once the batch has grown.
+
+**`extends`** names a recipe of the library, or a path below the folder of this file. Mappings are merged key by key, a
+list replaces a list, null removes a key; a mapping with another `kind` replaces the whole mapping. `name`, `claims` and
+`card` are not inherited: a derived recipe is another run, which nobody measured. `--set a.b=c` on the command line
+is one more such layer; `--set augmentation.train.0.size=128` reaches into a list.
+
+**`lacks`** names methods that are not built. A `kind` named there, and a key whose name is the method's in lower case
+with underscores, are accepted as they stand: `validate`, `show`, `curve` and `plan` work, and `train` refuses the
+recipe and names the method.
+
+**`assumed`, `open`, `card`** say how far the values can be trusted: paths whose value the source does not give; paths
+of unpublished values that are not guessed here, because of which `train` refuses the recipe; and background for the
+reader. docs/library.md has the cards of the library.
+
+**Where a name is looked for**: the library, `configs/recipes` (or `datasets`, `clusters`, `searches`) in the working
+directory, the working directory, then the recipes of installed packages (entry-point group `kilobatch.recipes`, whose
+value is a package with YAML files). What ends in `.yaml` is a path. `kind: mymodule.MyNet` imports from the working
+directory under `--allow-code` only: a frozen dataclass with the group's method, or for a model a `chainer.Chain`, whose
+constructor's arguments are then the keys.
+"""
+_SECTIONS: tuple[tuple[str, type], ...] = (
+    ("A recipe", Recipe),
+    ("`batch`", Batch),
+    ("A step of a ramp", RampStep),
+    ("`learning_rate`", LearningRate),
+    ("`learning_rate.warmup`", Warmup),
+    ("`stream`", StreamOrder),
+    ("`augmentation`", Augmentation),
+    ("`evaluation`", Evaluation),
+    ("`evaluation.norm_momentum`", NormMomentum),
+    ("`gradient`", Gradient),
+    ("`weight_average`", WeightAverage),
+    ("`precision`", Precision),
+    ("`updater`", Updater),
+    ("An entry of `claims`", Claim),
+    ("`card`", Card),
+    ("`card.evidence`", Evidence),
+    ("A data set: `configs/datasets/*.yaml`", Dataset),
+    ("A cluster: `configs/clusters/*.yaml`", Cluster),
+    ("`exchange` of a cluster", GradientExchange),
+    ("A search: `configs/searches/*.yaml`", Search),
+    ("`objective` of a search, or an entry of it", Objective),
+    ("An entry of `constraints` of a search", Constraint),
+    ("`budget` of a search", Budget),
+    ("`transfer` of a search", Transfer),
+)
+# Keys whose default depends on the rest of the file; their meaning says how.
+_RULES = {
+    (Recipe, "name"),
+    (Batch, "norm_span"),
+    (Warmup, "target_batch"),
+    (Search, "name"),
+    *((Dataset, key) for key in ("name", "num_train", "num_eval", "num_classes")),
+}
+
+
+def reference(vocabulary: Vocabulary) -> str:
+    """The page, in Markdown."""
+    parts = [_INTRODUCTION]
+    parts += [f"## {title}\n\n{_about(cls)}\n" for title, cls in _SECTIONS]
+    for field in dataclasses.fields(vocabulary):
+        word = Component(field.name).word
+        parts.append(f"## `kind`: {word}\n")
+        for kind, cls in getattr(vocabulary, field.name).items():
+            parts.append(f"### {kind}\n\n{_about(cls)}\n")
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _about(cls: type) -> str:
+    rows = [_row(cls, field, argument_texts(cls).get(field.name, "")) for field in fields_of(cls)]
+    table = ["| key | value | left out | meaning |", "|---|---|---|---|", *rows] if rows else ["No keys beside `kind`."]
+    return "\n".join([first_line(cls), "", *table])
+
+
+def _row(cls: type, field: Field, text: str) -> str:
+    # The warmup's own kind and keys stand in the same mapping as `joins`.
+    key = "`kind` and its keys" if (cls, field.key) == (Warmup, "shape") else f"`{field.key}`"
+    return f"| {key} | {_type(field.hint)} | {_default(cls, field)} | {text} |".replace("  ", " ")
+
+
+def _type(hint: Any) -> str:
+    options = [option for option in options_of(hint) if option is not type(None)]
+    if len(options) == 1 and (component := component_of(options[0])):
+        return f"`kind` of {component.word}"
+    return words(hint).replace(UNITS, "a position")
+
+
+def _default(cls: type, field: Field) -> str:
+    if (cls, field.key) in _RULES:
+        return "by rule"
+    if field.required:
+        return "required"
+    if component_of(field.hint) and field.default is not None:
+        return f"`{{kind: {type(field.default).__name__}}}`"
+    if dataclasses.is_dataclass(field.default):
+        return "its defaults"
+    return f"`{json.dumps(field.default)}`" if field.default != "" else "empty"

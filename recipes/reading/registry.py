@@ -1,0 +1,164 @@
+"""Finds recipes, data sets, clusters and searches by name."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from recipes.errors import Problem, RecipeError, nearest, refuse_unreachable
+
+__all__ = [
+    "UnknownNameError",
+    "can_name_folder",
+    "find",
+    "find_or_refuse",
+    "library_name",
+    "names",
+    "require_suffix",
+    "shown",
+]
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")  # a folder's name may have 255 characters, and a run adds its date
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+_LIBRARY = {
+    "recipes": _PACKAGE / "papers",
+    "datasets": _PACKAGE.parent / "configs" / "datasets",
+    "searches": _PACKAGE.parent / "configs" / "searches",
+    "clusters": _PACKAGE.parent / "configs" / "clusters",
+}
+_ONE = {"recipes": "recipe", "datasets": "dataset", "clusters": "cluster", "searches": "search"}
+_SUFFIXES = (".yaml", ".yml")
+_FEW = 20  # names that fit into a message
+_LIST = "`kilobatch recipes list` has the names"
+
+
+class UnknownNameError(LookupError):
+    """No file has this name.
+
+    Args:
+        what: what was looked for and not found.
+        way_out: what to do about it.
+    """
+
+    def __init__(self, what: str, way_out: str) -> None:
+        super().__init__(what)
+        self.what = what
+        self.way_out = way_out
+
+
+def find(kind: str, name: str) -> Path:
+    """The file of a recipe, a data set, a cluster or a search.
+
+    A name that ends in `.yaml` is a path. Any other name is searched for in the library, in `./configs/KIND` and in the
+    working directory, in this order, then among the recipes of installed packages. `digits-ramp`, as in the name of a
+    run's folder, also finds `digits/ramp`.
+
+    Args:
+        kind: `recipes`, `datasets`, `clusters` or `searches`.
+        name: such as `goyal2017`, `digits/large_batch` or `./mine.yaml`.
+    Raises:
+        UnknownNameError: there is no such file.
+
+    >>> find("recipes", "nothing/here.yaml")
+    Traceback (most recent call last):
+    recipes.reading.registry.UnknownNameError: there is no file nothing/here.yaml
+    """
+    if name.endswith(_SUFFIXES):
+        path = Path(os.path.expanduser(name))
+        if path.is_file():
+            return path
+        raise UnknownNameError(f"there is no file {name}", f"give another path, or a name: {_some(kind, name)}")
+    for folder in (_LIBRARY[kind], Path("configs", kind), Path()):
+        for suffix in _SUFFIXES:
+            path = folder / f"{name}{suffix}"
+            if path.is_file() and path.resolve().is_relative_to(folder.resolve()):
+                return path
+    for known, path in _named(kind):
+        if name in (known, known.replace("/", "-")):
+            return path
+    raise UnknownNameError(f"there is no {_ONE[kind]} called {name!r}", f"{_some(kind, name)}; a path ends in .yaml")
+
+
+def can_name_folder(name: str) -> bool:
+    """Whether the folder of a run or a search can have this name on every machine."""
+    return _NAME.fullmatch(name) is not None and name.strip(".") != ""
+
+
+def require_suffix(file: Path) -> None:
+    """Refuse a new file that could not be opened again by its path.
+
+    Raises:
+        RecipeError: it does not end in `.yaml`.
+    """
+    if file.suffix not in _SUFFIXES:
+        way_out = f"call it {Path(os.path.abspath(file).rstrip('/') or 'mine').with_suffix('.yaml').name}"
+        what = "the path of a recipe ends in .yaml"
+        raise RecipeError([Problem(file=shown(file), line=1, column=1, path="", what=what, way_out=way_out)])
+
+
+@refuse_unreachable()
+def find_or_refuse(kind: str, name: str) -> Path:
+    """As `find`, for a name from the command line.
+
+    Raises:
+        RecipeError: there is no such file, or nobody can look for it.
+    """
+    try:
+        return find(kind, name)
+    except UnknownNameError as error:
+        problem = Problem(file=name, line=1, column=1, path="", what=error.what, way_out=error.way_out)
+        raise RecipeError([problem]) from None
+
+
+def names(kind: str) -> list[str]:
+    """All names that `find` knows, except those of files in the working directory itself, sorted, each once."""
+    return sorted({name for name, _ in _named(kind)})
+
+
+def library_name(path: Path) -> str | None:
+    """The name of a recipe's file by which it is found from any folder; None for a file of the user's own."""
+    for name, known in (*_below(_LIBRARY["recipes"]), *_of_packages()):
+        if known.resolve() == path.resolve():
+            return name
+    return None
+
+
+def shown(path: Path) -> str:
+    """A path as a user would open it: relative if it lies below the working directory."""
+    path, here = Path(os.path.realpath(path)), Path.cwd().resolve()  # `resolve` raises at a link to itself
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def _some(kind: str, name: str) -> str:
+    known = names(kind)
+    way_out = nearest(name.removesuffix(".yaml"), known, called=f"known {kind}")
+    return way_out if len(known) <= _FEW or way_out.startswith("did") else _LIST
+
+
+def _named(kind: str) -> Iterator[tuple[str, Path]]:
+    yield from _below(_LIBRARY[kind])
+    yield from _below(Path("configs", kind))
+    if kind == "recipes":
+        yield from _of_packages()
+
+
+def _of_packages() -> Iterator[tuple[str, Path]]:
+    """Recipes of installed packages."""
+    for entry in entry_points(group="kilobatch.recipes"):
+        # find_spec, not load: listing recipes must not run another package's code.
+        try:
+            spec = importlib.util.find_spec(entry.value)
+        except Exception:  # of `a.b` it imports `a`, which is not there, or broken
+            continue
+        for folder in (spec and spec.submodule_search_locations) or ():
+            yield from ((f"{entry.name}/{name}", path) for name, path in _below(Path(folder)))
+
+
+def _below(folder: Path) -> Iterator[tuple[str, Path]]:
+    for path in sorted(folder.rglob("*.yaml")):
+        yield path.relative_to(folder).with_suffix("").as_posix(), path

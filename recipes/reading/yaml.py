@@ -1,0 +1,297 @@
+"""Safe YAML: parses text into values with their origins.
+
+Scalars follow YAML 1.2's core rules, not the 1.1 of PyYAML's constructors: `1e-4` is a number, `on`, `1:30` and
+`2017-06-08` are text, only `true` and `false` are booleans. Nothing here can construct an object or run code.
+
+Values as YAML text that `parse_yaml` reads back unchanged.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import yaml
+
+from recipes.errors import Problem, RecipeError
+
+__all__ = ["Node", "Origin", "Said", "block_text", "flow_text", "parse_yaml"]
+
+MAX_BYTES = 1_000_000
+MAX_NODES = 10_000
+MAX_DEPTH = 50
+_INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_NOT_FINITE = re.compile(r"[-+]?\.inf|\.nan", re.IGNORECASE)
+# Escapes in double quotes can produce these: control characters are commands to a terminal, lone surrogates not UTF-8.
+_NO_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+_LARGEST_INT = 2**63 - 1
+
+
+class Said(str):
+    """Who gave a value that is in no file, in place of the file's name: `command line`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where a value was written.
+
+    Args:
+        file: as a user would open it; a `Said` for a value that is in no file.
+        line, column: of the value, counted from 1.
+        key_line, key_column: of its key in a mapping; of the value itself in a list.
+    """
+
+    file: str
+    line: int
+    column: int
+    key_line: int
+    key_column: int
+
+    def __str__(self) -> str:
+        return str(self.file) if isinstance(self.file, Said) else f"{self.file}:{self.line}"
+
+    def problem(self, path: str, what: str, way_out: str, *, at_key: bool = False) -> Problem:
+        """A problem at this place."""
+        line, column = (self.key_line, self.key_column) if at_key else (self.line, self.column)
+        return Problem(file=self.file, line=line, column=column, path=path, what=what, way_out=way_out)
+
+
+@dataclass(kw_only=True)
+class Node:
+    """A value and its origin; the values inside a dict or a list are nodes too."""
+
+    value: object
+    origin: Origin
+
+
+def parse_yaml(data: bytes, *, file: str, line: int = 1, column: int = 1) -> Node:
+    """The one document of a YAML text.
+
+    Args:
+        data: UTF-8.
+        file: for the origins.
+        line, column: where the text begins.
+    Raises:
+        RecipeError: not UTF-8 or not YAML, more than one document, a tag, a merge key, a key that is given twice or is
+            no text, a control character, a number that is not finite or a whole one of more than 64 bits, an alias
+            inside its own anchor, or more than the limits above.
+    """
+    source = _Source(file=file, first_line=line, first_column=column)
+    if len(data) > MAX_BYTES:
+        source.refuse(0, 0, f"the file has {len(data):,} bytes", f"a recipe has at most {MAX_BYTES:,}")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        lines = data[: error.start].split(b"\n")
+        source.refuse(len(lines) - 1, len(lines[-1]), "not UTF-8 text", "save the file as UTF-8")
+    try:
+        composer = _Composer(text, source)
+        try:
+            root = composer.get_single_node()
+        finally:
+            composer.dispose()
+    except yaml.MarkedYAMLError as error:
+        source.refuse_syntax(error)
+    except yaml.reader.ReaderError as error:
+        before = text[: error.position].split("\n")
+        what = f"the character {chr(error.character)!r} is not allowed in YAML"
+        source.refuse(len(before) - 1, len(before[-1]), what, "remove it, or write it as an escape in double quotes")
+    if root is None:
+        source.refuse(0, 0, "the file is empty", "write `kilobatch: 1` and the keys of docs/recipes.md")
+    node = _Expansion(source).expand(root, None, frozenset())
+    if source.problems:
+        raise RecipeError(source.problems)
+    return node
+
+
+@dataclass(kw_only=True)
+class _Source:
+    """The text being read; turns PyYAML's marks into origins and problems."""
+
+    file: str
+    first_line: int
+    first_column: int
+    problems: list[Problem] = field(default_factory=list)
+
+    def origin(self, mark: yaml.Mark, key: yaml.Mark) -> Origin:
+        line, column = self.place(mark.line, mark.column)
+        key_line, key_column = self.place(key.line, key.column)
+        return Origin(file=self.file, line=line, column=column, key_line=key_line, key_column=key_column)
+
+    def place(self, line: int, column: int) -> tuple[int, int]:
+        """Line and column as a user counts them, from PyYAML's, which begin at 0."""
+        return line + self.first_line, column + (self.first_column if line == 0 else 1)
+
+    def note(self, line: int, column: int, what: str, way_out: str, path: str = "") -> None:
+        line, column = self.place(line, column)
+        self.problems.append(Problem(file=self.file, line=line, column=column, path=path, what=what, way_out=way_out))
+
+    def refuse(self, line: int, column: int, what: str, way_out: str) -> NoReturn:
+        self.note(line, column, what, way_out)
+        raise RecipeError(self.problems)
+
+    def refuse_syntax(self, error: yaml.MarkedYAMLError) -> NoReturn:
+        mark = error.problem_mark or error.context_mark
+        what = " ".join(filter(None, [error.context, error.problem]))
+        way_out = "check the indentation, the brackets and the quotes around this place"
+        if "\\t" in what:
+            what, way_out = "a tab begins a value or indents a line", "indent with spaces"
+        elif "mapping values are not allowed" in what:
+            what, way_out = "a second `key: value` on one line", "check the indentation, quote text that contains `: `"
+        elif "single document" in what:
+            what, way_out = "a second document begins", "one file holds one document: remove `---`"
+        elif "undefined alias" in what:
+            way_out = "give the anchor `&name` before the alias `*name`"
+        self.refuse(mark.line, mark.column, what, way_out)
+
+
+class _Composer(yaml.SafeLoader):
+    """PyYAML's composer, which stops at once where a limit is exceeded or a tag appears."""
+
+    def __init__(self, text: str, source: _Source) -> None:
+        super().__init__(text)
+        self.source = source
+        self.depth = 0
+        self.num_nodes = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: object) -> yaml.Node:
+        event = self.peek_event()
+        mark = event.start_mark
+        if getattr(event, "tag", None) is not None:
+            tag = event.tag.replace("tag:yaml.org,2002:", "!!")
+            self.source.refuse(
+                mark.line, mark.column, f"the tag {tag} asks for an object", "a recipe is plain data: remove the tag"
+            )
+        self.num_nodes += 1
+        if self.num_nodes > MAX_NODES:
+            self.source.refuse(mark.line, mark.column, f"more than {MAX_NODES:,} values", "shorten the file")
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            self.source.refuse(mark.line, mark.column, f"more than {MAX_DEPTH} levels of nesting", "flatten this value")
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self.depth -= 1
+
+
+class _Expansion:
+    """Expands PyYAML's node graph, with its aliases, into a tree of `Node`."""
+
+    def __init__(self, source: _Source) -> None:
+        self.source = source
+        self.num_nodes = 0
+
+    def expand(self, node: yaml.Node, key: yaml.Node | None, inside: frozenset[int], path: str = "") -> Node:
+        mark = node.start_mark
+        self.num_nodes += 1
+        if self.num_nodes > MAX_NODES:
+            self.source.refuse(
+                mark.line, mark.column, f"aliases expand to more than {MAX_NODES:,} values", "write the values out"
+            )
+        if id(node) in inside:
+            self.source.refuse(mark.line, mark.column, "an alias stands inside its own anchor", "write the value out")
+        if len(inside) >= MAX_DEPTH:
+            self.source.refuse(mark.line, mark.column, f"more than {MAX_DEPTH} levels of nesting", "flatten this value")
+        origin = self.source.origin(mark, (key or node).start_mark)
+        inside = inside | {id(node)}
+        if isinstance(node, yaml.MappingNode):
+            return Node(value=self.mapping(node, inside, path), origin=origin)
+        if isinstance(node, yaml.SequenceNode):
+            items = [self.expand(item, None, inside, f"{path}.{i}") for i, item in enumerate(node.value)]
+            return Node(value=items, origin=origin)
+        return Node(value=self.scalar(node, path), origin=origin)
+
+    def mapping(self, node: yaml.MappingNode, inside: frozenset[int], path: str) -> dict[str, Node]:
+        made: dict[str, Node] = {}
+        for key, value in node.value:
+            line, column = key.start_mark.line, key.start_mark.column
+            if not isinstance(key, yaml.ScalarNode) or not key.value:
+                self.source.note(line, column, "a key is not text", "write `key: value`", path.strip("."))
+                continue
+            if self.refused_characters(key, path):
+                continue
+            inner = f"{path}.{key.value}".strip(".")
+            if key.value == "<<":
+                self.source.note(line, column, "merge keys are not read", "write the values out", inner)
+            elif key.value in made:
+                first = made[key.value].origin.key_line
+                self.source.note(line, column, f"given twice, first on line {first}", "remove one of the two", inner)
+            else:
+                made[key.value] = self.expand(value, key, inside, inner)
+        return made
+
+    def scalar(self, node: yaml.ScalarNode, path: str) -> object:
+        text = node.value
+        if node.style is not None:
+            return None if self.refused_characters(node, path) else text
+        if text in ("", "~", "null"):
+            return None
+        if text in ("true", "false"):
+            return text == "true"
+        number = None
+        if _INT.fullmatch(text):
+            number = self.whole(node, path)
+        elif _FLOAT.fullmatch(text):
+            number = float(text)
+        elif not _NOT_FINITE.fullmatch(text):
+            return text
+        if number is None or not math.isfinite(number):
+            mark = node.start_mark
+            what = f"{text:.40} is not a finite number"
+            self.source.note(mark.line, mark.column, what, "write a number", path.strip("."))
+        return number
+
+    def whole(self, node: yaml.ScalarNode, path: str) -> int:
+        # Check the length first: Python's int() refuses numbers of thousands of digits.
+        if len(node.value) <= 20 and abs(int(node.value)) <= _LARGEST_INT:
+            return int(node.value)
+        line, column = node.start_mark.line, node.start_mark.column
+        self.source.note(
+            line, column, f"{node.value:.40} has more than 64 bits", "write a smaller number", path.strip(".")
+        )
+        return 0
+
+    def refused_characters(self, node: yaml.ScalarNode, path: str) -> bool:
+        """Whether a text holds a control character; if so, the problem is noted."""
+        found = _NO_TEXT.search(node.value)
+        if found:
+            line, column = node.start_mark.line, node.start_mark.column
+            what = f"holds the control character {found[0]!a}"
+            self.source.note(line, column, what, "remove it", path.strip("."))
+        return found is not None
+
+
+_PAIR = re.compile(r"\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}")
+
+
+def flow_text(value: Any) -> str:
+    """A value in a line, as JSON; characters beyond 16 bits unescaped, since YAML does not join surrogate escapes.
+
+    >>> flow_text({"title": "caf\u00e9 \U0001f600"})
+    '{"title": "caf\\\\u00e9 \U0001f600"}'
+    """
+    return _PAIR.sub(lambda pair: json.loads(f'"{pair[0]}"'), json.dumps(value))
+
+
+def block_text(tree: Any) -> str:
+    """Plain data as the text of a YAML file.
+
+    >>> block_text({"name": "5e-2", "epochs": 2})
+    "name: '5e-2'\\nepochs: 2\\n"
+    """
+    return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes a text such as `5e-2`, which is text to PyYAML (YAML 1.1) and a number in YAML 1.2."""
+
+
+_Dumper.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$"),
+    list("-+.0123456789"),
+)

@@ -1,0 +1,1 @@
+"""A search as checked data: ranges, conditions, and recipes cut short."""

@@ -1,0 +1,301 @@
+"""Conditional ranges of a search's space, which belong to some trials only: `when: {optimizer.kind: [Lars]}`.
+
+Ranges of a search's space: the values that a trial may have at a path of the recipe.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from recipes.reading.read import Reading
+
+__all__ = ["Categorical", "Float", "Int"]
+
+
+# Path of the space -> values: a trial has a value of this range only if it has one of these at every such path.
+Conditions = Mapping[str, tuple[Any, ...]]
+
+
+def _require_ends(name: str, low: float, high: float, *, log: bool, step: float | None, least: float) -> None:
+    """Refuse ends, `log` and `step` that do not make a range of numbers."""
+    for end, value in (("low", low), ("high", high)):
+        if not math.isfinite(value):
+            raise ValueError(f"{name}.{end} must be finite, got {value}")
+    if not low < high:
+        raise ValueError(f"{name}.high must be above low, got {high}")
+    if log and low < least:
+        raise ValueError(f"{name}.low must be {'at least 1' if least == 1 else 'above 0'} where log is true, got {low}")
+    if step is not None and not 0 < step <= high - low:
+        raise ValueError(f"{name}.step must be above 0 and at most high - low, got {step}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Float:
+    """A number between two others.
+
+    Args:
+        low, high: its ends, both included.
+        log: draw uniformly in the logarithm; needs a low above 0 and no step.
+        step: only low, low + step, ...; null for any number.
+        when: path of the space -> list of values: only trials with one of them search this range; all others have the
+            recipe's own value, or that of `fixed`.
+    """
+
+    low: float
+    high: float
+    log: bool = False
+    step: float | None = None
+    when: Conditions = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _require_ends("Float", self.low, self.high, log=self.log, step=self.step, least=math.ulp(0.0))
+        if self.log and self.step is not None:
+            raise ValueError(f"Float.step must be null where log is true, got {self.step}")
+
+    @property
+    def ends(self) -> Mapping[tuple[str | int, ...], Any]:
+        """Place in the search's file -> value: the values that the recipe must accept before a search starts."""
+        return {("low",): self.low, ("high",): self.high}
+
+    def holds(self, value: object) -> bool:
+        """Whether a value lies in the range."""
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        return number and self.low <= value <= self.high and _on_step(value, self.low, self.step)
+
+    def suggest(self, trial: Any, name: str) -> float:
+        """A value from Optuna's trial."""
+        return trial.suggest_float(name, self.low, self.high, log=self.log, step=self.step)
+
+    def spread(self, points: int) -> list[float]:
+        """`points` evenly spaced values from low to high; with `step`, at most as many as there are."""
+        count = points if self.step is None else min(points, int((self.high - self.low) / self.step + 1e-9) + 1)
+        values = _spaced(self.low, self.high, count, log=self.log)
+        if self.step is not None:
+            values = [self.low + self.step * round((value - self.low) / self.step) for value in values]
+            values = [value for value in values if value <= self.high] or [self.low]
+        return list(dict.fromkeys(values))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Int:
+    """A whole number between two others.
+
+    Args:
+        low, high: its ends, both included.
+        log: draw uniformly in the logarithm; needs a low of at least 1 and a step of 1.
+        step: only low, low + step, ...
+        when: as for `Float`.
+    """
+
+    low: int
+    high: int
+    log: bool = False
+    step: int = 1
+    when: Conditions = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _require_ends("Int", self.low, self.high, log=self.log, step=self.step, least=1)
+        if self.log and self.step != 1:
+            raise ValueError(f"Int.step must be 1 where log is true, got {self.step}")
+
+    @property
+    def ends(self) -> Mapping[tuple[str | int, ...], Any]:
+        """See `Float`."""
+        return {("low",): self.low, ("high",): self.high}
+
+    def holds(self, value: object) -> bool:
+        """Whether a value lies in the range."""
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        return whole and self.low <= value <= self.high and (value - self.low) % self.step == 0
+
+    def suggest(self, trial: Any, name: str) -> int:
+        """A value from Optuna's trial."""
+        return trial.suggest_int(name, self.low, self.high, log=self.log, step=self.step)
+
+    def spread(self, points: int) -> list[int]:
+        """At most `points` evenly spaced values from low to high."""
+        steps = (self.high - self.low) // self.step
+        values = _spaced(self.low, self.low + steps * self.step, min(points, steps + 1), log=self.log)
+        return list(dict.fromkeys(self.low + self.step * round((value - self.low) / self.step) for value in values))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Categorical:
+    """One of several values.
+
+    Args:
+        choices: numbers, texts, true, false or null; at least one, each once.
+        when: as for `Float`.
+    """
+
+    choices: tuple[Any, ...]
+    when: Conditions = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.choices:
+            raise ValueError("Categorical.choices must hold at least one value")
+        if not all(choice is None or isinstance(choice, bool | int | float | str) for choice in self.choices):
+            raise ValueError("Categorical.choices must be numbers, texts, true, false or null")
+        if len({(type(choice), choice) for choice in self.choices}) < len(self.choices):
+            raise ValueError("Categorical.choices must differ from each other")
+
+    @property
+    def ends(self) -> Mapping[tuple[str | int, ...], Any]:
+        """See `Float`: here all choices."""
+        return {("choices", place): choice for place, choice in enumerate(self.choices)}
+
+    def holds(self, value: object) -> bool:
+        """Whether a value is one of the choices; true is not 1."""
+        return any(type(choice) is type(value) and choice == value for choice in self.choices)
+
+    def suggest(self, trial: Any, name: str) -> Any:
+        """A value from Optuna's trial."""
+        return trial.suggest_categorical(name, self.choices)
+
+    def spread(self, points: int) -> list[Any]:
+        """All choices."""
+        return list(self.choices)
+
+
+def _on_step(value: float, low: float, step: float | None) -> bool:
+    steps = 0.0 if step is None else (value - low) / step
+    return abs(steps - round(steps)) < 1e-6
+
+
+def _spaced(low: float, high: float, count: int, *, log: bool) -> list[float]:
+    """`count` numbers from low to high, ends included exactly; only low if `count` is 1."""
+    if count == 1:
+        return [low]
+    shares = [place / (count - 1) for place in range(count)]
+    if log:
+        between = [low * (high / low) ** share for share in shares]
+    else:
+        between = [low + (high - low) * share for share in shares]
+    return [low, *between[1:-1], high]
+
+
+Space = Mapping[str, Any]  # dotted path -> range, as in `Search.space`
+
+
+def suggested(space: Space, trial: Any) -> dict[str, Any]:
+    """A value from Optuna's trial for each active path, those that others depend on first."""
+    values: dict[str, Any] = {}
+    for path in _in_order(space):
+        if is_active(space, path, values):
+            values[path] = space[path].suggest(trial, path)
+    return values
+
+
+def combinations(space: Space, points: int) -> Iterator[dict[str, Any]]:
+    """Every combination of evenly spaced values, each once; the last path changes fastest.
+
+    >>> from recipes.search_space.ranges import Categorical, Int
+    >>> space = {"kind": Categorical(choices=("a", "b")), "more": Int(low=1, high=2, when={"kind": ("b",)})}
+    >>> list(combinations(space, 2))
+    [{'kind': 'a'}, {'kind': 'b', 'more': 1}, {'kind': 'b', 'more': 2}]
+    """
+    yield from _grown({}, space, _in_order(space), points)
+
+
+def is_active(space: Space, path: str, values: Mapping[str, Any]) -> bool:
+    """Whether a trial has a value at a path.
+
+    Args:
+        space: of the search.
+        path: in the space.
+        values: the trial's values of the paths before this one in the order of `suggested`.
+    """
+    return all(other in values and _among(values[other], wanted) for other, wanted in space[path].when.items())
+
+
+def circumstances(space: Space, path: str) -> list[dict[str, Any]]:
+    """Every combination of the other paths' values, as named by `when`, that makes a path active."""
+    conditions = space[path].when
+    found = []
+    for chosen in itertools.product(*conditions.values()):
+        values: dict[str, Any] = {}
+        for other in conditions:
+            values |= circumstances(space, other)[0]
+        found.append({**values, **dict(zip(conditions, chosen, strict=True))})
+    return found
+
+
+def said(values: Mapping[str, Any]) -> str:
+    """Values in a message.
+
+    >>> said({"optimizer.kind": "Lars", "epochs": 3})
+    'optimizer.kind "Lars" and epochs 3'
+    """
+    return " and ".join(f"{path} {json.dumps(value)}" for path, value in values.items())
+
+
+def refuse_conditions(reading: Reading, space: Space) -> None:
+    """Notes every condition that names no path of the space, or impossible values, or depends on itself.
+
+    Args:
+        reading: takes the problems.
+        space: with unchecked conditions.
+    """
+    for path, range_ in space.items():
+        for other, wanted in range_.when.items():
+            at = ("space", path, "when", other)
+            if other not in space:
+                reading.refuse(at, f"{other} is not in the space", "name another path of `space`", at_key=True)
+            elif isinstance(space[other], Float):
+                reading.refuse(at, f"{other} can be any number", "name a Categorical or an Int", at_key=True)
+            elif not wanted:
+                reading.refuse(at, "holds no values", "name those with which this range is searched")
+            else:
+                for place, value in enumerate(wanted):
+                    if not space[other].holds(value):
+                        way_out = "name a value that it can have"
+                        reading.refuse((*at, place), f"{json.dumps(value)} is never the value of {other}", way_out)
+        if path in _needed(space, path):
+            reading.refuse(("space", path, "when"), "depends on itself", "remove one of these conditions", at_key=True)
+
+
+def _grown(values: dict[str, Any], space: Space, rest: list[str], points: int) -> Iterator[dict[str, Any]]:
+    if not rest:
+        yield values
+    elif not is_active(space, rest[0], values):
+        yield from _grown(values, space, rest[1:], points)
+    else:
+        for value in space[rest[0]].spread(points):
+            yield from _grown({**values, rest[0]: value}, space, rest[1:], points)
+
+
+def _in_order(space: Space) -> list[str]:
+    """The paths of a space, each after those that it depends on, otherwise in the order of the file."""
+    found: dict[str, None] = {}
+
+    def visit(path: str) -> None:
+        if path not in found:
+            for other in space[path].when:
+                visit(other)
+            found[path] = None
+
+    for path in space:
+        visit(path)
+    return list(found)
+
+
+def _needed(space: Space, path: str) -> set[str]:
+    """All paths that a path depends on, directly or not; it terminates on cyclic conditions too."""
+    found: set[str] = set()
+    waiting = list(space[path].when)
+    while waiting:
+        other = waiting.pop()
+        if other in space and other not in found:
+            found.add(other)
+            waiting += space[other].when
+    return found
+
+
+def _among(value: Any, wanted: tuple[Any, ...]) -> bool:
+    """Whether a value is one of `wanted`; true is not 1."""
+    return any(type(one) is type(value) and one == value for one in wanted)

@@ -1,0 +1,78 @@
+"""Rates by hand: each rule, each way to join, each way to read."""
+
+import pytest
+
+from recipes.planning.rates import batch_size_at, learning_rate_at, momentum_at, norm_span_at
+
+SPAN = "[{from: 0, size: 8}, {from: 10, size: 64}]"
+RAMP = f"batch: {{global: [{{from: 0, size: 32}}, {{from: 10, size: 64}}], norm_span: {SPAN}}}"
+HALF = "schedule: {kind: MultiStep, boundaries: [4, 10], factor: 0.5}"
+
+
+def rates(opened, text, epochs, **lines):
+    recipe = opened(line_7=f"learning_rate: {{reference: 0.1, per: 32, {text}}}", **lines).recipe
+    return [learning_rate_at(recipe, epoch) for epoch in epochs]
+
+
+@pytest.mark.parametrize(("rule", "rate"), [("linear", 0.4), ("sqrt", 0.2), ("none", 0.1)])
+def test_rule_at_four_times_the_batch(opened, rule, rate):
+    assert rates(opened, f"rule: {rule}", [0, 19], line_6="batch: {global: 128}") == pytest.approx([rate, rate])
+
+
+def test_decay_halves_while_the_batch_doubles(opened):
+    epochs = [0, 3.9, 4, 9.9, 10, 19]
+    assert rates(opened, HALF, epochs, line_6=RAMP) == pytest.approx([0.1, 0.1, 0.05, 0.05, 0.05, 0.05])
+    initial = rates(opened, f"{HALF}, scale_with: initial", epochs, line_6=RAMP)
+    assert initial == pytest.approx([0.1, 0.1, 0.05, 0.05, 0.025, 0.025])
+
+
+@pytest.mark.parametrize(
+    ("joins", "expected"),
+    [
+        # A line from 0.1 to 0.4 over 8 epochs; 1, 1/2, 1/4 at 0, 4, 10.
+        ("multiply", [0.1, 0.5 * 0.25, 0.5 * 0.4, 0.25 * 0.4, 0.1]),
+        ("before", [0.1, 0.25, 0.4, 0.4, 0.2]),  # the schedule's 4 is 12 here
+        ("over", [0.1, 0.25, 0.2, 0.1, 0.1]),
+    ],
+)
+def test_three_ways_to_join_a_warmup(opened, joins, expected):
+    warmup = f"warmup: {{kind: GradualWarmup, epochs: 8, start: reference, joins: {joins}}}"
+    found = rates(opened, f"{HALF}, {warmup}", [0, 4, 8, 10, 12], line_6="batch: {global: 128}")
+    assert found == pytest.approx(expected)
+
+
+def test_warmup_is_one_straight_line_through_a_ramp_to_the_batch_it_aims_at(opened):
+    warmup = "warmup: {kind: GradualWarmup, epochs: 15, start: 0, target_batch: 64}"
+    found = rates(opened, warmup, [0, 5, 9.75, 10, 10.25, 15, 19], line_6=RAMP)
+    assert found == pytest.approx([0, 0.2 / 3, 0.13, 0.4 / 3, 0.2 * 10.25 / 15, 0.2, 0.2])
+
+
+def test_rate_read_once_an_epoch_is_a_staircase(opened):
+    warmup = "warmup: {kind: GradualWarmup, epochs: 4, start: 0}"
+    found = rates(opened, f"every: 1ep, {warmup}", [0, 0.99, 1, 2.5, 3.99, 4], line_6="batch: {global: 32}")
+    assert found == pytest.approx([0, 0, 0.025, 0.05, 0.075, 0.1])
+
+
+def test_rate_read_once_an_epoch_still_follows_the_batch_of_the_update(opened):
+    ramp = "batch: {global: [{from: 0, size: 32}, {from: 10.5, size: 64}]}"
+    assert rates(opened, "every: 1ep", [10, 10.4, 10.5, 11], line_6=ramp) == pytest.approx([0.1, 0.1, 0.2, 0.2])
+
+
+def test_batch_and_norm_span_move_at_their_boundary(opened):
+    recipe = opened(line_6=RAMP).recipe
+    assert [batch_size_at(recipe, epoch) for epoch in (0, 9.99, 10)] == [32, 32, 64]
+    assert [norm_span_at(recipe, epoch) for epoch in (0, 9.99, 10)] == [8, 8, 64]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "momentum"),
+    [
+        ("{kind: MomentumSGD, momentum: 0.8}", 0.8),
+        ("{kind: Adam, beta1: 0.7}", 0.7),
+        ("{kind: SGD}", None),
+        ("{kind: Rmsprop, mu1: 0.6}\nlacks: [Rmsprop]", 0.6),
+        ("{kind: Other, rate: 0.6}\nlacks: [Other]", None),
+    ],
+)
+def test_momentum_is_the_coefficient_of_the_recipe(opened, optimizer, momentum):
+    assert momentum_at(opened(line_8=f"optimizer: {optimizer}").recipe, 3.0) == momentum

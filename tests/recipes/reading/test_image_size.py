@@ -1,0 +1,205 @@
+"""Progressive resizing in a recipe: which update has which size, and what is refused where."""
+
+import numpy as np
+import pytest
+
+from lr_schedules import BatchRamp
+from recipes.planning.planner import plan
+from recipes.planning.rates import image_size_at
+from recipes.planning.timeline import timeline
+from recipes.reading.image_size import at_image_size, keys_of_image_size
+from recipes.reading.open import open_cluster
+from recipes.reports.curves import curve_points
+from recipes.reports.plan_text import plan_text
+from recipes.schema.vocabulary import Unbuilt
+from trainers.augmentations import CenterCrop, Cutout, RandomResizedCrop, Resize
+from trainers.launch.vocabulary import vocabulary
+
+CROP = "augmentation: {train: [{kind: RandomResizedCrop, size: image_size}]}"
+LOSS = "loss: {kind: SoftmaxCrossEntropy}"
+
+# The last lines of a recipe whose ninth line is `loss` -> place, path, a part of the cause, a part of the way out.
+WRONG = {
+    "a size that nobody uses": (
+        "image_size: 8",
+        "10:13",
+        "image_size",
+        "is used by no augmentation",
+        "size: image_size",
+    ),
+    "an augmentation that wants what is not there": (
+        CROP,
+        "10:56",
+        "augmentation.train.0.size",
+        "means the recipe's `image_size`, which is not there",
+        "add `image_size: 224`",
+    ),
+    "evaluation by the size of training": (
+        f"image_size: 8\n{CROP[:-1]}, eval: [{{kind: CenterCrop, size: image_size}}]}}",
+        "11:102",
+        "augmentation.eval.0.size",
+        "size of training images",
+        "write the number of pixels",
+    ),
+    "no pixels": (f"image_size: 0\n{CROP}", "10:13", "image_size", "is 0", "at least 1"),
+    "a step of no pixels": (
+        f"image_size: [{{from: 0, size: 6}}, {{from: 5, size: -8}}]\n{CROP}",
+        "10:50",
+        "image_size.1.size",
+        "is -8",
+        "at least 1",
+    ),
+    "more pixels than anybody has": (
+        f"image_size: [{{from: 0, size: 6}}, {{from: 5, size: 16385}}]\n{CROP}",
+        "10:13",
+        "image_size",
+        "is 16385",
+        "at most 16384 pixels",
+    ),
+    "more pixels than anybody has in an augmentation": (
+        f"image_size: 6\n{CROP[:-2]}, {{kind: Resize, shorter: 20000}}]}}",
+        "11:93",
+        "augmentation.train.1.shorter",
+        "is 20000",
+        "at most 16384 pixels",
+    ),
+    "half a pixel": (f"image_size: 6.5\n{CROP}", "10:13", "image_size", "is 6.5", "whole number"),
+    "steps out of order": (
+        f"image_size: [{{from: 0, size: 6}}, {{from: 5, size: 7}}, {{from: 5, size: 8}}]\n{CROP}",
+        "10:61",
+        "image_size.2.from",
+        "5 does not come after 5",
+        "order of time",
+    ),
+    "a late beginning": (
+        f"image_size: [{{from: 1, size: 6}}]\n{CROP}",
+        "10:21",
+        "image_size.0.from",
+        "begins at 1",
+        "begins at 0",
+    ),
+    "a step after the end": (
+        f"image_size: [{{from: 0, size: 6}}, {{from: 20, size: 8}}]\n{CROP}",
+        "10:41",
+        "image_size.1.from",
+        "at or after the end",
+        "remove this step",
+    ),
+    "another word": (
+        "image_size: 8\naugmentation: {train: [{kind: RandomResizedCrop, size: imagesize}]}",
+        "11:56",
+        "augmentation.train.0.size",
+        "the text 'imagesize'",
+        "did you mean image_size?",
+    ),
+}
+
+
+def steps(**sizes):
+    """A ramp: `steps(at_0=8, at_30=16)`."""
+    boundaries = tuple(float(key.removeprefix("at_")) for key in sizes)
+    return BatchRamp(boundaries=boundaries, sizes=tuple(sizes.values()))
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_size_is_one_line_with_place_cause_and_way_out(case, write, problem_of):
+    lines, place, path, cause, way_out = WRONG[case]
+    problem = problem_of(write(line_9=f"{LOSS}\n{lines}"))
+    found = f"{problem.line}:{problem.column}", problem.path
+    assert found == (place, path)
+    assert cause in problem.what
+    assert way_out in problem.way_out
+
+
+def test_a_recipe_without_it_has_none(opened):
+    found = opened()
+    assert found.recipe.image_size is None
+    assert image_size_at(found.recipe, 3.0) is None
+    assert found.tree["image_size"] is None
+
+
+def test_one_number_holds_throughout(opened):
+    found = opened(line_9=f"{LOSS}\nimage_size: 8\n{CROP}")
+    assert [image_size_at(found.recipe, epoch) for epoch in (0.0, 7.3, 20.0)] == [8, 8, 8]
+    assert found.tree["image_size"] == 8
+    assert found.tree["augmentation"]["train"][0]["size"] == "image_size"
+
+
+def test_steps_may_be_said_in_every_unit_of_time(opened):
+    line = "image_size: [{from: 0, size: 4}, {from: 30up, size: 6}, {from: 0.5run, size: 8}]"
+    found = opened(line_9=f"{LOSS}\n{line}\n{CROP}")
+    thirty = 30 * 96 / found.dataset.num_train
+    assert found.recipe.image_size == BatchRamp(boundaries=(0.0, thirty, 10.0), sizes=(4, 6, 8))
+    assert [image_size_at(found.recipe, e) for e in (0.0, np.nextafter(thirty, 0), thirty, 10.0)] == [4, 4, 6, 8]
+
+
+def test_a_derived_recipe_may_take_it_away(opened):
+    found = opened("image_size=null", "augmentation.train.0.size=5", line_9=f"{LOSS}\nimage_size: 8\n{CROP}")
+    assert found.recipe.image_size is None
+    assert found.recipe.augmentation.train[0].size == 5
+
+
+def test_an_update_has_the_size_of_its_start_also_where_it_straddles():
+    ramps = {"global_batch_size": steps(at_0=30), "norm_span": steps(at_0=10), "epochs": 2, "num_train": 100}
+    made = timeline(**ramps, image_size=steps(at_0=16, at_1=24))
+    found = [(s.update, s.num_updates, s.samples, s.image_size) for s in made.segments]
+    assert found == [(0, 4, 0, 16), (4, 3, 120, 24)]
+    assert made.segment_of(3).image_size == 16  # samples 90 to 119: it straddles epoch 1
+    assert made.segment_of(4).image_size == 24
+
+
+def test_a_step_of_the_size_alone_moves_no_update():
+    ramps = {"global_batch_size": steps(at_0=30, at_2=60), "norm_span": steps(at_0=10), "epochs": 4, "num_train": 97}
+    plain, sized = timeline(**ramps), timeline(**ramps, image_size=steps(at_0=16, at_1=20, at_2=24, at_3=32))
+    assert len(sized.segments) == 4
+    assert [plain.samples_at(u) for u in range(plain.num_updates + 1)] == [
+        sized.samples_at(u) for u in range(sized.num_updates + 1)
+    ]
+
+
+def test_coupled_with_the_batch_both_move_at_the_same_update():
+    ramps = {"global_batch_size": steps(at_0=30, at_1=60), "norm_span": steps(at_0=10), "epochs": 3, "num_train": 100}
+    made = timeline(**ramps, image_size=steps(at_0=16, at_1=24))
+    assert [(s.global_batch_size, s.image_size) for s in made.segments] == [(30, 16), (60, 24)]
+
+
+def test_the_size_of_an_update_by_the_formula_and_by_the_timeline_are_one(opened):
+    line = "image_size: [{from: 0, size: 4}, {from: 3.3, size: 6}, {from: 7.7, size: 8}]"
+    found = opened(line_9=f"{LOSS}\n{line}\n{CROP}")
+    recipe = found.recipe
+    made = timeline(
+        global_batch_size=recipe.batch.global_,
+        norm_span=recipe.batch.norm_span,
+        epochs=recipe.epochs,
+        num_train=found.dataset.num_train,
+        image_size=recipe.image_size,
+    )
+    for update in range(made.num_updates):
+        assert made.segment_of(update).image_size == image_size_at(recipe, made.epoch_at(update))
+
+
+def test_what_means_the_size_gets_it_and_nothing_else_changes():
+    crop = RandomResizedCrop(size="image_size", area=(0.5, 1.0))
+    assert keys_of_image_size(crop) == ["size"]
+    assert at_image_size(crop, 12) == RandomResizedCrop(size=12, area=(0.5, 1.0))
+    assert at_image_size(Resize(shorter="image_size"), 12) == Resize(shorter=12)
+    for fixed in (CenterCrop(size=7), Cutout(size=3), object(), Unbuilt(kind="Warp", fields={"size": "image_size"})):
+        assert at_image_size(fixed, 12) is fixed
+    assert keys_of_image_size(Unbuilt(kind="Warp", fields={"size": "image_size"})) == ["size"]
+
+
+def test_curve_and_plan_show_it_where_there_is_one(opened):
+    found = opened(line_9=f"{LOSS}\nimage_size: [{{from: 0, size: 6}}, {{from: 5, size: 8}}]\n{CROP}")
+    assert [point["image_size"] for point in curve_points(found, [0.0, 4.9, 5.0, 20.0])] == [6, 6, 8, 8]
+    made = plan(recipe=found.recipe, dataset=found.dataset, cluster=open_cluster("laptop", vocabulary=vocabulary()))
+    assert [segment["image_size"] for segment in made.as_tree()["segments"]] == [6, 8]
+    heads, *rows = plan_text(made).splitlines()[2:5]
+    place = heads.split().index("image_size")
+    assert [row.split()[place] for row in rows] == ["6", "8"]
+
+
+def test_curve_and_plan_do_not_mention_it_where_there_is_none(opened):
+    found = opened()
+    assert "image_size" not in curve_points(found, [0.0])[0]
+    made = plan(recipe=found.recipe, dataset=found.dataset, cluster=open_cluster("laptop", vocabulary=vocabulary()))
+    assert "image_size" not in plan_text(made)

@@ -1,0 +1,183 @@
+"""Merging: `extends`, null, another `kind`, `--set`, and the origin of every value."""
+
+import pytest
+
+from recipes.reading.load import load_tree
+
+BASE = """\
+kilobatch: 1
+name: base
+title: kept
+model: {kind: SmallResNet, width: 16, blocks: [1, 1]}
+learning_rate:
+  reference: 0.05
+  warmup: {kind: GradualWarmup, epochs: 5}
+claims: [1]
+"""
+
+# What is changed in the valid recipe -> place, path, a part of the cause, a part of the way out.
+WRONG = {
+    "version missing": ({"line_1": "seed: 1"}, "1:1", "kilobatch", "is missing", "`kilobatch: 1`"),
+    "version of the future": ({"line_1": "kilobatch: 2"}, "1:12", "kilobatch", "2 is not a version", "`kilobatch: 1`"),
+    "extends nothing": ({"line_9": "extends: goyal2071"}, "9:10", "extends", "no recipe called", "goyal2017"),
+    "extends no file": ({"line_9": "extends: ./no.yaml"}, "9:10", "extends", "no file no.yaml", "counts from"),
+    "extends a file outside": ({"line_9": "extends: ../x.yaml"}, "9:10", "extends", "lies outside", "move the file"),
+    "extends an absolute path": ({"line_9": "extends: /x.yaml"}, "9:10", "extends", "lies outside", "move the file"),
+    "extends itself": ({"line_9": "extends: ./mine.yaml"}, "9:10", "extends", "mine.yaml -> mine.yaml", "remove one"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_file_is_one_line_with_place_cause_and_way_out(case, write, problem_of):
+    lines, place, path, cause, way_out = WRONG[case]
+    problem = problem_of(write(**lines))
+    assert f"{problem.file}:{problem.line}:{problem.column}" == f"mine.yaml:{place}"
+    assert problem.path == path
+    assert cause in problem.what
+    assert way_out in problem.way_out
+
+
+def test_what_is_derived_or_changed_leaves_the_file_as_it_was_read(write):
+    base = write(BASE, "base.yaml")
+    derived = write("kilobatch: 1\nextends: ./base.yaml\nmodel: {width: 32}\n", "derived.yaml")
+    before = [load_tree(path) for path in (base, derived)]
+    assert before[0][0]["claims"] == [1]
+    assert before[1][0]["model"]["width"] == 32
+    load_tree(base, overrides=["model.blocks.0=7", "learning_rate.warmup=null", "name=other"])
+    load_tree(derived, overrides=["model.blocks.1=9"])
+    assert [load_tree(path) for path in (base, derived)] == before
+
+
+def test_circle_of_extends_names_the_chain(write, problem_of):
+    write("kilobatch: 1\nextends: ./b.yaml\n", "a.yaml")
+    write("kilobatch: 1\nextends: ./c.yaml\n", "b.yaml")
+    write("kilobatch: 1\n\nextends: ./a.yaml\n", "c.yaml")
+    problem = problem_of("a.yaml")
+    assert str(problem).startswith("c.yaml:3:10: extends: a circle: a.yaml -> b.yaml -> c.yaml -> a.yaml; ")
+
+
+def test_missing_file_and_missing_name(write, problem_of):
+    write()
+    assert str(problem_of("yours.yaml")).startswith("yours.yaml:1:1: there is no file yours.yaml; ")
+    assert "did you mean goyal2017 or " in str(problem_of("goyal2071"))
+
+
+def test_folder_in_the_place_of_a_file(write, tmp_path, problem_of):
+    write(name="a.yaml/b.yaml")
+    assert "there is no file a.yaml" in str(problem_of("a.yaml"))
+
+
+def test_problem_of_a_base_stands_in_the_base(write, problem_of):
+    write(name="base.yaml", line_6="batch: {global: 0}")
+    assert str(problem_of(write("kilobatch: 1\nextends: ./base.yaml\n"))).startswith("base.yaml:6:17: batch.global: ")
+
+
+@pytest.mark.parametrize(
+    ("override", "place", "path", "cause"),
+    [
+        ("epochs", "1:1", "", "no assignment"),
+        ("=3", "1:1", "", "no assignment"),
+        ("extends=goyal2017", "1:1", "extends", "cannot be set"),
+        ("epochs=long", "1:8", "epochs", "'long' is not a position"),
+        ("batch.globl=3", "1:1", "batch.globl", "not a known key"),
+        ("model.width=[1", "1:15", "", "flow sequence"),
+        ("augmentation.train.0.size=4", "1:1", "augmentation.train", "is a mapping"),
+    ],
+)
+def test_wrong_override_names_the_command_line(override, place, path, cause, write, problem_of):
+    problem = problem_of(write(), override)
+    assert f"{problem.file}:{problem.line}:{problem.column}" == f"command line:{place}"
+    assert problem.path == path
+    assert cause in problem.what
+
+
+def test_second_override_is_the_second_line(write, problem_of):
+    assert problem_of(write(), "seed=1", "epochs=long").line == 2
+
+
+def tree_of(write, text, *overrides):
+    write(BASE, "base.yaml")
+    return load_tree(write(f"kilobatch: 1\nextends: ./base.yaml\n{text}"), overrides=overrides)
+
+
+def test_mappings_merge_key_by_key_and_lists_replace_lists(write):
+    tree, _ = tree_of(write, "model: {kind: SmallResNet, blocks: [2]}\nlearning_rate: {per: 32}\n")
+    assert tree["model"] == {"kind": "SmallResNet", "width": 16, "blocks": [2]}
+    assert tree["learning_rate"]["reference"] == 0.05
+    assert tree["learning_rate"]["per"] == 32
+    assert tree["title"] == "kept"
+
+
+def test_another_kind_replaces_the_whole_mapping(write):
+    assert tree_of(write, "model: {kind: SmallCNN}")[0]["model"] == {"kind": "SmallCNN"}
+
+
+def test_null_removes_a_key_and_stays_where_there_is_nothing_to_remove(write):
+    tree, _ = tree_of(write, "learning_rate: {warmup: null, per: ~}")
+    assert tree["learning_rate"] == {"reference": 0.05, "per": None}
+
+
+def test_a_removed_key_may_be_given_again(write):
+    write(BASE, "base.yaml")
+    write("kilobatch: 1\nextends: ./base.yaml\nmodel: null\n", "middle.yaml")
+    tree, _ = load_tree(write("kilobatch: 1\nextends: ./middle.yaml\nmodel: {kind: SmallCNN}\n"))
+    assert tree["model"] == {"kind": "SmallCNN"}
+
+
+def test_name_and_claims_are_not_inherited(write):
+    tree, _ = tree_of(write, "")
+    assert "name" not in tree
+    assert "claims" not in tree
+
+
+def test_a_library_recipe_is_extended_by_name(write):
+    tree, origins = load_tree(write("kilobatch: 1\nextends: goyal2017\nepochs: 18\n"))
+    assert (tree["epochs"], tree["dataset"]) == (18, "imagenet")
+    assert str(origins["epochs",]) == "mine.yaml:3"
+    assert str(origins["dataset",]).endswith("recipes/papers/goyal2017.yaml:10")
+
+
+def test_a_base_in_a_folder_below_may_extend_its_neighbour(write):
+    write(BASE, "bases/base.yaml")
+    write("kilobatch: 1\nextends: ./base.yaml\ntitle: middle\n", "bases/middle.yaml")
+    tree, _ = load_tree(write("kilobatch: 1\nextends: bases/middle.yaml\n"))
+    assert tree["title"] == "middle"
+
+
+def test_a_link_that_leads_outside_is_not_followed(write, tmp_path, problem_of):
+    outside = write(BASE, "outside.yaml")
+    path = write("kilobatch: 1\nextends: ./link.yaml\n", "inside/mine.yaml")
+    (tmp_path / "inside" / "link.yaml").symlink_to(outside)
+    assert "lies outside" in problem_of(path).what
+
+
+def test_set_adds_changes_and_removes(write):
+    overrides = ("learning_rate.per=64", "model.width=32", "updater.double_buffering=false", "learning_rate.warmup=")
+    tree, origins = tree_of(write, "", *overrides)
+    assert tree["learning_rate"] == {"reference": 0.05, "per": 64}
+    assert tree["model"]["width"] == 32
+    assert tree["updater"] == {"double_buffering": False}
+    assert str(origins["model", "width"]) == "command line"
+    assert str(origins["model", "blocks"]) == "base.yaml:4"
+
+
+def test_set_takes_yaml_with_our_scalars(write):
+    tree, _ = tree_of(write, "", "a=1e-4", "b=[1, on]", "c={kind: X}", "d=30ep", "e='1'", "f=a=b")
+    assert [tree[key] for key in "abcdef"] == [1e-4, [1, "on"], {"kind": "X"}, "30ep", "1", "a=b"]
+
+
+def test_set_of_another_kind_begins_anew(write):
+    tree, _ = tree_of(write, "", "model.kind=SmallCNN", "model.depth=3")
+    assert tree["model"] == {"kind": "SmallCNN", "depth": 3}
+
+
+def test_set_reaches_into_a_list(write):
+    tree, origins = tree_of(write, "train: [{kind: A, size: 1}, {kind: B}]", "train.0.size=2")
+    assert tree["train"] == [{"kind": "A", "size": 2}, {"kind": "B"}]
+    assert str(origins["train", 0, "size"]) == "command line"
+    assert str(origins["train", 1, "kind"]) == "mine.yaml:3"
+
+
+def test_set_beyond_a_list_is_refused(write, problem_of):
+    problem = problem_of(write(line_9="loss: {kind: SoftmaxCrossEntropy}\nlacks: [A]"), "lacks.1=B")
+    assert "1 is no place in a list of 1" in problem.what

@@ -1,0 +1,169 @@
+"""What a recipe's keys mean once it is open: units, rules, defaults, origins, what is not built."""
+
+import pytest
+import yaml
+
+from lr_schedules import BatchRamp, Constant, Cosine, GradualWarmup, MultiStep, Polynomial, Product
+from recipes.reading.load import resolved_text
+from recipes.reading.open import open_recipe
+from recipes.schema import Augmentation, Evaluation, NormMomentum, Updater
+from recipes.schema.vocabulary import Unbuilt
+from trainers.launch.vocabulary import vocabulary
+
+N = 1500
+LONG = "{reference: 0.05, per: 32, schedule: {kind: Cosine}, warmup: {kind: GradualWarmup, epochs: 5, joins: %s}}"
+
+
+def test_what_is_left_out_is_a_default_and_says_so(opened):
+    found = opened()
+    assert found.recipe.learning_rate.schedule == Constant()
+    assert found.recipe.augmentation == Augmentation()
+    assert found.recipe.evaluation == Evaluation(
+        every=1.0, norm_statistics="moving_average", norm_momentum=NormMomentum(keep=0.9, per="update")
+    )
+    assert found.recipe.updater == Updater(double_buffering=False)
+    assert found.origins["evaluation.norm_momentum.keep"] == "default"
+    assert found.origins["learning_rate.schedule.kind"] == "default"
+    assert found.origins["model.width"] == "default"
+    assert found.origins["epochs"] == "mine.yaml:5"
+
+
+def test_every_value_of_the_resolved_tree_has_an_origin(opened):
+    found = opened("seed=3", line_6="batch: {global: [{from: 0, size: 96}, {from: 3, size: 192}]}")
+    read = yaml.safe_load(resolved_text(found.tree, found.origins))
+    assert read == found.tree
+    assert found.origins["seed"] == "command line"
+    assert found.origins["batch.global.1.size"] == "mine.yaml:6"
+    assert found.origins["batch.norm_span"].startswith("rule: the largest number up to 32")
+    assert all(found.origins.values())
+
+
+def test_resolved_text_opens_to_the_same_recipe(opened, write):
+    before = opened(
+        line_5="epochs: 0.1ksp",
+        line_6="batch: {global: [{from: 0, size: 8}, {from: 2up, size: 16}]}",
+        line_7="learning_rate: {reference: 0.05, per: 8, every: 1up, schedule: {kind: Polynomial}}",
+    )
+    text = resolved_text(before.tree, before.origins)
+    after = open_recipe(write(text, "again.yaml"), vocabulary=vocabulary())
+    assert after.recipe == before.recipe
+    assert after.tree == before.tree
+
+
+def test_a_recipe_without_a_name_is_called_as_its_file(opened):
+    found = opened(line_2="title: unnamed")
+    assert found.recipe.name == "mine"
+    assert found.origins["name"] == "rule: the name of the file"
+
+
+def test_norm_span_is_the_largest_up_to_32_that_divides_every_batch(opened):
+    spans = {"96": 32, "100": 25, "7": 7, "37": 1, "[{from: 0, size: 96}, {from: 3, size: 120}]": 24}
+    for batch, span in spans.items():
+        assert opened(line_6=f"batch: {{global: {batch}}}").recipe.batch.norm_span.sizes == (span,)
+
+
+def test_ramp_in_updates_counts_the_updates_of_this_ramp(opened):
+    steps = "[{from: 0, size: 96}, {from: 10up, size: 192}, {from: 15up, size: 288}]"
+    ramp = opened(line_6=f"batch: {{global: {steps}}}").recipe.batch.global_
+    assert ramp == BatchRamp(boundaries=(0.0, 960 / N, (960 + 5 * 192) / N), sizes=(96, 192, 288))
+
+
+def test_updates_count_whole_updates_before_a_boundary(opened):
+    # 16 updates of 96 reach epoch 1, the last one with 36 samples of the second epoch; 4 more of 192.
+    found = opened(
+        line_6="batch: {global: [{from: 0, size: 96}, {from: 1, size: 192}]}",
+        line_7="learning_rate: {reference: 0.05, per: 32, schedule: {kind: MultiStep, boundaries: [16up, 20up]}}",
+    )
+    assert found.recipe.learning_rate.schedule == MultiStep(boundaries=(16 * 96 / N, (16 * 96 + 4 * 192) / N))
+
+
+def test_length_in_updates_counts_the_ramp_too(opened):
+    found = opened(line_5="epochs: 20up", line_6="batch: {global: [{from: 0, size: 96}, {from: 1, size: 192}]}")
+    assert found.recipe.epochs == (16 * 96 + 4 * 192) / N
+
+
+def test_units_inside_nested_lists_and_schedules(opened):
+    schedule = (
+        "{kind: Product, factors: [{kind: PiecewiseLinear, points: [[0, 1], [0.5run, 0.1]]}, {kind: Polynomial}]}"
+    )
+    found = opened(line_7=f"learning_rate: {{reference: 0.05, per: 32, schedule: {schedule}}}")
+    made = found.recipe.learning_rate.schedule
+    assert isinstance(made, Product)
+    assert made.factors[0].points == ((0.0, 1.0), (10.0, 0.1))
+    assert made.factors[1] == Polynomial(epochs=20.0)
+
+
+@pytest.mark.parametrize(("joins", "epochs"), [("multiply", 20.0), ("before", 15.0), ("over", 20.0)])
+def test_a_schedule_without_length_fills_the_rest_of_the_run(opened, joins, epochs):
+    found = opened(line_7=f"learning_rate: {LONG % joins}")
+    assert found.recipe.learning_rate.schedule == Cosine(epochs=epochs)
+    assert found.origins["learning_rate.schedule.epochs"] == "rule: the rest of the run"
+
+
+@pytest.mark.parametrize(
+    ("start", "factor"), [("reference", 1 / 3), ("0", 0.0), ("{rate: 0.03}", 0.2), ("{factor: 0.25}", 0.25)]
+)
+def test_warmup_starts_at_a_rate_or_a_factor(opened, start, factor):
+    warmup = f"{{kind: GradualWarmup, epochs: 5, start: {start}}}"
+    found = opened(line_7=f"learning_rate: {{reference: 0.05, per: 32, warmup: {warmup}}}")
+    shape = found.recipe.learning_rate.warmup.shape
+    assert (type(shape), shape.epochs, shape.start) == (GradualWarmup, 5.0, pytest.approx(factor))
+    assert found.recipe.learning_rate.warmup.target_batch == 96
+    assert found.tree["learning_rate"]["warmup"]["start"] == yaml.safe_load(start)
+
+
+def test_warmup_aims_at_the_batch_it_names(opened):
+    found = opened(
+        line_6="batch: {global: [{from: 0, size: 96}, {from: 3, size: 192}]}",
+        line_7="learning_rate: {reference: 0.05, per: 32, warmup: {kind: GradualWarmup, epochs: 5, target_batch: 192}}",
+    )
+    assert found.recipe.learning_rate.warmup.target_batch == 192
+
+
+def test_without_a_rule_the_batch_of_the_reference_may_be_left_out(opened):
+    found = opened(line_7="learning_rate: {reference: 0.05, rule: none}")
+    assert found.recipe.learning_rate.per == 96
+
+
+def test_evaluation_and_rate_may_be_read_every_update(opened):
+    found = opened("evaluation.every=update", "learning_rate.every=2up")
+    assert found.recipe.evaluation.every == "update"
+    assert found.recipe.learning_rate.every == 2 * 96 / N
+
+
+def test_what_is_not_built_is_accepted_by_its_name(opened):
+    found = opened(
+        "lacks=[Shampoo, RepeatedAugmentation, EMA]",
+        "optimizer={kind: Shampoo, momentum: 0.9, trust: [1, 2]}",
+        "augmentation.repeated_augmentation=3",
+        "ema={half_life: 16}",
+    )
+    assert found.recipe.optimizer == Unbuilt(kind="Shampoo", fields={"momentum": 0.9, "trust": [1, 2]})
+    assert found.tree["augmentation"]["repeated_augmentation"] == 3
+    assert found.tree["ema"] == {"half_life": 16}
+
+
+def test_schedule_cannot_be_lacking(opened, write, problem_of):
+    path = write(line_7="learning_rate: {reference: 1, per: 1, schedule: {kind: Wave}}\nlacks: [Wave]")
+    assert "no schedule called Wave" in problem_of(path).what
+
+
+def test_data_set_beside_the_recipe_and_its_root(write, tmp_path):
+    write("num_train: 9\nnum_eval: 3\nnum_classes: 2\nchannels: 1\nroot: pictures\n", "folder/few.yaml")
+    path = write(line_3="dataset: few.yaml", name="folder/mine.yaml")
+    dataset = open_recipe(path, vocabulary=vocabulary()).dataset
+    assert (dataset.name, dataset.num_train, dataset.root) == ("few", 9, tmp_path / "folder" / "pictures")
+    elsewhere = open_recipe(path, vocabulary=vocabulary(), data_root=tmp_path)
+    assert elsewhere.dataset.root == tmp_path
+
+
+def test_recipe_and_problem_can_be_sent_to_another_process(opened, write):
+    import pickle
+
+    from recipes.errors import RecipeError
+
+    found = opened()
+    assert pickle.loads(pickle.dumps(found.recipe)) == found.recipe
+    with pytest.raises(RecipeError) as caught:
+        open_recipe(write(line_5="epochs: 0"), vocabulary=vocabulary())
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)

@@ -1,0 +1,67 @@
+"""Where names are looked for, and in what order."""
+
+import sys
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from recipes.reading import registry
+from recipes.reading.registry import UnknownNameError, find, names, shown
+
+
+def test_library_comes_before_the_working_directory(write):
+    write(name="goyal2017.yaml")
+    assert find("recipes", "goyal2017").parent.name == "papers"
+    assert shown(find("recipes", "goyal2017.yaml")) == "goyal2017.yaml"
+
+
+@pytest.mark.parametrize("place", ["configs/recipes/own.yaml", "own.yaml", "own.yml", "configs/recipes/deep/own.yaml"])
+def test_own_recipes_are_found_below_the_working_directory(write, place):
+    path = write(name=place)
+    name = "deep/own" if "deep" in place else "own"
+    assert find("recipes", name).resolve() == path
+    assert (name in names("recipes")) == place.startswith("configs")
+
+
+def test_name_of_a_run_folder_finds_its_recipe():
+    assert find("recipes", "digits-ramp") == find("recipes", "digits/ramp")
+
+
+@pytest.mark.parametrize("name", ["../mine", "/mine", "digits/../../mine", ""])
+def test_names_do_not_leave_their_folder(write, tmp_path, monkeypatch, name):
+    write()
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    with pytest.raises(UnknownNameError):
+        find("recipes", name)
+
+
+def test_recipes_of_an_installed_package_are_found_without_running_it(write, tmp_path, monkeypatch):
+    write("raise SystemExit('this package was run')\n", "site/acme/__init__.py")
+    path = write(name="site/acme/deep/fast.yaml")
+    entry = EntryPoint(name="acme", value="acme", group="kilobatch.recipes")
+    monkeypatch.setattr(registry, "entry_points", lambda group: [entry] if group == entry.group else [])
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    assert find("recipes", "acme/deep/fast") == path
+    assert "acme/deep/fast" in names("recipes")
+    assert "acme" not in sys.modules
+
+
+@pytest.mark.parametrize("value", ["nowhere.recipes", "acme.recipes"])
+def test_an_installed_package_that_is_broken_hides_no_other_recipe(write, tmp_path, monkeypatch, value):
+    write("1 / 0\n", "site/acme/__init__.py")
+    entry = EntryPoint(name="acme", value=value, group="kilobatch.recipes")
+    monkeypatch.setattr(registry, "entry_points", lambda group: [entry] if group == entry.group else [])
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    assert "goyal2017" in names("recipes")
+    with pytest.raises(UnknownNameError):
+        find("recipes", "acme/fast")
+
+
+def test_unknown_name_tells_the_nearest_or_all():
+    with pytest.raises(UnknownNameError) as caught:
+        find("clusters", "laptops")
+    assert caught.value.way_out.startswith("did you mean laptop?")
+    with pytest.raises(UnknownNameError) as caught:
+        find("clusters", "abacus")
+    assert "known clusters: laptop, mn1" in caught.value.way_out

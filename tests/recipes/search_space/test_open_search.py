@@ -1,0 +1,245 @@
+"""A search is refused before anything starts, with the place of what is wrong."""
+
+from pathlib import Path
+
+import pytest
+
+from recipes.errors import RecipeError
+from recipes.reading.load import load_tree
+from recipes.reading.open import open_recipe
+from recipes.reading.registry import names
+from recipes.search_space.open_search import open_search
+from trainers.launch.vocabulary import search_vocabulary, vocabulary
+
+HEAD = """\
+kilobatch: 1
+recipe: digits/batch_256
+sampler: {kind: Random}
+budget: {trials: 6}
+"""
+SPACE = "space: {learning_rate.reference: {kind: Float, low: 0.01, high: 0.5, log: true}}\n"
+
+
+@pytest.fixture
+def opened(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def open_text(text):
+        Path("mine.yaml").write_text(text)
+        return open_search("mine.yaml", vocabulary=search_vocabulary())
+
+    return open_text
+
+
+@pytest.mark.parametrize("name", names("searches"))
+def test_searches_of_the_library_open(name):
+    assert open_search(name, vocabulary=search_vocabulary()).search.space
+
+
+def test_the_library_has_searches():
+    assert names("searches") == ["digits", "digits_cost", "digits_optimizer"]
+
+
+def test_what_is_left_out_is_filled_in(opened):
+    found = opened(HEAD + SPACE)
+    search = found.search
+    assert (search.name, search.ranks_per_trial, search.reports, search.retries) == ("mine", 1, 20, 2)
+    assert (search.objective.metric, search.objective.direction, search.pruner) == ("accuracy", "maximize", None)
+    assert found.tree["space"]["learning_rate.reference"]["step"] is None
+    assert found.base.recipe.learning_rate.reference == 0.05
+
+
+def test_fixed_values_are_in_the_recipe(opened):
+    found = opened(HEAD + SPACE + "fixed: {epochs: 3, learning_rate.warmup.epochs: 1}\n")
+    assert found.base.recipe.epochs == 3
+
+
+def test_the_recipes_own_values_are_enqueued(opened):
+    found = opened(HEAD + SPACE + "enqueue: [recipe, {learning_rate.reference: 0.1}]\n")
+    assert found.enqueued == ({"learning_rate.reference": 0.05}, {"learning_rate.reference": 0.1})
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (HEAD, "mine.yaml:1:1: space: is missing; add `space: ...`, `key: value` pairs"),
+        (HEAD + "space: {}\n", "mine.yaml:5:8: space: holds no paths"),
+        (HEAD + "space: [epochs]\n", "mine.yaml:5:8: space: holds no paths"),
+        (
+            HEAD + "space:\n  learning_rate.referenec: {kind: Float, low: 0.1, high: 1}\n",
+            "mine.yaml:6:3: space.learning_rate.referenec: the recipe refuses this: is not a known key; "
+            "did you mean reference?",
+        ),
+        (
+            HEAD + "space:\n  learning_rate.warmup.epochs: {kind: Int, low: 1, high: 50}\n",
+            "mine.yaml:6:58: space.learning_rate.warmup.epochs.high: the recipe refuses this: 50 is longer than the "
+            "run, 20; shorten the warmup, or lengthen `epochs`",
+        ),
+        (
+            HEAD + "space:\n  optimizer.kind: {kind: Categorical, choices: [MomentumSGD, Momentum]}\n",
+            "mine.yaml:6:62: space.optimizer.kind.choices.1: the recipe refuses this: there is no optimizer called "
+            "Momentum; did you mean MomentumSGD?",
+        ),
+        (
+            HEAD + "space:\n  seed: {kind: Flaot, low: 0, high: 3}\n",
+            "mine.yaml:6:16: space.seed.kind: there is no range called Flaot; did you mean Float?",
+        ),
+        (
+            HEAD + "space:\n  seed: {kind: Int, low: 3, high: 3}\n",
+            "mine.yaml:6:35: space.seed.high: is 3; must be above low",
+        ),
+        (
+            HEAD + SPACE + "fixed:\n  epochs: 0\n",
+            "mine.yaml:7:11: fixed.epochs: the recipe refuses this:",
+        ),
+        (
+            HEAD + SPACE + "fixed: {learning_rate.reference: 0.1}\n",
+            "mine.yaml:6:9: fixed.learning_rate.reference: is given by learning_rate.reference of this search too",
+        ),
+        (
+            HEAD + SPACE + "fixed: {evaluation.every: 1}\n",
+            "mine.yaml:6:9: fixed.evaluation.every: cannot be part of a search: a trial is evaluated at its `reports`",
+        ),
+        (
+            HEAD + SPACE + "enqueue: [recipe, {learning_rate.reference: 0.9}]\n",
+            "mine.yaml:6:45: enqueue.1.learning_rate.reference: 0.9 of learning_rate.reference is outside its range",
+        ),
+        (
+            HEAD + SPACE + "enqueue: [{epochs: 3}]\n",
+            "mine.yaml:6:20: enqueue.0.epochs: epochs is not in the space",
+        ),
+        (
+            HEAD.replace("batch_256", "batch_257") + SPACE,
+            "mine.yaml:2:9: recipe: there is no recipe called 'digits/batch_257'",
+        ),
+        (HEAD.replace("digits/batch_256", "gone.yaml") + SPACE, "mine.yaml:2:9: recipe: there is no file gone.yaml"),
+        (
+            HEAD.replace("Random", "Bayes") + SPACE,
+            "mine.yaml:3:17: sampler.kind: there is no sampler called Bayes; known: CmaEs, Gp, Grid, NsgaII, "
+            "Random, Tpe",
+        ),
+        (HEAD.replace("trials: 6", "trials: 0") + SPACE, "mine.yaml:4:18: budget.trials: is 0"),
+        (
+            HEAD + SPACE + "objective: {metric: loss}\n",
+            "mine.yaml:6:12: objective.direction: is maximize; must be minimize for loss",
+        ),
+        (HEAD + SPACE + "pruner: {kind: Median, startup_trials: 0}\n", "mine.yaml:6:40: pruner.startup_trials: is 0"),
+        (
+            HEAD + SPACE + "objective: [{metric: accuracy}, {metric: accuracy}]\n",
+            "mine.yaml:6:12: objective: is ['accuracy', 'accuracy']; must name each metric once",
+        ),
+        (
+            HEAD + SPACE + "objective: [{metric: accuracy}, {metric: loss}]\n",
+            "mine.yaml:6:33: objective.1.direction: is maximize; must be minimize for loss",
+        ),
+        (
+            HEAD + SPACE + "objective: {metric: device_hours, direction: minimize}\npruner: {kind: Median}\n",
+            "mine.yaml:7:9: pruner: is not possible; must be null: reports are not compared by device-hours",
+        ),
+        (HEAD + SPACE + "seeds_per_trial: 0\n", "mine.yaml:6:18: seeds_per_trial: is 0; must be at least 1"),
+        (
+            HEAD.replace("trials: 6", "trials: 6, device_hours: 0") + SPACE,
+            "mine.yaml:4:35: budget.device_hours: is 0.0; must be above 0 and finite",
+        ),
+        (
+            HEAD + SPACE + "transfer: {from_batch: 256, to_batch: 64, trials: [4, 2]}\n",
+            "mine.yaml:6:39: transfer.to_batch: is 64; must be above from_batch, 256",
+        ),
+        (
+            HEAD + SPACE + "transfer: {from_batch: 64, to_batch: 256, trials: [4, 3]}\n",
+            "mine.yaml:6:11: transfer: is [4, 3]; must have the budget's 6 trials",
+        ),
+        (
+            HEAD + SPACE + "constraints: [{metric: accuracy}]\n",
+            "mine.yaml:6:15: constraints.0: give `at_most` or `at_least`",
+        ),
+        (
+            HEAD + SPACE + "constraints: [{value: epochs ** 2, at_most: 3}]\n",
+            "mine.yaml:6:23: constraints.0.value: is epochs ** 2; must be paths and numbers: Pow is none of + - * /",
+        ),
+        (
+            HEAD + SPACE + "constraints: [{value: optimizer.momentun, at_most: 3}]\n",
+            "mine.yaml:6:23: constraints.0.value: the recipe has no value at optimizer.momentun; name a path",
+        ),
+        (
+            HEAD + SPACE + "constraints: [{value: optimizer.kind, at_most: 3}]\n",
+            'mine.yaml:6:23: constraints.0.value: optimizer.kind is "MomentumSGD", which is no number',
+        ),
+        (
+            HEAD + SPACE + "fixed: {optimizer.weight_decay: 0}\n"
+            "constraints: [{value: learning_rate.reference / optimizer.weight_decay, at_most: 3}]\n",
+            "mine.yaml:7:23: constraints.0.value: divides by 0 in every trial; search what it divides by",
+        ),
+        (
+            HEAD + SPACE + 'fixed: {"loss.label_smoothing=0.3 #": 0.1}\n',
+            "mine.yaml:6:9: fixed.loss.label_smoothing=0.3 #: 'loss.label_smoothing=0.3 #' is no path: it has a space, "
+            "`=` or `#`; write keys with dots between",
+        ),
+        (
+            HEAD + 'space: {"seed ": {kind: Int, low: 1, high: 3}}\n',
+            "mine.yaml:5:9: space.seed : 'seed ' is no path",
+        ),
+        (
+            HEAD + SPACE + "pruner: {kind: SuccessiveHalving}\n",
+            "mine.yaml:4:18: budget.trials: is 6, and with SuccessiveHalving the first whole run is the one of number",
+        ),
+        (HEAD + SPACE + "reports: 0\n", "mine.yaml:6:10: reports: is 0; must be at least 1"),
+        (HEAD + SPACE + "name: a/b\n", "mine.yaml:6:7: name: 'a/b' cannot name a search's folder"),
+    ],
+)
+def test_refused_at_its_place(opened, text, problem):
+    with pytest.raises(RecipeError) as refused:
+        opened(text)
+    assert str(refused.value.problems[0]).startswith(problem)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        "optimizer.momentum: {kind: Float, low: 0.1, high: 0.9}",
+        "optimizer.kind: {kind: Categorical, choices: [MomentumSGD, NesterovAG]}",  # whose momentum is 0.9 by default
+    ],
+)
+def test_a_divisor_that_is_0_in_the_recipe_and_not_in_every_trial_is_let_through(opened, space):
+    Path("own.yaml").write_text("kilobatch: 1\nextends: digits/batch_256\noptimizer: {momentum: 0}\n")
+    constraint = "constraints: [{value: learning_rate.reference / optimizer.momentum, at_most: 3}]\n"
+    text = HEAD.replace("digits/batch_256", "own.yaml")
+    assert opened(f"{text}space: {{{space}}}\n{constraint}").search.constraints
+    with pytest.raises(RecipeError, match="divides by 0 in every trial"):
+        opened(f"{text}{SPACE}{constraint}")
+
+
+def test_an_unknown_search_is_told_the_known_ones():
+    with pytest.raises(RecipeError, match="there is no search called 'digit'; did you mean digits"):
+        open_search("digit", vocabulary=search_vocabulary())
+
+
+def test_a_recipe_beside_the_search_is_found_from_anywhere(opened, tmp_path, monkeypatch):
+    (tmp_path / "own.yaml").write_text("kilobatch: 1\nextends: digits/batch_256\nepochs: 7\n")
+    opened(HEAD.replace("digits/batch_256", "own.yaml") + SPACE)
+    monkeypatch.chdir("/")
+    found = open_search(tmp_path / "mine.yaml", vocabulary=search_vocabulary())
+    assert found.base.recipe.epochs == 7
+
+
+def test_what_is_wrong_in_the_recipe_itself_is_told_where_it_stands(opened, tmp_path):
+    (tmp_path / "own.yaml").write_text("kilobatch: 1\nextends: digits/batch_256\nepochs: no\n")
+    with pytest.raises(RecipeError, match=r"own\.yaml:3:9: epochs: "):
+        opened(HEAD.replace("digits/batch_256", "own.yaml") + SPACE + "fixed: {seed: 3}\n")
+
+
+def test_origin_of_what_a_search_sets_is_the_search():
+    opened = open_recipe(
+        "digits/baseline",
+        vocabulary=vocabulary(),
+        overrides=["epochs=3", 'optimizer.no_decay=["norm", "bias"]'],
+        overrides_from="search mine trial 17",
+    )
+    assert opened.origins["epochs"] == opened.origins["optimizer.no_decay.1"] == "search mine trial 17"
+    assert type(opened.origins["epochs"]) is str
+    assert opened.origins["model.width"].startswith("recipes/papers/digits/baseline.yaml:")
+
+
+def test_origin_of_an_option_is_the_command_line_as_before():
+    _, origins = load_tree(Path("recipes/papers/digits/baseline.yaml"), overrides=["epochs=3"])
+    assert str(origins[("epochs",)]) == "command line"

@@ -1,0 +1,133 @@
+"""The tree of exact mode: its shape by hand, its bits for every way of dealing the groups."""
+
+import itertools
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from trainers.communicators.tree_sum import TreeSum, halves, sum_of_tree
+from trainers.runs.mpi_ranks import find_mpiexec
+
+PROGRAM = Path(__file__).with_name("summation_tree_on_ranks.py")
+CHECKS = re.findall(r"^def (check_\w+)", PROGRAM.read_text(), re.MULTILINE)
+
+
+def leaves_of(count, values=3):
+    """Numbers whose sum depends on the order."""
+    random = np.random.RandomState(count)
+    scale = 10.0 ** random.randint(-3, 4, size=(count, values))
+    return list((random.normal(size=(count, values)) * scale).astype(np.float32))
+
+
+def whole(leaves):
+    """The same sum, written down anew."""
+    if len(leaves) == 1:
+        return leaves[0]
+    left = 1
+    while 2 * left < len(leaves):
+        left *= 2
+    return whole(leaves[:left]) + whole(leaves[left:])
+
+
+def held_of(leaves, numbers):
+    tree = TreeSum(MPI.COMM_SELF)
+    for number in numbers:
+        tree.add(number, leaves[number])
+    return tree.held
+
+
+def written(start, stop):
+    """A node with all below it, as words."""
+    return str(start) if stop - start == 1 else "({} {})".format(*(written(*half) for half in halves(start, stop)))
+
+
+@pytest.mark.parametrize(
+    ("count", "shape"),
+    [
+        (1, "0"),
+        (2, "(0 1)"),
+        (3, "((0 1) 2)"),
+        (4, "((0 1) (2 3))"),
+        (5, "(((0 1) (2 3)) 4)"),
+        (6, "(((0 1) (2 3)) (4 5))"),
+        (7, "(((0 1) (2 3)) ((4 5) 6))"),
+    ],
+)
+def test_the_shape_is_known_from_the_number_of_leaves(count, shape):
+    assert written(0, count) == shape
+
+
+def test_a_tree_is_another_sum_than_one_after_the_other():
+    leaves = leaves_of(9, values=100)
+    assert whole(leaves).tobytes() != sum(leaves[1:], leaves[0]).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("numbers", "spans"),
+    [
+        (range(0, 6), [(0, 4), (4, 6)]),
+        (range(3, 8), [(3, 4), (4, 8)]),
+        (range(1, 7), [(1, 2), (2, 4), (4, 6), (6, 7)]),
+        (range(5, 5), []),
+        ([0, 2, 3, 5], [(0, 1), (2, 4), (5, 6)]),
+    ],
+)
+def test_siblings_are_added_up_as_soon_as_both_are_there(numbers, spans):
+    assert list(held_of(leaves_of(8), numbers)) == spans
+
+
+def nodes(start, stop):
+    yield start, stop
+    if stop - start > 1:
+        for half in halves(start, stop):
+            yield from nodes(*half)
+
+
+@pytest.mark.parametrize("count", range(1, 20))
+def test_what_is_held_of_any_range_are_few_nodes_of_the_tree(count):
+    leaves, known = leaves_of(count), set(nodes(0, count))
+    for start, stop in itertools.combinations(range(count + 1), 2):
+        held = held_of(leaves, range(start, stop))
+        assert [leaf for span in held for leaf in range(*span)] == list(range(start, stop))
+        assert set(held) <= known
+        assert len(held) <= 2 * np.log2(count) + 1
+        for span, values in held.items():
+            assert values.tobytes() == whole(leaves[slice(*span)]).tobytes()
+
+
+@pytest.mark.parametrize("count", range(1, 9))
+def test_the_sum_has_the_same_bits_however_the_leaves_are_dealt(count):
+    leaves = leaves_of(count)
+    for dealt in itertools.product(range(3), repeat=min(count, 6)):  # also ranks that hold groups here and there
+        dealt += (2,) * (count - len(dealt))
+        known = {}
+        for rank in range(3):
+            known |= held_of(leaves, [number for number, holder in enumerate(dealt) if holder == rank])
+        assert sum_of_tree(known, 0, count).tobytes() == whole(leaves).tobytes(), dealt
+
+
+def test_a_leaf_that_nobody_has_is_told():
+    with pytest.raises(KeyError, match="norm group 3 is in no sum"):
+        sum_of_tree(held_of(leaves_of(8), [0, 1, 2, 4, 5, 6, 7]), 0, 8)
+
+
+def test_what_comes_in_stays_as_it_is():
+    leaves = leaves_of(4)
+    before = [leaf.copy() for leaf in leaves]
+    held_of(leaves, range(4))
+    np.testing.assert_array_equal(leaves, before)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_on_ranks(ranks):
+    command = [find_mpiexec(), "-n", str(ranks), sys.executable, str(PROGRAM)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.findall(r"^passed (\w+)$", done.stdout, re.MULTILINE) == CHECKS
+    assert len(CHECKS) == 4

@@ -1,0 +1,266 @@
+"""Gradients in one array are Chainer's own, bit for bit, and lie in the order in which backward finishes them."""
+
+import chainer
+import numpy as np
+import pytest
+from chainer import functions as F
+from chainer import links as L
+
+from trainers.gradients.flat_gradients import FlatGradients, backward_order
+from trainers.models import CifarResNet, SmallCNN, SmallResNet, WideResNet
+
+
+class Two(chainer.Chain):
+    """Two layers."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.first = L.Linear(6, 4)
+            self.second = L.Linear(4, 3)
+
+    def forward(self, x):
+        return self.second(F.relu(self.first(F.reshape(x, (len(x), -1)))))
+
+
+class ThreeTimes(Two):
+    """The second layer's neighbour is used three times, as a recurrent layer is."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.again = L.Linear(4, 4)
+
+    def forward(self, x):
+        h = self.first(F.reshape(x, (len(x), -1)))
+        for _ in range(3):
+            h = F.tanh(self.again(h))
+        return self.second(h)
+
+
+class Tied(Two):
+    """The first layer's weight is used past its link too."""
+
+    def forward(self, x):
+        h = super().forward(x)
+        return F.matmul(F.concat([h, h[:, :1]]), self.first.W)
+
+
+class Own(Two):
+    """A weight of the model's own beside those of its layers."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.mix = chainer.Parameter(np.eye(3, dtype=np.float32))
+
+    def forward(self, x):
+        return F.matmul(super().forward(x), self.mix)
+
+
+class OnlyPast(Two):
+    """A layer that is never called, but whose weight is used."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.held = L.Linear(3, 3, nobias=True)
+
+    def forward(self, x):
+        return F.matmul(super().forward(x), self.held.W)
+
+
+class Unused(Two):
+    """A layer that is never called, and one whose output nobody takes."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.never = L.Linear(4, 4)
+            self.in_vain = L.Linear(3, 2)
+
+    def forward(self, x):
+        y = super().forward(x)
+        self.in_vain(y)
+        return y
+
+
+class HalfUsed(Two):
+    """A layer used twice, once in vain."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        self.second(F.relu(self.first(F.reshape(x, (len(x), -1)))) * 2)
+        return y
+
+
+def built(component):
+    return lambda: component.build(num_classes=3, channels=3, image_size=8)
+
+
+MODELS = {
+    "SmallCNN": (built(SmallCNN(width=2)), (3, 8, 8)),
+    "SmallResNet": (built(SmallResNet(width=2)), (3, 8, 8)),
+    "CifarResNet": (built(CifarResNet(depth=20)), (3, 8, 8)),
+    "WideResNet": (built(WideResNet(depth=10, widen=1)), (3, 8, 8)),
+    **{own.__name__: (own, (6,)) for own in (Two, ThreeTimes, Tied, Own, OnlyPast, Unused, HalfUsed)},
+}
+
+
+@pytest.fixture(params=MODELS)
+def made(request):
+    """A model, and what images it takes."""
+    make, shape = MODELS[request.param]
+    return make(), shape
+
+
+def micro_batches(shape, sizes=(5, 2, 3)):
+    random = np.random.RandomState(0)
+    return [random.normal(size=(size, *shape)).astype(np.float32) for size in sizes]
+
+
+def backward(model, x):
+    """Of a loss in which every output counts otherwise."""
+    with chainer.using_config("train", True):
+        y = model(x)
+        weights = np.arange(1.0, y.size + 1).reshape(y.shape).astype(np.float32) / y.size
+        F.sum(F.tanh(y) * weights).backward()
+
+
+def of_chainer(model, batches):
+    """The gradients that Chainer accumulates, by path; None for what was not used."""
+    model = model.copy(mode="copy")
+    model.cleargrads()
+    for x in batches:
+        backward(model, x)
+    return {path: None if p.grad is None else p.grad.copy() for path, p in model.namedparams()}
+
+
+def flat_of(model, shape):
+    return FlatGradients(model, np.ones((2, *shape), np.float32))
+
+
+def taken(flat, model, batches, finished=None):
+    flat.begin_update()
+    for x in batches[:-1]:
+        with flat.taken():
+            backward(model, x)
+    with flat.taken(finished):
+        backward(model, batches[-1])
+    flat.fill_gaps()
+    flat.hand_over(flat.values)
+
+
+def assert_equal_bits(model, expected):
+    for path, parameter in model.namedparams():
+        known = np.zeros_like(parameter.array) if expected[path] is None else expected[path]
+        assert parameter.grad.tobytes() == known.tobytes(), path
+
+
+@pytest.mark.parametrize("name", sorted(MODELS.keys() - {"Tied"}))
+@pytest.mark.parametrize("sizes", [(4,), (5, 2, 3)], ids=["one micro-batch", "three"])
+def test_gradients_are_chainers_bit_for_bit(name, sizes):
+    make, shape = MODELS[name]
+    model = make()
+    batches = micro_batches(shape, sizes)
+    expected = of_chainer(model, batches)
+    flat = flat_of(model, shape)
+    for _ in range(2):  # the second update finds what the first has left
+        taken(flat, model, batches)
+        assert_equal_bits(model, expected)
+    assert all(np.shares_memory(parameter.grad, flat.values) for parameter in model.params())
+
+
+def test_the_slots_are_all_parameters_one_after_the_other(made):
+    model, shape = made
+    flat = flat_of(model, shape)
+    assert sorted(slot.path for slot in flat.slots) == sorted(path for path, _ in model.namedparams())
+    ends = [slot.place.stop for slot in flat.slots]
+    assert [slot.place.start for slot in flat.slots] == [0, *ends[:-1]]
+    assert ends[-1] == len(flat.values) == sum(parameter.size for parameter in model.params())
+    assert all(parameter.grad is None for parameter in model.params()), "looking at the order leaves no gradient"
+    by_path = dict(model.namedparams())
+    assert all(slot.parameter is by_path[slot.path] for slot in flat.slots)
+
+
+@pytest.mark.parametrize("name", sorted(MODELS.keys() - {"Tied", "Unused", "HalfUsed"}))
+def test_backward_finishes_them_in_the_order_of_the_array(name):
+    make, shape = MODELS[name]
+    model = make()
+    flat = flat_of(model, shape)
+    order = []
+    taken(flat, model, micro_batches(shape), order.append)
+    assert order == list(range(len(flat.slots)))
+
+
+def order_of(model):
+    return [path for path, _, _ in backward_order(model, np.ones((1, 6), np.float32))]
+
+
+def test_the_order_by_hand():
+    assert set(order_of(Two())[:2]) == {"/second/W", "/second/b"}
+    assert set(order_of(Two())[2:]) == {"/first/W", "/first/b"}
+    assert set(order_of(Unused())[4:]) == {"/in_vain/W", "/in_vain/b", "/never/W", "/never/b"}
+    assert [path.split("/")[1] for path in order_of(ThreeTimes())[::2]] == ["second", "again", "first"]
+
+
+@pytest.mark.parametrize(("model", "late"), [(Tied, "/first/W"), (OnlyPast, "/held/W")])
+def test_what_is_used_past_its_link_comes_late(model, late):
+    order = backward_order(model(), np.ones((1, 6), np.float32))
+    assert [is_late for _, _, is_late in order] == [False] * (len(order) - 1) + [True]
+    assert order[-1][0] == late
+
+
+@pytest.mark.parametrize("name", sorted(MODELS.keys() - {"Tied"}))
+def test_what_is_finished_changes_no_more_in_this_micro_batch(name):
+    make, shape = MODELS[name]
+    model = make()
+    flat = flat_of(model, shape)
+    seen = {}
+    taken(flat, model, micro_batches(shape), lambda number: seen.update({number: slot_bytes(flat, number)}))
+    assert len(seen) >= (0 if name == "HalfUsed" else 4), "of a use in vain nothing can be told"
+    assert seen == {number: slot_bytes(flat, number) for number in seen}
+
+
+def slot_bytes(flat, number):
+    return flat.values[flat.slots[number].place].tobytes()
+
+
+def test_a_weight_used_past_its_link_too_is_refused_only_where_it_would_be_sent_too_early():
+    model, batches = Tied(), micro_batches((6,))
+    flat = flat_of(model, (6,))
+    with pytest.raises(RuntimeError, match=r"^/first/W is used past its link as well, .* exchange\.overlap to false"):
+        taken(flat, model, batches, lambda number: None)
+    taken(flat, model, batches[:1])
+    assert_equal_bits(model, of_chainer(model, batches[:1]))
+    taken(flat, model, batches)  # added in another order than Chainer does
+    for path, gradient in of_chainer(model, batches).items():
+        np.testing.assert_allclose(flat.by_path(flat.values)[path], gradient, rtol=1e-5, atol=1e-6)
+
+
+def test_squared_norms_are_those_of_each_micro_batch(made):
+    model, shape = made
+    batches = micro_batches(shape)
+    flat = flat_of(model, shape)
+    flat.begin_update()
+    norms = []
+    for x in batches:
+        with flat.taken(measure=True) as norm:
+            backward(model, x)
+        norms.append(norm.value)
+    for x, norm in zip(batches, norms, strict=True):
+        squares = [np.square(g, dtype=np.float64).sum() for g in of_chainer(model, [x]).values() if g is not None]
+        assert norm == pytest.approx(sum(squares), rel=1e-6)
+    flat.fill_gaps()
+    found = flat.values.copy()
+    taken(flat, model, batches)
+    assert (flat.values == found).all(), "measured or not, the gradients are the same"
+
+
+def test_a_norm_that_nobody_asked_for_is_not_taken():
+    model = Two()
+    flat = flat_of(model, (6,))
+    flat.begin_update()
+    with flat.taken() as norm:
+        backward(model, micro_batches((6,))[0])
+    assert norm.value == 0

@@ -1,0 +1,50 @@
+"""Clipping, and the norms of shares."""
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from recipes.planning.noise_scale import Norms
+from trainers.gradients.norms import ShareNorms, clip, squared_norm
+
+
+def values(*given):
+    return np.array(given, dtype=np.float32)
+
+
+def test_a_long_gradient_is_shortened_as_a_whole():
+    gradient = values(3, 0, 4)
+    assert clip(gradient, 1.0) == 5.0
+    np.testing.assert_allclose(gradient, [0.6, 0.0, 0.8], rtol=1e-6)
+
+
+def test_a_short_gradient_stays_bit_for_bit():
+    gradient = values(0.3, 0.1, 0.2)
+    clip(gradient, 1.0)
+    assert (gradient == values(0.3, 0.1, 0.2)).all()
+
+
+@pytest.mark.parametrize("count", [100_000, 1 << 20, 3_000_000])
+def test_the_norm_is_added_up_in_float64(count):
+    gradient = np.full(count + 1, 1e-3, np.float32)
+    gradient[-1] = 1e4
+    assert squared_norm(gradient) == pytest.approx(1e8 + count * 1e-6, abs=1e-5)
+
+
+def test_nothing_has_no_length():
+    assert clip(values(), 1.0) == 0.0
+
+
+def test_norms_of_micro_batches_are_those_of_their_mean_gradients():
+    """Per-sample gradients 1, 2 | 6 of one weight: means 1.5 and 6, together 3; losses were multiplied by 4."""
+    shares = ShareNorms(factor=4.0)
+    shares.add(size=1, squared=(4.0 * 6.0) ** 2)
+    shares.add(size=2, squared=(4.0 * 3.0) ** 2)
+    assert shares.gathered(values(3), MPI.COMM_SELF) == Norms.of_shares([2, 1], [1.5**2, 36.0], 9.0)
+
+
+def test_a_gradient_that_is_not_finite_gives_no_norms():
+    shares = ShareNorms(factor=1.0)
+    for _ in range(2):
+        shares.add(size=1, squared=np.inf)
+    assert shares.gathered(values(3), MPI.COMM_SELF) is None

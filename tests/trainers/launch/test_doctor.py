@@ -1,0 +1,110 @@
+"""The doctor's findings on this machine, and each fault that can be had without breaking it."""
+
+import json
+import sys
+
+import pytest
+
+from trainers.launch import doctor
+
+
+@pytest.fixture(scope="module")
+def diagnosis():
+    return doctor.examine()
+
+
+@pytest.mark.mpi
+def test_this_environment_trains_on_the_cpu(diagnosis):
+    assert [problem for problem in diagnosis.problems if problem.stops_cpu_training] == []
+    assert diagnosis.trains_on_cpu
+    assert diagnosis.sections["versions"]["chainer"] == diagnosis.sections["versions"]["chainermn"] == "7.8.1"
+    assert diagnosis.sections["mpi"]["ranks_started"] == 2
+    assert "MPI" in diagnosis.sections["mpi"]["library"]
+    assert diagnosis.sections["gpu"]["cuda_aware_mpi"] is False, "mpich's wheel is not"
+
+
+@pytest.mark.mpi
+def test_json_says_the_same(diagnosis, capsys):
+    doctor.print_diagnosis(diagnosis, as_json=True)
+    said = json.loads(capsys.readouterr().out)
+    assert said == diagnosis.as_dict()
+    assert said["trains_on_cpu"]
+    assert len(said["patches"]) == 24
+
+
+@pytest.mark.mpi
+def test_terminal_shows_versions_patches_and_the_verdict(diagnosis, capsys):
+    doctor.print_diagnosis(diagnosis)
+    shown = capsys.readouterr().out
+    for word in ("7.8.1", "mpiexec", "threads per rank", "numpy_sctypes", "Training on the CPU works."):
+        assert word in shown
+    assert "None" not in shown
+
+
+@pytest.mark.mpi
+def test_ranks_that_do_not_end_in_time_stop_training():
+    diagnosis = doctor.examine(mpi_timeout_seconds=0.001)
+    (problem,) = (problem for problem in diagnosis.problems if problem.stops_cpu_training)
+    assert "did not end within 0.001 s" in problem.what
+    assert "mpich" in problem.way_out
+    assert not diagnosis.trains_on_cpu
+
+
+@pytest.mark.mpi
+def test_a_dev_shm_that_mpi_cannot_write_to_is_mended_by_no_other_mpi(tmp_path, monkeypatch):
+    """What MPICH says where /dev/shm is read-only."""
+    said = (
+        "MPIDI_UCX_init_worker(86): ucx function returned with failed status(MPIDI_UCX_init_worker Shared memory error)"
+    )
+    command = tmp_path / "mpiexec"
+    command.write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 15\n")
+    command.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+
+    problems = []
+    doctor._mpi(problems, 20.0)
+
+    assert problems[0].what == f"mpiexec -n 2 fails: {said}"
+    assert problems[0].way_out.startswith("let MPI write to /dev/shm, and make room there")
+
+
+def test_a_thread_level_below_multiple_is_named_with_its_way_out(monkeypatch):
+    monkeypatch.setenv("MPI4PY_RC_THREAD_LEVEL", "serialized")
+    problems = []
+    assert doctor._mpi(problems, 60.0)["thread_level"] == "serialized"
+    (problem,) = problems
+    assert "MPI's thread level is serialized" in problem.what
+    assert "overlap=false" in problem.way_out
+    assert not problem.stops_cpu_training
+
+
+def test_under_a_launcher_no_ranks_are_started(monkeypatch):
+    monkeypatch.setenv("PMI_RANK", "0")
+    monkeypatch.setenv("PMI_SIZE", "4")
+    problems = []
+    assert "one of 4 ranks" in doctor._mpi(problems, 60.0)["launcher"]
+    assert problems == []
+
+
+def test_too_many_threads_are_named_with_their_way_out(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "100000")
+    problems = []
+    doctor._machine(problems)
+    assert any("OMP_NUM_THREADS=100000" in problem.what and "unset" in problem.way_out for problem in problems)
+    assert not any(problem.stops_cpu_training for problem in problems)
+
+
+@pytest.mark.parametrize(("content", "cores"), [("150000 100000\n", 1.5), ("max 100000\n", None), ("", None)])
+def test_core_quota_is_that_of_the_control_group(tmp_path, content, cores):
+    (tmp_path / "cpu.max").write_text(content)
+    assert doctor._core_quota(tmp_path / "cpu.max") == cores
+
+
+def test_little_shared_memory_names_what_killed_ranks_left(tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor, "_SMALL_SHARED_MEMORY", 1 << 60)
+    (tmp_path / "mpich_shm_1").touch()
+    problems = []
+    assert doctor._shared_memory(problems, tmp_path)["shared_memory_files"] == 1
+    (problem,) = problems
+    assert "--shm-size" in problem.way_out
+    assert "mpich_shm_* (1 files" in problem.way_out

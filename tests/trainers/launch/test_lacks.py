@@ -1,0 +1,217 @@
+"""Data that are not there, or not what their file says, are refused before anything starts."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+import kilobatch
+import trainers.compat  # noqa: F401
+from trainers.launch.preflight import DataRefused, require_room
+from trainers.launch.request import TrainRequest, prepare
+from trainers.launch.score_run import score_run
+from trainers.launch.start import train
+from trainers.runs.errors import FailedAlone
+from trainers.runs.memory import installed_bytes
+from trainers.search.start import SearchRequest, search
+from trainers.training.build import build
+
+DATASET = "name: own\nreader: {kind: ImageFolder}\nroot: own\nchannels: 3\n"
+RECIPE = """\
+kilobatch: 1
+dataset: own.yaml
+model: {kind: SmallResNet}
+epochs: 1
+batch: {global: 2}
+learning_rate: {reference: 0.05, per: 2}
+optimizer: {kind: MomentumSGD}
+loss: {kind: SoftmaxCrossEntropy}
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """Writes two samples for training and one for evaluation of each of two classes, a file on them, and a recipe."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("train/no/1", "train/no/2", "train/yes/1", "train/yes/2", "val/no/1", "val/yes/1"):
+        path = Path("own", f"{name}.png")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8)).save(path)
+    Path("mine.yaml").write_text(RECIPE)
+
+    def written(*, num_train=4, num_eval=2, num_classes=2):
+        Path("own.yaml").write_text(
+            f"{DATASET}num_train: {num_train}\nnum_eval: {num_eval}\nnum_classes: {num_classes}\n"
+        )
+
+    return written
+
+
+def test_files_that_cannot_be_read_are_refused_by_name_and_nothing_is_written(own):
+    own()
+    Path("own/train/no/2.png").write_bytes(b"<html>404</html>")
+    Path("own/val/yes/1.png").write_bytes(Path("own/val/yes/1.png").read_bytes()[:-25])
+    with pytest.raises(DataRefused, match="data set own: 2 of its files cannot be read") as refusal:
+        train(TrainRequest(recipe="mine.yaml", out=Path("run")))
+    assert [line.split(":")[0] for line in str(refusal.value).splitlines()[1:]] == [
+        "own/train/no/2.png", "own/val/yes/1.png",
+    ]  # fmt: skip
+    assert not Path("run").exists()
+
+
+def test_many_files_that_cannot_be_read_are_counted(own):
+    own(num_train=32)
+    for number in range(3, 31):
+        Path(f"own/train/no/{number}.png").touch()
+    with pytest.raises(DataRefused, match="28 of its files cannot be read") as refusal:
+        train(TrainRequest(recipe="mine.yaml", out=Path("run")))
+    assert str(refusal.value).endswith("and 18 more")
+    assert str(refusal.value).count("\n") == 11
+
+
+def test_of_a_large_split_as_many_are_looked_at_from_its_beginning_to_its_end(own, monkeypatch):
+    own(num_train=32)
+    for number in range(3, 31):
+        Path(f"own/train/no/{number}.png").touch()
+    monkeypatch.setattr("trainers.launch.preflight._LOOKED_AT", 8)
+    with pytest.raises(DataRefused, match=r"own: 7 of its files cannot be read") as refusal:
+        train(TrainRequest(recipe="mine.yaml", out=Path("run")))
+    assert [re.search("(no|yes)/[0-9]+", line)[0] for line in str(refusal.value).splitlines()[1:]] == [
+        "no/13", "no/17", "no/20", "no/24", "no/28", "no/4", "no/8",
+    ]  # fmt: skip
+
+
+SEARCH = """\
+kilobatch: 1
+recipe: mine.yaml
+sampler: {kind: Random}
+budget: {trials: 2}
+space: {learning_rate.reference: {kind: Float, low: 0.01, high: 0.1}}
+"""
+
+
+def test_a_search_over_files_that_cannot_be_read_is_refused_and_nothing_is_written(own):
+    own()
+    Path("search.yaml").write_text(SEARCH)
+    Path("own/train/no/2.png").write_bytes(b"<html>404</html>")
+    with pytest.raises(
+        DataRefused, match=r"own: 1 of its files cannot be read; .*\nown/train/no/2\.png: not a readable"
+    ):
+        search(SearchRequest(search="search.yaml", out=Path("out")))
+    assert not Path("out").exists()
+
+
+def test_a_folder_that_cannot_be_listed_is_refused_by_name(own):
+    own()
+    Path("search.yaml").write_text(SEARCH)
+    Path("own/train/no").rename("own/moved")
+    Path("own/train/no").symlink_to("no")  # scandir fails, as it does without the right to read
+    for begin in (
+        lambda: search(SearchRequest(search="search.yaml", out=Path("out"))),
+        lambda: train(TrainRequest(recipe="mine.yaml", out=Path("out"))),
+    ):
+        with pytest.raises(DataRefused, match="data set own: .*own/train/no"):
+            begin()
+    assert not Path("out").exists()
+
+
+def test_a_folder_for_a_data_set_without_one_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    told = "data set digits: Digits reads no folder, so photos would not be used; leave --data out"
+    Path("run").mkdir()
+    Path("run/recipe.yaml").write_text("kilobatch: 1\nextends: digits/baseline\n")
+    for begin in (
+        lambda: train(TrainRequest(recipe="digits/baseline", out=Path("out"), data=Path("photos"))),
+        lambda: search(SearchRequest(search="digits", out=Path("out"), data=Path("photos"))),
+        lambda: score_run(Path("run"), data=Path("photos")),
+    ):
+        with pytest.raises(DataRefused, match=told):
+            begin()
+    planned = CliRunner().invoke(kilobatch.app, ["plan", "digits/baseline", "--data", "photos"])
+    assert str(planned.exception) == told
+    assert not Path("out").exists()
+
+
+def test_an_image_too_small_for_a_crop_is_named(own):
+    own()
+    Image.new("RGB", (8, 5)).save("own/train/yes/2.png")
+    opened = prepare(
+        TrainRequest(recipe="mine.yaml", overrides=("augmentation.train=[{kind: RandomCrop, size: 8}]",)), workers=1
+    ).opened
+    load = build(opened.recipe, opened.dataset).load_train
+    assert load(0, 0)[0].shape == (3, 8, 8)
+    with pytest.raises(FailedAlone, match=r"own/train/yes/2\.png: RandomCrop\.size is 8, but the image is 5x8"):
+        load(0, 3)
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ({"num_train": 5}, "says num_train: 5, and there are 4; correct it"),
+        ({"num_train": 3}, "says num_train: 3, and there are 4; correct it"),
+        ({"num_eval": 1}, "says num_eval: 1, and there are 2; correct it"),
+        ({"num_classes": 1}, "says num_classes: 1, and there are 2; correct it"),
+    ],
+)
+def test_other_numbers_than_the_file_says_are_refused_and_nothing_is_written(own, said, told):
+    own(**said)
+    with pytest.raises(DataRefused, match=told):
+        train(TrainRequest(recipe="mine.yaml", out=Path("run")))
+    assert not Path("run").exists()
+
+
+@pytest.mark.parametrize("folder", [None, Path("nowhere")])
+def test_data_that_are_not_there_are_refused_by_train_and_evaluate(own, folder):
+    own()
+    if folder is None:
+        Path("own").rename("moved")
+    looked = f"data set own: {folder or 'own'}/train: no such folder; .*; another folder is given with --data"
+    with pytest.raises(DataRefused, match=looked):
+        train(TrainRequest(recipe="mine.yaml", out=Path("run"), data=folder))
+    assert not Path("run").exists()
+    Path("run").mkdir()
+    Path("mine.yaml").rename("run/recipe.yaml")
+    Path("own.yaml").rename("run/own.yaml")
+    with pytest.raises(DataRefused, match="train: no such folder"):
+        score_run(Path("run"), data=folder)
+
+
+@pytest.mark.parametrize("name", ["goyal2017", "akiba2017"])
+def test_imagenet_without_its_folder_is_refused_with_what_to_type_and_how_to_make_it(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataRefused) as refusal:
+        train(TrainRequest(recipe=name))
+    said = str(refusal.value)
+    assert "type --data FOLDER, where FOLDER holds train/CLASS/FILE and val/CLASS/FILE" in said
+    script = re.search(r"scripts/\w+\.py", said)[0]
+    assert (Path(__file__).parents[3] / script).is_file()
+    assert not Path("runs").exists()
+
+
+def test_the_way_to_the_data_is_said_where_the_folder_is_wrong_too(own):
+    own()
+    with Path("own.yaml").open("a") as file:
+        file.write("obtain: ask Ada for them\n")
+    with pytest.raises(DataRefused, match="nowhere/train: no such folder; .*; ask Ada for them$"):
+        train(TrainRequest(recipe="mine.yaml", data=Path("nowhere")))
+
+
+def test_more_samples_than_memory_has_room_to_order_are_refused_before_anything_starts(own):
+    Path("own.yaml").write_text(f"reader: {{kind: Synthetic, num_train: {2**45}}}\nchannels: 3\n")
+    with pytest.raises(
+        DataRefused, match=r"order of 35,184,372,088,832 training samples takes 703,687,441,776,640 bytes"
+    ):
+        train(TrainRequest(recipe="mine.yaml", out=Path("run")))
+    assert not Path("run").exists()
+
+
+def test_the_ranks_of_a_machine_share_its_memory(own):
+    own()
+    dataset = prepare(TrainRequest(recipe="mine.yaml"), workers=1).opened.dataset
+    dataset = replace(dataset, num_train=installed_bytes() // 20 // 3)
+    require_room(dataset, ranks=3)
+    with pytest.raises(DataRefused, match="in each of 4 rank"):
+        require_room(dataset, ranks=4)

@@ -1,0 +1,174 @@
+"""`kilobatch evaluate`, and that a score is the same on any number of ranks."""
+
+import itertools
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from recipes.errors import InputRefused
+from trainers.launch.score_run import score_run
+from trainers.training.device import has_gpu
+
+pytestmark = pytest.mark.mpi
+
+MPIEXEC = Path(sys.executable).parent / "mpiexec"
+SCORE = """\
+import sys
+from pathlib import Path
+import trainers.compat
+from mpi4py import MPI
+from recipes.reading.open import open_recipe
+from trainers.training.build import build
+from trainers.runs.checkpoint import load_into, read_checkpoint
+from trainers.training.evaluate import score
+from trainers.launch.vocabulary import vocabulary
+
+folder = Path(sys.argv[1])
+opened = open_recipe(folder / "recipe.yaml", vocabulary=vocabulary())
+parts = build(opened.recipe, opened.dataset)
+load_into(parts.model, None, read_checkpoint(max((folder / "checkpoints").glob("update-*"))))
+found = score(parts.model, load=parts.load_eval, num_samples=parts.num_eval, loss=parts.loss, mpi=MPI.COMM_WORLD)
+for rank in range(MPI.COMM_WORLD.size):
+    if rank == MPI.COMM_WORLD.rank:
+        print(float(found.accuracy).hex(), float(found.loss), found.num_samples, flush=True)
+    MPI.COMM_WORLD.Barrier()
+"""
+
+
+def kilobatch(*words):
+    command = [sys.executable, "-P", "-m", "kilobatch", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run whose accuracy falls again at the end, so that its best and its newest checkpoint differ."""
+    folder = tmp_path_factory.mktemp("run") / "run"
+    words = ("--set", "epochs=4", "--set", "batch.global=32", "--set", "model.width=4")
+    words += ("--set", "learning_rate.schedule={kind: MultiStep, boundaries: [3], factor: 200}")
+    done = kilobatch("train", "digits/baseline", "-n", 2, "--no-report", "--out", folder, *words)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def scores(run, key):
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return {f"update-{line['update']:06d}": line["value"] for line in lines if line["key"] == key}
+
+
+@pytest.mark.skipif(has_gpu(), reason="shows what is refused where there is no GPU")
+def test_a_gpu_that_is_not_here_is_refused(run):
+    done = kilobatch("evaluate", run, "--device", "gpu")
+    assert done.returncode == 2
+    assert done.stderr.startswith("command line:1:1: --device: Ch") or "CuPy finds no GPU" in done.stderr
+    assert kilobatch("evaluate", run, "--device", "auto").returncode == 0
+    assert "is tpu; write cpu, gpu or auto" in kilobatch("evaluate", run, "--device", "tpu").stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not has_gpu(), reason="needs a GPU with CuPy")
+def test_a_gpu_scores_what_the_cpu_scores(run):
+    there, here = (score_run(run, device=device) for device in ("gpu", "cpu"))
+    assert there["accuracy"] == pytest.approx(here["accuracy"], abs=2 / 297)
+    assert there["loss"] == pytest.approx(here["loss"], rel=1e-4)
+
+
+def test_newest_best_and_named_checkpoints_score_what_the_run_wrote(run):
+    accuracy, loss = scores(run, "eval_accuracy"), scores(run, "eval_loss")
+    newest, best = max(accuracy), max(accuracy, key=lambda name: (accuracy[name], -int(name[7:])))
+    assert accuracy[newest] < accuracy[best]
+    done = kilobatch("evaluate", run, "--json")
+    assert done.returncode == 0, done.stderr
+    by_command = json.loads(done.stdout)
+    by_name = [score_run(run, checkpoint=checkpoint) for checkpoint in ("best", best)]
+    for found, name in zip((by_command, *by_name), (newest, best, best), strict=True):
+        assert (found["checkpoint"], found["accuracy"], found["num_samples"]) == (name, accuracy[name], 297)
+        assert found["loss"] == pytest.approx(loss[name], rel=1e-6)
+    done = kilobatch("evaluate", run, "--checkpoint", "best")
+    assert done.stdout.startswith(f"{best} (epoch ")
+    assert f"accuracy {accuracy[best]:.2%}, loss {loss[best]:.4f} over 297 samples" in done.stdout
+
+
+@pytest.fixture(scope="module")
+def score(run, tmp_path_factory):
+    """Gives what each of some ranks says of the run's last weights: accuracy, loss and number of samples."""
+    program = tmp_path_factory.mktemp("score") / "score.py"
+    program.write_text(SCORE)
+
+    def score(ranks):
+        command = [MPIEXEC, "-n", str(ranks), sys.executable, program, run]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return [line.split() for line in done.stdout.splitlines()]
+
+    return score
+
+
+@pytest.fixture(scope="module")
+def alone(score):
+    (line,) = score(1)
+    return line
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_evaluation_is_exact_on_any_number_of_ranks(score, alone, ranks):
+    accuracy, loss, num_samples = alone
+    assert num_samples == "297"
+    found = score(ranks)
+    assert len(found) == ranks
+    for line in found:  # every rank knows the score of all
+        assert (line[0], line[2]) == (accuracy, num_samples)
+        assert float(line[1]) == pytest.approx(float(loss), rel=1e-6)
+
+
+def test_what_cannot_be_scored_is_told_in_a_line(run, tmp_path, capsys):
+    damaged = tmp_path / "damaged"
+    shutil.copytree(run, damaged)
+    newest = max((damaged / "checkpoints").iterdir())
+    (newest / "weights.safetensors").write_bytes(b"")
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    (bare / "recipe.yaml").write_text((run / "recipe.yaml").read_text())
+    (bare / "dataset.yaml").write_text((run / "dataset.yaml").read_text())
+    for folder, checkpoint, message in (
+        (run, "update-000001", "there is no checkpoint update-000001 in "),
+        (run, "../../run", "there is no checkpoint ../../run in "),
+        (damaged, newest.name, "weights.safetensors: differs from its checksum"),
+        (bare, "newest", "no whole checkpoint in "),
+    ):
+        with pytest.raises(InputRefused, match=re.escape(message)) as refused:
+            score_run(folder, checkpoint=checkpoint)
+        assert "\n" not in str(refused.value)
+    capsys.readouterr()
+    for checkpoint in ("newest", "best"):
+        assert score_run(damaged, checkpoint=checkpoint)["checkpoint"] != newest.name, "the newest that is whole"
+        told = capsys.readouterr().err
+        assert told.startswith(f"warning: passed over {newest / 'weights.safetensors'}: differs from its checksum")
+    done = kilobatch("evaluate", tmp_path / "nowhere")
+    assert done.returncode == 2, done.stderr
+    assert "is no run's folder: it has no recipe.yaml" in done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+
+
+def test_an_image_that_cannot_be_read_is_told_in_a_line(tmp_path):
+    for split, name in itertools.product(("train", "val"), "ab"):
+        (tmp_path / "images" / split / name).mkdir(parents=True)
+        Image.effect_noise((8, 8), 60).save(tmp_path / "images" / split / name / "1.png")
+    (tmp_path / "images.yaml").write_text("reader: {kind: ImageFolder}\nroot: images\nchannels: 3\n")
+    (tmp_path / "recipe.yaml").write_text(
+        "kilobatch: 1\nextends: digits/baseline\ndataset: images.yaml\nbatch: {global: 2, norm_span: 2}\nepochs: 1\n"
+        "augmentation: {train: [], eval: []}\n"
+    )
+    done = kilobatch("train", tmp_path / "recipe.yaml", "--no-report", "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    path = tmp_path / "images" / "val" / "b" / "1.png"
+    path.write_bytes(path.read_bytes()[:60])
+    done = kilobatch("evaluate", tmp_path / "run")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert done.stderr.startswith(f"kilobatch: {path}: not a readable image")

@@ -1,0 +1,290 @@
+"""`kilobatch train`, through the command line and with real ranks: how runs end, go on, and are refused."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from trainers.runs.run_folder import FolderRefused, hold_alone
+
+pytestmark = pytest.mark.mpi
+
+KILOBATCH = [sys.executable, "-P", "-m", "kilobatch"]
+MPIEXEC = Path(sys.executable).parent / "mpiexec"
+SMALL = ("digits/ramp", "--set", "model.width=4", "--set", "evaluation.every=2ep")
+END = 40  # update at which runs are compared
+
+
+def kilobatch(*words, cwd=None, timeout=60, before=()):
+    command = [*map(str, before), *KILOBATCH, *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=cwd)
+
+
+def train(folder, *words, ranks=2, recipe=SMALL, **more):
+    return kilobatch("train", *recipe, "-n", ranks, "--out", folder, "--no-report", *words, **more)
+
+
+def lines(folder, name="metrics.jsonl"):
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+def last_line(folder):
+    return lines(folder)[-1]
+
+
+def updates(folder):
+    return [line["update"] for line in lines(folder) if line["key"] == "train_loss"]
+
+
+def checkpoints(folder):
+    return sorted(path.name for path in (folder / "checkpoints").iterdir())
+
+
+def weights(folder, update=END):
+    return load_file(folder / "checkpoints" / f"update-{update:06d}" / "weights.safetensors")
+
+
+def processes_of(folder):
+    """Command lines of processes that still work on a run."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes()
+        except OSError:  # it has just ended
+            continue
+        if str(folder).encode() in words:
+            found.append(words)
+    return found
+
+
+def assert_nothing_is_left(folder):
+    until = time.monotonic() + 5
+    while processes_of(folder) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert processes_of(folder) == []
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run of 40 updates that nothing interrupted."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    done = train(folder, "--stop-after", f"{END}up", "--trace")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_stop_after_counts_from_the_start_of_the_run_and_leaves_the_schedule_as_it_is(whole, tmp_path):
+    folder = tmp_path / "run"
+    first = train(folder, "--stop-after", "18up", "--trace")
+    assert (first.returncode, first.stderr) == (0, "")
+    assert "stopped: 18 of 165 updates" in first.stdout
+    assert updates(folder) == list(range(18))
+    assert checkpoints(folder)[-1] == "update-000018"
+    assert (last_line(folder)["value"], last_line(folder)["reason"]) == ("stopped", "--stop-after")
+    then = train(folder, "--stop-after", f"{END}up", "--trace", "--resume")
+    assert then.returncode == 0, then.stderr
+    assert "resuming from update-000018" in then.stdout
+    assert updates(folder) == list(range(END))
+    keys = ("update", "epoch", "samples", "sample_ids", "images_sha256", "learning_rate", "momentum", "loss")
+    found, expected = ([[line[key] for key in keys] for line in lines(run, "trace.jsonl")] for run in (folder, whole))
+    assert found == expected
+    for path, array in weights(folder).items():
+        np.testing.assert_array_equal(array, weights(whole)[path], err_msg=path)
+
+
+def test_a_folder_that_is_not_empty_is_refused(whole):
+    done = train(whole, "--stop-after", "41up")
+    assert done.returncode == 2
+    assert "is not empty; add --resume to go on with the run in it" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert updates(whole)[-1] == END - 1
+
+
+def test_another_recipe_is_not_resumed_and_its_differences_are_named(whole):
+    done = train(whole, "--resume", "--set", "seed=7", "--set", "learning_rate.reference=0.01")
+    assert done.returncode == 2
+    assert "learning_rate.reference: 0.05 in the run, 0.01 now; seed: 0 in the run, 7 now" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_resume_without_a_checkpoint_begins_at_0_and_says_so(tmp_path):
+    (tmp_path / "run").mkdir()
+    done = train(tmp_path / "run", "--resume", "--stop-after", "2up")
+    assert done.returncode == 0, done.stderr
+    assert "nothing to resume: no whole checkpoint in " in done.stdout
+    assert "starting at update 0" in (tmp_path / "run" / "log.txt").read_text()
+    assert updates(tmp_path / "run") == [0, 1]
+
+
+def test_a_run_that_was_done_is_done_again_in_no_update(whole):
+    before = checkpoints(whole)
+    done = train(whole, "--resume", "--stop-after", f"{END}up")
+    assert done.returncode == 0, done.stderr
+    assert updates(whole) == list(range(END))
+    assert checkpoints(whole) == before
+
+
+def start_and_interrupt(folder, number, *, times=1):
+    """Start a run, send the parent a signal after three updates, wait for its end."""
+    command = [*KILOBATCH, "train", *SMALL, "-n", "2", "--out", str(folder), "--set", "epochs=20"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        until = time.monotonic() + 60
+        while not ((folder / "metrics.jsonl").exists() and len(updates(folder)) >= 3):
+            assert process.poll() is None, process.stderr.read()
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        with pytest.raises(FolderRefused, match="a run is being trained in"):
+            hold_alone(folder)
+        for _ in range(times):
+            process.send_signal(number)
+            time.sleep(0.02)
+        _, errors = process.communicate(timeout=60)
+    return process.returncode, errors
+
+
+@pytest.mark.parametrize(
+    ("number", "ranks"), [(signal.SIGTERM, 3), pytest.param(signal.SIGINT, 2, marks=pytest.mark.slow)]
+)
+def test_a_signal_ends_in_a_checkpoint_from_which_the_run_goes_on_as_if_nothing_had_been(
+    whole, tmp_path, number, ranks
+):
+    folder = tmp_path / "run"
+    code, errors = start_and_interrupt(folder, number)
+    assert code == 4, errors
+    reached = last_line(folder)["update"]
+    assert 3 <= reached < END
+    assert (last_line(folder)["value"], last_line(folder)["reason"]) == ("stopped", "signal")
+    assert f"newest checkpoint: {folder / 'checkpoints'}/update-{reached:06d}; to go on" in errors
+    assert (folder / "report.html").exists()
+    assert_nothing_is_left(folder)
+    then = train(folder, "--resume", "--stop-after", f"{END}up", ranks=ranks)
+    assert then.returncode == 0, then.stderr
+    assert updates(folder) == list(range(END))
+    for path, array in weights(folder).items():
+        np.testing.assert_allclose(array, weights(whole)[path], rtol=0, atol=1e-4, err_msg=path)
+
+
+def test_a_second_signal_ends_the_run_at_once(tmp_path):
+    code, errors = start_and_interrupt(tmp_path / "run", signal.SIGINT, times=2)
+    assert code == 4
+    assert "ended at once, by a second signal; " in errors or "stopped by a signal; " in errors  # it was faster
+    assert "stopping after this update, with a checkpoint; once more to end at once" in errors
+    assert_nothing_is_left(tmp_path / "run")
+
+
+def test_a_signal_while_the_ranks_start_is_not_lost(tmp_path):
+    command = [*KILOBATCH, "train", *SMALL, "-n", "2", "--out", str(tmp_path / "run")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        while not (tmp_path / "run" / "log.txt").exists():
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 4, errors
+    assert updates(tmp_path / "run") == [0]
+
+
+def test_a_loss_that_is_not_finite_stops_all_ranks_and_says_what_to_try(tmp_path):
+    folder = tmp_path / "run"
+    wild = ("--set", "learning_rate.reference=1e30", "--set", "learning_rate.rule=none")
+    wild += ("--set", "learning_rate.warmup=null", "--checkpoint-every", "update")
+    done = train(folder, *wild)
+    assert done.returncode == 3, done.stderr
+    place = r"^kilobatch: the (loss|weight) is not finite at update (\d+) on rank \d \((.*?)\), .*$"
+    told = re.search(place, done.stderr, re.M)
+    assert told, done.stderr
+    assert told[3].startswith("first bad parameter /")
+    assert re.search(r"learning rate \d.*e\+\d\d\. Try a longer warmup", told[0])
+    last = f"update-{int(told[2]):06d}"
+    assert told[0].endswith(f"Last good checkpoint: {folder / 'checkpoints' / last}")
+    assert checkpoints(folder)[-1] == last
+    assert "Traceback" not in done.stderr
+    assert last_line(folder)["value"] == "failed"
+    assert_nothing_is_left(folder)
+
+
+def test_best_and_newest_two_checkpoints_are_kept(tmp_path):
+    often = ("--set", "evaluation.every=3up", "--set", "epochs=1.5", "--checkpoint-every", "3up")
+    done = train(tmp_path / "run", *often, "--set", "learning_rate.reference=0.2", "--set", "learning_rate.warmup=null")
+    assert done.returncode == 0, done.stderr
+    scores = [line for line in lines(tmp_path / "run") if line["key"] == "eval_accuracy"]
+    best = max(scores, key=lambda line: (line["value"], -line["update"]))["update"]
+    written = [line["update"] for line in lines(tmp_path / "run") if line["key"] == "checkpoint"]
+    assert len(written) > 5
+    assert checkpoints(tmp_path / "run") == sorted({f"update-{u:06d}" for u in (best, *written[-2:])})
+    assert last_line(tmp_path / "run")["best"]["checkpoint"] == f"update-{best:06d}"
+
+
+def test_a_report_that_cannot_be_written_is_told_and_one_that_nobody_wants_is_not_drawn(tmp_path):
+    folder = tmp_path / "run"
+    done = train(folder, "--stop-after", "1up", ranks=1)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith(f"run: {folder}\n")
+    assert not (folder / "report.html").exists()
+    (folder / "report.html").mkdir()  # in its way
+    done = train(folder, "--stop-after", "2up", "--resume", "--report", ranks=1)
+    assert done.returncode == 3
+    assert "IsADirectoryError" in done.stderr
+    assert (
+        f"the run has ended, but its report cannot be written; to try again: kilobatch report {folder}" in done.stderr
+    )
+    assert checkpoints(folder)[-1] == "update-000002"
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over(tmp_path):
+    folder = tmp_path / "run"
+    assert train(folder, "--stop-after", "6up", "--checkpoint-every", "4up").returncode == 0
+    with open(folder / "checkpoints" / "update-000006" / "weights.safetensors", "r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\x77")
+    done = train(folder, "--resume", "--stop-after", "5up")
+    assert done.returncode == 0, done.stderr
+    assert "warning: passed over " in done.stdout
+    assert "update-000006/weights.safetensors: differs from its checksum" in done.stdout
+    assert "resuming from update-000004" in done.stdout
+    assert updates(folder) == list(range(5))
+
+
+def test_what_is_not_built_is_refused_by_name_before_a_rank_starts(tmp_path):
+    before = os.times()
+    done = train(tmp_path / "run", recipe=("yamazaki2019",))
+    now = os.times()
+    assert now.children_user + now.children_system - before.children_user - before.children_system < 2
+    assert done.returncode == 2
+    assert re.fullmatch(r"kilobatch: not built yet: .+; this recipe can be .*, but not trained\n", done.stderr)
+    assert not (tmp_path / "run").exists()
+
+
+def test_under_a_foreign_mpiexec_it_joins_the_ranks(whole, tmp_path):
+    words = ("train", *SMALL, "--out", tmp_path / "run", "--trace", "--stop-after", "20up")
+    done = kilobatch(*words, before=(MPIEXEC, "-n", 2))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "run" / "trace.jsonl").read_text().splitlines() == (
+        (whole / "trace.jsonl").read_text().splitlines()[:20]
+    )
+    assert "training digits-ramp on 2 worker(s)" in (tmp_path / "run" / "log.txt").read_text()
+    assert "<figure>" in (tmp_path / "run" / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("digits/ramp", "--set", "epochs=-1"), "epochs: "),
+        (("digits/ramp", "-n", "3"), "-n 3 was asked for and 2 ranks were launched; leave -n out"),
+        (("yamazaki2019",), "not built yet: "),
+    ],
+    ids=["recipe", "ranks", "lacks"],
+)
+def test_what_is_wrong_is_told_once_under_mpiexec_and_nobody_hangs(tmp_path, words, message):
+    done = kilobatch("train", *words, "--out", tmp_path / "run", before=(MPIEXEC, "-n", 2), timeout=30)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stderr.count(message) == 1
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,156 @@
+"""The words a recipe may use: ours, other packages', and a user's own code."""
+
+import dataclasses
+import pickle
+import sys
+from importlib.metadata import EntryPoint
+
+import pytest
+from typer.testing import CliRunner
+
+import kilobatch
+from recipes.errors import InputRefused, RecipeError
+from recipes.reading.open import open_recipe
+from trainers.launch import vocabulary as vocabulary_module
+from trainers.launch.vocabulary import vocabulary
+
+RECIPE = """\
+kilobatch: 1
+dataset: digits
+model: {kind: %s}
+epochs: 1
+batch: {global: 96}
+learning_rate: {reference: 0.05, per: 32}
+optimizer: {kind: MomentumSGD}
+loss: {kind: SoftmaxCrossEntropy}
+"""
+CODE = """\
+import dataclasses
+import chainer
+import chainer.links as L
+
+class Net(chainer.Chain):
+    def __init__(self, width: int, num_classes: int, depth: int = 2, *, names=("a",)):
+        super().__init__()
+        with self.init_scope():
+            self.output = L.Linear(None, num_classes)
+        self.width, self.depth, self.names = width, depth, names
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Own:
+    size: int = 3
+
+    def build(self, *, num_classes, channels, image_size):
+        return (self.size, num_classes)
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Odd(Own):
+    link: chainer.Link = None
+
+class Neither:
+    pass
+"""
+TOLD = {"num_classes": 10, "channels": 1, "image_size": 8}
+
+
+@pytest.fixture
+def opened(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "own_code_of_a_test.py").write_text(CODE)
+    (tmp_path / "broken_code_of_a_test.py").write_text("1 / 0\n")
+    (tmp_path / "ending_code_of_a_test.py").write_text("raise SystemExit(0)\n")
+
+    def open_with(kind, *, allow_code=True):
+        path = tmp_path / "mine.yaml"
+        path.write_text(RECIPE % kind)
+        return open_recipe(path, vocabulary=vocabulary(allow_code=allow_code), allow_code=allow_code).recipe
+
+    yield open_with
+    sys.modules.pop("own_code_of_a_test", None)
+
+
+def groups():
+    return [getattr(vocabulary(), field.name) for field in dataclasses.fields(vocabulary())]
+
+
+def test_every_word_is_a_frozen_dataclass_of_keyword_only_fields():
+    for group in groups():
+        assert len(group) > 0
+        for kind, cls in group.items():
+            assert cls.__name__ == kind
+            assert dataclasses.is_dataclass(cls)
+            assert cls.__dataclass_params__.frozen
+            assert all(field.kw_only for field in dataclasses.fields(cls))
+
+
+def test_no_word_belongs_to_two_groups():
+    words = [kind for group in groups() for kind in group]
+    assert len(words) == len(set(words))
+
+
+def test_a_word_of_another_package_is_imported_when_it_is_used(monkeypatch):
+    entry = EntryPoint(name="Acme", value="acme_that_is_not_installed:Net", group="kilobatch.models")
+    monkeypatch.setattr(vocabulary_module, "entry_points", lambda group: [entry] if group == entry.group else [])
+    models = vocabulary().models
+    assert "Acme" in models
+    assert "Acme" in list(models)
+    with pytest.raises(ImportError, match="No module named 'acme_that_is_not_installed'"):
+        models["Acme"]
+
+
+def test_a_word_of_a_package_that_is_broken_is_refused_where_it_stands(opened, monkeypatch):
+    entry = EntryPoint(name="Acme", value="broken_code_of_a_test:Net", group="kilobatch.models")
+    monkeypatch.setattr(vocabulary_module, "entry_points", lambda group: [entry] if group == entry.group else [])
+    monkeypatch.syspath_prepend(".")
+    broken = "broken_code_of_a_test:Net, of an installed package, is broken: ZeroDivisionError: division by zero"
+    with pytest.raises(RecipeError, match=f"mine.yaml:3:.*: Acme cannot be used: {broken}; "):
+        opened("Acme")
+    refused = CliRunner().invoke(kilobatch.app, ["recipes", "schema"]).exception
+    assert isinstance(refused, InputRefused)
+    assert str(refused) == f"{broken}; mend or remove that package"
+
+
+def test_own_dataclass_is_used_as_it_is(opened):
+    recipe = opened("own_code_of_a_test.Own, size: 5")
+    assert recipe.model.build(**TOLD) == (5, 10)
+
+
+def test_arguments_of_an_own_chain_are_the_fields(opened):
+    model = opened("own_code_of_a_test.Net, width: 4").model
+    assert {field.name for field in dataclasses.fields(model)} == {"width", "depth", "names"}
+    chain = model.build(**TOLD)
+    assert (chain.width, chain.depth, chain.names) == (4, 2, ("a",))
+    assert chain.output.b.shape == (10,)
+
+
+def test_own_model_can_be_sent_to_another_process(opened):
+    model = opened("own_code_of_a_test.Net, width: 4").model
+    again = pickle.loads(pickle.dumps(model))
+    assert dataclasses.asdict(again) == dataclasses.asdict(model)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("own_code_of_a_test.Net", "model.width: is missing"),
+        ("own_code_of_a_test.Net, width: wide", "model.width: is the text 'wide'; must be a whole number"),
+        ("own_code_of_a_test.Net, width: 4, hight: 3", "model.hight: is not a known key"),
+        ("own_code_of_a_test.Odd, link: 3", "model.link: has the type .*Link.*, which no YAML can give"),
+        ("own_code_of_a_test.No", "cannot be used: .*has no attribute 'No'"),
+        ("own_code_of_a_test.Neither", "it is no frozen dataclass with build.. or a chainer.Chain"),
+        ("no_such_code.Net", "No module named 'no_such_code'"),
+        ("broken_code_of_a_test.Net", "ZeroDivisionError: division by zero"),
+        ("ending_code_of_a_test.Net", "SystemExit: 0"),
+    ],
+)
+def test_what_is_wrong_with_own_code_is_a_problem_of_its_line(opened, kind, message):
+    with pytest.raises(RecipeError, match=rf"^mine.yaml:3:\d+: .*{message}") as caught:
+        opened(kind)
+    assert len(caught.value.problems) == 1
+
+
+def test_without_allow_code_nothing_is_imported(opened):
+    with pytest.raises(RecipeError, match="pass --allow-code to run it"):
+        opened("own_code_of_a_test.Net", allow_code=False)
+    assert "own_code_of_a_test" not in sys.modules

@@ -1,0 +1,74 @@
+"""What MPI cannot give a run: told by the real command, before any work."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.mpi
+TRAIN = [sys.executable, "-P", "-m", "kilobatch", "train", "digits/ramp", "-n", "2", "--set", "model.width=4"]
+
+
+def train(folder, *words, **environment):
+    command = [*TRAIN, *words, "--no-report", "--stop-after", "1up", "--out", str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, **environment})
+
+
+@pytest.mark.parametrize(
+    ("environment", "why"),
+    [
+        ({"MPI4PY_LIBMPI": "/nowhere/libmpi.so"}, "cannot load MPI library /nowhere/libmpi.so"),
+        ({"MPI4PY_MPIABI": "nosuch"}, "cannot import name 'MPI' from 'mpi4py'"),
+    ],
+    ids=["no library", "no ABI"],
+)
+def test_without_an_mpi_the_way_out_is_told_and_nothing_trained(tmp_path, environment, why):
+    done = train(tmp_path / "run", **environment)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"kilobatch: MPI cannot start: {why}")
+    assert "pip install mpi4py mpich" in line
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("words", [(), ("--set", "updater.double_buffering=true")], ids=["overlap", "double buffering"])
+def test_a_thread_for_the_exchange_is_refused_where_mpi_forbids_it(tmp_path, words):
+    done = train(tmp_path / "run", *words, MPI4PY_RC_THREAD_LEVEL="serialized")
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("kilobatch: gradients are exchanged by a thread beside backward, and MPI gives MPI_THREAD_S")
+    assert "overlap=false" in line
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+NET = """\
+import chainer
+import chainer.links as L
+from recipes.errors import InputRefused
+from trainers.runs.mpi_ranks import launched_ranks
+
+
+class Net(chainer.Chain):
+    def __init__(self, num_classes):
+        if launched_ranks() is not None:
+            raise InputRefused("this net is not for sale; take another")
+        super().__init__(fc=L.Linear(64, num_classes))
+"""
+
+
+def test_what_only_the_ranks_refuse_is_told_without_a_traceback(tmp_path):
+    (tmp_path / "mine.py").write_text(NET)
+    command = [*TRAIN, "--allow-code", "--no-report", "--out", "run"]
+    command[command.index("model.width=4")] = "model={kind: mine.Net}"
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert done.returncode == 3, done.stderr
+    assert re.search(r"^rank [01] on \S+ failed:\nthis net is not for sale; take another$", done.stderr, re.MULTILINE)
+    assert "Traceback" not in done.stderr
+
+
+def test_without_the_thread_a_low_level_is_enough(tmp_path):
+    words = ("--set", "cluster.exchange.overlap=false", "--set", "updater.double_buffering=true")
+    done = train(tmp_path / "run", *words, MPI4PY_RC_THREAD_LEVEL="serialized")
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,232 @@
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from recipes.errors import InputRefused
+from recipes.reading.open import open_recipe
+from trainers.launch.preflight import require_startable
+from trainers.launch.request import TrainRequest, prepare
+from trainers.launch.start import train
+from trainers.launch.vocabulary import vocabulary
+from trainers.training.build import build_model
+
+
+def sizes(train, evaluation):
+    """Augmentations that end in images of these sides; None leaves the data set's 8x8."""
+    return [
+        f"augmentation.{split}=[{{kind: Resize, shorter: 64}}, {{kind: {crop}, size: {size}}}]" if size else "seed=0"
+        for split, crop, size in (("train", "RandomCrop", train), ("eval", "CenterCrop", evaluation))
+    ]
+
+
+def built(*overrides):
+    opened = open_recipe("digits/baseline", vocabulary=vocabulary(), overrides=overrides)
+    return build_model(opened.recipe, opened.dataset)
+
+
+def test_a_model_of_one_size_is_built_for_the_images_it_is_trained_on():
+    assert built("model={kind: AlexNetBN}", *sizes(48, 48)).image_size == 48
+    assert built("model={kind: AlexNetBN}", *sizes(48, None)).image_size == 48
+
+
+def test_a_model_of_one_size_is_refused_where_it_would_be_scored_at_another():
+    message = "AlexNetBN takes images of one size, and would be trained on 48x48 and scored on 40x40; give both"
+    with pytest.raises(InputRefused, match=message):
+        built("model={kind: AlexNetBN}", *sizes(48, 40))
+
+
+def test_a_model_that_averages_may_be_scored_at_another_size():
+    assert built(*sizes(48, 40)).count_params() > 0
+
+
+@pytest.mark.parametrize("name", ["AlexNetBN", "VGG16"])
+def test_images_too_small_for_a_model_are_refused(name):
+    with pytest.raises(InputRefused, match=f"{name} needs larger images: nothing is left of 8x8 pixels"):
+        built(f"model={{kind: {name}}}")
+
+
+def growing(*steps):
+    """An image size that moves at epoch 1, 2 and so on, and a crop that takes it."""
+    ramp = ", ".join(f"{{from: {place}, size: {size}}}" for place, size in enumerate(steps))
+    train = "[{kind: Resize, shorter: 64}, {kind: RandomCrop, size: image_size}]"
+    return [f"augmentation.train={train}", f"image_size=[{ramp}]"]
+
+
+def test_a_model_that_averages_takes_images_that_grow():
+    assert built("model={kind: SmallCNN}", *growing(16, 24)).count_params() > 0
+
+
+def test_a_model_of_one_size_takes_an_image_size_that_does_not_move():
+    assert built("model={kind: AlexNetBN}", *growing(48, 48)).image_size == 48
+
+
+@pytest.mark.parametrize("steps", [(48, 64), (64, 48)])
+def test_a_model_of_one_size_is_refused_where_images_grow(steps):
+    message = f"image_size moves, and AlexNetBN does not take images of {steps[0]}x{steps[0]}; write one number"
+    with pytest.raises(InputRefused, match=message):
+        built("model={kind: AlexNetBN}", *growing(*steps))
+
+
+def test_only_the_size_that_reaches_the_model_counts():
+    train = "augmentation.train=[{kind: Resize, shorter: image_size}, {kind: RandomCrop, size: 48}]"
+    model = built("model={kind: AlexNetBN}", train, "image_size=[{from: 0, size: 64}, {from: 1, size: 96}]")
+    assert model.image_size == 48
+
+
+def test_the_size_of_a_hole_is_not_that_of_the_image():
+    train = "augmentation.train=[{kind: Resize, shorter: 64}, {kind: RandomCrop, size: 48}, {kind: Cutout, size: 16}]"
+    assert built("model={kind: AlexNetBN}", train).image_size == 48
+
+
+FLATTENING = """\
+import chainer
+import chainer.functions as F
+import chainer.links as L
+
+
+class Flat(chainer.Chain):
+    def __init__(self, num_classes, channels, image_size):
+        super().__init__()
+        with self.init_scope():
+            self.fc = L.Linear(channels * image_size**2, num_classes)
+
+    def forward(self, images):
+        return self.fc(images)
+"""
+
+
+def kilobatch(*arguments, folder):
+    command = [sys.executable, "-P", "-m", "kilobatch", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=120)
+
+
+def test_a_model_of_one_size_is_refused_by_train_before_anything_starts(tmp_path):
+    options = [word for override in ("model={kind: AlexNetBN}", *sizes(48, 40)) for word in ("--set", override)]
+    done = kilobatch("train", "digits/baseline", "--out", "run", *options, folder=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "would be trained on 48x48 and scored on 40x40" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("command", ["plan", "train"])
+def test_own_code_that_flattens_its_images_is_refused_by_plan_and_train_where_they_grow(tmp_path, command):
+    (tmp_path / "mine.py").write_text(FLATTENING)
+    options = [word for override in ("model={kind: mine.Flat}", *growing(8, 12)) for word in ("--set", override)]
+    arguments = [command, "digits/baseline", "--allow-code", "-n", "1", *options]
+    done = kilobatch(*arguments, folder=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "image_size moves, and Flat does not take images of 8x8; write one number" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+HUGE = """\
+import chainer
+import chainer.links as L
+
+
+class Huge(chainer.Chain):
+    def __init__(self, num_classes, channels, image_size):
+        super().__init__()
+        with self.init_scope():
+            self.fc = L.Linear(10**8, 10**8)
+"""
+
+
+def test_a_model_that_no_machine_holds_is_refused_by_name(tmp_path):
+    (tmp_path / "mine.py").write_text(HUGE)
+    done = kilobatch("plan", "digits/ramp", "--allow-code", "--set", "model={kind: mine.Huge}", folder=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "the model, Huge, has no room in this machine's memory: Unable to" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (f"{{kind: SmallResNet, width: {10**15}}}", "SmallResNet.width and .blocks must give at most 1,000,000,000 we"),
+        (f"{{kind: SmallResNet, blocks: [1, {10**9}]}}", "SmallResNet.width and .blocks must give at most 1,000,000,0"),
+        ("{kind: SmallResNet, width: 1, blocks: [2001]}", "must give at most 2,000 blocks, not 2,001; make it smaller"),
+        (f"{{kind: SmallResNet, blocks: {[1] * 300}}}", "at most 1,000,000,000 weights, not more than 10^18; make it"),
+        ("{kind: SmallCNN, width: 3334}", "must give at most 1,000,000,000 weights, not 1,000,400,040; make it"),
+        (
+            f"{{kind: WideResNet, depth: {6 * 10**9 + 4}}}",
+            "WideResNet.depth and .widen must give at most 1,000,000,000",
+        ),
+        (
+            f"{{kind: WideResNet, widen: {10**9}}}",
+            "WideResNet.depth and .widen must give at most 1,000,000,000 weights",
+        ),
+    ],
+)
+def test_a_network_that_nobody_can_mean_is_refused_where_it_is_written(model, message):
+    with pytest.raises(InputRefused, match=rf"command line:1:\d+: model.*{re.escape(message)}"):
+        open_recipe("digits/ramp", vocabulary=vocabulary(), overrides=(f"model={model}",))
+
+
+OWN = """\
+import chainer
+import chainer.links as L
+
+
+class Own(chainer.Chain):
+    def __init__(self, num_classes):
+        super().__init__()
+        with self.init_scope():
+            {layers}
+"""
+HEAD = "self.out = L.Linear(64, num_classes)"
+HEAD_BIAS = "loss={kind: BinaryCrossEntropy, head_bias: -2.0}"
+
+
+@pytest.mark.parametrize(
+    ("layers", "override", "message"),
+    [
+        (
+            HEAD,
+            HEAD_BIAS,
+            "Own, cannot be trained: BinaryCrossEntropy.head_bias is -2.0, but Own has no link `fc` with",
+        ),
+        (
+            "self.fc = L.Linear(None, 2)",
+            "seed=0",
+            "Own, cannot be trained: parameter /fc/W has no shape yet: give its l",
+        ),
+        (
+            "self.n = L.BatchRenormalization(2)",
+            "seed=0",
+            "Own, cannot be trained: /n is a BatchRenormalization: its sta",
+        ),
+        ("import os; os.environ['NOT']", "seed=0", "Own, cannot be built: KeyError: 'NOT' (HERE/NAME.py:9)"),
+        ("pass", "seed=0", "Own, has no parameters: make its layers within"),
+    ],
+)
+def test_a_model_of_ones_own_that_cannot_be_trained_is_refused_at_once(
+    layers, override, message, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    name = f"mine_{abs(hash(layers))}"  # Python keeps what it has imported
+    (tmp_path / f"{name}.py").write_text(OWN.format(layers=layers))
+    overrides = (f"model={{kind: {name}.Own}}", override)
+    message = message.replace("HERE/NAME", str(tmp_path / name))
+    with pytest.raises(InputRefused, match=re.escape(message)):
+        train(TrainRequest(recipe="digits/baseline", overrides=overrides, allow_code=True, out=Path("run")))
+    assert not Path("run").exists()
+
+
+def test_a_model_of_ones_own_with_all_that_is_wanted_is_let_through(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine_whole.py").write_text(OWN.format(layers="self.fc = L.Linear(64, num_classes)"))
+    overrides = ("model={kind: mine_whole.Own}", HEAD_BIAS)
+    opened = open_recipe(
+        "digits/baseline", vocabulary=vocabulary(allow_code=True), overrides=overrides, allow_code=True
+    )
+    require_startable(opened, ranks=1, files=True)
+
+
+def test_a_threshold_below_what_smoothing_gives_every_class_is_refused_at_once():
+    loss = "loss={kind: BinaryCrossEntropy, label_smoothing: 0.5, target_threshold: 0.04}"
+    with pytest.raises(InputRefused, match=r"each of 10 classes 0\.05: every target would be 1; raise the threshold"):
+        prepare(TrainRequest(recipe="digits/baseline", overrides=(loss,)), workers=1)

@@ -1,0 +1,152 @@
+"""What `--exact` refuses, and what its promise is bound to."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from mpi4py import MPI
+
+from recipes.planning.division import PlanError
+from recipes.reading.open import open_cluster
+from trainers.launch.request import TrainRequest, prepare
+from trainers.launch.vocabulary import vocabulary
+from trainers.runs.mpi_ranks import THREADS
+from trainers.training.environment import promised_for
+from trainers.training.exact_mode import ExactRefused, require_exact, require_one_machine, require_same_machine
+
+CLUSTER = "name: ours\nnodes: 1\nworkers_per_node: 4\ndevice: {device}\ndevice_memory_bytes: 8000000000\n{more}"
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    def write(more="", device="cpu"):
+        path = tmp_path / "ours.yaml"
+        path.write_text(CLUSTER.format(more=more, device=device))
+        return open_cluster(str(path), vocabulary=vocabulary())
+
+    return write
+
+
+@pytest.mark.parametrize("kind", ["MpiAllreduce", "Ring", "HalvingDoubling", "SharedWindow", "Dummy"])
+def test_communicators_that_add_up_by_themselves_are_refused_by_name(cluster, kind):
+    with pytest.raises(ExactRefused, match=f"has them summed by {kind}, .* leave exchange.communicator out"):
+        require_exact(cluster(f"exchange: {{communicator: {{kind: {kind}}}}}"), {})
+
+
+@pytest.mark.parametrize("kind", ["Auto", "Direct"])
+def test_those_that_leave_it_open_are_not(cluster, kind):
+    require_exact(cluster(f"exchange: {{communicator: {{kind: {kind}}}}}"), {})
+    require_exact(cluster(), {})
+
+
+@pytest.mark.parametrize("wire", ["float16", "bfloat16"])
+def test_16_bits_on_the_wire_are_refused(cluster, wire):
+    with pytest.raises(ExactRefused, match=f"cluster ours has {wire} on the wire"):
+        require_exact(cluster(f"exchange: {{wire: {wire}}}"), {})
+
+
+def test_a_gpu_is_refused(cluster):
+    with pytest.raises(ExactRefused, match="promised on CPUs only, and cluster ours has device gpu"):
+        require_exact(cluster(device="gpu"), {})
+
+
+@pytest.mark.parametrize("name", THREADS)
+def test_more_than_one_thread_is_refused(cluster, name):
+    with pytest.raises(ExactRefused, match=f"{name} is 2; unset it"):
+        require_exact(cluster(), {name: "2"})
+    require_exact(cluster(), {name: "1"})
+    require_exact(cluster(), {name: ""})
+
+
+def planned(monkeypatch, *overrides, **what):
+    for name in THREADS:
+        monkeypatch.setenv(name, "1")
+    workers = what.pop("workers", 1)
+    return prepare(TrainRequest(recipe="digits/ramp", overrides=overrides, exact=True, **what), workers=workers).plan
+
+
+@pytest.mark.parametrize("micro_batch_size", [None, 32, 100, 192])
+def test_a_forward_is_one_norm_group_whatever_micro_batch_fits(monkeypatch, micro_batch_size):
+    made = planned(monkeypatch, workers=2, micro_batch_size=micro_batch_size)
+    assert made.as_tree()["exact"] is True
+    for segment, count in zip(made.segments, (3, 6), strict=True):
+        parts = [part for rank in range(2) for part in segment.division.micro_batches(rank)]
+        assert [(part.offset, part.size) for part in parts] == [(32 * number, 32) for number in range(count)]
+
+
+def test_more_workers_than_norm_groups_leave_some_without(monkeypatch):
+    made = planned(monkeypatch, workers=5)
+    assert [segment.division.idle_workers for segment in made.segments] == [2, 0]
+    assert "2 of 5 workers have no samples" in made.warnings[0]
+
+
+def test_a_norm_group_that_no_worker_holds_is_refused_by_name(monkeypatch):
+    with pytest.raises(PlanError, match="--exact takes each norm group of 32 samples from one worker, whose .* is 16"):
+        planned(monkeypatch, micro_batch_size=16)
+
+
+def test_a_refusal_ends_with_2_and_nothing_written(tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    command = [sys.executable, "-P", "-m", "kilobatch", "train", "digits/ramp", "--exact", "--out", tmp_path / "run"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.startswith("kilobatch: --exact computes with one BLAS thread a rank, and OMP_NUM_THREADS is 2")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A folder with a checkpoint, trained as the environment given says."""
+    (tmp_path / "checkpoints" / "update-000003").mkdir(parents=True)
+
+    def write(**environment):
+        (tmp_path / "environment.json").write_text(json.dumps(environment))
+        return tmp_path
+
+    return write
+
+
+def test_a_run_goes_on_where_it_was_made(run, tmp_path):
+    require_same_machine(run(exact=True, **promised_for()))
+    (tmp_path / "checkpoints" / "update-000003").rmdir()
+    require_same_machine(run(exact=False))  # nothing to go on with
+
+
+def test_another_processor_or_version_is_refused_naming_both(run):
+    now = promised_for()
+    before = {**now, "cpu_model": "Other-1-2-3", "versions": {**now["versions"], "numpy": "1.0"}}
+    with pytest.raises(ExactRefused) as refusal:
+        require_same_machine(run(exact=True, **before))
+    assert f"cpu_model: 'Other-1-2-3' in the run, '{now['cpu_model']}' now" in str(refusal.value)
+    assert f"versions.numpy: '1.0' in the run, '{now['versions']['numpy']}' now" in str(refusal.value)
+    assert str(refusal.value).count(" now") == 2
+
+
+@pytest.mark.parametrize("environment", [{}, {"exact": False}])
+def test_an_ordinary_run_does_not_become_an_exact_one(run, environment):
+    with pytest.raises(ExactRefused, match="was not, or not last, trained with --exact"):
+        require_same_machine(run(**environment, **promised_for()))
+
+
+def test_without_a_record_nothing_is_promised(run, tmp_path):
+    run()
+    for text in ("", "{"):
+        (tmp_path / "environment.json").write_text(text)
+        with pytest.raises(ExactRefused, match="was not, or not last, trained with --exact"):
+            require_same_machine(tmp_path)
+
+
+def test_a_resume_elsewhere_ends_with_2(run, monkeypatch):
+    for name in THREADS:
+        monkeypatch.setenv(name, "1")
+    folder = run(exact=True, **{**promised_for(), "cpu_model": "Other-1-2-3"})
+    command = [sys.executable, "-P", "-m", "kilobatch", "train", "digits/ramp", "--exact", "--resume", "--out", folder]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "cpu_model: 'Other-1-2-3' in the run" in done.stderr
+    assert not (folder / "log.txt").exists()
+
+
+def test_one_machine_agrees_with_itself():
+    require_one_machine(MPI.COMM_SELF)

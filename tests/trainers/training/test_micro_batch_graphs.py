@@ -1,0 +1,292 @@
+"""A run whose micro-batches are replayed is the eager run, and what cannot be replayed stays eager and says so.
+
+Where no GPU is, a graph is replayed by doing its work again; but of that only what it writes in place remains, and what
+the host did when it was captured.
+"""
+
+import contextlib
+import logging
+import subprocess
+import sys
+import weakref
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from recipes.planning.cluster import GradientExchange
+from recipes.planning.stream import Stream
+from trainers.datasets.loader import StreamIterator
+from trainers.gradients.exchange import Bucket, Exchange, Round
+from trainers.launch.request import TrainRequest, prepare
+from trainers.models.batch_norm import NormGroups
+from trainers.models.batch_norm_statistics import Teams
+from trainers.runs.mpi_ranks import find_mpiexec
+from trainers.training import mean_gradient
+from trainers.training.build import build, build_exchange
+from trainers.training.cuda_graphs import GraphRecorder, MicroBatchGraphs
+from trainers.training.device import has_gpu
+from trainers.training.updater import RecipeUpdater
+
+UPDATES = 7
+PROGRAM = Path(__file__).with_name("graphs_on_ranks.py")
+NET = ("model={kind: SmallCNN, width: 4}", "learning_rate.warmup=null", "epochs=1")
+RAMP = "batch={global: [{from: 0, size: 64}, {from: 0.15, size: 128}], norm_span: 32}"
+ALL_METHODS = ("evaluation.norm_statistics=by_group", "gradient.clip_norm=1.0", "weight_average={keep: 0.9, per: 64}")
+
+
+class Cpu:
+    """Captures on a CPU."""
+
+    def __init__(self):
+        self.lost, self.launched, self.forgotten = False, 0, 0
+        self.rehearsal = contextlib.nullcontext
+
+    def record(self, work):
+        before, host = self._arrays(), self._host()
+        given, cuts = [array.copy() for array in before], []
+        found = work(lambda: cuts.append(0))
+        for array, kept in zip(before, given, strict=True):
+            array[...] = kept
+        found[0][...] = np.nan
+
+        def launch():
+            self.launched += 1
+            now = self._host()
+            self._set_host(host)
+            found[0][...] = work(lambda: None)[0]
+            self._set_host(now)
+
+        return found, [launch, *(lambda: None for _ in cuts)]
+
+    def forget(self):
+        self.forgotten += 1
+
+    def of(self, updater):
+        self._flat, self._groups = updater.exchange.flat, updater._norm_groups
+        return self
+
+    def _arrays(self):
+        return [self._flat.values, self._flat.flags, *self._groups.seen]
+
+    def _host(self):
+        return self._flat.written, dict(vars(self._groups))
+
+    def _set_host(self, state):
+        self._flat.written, groups = state
+        vars(self._groups).update(groups)
+
+
+def trained(*overrides, device=None, measure=False, micro_batch_size=32, mpi=MPI.COMM_SELF):
+    """Records of the updates, and the weights behind them; with a device graphs are captured there."""
+    request = TrainRequest(recipe="digits/ramp", overrides=(*NET, RAMP, *overrides), micro_batch_size=micro_batch_size)
+    prepared = prepare(request, workers=mpi.size)
+    plan = replace(prepared.plan, cluster=replace(prepared.plan.cluster, cuda_graph=device is not None))
+    recipe, dataset = plan.recipe, plan.dataset
+    parts = build(recipe, dataset)
+    stream = Stream(seed=recipe.seed, num_samples=dataset.num_train)
+    groups = NormGroups(recipe.evaluation)
+    groups.install(parts.model)
+    copies = 2 if recipe.updater.double_buffering else 1
+    updater = RecipeUpdater(
+        StreamIterator(plan=plan, rank=mpi.rank, stream=stream, load=parts.load_train),
+        parts.optimizer,
+        loss=parts.loss,
+        plan=plan,
+        exchange=build_exchange(GradientExchange(bucket_bytes=2000), parts, mpi, copies=copies),
+        mpi=mpi,
+        norm_groups=groups,
+        measure_noise=measure,
+    )
+    if device is not None:
+        device.of(updater)
+    records = []
+    for _ in range(UPDATES):
+        updater.update()
+        records.append(updater.record)
+    kept = {path: parameter.array.copy() for path, parameter in parts.model.namedparams()}
+    kept |= {path: link.avg_var for path, link in parts.model.namedlinks() if hasattr(link, "avg_var")}
+    updater.close()
+    return records, kept
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """`trained`, with graphs on the device that it is given."""
+
+    def run_on(*overrides, device=None, **options):
+        monkeypatch.setattr(mean_gradient, "GraphRecorder", lambda: device)
+        return trained(*overrides, device=device, **options)
+
+    return run_on
+
+
+def assert_same(found, expected):
+    for record, other in zip(found[0], expected[0], strict=True):
+        assert (record.loss, record.norms, record.loss_scale, record.overflows) == (
+            (other.loss, other.norms, other.loss_scale, other.overflows)
+        ), record.update
+    for path, array in found[1].items():
+        np.testing.assert_array_equal(array, expected[1][path], err_msg=path)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "options"),
+    [
+        ((), {}),
+        (ALL_METHODS, {"measure": True}),
+        (("updater={double_buffering: true}",), {}),
+        (("precision={compute: mixed16, loss_scale: 1048576, double_after: 3}",), {}),
+        ((), {"micro_batch_size": 96}),
+    ],
+    ids=["ramp", "all methods", "double buffering", "mixed16", "uneven"],
+)
+def test_a_replayed_run_is_the_eager_run(run, caplog, overrides, options):
+    device = Cpu()
+    with caplog.at_level(logging.INFO, logger="kilobatch"):
+        found = run(*overrides, device=device, **options)
+    assert_same(found, run(*overrides, **options))
+    assert device.launched
+    assert "samples are replayed as a CUDA graph from now on" in caplog.text
+    assert "stay eager" not in caplog.text
+
+
+class Refusing(Cpu):
+    def record(self, work):
+        work(lambda: None)
+        raise NotImplementedError("calling cuBLAS API during stream capture is currently unsupported")
+
+
+class Idle(Cpu):
+    def record(self, work):
+        return super().record(work)[0], [lambda: None]
+
+
+class Small(Cpu):
+    """Runs out of memory; what was computed until then is gone when memory is given back."""
+
+    def __init__(self):
+        super().__init__()
+        self.rehearsal = self._full
+
+    def _full(self):
+        computed = np.zeros(1)
+        self._computed = weakref.ref(computed)
+        raise MemoryError("out of memory")
+
+    def forget(self):
+        super().forget()
+        assert self._computed() is None
+
+
+class Forgetful(Cpu):
+    """Runs out of memory while it captures, which its pool hides by giving back what others use."""
+
+    def record(self, work):
+        self.lost = True
+        return super().record(work)
+
+
+@pytest.mark.parametrize(
+    ("device", "why"),
+    [
+        (Refusing(), "no graph was captured: NotImplementedError: calling cuBLAS API during stream capture"),
+        (Idle(), "a replay is not the eager computation: the loss nan apart of"),
+        (Small(), "memory for a graph ran out: MemoryError: out of memory"),
+        (Forgetful(), "memory for graphs ran out"),
+    ],
+    ids=lambda given: type(given).__name__,
+)
+def test_what_fails_stays_eager_and_says_so_once(run, caplog, device, why):
+    found = run(device=device)
+    (line,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert line.startswith(f"cuda_graph: {why}")
+    assert line.endswith("; forward and backward stay eager")
+    assert_same(found, run())
+    assert device.forgotten
+    assert not device.launched
+
+
+def test_norm_groups_that_workers_share_stay_eager_and_it_is_said_once(run, caplog, monkeypatch):
+    monkeypatch.setattr(Teams, "of", lambda teams, division: MPI.COMM_SELF)
+    found = run(device=(device := Cpu()))
+    (line,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert line.startswith("cuda_graph: workers share a norm group")
+    assert not device.launched
+    caplog.clear()
+    assert_same(found, run())
+    assert not caplog.records
+
+
+def test_a_mask_of_dropout_that_was_captured_is_noticed(run, caplog):
+    dropout = "model={kind: SmallCNN, width: 4, dropout: 0.5}"
+    found = run(dropout, device=Cpu())
+    assert "a replay is not the eager computation: the loss" in caplog.text
+    assert_same(found, run(dropout))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not has_gpu(), reason="needs a GPU with CuPy")
+def test_a_replay_writes_nothing_that_eager_work_beside_it_gave():
+    import cupy
+
+    given, gpu = cupy.ones(1000), GraphRecorder()
+
+    def work():
+        return 3 * (2 * given)  # with memory between that is free again
+
+    for _ in range(2):
+        with gpu.rehearsal():
+            work()
+    found, (launch,) = gpu.record(lambda cut: work())
+    with gpu.rehearsal():
+        kept = [given + place for place in range(5)]
+    launch()
+    assert float(found.sum()) == 6000
+    assert [float(array.sum()) for array in kept] == [1000 * (1 + place) for place in range(5)]
+
+
+def cut_at(ends, *given, **how):
+    """Graphs as on several ranks, which send buckets while backward goes on."""
+    return MicroBatchGraphs(*given, **{**how, "cuts": ends})
+
+
+def test_slots_are_told_behind_the_graph_that_makes_them_whole(run, monkeypatch):
+    told = []
+    monkeypatch.setattr(Round, "finished", lambda round, number: told.append(number))
+    run()
+    eager, told[:] = list(told), []
+    monkeypatch.setattr(mean_gradient, "MicroBatchGraphs", lambda *given, **how: cut_at([2, 5], *given, **how))
+    launched, device = [], Cpu()
+    record = device.record
+
+    def counted(work):
+        found, launches = record(work)
+        assert len(launches) in (1, 3)  # of the last micro-batch of an update one more for each cut
+        launched.append(len(launches))
+        return found, launches
+
+    device.record = counted
+    run(device=device)
+    slots = len(eager) // UPDATES
+    assert 3 in launched
+    assert eager == UPDATES * list(eager[:slots])
+    assert told == eager[: len(told)]
+    assert len(told) == (UPDATES - 2 * launched.count(3)) * slots  # nobody is told by graphs beside eager work
+
+
+def test_ends_of_buckets_are_their_last_slots():
+    buckets = [Bucket(place=slice(0, 0), num_slots=count) for count in (2, 1, 2)]
+    assert Exchange.ends_of_buckets.fget(SimpleNamespace(buckets=buckets)) == [1, 2, 4]
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_two_ranks_send_their_buckets_behind_graphs():
+    command = [find_mpiexec(), "-n", "2", sys.executable, "-m", "mpi4py", PROGRAM]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.split() == ["same", "same"]

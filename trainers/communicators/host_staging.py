@@ -1,0 +1,147 @@
+"""Sums of arrays in GPU memory, staged through host memory where there is no direct way."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from trainers.communicators.auto import Auto, Candidate, Fastest
+from trainers.communicators.connection import Connection
+from trainers.communicators.cuda_aware_mpi import CudaAwareMpi, by_pointers, takes_gpu_memory
+from trainers.communicators.dummy import Dummy
+from trainers.communicators.gpu import Gpu, GpuConnection, LoneGpuConnection, shared_gpus
+from trainers.communicators.nccl import Nccl
+from trainers.communicators.wire import Wire
+
+
+def connect_on_gpu(component: Any, mpi: Any) -> Connection:
+    """Connect any communicator for arrays in GPU memory; all workers of `mpi` call this together.
+
+    `Nccl` and `CudaAwareMpi` sum in GPU memory, every other one copies in host memory. `Auto` is `Nccl` where every
+    worker has a GPU of its own and NCCL is installed, else `fastest_without_nccl` where every worker's MPI is
+    CUDA-aware, else copies. With one worker it sums nothing.
+
+    Bytes on the wire: those of the communicator; for `Auto` some hundred more from each worker to each, to agree.
+
+    Raises:
+        ValueError: the communicator does not fit these workers.
+    """
+    if isinstance(component, Auto) and mpi.size == 1:
+        return LoneGpuConnection(mpi)
+    if isinstance(component, Dummy):
+        return GpuConnection(mpi, lambda values, wire: None, num_roundings=0, sent=0.0)
+    if getattr(component, "needs_gpu", False):
+        return component.connect(mpi)
+    why = ""
+    if isinstance(component, Auto):
+        why = _why_not_nccl(mpi)
+        if not why:
+            connection = Nccl().connect(mpi)
+            connection.choices = ["Nccl: every worker has a GPU of its own"]
+            return connection
+        if all(mpi.allgather(takes_gpu_memory())):
+            connection = fastest_without_nccl(component, mpi, Gpu())
+            connection.choices.insert(0, f"CudaAwareMpi or through host memory, because {why}")
+            return connection
+    connection = Staged(component.connect(mpi), Gpu())
+    connection.choices.insert(0, "through host memory" + (f", because {why}" if why else ""))
+    return connection
+
+
+def fastest_without_nccl(auto: Auto, mpi: Any, gpu: Gpu) -> Connection:
+    """`CudaAwareMpi`, or `Auto` on copies in host memory: whichever is measured to be faster for each size of bucket.
+
+    On a 16-bit wire it is always the copies, since MPI cannot sum it.
+
+    Args:
+        auto: sums the copies.
+        mpi: communicator of its own of all workers, which call this together; its MPI reads the memory of `gpu`.
+        gpu: of this worker, or an object with its methods; both sum on its stream.
+    """
+    staged, by_mpi = Staged(auto.connect(mpi.Dup()), gpu), by_pointers(mpi.Dup(), gpu)
+    ways = [
+        Candidate(name="through host memory", connection=staged),  # first: only its memory has a copy on the host
+        Candidate(name="CudaAwareMpi", connection=by_mpi, sums_16_bits=CudaAwareMpi.sums_16_bits),
+    ]
+    connection = Fastest(mpi, ways, warms_up=True)
+    connection.choices = staged.choices
+    return connection
+
+
+def _why_not_nccl(mpi: Any) -> str:
+    """In words, the same on all workers; empty where NCCL can be used."""
+    missing = [found for found in mpi.allgather(Nccl().missing()) if found is not None]
+    return missing[0][0] if missing else shared_gpus(mpi)
+
+
+class Staged(Connection):
+    """Sums GPU arrays by a connection for host memory: numbers are copied to the host, and their sum back.
+
+    Every number crosses the GPU's bus twice, to and from pinned memory, as float32 or float64 whatever the wire. Two
+    workers on one GPU have no other way but a CUDA-aware MPI. On the wire is what `inner` sends.
+
+    Args:
+        inner: sums in host memory.
+        gpu: of this worker, or an object with its methods.
+    """
+
+    def __init__(self, inner: Connection, gpu: Gpu) -> None:
+        self._inner, self._gpu = inner, gpu
+        super().__init__(inner.mpi, self._sum, num_roundings=inner.num_roundings)
+        self.choices = inner.choices
+        self._values: Any = None
+        self._host = np.empty(0, np.float32)
+
+    @property
+    def beside_backward(self) -> bool:
+        """Whether a thread waits here while another one computes."""
+        return self._inner.beside_backward
+
+    @beside_backward.setter
+    def beside_backward(self, value: bool) -> None:
+        self._inner.beside_backward = value
+
+    @property
+    def waiting(self) -> str:
+        return self._inner.waiting
+
+    def sent_values(self, num_values: int) -> float | None:
+        return self._inner.sent_values(num_values)
+
+    def allocate(self, num_values: int, dtype: Any) -> Any:
+        self._host = self._inner.allocate(num_values, dtype)  # of the same length: some sums go by the offset in it
+        self._gpu.pin(self._host)
+        self._values = self._gpu.zeros(num_values, dtype)
+        return self._values
+
+    def mean(self, values: Any, wire: Wire, before: float, after: float) -> tuple[int, int]:
+        return self._on_host(values, lambda host: self._inner.mean(host, wire, before, after))
+
+    def _sum(self, values: Any, wire: Wire) -> None:
+        self._on_host(values, lambda host: self._inner.sum(host, wire))
+
+    def _on_host(self, values: Any, change: Callable[[np.ndarray], Any]) -> Any:
+        start = (_address(values) - _address(self._values)) // values.itemsize
+        host = self._host[start : start + len(values)]
+        self._gpu.download(values, host)
+        changed = change(host)
+        self._gpu.upload(host, values)
+        return changed
+
+    def mark(self) -> Any:
+        return self._gpu.mark()
+
+    def after(self, mark: Any) -> contextlib.AbstractContextManager[None]:
+        return self._gpu.after(mark)
+
+    def close(self) -> None:
+        self._gpu.unpin(self._host)
+        self._host, self._values = self._host[:0].copy(), None  # no reference to the memory that `inner` frees
+        self._inner.close()
+
+
+def _address(values: Any) -> int:
+    return values.ctypes.data if isinstance(values, np.ndarray) else values.data.ptr

@@ -1,1 +1,0 @@
-"""Chainer extensions, run between updates: evaluation, metrics, trace, checkpoints."""

@@ -1,0 +1,231 @@
+"""The exchange of an update's gradients: buckets that are summed over the workers while backward goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from recipes.planning.division import MicroBatch
+from trainers.communicators.connection import Connection
+from trainers.communicators.mpi_messages import total_of
+from trainers.communicators.wire import FullWire, Wire, array_module, largest
+from trainers.gradients.flat_gradients import FlatGradients
+from trainers.runs.heartbeat import EXCHANGE_THREAD
+from trainers.runs.phase_clock import Exchanged
+
+
+class Exchange:
+    """Turns the workers' sums of gradients into their mean, bucket by bucket, in the order of the buckets.
+
+        mean = scale * sum over workers                    scale = 1 / global batch
+
+    On a 16-bit wire a bucket is first multiplied by S * scale and afterwards divided by S, which rounds nothing. S is
+    the largest power of two with which no partial sum can overflow; the workers agree on it. So neither many workers
+    nor large gradients overflow, and small ones are flushed to zero only beside large ones.
+
+    Bytes on the wire: 2 a number on a 16-bit wire, else 4 (float64: 8), times the numbers that the connection's
+    algorithm sends for all gradients; for S, 8 a bucket from each worker to each.
+
+    With `overlap` a separate thread sends a bucket as soon as backward has finished it and all before it: the order
+    is the same on all workers. Without, the caller of `Round.finish` sends them all.
+
+    Args:
+        flat: the gradients, in memory that the connection allocated.
+        connection: of all workers.
+        wire: format of the numbers sent.
+        bucket_bytes: a bucket is closed by the parameter that reaches it.
+        overlap: use the thread.
+    Attributes:
+        observe: called with (bucket, began, ended) after every bucket; on the thread, where there is one.
+    """
+
+    def __init__(
+        self, flat: FlatGradients, connection: Connection, *, wire: Wire, bucket_bytes: int, overlap: bool
+    ) -> None:
+        self.flat, self.connection, self.wire = flat, connection, wire
+        self.buckets, self.bucket_of = buckets_of(flat, bucket_bytes)
+        self.overlaps = connection.beside_backward = overlap and connection.mpi.size > 1
+        self.observe: Callable[[int, float, float], None] = lambda number, began, ended: None
+        self._ready: queue.SimpleQueue[tuple[Round, int, Any] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        if self.overlaps:
+            self._thread = threading.Thread(target=self._serve, name=EXCHANGE_THREAD, daemon=True)
+            self._thread.start()
+
+    @property
+    def ends_of_buckets(self) -> list[int]:
+        """The last slot of each bucket."""
+        return [last - 1 for last in itertools.accumulate(bucket.num_slots for bucket in self.buckets)]
+
+    def begin(self, *, scale: float) -> Round:
+        """Start the exchange of the gradients about to be written to `flat.values`; all workers call this together.
+
+        Args:
+            scale: what the sum over workers is multiplied by.
+        """
+        return Round(self, self.flat.values, scale)
+
+    def send(self, sent: Round, number: int) -> None:
+        """Average a bucket of a round: queued for the thread, or at once."""
+        mark = self.connection.mark()
+        if self.overlaps:
+            self._ready.put((sent, number, mark))
+        else:
+            sent.average(number, mark)
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """While the main thread only waits for the exchange thread, which need not leave the core to it."""
+        self.connection.beside_backward = False
+        try:
+            yield
+        finally:
+            self.connection.beside_backward = self.overlaps
+
+    def close(self) -> None:
+        """End the thread and free the memory of the gradients. All workers call this together."""
+        if self._thread is not None:
+            self._ready.put(None)
+            self._thread.join()
+        self.flat.forget()
+        self.connection.close()
+
+    def _serve(self) -> None:
+        while (task := self._ready.get()) is not None:
+            sent, number, mark = task
+            sent.average(number, mark)
+
+
+class Round:
+    """The exchange of one update's gradients, in `values`.
+
+    Args:
+        exchange: whose buckets and thread it uses.
+        values: the flat array.
+        scale: what the sum over workers is multiplied by.
+    """
+
+    def __init__(self, exchange: Exchange, values: np.ndarray, scale: float) -> None:
+        self._exchange, self._values, self._scale = exchange, values, scale
+        self._missing = [bucket.num_slots for bucket in exchange.buckets]
+        self._next = 0
+        self._done = threading.Semaphore(0)
+        self._failure: BaseException | None = None
+        self._found: Exchanged | None = None
+        self._seconds, self._lost = 0.0, np.zeros((len(exchange.buckets), 2), np.int64)
+
+    def part(self, micro_batch: MicroBatch) -> contextlib.AbstractContextManager[None]:
+        """Around forward and backward of a micro-batch; does nothing, since gradients add up in `values`."""
+        return contextlib.nullcontext()
+
+    def finished(self, number: int) -> None:
+        """A slot of the flat gradients is complete: with `overlap`, send the buckets that are complete, in order."""
+        exchange = self._exchange
+        self._missing[exchange.bucket_of[number]] -= 1
+        while exchange.overlaps and self._next < len(exchange.buckets) and not self._missing[self._next]:
+            self._send_next()
+
+    def send_rest(self) -> None:
+        """All gradients are complete: send the remaining buckets, unless this would block; then `finish` does."""
+        exchange = self._exchange
+        while (exchange.overlaps or not exchange.connection.waits) and self._next < len(exchange.buckets):
+            self._send_next()
+
+    def finish(self) -> Exchanged:
+        """Send the remaining buckets and wait for all; `values` are then the mean, the same on all workers."""
+        if self._found is None:
+            began = time.perf_counter()
+            while self._next < len(self._exchange.buckets):
+                self._send_next()
+            with self._exchange.alone():
+                for _ in self._exchange.buckets:
+                    self._done.acquire()
+                    if self._failure is not None:
+                        raise self._failure
+            waited_seconds = time.perf_counter() - began
+            self._found = Exchanged(lost=self._lost, seconds=self._seconds, waited_seconds=waited_seconds)
+        return self._found
+
+    def average(self, number: int, mark: Any) -> None:
+        """Average a bucket that is complete at `mark` over the workers; `finish` raises what goes wrong here."""
+        began = time.perf_counter()
+        try:
+            with self._exchange.connection.after(mark):
+                self._average(number)
+        except BaseException as error:
+            self._failure = error
+        ended = time.perf_counter()
+        self._seconds += ended - began
+        self._exchange.observe(number, began, ended)
+        self._done.release()
+
+    def _send_next(self) -> None:
+        self._next += 1
+        self._exchange.send(self, self._next - 1)
+
+    def _average(self, number: int) -> None:
+        exchange, values = self._exchange, self._values[self._exchange.buckets[number].place]
+        self._lost[number] = mean(values, exchange.connection, exchange.wire, self._scale)
+
+
+def mean(values: np.ndarray, connection: Connection, wire: Wire, scale: float) -> tuple[int, int]:
+    """values <- scale * sum over workers, see `Exchange`; returns the counts of overflowed and of flushed numbers."""
+    if isinstance(wire, FullWire):
+        return connection.mean(values, wire, 1.0, scale)
+    total = total_of(connection.mpi, scale * largest_of(values))
+    factor = wire_factor(total, wire, connection.num_roundings)
+    return connection.mean(values, wire, scale * factor, 1.0 / factor)
+
+
+def largest_of(values: np.ndarray) -> float:
+    """The largest absolute value, without a temporary array; NaN if there is one, 0 of an empty array."""
+    found = largest(values)
+    if found is None:
+        found = float(array_module(values).maximum(values.max(), -values.min())) if len(values) else 0.0
+    return found
+
+
+def wire_factor(total: float, wire: Wire, num_roundings: int) -> float:
+    """S, a power of two: with it no partial sum exceeds the wire's largest number, even if every rounding is up.
+
+    Args:
+        total: the sum over the workers of each one's largest absolute value.
+        wire: that the numbers cross.
+        num_roundings: how often a partial sum is rounded before it is complete.
+    """
+    if math.isinf(wire.largest) or not 0.0 < total < math.inf:
+        return 1.0
+    room = wire.largest / (1.0 + wire.epsilon) ** (num_roundings + 1)
+    return 2.0 ** min(math.floor(math.log2(room / total)), 126)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bucket:
+    """Neighbouring slots that are sent together."""
+
+    place: slice
+    num_slots: int
+
+
+def buckets_of(flat: FlatGradients, bucket_bytes: int) -> tuple[list[Bucket], list[int]]:
+    """The buckets, and the bucket of each slot."""
+    buckets: list[Bucket] = []
+    bucket_of = []
+    start = count = 0
+    for number, slot in enumerate(flat.slots):
+        count += 1
+        bucket_of.append(len(buckets))
+        last = number + 1 == len(flat.slots)
+        if last or (slot.place.stop - start) * flat.values.itemsize >= bucket_bytes:
+            buckets.append(Bucket(place=slice(start, slot.place.stop), num_slots=count))
+            start, count = slot.place.stop, 0
+    return buckets, bucket_of

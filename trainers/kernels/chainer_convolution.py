@@ -1,0 +1,223 @@
+"""Where Chainer's convolutions, and their two gradients, pass their arrays to our kernels."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+from trainers.kernels.chainer_hooks import serving
+
+Pair = tuple[int, int]
+_CORES = ("_forward_cpu_core", "_forward_gpu_core")
+
+
+class _Waiting(threading.local):
+    calls: list[tuple[Any, tuple[Any, ...]]] | None = None  # where `deferred` collects them
+
+
+_waiting = _Waiting()
+
+
+def convolution_seam(module: ModuleType) -> None:
+    """`Convolution2DFunction` and its gradients."""
+    for core in _CORES:
+        _convolution_core(module, core)
+    _convolution_apply(module)
+    _convolution_backward(module)
+
+
+def deferred(link: Any, x: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Call a convolution's link and its hooks without computing; returns the node that it makes and the node's inputs.
+
+    Args:
+        link: does nothing but convolve, once; its hooks see x as its output.
+        x: its argument.
+    """
+    _waiting.calls = calls = []
+    try:
+        link(x)
+    finally:
+        _waiting.calls = None
+    (call,) = calls
+    return call
+
+
+def fitting(x: Any, W: Any, *vectors: Any, stride: Pair, pad: Pair) -> Any | None:
+    """Our kernels, where they serve and Chainer's checks would pass; None for Chainer's own `apply`.
+
+    Args:
+        vectors: of W's output channels.
+    """
+    ours = serving(x, W, *vectors)
+    if ours is None or not x.ndim == W.ndim == 4 or x.shape[1] != W.shape[1]:
+        return None
+    for each in vectors:
+        if each.shape != W.shape[:1]:
+            return None
+    (_, _, height, width), (_, _, kh, kw) = x.shape, W.shape
+    return ours if height + 2 * pad[0] >= kh and width + 2 * pad[1] >= kw else None
+
+
+def _convolution_apply(module: ModuleType) -> None:
+    """Make `apply` the short version (see `applied`) where our kernels serve; else Chainer's."""
+    from trainers.kernels.chainer_nodes import is_plain, linked, variables_of
+
+    convolution = module.Convolution2DFunction
+    original = convolution.apply
+
+    def apply(self, inputs):
+        if _waiting.calls is not None:
+            _waiting.calls.append((self, inputs))
+            return inputs[:1]
+        variables = variables_of(inputs)
+        if is_plain(variables):
+            x, W, *b = (each.array for each in variables)
+            how = _how(self)
+            ours = None if _is_special(self) or self.cudnn_fast else fitting(x, W, *b, **how)
+            y = None if ours is None else ours.convolution(x, W, *(b or (None,)), **how)
+            if y is not None:
+                self.retain_inputs((0, 1))
+                return linked(self, variables, y)
+        return original(self, inputs)
+
+    convolution.apply = apply
+
+
+def _how(node: Any) -> dict[str, Pair]:
+    return {"stride": (node.sy, node.sx), "pad": (node.ph, node.pw)}
+
+
+def _is_special(node: Any) -> bool:
+    return node.groups > 1 or node.cover_all or not node.dy == node.dx == 1
+
+
+def gradients(indexes: Sequence[int], x: Any, W: Any, gy: Any, **how: Pair) -> tuple[Any, Any] | None:
+    """The gradients of a convolution's x and W, () for one not in `indexes`; None where our kernels do not serve."""
+    ours = serving(x, W, gy)
+    if ours is None:
+        return None
+    if 0 in indexes and 1 in indexes and hasattr(ours, "convolution_gradients"):
+        gx, gW = ours.convolution_gradients(x, W, gy, **how)
+    else:
+        gx = ours.convolution_data(gy, W, size=x.shape[2:], **how) if 0 in indexes else ()
+        gW = ours.convolution_weights(x, gy, kernel=W.shape[2:], **how) if 1 in indexes else ()
+    if gx is None or gW is None:
+        return None
+    if 1 in indexes and W.flags.c_contiguous:  # others are no parameters, whose gradients are averaged
+        gW = _in_order(gW)
+    return gx, gW
+
+
+def add_to(new: Any, before: Any) -> None:
+    """new += before, where nothing else refers to `new` yet."""
+    ours = serving(new, before)
+    if not hasattr(ours, "add_to") or not ours.add_to(new, before):
+        new += before
+
+
+def added(new: Any, before: Any) -> Any:
+    """new + before, with the memory layout of `new`."""
+    ours = serving(new, before)
+    found = None if ours is None else ours.add(new, before)
+    return new + before if found is None else found
+
+
+def _convolution_backward(module: ModuleType) -> None:
+    """Compute gradients directly where gradients of gradients are not asked for: two nodes fewer for a convolution.
+
+    A gradient that an input already has is added in place: a node and an array fewer for branches.
+    """
+    from trainers.kernels.chainer_nodes import variable_of
+
+    convolution = module.Convolution2DFunction
+    original, accumulate = convolution.backward, convolution.backward_accumulate
+
+    def arrays(self, indexes, gy):
+        if module.chainer.config.enable_backprop or _is_special(self):
+            return None
+        found = gradients(indexes, self.inputs[0].data, self.inputs[1].data, gy, **_how(self))
+        if found is None:
+            return None
+        found = (*found, gy.sum(axis=(0, 2, 3)) if 2 in indexes else ())
+        return [found[index] for index in indexes]
+
+    def backward(self, indexes, grad_outputs):
+        found = arrays(self, indexes, grad_outputs[0].array)
+        return original(self, indexes, grad_outputs) if found is None else tuple(map(variable_of, found))
+
+    def backward_accumulate(self, indexes, grad_outputs, grad_inputs):
+        found = arrays(self, indexes, grad_outputs[0].array)
+        if found is None:
+            return accumulate(self, indexes, grad_outputs, grad_inputs)
+        for new, before in zip(found, grad_inputs, strict=True):
+            if before is not None:
+                add_to(new, before.array)
+        return tuple(map(variable_of, found))
+
+    convolution.backward, convolution.backward_accumulate = backward, backward_accumulate
+
+
+def _convolution_core(module: ModuleType, core: str) -> None:
+    convolution, of_weights = module.Convolution2DFunction, module.Convolution2DGradW
+    original, original_of_weights = getattr(convolution, core), getattr(of_weights, core)
+
+    def forward(self, x, W, b):
+        ours = _covering(self, x, W)
+        if ours is None or self.cover_all:
+            return original(self, x, W, b)
+        self._get_out_size(x.shape, W.shape)  # refuses what has no output
+        y = ours.convolution(x, W, b, stride=(self.sy, self.sx), pad=(self.ph, self.pw))
+        return original(self, x, W, b) if y is None else (y,)
+
+    def weights_forward(self, x, gy):
+        ours = _covering(self, x, gy)
+        if ours is None or x.dtype != self.W_dtype or self.cover_all:
+            return original_of_weights(self, x, gy)
+        kernel = (self.kh, self.kw)
+        gW = ours.convolution_weights(x, gy, kernel=kernel, stride=(self.sy, self.sx), pad=(self.ph, self.pw))
+        if gW is None:
+            return original_of_weights(self, x, gy)
+        return (_in_order(gW),)
+
+    setattr(convolution, core, forward)
+    setattr(of_weights, core, weights_forward)
+
+
+def _in_order(gW: Any) -> Any:
+    """In C order, as parameters are: ChainerMN's naive communicator silently loses its mean in any other order."""
+    return gW if gW.flags.c_contiguous else gW.copy()
+
+
+def deconvolution_seam(module: ModuleType) -> None:
+    """`Deconvolution2DFunction`, which is a convolution's gradient with respect to its input as well."""
+    for core in _CORES:
+        _deconvolution_core(module, core)
+
+
+def _deconvolution_core(module: ModuleType, core: str) -> None:
+    deconvolution = module.Deconvolution2DFunction
+    original = getattr(deconvolution, core)
+
+    def forward(self, x, W, b):
+        size, stride, pad = (self.outh, self.outw), (self.sy, self.sx), (self.ph, self.pw)
+        plain = tuple(
+            module.conv.get_conv_outsize(*sizes) for sizes in zip(size, W.shape[2:], stride, pad, strict=True)
+        )
+        ours = _covering(self, x, W)
+        if ours is None or plain != x.shape[2:]:
+            return original(self, x, W, b)
+        y = ours.convolution_data(x, W, size=size, stride=stride, pad=pad)
+        if y is None:
+            return original(self, x, W, b)
+        if b is not None:
+            y += b.reshape(1, -1, 1, 1)
+        return (y,)
+
+    setattr(deconvolution, core, forward)
+
+
+def _covering(node: Any, *arrays: Any) -> Any | None:
+    """Our kernels, where they serve these arrays and the node has no dilation."""
+    return serving(*arrays) if node.dy == node.dx == 1 else None

@@ -1,0 +1,1 @@
+"""Operators on the CPU: NumPy, and passes compiled from C."""

@@ -1,0 +1,1 @@
+"""Operators on a GPU: cuDNN and CUDA kernels."""

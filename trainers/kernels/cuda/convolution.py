@@ -1,0 +1,204 @@
+"""Convolution and its two gradients by cuDNN, through NVIDIA's front end, on CuPy's arrays; channels last in memory.
+
+An execution plan is made once for each shape and kept: the first of cuDNN's heuristics, or with
+`chainer.config.autotune` the fastest of the first ones. cuDNN accumulates in float32 for every type. In float32 it
+rounds no factor to TF32 unless `chainer.config.use_cudnn_tensor_core` is "always"; with
+`chainer.config.cudnn_deterministic` nondeterministic plans are left out.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import chainer
+import cudnn
+import cupy
+
+from trainers.kernels.cpu.convolution import Pair, out_size
+from trainers.kernels.cuda import launcher
+from trainers.kernels.cuda.images_loss_pooling import as_NHWC
+
+log = logging.getLogger("kilobatch")
+
+_TYPES = {"e": cudnn.data_type.HALF, "E": cudnn.data_type.BFLOAT16, "f": cudnn.data_type.FLOAT}
+_TRIED = 10  # plans that are timed, as in PyTorch
+_MOST_WORKSPACE_BYTES = 1 << 32
+_local = threading.local()
+
+
+def convolution(x: Any, W: Any, b: Any, *, stride: Pair, pad: Pair) -> Any | None:
+    """See `trainers.kernels.cpu.convolution`; None for what cuDNN does not do, or not in this type."""
+    y = _empty(x, len(W), out_size(x.shape[2:], W.shape[2:], stride, pad))
+    if not _done("forward", x, W, y, stride, pad):
+        return None
+    if b is not None:
+        y_NHWC = y.transpose(0, 2, 3, 1)
+        y_NHWC += b
+    return y
+
+
+def convolution_data(gy: Any, W: Any, *, size: Pair, stride: Pair, pad: Pair) -> Any | None:
+    """See `convolution`."""
+    gx = _empty(gy, W.shape[1], size)
+    return gx if _done("data", gx, W, gy, stride, pad) else None
+
+
+def convolution_weights(x: Any, gy: Any, *, kernel: Pair, stride: Pair, pad: Pair) -> Any | None:
+    """See `convolution`."""
+    gW = cupy.empty((gy.shape[1], *kernel, x.shape[1]), x.dtype).transpose(0, 3, 1, 2)
+    return gW if _done("weights", x, gW, gy, stride, pad) else None
+
+
+def _empty(like: Any, channels: int, size: Pair) -> Any:
+    return cupy.empty((len(like), *size, channels), like.dtype).transpose(0, 3, 1, 2)
+
+
+def _done(operation: str, x: Any, W: Any, y: Any, stride: Pair, pad: Pair) -> bool:
+    """Run an operation, which writes one of these arrays; returns whether cuDNN could."""
+    if x.dtype.char not in _TYPES or not x.dtype == W.dtype == y.dtype:
+        return False
+    config = chainer.config
+    how = (config.use_cudnn_tensor_core == "always", bool(config.cudnn_deterministic))
+    shapes = (x.shape, W.shape, y.shape)
+    plan = _plan(operation, x.dtype.char, shapes, stride, pad, how, cupy.cuda.get_device_id(), threading.get_ident())
+    if plan is not None:
+        plan.run([as_NHWC(array) for array in (x, W, y)])
+    return plan is not None
+
+
+@dataclass
+class _Plan:
+    """A cuDNN graph of one operation, ready to run.
+
+    Args:
+        uids: of x, W and y.
+        workspace_bytes: that it needs while it runs.
+        tuned: whether its execution plan was chosen by measurement.
+    """
+
+    graph: Any
+    uids: tuple[int, ...]
+    workspace_bytes: int
+    tuned: bool = False
+
+    def run(self, arrays: list[Any]) -> None:
+        """Run it on x, W and y, one of which it writes."""
+        handle = _handle()
+        cudnn.set_stream(handle, cupy.cuda.get_current_stream().ptr)
+        addresses = {uid: array.data.ptr for uid, array in zip(self.uids, arrays, strict=True)}
+        if chainer.config.autotune and not self.tuned and not launcher.device.captures:  # a capture runs nothing
+            self._tune(addresses, handle)
+        self._execute(addresses, handle)
+
+    def _execute(self, addresses: dict[int, int], handle: Any) -> None:
+        workspace = cupy.empty(self.workspace_bytes, "B") if self.workspace_bytes else None
+        self.graph.execute(addresses, 0 if workspace is None else workspace.data.ptr, handle=handle)
+
+    def _tune(self, addresses: dict[int, int], handle: Any) -> None:
+        """Choose the fastest of the plans that the heuristics put first."""
+        found = []
+        for index in range(self.graph.get_execution_plan_count()):
+            try:
+                self._select(index)
+                self._execute(addresses, handle)
+                start, end = cupy.cuda.Event(), cupy.cuda.Event()
+                start.record()
+                self._execute(addresses, handle)
+                end.record()
+                end.synchronize()
+            except (cudnn.cudnnGraphNotSupportedError, RuntimeError, ValueError):  # refused, or not on this GPU
+                continue
+            found.append((cupy.cuda.get_elapsed_time(start, end), index))
+            if len(found) == _TRIED:
+                break
+        if found:
+            self._select(min(found)[1])
+        self.tuned = True
+
+    def _select(self, index: int) -> None:
+        self.graph.build_plan_at_index(index)
+        self.workspace_bytes = self.graph.get_workspace_size()
+
+
+@functools.cache
+def _plan(
+    operation: str,
+    kind: str,
+    shapes: tuple[tuple[int, ...], ...],
+    stride: Pair,
+    pad: Pair,
+    how: tuple[bool, bool],
+    device: int,
+    thread: int,
+) -> _Plan | None:
+    """The plan that cuDNN's heuristics put first; None where there is none. It belongs to a device and a thread."""
+    graph = cudnn.pygraph(
+        io_data_type=_TYPES[kind],
+        intermediate_data_type=cudnn.data_type.FLOAT,
+        compute_data_type=cudnn.data_type.FLOAT,
+        handle=_handle(),
+    )
+    tensors = _operation(graph, operation, _TYPES[kind], shapes, stride, pad)
+    try:
+        graph.validate()
+        graph.build_operation_graph()
+        graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
+        graph.deselect_numeric_notes(_refused(kind, *how))
+        graph.deselect_workspace_greater_than(_MOST_WORKSPACE_BYTES)
+        graph.check_support()
+        graph.build_plans()
+    except (cudnn.cudnnGraphNotSupportedError, RuntimeError) as error:
+        log.warning("cuDNN does not do %s of %s, Chainer does: %s", operation, shapes, str(error).strip()[:300])
+        return None
+    return _Plan(graph, tuple(tensor.get_uid() for tensor in tensors), graph.get_workspace_size())
+
+
+def _operation(
+    graph: Any, operation: str, kind: Any, shapes: tuple[tuple[int, ...], ...], stride: Pair, pad: Pair
+) -> list[Any]:
+    """Add the operation to a graph; returns the tensors of x, W and y."""
+    written = ("data", "weights", "forward").index(operation)
+    found = [
+        None if number == written else graph.tensor(dim=list(shape), stride=_strides(shape), data_type=kind)
+        for number, shape in enumerate(shapes)
+    ]
+    x, W, y = found
+    options = {"padding": list(pad), "stride": list(stride), "dilation": [1, 1]}
+    if operation == "forward":
+        out = graph.conv_fprop(image=x, weight=W, **options)
+    elif operation == "data":
+        out = graph.conv_dgrad(loss=y, filter=W, **options)
+    else:
+        out = graph.conv_wgrad(image=x, loss=y, **options)
+    shape = shapes[written]
+    out.set_output(True).set_data_type(kind).set_dim(list(shape)).set_stride(_strides(shape))
+    found[written] = out
+    return found
+
+
+def _strides(shape: tuple[int, ...]) -> list[int]:
+    """Strides, in values, of an array (n, c, h, w) with channels last in memory."""
+    _, channels, height, width = shape
+    return [height * width * channels, 1, width * channels, channels]
+
+
+def _refused(kind: str, tensor_cores: bool, deterministic: bool) -> list[Any]:
+    notes = cudnn.numerical_note
+    refused = [notes.NONDETERMINISTIC] if deterministic else []
+    if kind == "f":
+        # PyTorch leaves these two out as well, to keep float32 apart from TF32.
+        refused += [notes.DOWN_CONVERT_INPUTS] + ([] if tensor_cores else [notes.TENSOR_CORE])
+    return refused
+
+
+def _handle() -> Any:
+    """cuDNN's handle of this thread and device, made when first asked for."""
+    handles = _local.__dict__.setdefault("handles", {})
+    device = cupy.cuda.get_device_id()
+    if device not in handles:
+        handles[device] = cudnn.create_handle()
+    return handles[device]

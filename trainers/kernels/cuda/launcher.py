@@ -1,0 +1,101 @@
+"""Our CUDA kernels: compiled at their first launch, for each type of values and each vector width."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+THREADS = 256  # of a block
+_FILES = ("prelude", "normalization", "pooling", "elementwise", "loss", "tensors", "steps", "images", "averages")
+_TYPES = {  # in memory, in registers; E is ml_dtypes.bfloat16, which CuPy knows
+    "e": ("float16", "float"),
+    "E": ("bfloat16", "float"),
+    "f": ("float", "float"),
+    "d": ("double", "double"),
+}
+_ACCESS_BYTES = 16
+
+
+@dataclass(frozen=True)
+class ByValue:
+    """Integers that a kernel gets by value, not by address, so that a CUDA graph keeps those of its capture.
+
+    Args:
+        numbers: int64, on the host.
+    """
+
+    numbers: np.ndarray
+
+
+class Launcher:
+    """Where kernels run: CuPy's current device and stream.
+
+    Attributes:
+        rehearses: whether work is being captured as a CUDA graph, or runs eagerly just as it will be captured.
+    """
+
+    rehearses = False
+
+    @functools.cached_property
+    def xp(self) -> Any:
+        """The module of its arrays."""
+        import cupy
+
+        return cupy
+
+    @property
+    def captures(self) -> bool:
+        """Whether launches are captured into a CUDA graph now, and do not run."""
+        return self.xp.cuda.get_current_stream().is_capturing()
+
+    def launch(self, name: str, kind: str, width: int, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
+        """Launch a kernel; integer arguments are 64 bits, None is a null pointer."""
+        _kernel(name, kind, width)(grid, (THREADS,), tuple(map(_argument, arguments)))
+
+
+device = Launcher()  # tests replace it by one that runs kernels on the CPU
+
+
+def source() -> str:
+    """The source of all kernels, as one text."""
+    return "\n".join((Path(__file__).parent / f"{name}.cu").read_text(encoding="utf-8") for name in _FILES)
+
+
+def definitions(kind: str, width: int) -> tuple[str, ...]:
+    """The compiler's options for values of NumPy's type character `kind`, `width` of them in one access."""
+    memory, registers = _TYPES[kind]
+    return f"-DMEMORY={memory}", f"-DREGISTERS={registers}", f"-DWIDTH={width}"
+
+
+def width_of(x: Any, values: int) -> int:
+    """How many values of x's type a thread accesses at once, where `values` of them are contiguous."""
+    width = _ACCESS_BYTES // x.itemsize
+    return width if values % width == 0 else 1
+
+
+def vector_type(x: Any) -> str:
+    """Type of vectors that apply to all rows of x: float32 for 16 bits."""
+    return "d" if x.dtype.char == "d" else "f"
+
+
+def _argument(argument: Any) -> Any:
+    """An argument in a form that fixes its size, which CuPy would choose otherwise."""
+    if argument is None or type(argument) is int:
+        return np.int64(argument or 0)
+    if type(argument) is ByValue:
+        return argument.numbers.view(f"V{argument.numbers.nbytes}")  # one value of that size: CuPy passes one by value
+    return np.float64(argument) if type(argument) is float else argument
+
+
+@functools.cache
+def _module(kind: str, width: int) -> Any:
+    return device.xp.RawModule(code=source(), options=("--std=c++17", *definitions(kind, width)))
+
+
+@functools.cache
+def _kernel(name: str, kind: str, width: int) -> Any:
+    return _module(kind, width).get_function(name)

@@ -1,0 +1,207 @@
+"""Batch normalisation on a GPU, of (groups, rows, channels) one after the other in memory, with ReLU where asked.
+
+Statistics are float64 sums over rows of any type; a group is never looped over in Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from trainers.kernels.cuda import launcher
+from trainers.kernels.cuda.launcher import THREADS
+
+COMPUTES_MASK = True  # backward computes the mask of a ReLU without a sum again, without its output
+_BLOCKS = 1584  # whole waves on 132 multiprocessors (SMs) that run 2, 3, 4 or 6 blocks each at once
+_SUMMING_BLOCKS = 528  # of kernels that sum: whole waves for 2 or 4 blocks, and few partial sums to add up
+_FEW = 4  # channels of a block that adds up partial sums: FEW in the source
+_LANES = 32  # threads of a block along the channels, at most
+_ROWS = 4  # that a thread processes, at least
+
+
+def mean_and_variance(x: Any) -> tuple[Any, Any]:
+    """Mean and biased variance of each group and channel, float64 (groups, channels)."""
+    groups, rows, channels = x.shape
+    total = launcher.device.xp.empty((groups, 2, channels), "d")
+    _add_up(x, _Spread(x).launch_sums("moments", x), total=total, values=rows)
+    return total[:, 0], total[:, 1]
+
+
+def scales(x: Any, mean: Any, var: Any, gamma: Any, beta: Any, eps: float) -> Any:
+    """Mean, 1 / deviation, gamma / deviation and beta: (4, groups, channels), in the type of gamma.
+
+    Args:
+        x: that will be normalised; only its type is used.
+        mean, var: float64 or the type of gamma, (groups, channels).
+        gamma, beta: (channels,)
+    """
+    return _scaled(x, _as_parts(mean, var), gamma, beta, eps)
+
+
+def whole_scales(
+    x: Any, gamma: Any, beta: Any, eps: float, *, seen: tuple[Any, Any, float] | None = None
+) -> tuple[Any, ...]:
+    """`scales` by the mean and variance of x, which holds whole groups: one launch for the sums, one for the rest.
+
+    Args:
+        x: that will be normalised.
+        gamma, beta: (channels,)
+        seen: arguments of `see`, to do that as well: weights, seen and factor.
+    """
+    parts = _Spread(x).launch_sums("moments", x)
+    return _scaled(x, parts, gamma, beta, eps, values=x.shape[1], seen=seen)
+
+
+def normalized_by(x: Any, scales: Any, *, relu: bool, plus: Any = None) -> Any:
+    """(x - mean) * gamma / deviation + beta + plus, then ReLU with `relu`.
+
+    Args:
+        scales: of x, as `scales` returns them.
+        plus: of x's shape; None for nothing.
+    """
+    y = launcher.device.xp.empty(x.shape, x.dtype)
+    _Spread(x).launch("normalized", x, plus, y, scales[0], scales[2], scales[3], int(relu))
+    return y
+
+
+def gradient_by(
+    gy: Any, x: Any, scales: Any, *, relu: bool, y: Any = None, whole: Callable[..., Any] | None = None
+) -> tuple[Any, Any, Any]:
+    """The gradients of `normalized_by`'s x, of gamma and beta together, (2, channels), and of plus.
+
+    Args:
+        relu: as in the forward.
+        y: output of the forward, where there was a `plus` before ReLU.
+        whole: see `trainers.kernels.cpu.normalization`.
+    """
+    xp, spread = launcher.device.xp, _Spread(x)
+    counted = gy if y is None else xp.empty(gy.shape, gy.dtype)
+    vectors = (scales[0], scales[2], scales[3])
+    parts = spread.launch_sums("gradient_sums", gy, x, y, counted, *vectors, relu=relu)
+    of_all, values, (groups, rows, channels) = None, x.shape[1], x.shape
+    if whole is not None:
+        sums = xp.empty((groups, 2, channels), "d")
+        _add_up(x, parts, total=sums)
+        of_gamma, of_beta, values = whole(sums[:, 1] * scales[1], sums[:, 0], rows)
+        parts, of_all = sums[:, None], _as_parts(xp.asarray(of_beta), xp.asarray(of_gamma))
+    found, gradients = (xp.empty((2, *shape), scales.dtype) for shape in ((groups, channels), (channels,)))
+    _each_few(x, "slopes", parts, of_all, scales, found, gradients, float(values))
+    gx = xp.empty(x.shape, x.dtype)
+    spread.launch("input_gradient", counted, x, gx, *vectors, found[0], found[1], int(relu and y is None))
+    return gx, gradients, counted
+
+
+def see(mean: Any, var: Any, weights: Any, seen: Any, *, factor: float) -> None:
+    """Add the statistics of groups to those seen, in place.
+
+    Args:
+        mean, var: float64, (groups, channels).
+        weights: of the groups, float64.
+        seen: float64 (1 + 3 * channels,): sum of the weights; weighted sums of means, of variances times `factor`, of
+            squared means.
+    """
+    _add_up(mean, _as_parts(mean, var), seen=(weights, seen, factor))
+
+
+def normalized(x: Any, mean: Any, inv_std: Any, gamma: Any, beta: Any) -> Any:
+    """See `trainers.kernels.cpu.normalization`."""
+    y = launcher.device.xp.empty(x.shape, x.dtype)
+    _Spread(x).launch("normalized", x, None, y, *_vectors(x, mean, gamma * inv_std, beta), 0)
+    return y
+
+
+def normalization_gradient(
+    gy: Any, x: Any, mean: Any, inv_std: Any, gamma: Any, *, whole: Callable[..., Any] | None = None
+) -> tuple[Any, Any, Any]:
+    """See `trainers.kernels.cpu.normalization`."""
+    xp, spread, times = launcher.device.xp, _Spread(x), gamma * inv_std
+    vectors = _vectors(x, mean, times, times)  # the last stands for beta, which is used with ReLU only
+    sums = xp.empty((len(x), 2, x.shape[2]), "d")
+    _add_up(x, spread.launch_sums("gradient_sums", gy, x, None, None, *vectors, relu=False), total=sums)
+    gbeta, ggamma = sums[:, 0], sums[:, 1] * inv_std
+    whole_ggamma, whole_gbeta, count = (ggamma, gbeta, x.shape[1])
+    if whole is not None:
+        *sums, count = whole(ggamma, gbeta, x.shape[1])
+        whole_ggamma, whole_gbeta = map(xp.asarray, sums)
+    slopes = _vectors(x, times * inv_std * whole_ggamma / count, times * whole_gbeta / count)
+    gx = xp.empty(x.shape, x.dtype)
+    spread.launch("input_gradient", gy, x, gx, *vectors, *slopes, 0)
+    return gx, ggamma, gbeta
+
+
+class _Spread:
+    """How the blocks and threads of a kernel share (groups, rows, channels)."""
+
+    def __init__(self, x: Any) -> None:
+        self._groups, self._rows, self._channels = x.shape
+        self._kind, self._width = x.dtype.char, launcher.width_of(x, self._channels)
+        vectors = -(-self._channels // self._width)
+        self._lanes = min(_LANES, 1 << (vectors - 1).bit_length())
+        self._across = -(-vectors // self._lanes)
+        self._most = -(-self._rows * self._lanes // (_ROWS * THREADS))
+
+    def launch(self, name: str, *arguments: Any) -> None:
+        self._launch(name, self._blocks(_BLOCKS), *arguments)
+
+    def launch_sums(self, name: str, *arguments: Any, relu: bool | None = None) -> Any:
+        """Launch a kernel that sums; returns the partial sums of its blocks, float64 (groups, blocks, 2, channels)."""
+        blocks = self._blocks(_SUMMING_BLOCKS)
+        parts = launcher.device.xp.empty((self._groups, blocks, 2, self._channels), "d")
+        self._launch(name, blocks, *arguments, parts, *([] if relu is None else [int(relu)]))
+        return parts
+
+    def _blocks(self, of_all: int) -> int:
+        """Number of blocks that share the rows of a group, so that all groups have `of_all` at most."""
+        return max(1, min(of_all // (self._across * self._groups), self._most))
+
+    def _launch(self, name: str, blocks: int, *arguments: Any) -> None:
+        sizes, grid = (self._rows, self._channels, self._lanes), (self._across, blocks, self._groups)
+        launcher.device.launch(name, self._kind, self._width, grid, (*arguments, *sizes))
+
+
+def _scaled(x: Any, parts: Any, gamma: Any, beta: Any, eps: float, **how: Any) -> Any:
+    """`scales` from partial sums; see `_add_up`."""
+    found = launcher.device.xp.empty((4, len(parts), parts.shape[3]), launcher.vector_type(x))
+    _add_up(x, parts, scaled=(*_vectors(x, gamma, beta), found), eps=eps, **how)
+    return found
+
+
+def _add_up(
+    x: Any,
+    parts: Any,
+    *,
+    values: int = 0,
+    total: Any = None,
+    scaled: tuple[Any, Any, Any] | None = None,
+    eps: float = 0.0,
+    seen: tuple[Any, Any, float] | None = None,
+) -> None:
+    """Add up partial sums (groups, count, 2, channels) over count and write what is asked for; see the kernel `totals`.
+
+    Args:
+        values: where above 0, the sums are of so many values and of their squares, and become mean and variance.
+        total: written, (groups, 2, channels): both sums, or mean and variance.
+        scaled: gamma, beta, and the array that `scales` are written to.
+        seen: weights, seen and factor of `see`.
+    """
+    *vectors, found = scaled or (None, None, None)
+    weights, sums, factor = seen or (None, None, 1.0)
+    numbers = (float(values), float(eps), float(factor))
+    _each_few(x, "totals", parts, total, *vectors, found, weights, sums, *numbers)
+
+
+def _each_few(x: Any, name: str, parts: Any, *arguments: Any) -> None:
+    """Launch a kernel that adds up partial sums, for x's type."""
+    groups, count, _, channels = parts.shape
+    given = (parts, *arguments, groups, channels, count)
+    launcher.device.launch(name, x.dtype.char, 1, (-(-channels // _FEW),), given)
+
+
+def _as_parts(first: Any, second: Any) -> Any:
+    """Numbers (groups, channels) as partial sums of one part."""
+    return launcher.device.xp.stack([first, second], axis=1, dtype="d")[:, None]
+
+
+def _vectors(x: Any, *vectors: Any) -> list[Any]:
+    dtype = launcher.vector_type(x)
+    return [launcher.device.xp.ascontiguousarray(vector, dtype=dtype) for vector in vectors]

@@ -1,0 +1,300 @@
+"""`kilobatch doctor`: what is installed here, what is broken, and how to repair it."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from pathlib import Path
+from typing import Any
+
+from trainers import compat, kernels
+from trainers.launch.vocabulary import vocabulary
+from trainers.runs.mpi_ranks import HERE, LaunchError, find_mpiexec, launched_ranks, threads_per_rank
+from trainers.training.device import INSTALL
+
+_PACKAGES = ("kilobatch", "chainer", "chainermn", "chainercv", "numpy", "mpi4py", "mpich", "cupy", "optuna")
+_SMALL_SHARED_MEMORY = 256 << 20
+_PROBE = """
+import json
+from mpi4py import MPI
+ranks = MPI.COMM_WORLD.allgather(MPI.COMM_WORLD.rank)
+if MPI.COMM_WORLD.rank == 0:
+    print(json.dumps([ranks, MPI.Get_library_version(), MPI.Query_thread()]))
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """A fault of the installation.
+
+    Args:
+        what: the fault, as found here.
+        way_out: what to do about it.
+        stops_cpu_training: whether it prevents all training; else it costs speed or the use of the GPU.
+    """
+
+    what: str
+    way_out: str
+    stops_cpu_training: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """What `examine` found.
+
+    Args:
+        sections: title -> name -> value, in the order of display.
+        patches: rows of `trainers.compat.patches()`.
+        problems: those that stop training first.
+    """
+
+    sections: dict[str, dict[str, Any]]
+    patches: list[compat.PatchReport]
+    problems: list[Problem] = field(default_factory=list)
+
+    @property
+    def trains_on_cpu(self) -> bool:
+        """Whether training on the CPU works."""
+        return not any(problem.stops_cpu_training for problem in self.problems)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, as data for JSON."""
+        return {
+            "trains_on_cpu": self.trains_on_cpu,
+            **self.sections,
+            "patches": [dataclasses.asdict(patch) for patch in self.patches],
+            "problems": [dataclasses.asdict(problem) for problem in self.problems],
+        }
+
+
+def examine(*, mpi_timeout_seconds: float = 60.0) -> Diagnosis:
+    """Looks at this machine and environment: imports everything, starts two MPI ranks, trains one update.
+
+    Args:
+        mpi_timeout_seconds: for the two ranks to start and end.
+    """
+    problems: list[Problem] = []
+    sections = {"mpi": _mpi(problems, mpi_timeout_seconds)}  # before an import here initialises MPI in this process
+    sections = {"versions": _versions(problems), **sections, "gpu": _gpu(problems), "machine": _machine(problems)}
+    sections["machine"]["kernels"] = _kernels(problems)
+    _one_update(problems)
+    problems.sort(key=lambda problem: not problem.stops_cpu_training)
+    return Diagnosis(sections=sections, patches=compat.patches(), problems=problems)
+
+
+def _versions(problems: list[Problem]) -> dict[str, Any]:
+    distributions = packages_distributions()  # cupy comes as cupy-cuda13x and the like, chainermn inside chainer
+    found: dict[str, Any] = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(distributions.get(name, [name])[0])
+        except PackageNotFoundError:
+            found[name] = None
+    for name in ("chainer", "chainermn", "chainercv"):
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # of any kind: it belongs in the report
+            what = f"import {name} fails: {type(error).__name__}: {error}"
+            way_out = "install the versions of requirements.lock: ./scripts/setup in a checkout"
+            problems.append(Problem(what=what, way_out=way_out, stops_cpu_training=True))
+    return found
+
+
+def _one_update(problems: list[Problem]) -> None:
+    """Trains a convolution by one update on the CPU."""
+    try:
+        import chainer
+        import numpy
+
+        model = chainer.Sequential(chainer.links.Convolution2D(1, 2, 3), chainer.links.BatchNormalization(2))
+        optimizer = chainer.optimizers.MomentumSGD().setup(model)
+        images = numpy.arange(32, dtype=numpy.float32).reshape(2, 1, 4, 4)
+        optimizer.update(lambda: chainer.functions.sum(model(images) ** 3))
+    except Exception as error:  # of any kind: it belongs in the report
+        what = f"an update of a small network on the CPU fails: {type(error).__name__}: {error}"
+        way_out = "install the versions of requirements.lock: ./scripts/setup in a checkout"
+        problems.append(Problem(what=what, way_out=way_out, stops_cpu_training=True))
+
+
+def _mpi(problems: list[Problem], timeout_seconds: float) -> dict[str, Any]:
+    if (launched := launched_ranks()) is not None:
+        return {"launcher": f"this process is one of {launched} ranks already; none started", "ranks_started": None}
+    found: dict[str, Any] = {"mpiexec": None, "library": None, "thread_level": None, "ranks_started": 0}
+    way_out = "pip install --force-reinstall mpi4py mpich, and use the mpiexec beside this environment's python"
+    try:
+        found["mpiexec"] = find_mpiexec()
+        command = [found["mpiexec"], "-n", "2", sys.executable, "-m", "mpi4py", "-c", _PROBE]
+        here = {**HERE, **os.environ}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_seconds, check=True, env=here)
+        (ranks, library, level), _ = json.JSONDecoder().raw_decode(done.stdout)
+        found["library"] = " ".join(library.splitlines()[0].strip("\0").split())
+        found["thread_level"] = ("single", "funneled", "serialized", "multiple")[level]
+        found["ranks_started"] = len(ranks)
+        what = "mpiexec -n 2 started two processes of one rank each: it belongs to another MPI than mpi4py"
+    except LaunchError as error:
+        what = str(error)
+    except subprocess.TimeoutExpired:
+        what = f"mpiexec -n 2 did not end within {timeout_seconds:g} s"
+    except (subprocess.CalledProcessError, OSError, ValueError) as error:
+        said = _last_line(_said(error))
+        if getattr(error, "returncode", None) == signal.SIGBUS or "Shared memory error" in said:
+            way_out = "let MPI write to /dev/shm, and make room there; in a container: docker run --shm-size=2g"
+        what = f"mpiexec -n 2 fails: {said}"
+    if found["thread_level"] not in (None, "multiple"):
+        what = f"MPI's thread level is {found['thread_level']}: several ranks cannot exchange gradients beside backward"
+        other = "unset MPI4PY_RC_THREAD_LEVEL and MPI4PY_RC_THREADS, take an MPI with MPI_THREAD_MULTIPLE (pip install "
+        other += "mpich), or train with --set cluster.exchange.overlap=false"
+        problems.append(Problem(what=what, way_out=other))
+    if found["ranks_started"] != 2:
+        problems.append(Problem(what=what, way_out=way_out, stops_cpu_training=True))
+    return found
+
+
+def _said(error: Exception) -> str:
+    """What a command that failed wrote, else how it ended."""
+    if not isinstance(error, subprocess.CalledProcessError):
+        return str(error)
+    with_bus_error = ", as after a bus error" * (error.returncode == signal.SIGBUS)
+    return error.stderr or f"it ended with {error.returncode}{with_bus_error}"
+
+
+def _last_line(text: str) -> str:
+    return next((line for line in reversed(text.splitlines()) if line.strip()), "no message")
+
+
+def _gpu(problems: list[Problem]) -> dict[str, Any]:
+    """What Chainer can do with the GPUs here; if a library is missing it silently falls back to the CPU."""
+    found: dict[str, Any] = {"gpus": _gpus_of_driver(), "usable": False, "reason": None, "cudnn": False, "nccl": None}
+    found["cuda_aware_mpi"] = "mpi4py.MPI" in sys.modules and _communicator_lacks("CudaAwareMpi") is None
+    cuda = sys.modules.get("chainer.backends.cuda")
+    if cuda is None:
+        return found
+    if not cuda.available:
+        found["reason"] = _last_line(str(cuda._resolution_error))
+        if found["gpus"]:
+            problems.append(Problem(what=f"a GPU that Chainer cannot use: {found['reason']}", way_out=INSTALL))
+        return found
+    found["cudnn"] = kernels.missing("cudnn", device="gpu") is None
+    try:
+        found["usable"] = cuda.cuda.runtime.getDeviceCount() > 0
+    except cuda.cuda.runtime.CUDARuntimeError as error:
+        found["reason"] = str(error)
+        way_out = "see whether nvidia-smi shows the GPU; until then train with --device cpu"
+        problems.append(Problem(what=f"CuPy finds no GPU: {error}", way_out=way_out))
+    if (lacking := _communicator_lacks("Nccl")) is not None:
+        problems.append(Problem(what=f"GPUs exchange gradients through host memory: {lacking[0]}", way_out=lacking[1]))
+    else:
+        found["nccl"] = importlib.import_module("cupy.cuda.nccl").get_version()
+    return found
+
+
+def _kernels(problems: list[Problem]) -> str:
+    """The kernels that compute on the CPU, in words."""
+    asked = kernels.asked()
+    if (lacks := kernels.missing(asked)) is None:
+        return kernels.described(asked)
+    problems.append(Problem(what=lacks[0], way_out=lacks[1], stops_cpu_training=True))
+    return f"{asked}, which is not here"
+
+
+def _communicator_lacks(name: str) -> tuple[str, str] | None:
+    """What a communicator for GPUs needs and does not find here, with a way out; None if nothing is missing."""
+    return vocabulary().communicators[name]().missing()
+
+
+def _gpus_of_driver() -> list[str]:
+    if (command := shutil.which("nvidia-smi")) is None:
+        return []
+    try:
+        done = subprocess.run([command, "-L"], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return [line for line in done.stdout.splitlines() if line.startswith("GPU ")]
+
+
+def _machine(problems: list[Problem]) -> dict[str, Any]:
+    cores, quota = len(os.sched_getaffinity(0)), _core_quota()
+    threads = os.environ.get("OMP_NUM_THREADS")
+    if quota is not None and quota < cores:
+        what = f"{cores} cores are visible, but this container may use {quota:g} of them: ranks get too many threads"
+        way_out = f"export OMP_NUM_THREADS={max(1, int(quota))}, divided by the ranks on this machine"
+        problems.append(Problem(what=what, way_out=way_out))
+    if threads and threads.isdigit() and int(threads) > cores:
+        what = f"OMP_NUM_THREADS={threads} on {cores} cores: too many threads make ranks slow"
+        problems.append(Problem(what=what, way_out="unset OMP_NUM_THREADS: the ranks of a run share the cores evenly"))
+    return {
+        "platform": platform.platform(),
+        "cores": cores,
+        "core_quota": quota,
+        "threads_per_rank": {f"{ranks} ranks": threads_per_rank(ranks) for ranks in sorted({1, 2, cores})},
+        "omp_num_threads": threads,
+        **_shared_memory(problems, Path("/dev/shm")),
+    }
+
+
+def _core_quota(file: Path = Path("/sys/fs/cgroup/cpu.max")) -> float | None:
+    """Cores that the control group of this container allows; None without a limit."""
+    try:
+        quota, period = file.read_text().split()
+    except (OSError, ValueError):
+        return None
+    return None if quota == "max" else int(quota) / int(period)
+
+
+def _shared_memory(problems: list[Problem], folder: Path) -> dict[str, Any]:
+    if not folder.is_dir():
+        return {"shared_memory_bytes": None, "shared_memory_files": 0}
+    free, files = shutil.disk_usage(folder).free, len(list(folder.glob("mpich_shm_*")))
+    if free < _SMALL_SHARED_MEMORY:
+        what = f"only {free >> 20} MiB are free in {folder}, where the ranks of a machine exchange"
+        way_out = "give the container more: docker run --shm-size=2g"
+        if files:
+            way_out += f"; when no rank is running, rm {folder}/mpich_shm_* ({files} files that killed ranks left)"
+        problems.append(Problem(what=what, way_out=way_out))
+    return {"shared_memory_bytes": free, "shared_memory_files": files}
+
+
+def print_diagnosis(diagnosis: Diagnosis, *, as_json: bool = False) -> None:
+    """Writes it to the terminal, for a person or as one JSON object."""
+    if as_json:
+        print(json.dumps(diagnosis.as_dict(), indent=2))
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console()
+    patches: dict[str, Any] = {}
+    for patch in diagnosis.patches:
+        if patch.name not in patches.setdefault(patch.state, []):
+            patches[patch.state].append(patch.name)
+    for title, values in {**diagnosis.sections, "patches (--json: their symptoms)": patches}.items():
+        table = Table("", "", title=title, title_justify="left", show_header=False, box=None)
+        for name, value in values.items():
+            table.add_row(name.replace("_", " "), escape(_in_words(name, value)))
+        console.print(table)
+    for problem in diagnosis.problems:
+        color = "red" if problem.stops_cpu_training else "yellow"
+        console.print(f"[{color}]{escape(problem.what)}[/]\n    {escape(problem.way_out)}")
+    console.print("Training on the CPU works." if diagnosis.trains_on_cpu else "Training does not work here yet.")
+
+
+def _in_words(name: str, value: Any) -> str:
+    if value is None or value == []:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        return ", ".join(f"{number} with {ranks}" for ranks, number in value.items())
+    if name.endswith("_bytes"):
+        return f"{value / 2**30:.1f} GiB"
+    return ", ".join(value) if isinstance(value, list) else str(value)

@@ -1,0 +1,247 @@
+"""How the ranks begin and end a run: they join once, then train together, once for each run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from recipes.errors import InputRefused, refuse_unreachable
+from recipes.planning.planner import Plan
+from trainers.launch.preflight import require_startable
+from trainers.launch.request import Prepared, TrainRequest, prepare
+from trainers.runs.errors import FailedAlone, RunFailed, abort_on_exception, remove_shared_memory
+from trainers.runs.heartbeat import Pulse, forget_signs
+from trainers.runs.mpi_ranks import LaunchError, launched_by_us, parent_is_gone
+from trainers.runs.run_folder import (
+    dataset_facts,
+    default_folder,
+    hold_alone,
+    needing,
+    require_same_recipe,
+    require_usable,
+    write_report,
+)
+from trainers.runs.stop_request import STOP_FILE
+from trainers.training.exact_mode import require_same_machine
+
+
+@refuse_unreachable()
+def check_folder(request: TrainRequest, folder: Path, prepared: Prepared) -> None:
+    """Refuse a folder that holds something else.
+
+    Raises:
+        FolderRefused: it is not empty, or holds a run of another recipe.
+        ExactRefused: in exact mode, it holds one that was trained elsewhere or otherwise.
+    """
+    require_usable(folder, resume=request.resume)
+    require_same_recipe(folder, prepared.opened.tree, dataset_facts(prepared.opened.dataset))
+    if request.resume and request.exact:
+        require_same_machine(folder)
+
+
+def join_world(ranks: int) -> Any:
+    """MPI's communicator of all ranks; called once a process. From now on an uncaught exception ends all ranks.
+
+    Args:
+        ranks: number that the launcher started.
+    Raises:
+        LaunchError: mpi4py finds no MPI, or another one than the launcher's.
+    """
+    world = _world()
+    abort_on_exception(world.rank)
+    if world.size != ranks:
+        raise LaunchError(
+            f"{ranks} ranks were launched, but MPI joins {world.size}: the launcher and mpi4py use different MPIs; "
+            f"{way_to_join(_library_version())}"
+        )
+    world.Barrier()  # all have left MPI_Init
+    remove_shared_memory()
+    return world
+
+
+def way_to_join(library: str, environment: Mapping[str, str] = os.environ) -> str:
+    """What to type where a launcher's ranks do not join one communicator.
+
+    Slurm has several process-management interfaces, and an MPI library knows some of them.
+
+    >>> way_to_join("MPICH Version: 4.3.2", {"SLURM_STEP_ID": "0"})
+    'type `export SLURM_MPI_TYPE=pmi2` before the same command (srun --mpi=list says what this Slurm has)'
+
+    Args:
+        library: what MPI says of itself.
+        environment: of this process.
+    """
+    others = any(name.startswith(("HYDI_", "OMPI_COMM_WORLD_")) for name in environment)  # mpiexec in a Slurm step
+    if "SLURM_STEP_ID" not in environment or others:
+        return "`kilobatch doctor` tells which MPI this is"
+    kind = "pmix" if library.startswith("Open MPI") else "pmi2"
+    return f"type `export SLURM_MPI_TYPE={kind}` before the same command (srun --mpi=list says what this Slurm has)"
+
+
+def require_threads(plan: Plan, mpi: Any) -> None:
+    """Refuse an exchange on a separate thread where MPI does not let several threads call it.
+
+    Args:
+        plan: of the run.
+        mpi: communicator of all workers.
+    Raises:
+        LaunchError: MPI is at a level below MPI_THREAD_MULTIPLE.
+    """
+    from mpi4py import MPI
+
+    if mpi.size == 1 or plan.exact or not plan.cluster.exchange.overlap or MPI.Query_thread() >= MPI.THREAD_MULTIPLE:
+        return
+    level = {MPI.THREAD_SINGLE: "SINGLE", MPI.THREAD_FUNNELED: "FUNNELED"}.get(MPI.Query_thread(), "SERIALIZED")
+    raise LaunchError(
+        f"gradients are exchanged by a thread beside backward, and MPI gives MPI_THREAD_{level} where that needs "
+        "MPI_THREAD_MULTIPLE; exchange after backward with `--set cluster.exchange.overlap=false`, or see "
+        "`kilobatch doctor`"
+    )
+
+
+def train_together(
+    request: TrainRequest,
+    mpi: Any,
+    *,
+    threads: int,
+    served: bool = False,
+    orphaned: Callable[[], bool] = parent_is_gone,
+) -> int:
+    """Train as one of the ranks of `mpi`, which all call this; once for each run.
+
+    Bytes on the wire, beside those of `train_as_rank`: about 60, and the folder's name, from rank 0 to all.
+
+    Args:
+        request: what is trained, the same on all ranks.
+        mpi: communicator of all workers.
+        threads: of BLAS and OpenMP, for the log.
+        served: these ranks do several runs (a search); the folder was checked, and the log is not their stdout.
+        orphaned: whether the process that wants the run has gone; the run then stops, with a checkpoint.
+    Returns:
+        the exit code: 0, or 4 where a signal or a stop file ended the run.
+    Raises:
+        InputRefused: on all ranks, before anything was written.
+        RunFailed: on all ranks, where the run cannot go on.
+    """
+    checked = served or launched_by_us()
+    prepared, folder, held = _checked_together(request, mpi, checked=checked, alone=not served)
+    pulse = Pulse(folder, mpi=mpi, seconds=request.watchdog_seconds, is_orphan=orphaned)
+    try:
+        pulse.start()
+        prepared = prepared or prepare(request, workers=mpi.size)
+        log_is_stdout = checked and not served
+        code = _train_together(request, prepared, folder, mpi, threads, pulse, log_is_stdout=log_is_stdout)
+    except RunFailed:
+        pulse.finish()
+        raise
+    except InputRefused as error:  # on this rank alone, perhaps: others must not wait for it
+        raise FailedAlone(str(error)) from error
+    except SystemExit as error:
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
+    pulse.finish()
+    if held is not None:
+        held.close()
+    if not checked and request.report:
+        _report_alone(folder, leads=mpi.rank == 0, code=code)
+    return code
+
+
+def _world() -> Any:
+    """MPI's communicator of all ranks.
+
+    Raises:
+        LaunchError: mpi4py finds no MPI.
+    """
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise LaunchError(
+            f"MPI cannot start: {' '.join(str(error).split())}; install mpi4py and an MPI for it (pip install mpi4py "
+            "mpich), and see `kilobatch doctor`"
+        ) from error
+    return MPI.COMM_WORLD
+
+
+def _library_version() -> str:
+    from mpi4py import MPI
+
+    return MPI.Get_library_version()
+
+
+def _train_together(
+    request: TrainRequest,
+    prepared: Prepared,
+    folder: Path,
+    mpi: Any,
+    threads: int,
+    pulse: Pulse,
+    *,
+    log_is_stdout: bool,
+) -> int:
+    from trainers.training.train import TrainOptions, train_as_rank
+
+    options = TrainOptions(
+        folder=folder,
+        resume=request.resume,
+        stop_after_update=prepared.stop_after_update,
+        checkpoint_every=prepared.checkpoint_every,
+        trace=request.trace,
+        measure_noise=request.measure_noise,
+        profile=request.profile or 0,
+        threads=threads,
+    )
+    how = {"mpi": mpi, "launched_by_us": log_is_stdout, "pulse": pulse}
+    with needing(folder):
+        return train_as_rank(prepared.opened, prepared.plan, options, **how)
+
+
+def _report_alone(folder: Path, *, leads: bool, code: int) -> None:
+    """Rank 0 draws the report where no parent of ours can; the others have finalized MPI and exit without waiting.
+
+    But after a signal all wait: mpiexec kills rank 0 when a rank leaves with another exit code than 0.
+    """
+    from mpi4py import MPI
+
+    if code == 0:
+        MPI.Finalize()
+        sys.excepthook = sys.__excepthook__  # there are no ranks left to abort
+    if leads:
+        write_report(folder)
+
+
+def _checked_together(
+    request: TrainRequest, mpi: Any, *, checked: bool, alone: bool
+) -> tuple[Prepared | None, Path, IO[bytes] | None]:
+    """What `prepare` and `hold_alone` return, on rank 0 only, and the run's folder, on all ranks.
+
+    Rank 0 checks everything for all, so that wrong input is reported once.
+
+    Raises:
+        InputRefused: on all ranks; rank 0 says why.
+    """
+    prepared, folder, held, complaint = None, None, None, None
+    if mpi.rank == 0:
+        try:
+            if request.workers not in (None, mpi.size):
+                raise LaunchError(
+                    f"-n {request.workers} was asked for and {mpi.size} ranks were launched; leave -n out"
+                )
+            prepared = prepare(request, workers=mpi.size)
+            require_threads(prepared.plan, mpi)
+            folder = request.out or default_folder(prepared.opened.recipe.name)
+            if not checked:  # else the parent process has checked, and begun the log there
+                check_folder(request, folder, prepared)
+                require_startable(prepared.opened, ranks=1, files=not request.resume)  # others may be elsewhere
+            held = hold_alone(folder) if alone else None
+            if not checked:
+                (folder / STOP_FILE).unlink(missing_ok=True)
+            forget_signs(folder)
+        except InputRefused as error:
+            complaint = error
+    folder, refused = mpi.bcast((folder, complaint is not None), root=0)
+    if refused:
+        raise complaint or InputRefused("rank 0 says why")
+    return prepared, folder, held

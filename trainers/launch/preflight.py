@@ -1,0 +1,156 @@
+"""Checks before a run for what may be missing: methods that kilobatch does not have yet, and the data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from recipes.errors import InputRefused
+from recipes.reading.open import OpenedRecipe
+from recipes.schema import Dataset, Recipe
+from trainers.runs.memory import installed_bytes
+
+_LOOKED_AT = 50_000  # samples checked of a split: 2 s if the files are in the page cache
+_NAMED = 10
+_ORDER_BYTES = 20  # a training sample, while a rank draws an epoch's order: draws, order, and half of that again
+
+
+class NotBuilt(InputRefused):
+    """The recipe or its data set asks for a method that is not built; names it."""
+
+
+def refuse_unbuilt(recipe: Recipe, dataset: Dataset) -> None:
+    """Refuse to train a recipe that needs methods not built yet, naming them.
+
+    Raises:
+        NotBuilt: `lacks` of the recipe or the data set names a method, or the recipe leaves values open.
+    """
+    if recipe.open:
+        raise NotBuilt(
+            f"recipe {recipe.name} leaves open what nobody published: {', '.join(recipe.open)}; to train it, give "
+            "these values in a recipe that extends it, with `open: []`"
+        )
+    lacking = dict.fromkeys(recipe.lacks, f"recipe {recipe.name}")
+    lacking |= dict.fromkeys(dataset.lacks, f"data set {dataset.name}")
+    if lacking:
+        named = ", ".join(f"{name} ({where})" for name, where in lacking.items())
+        raise NotBuilt(
+            f"not built yet: {named}; this recipe can be validated, shown, drawn and planned, but not trained"
+        )
+    if dataset.reader is None:
+        raise NotBuilt(
+            f"data set {dataset.name} has no reader; name one in its file, e.g. reader: {{kind: ImageFolder}}"
+        )
+
+
+class DataRefused(InputRefused):
+    """The data are missing, or are not what the data set's file says."""
+
+
+def refuse_folder(dataset: Dataset, folder: Path | None) -> None:
+    """Refuse `--data` for a reader that uses no folder: `reads_folder = False`.
+
+    Raises:
+        DataRefused: `folder` is given for such a reader.
+    """
+    if folder is not None and not getattr(dataset.reader, "reads_folder", True):
+        kind = type(dataset.reader).__name__
+        raise DataRefused(
+            f"data set {dataset.name}: {kind} reads no folder, so {folder} would not be used; leave --data out"
+        )
+
+
+def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool) -> None:
+    """Check once, before the ranks start and each meets the same error, what only the machine and the data can tell.
+
+    Args:
+        opened: what will be trained.
+        ranks: on this machine, or fewer.
+        files: check the samples, too.
+    Raises:
+        DataRefused: see `require_data`, `require_room` and `require_readable`.
+        InputRefused: a model of one's own cannot be trained; see `trainers.training.build.require_trainable`.
+    """
+    require_data(opened.dataset)
+    require_room(opened.dataset, ranks=ranks)
+    if files:
+        require_readable(opened.dataset)
+    if not type(opened.recipe.model).__module__.startswith("trainers.models."):
+        from trainers.training.build import require_trainable  # and Chainer
+
+        require_trainable(opened.recipe, opened.dataset)
+
+
+def require_data(dataset: Dataset) -> None:
+    """Let the reader count the data.
+
+    Raises:
+        DataRefused: the data cannot be read, or the counts differ from the data set's file; only fewer classes than
+            the file says are accepted.
+    """
+    try:
+        found = dataset.reader.facts(dataset.root)
+    except (LookupError, OSError, ValueError) as error:
+        way_out = "" if dataset.root is None else "; another folder is given with --data"
+        way_out += f"; {dataset.obtain}" if dataset.obtain else ""
+        raise DataRefused(f"data set {dataset.name}: {error}{way_out}") from error
+    for key, count in found.items():
+        said = getattr(dataset, key)
+        if count > said or (count < said and key != "num_classes"):
+            raise DataRefused(
+                f"data set {dataset.name}: its file says {key}: {said}, and there are {count}; correct it there, or "
+                "give the right folder with --data"
+            )
+
+
+def require_room(dataset: Dataset, *, ranks: int) -> None:
+    """Refuse more training samples than this machine has memory to order: the system would kill a rank silently.
+
+    Args:
+        dataset: of the run.
+        ranks: on this machine; each draws the order for itself.
+    Raises:
+        DataRefused: this machine has less memory than that needs.
+    """
+    needed, there = _ORDER_BYTES * dataset.num_train, installed_bytes()
+    if there is not None and ranks * needed > there:
+        raise DataRefused(
+            f"data set {dataset.name}: to draw the order of {dataset.num_train:,} training samples takes {needed:,} "
+            f"bytes of memory in each of {ranks} rank(s) here, and this machine has {there:,}; take fewer samples "
+            "(num_train), fewer ranks on a machine, or a larger machine"
+        )
+
+
+def require_readable(dataset: Dataset) -> None:
+    """Check the samples' files before training, by `require_readable(index)` of the samples, where they have it.
+
+    Of a larger split, 50,000 evenly spaced samples are checked; a fault in the others shows when they are read.
+
+    Raises:
+        DataRefused: some cannot be read; the first ten are named.
+    """
+    opened = (dataset.reader.open(dataset.root, split) for split in ("train", "eval"))
+    complaints = [text for samples in opened for text in _complaints(samples)]
+    if complaints:
+        more = f"\nand {len(complaints) - _NAMED:,} more" if len(complaints) > _NAMED else ""
+        named = "\n".join(complaints[:_NAMED])
+        raise DataRefused(
+            f"data set {dataset.name}: {len(complaints):,} of its files cannot be read; replace or remove them\n"
+            f"{named}{more}"
+        )
+
+
+def _complaints(samples: Any) -> Iterator[str]:
+    if not hasattr(samples, "require_readable"):
+        return
+    for index in _evenly_spaced(len(samples)):
+        try:
+            samples.require_readable(index)
+        except ValueError as error:
+            yield str(error)
+
+
+def _evenly_spaced(count: int) -> Iterable[int]:
+    looked_at = min(count, _LOOKED_AT)
+    return (place * count // looked_at for place in range(looked_at))

@@ -1,0 +1,203 @@
+"""What `kilobatch train` is asked for, and the check of all of it before anything is started or written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from recipes.errors import Problem, RecipeError
+from recipes.planning.cluster import Cluster
+from recipes.planning.planner import Plan, plan
+from recipes.reading.load import overrides_by_file
+from recipes.reading.open import OpenedRecipe, open_recipe, read_cluster
+from recipes.reading.read import Reading
+from recipes.schema.positions import parse_position
+from recipes.schema.vocabulary import Vocabulary
+from trainers import kernels
+from trainers.launch.preflight import refuse_folder, refuse_unbuilt
+from trainers.launch.vocabulary import vocabulary
+from trainers.training.device import require_asked, require_device, require_numbers, settled
+from trainers.training.exact_mode import require_exact
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainRequest:
+    """What `kilobatch train` was asked for, word for word."""
+
+    recipe: str
+    workers: int | None = None
+    cluster: str | None = None
+    overrides: tuple[str, ...] = ()
+    overrides_from: str | None = None
+    out: Path | None = None
+    resume: bool = False
+    stop_after: str | None = None
+    checkpoint_every: str = "1ep"
+    micro_batch_size: int | None = None
+    device: str | None = None
+    trace: bool = False
+    measure_noise: bool = False
+    exact: bool = False
+    profile: int | None = None
+    allow_code: bool = False
+    data: Path | None = None
+    report: bool = True
+    watchdog_seconds: float = 120.0
+
+    def arguments(self, folder: Path) -> list[str]:
+        """The same request as a command line for the ranks, which learn their number from MPI."""
+        words = ["train", self.recipe, "--out", str(folder), "--checkpoint-every", self.checkpoint_every]
+        for flag, value in (
+            ("--cluster", self.cluster),
+            ("--stop-after", self.stop_after),
+            ("--micro-batch-size", self.micro_batch_size),
+            ("--device", self.device),
+            ("--profile", self.profile),
+            ("--data", self.data),
+            ("--watchdog", self.watchdog_seconds),
+            ("--set-by", self.overrides_from),
+        ):
+            words += [] if value is None else [flag, str(value)]
+        for override in self.overrides:
+            words += ["--set", override]
+        flags = (
+            ("--resume", self.resume),
+            ("--trace", self.trace),
+            ("--noise-scale", self.measure_noise),
+            ("--exact", self.exact),
+            ("--allow-code", self.allow_code),
+            ("--no-report", not self.report),
+        )
+        return words + [flag for flag, given in flags if given]
+
+    def as_tree(self) -> dict[str, Any]:
+        """The same request as plain data."""
+        return {name: str(value) if isinstance(value, Path) else value for name, value in vars(self).items()}
+
+    @classmethod
+    def from_tree(cls, tree: Mapping[str, Any]) -> TrainRequest:
+        """A request of `as_tree`, also after it was JSON."""
+        paths = {name: tree[name] and Path(tree[name]) for name in ("out", "data")}
+        return cls(**{**tree, **paths, "overrides": tuple(tree["overrides"])})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A request that has passed every check."""
+
+    opened: OpenedRecipe
+    plan: Plan
+    stop_after_update: int | None
+    checkpoint_every: float | str
+
+
+def prepare(request: TrainRequest, *, workers: int) -> Prepared:
+    """Check recipe, data set, cluster and options, and plan the run; nothing is written.
+
+    Raises:
+        RecipeError, PlanError, NotBuilt, DataRefused, InputRefused: the input is wrong.
+    """
+    if request.resume and request.out is None:
+        raise refused("--resume", "goes on in a run's folder, and none is named", "name it: --out runs/a --resume")
+    words = vocabulary(allow_code=request.allow_code)
+    own, of_cluster = overrides_by_file(request.overrides, "cluster")
+    opened = open_recipe(
+        request.recipe,
+        vocabulary=words,
+        overrides=own,
+        overrides_from=request.overrides_from or "command line",
+        allow_code=request.allow_code,
+        data_root=request.data,
+    )
+    refuse_unbuilt(opened.recipe, opened.dataset)
+    refuse_folder(opened.dataset, request.data)
+    if hasattr(opened.recipe.loss, "require_classes"):
+        opened.recipe.loss.require_classes(opened.dataset.num_classes)
+    require_numbers(opened.recipe.precision.compute, opened.reading)
+    cluster, reading = cluster_of(request.cluster, workers=workers, vocabulary=words, overrides=of_cluster)
+    cluster = replace(cluster, device=settled(request.device, cluster.device))
+    if request.exact:
+        require_exact(cluster)
+    if request.device is not None:
+        require_asked(cluster.device)
+    require_device(cluster, reading, workers=workers)
+    word = kernels.asked()
+    names_the_device = cluster.device == "cpu" or word not in kernels.KINDS  # a GPU's beside those of the CPU
+    if names_the_device and (lacks := kernels.missing(word, device=cluster.device)) is not None:
+        raise refused("--kernels", *lacks)
+    made = plan(
+        recipe=opened.recipe,
+        dataset=opened.dataset,
+        cluster=cluster,
+        workers=workers,
+        micro_batch_size=request.micro_batch_size,
+        exact=request.exact,
+    )
+    _require_model_for_images(opened)
+    stop_after, every = request.stop_after, request.checkpoint_every
+    return Prepared(
+        opened=opened,
+        plan=made,
+        stop_after_update=(
+            None if stop_after is None else made.timeline.first_update_at(_epochs("--stop-after", stop_after, made))
+        ),
+        checkpoint_every=every if every == "update" else _epochs("--checkpoint-every", every, made),
+    )
+
+
+def cluster_of(
+    name: str | None, *, workers: int | None, vocabulary: Vocabulary, overrides: Sequence[str | None]
+) -> tuple[Cluster, Reading]:
+    """The cluster that was named; where none was, this machine with as many workers as were asked for.
+
+    Args, Returns, Raises: as of `read_cluster`.
+    """
+    cluster, reading = read_cluster("laptop" if name is None else name, vocabulary=vocabulary, overrides=overrides)
+    says_workers = any(text and text.strip().startswith("cluster.workers_per_node") for text in overrides)
+    if name is None and workers is not None and not says_workers:
+        cluster = replace(cluster, workers_per_node=max(workers, 1))
+    return cluster, reading
+
+
+def _require_model_for_images(opened: OpenedRecipe) -> None:
+    """Ask the model whether it takes the images, where it or they are particular; else no Chainer is loaded for it.
+
+    That is where the images change their size, or the model's component has a class attribute `takes_one_size = True`.
+    """
+    ramp = opened.recipe.image_size
+    moves = ramp is not None and len(set(ramp.sizes)) > 1
+    if moves or getattr(opened.recipe.model, "takes_one_size", False):
+        from trainers.training.build import build_model
+
+        build_model(opened.recipe, opened.dataset)
+
+
+def refused(flag: str, what: str, way_out: str) -> RecipeError:
+    """A wrong option of the command line, as the error that a wrong recipe gives."""
+    return RecipeError([Problem(file="command line", line=1, column=1, path=flag, what=what, way_out=way_out)])
+
+
+def _epochs(flag: str, text: str, made: Plan) -> float:
+    """The epochs of a position such as 30ep or 500up, from the start of the run."""
+    timeline = made.timeline
+    try:
+        at = parse_position(
+            _number_or_word(text),
+            num_train=made.dataset.num_train,
+            epochs=made.recipe.epochs,
+            updates_to_samples=lambda updates: timeline.samples_at(min(updates, timeline.num_updates)),
+        )
+    except ValueError as error:
+        raise refused(flag, str(error), "write it as 30ep, 500up, 1.5Msp or 0.5run") from None
+    if at <= 0:
+        raise refused(flag, f"{text} is no time at all", "give more than 0")
+    return at
+
+
+def _number_or_word(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text

@@ -1,0 +1,106 @@
+"""`kilobatch evaluate`: scores a checkpoint of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from recipes.errors import InputRefused, refuse_unreachable
+from recipes.reading.open import open_recipe
+from trainers.launch.preflight import refuse_folder, require_data
+from trainers.launch.vocabulary import vocabulary
+from trainers.runs.checkpoint import CheckpointError, load_into, newest_checkpoint, read_checkpoint
+from trainers.runs.console import say
+from trainers.runs.errors import FailedAlone
+from trainers.runs.run_folder import CHECKPOINTS, RECIPE
+from trainers.training.device import require_asked, settled, take_device
+
+
+@refuse_unreachable()
+def score_run(
+    folder: Path,
+    *,
+    checkpoint: str = "newest",
+    data: Path | None = None,
+    allow_code: bool = False,
+    device: str | None = None,
+) -> Any:
+    """Score one checkpoint over each evaluation sample once.
+
+    Args:
+        folder: of the run.
+        checkpoint: `newest`, `best`, or a name such as update-000060.
+        data: folder of the data set's files, if they have moved since the run.
+        allow_code: as for `train`.
+        device: cpu, gpu or auto; None: cpu.
+    Returns:
+        plain data: run, checkpoint, update, epoch, accuracy, loss, num_samples.
+    Raises:
+        InputRefused: there is no such run, checkpoint or device; the checkpoint is damaged; the data are missing, or an
+            image cannot be read.
+    """
+    if not (folder / RECIPE).is_file():
+        raise InputRefused(f"{folder} is no run's folder: it has no {RECIPE}; name the folder that train printed")
+    opened = open_recipe(
+        folder / RECIPE, vocabulary=vocabulary(allow_code=allow_code), allow_code=allow_code, data_root=data
+    )
+    refuse_folder(opened.dataset, data)
+    require_data(opened.dataset)
+    kind = settled(device, "cpu")
+    require_asked(kind)
+    path = _find(folder / CHECKPOINTS, checkpoint)
+    content = read_checkpoint(path).scored()
+
+    from mpi4py import MPI
+
+    from trainers.models.batch_norm import NormGroups
+    from trainers.training.build import build
+    from trainers.training.evaluate import score
+
+    parts = build(opened.recipe, opened.dataset)
+    parts.model.to_device(take_device(kind, MPI.COMM_SELF))
+    NormGroups(opened.recipe.evaluation).install(parts.model)  # one pass a layer, with the same bits as in training
+    state = load_into(parts.model, None, content)
+    read = {"load": parts.load_eval, "threads_load": parts.threads_load, "num_samples": parts.num_eval}
+    try:
+        found = score(parts.model, **read, loss=parts.loss, mpi=MPI.COMM_SELF)
+    except FailedAlone as error:  # a broken image, say
+        raise InputRefused(str(error)) from error
+    return {
+        "run": str(folder),
+        "checkpoint": path.name,
+        "update": state["update"],
+        "epoch": state["epoch"],
+        "accuracy": found.accuracy,
+        "loss": found.loss,
+        "num_samples": found.num_samples,
+    }
+
+
+def scored_text(scored: dict[str, Any]) -> str:
+    """A score in one line."""
+    return (
+        f"{scored['checkpoint']} (epoch {scored['epoch']:.2f}): accuracy {scored['accuracy']:.2%}, "
+        f"loss {scored['loss']:.4f} over {scored['num_samples']} samples"
+    )
+
+
+def _find(folder: Path, checkpoint: str) -> Path:
+    newest, complaints = newest_checkpoint(folder)
+    if newest is None:
+        raise CheckpointError(f"no whole checkpoint in {folder}" + "".join(f"; {c}" for c in complaints))
+    if checkpoint in ("newest", "best"):
+        for complaint in complaints:
+            say(f"warning: passed over {complaint}")
+    if checkpoint == "newest":
+        return newest
+    name = checkpoint
+    if checkpoint == "best":
+        best = read_checkpoint(newest).state["best"]
+        if best is None:
+            raise CheckpointError(f"{folder}: no evaluation has fallen on a checkpoint yet; use newest")
+        name = best["checkpoint"]
+    known = sorted(path.name for path in folder.glob("update-*"))
+    if name not in known:
+        raise CheckpointError(f"there is no checkpoint {name} in {folder}; there are: {', '.join(known)}")
+    return folder / name

@@ -1,0 +1,198 @@
+"""From a command line to a run: check everything, then start the ranks or join those that a launcher started."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+from recipes.errors import InputRefused
+from trainers.launch.join import check_folder, join_world, train_together
+from trainers.launch.preflight import require_startable
+from trainers.launch.request import Prepared, TrainRequest, prepare
+from trainers.runs.console import say
+from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED, explained
+from trainers.runs.heartbeat import Beginning, first_to_leave, forget_signs, seconds_to_begin
+from trainers.runs.mpi_ranks import Ranks, launched_by_us, launched_rank, launched_ranks, limit_threads, start_ranks
+from trainers.runs.rank_exits import hold_line
+from trainers.runs.run_folder import (
+    LOG,
+    METRICS,
+    RANKS,
+    REPORT,
+    default_folder,
+    hold_alone,
+    newest_checkpoint_name,
+    write_report,
+)
+from trainers.runs.stop_request import STOP_FILE, ask_to_stop, said
+from trainers.runs.watchdog import read_sign
+
+
+def train(request: TrainRequest) -> int:
+    """Run a request, as the parent of its ranks or as one of them; returns the exit code.
+
+    Raises:
+        InputRefused: before anything was started or written.
+    """
+    ranks = launched_ranks()
+    if ranks is not None:
+        return _join(request, ranks)
+    workers = request.workers or 1
+    prepared = prepare(request, workers=workers)
+    folder = request.out or default_folder(prepared.opened.recipe.name)
+    check_folder(request, folder, prepared)
+    require_startable(prepared.opened, ranks=workers, files=not request.resume)
+    return _start(request, prepared, folder, workers)
+
+
+def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int) -> int:
+    """Start the ranks here and show their progress until they end."""
+    timeline = prepared.plan.timeline
+    hold_alone(folder).close()  # rank 0 holds it while they train
+    began_ms = int(time.time() * 1000)
+    with _StopSignals(folder) as signals:
+        forget_signs(folder, anew=False)
+        started = signals.ranks = start_ranks(workers, request.arguments(folder), log=folder / LOG)
+        seconds = seconds_to_begin(request.watchdog_seconds)
+        beginning = Beginning(folder, started, seconds=seconds) if seconds else None
+        from trainers.runs.progress import (
+            Screen,
+            follow,  # while the ranks load theirs
+        )
+
+        console = Screen()
+        code = follow(
+            folder,
+            started.process,
+            timeline.num_updates,
+            console,
+            total_samples=timeline.num_samples,
+            since_ms=began_ms,
+        )
+    if beginning is not None:
+        beginning.close()
+    if beginning is not None and beginning.told is not None:
+        say(f"kilobatch: {beginning.told}\nkilobatch: the run failed; log: {folder / LOG}; {_way_on(folder)}")
+        return EXIT_FAILED
+    code = _verdict(code, folder, began_ms, started, ended_at_once_by=signals.ended_at_once_by)
+    if request.report and code in (0, EXIT_STOPPED):
+        code = _report(folder) or code
+    if code == 0:
+        report = f"  report: {folder / REPORT}" if request.report else ""
+        console.print(f"run: {folder}{report}", markup=False, highlight=False, soft_wrap=True)
+    return code
+
+
+def _report(folder: Path) -> int:
+    """Write the report page, once the ranks have freed their cores; returns the exit code."""
+    try:
+        write_report(folder)
+    except Exception as error:
+        say(explained(error), end="")
+        way_on = f"kilobatch report {quote(str(folder))}"
+        say(f"kilobatch: the run has ended, but its report cannot be written; to try again: {way_on}")
+        return EXIT_FAILED
+    return 0
+
+
+def _join(request: TrainRequest, ranks: int) -> int:
+    """Train as one of the ranks that a launcher started."""
+    hold_line(launched_rank())
+    threads = limit_threads()
+    try:
+        code = train_together(request, join_world(ranks), threads=threads)
+    except InputRefused:
+        if launched_rank() == 0:
+            raise
+        sys.exit(EXIT_INPUT)
+    return 0 if launched_by_us() else code  # mpiexec calls any other code a failure; our parent reads the last line
+
+
+class _StopSignals:
+    """While ranks run: the first SIGINT or SIGTERM asks them to stop after their update, the second kills them.
+
+    Installed before the ranks start, so that no signal is lost and no rank is left behind; removes an old stop file.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.ranks: Ranks | None = None
+        self.ended_at_once_by: str | None = None
+        self._folder, self._asked = folder, False
+
+    def __enter__(self) -> _StopSignals:
+        (self._folder / STOP_FILE).unlink(missing_ok=True)
+        self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        if self.ranks is not None and self.ranks.process.poll() is None:
+            self.ranks.kill()
+
+    def _note(self, number: int, frame: object) -> None:
+        if self._asked and self.ranks is not None:
+            self._end_at_once("a second signal")
+            return
+        self._asked = True
+        told = "stopping after this update, with a checkpoint; once more to end at once"
+        try:
+            ask_to_stop(self._folder / STOP_FILE, "signal")
+        except OSError as error:  # the folder was removed, perhaps: then no checkpoint can be written either
+            told = f"the ranks cannot be asked to stop, and are ended: {error}"
+            self._end_at_once("a signal")
+        with suppress(OSError):  # a `| tee` was ended by the same Ctrl-C
+            os.write(2, f"\n{told}\n".encode())
+
+    def _end_at_once(self, by: str) -> None:
+        if self.ranks is not None:
+            self.ended_at_once_by = by
+            self.ranks.kill()
+
+
+def _verdict(code: int, folder: Path, began_ms: int, ranks: Ranks, *, ended_at_once_by: str | None) -> int:
+    """The exit code of a run: good only if mpiexec says so and the ranks wrote the last line."""
+    errors = ranks.errors()
+    last = _last_line(folder / METRICS)
+    ended = last.get("key") == "run_stop" and last["time_ms"] >= began_ms
+    signs = [read_sign(folder, rank) for rank in range(ranks.num_ranks)]
+    if code == 0 and ended and last["value"] != "failed" and all(sign and sign.finished for sign in signs):
+        forget_signs(folder, anew=False)
+        if last["reason"] in ("", "--stop-after"):
+            return 0
+        say(f"kilobatch: stopped by {said(last['reason'], folder / STOP_FILE)}; {_way_on(folder)}")
+        return EXIT_STOPPED
+    if ended_at_once_by:
+        say(f"kilobatch: ended at once, by {ended_at_once_by}; {_way_on(folder)}")
+        return EXIT_STOPPED
+    if code == EXIT_INPUT:  # all ranks may say the same
+        errors = "".join(dict.fromkeys(errors.splitlines(keepends=True)))
+    say(errors, end="")
+    if code not in (EXIT_INPUT, EXIT_FAILED) or not errors:
+        gone = code == 0 and not (folder / RANKS).is_dir()
+        told = first_to_leave(code, ranks.departures.order(), signs, last)
+        say(f"kilobatch: {f'{folder / RANKS} was removed while the run trained' if gone else told}")
+    if code != EXIT_INPUT:
+        say(f"kilobatch: the run failed; log: {folder / LOG}; {_way_on(folder)}")
+    return EXIT_INPUT if code == EXIT_INPUT else EXIT_FAILED
+
+
+def _way_on(folder: Path) -> str:
+    newest = newest_checkpoint_name(folder)
+    if newest is None:
+        return "no checkpoint was written yet" if folder.is_dir() else f"{folder} is not there any more"
+    return f"newest checkpoint: {newest}; to go on from it: --out {quote(str(folder))} --resume"
+
+
+def _last_line(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8").splitlines()[-1])
+    except (OSError, IndexError, ValueError):
+        return {}

@@ -1,0 +1,206 @@
+"""A user's own components: `kind: mymodule.MyNet`, imported from the working directory under `--allow-code`.
+
+The names that `kind` may have: from this package, other packages and, if allowed, the user's own code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import lr_schedules
+from lr_schedules import shapes, warmups
+from recipes.errors import InputRefused
+from recipes.schema.vocabulary import SearchVocabulary, Vocabulary
+
+__all__ = ["own_class", "search_vocabulary", "vocabulary"]
+
+
+# What `build` is told about the data set; a model takes of it what its constructor names.
+_TOLD = ("num_classes", "channels", "image_size")
+_METHODS = {**dict.fromkeys(("augmentations", "mixes", "schedules", "warmups"), "__call__"), "datasets": "open"}
+
+
+def own_class(dotted: str, *, group: str) -> type:
+    """The dataclass of a dotted name.
+
+    A frozen dataclass with the methods of its group is used as it is. Of a `chainer.Chain` the arguments of the
+    constructor become the fields, except `num_classes`, `channels` and `image_size`, which the data set fills in.
+
+    Args:
+        dotted: module and class.
+        group: of the vocabulary.
+    Raises:
+        ImportError: the module is not there or fails.
+        TypeError: the name is neither.
+    """
+    module_name, _, name = dotted.rpartition(".")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)  # at the end: a folder `recipes` of the user's must not hide ours
+    try:
+        found = getattr(importlib.import_module(module_name), name)
+    except (Exception, SystemExit) as error:  # a script may end itself
+        # Whatever a user's module raises is told as a problem of the recipe's line, not as our traceback.
+        raise ImportError(f"{type(error).__name__}: {error}") from error
+    method = _METHODS.get(group, "build")
+    if dataclasses.is_dataclass(found) and callable(getattr(found, method, None)):
+        return found
+    if group == "models" and isinstance(found, type) and _is_chain(found):
+        return _component_of(found, dotted)
+    also = " or a chainer.Chain" if group == "models" else ""
+    raise TypeError(f"it is no frozen dataclass with {method}(){also}")
+
+
+def _is_chain(found: type) -> bool:
+    chainer = sys.modules.get("chainer")
+    return chainer is not None and issubclass(found, chainer.Chain)
+
+
+def _component_of(chain: type, dotted: str) -> type:
+    """A dataclass whose fields are the arguments of a Chain's constructor."""
+    parameters = inspect.signature(chain).parameters
+    try:
+        hints = get_type_hints(chain.__init__)
+    except NameError:
+        hints = {}
+    fields = [
+        (name, hints.get(name, Any), *_default(parameter))
+        for name, parameter in parameters.items()
+        if name not in _TOLD and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    ]
+
+    def build(self: Any, **told: Any) -> Any:
+        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return chain(**given, **{name: told[name] for name in _TOLD if name in parameters})
+
+    def reduce(self: Any) -> tuple:
+        return _remade, (dotted, {field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
+
+    methods = {"build": build, "__reduce__": reduce, "__doc__": chain.__doc__}
+    return dataclasses.make_dataclass(chain.__name__, fields, namespace=methods, frozen=True, kw_only=True)
+
+
+def _default(parameter: inspect.Parameter) -> tuple[Any, ...]:
+    if parameter.default is parameter.empty:
+        return ()
+    return (dataclasses.field(default_factory=lambda: parameter.default),)
+
+
+def _remade(dotted: str, values: dict[str, Any]) -> Any:
+    return own_class(dotted, group="models")(**values)
+
+
+_SCHEDULES = ("Product", *shapes.__all__)
+# The module or package whose `__all__` lists the names of a group.
+PACKAGES = {
+    "models": "trainers.models",
+    "optimizers": "trainers.optimizers",
+    "losses": "trainers.losses",
+    "augmentations": "trainers.augmentations",
+    "mixes": "trainers.augmentations.mixing",
+    "datasets": "trainers.datasets",
+    "communicators": "trainers.communicators",
+    "samplers": "trainers.search.samplers",
+    "pruners": "trainers.search.pruners",
+}
+
+
+def vocabulary(*, allow_code: bool = False) -> Vocabulary:
+    """All names a recipe may use.
+
+    A name of another package comes from the entry-point group `kilobatch.models`, `kilobatch.optimizers`,
+    `kilobatch.losses`, `kilobatch.augmentations`, `kilobatch.mixes`, `kilobatch.datasets`, `kilobatch.communicators`,
+    `kilobatch.schedules` or `kilobatch.warmups`, and is imported when a recipe uses it.
+
+    Args:
+        allow_code: `kind: mymodule.MyNet` imports from the working directory.
+    """
+
+    def group(name: str, package: object, names: tuple[str, ...] | list[str]) -> _Group:
+        return _Group(name=name, package=package, names=tuple(names), allow_code=allow_code)
+
+    def of_trainers(name: str) -> _Group:
+        package = importlib.import_module(PACKAGES[name])
+        return group(name, package, package.__all__)
+
+    return Vocabulary(
+        models=of_trainers("models"),
+        optimizers=of_trainers("optimizers"),
+        losses=of_trainers("losses"),
+        augmentations=of_trainers("augmentations"),
+        mixes=of_trainers("mixes"),
+        datasets=of_trainers("datasets"),
+        communicators=of_trainers("communicators"),
+        schedules=group("schedules", lr_schedules, _SCHEDULES),
+        warmups=group("warmups", lr_schedules, warmups.__all__),
+    )
+
+
+def search_vocabulary(*, allow_code: bool = False) -> SearchVocabulary:
+    """All names a search may use, including those of its recipe; for `allow_code` see `vocabulary`.
+
+    Other packages add to them by the groups `kilobatch.samplers`, `kilobatch.pruners` and `kilobatch.ranges`.
+    """
+
+    def group(name: str, module: str) -> _Group:
+        package = importlib.import_module(module)
+        return _Group(name=name, package=package, names=tuple(package.__all__), allow_code=False)
+
+    return SearchVocabulary(
+        **vars(vocabulary(allow_code=allow_code)),
+        ranges=group("ranges", "recipes.search_space.ranges"),
+        samplers=group("samplers", "trainers.search.samplers"),
+        pruners=group("pruners", "trainers.search.pruners"),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Group(Mapping[str, type]):
+    """The names of one group; checking for a name and listing the names import nothing."""
+
+    name: str
+    package: object
+    names: tuple[str, ...]
+    allow_code: bool
+
+    def __getitem__(self, kind: str) -> type:
+        if kind in self.names:
+            return getattr(self.package, kind)
+        for entry in self._entry_points():
+            if entry.name == kind:
+                return _loaded(entry)
+        if self.allow_code and "." in kind:
+            return own_class(kind, group=self.name)
+        raise KeyError(kind)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted({*self.names, *(entry.name for entry in self._entry_points())}))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __contains__(self, kind: object) -> bool:
+        return kind in self.names or any(kind == entry.name for entry in self._entry_points())
+
+    def _entry_points(self) -> list:
+        return list(entry_points(group=f"kilobatch.{self.name}"))
+
+
+class KindBroken(ImportError, InputRefused):
+    """A `kind` of an installed package cannot be imported."""
+
+
+def _loaded(entry: EntryPoint) -> type:
+    try:
+        return entry.load()
+    except (Exception, SystemExit) as error:
+        what = f"{entry.value}, of an installed package, is broken: {type(error).__name__}: {error}"
+        raise KindBroken(f"{what}; mend or remove that package") from error

@@ -1,0 +1,133 @@
+"""An optimizer's step: for all parameters in one launch where the kernels have it, else parameter by parameter."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import chainer
+
+from trainers.kernels import chainer_hooks
+from trainers.kernels.optimizer_steps import MomentumForm, StepDecay
+
+_DECAY = {"WeightDecay"}
+_MOST = 2  # sets of arrays remembered: double buffering has gradients in two
+
+
+class FusedStep:
+    """Moves the weights of an optimizer's model by its gradients: what `optimizer.update()` does.
+
+    Args:
+        optimizer: set up; its hyperparameters are set for each update.
+        component: the recipe's optimizer; all parameters at once where it has a `step_form`.
+    """
+
+    def __init__(self, optimizer: chainer.Optimizer, component: Any) -> None:
+        self._optimizer, self._component = optimizer, component
+        self._parameters = list(optimizer.target.params())
+        self._fitting = Fitting()
+
+    def __call__(self) -> None:
+        """Do one step."""
+        optimizer, parameters = self._optimizer, self._parameters
+        rules = [parameter.update_rule for parameter in parameters]
+        if not hasattr(self._component, "step_form") or _hooks(optimizer) or not _are_plain(rules):
+            optimizer.update()
+            return
+        form = self._component.step_form(optimizer.hyperparam, rules[0].t + 1)
+        arrays = [[getattr(parameter, name) for parameter in parameters] for name in ("array", "grad")]
+        states = _states(form.states, rules)
+        if not self._fitting.covers(*arrays, *states):
+            for rule, parameter in zip(rules, parameters, strict=True):
+                if not _has_states(rule, parameter):
+                    rule._init_states(parameter)
+            states = _states(form.states, rules)
+            if not self._fitting.covers(*arrays, *states):
+                optimizer.update()
+                return
+        optimizer.t += 1
+        for rule in rules:
+            rule.t += 1
+        decay = _decay(optimizer.hyperparam, self._component, rules)
+        chainer_hooks.serving(arrays[0][0]).optimizer_step(form, decay, *arrays, states)
+
+
+class Fitting:
+    """Checks that the kernels of a step can read and write the given arrays: the kernels themselves do not check.
+
+    A GPU waits while Python checks some hundred tensors. So sets of arrays that passed are remembered.
+    """
+
+    def __init__(self) -> None:
+        self._known: list[tuple[Any, list[Any]]] = []  # kernels, and arrays that passed with them
+
+    def covers(self, *arrays: list[Any]) -> bool:
+        """Whether kernels serve all arrays of these lists, each with one entry a tensor; False if an entry is None."""
+        ours, everything = chainer_hooks.serving(arrays[0][0]), [*itertools.chain(*arrays)]
+        for served, known in self._known:
+            if served is ours and len(known) == len(everything) and all(map(operator.is_, known, everything)):
+                return True
+        self._known = [each for each in self._known if each[1][0] is everything[0]]  # drop those of former weights
+        if arrays[0][0].dtype.char not in [*getattr(ours, "STEPS", "")] or any(each is None for each in everything):
+            return False
+        if chainer_hooks.serving(*everything) is None or not all(map(_fit, *arrays)):
+            return False
+        self._known = [(ours, everything), *self._known[: _MOST - 1]]
+        return True
+
+
+def follow(averages: list[Any], arrays: list[Any], share: float) -> None:
+    """average <- (1 - share) average + share array, for all at once: a step without momentum, whose decay is `share`.
+
+    Args:
+        averages, arrays: for which `Fitting.covers` is true.
+        share: in [0, 1].
+    """
+    form = MomentumForm(momentum=0.0, within=1.0, beside=-share, states=())
+    decay = StepDecay(coupled=False, shrink=share, lambdas=(1.0,) * len(averages))
+    chainer_hooks.serving(averages[0]).optimizer_step(form, decay, averages, arrays, [])
+
+
+def _states(names: Sequence[str], rules: list[chainer.UpdateRule]) -> list[list[Any]]:
+    """Of each name the state of every rule; None where it has not been made."""
+    return [[(rule.state or {}).get(name) for rule in rules] for name in names]
+
+
+def _are_plain(rules: list[chainer.UpdateRule]) -> bool:
+    """Whether every parameter has a rule of its own, all are at the same step, and weight decay is the only hook."""
+    return (
+        None not in rules
+        and len({*map(id, rules)}) == len(rules)
+        and all(rule.enabled and rule.t == rules[0].t and _DECAY.issuperset(_hooks(rule)) for rule in rules)
+    )
+
+
+def _has_states(rule: chainer.UpdateRule, parameter: chainer.Parameter) -> bool:
+    """Whether the rule's state exists, on the parameter's kind of device."""
+    kind = type(parameter.array)
+    return rule.state is not None and all(type(value) is kind for value in rule.state.values())
+
+
+def _decay(hyperparam: Any, component: Any, rules: list[chainer.UpdateRule]) -> StepDecay:
+    decay, rate = getattr(component, "decay", "coupled"), getattr(hyperparam, component.rate_attribute)
+    shrink = {"coupled": 0.0, "times_rate": rate, "times_relative_rate": getattr(hyperparam, "relative_rate", 0.0)}
+    lambdas = (-1.0 if getattr(rule.hyperparam, "exempt", False) else component.weight_decay for rule in rules)
+    return StepDecay(coupled=decay == "coupled", shrink=shrink[decay], lambdas=tuple(lambdas))
+
+
+def _fit(*arrays: Any) -> bool:
+    """Whether arrays have one shape and one type, and are contiguous and writeable as the kernels need."""
+    return all(
+        each.shape == arrays[0].shape
+        and each.dtype == arrays[0].dtype
+        and each.flags.c_contiguous
+        and getattr(each.flags, "writeable", True)
+        for each in arrays
+    )
+
+
+def _hooks(of: Any) -> list[str]:
+    """Names of the hooks that are called before or after an update."""
+    return [*of._hookable._pre_update_hooks, *of._hookable._post_update_hooks]

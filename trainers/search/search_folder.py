@@ -1,0 +1,153 @@
+"""A search's folder: which search it belongs to, where its study is stored, and the lock of its supervisor."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import optuna
+import yaml
+from optuna.trial import TrialState
+
+from recipes.errors import refuse_unreachable
+from recipes.search_space.open_search import OpenedSearch
+from trainers.runs.run_folder import FolderRefused, dataset_facts, differences, open_in, require_usable
+from trainers.search.rank_groups import JOBS
+from trainers.search.storage import Place, open_storage, read_place
+from trainers.search.study import new_study, searches_differ
+
+SEARCH, STORAGE, _LOCK = "search.yaml", "storage.yaml", "lock"
+TRIALS = "trials"  # a run's folder for each trial: trial-0017
+# Keys that may change between two sessions of one search: no trial depends on them.
+_MAY_CHANGE = ("title", "budget", "retries", "ranks_per_trial")
+
+
+@refuse_unreachable()
+def check_folder(folder: Path, opened: OpenedSearch, *, resume: bool) -> None:
+    """Refuse a folder that holds something else than this search.
+
+    Raises:
+        FolderRefused: it does, `--resume` finds no search there, or `search.yaml` is damaged.
+    """
+    if not (folder / SEARCH).is_file():
+        if resume:
+            raise FolderRefused(f"there is no search in {folder} to go on with; leave --resume out to begin one")
+        if not _only_begun(folder):
+            require_usable(folder, resume=False)
+        return
+    before = _remembered(folder / SEARCH)
+    changed = searches_differ(before, yaml.safe_load(yaml.safe_dump(_identity(opened))))
+    if changed:
+        raise FolderRefused(
+            f"{folder} holds another search; {'; '.join(changed)}; go on with the search it began with, or begin "
+            "anew in another --out"
+        )
+
+
+def place_of_study(
+    folder: Path, opened: OpenedSearch, *, storage: str | None = None, study: str | None = None
+) -> tuple[Place, str]:
+    """The study's storage and name: from the options, else from the folder's `storage.yaml`, else the defaults.
+
+    Raises:
+        FolderRefused: the folder's search has its study elsewhere, or `storage.yaml` is damaged.
+    """
+    path = folder / STORAGE
+    before = _remembered(path) if path.is_file() else {}
+    place = read_place(storage or before.get("storage", "sqlite"), folder)
+    name = study or before.get("study", opened.search.name)
+    changed = differences(before, {"storage": place.said, "study": name}) if before else []
+    if changed:
+        raise FolderRefused(
+            f"{folder} has its study elsewhere; {'; '.join(changed)}; leave the option out, or begin anew in another "
+            "--out"
+        )
+    return place, name
+
+
+@contextmanager
+def study_of(folder: Path, opened: OpenedSearch) -> Iterator[optuna.Study]:
+    """The study of the search in a folder, for reading; its storage is closed afterwards."""
+    place, name = place_of_study(folder, opened)
+    with closing(open_storage(place)) as storage:
+        yield new_study(opened.search, storage=storage, name=name)
+
+
+def require_known(folder: Path, study: optuna.Study) -> None:
+    """Refuse a folder with a trial of another study: its scores would be taken for those of this study's trial.
+
+    Raises:
+        FolderRefused: a trial's folder has a number that the study does not know.
+    """
+    known = {trial.number for trial in study.get_trials(deepcopy=False) if trial.state != TrialState.WAITING}
+    for path in sorted((folder / TRIALS).glob("trial-*")):
+        number = path.name.rpartition("-")[2]
+        if number.isdecimal() and int(number) not in known:
+            raise FolderRefused(
+                f"{path} is of a trial that this search's study does not know: that is another study now, or an older "
+                "copy; put the study back, or move that folder away, or begin anew in another --out"
+            )
+
+
+def remember_search(folder: Path, opened: OpenedSearch) -> None:
+    """Write `search.yaml`, which ties the folder to this search, if it is not there yet."""
+    _write_once(folder / SEARCH, _identity(opened))
+
+
+def remember_place(folder: Path, place: Place, name: str) -> None:
+    """Write `storage.yaml`, where the study is stored and its name, if it is not there yet."""
+    _write_once(folder / STORAGE, {"storage": place.said, "study": name})
+
+
+@contextmanager
+def sole_supervisor(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock, or refuse a second supervisor; the system releases the lock of a killed process."""
+    with open_in(folder, _LOCK) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            process = file.read().decode().strip() or "unknown"
+            raise FolderRefused(f"process {process} searches in {folder} already; wait for it, or end it") from None
+        file.truncate(0)
+        file.write(str(os.getpid()).encode())
+        file.flush()
+        yield
+
+
+def _only_begun(folder: Path) -> bool:
+    """Whether the folder holds only what ranks of a foreign launcher write, here and for each search of a transfer.
+
+    Those ranks start before the supervisor has checked the search.
+    """
+    if not folder.is_dir():
+        return False
+    loose = [path for path in folder.iterdir() if not path.is_dir() and path.name != _LOCK]
+    return not loose and all(JOBS in (path.name, path.parent.name) for path in folder.glob("*/*"))
+
+
+def _identity(opened: OpenedSearch) -> dict[str, Any]:
+    """What all sessions of one search must agree on."""
+    tree = {key: value for key, value in opened.tree.items() if key not in _MAY_CHANGE}
+    return {"search": tree, "recipe": opened.base.tree, "dataset": dataset_facts(opened.base.dataset)}
+
+
+def _remembered(path: Path) -> dict[str, Any]:
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError):
+        tree = None
+    if not isinstance(tree, dict):
+        raise FolderRefused(f"{path} is damaged; put it back from a copy, or begin anew in another --out")
+    return tree
+
+
+def _write_once(path: Path, tree: dict[str, Any]) -> None:
+    if not path.exists():
+        partial = path.with_name(f".{path.name}.partial")
+        partial.write_text(yaml.safe_dump(tree, sort_keys=False, width=120), encoding="utf-8")
+        partial.rename(path)

@@ -1,0 +1,162 @@
+"""Successive halving over whole runs of several lengths: which configuration is promoted to a longer run, and when.
+
+All its state is in the study: a resumed session, or another supervisor of the same study, decides the same.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+import optuna
+from optuna.samplers import BaseSampler
+from optuna.trial import FrozenTrial, TrialState
+
+from recipes.schema import Search
+from trainers.search.optuna_extensions import StudyView, is_feasible
+from trainers.search.storage_cache import read_again
+from trainers.search.trial_leases import is_first, own_lease
+
+# User attribute of a trial: {"at": its rung, "began": rung of its configuration's first trial, "of": number of the
+# trial that was promoted to this one, or null, "whole": whether it trains all epochs}.
+RUNG = "rung"
+_ENDED = (TrialState.COMPLETE, TrialState.FAIL)  # not PRUNED: trials that violated a constraint before training
+
+
+def promote(study: optuna.Study, search: Search) -> None:
+    """Enqueue the next configuration that has earned a longer run, at the end of the study's queue.
+
+    Not if a promoted one is in the queue already, or all trials of the budget have begun. If several supervisors try
+    at once, one does it.
+    """
+    if not climbs(search):
+        return
+    trials = study.get_trials(deepcopy=False)
+    waiting = [trial for trial in trials if trial.state == TrialState.WAITING]
+    if len(trials) - len(waiting) >= search.budget.trials or any(RUNG in trial.user_attrs for trial in waiting):
+        return
+    maximize = study.direction == optuna.study.StudyDirection.MAXIMIZE
+    earned = next_up(trials, search, maximize=maximize)
+    if earned is None or not is_first(study, f"promote {earned.number}", own_lease()):
+        return
+    read_again(study)
+    if not any(_of(trial) == earned.number for trial in study.get_trials(deepcopy=False)):
+        own = earned.user_attrs[RUNG]
+        above = _rung(search, own["at"] + 1, began=own["began"], of=earned.number)
+        study.enqueue_trial(earned.params, user_attrs={RUNG: above})
+
+
+def next_up(trials: Sequence[FrozenTrial], search: Search, *, maximize: bool) -> FrozenTrial | None:
+    """The trial whose configuration is promoted next, the highest rung first; None if none has earned it.
+
+    It is complete, and among the best 1 / reduction of all trials that ended at its rung and began at the same one.
+    """
+    placed = [trial for trial in trials if RUNG in trial.user_attrs]
+    gone = {_of(trial) for trial in placed}
+    sign = -1 if maximize else 1
+    for at in range(len(search.pruner.shares) - 2, -1, -1):
+        for began in range(at + 1):
+            here = {"at": at, "began": began}
+            ended = [trial for trial in placed if trial.state in _ENDED and _is_at(trial, here)]
+            scored = [trial for trial in ended if trial.state == TrialState.COMPLETE and is_feasible(trial)]
+            scored.sort(key=lambda trial: (sign * trial.value, trial.number))
+            for trial in scored[: len(ended) // search.pruner.reduction]:
+                if trial.number not in gone:
+                    return trial
+    return None
+
+
+def place(trial: optuna.Trial, search: Search) -> Fraction:
+    """The share of the recipe's epochs that a trial trains; assigns a new configuration the rung where it begins."""
+    if not climbs(search):
+        return Fraction(1)
+    if RUNG not in trial.user_attrs:
+        trials = trial.study.get_trials(deepcopy=False)
+        own = [other.user_attrs[RUNG] for other in trials if RUNG in other.user_attrs]
+        begun = Counter(place["began"] for place in own if place["of"] is None)
+        began = _most_wanting(search.pruner.brackets, begun)
+        trial.set_user_attr(RUNG, _rung(search, began, began=began))
+    return search.pruner.shares[trial.user_attrs[RUNG]["at"]]
+
+
+def is_whole(trial: FrozenTrial) -> bool:
+    """Whether a trial trains all epochs of its recipe: only such a trial can be the best."""
+    return trial.user_attrs.get(RUNG, {}).get("whole", True)
+
+
+def climbs(search: Search) -> bool:
+    """Whether a search has runs of several lengths."""
+    return hasattr(search.pruner, "shares")
+
+
+def _of(trial: FrozenTrial) -> int | None:
+    """The number of the trial that was promoted to this one, one rung below; None if there is none."""
+    return trial.user_attrs.get(RUNG, {}).get("of")
+
+
+def _rung(search: Search, at: int, *, began: int, of: int | None = None) -> dict[str, Any]:
+    return {"at": at, "began": began, "of": of, "whole": search.pruner.shares[at] == 1}
+
+
+def _most_wanting(wanted: Sequence[int], begun: Mapping[int, int]) -> int:
+    """The rung whose ratio of begun to wanted configurations would be smallest with one more begun there."""
+    rungs = [rung for rung, weight in enumerate(wanted) if weight]
+    return min(rungs, key=lambda rung: (Fraction(begun.get(rung, 0) + 1, wanted[rung]), rung))
+
+
+def _is_at(trial: FrozenTrial, place: Mapping[str, int]) -> bool:
+    return all(trial.user_attrs[RUNG][key] == value for key, value in place.items())
+
+
+class OneLength(BaseSampler):
+    """Shows a sampler only trials of one rung: scores of runs of different lengths are not comparable.
+
+    The highest rung that has at least two more complete trials than the space has paths, else the lowest (the idea of
+    BOHB, Falkner et al. 2018, arXiv 1807.01774, not checked).
+
+    Args:
+        sampler: Optuna's.
+        search: the sampler's search.
+    """
+
+    def __init__(self, sampler: BaseSampler, search: Search) -> None:
+        self._sampler, self._search = sampler, search
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, Any]:
+        """See Optuna's sampler."""
+        return self._sampler.infer_relative_search_space(self._view(study), trial)
+
+    def sample_relative(self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, Any]) -> dict[str, Any]:
+        """See Optuna's sampler."""
+        return self._sampler.sample_relative(self._view(study), trial, search_space)
+
+    def sample_independent(self, study: optuna.Study, trial: FrozenTrial, *distribution: Any) -> Any:
+        """See Optuna's sampler."""
+        return self._sampler.sample_independent(self._view(study), trial, *distribution)
+
+    def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
+        """See Optuna's sampler."""
+        self._sampler.before_trial(self._view(study), trial)
+
+    def after_trial(self, study: optuna.Study, trial: FrozenTrial, *outcome: Any) -> None:
+        """See Optuna's sampler."""
+        self._sampler.after_trial(self._view(study), trial, *outcome)
+
+    def reseed_rng(self) -> None:
+        """See Optuna's sampler."""
+        self._sampler.reseed_rng()
+
+    def _view(self, study: optuna.Study) -> StudyView:
+        at = _learned_from(study.get_trials(deepcopy=False), len(self._search.space) + 2)
+        return StudyView(
+            study, lambda trials: [trial for trial in trials if trial.user_attrs.get(RUNG, {}).get("at") == at]
+        )
+
+
+def _learned_from(trials: Iterable[FrozenTrial], enough: int) -> int:
+    """The highest rung with `enough` complete trials, else the lowest that has any."""
+    complete = [trial for trial in trials if trial.state == TrialState.COMPLETE and RUNG in trial.user_attrs]
+    rungs = Counter(trial.user_attrs[RUNG]["at"] for trial in complete)
+    return max((at for at, count in rungs.items() if count >= enough), default=min(rungs, default=0))

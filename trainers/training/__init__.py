@@ -1,0 +1,1 @@
+"""The training loop: train, updater, mean gradient, evaluation, metrics and extensions."""

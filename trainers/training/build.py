@@ -1,0 +1,264 @@
+"""From the parts a recipe names to the objects that train: the one file that knows all of them."""
+
+from __future__ import annotations
+
+import functools
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import chainer
+import numpy as np
+
+from recipes.errors import InputRefused
+from recipes.planning.cluster import GradientExchange
+from recipes.planning.planner import Model
+from recipes.reading.image_size import at_image_size
+from recipes.schema import Dataset, Recipe
+from recipes.schema.vocabulary import Unbuilt
+from trainers.augmentations.mixing import GroupMixing
+from trainers.augmentations.pipeline import Finish, Pipeline, Pixels
+from trainers.communicators import Auto, Direct
+from trainers.communicators.gpu import Gpu
+from trainers.communicators.host_staging import connect_on_gpu
+from trainers.communicators.wire import WIRES, FullWire
+from trainers.datasets.device_feed import Feed
+from trainers.datasets.loader import LoadImage
+from trainers.gradients.exact_exchange import ExactExchange
+from trainers.gradients.exchange import Exchange
+from trainers.gradients.flat_gradients import FlatGradients
+from trainers.gradients.loss_scale import images_dtype
+from trainers.models.batch_norm import NormGroups
+from trainers.models.keyed_random import draw_initial_weights
+from trainers.optimizers.weight_decay import decay_parameters
+from trainers.runs.errors import UnfitImage, one_line
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """The objects built from a recipe.
+
+    Args:
+        model: with its initial weights, on the CPU.
+        optimizer: set up with the model.
+        loss: (logits, targets) -> mean over the samples given.
+        load_train, load_eval: (epoch, index, image_size=None) -> image as the model gets it, label.
+        load_pixels: as `load_train`, but gives `Pixels`, which `finish` makes an image of.
+        threads_load: whether several threads should load at once: samples of both splits have `threads_pay = True`.
+        finish: pixels -> image.
+        mixing: of training samples, None where the recipe does not mix.
+        num_eval: samples of the evaluation set.
+    """
+
+    model: chainer.Chain
+    optimizer: chainer.Optimizer
+    loss: Callable[..., chainer.Variable]
+    load_train: LoadImage
+    load_eval: LoadImage
+    load_pixels: Callable[..., tuple[Pixels, int]]
+    threads_load: bool
+    finish: Finish
+    mixing: GroupMixing | None
+    num_eval: int
+
+
+def build(recipe: Recipe, dataset: Dataset) -> Parts:
+    """Build everything a recipe names.
+
+    Raises:
+        ValueError: the data are not what the data set's file says; the model lacks something that the loss needs.
+    """
+    model = _with_weights(build_model(recipe, dataset), recipe)
+    optimizer = recipe.optimizer.build()
+    optimizer.setup(model)
+    decay_parameters(optimizer, recipe.optimizer)
+    sources = {}
+    for split, parts, expected in (
+        ("train", recipe.augmentation.train, dataset.num_train),
+        ("eval", recipe.augmentation.eval, dataset.num_eval),
+    ):
+        samples = dataset.reader.open(dataset.root, split)
+        if len(samples) != expected:
+            raise ValueError(
+                f"data set {dataset.name}: {len(samples)} samples in {split}, its file says {expected}; "
+                f"correct num_{split} there, or give the right folder with --data"
+            )
+        sources[split] = samples, Pipeline(parts=parts, dataset=dataset, seed=recipe.seed)
+    train, pipeline = sources["train"]
+    return Parts(
+        model=model,
+        optimizer=optimizer,
+        loss=recipe.loss.build(),
+        load_train=functools.partial(_load, *sources["train"]),
+        load_eval=functools.partial(_load, *sources["eval"]),
+        load_pixels=functools.partial(_load, train, pipeline.pixels),
+        threads_load=all(getattr(samples, "threads_pay", False) for samples, _ in sources.values()),
+        finish=pipeline.finish,
+        mixing=_mixing(recipe, dataset),
+        num_eval=dataset.num_eval,
+    )
+
+
+def build_model(recipe: Recipe, dataset: Dataset) -> chainer.Chain:
+    """The recipe's model for a data set, its weights not yet drawn from the recipe's seed.
+
+    Raises:
+        InputRefused: the recipe's image size changes, and the model does not take one of the sizes; the model takes one
+            size only, and evaluation gives it another.
+    """
+    sizes = image_sizes(recipe)
+    model = recipe.model.build(num_classes=dataset.num_classes, channels=dataset.channels, image_size=sizes[-1])
+    if len(set(sizes)) > 1:
+        _require_sizes(model, recipe.model, channels=dataset.channels, sizes=sorted(set(sizes)))
+    _require_evaluated_size(model, recipe)
+    return model
+
+
+def require_trainable(recipe: Recipe, dataset: Dataset) -> None:
+    """Build a model of one's own as a run does, to learn now whether that works, not when ranks have started.
+
+    Raises:
+        InputRefused: its constructor fails; it has no parameters, or one without a shape, or a normalisation over the
+            batch that is not `BatchNormalization`; the loss wants something that it does not have.
+    """
+    name = type(recipe.model).__name__
+    try:
+        model = build_model(recipe, dataset)
+    except InputRefused:
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if Path(frame.filename).is_relative_to(Path.cwd())]  # where it was imported
+        place = f"{(own or frames)[-1].filename}:{(own or frames)[-1].lineno}"
+        raise InputRefused(f"the model, {name}, cannot be built: {one_line(error)} ({place}); correct it") from error
+    try:
+        NormGroups(recipe.evaluation).install(_with_weights(model, recipe))
+    except (TypeError, ValueError) as error:
+        raise InputRefused(f"the model, {name}, cannot be trained: {error}") from error
+    if next(model.params(), None) is None:
+        raise InputRefused(f"the model, {name}, has no parameters: make its layers within `with self.init_scope():`")
+
+
+def _with_weights(model: chainer.Chain, recipe: Recipe) -> chainer.Chain:
+    draw_initial_weights(model, seed=recipe.seed)
+    if hasattr(recipe.loss, "initialize"):
+        recipe.loss.initialize(model)
+    return model
+
+
+def image_sizes(recipe: Recipe) -> list[int | None]:
+    """Side of the images that the model is trained on in pixels, for each step of the recipe's `image_size`.
+
+    It is the `size` of the last augmentation that has one, else None. An augmentation whose `size` is not that of its
+    output says so by a class attribute `keeps_size = True`.
+    """
+    if recipe.image_size is None:
+        return [_side(recipe.augmentation.train)]
+    steps = recipe.image_size.sizes
+    return [_side([at_image_size(part, size) for part in recipe.augmentation.train]) or size for size in steps]
+
+
+def _side(parts: Sequence[object]) -> int | None:
+    sizes = [getattr(part, "size", None) for part in parts if not getattr(part, "keeps_size", False)]
+    return next((size for size in reversed(sizes) if isinstance(size, int)), None)
+
+
+def _require_sizes(model: chainer.Chain, component: object, *, channels: int, sizes: Sequence[int]) -> None:
+    """Refuse now, not in the middle of the run, a model that fails on one of the sizes."""
+    for size in sizes:
+        image_NCHW = np.zeros((1, channels, size, size), dtype=chainer.get_dtype())
+        try:
+            with chainer.using_config("train", False), chainer.no_backprop_mode():
+                model(image_NCHW)
+        except (chainer.utils.type_check.InvalidType, ValueError, IndexError) as error:
+            raise InputRefused(
+                f"image_size moves, and {type(component).__name__} does not take images of {size}x{size}; write one "
+                "number, or choose a model that ends in a global average"
+            ) from error
+
+
+def _require_evaluated_size(model: chainer.Chain, recipe: Recipe) -> None:
+    """Refuse now a model made for one `image_size` that evaluation would give another."""
+    built_for, scored_at = getattr(model, "image_size", None), _side(recipe.augmentation.eval)
+    if None not in (built_for, scored_at) and built_for != scored_at:
+        raise InputRefused(
+            f"{type(recipe.model).__name__} takes images of one size, and would be trained on {built_for}x{built_for} "
+            f"and scored on {scored_at}x{scored_at}; give both augmentations one size, or choose a "
+            "model that ends in a global average"
+        )
+
+
+def build_exchange(
+    settings: GradientExchange, parts: Parts, mpi: Any, *, copies: int = 1, exact: bool = False
+) -> Exchange | ExactExchange:
+    """The exchange of a model's gradients between all workers of `mpi`, who call this together.
+
+    Args:
+        settings: of the cluster; its wire is float32 where nothing is sent, as in shared memory.
+        parts: the model, on the device where its gradients will be, and its data.
+        mpi: communicator of all workers; the exchange has one of its own.
+        copies: arrays of gradients, two for double buffering.
+        exact: exact mode, which uses only `bucket_bytes` of the settings.
+    Raises:
+        ValueError: the communicator does not fit these workers.
+    """
+    component, device = Direct() if exact else settings.communicator or Auto(), parts.model.device
+    connection = component.connect(mpi.Dup()) if device.xp is np else connect_on_gpu(component, mpi.Dup())
+    image, _ = parts.load_eval(0, 0)
+    images_NCHW = device.send(image[np.newaxis].astype(chainer.get_dtype(), copy=False))
+    flat = FlatGradients(parts.model, images_NCHW, connection.allocate, copies=copies)
+    bucket_bytes = settings.bucket_bytes_of(flat.values.nbytes, double_buffering=copies > 1)
+    if exact:
+        return ExactExchange(flat, connection, bucket_bytes=bucket_bytes)
+    full = settings.wire == "float32" or connection.sends_nothing()
+    wire = FullWire(flat.values.dtype) if full else WIRES[settings.wire]()
+    return Exchange(flat, connection, wire=wire, bucket_bytes=bucket_bytes, overlap=settings.overlap)
+
+
+def build_feed(recipe: Recipe, parts: Parts, device: Any) -> Feed | None:
+    """What copies training samples to a GPU; None where Chainer's `device` is the CPU."""
+    if device.xp is np:
+        return None
+    return Feed(Gpu(), load=parts.load_pixels, finish=parts.finish, dtype=images_dtype(recipe.precision))
+
+
+def model_sizes(recipe: Recipe, dataset: Dataset) -> Model | None:
+    """The numbers that the plan's memory estimate needs of the model; None where kilobatch lacks the model.
+
+    Raises:
+        InputRefused: this machine has no memory for it.
+    """
+    if isinstance(recipe.model, Unbuilt):
+        return None
+    try:
+        model = build_model(recipe, dataset)
+    except MemoryError as error:
+        what = f"the model, {type(recipe.model).__name__}, has no room in this machine's memory: {error}"
+        raise InputRefused(f"{what}; make it smaller, or use a larger machine") from error
+    return sizes_of(model, recipe)
+
+
+def sizes_of(model: chainer.Chain, recipe: Recipe) -> Model:
+    """The numbers that the plan's memory estimate needs of a model that is built."""
+    return Model(
+        num_parameters=sum(parameter.size for parameter in model.params()),
+        num_state_values=getattr(recipe.optimizer, "num_state_values", 0),
+    )
+
+
+def _mixing(recipe: Recipe, dataset: Dataset) -> GroupMixing | None:
+    mixes = recipe.augmentation.mix
+    return GroupMixing(mixes=mixes, seed=recipe.seed, num_classes=dataset.num_classes) if mixes else None
+
+
+def _load(
+    samples: Any, augmented: Callable[..., Any], epoch: int, index: int, image_size: int | None = None
+) -> tuple[Any, int]:
+    image_HWC, label = samples[index]
+    try:
+        return augmented(image_HWC, epoch=epoch, index=index, image_size=image_size), label
+    except UnfitImage as error:
+        named = samples.path_of(index) if hasattr(samples, "path_of") else f"sample {index}"
+        raise UnfitImage(f"{named}: {error}") from error

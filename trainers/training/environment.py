@@ -1,0 +1,143 @@
+"""The environment of a run, for `environment.json`."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import socket
+import subprocess
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainers import kernels
+from trainers.runs.run_folder import ENVIRONMENT
+
+_CHOOSE_KERNELS = ("OPENBLAS_CORETYPE", "MKL_CBWR", "NPY_DISABLE_CPU_FEATURES")  # override the choice by CPU features
+_ON_GPUS = ("cupy-cuda12x", "cupy-cuda13x", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "ml-dtypes")
+_DEFAULT_KERNELS = "chainer"  # of old runs, recorded before there were other kernels
+_PACKAGES = ("kilobatch", "chainer", "chainercv", "numpy", "mpi4py", "mpich", *_ON_GPUS, "pillow", "safetensors")
+
+
+def environment(*, ranks: list[dict[str, Any]], threads: int, fingerprint: str, exact: bool) -> dict[str, Any]:
+    """Versions, machine, ranks and data of a run, as plain data.
+
+    Args:
+        ranks: `this_rank` of each rank.
+        threads: BLAS and OpenMP threads of a rank.
+        fingerprint: of the data.
+        exact: whether the run is in exact mode.
+    """
+    from mpi4py import MPI
+
+    return {
+        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        **promised_for(),
+        "exact": exact,
+        "platform": platform.platform(),
+        "cores": len(os.sched_getaffinity(0)),
+        "mpi": MPI.Get_library_version().split("\n")[0].strip("\0 "),
+        "threads_per_rank": threads,
+        "ranks": ranks,
+        "git": _git(),
+        "data_fingerprint": fingerprint,
+    }
+
+
+def promised_for() -> dict[str, Any]:
+    """What the results of exact mode depend on besides recipe and data: equal values promise bit-identical runs."""
+    import chainer
+
+    return {
+        "cpu": _cpu("model name") or platform.processor(),
+        "cpu_model": "-".join(map(_cpu, ("vendor_id", "cpu family", "model", "stepping"))),
+        "versions": {"python": platform.python_version(), **_versions()},
+        "libc": " ".join(platform.libc_ver()),
+        "kernels": {"operators": kernels.in_use(), **kernels.details()}
+        | {name: os.environ[name] for name in _CHOOSE_KERNELS if os.environ.get(name)},
+        "dtype": np.dtype(chainer.get_dtype()).name,
+    }
+
+
+def other_kernels(folder: Path) -> list[str]:
+    """A warning if the run in a folder was trained by other kernels than the current ones; else empty."""
+    try:
+        before = json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    was, now = before.get("kernels", {}).get("operators", _DEFAULT_KERNELS), kernels.in_use()
+    if was == now:
+        return []
+    return [
+        f"warning: {was} kernels trained this run so far, {now} kernels go on: the same sums, rounded otherwise; "
+        f"--kernels {was} goes on as before"
+    ]
+
+
+def this_rank(rank: int, device: dict[str, Any]) -> dict[str, Any]:
+    """Host, device and kernels of a rank, as plain data.
+
+    Args:
+        rank: of this process.
+        device: facts about its device, to be included.
+    """
+    by = kernels.described(kernels.in_use())
+    return {"rank": rank, "host": socket.gethostname(), "pid": os.getpid(), "kernels": by, **device}
+
+
+def unlike_kernels(ranks: list[dict[str, Any]]) -> list[str]:
+    """A warning if the ranks do not all compute by the same kernels; else empty.
+
+    Args:
+        ranks: `this_rank` of each rank.
+    """
+    of_kernels: dict[str, list[dict[str, Any]]] = {}
+    for rank in ranks:
+        of_kernels.setdefault(rank["kernels"], []).append(rank)
+    if len(of_kernels) == 1:
+        return []
+    named = "; ".join(f"{kind} on {_named(some)}" for kind, some in of_kernels.items())
+    return [
+        f"warning: the ranks do not compute by the same kernels: {named}; they round otherwise, and all wait for the "
+        f"slowest at each update: `kilobatch doctor` on each host tells what lacks there, or name one with --kernels"
+    ]
+
+
+def _named(ranks: list[dict[str, Any]]) -> str:
+    """The ranks and their hosts in words, at most five by name."""
+    more = f" and {len(ranks) - 5} more" if len(ranks) > 5 else ""
+    return ", ".join(f"rank {rank['rank']} on {rank['host']}" for rank in ranks[:5]) + more
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in (*_PACKAGES, *(["torch"] if kernels.in_use() == "torch" else [])):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _cpu(name: str) -> str:
+    """A field of the first processor in /proc/cpuinfo; empty if there is none."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            lines = (line.partition(":") for line in file)
+            return next(value.strip() for key, _, value in lines if key.strip() == name)
+    except (OSError, StopIteration):
+        return ""
+
+
+def _git() -> str | None:
+    """Commit of the working directory, with `+` if tracked files differ from it; None outside a checkout."""
+    try:
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True)
+        status = subprocess.run(["git", "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=5)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return commit.stdout.strip() + ("+" if status.stdout.strip() else "")

@@ -1,0 +1,128 @@
+"""Exact evaluation: each sample once, whatever the number of workers.
+
+Exact evaluation inside a run.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import chainer
+import numpy as np
+from chainer.training import Extension, Trainer
+
+from trainers.datasets.loader import LoadImage, load_all, stacked
+from trainers.runs.memory import ran_out
+from trainers.training.metrics import Metrics
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """Accuracy and mean loss over each evaluation sample once."""
+
+    accuracy: float
+    loss: float
+    num_samples: int
+
+
+class Evaluation(Extension):
+    """Scores the model and writes `eval_accuracy` and `eval_loss`.
+
+    Args:
+        score: computes the score, called by all ranks together.
+        metrics: where the lines go.
+    """
+
+    priority = 240
+    default_name = "evaluation"
+
+    def __init__(self, score: Callable[[], Score], metrics: Metrics) -> None:
+        self._score = score
+        self._metrics = metrics
+        self._scores: dict[int, Score] = {}
+
+    def score_after(self, update: int) -> Score | None:
+        """The score of the weights after `update` updates, None if they were not evaluated."""
+        return self._scores.get(update)
+
+    def __call__(self, trainer: Trainer) -> None:
+        updater = trainer.updater
+        score = self._score()
+        self._scores = {updater.iteration: score}
+        reached = {
+            "update": updater.iteration,
+            "epoch": updater.epoch_detail,
+            "samples": updater.plan.timeline.samples_at(updater.iteration),
+        }
+        self._metrics.write("eval_accuracy", score.accuracy, **reached)
+        self._metrics.write("eval_loss", score.loss, **reached)
+        self._metrics.restart_clock()
+
+
+log = logging.getLogger("kilobatch")
+_CHUNK = 100  # samples a forward
+
+
+def score(
+    model: chainer.Chain,
+    *,
+    load: LoadImage,
+    num_samples: int,
+    loss: Callable[..., chainer.Variable],
+    mpi: Any,
+    threads_load: bool = False,
+    whole_forwards: bool = False,
+) -> Score:
+    """Score a model over samples 0 ... num_samples - 1, split contiguously over the workers.
+
+    Sums over samples are added up over the workers and divided once, so that uneven shares are exact. All workers call
+    this together. Bytes on the wire: about 9 a forward and 30 a worker, from each worker to each. If memory runs out on
+    a worker, only its own forwards become smaller.
+
+    Args:
+        model: float32 NCHW -> logits, on any device.
+        load: (epoch, index) -> (the model's input, label).
+        num_samples: of the evaluation set.
+        loss: (logits, labels) -> mean over the samples given.
+        mpi: communicator of all workers.
+        threads_load: several threads should load at once.
+        whole_forwards: split the samples into the forwards of a single worker and deal these out: the score then has
+            the same bits on any number of workers, and some workers score up to 100 samples more than others.
+    """
+    unit = _CHUNK if whole_forwards else 1
+    units = -(-num_samples // unit)
+    start, stop = (min(unit * (units * rank // mpi.size), num_samples) for rank in (mpi.rank, mpi.rank + 1))
+    correct, losses, first, size = 0, [], start, _CHUNK
+    while first < stop:
+        indices = range(first, min(first + size, stop))
+        try:
+            samples = load_all(load, [(0, index) for index in indices], threads=threads_load)
+            found, mean_loss = _forward(model, samples, loss)
+        except Exception as error:
+            if whole_forwards or len(indices) == 1 or not ran_out(error):
+                raise
+            size = len(indices) // 2
+            log.warning("memory ran out over %d samples of the evaluation: %d from here on", len(indices), size)
+        else:
+            correct, first = correct + found, indices.stop
+            losses.append(mean_loss * len(indices))
+    corrects, parts = zip(*mpi.allgather((correct, losses)), strict=True)
+    total_loss = math.fsum(chain(*parts))  # exact, so that the order does not matter
+    return Score(accuracy=sum(corrects) / num_samples, loss=total_loss / num_samples, num_samples=num_samples)
+
+
+def _forward(
+    model: chainer.Chain, samples: list[tuple[np.ndarray, int]], loss: Callable[..., chainer.Variable]
+) -> tuple[int, float]:
+    """How many samples are classified correctly, and the mean loss of all."""
+    images_NCHW = stacked([image for image, _ in samples], "augmentation.eval").astype(chainer.get_dtype(), copy=False)
+    with chainer.using_config("train", False), chainer.no_backprop_mode():
+        labels = model.device.send(np.array([label for _, label in samples], dtype=np.int32))
+        logits = model(model.device.send(images_NCHW))
+        mean_loss = float(loss(logits, labels).array)
+    return int((logits.array.argmax(axis=1) == labels).sum()), mean_loss

@@ -1,0 +1,227 @@
+"""From a worker's share of an update to the mean gradient over all workers."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import chainer
+import numpy as np
+
+from recipes.planning.noise_scale import Norms
+from recipes.planning.planner import Plan
+from trainers.datasets.loader import LoadedMicroBatch, UpdateShare
+from trainers.gradients.exact_exchange import ExactExchange, ExactRound
+from trainers.gradients.exchange import Exchange, Round
+from trainers.gradients.loss_scale import LossScale, computing, forward_in
+from trainers.gradients.norms import ShareNorms, SquaredNorm, read_together
+from trainers.models.batch_norm import NormGroups
+from trainers.models.keyed_random import KeyedDropout
+from trainers.runs.errors import OutOfMemory, one_line
+from trainers.runs.memory import ran_out, release
+from trainers.runs.phase_clock import Exchanged, phase
+from trainers.training.cuda_graphs import GraphRecorder, MicroBatchGraphs
+
+log = logging.getLogger("kilobatch")
+
+
+@dataclass(kw_only=True)
+class Gradient:
+    """The gradient of one update; its exchange may still be in flight.
+
+    Args:
+        own_losses: this worker's terms of the mean loss over the global batch, one a micro-batch.
+        values: the flat array that holds it, once it is complete.
+        round: its exchange; None once it is complete.
+        shares: squared norms of its micro-batches, where they are measured, until it is complete.
+        norms: of the update, where they are measured, once it is complete.
+        ran_out: the error if memory ran out on this worker, and `values` are worthless; else None.
+    """
+
+    own_losses: list[float]
+    values: np.ndarray
+    round: Round | ExactRound | None
+    shares: ShareNorms | None
+    norms: Norms | None = None
+    ran_out: str | None = None
+
+
+class MeanGradient:
+    """Forward and backward of a worker's micro-batches, their gradients into the exchange.
+
+        g = 1/B * sum over workers and micro-batches of n * gradient of the mean loss over its n samples
+
+    Gradients are summed over samples and divided once by the global batch B, so that uneven shares are averaged
+    exactly, and a sample's term is rounded in the same way in any micro-batch.
+
+    A worker that runs out of memory still joins the exchange, with incomplete gradients, since others may already wait
+    in it; the caller must then agree with all workers to discard the sum. Where no smaller micro-batch is possible it
+    raises at once.
+
+    Args:
+        model, loss: whose gradient is computed.
+        plan: of the run.
+        team_of: division -> communicator of this worker's team.
+        norm_groups: installed in the model; its clock times the phases.
+        exchange: sums the gradients over all workers.
+        mixed: the loss scale, where there is one.
+        measures: whether to measure the norms of micro-batches.
+    """
+
+    def __init__(
+        self,
+        model: chainer.Chain,
+        *,
+        loss: Callable[..., chainer.Variable],
+        plan: Plan,
+        team_of: Callable[..., Any],
+        norm_groups: NormGroups,
+        exchange: Exchange | ExactExchange,
+        mixed: LossScale | None,
+        measures: bool,
+    ) -> None:
+        self._model, self._loss, self._seed, self._team_of = model, loss, plan.recipe.seed, team_of
+        self._norm_groups, self._exchange, self._mixed, self._measures = norm_groups, exchange, mixed, measures
+        self._compute, self._ends = plan.recipe.precision.compute, frozenset(exchange.ends_of_buckets)
+        self._logits, self._graphs, self._said_eager = forward_in(model, self._compute), None, False
+        if plan.cluster.cuda_graph:
+            given = {
+                "compute": self._compute,
+                "cuts": self._ends if exchange.overlaps else (),
+                "device": GraphRecorder(),
+            }
+            self._graphs = MicroBatchGraphs(exchange.flat, norm_groups, **given)
+        self._mpi, self.clock = exchange.connection.mpi, norm_groups.clock
+        exchange.observe = self.clock.bucket
+
+    def begin(self, share: UpdateShare, *, hold: bool = False) -> Gradient:
+        """Compute this worker's part and start its exchange; with `hold` nothing is sent before `round.send_rest`.
+
+        Raises:
+            OutOfMemory: on this worker alone, where no smaller micro-batch is possible.
+        """
+        flat, division = self._exchange.flat, share.division
+        self._norm_groups.begin_update(division, self._team_of(division))
+        factor = 1.0 if self._mixed is None else self._mixed.factor(division)
+        shares = ShareNorms(factor=factor) if self._measures and division.num_shares > 1 else None
+        flat.begin_update(check=self._mixed is not None)
+        sent = self._exchange.begin(scale=1.0 / (share.segment.global_batch_size * factor))
+        losses: list[tuple[Any, float]] = []
+        said = None
+        try:
+            losses = self._add_all(share, sent, shares, factor=factor, hold=hold)
+        except Exception as error:
+            if not ran_out(error):
+                raise
+            if division.next_smaller is None:
+                size, whole = division.micro_batches(self._mpi.rank)[0].size, division.team_size == 1
+                raise OutOfMemory(update=share.update, samples=size, whole=whole, error=error) from error
+            said = one_line(error)
+            if shares is not None:
+                shares.add(size=1, squared=math.nan)
+        if said is not None:
+            self.close()
+            release(self._model.device)  # not in `except`: the error's frames would keep their arrays alive
+        flat.fill_gaps()
+        if not hold:
+            sent.send_rest()
+        if share.look_ahead is not None and said is None:
+            with self.clock("input"):
+                share.look_ahead()
+        flat.hand_over(flat.values)  # before waiting for the GPU, which is idle after that
+        on_gpu = self._model.device.xp is not np  # which may still run backward
+        with self.clock("backward") if on_gpu else contextlib.nullcontext():
+            found = read_together([loss for loss, _ in losses])
+            own_losses = [float(loss) * part for loss, (_, part) in zip(found, losses, strict=True)]
+        return Gradient(own_losses=own_losses, values=flat.values, round=sent, shares=shares, ran_out=said)
+
+    def _add_all(
+        self,
+        share: UpdateShare,
+        sent: Round | ExactRound,
+        shares: ShareNorms | None,
+        *,
+        factor: float,
+        hold: bool,
+    ) -> list[tuple[Any, float]]:
+        """Forward and backward of all micro-batches; of each its mean loss (array) and fraction of the global batch."""
+        batch = share.segment.global_batch_size
+        last = share.division.micro_batches(self._mpi.rank)[-1:]
+        losses = []
+        for micro_batch in self.clock.each("input", share.micro_batches):
+            part = micro_batch.part
+            finished = sent.finished if (part,) == last and not hold else None
+            self._norm_groups.begin_micro_batch(part)
+            with sent.part(part):
+                loss, norm = self._run(micro_batch, factor, finished, measure=shares is not None)
+            self._norm_groups.end_micro_batch()
+            losses.append((loss, part.size / batch))
+            if shares is not None:
+                shares.add(size=part.size, squared=norm.value)
+        return losses
+
+    def close(self) -> None:
+        """Free the memory of CUDA graphs."""
+        if self._graphs is not None:
+            self._graphs.forget()
+
+    @phase("exposed")
+    def complete(self, gradient: Gradient) -> Exchanged | None:
+        """Wait for the exchange and make the mean the parameters' `grad`. All workers call this together.
+
+        Returns:
+            the figures of the exchange; None if the gradient was complete already.
+        """
+        done = gradient.round and gradient.round.finish()
+        self._exchange.flat.hand_over(gradient.values)
+        if gradient.shares is not None:
+            with self.clock("waiting"):
+                gradient.norms = gradient.shares.gathered(gradient.values, self._mpi)
+        gradient.round = gradient.shares = None
+        return done
+
+    def _run(
+        self, micro_batch: LoadedMicroBatch, factor: float, finished: Callable[[int], None] | None, *, measure: bool
+    ) -> tuple[Any, SquaredNorm]:
+        """Forward and backward of a micro-batch, eagerly or by a CUDA graph; its loss, and its norm where measured."""
+        send, flat, groups = self._model.device.send, self._exchange.flat, self._norm_groups
+        images, targets = send(micro_batch.images_NCHW), send(micro_batch.targets)
+        keyed = KeyedDropout(self._model, seed=self._seed, epochs=micro_batch.epochs, indices=micro_batch.indices)
+        work = functools.partial(self._backward, keyed, float(micro_batch.part.size) * factor, measure)
+        if self._graphs is None or groups.team is not None:
+            self._say_eager()
+            return work(images, targets, finished)
+        of_arrays = tuple((array.shape, array.strides, array.dtype.str) for array in (images, targets))
+        kind = (of_arrays, micro_batch.part.size, factor, measure, groups.work_key, flat.work_key)
+        with self.clock("backward"):
+            return self._graphs.run(kind, (images, targets), work, finished)
+
+    def _say_eager(self) -> None:
+        """Warn once, on rank 0, if graphs were asked for."""
+        if self._graphs is not None and self._mpi.rank == 0 and not self._said_eager:
+            why = "workers share a norm group, whose statistics pass through the host"
+            log.warning("cuda_graph: %s; forward and backward of such updates stay eager", why)
+            self._said_eager = True
+
+    def _backward(
+        self,
+        keyed: KeyedDropout,
+        factor: float,
+        measure: bool,
+        images: Any,
+        targets: Any,
+        finished: Callable[[int], None] | None,
+    ) -> tuple[Any, SquaredNorm]:
+        """Add `factor` times the gradient of the mean loss; returns that loss (array) and the norm of what it added."""
+        taken = self._exchange.flat.taken(finished, ends=self._ends, measure=measure)
+        with taken as norm, computing(self._compute, self._model.device):
+            with self.clock("forward"), chainer.using_config("train", True), keyed:
+                loss = self._loss(self._logits(images), targets)
+            with self.clock("backward"):
+                (loss * factor).backward()
+        return loss.array, norm

@@ -1,0 +1,191 @@
+"""How gradients are exchanged: a line in the log and the metrics.
+
+`metrics.jsonl`: one JSON object a line, an update or an evaluation, with MLPerf's key names.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from chainer.training import Extension, Trainer
+
+from recipes.planning.phase_times import PHASES, parted
+from recipes.reports.wording import exchange_words
+from trainers.gradients.exchange import Exchange
+from trainers.runs.phase_clock import RankSeconds, UpdateSeconds
+
+
+class JsonLines:
+    """A file of JSON lines, written by one rank, a whole line at a time.
+
+    Args:
+        path: the file, appended to.
+        writes: whether this rank writes.
+    """
+
+    def __init__(self, path: Path, *, writes: bool) -> None:
+        self._path = path
+        self._file = open(path, "a", encoding="utf-8") if writes else None  # noqa: SIM115
+
+    def write(self, line: dict[str, Any]) -> None:
+        """Append one line and flush it."""
+        if self._file is not None:
+            text = json.dumps(line, separators=(",", ":")) + "\n"
+            try:
+                self._file.write(text)
+                self._file.flush()
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, str(self._path)) from error  # the system leaves out which
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+
+
+class Metrics(Extension):
+    """Writes a line an update; other extensions write theirs through `write`.
+
+    Bytes on the wire: those of `ranks`.
+
+    Args:
+        path: the run's `metrics.jsonl`.
+        writes: whether this rank writes.
+        ranks: gathers the seconds of all workers, all of which have this extension then; None: no such times.
+    """
+
+    priority = 250
+    trigger = (1, "iteration")
+
+    def __init__(self, path: Path, *, writes: bool, ranks: RankSeconds | None = None) -> None:
+        self._lines = JsonLines(path, writes=writes)
+        self._ranks = ranks
+        self._not_told: list[UpdateSeconds] = []
+        self._reached: dict[str, Any] = {}
+        self._last = time.perf_counter()
+
+    def initialize(self, trainer: Trainer) -> None:
+        """Start the clock of the first update."""
+        self.restart_clock()
+
+    def __call__(self, trainer: Trainer) -> None:
+        updater = trainer.updater
+        record = updater.record
+        seconds = self._ranks and self._ranks.gather(record.exchanged)
+        now = time.perf_counter()
+        for ran_out in record.ran_out:
+            note = f"update {record.update}: {ran_out}"
+            self.write("micro_batch_size", ran_out.next_size, update=updater.iteration, rank=ran_out.rank, note=note)
+        self.write(
+            "train_loss",
+            record.loss,
+            update=record.update,
+            epoch=record.epoch,
+            samples=record.samples,
+            learning_rate=record.learning_rate,
+            momentum=record.momentum,
+            global_batch_size=record.global_batch_size,
+            update_seconds=round(now - self._last, 6),
+            **_measured(record),
+            **(seconds.as_line() if seconds else {}),
+        )
+        self._last = now
+        if seconds:
+            self._not_told.append(seconds)
+            self._reached = {"update": updater.iteration, "epoch": updater.epoch_detail}
+            if updater.is_new_epoch:
+                self._tell_ranks()
+
+    def write(self, key: str, value: Any, **more: Any) -> None:
+        """Append a line; `value` and `more` are plain data."""
+        self._lines.write({"key": key, "value": value, "time_ms": round(time.time() * 1000), **more})
+
+    def restart_clock(self) -> None:
+        """Exclude what happened since the last update (an evaluation, a checkpoint) from the next update's time."""
+        self._last = time.perf_counter()
+        if self._ranks:
+            self._ranks.restart()
+
+    def finalize(self) -> None:
+        """Write the last times; Chainer calls this when the loop ends. The file stays open for the run's last line."""
+        self._tell_ranks()
+
+    def _tell_ranks(self) -> None:
+        """Write a line with the mean seconds of each worker since the last such line."""
+        if self._not_told:
+            means = np.mean([parted(seconds.seconds) for seconds in self._not_told], axis=0)
+            rows = [[round(value, 6) for value in row] for row in means.tolist()]
+            self.write("rank_seconds", len(self._not_told), phases=PHASES, seconds=rows, **self._reached)
+            self._not_told = []
+
+    def close(self) -> None:
+        """Close the file."""
+        self._lines.close()
+
+
+def _measured(record: Any) -> dict[str, float]:
+    """The figures of an update that only some runs have."""
+    found = {name: getattr(record, name) for name in ("image_size", "gradient_norm", "gain", "loss_scale", "overflows")}
+    if record.norms is not None:
+        found |= {"gradient_noise": record.norms.noise, "gradient_signal": record.norms.signal}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+log = logging.getLogger("kilobatch")
+
+
+class GradientExchange(Extension):
+    """Writes a line after the first exchange: a communicator that chooses by measurement has chosen by then.
+
+    Args:
+        name: of the communicator, as the cluster file spells it.
+        exchange: of all workers.
+        metrics: gets the line.
+    """
+
+    priority = 245
+    default_name = "gradient_exchange"
+    trigger = (1, "iteration")
+
+    def __init__(self, name: str, exchange: Exchange, metrics: Metrics) -> None:
+        self._name, self._exchange, self._metrics = name, exchange, metrics
+        self._told = False
+
+    def __call__(self, trainer: Trainer) -> None:
+        updater = trainer.updater
+        if self._told or updater.record.exchanged is None:
+            return
+        self._told = True
+        told = described(self._exchange)
+        self._metrics.write(
+            "gradient_exchange", self._name, update=updater.iteration, epoch=updater.epoch_detail, **told
+        )
+        log.info("gradients: %s", exchange_words({"value": self._name, **told}))
+        self._metrics.restart_clock()
+
+
+def described(exchange: Exchange) -> dict[str, Any]:
+    """Choices, buckets and bytes of an exchange; all workers call this together.
+
+    `sent_bytes` is what the worker that sends most puts on the wire in an update; None if the MPI library decides.
+    Bytes on the wire of this call: about 30 from each worker to each.
+    """
+    connection, flat = exchange.connection, exchange.flat
+    num_bytes = exchange.wire.num_bytes
+    sent = [connection.sent_values(bucket.place.stop - bucket.place.start) for bucket in exchange.buckets]
+    own = None if None in sent else float(sum(sent)) * num_bytes
+    everyone = connection.mpi.allgather(own)
+    return {
+        "choices": list(connection.choices),
+        "wire": exchange.wire.name,
+        "overlap": exchange.overlaps,
+        "waiting": connection.waiting,
+        "num_buckets": len(exchange.buckets),
+        "gradient_bytes": len(flat.values) * flat.values.itemsize,
+        "sent_bytes": None if None in everyone else round(max(everyone)),
+    }

@@ -1,0 +1,338 @@
+"""What a run measures of itself: its metrics, the exchange of gradients, and on request a profile.
+
+Training: the same function on every rank.
+
+How a run is done, as opposed to what it does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from chainer.training import Trainer
+
+from recipes.planning.planner import Plan
+from recipes.planning.stream import Stream
+from recipes.reading.open import OpenedRecipe
+from trainers.communicators.tree_sum import TreeSum
+from trainers.datasets.loader import StreamIterator
+from trainers.models.batch_norm import NormGroups
+from trainers.optimizers.weight_average import AveragedWeights
+from trainers.runs.checkpoint import load_into, newest_checkpoint, read_checkpoint
+from trainers.runs.errors import EXIT_STOPPED, NotFinite, Overflow, RunFailed
+from trainers.runs.heartbeat import Pulse
+from trainers.runs.memory import forget_peak, peak_memory
+from trainers.runs.mpi_ranks import command_line
+from trainers.runs.phase_clock import RankSeconds
+from trainers.runs.run_folder import CHECKPOINTS, METRICS, PROFILE, TRACE, cut_back, dataset_facts, log_to, write_run
+from trainers.runs.stop_request import StopRequest
+from trainers.training.build import Parts, build, build_exchange, build_feed, sizes_of
+from trainers.training.device import notes_on, said_of, take_device
+from trainers.training.environment import environment, other_kernels, this_rank, unlike_kernels
+from trainers.training.equal_ranks import WeightsDiffer, require_equal_weights, require_one_recipe, why_weights_differ
+from trainers.training.evaluate import Evaluation, score
+from trainers.training.exact_mode import require_one_machine
+from trainers.training.extensions import AnyOf, Checkpoints, Every, Trace
+from trainers.training.metrics import GradientExchange, Metrics
+from trainers.training.profile import Profile, profiled_updates
+from trainers.training.updater import RecipeUpdater
+
+
+def metrics_of(updater: RecipeUpdater, folder: Path, mpi: Any) -> Metrics:
+    """The metrics of a run, with the seconds of all ranks; rank 0 writes them."""
+    rounds = not updater.plan.exact and updater.exchange.wire.name != "float32"
+    ranks = RankSeconds(updater.clock, mpi, counts_lost=rounds)
+    return Metrics(folder / METRICS, writes=mpi.rank == 0, ranks=ranks)
+
+
+def measure(trainer: Trainer, metrics: Metrics, mpi: Any, *, profile: int, end: int) -> None:
+    """Add the extensions that report the exchange and, if `profile` is not 0, profile so many updates before `end`."""
+    updater = trainer.updater
+    component = updater.plan.cluster.exchange.communicator
+    name = type(component).__name__ if component else "Auto"  # null means Auto, see `build_exchange`
+    if not updater.plan.exact:  # exact mode uses no communicator's sum, and overlaps nothing
+        trainer.extend(GradientExchange(name, updater.exchange, metrics))
+    if profile:
+        updates = profiled_updates(profile, begin=updater.iteration, end=end)
+        trainer.extend(Profile(Path(trainer.out) / PROFILE, updater.clock, mpi, updates=updates))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """How a run is done, as opposed to what it does.
+
+    Args:
+        folder: of the run.
+        resume: go on from its newest checkpoint.
+        stop_after_update: end with a checkpoint after so many updates from the start of the run; None for all.
+        checkpoint_every: epochs, or `update`.
+        trace: write `trace.jsonl`.
+        measure_noise: write what the noise scale is computed from into every line of an update.
+        profile: updates to write a profile of; 0 for none.
+        threads: BLAS and OpenMP threads of a rank, for the log.
+    """
+
+    folder: Path
+    resume: bool = False
+    stop_after_update: int | None = None
+    checkpoint_every: float | str = 1.0
+    trace: bool = False
+    measure_noise: bool = False
+    profile: int = 0
+    threads: int = 1
+
+
+log = logging.getLogger("kilobatch")
+_SLOW = ("loss", "load_train", "load_eval", "load_pixels")  # parts whose calls count as progress
+_FIRST = 300  # priority of extensions that run before all others
+
+
+def train_as_rank(
+    opened: OpenedRecipe,
+    plan: Plan,
+    options: TrainOptions,
+    *,
+    mpi: Any,
+    launched_by_us: bool,
+    pulse: Pulse | None = None,
+) -> int:
+    """Train as one of the ranks of `mpi`; all of them call this together, once for each run.
+
+    Bytes on the wire, beside those of updates, extensions and checks: where it resumes, the checkpoint from rank 0 to
+    all; about 100 from each rank to rank 0 when it begins, and 70 when it ends.
+
+    Args:
+        pulse: this rank's sign of life, already started.
+    Returns:
+        the exit code: 0, or 4 where a signal or a stop file ended the run.
+    Raises:
+        RunFailed: on all ranks, where the run cannot go on.
+    """
+    log_to(options.folder, rank=mpi.rank, to_file=not launched_by_us)
+    require_one_recipe(fingerprint(opened.tree), mpi)
+    if plan.exact:
+        require_one_machine(mpi)
+    run = _Run(opened, plan, options, mpi, pulse or Pulse(options.folder, mpi=mpi, seconds=0))
+    run.start()
+    try:
+        run.trainer.run(show_loop_exception_msg=False)
+    except (NotFinite, Overflow, WeightsDiffer) as error:  # on all ranks
+        raise run.failed(error) from error
+    code = run.end()
+    run.close()
+    return code
+
+
+class _Run:
+    """The objects of one run on one rank, and its beginning and end."""
+
+    def __init__(self, opened: OpenedRecipe, plan: Plan, options: TrainOptions, mpi: Any, pulse: Pulse) -> None:
+        self.opened, self.plan, self.options, self.mpi, self.pulse = opened, plan, options, mpi, pulse
+        self.leads = mpi.rank == 0
+        self.drifting = why_weights_differ(plan.cluster.exchange, mpi)
+        forget_peak()
+        self.device = take_device(plan.cluster.device, mpi)
+        parts = build(opened.recipe, opened.dataset)
+        parts.model.to_device(self.device)
+        slow = {name: pulse.marking(getattr(parts, name)) for name in _SLOW}
+        self.parts = replace(parts, **slow)
+        self.norm_groups = NormGroups(opened.recipe.evaluation, TreeSum(mpi) if plan.exact else None)
+        self.norm_groups.install(self.parts.model)
+        average = opened.recipe.weight_average
+        self.averaged = None if average is None else AveragedWeights(self.parts.model, average)
+        self.stop_request = StopRequest(options.folder, watches_file=self.leads)
+        self.updater = self._updater(self.parts)
+        pulse.at = lambda: self.updater.iteration
+        self.end_update = min(options.stop_after_update or plan.timeline.num_updates, plan.timeline.num_updates)
+
+    def _updater(self, parts: Parts) -> RecipeUpdater:
+        recipe, dataset = self.opened.recipe, self.opened.dataset
+        iterator = StreamIterator(
+            plan=self.plan,
+            rank=self.mpi.rank,
+            stream=Stream(seed=recipe.seed, num_samples=dataset.num_train, repeats=recipe.stream.repeats),
+            load=parts.load_train,
+            threads_load=parts.threads_load,
+            mixing=parts.mixing,
+            trace=self.options.trace,
+            feed=build_feed(recipe, parts, self.device),
+        )
+        copies = 2 if recipe.updater.double_buffering else 1
+        return RecipeUpdater(
+            iterator,
+            parts.optimizer,
+            loss=parts.loss,
+            plan=self.plan,
+            exchange=build_exchange(self.plan.cluster.exchange, parts, self.mpi, copies=copies, exact=self.plan.exact),
+            mpi=self.mpi,
+            norm_groups=self.norm_groups,
+            averaged=self.averaged,
+            measure_noise=self.options.measure_noise,
+            stop_asked=lambda: self.stop_request() or self.pulse.orphaned,
+        )
+
+    def start(self) -> None:
+        """Load the checkpoint if resuming, write the run's files, set up the trainer."""
+        folder = self.options.folder
+        state, notes = self._resumed_state() if self.options.resume else (None, [])
+        self._equal()
+        unmeasured = self.plan.without_noise_scale if self.options.measure_noise else ()
+        notes += notes_on(self.device, self.opened.recipe.precision.compute)
+        warnings = (*self.pulse.warnings, *self.plan.warnings, *unmeasured, *filter(None, [self.drifting]))
+        notes += [f"warning: {warning}" for warning in warnings]
+        if self.leads:
+            (folder / CHECKPOINTS).mkdir(exist_ok=True)
+            cut_back(folder, self.updater.iteration)
+        ranks = self.mpi.gather(this_rank(self.mpi.rank, said_of(self.device)), root=0)
+        if self.leads:
+            notes += unlike_kernels(ranks)
+            self._write_run(ranks)
+        self.metrics = metrics_of(self.updater, folder, self.mpi)
+        self.trainer = self._trainer(resumed=state)
+        reached = {"update": self.updater.iteration, "epoch": self.updater.epoch_detail}
+        self.metrics.write("run_start", self.opened.recipe.name, workers=self.mpi.size, notes=notes, **reached)
+        for note in notes:
+            log.info("%s", note)
+        log.info(
+            "training %s on %d worker(s), %d thread(s) each, updates %d to %d of %d",
+            self.opened.recipe.name,
+            self.mpi.size,
+            self.options.threads,
+            self.updater.iteration,
+            self.end_update,
+            self.plan.timeline.num_updates,
+        )
+
+    def _resumed_state(self) -> tuple[dict[str, Any] | None, list[str]]:
+        """Rank 0 reads the newest whole checkpoint, all ranks load it; returns its state, and notes for the user."""
+        content, notes, folder = None, [], self.options.folder / CHECKPOINTS
+        if self.leads:
+            path, complaints = newest_checkpoint(folder)
+            notes = [f"warning: passed over {complaint}" for complaint in complaints]
+            content = path and read_checkpoint(path)
+            notes.append(
+                f"resuming from {path.name}"
+                if path
+                else f"nothing to resume: no whole checkpoint in {folder}; starting at update 0"
+            )
+            notes += other_kernels(self.options.folder) if path else []
+        content = self.mpi.bcast(content, root=0)
+        if content is None:
+            return None, notes
+        averages = self.averaged and self.averaged.arrays
+        state = load_into(self.parts.model, self.parts.optimizer, content, averages=averages)
+        self.updater.restore(state["updater"], content.pending)
+        iterator = self.updater.get_iterator("main")
+        iterator.update = self.updater.iteration = state["update"]
+        return state, notes
+
+    def _write_run(self, ranks: list[dict[str, Any]]) -> None:
+        opened = self.opened
+        folder = self.options.folder
+        write_run(
+            folder,
+            recipe=opened.tree,
+            origins=opened.origins,
+            plan=replace(self.plan, model=sizes_of(self.parts.model, opened.recipe)).as_tree(),
+            dataset=dataset_facts(opened.dataset),
+            dataset_tree=opened.dataset_tree,
+            environment=environment(
+                ranks=ranks,
+                threads=self.options.threads,
+                fingerprint=opened.dataset.reader.fingerprint(opened.dataset.root),
+                exact=self.plan.exact,
+            ),
+            command=command_line(),
+        )
+
+    def _trainer(self, resumed: dict[str, Any] | None) -> Trainer:
+        folder, num_updates = self.options.folder, self.plan.timeline.num_updates
+        trainer = Trainer(self.updater, lambda trainer: self._ends(), out=str(folder))
+        timed = self.updater.clock.around
+        evaluation = Evaluation(timed("evaluation", self._score), self.metrics)
+        self.checkpoints = Checkpoints(
+            folder / CHECKPOINTS,
+            writes=self.leads,
+            evaluation=evaluation,
+            metrics=self.metrics,
+            resumed=resumed,
+            identity={"recipe": self.opened.recipe.name, "recipe_sha256": fingerprint(self.opened.tree)},
+            moved=self.pulse.moved,
+        )
+        every = Every(epochs=self.options.checkpoint_every, num_updates=num_updates)
+        evaluates = Every(epochs=self.opened.recipe.evaluation.every, num_updates=num_updates)
+        saves = AnyOf(lambda trainer: self._ends(), every)
+        trainer.extend(lambda trainer: self.pulse.updated(), name="pulse", trigger=(1, "iteration"), priority=_FIRST)
+        trainer.extend(self.metrics)
+        measure(trainer, self.metrics, self.mpi, profile=self.options.profile, end=self.end_update)
+        if self.options.trace:
+            trainer.extend(Trace(folder / TRACE, self.mpi))
+        trainer.extend(evaluation, trigger=evaluates)
+        if not self.drifting:
+            kept, either = self.checkpoints, AnyOf(evaluates, saves)
+            trainer.extend(lambda trainer: self._equal(), name="equal weights", trigger=either, priority=_FIRST)
+            trainer.extend(timed("checkpoint", kept), name=kept.default_name, priority=kept.priority, trigger=saves)
+        return trainer
+
+    def _equal(self) -> None:
+        require_equal_weights(self.parts.model, self.mpi, update=self.updater.iteration)
+
+    def _score(self) -> Any:
+        parts = self.parts
+        with self.averaged.in_place() if self.averaged else contextlib.nullcontext():
+            return score(
+                parts.model,
+                load=parts.load_eval,
+                threads_load=parts.threads_load,
+                num_samples=parts.num_eval,
+                loss=parts.loss,
+                mpi=self.mpi,
+                whole_forwards=self.plan.exact,
+            )
+
+    def _ends(self) -> bool:
+        return self.updater.stopping or self.updater.iteration >= self.end_update
+
+    def failed(self, error: RunFailed) -> RunFailed:
+        """The error for the user: the cause, and where the last good checkpoint is."""
+        last = self.checkpoints.last and self.options.folder / CHECKPOINTS / self.checkpoints.last
+        peaks = self._peaks()
+        self.metrics.write("run_stop", "failed", update=self.updater.iteration, reason=str(error), **peaks)
+        self.close()
+        return RunFailed(f"{error}. Last good checkpoint: {last or 'none was written yet'}")
+
+    def end(self) -> int:
+        """Write the last line of the metrics; returns the exit code."""
+        self.pulse.ending()
+        stopped = self.updater.stopping and self.updater.iteration < self.end_update
+        whole = self.updater.iteration >= self.plan.timeline.num_updates
+        how = "success" if whole else "stopped"
+        reason = self.stop_request.by if stopped else "" if whole else "--stop-after"
+        reached = {"update": self.updater.iteration, "epoch": self.updater.epoch_detail}
+        self.mpi.Barrier()  # every rank has done its part before the run counts as ended
+        peaks = self._peaks()
+        self.metrics.write("run_stop", how, reason=reason, best=self.checkpoints.best, **reached, **peaks)
+        log.info("%s at update %d", how, self.updater.iteration)
+        return EXIT_STOPPED if stopped else 0
+
+    def _peaks(self) -> dict[str, list[int]]:
+        """The most memory that each rank has held, by kind."""
+        ranks = self.mpi.gather(peak_memory(self.device), root=0)
+        return {kind: [rank[kind] for rank in ranks] for kind in ranks[0]} if self.leads else {}
+
+    def close(self) -> None:
+        """Release what the next run of this process must not find; all ranks call this together."""
+        self.metrics.close()
+        self.stop_request.close()
+        self.updater.close()
+
+
+def fingerprint(tree: dict[str, Any]) -> str:
+    """SHA-256 of a resolved recipe."""
+    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
