@@ -1,0 +1,152 @@
+"""Checkpoints: whole or absent, exact, readable without pickle."""
+
+import json
+import resource
+
+import chainer
+import numpy as np
+import pytest
+from chainer import links as L
+
+from trainers.runs.checkpoint import (CheckpointError, load_into, newest_checkpoint, prune_checkpoints, read_checkpoint, write_checkpoint)
+from trainers.runs.errors import explained
+
+
+def trained(seed, updates=3, optimizer=None):
+    np.random.seed(seed)
+    model = chainer.Sequential(L.Linear(4, 5), L.BatchNormalization(5), L.Linear(5, 2))
+    optimizer = optimizer or chainer.optimizers.Adam()
+    optimizer.setup(model)
+    for _ in range(updates):
+        step(model, optimizer)
+    return model, optimizer
+
+
+def step(model, optimizer):
+    x = np.random.RandomState(optimizer.t).rand(8, 4).astype(np.float32)
+    model.cleargrads()
+    chainer.functions.sum(model(x) ** 2).backward()
+    optimizer.update()
+
+
+def same(a, b):
+    return (
+        all((x.array == y.array).all() for x, y in zip(a.params(), b.params(), strict=True))
+        and (a[1].avg_var == b[1].avg_var).all()
+    )
+
+
+@pytest.mark.parametrize("kind", ["Adam", "MomentumSGD", "NesterovAG", "SGD"])
+def test_training_goes_on_exactly_from_a_checkpoint(tmp_path, kind):
+    model, optimizer = trained(0, optimizer=getattr(chainer.optimizers, kind)())
+    folder = write_checkpoint(tmp_path, model=model, optimizer=optimizer, state={"update": 3})
+    other, other_optimizer = trained(1, updates=0, optimizer=getattr(chainer.optimizers, kind)())
+    state = load_into(other, other_optimizer, read_checkpoint(folder))
+    assert state["update"] == 3
+    assert same(model, other)
+    for _ in range(3):
+        step(model, optimizer)
+        step(other, other_optimizer)
+    assert same(model, other)
+
+
+def test_every_file_is_named_with_its_checksum_and_is_no_pickle(tmp_path):
+    model, optimizer = trained(0)
+    written = []
+    folder = write_checkpoint(
+        tmp_path / "checkpoints",
+        model=model,
+        optimizer=optimizer,
+        state={"update": 7},
+        moved=lambda: written.append(1),
+    )
+    assert folder.name == "update-000007"
+    names = {line.split("  ")[1] for line in (folder / "MANIFEST").read_text().splitlines()}
+    assert names == {path.name for path in folder.iterdir()} - {"MANIFEST"}
+    assert len(written) == len(names) + 1, "the watchdog is told of each"
+    header = (folder / "weights.safetensors").read_bytes()
+    length = int.from_bytes(header[:8], "little")
+    assert "/0/W" in json.loads(header[8 : 8 + length])
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "optimizer.safetensors", "state.json"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path, name, damage):
+    model, optimizer = trained(0)
+    for update in (3, 4):
+        write_checkpoint(tmp_path, model=model, optimizer=optimizer, state={"update": update})
+    path = tmp_path / "update-000004" / name
+    data = bytearray(path.read_bytes())
+    if damage == "remove":
+        path.unlink()
+    elif damage == "cut":
+        path.write_bytes(data[:-1])
+    else:
+        data[-1] ^= 1
+        path.write_bytes(data)
+    newest, complaints = newest_checkpoint(tmp_path)
+    assert newest == tmp_path / "update-000003"
+    assert len(complaints) == 1
+    assert "update-000004" in complaints[0]
+
+
+def test_a_half_written_checkpoint_is_not_seen(tmp_path):
+    model, optimizer = trained(0)
+    write_checkpoint(tmp_path, model=model, optimizer=optimizer, state={"update": 3})
+    (tmp_path / ".update-000004.partial").mkdir()
+    assert newest_checkpoint(tmp_path) == (tmp_path / "update-000003", [])
+    assert newest_checkpoint(tmp_path / "nothing") == (None, [])
+
+
+def test_what_a_killed_rank_had_begun_is_removed_by_the_next_checkpoint(tmp_path):
+    model, optimizer = trained(0)
+    (tmp_path / ".update-000002.partial").mkdir()
+    (tmp_path / ".update-000002.partial" / "weights.safetensors").write_bytes(bytes(100))
+    write_checkpoint(tmp_path, model=model, optimizer=optimizer, state={"update": 3})
+    assert [path.name for path in tmp_path.iterdir()] == ["update-000003"]
+
+
+def test_a_checkpoint_that_finds_no_room_leaves_nothing_of_it(tmp_path):
+    """A limit of the size of files stands for a full disk: the weights still fit, the optimizer's state does not."""
+    model, optimizer = trained(0)
+    written = write_checkpoint(tmp_path, model=model, optimizer=optimizer, state={"update": 3})
+    sizes = {path.name: path.stat().st_size for path in written.iterdir()}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (sizes["weights.safetensors"], limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as failure:
+            write_checkpoint(tmp_path, model=model, optimizer=optimizer, state={"update": 4})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert sizes["optimizer.safetensors"] > sizes["weights.safetensors"]
+    assert [path.name for path in tmp_path.iterdir()] == ["update-000003"]
+    assert explained(failure.value).startswith("a file cannot be written: [Errno 27] File too large; make room")
+
+
+def test_another_model_is_refused_by_name(tmp_path):
+    folder = write_checkpoint(
+        tmp_path, **dict(zip(("model", "optimizer"), trained(0), strict=True)), state={"update": 1}
+    )
+    with pytest.raises(CheckpointError, match=r"differ: /1/W, /1/b, "):
+        load_into(chainer.Sequential(L.Linear(4, 5)), None, read_checkpoint(folder))
+    wider = chainer.Sequential(L.Linear(4, 6), L.BatchNormalization(6), L.Linear(6, 2))
+    with pytest.raises(CheckpointError, match=r"weights /0/W: \(5, 4\) in the checkpoint, \(6, 4\) in the model"):
+        load_into(wider, None, read_checkpoint(folder))
+
+
+def test_the_newest_two_and_the_best_are_kept(tmp_path):
+    model, optimizer = trained(0, updates=0)
+    for update in range(1, 7):
+        write_checkpoint(tmp_path, model=model, optimizer=optimizer, state={"update": update})
+        prune_checkpoints(tmp_path, upto=update, keep=2, best="update-000002")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["update-000002", "update-000005", "update-000006"]
+
+
+def test_damaged_ones_that_a_resumed_run_has_passed_over_do_not_count_as_the_newest(tmp_path):
+    model, optimizer = trained(0, updates=0)
+    for update in (10, 20, 30, 40, 12, 14, 16):  # 20 to 40 were damaged, so the run went on from 10
+        write_checkpoint(tmp_path, model=model, optimizer=optimizer, state={"update": update})
+        if 10 < update < 20:
+            prune_checkpoints(tmp_path, upto=update, keep=2, best=None)
+    kept = sorted(int(path.name.removeprefix("update-")) for path in tmp_path.iterdir())
+    assert kept == [14, 16, 20, 30, 40]

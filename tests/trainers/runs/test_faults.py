@@ -1,0 +1,283 @@
+"""One rank's trouble ends the run on all of them, loudly and soon, and the run goes on from its newest checkpoint."""
+
+import itertools
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from trainers.runs.errors import say
+
+pytestmark = pytest.mark.mpi
+
+WATCHDOG_SECONDS = 5
+MPIEXEC = Path(sys.executable).parent / "mpiexec"
+OWN = (
+    f"SECONDS = {WATCHDOG_SECONDS}"
+    + """
+import os, signal, sys, time
+import chainer
+import chainer.links as L
+from mpi4py import MPI
+
+class Net(chainer.Chain):
+    def __init__(self, num_classes: int):
+        super().__init__()
+        with self.init_scope():
+            self.output = L.Linear(64, num_classes)
+        self.how, self.calls, self.scored = os.environ["FAILS_BY"], 0, 0
+        if self.how == "build":
+            self.fail()
+
+    def forward(self, images):
+        self.calls += 1
+        if self.calls == 5:
+            self.fail()
+        if self.how == "slow" and not chainer.config.train and MPI.COMM_WORLD.rank == 1 and self.calls > 5:
+            self.scored += 1
+            time.sleep(0.7 * SECONDS if self.scored <= 2 else 0)
+        return self.output(images.reshape(len(images), -1))
+
+    def fail(self):
+        if MPI.COMM_WORLD.rank != 1:
+            return
+        with open("/proc/self/maps") as maps, open("maps", "w") as copy:
+            copy.write(maps.read())
+        with open("failing", "w") as file:
+            print(os.getpid(), time.time(), file=file)
+        if self.how in ("raise", "build"):
+            raise KeyError("an odd sample")
+        if self.how == "remove":
+            os.rename("run", "moved")
+        if self.how == "_exit":
+            os._exit(0)
+        if self.how == "exit":
+            sys.exit(0)
+        if self.how == "hang":
+            time.sleep(1000)
+        if self.how == "perturb":
+            self.output.b.array[3] += 1e-6
+        if self.how == "stop":
+            time.sleep(SECONDS / 10)  # a sign of life after the first update: from then on it is not waited for so long
+        if self.how in ("stop", "kill"):
+            os.kill(os.getpid(), signal.SIGSTOP if self.how == "stop" else signal.SIGKILL)
+"""
+)
+RESUMED = ("raise", "kill")  # the ways to end that leave a folder behind: by MPI's abort, and without a word
+SAID = {
+    "raise": r"rank 1 on {host} failed:\nTraceback[\s\S]*own_net.py.*\n[\s\S]*KeyError: 'an odd sample'",
+    "build": r"rank 1 on {host} failed:\nTraceback[\s\S]*own_net.py.*\n[\s\S]*KeyError: 'an odd sample'",
+    "exit": r"rank 1 on {host} failed:\n[\s\S]*RuntimeError: SystemExit: 0",
+    "_exit": r"rank 1 on {host} \(process {process}\) left after [2-5] updates, before the run ended",
+    "kill": r"rank 1 on {host} \(process {process}\) left after [2-5] updates, .* with 9, as for SIGKILL",
+    "stop": r"rank 1 on {host} has given no sign of life for .*: its process is stopped.*\nNo progress in update 3 for",
+    "hang": r"rank 1 on {host} hangs in update 3, for \d+\.\d s:\n[\s\S]*own_net.py:\d+ in fail: time.sleep",
+    "perturb": r"kilobatch: after 4 updates /output/b is not the same on all ranks: rank 1 on {host} differs from",
+}
+
+
+def processes_of(folder):
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found += [path] * (str(folder).encode() in path.read_bytes())
+        except OSError:  # it has just ended
+            continue
+    return found
+
+
+def assert_nothing_is_left(folder):
+    until = time.monotonic() + 5
+    while processes_of(folder) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert processes_of(folder) == []
+    segments = re.findall(r"/dev/shm/mpich_shm_\w+", (folder.parent / "maps").read_text())
+    assert segments
+    assert not any(Path(name).exists() for name in segments)
+
+
+def command_in(folder, *words):
+    (folder / "own_net.py").write_text(OWN)
+    (folder / "mine.yaml").write_text("kilobatch: 1\nextends: digits/ramp\nmodel: {kind: own_net.Net}\n")
+    command = [sys.executable, "-P", "-m", "kilobatch", "train", "mine.yaml", "--allow-code"]
+    return [
+        *command,
+        "--no-report",
+        "--out",
+        str(folder / "run"),
+        "--watchdog",
+        str(WATCHDOG_SECONDS),
+        *map(str, words),
+    ]
+
+
+def run_in(folder, how, *words):
+    environment = {**os.environ, "FAILS_BY": how}
+    command = command_in(folder, *words)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=folder, env=environment)
+
+
+SOCKETS = ("--set", "cluster.exchange.communicator={kind: Ring, sockets: true}")
+SLOW = [("hang", 3, ()), ("build", 2, ()), ("exit", 2, ()), *((how, 3, SOCKETS) for how in ("raise", "_exit", "stop"))]
+
+
+@pytest.mark.parametrize(
+    ("how", "ranks", "more"),
+    [
+        ("raise", 2, ()),
+        ("_exit", 2, ()),
+        ("kill", 3, ()),
+        ("kill", 3, SOCKETS),
+        ("stop", 3, ()),
+        ("perturb", 3, ()),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW),
+    ],
+)
+def test_one_ranks_trouble_ends_all(tmp_path, how, ranks, more):
+    folder = tmp_path / "run"
+    done = run_in(tmp_path, how, "-n", ranks, "--checkpoint-every", "2up", *more)
+    ended = time.time()
+    assert done.returncode == 3, done.stdout + done.stderr
+    process, failed = (tmp_path / "failing").read_text().split()
+    assert re.search(SAID[how].format(host=re.escape(socket.gethostname()), process=process), done.stderr), done.stderr
+    assert ended - float(failed) < 6 * WATCHDOG_SECONDS
+    assert f"the run failed; log: {folder / 'log.txt'}; " in done.stderr
+    assert_nothing_is_left(folder)
+    if how == "build":
+        return
+    newest = max(path.name for path in (folder / "checkpoints").glob("update-*"))
+    assert newest in ("update-000002", "update-000004")  # rank 0 may still have been writing when rank 1 failed
+    assert f"newest checkpoint: {folder / 'checkpoints' / newest}; to go on" in done.stderr
+    if how not in RESUMED:
+        return
+    again = run_in(tmp_path, "not", "-n", ranks, "--stop-after", "6up", "--resume", *more)
+    assert again.returncode == 0, again.stderr
+    assert f"resuming from {newest}" in again.stdout
+
+
+def test_a_rank_that_works_longer_than_the_others_may_wait_is_left_alone(tmp_path):
+    done = run_in(tmp_path, "slow", "-n", "2", "--set", "evaluation.every=8up", "--stop-after", "10up")
+    assert done.returncode == 0, done.stderr
+    times = [json.loads(line)["time_ms"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    longest = max(after - before for before, after in itertools.pairwise(times))
+    assert longest > 1000 * WATCHDOG_SECONDS
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_is_named_under_a_foreign_mpiexec(tmp_path):
+    command = [MPIEXEC, "-n", "3", *command_in(tmp_path)]
+    environment = {**os.environ, "FAILS_BY": "stop"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path, env=environment)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert re.search(SAID["stop"].format(host=re.escape(socket.gethostname())), done.stderr), done.stderr
+    assert "Last good checkpoint: none was written yet" in done.stderr
+    assert_nothing_is_left(tmp_path / "run")
+
+
+def test_what_is_said_has_been_read_before_the_process_goes_on(monkeypatch):
+    reader, writer = os.pipe()
+    begun = []
+
+    def read():
+        time.sleep(0.2)
+        begun.append(time.monotonic())
+        os.read(reader, 100)
+
+    with os.fdopen(writer, "w") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        thread = threading.Thread(target=read)
+        thread.start()
+        say("the last word")
+        assert begun
+        thread.join()
+
+
+def test_weights_that_differ_from_the_start_are_named(tmp_path):
+    begin = "super().__init__()\n"
+    own = OWN.replace(begin, f"{begin}        self.add_persistent('own', MPI.COMM_WORLD.rank)\n")
+    command = command_in(tmp_path, "-n", "2")
+    (tmp_path / "own_net.py").write_text(own)
+    environment = {**os.environ, "FAILS_BY": "not"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, env=environment)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert f"after 0 updates /own is not the same on all ranks: rank 1 on {socket.gethostname()} differs" in done.stderr
+
+
+def test_a_recipe_that_only_one_rank_refuses_ends_all(tmp_path):
+    command = command_in(tmp_path, "-n", "2")
+    (tmp_path / "own_net.py").write_text(OWN + "\nif MPI.COMM_WORLD.rank == 1:\n    1 / 0\n")
+    environment = {**os.environ, "FAILS_BY": "not"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, env=environment)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert f"rank 1 on {socket.gethostname()} failed:" in done.stderr
+    assert "model.kind: own_net.Net cannot be used: ZeroDivisionError" in done.stderr
+    assert "no checkpoint was written yet" in done.stderr
+
+
+def test_a_run_whose_folder_is_gone_says_so(tmp_path):
+    done = run_in(tmp_path, "remove", "-n", "2", "--checkpoint-every", "6up")
+    assert done.returncode == 3, done.stdout + done.stderr
+    where = (
+        f"rank 0 on {socket.gethostname()} failed:\nthe run's folder cannot be used any more: [Errno 2] No such file"
+    )
+    assert where in done.stderr
+    assert f"{tmp_path / 'run'} is not there any more" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def wait_for(condition):
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_two_signals_end_a_run_in_which_a_rank_hangs(tmp_path):
+    command = command_in(tmp_path, "-n", "2", "--watchdog", "0")
+    environment = {**os.environ, "FAILS_BY": "hang"}
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        wait_for((tmp_path / "failing").exists)
+        for _ in range(2):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+        _, errors = process.communicate(timeout=20)
+    assert process.returncode == 4, errors
+    assert "ended at once, by a second signal; no checkpoint was written yet" in errors
+    assert_nothing_is_left(tmp_path / "run")
+
+
+def test_one_signal_ends_a_run_that_cannot_be_asked_to_stop(tmp_path):
+    command = command_in(tmp_path, "-n", "2", "--watchdog", "0")
+    environment = {**os.environ, "FAILS_BY": "hang"}
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        wait_for((tmp_path / "failing").exists)
+        (tmp_path / "run").rename(tmp_path / "moved")
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+    assert process.returncode == 4, errors
+    assert "the ranks cannot be asked to stop, and are ended: [Errno 2] No such file" in errors
+    assert "ended at once, by a signal; " in errors
+    assert_nothing_is_left(tmp_path / "run")
+
+
+def test_ranks_whose_parent_is_killed_stop_with_a_checkpoint(tmp_path):
+    folder = tmp_path / "run"
+    metrics = folder / "metrics.jsonl"
+    command = [sys.executable, "-P", "-m", "kilobatch", "train", "digits/ramp", "-n", "2", "--out", str(folder)]
+    command += ["--set", "epochs=500", "--set", "model.width=4", "--watchdog", str(WATCHDOG_SECONDS)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        wait_for(lambda: metrics.exists() and '"train_loss"' in metrics.read_text())
+        process.kill()
+    wait_for(lambda: not processes_of(folder))
+    assert '"reason":"signal"' in metrics.read_text().splitlines()[-1]
+    assert list((folder / "checkpoints").glob("update-*"))
+    assert "the process that started this run has gone" in (folder / "log.txt").read_text()

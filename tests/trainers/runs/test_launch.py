@@ -1,0 +1,91 @@
+"""Ranks: found where a launcher started them, given their share of the cores."""
+
+import io
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainers.runs.mpi_ranks import (LaunchError, _tee, find_mpiexec, launched_by_us, launched_ranks, limit_threads, start_ranks, threads_per_rank)
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, None),
+        ({"PMI_RANK": "3", "PMI_SIZE": "4"}, 4),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "8"}, 8),
+        ({"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "16"}, 16),
+        ({"SLURM_PROCID": "0", "SLURM_JOB_ID": "1"}, None),  # inside an allocation, not started by srun
+    ],
+)
+def test_launchers_are_recognised(environment, expected):
+    assert launched_ranks(environment) == expected
+
+
+def test_our_own_ranks_know_it():
+    assert launched_by_us({"KILOBATCH_LAUNCHED": "1"})
+    assert not launched_by_us({})
+
+
+def test_cores_are_divided_and_nobody_gets_none():
+    cores = len(os.sched_getaffinity(0))
+    assert threads_per_rank(1) == cores
+    assert threads_per_rank(10 * cores) == 1
+
+
+def test_a_users_own_setting_is_kept(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+    assert limit_threads(10_000) == 7
+    assert os.environ["OPENBLAS_NUM_THREADS"] == "7"
+
+
+def test_a_users_setting_of_blas_is_none_of_openmp(monkeypatch):
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "7")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert limit_threads(10_000) == 1
+    assert os.environ["OPENBLAS_NUM_THREADS"] == "7"
+
+
+def test_a_setting_that_is_empty_is_none(monkeypatch):
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.setenv(name, "")
+    assert limit_threads(10_000) == 1
+    assert os.environ["MKL_NUM_THREADS"] == "1"
+
+
+def test_what_ranks_say_is_told_though_the_disk_of_the_log_is_full():
+    said = []
+    _tee(io.BytesIO(b"OSError: no space\nand more\n"), Path("/dev/full"), said)
+    assert said == ["OSError: no space\n", "and more\n"]
+
+
+def test_ranks_start_on_this_machine_though_a_scheduler_has_allocated_others(tmp_path, monkeypatch):
+    """As in a container of a Slurm job, which has Slurm's environment and no srun: mpiexec waited without end."""
+    job = {"SLURM_JOB_ID": "3", "SLURM_NNODES": "2", "SLURM_NTASKS": "4", "SLURM_TASKS_PER_NODE": "2(x2)"}
+    for name, value in {**job, "SLURM_JOBID": "3", "SLURM_NODELIST": "n[1-2]", "SLURM_JOB_NODELIST": "n[1-2]"}.items():
+        monkeypatch.setenv(name, value)
+
+    ranks = start_ranks(2, ["recipes", "path"], log=tmp_path / "log.txt")
+    try:
+        code = ranks.process.wait(timeout=30)
+    finally:
+        ranks.kill()
+        said = ranks.errors()
+        ranks.process.stderr.close()
+
+    assert code == 2  # no such command: both ranks began, and said so
+    assert said.count("No such command") == 2
+
+
+def test_a_file_beside_this_python_that_cannot_be_run_is_no_mpiexec(tmp_path, monkeypatch):
+    (tmp_path / "mpiexec").touch()
+    (tmp_path / "python").symlink_to(sys.executable)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    with pytest.raises(LaunchError, match="pip install mpich"):
+        find_mpiexec()

@@ -1,0 +1,42 @@
+"""Freed memory is kept for the next arrays, and given back where a run begins or memory ran out."""
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+# Faults of the second of two equal arrays, what is resident after both were freed, and after that was given back.
+TWICE = """
+import resource, sys
+from pathlib import Path
+import numpy as np
+from trainers import kernels
+from trainers.runs.memory import forget_peak
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+kernels.use(sys.argv[1])
+np.ones(2**26, np.uint8)
+began = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+np.ones(2**26, np.uint8)
+faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - began
+held = resident()
+forget_peak()
+print(faults, held - resident())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told to keep memory")
+@pytest.mark.parametrize("kind", ["numpy", "chainer"])
+def test_freed_memory_is_kept_until_a_run_begins_and_chainers_kernels_leave_it_as_it_was(kind):
+    command = [sys.executable, "-c", TWICE, kind]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    faults, given_back = map(int, done.stdout.split())
+    if kind == "numpy":
+        assert faults < 8
+        assert given_back > 2**25
+    else:
+        assert faults >= 16  # at 4 MiB a page, and there are none so large
+        assert given_back < 2**25

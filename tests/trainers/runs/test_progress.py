@@ -1,0 +1,231 @@
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from rich.console import Console
+
+from trainers.runs.progress import follow
+
+WRITE = """
+import json, pathlib, sys, time
+folder, seconds, code = pathlib.Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+time.sleep(seconds)
+with open(folder / "metrics.jsonl", "a") as file:
+    for line in open(folder / "script"):
+        file.write(line)
+sys.exit(code)
+"""
+
+
+def train(update, *, time_ms=None, loss=1.0, size=100, epoch_samples=200):
+    return {
+        "key": "train_loss", "value": loss, "time_ms": 1000 * update if time_ms is None else time_ms, "update": update,
+        "epoch": update * size / epoch_samples, "samples": update * size, "learning_rate": 0.5, "momentum": 0.9,
+        "global_batch_size": size, "update_seconds": 0.5,
+    }  # fmt: skip
+
+
+def evaluated(updates, accuracy, *, size=100, epoch_samples=200):
+    at = {
+        "time_ms": 1000 * updates,
+        "update": updates,
+        "epoch": updates * size / epoch_samples,
+        "samples": updates * size,
+    }
+    return [{"key": "eval_accuracy", "value": accuracy, **at}, {"key": "eval_loss", "value": 1 - accuracy, **at}]
+
+
+def stopped(updates, value="success", reason="end"):
+    return {
+        "key": "run_stop",
+        "value": value,
+        "time_ms": 9_000_000,
+        "update": updates,
+        "epoch": updates / 2,
+        "reason": reason,
+    }
+
+
+def six_updates():
+    lines = [{"key": "run_start", "value": "x", "time_ms": 0}]
+    for update in range(6):
+        lines.append(train(update, loss=1 / (update + 1)))
+        lines += evaluated(update + 1, 0.5 + update / 20) if update % 2 else []
+    return [*lines, stopped(6)]
+
+
+@pytest.fixture
+def played(tmp_path):
+    """Follows a process that writes these lines at once; gives the text shown and the exit code."""
+
+    def play(lines, *, seconds=0.3, code=0, end="\n", terminal=False, total_updates=6, **options):
+        (tmp_path / "metrics.jsonl").unlink(missing_ok=True)
+        (tmp_path / "script").write_text("\n".join(map(json.dumps, lines)) + end)
+        command = [sys.executable, "-c", WRITE, str(tmp_path), str(seconds), str(code)]
+        shown = io.StringIO()
+        console = Console(file=shown, force_terminal=terminal, width=80, legacy_windows=False, _environ={})
+        with subprocess.Popen(command) as process:
+            status = follow(tmp_path, process, total_updates, console, **options)
+        return shown.getvalue(), status
+
+    return play
+
+
+def test_log_has_a_line_an_evaluation_and_one_at_the_end(played):
+    text, status = played(six_updates())
+    lines = text.splitlines()
+    assert status == 0
+    assert len(lines) == 4
+    assert lines[0] == (
+        "epoch 1.00  update 2/6  batch 100  rate 0.5  loss 0.7500  accuracy 55.00 %  200 samples/s  left 4.0 s"
+    )
+    assert lines[2].startswith("epoch 3.00  update 6/6")
+    assert "left" not in lines[2]
+    assert lines[3] == "finished: 6 of 6 updates, epoch 3.00, accuracy 75.00 %"
+
+
+def test_mixed_precision_shows_its_scale_and_what_was_done_again(played):
+    scales = [{"loss_scale": 65536.0 / 2 ** min(update, 2), "overflows": int(0 < update < 3)} for update in range(6)]
+    text, _ = played([{**train(update), **scale} for update, scale in enumerate(scales)])
+    assert "loss 1.0000  loss scale 16,384  overflows 2  200 samples/s" in text.splitlines()[-1]
+    assert "loss scale" not in played([train(update) for update in range(6)])[0]
+
+
+def test_log_of_a_run_without_evaluations_has_a_line_an_epoch(played):
+    text, _ = played([train(update) for update in range(6)])
+    assert [line[:24] for line in text.splitlines()] == ["epoch 1.00  update 3/6  ", "epoch 2.00  update 5/6  "]
+
+
+def test_several_evaluations_an_epoch_are_all_told(played):
+    text, _ = played([line for update in range(4) for line in (train(update), *evaluated(update + 1, 0.5))])
+    assert re.findall(r"epoch (\S+)  update", text) == ["0.50", "1.00", "1.50", "2.00"]
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.05, 0.25])
+def test_last_lines_are_shown_however_fast_the_process_ends(played, seconds):
+    for terminal in (False, True):
+        text, _ = played(six_updates(), seconds=seconds, terminal=terminal)
+        assert "6/6" in text
+        assert "finished: 6 of 6 updates" in text
+
+
+def test_last_line_without_a_newline_is_shown_and_half_a_line_is_not(played):
+    assert "finished" in played(six_updates(), end="")[0]
+    text, _ = played([train(0), *evaluated(1, 0.5)], end='\n{"key": "run_st')
+    assert len(text.splitlines()) == 1
+
+
+@pytest.mark.parametrize("code", [0, 3, 4])
+def test_exit_status_is_that_of_the_process(played, code):
+    assert played(six_updates(), code=code)[1] == code
+
+
+def test_process_that_writes_nothing_is_followed_to_its_end(played, tmp_path):
+    assert played([], seconds=0.3, code=2) == ("", 2)
+    assert "starting the ranks" in played([], terminal=True)[0]
+
+
+def test_why_a_run_ended_is_told(played):
+    assert played([train(0), stopped(1, "stopped")])[0].splitlines()[-1] == "stopped: 1 of 6 updates, epoch 0.50"
+    text, _ = played([train(0), stopped(1, "failed", "loss is not finite at [rank] 2")], code=3)
+    assert text.splitlines()[-1] == "failed: 1 of 6 updates, epoch 0.50; loss is not finite at [rank] 2"
+
+
+def test_loss_that_is_null_is_shown_as_nan(played):
+    assert "loss nan" in played([train(0, loss=None), *evaluated(1, 0.1)])[0]
+
+
+def test_time_left_counts_samples_where_their_total_is_known(played):
+    lines = [train(0, time_ms=0), train(1, time_ms=10_000), *evaluated(2, 0.5)]
+    assert "left 20.0 s" in played(lines, total_updates=4)[0]
+    assert "left 40.0 s" in played(lines, total_updates=4, total_samples=600)[0]
+
+
+def test_bar_shows_progress_and_numbers_in_two_lines_of_80_columns(played):
+    lines = [train(0), train(1), train(2), *evaluated(3, 0.9)]
+    text, _ = played(lines, terminal=True, total_updates=60)
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+    assert "3/60 updates  epoch 1.50 57.0 s left" in plain
+    assert "batch 100  rate 0.5  loss 1.0000  accuracy 90.00 %  200 samples/s" in plain
+    assert all(len(line) <= 80 for part in plain.split("\n") for line in part.split("\r"))
+    assert text.rstrip().endswith("\x1b[?25h")  # the cursor is back
+
+
+def test_bar_moves_while_the_process_runs(tmp_path):
+    """The ranks wait until the first update has been shown, so the bar cannot come from the end alone."""
+    shown = io.StringIO()
+    wait = "import pathlib, sys, time\nwhile not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.02)"
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(train(0)) + "\n")
+
+    def release():
+        deadline = time.monotonic() + 20
+        while "1/6 updates" not in shown.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        saw.append("1/6 updates" in shown.getvalue())
+        (tmp_path / "go").touch()
+
+    saw = []
+    thread = threading.Thread(target=release)
+    with subprocess.Popen([sys.executable, "-c", wait, str(tmp_path / "go")]) as process:
+        thread.start()
+        follow(tmp_path, process, 6, Console(file=shown, force_terminal=True, width=80, _environ={}))
+    thread.join()
+    assert saw == [True]
+
+
+RESUME = """
+import json, os, pathlib, sys, time
+folder = pathlib.Path(sys.argv[1])
+time.sleep(0.5)
+kept = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)[:4]
+(folder / "partial").write_text("".join(kept))
+os.replace(folder / "partial", folder / "metrics.jsonl")
+time.sleep(0.5)
+with open(folder / "metrics.jsonl", "a") as file:
+    file.write((folder / "script").read_text())
+"""
+
+
+def test_resumed_run_shows_nothing_of_the_sessions_before(tmp_path):
+    before = [{"key": "run_start", "value": "x", "time_ms": 0}, train(0), train(1), *evaluated(2, 0.11), train(2)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, before)) + "\n")
+    now = [train(2, time_ms=100_000), train(3, time_ms=101_000)]
+    now += [{**line, "time_ms": 101_000} for line in evaluated(4, 0.77)]
+    (tmp_path / "script").write_text("\n".join(map(json.dumps, now)) + "\n")
+    shown = io.StringIO()
+    with subprocess.Popen([sys.executable, "-c", RESUME, str(tmp_path)]) as process:
+        follow(tmp_path, process, 6, Console(file=shown, _environ={}), since_ms=50_000)
+    assert [line[:23] for line in shown.getvalue().splitlines()] == [
+        "epoch 1.00  update 3/6 ",
+        "epoch 2.00  update 4/6 ",
+    ]
+    assert "77.00 %" in shown.getvalue()
+    assert "11.00 %" not in shown.getvalue()
+
+
+@pytest.fixture
+def ctrl_c():
+    """SIGINT raises KeyboardInterrupt, also where the suite was started in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_ctrl_c_gives_the_terminal_back(tmp_path):
+    shown = io.StringIO()
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True) as process:
+        timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            follow(tmp_path, process, 6, Console(file=shown, force_terminal=True, _environ={}))
+        process.kill()
+        timer.join()
+    assert shown.getvalue().rstrip().endswith("\x1b[?25h")

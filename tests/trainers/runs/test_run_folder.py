@@ -1,0 +1,150 @@
+"""A run's folder: never overwritten, never resumed with something else."""
+
+import errno
+import json
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from recipes.errors import RecipeError
+from recipes.reading.load import load_tree
+from trainers.training.metrics import JsonLines
+from trainers.runs.errors import FailedAlone
+from trainers.launch.request import TrainRequest
+from trainers.runs.run_folder import (FolderRefused, cut_back, hold_alone, needing, require_same_recipe, require_usable, write_run)
+from trainers.launch.start import train
+
+RECIPE = {"name": "r", "title": "t", "epochs": 20.0, "batch": {"global": 96}, "claims": []}
+
+
+def begun(folder, recipe=RECIPE):
+    write_run(
+        folder,
+        recipe=recipe,
+        origins={},
+        plan={},
+        dataset={"num_train": 1500},
+        dataset_tree={},
+        environment={},
+        command="kilobatch",
+    )
+
+
+def test_a_folder_that_holds_something_is_refused_unless_a_run_in_it_is_resumed(tmp_path):
+    require_usable(tmp_path / "new", resume=False)
+    require_usable(tmp_path, resume=False)
+    (tmp_path / "precious.txt").touch()
+    for resume in (False, True):
+        with pytest.raises(FolderRefused, match=r"is not empty, and holds no run; choose another --out"):
+            require_usable(tmp_path, resume=resume)
+    (tmp_path / "log.txt").touch()
+    with pytest.raises(FolderRefused, match=r"is not empty; add --resume"):
+        require_usable(tmp_path, resume=False)
+    require_usable(tmp_path, resume=True)
+    with pytest.raises(FolderRefused, match=r"is a file"):
+        require_usable(tmp_path / "precious.txt", resume=True)
+
+
+def test_a_folder_is_held_by_one_run_until_it_lets_go(tmp_path):
+    run = tmp_path / "runs" / "a"
+    with hold_alone(run):
+        with pytest.raises(FolderRefused, match=rf"a run is being trained in {run}; .* `touch {run}/stop`"):
+            hold_alone(run)
+        hold_alone(tmp_path / "runs" / "b").close()
+    hold_alone(run).close()
+
+
+def test_a_folder_in_which_a_run_is_being_trained_is_refused_before_ranks_start(tmp_path):
+    with hold_alone(tmp_path), pytest.raises(FolderRefused, match="a run is being trained in"):
+        train(TrainRequest(recipe="digits/ramp", out=tmp_path, resume=True))
+    assert (tmp_path / "log.txt").read_bytes() == b""
+
+
+@pytest.mark.mpi
+def test_ranks_that_a_launcher_started_refuse_it_too(tmp_path):
+    mpiexec = Path(sys.executable).parent / "mpiexec"
+    command = [mpiexec, "-n", "1", sys.executable, "-P", "-m", "kilobatch", "train", "digits/ramp", "--resume", "--out"]
+    with hold_alone(tmp_path):
+        done = subprocess.run([*command, tmp_path], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr.count("a run is being trained in")) == (2, 1)
+
+
+def test_resume_without_a_folder_is_refused_and_begins_no_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecipeError, match="--resume: goes on in a run's folder, and none is named; name it: --out"):
+        train(TrainRequest(recipe="digits/ramp", resume=True))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(FolderRefused, match=r"file/run cannot be written: Not a directory; choose another --out"):
+        hold_alone(tmp_path / "file" / "run")
+
+
+def test_another_recipe_is_refused_naming_every_difference(tmp_path):
+    begun(tmp_path)
+    other = {**RECIPE, "epochs": 21.0, "batch": {"global": 192}}
+    with pytest.raises(FolderRefused, match=r"batch.global: 96 in the run, 192 now; epochs: 20.0 in the run, 21.0 now"):
+        require_same_recipe(tmp_path, other, {"num_train": 1500})
+    with pytest.raises(FolderRefused, match=r"dataset: num_train: 1500 in the run, 1501 now"):
+        require_same_recipe(tmp_path, RECIPE, {"num_train": 1501})
+
+
+@pytest.mark.parametrize("text", ["", ": [", "recipe: 1", "[1]", "recipe: {}", "\0"])
+def test_a_damaged_record_of_the_recipe_is_refused(tmp_path, text):
+    (tmp_path / "run.yaml").write_text(text)
+    with pytest.raises(FolderRefused, match=r"run.yaml is damaged, .*; start anew in another --out"):
+        require_same_recipe(tmp_path, RECIPE, {"num_train": 1500})
+
+
+@pytest.mark.parametrize("name", ["5e-2", "1e5", "12", "on"])
+def test_a_name_that_reads_like_a_number_is_text_in_the_runs_recipe_too(tmp_path, name):
+    begun(tmp_path, {"kilobatch": 1, **RECIPE, "name": name})
+    assert load_tree(tmp_path / "recipe.yaml")[0]["name"] == name
+
+
+def test_words_that_change_no_run_may_differ(tmp_path):
+    begun(tmp_path)
+    require_same_recipe(tmp_path, {**RECIPE, "title": "another", "claims": [{"metric": "top1"}]}, {"num_train": 1500})
+
+
+def test_cutting_back_leaves_what_the_resumed_run_will_not_do_again(tmp_path):
+    lines = [{"key": "run_start", "value": "r", "update": 0}]
+    for update in range(4):
+        lines.append({"key": "train_loss", "value": 1.0, "update": update})
+        lines.append({"key": "eval_accuracy", "value": 0.5, "update": update + 1})
+    text = "".join(json.dumps(line) + "\n" for line in lines) + '{"key": "train_loss", "val'
+    (tmp_path / "metrics.jsonl").write_text(text)
+    (tmp_path / "trace.jsonl").write_text("".join(json.dumps({"update": u}) + "\n" for u in range(4)))
+    cut_back(tmp_path, 2)
+    kept = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["update"] for line in kept if line["key"] == "train_loss"] == [0, 1]
+    assert [line["update"] for line in kept if line["key"] == "eval_accuracy"] == [1, 2]
+    assert kept[0]["key"] == "run_start"
+    assert [json.loads(line)["update"] for line in (tmp_path / "trace.jsonl").read_text().splitlines()] == [0, 1]
+
+
+def test_only_what_is_said_against_the_folder_itself_is_told_as_that(tmp_path):
+    for name in (tmp_path / "a" / "b", tmp_path):
+        with pytest.raises(FailedAlone, match="folder cannot be used any more"), needing(tmp_path):
+            raise PermissionError(errno.EACCES, "Permission denied", str(name))
+    for error in (
+        FileNotFoundError(errno.ENOENT, "No such file or directory", str(tmp_path.parent / "data.png")),
+        OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "metrics.jsonl")),
+        OSError(errno.EPIPE, "Broken pipe"),
+    ):
+        with pytest.raises(OSError, match=error.strerror) as raised, needing(tmp_path):
+            raise error
+        assert raised.value is error
+
+
+def test_a_line_that_cannot_be_written_names_its_file():
+    lines = JsonLines(Path("/dev/full"), writes=True)
+    with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
+        lines.write({"key": "x"})
+    with suppress(OSError):
+        lines.close()

@@ -1,0 +1,1 @@
+"""One run as processes and files: ranks, heartbeat and watchdog, run folder, checkpoint, progress."""

@@ -1,0 +1,258 @@
+"""Checkpoints: atomic folders with checksums, readable without pickle, belonging to no rank."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import chainer
+import numpy as np
+from safetensors.numpy import load, save
+
+from recipes.errors import InputRefused
+
+_WEIGHTS, _OPTIMIZER, _STATE, _MANIFEST = "weights.safetensors", "optimizer.safetensors", "state.json", "MANIFEST"
+_AVERAGES = "averages.safetensors"  # only where the recipe has a weight_average
+_PENDING = "pending.safetensors"  # only with double buffering
+
+
+class CheckpointError(InputRefused):
+    """A checkpoint that is not whole, or does not fit the model; names the file."""
+
+
+class CheckpointContent(NamedTuple):
+    """What a checkpoint holds.
+
+    Args:
+        weights: by path, running statistics among them.
+        optimizer: its state by path and name.
+        averages: the moving average of the weights by path; empty where the recipe has none.
+        pending: the mean gradient that waits to be applied, by path; empty where none does.
+        state: plain data.
+    """
+
+    weights: dict[str, np.ndarray]
+    optimizer: dict[str, np.ndarray]
+    averages: dict[str, np.ndarray]
+    pending: dict[str, np.ndarray]
+    state: dict[str, Any]
+
+    def scored(self) -> CheckpointContent:
+        """The same with the averages in place of the weights: what evaluation scores."""
+        return self._replace(weights={**self.weights, **self.averages})
+
+
+def weights_of(model: chainer.Link) -> dict[str, np.ndarray]:
+    """Parameters and persistent values (running statistics among them) by path; the model's own arrays, not copies."""
+    arrays = {path: parameter.array for path, parameter in model.namedparams()}
+    for path, link, name in _persistents(model):
+        value = getattr(link, name)
+        if value is not None:
+            arrays[path] = _as_array(value)
+    return arrays
+
+
+def _persistents(model: chainer.Link) -> Iterator[tuple[str, chainer.Link, str]]:
+    for path, link in model.namedlinks():
+        for name in link._persistent:
+            yield f"{path.rstrip('/')}/{name}", link, name
+
+
+def optimizer_arrays(optimizer: chainer.Optimizer) -> dict[str, np.ndarray]:
+    """Optimizer state by parameter path and name, e.g. `/fc/W:v`; arrays are the optimizer's own, not copies."""
+    return {
+        f"{path}:{name}": _as_array(value)
+        for path, parameter in optimizer.target.namedparams()
+        for name, value in (parameter.update_rule.state or {}).items()
+    }
+
+
+def _as_array(value: Any) -> Any:
+    """An array as it is, on any device; a number as a NumPy array."""
+    return value if isinstance(value, chainer.get_array_types()) else np.asarray(value)
+
+
+def checkpoint_name(update: int) -> str:
+    """Name of the checkpoint after `update` updates."""
+    return f"update-{update:06d}"
+
+
+def write_checkpoint(
+    folder: Path,
+    *,
+    model: chainer.Link,
+    optimizer: chainer.Optimizer,
+    state: dict[str, Any],
+    averages: Mapping[str, np.ndarray] | None = None,
+    pending: Mapping[str, np.ndarray] | None = None,
+    moved: Callable[[], None] = lambda: None,
+) -> Path:
+    """Write `folder`/update-000123 atomically, where 123 is `state["update"]`.
+
+    Everything is written to a folder of another name, flushed to the disk with its checksums, and renamed.
+
+    Args:
+        folder: the run's `checkpoints`; the run's folder is there.
+        model, optimizer: whose arrays are written.
+        state: plain data; must hold `update`, the number of updates done.
+        averages: of the weights, by path.
+        pending: the gradient that waits to be applied, by path.
+        moved: called after every file, as a sign of progress.
+    Returns:
+        the folder of the checkpoint.
+    """
+    final = folder / checkpoint_name(state["update"])
+    partial = folder / f".{final.name}.partial"
+    for left in folder.glob(".update-*.partial"):  # left by a rank that was killed
+        shutil.rmtree(left, ignore_errors=True)
+    folder.mkdir(exist_ok=True)  # but not what it lies in: a run whose folder was removed has lost more
+    partial.mkdir()
+    steps = {path: parameter.update_rule.t for path, parameter in optimizer.target.namedparams()}
+    files = {
+        _WEIGHTS: save(_contiguous(weights_of(model))),
+        _OPTIMIZER: save(_contiguous(optimizer_arrays(optimizer))),
+        **({_AVERAGES: save(_contiguous(averages))} if averages else {}),
+        **({_PENDING: save(_contiguous(pending))} if pending else {}),
+        _STATE: json.dumps({**state, "optimizer_steps": {"": optimizer.t, **steps}}, indent=1).encode(),
+    }
+    manifest = "".join(f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in files.items())
+    try:
+        for name, data in {**files, _MANIFEST: manifest.encode()}.items():
+            with open(partial / name, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            moved()
+    except OSError:  # the disk is full, perhaps: free what the partial checkpoint takes
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    shutil.rmtree(final, ignore_errors=True)  # exists only if a resumed run reaches this update again
+    partial.rename(final)
+    _flush_folder(folder)
+    return final
+
+
+def read_checkpoint(folder: Path) -> CheckpointContent:
+    """What one checkpoint holds.
+
+    Raises:
+        CheckpointError: a file is missing or differs from its checksum.
+    """
+    try:
+        manifest = (folder / _MANIFEST).read_text().splitlines()
+        sums = {name: digest for digest, name in (line.split("  ", 1) for line in manifest)}
+        names = (_WEIGHTS, _OPTIMIZER, _STATE, *(name for name in (_AVERAGES, _PENDING) if name in sums))
+        data = {name: (folder / name).read_bytes() for name in names}
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{folder}: not a whole checkpoint ({error})") from error
+    for name, content in data.items():
+        if hashlib.sha256(content).hexdigest() != sums.get(name):
+            raise CheckpointError(f"{folder / name}: differs from its checksum in {_MANIFEST}; it was damaged")
+    return CheckpointContent(
+        weights=load(data[_WEIGHTS]),
+        optimizer=load(data[_OPTIMIZER]),
+        averages=load(data[_AVERAGES]) if _AVERAGES in data else {},
+        pending=load(data[_PENDING]) if _PENDING in data else {},
+        state=json.loads(data[_STATE]),
+    )
+
+
+def newest_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
+    """The newest whole checkpoint of a run's `checkpoints`, and what is wrong with newer ones."""
+    complaints = []
+    for candidate in reversed(_checkpoints(folder)):
+        try:
+            read_checkpoint(candidate)
+        except CheckpointError as error:
+            complaints.append(str(error))
+        else:
+            return candidate, complaints
+    return None, complaints
+
+
+def load_into(
+    model: chainer.Link,
+    optimizer: chainer.Optimizer | None,
+    content: CheckpointContent,
+    *,
+    averages: dict[str, np.ndarray] | None = None,
+) -> dict[str, Any]:
+    """Put what `read_checkpoint` gave into a model, its optimizer and the average of its weights.
+
+    Returns:
+        the state.
+    Raises:
+        CheckpointError: names or shapes are not those of the model.
+    """
+    weights, state = content.weights, content.state
+    copy_arrays(weights, weights_of(model), "weights")
+    for path, link, name in _persistents(model):
+        if not isinstance(getattr(link, name), chainer.get_array_types()) and path in weights:
+            setattr(link, name, weights[path].item())
+    if optimizer is not None:
+        steps = state["optimizer_steps"]
+        optimizer.t = steps[""]
+        for path, parameter in optimizer.target.namedparams():
+            rule = parameter.update_rule
+            rule.t = steps[path]
+            if rule.t:  # Chainer allocates the state in the first step, and there may have been none
+                rule._init_states(parameter)
+        copy_arrays(content.optimizer, optimizer_arrays(optimizer), "optimizer state")
+    if averages is not None:
+        copy_arrays(content.averages, averages, "averages of the weights")
+    return state
+
+
+def prune_checkpoints(folder: Path, *, upto: int, keep: int, best: str | None) -> None:
+    """Remove all but the newest `keep` checkpoints and the one called `best`.
+
+    Those after update `upto` do not count and stay: a resumed run has skipped them as damaged.
+    """
+    for old in [path for path in _checkpoints(folder) if _update_of(path) <= upto][:-keep]:
+        if old.name != best:
+            shutil.rmtree(old)
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """All checkpoints of a folder, whole or not, oldest first."""
+    found = (path for path in folder.glob("update-*") if path.name.removeprefix("update-").isdecimal())
+    return sorted(found, key=_update_of)
+
+
+def _update_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("update-"))
+
+
+def _contiguous(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    host = chainer.get_device("@numpy")
+    return {path: np.asarray(host.send(array), order="C") for path, array in arrays.items()}
+
+
+def copy_arrays(source: dict[str, np.ndarray], target: dict[str, np.ndarray], what: str) -> None:
+    """Copy arrays by path.
+
+    Raises:
+        CheckpointError: names or shapes differ.
+    """
+    if source.keys() != target.keys():
+        odd = sorted(source.keys() ^ target.keys())
+        raise CheckpointError(
+            f"{what} of the checkpoint and of the model differ: {', '.join(odd[:5])} ({len(odd)} names)"
+        )
+    for path, array in target.items():
+        if array.shape != source[path].shape:
+            raise CheckpointError(f"{what} {path}: {source[path].shape} in the checkpoint, {array.shape} in the model")
+        array[...] = chainer.backend.get_device_from_array(array).send(source[path])
+
+
+def _flush_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,185 @@
+"""Failures of a run: on all ranks, with rank, host and cause, and never in a hang."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+import stat
+import sys
+import termios
+import threading
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+EXIT_INPUT, EXIT_FAILED, EXIT_STOPPED = 2, 3, 4
+_ABORT_SECONDS = 5.0
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # on the disk, in a quota, below the limit of a file's size
+_READ_SECONDS = 2.0  # how long `say` waits for the launcher to read the message
+
+
+class RunFailed(Exception):
+    """A run cannot go on, for a reason that the user can act on; printed without a traceback. All ranks raise it."""
+
+
+class FailedAlone(Exception):
+    """One rank cannot go on, for a reason that the user can act on; printed without a traceback."""
+
+
+class UnfitImage(FailedAlone, ValueError):
+    """An image is too small for an augmentation, or has another size than the rest of its batch."""
+
+
+class NotFinite(RunFailed):
+    """A loss, a weight or a running statistic became infinite or NaN. All ranks raise it at the same update.
+
+    Args:
+        what: loss or weight.
+        rank: the first rank that met it.
+        parameter: path of the first parameter whose gradient (loss) or value (weight) is not finite, or "of the
+            running statistics"; None if all are.
+        update: number of the update.
+        learning_rate: its rate.
+        compute: the recipe's `precision.compute`.
+    """
+
+    def __init__(
+        self,
+        *,
+        what: str,
+        rank: int,
+        parameter: str | None,
+        update: int,
+        learning_rate: float,
+        compute: str = "float32",
+    ) -> None:
+        self.rank = rank
+        where = "all gradients are still finite"
+        if parameter:
+            where = f"first bad parameter {parameter}" if parameter.startswith("/") else f"one {parameter}"
+        super().__init__(
+            f"the {what} is not finite at update {update} on rank {rank} ({where}), learning rate {learning_rate:.6g}. "
+            "Try a longer warmup (learning_rate.warmup.epochs), a lower learning_rate.reference, or a smaller batch; "
+            "a corrupt image or label gives the same picture"
+            + ("" if compute == "float32" else f", and so does what {compute} cannot hold: see precision.compute")
+        )
+
+
+class Overflow(RunFailed):
+    """A gradient of float16 stayed infinite or NaN however small the loss scale. All ranks raise it together.
+
+    Args:
+        rank: the first rank that met it.
+        parameter: path of the first parameter whose gradient is not finite there.
+        update: number of the update.
+        loss_scale: the last one tried.
+        halvings: how often it was halved in this update.
+    """
+
+    def __init__(self, *, rank: int, parameter: str | None, update: int, loss_scale: float, halvings: int) -> None:
+        super().__init__(
+            f"the gradient of {parameter} is not finite at update {update} on rank {rank}, even at a loss scale of "
+            f"{loss_scale:.12g}, after {halvings} halvings. Something in the model leaves the range of float16 "
+            "(65,504): try precision.compute: float32, a longer warmup or a lower learning_rate.reference"
+        )
+
+
+class OutOfMemory(FailedAlone):
+    """The smallest micro-batch that a worker can compute does not fit into its memory. Raised on the rank concerned.
+
+    Args:
+        update: number of the update.
+        samples: of that micro-batch.
+        whole: whether it is a whole norm group, not a part of one that is spread over several workers.
+        error: the original exception.
+    """
+
+    def __init__(self, *, update: int, samples: int, whole: bool, error: Exception) -> None:
+        least = f"{'a norm group' if whole else 'its part of a norm group'} of {samples} samples"
+        spread = f"two or more workers share a norm group with --micro-batch-size {-(-samples // 2)} (not with --exact)"
+        super().__init__(
+            f"memory ran out at update {update} with {least} at a time, and with fewer the statistics of normalisation "
+            f"would be others. Start fewer ranks on a machine, or take a device with more memory; {spread}; a smaller "
+            f"batch.norm_span, image or model is another run. It was said: {one_line(error)}"
+        )
+
+
+def one_line(error: BaseException) -> str:
+    """An exception in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def abort_on_exception(rank: int) -> None:
+    """Make an uncaught exception in this process end all ranks.
+
+    Plain Python would leave the other ranks waiting in a collective call forever. The message names rank and host. A
+    `RunFailed`, which all ranks raise together, is printed once; it and a `FailedAlone` have no traceback.
+
+    Args:
+        rank: this process's rank.
+    """
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        from mpi4py import MPI
+
+        where = f"rank {rank} on {socket.gethostname()}"
+        if not isinstance(error, RunFailed):
+            say(f"{where} failed:\n{explained(error)}")
+        elif rank == 0:
+            say(f"kilobatch: {error}")
+        if isinstance(error, RunFailed):
+            MPI.COMM_WORLD.Barrier()  # all ranks raise it: let rank 0 speak before anyone is killed
+        end_all()
+
+    sys.excepthook = hook
+
+
+def explained(error: BaseException) -> str:
+    """The text to print for an exception: with its traceback, unless the message alone tells the user enough."""
+    if isinstance(error, FailedAlone):
+        return f"{error}\n"
+    if isinstance(error, OSError) and error.errno in NO_ROOM:
+        return f"a file cannot be written: {error}; make room where the run's folder lies\n"
+    return "".join(traceback.format_exception(error))
+
+
+def say(text: str) -> None:
+    """Write to stderr and wait until a pipe is read: this process, and the launcher that relays it, may end next."""
+    print(text, file=sys.stderr, flush=True)
+    with suppress(OSError, ValueError):  # no file, no pipe
+        end, patience = sys.stderr.fileno(), time.monotonic() + _READ_SECONDS
+        while stat.S_ISFIFO(os.fstat(end).st_mode) and _unread(end) and time.monotonic() < patience:
+            time.sleep(0.001)
+
+
+def _unread(pipe: int) -> bool:
+    return any(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))
+
+
+def end_all() -> None:
+    """End all ranks with exit code 3, from any thread. Does not return."""
+    from mpi4py import MPI
+
+    remove_shared_memory()
+    last_resort = threading.Timer(_ABORT_SECONDS, os._exit, (EXIT_FAILED,))  # if Abort hangs; mpiexec ends the others
+    last_resort.daemon = True
+    with suppress(RuntimeError, MemoryError):  # out of memory no thread may start
+        last_resort.start()
+    MPI.COMM_WORLD.Abort(EXIT_FAILED)
+    os._exit(EXIT_FAILED)
+
+
+def remove_shared_memory() -> None:
+    """Unlink the shared memory files of this job's ranks; the memory lives on while they have it mapped.
+
+    MPICH unlinks them only in MPI_Finalize, which a killed rank does not reach: 2 MB would stay in /dev/shm. Call this
+    once all ranks of the machine have left MPI_Init; segments of later windows have no name.
+    """
+    with suppress(OSError):  # not Linux, or another rank was first
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            if (name := line.split()[-1]).startswith("/dev/shm/mpich_shm_"):
+                Path(name).unlink(missing_ok=True)

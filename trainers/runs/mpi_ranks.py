@@ -1,0 +1,275 @@
+"""MPI ranks: joining those that a launcher has started, or starting them here."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from recipes.errors import InputRefused
+from trainers.runs.rank_exits import LINE, Departures
+
+_SIZE_NAMES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "SLURM_STEP_NUM_TASKS")
+_LOCAL_SIZE_NAMES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_TASKS_PER_NODE")
+_RANK_NAMES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_OWN = "KILOBATCH_LAUNCHED"  # in the environment of ranks we started: the command line that was typed
+_PARENT = "KILOBATCH_PARENT"  # there too: the process that started them, see `_process_mark`
+_KILLS, _KILL_SECONDS = 4, 0.5  # how often, and how long mpiexec has to end each time
+
+# A program that replaces itself by the command after it, which the kernel kills when its parent ends for any reason. A
+# killed mpiexec takes its ranks with it. Linux only.
+_END_WITH_PARENT = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+if os.getppid() != int(sys.argv[1]):
+    sys.exit("the process that started these ranks has gone")
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+
+# For MPICH's mpiexec: without it, inside a job of Slurm or PBS, mpiexec would start the ranks on the job's hosts.
+HERE = {"HYDRA_RMK": "user"}
+
+_limited: set[str] = set()  # those of THREADS that `limit_threads` has set, not the user
+
+
+class LaunchError(InputRefused):
+    """Ranks could not be started or joined; says what to install or to change."""
+
+
+def launched_ranks(environment: Mapping[str, str] = os.environ) -> int | None:
+    """How many ranks the launcher of this process started; None without a launcher, or if it does not say."""
+    if not any(name in environment for name in _RANK_NAMES):
+        return None
+    sizes = [environment[name] for name in _SIZE_NAMES if environment.get(name, "").isdigit()]
+    return int(sizes[0]) if sizes else None
+
+
+def launched_rank(environment: Mapping[str, str] = os.environ) -> int:
+    """This process's rank; 0 without a launcher."""
+    return next((int(environment[name]) for name in _RANK_NAMES if environment.get(name, "").isdigit()), 0)
+
+
+def launched_by_us(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether `start_ranks` started this process."""
+    return _OWN in environment
+
+
+def parent_is_gone() -> bool:
+    """Whether the process whose `start_ranks` started this one has ended.
+
+    False for ranks of another launcher, and on other hosts, where it cannot be known.
+    """
+    process, _, rest = os.environ.get(_PARENT, "").partition(" ")
+    here = rest.endswith(f" {socket.gethostname()}")
+    return here and _process_mark(int(process)) != f"{process} {rest}"
+
+
+def _process_mark(process: int) -> str:
+    """PID and start time of a process, which together are never reused, and this host; empty if it has ended."""
+    try:
+        state, *rest = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if state == "Z" else f"{process} {rest[18]} {socket.gethostname()}"
+
+
+def command_line() -> str:
+    """The command that the user typed, also on the ranks that it started."""
+    return os.environ.get(_OWN) or shlex.join(["kilobatch", *sys.argv[1:]])
+
+
+def threads_per_rank(local_ranks: int) -> int:
+    """Cores of this machine divided between the ranks on it, at least one."""
+    return max(1, len(os.sched_getaffinity(0)) // local_ranks)
+
+
+def limit_threads(local_ranks: int | None = None, *, threads: int | None = None) -> int:
+    """Set the number of threads of BLAS and OpenMP in a rank, unless the user has.
+
+    A user's OMP_NUM_THREADS holds for BLAS too, as both BLAS libraries do it. Must run before NumPy is imported. Too
+    many threads are the usual cause of slow ranks.
+
+    Args:
+        local_ranks: ranks on this machine; None: from the launcher's environment.
+        threads: of a rank; None: cores divided by ranks.
+    Returns:
+        threads a rank.
+    """
+    if local_ranks is None:
+        said = (os.environ.get(name, "").split("(")[0] for name in _LOCAL_SIZE_NAMES)
+        local_ranks = next((int(value) for value in said if value.isdigit()), launched_ranks() or 1)
+    number = str(threads or threads_per_rank(local_ranks))
+    for name in THREADS:
+        if not os.environ.get(name, "").isdigit():  # unset, empty or no number
+            os.environ[name] = number
+            _limited.add(name)
+        elif name == THREADS[0]:
+            number = os.environ[name]
+    return int(os.environ[THREADS[0]])
+
+
+def users_environment() -> dict[str, str]:
+    """The environment without what `limit_threads` has set: other hosts may have another number of cores."""
+    return {name: value for name, value in os.environ.items() if name not in _limited}
+
+
+def find_mpiexec() -> str:
+    """Path of the `mpiexec` beside this Python (of the mpich wheel), else on the PATH.
+
+    Raises:
+        LaunchError: there is none.
+    """
+    found = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
+    if found is None:
+        raise LaunchError("no mpiexec here; install MPI into this environment: pip install mpich")
+    return found
+
+
+@dataclass
+class Ranks:
+    """Ranks that this process has started.
+
+    Args:
+        process: their mpiexec.
+        num_ranks: how many.
+        departures: records in which order they end.
+    """
+
+    process: subprocess.Popen[bytes]
+    num_ranks: int
+    departures: Departures
+    _errors: list[str]
+    _reader: threading.Thread
+
+    def kill(self) -> None:
+        """Kill all ranks, also one that hangs: on a SIGTERM, which mpiexec passes on, a rank only stops cleanly.
+
+        Waits for mpiexec, two seconds at most: it forgets a signal that comes while it starts.
+        """
+        for _ in range(_KILLS):
+            for descendant in reversed(_descendants(self.process.pid)):
+                with suppress(ProcessLookupError):
+                    os.kill(descendant, signal.SIGKILL)
+            self.process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(_KILL_SECONDS)
+                return
+
+    def processes(self) -> dict[int, int]:
+        """Rank -> PID, of the ranks on this machine."""
+        found = {}
+        for process in _descendants(self.process.pid):
+            with suppress(OSError):  # it has just ended
+                words = Path(f"/proc/{process}/environ").read_text(errors="replace").split("\0")
+                environment = dict(word.partition("=")[::2] for word in words)
+                if _OWN in environment and launched_ranks(environment) is not None:
+                    found.setdefault(launched_rank(environment), process)
+        return found
+
+    def poll(self) -> int | None:
+        """The exit code of mpiexec; None while it runs."""
+        return self.process.poll()
+
+    def errors(self, since: int = 0) -> str:
+        """The ranks' stderr without its first `since` lines; waits until they have ended."""
+        self._reader.join()
+        return "".join(self._errors[since:])
+
+    def num_errors(self) -> int:
+        """How many lines the ranks have written to stderr so far."""
+        return len(self._errors)
+
+    def first_to_leave(self) -> int | None:
+        """The rank that ended first, once all have; None if that was not seen, as on another host."""
+        return next((rank for rank, _ in self.departures.order()), None)
+
+
+def start_ranks(
+    num_ranks: int,
+    arguments: list[str],
+    *,
+    log: Path,
+    outlive_us: bool = True,
+    launcher: Sequence[str] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Ranks:
+    """Start `kilobatch ARGUMENTS` on ranks of this machine, or wherever another launcher starts them.
+
+    They run in their own session: a Ctrl-C on the terminal reaches only this process, which asks them to stop.
+
+    Args:
+        num_ranks: at least 1.
+        arguments: of the command line.
+        log: file for what the ranks print.
+        outlive_us: whether the ranks go on if this process is killed.
+        launcher: words before the command that start it once for each rank; by default mpiexec, on this machine.
+        environment: of the ranks; by default this process's, and a share of the cores where it sets no threads.
+    Raises:
+        LaunchError: there is no mpiexec.
+    """
+    threads = dict.fromkeys(THREADS, str(threads_per_rank(num_ranks)))
+    departures = Departures(num_ranks)
+    own = {_OWN: command_line(), _PARENT: _process_mark(os.getpid()), "PYTHONUNBUFFERED": "1"}
+    own |= {} if departures.name is None else {LINE: departures.name}
+    own |= HERE if launcher is None and "HYDRA_RMK" not in os.environ else {}
+    launcher = [find_mpiexec(), "-n", str(num_ranks)] if launcher is None else launcher
+    command = [*launcher, sys.executable, "-P", "-m", "kilobatch", *arguments]
+    command = command if outlive_us else ending_with_us(command)
+    with open(log, "ab") as file:
+        process = subprocess.Popen(
+            command,
+            env={**({**threads, **os.environ} if environment is None else environment), **own},
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    assert process.stderr is not None
+    errors: list[str] = []
+    reader = threading.Thread(target=_tee, args=(process.stderr, log, errors), daemon=True)
+    reader.start()
+    return Ranks(process=process, num_ranks=num_ranks, departures=departures, _errors=errors, _reader=reader)
+
+
+def ending_with_us(command: Sequence[str]) -> list[str]:
+    """A command wrapped so that the kernel kills it when this process ends."""
+    return [sys.executable, "-I", "-S", "-c", _END_WITH_PARENT, str(os.getpid()), *command]
+
+
+def without_launcher(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment for a child that is not a rank, although this process is one."""
+    ours = ("PMI", "OMPI_", "HYDI_", "HYDRA_", "MPI_LOCAL")
+    return {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith(ours) and name not in (*_SIZE_NAMES, *_RANK_NAMES)
+    }
+
+
+def _descendants(parent: int) -> list[int]:
+    """PIDs of all descendants of a process, parents before their children."""
+    found = [parent]
+    for process in found:
+        for task in Path(f"/proc/{process}/task").glob("*/children"):
+            with suppress(OSError):  # it has just ended
+                found += [int(word) for word in task.read_text().split()]
+    return found[1:]
+
+
+def _tee(stream: IO[bytes], log: Path, lines: list[str]) -> None:
+    with open(log, "ab", buffering=0) as file:
+        for line in stream:
+            lines.append(line.decode(errors="replace"))
+            with suppress(OSError):  # such as a full disk: the line is still in `lines`, and reaches the user
+                file.write(line)

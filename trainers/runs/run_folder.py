@@ -1,0 +1,245 @@
+"""A run's folder: everything needed to resume, compare or reproduce it.
+
+The log of a run, and the report at its end.
+"""
+
+from __future__ import annotations
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from shlex import quote
+from typing import IO, Any
+import yaml
+from recipes.reading.tree_diff import WORDS
+from recipes.errors import InputRefused
+from recipes.schema import Dataset
+from recipes.reading.yaml import block_text
+from trainers.runs.errors import NO_ROOM, FailedAlone
+import gc
+import logging
+import sys
+
+RUN, RECIPE, DATASET = "run.yaml", "recipe.yaml", "dataset.yaml"
+METRICS, TRACE, PROFILE, LOG = "metrics.jsonl", "trace.jsonl", "profile.json", "log.txt"
+ENVIRONMENT, CHECKPOINTS, REPORT, RANKS = "environment.json", "checkpoints", "report.html", "ranks"
+_WORDS_ONLY = tuple(key for key in WORDS if key != "name")  # the name identifies the folder's run
+
+
+class FolderRefused(InputRefused):
+    """A run's folder that cannot be used as asked; says what to do."""
+
+
+def default_folder(recipe_name: str) -> Path:
+    """`runs/NAME-DATE-TIME` in the working directory."""
+    return Path("runs", f"{recipe_name}-{time.strftime('%Y%m%d-%H%M%S')}")
+
+
+def newest_checkpoint_name(folder: Path) -> str | None:
+    """Path of the newest checkpoint in a run's folder, by its name alone; None if there is none."""
+    names = [path.name for path in (folder / CHECKPOINTS).glob("update-*")]
+    return str(folder / CHECKPOINTS / max(names, key=lambda name: (len(name), name))) if names else None
+
+
+def dataset_facts(dataset: Dataset) -> dict[str, Any]:
+    """A data set as plain data: what two runs must agree on; its folder may differ."""
+    facts = {key: value for key, value in vars(dataset).items() if key not in ("reader", "root", "obtain", "lacks")}
+    return json.loads(json.dumps({**facts, "reader": repr(dataset.reader)}))
+
+
+def require_usable(folder: Path, *, resume: bool) -> None:
+    """Refuse a folder that is not empty, unless it holds a run and `resume` is true.
+
+    Raises:
+        FolderRefused: it is a file, or not empty without a run, or holds a run without `resume`.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise FolderRefused(f"{folder} is a file; give --out a folder")
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return
+    if not any((folder / name).exists() for name in (LOG, RUN, METRICS, CHECKPOINTS)):
+        raise FolderRefused(f"{folder} is not empty, and holds no run; choose another --out")
+    if not resume:
+        raise FolderRefused(f"{folder} is not empty; add --resume to go on with the run in it, or choose another --out")
+
+
+def open_in(folder: Path, name: str) -> IO[bytes]:
+    """Open a file for reading and appending, in a folder that is made if it does not exist.
+
+    Raises:
+        FolderRefused: the folder or the file cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return open(folder / name, "a+b")
+    except OSError as error:
+        raise FolderRefused(f"{folder} cannot be written: {error.strerror}; choose another --out") from error
+
+
+def hold_alone(folder: Path) -> IO[bytes]:
+    """Lock a folder against other runs, whose files would mix, as long as the returned file is open.
+
+    The system releases the lock of a killed process. A file system without locks keeps nobody out.
+
+    Raises:
+        FolderRefused: the folder cannot be written, or another run has locked it.
+    """
+    held = open_in(folder, LOG)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        held.close()
+        way_out = f"wait until it has ended, or end it with `touch {quote(str(folder))}/stop`"
+        raise FolderRefused(f"a run is being trained in {folder}; {way_out}") from None
+    except OSError:  # no locks here
+        pass
+    return held
+
+
+@contextmanager
+def needing(folder: Path) -> Iterator[None]:
+    """Within, what the system says against a run's folder or a file in it is told as that.
+
+    Raises:
+        FailedAlone: the folder was removed, renamed or made read-only, perhaps. No room is told elsewhere.
+    """
+    try:
+        yield
+    except OSError as error:
+        names = [Path(name) for name in (error.filename, error.filename2) if isinstance(name, (str, os.PathLike))]
+        if error.errno in NO_ROOM or not any(name.is_relative_to(folder) for name in names):
+            raise
+        raise FailedAlone(
+            f"the run's folder cannot be used any more: {error}; it was removed, renamed or made read-only, perhaps: "
+            "bring it back and add --resume to go on with the run in it, or start anew in another --out"
+        ) from error
+
+
+def require_same_recipe(folder: Path, recipe: dict[str, Any], dataset: dict[str, Any]) -> None:
+    """Refuse to resume a run with another recipe or other data, naming every difference.
+
+    Raises:
+        FolderRefused: the resolved recipe or the facts of the data differ from those in the folder's run.yaml, or
+            run.yaml is damaged.
+    """
+    if not (folder / RUN).exists():
+        return
+    try:
+        before = yaml.safe_load((folder / RUN).read_text(encoding="utf-8"))
+        ran, on = deciding(before["recipe"]), before["dataset"]
+    except (yaml.YAMLError, UnicodeDecodeError, LookupError, TypeError, AttributeError) as error:
+        what = f"{folder / RUN} is damaged, so that nobody can say which recipe the run had"
+        raise FolderRefused(f"{what}; start anew in another --out") from error
+    changed = differences(ran, deciding(recipe))
+    changed += [f"dataset: {line}" for line in differences(on, dataset)]
+    if changed:
+        raise FolderRefused(
+            f"{folder} holds a run of another recipe; "
+            + "; ".join(changed)
+            + "; resume with the recipe it began with, or start anew in another --out"
+        )
+
+
+def differences(before: Any, now: Any, path: str = "", *, where: tuple[str, str] = ("in the run", "now")) -> list[str]:
+    """A line for every dotted path at which two trees differ, with both values and where each was found."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        keys = sorted(before.keys() | now.keys())
+        inner = (differences(before.get(k), now.get(k), f"{path}.{k}" if path else k, where=where) for k in keys)
+        return [line for lines in inner for line in lines]
+    return [] if before == now else [f"{path}: {before!r} {where[0]}, {now!r} {where[1]}"]
+
+
+def write_run(
+    folder: Path,
+    *,
+    recipe: dict[str, Any],
+    origins: dict[str, str],
+    plan: dict[str, Any],
+    dataset: dict[str, Any],
+    dataset_tree: dict[str, Any],
+    environment: dict[str, Any],
+    command: str,
+) -> None:
+    """Write `run.yaml` and `environment.json`, and the recipe and its data set as files that can be opened again."""
+    run = {
+        "kilobatch": 1,
+        "command": command,
+        "recipe": recipe,
+        "dataset": dataset,
+        "plan": plan,
+        "origins": origins,
+    }
+    for name, tree in ((RUN, run), (RECIPE, {**recipe, "dataset": DATASET}), (DATASET, dataset_tree)):
+        _replace(folder / name, block_text(tree))
+    _replace(folder / ENVIRONMENT, json.dumps(environment, indent=1) + "\n")
+
+
+def cut_back(folder: Path, update: int) -> None:
+    """Drop from metrics and trace all after `update` updates: a resumed run does these again."""
+    for name in (METRICS, TRACE):
+        path = folder / name
+        if not path.exists():
+            continue
+        kept = [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if _before(line, update)]
+        _replace(path, "".join(kept))
+
+
+def _before(text: str, update: int) -> bool:
+    """Whether a line is about the first `update` updates; a line cut off by a crash is not."""
+    try:
+        line = json.loads(text)
+    except ValueError:
+        return False
+    if "key" not in line or line["key"] == "train_loss":  # an update's own line carries its number, from 0
+        return line["update"] < update
+    return line.get("update", 0) <= update
+
+
+def deciding(recipe: dict[str, Any]) -> dict[str, Any]:
+    """The keys of a recipe that decide the run, and its name; without the other texts, such as the title."""
+    return {key: value for key, value in recipe.items() if key not in _WORDS_ONLY}
+
+
+def _replace(path: Path, text: str) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.rename(path)
+
+
+log = logging.getLogger("kilobatch")
+
+
+def log_to(folder: Path, *, rank: int, to_file: bool) -> None:
+    """From now on rank 0 logs everything, the others their warnings.
+
+    Args:
+        folder: of the run.
+        rank: of this process.
+        to_file: into the run's log file as well, where that is not stdout.
+    """
+    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stdout)]
+    if to_file and rank == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+        handlers.append(logging.FileHandler(folder / LOG, encoding="utf-8"))
+    logging.basicConfig(
+        level=logging.WARNING,
+        handlers=handlers,
+        format=f"%(asctime)s rank {rank} %(message)s",
+        force=True,
+    )
+    log.setLevel(logging.INFO if rank == 0 else logging.WARNING)
+
+
+def write_report(folder: Path) -> None:
+    """Write the report page of a run into its folder; the last thing that a process does.
+
+    So it can do without garbage collection, which takes a sixth of the time that Matplotlib needs.
+    """
+    gc.disable()
+    from recipes.reports.page import write_page
+    from recipes.reports.record import open_run
+
+    write_page([open_run(folder)], folder / REPORT)
