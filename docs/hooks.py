@@ -1,7 +1,7 @@
 """The pages that are made of the code, and the pictures of the library.
 
 `python docs/hooks.py` writes docs/recipes.md, docs/lint.md and docs/library.md. MkDocs runs the other functions while
-it builds the site: they add a picture of each recipe's curves to the page of the library. Git does not have the pictures.
+it builds the site: they add a picture of each recipe's curves to the page of the library. They are not in git.
 """
 
 from __future__ import annotations

@@ -61,8 +61,8 @@ list replaces a list, and null removes a key. A mapping with another `kind` repl
 and `card` are not inherited, because nobody has measured the derived recipe. `--set a.b=c` on the command line is one
 more layer; `--set augmentation.train.0.size=128` changes an entry of a list.
 
-**`lacks`** names methods that kilobatch does not implement. The recipe may then use a `kind` of that name, or a key with
-the name in snake case (`AugmentationEnd`: `augmentation_end`). `validate`, `show`, `curve` and `plan` work;
+**`lacks`** names methods that kilobatch does not implement. The recipe may then use a `kind` of that name, or a key
+with the name in snake case (`AugmentationEnd`: `augmentation_end`). `validate`, `show`, `curve` and `plan` work;
 `train` refuses the recipe and names the method.
 
 **`assumed`, `open`, `card`** record how far the values can be trusted. `assumed` lists keys whose value the source does
@@ -75,8 +75,8 @@ package offers recipes by the entry-point group `kilobatch.recipes`, whose value
 that ends in `.yaml` is a path.
 
 **Your own code.** `kind: mymodule.MyNet` imports `mymodule.py` from the working directory, and only under
-`--allow-code`. MyNet is a frozen dataclass with the method of its group, or for a model a `chainer.Chain`; the arguments
-of its constructor are then the keys. See [own-components.md](own-components.md).
+`--allow-code`. MyNet is a frozen dataclass with the method of its group, or for a model a `chainer.Chain`; the
+arguments of its constructor are then the keys. See [own-components.md](own-components.md).
 """
 
 _SECTIONS: tuple[tuple[str, type], ...] = (
@@ -129,7 +129,8 @@ def reference(vocabulary: Vocabulary) -> str:
 
 def _about(cls: type) -> str:
     rows = [_row(cls, field, argument_texts(cls).get(field.name, "")) for field in fields_of(cls)]
-    table = ["| key | value | default | meaning |", "|---|---|---|---|", *rows] if rows else ["It has no keys beside `kind`."]
+    table = ["| key | value | default | meaning |", "|---|---|---|---|", *rows]
+    table = table if rows else ["It has no keys beside `kind`."]
     return "\n".join([first_line(cls), "", *table])
 
 

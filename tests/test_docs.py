@@ -56,7 +56,8 @@ def test_links_lead_somewhere(page):
 
 def test_a_broken_link_is_found(tmp_path):
     page = tmp_path / "page.md"
-    page.write_text("# A `b/c` d\n\n[1](#a-bc-d) [2](#e) [3](f.md)\n\n    [4](g.md)\n\n```\n[5](h.md)\n```\n`[6](i.md)`\n")
+    code = "    [4](g.md)\n\n```\n[5](h.md)\n```\n`[6](i.md)`\n"
+    page.write_text(f"# A `b/c` d\n\n[1](#a-bc-d) [2](#e) [3](f.md)\n\n{code}")
     assert list(broken_links(page)) == ["#e: no such heading", "f.md: no such file"]
 
 

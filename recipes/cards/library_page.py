@@ -33,8 +33,8 @@ its evidence, and its known differences from the publication. The cards come fro
 `not run` means that we did not, because the hardware or the data were missing. A margin, where a claim has one, is
 ours: it is how far a rerun may fall short.
 
-**Evidence** has three grades. `verified` values were read in the source or in its authors' code. `derived` values follow
-from those. `not checked` values are second-hand, remembered or guessed; the list *Assumed* names their keys.
+**Evidence** has three grades. `verified` values were read in the source or in its authors' code. `derived` values
+follow from those. `not checked` values are second-hand, remembered or guessed; the list *Assumed* names their keys.
 
 **Open** keys have no published value. The recipe holds a placeholder there, so that it can be opened and drawn.
 `kilobatch train` refuses it until you give the value.
