@@ -82,7 +82,7 @@ class LearningRate:
         rule: how the rate follows the batch: `linear`, `sqrt` or `none`.
         scale_with: the batch that the rule uses in a batch ramp: the `current` or the `initial` one.
         every: how often the schedule is read: `update`, or a duration such as `1ep`.
-        warmup: of the rate; null for none.
+        warmup: warmup of the rate; null for none.
         schedule: the factor over time. A required `epochs` that is left out defaults to the rest of the run.
     """
 

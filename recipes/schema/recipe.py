@@ -22,7 +22,7 @@ class Claim:
     Args:
         metric: such as top1 or hours.
         kind: such as accuracy or time_to_train.
-        value: of the metric; accuracies in 0..1.
+        value: value of the metric; accuracies in 0..1.
         deviation: standard deviation over the runs.
         runs: number of runs.
         margin: how far a rerun may fall short.
@@ -62,8 +62,8 @@ class Card:
     """Background of a recipe, shown by `kilobatch recipes card`.
 
     Args:
-        changed: what it did differently from usual practice.
-        hardware: on which it was published or measured.
+        changed: differences from usual practice.
+        hardware: hardware of the publication or measurement.
         evidence: where its values come from.
         deviations: where this recipe knowingly differs from what it reproduces.
     """
@@ -80,28 +80,28 @@ class Recipe:
 
     Args:
         name: names the run's folder: letters, digits, `_`, `.` and `-`. Left out: the name of the file.
-        title: what it is, in a line.
+        title: what it is, in one line.
         source: the paper, code or measurement that its numbers come from: title, year, url and the like.
         dataset: name or path of a file of `configs/datasets`.
-        model: what is trained.
+        model: the network.
         epochs: length of the run, above 0.
         batch: samples an update.
-        learning_rate: how the learning rate moves.
-        optimizer: how a gradient becomes a step.
-        loss: what is minimised: the mean over the global batch.
+        learning_rate: the learning rate over time.
+        optimizer: the rule that turns a gradient into a step.
+        loss: the loss, whose mean over the global batch is minimised.
         image_size: side of training images in pixels: a number, or steps such as
             `[{from: 0, size: 128}, {from: 30, size: 160}]`. The size at an update's start holds for all of it. Entries
             of `augmentation.train` use it by `size: image_size`; null if each has its own size.
         stream: the order of training samples.
-        augmentation: what happens to images.
-        evaluation: when and how the model is scored.
-        gradient: what happens to the mean gradient.
+        augmentation: transforms of the images.
+        evaluation: when and how the model is scored on the evaluation samples.
+        gradient: processing of the mean gradient before the optimizer.
         weight_average: moving average of the weights, which is evaluated; null: evaluate the last weights.
         precision: number formats of the computation.
         updater: options of the execution that change the mathematics.
-        seed: of order, augmentation and initial weights, at least 0.
-        claims: what the recipe promises; not inherited by `extends`.
-        card: what it changed and what is known of it, in words; not inherited by `extends`.
+        seed: seed of order, augmentation and initial weights, at least 0.
+        claims: results that the recipe promises; not inherited by `extends`.
+        card: background of the recipe in words; not inherited by `extends`.
         assumed: paths of values that the source does not give.
         open: paths of unpublished values that are not guessed here; their values are placeholders, so that the recipe
             opens. `train` refuses it and names these paths; to train it, give the values and set `open: []`.

@@ -43,11 +43,11 @@ class Augmentation:
     """What happens to an image before the model sees it.
 
     Args:
-        train: for training samples, in order.
+        train: transforms of training samples, in order.
         mix: for training samples after that: one of these, drawn for each norm group with equal probability, mixes
             every image and its label with another of the group. Evaluation samples are never mixed; the training loss
             is that of the mixed targets.
-        eval: for evaluation samples, in order.
+        eval: transforms of evaluation samples, in order.
     """
 
     train: tuple[Annotated[object, Component("augmentations")], ...] = ()
@@ -83,7 +83,7 @@ class Evaluation:
         norm_statistics: of batch normalisation: `moving_average` over updates, `pooled` (the same, of the statistics of
             the whole update), `last_batch` (Akiba et al. 2017) or `by_group` (Hoffer et al. 2017: the average moves by
             one norm group after the other, in the order of the update).
-        norm_momentum: of the moving averages.
+        norm_momentum: speed of the moving averages.
     """
 
     every: Literal["update"] | Epochs = 1.0

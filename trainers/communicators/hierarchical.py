@@ -23,7 +23,7 @@ class Hierarchical:
 
     Args:
         ranks_per_node: consecutive ranks that count as one node; null for those that share memory.
-        sockets: the ring of the leaders, as Ring's.
+        sockets: as for `Ring`, in the ring of the leaders.
     Raises:
         ValueError: `ranks_per_node` is below 1 or `sockets` neither true nor false; once connected, a leader cannot
             reach the next.

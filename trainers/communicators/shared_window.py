@@ -29,7 +29,7 @@ class SharedWindow:
 
     Args:
         ranks_per_node: consecutive ranks that count as one node; null for those that share memory.
-        sockets: the rings between nodes, as those of Ring.
+        sockets: as for `Ring`, in the rings between nodes.
     Raises:
         ValueError: `ranks_per_node` is below 1 or `sockets` neither true nor false; once connected, the nodes have not
             equally many workers, or a worker cannot reach the next one of its ring.

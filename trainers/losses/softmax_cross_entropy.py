@@ -25,7 +25,7 @@ class SoftmaxCrossEntropy:
     mixtures of the smoothed q of their labels.
 
     Args:
-        label_smoothing: e, in [0, 1); 0 is the plain cross entropy.
+        label_smoothing: the uniform share e of the targets, in [0, 1); 0 is the plain cross entropy.
     Raises:
         ValueError: `label_smoothing` is outside [0, 1).
 

@@ -20,7 +20,8 @@ class Mixup:
     both.
 
     Args:
-        alpha: above 0; with 1 all s are equally likely, smaller values leave one image nearly whole.
+        alpha: parameter of the Beta distribution, above 0; with 1 all s are equally likely, smaller values leave one
+            image nearly whole.
         probability: that a norm group is mixed at all, in [0, 1].
     Raises:
         ValueError: `alpha` is no number above 0; `probability` is no number in [0, 1].

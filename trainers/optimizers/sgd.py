@@ -24,7 +24,7 @@ class SGD:
         weight_decay: lambda, at least 0.
         decay: `coupled`: lambda * w is part of the gradient; `times_rate`: w <- (1 - eta lambda) w before the step;
             `times_relative_rate`: the same with eta / the full rate (without warmup and schedule) for eta.
-        no_decay: what is not decayed: `norm` (scales and shifts of normalisation), `bias`, both or neither.
+        no_decay: parameters that are not decayed: `norm` (scales and shifts of normalisation), `bias`, both or neither.
     Raises:
         ValueError: `weight_decay` is negative; `decay` is another word; `no_decay` holds another word or
             one twice.

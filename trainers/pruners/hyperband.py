@@ -23,7 +23,7 @@ class Hyperband:
 
     Args:
         reduction: as for `SuccessiveHalving`, at least 2.
-        rungs: likewise, at least 2.
+        rungs: as for `SuccessiveHalving`, at least 2.
     Source: Li et al. 2016, arXiv 1603.06560, algorithm 1, by Optuna's HyperbandPruner; the paper not checked.
     Differs: brackets grow side by side without a limit, asynchronously, as in Li et al. 2018, arXiv 1810.05934.
     """

@@ -24,8 +24,8 @@ class Wilcoxon:
     the beginning of a curve.
 
     Args:
-        threshold: the test's p below which a trial ends, above 0 and at most 0.5; n pairs that all lie on one side
-            give 2 ** -n.
+        threshold: the p of the test below which a trial ends, above 0 and at most 0.5; n pairs on one side give 2 **
+            -n.
         startup_reports: pairs before any trial is ended, at least 2.
     Source: Wilcoxon 1945 (not checked); Optuna's WilcoxonPruner.
     """
