@@ -39,7 +39,7 @@ def card_page(facts: CardFacts, opened: OpenedRecipe) -> str:
     body = [tag("div", joined([facts.name, " · ", source]), class_="muted"), _standing(facts)]
     body += [_words(facts), _picture(opened), _claims(facts)]
     body += [tag("h2", "The recipe"), table(("what", "value"), facts.values, class_="values")]
-    for head, paths in (("Assumed, for the source does not give them", facts.assumed), ("Left open", facts.open)):
+    for head, paths in (("Assumed: the source does not give these", facts.assumed), ("Left open", facts.open)):
         if paths:
             body += [tag("h2", head), tag("ul", *(tag("li", tag("code", path)) for path in paths))]
     return document(facts.title, joined(body))
@@ -76,4 +76,4 @@ def _picture(opened: OpenedRecipe) -> Markup:
 def _claims(facts: CardFacts) -> Markup:
     if not facts.claims:
         return joined([tag("h2", "Claims"), tag("p", "None.")])
-    return joined([tag("h2", "Claims"), table(("claimed", "on", "status", "where it stands"), facts.claims)])
+    return joined([tag("h2", "Claims"), table(("claimed", "on", "status", "place in the source"), facts.claims)])
