@@ -10,7 +10,7 @@ from trainers.arguments import require_count
 
 @dataclass(frozen=True, kw_only=True)
 class NsgaII:
-    """Crosses the trials that the fewest others dominate, generation after generation.
+    """Crosses the trials that the fewest others dominate, one generation after another.
 
     For several objectives and hundreds of trials. A range with `when` is drawn at random.
 

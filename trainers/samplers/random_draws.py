@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Random:
-    """Every value drawn by itself, evenly over its range: what any other sampler must beat."""
+    """Independent uniform draws: the reference for every other sampler."""
 
     def build(self, *, seed: int) -> Any:
         """Optuna's RandomSampler."""

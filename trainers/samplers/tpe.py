@@ -10,7 +10,7 @@ from trainers.arguments import require_count, require_flag
 
 @dataclass(frozen=True, kw_only=True)
 class Tpe:
-    """Draws where good trials are dense and bad ones are not.
+    """Tree-structured Parzen estimator: draws where good trials are dense and bad ones are not.
 
         argmax l(x) / g(x)        l, g: Parzen densities of the best trials and of the others
 
