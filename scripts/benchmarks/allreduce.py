@@ -1,7 +1,7 @@
 """Time of averaging a model's gradients over the ranks of one host: ChainerMN's way, ours, and a plain memory copy.
 
-    .venv/bin/python scripts/bench_allreduce.py
-    .venv/bin/python scripts/bench_allreduce.py --ranks 2 --rounds 9 --communicators SharedWindow Ring --json F
+    .venv/bin/python scripts/benchmarks/allreduce.py
+    .venv/bin/python scripts/benchmarks/allreduce.py --ranks 2 --rounds 9 --communicators SharedWindow Ring --json F
 
 The gradients are those of ResNet-50 with 1,000 classes: 25.6 million float32 in 161 arrays, 102 MB. Every way turns the
 ranks' gradients into their mean, in place, on every rank:
@@ -25,17 +25,18 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
+import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-from trainers.launch import find_mpiexec, launched_ranks, limit_threads
+from timing import as_rank, head, in_turns, middle_and_range, on_ranks, parser_of, ratios, row, write_json
+
+from trainers.launch import launched_ranks
 
 SOCKETS = "Ring+sockets"
 COMMUNICATORS = (
@@ -54,11 +55,14 @@ WHOLE = 1 << 40  # bytes of a bucket that holds all gradients
 MEAN_MAY_DIFFER_BY = {"float32": 1e-6, "float16": 5e-3, "bfloat16": 4e-2}
 
 
+@dataclass(frozen=True, kw_only=True)
 class Way:
-    """One of the ways: `average` replaces its gradients, `values`, by their means."""
+    """One of the ways: `average` replaces its gradients, `arrays`, by their means."""
 
-    def __init__(self, name: str, arrays: list[Any], average: Callable[[], object], wire: str = "float32") -> None:
-        self.name, self.arrays, self.average, self.wire = name, arrays, average, wire
+    name: str
+    arrays: list[Any]
+    average: Callable[[], object]
+    wire: str = "float32"
 
 
 def built(model: str) -> Any:
@@ -82,7 +86,7 @@ def naive_way(options: argparse.Namespace, world: Any) -> Way:
     for parameter in model.params():
         parameter.grad = np.zeros_like(parameter.array)
     arrays = [parameter.grad for _, parameter in sorted(model.namedparams())]
-    return Way("naive", arrays, lambda: communicator.multi_node_mean_grad(model))
+    return Way(name="naive", arrays=arrays, average=lambda: communicator.multi_node_mean_grad(model))
 
 
 def our_ways(options: argparse.Namespace, world: Any) -> Iterator[Way]:
@@ -112,7 +116,9 @@ def our_ways(options: argparse.Namespace, world: Any) -> Iterator[Way]:
                 exchange = Exchange(flat, connection, wire=WIRES[wire](), bucket_bytes=size or WHOLE, overlap=False)
                 label = f"{name}, {'whole' if not size else f'{size / 2**20:g} MB'}"
                 label += f", {wire}" if wire != "float32" else ""
-                yield Way(label, [flat.values], lambda exchange=exchange: average(exchange), wire)
+                yield Way(
+                    name=label, arrays=[flat.values], average=lambda exchange=exchange: average(exchange), wire=wire
+                )
 
 
 def gloo_way(num_values: int, world: Any) -> Iterator[Way]:
@@ -132,7 +138,7 @@ def gloo_way(num_values: int, world: Any) -> Iterator[Way]:
         distributed.all_reduce(values)
         values.mul_(1 / world.size)
 
-    yield Way("gloo", [values.numpy()], average)
+    yield Way(name="gloo", arrays=[values.numpy()], average=average)
 
 
 def copy_way(num_values: int) -> Way:
@@ -140,7 +146,7 @@ def copy_way(num_values: int) -> Way:
     import numpy as np
 
     values, other = np.ones(num_values, np.float32), np.ones(num_values, np.float32)  # zeros would be no memory yet
-    return Way("copy", [values], lambda: np.copyto(other, values))
+    return Way(name="copy", arrays=[values], average=lambda: np.copyto(other, values))
 
 
 def fill(way: Way, rank: int) -> None:
@@ -152,8 +158,8 @@ def fill(way: Way, rank: int) -> None:
         random.standard_normal(out=array.reshape(-1), dtype=np.float32)
 
 
-def largest_difference(way: Way, world: Any) -> float:
-    """Largest difference between a way's result and MPI's mean in float64, and the relative error in L2."""
+def relative_error(way: Way, world: Any) -> float:
+    """Of a way's result against MPI's mean in float64: the relative error in L2, the largest of the ranks."""
     import numpy as np
     from mpi4py import MPI
 
@@ -168,24 +174,18 @@ def largest_difference(way: Way, world: Any) -> float:
     return (world.allreduce(errors, op=MPI.MAX) / squares) ** 0.5
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def measure(options: argparse.Namespace, world: Any) -> dict[str, Any]:
     """Times of all ways on the ranks that were launched; all of them call this together."""
-    threads = limit_threads()
-    import trainers.compat  # noqa: F401  isort: skip
     from mpi4py import MPI
 
-    from trainers.faults import abort_on_exception
-
-    world = MPI.COMM_WORLD
-    abort_on_exception(world.rank)
     naive = naive_way(options, world)
     num_values = sum(array.size for array in naive.arrays)
-    ways = [naive, *our_ways(options, world), *gloo_way(num_values, world)]
-    differences = {way.name: largest_difference(way, world) for way in ways}
-    for way in ways:
-        if not differences[way.name] <= MEAN_MAY_DIFFER_BY[way.wire]:
-            raise RuntimeError(f"{way.name}: differs from the mean by {differences[way.name]}")
-    ways.append(copy_way(num_values))
+    ways = {way.name: way for way in (naive, *our_ways(options, world), *gloo_way(num_values, world))}
+    differences = {name: relative_error(way, world) for name, way in ways.items()}
+    for name, way in ways.items():
+        if not differences[name] <= MEAN_MAY_DIFFER_BY[way.wire]:
+            raise RuntimeError(f"{name}: differs from the mean by {differences[name]}")
+    ways["copy"] = copy_way(num_values)
 
     def seconds_of(way: Way) -> float:
         world.Barrier()
@@ -193,59 +193,38 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         way.average()
         return world.allreduce(time.perf_counter() - began, op=MPI.MAX)
 
-    medians: dict[str, list[float]] = {way.name: [] for way in ways}
+    medians: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(options.rounds):
-        times: dict[str, list[float]] = {way.name: [] for way in ways}
+        times: dict[str, list[float]] = {name: [] for name in ways}
         for turn in range(options.turns):
-            first = (number * options.turns + turn) % len(ways)
-            for way in ways[first:] + ways[:first]:
-                times[way.name].append(seconds_of(way))
+            for name in in_turns([*ways], number * options.turns + turn):
+                times[name].append(seconds_of(ways[name]))
         for name, values in times.items():
             medians[name].append(statistics.median(values))
     return {
         "ranks": world.size,
-        "threads_per_rank": threads,
+        "threads_per_rank": int(os.environ["OMP_NUM_THREADS"]),
         "model": options.model,
         "num_values": num_values,
         "num_arrays": len(naive.arrays),
         "turns_per_round": options.turns,
         "differences": differences,
         "seconds": medians,
-        "times_naive": ratios(medians, "naive", inverse=True),
-        "times_copy": ratios(medians, "copy", inverse=False),
+        "times_naive": {name: ratios(medians["naive"], seconds) for name, seconds in medians.items()},
+        "times_copy": {name: ratios(seconds, medians["copy"]) for name, seconds in medians.items()},
     }
-
-
-def ratios(seconds: dict[str, list[float]], to: str, *, inverse: bool) -> dict[str, list[float]]:
-    """By way and round: its time over that of another way, or its speed over that of the other."""
-    pairs = {name: list(zip(times, seconds[to], strict=True)) for name, times in seconds.items()}
-    return {name: [other / own if inverse else own / other for own, other in both] for name, both in pairs.items()}
-
-
-def measure_on_ranks(ranks: int, arguments: list[str]) -> dict[str, Any]:
-    """Start this script on MPI ranks and read what they measured."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "figures.json")
-        command = [find_mpiexec(), "-n", str(ranks), sys.executable, __file__, *arguments, "--json", str(file)]
-        subprocess.run(command, check=True)
-        return json.loads(file.read_text(encoding="utf-8"))[0]
 
 
 def table_lines(found: dict[str, Any]) -> Iterator[str]:
     """Lines of the table in Markdown, the fastest first."""
     for name, seconds in sorted(found["seconds"].items(), key=lambda way: statistics.median(way[1])):
-        cells = [str(found["ranks"]), name, f"{1000 * statistics.median(seconds):.1f}"]
-        cells += [_ratio(found["times_naive"][name]), _ratio(found["times_copy"][name])]
-        yield "| " + " | ".join(cells) + " |"
-
-
-def _ratio(values: list[float]) -> str:
-    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+        over = [middle_and_range(found[key][name]) for key in ("times_naive", "times_copy")]
+        yield row([found["ranks"], name, f"{1000 * statistics.median(seconds):.1f}", *over])
 
 
 def main() -> None:
     """Measure on every number of ranks, or run as one of the ranks."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--ranks", nargs="+", type=int, default=[2, 4], help="numbers of ranks, one after the other")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--turns", type=int, default=3, help="of a round")
@@ -253,21 +232,15 @@ def main() -> None:
     parser.add_argument("--wires", nargs="+", choices=MEAN_MAY_DIFFER_BY, default=["float32"])
     parser.add_argument("--buckets", nargs="+", type=int, default=[4 << 20, 0], help="bytes; 0: all in one")
     parser.add_argument("--model", choices=MODELS, default="resnet50")
-    parser.add_argument("--json", type=Path, metavar="F", help="write all figures here, seconds by round")
     options = parser.parse_args()
     if launched_ranks() is not None:
-        results = [measure(options)]
-        from mpi4py import MPI
-
-        leads = MPI.COMM_WORLD.rank == 0
-    else:
-        leads, results = True, []
-        print("| ranks | way | ms | times as fast as naive | over one copy |\n" + "|---" * 5 + "|", flush=True)
-        for ranks in options.ranks:
-            results.append(measure_on_ranks(ranks, sys.argv[1:]))
-            print("\n".join(table_lines(results[-1])), flush=True)
-    if leads and options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        return as_rank(lambda world: [measure(options, world)], options.json)
+    print(head(["ranks", "way", "ms", "times as fast as naive", "over one copy"]), flush=True)
+    results = []
+    for ranks in options.ranks:
+        results += on_ranks(__file__, ranks, sys.argv[1:])
+        print("\n".join(table_lines(results[-1])), flush=True)
+    write_json(options.json, results)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
-"""A small model that is trained to measure the time of different gradient exchanges.
+"""A small network that is trained to measure what an update costs, on micro-batches that are loaded before.
 
-The network is convolutional and learns digits; images are loaded before, so that nothing waits for input. Batches are
-of a size for which computing takes a given time, which is measured first.
+Batches are of a size for which computing takes a given time, which is measured first.
 """
 
 from __future__ import annotations
@@ -10,11 +9,9 @@ import operator
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
-
-from bench_updater import Replay, load_shares
 
 RECIPE = "digits/baseline"
 MODEL = "{kind: SmallCNN, width: 96}"
@@ -23,15 +20,32 @@ CALIBRATION_SIZES = (32, 256)  # samples of an update on a rank
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
-def samples_for(seconds: float, times: tuple[float, float]) -> int:
-    """The number of samples, at least 1, that take the given time, on the line through the two calibrated times.
+class Replay:
+    """An iterator for the updater that repeats the same loaded shares."""
 
-    >>> samples_for(0.5, (0.1, 0.38))
-    352
-    """
-    few, many = CALIBRATION_SIZES
-    each = max((times[1] - times[0]) / (many - few), 1e-9)
-    return max(1, round(few + (seconds - times[0]) / each))
+    def __init__(self, shares: list[Any]) -> None:
+        self._shares = shares
+        self._turn = 0
+
+    def next(self) -> Any:
+        """The next share; its micro-batches are loaded."""
+        share = self._shares[self._turn % len(self._shares)]
+        self._turn += 1
+        return replace(share, micro_batches=iter(share.micro_batches))
+
+
+def load_shares(prepared: Any, rank: int, num_updates: int) -> list[Any]:
+    """A rank's share of the first updates of a plan, loaded into memory."""
+    from recipes.planning.stream import Stream
+    from trainers.build import build
+    from trainers.stream_iterator import StreamIterator
+
+    recipe, dataset = prepared.opened.recipe, prepared.opened.dataset
+    stream = Stream(seed=recipe.seed, num_samples=dataset.num_train, repeats=recipe.stream.repeats)
+    load = build(recipe, dataset).load_train
+    iterator = StreamIterator(plan=prepared.plan, rank=rank, stream=stream, load=load)
+    shares = [iterator.next() for _ in range(min(num_updates, prepared.plan.timeline.num_updates))]
+    return [replace(share, micro_batches=list(share.micro_batches)) for share in shares]
 
 
 def hidden(seconds: Sequence[float], none: Sequence[float], compute: Sequence[float]) -> float:
@@ -44,11 +58,11 @@ def hidden(seconds: Sequence[float], none: Sequence[float], compute: Sequence[fl
     return round(1 - rest / whole, 12)
 
 
-def take_cores(rank: int, size: int, each: int = 1) -> None:
-    """Pin this rank to its own cores, if all ranks are on this machine and it has enough of them."""
+def take_core(rank: int, size: int) -> None:
+    """Pin this rank to a core of its own, if the machine has as many cores as ranks."""
     cores = sorted(os.sched_getaffinity(0))
-    if each * size <= len(cores):
-        os.sched_setaffinity(0, cores[each * rank : each * (rank + 1)])
+    if size <= len(cores):
+        os.sched_setaffinity(0, {cores[rank]})
 
 
 class Trained:
@@ -59,20 +73,9 @@ class Trained:
         samples: of an update on a rank.
         exchange_of: the model's parts -> its exchange, with two arrays where it is doubled.
         doubled: double buffering.
-        model: as a recipe has it.
-    Attributes:
-        model: its weights are the same for the same number of updates, if the exchange gives the mean.
     """
 
-    def __init__(
-        self,
-        world: Any,
-        *,
-        samples: int,
-        exchange_of: Callable[[Any], Any],
-        doubled: bool = False,
-        model: str = MODEL,
-    ) -> None:
+    def __init__(self, world: Any, *, samples: int, exchange_of: Callable[[Any], Any], doubled: bool = False) -> None:
         from trainers.build import build
         from trainers.norm_groups import NormGroups
         from trainers.request import TrainRequest, prepare
@@ -80,13 +83,12 @@ class Trained:
 
         batch = f"batch={{global: {samples * world.size}, norm_span: {samples}}}"
         doubling = f"updater.double_buffering={str(doubled).lower()}"
-        overrides = (f"model={model}", batch, "learning_rate.reference=0.001", doubling)
+        overrides = (f"model={MODEL}", batch, "learning_rate.reference=0.001", doubling)
         prepared = prepare(TrainRequest(recipe=RECIPE, overrides=overrides), workers=world.size)
         parts = build(prepared.opened.recipe, prepared.opened.dataset)
         groups = NormGroups(prepared.opened.recipe.evaluation)
         groups.install(parts.model)
         self._world = world
-        self.model = parts.model
         self.exchange = exchange_of(parts)
         self._updater = RecipeUpdater(
             {"main": Replay(load_shares(prepared, world.rank, 2))},
@@ -98,39 +100,35 @@ class Trained:
             norm_groups=groups,
         )
 
-    def seconds(self, updates: int) -> tuple[float, float]:
-        """An update's, on the slowest rank, while it trains; and of them those of processors, the mean of the ranks."""
-        from mpi4py import MPI
-
+    def seconds(self, updates: int) -> float:
+        """Seconds an update on the slowest rank, after one update that is not counted."""
         self._world.Barrier()
         self._updater.update()
-        began, of_processor = time.perf_counter(), time.process_time()
-        for _ in range(updates):
-            self._updater.update()
-        own = (time.perf_counter() - began, time.process_time() - of_processor)
+        own = _seconds_of(lambda: [self._updater.update() for _ in range(updates)])
         self._updater.pending_arrays()  # nothing is on its way when the next one takes its turn
-        slowest = self._world.allreduce(own[0], op=MPI.MAX)
-        return slowest / updates, self._world.allreduce(own[1]) / self._world.size / updates
+        return self._slowest(own) / updates
 
     def communication_seconds(self) -> float:
         """Of one exchange of all gradients, nothing else going on."""
-        from mpi4py import MPI
 
         def run() -> float:
             self._world.Barrier()
-            began = time.perf_counter()
-            self.exchange.begin(scale=1.0).finish()
-            return self._world.allreduce(time.perf_counter() - began, op=MPI.MAX)
+            return self._slowest(_seconds_of(lambda: self.exchange.begin(scale=1.0).finish()))
 
         return _median_of(run, 3)
 
     def compute_seconds(self) -> float:
         """Of an update, where nothing is exchanged."""
-        return _median_of(lambda: self.seconds(2)[0], 3)
+        return _median_of(lambda: self.seconds(2), 3)
 
     def close(self) -> None:
         """Give memory, thread and communicators back; all ranks together."""
         self.exchange.close()
+
+    def _slowest(self, seconds: float) -> float:
+        from mpi4py import MPI
+
+        return self._world.allreduce(seconds, op=MPI.MAX)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,8 +146,15 @@ class Calibrated:
     compute_seconds: tuple[float, float]
 
     def samples(self, ratio: float) -> int:
-        """Of an update on a rank, for which communication takes `ratio` times as long as computing."""
-        return samples_for(self.communication_seconds / ratio, self.compute_seconds)
+        """Of an update on a rank, at least 1, for which communication takes `ratio` times as long as computing.
+
+        >>> known = Calibrated(communication_seconds=0.5, gradient_bytes=4, compute_seconds=(0.1, 0.38))
+        >>> known.samples(1.0)  # on the line through both sizes
+        352
+        """
+        (few, many), (first, last) = CALIBRATION_SIZES, self.compute_seconds
+        each = max((last - first) / (many - few), 1e-9)
+        return max(1, round(few + (self.communication_seconds / ratio - first) / each))
 
 
 def calibrate(trained_by: Callable[..., Trained]) -> Calibrated:
@@ -167,17 +172,10 @@ def calibrate(trained_by: Callable[..., Trained]) -> Calibrated:
     )
 
 
-def in_turns(trained: Mapping[str, Trained], *, rounds: int, updates: int) -> dict[str, dict[str, list[float]]]:
-    """`Trained.seconds` of each by round, the first of them another one each time: `seconds`, `processor_seconds`."""
-    seconds: dict[str, list[float]] = {name: [] for name in trained}
-    of_processor: dict[str, list[float]] = {name: [] for name in trained}
-    for number in range(rounds):
-        first = number % len(trained)
-        for name in [*trained][first:] + [*trained][:first]:
-            one, other = trained[name].seconds(updates)
-            seconds[name].append(one)
-            of_processor[name].append(other)
-    return {"seconds": seconds, "processor_seconds": of_processor}
+def _seconds_of(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
 
 
 def _median_of(run: Callable[[], float], times: int) -> float:
