@@ -1,7 +1,7 @@
 """Images a second that each augmentation makes on one core, beside a peer that does the same.
 
-    .venv/bin/python scripts/bench_augmentations.py
-    .venv/bin/python scripts/bench_augmentations.py --size 224 --images 32 --rounds 15 --json F
+    .venv/bin/python scripts/benchmarks/augmentations.py
+    .venv/bin/python scripts/benchmarks/augmentations.py --size 224 --images 32 --rounds 15 --json F
 
 The images are smooth colours with edges, uint8, of `--size` pixels. An augmentation is called as the pipeline calls it:
 draws of its own for each image, one after the other. A peer is what another library would call, with random numbers of
@@ -20,18 +20,15 @@ counted.
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
+from timing import parser_of, write_json
 
 import trainers.compat  # noqa: F401
 from recipes.planning.draws import draws
@@ -53,36 +50,23 @@ from trainers.augmentations import (
 Peer = Callable[[np.ndarray], Any]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """An augmentation and its peer.
-
-    Args:
-        ours: the augmentation.
-        peer: does the same to a uint8 HWC image; None where there is none.
-    """
-
-    ours: Callable[..., np.ndarray]
-    peer: Peer | None = None
-
-
-def cases(size: int) -> dict[str, Case]:
-    """All augmentations on images of `size` pixels, with usual settings."""
-    small = 7 * size // 8
+def cases(size: int) -> dict[str, tuple[Callable[..., np.ndarray], Peer | None]]:
+    """All augmentations on images of `size` pixels with usual settings, and their peers on a uint8 HWC image."""
+    small, jitter = 7 * size // 8, {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4}
     return {
-        "RandomResizedCrop": Case(ours=RandomResizedCrop(size=size), peer=lambda image: pillow_crop(image, size)),
-        "RandomCrop": Case(ours=RandomCrop(size=size, padding=size // 8)),
-        "HorizontalFlip": Case(ours=HorizontalFlip(), peer=pillow_flip),
-        "Resize": Case(ours=Resize(shorter=small), peer=lambda image: pillow_resize(image, small)),
-        "CenterCrop": Case(ours=CenterCrop(size=small)),
-        "Normalize": Case(ours=Normalize(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))),
-        "ColorJitter": Case(ours=ColorJitter(brightness=0.4, contrast=0.4, saturation=0.4), peer=pillow_jitter),
-        "ColorJitter, hue": Case(ours=ColorJitter(brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1)),
-        "PcaLighting": Case(ours=PcaLighting(), peer=chainercv_lighting),
-        "RandAugment": Case(ours=RandAugment(), peer=timm_augment()),
-        "TrivialAugment": Case(ours=TrivialAugment(), peer=torchvision_augment()),
-        "RandomErasing": Case(ours=RandomErasing(probability=1.0)),
-        "Cutout": Case(ours=Cutout(size=size // 2)),
+        "RandomResizedCrop": (RandomResizedCrop(size=size), lambda image: pillow_crop(image, size)),
+        "RandomCrop": (RandomCrop(size=size, padding=size // 8), None),
+        "HorizontalFlip": (HorizontalFlip(), pillow_flip),
+        "Resize": (Resize(shorter=small), lambda image: pillow_resize(image, small)),
+        "CenterCrop": (CenterCrop(size=small), None),
+        "Normalize": (Normalize(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)), None),
+        "ColorJitter": (ColorJitter(**jitter), pillow_jitter),
+        "ColorJitter, hue": (ColorJitter(**jitter, hue=0.1), None),
+        "PcaLighting": (PcaLighting(), chainercv_lighting),
+        "RandAugment": (RandAugment(), timm_augment()),
+        "TrivialAugment": (TrivialAugment(), torchvision_augment()),
+        "RandomErasing": (RandomErasing(probability=1.0), None),
+        "Cutout": (Cutout(size=size // 2), None),
     }
 
 
@@ -162,39 +146,38 @@ def rate(call: Callable[[np.ndarray, int], Any], images: list[np.ndarray]) -> fl
     return len(images) / (time.process_time() - began)
 
 
-def measured(case: Case, images: list[np.ndarray], rounds: int) -> dict[str, float | None]:
+def measured(
+    ours: Callable[..., np.ndarray], peer: Peer | None, images: list[np.ndarray], rounds: int
+) -> dict[str, float | None]:
     """Medians over the rounds: images a second, the peer's, and the ratio within a round."""
-    calls = [lambda image, index: case.ours(image, draws(0, "augmentation", 0, index, 0))]
-    calls += [lambda image, index: case.peer(image)] if case.peer is not None else []
+    calls = [lambda image, index: ours(image, draws(0, "augmentation", 0, index, 0))]
+    calls += [lambda image, index: peer(image)] if peer else []
     kept = [[rate(call, images) for call in calls] for _ in range(rounds + 1)][1:]
-    known = case.peer is not None
     return {
         "images_per_second": statistics.median(found[0] for found in kept),
-        "peer_images_per_second": statistics.median(found[1] for found in kept) if known else None,
-        "ratio": statistics.median(found[0] / found[1] for found in kept) if known else None,
+        "peer_images_per_second": statistics.median(found[1] for found in kept) if peer else None,
+        "ratio": statistics.median(found[0] / found[1] for found in kept) if peer else None,
     }
 
 
 def main() -> None:
     """Measure, print the table, write the JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--size", type=int, default=224, help="side of the images in pixels (224)")
     parser.add_argument("--images", type=int, default=32, help="images of a round (32)")
     parser.add_argument("--rounds", type=int, default=15, help="rounds that are counted (15)")
-    parser.add_argument("--json", type=Path, help="write the figures there")
     options = parser.parse_args()
     images = photos(options.images, options.size)
     random.seed(0)
     found = {}
     print(f"{'augmentation':<18}{'images/s':>10}{'peer':>10}{'ratio':>8}   at {options.size} x {options.size}")
-    for name, case in cases(options.size).items():
-        found[name] = measured(case, images, options.rounds)
-        ours, peer, ratio = found[name].values()
-        beside = f"{peer:>10,.0f}{ratio:>8.2f}" if peer else f"{'-':>10}{'-':>8}"
-        print(f"{name:<18}{ours:>10,.0f}{beside}", flush=True)
-    if options.json:
-        settings = {"size": options.size, "images": options.images, "rounds": options.rounds}
-        options.json.write_text(json.dumps({**settings, "augmentations": found}, indent=1) + "\n")
+    for name, (ours, peer) in cases(options.size).items():
+        found[name] = measured(ours, peer, images, options.rounds)
+        speed, of_peer, ratio = found[name].values()
+        beside = f"{of_peer:>10,.0f}{ratio:>8.2f}" if peer else f"{'-':>10}{'-':>8}"
+        print(f"{name:<18}{speed:>10,.0f}{beside}", flush=True)
+    settings = {"size": options.size, "images": options.images, "rounds": options.rounds}
+    write_json(options.json, {**settings, "augmentations": found})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Accuracy of the digits recipes over seeds: up to which batch linear scaling and warmup keep it, and without them.
 
-    .venv/bin/python scripts/bench_digits.py --seeds 3 [--json F]
+    .venv/bin/python scripts/benchmarks/digits.py --seeds 3 [--json F]
 
 Trains every row with the command line on two ranks, in a temporary folder, and prints a table in Markdown. Accuracy is
 the last evaluation of each run; `+-` is the standard deviation over the seeds.
@@ -8,13 +8,14 @@ the last evaluation of each run; `+-` is the standard deviation over the seeds.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from timing import head, parser_of, row, write_json
 
 ROWS = [
     ("digits/baseline", ()),
@@ -38,22 +39,22 @@ def accuracy(recipe: str, overrides: tuple[str, ...], seed: int, folder: Path) -
 
 def main() -> None:
     """Measure all rows and print them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--rows", type=int, default=len(ROWS), help="so many of them, from the first")
     options = parser.parse_args()
     results = []
-    print("| command | accuracy | runs |\n|---|---|---|")
-    for recipe, overrides in ROWS:
+    print(head(["command", "accuracy", "runs"]))
+    for recipe, overrides in ROWS[: options.rows]:
         with tempfile.TemporaryDirectory() as folder:
             values = [accuracy(recipe, overrides, seed, Path(folder, str(seed))) for seed in range(options.seeds)]
         spread = f" +- {100 * statistics.stdev(values):.2f}" if len(values) > 1 else ""
         words = " ".join(["kilobatch train", recipe, "-n 2", *(f"--set {o}" for o in overrides)])
         each = ", ".join(f"{100 * value:.2f}" for value in values)
-        print(f"| `{words}` | {100 * statistics.mean(values):.2f}{spread} % ({each}) | {len(values)} |", flush=True)
+        mean = f"{100 * statistics.mean(values):.2f}"
+        print(row([f"`{words}`", f"{mean}{spread} % ({each})", len(values)]), flush=True)
         results.append({"recipe": recipe, "overrides": overrides, "accuracies": values})
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    write_json(options.json, results)
 
 
 if __name__ == "__main__":

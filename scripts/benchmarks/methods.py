@@ -1,6 +1,6 @@
 """Large-batch methods against plain scaling, each with the same number of trials for its rate.
 
-    OMP_NUM_THREADS=1 .venv/bin/python scripts/bench_methods.py --json F [--html F] [--markdown] [--picture F]
+    OMP_NUM_THREADS=1 .venv/bin/python scripts/benchmarks/methods.py --json F [--html F] [--markdown] [--picture F]
 
 Seven methods on three settings: digits at 16 times the reference batch, and a generated set of 20,480 noisy images of
 32x32, a fifth of their labels wrong, at 16 and 64 times. All share epochs, model, order of the samples, augmentation,
@@ -17,7 +17,6 @@ Every finished run is in the JSON at once, and is not done again: stop the scrip
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import json
@@ -31,22 +30,211 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-from compared_methods import (
-    METHODS,
-    RECIPE,
-    SETTINGS,
-    STEP,
-    TUNING_SEED,
-    Setting,
-    best_trial,
-    grid,
-    overrides_of,
-)
+from timing import parser_of
 
-ROOT = Path(__file__).parents[1]
+RECIPE = "digits/baseline"
+TUNING_SEED = 100
+STEP = 10**0.5  # between neighbours of the grid
 TRIALS = 5
 MICRO_BATCH_SIZE = 256  # affects only time and rounding
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A task: data, model and batch size.
+
+    Args:
+        name: in table and JSON.
+        overrides: of the recipe: data, model, epochs, augmentation.
+        epochs: of every run.
+        per: the reference batch, which is the norm span too.
+        times: the global batch over it.
+        chance: accuracy of guessing.
+    """
+
+    name: str
+    overrides: tuple[str, ...]
+    epochs: float
+    per: int
+    times: int
+    chance: float = 0.1
+
+    @property
+    def batch(self) -> int:
+        """The global batch, the largest of a ramp."""
+        return self.per * self.times
+
+    @property
+    def warmup_epochs(self) -> float:
+        """A quarter of the run, for every method that has a warmup or a ramp."""
+        return self.epochs / 4
+
+    @property
+    def reference(self) -> str:
+        """Name of the setting with the reference batch on the same data."""
+        return self.name.rpartition("-")[0] + "-1x"
+
+
+DIGITS = ("model={kind: SmallCNN, width: 16}",)
+NOISY = (
+    "dataset=synthetic_noisy",
+    "model={kind: SmallCNN, width: 12, first_stride: 4}",
+    "augmentation.train=[{kind: Normalize, with: synthetic_noisy}]",
+    "augmentation.eval=[{kind: Normalize, with: synthetic_noisy}]",
+)
+SETTINGS = {
+    setting.name: setting
+    for setting in (
+        *(Setting(name=f"digits-{k}x", overrides=DIGITS, epochs=10, per=32, times=k) for k in (1, 16)),
+        *(Setting(name=f"noisy-{k}x", overrides=NOISY, epochs=2, per=16, times=k) for k in (1, 16, 64)),
+    )
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """A method: how batch and rate change, and which optimizer is used.
+
+    Args:
+        title: in table and pictures.
+        what: in a sentence.
+        overrides: of the recipe, by setting.
+        default: setting -> value of `number` without tuning.
+        number: the key that is tuned.
+        added: whether it was added after the others' results were known; such a method is run only if it is named.
+    """
+
+    title: str
+    what: str
+    overrides: Callable[[Setting], tuple[str, ...]]
+    default: Callable[[Setting], float] = lambda setting: 0.05
+    number: str = "learning_rate.reference"
+    added: bool = False
+
+
+DECAY = "weight_decay: 1e-4, no_decay: [norm]"
+
+
+def _warmup(setting: Setting, start: str) -> str:
+    epochs = setting.warmup_epochs
+    return f"learning_rate.warmup={{kind: GradualWarmup, epochs: {epochs:g}, start: {start}, joins: multiply}}"
+
+
+def _ramp(setting: Setting) -> str:
+    first, boundary = setting.batch // 4, setting.warmup_epochs
+    steps = f"[{{from: 0, size: {first}}}, {{from: {boundary:g}, size: {setting.batch}}}]"
+    return f"batch={{global: {steps}, norm_span: {setting.per}}}"
+
+
+def _rmsprop(setting: Setting) -> str:
+    ends = setting.warmup_epochs  # at beta_center + beta_period / 2; 10 and 5 of 90 epochs in Akiba et al. 2017
+    return f"optimizer={{kind: RmspropWarmup, beta_center: {0.8 * ends:g}, beta_period: {0.4 * ends:g}, {DECAY}}}"
+
+
+def _lars_rate(setting: Setting) -> float:
+    return 7.4 * (setting.batch / 1632) ** 0.30  # MLPerf's smallest point; B^0.30 fits its points
+
+
+def _lamb_rate(setting: Setting) -> float:
+    return 0.04 * (setting.batch / 32768) ** 0.5  # You et al. 2019 at 32,768, square root
+
+
+METHODS = {
+    "plain": Method(
+        title="plain scaling",
+        overrides=lambda setting: (),
+        what="rate times B / per from the first update on, momentum SGD",
+    ),
+    "warmup": Method(
+        title="gradual warmup",
+        overrides=lambda setting: (_warmup(setting, "reference"),),
+        what="plain scaling, reached from the reference rate over a quarter of the run (Goyal et al. 2017)",
+    ),
+    "ramp": Method(
+        title="batch ramp",
+        overrides=lambda setting: (_ramp(setting),),
+        what="a quarter of the batch for a quarter of the run, then all of it, the rate with it: more updates",
+    ),
+    "adascale": Method(
+        title="AdaScale",
+        overrides=lambda setting: ("learning_rate.rule=none", f"optimizer={{kind: AdaScale, momentum: 0.9, {DECAY}}}"),
+        what="the unscaled rate times the gain that the gradients of the norm groups give (Johnson et al. 2020)",
+    ),
+    "rmsprop": Method(
+        title="RMSprop warm-up",
+        overrides=lambda setting: (_rmsprop(setting),),
+        what="RMSprop that goes over to plain scaling by a quarter of the run (Akiba et al. 2017)",
+    ),
+    "lars": Method(
+        title="LARS",
+        default=_lars_rate,
+        overrides=lambda setting: (
+            "learning_rate.rule=none",
+            _warmup(setting, "0"),
+            "optimizer={kind: Lars, trust_coefficient: 0.001, weight_decay: 1e-4}",
+        ),
+        what="LARS with trust coefficient 0.001 and a warmup from 0 over a quarter of the run (You et al. 2017)",
+    ),
+    "lamb": Method(
+        title="LAMB",
+        default=_lamb_rate,
+        overrides=lambda setting: (
+            "learning_rate.rule=none",
+            _warmup(setting, "0"),
+            "optimizer={kind: Lamb, weight_decay: 1e-4}",
+        ),
+        what="LAMB with a warmup from 0 over a quarter of the run (You et al. 2019)",
+    ),
+    "lars-trust": Method(
+        title="LARS by trust (added)",
+        default=lambda setting: 0.001 * _lars_rate(setting) / (0.05 * setting.times),  # the same product with the rate
+        overrides=lambda setting: (_warmup(setting, "0"), "optimizer={kind: Lars, weight_decay: 1e-4}"),
+        what="LARS at the linearly scaled rate 0.05: tuned is the trust coefficient, which norm and bias do not see",
+        number="optimizer.trust_coefficient",
+        added=True,
+    ),
+    "lamb-up": Method(
+        title="LAMB, grid up (added)",
+        default=lambda setting: 10 * _lamb_rate(setting),
+        overrides=lambda setting: METHODS["lamb"].overrides(setting),
+        what="LAMB with its grid moved up by a decade",
+        added=True,
+    ),
+}
+
+
+def overrides_of(setting: Setting, method: str, *, rate: float, seed: int) -> tuple[str, ...]:
+    """The overrides of `kilobatch train digits/baseline --set ...` for one run."""
+    return (
+        *setting.overrides,
+        f"epochs={setting.epochs:g}",
+        f"batch={{global: {setting.batch}, norm_span: {setting.per}}}",
+        f"learning_rate.per={setting.per}",
+        *METHODS[method].overrides(setting),
+        f"{METHODS[method].number}={rate:.4g}",
+        "evaluation.every=1run",
+        f"seed={seed}",
+    )
+
+
+def grid(default: float, trials: int) -> list[float]:
+    """`trials` rates around the default, half a decade apart.
+
+    >>> [round(rate, 3) for rate in grid(1.0, 5)]
+    [0.1, 0.316, 1.0, 3.162, 10.0]
+    """
+    return [default * STEP ** (place - trials // 2) for place in range(trials)]
+
+
+def best_trial(trials: list[dict[str, Any]]) -> dict[str, Any]:
+    """The run of the highest accuracy, then of the lowest loss; failed ones last, the lowest rate first."""
+    worst = (-1.0, 0.0)
+    return max(
+        sorted(trials, key=lambda run: run["rate"]),
+        key=lambda run: worst if run["failed"] else (run["accuracy"], -run["loss"]),
+    )
 
 
 class Results:
@@ -100,10 +288,21 @@ def compare(
         done(best["rate"], seed)
 
 
-def train_once(overrides: tuple[str, ...]) -> dict[str, Any]:
-    """Train as `kilobatch train` does on one rank, in this process; the images stay in memory between runs."""
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """A run of this process: its plan, the lines of its metrics, seconds of processor time, and why it failed."""
+
+    prepared: Any
+    lines: list[dict[str, Any]]
+    seconds: float
+    failed: str | None
+
+
+def train(overrides: tuple[str, ...]) -> Trained:
+    """Train as `kilobatch train` does on one rank, without a report; the images stay in memory between runs."""
     from mpi4py import MPI
 
+    from recipes.reports import page
     from trainers.faults import EXIT_STOPPED, RunFailed
     from trainers.request import TrainRequest, prepare
     from trainers.train import TrainOptions, train_as_rank
@@ -113,7 +312,11 @@ def train_once(overrides: tuple[str, ...]) -> dict[str, Any]:
     dataset = replace(prepared.opened.dataset, reader=InMemory(reader=prepared.opened.dataset.reader))
     opened = replace(prepared.opened, dataset=dataset)
     failed, began = None, time.process_time()
-    with tempfile.TemporaryDirectory() as name, contextlib.redirect_stdout(io.StringIO()):
+    with (
+        tempfile.TemporaryDirectory() as name,
+        contextlib.redirect_stdout(io.StringIO()),
+        mock.patch.object(page, "write_page"),  # it takes as long as a short run
+    ):
         options = TrainOptions(folder=Path(name), checkpoint_every=opened.recipe.epochs)
         try:
             if train_as_rank(opened, prepared.plan, options, mpi=MPI.COMM_SELF, launched_by_us=True) == EXIT_STOPPED:
@@ -121,13 +324,19 @@ def train_once(overrides: tuple[str, ...]) -> dict[str, Any]:
         except RunFailed as error:
             failed = str(error).partition(". ")[0]
         lines = [json.loads(line) for line in Path(name, "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    scores = {line["key"]: line["value"] for line in lines if line["key"].startswith("eval_")}
+    return Trained(prepared=prepared, lines=lines, seconds=time.process_time() - began, failed=failed)
+
+
+def train_once(overrides: tuple[str, ...]) -> dict[str, Any]:
+    """The figures of one run."""
+    run = train(overrides)
+    scores = {line["key"]: line["value"] for line in run.lines if line["key"].startswith("eval_")}
     return {
-        "failed": failed,
-        "accuracy": None if failed else scores["eval_accuracy"],
-        "loss": None if failed else scores["eval_loss"],
-        "updates": prepared.plan.timeline.num_updates,
-        "seconds": round(time.process_time() - began, 2),
+        "failed": run.failed,
+        "accuracy": None if run.failed else scores["eval_accuracy"],
+        "loss": None if run.failed else scores["eval_loss"],
+        "updates": run.prepared.plan.timeline.num_updates,
+        "seconds": round(run.seconds, 2),
     }
 
 
@@ -160,19 +369,18 @@ def _held(reader: Any, root: Path | None, split: str) -> Any:
 @lru_cache
 def commit() -> str:
     """The commit of the code, with `-dirty` if it has uncommitted changes."""
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=10"]
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=10"]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def main() -> None:
     """Train what is missing, then show the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     asked = [key for key, method in METHODS.items() if not method.added]
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=asked, metavar="M")
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), metavar="S")
     parser.add_argument("--seeds", type=int, default=5, help="reported runs of each row, at least 2")
     parser.add_argument("--trials", type=int, default=TRIALS, help="rates of the first grid, an odd number; then two")
-    parser.add_argument("--json", type=Path, metavar="F", help="where runs are kept; those in it are not repeated")
     parser.add_argument("--html", type=Path, metavar="F", help="write a page on them, pictures first")
     parser.add_argument("--picture", type=Path, metavar="F", help="write the page's first picture, .png or .svg")
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
@@ -184,21 +392,12 @@ def main() -> None:
         for method in methods:
             how = {"seeds": options.seeds, "trials": options.trials, "train": train_once}
             compare(results, SETTINGS[name], method, **how)
-    show(results, options)
+    import methods_report
 
-
-def show(results: Results, options: argparse.Namespace) -> None:
-    """The table, and what else was asked for."""
-    import methods_table
-
-    rows = methods_table.rows_of(results.runs)
-    methods_table.show(rows, markdown=options.markdown)
-    if options.html or options.picture:
-        import methods_page
-
-        methods_page.write(rows, results.runs, html=options.html, picture=options.picture)
+    rows = methods_report.rows_of(results.runs)
+    methods_report.show(rows, markdown=options.markdown)
+    methods_report.write(rows, results.runs, html=options.html, picture=options.picture)
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))
     main()

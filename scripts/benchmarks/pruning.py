@@ -1,24 +1,33 @@
-"""Replays searches over the recorded trials: fair pruning, Optuna's pruners as they come, and random search.
+"""Replays searches over recorded trials: fair pruning, Optuna's pruners with their defaults, and random search.
 
-    .venv/bin/python scripts/bench_pruning.py [--json F] [--markdown] [--replays 20] [--budget 30]
+    .venv/bin/python scripts/benchmarks/pruning.py [--json F] [--markdown] [--replays 20] [--budget 30]
+    OMP_NUM_THREADS=1 .venv/bin/python scripts/benchmarks/pruning.py --record 200
 
 A replay takes the recorded configurations in an order of its own, the same for every method, one at a time, until the
-device-time of 30 whole runs is spent; a run that is not finished by then does not count. What a method found is the
-best whole run that it finished; its regret is how far that lies below the best of the table.
+device-time of 30 whole runs is spent; a run that is not finished by then does not count. A method's result is the best
+whole run that it finished; its regret is how far that lies below the best of the table.
 
   fair          the pruner as a search of this package has it: reports at equal parts of a run, not before a trial's own
                 slow start is over, only trials whose rate has the same shape; rungs are whole compressed runs
-  as it comes   Optuna's class with its defaults, told the accuracy after every epoch, with the epoch as the step
+  as it comes   Optuna's class with its defaults; it gets the accuracy after every epoch, with the epoch as the step
   random        every configuration trained whole
 
 Decided before the trials were recorded: the comparison that counts is Median, fair, with Median as it comes and with
 random; the other pruners are shown beside it. A one-sided sign test over the replays decides: "better" where p < 0.05,
 else "not shown". Replays share a table, so the test is about this table only.
+
+The table has 200 configurations of the digits recipe, drawn once; each is trained whole, and compressed to a third and
+a ninth. Batches are 64 to 192 of 1,500 samples, warmups up to three epochs, runs 5 or 10 epochs, with two schedules.
+Every epoch ends at one of the twenty reports of a whole run, so the same numbers can be compared at equal parts of the
+run and at equal epochs. The design was chosen before any run; only the seconds of five runs were looked at.
+
+`--record N` trains the first N configurations that the table lacks, in this process, without MPI ranks. Each is in the
+file as soon as it is finished. Seconds are processor time of this process; those up to a report are in proportion to
+the samples.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import statistics
@@ -26,6 +35,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,17 +43,146 @@ from typing import Any
 
 import numpy as np
 import optuna
+from methods import train
 from optuna.trial import TrialState
-from recorded_trials import REPORTS, SHARES, TABLE, Recorded, read_table
+from timing import head, parser_of, row, write_json
 
-ROOT = Path(__file__).parents[1]
+from recipes.ranges import Categorical, Float
+
+TABLE = Path(__file__).parents[2] / "tests" / "golden" / "recorded_trials.json"
+RECIPE = "digits/baseline"
+CONFIGURATIONS, REPORTS = 200, 20
+SHARES = (Fraction(1, 9), Fraction(1, 3), Fraction(1))
+EVALUATED = 297  # samples of the evaluation split
 KINDS = ("Median", "Percentile", "Wilcoxon", "SuccessiveHalving", "Hyperband")
-PRIMARY = "Median"
+_SMALL = ("model={kind: SmallCNN, width: 8}", "augmentation.train=[{kind: Normalize, with: digits}]")
+_SCHEDULES = ("{kind: Cosine}", "{kind: MultiStep, boundaries: [0.5run, 0.75run], factor: 0.1}")
+SPACE = {
+    "epochs": Categorical(choices=(5, 10)),
+    "batch.global": Categorical(choices=(64, 128, 192)),
+    "learning_rate.reference": Float(low=0.003, high=0.6, log=True),  # at 32 samples, scaled linearly
+    "learning_rate.warmup": Categorical(choices=(0, 0.5, 1.5, 3)),  # epochs, 0 for none
+    "learning_rate.schedule": Categorical(choices=_SCHEDULES),
+    "optimizer.momentum": Categorical(choices=(0.8, 0.9, 0.95)),
+    "optimizer.weight_decay": Float(low=1e-5, high=1e-2, log=True),
+    "loss.label_smoothing": Categorical(choices=(0.0, 0.1)),
+}
+
+
+def values_of(number: int) -> dict[str, Any]:
+    """The values of a configuration, by their paths in the recipe: independent even draws, keyed by its number."""
+    draws = np.random.Generator(np.random.Philox(key=number)).random(len(SPACE))
+    return {path: _at(range_, draw) for (path, range_), draw in zip(SPACE.items(), draws, strict=True)}
+
+
+def _at(range_: Float | Categorical, draw: float) -> Any:
+    if isinstance(range_, Categorical):
+        return range_.choices[int(draw * len(range_.choices))]
+    return float(f"{range_.low * (range_.high / range_.low) ** draw:.4g}")
+
+
+def overrides_of(values: dict[str, Any]) -> tuple[str, ...]:
+    """The overrides of `kilobatch train digits/baseline --set ...` for the whole run of a configuration."""
+    warmup = values["learning_rate.warmup"]
+    made = {**values, "learning_rate.warmup": "null"}
+    if warmup:
+        made["learning_rate.warmup"] = f"{{kind: GradualWarmup, epochs: {warmup}, start: reference, joins: multiply}}"
+    return (*_SMALL, *(f"{path}={value}" for path, value in made.items()), "claims=[]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """A configuration as it was trained.
+
+    Args:
+        number: of its draw.
+        values: see `values_of`.
+        shape: of its rate, see `recipes.comparable`.
+        slow_until: epochs, likewise.
+        correct: of the evaluation samples, at each report of the whole run.
+        short: the same at the end of the compressed runs, the shortest first.
+        seconds: processor time of the runs, the shortest first and the whole last.
+    """
+
+    number: int
+    values: dict[str, Any]
+    shape: str
+    slow_until: float
+    correct: tuple[int, ...]
+    short: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    @property
+    def epochs(self) -> int:
+        """Length of the whole run."""
+        return self.values["epochs"]
+
+    def accuracy(self, rung: int = len(SHARES) - 1) -> float:
+        """Accuracy at the end of a run: 0 is the shortest, 2 the whole."""
+        return (*self.short, self.correct[-1])[rung] / EVALUATED
+
+
+def read_table(path: Path = TABLE) -> list[Recorded]:
+    """All recorded configurations; a run that diverged has 0 correct samples from there on."""
+    trials = json.loads(path.read_text(encoding="utf-8"))["trials"]
+    return [Recorded(**{key: tuple(v) if isinstance(v, list) else v for key, v in one.items()}) for one in trials]
+
+
+def record(number: int) -> dict[str, Any]:
+    """A line of the table: one configuration, trained in a ninth, a third and all of its epochs."""
+    from recipes.comparable import rate_shape, slow_until
+    from recipes.compress import compressed
+    from recipes.open import open_recipe
+    from recipes.open_search import assignments
+    from trainers.vocabulary import vocabulary
+
+    values = values_of(number)
+    overrides = overrides_of(values)
+    opened = open_recipe(RECIPE, vocabulary=vocabulary(), overrides=overrides)
+    correct, seconds = [], []
+    for share in SHARES:
+        more = assignments(compressed(opened, share)) if share < 1 else []
+        found, spent = correct_by_report((*overrides, *more), reports=REPORTS if share == 1 else 1)
+        correct.append(found)
+        seconds.append(spent)
+    return {
+        "number": number,
+        "values": values,
+        "shape": rate_shape(opened.recipe),
+        "slow_until": slow_until(opened.recipe),
+        "correct": correct[-1],
+        "short": [found[-1] for found in correct[:-1]],
+        "seconds": seconds,
+    }
+
+
+def correct_by_report(overrides: tuple[str, ...], *, reports: int) -> tuple[list[int], float]:
+    """Correct samples at each report, and seconds; a run that diverges has 0 correct from there on."""
+    run = train((*overrides, f"evaluation.every={1 / reports!r}run"))
+    opened, found = run.prepared.opened, [0] * reports
+    for line in run.lines:
+        if line["key"] == "eval_accuracy":
+            whole = line["update"] == run.prepared.plan.timeline.num_updates
+            epochs = Fraction(line["samples"], opened.dataset.num_train)
+            passed = int(epochs / Fraction(opened.recipe.evaluation.every) + 1e-9)
+            found[(reports if whole else min(passed, reports)) - 1] = round(line["value"] * EVALUATED)
+    return found, round(run.seconds, 3)
+
+
+def record_missing(path: Path, first: int) -> None:
+    """Add those of the first configurations to the file that it lacks."""
+    known = json.loads(path.read_text(encoding="utf-8"))["trials"] if path.exists() else []
+    for number in range(len(known), first):
+        known.append(record(number))
+        lines = ",\n".join(json.dumps(one, separators=(",", ":")) for one in known)
+        path.write_text(f'{{"trials": [\n{lines}\n]}}\n', encoding="utf-8")
+        last = known[-1]
+        print(f"{number:4} {last['correct'][-1]:4} {last['short']} {last['seconds']}", file=sys.stderr, flush=True)
 
 
 @dataclass
 class Outcome:
-    """What a search found.
+    """The result of a search.
 
     Args:
         accuracy: of the best whole run that was finished; 0 where none was.
@@ -86,7 +225,7 @@ def by_reports(
     """A search in which a pruner of Optuna ends running trials.
 
     Args:
-        points: of a trial: (step that Optuna is told, number of the report).
+        points: of a trial: (step for Optuna, number of the report).
     """
     from trainers.search.fairness import first_report
     from trainers.study_view import COMPARED
@@ -202,7 +341,7 @@ def sign_test(ours: list[float], theirs: list[float]) -> tuple[int, int, float]:
 
 
 def replay(table: list[Recorded], *, replays: int, budget: float) -> dict[str, list[dict[str, Any]]]:
-    """Method -> what it found in each replay."""
+    """Method -> its outcome in each replay."""
     seconds = budget * statistics.fmean(trial.seconds[-1] for trial in table)
     best = max(trial.accuracy() for trial in table)
     found: dict[str, list[dict[str, Any]]] = {}
@@ -218,48 +357,46 @@ def replay(table: list[Recorded], *, replays: int, budget: float) -> dict[str, l
 
 
 def rows_of(found: dict[str, list[dict[str, Any]]]) -> list[list[str]]:
-    """The table."""
+    """The rows of the table."""
     regrets = {name: [one["regret"] for one in outcomes] for name, outcomes in found.items()}
     rows = []
     for name, outcomes in found.items():
-        mean = {key: statistics.fmean(one[key] for one in outcomes) for key in ("begun", "whole", "ended", "lost")}
+        means = [statistics.fmean(one[key] for one in outcomes) for key in ("begun", "whole", "ended", "lost")]
         kind, _, how = name.partition(", ")
-        theirs = f"{kind}, as it comes" if how == "fair" else None
-        said = [_said(regrets, name, other) for other in (theirs, "random" if how else None)]
+        others = (f"{kind}, as it comes" if how == "fair" else None, "random" if how else None)
         low, middle, high = (100 * value for value in statistics.quantiles(regrets[name], n=4, method="inclusive"))
         regret = f"{middle:.2f} ({low:.2f} to {high:.2f})"
-        rows.append([name, regret, *(f"{mean[key]:.1f}" for key in mean), *said])
+        verdicts = [_verdict(regrets[name], regrets[other]) if other else "" for other in others]
+        rows.append([name, regret, *(f"{mean:.1f}" for mean in means), *verdicts])
     return rows
 
 
-def _said(regrets: dict[str, list[float]], name: str, other: str | None) -> str:
-    if other is None:
-        return ""
-    wins, losses, p = sign_test(regrets[name], regrets[other])
+def _verdict(ours: list[float], theirs: list[float]) -> str:
+    wins, losses, p = sign_test(ours, theirs)
     return f"{'better' if p < 0.05 else 'not shown'} ({wins} : {losses}, p = {p:.2g})"
 
 
 def main() -> None:
-    """Replay and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Replay and print, or record."""
+    parser = parser_of(__doc__)
     parser.add_argument("--replays", type=int, default=20)
     parser.add_argument("--budget", type=float, default=30, help="device-time, in mean whole runs")
     parser.add_argument("--table", type=Path, default=TABLE, metavar="F")
-    parser.add_argument("--json", type=Path, metavar="F")
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+    parser.add_argument("--record", type=int, metavar="N", help="train the first N configurations instead")
     options = parser.parse_args()
+    if options.record is not None:
+        return record_missing(options.table, options.record)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.simplefilter("ignore")  # experimental classes; steps that the best trial of another length has not
-    table = read_table(options.table)
-    found = replay(table, replays=options.replays, budget=options.budget)
-    if options.json:
-        options.json.write_text(json.dumps({"budget": options.budget, "found": found}, indent=1) + "\n")
+    found = replay(read_table(options.table), replays=options.replays, budget=options.budget)
+    write_json(options.json, {"budget": options.budget, "found": found})
     heads = ["search", "median regret, points (quartiles)", "trials", "whole", "ended", "of them better"]
     heads += ["than as it comes", "than random"]
-    for row in [heads, *([["---"] * len(heads)] if options.markdown else []), *rows_of(found)]:
-        print(f"| {' | '.join(row)} |" if options.markdown else "  ".join(row))
+    print(head(heads) if options.markdown else "  ".join(heads))
+    for cells in rows_of(found):
+        print(row(cells) if options.markdown else "  ".join(cells))
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))
     main()

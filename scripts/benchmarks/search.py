@@ -1,8 +1,8 @@
 """What a search costs a trial beside its ranks: ask, hand-out, reports with verdicts, and tell.
 
-    python scripts/bench_search.py                      # SQLite, at no and at 1,000 finished trials
-    python scripts/bench_search.py --storage journal --json
-    python scripts/bench_search.py --storage postgresql://me@localhost/studies --trials 0 1000 --reports 20
+    python scripts/benchmarks/search.py                      # SQLite, at no and at 1,000 finished trials
+    python scripts/benchmarks/search.py --storage journal --json
+    python scripts/benchmarks/search.py --storage postgresql://me@localhost/studies --trials 0 1000 --reports 20
 
 The supervisor's own calls, one trial after the other, of a search over four values with TPE and the median pruner;
 finished trials are put there first, with reports of their own. Trials of ten seconds are meant: in each what waits is
