@@ -1,4 +1,6 @@
-"""The programs of scripts/bench_resnet50.py on a GPU: images there from the start, time by CUDA events.
+"""The programs of resnet50.py on a GPU: images there from the start, time by CUDA events.
+
+The table also has lower bounds on the time of a step, from its operations and bytes and this GPU's measured rates.
 
 Of ours `cudnn` is ChainerCV's network with `--kernels cudnn`; +groups normalises as `kilobatch train` does, with ReLU
 and sums in the same node. +graph replays a step as a CUDA graph. +update is a whole update of `kilobatch train`, which
@@ -20,7 +22,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from resnet50_floors import ceilings, floors
+from resnet50 import chainer_model, groups_of, pytorch_network, pytorch_optimizer, update_of
+from timing import head, row
 
 PRECISIONS = ("float32", "tf32", "mixed16", "bfloat16")
 STEPS_TIMED = 10  # between two events
@@ -39,7 +42,6 @@ def chainer_step(name: str, precision: str, images: np.ndarray, labels: np.ndarr
     """A step of ChainerCV's network; it gives the loss, still on the GPU."""
     import chainer
     import cupy
-    from resnet50_in_chainer import chainer_model, groups_of, update_of
 
     from recipes.schema import Precision
     from trainers import kernels
@@ -90,20 +92,16 @@ def captured(step: Callable[[], Any]) -> Callable[[], Any]:
 def pytorch_step(name: str, precision: str, images: np.ndarray, labels: np.ndarray) -> Callable[[], Any]:
     """A step of PyTorch's network with the same weights, channels last in memory."""
     import torch
-    from resnet50_in_chainer import chainer_model
-    from resnet50_in_torch import ResNet50, optimizer_of, take_weights
 
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     torch.backends.cudnn.benchmark = True
-    model = ResNet50()
-    take_weights(model, {path: parameter.array for path, parameter in chainer_model().namedparams()})
-    model = model.cuda().to(memory_format=torch.channels_last).train()
+    model = pytorch_network().cuda().to(memory_format=torch.channels_last).train()
     forward = torch.compile(model) if name.endswith("+compile") else model
     x = torch.from_numpy(images).cuda().contiguous(memory_format=torch.channels_last)
     t = torch.from_numpy(labels).long().cuda()
     kind = {"mixed16": torch.float16, "bfloat16": torch.bfloat16}.get(precision)
     updates = "+update" in name
-    optimizer = optimizer_of(model, fused=True) if updates else None
+    optimizer = pytorch_optimizer(model, fused=True) if updates else None
     scaler = torch.amp.GradScaler("cuda", init_scale=1024.0, enabled=updates and precision == "mixed16")
 
     def step() -> Any:
@@ -194,16 +192,81 @@ def by_class(step: Callable[[], Any]) -> dict[str, list[float]]:
             sums[kind][1] += event.count
     if os.environ.get("BENCH_NAMES"):
         for event in sorted(found.key_averages(), key=lambda event: -event.self_device_time_total)[:40]:
-            said = f"{event.self_device_time_total / 1e3:9.3f} ms {event.count:5d}  {event.key[:150]}"
-            print(said, file=sys.stderr, flush=True)
+            line = f"{event.self_device_time_total / 1e3:9.3f} ms {event.count:5d}  {event.key[:150]}"
+            print(line, file=sys.stderr, flush=True)
     return dict(sums)
+
+
+def ceilings() -> dict[str, float]:
+    """This GPU's measured rates: bytes a second of a copy, operations a second of a matrix product of each type."""
+    import torch
+
+    def seconds(work: Callable[[], Any]) -> float:
+        times = []
+        for _ in range(8):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            work()
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end) / 1e3)
+        return float(np.median(times[3:]))
+
+    source = torch.randn(1 << 29, device="cuda")
+    found = {"bytes": 2 * source.nbytes / seconds(source.clone)}
+    for name, kind in {"float32": "float32", "tf32": "float32", "mixed16": "float16", "bfloat16": "bfloat16"}.items():
+        torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
+        a, b = (torch.randn(8192, 8192, device="cuda", dtype=getattr(torch, kind)) for _ in range(2))
+        found[name] = 2 * 8192**3 / seconds(lambda a=a, b=b: a @ b)
+    torch.cuda.empty_cache()
+    return found
+
+
+@functools.cache
+def work_of_an_image(side: int) -> tuple[int, int]:
+    """For one image of a step: operations of the convolutions, and the least number of values read and written.
+
+    A convolution is computed three times (the first one twice: images need no gradient); each time two of x, y and
+    their gradients are moved. Normalisation with ReLU reads x twice and writes once, and moves five such arrays
+    backward; a sum in it moves two more forward and two backward. Weights are left out.
+    """
+    import chainer
+    from chainer.functions.connection.convolution_2d import Convolution2DFunction
+    from chainer.functions.math.basic_math import Add
+
+    operations = values = 0
+    with chainer.using_config("train", False):
+        y = chainer_model()(np.zeros((1, 3, side, side), np.float32))
+    nodes, seen = [y.creator], set()
+    while nodes:
+        node = nodes.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        nodes += [one.creator_node for one in node.inputs if one.creator_node is not None]
+        if isinstance(node, Convolution2DFunction):
+            x, W = (one.shape for one in node.inputs[:2])
+            out = node.outputs[0]().shape
+            times = 2 if x[1] == 3 else 3
+            operations += times * 2 * int(np.prod(out)) * int(np.prod(W[1:]))
+            values += times * int(np.prod(x) + np.prod(out)) + 8 * int(np.prod(out))
+        elif isinstance(node, Add):
+            values += 4 * int(np.prod(node.outputs[0]().shape))
+    return operations, values
+
+
+def floors(batch: int, side: int, precision: str, ceiling: dict[str, float]) -> tuple[float, float]:
+    """The least seconds of a step, by operations and by bytes."""
+    operations, values = work_of_an_image(side)
+    width = 2 if precision in ("mixed16", "bfloat16") else 4
+    return batch * operations / ceiling[precision], batch * values * width / ceiling["bytes"]
 
 
 def bench(options: Any, measure: Callable[..., dict[str, Any]]) -> list[dict[str, Any]]:
     """Measure at every precision and batch, and print the tables last.
 
     Args:
-        options: of scripts/bench_resnet50.py.
+        options: of resnet50.py.
         measure: its own.
     """
     results, ceiling = [], ceilings()
@@ -218,12 +281,12 @@ def bench(options: Any, measure: Callable[..., dict[str, Any]]) -> list[dict[str
             results[-1]["floors"] = floors(batch, options.side, precision, ceiling)
             print("\n".join(_lines(results[-1])), flush=True)
     rates = ", ".join(f"{name} {rate / 1e12:.1f} T/s" for name, rate in ceiling.items())
-    print(f"\ncopy and matrix products of this GPU: {rates}\n\n| precision | batch | program | ms by class (kernels) |")
-    print("|---|---|---|---|")
+    print(f"\ncopy and matrix products of this GPU: {rates}\n")
+    print(head(["precision", "batch", "program", "ms by class (kernels)"]))
     for found in results:
         print("\n".join(_kernel_lines(found)))
     heads = ["precision", "batch", "program", "ms", "images/s", "of PyTorch's", "GiB", "floor: operations", "bytes"]
-    print(f"\n| {' | '.join(heads)} |\n" + "|---" * len(heads) + "|")
+    print(f"\n{head(heads)}")
     for found in results:
         print("\n".join(_lines(found)))
     return results
@@ -242,7 +305,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
             by_operations,
             by_bytes,
         ]
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
+        lines.append(row(cells))
     return lines
 
 
@@ -250,6 +313,6 @@ def _kernel_lines(found: dict[str, Any]) -> list[str]:
     lines = []
     for name, classes in (found["kernels"] or {}).items():
         largest = sorted(classes.items(), key=lambda item: -item[1][0])
-        said = ", ".join(f"{kind} {milliseconds:.2f} ({count})" for kind, (milliseconds, count) in largest)
-        lines.append(f"| {found['precision']} | {found['batch']} | {name} | {said} |")
+        each = ", ".join(f"{kind} {milliseconds:.2f} ({count})" for kind, (milliseconds, count) in largest)
+        lines.append(row([found["precision"], found["batch"], name, each]))
     return lines
