@@ -1,6 +1,5 @@
 """The slow network is one, and is taken down again; what its benchmark's table has of times, by hand."""
 
-import json
 import os
 import signal
 import subprocess
@@ -10,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-SCRIPTS = ROOT / "scripts"
-SCRIPT = SCRIPTS / "bench_slow_network.py"
+ROOT = Path(__file__).parents[3]
 PROBE = """
 import sys, time
 import numpy as np
@@ -49,19 +46,10 @@ connection.close()
 
 
 @pytest.fixture
-def slow_network(monkeypatch):
-    """The modules of scripts, which import each other by their names."""
-    monkeypatch.syspath_prepend(str(SCRIPTS))
+def slow_network():
     import slow_network
 
     return slow_network
-
-
-@pytest.fixture
-def bench(slow_network):
-    import bench_slow_network
-
-    return bench_slow_network
 
 
 @pytest.fixture
@@ -93,19 +81,19 @@ def test_login_script_finds_the_namespace_of_an_address(slow_network, tmp_path):
     assert login("10.99.0.3", "proxy").returncode == 1
 
 
-def test_without_root_the_benchmark_says_so_and_ends_well(bench, monkeypatch, capsys):
+def test_without_root_the_benchmark_is_skipped(slow_network, monkeypatch, capsys):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(sys, "argv", ["bench_slow_network.py"])
-    monkeypatch.setattr(bench, "launched_ranks", lambda: None)
-    bench.main()
-    assert capsys.readouterr().out == "bench_slow_network: skipped: network namespaces need root\n"
+    monkeypatch.setattr(sys, "argv", ["slow_network.py"])
+    monkeypatch.setattr(slow_network, "launched_ranks", lambda: None)
+    slow_network.main()
+    assert "skipped: network namespaces need root" in capsys.readouterr().out
 
 
-def test_table_has_a_line_for_each_wire(bench):
+def test_table_has_a_line_for_each_wire(slow_network):
     seconds = {"compute": [0.2] * 3}
-    seconds |= {f"{way} float32": [t] * 3 for way, t in zip(bench.WAYS, (0.6, 0.5, 0.2), strict=True)}
-    seconds |= {f"{way} float16": [t] * 3 for way, t in zip(bench.WAYS, (0.4, 0.3, 0.22), strict=True)}
-    assert bench.table_lines({"ranks": 2, "megabits": 100, "ratio": 2.0, "seconds": seconds}) == [
+    seconds |= {f"{way} float32": [t] * 3 for way, t in zip(slow_network.WAYS, (0.6, 0.5, 0.2), strict=True)}
+    seconds |= {f"{way} float16": [t] * 3 for way, t in zip(slow_network.WAYS, (0.4, 0.3, 0.22), strict=True)}
+    assert list(slow_network.table_lines({"ranks": 2, "megabits": 100, "seconds": seconds})) == [
         "| 2 | 100 | 2.00 | float32 | 200 | 600 | 500 | 200 | 25 % | 100 % | 100 % |",
         "| 2 | 100 | 1.00 | float16 | 200 | 400 | 300 | 220 | 50 % | 90 % | 95 % |",
     ]
@@ -142,48 +130,30 @@ def test_between_such_hosts_auto_finds_that_rings_by_sockets_cost_less(slow_netw
 @pytest.mark.slow
 @pytest.mark.usefixtures("allowed")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_network_is_taken_down(number):
+def test_an_interrupted_network_is_taken_down(slow_network, number):
     before = namespaces()
-    words = [sys.executable, str(SCRIPTS / "slow_network.py"), "2", "100", "sleep", "60"]
-    process = subprocess.Popen(words, stderr=subprocess.DEVNULL)
+    words = [sys.executable, slow_network.__file__, "--ranks", "2", "--megabits", "100", "--rounds", "1000"]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     names = [f"kilobatch-{process.pid}-{host}" for host in (0, 1)]
     until = time.monotonic() + 60
-    while not all(_processes(name) for name in names) and time.monotonic() < until:
+    while not all(map(_has_processes, names)) and time.monotonic() < until:
         time.sleep(0.1)
     process.send_signal(number)
     assert process.wait(timeout=60) != 0
     assert namespaces() == before
 
 
-def _processes(name):
-    found = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout
-    return [pid for pid in found.split() if "sleep" in Path(f"/proc/{pid}/cmdline").read_text()]
+def _has_processes(name):
+    return bool(subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout.strip())
 
 
 @pytest.mark.mpi
 @pytest.mark.slow
 @pytest.mark.usefixtures("allowed")
-def test_figures_of_every_way(tmp_path):
-    file = tmp_path / "figures.json"
-    words = [
-        "--ranks",
-        "2",
-        "--megabits",
-        "200",
-        "--ratios",
-        "1",
-        "--rounds",
-        "1",
-        "--updates",
-        "1",
-        "--json",
-        str(file),
-    ]
-    done = subprocess.run([sys.executable, str(SCRIPT), *words], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    (found,) = json.loads(file.read_text())
+def test_figures_of_every_way(run):
+    lines, (found,) = run("slow_network.py", "--ranks 2 --megabits 200 --ratios 1 --rounds 1 --updates 1")
     ways = {f"{way} {wire}" for way in ("none", "buckets", "double") for wire in ("float32", "float16")}
     assert found["seconds"].keys() == {"compute", *ways}
     assert found["communication_seconds"] > found["gradient_bytes"] / 25e6 * 0.9
     assert found["seconds"]["none float32"][0] > found["seconds"]["compute"][0]
-    assert len([line for line in done.stdout.splitlines() if line.startswith("| 2 | 200 |")]) == 2
+    assert len([line for line in lines if line.startswith("| 2 | 200 |")]) == 2
