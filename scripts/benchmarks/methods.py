@@ -1,6 +1,6 @@
 """Large-batch methods against plain scaling, each with the same number of trials for its rate.
 
-    OMP_NUM_THREADS=1 .venv/bin/python scripts/benchmarks/methods.py --json F [--html F] [--markdown] [--picture F]
+    OMP_NUM_THREADS=1 .venv/bin/python scripts/benchmarks/methods.py --json F [--picture F]
 
 Seven methods on three settings: digits at 16 times the reference batch, and a generated set of 20,480 noisy images of
 32x32, a fifth of their labels wrong, at 16 and 64 times. All share epochs, model, order of the samples, augmentation,
@@ -381,9 +381,7 @@ def main() -> None:
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), metavar="S")
     parser.add_argument("--seeds", type=int, default=5, help="reported runs of each row, at least 2")
     parser.add_argument("--trials", type=int, default=TRIALS, help="rates of the first grid, an odd number; then two")
-    parser.add_argument("--html", type=Path, metavar="F", help="write a page on them, pictures first")
-    parser.add_argument("--picture", type=Path, metavar="F", help="write the page's first picture, .png or .svg")
-    parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+    parser.add_argument("--picture", type=Path, metavar="F", help="draw the differences, .png or .svg")
     parser.add_argument("--table-only", action="store_true", help="train nothing")
     options = parser.parse_args()
     results = Results(options.json)
@@ -395,8 +393,11 @@ def main() -> None:
     import methods_report
 
     rows = methods_report.rows_of(results.runs)
-    methods_report.show(rows, markdown=options.markdown)
-    methods_report.write(rows, results.runs, html=options.html, picture=options.picture)
+    print(methods_report.markdown_of(rows))
+    if options.picture and rows:
+        from recipes.reports.plots import save_figure
+
+        save_figure(methods_report.picture_of(rows), options.picture)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Replays searches over recorded trials: fair pruning, Optuna's pruners with their defaults, and random search.
 
-    .venv/bin/python scripts/benchmarks/pruning.py [--json F] [--markdown] [--replays 20] [--budget 30]
+    .venv/bin/python scripts/benchmarks/pruning.py [--json F] [--replays 20] [--budget 30]
     OMP_NUM_THREADS=1 .venv/bin/python scripts/benchmarks/pruning.py --record 200
 
 A replay takes the recorded configurations in an order of its own, the same for every method, one at a time, until the
@@ -382,7 +382,6 @@ def main() -> None:
     parser.add_argument("--replays", type=int, default=20)
     parser.add_argument("--budget", type=float, default=30, help="device-time, in mean whole runs")
     parser.add_argument("--table", type=Path, default=TABLE, metavar="F")
-    parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     parser.add_argument("--record", type=int, metavar="N", help="train the first N configurations instead")
     options = parser.parse_args()
     if options.record is not None:
@@ -393,9 +392,7 @@ def main() -> None:
     write_json(options.json, {"budget": options.budget, "found": found})
     heads = ["search", "median regret, points (quartiles)", "trials", "whole", "ended", "of them better"]
     heads += ["than as it comes", "than random"]
-    print(head(heads) if options.markdown else "  ".join(heads))
-    for cells in rows_of(found):
-        print(row(cells) if options.markdown else "  ".join(cells))
+    print("\n".join([head(heads), *map(row, rows_of(found))]))
 
 
 if __name__ == "__main__":

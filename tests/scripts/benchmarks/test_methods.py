@@ -101,16 +101,12 @@ def test_only_runs_at_the_best_rate_count_and_failures_are_chance():
     assert lars.verdict == "not told apart"
 
 
-def test_page_stands_alone_and_has_its_pictures_first():
-    from methods_report import page_text, rows_of
+def test_the_picture_has_a_point_for_each_difference():
+    from methods_report import picture_of
 
-    runs = [run_of("plain", seed, 0.80 + 0.01 * (seed % 7)) for seed in (100, 0, 1, 2)]
-    runs += [run_of("lamb", seed, 0.90 + 0.01 * (seed % 7)) for seed in (100, 0, 1, 2)]
-    page = page_text(rows_of(runs), runs)
-    assert "http" not in page.replace("http-equiv", "")
-    assert page.count("<figure>") == 3
-    assert page.rindex("<figure>") < page.index("<table")
-    assert "Better than plain scaling: LAMB on digits-16x." in page
+    (axes,) = picture_of(table_of_two_methods()).axes
+    assert sum(len(drawn.get_xdata()) == 1 for drawn in axes.lines) == 1
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["reference batch", "plain scaling", "LARS"]
 
 
 def test_trials_are_as_many_for_every_method_and_not_on_reported_seeds(tmp_path):
