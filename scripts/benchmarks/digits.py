@@ -1,0 +1,61 @@
+"""Accuracy of the digits recipes over seeds: up to which batch linear scaling and warmup keep it, and without them.
+
+    .venv/bin/python scripts/benchmarks/digits.py --seeds 3 [--json F]
+
+Trains every row with the command line on two ranks, in a temporary folder, and prints a table in Markdown. Accuracy is
+the last evaluation of each run; `+-` is the standard deviation over the seeds.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from timing import head, parser_of, row, write_json
+
+ROWS = [
+    ("digits/baseline", ()),
+    ("digits/batch_256", ()),
+    ("digits/large_batch", ()),
+    ("digits/naive", ()),
+    ("digits/batch_1024", ()),
+    ("digits/large_batch", ("batch.global=2048",)),
+]
+
+
+def accuracy(recipe: str, overrides: tuple[str, ...], seed: int, folder: Path) -> float:
+    """Train once and return the last accuracy."""
+    command = [sys.executable, "-P", "-m", "kilobatch", "train", recipe, "-n", "2", "--out", str(folder)]
+    for override in (*overrides, f"seed={seed}", "evaluation.every=1run"):
+        command += ["--set", override]
+    subprocess.run(command, check=True, capture_output=True)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [line["value"] for line in lines if line["key"] == "eval_accuracy"][-1]
+
+
+def main() -> None:
+    """Measure all rows and print them."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rows", type=int, default=len(ROWS), help="so many of them, from the first")
+    options = parser.parse_args()
+    results = []
+    print(head(["command", "accuracy", "runs"]))
+    for recipe, overrides in ROWS[: options.rows]:
+        with tempfile.TemporaryDirectory() as folder:
+            values = [accuracy(recipe, overrides, seed, Path(folder, str(seed))) for seed in range(options.seeds)]
+        spread = f" +- {100 * statistics.stdev(values):.2f}" if len(values) > 1 else ""
+        words = " ".join(["kilobatch train", recipe, "-n 2", *(f"--set {o}" for o in overrides)])
+        each = ", ".join(f"{100 * value:.2f}" for value in values)
+        mean = f"{100 * statistics.mean(values):.2f}"
+        print(row([f"`{words}`", f"{mean}{spread} % ({each})", len(values)]), flush=True)
+        results.append({"recipe": recipe, "overrides": overrides, "accuracies": values})
+    write_json(options.json, results)
+
+
+if __name__ == "__main__":
+    main()
