@@ -9,13 +9,11 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("lr_schedules", "recipes", "trainers")
 NAMELESS = {"base", "common", "factory", "helpers", "manager", "misc", "utils"}
-LONGER_THAN_300_LINES: set[str] = set()
-
 COMMANDS = ("kilobatch.py", "kilobatch_recipes.py")
 
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 SOURCES += [ROOT / name for name in COMMANDS]
-FILES = SOURCES + sorted((ROOT / "tests").rglob("*.py")) + sorted((ROOT / "scripts").iterdir())
+FILES = SOURCES + sorted((ROOT / "tests").rglob("*.py")) + sorted((ROOT / "scripts").rglob("*.py"))
 
 
 def name_of(path):
@@ -33,10 +31,8 @@ def test_file_says_in_its_name_what_lives_there(path):
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_file_has_at_most_300_lines(path):
-    if path.is_file():
-        num_lines = len(path.read_text().splitlines())
-        assert (num_lines > 300) == (name_of(path) in LONGER_THAN_300_LINES), f"{num_lines} lines: look for a seam"
+def test_file_has_at_most_500_lines(path):
+    assert len(path.read_text().splitlines()) <= 500
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)
