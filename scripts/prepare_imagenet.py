@@ -418,7 +418,9 @@ def main() -> int:
     parser.add_argument("source", metavar="SOURCE", type=Path, help="folder of the archives or of Kaggle's files")
     parser.add_argument("root", metavar="ROOT", type=Path, help="folder to make, or to go on with")
     parser.add_argument("--move", action="store_true", help="move Kaggle's files to ROOT instead of hard links")
-    parser.add_argument("--dataset", default="imagenet", metavar="D", help="data set whose file has the number of images")
+    parser.add_argument(
+        "--dataset", default="imagenet", metavar="D", help="data set whose file has the number of images"
+    )
     given = parser.parse_args()
     console = Console(highlight=False, soft_wrap=True, markup=False)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
