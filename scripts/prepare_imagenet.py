@@ -3,27 +3,27 @@
     .venv/bin/python scripts/prepare_imagenet.py SOURCE ROOT
     kilobatch train goyal2017 --data ROOT
 
-ImageNet's images are not free to pass on: SOURCE is a folder with what you were given of them. Either by
+ImageNet's licence does not let us distribute its images. SOURCE is a folder with your download, either from
 https://image-net.org, where you register and accept its terms (Download, ILSVRC 2012, tasks 1 and 2):
 
     ILSVRC2012_img_train.tar        md5 1d675b47d978889d74fa0da5fadfb00e
     ILSVRC2012_img_val.tar          md5 29b22e2961454d5413ddabcf34fc5622
     ILSVRC2012_devkit_t12.tar.gz    md5 fa75699e90414af021442c21a62c3abf
 
-or by https://www.kaggle.com/c/imagenet-object-localization-challenge, where you accept its rules, unpacked:
+or from https://www.kaggle.com/c/imagenet-object-localization-challenge, where you accept its rules, unpacked:
 
     LOC_val_solution.csv
     ILSVRC/Data/CLS-LOC/train/CLASS/*.JPEG
     ILSVRC/Data/CLS-LOC/val/*.JPEG
 
-Archives are read where they lie and stay as they are; each image is written once. Kaggle's images are not copied: ROOT
-gets hard links to them, or with --move the files themselves; both want ROOT on the same file system.
+Archives are only read; each image is written once. Kaggle's images are not copied: ROOT gets hard links to them, or
+with --move the files themselves; both need ROOT on the same file system.
 
-If this command ends before it is done, give it again: it goes on where it was. A split has its name when all of it is
-there and counted; until then it is ROOT/.train.part or ROOT/.val.part.
+If this command is interrupted, run it again: it continues where it was. A split is ROOT/.train.part or ROOT/.val.part
+until all its images are there and counted.
 
 Exit codes: 0 done, 2 the input is wrong and nothing was written, 3 it failed on the way, 4 stopped by a signal.
-The md5 sums are those of torchvision/datasets/imagenet.py; `md5sum FILE` says yours.
+The md5 sums are those of torchvision/datasets/imagenet.py; `md5sum FILE` prints yours.
 """
 
 from __future__ import annotations
@@ -74,13 +74,13 @@ class Source:
     """A source of images, and how the splits are made from it.
 
     Args:
-        note: what happens to the source.
-        words: what is done to the images.
-        way_out: what to do where images are missing; PART is the folder that was filled.
+        note: a message about the source.
+        words: the work on the images, for the progress bar.
+        way_out: advice if images are missing; PART is the folder that was filled.
         fill: split -> function that fills its folder.
         class_of: class of each evaluation image, by the name of its file.
-        in_class: training images of each class, as far as the source says so.
-        num_bytes: split -> bytes that have to be written.
+        in_class: training images of each class, if the source has these numbers.
+        num_bytes: split -> bytes to write.
     """
 
     note: str
@@ -101,7 +101,7 @@ def from_archives(folder: Path, splits: Collection[str]) -> Source:
     paths = {split: folder / ARCHIVES[split] for split in splits}
     wanted = [*paths.values(), folder / DEVKIT]
     if absent := [path.name for path in wanted if not path.is_file()]:
-        raise InputRefused(f"{folder}: holds no {', no '.join(absent)}, nor Kaggle's files; --help says what is needed")
+        raise InputRefused(f"{folder}: holds no {', no '.join(absent)}, nor Kaggle's files; --help lists the files")
     for split, path in paths.items():
         with _reading(path, InputRefused), tarfile.open(path, "r:") as archive:
             if split == "train":
@@ -132,7 +132,7 @@ def from_kaggle(folder: Path, *, move: bool) -> Source:
     images = folder / KAGGLE
     for path in (images / "train", images / "val"):
         if not path.is_dir():
-            raise InputRefused(f"{path}: no such folder; --help says how Kaggle's files lie")
+            raise InputRefused(f"{path}: no such folder; --help shows the layout of Kaggle's files")
     class_of = _read_solution(folder / SOLUTION)
     names = [_class(name, images / "train") for name in sorted(os.listdir(images / "train"))]
     fill = {
@@ -164,8 +164,8 @@ def read_devkit(path: Path) -> tuple[dict[str, str], dict[str, int]]:
         synsets = loadmat(io.BytesIO(contents[_META]), squeeze_me=True)["synsets"]
         leaves = [synset for synset in synsets if int(synset["num_children"]) == 0]
         name_of = {int(leaf["ILSVRC2012_ID"]): _class(str(leaf["WNID"]), path) for leaf in leaves}
-        says_how_many = "num_train_images" in synsets.dtype.names
-        in_class = {str(leaf["WNID"]): int(leaf["num_train_images"]) for leaf in leaves if says_how_many}
+        has_numbers = "num_train_images" in synsets.dtype.names
+        in_class = {str(leaf["WNID"]): int(leaf["num_train_images"]) for leaf in leaves if has_numbers}
         numbers = contents[_TRUTH].split()
         names = [name_of[int(number)] for number in numbers]
     except InputRefused:
@@ -179,7 +179,7 @@ def read_devkit(path: Path) -> tuple[dict[str, str], dict[str, int]]:
 def _read_solution(path: Path) -> dict[str, str]:
     """File name -> class of each evaluation image; the boxes in the table are ignored."""
     if not path.is_file():
-        raise InputRefused(f"{path}: no such file; it comes with Kaggle's images and says their classes")
+        raise InputRefused(f"{path}: no such file; it comes with Kaggle's images and has their classes")
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.reader(file))[1:]
     if wrong := [row for row in rows if len(row) != 2 or not _VAL.fullmatch(row[0])]:
@@ -244,7 +244,7 @@ def _unpack_val(path: Path, class_of: Mapping[str, str], folder: Path, add: Call
         for member in _files(archive, path, RunFailed):
             plain = member.name.removeprefix("./")
             if plain not in class_of:
-                raise RunFailed(f"{path}: holds {member.name!r}, of which the devkit knows nothing; fetch both again")
+                raise RunFailed(f"{path}: holds {member.name!r}, which the devkit does not list; fetch both again")
             if not (target := folder / class_of[plain] / plain).exists():
                 _write(archive, member, folder / ".half")
                 (folder / ".half").rename(target)
@@ -274,7 +274,7 @@ def _place_val(
         (folder / name).mkdir(exist_ok=True)
     for entry in _entries(source):
         if entry.name not in class_of:
-            raise RunFailed(f"{entry.path}: {SOLUTION} says no class of it; move it away, {WAY_ON}")
+            raise RunFailed(f"{entry.path}: {SOLUTION} has no class of it; move it away, {WAY_ON}")
         if not (target := folder / class_of[entry.name] / entry.name).exists():
             (os.rename if move else os.link)(entry.path, target)
         add(1)
@@ -418,7 +418,9 @@ def main() -> int:
     parser.add_argument("source", metavar="SOURCE", type=Path, help="folder of the archives or of Kaggle's files")
     parser.add_argument("root", metavar="ROOT", type=Path, help="folder to make, or to go on with")
     parser.add_argument("--move", action="store_true", help="move Kaggle's files to ROOT instead of hard links")
-    parser.add_argument("--dataset", default="imagenet", metavar="D", help="whose file says how many images there are")
+    parser.add_argument(
+        "--dataset", default="imagenet", metavar="D", help="data set whose file has the number of images"
+    )
     given = parser.parse_args()
     console = Console(highlight=False, soft_wrap=True, markup=False)
     signal.signal(signal.SIGTERM, signal.default_int_handler)

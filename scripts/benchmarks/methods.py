@@ -4,12 +4,12 @@
 
 Seven methods on three settings: digits at 16 times the reference batch, and a generated set of 20,480 noisy images of
 32x32, a fifth of their labels wrong, at 16 and 64 times. All share epochs, model, order of the samples, augmentation,
-norm span, momentum, weight decay and the cosine; a method says only how batch and rate move and which optimizer steps.
+norm span, momentum, weight decay and the cosine; a method sets only how batch and rate change, and the optimizer.
 
 Each method has one number, its rate. It is tuned on one seed, with as many trials for each method: a grid of half
 decades around the method's default at that batch, then a quarter of a decade to either side of its best; the best by
 evaluation accuracy (then by loss) is run on other seeds, and only these are reported. A run that diverges counts as
-chance and is said so. Two methods more, `lars-trust` and `lamb-up`, are run only where `--methods` names them.
+chance, and the table names it. Two methods more, `lars-trust` and `lamb-up`, run only if `--methods` names them.
 
 Every finished run is in the JSON at once, and is not done again: stop the script and start it again as you like, add
 `--methods` and `--settings` one after the other. `--table-only` trains nothing. One process, no MPI ranks.

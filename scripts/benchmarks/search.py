@@ -1,14 +1,14 @@
-"""What a search costs a trial beside its ranks: ask, hand-out, reports with verdicts, and tell.
+"""The time of a search's own calls in each trial: ask, hand-out, reports with verdicts, and tell.
 
     python scripts/benchmarks/search.py                      # SQLite, at no and at 1,000 finished trials
-    python scripts/benchmarks/search.py --storage journal --json
+    python scripts/benchmarks/search.py --storage journal --json F
     python scripts/benchmarks/search.py --storage postgresql://me@localhost/studies --trials 0 1000 --reports 20
 
-The supervisor's own calls, one trial after the other, of a search over four values with TPE and the median pruner;
-finished trials are put there first, with reports of their own. Trials of ten seconds are meant: in each what waits is
-written and all trials are read again once more than at its begin and end. `plan` is what is done with the sampled
-values before the ranks get them: the recipe is opened with them, checked and planned. Milliseconds are medians over the
-measured trials: on the clock, and of this process's processor time.
+It makes the supervisor's own calls, one trial after the other, of a search over four values with TPE and the median
+pruner, after a number of finished trials with reports of their own. A trial stands for one of ten seconds: the study is
+read again once on its way, beside its begin and its end. `plan` opens, checks and plans the recipe with the sampled
+values, before ranks would get it. Milliseconds are medians over the measured trials: on the clock, and of this
+process's processor time.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from typing import Any
 import optuna
 from optuna.trial import TrialState, create_trial
 from rich.console import Console
+from timing import parser_of, write_json
 
 from recipes.search_space.open_search import OpenedSearch, open_search
 from trainers.launch.request import Prepared, prepare
@@ -96,22 +97,19 @@ class Meter:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--storage", default="sqlite")
     parser.add_argument("--trials", type=int, nargs="+", default=[0, 1000], help="finished ones, at which to measure")
     parser.add_argument("--reports", type=int, default=10)
     parser.add_argument("--measured", type=int, default=40, help="trials")
     parser.add_argument("--plain", action="store_true", help="Optuna's own cached database, without view and batches")
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     rows = []
     for finished in options.trials:
         with tempfile.TemporaryDirectory() as folder:
             rows.append(measure(Path(folder), options, finished))
-        if not options.json:
-            print(text(rows[-1]), flush=True)
-    if options.json:
-        print(json.dumps({"machine": platform.processor() or platform.machine(), "rows": rows}, indent=2))
+        print(text(rows[-1]), flush=True)
+    write_json(options.json, {"machine": platform.processor() or platform.machine(), "rows": rows})
 
 
 def measure(folder: Path, options: argparse.Namespace, finished: int) -> dict[str, Any]:
@@ -122,13 +120,14 @@ def measure(folder: Path, options: argparse.Namespace, finished: int) -> dict[st
         if number == 3:  # the first trials read the storage and import modules
             bench.meter = Meter()
         bench.one_trial(0.5 / (number + 1))
-    said = bench.said + (", plain" if options.plain else "")
-    return {"storage": said, "finished": finished, "reports": options.reports, **bench.meter.milliseconds()}
+    storage = bench.storage + (", plain" if options.plain else "")
+    return {"storage": storage, "finished": finished, "reports": options.reports, **bench.meter.milliseconds()}
 
 
 def fill(study: optuna.Study, opened: OpenedSearch, finished: int) -> None:
     """Fill the storage with finished trials, as a search leaves them."""
-    said = said_by_trials(opened)
+    comparable = optuna.create_study().ask()  # the user attributes that every trial has before it begins
+    note_comparable(comparable, opened.base.recipe, opened.search, say=print)
     draw, memory = random.Random(0), optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     for number in range(finished):
         trial = memory.ask()
@@ -141,20 +140,13 @@ def fill(study: optuna.Study, opened: OpenedSearch, finished: int) -> None:
                 params=trial.params,
                 distributions=trial.distributions,
                 intermediate_values=scores,
-                user_attrs={FOLDER: f"trials/trial-{number:04d}", SECONDS: 60.0, **said},
+                user_attrs={FOLDER: f"trials/trial-{number:04d}", SECONDS: 60.0, **comparable.user_attrs},
             )
         )
 
 
-def said_by_trials(opened: OpenedSearch) -> dict[str, Any]:
-    """The user attributes that every trial has before it begins."""
-    trial = optuna.create_study().ask()
-    note_comparable(trial, opened.base.recipe, opened.search, say=print)
-    return trial.user_attrs
-
-
 class Bench:
-    """A search whose trials are told without being trained."""
+    """A search whose trials get results without being trained."""
 
     def __init__(self, folder: Path, options: argparse.Namespace) -> None:
         path = folder / "bench.yaml"
@@ -168,7 +160,7 @@ class Bench:
         display = Display(search=self.search, folder=folder, console=Console(quiet=True), groups=1)
         how = SearchOptions(folder=folder, stop_file=folder / STOP_FILE, hang_seconds=600.0)
         self.telling = Telling(self.opened, self.study, how, display, done=self.hand_out.done)
-        self.said, self.display = place.said, display
+        self.storage, self.display = place.said, display
 
     def one_trial(self, score: float) -> None:
         """A trial as the supervisor handles it, with a score that is not the best; it is never ended early."""

@@ -17,8 +17,7 @@ first. Then, at each of these batches:
 the last three with float32 and with float16 on the wire, around a ring of sockets. The ways take turns in the same
 processes, the first another one each time: one update to begin with, then `--updates` of them timed, on the slowest
 rank. The table has medians over the rounds. `hidden` is 1 - (time - compute) / (none - compute), of the same wire, and
-in the last column of float32's none: what the suzuki2018 table says of both together. Of each difference, of two times
-of one round, it is the median over the rounds that counts.
+in the last column of float32's none, as suzuki2018 counts both together; each difference is the median over the rounds.
 
 With `--allreduce` it times instead what `allreduce.py` does, between such hosts: our algorithms beside MPI's own
 flat all-reduce (`MpiAllreduce, whole`) and, where torch is installed, gloo; unthrottled where `--megabits` is 0.
