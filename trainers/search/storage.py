@@ -29,7 +29,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from recipes.errors import RecipeError
 from trainers.launch.request import refused
-from trainers.search.storage_cache import DatabaseView, JournalView, ProxyView
+from trainers.search.storage_cache import CachedDatabase, CachedJournal, CachedProxy
 from trainers.search.study import DEATHS, PRUNED_AT
 from trainers.search.trial_leases import LEASE
 
@@ -96,7 +96,7 @@ _EXTRAS = {"postgresql": "postgresql", "mysql": "mysql", "mariadb": "mysql"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class StorageAddress:
     """Where a study is kept.
 
     Args:
@@ -111,7 +111,7 @@ class Place:
     said: str
 
 
-def read_place(text: str, folder: Path) -> Place:
+def parse_storage(text: str, folder: Path) -> StorageAddress:
     """The place that `--storage` names.
 
     Args:
@@ -123,14 +123,14 @@ def read_place(text: str, folder: Path) -> Place:
     """
     if text in ("sqlite", "journal"):
         path = folder.resolve() / (DATABASE if text == "sqlite" else JOURNAL)
-        return Place(kind=text, address=os.fspath(path), said=text)
+        return StorageAddress(kind=text, address=os.fspath(path), said=text)
     scheme, mark, rest = text.partition("://")
     dialect = scheme.partition("+")[0]
     if scheme == "sqlite" or scheme == "journal":
         return _file(scheme, rest.removeprefix("/") if scheme == "sqlite" else rest)
     if scheme == "grpc" and _port(text) is not None:
         parts = urlsplit(text)
-        return Place(
+        return StorageAddress(
             kind="grpc", address=f"{parts.hostname}:{parts.port}", said=f"grpc://{parts.hostname}:{parts.port}"
         )
     if mark and dialect in _DRIVERS and urlsplit(text).path.strip("/"):
@@ -151,7 +151,7 @@ def hidden(text: str) -> str:
     return f"{scheme}{mark}{user.partition(':')[0]}{at}{host}" + (f"?{'&'.join(kept)}" if kept else "")
 
 
-def open_storage(place: Place) -> BaseStorage:
+def open_storage(place: StorageAddress) -> BaseStorage:
     """The storage at a place, made if there is none, with its `View`.
 
     Raises:
@@ -162,13 +162,13 @@ def open_storage(place: Place) -> BaseStorage:
         return _proxy(place)
     if place.kind == "journal":
         try:
-            return JournalView(Journal(Path(place.address)))
+            return CachedJournal(Journal(Path(place.address)))
         except (OSError, StorageInternalError) as error:
             raise _unreachable(place, error) from None
-    return DatabaseView(database(place), at_once=(LEASE, DEATHS, PRUNED_AT))
+    return CachedDatabase(database(place), at_once=(LEASE, DEATHS, PRUNED_AT))
 
 
-def database(place: Place) -> RDBStorage:
+def database(place: StorageAddress) -> RDBStorage:
     """The storage in SQLite, PostgreSQL or MySQL, without a `View`."""
     if place.kind == "sqlite":
         try:
@@ -195,7 +195,7 @@ def lost(error: BaseException) -> bool:
     return isinstance(error, StorageInternalError) or "grpc.RpcError" in names
 
 
-def cause(place: Place, error: BaseException) -> str:
+def cause(place: StorageAddress, error: BaseException) -> str:
     """The root cause of a storage's error, in a line and without the password."""
     while error.__cause__ is not None:
         error = error.__cause__
@@ -206,24 +206,24 @@ def cause(place: Place, error: BaseException) -> str:
     return words
 
 
-def _file(kind: str, path: str) -> Place:
+def _file(kind: str, path: str) -> StorageAddress:
     head = f"{kind}://{'/' * (kind == 'sqlite')}"
     if not path.startswith("/"):
         what = f"{head}{path} is relative: in another working directory it would be another file"
         raise refused("--storage", what, f"write {head}{Path(path).resolve()}")
     if not Path(path).parent.is_dir():
         raise refused("--storage", f"there is no folder {Path(path).parent}", "make it, or name another file")
-    return Place(kind=kind, address=path, said=f"{head}{path}")
+    return StorageAddress(kind=kind, address=path, said=f"{head}{path}")
 
 
-def _database(text: str) -> Place:
+def _database(text: str) -> StorageAddress:
     parts = urlsplit(text)
     if "+" not in parts.scheme:
         parts = parts._replace(scheme=f"{parts.scheme}+{_DRIVERS[parts.scheme]}")
     if parts.password is None and PASSWORD in os.environ:
         user, _, host = parts.netloc.rpartition("@")
         parts = parts._replace(netloc=f"{user}:{quote(os.environ[PASSWORD], safe='')}@{host}")
-    return Place(kind="database", address=parts.geturl(), said=hidden(text))
+    return StorageAddress(kind="database", address=parts.geturl(), said=hidden(text))
 
 
 def _port(text: str) -> int | None:
@@ -290,12 +290,12 @@ def _connected(dialect: Any, record: Any, arguments: Sequence[Any], options: dic
             time.sleep(1)
 
 
-def _proxy(place: Place) -> BaseStorage:
+def _proxy(place: StorageAddress) -> BaseStorage:
     host, _, port = place.address.rpartition(":")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            storage = ProxyView(host=host, port=int(port))
+            storage = CachedProxy(host=host, port=int(port))
         storage.wait_server_ready(timeout=_WAIT_SECONDS)
     except ImportError as error:
         what = f"the package of {place.said} is not installed: {error}"
@@ -308,7 +308,7 @@ def _proxy(place: Place) -> BaseStorage:
     return storage
 
 
-def _unreachable(place: Place, error: Exception) -> RecipeError:
+def _unreachable(place: StorageAddress, error: Exception) -> RecipeError:
     way_out = f"check host, user and database; a password is taken from the URL or from {PASSWORD}"
     if place.kind != "database":
         way_out = f"see whether {place.address} is a study that can be written, or begin anew in another --out"
@@ -328,7 +328,7 @@ def serve_study(storage: str, *, host: str, port: int) -> None:
     Raises:
         RecipeError: the database or the port cannot be used, or a package is missing.
     """
-    place = read_place(storage, Path.cwd())
+    place = parse_storage(storage, Path.cwd())
     if place.kind not in ("sqlite", "database"):
         what = f"{place.said} cannot stand behind a proxy"
         raise refused("STORAGE", what, "give the URL of a database; a journal is opened by each supervisor itself")

@@ -34,7 +34,7 @@ _UPSERTS = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 _FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 
 
-class Batched(_CachedStorage):
+class BatchedWrites(_CachedStorage):
     """Optuna's cached database storage, with the writes of running trials buffered.
 
     The buffer is flushed before any trial begins, ends or is read, and five seconds after its first write at the
@@ -174,7 +174,7 @@ def flush(study: optuna.Study, *, after: float = 0.0) -> None:
         write(after=after)
 
 
-VIEW_SECONDS = 10.0
+CACHE_SECONDS = 10.0
 
 
 @dataclass
@@ -186,10 +186,10 @@ class _Seen:
 
 
 class View:
-    """A mixin for Optuna's storages, listed before the storage: trials are read at most once in `VIEW_SECONDS`.
+    """A mixin for Optuna's storages, listed before the storage: trials are read at most once in `CACHE_SECONDS`.
 
     Every write goes to the storage and at once into the view. What other supervisors write is seen within ten seconds,
-    or after `read_again`. Without the view, pruners and samplers would read all trials from the database at every
+    or after `refresh`. Without the view, pruners and samplers would read all trials from the database at every
     report, more than half of what a trial costs.
     """
 
@@ -272,7 +272,7 @@ class View:
 
     def _fresh(self, study_id: int) -> _Seen:
         seen = self._seen.setdefault(study_id, _Seen())
-        if time.monotonic() - seen.at > VIEW_SECONDS:
+        if time.monotonic() - seen.at > CACHE_SECONDS:
             trials = super().get_all_trials(study_id, deepcopy=False)
             seen.trials, seen.at = {trial._trial_id: trial for trial in trials}, time.monotonic()
         return seen
@@ -287,7 +287,7 @@ class View:
                 seen.trials[trial_id] = trial
 
 
-class DatabaseView(View, Batched):
+class CachedDatabase(View, BatchedWrites):
     """The view of SQLite, PostgreSQL or MySQL."""
 
     def _made(self, study_id: int, trial_id: int) -> FrozenTrial:
@@ -302,18 +302,18 @@ class DatabaseView(View, Batched):
         return ended
 
 
-class JournalView(View, JournalStorage):
+class CachedJournal(View, JournalStorage):
     """The view of a journal file."""
 
     def close(self) -> None:
         """Do nothing: the file is not open between two calls."""
 
 
-class ProxyView(View, GrpcStorageProxy):
+class CachedProxy(View, GrpcStorageProxy):
     """The view of a proxy, see `proxy.py`."""
 
 
-def read_again(study: optuna.Study) -> None:
+def refresh(study: optuna.Study) -> None:
     """Let the next call on a study read from its storage."""
     study._thread_local.cached_all_trials = None  # Optuna's own cache, for samplers
     forget = getattr(study._storage, "forget", None)
