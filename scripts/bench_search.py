@@ -161,14 +161,14 @@ class Bench:
         path.write_text(TEXT + f"reports: {options.reports}\n")
         self.opened = open_search(path, vocabulary=search_vocabulary())
         self.search, self.folder = self.opened.search, folder
-        place = parse_storage(options.storage, folder)
-        storage = optuna.storages.get_storage(database(place)) if options.plain else open_storage(place)
+        address = parse_storage(options.storage, folder)
+        storage = optuna.storages.get_storage(database(address)) if options.plain else open_storage(address)
         self.study = open_study(self.opened, storage, name=f"bench-{time.time_ns()}")
         self.hand_out, self.meter = TrialLeases(self.study, folder), Meter()
         display = Display(search=self.search, folder=folder, console=Console(quiet=True), groups=1)
         how = SearchOptions(folder=folder, stop_file=folder / STOP_FILE, hang_seconds=600.0)
         self.telling = TrialRecorder(self.opened, self.study, how, display, done=self.hand_out.done)
-        self.said, self.display = place.said, display
+        self.said, self.display = address.text, display
 
     def one_trial(self, score: float) -> None:
         """A trial as the supervisor handles it, with a score that is not the best; it is never ended early."""

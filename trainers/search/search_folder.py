@@ -58,22 +58,22 @@ def study_address(
     """
     path = folder / STORAGE
     before = _remembered(path) if path.is_file() else {}
-    place = parse_storage(storage or before.get("storage", "sqlite"), folder)
+    address = parse_storage(storage or before.get("storage", "sqlite"), folder)
     name = study or before.get("study", opened.search.name)
-    changed = differences(before, {"storage": place.said, "study": name}) if before else []
+    changed = differences(before, {"storage": address.text, "study": name}) if before else []
     if changed:
         raise FolderRefused(
             f"{folder} has its study elsewhere; {'; '.join(changed)}; leave the option out, or begin anew in another "
             "--out"
         )
-    return place, name
+    return address, name
 
 
 @contextmanager
 def study_of(folder: Path, opened: OpenedSearch) -> Iterator[optuna.Study]:
     """The study of the search in a folder, for reading; its storage is closed afterwards."""
-    place, name = study_address(folder, opened)
-    with closing(open_storage(place)) as storage:
+    address, name = study_address(folder, opened)
+    with closing(open_storage(address)) as storage:
         yield new_study(opened.search, storage=storage, name=name)
 
 
@@ -98,9 +98,9 @@ def write_search_file(folder: Path, opened: OpenedSearch) -> None:
     _write_once(folder / SEARCH, _identity(opened))
 
 
-def write_storage_file(folder: Path, place: StorageAddress, name: str) -> None:
+def write_storage_file(folder: Path, address: StorageAddress, name: str) -> None:
     """Write `storage.yaml`, where the study is stored and its name, if it is not there yet."""
-    _write_once(folder / STORAGE, {"storage": place.said, "study": name})
+    _write_once(folder / STORAGE, {"storage": address.text, "study": name})
 
 
 @contextmanager

@@ -40,7 +40,7 @@ from trainers.search.search_folder import (
     write_search_file,
     write_storage_file,
 )
-from trainers.search.storage import StorageAddress, cause, lost, open_storage
+from trainers.search.storage import StorageAddress, is_unreachable, open_storage, root_cause
 from trainers.search.storage_cache import refresh
 from trainers.search.study import best_trials, finished, new_study, open_study, spent_seconds, state_counts
 from trainers.search.supervisor import Supervisor
@@ -104,35 +104,35 @@ def _search(request: SearchRequest) -> int:
     check_folder(folder, opened, resume=request.resume)
     files = not request.resume and request.stop_file is None  # a transfer has checked them already
     require_startable(opened.base, ranks=1, files=files)
-    place = None if moves else study_address(folder, opened, storage=request.storage, study=request.study)
+    address = None if moves else study_address(folder, opened, storage=request.storage, study=request.study)
     with lock_folder(folder):
         write_search_file(folder, opened)
         stop_file = request.stop_file or folder / STOP_FILE
         if request.stop_file is None:  # else the transfer has removed an old one, and a file there now counts
             stop_file.unlink(missing_ok=True)
-        if place is None:
+        if address is None:
             begin = partial(_begin_phase, replace(request, stop_file=stop_file, resume=False))
             return transfer(Stages(opened=opened, folder=folder, **options), begin)
         on = {"cluster": request.cluster, "device": request.device, "hang_seconds": request.hang_seconds}
         how = SearchOptions(folder=folder, stop_file=stop_file, **on, **options)
-        return _search_in(place, opened, how, groups)
+        return _search_in(address, opened, how, groups)
 
 
 def _search_in(
-    place_and_name: tuple[StorageAddress, str], opened: OpenedSearch, how: SearchOptions, groups: Sequence[Group]
+    address_and_name: tuple[StorageAddress, str], opened: OpenedSearch, how: SearchOptions, groups: Sequence[Group]
 ) -> int:
     """Open the study's storage and search; if the storage is lost meanwhile, say so and return `EXIT_FAILED`."""
-    place, name = place_and_name
+    address, name = address_and_name
     try:
-        with closing(open_storage(place)) as storage:
+        with closing(open_storage(address)) as storage:
             study = open_study(opened, storage, name=name)
             require_own_trials(how.folder, study)
-            write_storage_file(how.folder, place, name)  # only now: the storage can be used
+            write_storage_file(how.folder, address, name)  # only now: the storage can be used
             return _work(opened, study, how, groups)
     except Exception as error:
-        if not lost(error):
+        if not is_unreachable(error):
             raise
-        said = f"the study in {place.said} does not answer any more: {cause(place, error)}"
+        said = f"the study in {address.text} does not answer any more: {root_cause(address, error)}"
         say(f"kilobatch: {said}; the same command goes on with it")
         return EXIT_FAILED
 

@@ -162,7 +162,7 @@ def server(monkeypatch):
 
 
 @pytest.fixture(params=["sqlite", "journal", "proxy", "postgresql"])
-def place(request, tmp_path):
+def address(request, tmp_path):
     """Where a study may be kept; what needs a package or a server that is not here is skipped."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     if request.param == "proxy":
@@ -179,10 +179,10 @@ def place(request, tmp_path):
 
 
 @pytest.fixture
-def opened(place):
+def opened(address):
     """`opened()`: a storage there, which is closed when the test has ended."""
     with ExitStack() as stack:
-        yield lambda: stack.enter_context(closing(open_storage(place)))
+        yield lambda: stack.enter_context(closing(open_storage(address)))
 
 
 @pytest.fixture

@@ -39,14 +39,14 @@ def opened(tmp_path, monkeypatch):
 def begin(opened, folder, seconds):
     """A search's folder whose trials took so long; one more failed before it began to train."""
     folder.mkdir()
-    place = parse_storage("sqlite", folder)
-    with closing(open_storage(place)) as storage:
+    address = parse_storage("sqlite", folder)
+    with closing(open_storage(address)) as storage:
         study = new_study(opened.search, storage=storage)
         for each in seconds:
             study.add_trial(create_trial(value=0.9, user_attrs={SECONDS: each}))
         study.add_trial(create_trial(state=TrialState.FAIL))
     write_search_file(folder, opened)
-    write_storage_file(folder, place, opened.search.name)
+    write_storage_file(folder, address, opened.search.name)
 
 
 def test_what_is_left_is_told_by_the_mean_of_what_has_ended(opened, tmp_path):

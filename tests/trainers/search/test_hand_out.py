@@ -53,8 +53,8 @@ for line in sys.stdin:
 class Supervisor:
     """A process that takes as many trials as it is told to."""
 
-    def __init__(self, place, study, *options):
-        command = [sys.executable, "-c", SUPERVISOR, place.said, study.study_name, *options]
+    def __init__(self, address, study, *options):
+        command = [sys.executable, "-c", SUPERVISOR, address.text, study.study_name, *options]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def ready(self):
@@ -79,9 +79,9 @@ def study(opened, study_name):
     return made
 
 
-def test_three_supervisors_begin_each_trial_once_and_take_over_each_trial_of_a_dead_one_once(place, study):
-    dead = Supervisor(place, study)
-    others = [Supervisor(place, study, "tell") for _ in range(3)]
+def test_three_supervisors_begin_each_trial_once_and_take_over_each_trial_of_a_dead_one_once(address, study):
+    dead = Supervisor(address, study)
+    others = [Supervisor(address, study, "tell") for _ in range(3)]
     try:
         dead.ready()
         dead.ask(5)

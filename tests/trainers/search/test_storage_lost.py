@@ -61,11 +61,11 @@ def test_a_write_waits_for_another_program_that_has_locked_the_file(tmp_path):
     ("kind", "message"), [("sqlite", "not a database"), ("journal", "Expecting value|cannot be read")]
 )
 def test_a_file_that_is_no_study_is_refused_with_a_way_out(kind, message, tmp_path):
-    place = parse_storage(kind, tmp_path)
-    Path(place.address).write_text("this is no study at all\n" * 50)
+    address = parse_storage(kind, tmp_path)
+    Path(address.target).write_text("this is no study at all\n" * 50)
     with pytest.raises(RecipeError, match=message) as refused:
-        open_storage(place)
-    assert f"see whether {place.address} is a study that can be written" in str(refused.value)
+        open_storage(address)
+    assert f"see whether {address.target} is a study that can be written" in str(refused.value)
 
 
 @pytest.mark.slow

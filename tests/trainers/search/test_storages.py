@@ -31,7 +31,7 @@ def two_views(opened, study_name):
 
 
 @pytest.mark.parametrize(
-    ("text", "kind", "said"),
+    ("text", "kind", "shown"),
     [
         ("sqlite", "sqlite", "sqlite"),
         ("journal", "journal", "journal"),
@@ -46,16 +46,16 @@ def two_views(opened, study_name):
         ),
     ],
 )
-def test_a_place_is_said_without_its_secrets(text, kind, said, tmp_path):
-    place = parse_storage(text, tmp_path)
-    assert (place.kind, place.said) == (kind, said)
+def test_a_storage_is_shown_without_its_secrets(text, kind, shown, tmp_path):
+    address = parse_storage(text, tmp_path)
+    assert (address.kind, address.text) == (kind, shown)
 
 
 def test_files_of_a_search_lie_in_its_folder_wherever_it_was_started(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out").mkdir()
-    assert parse_storage("journal", tmp_path / "out").address == f"{tmp_path}/out/study.journal"
-    assert parse_storage("sqlite", tmp_path / "out").address == f"{tmp_path}/out/study.db"
+    assert parse_storage("journal", tmp_path / "out").target == f"{tmp_path}/out/study.journal"
+    assert parse_storage("sqlite", tmp_path / "out").target == f"{tmp_path}/out/study.db"
 
 
 @pytest.mark.parametrize(
@@ -80,9 +80,9 @@ def test_what_names_no_storage_is_refused_with_what_would(text, message, tmp_pat
 
 def test_a_password_may_come_from_the_environment(tmp_path, monkeypatch):
     monkeypatch.setenv(PASSWORD, "a/b@c")
-    place = parse_storage("postgresql://me@host/db", tmp_path)
-    assert place.address == "postgresql+psycopg://me:a%2Fb%40c@host/db"
-    assert "a/b@c" not in place.said
+    address = parse_storage("postgresql://me@host/db", tmp_path)
+    assert address.target == "postgresql+psycopg://me:a%2Fb%40c@host/db"
+    assert "a/b@c" not in address.text
     assert parse_storage("mysql://me:own@host/db", tmp_path).address == "mysql+pymysql://me:own@host/db"
 
 
@@ -117,16 +117,16 @@ def test_a_journal_stands_behind_no_proxy(tmp_path):
 
 
 def test_a_line_of_a_journal_that_was_cut_off_is_dropped(tmp_path):
-    place = parse_storage("journal", tmp_path)
-    new_study(open_storage(place)).add_trial(create_trial(value=1.0))
+    address = parse_storage("journal", tmp_path)
+    new_study(open_storage(address)).add_trial(create_trial(value=1.0))
     path = tmp_path / "study.journal"
     whole = path.read_bytes()
     path.write_bytes(whole + whole.splitlines()[0][:20])
-    mended = open_storage(place)
+    mended = open_storage(address)
     assert list(tmp_path.iterdir()) == [path]  # no lock is left, for which all would wait
     study = new_study(mended)
     study.add_trial(create_trial(value=2.0))
-    assert [trial.value for trial in new_study(open_storage(place)).get_trials()] == [1.0, 2.0]
+    assert [trial.value for trial in new_study(open_storage(address)).get_trials()] == [1.0, 2.0]
     assert path.read_bytes().startswith(whole)
 
 
