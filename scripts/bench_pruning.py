@@ -42,7 +42,7 @@ PRIMARY = "Median"
 
 
 @dataclass
-class Outcome:
+class TrialResult:
     """What a search found.
 
     Args:
@@ -68,9 +68,9 @@ class Outcome:
         self.accuracy = max(self.accuracy, accuracy)
 
 
-def random_search(order: list[Recorded], budget: float) -> Outcome:
+def random_search(order: list[Recorded], budget: float) -> TrialResult:
     """Random search: every run is trained to its end."""
-    found, spent = Outcome(), 0.0
+    found, spent = TrialResult(), 0.0
     for trial in order:
         spent += trial.seconds[-1]
         if spent > budget:
@@ -82,7 +82,7 @@ def random_search(order: list[Recorded], budget: float) -> Outcome:
 
 def by_reports(
     order: list[Recorded], budget: float, *, pruner: Any, points: Callable[[Recorded], Iterator[tuple[int, int]]]
-) -> Outcome:
+) -> TrialResult:
     """A search in which a pruner of Optuna ends running trials.
 
     Args:
@@ -92,7 +92,7 @@ def by_reports(
     from trainers.search.optuna_extensions import COMPARED
 
     study = optuna.create_study(direction="maximize", pruner=pruner)
-    found, spent = Outcome(), 0.0
+    found, spent = TrialResult(), 0.0
     for recorded in order:
         trial = study.ask()
         found.begun += 1
@@ -127,13 +127,13 @@ class InOrder(optuna.samplers.RandomSampler):
         return self._next - 1
 
 
-def by_rungs(order: list[Recorded], budget: float, *, pruner: Any) -> Outcome:
+def by_rungs(order: list[Recorded], budget: float, *, pruner: Any) -> TrialResult:
     """Whole runs of several lengths, as `trainers/search/successive_halving.py` chooses them."""
     from trainers.search.successive_halving import RUNG, place, promote
 
     study, search = optuna.create_study(direction="maximize", sampler=InOrder()), SimpleNamespace(pruner=pruner)
     search.budget = SimpleNamespace(trials=math.inf)
-    found, spent = Outcome(), 0.0
+    found, spent = TrialResult(), 0.0
     for _ in range(len(order)):
         promote(study, search)
         trial = study.ask()
@@ -160,7 +160,7 @@ def at_epochs(trial: Recorded) -> Iterator[tuple[int, int]]:
     yield from ((epoch, epoch * REPORTS // trial.epochs) for epoch in range(1, trial.epochs + 1))
 
 
-def methods() -> dict[str, Callable[[list[Recorded], float], Outcome]]:
+def methods() -> dict[str, Callable[[list[Recorded], float], TrialResult]]:
     """Name -> search."""
     from trainers.search import pruners
 
@@ -171,7 +171,7 @@ def methods() -> dict[str, Callable[[list[Recorded], float], Outcome]]:
         "SuccessiveHalving": optuna.pruners.SuccessiveHalvingPruner,
         "Hyperband": optuna.pruners.HyperbandPruner,
     }
-    found: dict[str, Callable[[list[Recorded], float], Outcome]] = {"random": random_search}
+    found: dict[str, Callable[[list[Recorded], float], TrialResult]] = {"random": random_search}
     for kind in KINDS:
         ours = getattr(pruners, kind)()
         if hasattr(ours, "shares"):

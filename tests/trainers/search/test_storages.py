@@ -83,7 +83,7 @@ def test_a_password_may_come_from_the_environment(tmp_path, monkeypatch):
     address = parse_storage("postgresql://me@host/db", tmp_path)
     assert address.target == "postgresql+psycopg://me:a%2Fb%40c@host/db"
     assert "a/b@c" not in address.text
-    assert parse_storage("mysql://me:own@host/db", tmp_path).address == "mysql+pymysql://me:own@host/db"
+    assert parse_storage("mysql://me:own@host/db", tmp_path).target == "mysql+pymysql://me:own@host/db"
 
 
 @pytest.mark.parametrize("url", ["postgresql://me:secret@127.0.0.1:1/db", "mysql://me:secret@127.0.0.1:1/db"])
