@@ -197,9 +197,9 @@ def search_ranks(talk: Path, ranks_here: int | None = None, ranks_before: int = 
 
     hold_line(launched_rank())
     threads = limit_threads(ranks_here)
-    from trainers.search.group_server import serve_as_group
+    from trainers.search.group_worker import run_worker
 
-    serve_as_group(talk, ranks=launched_ranks() or 1, threads=threads, before=ranks_before)
+    run_worker(talk, ranks=launched_ranks() or 1, threads=threads, before=ranks_before)
 
 
 @app.command(name="serve-study")
