@@ -63,9 +63,9 @@ def main() -> None:
         with open_streams():
             app(prog_name="kilobatch")
     except (OSError, ValueError) as error:
-        from trainers.runs.console import tell
+        from trainers.runs.console import exit_on_error
 
-        tell(error)
+        exit_on_error(error)
         raise
 
 
@@ -193,9 +193,9 @@ def search(
 def search_ranks(talk: Path, ranks_here: int | None = None, ranks_before: int = 0) -> None:
     """Serve as one of the ranks of a search's group; its supervisor starts this command."""
     from trainers.runs.mpi_ranks import launched_rank, launched_ranks, limit_threads
-    from trainers.runs.rank_exits import hold_line
+    from trainers.runs.rank_exits import hold_exit_socket
 
-    hold_line(launched_rank())
+    hold_exit_socket(launched_rank())
     threads = limit_threads(ranks_here)
     from trainers.search.group_server import serve_as_group
 
