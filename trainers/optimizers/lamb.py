@@ -66,6 +66,8 @@ class Lamb:
 
     rate_attribute: ClassVar[str] = "lr"
     num_state_values: ClassVar[int] = 2
+    rate_rule: ClassVar[str] = "sqrt"
+    layerwise: ClassVar[bool] = True
     decays_itself: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

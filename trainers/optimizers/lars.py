@@ -67,6 +67,7 @@ class Lars:
 
     rate_attribute: ClassVar[str] = "lr"
     num_state_values: ClassVar[int] = 1
+    layerwise: ClassVar[bool] = True
     decays_itself: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

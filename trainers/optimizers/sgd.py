@@ -54,6 +54,7 @@ class CorrectedMomentumSGD:
 
     rate_attribute: ClassVar[str] = "lr"
     num_state_values: ClassVar[int] = 1
+    rate_rule: ClassVar[str] = "linear"
 
     def __post_init__(self) -> None:
         require_share("CorrectedMomentumSGD.momentum", self.momentum)
@@ -108,6 +109,7 @@ class CorrectedNesterovAG:
 
     rate_attribute: ClassVar[str] = "lr"
     num_state_values: ClassVar[int] = 1
+    rate_rule: ClassVar[str] = "linear"
 
     def __post_init__(self) -> None:
         require_share("CorrectedNesterovAG.momentum", self.momentum)
@@ -161,6 +163,7 @@ class MomentumSGD:
 
     rate_attribute: ClassVar[str] = "lr"
     num_state_values: ClassVar[int] = 1
+    rate_rule: ClassVar[str] = "linear"
 
     def __post_init__(self) -> None:
         require_share("MomentumSGD.momentum", self.momentum)
@@ -214,6 +217,7 @@ class NesterovAG:
 
     rate_attribute: ClassVar[str] = "lr"
     num_state_values: ClassVar[int] = 1
+    rate_rule: ClassVar[str] = "linear"
 
     def __post_init__(self) -> None:
         require_share("NesterovAG.momentum", self.momentum)
@@ -260,6 +264,7 @@ class SGD:
 
     rate_attribute: ClassVar[str] = "lr"
     num_state_values: ClassVar[int] = 0
+    rate_rule: ClassVar[str] = "linear"
 
     def __post_init__(self) -> None:
         require_weight_decay(self)
