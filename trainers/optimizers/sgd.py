@@ -1,13 +1,4 @@
-"""SGD with momentum, the rate outside the buffer.
-
-Nesterov momentum, the rate outside the buffer.
-
-SGD with momentum, the rate inside the buffer.
-
-Nesterov momentum, the rate inside the buffer.
-
-SGD.
-"""
+"""SGD, and SGD with momentum or Nesterov momentum: the rate inside the buffer or, `Corrected`, outside."""
 
 from __future__ import annotations
 
@@ -71,10 +62,6 @@ class CorrectedMomentumSGD:
         return chainer.optimizers.CorrectedMomentumSGD(lr=RATE_NOT_SET, momentum=self.momentum)
 
 
-if TYPE_CHECKING:
-    import chainer
-
-
 @dataclass(frozen=True, kw_only=True)
 class CorrectedNesterovAG:
     """Nesterov momentum; the rate is outside the buffer.
@@ -109,6 +96,8 @@ class CorrectedNesterovAG:
 
     rate_attribute: ClassVar[str] = "lr"
     num_state_values: ClassVar[int] = 1
+    states: ClassVar[tuple[str, ...]] = ("v",)
+    elementwise: ClassVar[bool] = True
     rate_rule: ClassVar[str] = "linear"
 
     def __post_init__(self) -> None:
@@ -119,15 +108,18 @@ class CorrectedNesterovAG:
         """The step of the t-th update at these hyperparameters, without the decay."""
         return MomentumForm(momentum=self.momentum, within=1.0, beside=hyperparam.lr, nesterov=True)
 
+    def update(self, w: Any, g: Any, state: Any, hyperparam: Any, *, t: int, xp: Any) -> None:
+        """One update of a parameter in place: weights w, gradient g and the state; see the formula above."""
+        v = state["v"]
+        v *= self.momentum
+        v += g
+        w -= hyperparam.lr * (g + self.momentum * v)
+
     def build(self) -> chainer.Optimizer:
         """The optimizer; the updater sets its `lr`."""
-        from trainers.optimizers.update_rules import NesterovRule, RuleMethod
+        from trainers.optimizers.component_rule import ComponentOptimizer
 
-        return RuleMethod(NesterovRule, self)
-
-
-if TYPE_CHECKING:
-    import chainer
+        return ComponentOptimizer(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,10 +172,6 @@ class MomentumSGD:
         return chainer.optimizers.MomentumSGD(lr=RATE_NOT_SET, momentum=self.momentum)
 
 
-if TYPE_CHECKING:
-    import chainer
-
-
 @dataclass(frozen=True, kw_only=True)
 class NesterovAG:
     """Nesterov momentum, a gradient step looked ahead; the rate is inside the buffer.
@@ -217,6 +205,8 @@ class NesterovAG:
 
     rate_attribute: ClassVar[str] = "lr"
     num_state_values: ClassVar[int] = 1
+    states: ClassVar[tuple[str, ...]] = ("v",)
+    elementwise: ClassVar[bool] = True
     rate_rule: ClassVar[str] = "linear"
 
     def __post_init__(self) -> None:
@@ -227,15 +217,19 @@ class NesterovAG:
         """The step of the t-th update at these hyperparameters, without the decay."""
         return MomentumForm(momentum=self.momentum, within=hyperparam.lr, beside=1.0, nesterov=True)
 
+    def update(self, w: Any, g: Any, state: Any, hyperparam: Any, *, t: int, xp: Any) -> None:
+        """One update of a parameter in place: weights w, gradient g and the state; see the formula above."""
+        v, step = state["v"], hyperparam.lr * g
+        v *= self.momentum
+        v += step
+        step += self.momentum * v
+        w -= step
+
     def build(self) -> chainer.Optimizer:
         """The optimizer; the updater sets its `lr`."""
-        from trainers.optimizers.update_rules import NesterovInsideRule, RuleMethod
+        from trainers.optimizers.component_rule import ComponentOptimizer
 
-        return RuleMethod(NesterovInsideRule, self)
-
-
-if TYPE_CHECKING:
-    import chainer
+        return ComponentOptimizer(self)
 
 
 @dataclass(frozen=True, kw_only=True)
