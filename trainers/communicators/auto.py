@@ -28,6 +28,7 @@ from trainers.communicators.shared_window import SharedWindow
 from trainers.communicators.tcp_ring import SocketRing, Unreachable
 from trainers.communicators.torus import Torus
 from trainers.communicators.wire import FullWire, Wire
+from trainers.runs.stack_dump import waiting_for_ranks
 
 _REPEATS = (3, 9)  # at least and at most
 _ENOUGH_SECONDS = 0.1  # once the repeats have taken this, no more than the least are made
@@ -86,8 +87,8 @@ class Fastest(Connection):
             candidate.connection.beside_backward = value
 
     @property
-    def waiting(self) -> str:
-        return ", ".join(dict.fromkeys(connection.waiting for connection in self._chosen.values())) or "sleeps"
+    def wait_mode(self) -> str:
+        return ", ".join(dict.fromkeys(connection.wait_mode for connection in self._chosen.values())) or "sleeps"
 
     def allocate(self, num_values: int, dtype: Any) -> Any:
         return self._first.allocate(num_values, dtype)
@@ -164,12 +165,15 @@ def cost_of(mpi: Any, run: Callable[[], None], of_processor: int) -> float:
     """
     costs: list[float] = []
     least, most = _REPEATS
-    while not costs or (costs[0] < _LONG_SECONDS and len(costs) < (most if sum(costs) < _ENOUGH_SECONDS else least)):
-        mpi.Barrier()
-        began, processor = time.perf_counter(), time.thread_time()
-        run()
-        own = time.perf_counter() - began + of_processor * (time.thread_time() - processor)
-        costs.append(max(mpi.allgather(own)))
+    with waiting_for_ranks():
+        while not costs or (
+            costs[0] < _LONG_SECONDS and len(costs) < (most if sum(costs) < _ENOUGH_SECONDS else least)
+        ):
+            mpi.Barrier()
+            began, processor = time.perf_counter(), time.thread_time()
+            run()
+            own = time.perf_counter() - began + of_processor * (time.thread_time() - processor)
+            costs.append(max(mpi.allgather(own)))
     return statistics.median(costs)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trainers.communicators.connection import Connection, ring_share, shares
+from trainers.communicators.connection import Connection, even_slices, ring_traffic
 from trainers.communicators.mpi_messages import wait_for
 from trainers.communicators.ring import round_to
 from trainers.communicators.wire import Wire
@@ -36,12 +36,12 @@ class _Everybody(Connection):
     """Keeps its receive buffers: page faults of fresh memory cost more than the messages."""
 
     def __init__(self, mpi: Any) -> None:
-        super().__init__(mpi, self._sum, num_roundings=1, sent=ring_share(mpi.size))
+        super().__init__(mpi, self._sum, num_roundings=1, sent=ring_traffic(mpi.size))
         self._others = [(mpi.rank + step) % mpi.size for step in range(1, mpi.size)]
         self._memory = np.empty(0, np.uint8)
 
     def _sum(self, values: np.ndarray, wire: Wire) -> None:
-        parts = shares(len(values), self.mpi.size)
+        parts = even_slices(len(values), self.mpi.size)
         own, room = values[parts[self.mpi.rank]], wire.room(values)
         rows = self._rows(len(own), room.dtype)
         self._exchange([wire.pack(values[parts[other]]) for other in self._others], rows)

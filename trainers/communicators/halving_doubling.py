@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trainers.communicators.connection import Connection, ring_share
+from trainers.communicators.connection import Connection, ring_traffic
 from trainers.communicators.mpi_messages import send_and_receive
 from trainers.communicators.ring import round_to
 from trainers.communicators.wire import Wire
@@ -33,13 +33,13 @@ class HalvingDoubling:
         """Ready on all workers of `mpi`, which call this together."""
         blocks = binary_blocks(mpi.size)
         num_roundings = max(size.bit_length() - 1 for _, size in blocks) + len(blocks) - 1
-        sent = max(ring_share(size) + (len(blocks) > 1) / size for _, size in blocks)
-        waiting = "sleeps" if len(blocks) == 1 else "sleeps within a block, spins between them"
+        sent = max(ring_traffic(size) + (len(blocks) > 1) / size for _, size in blocks)
+        wait_mode = "sleeps" if len(blocks) == 1 else "sleeps within a block, spins between them"
 
         def sum_of(values: np.ndarray, wire: Wire) -> None:
             _sum(mpi, values, wire)
 
-        return Connection(mpi, sum_of, num_roundings=num_roundings, sent=sent, waiting=waiting)
+        return Connection(mpi, sum_of, num_roundings=num_roundings, sent=sent, wait_mode=wait_mode)
 
 
 def binary_blocks(size: int) -> list[tuple[int, int]]:

@@ -26,7 +26,7 @@ class MpiAllreduce:
 
     def connect(self, mpi: Any) -> Connection:
         """Ready on all workers of `mpi`, which call this together."""
-        return Connection(mpi, lambda values, wire: _sum(mpi, values, wire), num_roundings=0, waiting="spins")
+        return Connection(mpi, lambda values, wire: _sum(mpi, values, wire), num_roundings=0, wait_mode="spins")
 
 
 def _sum(mpi: Any, values: np.ndarray, wire: Wire) -> None:

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from trainers.runs.stack_dump import waiting_for_ranks
+
 _SPINS_SECONDS = 2e-4  # a small message of a fast link is there before
 _SPINS_SECONDS_BESIDE = 2e-5  # of a thread beside the main one, which wants the core
 _PART_OF_WAIT = 1 / 5  # that a sleep may add to it
@@ -23,7 +25,7 @@ _PIECES = (2, 128)  # handed to MPI at a time, at least and at most; sockets hol
 _FAST_SECONDS = 1e-3  # between two pieces
 _PIECES_SLEPT = 2  # of a slow link: to look at each one that comes takes a fifth more of processor time
 _LONGEST_PIECE_SECONDS = 4e-3  # slept for them
-_QUESTIONS = 20  # of `meet` before it sleeps: some microseconds
+_QUESTIONS = 20  # of `barrier` before it sleeps: some microseconds
 _MEETING_SLEEPS_SECONDS = (5e-5, 2e-4)  # the first and the longest
 
 
@@ -50,14 +52,14 @@ def wait_for(requests: list[Any], *, since: float | None = None, longest: float 
             time.sleep(min(waited * _PART_OF_WAIT, longest))
 
 
-def meet(mpi: Any, sleeps: Callable[[], bool] = lambda: True) -> None:
+def barrier(mpi: Any, sleeps: Callable[[], bool] = lambda: True) -> None:
     """MPI_Barrier that leaves the core to others while it waits: for a thread beside one that computes, or few cores.
 
     Asks twenty times and then sleeps between, 50 us at first and 200 at most. A barrier moves no data that would have
     to be kept moving, so that it can sleep earlier than `wait_for`. Measured: EXPERIMENTS.md.
 
     Args:
-        mpi: communicator of all that meet.
+        mpi: communicator of all that barrier.
         sleeps: asked before each sleep; once it says no, nobody wants the core, and the rest is waited for at it.
     """
     request = mpi.Ibarrier()
@@ -111,17 +113,20 @@ def _pieces(values: np.ndarray) -> Iterator[np.ndarray]:
     return (values[start : start + length] for start in range(0, len(values), length))
 
 
-def total_of(mpi: Any, value: float) -> float:
+def total_over_ranks(mpi: Any, value: float) -> float:
     """The sum of a number that is not negative over all ranks, the same bits on all, with such a wait.
 
     Bytes on the wire: 8 from each rank to each.
     """
     values = np.empty(mpi.size)
-    wait_for([mpi.Iallgather(np.array([value]), values)])
+    with waiting_for_ranks():
+        wait_for([mpi.Iallgather(np.array([value]), values)])
     return math.fsum(values)
 
 
-def flags_and_losses(mpi: Any, flags: tuple[bool, ...], losses: list[float], *, most: int) -> tuple[list[bool], Any]:
+def gather_flags_and_losses(
+    mpi: Any, flags: tuple[bool, ...], losses: list[float], *, most: int
+) -> tuple[list[bool], Any]:
     """Gather the flags and losses of all workers, who call this together.
 
     Bytes on the wire: 8 a flag and 8 for each of the `most` losses, from each worker to each.
@@ -137,11 +142,12 @@ def flags_and_losses(mpi: Any, flags: tuple[bool, ...], losses: list[float], *, 
     own = np.zeros(count + most)
     own[:count], own[count : count + len(losses)] = flags, losses
     parts = np.empty((mpi.size, own.size))
-    wait_for([mpi.Iallgather(own, parts)])
+    with waiting_for_ranks():
+        wait_for([mpi.Iallgather(own, parts)])
     return parts[:, :count].any(axis=0).tolist(), parts[:, count:]
 
 
-def first_of(mpi: Any, told: str | None) -> tuple[int, str] | None:
+def first_message(mpi: Any, told: str | None) -> tuple[int, str] | None:
     """The first rank whose `told` is not None, and its text; None where there is none. All ranks call this together.
 
     Bytes on the wire: one from each rank to each; then, if there is one, its text from that rank to all.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from recipes.arguments import require_flag
-from trainers.communicators.connection import Connection, ring_share, shares
+from trainers.communicators.connection import Connection, even_slices, ring_traffic
 from trainers.communicators.mpi_messages import send_and_receive
 from trainers.communicators.tcp_ring import SocketRing
 from trainers.communicators.wire import FullWire, Wire
@@ -48,7 +48,7 @@ class _Around(Connection):
     """Scales numbers as they are packed, added and stored: a pass of its own would cost as much as a message."""
 
     def __init__(self, mpi: Any, ring: MpiRing | SocketRing) -> None:
-        super().__init__(mpi, self._sum, num_roundings=mpi.size - 1, parts=(ring.close,), sent=ring_share(mpi.size))
+        super().__init__(mpi, self._sum, num_roundings=mpi.size - 1, parts=(ring.close,), sent=ring_traffic(mpi.size))
         self._ring = ring
 
     def _sum(self, values: np.ndarray, wire: Wire) -> None:
@@ -57,7 +57,7 @@ class _Around(Connection):
     def mean(self, values: np.ndarray, wire: Wire, before: float, after: float) -> tuple[int, int]:
         if self.mpi.size == 1:
             return super().mean(values, wire, before, after)
-        parts, lost = shares(len(values), self.mpi.size), np.zeros(2, np.int64)
+        parts, lost = even_slices(len(values), self.mpi.size), np.zeros(2, np.int64)
         ring_reduce_scatter(self._ring, values, parts, wire, before, lost)
         if isinstance(wire, FullWire):  # once, before they are sent: the same bits as afterwards on every worker
             wire.scale(values[parts[self.mpi.rank]], after)
@@ -101,7 +101,7 @@ def ring_sum(ring: MpiRing | SocketRing, values: np.ndarray, wire: Wire) -> None
 
     2 (P - 1)/P n numbers a worker on the wire.
     """
-    parts = shares(len(values), ring.size)
+    parts = even_slices(len(values), ring.size)
     ring_reduce_scatter(ring, values, parts, wire)
     ring_allgather(ring, values, parts, wire)
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from recipes.arguments import require_count, require_flag
-from trainers.communicators.connection import Connection, Misfit, ring_share, shares
+from trainers.communicators.connection import Connection, Misfit, even_slices, ring_traffic
 from trainers.communicators.hierarchical import node_of
-from trainers.communicators.mpi_messages import meet, num_cores
+from trainers.communicators.mpi_messages import barrier, num_cores
 from trainers.communicators.ring import ring_of, ring_sum
 from trainers.communicators.wire import Wire
 
@@ -66,7 +66,7 @@ class _Window(Connection):
         self._across = ring_of(across, whole=mpi, sockets=sockets)
         self._window: Any = None
         self._crowded = node.size > num_cores(node)
-        sent = ring_share(across.size) / node.size
+        sent = ring_traffic(across.size) / node.size
         parts = (node.Free, self._across.close, across.Free)
         super().__init__(mpi, self._sum, num_roundings=across.size, parts=parts, sent=sent)
 
@@ -95,7 +95,9 @@ class _Window(Connection):
         node, rank = self._node, self._node.rank
         start = (values.ctypes.data - self._of_rank[rank].ctypes.data) // values.itemsize
         values_of_rank = [memory[start : start + len(values)] for memory in self._of_rank]
-        part = shares(len(values), node.size)[rank]  # only this worker touches these numbers, in every rank's memory
+        part = even_slices(len(values), node.size)[
+            rank
+        ]  # only this worker touches these numbers, in every rank's memory
         first, *others = (memory[part] for memory in values_of_rank)
         self._meet()  # all have written
         alone = self._across.size == 1
@@ -115,10 +117,10 @@ class _Window(Connection):
         self._meet()  # all workers have written their sums
 
     def _meet(self) -> None:
-        meet(self._node, lambda: self._sleeps)
+        barrier(self._node, lambda: self._sleeps)
 
     @property
-    def waiting(self) -> str:
+    def wait_mode(self) -> str:
         return "sleeps" if self._sleeps else "spins"
 
     @property

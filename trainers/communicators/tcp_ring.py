@@ -25,6 +25,7 @@ import numpy as np
 
 from trainers.communicators.connection import Misfit
 from trainers.communicators.wire import LIBRARY
+from trainers.runs.stack_dump import waiting_for_ranks
 
 _CONNECT_SECONDS = 3.0  # to one address
 _MEETING_SECONDS = 15.0  # until the neighbours have been found
@@ -373,7 +374,8 @@ class SocketRing:
         self._failure: ConnectionError | None = None
         trouble = ""
         if self.size > 1:
-            meeting = Meeting(mpi)
+            with waiting_for_ranks():
+                meeting = Meeting(mpi)
             self._next, self._before = meeting.after, meeting.before
             trouble, self._places = meeting.trouble, meeting.places
         if found := [text for text in (whole or mpi).allgather(trouble) if text]:

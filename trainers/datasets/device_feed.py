@@ -35,7 +35,7 @@ class _Ahead:
     error: Exception | None = None
 
 
-class Feed:
+class DeviceFeed:
     """Copies micro-batches to a GPU while it computes.
 
         host -> pinned block -> block on the GPU -> images: (x - shift) / scale, mirrored, channels last, of `dtype`
@@ -76,7 +76,7 @@ class Feed:
             raise ahead.error
         return self._finished(ahead.sent)
 
-    def look_ahead(self, key: Any, load: Callable[[], Any]) -> None:
+    def prefetch(self, key: Any, load: Callable[[], Any]) -> None:
         """Load and send what `take` will be asked for under this key; `take` raises what goes wrong here."""
         if self._ahead is None:
             try:

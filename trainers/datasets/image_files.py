@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from trainers.datasets.splits import Sample
-from trainers.runs.errors import FailedAlone
+from trainers.runs.errors import RankFailed
 
 # Modes of 8 bits a channel; Pillow reduces 16-bit colour to these. It would clip the other modes (I;16, I, F) to white.
 _MODES = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr"})
@@ -32,7 +32,7 @@ warnings.filterwarnings("ignore", message="Palette images with Transparency", mo
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
-class UnreadableImage(FailedAlone, ValueError):
+class UnreadableImage(RankFailed, ValueError):
     """A file is missing, truncated, not an image, or grey with more than 8 bits."""
 
 

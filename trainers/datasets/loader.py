@@ -20,7 +20,7 @@ from recipes.planning.planner import Plan
 from recipes.planning.stream import Stream
 from recipes.planning.timeline import Segment
 from trainers.augmentations.mixing import GroupMixing
-from trainers.datasets.device_feed import Feed
+from trainers.datasets.device_feed import DeviceFeed
 from trainers.kernels.threads import shared
 from trainers.runs.errors import UnfitImage
 
@@ -53,7 +53,7 @@ LoadImage = Callable[..., tuple[np.ndarray, int]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SeenSample:
+class TracedSample:
     """What a line of the trace is made of: position in the update, index in the data set, SHA-256 of the image."""
 
     position: int
@@ -78,7 +78,7 @@ class LoadedMicroBatch:
     targets: Any
     epochs: np.ndarray
     indices: np.ndarray
-    seen: tuple[SeenSample, ...]
+    seen: tuple[TracedSample, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,7 @@ class UpdateShare:
         samples: position in the stream where the update starts.
         micro_batches: an iterator, to be used once.
         seen: filled while the micro-batches are loaded, where a trace is wanted.
-        look_ahead: sends the next update's first micro-batch to the GPU; to be called once all of this update has been
+        prefetch: sends the next update's first micro-batch to the GPU; to be called once all of this update has been
             launched. None on a CPU.
     """
 
@@ -101,8 +101,8 @@ class UpdateShare:
     division: Division
     samples: int
     micro_batches: Iterator[LoadedMicroBatch]
-    seen: list[SeenSample] = field(default_factory=list)
-    look_ahead: Callable[[], None] | None = None
+    seen: list[TracedSample] = field(default_factory=list)
+    prefetch: Callable[[], None] | None = None
 
 
 class StreamIterator(chainer.dataset.Iterator):
@@ -132,7 +132,7 @@ class StreamIterator(chainer.dataset.Iterator):
         threads_load: bool = False,
         mixing: GroupMixing | None = None,
         trace: bool = False,
-        feed: Feed | None = None,
+        feed: DeviceFeed | None = None,
     ) -> None:
         self.plan = plan
         self._rank = rank
@@ -175,7 +175,7 @@ class StreamIterator(chainer.dataset.Iterator):
     def again(self) -> UpdateShare:
         """The share that `next` returned last, for doing that update again; its samples are loaded anew."""
         timeline, update = self.plan.timeline, self.update - 1
-        seen: list[SeenSample] = []
+        seen: list[TracedSample] = []
         return UpdateShare(
             update=update,
             segment=timeline.segment_of(update),
@@ -183,7 +183,7 @@ class StreamIterator(chainer.dataset.Iterator):
             samples=timeline.samples_at(update),
             micro_batches=self._micro_batches(update, seen),
             seen=seen,
-            look_ahead=None if self._feed is None else self._look_ahead,
+            prefetch=None if self._feed is None else self._prefetch,
         )
 
     def limit(self, micro_batch_size: int) -> None:
@@ -196,18 +196,18 @@ class StreamIterator(chainer.dataset.Iterator):
         if self._feed is not None:
             self._feed.drop()
 
-    def _micro_batches(self, update: int, seen: list[SeenSample]) -> Iterator[LoadedMicroBatch]:
+    def _micro_batches(self, update: int, seen: list[TracedSample]) -> Iterator[LoadedMicroBatch]:
         for part in self.plan.division_of(update).micro_batches(self._rank):
             load = partial(self._loaded, update, part)
             micro_batch = load() if self._feed is None else self._feed.take((update, part), load)
             seen.extend(micro_batch.seen)
             yield micro_batch
 
-    def _look_ahead(self) -> None:
+    def _prefetch(self) -> None:
         update = self.update
         if update < self.plan.timeline.num_updates:
             for part in self.plan.division_of(update).micro_batches(self._rank)[:1]:
-                self._feed.look_ahead((update, part), partial(self._loaded, update, part))
+                self._feed.prefetch((update, part), partial(self._loaded, update, part))
 
     def _loaded(self, update: int, part: MicroBatch) -> LoadedMicroBatch:
         timeline = self.plan.timeline
@@ -227,11 +227,11 @@ class StreamIterator(chainer.dataset.Iterator):
             part=part, images_NCHW=images, targets=targets, epochs=epochs, indices=indices, seen=seen
         )
 
-    def _seen(self, part: MicroBatch, indices: np.ndarray, images: Any) -> Iterator[SeenSample]:
+    def _seen(self, part: MicroBatch, indices: np.ndarray, images: Any) -> Iterator[TracedSample]:
         finished = images if isinstance(images, np.ndarray) else starmap(self._feed.finish.image, images)
         for place, (index, image) in enumerate(zip(indices, finished, strict=True)):
             digest = hashlib.sha256(np.ascontiguousarray(image)).digest()
-            yield SeenSample(position=part.offset + place, index=int(index), digest=digest)
+            yield TracedSample(position=part.offset + place, index=int(index), digest=digest)
 
     def _load_positions(self, positions: Sequence[int], *, image_size: int | None) -> tuple[Any, np.ndarray]:
         """Images as the pipeline gives them, stacked unless they are `Pixels`, and labels int32 (samples,)."""

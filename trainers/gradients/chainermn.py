@@ -16,6 +16,7 @@ from trainers.communicators.connection import Connection
 from trainers.communicators.host_staging import connect_on_gpu
 from trainers.communicators.wire import WIRES, FullWire, Wire, array_module
 from trainers.gradients.exchange import mean
+from trainers.runs.stack_dump import waiting_for_ranks
 
 
 def create_communicator(
@@ -129,7 +130,7 @@ class ChainerMNCommunicator(MpiCommunicatorBase):
             places = [buffer[end - len(piece) : end] for piece, end in zip(pieces, ends, strict=True)]
             for place, piece in zip(places, pieces, strict=True):
                 copyto(place, piece)
-            with connection.after(connection.mark()):
+            with waiting_for_ranks(), connection.after(connection.mark()):
                 mean(buffer[: ends[-1]], connection, wire, 1.0 / self.size)
             for place, piece in zip(places, pieces, strict=True):
                 copyto(piece, place, casting="same_kind")

@@ -24,7 +24,7 @@ from trainers.gradients.norms import PartNorms, SquaredNorm
 from trainers.kernels import chainer_hooks
 
 
-class GradientTaps(chainer.LinkHook):
+class GradientHooks(chainer.LinkHook):
     """While active, a link that is called sees its parameters through taps: identity functions.
 
     In backward a tap gives the gradient to `take` and none to the parameter, whose `grad` stays None. A tap has the
@@ -109,7 +109,7 @@ class _Tap(chainer.FunctionNode):
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """Where the gradient of a parameter lives: `place` in the flat array.
+    """Where the gradient of a parameter lives: `span` in the flat array.
 
     Args:
         late: it is used outside its link as well, so its gradient is complete only when all of backward has ended.
@@ -117,7 +117,7 @@ class Slot:
 
     path: str
     parameter: chainer.Parameter
-    place: slice
+    span: slice
     late: bool
 
 
@@ -148,7 +148,7 @@ class FlatGradients:
         order = backward_order(model, images_NCHW)
         ends = np.cumsum([0, *(parameter.size for _, parameter, _ in order)])
         self.slots = [
-            Slot(path=path, parameter=parameter, place=slice(int(start), int(stop)), late=late)
+            Slot(path=path, parameter=parameter, span=slice(int(start), int(stop)), late=late)
             for (path, parameter, late), start, stop in zip(order, ends, ends[1:], strict=False)
         ]
         self._arrays = list(allocate(copies * int(ends[-1]), order[0][1].dtype).reshape(copies, -1))
@@ -176,7 +176,7 @@ class FlatGradients:
         self._written = [False] * len(self.slots)
 
     @contextlib.contextmanager
-    def taken(
+    def collect(
         self, finished: Callable[[int], None] | None = None, *, ends: Collection[int] = (), measure: bool = False
     ) -> Iterator[SquaredNorm]:
         """Around forward and backward of a micro-batch, whose gradients are added to those of the update.
@@ -199,7 +199,7 @@ class FlatGradients:
             if parts is not None:
                 parts.add(number, array, whole=whole and not self.slots[number].late)
 
-        taps = GradientTaps(self._number_of, take)
+        taps = GradientHooks(self._number_of, take)
         uses = taps.uses  # `take` must not refer to `taps`: that cycle would keep gradients alive after an exception
         norm = SquaredNorm() if parts is None else parts.norm
         with taps:
@@ -237,14 +237,14 @@ class FlatGradients:
         for number in arrived:
             self._written[number] = True
         if gather := getattr(chainer_hooks.serving(self.values), "gather", None):
-            starts = [slot.place.start for slot in slots]
+            starts = [slot.span.start for slot in slots]
             found = self.flags if self._checks else None
             if gather([*arrived.values()], self.values, starts=starts, adds=adds, found=found, numbers=[*arrived]):
                 return
         for (number, array), slot, add in zip(arrived.items(), slots, adds, strict=True):
             if self._checks:
                 self.flags[number] |= ~np.isfinite(array).all()
-            kept = self.values[slot.place].reshape(array.shape)
+            kept = self.values[slot.span].reshape(array.shape)
             if add:
                 kept += array
             else:
@@ -265,18 +265,18 @@ class FlatGradients:
         self._written = list(known)
         self._clear()  # a failed capture may have left gradients in parameters
 
-    def fill_gaps(self) -> None:
+    def zero_unwritten(self) -> None:
         """Write zeros where no gradient has arrived in this update: an unused parameter, a worker without samples."""
         for slot, written in zip(self.slots, self._written, strict=True):
             if not written:
-                self.values[slot.place] = 0
+                self.values[slot.span] = 0
 
     def next_array(self) -> None:
         """From now on write the next array; the current one stays as it is."""
         self._arrays.append(self._arrays.pop(0))
         self.values = self._arrays[0]
 
-    def hand_over(self, values: np.ndarray) -> None:
+    def assign_to_parameters(self, values: np.ndarray) -> None:
         """Make each parameter's `grad` a view of its slot in one of this object's arrays."""
         if self._handed_over is values:
             return
@@ -299,7 +299,7 @@ class FlatGradients:
 
     def by_path(self, values: np.ndarray) -> dict[str, np.ndarray]:
         """Views of the slots of an array, by the path of their parameter."""
-        return {slot.path: values[slot.place].reshape(slot.parameter.shape) for slot in self.slots}
+        return {slot.path: values[slot.span].reshape(slot.parameter.shape) for slot in self.slots}
 
 
 class _Arrivals:
@@ -307,7 +307,7 @@ class _Arrivals:
 
     Args:
         flat: where they are added.
-        finished, ends: see `FlatGradients.taken`.
+        finished, ends: see `FlatGradients.collect`.
     """
 
     def __init__(self, flat: FlatGradients, finished: Callable[[int], None] | None, ends: Collection[int]) -> None:
@@ -342,7 +342,7 @@ def backward_order(model: chainer.Chain, images_NCHW: np.ndarray) -> list[tuple[
     known = sorted(model.namedparams())
     numbers = {id(parameter): number for number, (_, parameter) in enumerate(known)}
     came: list[int] = []
-    taps = GradientTaps(lambda variable: numbers.get(id(variable)), lambda number, _: came.append(number))
+    taps = GradientHooks(lambda variable: numbers.get(id(variable)), lambda number, _: came.append(number))
     model.cleargrads()
     with chainer.using_config("train", False), taps:
         F.sum(model(images_NCHW)).backward()

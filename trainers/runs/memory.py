@@ -21,21 +21,21 @@ _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of glibc's mallopt
 _pools: list[Any] = []  # CuPy's memory pools beside the default one
 
 
-def ran_out(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception says that memory could not be allocated.
 
-    >>> ran_out(MemoryError()), ran_out(RuntimeError("shapes differ"))
+    >>> is_out_of_memory(MemoryError()), is_out_of_memory(RuntimeError("shapes differ"))
     (True, False)
     """
     said_so = isinstance(error, RuntimeError) and any(saying in str(error) for saying in _SAYINGS)
     return isinstance(error, MemoryError) or said_so
 
 
-def keep_what_is_freed() -> None:
+def keep_freed_memory() -> None:
     """From now on the C library keeps the memory of freed arrays for the next ones, also that of large arrays.
 
     By default glibc takes each array above 32 MiB, and each at the end of the heap, as new pages from the system, which
-    cost page faults and zeroing in every update. What is kept counts as resident until `give_back`. Only for glibc.
+    cost page faults and zeroing in every update. What is kept counts as resident until `trim_heap`. Only for glibc.
     """
     with suppress(AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
@@ -43,20 +43,20 @@ def keep_what_is_freed() -> None:
         mallopt(_TRIM_THRESHOLD, -1)  # never trim
 
 
-def give_back() -> None:
+def trim_heap() -> None:
     """Return freed memory that the C library has kept to the system."""
     with suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def forget_peak() -> None:
+def reset_peak() -> None:
     """Reset the peak: a process may do several runs."""
-    give_back()
+    trim_heap()
     with suppress(OSError):  # not Linux, or not allowed: the peak is that of the process
         (_OWN / "clear_refs").write_text(_RESET_PEAK)
 
 
-def count_also(pool: Any) -> None:
+def count_pool(pool: Any) -> None:
     """Count this CuPy pool in `peak_memory`, too."""
     _pools.append(pool)
 
@@ -87,7 +87,7 @@ def installed_bytes() -> int | None:
 def release(device: Any) -> None:
     """Free what is no longer referenced, and the unused blocks of CuPy's default pool."""
     gc.collect()
-    give_back()
+    trim_heap()
     if device.name != "@numpy":
         device.xp.get_default_memory_pool().free_all_blocks()
 

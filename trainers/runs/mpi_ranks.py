@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from recipes.errors import InputRefused
-from trainers.runs.rank_exits import LINE, Departures
+from trainers.runs.rank_exits import EXIT_SOCKET, RankExits
 
 _SIZE_NAMES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "SLURM_STEP_NUM_TASKS")
 _LOCAL_SIZE_NAMES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_TASKS_PER_NODE")
@@ -38,7 +38,7 @@ os.execvp(sys.argv[2], sys.argv[2:])
 """
 
 # For MPICH's mpiexec: without it, inside a job of Slurm or PBS, mpiexec would start the ranks on the job's hosts.
-HERE = {"HYDRA_RMK": "user"}
+LOCAL_LAUNCH = {"HYDRA_RMK": "user"}
 
 _limited: set[str] = set()  # those of THREADS that `limit_threads` has set, not the user
 
@@ -143,12 +143,12 @@ class Ranks:
     Args:
         process: their mpiexec.
         num_ranks: how many.
-        departures: records in which order they end.
+        exits: records in which order they end.
     """
 
     process: subprocess.Popen[bytes]
     num_ranks: int
-    departures: Departures
+    exits: RankExits
     _errors: list[str]
     _reader: threading.Thread
 
@@ -190,9 +190,9 @@ class Ranks:
         """How many lines the ranks have written to stderr so far."""
         return len(self._errors)
 
-    def first_to_leave(self) -> int | None:
+    def first_exit(self) -> int | None:
         """The rank that ended first, once all have; None if that was not seen, as on another host."""
-        return next((rank for rank, _ in self.departures.order()), None)
+        return next((rank for rank, _ in self.exits.order()), None)
 
 
 def start_ranks(
@@ -219,13 +219,13 @@ def start_ranks(
         LaunchError: there is no mpiexec.
     """
     threads = dict.fromkeys(THREADS, str(threads_per_rank(num_ranks)))
-    departures = Departures(num_ranks)
+    exits = RankExits(num_ranks)
     own = {_OWN: command_line(), _PARENT: _process_mark(os.getpid()), "PYTHONUNBUFFERED": "1"}
-    own |= {} if departures.name is None else {LINE: departures.name}
-    own |= HERE if launcher is None and "HYDRA_RMK" not in os.environ else {}
+    own |= {} if exits.name is None else {EXIT_SOCKET: exits.name}
+    own |= LOCAL_LAUNCH if launcher is None and "HYDRA_RMK" not in os.environ else {}
     launcher = [find_mpiexec(), "-n", str(num_ranks)] if launcher is None else launcher
     command = [*launcher, sys.executable, "-P", "-m", "kilobatch", *arguments]
-    command = command if outlive_us else ending_with_us(command)
+    command = command if outlive_us else killed_with_parent(command)
     with open(log, "ab") as file:
         process = subprocess.Popen(
             command,
@@ -239,10 +239,10 @@ def start_ranks(
     errors: list[str] = []
     reader = threading.Thread(target=_tee, args=(process.stderr, log, errors), daemon=True)
     reader.start()
-    return Ranks(process=process, num_ranks=num_ranks, departures=departures, _errors=errors, _reader=reader)
+    return Ranks(process=process, num_ranks=num_ranks, exits=exits, _errors=errors, _reader=reader)
 
 
-def ending_with_us(command: Sequence[str]) -> list[str]:
+def killed_with_parent(command: Sequence[str]) -> list[str]:
     """A command wrapped so that the kernel kills it when this process ends."""
     return [sys.executable, "-I", "-S", "-c", _END_WITH_PARENT, str(os.getpid()), *command]
 

@@ -114,7 +114,7 @@ def phase(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exchanged:
+class ExchangeStats:
     """The figures of one finished exchange.
 
     Args:
@@ -186,7 +186,7 @@ class RankSeconds:
         """What was done since the last update does not count."""
         self._clock.take()
 
-    def gather(self, exchanged: Exchanged | None) -> UpdateSeconds | None:
+    def gather(self, exchanged: ExchangeStats | None) -> UpdateSeconds | None:
         """Of the update that has just ended; all workers call this together. None on all ranks but 0."""
         taken = self._clock.take()
         lost = exchanged.lost.ravel() if exchanged and self._counts_lost else ()

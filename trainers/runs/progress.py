@@ -20,7 +20,7 @@ from rich.text import Text
 
 from recipes.reports.memory import memory_words
 from recipes.reports.wording import duration, number, percent
-from trainers.runs.console import fall_silent
+from trainers.runs.console import redirect_to_devnull
 
 _POLL_SECONDS = 0.2
 _RECENT = 16  # updates over which the displayed loss and samples per second are averaged
@@ -304,7 +304,7 @@ class Screen(Console):
     """
 
     def on_broken_pipe(self) -> None:
-        fall_silent(sys.stdout)
+        redirect_to_devnull(sys.stdout)
 
     def _check_buffer(self) -> None:  # Rich itself calls `on_broken_pipe` only for a broken pipe
         try:

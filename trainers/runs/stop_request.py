@@ -8,13 +8,13 @@ from pathlib import Path
 STOP_FILE = "stop"  # in the run's folder: ask a run to stop at its next update, from anywhere
 
 
-def ask_to_stop(file: Path, who: str) -> None:
+def request_stop(file: Path, who: str) -> None:
     """Make the stop file of a run or a search, with a word on who asks: `signal` or `search`. A user's own is empty."""
     file.write_text(who, encoding="ascii")
 
 
-def who_asked(file: Path) -> str:
-    """The word of `ask_to_stop` in a stop file; `stop file` where a user made it, `signal` where there is none."""
+def stop_requester(file: Path) -> str:
+    """The word of `request_stop` in a stop file; `stop file` where a user made it, `signal` where there is none."""
     try:
         told = file.read_text(encoding="ascii", errors="replace")
     except FileNotFoundError:
@@ -22,8 +22,8 @@ def who_asked(file: Path) -> str:
     return told if told in ("signal", "search") else "stop file"
 
 
-def said(who: str, file: Path) -> str:
-    """Who asked, in words, by the word of `who_asked`; `file` is the stop file."""
+def requester_text(who: str, file: Path) -> str:
+    """Who asked, in words, by the word of `stop_requester`; `file` is the stop file."""
     return "a signal" if who == "signal" else f"the file {file}"
 
 
@@ -52,7 +52,7 @@ class StopRequest:
     @property
     def by(self) -> str:
         """What asked, as far as this rank knows: `signal`, `search` or `stop file`."""
-        return "signal" if self._signalled or self._file is None else who_asked(self._file)
+        return "signal" if self._signalled or self._file is None else stop_requester(self._file)
 
     def _note(self, number: int, frame: object) -> None:
         self._signalled = True

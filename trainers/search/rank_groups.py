@@ -25,7 +25,7 @@ from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT
 from trainers.runs.mpi_ranks import LaunchError, start_ranks, users_environment
 from trainers.runs.progress import Tail
 from trainers.runs.run_folder import ENVIRONMENT, LOG, METRICS
-from trainers.runs.stop_request import STOP_FILE, ask_to_stop
+from trainers.runs.stop_request import STOP_FILE, request_stop
 from trainers.search.hosts import Placement, launcher
 
 ORDERS, ANSWERS = "orders.jsonl", "answers.jsonl"
@@ -95,7 +95,7 @@ class MpiJob(Protocol):
     def num_errors(self) -> int:
         """Lines on stderr so far."""
 
-    def first_to_leave(self) -> int | None:
+    def first_exit(self) -> int | None:
         """The rank that ended first, once all have; None where that is not known."""
 
 
@@ -157,9 +157,9 @@ class Group:
             file.seek(self._log_start)
             return errors, file.read().decode(errors="replace")
 
-    def first_to_leave(self) -> int | None:
+    def first_exit(self) -> int | None:
         """The rank that ended first, of ranks that have ended."""
-        return self._job and self._job.first_to_leave()
+        return self._job and self._job.first_exit()
 
     def sign(self) -> None:
         """Tell the ranks, now and then, that the supervisor lives."""
@@ -307,9 +307,9 @@ class TrialRun:
             lines = metrics_lines(self.folder)
         return list(reports_in(lines, self.prepared, metric=self._metric, reports=self._reports))
 
-    def ask_to_stop(self) -> None:
+    def request_stop(self) -> None:
         """All ranks end the run after the same update, with a checkpoint."""
-        ask_to_stop(self.folder / STOP_FILE, "search")
+        request_stop(self.folder / STOP_FILE, "search")
 
     def kill(self) -> None:
         """All ranks end at once, also one that hangs."""
@@ -345,7 +345,7 @@ class TrialRun:
                 raise LaunchError(failure.reason)
             return failure
         if code == 0:
-            rank = self.group.first_to_leave()
+            rank = self.group.first_exit()
             who = "a rank" if rank is None else f"rank {rank}"
             reason = f"{who} left before the run ended, without an error of its own"
             return RunEnd(how="died", reason=reason, rank=rank)
@@ -364,7 +364,7 @@ class TrialRun:
         by = f"by {signal.Signals(number).name}" if known else f"with code {code}"
         if code < 0:
             return RunEnd(how="died", reason=f"the launcher of the ranks was ended {by}")
-        rank = self.group.first_to_leave()
+        rank = self.group.first_exit()
         if rank is None:
             ranks = {entry.get("pid"): entry["rank"] for entry in _hosts(self.folder)}
             rank = next((ranks[int(pid)] for pid in _KILLED.findall(said) if int(pid) in ranks), None)

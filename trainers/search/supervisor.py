@@ -15,7 +15,7 @@ from optuna.exceptions import UpdateFinishedTrialError
 from recipes.search_space.open_search import OpenedSearch
 from trainers.launch.request import TrainRequest, prepare
 from trainers.runs.run_folder import RUN
-from trainers.runs.stop_request import said, who_asked
+from trainers.runs.stop_request import requester_text, stop_requester
 from trainers.search import study as studies
 from trainers.search.comparability import store_comparability
 from trainers.search.display import Display
@@ -100,7 +100,7 @@ class Supervisor:
         """Whether it was asked to stop."""
         return self.stopped_by != ""
 
-    def ask_to_stop(self, by: str) -> None:
+    def request_stop(self, by: str) -> None:
         """No trial begins; those that run write a checkpoint and stay in the study as running, for the next session.
 
         Args:
@@ -108,7 +108,7 @@ class Supervisor:
         """
         self.stopped_by = by
         for work in self._working:
-            work.job.ask_to_stop()
+            work.job.request_stop()
 
     def kill(self) -> None:
         """End all ranks at once."""
@@ -234,7 +234,7 @@ class Supervisor:
         if comparable and not last and work.trial.should_prune():
             work.pruned_at = report.number
             work.trial.set_user_attr(studies.PRUNED_AT, report.number)  # first: it holds even if this supervisor dies
-            work.job.ask_to_stop()
+            work.job.request_stop()
 
     def _drop(self, work: _Work) -> None:
         """Give up a trial that another host has taken, since this supervisor stood still for too long."""
@@ -275,7 +275,7 @@ class Supervisor:
         for group in self.groups:
             group.sign()
         if not self.stopping and self.options.stop_file.exists():
-            self.ask_to_stop(said(who_asked(self.options.stop_file), self.options.stop_file))
+            self.request_stop(requester_text(stop_requester(self.options.stop_file), self.options.stop_file))
         self._trials.renew()
         if now - self._noted > RENEW_SECONDS:
             self._noted = now

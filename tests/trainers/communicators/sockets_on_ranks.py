@@ -164,7 +164,7 @@ def chosen():
     connection.sum(values, FullWire())
     assert (values == sum(range(SIZE))).all()
     choices = list(connection.choices)
-    assert connection.waiting in ("sleeps", "spins", "sleeps within a block, spins between them")
+    assert connection.wait_mode in ("sleeps", "spins", "sleeps within a block, spins between them")
     for beside in (True, False):
         connection.beside_backward = beside
         assert {one.connection.beside_backward for one in connection._candidates} == {beside}

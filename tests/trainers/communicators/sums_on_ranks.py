@@ -232,7 +232,7 @@ def exchanged(name, wire, dtype, bucket_bytes, *, overlap):
     rows, values = of_all(len(flat.values), dtype), on_host(flat.values)
     worst = max(
         error_over_bound(values[place], rows[:, place], scale, connection, wire, unit=_unit(rows[:, place], wire))
-        for place in (bucket.place for bucket in exchange.buckets)
+        for place in (bucket.span for bucket in exchange.buckets)
     )
     exchange.close()
     return values, worst, list(connection.choices)

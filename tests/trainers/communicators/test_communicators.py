@@ -14,7 +14,7 @@ import pytest
 from mpi4py import MPI
 
 from trainers import communicators
-from trainers.communicators.connection import Connection, shares
+from trainers.communicators.connection import Connection, even_slices
 from trainers.communicators.halving_doubling import binary_blocks, segment
 from trainers.communicators.wire import WIRES, FullWire
 
@@ -175,7 +175,7 @@ def test_nodes_of_two_take_one_worker_or_an_even_number(workers, fit):
 @pytest.mark.parametrize("total", [0, 1, 2, 5, 17, 1000])
 @pytest.mark.parametrize("parts", [1, 2, 3, 8])
 def test_shares_follow_each_other_and_differ_by_one_at_most(total, parts):
-    found = shares(total, parts)
+    found = even_slices(total, parts)
     assert len(found) == parts
     assert [place for part in found for place in range(part.start, part.stop)] == list(range(total))
     sizes = [part.stop - part.start for part in found]
@@ -184,8 +184,8 @@ def test_shares_follow_each_other_and_differ_by_one_at_most(total, parts):
 
 
 def test_shares_by_hand():
-    assert shares(7, 3) == [slice(0, 3), slice(3, 5), slice(5, 7)]
-    assert shares(1, 3) == [slice(0, 1), slice(1, 1), slice(1, 1)]
+    assert even_slices(7, 3) == [slice(0, 3), slice(3, 5), slice(5, 7)]
+    assert even_slices(1, 3) == [slice(0, 1), slice(1, 1), slice(1, 1)]
 
 
 @pytest.mark.parametrize("size", range(1, 70))

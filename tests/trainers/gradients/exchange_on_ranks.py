@@ -56,12 +56,12 @@ def one_update(component, wire, *, bucket_bytes, overlap, updates=2):
     own = np.split(np.split(images, WORLD.size)[WORLD.rank], MICRO_BATCHES)
     for _ in range(updates):
         flat.begin_update()
-        with flat.taken():
+        with flat.collect():
             backward(model, own[0])
         sent = exchange.begin(scale=1 / SAMPLES)
-        with flat.taken(sent.finished):
+        with flat.collect(sent.finished):
             backward(model, own[1])
-        flat.fill_gaps()
+        flat.zero_unwritten()
         found = sent.finish()
     gradients = {path: array.copy() for path, array in flat.by_path(flat.values).items()}
     exchange.close()
@@ -95,7 +95,7 @@ def check_what_16_bits_lose_is_told_by_bucket_over_all_ranks():
     flat = FlatGradients(model, images[:1], connection.allocate)
     exchange = Exchange(flat, connection, wire=WIRES["float16"](), bucket_bytes=1, overlap=True)
     flat.values[...] = 1.0
-    second = flat.values[exchange.buckets[1].place]
+    second = flat.values[exchange.buckets[1].span]
     second[0] = 1e10  # beside which 1e-3 vanishes, on every rank but 0 twice
     second[1 : 2 if WORLD.rank == 0 else 3] = 1e-3
     exchanged = exchange.begin(scale=1.0).finish()
@@ -138,11 +138,11 @@ def check_with_overlap_the_first_bucket_leaves_before_backward_ends():
                 pass
             sent_after.append(len(sums))
 
-    with flat.taken(finished):
+    with flat.collect(finished):
         backward(model, images)
     sent.finish()
     assert sent_after == [2], "both gradients of the last layer are sums while the layers below wait"
-    assert sums == [slot.place.stop - slot.place.start for slot in flat.slots]
+    assert sums == [slot.span.stop - slot.span.start for slot in flat.slots]
     exchange.close()
 
 

@@ -59,7 +59,7 @@ def alone(wire, *sizes, bucket_bytes=10**9, component=None):
 def test_a_bucket_is_closed_by_the_slot_that_reaches_its_size(bucket_bytes, expected):
     flat, _ = alone(FullWire(), 3, 5, 1, 2)
     buckets, bucket_of = buckets_of(flat, bucket_bytes)
-    assert [(bucket.place.start, bucket.place.stop, bucket.num_slots) for bucket in buckets] == expected
+    assert [(bucket.span.start, bucket.span.stop, bucket.num_slots) for bucket in buckets] == expected
     assert bucket_of == [number for number, (_, _, slots) in enumerate(expected) for _ in range(slots)]
 
 

@@ -140,15 +140,15 @@ def flat_of(model, shape):
     return FlatGradients(model, np.ones((2, *shape), np.float32))
 
 
-def taken(flat, model, batches, finished=None):
+def collect(flat, model, batches, finished=None):
     flat.begin_update()
     for x in batches[:-1]:
-        with flat.taken():
+        with flat.collect():
             backward(model, x)
-    with flat.taken(finished):
+    with flat.collect(finished):
         backward(model, batches[-1])
-    flat.fill_gaps()
-    flat.hand_over(flat.values)
+    flat.zero_unwritten()
+    flat.assign_to_parameters(flat.values)
 
 
 def assert_equal_bits(model, expected):
@@ -166,7 +166,7 @@ def test_gradients_are_chainers_bit_for_bit(name, sizes):
     expected = of_chainer(model, batches)
     flat = flat_of(model, shape)
     for _ in range(2):  # the second update finds what the first has left
-        taken(flat, model, batches)
+        collect(flat, model, batches)
         assert_equal_bits(model, expected)
     assert all(np.shares_memory(parameter.grad, flat.values) for parameter in model.params())
 
@@ -175,8 +175,8 @@ def test_the_slots_are_all_parameters_one_after_the_other(made):
     model, shape = made
     flat = flat_of(model, shape)
     assert sorted(slot.path for slot in flat.slots) == sorted(path for path, _ in model.namedparams())
-    ends = [slot.place.stop for slot in flat.slots]
-    assert [slot.place.start for slot in flat.slots] == [0, *ends[:-1]]
+    ends = [slot.span.stop for slot in flat.slots]
+    assert [slot.span.start for slot in flat.slots] == [0, *ends[:-1]]
     assert ends[-1] == len(flat.values) == sum(parameter.size for parameter in model.params())
     assert all(parameter.grad is None for parameter in model.params()), "looking at the order leaves no gradient"
     by_path = dict(model.namedparams())
@@ -189,7 +189,7 @@ def test_backward_finishes_them_in_the_order_of_the_array(name):
     model = make()
     flat = flat_of(model, shape)
     order = []
-    taken(flat, model, micro_batches(shape), order.append)
+    collect(flat, model, micro_batches(shape), order.append)
     assert order == list(range(len(flat.slots)))
 
 
@@ -217,23 +217,23 @@ def test_what_is_finished_changes_no_more_in_this_micro_batch(name):
     model = make()
     flat = flat_of(model, shape)
     seen = {}
-    taken(flat, model, micro_batches(shape), lambda number: seen.update({number: slot_bytes(flat, number)}))
+    collect(flat, model, micro_batches(shape), lambda number: seen.update({number: slot_bytes(flat, number)}))
     assert len(seen) >= (0 if name == "HalfUsed" else 4), "of a use in vain nothing can be told"
     assert seen == {number: slot_bytes(flat, number) for number in seen}
 
 
 def slot_bytes(flat, number):
-    return flat.values[flat.slots[number].place].tobytes()
+    return flat.values[flat.slots[number].span].tobytes()
 
 
 def test_a_weight_used_past_its_link_too_is_refused_only_where_it_would_be_sent_too_early():
     model, batches = Tied(), micro_batches((6,))
     flat = flat_of(model, (6,))
     with pytest.raises(RuntimeError, match=r"^/first/W is used past its link as well, .* exchange\.overlap to false"):
-        taken(flat, model, batches, lambda number: None)
-    taken(flat, model, batches[:1])
+        collect(flat, model, batches, lambda number: None)
+    collect(flat, model, batches[:1])
     assert_equal_bits(model, of_chainer(model, batches[:1]))
-    taken(flat, model, batches)  # added in another order than Chainer does
+    collect(flat, model, batches)  # added in another order than Chainer does
     for path, gradient in of_chainer(model, batches).items():
         np.testing.assert_allclose(flat.by_path(flat.values)[path], gradient, rtol=1e-5, atol=1e-6)
 
@@ -245,15 +245,15 @@ def test_squared_norms_are_those_of_each_micro_batch(made):
     flat.begin_update()
     norms = []
     for x in batches:
-        with flat.taken(measure=True) as norm:
+        with flat.collect(measure=True) as norm:
             backward(model, x)
         norms.append(norm.value)
     for x, norm in zip(batches, norms, strict=True):
         squares = [np.square(g, dtype=np.float64).sum() for g in of_chainer(model, [x]).values() if g is not None]
         assert norm == pytest.approx(sum(squares), rel=1e-6)
-    flat.fill_gaps()
+    flat.zero_unwritten()
     found = flat.values.copy()
-    taken(flat, model, batches)
+    collect(flat, model, batches)
     assert (flat.values == found).all(), "measured or not, the gradients are the same"
 
 
@@ -261,6 +261,6 @@ def test_a_norm_that_nobody_asked_for_is_not_taken():
     model = Two()
     flat = flat_of(model, (6,))
     flat.begin_update()
-    with flat.taken() as norm:
+    with flat.collect() as norm:
         backward(model, micro_batches((6,))[0])
     assert norm.value == 0

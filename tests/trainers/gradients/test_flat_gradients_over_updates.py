@@ -32,13 +32,13 @@ def backward(model, x):
     F.sum(F.tanh(model(x))).backward()
 
 
-def taken(flat, model, batches):
+def collect(flat, model, batches):
     flat.begin_update()
     for x in batches:
-        with flat.taken():
+        with flat.collect():
             backward(model, x)
-    flat.fill_gaps()
-    flat.hand_over(flat.values)
+    flat.zero_unwritten()
+    flat.assign_to_parameters(flat.values)
 
 
 def assert_chainers(model, batches):
@@ -66,24 +66,24 @@ def test_after_an_exception_the_parameters_are_in_their_links_again(where):
     before = dict(model.namedparams())
     batches = micro_batches()
     flat.begin_update()
-    with pytest.raises(FloatingPointError, match="stop here"), flat.taken():  # noqa: PT012
+    with pytest.raises(FloatingPointError, match="stop here"), flat.collect():  # noqa: PT012
         fail["now"] = where == "forward"
         backward(model, batches[0])
         raise FloatingPointError("stop here")
     fail["now"] = False
     assert all(parameter is before[path] for path, parameter in model.namedparams())
     assert type(model.first.W) is chainer.Parameter
-    taken(flat, model, batches)
+    collect(flat, model, batches)
     assert_chainers(model, batches)
 
 
 def test_an_update_without_samples_is_zero():
     model = Two()
     flat = FlatGradients(model, np.ones((1, 6), np.float32))
-    taken(flat, model, micro_batches())
+    collect(flat, model, micro_batches())
     assert flat.values.any()
     flat.begin_update()
-    flat.fill_gaps()
+    flat.zero_unwritten()
     assert not flat.values.any()
 
 
@@ -97,20 +97,20 @@ def test_arrays_are_written_in_turn_and_a_full_one_stays():
     flat = FlatGradients(model, np.ones((1, 6), np.float32), allocate, copies=2)
     assert asked == [(2 * (6 * 4 + 4 + 4 * 3 + 3), np.dtype(np.float32))]
     first, batches = flat.values, micro_batches()
-    taken(flat, model, batches)
+    collect(flat, model, batches)
     kept = first.copy()
     flat.next_array()
     second = flat.values
     assert len(second) == len(first)
     assert not np.shares_memory(second, first)
-    taken(flat, model, batches[:1])
+    collect(flat, model, batches[:1])
     assert (first == kept).all()
     assert_chainers(model, batches[:1])
-    flat.hand_over(first)
+    flat.assign_to_parameters(first)
     assert_chainers(model, batches)
     flat.begin_update()
     assert all(parameter.grad is None for parameter in model.params())
-    flat.hand_over(first)
+    flat.assign_to_parameters(first)
     assert all(np.shares_memory(parameter.grad, first) for parameter in model.params())
     flat.next_array()
     assert flat.values is first

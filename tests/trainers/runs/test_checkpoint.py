@@ -16,7 +16,7 @@ from trainers.runs.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
-from trainers.runs.errors import explained
+from trainers.runs.errors import error_text
 
 
 def trained(seed, updates=3, optimizer=None):
@@ -127,7 +127,7 @@ def test_a_checkpoint_that_finds_no_room_leaves_nothing_of_it(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert sizes["optimizer.safetensors"] > sizes["weights.safetensors"]
     assert [path.name for path in tmp_path.iterdir()] == ["update-000003"]
-    assert explained(failure.value).startswith("a file cannot be written: [Errno 27] File too large; make room")
+    assert error_text(failure.value).startswith("a file cannot be written: [Errno 27] File too large; make room")
 
 
 def test_another_model_is_refused_by_name(tmp_path):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from trainers.runs.errors import say
+from trainers.runs.errors import print_and_drain
 
 pytestmark = pytest.mark.mpi
 
@@ -66,7 +66,7 @@ class Net(chainer.Chain):
         if self.how == "perturb":
             self.output.b.array[3] += 1e-6
         if self.how == "stop":
-            time.sleep(SECONDS / 10)  # a sign of life after the first update: from then on it is not waited for so long
+            time.sleep(SECONDS / 10)  # a heartbeat after the first update: from then on it is not waited for so long
         if self.how in ("stop", "kill"):
             os.kill(os.getpid(), signal.SIGSTOP if self.how == "stop" else signal.SIGKILL)
 """
@@ -78,7 +78,7 @@ SAID = {
     "exit": r"rank 1 on {host} failed:\n[\s\S]*RuntimeError: SystemExit: 0",
     "_exit": r"rank 1 on {host} \(process {process}\) left after [2-5] updates, before the run ended",
     "kill": r"rank 1 on {host} \(process {process}\) left after [2-5] updates, .* with 9, as for SIGKILL",
-    "stop": r"rank 1 on {host} has given no sign of life for .*: its process is stopped.*\nNo progress in update 3 for",
+    "stop": r"rank 1 on {host} has written no heartbeat for .*: its process is stopped.*\nNo progress in update 3 for",
     "hang": r"rank 1 on {host} hangs in update 3, for \d+\.\d s:\n[\s\S]*own_net.py:\d+ in fail: time.sleep",
     "perturb": r"kilobatch: after 4 updates /output/b is not the same on all ranks: rank 1 on {host} differs from",
 }
@@ -195,7 +195,7 @@ def test_what_is_said_has_been_read_before_the_process_goes_on(monkeypatch):
         monkeypatch.setattr(sys, "stderr", stderr)
         thread = threading.Thread(target=read)
         thread.start()
-        say("the last word")
+        print_and_drain("the last word")
         assert begun
         thread.join()
 

@@ -6,7 +6,7 @@ import pytest
 from chainer import functions as F
 from chainer import links as L
 
-from trainers.gradients.flat_gradients import GradientTaps
+from trainers.gradients.flat_gradients import GradientHooks
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3) / 6
 
@@ -62,7 +62,7 @@ def tapped(model, x, events, only=""):
         gradients[numbers[number]].append(gradient.copy())
 
     model.cleargrads()
-    taps = GradientTaps(number_of, take)
+    taps = GradientHooks(number_of, take)
     with taps:
         model(x).backward()
     return gradients, [numbers[number] for number in taps.uses.elements()]
@@ -126,7 +126,7 @@ def test_the_gradient_of_the_input_is_chainers(events):
 
 def test_the_output_is_the_same_with_taps(events):
     model = Layers(events)
-    with GradientTaps(lambda variable: 0, lambda number, gradient: None):
+    with GradientHooks(lambda variable: 0, lambda number, gradient: None):
         inside = model(X)
     assert inside.array.tobytes() == model(X).array.tobytes()
 
@@ -137,7 +137,7 @@ def test_links_have_their_parameters_back_after_a_call_and_after_one_that_raised
     before = [(path, id(parameter)) for path, parameter in sorted(model.namedparams())]
     wrong = X[:, :2] if fails_in == "layer" else X
     model.order = (0, 1, 7) if fails_in == "model" else (0, 1, 2)
-    taps = GradientTaps(lambda variable: 0, lambda number, gradient: None)
+    taps = GradientHooks(lambda variable: 0, lambda number, gradient: None)
     with pytest.raises((IndexError, chainer.utils.type_check.InvalidType)), taps:
         model(wrong)
     assert [(path, id(parameter)) for path, parameter in sorted(model.namedparams())] == before
@@ -153,7 +153,7 @@ def test_during_a_call_other_links_have_their_own_parameters(events):
             seen.extend(type(self.layers[0].__dict__[name]) for name in "Wb")
             return F.sum(self.layers[1](y))
 
-    with GradientTaps(lambda variable: 0, lambda number, gradient: None):
+    with GradientHooks(lambda variable: 0, lambda number, gradient: None):
         Looking(events)(X)
     assert seen == [chainer.Parameter] * 2
 
@@ -170,14 +170,14 @@ def test_a_link_gets_its_parameters_back_before_the_link_around_it_ends(events):
             events.append(type(self.inner.__dict__["W"]))
             return F.sum(y * self.factor)
 
-    with GradientTaps(lambda variable: 0, lambda number, gradient: None):
+    with GradientHooks(lambda variable: 0, lambda number, gradient: None):
         Outer()(X)
     assert events == [chainer.Parameter]
 
 
 def test_a_layer_without_a_bias_has_one_tap(events):
     layer = L.Linear(3, 2, nobias=True)
-    taps = GradientTaps(lambda variable: 0, lambda number, gradient: events.append(gradient.shape))
+    taps = GradientHooks(lambda variable: 0, lambda number, gradient: events.append(gradient.shape))
     with taps:
         F.sum(layer(X)).backward()
     assert taps.uses == {0: 1}

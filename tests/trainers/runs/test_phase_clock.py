@@ -17,7 +17,7 @@ from recipes.planning.phase_times import PHASES, slowest
 from recipes.reports.noise import slowest_worker
 from recipes.reports.page import page_text
 from recipes.reports.record import open_run
-from trainers.gradients.exchange import Exchanged
+from trainers.gradients.exchange import ExchangeStats
 from trainers.runs.phase_clock import PhaseClock, RankSeconds, phase
 
 OWN = """\
@@ -154,7 +154,7 @@ def test_a_line_has_means_the_slowest_rank_and_what_16_bits_lost():
     for name in ("input", "forward", "evaluation"):
         with clock(name):
             time.sleep(0.01)
-    exchanged = Exchanged(lost=np.array([[0, 1], [0, 4], [0, 0]]), seconds=0.25, waited_seconds=0.1)
+    exchanged = ExchangeStats(lost=np.array([[0, 1], [0, 4], [0, 0]]), seconds=0.25, waited_seconds=0.1)
     seconds = RankSeconds(clock, MPI.COMM_SELF, counts_lost=True).gather(exchanged)
     line = seconds.as_line()
     assert set(line) == {f"{name}_seconds" for name in PHASES} | {

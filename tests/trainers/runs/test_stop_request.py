@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from trainers.runs.stop_request import STOP_FILE, StopRequest, ask_to_stop, said
+from trainers.runs.stop_request import STOP_FILE, StopRequest, request_stop, requester_text
 
 
 def test_a_run_knows_whether_a_user_a_search_or_a_signal_made_its_stop_file(tmp_path):
@@ -16,7 +16,7 @@ def test_a_run_knows_whether_a_user_a_search_or_a_signal_made_its_stop_file(tmp_
         file = tmp_path / STOP_FILE
         assert not request()
         for who in ("signal", "search"):
-            ask_to_stop(file, who)
+            request_stop(file, who)
             assert request()
             assert request.by == who
         for text in ("", "please\n", "\u00e9"):
@@ -24,7 +24,7 @@ def test_a_run_knows_whether_a_user_a_search_or_a_signal_made_its_stop_file(tmp_
             assert request.by == "stop file"
     finally:
         request.close()
-    assert (said("signal", file), said("stop file", file)) == ("a signal", f"the file {file}")
+    assert (requester_text("signal", file), requester_text("stop file", file)) == ("a signal", f"the file {file}")
 
 
 @pytest.mark.mpi
