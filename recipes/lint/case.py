@@ -1,7 +1,4 @@
-"""The input of a rule, and its findings.
-
-A finding, as lint reports it.
-"""
+"""What a rule gets, what it returns, and a finding as lint reports it."""
 
 from __future__ import annotations
 
@@ -119,9 +116,9 @@ class Finding:
 
     @property
     def headline(self) -> str:
-        """Place, rule, fault and a way out in one line, as compilers write it."""
-        place = f"{self.file}:{self.line}:{self.column}: {self.rule}"
-        return ": ".join(filter(None, [place, self.path, f"{self.what}; {self.way_out}"]))
+        """Line and column, rule, fault and a way out in one line, as compilers write it."""
+        start = f"{self.file}:{self.line}:{self.column}: {self.rule}"
+        return ": ".join(filter(None, [start, self.path, f"{self.what}; {self.way_out}"]))
 
     def __str__(self) -> str:
         lines = [self.headline]

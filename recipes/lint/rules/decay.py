@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from recipes.lint.case import Case, Fault
 from recipes.schema.vocabulary import is_layerwise
 
-__all__ = ["decay_on_norm", "decay_with_batch", "lars_on_vectors"]
-
 
 def decay_on_norm(case: Case) -> Iterator[Fault]:
     """Weight decay on the scales and shifts of normalisation.

@@ -9,8 +9,6 @@ from recipes.lint.case import Case, Fault
 from recipes.planning.rates import LINEAR_HOLDS_TO, batch_size_at, full_rate_at, learning_rate_at, linear_reach
 from recipes.schema.vocabulary import rate_rule
 
-__all__ = ["linear_adam", "linear_beyond_8k", "scaled_lars", "scaled_twice", "unscaled_rate"]
-
 _LARGEST_UNSCALED = 8
 
 

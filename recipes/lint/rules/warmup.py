@@ -9,8 +9,6 @@ from lr_schedules.units import Schedule
 from recipes.lint.case import Case, Fault
 from recipes.schema.vocabulary import is_layerwise
 
-__all__ = ["constant_warmup", "no_warmup", "warmup_past_decay", "warmup_twice"]
-
 _LARGEST_WITHOUT = 8
 _SMALLEST_PUBLISHED = 1632
 _BRING_THEIR_OWN = ("AdaScale", "RmspropWarmup")
