@@ -1,7 +1,6 @@
 """Sums of 1,024 workers' gradients in 16 bits; the algorithms of the script are the communicators', bit for bit."""
 
 import importlib.util
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,6 @@ import pytest
 
 from trainers.communicators.wire import BFloat16Wire, Float16Wire
 from trainers.gradients.exchange import wire_factor
-from trainers.runs.mpi_ranks import find_mpiexec
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "float16_sums.py"
 RANKS, VALUES = 1024, 2048
@@ -42,11 +40,9 @@ def figures(sums):
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("ranks", [2, 8])
-def test_an_algorithm_in_one_array_is_the_communicators(ranks):
+def test_an_algorithm_in_one_array_is_the_communicators(run_on_ranks, ranks):
     program = Path(__file__).with_name("float16_sums_on_ranks.py")
-    command = [find_mpiexec(), "-n", str(ranks), sys.executable, "-m", "mpi4py", str(program), str(SCRIPT)]
-    environment = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[1])}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    done = run_on_ranks(ranks, program, SCRIPT)
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
     assert sorted(lines) == sorted([name, wire, "same", "bits"] for name in WAYS for wire in ("float16", "bfloat16"))

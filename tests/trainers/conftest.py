@@ -1,9 +1,6 @@
-"""Runs as a user starts them, and what it means that two are the same."""
+"""Runs on resident ranks, and what it means that two are the same."""
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +9,7 @@ import pytest
 from safetensors.numpy import load_file
 
 UPDATES = 30
+ROOT = Path(__file__).parents[2]
 EQUAL = ("sample_ids", "images_sha256", "momentum", "global_batch_size", "epoch", "samples")
 RECIPE = "digits/ramp"  # a small ResNet, norm_span 32, batch 96, then 192 from epoch 1 (update 16) on
 
@@ -22,22 +20,6 @@ class Finished:
     trace: list
     weights: dict
     log: str
-
-
-def _train(folder, ranks, *options, stop_after=UPDATES, recipe=RECIPE, dtype="float32", timeout=300):
-    command = [sys.executable, "-P", "-m", "kilobatch", "train", recipe, "-n", str(ranks), "--trace", "--no-report"]
-    command += ["--out", str(folder), "--stop-after", f"{stop_after}up", "--set", "evaluation.every=5ep"]
-    command += map(str, options)
-    environment = {**os.environ, "CHAINER_DTYPE": dtype}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
-    checkpoint = folder / "checkpoints" / f"update-{stop_after:06d}"
-    return Finished(
-        folder=folder,
-        trace=[json.loads(line) for line in (folder / "trace.jsonl").read_text().splitlines()],
-        weights=load_file(checkpoint / "weights.safetensors"),
-        log=(folder / "log.txt").read_text(),
-    )
 
 
 def _assert_same_run(found, expected, *, loss=1e-5, weights=1e-4, rate=0.0):
@@ -53,9 +35,23 @@ def _assert_same_run(found, expected, *, loss=1e-5, weights=1e-4, rate=0.0):
 
 
 @pytest.fixture(scope="session")
-def train():
+def train(run_on_ranks):
     """Trains `train(folder, ranks, *options, stop_after=30, recipe="digits/ramp", dtype="float32")` to a `Finished`."""
-    return _train
+
+    def run(folder, ranks, *options, stop_after=UPDATES, recipe=RECIPE, dtype="float32", timeout=300):
+        words = ["train", recipe, "--trace", "--no-report", "--out", folder, "--stop-after", f"{stop_after}up"]
+        words += ["--set", "evaluation.every=5ep", *options]
+        done = run_on_ranks(ranks, ROOT / "kilobatch.py", *words, environment={"CHAINER_DTYPE": dtype}, timeout=timeout)
+        assert done.returncode == 0, done.stdout + done.stderr
+        checkpoint = folder / "checkpoints" / f"update-{stop_after:06d}"
+        return Finished(
+            folder=folder,
+            trace=[json.loads(line) for line in (folder / "trace.jsonl").read_text().splitlines()],
+            weights=load_file(checkpoint / "weights.safetensors"),
+            log=(folder / "log.txt").read_text(),
+        )
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -2,19 +2,14 @@
 
 import itertools
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from trainers import communicators
 from trainers.communicators.cuda_aware_mpi import takes_gpu_memory
-from trainers.runs.mpi_ranks import find_mpiexec
 from trainers.training.device import has_gpu
 
-ROOT = Path(__file__).parents[3]
 PROGRAM = Path(__file__).with_name("sums_on_ranks.py")
 RANKS = (1, 2, 3, 4, 5, 8)
 FACTORS = ("ranks", "communicator", "wire", "bucket_bytes")
@@ -33,15 +28,13 @@ pytestmark = pytest.mark.mpi
 
 
 @pytest.fixture(scope="module")
-def launched():
+def launched(run_on_ranks):
     """Lines that the program printed: launched(which, ranks); each launch happens once."""
     done = {}
 
     def launch(which, ranks):
         if (which, ranks) not in done:
-            command = [find_mpiexec(), "-n", str(ranks), sys.executable, "-W", "error", "-m", "mpi4py", PROGRAM, which]
-            environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-            ended = subprocess.run(command, capture_output=True, text=True, timeout=1200, env=environment)
+            ended = run_on_ranks(ranks, PROGRAM, which, timeout=1200)
             assert ended.returncode == 0, ended.stdout + ended.stderr
             done[which, ranks] = [json.loads(line) for line in ended.stdout.splitlines()]
         return done[which, ranks]
