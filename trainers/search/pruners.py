@@ -104,7 +104,7 @@ class Hyperband:
 
     Args:
         reduction: as for `SuccessiveHalving`, at least 2.
-        rungs: likewise, at least 2.
+        rungs: as for `SuccessiveHalving`, at least 2.
     Source: Li et al. 2016, arXiv 1603.06560, algorithm 1, by Optuna's HyperbandPruner; the paper not checked.
     Differs: brackets grow side by side without a limit, asynchronously, as in Li et al. 2018, arXiv 1810.05934.
     """
@@ -156,9 +156,9 @@ class Median:
         """Optuna's MedianPruner, among trials that can be compared."""
         from optuna.pruners import MedianPruner
 
-        from trainers.search.optuna_extensions import Fair
+        from trainers.search.optuna_extensions import FairPruner
 
-        return Fair(MedianPruner(n_startup_trials=self.startup_trials))
+        return FairPruner(MedianPruner(n_startup_trials=self.startup_trials))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,9 +182,9 @@ class Percentile:
         """Optuna's PercentilePruner, among trials that can be compared."""
         from optuna.pruners import PercentilePruner
 
-        from trainers.search.optuna_extensions import Fair
+        from trainers.search.optuna_extensions import FairPruner
 
-        return Fair(PercentilePruner(self.keep, n_startup_trials=self.startup_trials))
+        return FairPruner(PercentilePruner(self.keep, n_startup_trials=self.startup_trials))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,8 +201,8 @@ class Wilcoxon:
     the beginning of a curve.
 
     Args:
-        threshold: the test's p below which a trial ends, above 0 and at most 0.5; n pairs that all lie on one side
-            give 2 ** -n.
+        threshold: the p of the test below which a trial ends, above 0 and at most 0.5; n pairs on one side give 2 **
+            -n.
         startup_reports: pairs before any trial is ended, at least 2.
     Source: Wilcoxon 1945 (not checked); Optuna's WilcoxonPruner.
     """
@@ -219,9 +219,9 @@ class Wilcoxon:
         from optuna.exceptions import ExperimentalWarning
         from optuna.pruners import WilcoxonPruner
 
-        from trainers.search.optuna_extensions import Fair
+        from trainers.search.optuna_extensions import FairPruner
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
             pruner = WilcoxonPruner(p_threshold=self.threshold, n_startup_steps=self.startup_reports)
-        return Fair(pruner, paired=True)
+        return FairPruner(pruner, paired=True)
