@@ -38,11 +38,14 @@ class ResidentRanks:
     def __init__(self, folder):
         self._folder, self._starts, self._ranks = folder, 0, []
 
-    def __call__(self, ranks, program, *words, environment=None, cwd=None, timeout=120):
-        """The same as `mpiexec -n RANKS python PROGRAM WORDS` would give, with rank after rank in the output."""
+    def __call__(self, ranks, program, *words, launched=True, strict=True, environment=None, cwd=None, timeout=120):
+        """The same as `mpiexec -n RANKS python PROGRAM WORDS` would give, with rank after rank in the output.
+
+        With launched=False the same as `python PROGRAM WORDS`, for one rank. With strict=True warnings are errors.
+        """
         if not self._ranks:
             self._start()
-        job = {"program": program, "words": [*map(str, words)], "ranks": ranks}
+        job = {"program": program, "words": [*map(str, words)], "ranks": ranks, "launched": launched, "strict": strict}
         job |= {"environment": {**os.environ, **ONE_THREAD, **(environment or {})}, "folder": cwd or os.getcwd()}
         called, answers = self._ranks[:ranks], {}
         for connection, _ in called:
@@ -68,9 +71,11 @@ class ResidentRanks:
         address = str(self._folder / f"ranks-{self._starts}")
         with Listener(address, "AF_UNIX", backlog=NUM_RESIDENT) as listener:
             program = Path(__file__).with_name("resident_ranks.py")
-            command = [find_mpiexec(), "-n", str(NUM_RESIDENT), sys.executable, "-W", "error", program, address]
+            command = [find_mpiexec(), "-n", str(NUM_RESIDENT), sys.executable, program, address]
             environment = {**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT)}
-            self._mpiexec = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
+            with open(f"{address}.log", "wb") as log:
+                streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+                self._mpiexec = subprocess.Popen(command, env=environment, **streams)
             listener._listener._socket.settimeout(60)
             connections = [listener.accept() for _ in range(NUM_RESIDENT)]
         hellos = [(*connection.recv(), connection) for connection in connections]
@@ -85,6 +90,16 @@ class ResidentRanks:
         if self._ranks:
             self._mpiexec.wait()
         self._ranks = []
+
+
+@pytest.fixture(scope="session")
+def kilobatch(run_on_ranks):
+    """`kilobatch(*words, ranks=None)`: the finished command, without a process; with ranks, under their launcher."""
+
+    def run(*words, ranks=None, **more):
+        return run_on_ranks(ranks or 1, ROOT / "kilobatch.py", *words, launched=ranks is not None, strict=False, **more)
+
+    return run
 
 
 @pytest.fixture(scope="session")

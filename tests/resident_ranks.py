@@ -1,13 +1,15 @@
 """Ranks that stay: started once by `mpiexec`, they run one program after another for the tests that need ranks.
 
-    mpiexec -n 8 python -W error resident_ranks.py ADDRESS
+    mpiexec -n 8 python resident_ranks.py ADDRESS
 
-A program runs on the first ranks, as under `mpiexec -n RANKS python PROGRAM WORDS`: `MPI.COMM_WORLD` is the communicator
-of those ranks, and the launcher's variables name their number. The other ranks wait in a read from a socket.
+A program runs on the first ranks, as under `mpiexec -n RANKS python PROGRAM WORDS`: `MPI.COMM_WORLD` is the
+communicator of those ranks, and the launcher's variables name their number. The other ranks wait in a read from a
+socket.
 """
 
 import gc
 import os
+import resource
 import runpy
 import sys
 import tempfile
@@ -44,25 +46,28 @@ def captured(texts):
 
 
 @contextmanager
-def process_of_a_job(program, words, ranks, environment, folder):
+def process_of_a_job(program, words, ranks, environment, folder, launched, strict):
     """Within, this process looks as if it was started for the program; afterwards it is as before."""
     kept = dict(os.environ), sys.argv, list(sys.path), sys.excepthook, os.getcwd()
-    loaded = set(sys.modules)
+    loaded, memory = set(sys.modules), resource.getrlimit(resource.RLIMIT_AS)
     group = WORLD.group.Range_incl([(0, ranks - 1, 1)])
     MPI.COMM_WORLD = WORLD.Create_group(group)
     group.Free()
-    launcher = {"PMI_SIZE": ranks, "PMI_RANK": WORLD.rank, "MPI_LOCALNRANKS": ranks}
+    launcher = {"PMI_SIZE": ranks, "PMI_RANK": WORLD.rank, "MPI_LOCALNRANKS": ranks} if launched else {}
     os.environ.clear()
     os.environ.update(environment | {name: str(value) for name, value in launcher.items()})
     sys.argv = [str(program), *words]
     sys.path.insert(0, str(Path(program).parent))
     os.chdir(folder)
     with warnings.catch_warnings():
+        if strict:
+            warnings.simplefilter("error")
         set_dtype(environment.get("CHAINER_DTYPE", "float32"))
         try:
             yield
         finally:
             MPI.COMM_WORLD = WORLD
+            resource.setrlimit(resource.RLIMIT_AS, memory)
             os.environ.clear()
             os.environ.update(kept[0])
             for name in set(sys.modules) - loaded:

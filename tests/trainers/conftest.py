@@ -1,6 +1,9 @@
 """Runs on resident ranks, and what it means that two are the same."""
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,8 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-UPDATES = 30
-ROOT = Path(__file__).parents[2]
+UPDATES = 24
 EQUAL = ("sample_ids", "images_sha256", "momentum", "global_batch_size", "epoch", "samples")
 RECIPE = "digits/ramp"  # a small ResNet, norm_span 32, batch 96, then 192 from epoch 1 (update 16) on
 
@@ -35,13 +37,22 @@ def _assert_same_run(found, expected, *, loss=1e-5, weights=1e-4, rate=0.0):
 
 
 @pytest.fixture(scope="session")
-def train(run_on_ranks):
-    """Trains `train(folder, ranks, *options, stop_after=30, recipe="digits/ramp", dtype="float32")` to a `Finished`."""
+def train(kilobatch):
+    """Trains `train(folder, ranks, *options, stop_after=24, recipe="digits/ramp", dtype="float32")` to a `Finished`.
 
-    def run(folder, ranks, *options, stop_after=UPDATES, recipe=RECIPE, dtype="float32", timeout=300):
+    On resident ranks, or, with own_ranks=True, by the command that a user types.
+    """
+
+    def run(folder, ranks, *options, stop_after=UPDATES, recipe=RECIPE, dtype="float32", timeout=300, own_ranks=False):
         words = ["train", recipe, "--trace", "--no-report", "--out", folder, "--stop-after", f"{stop_after}up"]
         words += ["--set", "evaluation.every=5ep", *options]
-        done = run_on_ranks(ranks, ROOT / "kilobatch.py", *words, environment={"CHAINER_DTYPE": dtype}, timeout=timeout)
+        environment = {"CHAINER_DTYPE": dtype}
+        if own_ranks:
+            command = [sys.executable, "-P", "-m", "kilobatch", *map(str, words), "-n", str(ranks)]
+            environment = {**os.environ, **environment}
+            done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment)
+        else:
+            done = kilobatch(*words, ranks=ranks, environment=environment, timeout=timeout)
         assert done.returncode == 0, done.stdout + done.stderr
         checkpoint = folder / "checkpoints" / f"update-{stop_after:06d}"
         return Finished(
