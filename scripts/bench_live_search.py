@@ -54,8 +54,7 @@ def _judged(trial: optuna.Trial, values: dict[str, Any], correct: list[int]) -> 
     from recipes.reading.open import open_recipe
     from recipes.search_space.comparable import rate_shape, slow_until
     from trainers.launch.vocabulary import vocabulary
-    from trainers.search.comparability import first_report
-    from trainers.search.optuna_extensions import COMPARED
+    from trainers.search.comparability import COMPARED, first_report
 
     recipe = open_recipe(RECIPE, vocabulary=vocabulary(), overrides=overrides_of(values)).recipe
     first = first_report(slow_until(recipe), recipe.epochs, reports=REPORTS)

@@ -88,8 +88,7 @@ def by_reports(
     Args:
         points: of a trial: (step that Optuna is told, number of the report).
     """
-    from trainers.search.comparability import first_report
-    from trainers.search.optuna_extensions import COMPARED
+    from trainers.search.comparability import COMPARED, first_report
 
     study = optuna.create_study(direction="maximize", pruner=pruner)
     found, spent = TrialResult(), 0.0
@@ -129,7 +128,7 @@ class InOrder(optuna.samplers.RandomSampler):
 
 def by_rungs(order: list[Recorded], budget: float, *, pruner: Any) -> TrialResult:
     """Whole runs of several lengths, as `trainers/search/successive_halving.py` chooses them."""
-    from trainers.search.successive_halving import RUNG, place, promote
+    from trainers.search.successive_halving import RUNG, assigned_share, promote
 
     study, search = optuna.create_study(direction="maximize", sampler=InOrder()), SimpleNamespace(pruner=pruner)
     search.budget = SimpleNamespace(trials=math.inf)
@@ -138,7 +137,7 @@ def by_rungs(order: list[Recorded], budget: float, *, pruner: Any) -> TrialResul
         promote(study, search)
         trial = study.ask()
         found.begun += 1
-        place(trial, search)
+        assigned_share(trial, search)
         recorded = order[trial.suggest_int("place", 0, len(order) - 1)]
         at = trial.user_attrs[RUNG]["at"]
         spent += recorded.seconds[at]

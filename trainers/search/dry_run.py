@@ -12,13 +12,14 @@ from recipes.reports.curves import points_text
 from recipes.reports.plan_text import plan_text
 from recipes.reports.wording import duration, number
 from recipes.schema import Constraint, Search
+from recipes.search_space.comparable import slow_until
 from recipes.search_space.open_search import OpenedSearch
 from trainers.launch.request import Prepared, prepare
 from trainers.search.display import metric_name, short
 from trainers.search.forecast import cost_lines
 from trainers.search.study import enqueue, new_study, suggested
 from trainers.search.successive_halving import has_rungs
-from trainers.search.trial_run import trial_request, warmup_end
+from trainers.search.trial_run import trial_request
 
 
 def dry_run_text(
@@ -121,7 +122,7 @@ def _pruner_text(search: Search) -> str:
 
 
 def _warmup_text(prepared: Prepared) -> str:
-    end = warmup_end(prepared)
+    end = slow_until(prepared.opened.recipe)
     if not end:
         return "the first trial has no slow start: it may be pruned from its first report on"
     return f"the first trial is not pruned before epoch {end:g}, where its slow start ends"

@@ -156,7 +156,7 @@ class Median:
         """Optuna's MedianPruner, among trials that can be compared."""
         from optuna.pruners import MedianPruner
 
-        from trainers.search.optuna_extensions import FairPruner
+        from trainers.search.comparability import FairPruner
 
         return FairPruner(MedianPruner(n_startup_trials=self.startup_trials))
 
@@ -182,7 +182,7 @@ class Percentile:
         """Optuna's PercentilePruner, among trials that can be compared."""
         from optuna.pruners import PercentilePruner
 
-        from trainers.search.optuna_extensions import FairPruner
+        from trainers.search.comparability import FairPruner
 
         return FairPruner(PercentilePruner(self.keep, n_startup_trials=self.startup_trials))
 
@@ -219,7 +219,7 @@ class Wilcoxon:
         from optuna.exceptions import ExperimentalWarning
         from optuna.pruners import WilcoxonPruner
 
-        from trainers.search.optuna_extensions import FairPruner
+        from trainers.search.comparability import FairPruner
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)

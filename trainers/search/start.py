@@ -145,7 +145,7 @@ def _begin_phase(request: SearchRequest, file: Path, folder: Path) -> int:
 def _work(opened: OpenedSearch, study: Any, options: SearchOptions, groups: Sequence[Group]) -> int:
     console = Screen()
     display = Display(search=opened.search, folder=options.folder, console=console, groups=len(groups))
-    display.know(study.get_trials(deepcopy=False), spent_seconds=spent_seconds(study))
+    display.add_trials(study.get_trials(deepcopy=False), spent_seconds=spent_seconds(study))
     supervisor = Supervisor(opened, study, options, display, groups)
     with display:
         done, budget = len(finished(study)), opened.search.budget.trials
