@@ -44,7 +44,7 @@ class BinaryCrossEntropy:
     Computed as softplus(z) - z t, which neither overflows nor loses a small loss.
 
     Args:
-        label_smoothing: e, in [0, 1).
+        label_smoothing: the uniform share e of the targets, in [0, 1).
         reduction: over the K classes of a sample: `class_mean` or `class_sum`. The sum is K times the mean and wants a
             rate K times smaller.
         target_threshold: in [0, 1): targets above it become 1, the others 0, compared in float32; null keeps them.
@@ -139,7 +139,7 @@ class SoftmaxCrossEntropy:
     mixtures of the smoothed q of their labels.
 
     Args:
-        label_smoothing: e, in [0, 1); 0 is the plain cross entropy.
+        label_smoothing: the uniform share e of the targets, in [0, 1); 0 is the plain cross entropy.
     Raises:
         ValueError: `label_smoothing` is outside [0, 1).
 

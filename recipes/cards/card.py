@@ -225,10 +225,10 @@ def card_markdown(facts: CardFacts, *, picture: str | None = None, level: int = 
     parts.append("\n".join(f"- **{head}:** {text}" for head, text in _words(facts)))
     if facts.claims:
         rows = [f"| {' | '.join(claim)} |" for claim in facts.claims]
-        parts.append("\n".join(["| claimed | on | status | where it stands |", "|---|---|---|---|", *rows]))
+        parts.append("\n".join(["| claimed | on | status | place in the source |", "|---|---|---|---|", *rows]))
     if facts.open:
         parts.append(f"Open: {_paths(facts.open)}.")
-    parts.append("<details><summary>Values, and what is assumed of them</summary>")
+    parts.append("<details><summary>All values, and which are assumed</summary>")
     parts.append("\n".join(["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in facts.values)]))
     parts += [f"Assumed: {_paths(facts.assumed)}."] if facts.assumed else []
     return "\n\n".join([*parts, "</details>"]) + "\n"

@@ -18,22 +18,38 @@ from recipes.reports.page import document
 from recipes.reports.wording import number
 from recipes.schema.vocabulary import Vocabulary
 
-__all__ = ["PICTURES", "card_page", "library_page", "published_recipes", "write_card", "write_library_page"]
+__all__ = [
+    "PICTURES",
+    "card_page",
+    "library_page",
+    "library_pictures",
+    "published_recipes",
+    "write_card",
+    "write_library_page",
+]
 
 PICTURES = "pictures/library"  # beside the page
 _PAPERS = Path(__file__).resolve().parent.parent / "papers"
 _INTRODUCTION = """\
 # The library
 
-Made by `kilobatch recipes card --library docs/library.md` from the cards of the recipes in `recipes/papers`.
+The library holds the recipes of published large-batch trainings and a few of our own. Each has a card below: its claim,
+its evidence, and its known differences from the publication. The cards come from the files in `recipes/papers`;
+`./scripts/docs pages` writes this page anew.
 
-**Claims** are what the source says, or what was measured here: `reproduced` was trained here, `not run` was not, for
-want of the hardware or the data. Where a claim has a margin it is ours: how far a rerun may fall short.
-**Evidence:** `verified` was read in the source or its authors' code, `derived` is worked out from that, `not checked`
-is told by others, remembered or guessed; the keys concerned stand under Assumed. What nobody published stands under
-Open: what the recipe holds there only lets it be opened and drawn, and it is not trained until somebody gives it.
+    kilobatch recipes card goyal2017                    # the card in the terminal
+    kilobatch recipes card goyal2017 -o goyal.html      # a page with a picture of the curves
+    kilobatch train digits/large_batch -n 2             # trains a recipe by its name
 
-`kilobatch recipes card RECIPE` shows a card on the terminal, `-o FILE.html` as a page with a larger picture.
+**Claims** are results from the source, or our own measurements. `reproduced` means that we trained the recipe here.
+`not run` means that we did not, because the hardware or the data were missing. A margin, where a claim has one, is
+ours: it is how far a rerun may fall short.
+
+**Evidence** has three grades. `verified` values were read in the source or in its authors' code. `derived` values
+follow from those. `not checked` values are second-hand, remembered or guessed; the list *Assumed* names their keys.
+
+**Open** keys have no published value. The recipe holds a placeholder there, so that it can be opened and drawn.
+`kilobatch train` refuses it until you give the value.
 """
 
 
@@ -47,11 +63,12 @@ def published_recipes(vocabulary: Vocabulary) -> list[tuple[str, OpenedRecipe]]:
     return [(name, recipe) for name, recipe in opened if recipe.path.resolve().is_relative_to(_PAPERS)]
 
 
-def library_page(recipes: Iterable[tuple[str, OpenedRecipe]]) -> str:
+def library_page(recipes: Iterable[tuple[str, OpenedRecipe]], *, pictures: bool = True) -> str:
     """The page as text.
 
     Args:
         recipes: by name.
+        pictures: whether it shows the pictures of `library_pictures`.
     """
     rows, sections = [], []
     for name, opened in sorted(recipes, key=lambda pair: _natural(pair[0])):
@@ -67,9 +84,14 @@ def library_page(recipes: Iterable[tuple[str, OpenedRecipe]]) -> str:
             "open" if facts.open else _status(opened),
         ]
         rows.append(f"| {' | '.join(cells)} |")
-        sections.append(card_markdown(facts, picture=f"{PICTURES}/{_file(name)}", level=2))
+        sections.append(card_markdown(facts, picture=_picture_path(name) if pictures else None, level=2))
     heads = "| recipe | batch | epochs | largest rate | optimizer | claimed | status |\n|---|---|---|---|---|---|---|"
     return "\n".join([_INTRODUCTION, heads, *rows, "", *sections])
+
+
+def library_pictures(recipes: Iterable[tuple[str, OpenedRecipe]]) -> dict[str, str]:
+    """The pictures that the page shows: path below the page's folder -> SVG."""
+    return {_picture_path(name): curve_picture(opened.recipe) for name, opened in recipes}
 
 
 def write_library_page(recipes: Iterable[tuple[str, OpenedRecipe]], path: Path) -> list[Path]:
@@ -83,12 +105,12 @@ def write_library_page(recipes: Iterable[tuple[str, OpenedRecipe]], path: Path) 
     recipes = list(recipes)
     folder = path.parent / PICTURES
     folder.mkdir(parents=True, exist_ok=True)
-    drawn = {_file(name): curve_picture(opened.recipe) for name, opened in recipes}
+    drawn = library_pictures(recipes)
     for old in folder.glob("*.svg"):
-        if old.name not in drawn:
+        if f"{PICTURES}/{old.name}" not in drawn:
             old.unlink()
     for file, text in drawn.items():
-        (folder / file).write_text(text, encoding="utf-8")
+        (path.parent / file).write_text(text, encoding="utf-8")
     path.write_text(library_page(recipes), encoding="utf-8")
     return [path, folder]
 
@@ -108,8 +130,8 @@ def _status(opened: OpenedRecipe) -> str:
     return "reproduced" if "reproduced" in statuses else next(iter(statuses), "–")
 
 
-def _file(name: str) -> str:
-    return name.replace("/", "-") + ".svg"
+def _picture_path(name: str) -> str:
+    return f"{PICTURES}/{name.replace('/', '-')}.svg"
 
 
 def _anchor(name: str) -> str:
@@ -142,7 +164,7 @@ def card_page(facts: CardFacts, opened: OpenedRecipe) -> str:
     body = [tag("div", joined([facts.name, " · ", source]), class_="muted"), _standing(facts)]
     body += [_words(facts), _picture(opened), _claims(facts)]
     body += [tag("h2", "The recipe"), table(("what", "value"), facts.values, class_="values")]
-    for head, paths in (("Assumed, for the source does not give them", facts.assumed), ("Left open", facts.open)):
+    for head, paths in (("Assumed: the source does not give these", facts.assumed), ("Left open", facts.open)):
         if paths:
             body += [tag("h2", head), tag("ul", *(tag("li", tag("code", path)) for path in paths))]
     return document(facts.title, joined(body))
@@ -179,4 +201,4 @@ def _picture(opened: OpenedRecipe) -> Markup:
 def _claims(facts: CardFacts) -> Markup:
     if not facts.claims:
         return joined([tag("h2", "Claims"), tag("p", "None.")])
-    return joined([tag("h2", "Claims"), table(("claimed", "on", "status", "where it stands"), facts.claims)])
+    return joined([tag("h2", "Claims"), table(("claimed", "on", "status", "place in the source"), facts.claims)])

@@ -15,15 +15,21 @@ _SECTIONS = ("Way out", "Source", "Fires", "Quiet")
 _INTRODUCTION = """\
 # Rules of `kilobatch recipes lint`
 
-Made by `kilobatch recipes lint --rules --markdown` from the docstrings of `recipes/lint/rules`.
+`kilobatch recipes lint RECIPE...` reports values that are valid, and at a large batch most likely a mistake. Each
+finding has its line, the reason, the source of the rule and a way out:
 
-`kilobatch recipes lint RECIPE...` reads recipes as `validate` does and reports what is valid and, at a large batch,
-most likely a mistake. It ends with exit code 0 where nothing is found, 5 where something is, 2 where a recipe is
-wrong. A finding stands at the key that makes it; where several do together, at the one that the recipe's own file
-gives, before those of the files it extends. The rules `float16-sum` and `span-over-share` need the number of workers:
-`--cluster mn1` or `-n 256`; what gradients cross the wire as is that of the cluster's `exchange`, or `--wire float16`.
+    kilobatch recipes lint mine.yaml
+    kilobatch recipes lint mine.yaml --cluster mn1            # also the rules that need the number of workers
+    kilobatch recipes lint mine.yaml -n 512 --wire float16
 
-**To keep what a rule reports**, say why in the recipe, on the line of the key or above it:
+The exit code is 0 if nothing is found, 5 if something is found, and 2 if a recipe is wrong.
+
+A finding points to the key that causes it. If several keys cause it together, it points to one in the recipe's own file
+before one in a file that the recipe extends. The rules `float16-sum` and `span-over-share` need the number of workers,
+from `--cluster` or `-n`. The number format of the gradients on the wire comes from the cluster's `exchange` or from
+`--wire`.
+
+**To keep a value** that a rule reports, write a comment with the reason on the line of the key or above it:
 
 ```yaml
 learning_rate:
@@ -32,11 +38,13 @@ learning_rate:
 batch: {global: 16384}    # lint: ignore linear-beyond-8k a point of the paper's figure
 ```
 
-Several ids are separated by commas; the reason is required (`bare-ignore`). On the line of `extends` the comment
-is about everything that the extended recipe brings. A recipe inherits the comments of the file that it extends, with
-their keys. A comment on a line where its rule does not fire is reported: `unused-ignore`.
+Commas separate several rules. The reason is required (`bare-ignore`). A comment on the line of `extends` covers
+everything that the extended recipe brings. A recipe inherits the comments of the file that it extends, with their
+keys. A comment whose rule does not fire there is reported (`unused-ignore`).
 
-The examples are recipes that extend `goyal2017`: batch 8,192, rate 0.1 per 256, five epochs of warmup.
+Each rule below has two examples, one that it reports and one that it accepts. They extend `goyal2017`, which has batch
+8,192, rate 0.1 per 256 samples and five epochs of warmup. The rules are functions of `recipes/lint/rules`, and this
+text comes from their docstrings by `kilobatch recipes lint --rules --markdown`.
 """
 
 
@@ -105,5 +113,5 @@ def _recipe(lines: list[str]) -> str:
 def _section(entry: Entry) -> str:
     lines = [f"## `{entry.rule}`", "", entry.what, "", entry.why, ""]
     lines += [f"**Way out:** {entry.way_out}", "", f"**Source:** {entry.source}", ""]
-    lines += ["Fires:", "", "```yaml", entry.fires + "```", "", "Does not:", "", "```yaml", entry.quiet + "```", ""]
+    lines += ["Reported:", "", "```yaml", entry.fires + "```", "", "Accepted:", "", "```yaml", entry.quiet + "```", ""]
     return "\n".join(lines)

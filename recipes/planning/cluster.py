@@ -49,14 +49,14 @@ class Cluster:
 
     Args:
         name: a name for the plan and the report.
-        title: what it is, in a line.
+        title: what it is, in one line.
         source: where the figures come from.
         nodes: machines, at least 1.
         workers_per_node: processes with one device each on a machine, at least 1.
         device: cpu or gpu.
         device_memory_bytes: memory of one device, above 0.
         micro_batch_size: the most samples of one forward on one device, or `auto`.
-        exchange: how gradients cross between workers.
+        exchange: exchange of gradients between workers.
         cuda_graph: replay forward and backward of a micro-batch as a CUDA graph, once two replays have given what the
             eager computation gave; where that does not work they stay eager, and the log says why. GPUs only; not run
             on one yet.

@@ -78,36 +78,42 @@ def first_line(cls: type) -> str:
 _INTRODUCTION = """\
 # Every key of a recipe
 
-Made by `kilobatch recipes schema --markdown` from the dataclasses that read a recipe. `kilobatch recipes schema` prints
-the same as JSON Schema: with the YAML language server an editor completes and checks a recipe whose first line is
-`# yaml-language-server: $schema=recipe.schema.json`.
+This page lists every key of a recipe, a data set, a cluster and a search. [write-a-recipe.md](write-a-recipe.md)
+introduces them with an example. `kilobatch recipes schema --markdown` prints this page from the dataclasses that read
+the files.
 
-**The file.** Safe YAML with the scalars of YAML 1.2: `1e-4` is a number, `on` and `1:30` are text, only `true` and
-`false` are booleans. No tags, no merge keys, no second document. It begins with `kilobatch: 1`, the version of these
-keys.
+`kilobatch recipes schema` prints the same as a JSON Schema. An editor with the YAML language server then completes and
+checks a recipe whose first line is `# yaml-language-server: $schema=recipe.schema.json`.
 
-**Positions and durations.** A bare number is epochs; `30ep` too, `500up` are updates, `1.5Msp` samples (`sp`, `ksp`,
-`Msp`, `Gsp`), `0.5run` a part of the run. All are turned into epochs when the recipe is opened: `every: 5up` is the
-time that the first five updates take, and comes after fewer updates once the batch has grown.
+**The file.** A recipe is safe YAML and starts with `kilobatch: 1`, the version of these keys. Scalars follow YAML 1.2:
+`1e-4` is a number, `on` and `1:30` are text, and only `true` and `false` are booleans. Tags, merge keys and a second
+document are refused.
 
-**`extends`** names a recipe of the library, or a path below the folder of this file. Mappings are merged key by key, a
-list replaces a list, null removes a key; a mapping with another `kind` replaces the whole mapping. `name`, `claims` and
-`card` are not inherited: a derived recipe is another run, which nobody measured. `--set a.b=c` on the command line
-is one more such layer; `--set augmentation.train.0.size=128` reaches into a list.
+**Positions and durations.** A bare number counts epochs, and so does `30ep`. `500up` counts updates. `1.5Msp` counts
+samples (`sp`, `ksp`, `Msp`, `Gsp`). `0.5run` is a part of the run. Opening a recipe turns all of them into epochs.
+`every: 5up` is thus the time of the first five updates; after a batch ramp the same time holds fewer updates.
 
-**`lacks`** names methods that are not built. A `kind` named there, and a key whose name is the method's in lower case
-with underscores, are accepted as they stand: `validate`, `show`, `curve` and `plan` work, and `train` refuses the
-recipe and names the method.
+**`extends`** names a recipe of the library, or a path below the folder of this file. Mappings are merged key by key. A
+list replaces a list, and null removes a key. A mapping with another `kind` replaces the whole mapping. `name`, `claims`
+and `card` are not inherited, because nobody has measured the derived recipe. `--set a.b=c` on the command line is one
+more layer; `--set augmentation.train.0.size=128` changes an entry of a list.
 
-**`assumed`, `open`, `card`** say how far the values can be trusted: paths whose value the source does not give; paths
-of unpublished values that are not guessed here, because of which `train` refuses the recipe; and background for the
-reader. docs/library.md has the cards of the library.
+**`lacks`** names methods that kilobatch does not implement. The recipe may then use a `kind` of that name, or a key
+with the name in snake case (`AugmentationEnd`: `augmentation_end`). `validate`, `show`, `curve` and `plan` work;
+`train` refuses the recipe and names the method.
 
-**Where a name is looked for**: the library, `configs/recipes` (or `datasets`, `clusters`, `searches`) in the working
-directory, the working directory, then the recipes of installed packages (entry-point group `kilobatch.recipes`, whose
-value is a package with YAML files). What ends in `.yaml` is a path. `kind: mymodule.MyNet` imports from the working
-directory under `--allow-code` only: a frozen dataclass with the group's method, or for a model a `chainer.Chain`, whose
-constructor's arguments are then the keys.
+**`assumed`, `open`, `card`** record how far the values can be trusted. `assumed` lists keys whose value the source does
+not give. `open` lists keys whose value nobody has published; `train` refuses the recipe because of them. `card` is
+background for the reader; [library.md](library.md) shows the cards of the library.
+
+**Where a name is looked up.** kilobatch searches the library, then `configs/recipes` in the working directory (or
+`configs/datasets`, `configs/clusters`, `configs/searches`), then the working directory, then installed packages. A
+package offers recipes by the entry-point group `kilobatch.recipes`, whose value is a package with YAML files. A name
+that ends in `.yaml` is a path.
+
+**Your own code.** `kind: mymodule.MyNet` imports `mymodule.py` from the working directory, and only under
+`--allow-code`. MyNet is a frozen dataclass with the method of its group, or for a model a `chainer.Chain`; the
+arguments of its constructor are then the keys. See [own-components.md](own-components.md).
 """
 _SECTIONS: tuple[tuple[str, type], ...] = (
     ("A recipe", Recipe),
@@ -159,7 +165,8 @@ def reference(vocabulary: Vocabulary) -> str:
 
 def _about(cls: type) -> str:
     rows = [_row(cls, field, argument_texts(cls).get(field.name, "")) for field in fields_of(cls)]
-    table = ["| key | value | left out | meaning |", "|---|---|---|---|", *rows] if rows else ["No keys beside `kind`."]
+    table = ["| key | value | default | meaning |", "|---|---|---|---|", *rows]
+    table = table if rows else ["It has no keys beside `kind`."]
     return "\n".join([first_line(cls), "", *table])
 
 

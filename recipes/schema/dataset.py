@@ -17,8 +17,8 @@ class Dataset:
     """Facts of a data set and how to read it: a file of `configs/datasets`.
 
     Args:
-        name: of the data set. Left out: the name of the file.
-        title: what it is, in a line.
+        name: name of the data set. Left out: the name of the file.
+        title: what it is, in one line.
         source: where its facts come from.
         num_train: training samples, at least 1. Left out, as the next two: the reader counts.
         num_eval: samples that are scored, at least 1.
@@ -28,7 +28,7 @@ class Dataset:
         std: standard deviation of each channel, of pixel values scaled to 0..1, in (0, 1].
         reader: the component that opens it; null where there is none yet.
         root: folder of its files; a relative one counts from the data set's file. `--data` gives another.
-        obtain: how to get that folder, in a line; shown if the data are not found.
+        obtain: how to get that folder, in one line; shown if the data are not found.
         lacks: names of methods that are not built: a kind named here is accepted and cannot be opened.
     """
 

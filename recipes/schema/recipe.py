@@ -117,7 +117,7 @@ class LearningRate:
         rule: how the rate follows the batch: `linear`, `sqrt` or `none`.
         scale_with: the batch that the rule uses in a batch ramp: the `current` or the `initial` one.
         every: how often the schedule is read: `update`, or a duration such as `1ep`.
-        warmup: of the rate; null for none.
+        warmup: warmup of the rate; null for none.
         schedule: the factor over time. A required `epochs` that is left out defaults to the rest of the run.
     """
 
@@ -157,11 +157,11 @@ class Augmentation:
     """What happens to an image before the model sees it.
 
     Args:
-        train: for training samples, in order.
+        train: transforms of training samples, in order.
         mix: for training samples after that: one of these, drawn for each norm group with equal probability, mixes
             every image and its label with another of the group. Evaluation samples are never mixed; the training loss
             is that of the mixed targets.
-        eval: for evaluation samples, in order.
+        eval: transforms of evaluation samples, in order.
     """
 
     train: tuple[Annotated[object, Component("augmentations")], ...] = ()
@@ -197,7 +197,7 @@ class Evaluation:
         norm_statistics: of batch normalisation: `moving_average` over updates, `pooled` (the same, of the statistics of
             the whole update), `last_batch` (Akiba et al. 2017) or `by_group` (Hoffer et al. 2017: the average moves by
             one norm group after the other, in the order of the update).
-        norm_momentum: of the moving averages.
+        norm_momentum: speed of the moving averages.
     """
 
     every: Literal["update"] | Epochs = 1.0
@@ -292,7 +292,7 @@ class Claim:
     Args:
         metric: such as top1 or hours.
         kind: such as accuracy or time_to_train.
-        value: of the metric; accuracies in 0..1.
+        value: value of the metric; accuracies in 0..1.
         deviation: standard deviation over the runs.
         runs: number of runs.
         margin: how far a rerun may fall short.
@@ -332,8 +332,8 @@ class Card:
     """Background of a recipe, shown by `kilobatch recipes card`.
 
     Args:
-        changed: what it did differently from usual practice.
-        hardware: on which it was published or measured.
+        changed: differences from usual practice.
+        hardware: hardware of the publication or measurement.
         evidence: where its values come from.
         deviations: where this recipe knowingly differs from what it reproduces.
     """
@@ -350,28 +350,28 @@ class Recipe:
 
     Args:
         name: names the run's folder: letters, digits, `_`, `.` and `-`. Left out: the name of the file.
-        title: what it is, in a line.
+        title: what it is, in one line.
         source: the paper, code or measurement that its numbers come from: title, year, url and the like.
         dataset: name or path of a file of `configs/datasets`.
-        model: what is trained.
+        model: the network.
         epochs: length of the run, above 0.
         batch: samples an update.
-        learning_rate: how the learning rate moves.
-        optimizer: how a gradient becomes a step.
-        loss: what is minimised: the mean over the global batch.
+        learning_rate: the learning rate over time.
+        optimizer: the rule that turns a gradient into a step.
+        loss: the loss, whose mean over the global batch is minimised.
         image_size: side of training images in pixels: a number, or steps such as
             `[{from: 0, size: 128}, {from: 30, size: 160}]`. The size at an update's start holds for all of it. Entries
             of `augmentation.train` use it by `size: image_size`; null if each has its own size.
         stream: the order of training samples.
-        augmentation: what happens to images.
-        evaluation: when and how the model is scored.
-        gradient: what happens to the mean gradient.
+        augmentation: transforms of the images.
+        evaluation: when and how the model is scored on the evaluation samples.
+        gradient: processing of the mean gradient before the optimizer.
         weight_average: moving average of the weights, which is evaluated; null: evaluate the last weights.
         precision: number formats of the computation.
         updater: options of the execution that change the mathematics.
-        seed: of order, augmentation and initial weights, at least 0.
-        claims: what the recipe promises; not inherited by `extends`.
-        card: what it changed and what is known of it, in words; not inherited by `extends`.
+        seed: seed of order, augmentation and initial weights, at least 0.
+        claims: results that the recipe promises; not inherited by `extends`.
+        card: background of the recipe in words; not inherited by `extends`.
         assumed: paths of values that the source does not give.
         open: paths of unpublished values that are not guessed here; their values are placeholders, so that the recipe
             opens. `train` refuses it and names these paths; to train it, give the values and set `open: []`.

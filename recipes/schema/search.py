@@ -41,7 +41,7 @@ class Constraint:
     """A condition that the best trial must satisfy.
 
     Args:
-        metric: of the trial, as in `objective`; null if `value` is given.
+        metric: metric of the trial, as in `objective`; null if `value` is given.
         value: an expression over the trial's recipe, of dotted paths and numbers with + - * / and parentheses, such as
             `learning_rate.reference * optimizer.weight_decay`. It is known before the training: a trial that violates
             it is not trained. If the trial's recipe lacks one of the paths, the constraint does not apply.
@@ -90,8 +90,8 @@ class Budget:
 
     Args:
         trials: finished ones, whether complete, pruned or failed; at least 1.
-        hours: of the search, over all its sessions, above 0; after that no trial begins, and running trials go on to
-            their end. null for no limit.
+        hours: hours of the search over all its sessions, above 0; after that no trial begins, and running trials end
+            normally. null for no limit.
         device_hours: ranks times hours of all trials together, above 0; enforced as `hours`.
     """
 
@@ -113,8 +113,8 @@ class Transfer:
 
     Args:
         from_batch: global batch size of the first search, at least 1.
-        to_batch: of the second search, above `from_batch`.
-        trials: of the first and the second search; together those of the budget.
+        to_batch: global batch size of the second search, above `from_batch`.
+        trials: number of trials of the first and the second search; their sum is that of the budget.
     """
 
     from_batch: int
@@ -134,9 +134,9 @@ class Search:
 
     Args:
         name: names the search's folder: letters, digits, `_`, `.` and `-`. Left out: the name of the file.
-        title: what is looked for, in a line.
+        title: what is searched for, in one line.
         recipe: a name of the library, or a path relative to the search's file.
-        objective: what makes a trial better; or a list of objectives, whose Pareto front is searched.
+        objective: the metric to improve; or a list of objectives, whose Pareto front is searched.
         space: dotted path into the recipe -> range. At least one.
         fixed: dotted path into the recipe -> value, for all trials.
         constraints: conditions that the best trial must satisfy.
@@ -152,7 +152,7 @@ class Search:
         retries: how often a trial that was killed or hung is resumed from its last checkpoint, at least 0.
         enqueue: the trials to try first: `recipe` for the recipe's own values, or `{path: value}`; paths that are left
             out are sampled.
-        seed: of the sampler, at least 0. Trials have the recipe's seed.
+        seed: seed of the sampler, at least 0. Trials have the recipe's seed.
     """
 
     name: str

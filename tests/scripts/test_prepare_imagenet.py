@@ -99,7 +99,7 @@ def kaggle(archives, tmp_path):
 
 @pytest.fixture
 def prepare(monkeypatch, capsys):
-    """Runs the command in this process: (exit code, what it said)."""
+    """Runs the command in this process: (exit code, its output)."""
     monkeypatch.syspath_prepend(str(SCRIPTS))
     import prepare_imagenet
 
@@ -237,7 +237,7 @@ def test_strange_evaluation_images_are_refused(archives, prepare):
     (archives / VAL).write_bytes(tar_of({"../ILSVRC2012_val_00000001.JPEG": b"x"}))
     code, said = prepare(archives)
     assert code == 3
-    assert "'../ILSVRC2012_val_00000001.JPEG', of which the devkit knows nothing" in said
+    assert "'../ILSVRC2012_val_00000001.JPEG', which the devkit does not list" in said
     assert not Path("root/.val.part/ILSVRC2012_val_00000001.JPEG").exists()
 
 
@@ -292,7 +292,7 @@ def test_kaggles_own_folder_and_unknown_images_are_refused(kaggle, prepare):
     assert (code, "Kaggle's own folder of images" in said) == (2, True)
     (images / "val" / "holiday.JPEG").write_bytes(b"x")
     code, said = prepare(kaggle)
-    assert (code, f"{images}/val/holiday.JPEG: LOC_val_solution.csv says no class of it" in said) == (3, True)
+    assert (code, f"{images}/val/holiday.JPEG: LOC_val_solution.csv has no class of it" in said) == (3, True)
     (images / "val" / "holiday.JPEG").unlink()
     assert prepare(kaggle)[0] == 0
     require_right("root")

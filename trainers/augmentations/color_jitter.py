@@ -28,8 +28,8 @@ class ColorJitter:
 
     Args:
         brightness: largest change of the factor, in [0, 1].
-        contrast: likewise.
-        saturation: likewise; 0 for images of one channel, which have no colour.
+        contrast: the same for contrast.
+        saturation: the same for saturation; 0 for images of one channel, which have no colour.
         hue: largest turn of the colour circle, in [0, 0.5]; 0 for images of one channel.
     Raises:
         ValueError: a field is no number in range. Before the run, and when called: the channels are neither 1 nor 3,

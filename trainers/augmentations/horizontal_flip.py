@@ -15,7 +15,7 @@ class HorizontalFlip:
     """Left and right exchanged with a probability.
 
     Args:
-        probability: of the mirror image, in [0, 1].
+        probability: probability of the mirror image, in [0, 1].
     Raises:
         ValueError: `probability` is no number in [0, 1].
 

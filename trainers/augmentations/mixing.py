@@ -39,7 +39,7 @@ class CutMix:
     all augmentation of both.
 
     Args:
-        alpha: above 0; 1 makes the areas before clipping uniform.
+        alpha: parameter of the Beta distribution, above 0; 1 makes the areas before clipping uniform.
         probability: that a norm group is mixed at all, in [0, 1].
     Raises:
         ValueError: `alpha` is no number above 0; `probability` is no number in [0, 1].
@@ -90,7 +90,8 @@ class Mixup:
     both.
 
     Args:
-        alpha: above 0; with 1 all s are equally likely, smaller values leave one image nearly whole.
+        alpha: parameter of the Beta distribution, above 0; with 1 all s are equally likely, smaller values leave one
+            image nearly whole.
         probability: that a norm group is mixed at all, in [0, 1].
     Raises:
         ValueError: `alpha` is no number above 0; `probability` is no number in [0, 1].

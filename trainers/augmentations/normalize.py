@@ -19,8 +19,8 @@ class Normalize:
 
     Args:
         with_: name of the data set whose numbers are meant; the recipe's key is `with`. Empty if they stand here.
-        mean: of each channel, of pixels scaled to 0..1, each in [0, 1].
-        std: of each channel, of pixels scaled to 0..1, each in (0, 1].
+        mean: mean of each channel, of pixels scaled to 0..1, in [0, 1].
+        std: standard deviation of each channel, of pixels scaled to 0..1, in (0, 1].
     Raises:
         ValueError: neither a name nor numbers; `mean` and `std` of different lengths; a number out of range. When
             called: the numbers have not been filled in, or are for another number of channels.

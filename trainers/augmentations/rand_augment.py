@@ -35,7 +35,7 @@ class RandAugment:
 
     Args:
         num_ops: operations that are drawn, at least 1.
-        magnitude: how strong they are, in [0, 10].
+        magnitude: strength of the operations, in [0, 10].
         std: deviation of the magnitude from one operation to the next, at least 0.
     Raises:
         ValueError: `num_ops` is no whole number above 0; `magnitude` or `std` is no number in range. Before the run,

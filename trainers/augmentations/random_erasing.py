@@ -25,7 +25,7 @@ class RandomErasing:
     A rectangle as high or as wide as the image is redrawn, up to 10 draws in all; after that nothing is erased.
 
     Args:
-        probability: of a rectangle, in [0, 1].
+        probability: probability of a rectangle, in [0, 1].
         area: smallest and largest share of the image's area, in (0, 1].
         ratio: smallest and largest height over width, above 0.
     Raises:

@@ -178,7 +178,7 @@ _MESSAGE_BYTES = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Auto:
-    """Shared memory on one machine; between several, whatever is fastest for buckets of that size.
+    """Shared memory on one machine; between machines the fastest of a short measurement with buckets of that size.
 
     For each size of bucket, up to a factor of two, every algorithm sums the first one nine times (three if that takes a
     tenth of a second, once if it takes one); the one with the lowest median cost on the slowest worker sums all others.

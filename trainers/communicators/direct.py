@@ -16,7 +16,7 @@ from trainers.communicators.wire import Wire
 
 @dataclass(frozen=True, kw_only=True)
 class Direct:
-    """Every worker receives its part of all workers' numbers, sums it and sends the sum to all.
+    """Every worker receives its part of all workers' numbers, sums it and sends the sum to all: two steps.
 
         2 (P - 1) messages a worker, in two steps          2 (P - 1)/P n numbers a worker on the wire
 

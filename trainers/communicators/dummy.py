@@ -10,7 +10,7 @@ from trainers.communicators.connection import Connection
 
 @dataclass(frozen=True, kw_only=True)
 class Dummy:
-    """Every worker goes on with its own gradient: to measure what communication costs, and for nothing else.
+    """No exchange: every worker keeps its own gradient. Measures the cost of communication; trains no model.
 
         nothing on the wire
 

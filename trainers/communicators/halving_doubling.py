@@ -16,7 +16,7 @@ from trainers.communicators.wire import Wire
 
 @dataclass(frozen=True, kw_only=True)
 class HalvingDoubling:
-    """Partners exchange halves, quarters, ... and add them, then give the results back the same way.
+    """Recursive halving and doubling: partners exchange and add halves, quarters, ..., then return the results.
 
         2 log2(P) messages a worker                        2 (P - 1)/P n numbers a worker on the wire
 

@@ -15,7 +15,7 @@ from trainers.communicators.wire import Wire
 
 @dataclass(frozen=True, kw_only=True)
 class Hierarchical:
-    """The workers of a node send their numbers to its leader, the leaders sum in a ring and send the result back.
+    """Reduce to the leader of each node, ring all-reduce of the leaders, broadcast within the node.
 
         leader: 2 (k - 1) n in the node, 2 (N - 1)/N n between nodes        others: 2 n, all in the node
 
@@ -23,7 +23,7 @@ class Hierarchical:
 
     Args:
         ranks_per_node: consecutive ranks that count as one node; null for those that share memory.
-        sockets: the ring of the leaders, as Ring's.
+        sockets: as for `Ring`, in the ring of the leaders.
     Raises:
         ValueError: `ranks_per_node` is below 1 or `sockets` neither true nor false; once connected, a leader cannot
             reach the next.

@@ -16,7 +16,7 @@ from trainers.communicators.wire import FullWire, Wire
 
 @dataclass(frozen=True, kw_only=True)
 class Nccl:
-    """The all-reduce of NVIDIA's NCCL, between workers with a GPU of their own each.
+    """The all-reduce of NVIDIA's NCCL, between workers with one GPU each.
 
         2 (P - 1)/P n numbers a worker on the wire in a ring, n where the switch sums, as NCCL chooses
 

@@ -16,7 +16,7 @@ from trainers.communicators.wire import FullWire, Wire
 
 @dataclass(frozen=True, kw_only=True)
 class Ring:
-    """Sums travel around a ring of all workers, then the results do.
+    """Ring all-reduce: a reduce-scatter, then an all-gather, around a ring of all workers.
 
         2 (P - 1) messages a worker of n/P numbers         2 (P - 1)/P n numbers a worker on the wire
 

@@ -19,7 +19,7 @@ _PIECE = 32768  # numbers; each worker's piece stays in a core's cache until it 
 
 @dataclass(frozen=True, kw_only=True)
 class SharedWindow:
-    """Gradients live in memory that all workers of a node see: each sums its slice there, and writes it to all.
+    """Shared memory in a node: each worker sums its slice of all gradients there; rings sum between nodes.
 
         nothing on the wire in a node                      2 (N - 1)/(N k) n numbers a worker between nodes
 
@@ -29,7 +29,7 @@ class SharedWindow:
 
     Args:
         ranks_per_node: consecutive ranks that count as one node; null for those that share memory.
-        sockets: the rings between nodes, as those of Ring.
+        sockets: as for `Ring`, in the rings between nodes.
     Raises:
         ValueError: `ranks_per_node` is below 1 or `sockets` neither true nor false; once connected, the nodes have not
             equally many workers, or a worker cannot reach the next one of its ring.

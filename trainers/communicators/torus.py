@@ -25,7 +25,7 @@ class Torus:
 
     Args:
         row: X, workers in a row, a divisor of P; null for the one nearest to sqrt(P) from below.
-        sockets: all rings, as Ring's.
+        sockets: as for `Ring`, in all rings.
     Raises:
         ValueError: `row` is below 1 or `sockets` neither true nor false; once connected, `row` does not divide the
             workers, or a worker cannot reach the next one of its rings.

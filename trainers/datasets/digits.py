@@ -26,7 +26,7 @@ class Digits:
     k = 0, ..., m - 1, evenly spaced. The others are for training. Both keep scikit-learn's order.
 
     Args:
-        num_eval: m, from 1 to 1796.
+        num_eval: number m of evaluation samples, from 1 to 1796.
     Raises:
         ValueError: `num_eval` is no whole number in this range.
 

@@ -30,7 +30,7 @@ class Synthetic:
         num_classes: at least 1.
         channels: 1 for grey, 3 for colour, or another number.
         size: side of the images in pixels.
-        seed: of the patterns, the noise and the wrong labels; not the recipe's.
+        seed: seed of the patterns, the noise and the wrong labels; not the recipe's.
         label_noise: probability that a training sample's label is wrong, in [0, 1).
     Raises:
         ValueError: one of them is no number in range; `label_noise` with a single class.

@@ -187,7 +187,7 @@ class DroppedBranch:
         h -> b h / (1 - ratio)          b = 0 with probability `ratio`, else 1, for each sample
         ratio of block l of L = l / L * stochastic_depth                        ("linear decay")
 
-    It stands where the branch's last convolution would have its activation, so `trainers.keyed_draws.KeyedDropout` keys
+    It stands where the branch's last convolution would have its activation, so `KeyedDropout` keys
     b by (seed, epoch, index, path of that convolution): a sample keeps its b on any worker and in any micro-batch.
 
     Args:

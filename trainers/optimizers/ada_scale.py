@@ -38,7 +38,7 @@ class AdaScale:
             as gain * per samples, so that a run whose gain stays below B / per goes through its schedule more slowly
             and must be given more epochs.
         weight_decay: lambda, at least 0; added to the gradient as lambda * w, after the norms were taken.
-        no_decay: what is not decayed: `norm` (scales and shifts of normalisation), `bias`, both or neither.
+        no_decay: parameters that are not decayed: `norm` (scales and shifts of normalisation), `bias`, both or neither.
     Raises:
         ValueError: `momentum` or `smoothing` is outside [0, 1); `clock` is another word; `weight_decay` is negative;
             `no_decay` holds another word or one twice.

@@ -33,7 +33,7 @@ class Adam:
         weight_decay: lambda, at least 0.
         decay: `coupled`: lambda * w is part of the gradient; `times_rate`: w <- (1 - alpha lambda) w before the step;
             `times_relative_rate`: the same with alpha / the full rate (without warmup and schedule) for alpha.
-        no_decay: what is not decayed: `norm` (scales and shifts of normalisation), `bias`, both or neither.
+        no_decay: parameters that are not decayed: `norm` (scales and shifts of normalisation), `bias`, both or neither.
     Raises:
         ValueError: `beta1` or `beta2` is outside [0, 1); `eps` is not above 0; `weight_decay` is negative; `decay`
             is another word; `no_decay` holds another word or one twice.

@@ -43,7 +43,7 @@ class Lamb:
         bias_correction: whether m and v are corrected for their start at 0.
         trust_bounds: lowest and highest value of phi, numbers with 0 <= low <= high and high above 0; null for none.
         weight_decay: lambda, at least 0.
-        no_decay: what has neither decay nor trust ratio: `norm` (scales and shifts of normalisation), `bias`, both or
+        no_decay: parameters without decay and trust ratio: `norm` (scales and shifts of normalisation), `bias`, both or
             neither.
     Raises:
         ValueError: `beta1` or `beta2` is outside [0, 1); `eps` is not above 0; `bias_correction` is no flag;

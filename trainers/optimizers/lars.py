@@ -39,10 +39,10 @@ class Lars:
         decay_in_trust: whether the ratio's denominator includes the decay.
         rate: `inside` or `outside` of the buffer; the two differ while the rate changes.
         nesterov: whether to use Nesterov momentum.
-        eps: in the denominator, at least 0.
+        eps: added to the denominator, at least 0.
         clip: whether a tensor's rate is limited to eta; if so, its ratio is divided by eta before.
         weight_decay: lambda, at least 0; coupled, there is no other form here.
-        no_decay: what has neither decay nor trust ratio: `norm` (scales and shifts of normalisation), `bias`, both or
+        no_decay: parameters without decay and trust ratio: `norm` (scales and shifts of normalisation), `bias`, both or
             neither.
     Raises:
         ValueError: `momentum` is outside [0, 1); `trust_coefficient` is not above 0; `eps` or `weight_decay` is

@@ -44,7 +44,7 @@ class RmspropWarmup:
         beta_period: above 0; the transition's length.
         transition: `continuous` or `printed`.
         weight_decay: lambda, at least 0; added to the gradient as lambda * w, before its square is taken.
-        no_decay: what is not decayed: `norm` (scales and shifts of normalisation), `bias`, both or neither.
+        no_decay: parameters that are not decayed: `norm` (scales and shifts of normalisation), `bias`, both or neither.
     Raises:
         ValueError: `mu1` or `mu2` is outside [0, 1); `eps` or `beta_period` is not above 0; `rmsprop_learning_rate` or
             `weight_decay` is negative; `beta_center` is no number; `transition` is another word; `no_decay` holds

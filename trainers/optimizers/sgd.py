@@ -38,7 +38,7 @@ class CorrectedMomentumSGD:
         weight_decay: lambda, at least 0.
         decay: `coupled`: lambda * w is part of the gradient; `times_rate`: w <- (1 - eta lambda) w before the step;
             `times_relative_rate`: the same with eta / the full rate (without warmup and schedule) for eta.
-        no_decay: what is not decayed: `norm` (scales and shifts of normalisation), `bias`, both or neither.
+        no_decay: parameters that are not decayed: `norm` (scales and shifts of normalisation), `bias`, both or neither.
     Raises:
         ValueError: `momentum` is outside [0, 1); `weight_decay` is negative; `decay` is another word;
             `no_decay` holds another word or one twice.
@@ -91,7 +91,7 @@ class CorrectedNesterovAG:
         weight_decay: lambda, at least 0.
         decay: `coupled`: lambda * w is part of the gradient; `times_rate`: w <- (1 - eta lambda) w before the step;
             `times_relative_rate`: the same with eta / the full rate (without warmup and schedule) for eta.
-        no_decay: what is not decayed: `norm` (scales and shifts of normalisation), `bias`, both or neither.
+        no_decay: parameters that are not decayed: `norm` (scales and shifts of normalisation), `bias`, both or neither.
     Raises:
         ValueError: `momentum` is outside [0, 1); `weight_decay` is negative; `decay` is another word;
             `no_decay` holds another word or one twice.
@@ -145,7 +145,7 @@ class MomentumSGD:
         weight_decay: lambda, at least 0.
         decay: `coupled`: lambda * w is part of the gradient; `times_rate`: w <- (1 - eta lambda) w before the step;
             `times_relative_rate`: the same with eta / the full rate (without warmup and schedule) for eta.
-        no_decay: what is not decayed: `norm` (scales and shifts of normalisation), `bias`, both or neither.
+        no_decay: parameters that are not decayed: `norm` (scales and shifts of normalisation), `bias`, both or neither.
     Raises:
         ValueError: `momentum` is outside [0, 1); `weight_decay` is negative; `decay` is another word;
             `no_decay` holds another word or one twice.
@@ -195,7 +195,7 @@ class NesterovAG:
         weight_decay: lambda, at least 0.
         decay: `coupled`: lambda * w is part of the gradient; `times_rate`: w <- (1 - eta lambda) w before the step;
             `times_relative_rate`: the same with eta / the full rate (without warmup and schedule) for eta.
-        no_decay: what is not decayed: `norm` (scales and shifts of normalisation), `bias`, both or neither.
+        no_decay: parameters that are not decayed: `norm` (scales and shifts of normalisation), `bias`, both or neither.
     Raises:
         ValueError: `momentum` is outside [0, 1); `weight_decay` is negative; `decay` is another word;
             `no_decay` holds another word or one twice.
@@ -246,7 +246,7 @@ class SGD:
         weight_decay: lambda, at least 0.
         decay: `coupled`: lambda * w is part of the gradient; `times_rate`: w <- (1 - eta lambda) w before the step;
             `times_relative_rate`: the same with eta / the full rate (without warmup and schedule) for eta.
-        no_decay: what is not decayed: `norm` (scales and shifts of normalisation), `bias`, both or neither.
+        no_decay: parameters that are not decayed: `norm` (scales and shifts of normalisation), `bias`, both or neither.
     Raises:
         ValueError: `weight_decay` is negative; `decay` is another word; `no_decay` holds another word or
             one twice.

@@ -1,9 +1,11 @@
 """Output of a command whose reader (a pipe, a terminal) may go away: that must not end the command's work."""
 
 from __future__ import annotations
+
 import os
 import sys
 from typing import TextIO
+
 from recipes.errors import InputRefused, RecipeError
 from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT
 from trainers.runs.mpi_ranks import launched_ranks

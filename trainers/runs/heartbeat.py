@@ -6,33 +6,31 @@ Where this process is: the Python stack of its main thread, and whether it waits
 """
 
 from __future__ import annotations
+
 import ast
-import linecache
-import sys
-import textwrap
-import threading
-from dataclasses import dataclass
-from functools import cache
-from types import FrameType
 import json
+import linecache
 import logging
 import os
 import shutil
 import signal
 import socket
+import sys
+import textwrap
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
+from types import FrameType
 from typing import Any
+
 from trainers.runs.errors import end_all, say
-from trainers.runs.mpi_ranks import parent_is_gone
-from trainers.runs.run_folder import newest_checkpoint_name
-from trainers.runs.watchdog import BEATS, Sign, Watchdog, read_sign, sign_file, watchers
-from trainers.runs.mpi_ranks import Ranks
-from trainers.runs.run_folder import METRICS
-from trainers.runs.watchdog import fate_of, is_stopped, read_sign
+from trainers.runs.mpi_ranks import Ranks, parent_is_gone
+from trainers.runs.run_folder import METRICS, newest_checkpoint_name
+from trainers.runs.watchdog import BEATS, Sign, Watchdog, fate_of, is_stopped, read_sign, sign_file, watchers
 
 EXCHANGE_THREAD = "exchange"  # the name of the thread that sends gradients while backward runs
 _FRAMES = 8  # innermost ones that are reported
@@ -107,6 +105,8 @@ def _called(frame: FrameType) -> str | None:
     except SyntaxError:
         return None
     return call.func.attr if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) else None
+
+
 log = logging.getLogger("kilobatch")
 _CAUSES = {signal.SIGKILL: " (is the memory full?)", signal.SIGBUS: " (is /dev/shm full?)"}
 _SLOWEST_SECONDS = 6.0  # between two signs
@@ -266,6 +266,8 @@ def first_to_leave(code: int, order: list[tuple[int, int]], signs: list[Sign | N
         f"rank {rank} on {socket.gethostname()} (process {process}) left {reached}, before the run ended and without "
         f"an error of its own: it was killed, crashed or exited; {said}"
     )
+
+
 _LOOK_SECONDS = 0.5
 _LEAST_SECONDS = 60.0  # to import everything and to join MPI, on a slow disk and busy cores
 

@@ -4,24 +4,27 @@ The log of a run, and the report at its end.
 """
 
 from __future__ import annotations
+
 import fcntl
+import gc
 import json
+import logging
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
 from typing import IO, Any
+
 import yaml
-from recipes.reading.tree_diff import WORDS
+
 from recipes.errors import InputRefused
-from recipes.schema import Dataset
+from recipes.reading.tree_diff import WORDS
 from recipes.reading.yaml import block_text
+from recipes.schema import Dataset
 from trainers.runs.errors import NO_ROOM, FailedAlone
-import gc
-import logging
-import sys
 
 RUN, RECIPE, DATASET = "run.yaml", "recipe.yaml", "dataset.yaml"
 METRICS, TRACE, PROFILE, LOG = "metrics.jsonl", "trace.jsonl", "profile.json", "log.txt"

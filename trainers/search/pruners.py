@@ -104,7 +104,7 @@ class Hyperband:
 
     Args:
         reduction: as for `SuccessiveHalving`, at least 2.
-        rungs: likewise, at least 2.
+        rungs: as for `SuccessiveHalving`, at least 2.
     Source: Li et al. 2016, arXiv 1603.06560, algorithm 1, by Optuna's HyperbandPruner; the paper not checked.
     Differs: brackets grow side by side without a limit, asynchronously, as in Li et al. 2018, arXiv 1810.05934.
     """
@@ -201,8 +201,8 @@ class Wilcoxon:
     the beginning of a curve.
 
     Args:
-        threshold: the test's p below which a trial ends, above 0 and at most 0.5; n pairs that all lie on one side
-            give 2 ** -n.
+        threshold: the p of the test below which a trial ends, above 0 and at most 0.5; n pairs on one side give 2 **
+            -n.
         startup_reports: pairs before any trial is ended, at least 2.
     Source: Wilcoxon 1945 (not checked); Optuna's WilcoxonPruner.
     """

@@ -112,7 +112,7 @@ class Grid:
 
 @dataclass(frozen=True, kw_only=True)
 class NsgaII:
-    """Crosses the trials that the fewest others dominate, generation after generation.
+    """Crosses the trials that the fewest others dominate, one generation after another.
 
     For several objectives and hundreds of trials. A range with `when` is drawn at random.
 
@@ -135,7 +135,7 @@ class NsgaII:
 
 @dataclass(frozen=True, kw_only=True)
 class Random:
-    """Every value drawn by itself, evenly over its range: what any other sampler must beat."""
+    """Independent uniform draws: the reference for every other sampler."""
 
     def build(self, *, seed: int) -> Any:
         """Optuna's RandomSampler."""
@@ -146,7 +146,7 @@ class Random:
 
 @dataclass(frozen=True, kw_only=True)
 class Tpe:
-    """Draws where good trials are dense and bad ones are not.
+    """Tree-structured Parzen estimator: draws where good trials are dense and bad ones are not.
 
         argmax l(x) / g(x)        l, g: Parzen densities of the best trials and of the others
 

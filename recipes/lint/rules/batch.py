@@ -19,8 +19,8 @@ _LARGEST_MOMENTUM = 0.9
 def batch_over_tenth(case: Case) -> Iterator[Fault]:
     """A batch of more than about a tenth of the training set.
 
-    The noise of the gradient falls faster than the rule assumes once a batch is a good part of all samples, and an
-    epoch is a handful of updates.
+    If a batch is a good part of all samples, the noise of the gradient falls faster than the rule assumes, and an epoch
+    has only a few updates.
 
     Way out: a smaller batch, or more data.
     Source: Smith et al. 2017, arXiv 1711.00489, noise scale rate (N / B - 1), B at most about N / 10; their largest is
@@ -50,7 +50,7 @@ def batch_over_tenth(case: Case) -> Iterator[Fault]:
 def updates_while_ramping(case: Case) -> Iterator[Fault]:
     """A position or a duration in updates while the batch ramps.
 
-    How many samples 500 updates are depends on the ramp: a change of the ramp also changes the schedule.
+    The number of samples in 500 updates depends on the ramp, so a change of the ramp also changes the schedule.
 
     Way out: epochs (`30ep`) or samples (`1.5Msp`).
     Source: arithmetic; a position in samples or epochs does not depend on the batch.
@@ -70,8 +70,8 @@ def updates_while_ramping(case: Case) -> Iterator[Fault]:
 def double_buffering(case: Case) -> Iterator[Fault]:
     """Gradients one update late, with a batch that ramps up or a momentum above 0.9.
 
-    The late gradient was taken at other weights, and the more so the longer the steps are: a ramp up enlarges them
-    under a linear rule, momentum multiplies them by 1 / (1 - m).
+    A late gradient belongs to older weights. The longer the steps, the further the weights have moved: under a linear
+    rule a growing batch lengthens the steps, and momentum multiplies them by 1 / (1 - m).
 
     Way out: `double_buffering: false`, or a constant batch and a momentum of at most 0.9.
     Source: Suzuki 2018, ChainerMN 1.3: with a ramp, double buffering and float16 on the wire top-1 75.8 % against

@@ -14,7 +14,7 @@ __all__ = ["decay_on_norm", "decay_with_batch", "lars_on_vectors"]
 def decay_on_norm(case: Case) -> Iterator[Fault]:
     """Weight decay on the scales and shifts of normalisation.
 
-    They act on normalised values: decay pulls them to 0 without benefit, and more so at a larger rate.
+    They act on normalised values. Decay pulls them to 0 without benefit, and more strongly at a larger rate.
 
     Way out: `no_decay: [norm]`.
     Source: Goyal et al. 2017, arXiv 1706.02677; Jia et al. 2018, arXiv 1807.11205, who left out biases too.
@@ -35,9 +35,9 @@ def decay_on_norm(case: Case) -> Iterator[Fault]:
 def decay_with_batch(case: Case) -> Iterator[Fault]:
     """Weight decay of SGD that is scaled up with the batch, compared with the recipe that this one extends.
 
-    A step shrinks the weights by rate times decay: with the rate scaled linearly, the same decay shrinks them as much
-    an epoch as before, and a scaled one too much. Decay relative to the full rate (`times_relative_rate`) does not
-    depend on the rate, has to grow, and is not reported.
+    A step shrinks the weights by rate times decay. With a linearly scaled rate, the same decay shrinks them as much in
+    an epoch as before, and a scaled decay shrinks them too much. Decay relative to the full rate
+    (`times_relative_rate`) does not depend on the rate. It has to grow and is not reported.
 
     Way out: the decay of the reference.
     Source: Goyal et al. 2017, arXiv 1706.02677: 1e-4 from batch 64 to 65,536; Remark 1, on scaling the loss.
@@ -63,8 +63,8 @@ def decay_with_batch(case: Case) -> Iterator[Fault]:
 def lars_on_vectors(case: Case) -> Iterator[Fault]:
     """LARS or LAMB that scales one-dimensional parameters.
 
-    Scales, shifts and biases start at 0 or 1 and change little: a step proportional to their norm is almost zero or far
-    too long.
+    Scales, shifts and biases start at 0 or 1 and change little. A step in proportion to their norm is almost zero or
+    far too long.
 
     Way out: `no_decay: [norm, bias]`, which leaves them unscaled as well.
     Source: You et al. 2017, arXiv 1708.03888, and the skip list of its code; You et al. 2019, arXiv 1904.00962.

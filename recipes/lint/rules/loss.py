@@ -14,7 +14,7 @@ _BCE = "BinaryCrossEntropy"
 def smoothing_under_threshold(case: Case) -> Iterator[Fault]:
     """Label smoothing under a threshold that turns the targets back into 0 and 1.
 
-    Smoothing comes first, then mixing, then the threshold: what smoothing did is gone.
+    Smoothing comes first, then mixing, then the threshold, which undoes the smoothing.
 
     Way out: `label_smoothing: 0.0`, or `target_threshold: null`.
     Source: timm's binary cross entropy, which Wightman et al. 2021, arXiv 2110.00476, trained with.
@@ -36,8 +36,8 @@ def smoothing_under_threshold(case: Case) -> Iterator[Fault]:
 def mean_over_classes(case: Case) -> Iterator[Fault]:
     """Binary cross entropy as a mean over the classes, with SGD.
 
-    Its gradient is smaller by the number of classes. Adam, LAMB and LARS normalise that away; the steps of SGD become
-    that much smaller at the same rate.
+    The mean divides the gradient by the number of classes. Adam, LAMB and LARS normalise the gradient and are not
+    affected. With SGD the steps become that much smaller at the same rate.
 
     Way out: `reduction: class_sum`, or a rate that was found with the mean.
     Source: the documentation of Composer's binary cross entropy: about 1,000 times the rate on ImageNet.

@@ -16,8 +16,8 @@ _MANY_TIMES = 8
 def wide_norm_span(case: Case) -> Iterator[Fault]:
     """Statistics shared by more than 512 samples.
 
-    The noise of statistics over few samples regularises; where the whole large batch shares them it is gone, and the
-    gap to small batches grows.
+    The noise of statistics over few samples regularises. If a whole large batch shares its statistics, that noise is
+    gone, and the gap to small batches grows.
 
     Way out: 32 to 256 samples, whatever the batch.
     Source: Hoffer et al. 2017, arXiv 1705.08741, ghost batches of 128; Goyal et al. 2017: 32; the widest of MLPerf's
@@ -39,8 +39,8 @@ def wide_norm_span(case: Case) -> Iterator[Fault]:
 def lagging_statistics(case: Case) -> Iterator[Fault]:
     """Running statistics that look back over more than an epoch.
 
-    A moving average over updates forgets after 1 / (1 - keep) of them. At a large batch these are epochs, in which the
-    weights have changed: evaluation then uses the statistics of old weights.
+    A moving average over updates looks back over about 1 / (1 - keep) of them. At a large batch these are epochs, and
+    the weights have changed since. Evaluation then uses statistics of old weights.
 
     Way out: `norm_momentum: {keep: K, per: BATCH}`, which counts in samples, with K at most 1 - BATCH / samples of an
         epoch.
@@ -65,7 +65,7 @@ def lagging_statistics(case: Case) -> Iterator[Fault]:
 def average_per_update(case: Case) -> Iterator[Fault]:
     """Running statistics that are counted in updates while the batch ramps.
 
-    The decay of the average per sample then changes at every step of the ramp.
+    How fast the average forgets, counted in samples, then changes at every step of the ramp.
 
     Way out: `norm_momentum: {keep: 0.9, per: SAMPLES}`, with the batch that `keep` was meant for.
     Source: time is samples; the moving average of weights has the same fault: Busbridge et al. 2023, arXiv 2307.13813.
@@ -88,7 +88,7 @@ def average_per_update(case: Case) -> Iterator[Fault]:
 def live_last_gamma(case: Case) -> Iterator[Fault]:
     """Residual blocks that do not begin as identities, at more than 8 times the reference batch.
 
-    With the last scale of each block at 0 the network starts shallow, and the first large steps do less harm.
+    If the last scale of each block starts at 0, the network starts shallow, and the first large steps do less harm.
 
     Way out: `zero_last_gamma: true`.
     Source: Goyal et al. 2017, arXiv 1706.02677, comparison of both: top-1 error 24.11 % at batch 8,192 without,

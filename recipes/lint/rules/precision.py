@@ -14,8 +14,8 @@ _OF_THE_SCALE = ("loss_scale", "double_after")
 def idle_loss_scale(case: Case) -> Iterator[Fault]:
     """A loss scale where nothing is scaled.
 
-    Small gradients vanish only in float16: bfloat16 and TF32 have the range of float32, and with them the loss is not
-    scaled.
+    Small gradients become 0 only in float16. bfloat16 and TF32 have the range of float32, and kilobatch does not scale
+    the loss with them.
 
     Way out: leave `loss_scale` and `double_after` out, or write `compute: mixed16`.
     Source: the formats: 8 bits of exponent in float32, TF32 and bfloat16, 5 in float16; Micikevicius et al. 2018,

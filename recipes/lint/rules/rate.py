@@ -17,7 +17,7 @@ _LARGEST_UNSCALED = 8
 def unscaled_rate(case: Case) -> Iterator[Fault]:
     """The reference batch's rate for a batch that is more than 8 times larger, with SGD.
 
-    The run makes fewer updates of the same size, by the same factor: it ends before the network is trained.
+    The run makes that many times fewer updates of the same size. It ends before the network is trained.
 
     Way out: `rule: linear`, with a warmup; where the rate was found at this batch, give this batch as `per`.
     Source: Goyal et al. 2017, arXiv 1706.02677, comparison of scaling rules at batch 8,192: top-1 error 41.67 % at rate
@@ -80,8 +80,8 @@ def scaled_twice(case: Case) -> Iterator[Fault]:
 def linear_beyond_8k(case: Case) -> Iterator[Fault]:
     """Linear scaling of SGD's rate to a batch above 8,192.
 
-    Up to there the error stays that of batch 256; beyond it grows with every doubling, whatever the warmup. A ramp
-    counts by the rate it leads to: a batch that doubles where the rate falls to a fifth is not reported.
+    Up to 8,192 the error stays that of batch 256. Beyond, it grows with every doubling, with or without warmup. A ramp
+    counts by the rate that it leads to: a batch that doubles where the rate falls to a fifth is not reported.
 
     Way out: a batch of at most 8,192 at first and a ramp where the rate falls, Lars, or a rate that was tuned at this
         batch.
@@ -105,8 +105,9 @@ def linear_beyond_8k(case: Case) -> Iterator[Fault]:
 def linear_adam(case: Case) -> Iterator[Fault]:
     """Linear scaling of the rate of Adam or LAMB.
 
-    Both divide the gradient by the root of its mean square, most of which is noise, and noise falls with the root of
-    the batch: at the same rate the useful part of a step grows by the root already, and the rate adds the other root.
+    Both divide the gradient by the root of its mean square, which is mostly noise. The noise falls with the root of the
+    batch, so at a constant rate the useful part of a step already grows by that root. The square root rule adds the
+    other root.
 
     Way out: `rule: sqrt`; `kilobatch recipes scale` moves the betas and epsilon with it.
     Source: Malladi et al. 2022, arXiv 2205.10287, the square root scaling rule; the table of rates
@@ -130,8 +131,8 @@ def linear_adam(case: Case) -> Iterator[Fault]:
 def scaled_lars(case: Case) -> Iterator[Fault]:
     """A rate of LARS that follows the batch by a rule.
 
-    A layer's step is proportional to its weights, not to its gradient: over the published points from 1,632 to 67,840
-    the rate grows about as B ** 0.3, and neither the linear nor the square root rule fits.
+    A layer's step is proportional to its weights and not to its gradient. Over the published points from 1,632 to
+    67,840 the rate grows about as B ** 0.3. Neither the linear nor the square root rule fits.
 
     Way out: `rule: none` and the rate of the nearest published point; `kilobatch recipes scale` interpolates.
     Source: reference convergence points of MLPerf Training, ResNet-50 with LARS.

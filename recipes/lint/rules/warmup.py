@@ -20,8 +20,8 @@ _FIVE_EPOCHS = "{kind: GradualWarmup, epochs: 5, start: reference, joins: multip
 def no_warmup(case: Case) -> Iterator[Fault]:
     """The full rate from the first update, at more than 8 times the batch that the reference rate holds at.
 
-    In the first epochs the gradient changes too fast for one large step to replace many small ones. LARS and LAMB,
-    whose rate follows no rule, are reported from a batch of 1,632 on, the smallest of MLPerf's reference points, all of
+    In the first epochs the gradient changes too fast for one large step to replace many small ones. The rate of LARS
+    and LAMB follows no rule: they are reported from a batch of 1,632, the smallest of MLPerf's reference points, all of
     which warm up. RmspropWarmup and AdaScale have a warmup of their own and are not reported.
 
     Way out: rise to the full rate over 5 epochs.
@@ -49,7 +49,7 @@ def no_warmup(case: Case) -> Iterator[Fault]:
 def constant_warmup(case: Case) -> Iterator[Fault]:
     """A warmup that stays low and then jumps, at more than 8 times the batch that the reference rate holds at.
 
-    The jump at its end is the sudden rise that a warmup is there to avoid: it was measured worse than no warmup.
+    The jump at its end is the sudden rise that a warmup should avoid. It was measured worse than no warmup.
 
     Way out: rise in a straight line instead.
     Source: Goyal et al. 2017, arXiv 1706.02677, comparison of warmups at batch 8,192: top-1 error 25.88 %
@@ -74,7 +74,7 @@ def constant_warmup(case: Case) -> Iterator[Fault]:
 def warmup_past_decay(case: Case) -> Iterator[Fault]:
     """A warmup that is still rising when the schedule makes its first step down.
 
-    The full rate is then never reached: the warmup ends at a rate that has already been decayed.
+    The run then never reaches the full rate, because the schedule has already lowered it when the warmup ends.
 
     Way out: end the warmup before the first step, or let the schedule's clock start after it with `joins: before`.
     Source: Goyal et al. 2017, arXiv 1706.02677: 5 epochs of warmup, the first step at epoch 30.
@@ -98,7 +98,7 @@ def warmup_past_decay(case: Case) -> Iterator[Fault]:
 def warmup_twice(case: Case) -> Iterator[Fault]:
     """A warmup of the rate with an optimizer that has its own.
 
-    RmspropWarmup moves over from RMSprop to SGD in the first epochs, the gain of AdaScale starts small by itself: a
+    RmspropWarmup goes over from RMSprop to SGD in the first epochs, and the gain of AdaScale starts small by itself. A
     second rise of the rate makes the first epochs needlessly slow.
 
     Way out: `warmup: null` under `learning_rate`.

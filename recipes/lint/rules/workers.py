@@ -44,9 +44,9 @@ def span_over_share(case: Case) -> Iterator[Fault]:
 def float16_sum(case: Case) -> Iterator[Fault]:
     """A float16 sum of gradients over more than 256 workers.
 
-    The sum must not exceed 65,504, so each of P workers' numbers must be below 65,504 / P, and numbers below 2^-25 on
-    the same scale are flushed to 0: of the ratio of 2^40 between the largest and the smallest float16, 2^40 / P is
-    left. Dividing before the cast without a scale loses the small gradients; dividing after the sum overflows.
+    The sum must not exceed 65,504, so each of P workers must send numbers below 65,504 / P. Numbers below 2^-25 on the
+    same scale become 0. The ratio between the largest and the smallest number thus shrinks from 2^40 to 2^40 / P.
+    Division before the cast without a scale loses the small gradients; division after the sum overflows.
 
     Way out: float32 on the wire, sums of at most 256 workers (a float32 sum between groups), or a scale for each
         bucket, with the flushed elements counted.

@@ -143,7 +143,7 @@ def test_every_key_has_a_meaning():
 
 
 def test_committed_reference_is_current():
-    """Write it anew with: kilobatch recipes schema --markdown > docs/recipes.md"""
+    """Write it anew with: ./scripts/docs pages"""
     assert (ROOT / "docs" / "recipes.md").read_text() == reference(search_vocabulary())
 
 

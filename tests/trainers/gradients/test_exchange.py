@@ -16,7 +16,7 @@ from trainers.communicators import Auto, Direct, Ring
 from trainers.communicators.connection import Connection
 from trainers.communicators.host_staging import connect_on_gpu
 from trainers.communicators.wire import BFloat16Wire, Float16Wire, FullWire
-from trainers.gradients.exchange import Exchange, buckets_of
+from trainers.gradients.exchange import Exchange, buckets_of, wire_factor
 from trainers.gradients.flat_gradients import FlatGradients
 from trainers.runs.mpi_ranks import find_mpiexec
 from trainers.training.device import has_gpu
@@ -196,3 +196,23 @@ def test_on_real_ranks(launch, check):
 def test_all_ranks_end_well(launch):
     assert len(CHECKS) == 6
     assert launch.returncode == 0, launch.stderr
+
+
+def test_factor_of_16_bits_by_hand():
+    assert wire_factor(1.0, Float16Wire(), 0) == 2.0**15, "2**16 lies above 65,504"
+    assert wire_factor(65504 / (1 + 2.0**-11) ** 2 / 4, Float16Wire(), 1) == 4
+    assert wire_factor(65504 / 4, Float16Wire(), 1) == 2, "a rounding upwards would reach the end"
+    assert wire_factor(1e10, Float16Wire(), 0) == 2.0**-18
+    assert wire_factor(1e-40, Float16Wire(), 0) == 2.0**126, "a number of float32"
+    for total in (0.0, np.inf, np.nan):
+        assert wire_factor(total, Float16Wire(), 0) == 1
+    assert wire_factor(1e30, BFloat16Wire(), 5) == 1
+
+
+@pytest.mark.parametrize("num_roundings", [1, 10, 1023])
+def test_the_largest_sums_stay_within_float16_after_every_rounding(num_roundings):
+    wire = Float16Wire()
+    for total in np.geomspace(1e-3, 1e9, 50):
+        scaled = total * wire_factor(total, wire, num_roundings)
+        assert scaled * (1 + wire.epsilon) ** num_roundings <= wire.largest
+        assert 2 * scaled * (1 + wire.epsilon) ** (num_roundings + 1) > wire.largest, "a power of two more is too much"

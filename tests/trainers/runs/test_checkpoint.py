@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 from chainer import links as L
 
-from trainers.runs.checkpoint import (CheckpointError, load_into, newest_checkpoint, prune_checkpoints, read_checkpoint, write_checkpoint)
+from trainers.runs.checkpoint import (
+    CheckpointError,
+    load_into,
+    newest_checkpoint,
+    prune_checkpoints,
+    read_checkpoint,
+    write_checkpoint,
+)
 from trainers.runs.errors import explained
 
 

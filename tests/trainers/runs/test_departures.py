@@ -8,11 +8,12 @@ import sys
 import pytest
 
 import trainers.runs.rank_exits as departures_module
-from trainers.runs.rank_exits import LINE, Departures, hold_line
 from trainers.runs.heartbeat import first_to_leave
+from trainers.runs.rank_exits import LINE, Departures, hold_line
 from trainers.runs.watchdog import Sign
 
-RANK = "import sys, time; from trainers.runs.rank_exits import hold_line; hold_line(int(sys.argv[1])); print(1, flush=True)"
+RANK = "import sys, time; from trainers.runs.rank_exits import hold_line; hold_line(int(sys.argv[1]))"
+RANK += "; print(1, flush=True)"
 
 
 def started(departures, rank):

@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from trainers.runs.mpi_ranks import (LaunchError, _tee, find_mpiexec, launched_by_us, launched_ranks, limit_threads, start_ranks, threads_per_rank)
+from trainers.runs.mpi_ranks import (
+    LaunchError,
+    _tee,
+    find_mpiexec,
+    launched_by_us,
+    launched_ranks,
+    limit_threads,
+    start_ranks,
+    threads_per_rank,
+)
 
 
 @pytest.mark.parametrize(

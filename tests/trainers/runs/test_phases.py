@@ -14,8 +14,8 @@ import pytest
 from mpi4py import MPI
 
 from recipes.planning.phase_times import PHASES, slowest
-from recipes.reports.page import page_text
 from recipes.reports.noise import slowest_worker
+from recipes.reports.page import page_text
 from recipes.reports.record import open_run
 from trainers.gradients.exchange import Exchanged
 from trainers.runs.phase_clock import PhaseClock, RankSeconds, phase

@@ -11,11 +11,19 @@ import pytest
 
 from recipes.errors import RecipeError
 from recipes.reading.load import load_tree
-from trainers.training.metrics import JsonLines
-from trainers.runs.errors import FailedAlone
 from trainers.launch.request import TrainRequest
-from trainers.runs.run_folder import (FolderRefused, cut_back, hold_alone, needing, require_same_recipe, require_usable, write_run)
 from trainers.launch.start import train
+from trainers.runs.errors import FailedAlone
+from trainers.runs.run_folder import (
+    FolderRefused,
+    cut_back,
+    hold_alone,
+    needing,
+    require_same_recipe,
+    require_usable,
+    write_run,
+)
+from trainers.training.metrics import JsonLines
 
 RECIPE = {"name": "r", "title": "t", "epochs": 20.0, "batch": {"global": 96}, "claims": []}
 

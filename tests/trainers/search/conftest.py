@@ -124,7 +124,7 @@ class Server:
     """
 
     def __init__(self, kind, folder):
-        self._words = [ROOT / "scripts" / f"start_{kind}", folder]
+        self._words = [ROOT / "tests" / "services" / kind, folder]
         self.packages = folder / "packages"  # its driver, where that is not installed
         started = subprocess.run(self._words, capture_output=True, text=True)
         if started.returncode:
@@ -170,7 +170,7 @@ def address(request, tmp_path):
     if request.param == "postgresql":
         url = os.environ.get("KILOBATCH_TEST_DATABASE")
         if url is None:
-            pytest.skip("KILOBATCH_TEST_DATABASE names no database; ./scripts/start_postgresql FOLDER starts one")
+            pytest.skip("KILOBATCH_TEST_DATABASE names no database; ./tests/services/postgresql FOLDER starts one")
         request.getfixturevalue("monkeypatch").setenv(PASSWORD, urlsplit(url).password or "")
         return parse_storage(url, tmp_path)
     return parse_storage(

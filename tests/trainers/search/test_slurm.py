@@ -12,7 +12,7 @@ import pytest
 from optuna.trial import TrialState
 
 pytestmark = [pytest.mark.mpi, pytest.mark.slow]
-SCRIPT = Path(__file__).parents[3] / "scripts" / "start_slurm"
+SCRIPT = Path(__file__).parents[2] / "services" / "slurm"
 TEXT = """\
 space: {learning_rate.reference: {kind: Float, low: 0.01, high: 0.1, log: true}}
 fixed: {epochs: 16, learning_rate.warmup: null, model.blocks: [1], model.width: 4}

@@ -1,0 +1,323 @@
+"""Seconds an update on slow links, by how gradients are exchanged: suzuki2018's table in miniature. Needs root.
+
+    .venv/bin/python scripts/benchmarks/slow_network.py
+    .venv/bin/python scripts/benchmarks/slow_network.py --ranks 2 --megabits 100 --ratios 1 --rounds 5 --json F
+    .venv/bin/python scripts/benchmarks/slow_network.py --allreduce
+
+Each rank is in a network namespace of its own, behind a link that the kernel throttles, with one BLAS thread and, where
+there are enough, a core of its own. A small convolutional network is trained on digits, at
+batches for which sending its gradients as float32 takes 0.5, 1 and 2 times as long as computing them: both are measured
+first. Then, at each of these batches:
+
+    compute    no exchange at all: the Dummy communicator
+    none       all gradients at once after the backward pass
+    buckets    each bucket, an eighth of the bytes or one large weight, as soon as the backward pass has finished it
+    double     double buffering: all travel while the next update is computed, which is other mathematics
+
+the last three with float32 and with float16 on the wire, around a ring of sockets. The ways take turns in the same
+processes, the first another one each time: one update to begin with, then `--updates` of them timed, on the slowest
+rank. The table has medians over the rounds. `hidden` is 1 - (time - compute) / (none - compute), of the same wire, and
+in the last column of float32's none, as suzuki2018 counts both together; each difference is the median over the rounds.
+
+With `--allreduce` it times instead what `allreduce.py` does, between such hosts: our algorithms beside MPI's own
+flat all-reduce (`MpiAllreduce, whole`) and, where torch is installed, gloo; unthrottled where `--megabits` is 0.
+
+More ranks than cores wait for each other's turn on a core.
+
+The network: every host is a network namespace with one link to a bridge. The bridge and mpiexec are in a namespace of
+their own, so the machine's own network is left alone. Both ends of each link have a token bucket filter (`tc qdisc ...
+tbf`): a host sends and receives at most at that rate, at the same time, like a port of a switch. There is no added
+delay. Packets are jumbo frames by default: a network card cuts and joins small ones by itself, here the cores that
+compute would do it. Ranks of different hosts share no memory as far as MPI knows, and must not: UCX_TLS=tcp,self. The
+namespaces are always removed, also after Ctrl-C or SIGTERM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import shlex
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import allreduce
+from timed_training import COMPUTE, NONE, ONE_THREAD, Trained, calibrate, hidden, take_core
+from timing import as_rank, head, in_turns, parser_of, row, write_json
+
+from trainers.runs.mpi_ranks import find_mpiexec, launched_ranks
+
+HUB_ADDRESS = "10.99.0.254"
+BURST_BYTES = 65536
+_DELETIONS = 20  # tried, a tenth of a second apart
+JUMBO = 9000
+WAYS, WIRES = (NONE, "buckets", "double"), ("float32", "float16")
+HEADS = ("ranks", "Mbit/s", "ratio", "wire", COMPUTE, *WAYS, "hidden by buckets", "by double", "of float32's")
+
+
+def address_of(host: int) -> str:
+    """The address of a host, counted from 0."""
+    return f"10.99.0.{host + 1}"
+
+
+def throttle_of(device: str, megabits: int) -> list[str]:
+    """The command that limits the rate at which a device sends."""
+    limit = max(2 * BURST_BYTES, megabits * 125_000 // 25)  # what is queued leaves within 40 ms
+    words = f"tc qdisc add dev {device} root tbf rate {megabits}mbit burst {BURST_BYTES} limit {limit}"
+    return words.split()
+
+
+def why_not() -> str | None:
+    """Why such a network is impossible here; None if it is possible."""
+    if sys.platform != "linux":
+        return "network namespaces are Linux's"
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    missing = [name for name in ("ip", "tc") if shutil.which(name) is None]
+    if missing:
+        return f"{' and '.join(missing)} not found: install iproute2"
+    try:
+        with SlowNetwork(hosts=1, megabits=100):
+            pass
+    except NetworkRefused as error:
+        return str(error)
+    return None
+
+
+class NetworkRefused(RuntimeError):
+    """The kernel, or its owner, does not let us make such a network."""
+
+
+class SlowNetwork:
+    """A context with these hosts; on leaving it, also after Ctrl-C or SIGTERM, all of them are removed.
+
+    Args:
+        hosts: how many, at least 1.
+        megabits: a second on each link in each direction; None for no throttle.
+        mtu: bytes of a packet.
+    Raises:
+        NetworkRefused: on entering, with what the kernel said.
+    """
+
+    def __init__(self, *, hosts: int, megabits: int | None, mtu: int = JUMBO) -> None:
+        self.hosts, self.megabits, self.mtu = hosts, megabits, mtu
+        self.hub = f"kilobatch-{os.getpid()}-hub"
+        self.names = [f"kilobatch-{os.getpid()}-{host}" for host in range(hosts)]
+
+    def __enter__(self) -> SlowNetwork:
+        self._before = {number: signal.signal(number, _stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+        try:
+            self._folder = tempfile.TemporaryDirectory(prefix="kilobatch-network-")
+            self._build()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would leave the rest
+        for name in (*self.names, self.hub):
+            if (trouble := _removed(name)) is not None:
+                print(f"slow_network: {name} is left: {trouble}; ip netns delete {name}", file=sys.stderr)
+        self._folder.cleanup()
+        for number, handler in (*self._before.items(), (signal.SIGINT, interrupt)):
+            signal.signal(number, handler)
+
+    def run(self, words: Sequence[str], *, environment: Mapping[str, str] | None = None, timeout: float = 600) -> None:
+        """Run a command as one rank on each host, under mpiexec.
+
+        Raises:
+            subprocess.CalledProcessError, subprocess.TimeoutExpired: it failed or took too long.
+        """
+        command = ["ip", "netns", "exec", self.hub, find_mpiexec(), "-launcher", "ssh"]
+        command += ["-launcher-exec", str(self._login), "-localhost", HUB_ADDRESS]
+        command += ["-hosts", ",".join(map(address_of, range(self.hosts))), "-ppn", "1", "-n", str(self.hosts), *words]
+        given = {**os.environ, **(environment or {}), "UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "eth0"}
+        subprocess.run(command, check=True, env=given, timeout=timeout, start_new_session=True)
+
+    def _build(self) -> None:
+        _do("ip", "netns", "add", self.hub)
+        inside = ["ip", "netns", "exec", self.hub]
+        _do(*inside, "ip", "link", "add", "bridge", "type", "bridge")
+        _do(*inside, *f"ip address add {HUB_ADDRESS}/24 dev bridge".split())
+        for device in ("lo", "bridge"):
+            _do(*inside, *f"ip link set {device} up".split())
+        for host, name in enumerate(self.names):
+            port, own, mtu = f"port{host}", ["ip", "netns", "exec", name], f"mtu {self.mtu}"
+            _do("ip", "netns", "add", name)
+            _do(*inside, *f"ip link add {port} {mtu} type veth peer name eth0 {mtu} netns {name}".split())
+            _do(*inside, *f"ip link set {port} master bridge up".split())
+            _do(*own, *f"ip address add {address_of(host)}/24 dev eth0".split())
+            for device in ("lo", "eth0"):
+                _do(*own, *f"ip link set {device} up".split())
+            if self.megabits is not None:
+                _do(*own, *throttle_of("eth0", self.megabits))
+                _do(*inside, *throttle_of(port, self.megabits))
+        self._login = Path(self._folder.name, "login")
+        self._login.write_text(login_script(self.names), encoding="utf-8")
+        self._login.chmod(0o755)
+
+
+def login_script(names: Sequence[str]) -> str:
+    """A replacement for ssh, called with options, a host's address and a command, run in the host's namespace."""
+    cases = "\n".join(f"    {address_of(host)}) name={shlex.quote(name)} ;;" for host, name in enumerate(names))
+    return f"""#!/bin/sh
+while [ "${{1#-}}" != "$1" ]; do shift; done
+case $1 in
+{cases}
+    *) echo "no host $1" >&2; exit 1 ;;
+esac
+shift
+exec ip netns exec "$name" sh -c "$*"
+"""
+
+
+def _do(*words: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode:
+        raise NetworkRefused(f"{shlex.join(words)}: {done.stderr.strip() or done.returncode}")
+
+
+def _removed(name: str) -> str | None:
+    """Kill what runs in a namespace and delete it with its links and filters; returns why that failed."""
+    for _ in range(_DELETIONS):
+        for process in subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout.split():
+            with suppress(ProcessLookupError):
+                os.kill(int(process), signal.SIGKILL)
+        done = subprocess.run(["ip", "netns", "delete", name], capture_output=True, text=True)
+        if done.returncode == 0 or not Path("/run/netns", name).exists():
+            return None
+        time.sleep(0.1)
+    return done.stderr.strip()
+
+
+def _stop(number: int, frame: object) -> None:
+    sys.exit(128 + number)
+
+
+def trained_by(world: Any, *, samples: int, way: str, wire: str = "float32") -> Trained:
+    """The model with the exchange of one of WAYS, or COMPUTE; all ranks make it together."""
+    from recipes.planning.cluster import GradientExchange
+    from trainers.communicators import Dummy, Ring
+    from trainers.training.build import build_exchange
+
+    settings = GradientExchange(
+        communicator=Dummy() if way == COMPUTE else Ring(sockets=True),
+        wire=wire,
+        bucket_bytes=allreduce.WHOLE if way == NONE else "auto",
+        overlap=way in ("buckets", "double"),
+    )
+    doubled = way == "double"
+    return Trained(
+        world,
+        samples=samples,
+        exchange_of=lambda parts: build_exchange(settings, parts, world, copies=2 if doubled else 1),
+        doubled=doubled,
+    )
+
+
+def measure(options: argparse.Namespace, world: Any) -> list[dict[str, Any]]:
+    """Times of every way at every ratio on the ranks that were launched; all of them call this together."""
+    take_core(world.rank, world.size)  # hosts share none
+    calibrated = calibrate(functools.partial(trained_by, world))
+    found = []
+    for ratio in options.ratios:
+        samples = world.bcast(calibrated.samples(ratio))
+        trained = {COMPUTE: trained_by(world, samples=samples, way=COMPUTE)}
+        for wire in WIRES:
+            trained |= {f"{way} {wire}": trained_by(world, samples=samples, way=way, wire=wire) for way in WAYS}
+        seconds: dict[str, list[float]] = {name: [] for name in trained}
+        for number in range(options.rounds):
+            for name in in_turns([*trained], number):
+                seconds[name].append(trained[name].seconds(options.updates))
+        for one in trained.values():
+            one.close()
+        found.append(
+            {
+                "ranks": world.size,
+                "ratio": ratio,
+                "samples_per_rank": samples,
+                "gradient_bytes": calibrated.gradient_bytes,
+                "communication_seconds": calibrated.communication_seconds,
+                "seconds": seconds,
+            }
+        )
+    return found
+
+
+def table_lines(found: dict[str, Any]) -> Iterable[str]:
+    """Two lines of the table in Markdown, one for each wire; times in milliseconds, with the measured ratio."""
+    seconds = found["seconds"]
+    compute = seconds[COMPUTE]
+    for wire in WIRES:
+        none, buckets, double = (seconds[f"{way} {wire}"] for way in WAYS)
+        middle = [statistics.median(times) for times in (compute, none, buckets, double)]
+        pairs = ((buckets, none), (double, none), (double, seconds[f"none {WIRES[0]}"]))
+        shares = [f"{100 * hidden(times, of, compute):.0f} %" for times, of in pairs]
+        ratio = f"{middle[1] / middle[0] - 1:.2f}"
+        yield row([found["ranks"], found["megabits"], ratio, wire, *(f"{1000 * t:.0f}" for t in middle), *shares])
+
+
+def allreduce_lines(found: dict[str, Any]) -> Iterable[str]:
+    """The lines of the all-reduce benchmark under a heading with the link."""
+    link = f"{found['megabits']} Mbit/s" if found["megabits"] else "unthrottled"
+    return [f"{found['ranks']} ranks, {link}, {4e-6 * found['num_values']:.1f} MB:", *allreduce.table_lines(found)]
+
+
+def on_hosts(network: SlowNetwork, words: list[str], timeout: float) -> list[dict[str, Any]]:
+    """Run a script on ranks behind such links and read what it measured."""
+    with network, tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "figures.json")
+        environment = {**ONE_THREAD, "GLOO_SOCKET_IFNAME": "eth0"}
+        network.run([sys.executable, *words, "--json", str(file)], environment=environment, timeout=timeout)
+        figures = json.loads(file.read_text(encoding="utf-8"))
+    return [{**found, "megabits": network.megabits or 0, "mtu": network.mtu} for found in figures]
+
+
+def main() -> None:
+    """Measure on every number of ranks and every link, or run as one of the ranks."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--ranks", nargs="+", type=int, default=[2, 3, 4])
+    parser.add_argument("--megabits", nargs="+", type=int, default=[100, 200], help="a second, of each link")
+    parser.add_argument("--mtu", type=int, default=JUMBO, help="bytes of a packet")
+    parser.add_argument("--ratios", nargs="+", type=float, default=[0.5, 1.0, 2.0], help="communication over compute")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--updates", type=int, default=3, help="timed in a turn")
+    parser.add_argument("--allreduce", action="store_true", help="time allreduce.py instead")
+    parser.add_argument("--model", default="cifar", help="with --allreduce: of that script")
+    parser.add_argument("--timeout", type=float, default=1800.0, metavar="SECONDS", help="of one launch")
+    options = parser.parse_args()
+    if launched_ranks() is not None:
+        return as_rank(functools.partial(measure, options), options.json)
+    if (reason := why_not()) is not None:
+        print(f"slow_network: skipped: {reason}")
+        return None
+    if options.allreduce:
+        words = [allreduce.__file__, "--model", options.model, "--turns", str(options.updates), "--buckets", "0"]
+    else:
+        words = [__file__, "--updates", str(options.updates), "--ratios", *map(str, options.ratios)]
+        print(head(HEADS), flush=True)
+    results = []
+    for megabits in options.megabits:
+        for ranks in options.ranks:
+            network = SlowNetwork(hosts=ranks, megabits=megabits or None, mtu=options.mtu)
+            found = on_hosts(network, [*words, "--rounds", str(options.rounds)], options.timeout)
+            results += found
+            for one in found:
+                print("\n".join((allreduce_lines if options.allreduce else table_lines)(one)), flush=True)
+            write_json(options.json, results)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYTHONWARNINGS", "ignore::SyntaxWarning")
+    main()

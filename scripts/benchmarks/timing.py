@@ -1,0 +1,88 @@
+"""Shared by the benchmarks: options, the order of turns, starts under mpiexec, tables in Markdown, files of figures."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainers.runs.mpi_ranks import find_mpiexec, limit_threads
+
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+
+
+def parser_of(doc: str | None) -> argparse.ArgumentParser:
+    """A parser with a module's docstring as help, and the option --json, which all benchmarks have."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="F", help="write all figures to this file")
+    return parser
+
+
+def write_json(path: Path | None, figures: Any) -> None:
+    """Write the figures; nothing where there is no path."""
+    if path is not None:
+        path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
+def in_turns(names: Sequence[str], number: int) -> list[str]:
+    """The names in the order of turn `number`: another one is first each time.
+
+    >>> [in_turns("abc", number) for number in (0, 1, 5)]
+    [['a', 'b', 'c'], ['b', 'c', 'a'], ['c', 'a', 'b']]
+    """
+    first = number % len(names)
+    return [*names[first:], *names[:first]]
+
+
+def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+    """Ours over theirs, by round."""
+    return [a / b for a, b in zip(ours, theirs, strict=True)]
+
+
+def middle_and_range(values: Sequence[float], form: str = ".2f") -> str:
+    """The median, and in brackets the smallest and the largest value.
+
+    >>> middle_and_range([3.0, 1.0, 2.0])
+    '2.00 (1.00 to 3.00)'
+    """
+    return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
+
+
+def row(cells: Iterable[object]) -> str:
+    """A row of a table in Markdown."""
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def head(cells: Sequence[str]) -> str:
+    """The first two lines of a table in Markdown."""
+    return f"{row(cells)}\n{'|---' * len(cells)}|"
+
+
+def on_ranks(script: str, ranks: int, words: Sequence[object]) -> Any:
+    """Start a script on MPI ranks with these options and --json; returns the figures that it writes."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "figures.json")
+        command = [find_mpiexec(), "-n", ranks, sys.executable, script, *words, "--json", file]
+        subprocess.run(list(map(str, command)), check=True)
+        return json.loads(file.read_text(encoding="utf-8"))
+
+
+def as_rank(measure: Callable[[Any], Any], file: Path | None) -> None:
+    """Call `measure(world)` on all ranks that were launched together; rank 0 writes the figures."""
+    limit_threads()  # before NumPy is imported
+    import trainers.compat  # noqa: F401  isort: skip
+    from mpi4py import MPI
+
+    from trainers.runs.errors import abort_on_exception
+
+    abort_on_exception(MPI.COMM_WORLD.rank)
+    figures = measure(MPI.COMM_WORLD)
+    if MPI.COMM_WORLD.rank == 0:
+        write_json(file, figures)

@@ -1,0 +1,263 @@
+"""`kilobatch recipes ...`: look at recipes, check, copy and derive them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+from shlex import quote
+from typing import Annotated
+
+import typer
+
+from trainers.commands.options import NAME, NAMES, OPTIONS_OF_GROUPS, AllowCode, Data, Json, Recipe, Set, opened_recipe
+
+app = typer.Typer(help="Look at recipes, check, copy and derive them.", **OPTIONS_OF_GROUPS)
+
+Wire = Enum("Wire", {name: name for name in ("float32", "float16", "bfloat16")})
+
+
+@app.command("list")
+def list_recipes(as_json: Json = False, allow_code: AllowCode = False) -> None:
+    """The recipes that have a name."""
+    from recipes.reading.library import library
+    from recipes.reports.curves import points_text
+    from trainers.launch.vocabulary import vocabulary
+
+    rows, problems = library(vocabulary=vocabulary(allow_code=allow_code), allow_code=allow_code)
+    if as_json:
+        print(json.dumps(rows, indent=2))
+    else:
+        keys = ("name", "dataset", "model", "epochs", "global_batch_size", "title")
+        print(points_text([{key: row[key] for key in keys} for row in rows]))
+    for problem in problems:
+        print(problem, file=sys.stderr)
+
+
+@app.command()
+def show(
+    recipe: Recipe, overrides: Set = None, data: Data = None, allow_code: AllowCode = False, as_json: Json = False
+) -> None:
+    """A recipe with every value, and where each comes from."""
+    from recipes.reading.load import resolved_text
+
+    opened = opened_recipe(recipe, overrides, data, allow_code)
+    if as_json:
+        print(json.dumps({"recipe": opened.tree, "origins": opened.origins}, indent=2))
+    else:
+        print(resolved_text(opened.tree, opened.origins), end="")
+
+
+@app.command()
+def validate(
+    recipes: Annotated[list[str], typer.Argument(metavar="RECIPE...", help=NAMES)],
+    overrides: Set = None,
+    data: Data = None,
+    allow_code: AllowCode = False,
+) -> None:
+    """Check recipes. Every problem is one line with its place and a way out."""
+    from recipes.errors import RecipeError
+
+    problems = []
+    for name in recipes:
+        try:
+            opened = opened_recipe(name, overrides, data, allow_code)
+        except RecipeError as error:
+            problems += error.problems
+            continue
+        lacking = [*opened.recipe.lacks, *opened.dataset.lacks]
+        reasons = [f"not built: {', '.join(lacking)}"] if lacking else []
+        reasons += [f"left open: {', '.join(opened.recipe.open)}"] if opened.recipe.open else []
+        print(f"{name}: valid" + (f"; cannot be trained yet, {'; '.join(reasons)}" if reasons else ""))
+    if problems:
+        raise RecipeError(problems)
+
+
+@app.command()
+def lint(
+    recipes: Annotated[list[str] | None, typer.Argument(metavar="RECIPE...", help=NAMES)] = None,
+    cluster: Annotated[str | None, typer.Option("--cluster", help="For the rules that depend on workers.")] = None,
+    workers: Annotated[int | None, typer.Option("-n", min=1, metavar="N", help="Workers, without a cluster.")] = None,
+    wire: Annotated[Wire | None, typer.Option(help="Gradients' format on the wire; the cluster's, or float32.")] = None,
+    rules: Annotated[bool, typer.Option("--rules", help="List the rules instead.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="With --rules: print docs/lint.md.")] = False,
+    overrides: Set = None,
+    data: Data = None,
+    allow_code: AllowCode = False,
+    as_json: Json = False,
+) -> None:
+    """Find what is likely a mistake at a large batch. Exit code 5 if something is found."""
+    from recipes.lint import entries, handbook, lint_recipe
+    from recipes.lint.text import findings_text, rules_text
+    from recipes.reading.open import open_cluster
+    from trainers.launch.vocabulary import vocabulary
+
+    if rules or not recipes:
+        if not rules:
+            raise typer.BadParameter("name a recipe, or ask for --rules", param_hint="RECIPE")
+        print(handbook() if markdown else rules_text([entry for _, entry in entries().values()], as_json), end="")
+        return
+    known = vocabulary(allow_code=allow_code)
+    sent = "float32" if wire is None else wire.value
+    if cluster is not None:
+        opened = open_cluster(cluster, vocabulary=known)
+        workers = workers or opened.num_workers
+        sent = opened.exchange.wire if wire is None else sent
+    options = {"vocabulary": known, "overrides": overrides or (), "allow_code": allow_code, "data_root": data}
+    found = {name: lint_recipe(name, workers=workers, wire=sent, **options) for name in recipes}
+    print(findings_text(found, as_json), end="")
+    raise typer.Exit(5 if any(found.values()) else 0)
+
+
+DIFF_EXAMPLES = """\b
+Examples:
+  kilobatch recipes diff goyal2017 mine.yaml
+  kilobatch recipes diff runs/a runs/b runs/c
+  kilobatch recipes diff mine.yaml theirs.yaml && echo the same training
+"""
+
+
+@app.command(epilog=DIFF_EXAMPLES)
+def diff(
+    first: Annotated[
+        str, typer.Argument(metavar="A", help="A name of `kilobatch recipes list`, a path, or a run's folder.")
+    ],
+    others: Annotated[list[str], typer.Argument(metavar="B", help="To compare with A; one or more.")],
+    everything: Annotated[bool, typer.Option("--all", help="Also names, titles and other texts.")] = False,
+    data: Data = None,
+    allow_code: AllowCode = False,
+    as_json: Json = False,
+) -> None:
+    """Show the values that differ between recipes, and their effect.
+
+    Resolved values are compared, not texts: 1e-1 equals 0.1, 30ep equals 30, and inherited values count as if they were
+    written out. Each value is shown with the file and line that it comes from.
+
+    \b
+    Exit code 0: the same training, all values that it reads are equal
+              1: values differ
+              2: a recipe was refused
+    """
+    from recipes.diff.recipes import compare_recipes
+    from recipes.diff.text import diff_text
+    from trainers.launch.vocabulary import vocabulary
+
+    known = vocabulary(allow_code=allow_code)
+    found = compare_recipes([first, *others], vocabulary=known, allow_code=allow_code, data_root=data)
+    if as_json:
+        print(json.dumps(found.as_tree(), indent=2))
+    else:
+        print(diff_text(found, with_words=everything), end="")
+    raise typer.Exit(0 if found.same else 1)
+
+
+@app.command()
+def scale(
+    recipe: Recipe,
+    batch: Annotated[str, typer.Option("--batch", metavar="32k", help="The new global batch; k is 1,024.")],
+    beyond: Annotated[bool, typer.Option("--beyond", help="Allow batches beyond published linear scaling.")] = False,
+    out: Annotated[Path | None, typer.Option("-o", metavar="FILE", help="The new file; NAME-BATCH.yaml here.")] = None,
+    data: Data = None,
+    allow_code: AllowCode = False,
+    as_json: Json = False,
+) -> None:
+    """Derive a recipe for another batch. A new file, and a reason for every value; nothing is ever overwritten."""
+    from recipes.scale import parse_batch, scale_recipe
+    from recipes.scale.text import scaled_text
+    from trainers.launch.vocabulary import vocabulary
+
+    options = {"vocabulary": vocabulary(allow_code=allow_code), "allow_code": allow_code, "data_root": data}
+    scaled = scale_recipe(recipe, batch=parse_batch(batch), beyond=beyond, out=out, **options)
+    print(scaled_text(scaled, as_json), end="")
+
+
+@app.command()
+def copy(
+    recipe: Recipe,
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The new file; NAME.yaml here.")] = None,
+) -> None:
+    """Copy a recipe's file into this folder. Claims and card are included; nothing is ever overwritten."""
+    from recipes.reading.library import copy_recipe
+
+    target = copy_recipe(recipe, file)
+    print(f"wrote {target}; change it, then: kilobatch recipes validate {quote(str(target))}")
+    print("Its name, title, claims and card are still those of the original: what you change no longer is.")
+
+
+@app.command()
+def card(
+    recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", help=NAME, show_default=False)] = None,
+    out: Annotated[Path | None, typer.Option("-o", metavar="F.html|F.md", help="Write a page, .md with F.svg.")] = None,
+    library: Annotated[
+        Path | None, typer.Option("--library", metavar="F.md", help="Write all cards of the library into one page.")
+    ] = None,
+    overrides: Set = None,
+    data: Data = None,
+    allow_code: AllowCode = False,
+) -> None:
+    """What a recipe changed and claims, and its evidence."""
+    from recipes.cards import card_facts, card_text, published_recipes, write_card, write_library_page
+    from recipes.reports.terminal import curve_text
+    from trainers.launch.vocabulary import vocabulary
+
+    if (recipe is None) == (library is None):
+        raise typer.BadParameter("name a recipe, or give --library a file", param_hint="RECIPE")
+    if library is not None:
+        recipes = published_recipes(vocabulary())
+        _written(lambda: write_library_page(recipes, library), "--library")
+        return
+    opened = opened_recipe(recipe, overrides, data, allow_code)
+    if out is not None:
+        _written(lambda: write_card(recipe, opened, out), "-o")
+    else:
+        print(f"{card_text(card_facts(recipe, opened))}\n\n{curve_text(opened.recipe, opened.dataset)}")
+
+
+@app.command()
+def schema(
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the reference docs/recipes.md.")] = False,
+) -> None:
+    """The JSON Schema of a recipe's file, for editors."""
+    from recipes.reading.json_schema import json_schema
+    from recipes.reading.reference import reference
+    from trainers.launch.vocabulary import search_vocabulary, vocabulary
+
+    text = reference(search_vocabulary()) if markdown else json.dumps(json_schema(vocabulary()), indent=2) + "\n"
+    print(text, end="")
+
+
+@app.command()
+def curve(
+    recipe: Recipe,
+    at: Annotated[str | None, typer.Option("--at", metavar="0,2.5,500up", help="Where to read the formulas.")] = None,
+    out: Annotated[Path | None, typer.Option("-o", metavar="F.png|F.svg", help="Draw into a file.")] = None,
+    overrides: Set = None,
+    data: Data = None,
+    allow_code: AllowCode = False,
+    as_json: Json = False,
+) -> None:
+    """Learning rate, batch and momentum over time. Numbers at some epochs, or a picture."""
+    from recipes.reports.curves import curve_points, parse_at, points_text
+    from recipes.reports.terminal import curve_text
+
+    opened = opened_recipe(recipe, overrides, data, allow_code)
+    if out is not None:
+        from recipes.reports.plots import curve_figure, save_figure
+
+        _written(lambda: save_figure(curve_figure(opened.recipe, opened.dataset), out), "-o")
+    if at is None and not as_json and out is None:
+        print(curve_text(opened.recipe, opened.dataset))
+    elif at is not None or as_json:
+        points = curve_points(opened, parse_at(at, opened))
+        print(json.dumps(points, indent=2) if as_json else points_text(points))
+
+
+def _written(write: Callable[[], list[Path]], option: str) -> None:
+    """Writes files and says which; if that fails, the option is refused."""
+    try:
+        files = write()
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
+    print(f"wrote {' and '.join(map(str, files))}", file=sys.stderr)
