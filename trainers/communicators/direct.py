@@ -42,15 +42,15 @@ class _Everybody(Connection):
 
     def _sum(self, values: np.ndarray, wire: Wire) -> None:
         parts = even_slices(len(values), self.mpi.size)
-        own, room = values[parts[self.mpi.rank]], wire.room(values)
-        rows = self._rows(len(own), room.dtype)
+        own, received = values[parts[self.mpi.rank]], wire.buffer_to_store(values)
+        rows = self._rows(len(own), received.dtype)
         self._exchange([wire.pack(values[parts[other]]) for other in self._others], rows)
         for row in rows:
             wire.add(own, row)
         packed = round_to(wire, own)
-        self._exchange([packed] * len(self._others), [room[parts[other]] for other in self._others])
+        self._exchange([packed] * len(self._others), [received[parts[other]] for other in self._others])
         for other in self._others:
-            wire.store(values[parts[other]], room[parts[other]])
+            wire.store(values[parts[other]], received[parts[other]])
 
     def _rows(self, length: int, dtype: Any) -> np.ndarray:
         num_bytes = len(self._others) * length * np.dtype(dtype).itemsize
