@@ -10,7 +10,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("lr_schedules", "recipes", "trainers")
 NAMELESS = {"base", "common", "factory", "helpers", "manager", "misc", "utils"}
 
-COMMANDS = ("kilobatch.py", "kilobatch_recipes.py")
+COMMANDS = ("kilobatch.py",)
 
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 SOURCES += [ROOT / name for name in COMMANDS]

@@ -1,4 +1,4 @@
-"""The arrows between the packages: lr_schedules <- recipes <- trainers <- kilobatch.py, kilobatch_recipes.py."""
+"""The arrows between the packages: lr_schedules <- recipes <- trainers <- kilobatch.py."""
 
 import ast
 import sys
@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-OURS = {"lr_schedules", "recipes", "trainers", "configs", "scripts", "kilobatch", "kilobatch_recipes", "tests"}
+OURS = {"lr_schedules", "recipes", "trainers", "configs", "scripts", "kilobatch", "tests"}
 MAY_IMPORT = {
     "lr_schedules": {"lr_schedules"},
     "recipes": {"lr_schedules", "recipes", "numpy", "yaml", "pydantic"},
     "trainers": {"lr_schedules", "recipes", "trainers"}
     | {"chainer", "chainermn", "chainercv", "cupy", "mpi4py", "optuna", "numpy"}
-    | {"PIL", "rich", "safetensors", "sklearn", "sqlalchemy", "threadpoolctl", "torch", "yaml", "cudnn"},
+    | {"PIL", "rich", "safetensors", "sklearn", "sqlalchemy", "threadpoolctl", "torch", "typer", "yaml", "cudnn"},
 }
 PLOTS = "recipes/reports/plots/"
 # The rooms of trainers, floor by floor: a room imports from the floors below its own only.
@@ -24,6 +24,7 @@ FLOORS = (
     {"training"},
     {"launch"},
     {"search"},
+    {"commands"},
 )
 FLOOR_OF = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 

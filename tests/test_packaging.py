@@ -18,7 +18,7 @@ def built(copy, **more):
     """The wheel of the sdist of a copy: setuptools leaves folders behind, whose files would enter the next wheel."""
     for folder in FOLDERS:
         shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
-    for file in ("kilobatch.py", "kilobatch_recipes.py", "pyproject.toml", "README.md"):
+    for file in ("kilobatch.py", "pyproject.toml", "README.md"):
         shutil.copy(ROOT / file, copy)
     (sources,) = made(copy, "sdist", "*.tar.gz", more)
     shutil.unpack_archive(sources, copy / "unpacked", filter="data")
@@ -54,7 +54,7 @@ def expected():
         if path.suffix in (".py", ".yaml", ".cu", ".c", ".h")
     }
     assert len([name for name in kept if name.endswith(".yaml")]) >= 12
-    return kept | {"kilobatch.py", "kilobatch_recipes.py"}
+    return kept | {"kilobatch.py"}
 
 
 def test_wheel_holds_exactly_the_code_and_the_yaml_of_the_checkout(wheel):

@@ -36,14 +36,14 @@ from trainers.launch.request import Prepared, prepare
 from trainers.launch.vocabulary import search_vocabulary
 from trainers.runs.run_folder import METRICS
 from trainers.runs.stop_request import STOP_FILE
-from trainers.search.comparability import note_comparable
+from trainers.search.comparability import store_comparability
 from trainers.search.display import Display
 from trainers.search.rank_groups import Report
-from trainers.search.storage import database, open_storage, read_place
-from trainers.search.storage_cache import read_again
+from trainers.search.storage import database, open_storage, parse_storage
+from trainers.search.storage_cache import refresh
 from trainers.search.study import FOLDER, SECONDS, open_study, suggested
-from trainers.search.trial_leases import HandOut
-from trainers.search.trial_recorder import SearchOptions, Telling
+from trainers.search.trial_leases import TrialLeases
+from trainers.search.trial_recorder import SearchOptions, TrialRecorder
 from trainers.search.trial_run import trial_request
 
 PARTS = ("ask", "plan", "reports", "tell")
@@ -127,7 +127,7 @@ def measure(folder: Path, options: argparse.Namespace, finished: int) -> dict[st
 def fill(study: optuna.Study, opened: OpenedSearch, finished: int) -> None:
     """Fill the storage with finished trials, as a search leaves them."""
     comparable = optuna.create_study().ask()  # the user attributes that every trial has before it begins
-    note_comparable(comparable, opened.base.recipe, opened.search, say=print)
+    store_comparability(comparable, opened.base.recipe, opened.search, say=print)
     draw, memory = random.Random(0), optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     for number in range(finished):
         trial = memory.ask()
@@ -153,14 +153,14 @@ class Bench:
         path.write_text(TEXT + f"reports: {options.reports}\n")
         self.opened = open_search(path, vocabulary=search_vocabulary())
         self.search, self.folder = self.opened.search, folder
-        place = read_place(options.storage, folder)
-        storage = optuna.storages.get_storage(database(place)) if options.plain else open_storage(place)
+        address = parse_storage(options.storage, folder)
+        storage = optuna.storages.get_storage(database(address)) if options.plain else open_storage(address)
         self.study = open_study(self.opened, storage, name=f"bench-{time.time_ns()}")
-        self.hand_out, self.meter = HandOut(self.study, folder), Meter()
+        self.hand_out, self.meter = TrialLeases(self.study, folder), Meter()
         display = Display(search=self.search, folder=folder, console=Console(quiet=True), groups=1)
         how = SearchOptions(folder=folder, stop_file=folder / STOP_FILE, hang_seconds=600.0)
-        self.telling = Telling(self.opened, self.study, how, display, done=self.hand_out.done)
-        self.storage, self.display = place.said, display
+        self.telling = TrialRecorder(self.opened, self.study, how, display, done=self.hand_out.done)
+        self.storage, self.display = address.text, display
 
     def one_trial(self, score: float) -> None:
         """A trial as the supervisor handles it, with a score that is not the best; it is never ended early."""
@@ -176,13 +176,13 @@ class Bench:
             request = trial_request(self.opened, trial.number, values, folder)
             prepared = prepare(request, workers=self.search.ranks_per_trial)
         with meter.part("ask", more=True):
-            note_comparable(trial, prepared.opened.recipe, self.search, say=self.display.say)
+            store_comparability(trial, prepared.opened.recipe, self.search, say=self.display.say)
             self.display.began(trial.number, values, resumed=False)
         write_metrics(folder, prepared, reports, score)
         with meter.part("reports"):
             for number in range(1, reports + 1):
                 if number == reports // 2:
-                    read_again(self.study)  # as it does by itself after ten seconds
+                    refresh(self.study)  # as it does by itself after ten seconds
                 self.hand_out.renew()
                 self.telling.report(trial, Report(number=number, value=score, epoch=float(number)))
                 trial.should_prune()

@@ -11,12 +11,12 @@ import optuna
 from recipes.schema import Recipe, Search
 from recipes.search_space.comparable import rate_shape, slow_until
 from trainers.search.optuna_extensions import COMPARED
-from trainers.search.successive_halving import climbs
+from trainers.search.successive_halving import has_rungs
 
 COSTS = "costs"  # user attribute of a trial: number of a report -> [samples, device-hours] until then
 
 
-def note_comparable(trial: optuna.Trial, recipe: Recipe, search: Search, *, say: Callable[[str], None]) -> None:
+def store_comparability(trial: optuna.Trial, recipe: Recipe, search: Search, *, say: Callable[[str], None]) -> None:
     """Store from which report on a trial may be compared, and with which trials; nothing if runs are not pruned.
 
     Args:
@@ -25,7 +25,7 @@ def note_comparable(trial: optuna.Trial, recipe: Recipe, search: Search, *, say:
         search: of the trial.
         say: called once in a search, when a second shape of rate appears, whose trials are not compared with the first.
     """
-    if search.pruner is None or climbs(search):
+    if search.pruner is None or has_rungs(search):
         return
     first = first_report(slow_until(recipe), recipe.epochs, reports=search.reports)
     own = {"from": first, "shape": rate_shape(recipe)}

@@ -21,7 +21,7 @@ from rich.text import Text
 from recipes.reports.wording import duration, number, percent
 from recipes.schema import Search
 from trainers.runs.run_folder import LOG
-from trainers.search.rank_groups import Job, Report
+from trainers.search.rank_groups import Report, TrialRun
 from trainers.search.study import FOLDER, SECONDS, front, reason_of, state_of
 
 _SAID = {"device_hours": "device-hours", "train_loss": "training loss"}
@@ -183,7 +183,7 @@ class Display:
         words += [f"about {duration(left)} left"] if left and left >= 1 else []
         self.say("; ".join(words))
 
-    def show(self, working: Sequence[tuple[int, Job]]) -> None:
+    def show(self, working: Sequence[tuple[int, TrialRun]]) -> None:
         """Redraw the table, on a terminal."""
         for trial, job in working:
             self._rows[trial].working = job.seconds

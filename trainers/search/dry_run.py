@@ -17,7 +17,7 @@ from trainers.launch.request import Prepared, prepare
 from trainers.search.display import metric_name, short
 from trainers.search.forecast import cost_lines
 from trainers.search.study import enqueue, new_study, suggested
-from trainers.search.successive_halving import climbs
+from trainers.search.successive_halving import has_rungs
 from trainers.search.trial_run import trial_request, warmup_end
 
 
@@ -63,7 +63,7 @@ def dry_run_text(
         f"sampler: {type(search.sampler).__name__}",
         f"pruner: {_pruner_text(search)}",
         f"reports: {search.reports} a trial, every {_epochs(prepared.opened.recipe.evaluation.every)}"
-        + (f"; {_warmup_text(prepared)}" if search.pruner and not climbs(search) else ""),
+        + (f"; {_warmup_text(prepared)}" if search.pruner and not has_rungs(search) else ""),
         *_budget_lines(search, prepared, groups),
         *([] if folder is None else cost_lines(opened, folder, groups=groups, **options)),
         "",

@@ -12,7 +12,7 @@ from recipes.schema import Search
 from recipes.search_space.open_search import OpenedSearch
 from trainers.search.search_folder import STORAGE, check_folder, study_of
 from trainers.search.study import SECONDS, finished
-from trainers.search.successive_halving import climbs
+from trainers.search.successive_halving import has_rungs
 from trainers.search.transfer import Stages
 
 _NOTHING = "nothing is known before a trial has ended; then this, and the table of the search, go by those that have"
@@ -63,7 +63,7 @@ def _words(search: Search, timed: Sequence[float], *, left: int, groups: int) ->
     words += f"{duration(each)} each in the mean ({duration(min(timed))} to {duration(max(timed))})"
     if left <= 0:
         return f"{words}; none is left"
-    about = "at least" if climbs(search) else "about"  # the higher rungs, with the longer runs, come last
+    about = "at least" if has_rungs(search) else "about"  # the higher rungs, with the longer runs, come last
     words += f"; the {left} left would take {about} {_device_hours(left * each, ranks)}, "
     words += f"{duration(-(-left // groups) * each)} on {groups * ranks} rank{'s' if groups * ranks > 1 else ''}"
     limited = search.budget.hours is not None or search.budget.device_hours is not None

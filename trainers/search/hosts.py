@@ -12,7 +12,7 @@ from trainers.runs.mpi_ranks import find_mpiexec
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class Placement:
     """Where one group runs.
 
     Args:
@@ -30,13 +30,13 @@ class Place:
     before: int = 0
 
 
-def launcher(place: Place, environment: Mapping[str, str] = os.environ) -> list[str]:
+def launcher(place: Placement, environment: Mapping[str, str] = os.environ) -> list[str]:
     """The launcher's words, to be put before a command that is to run once for each rank.
 
     Under Slurm `--exact` limits a step to what it asks for, so that the groups run side by side. The cores of a rank
     come from the allocation's `--cpus-per-task`; `SLURM_MPI_TYPE` selects Slurm's MPI plugin.
 
-    >>> launcher(Place(ranks=2, slurm=True), {"SLURM_CPUS_PER_TASK": "8"})
+    >>> launcher(Placement(ranks=2, slurm=True), {"SLURM_CPUS_PER_TASK": "8"})
     ['srun', '--ntasks=2', '--exact', '--kill-on-bad-exit=1', '--input=none', '--cpus-per-task=8']
     """
     if place.slurm:
@@ -49,10 +49,10 @@ def launcher(place: Place, environment: Mapping[str, str] = os.environ) -> list[
     return [*words, "-n", str(place.ranks)]
 
 
-def places(
+def placements(
     *, each: int, workers: int | None, hosts: str | None = None, environment: Mapping[str, str] = os.environ
-) -> list[Place]:
-    """The places of all groups: consecutive slots of the hosts, in the order of `hosts`.
+) -> list[Placement]:
+    """The placements of all groups: consecutive slots of the hosts, in the order of `hosts`.
 
     Args:
         each: ranks of a group.
@@ -74,7 +74,7 @@ def places(
         own = tuple(_counted(slots[start : start + each]).items())
         most = max((slots.count(name) for name, _ in own), default=None if slurm else workers)
         before = slots[:start].count(slots[start]) if slots else 0 if slurm else start
-        found.append(Place(ranks=each, hosts=own, slurm=slurm, neighbours=most, before=before))
+        found.append(Placement(ranks=each, hosts=own, slurm=slurm, neighbours=most, before=before))
     return found
 
 

@@ -24,7 +24,7 @@ from optuna.trial import FrozenTrial, TrialState
 COMPARED = "compared"
 
 
-class StudyView(optuna.Study):
+class FilteredStudy(optuna.Study):
     """A study that shows only some of its trials; it is for reading.
 
     Optuna does the same for the brackets of its HyperbandPruner.
@@ -63,7 +63,7 @@ def is_feasible(trial: FrozenTrial) -> bool:
     return all(beyond <= 0 for beyond in trial.constraints.values())
 
 
-class Fair(BasePruner):
+class FairPruner(BasePruner):
     """Asks one of Optuna's pruners, and shows it only comparable trials and reports.
 
     Optuna's step is the number of a report: the same fraction of every trial's own run. A trial's reports before the
@@ -95,7 +95,7 @@ class Fair(BasePruner):
                 if (theirs := other.user_attrs.get(COMPARED)) and theirs["from"] <= step and theirs["shape"] == shape
             ]
 
-        view = StudyView(study, comparable)
+        view = FilteredStudy(study, comparable)
         steps = {step for step in trial.intermediate_values if step >= own["from"]}
         if self._paired:
             try:
@@ -113,7 +113,7 @@ def _with_reports(trial: FrozenTrial, steps: set[int]) -> FrozenTrial:
     return part
 
 
-class RememberingTpe(TPESampler):
+class CachedTpe(TPESampler):
     """Proposes what Optuna's sampler does, faster: the values of a finished trial are converted to numbers only once.
 
     With a later Optuna that does not call the overridden method nothing is cached, and only the speed is lost.

@@ -156,9 +156,9 @@ class Median:
         """Optuna's MedianPruner, among trials that can be compared."""
         from optuna.pruners import MedianPruner
 
-        from trainers.search.optuna_extensions import Fair
+        from trainers.search.optuna_extensions import FairPruner
 
-        return Fair(MedianPruner(n_startup_trials=self.startup_trials))
+        return FairPruner(MedianPruner(n_startup_trials=self.startup_trials))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,9 +182,9 @@ class Percentile:
         """Optuna's PercentilePruner, among trials that can be compared."""
         from optuna.pruners import PercentilePruner
 
-        from trainers.search.optuna_extensions import Fair
+        from trainers.search.optuna_extensions import FairPruner
 
-        return Fair(PercentilePruner(self.keep, n_startup_trials=self.startup_trials))
+        return FairPruner(PercentilePruner(self.keep, n_startup_trials=self.startup_trials))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,9 +219,9 @@ class Wilcoxon:
         from optuna.exceptions import ExperimentalWarning
         from optuna.pruners import WilcoxonPruner
 
-        from trainers.search.optuna_extensions import Fair
+        from trainers.search.optuna_extensions import FairPruner
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
             pruner = WilcoxonPruner(p_threshold=self.threshold, n_startup_steps=self.startup_reports)
-        return Fair(pruner, paired=True)
+        return FairPruner(pruner, paired=True)

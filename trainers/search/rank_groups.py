@@ -26,20 +26,20 @@ from trainers.runs.mpi_ranks import LaunchError, start_ranks, users_environment
 from trainers.runs.progress import Tail
 from trainers.runs.run_folder import ENVIRONMENT, LOG, METRICS
 from trainers.runs.stop_request import STOP_FILE, request_stop
-from trainers.search.hosts import Place, launcher
+from trainers.search.hosts import Placement, launcher
 
 ORDERS, ANSWERS = "orders.jsonl", "answers.jsonl"
-SIGN_SECONDS = 10.0  # how often a supervisor touches each group's orders, its heartbeat
+HEARTBEAT_SECONDS = 10.0  # how often a supervisor touches each group's orders, its heartbeat
 _GONE_SECONDS = 120.0  # without a heartbeat the writer is taken for dead
 
 
-def post(path: Path, message: Mapping[str, Any]) -> None:
+def write_message(path: Path, message: Mapping[str, Any]) -> None:
     """Append a message to a file, which is made if there is none."""
     with open(path, "ab") as file:
         file.write(json.dumps(message).encode() + b"\n")
 
 
-class Inbox:
+class MessageReader:
     """Reads the messages of a file, each once, in order.
 
     The file is reopened for every read: over NFS that is the only way to see what another host has written.
@@ -120,7 +120,7 @@ class Group:
         self._talk = self.folder
         self._job: MpiJob | None = None
         self._killed = False
-        self._answers = Inbox(self._talk / ANSWERS)
+        self._answers = MessageReader(self._talk / ANSWERS)
         self._num_errors, self._log_start, self._signed = 0, 0, 0.0
 
     def give(self, request: TrainRequest) -> None:
@@ -132,7 +132,7 @@ class Group:
         assert self._job is not None
         self._num_errors, self._log_start = self._job.num_errors(), _size(self.log)
         self._answers.new()
-        post(self._talk / ORDERS, {"train": request.as_tree()})
+        write_message(self._talk / ORDERS, {"train": request.as_tree()})
 
     def answer(self) -> dict[str, Any] | None:
         """How the last run given has ended; None while its ranks have not answered."""
@@ -163,7 +163,7 @@ class Group:
 
     def sign(self) -> None:
         """Tell the ranks, now and then, that the supervisor lives."""
-        if self._job is not None and time.monotonic() - self._signed > SIGN_SECONDS:
+        if self._job is not None and time.monotonic() - self._signed > HEARTBEAT_SECONDS:
             self._signed = time.monotonic()
             os.utime(self._talk / ORDERS)
 
@@ -194,7 +194,7 @@ class Group:
         for name in (ANSWERS, ORDERS):
             (self._talk / name).touch()
         self._killed = False
-        self._answers, self._signed = Inbox(self._talk / ANSWERS), time.monotonic()
+        self._answers, self._signed = MessageReader(self._talk / ANSWERS), time.monotonic()
         self._job = self._start(self._talk, self.log)
         self.num_starts += 1
 
@@ -207,10 +207,10 @@ def group_folder(folder: Path, number: int) -> Path:
 def dismiss(talk: Path) -> None:
     """Tell the ranks that read their orders in a folder, which need not exist yet, that no run follows."""
     talk.mkdir(parents=True, exist_ok=True)
-    post(talk / ORDERS, {"train": None})
+    write_message(talk / ORDERS, {"train": None})
 
 
-def starting_at(place: Place) -> Callable[[Path, Path], MpiJob]:
+def rank_starter(place: Placement) -> Callable[[Path, Path], MpiJob]:
     """A function that starts the ranks of a group at a place; see `Group`."""
 
     def start(talk: Path, log: Path) -> MpiJob:
@@ -253,7 +253,7 @@ class Report:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ending:
+class RunEnd:
     """How a run ended.
 
     Args:
@@ -268,7 +268,7 @@ class Ending:
     rank: int | None = None
 
 
-class Job:
+class TrialRun:
     """A run that a group of ranks was given.
 
     Args:
@@ -315,7 +315,7 @@ class Job:
         """All ranks end at once, also one that hangs."""
         self.group.kill()
 
-    def ended(self) -> Ending | None:
+    def ended(self) -> RunEnd | None:
         """How it ended; None while it runs.
 
         Raises:
@@ -327,7 +327,7 @@ class Job:
             return None
         self._over = True
         if answer is not None:
-            return Ending(**answer)
+            return RunEnd(**answer)
         assert code is not None
         errors, said = self.group.last_words()
         with open(self.folder / LOG, "a", encoding="utf-8") as file:  # to which the ranks wrote the rest
@@ -338,7 +338,7 @@ class Job:
         """Close the files."""
         self._tail.close()
 
-    def _failure_of_ranks(self, code: int, errors: str, said: str) -> Ending:
+    def _failure_of_ranks(self, code: int, errors: str, said: str) -> RunEnd:
         if code in (_EXIT_PYTHON, EXIT_FAILED, EXIT_INPUT):
             failure = _failure(errors)
             if code == EXIT_INPUT and failure.rank is None:  # they could not begin, nor could those of another trial
@@ -348,7 +348,7 @@ class Job:
             rank = self.group.first_exit()
             who = "a rank" if rank is None else f"rank {rank}"
             reason = f"{who} left before the run ended, without an error of its own"
-            return Ending(how="died", reason=reason, rank=rank)
+            return RunEnd(how="died", reason=reason, rank=rank)
         if code == _EXIT_LAUNCHER and self.group.num_starts == 1 and self.heard == self.began:
             # Else this group would be given one trial after the other, and each would fail within a second.
             first = next((line for line in (*said.splitlines(), *errors.splitlines()) if line.strip()), "no word")
@@ -356,19 +356,19 @@ class Job:
             raise LaunchError(f"{what}; mend that, and the same command goes on; all it said: {self.group.log}")
         return self._death(code, said)
 
-    def _death(self, code: int, said: str) -> Ending:
+    def _death(self, code: int, said: str) -> RunEnd:
         """Which rank a signal ended: as seen here, else by the process that mpiexec names, which the run has noted."""
         # mpiexec returns a signal's number, srun 128 more, as a shell does; below 0 it ended mpiexec itself.
         number = -code if code < 0 else code % 128
         known = number in {member.value for member in signal.Signals}
         by = f"by {signal.Signals(number).name}" if known else f"with code {code}"
         if code < 0:
-            return Ending(how="died", reason=f"the launcher of the ranks was ended {by}")
+            return RunEnd(how="died", reason=f"the launcher of the ranks was ended {by}")
         rank = self.group.first_exit()
         if rank is None:
             ranks = {entry.get("pid"): entry["rank"] for entry in _hosts(self.folder)}
             rank = next((ranks[int(pid)] for pid in _KILLED.findall(said) if int(pid) in ranks), None)
-        return Ending(how="died", reason=f"{'a rank' if rank is None else f'rank {rank}'} was ended {by}", rank=rank)
+        return RunEnd(how="died", reason=f"{'a rank' if rank is None else f'rank {rank}'} was ended {by}", rank=rank)
 
 
 def reports_in(lines: Iterable[dict[str, Any]], prepared: Prepared, *, metric: str, reports: int) -> Iterable[Report]:
@@ -411,17 +411,17 @@ def last_line(folder: Path) -> dict[str, Any]:
     return lines[-1] if lines else {}
 
 
-def _failure(errors: str) -> Ending:
+def _failure(errors: str) -> RunEnd:
     """The cause in what the ranks wrote to stderr: the last line of the first traceback of a rank, or our own line."""
     found = _FAILED_RANK.search(errors)
     if found:
         trace = _FAILED_RANK.split(errors[found.start() :])[2]
-        return Ending(how="failed", reason=_last_said(trace), rank=int(found[1]))
+        return RunEnd(how="failed", reason=_last_said(trace), rank=int(found[1]))
     ours = [line.removeprefix("kilobatch: ") for line in errors.splitlines() if line.startswith("kilobatch: ")]
     if ours and _STOOD_STILL in errors:  # the ranks' own watchdog
         named = _NAMED_RANK.match(ours[0])
-        return Ending(how="died", reason=ours[0].rstrip(":"), rank=named and int(named[1]))
-    return Ending(how="failed", reason=ours[0] if ours else _last_said(errors))
+        return RunEnd(how="died", reason=ours[0].rstrip(":"), rank=named and int(named[1]))
+    return RunEnd(how="failed", reason=ours[0] if ours else _last_said(errors))
 
 
 def _last_said(trace: str) -> str:

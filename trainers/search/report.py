@@ -24,8 +24,8 @@ from recipes.reports.wording import duration, number
 from recipes.schema import Search
 from trainers.runs.run_folder import REPORT, RUN
 from trainers.search.display import column_names, metric_name, scores, shown
-from trainers.search.optuna_extensions import StudyView
-from trainers.search.study import FOLDER, SECONDS, best_trials, counted, reason_of, state_of
+from trainers.search.optuna_extensions import FilteredStudy
+from trainers.search.study import FOLDER, SECONDS, best_trials, reason_of, state_counts, state_of
 from trainers.search.successive_halving import is_whole
 
 _FEW = 10  # with fewer complete trials an importance or a contour would be drawn from chance
@@ -118,7 +118,7 @@ def _on_the_way(study: optuna.Study, points: Sequence[Any], metric: str) -> Iter
     with drawn_elsewhere():
         if _whole(trials):
             others = [point for point in points if point.state in ("pruned", "short")]
-            axes = drawn.plot_optimization_history(StudyView(study, _others_as_pruned), target_name="")
+            axes = drawn.plot_optimization_history(FilteredStudy(study, _others_as_pruned), target_name="")
             yield history_figure(axes, others, metric=metric), "Every trial, and the best so far."
     with drawn_elsewhere():
         if any(trial.intermediate_values for trial in trials):
@@ -153,7 +153,7 @@ def _of_importance(study: optuna.Study, search: Search, metrics: list[str]) -> I
     from recipes.reports.plots.figure import drawn_elsewhere, restyled
     from recipes.reports.plots.of_search import importance_figure
 
-    whole, view = _whole(study.get_trials(deepcopy=False)), StudyView(study, _whole)
+    whole, view = _whole(study.get_trials(deepcopy=False)), FilteredStudy(study, _whole)
     paths = [path for path in search.space if len({str(trial.params.get(path)) for trial in whole}) > 1]
     if len(whole) < _FEW or not paths:
         return
@@ -279,7 +279,7 @@ def _verdict(search: Search, best: list[FrozenTrial]) -> str:
 def _spent(search: Search, trials: list[FrozenTrial]) -> str:
     """How many trials ended in which state, and their device-hours."""
     hours = sum(trial.user_attrs.get(SECONDS, 0.0) for trial in trials) * search.ranks_per_trial / 3600
-    return f"{counted(trials)}; {number(hours, digits=3)} device-hours." if trials else ""
+    return f"{state_counts(trials)}; {number(hours, digits=3)} device-hours." if trials else ""
 
 
 def _table(trials: list[FrozenTrial], search: Search, best: list[FrozenTrial]) -> Markup:

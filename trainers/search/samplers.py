@@ -168,9 +168,9 @@ class Tpe:
 
     def build(self, *, seed: int) -> Any:
         """Optuna's TPESampler."""
-        from trainers.search.optuna_extensions import RememberingTpe
+        from trainers.search.optuna_extensions import CachedTpe
 
-        return RememberingTpe(
+        return CachedTpe(
             seed=seed,
             n_startup_trials=self.startup_trials,
             multivariate=self.multivariate,

@@ -17,7 +17,7 @@ from recipes.errors import refuse_unreachable
 from recipes.search_space.open_search import OpenedSearch
 from trainers.runs.run_folder import FolderRefused, dataset_facts, differences, open_to_append, require_usable
 from trainers.search.rank_groups import JOBS
-from trainers.search.storage import Place, open_storage, read_place
+from trainers.search.storage import StorageAddress, open_storage, parse_storage
 from trainers.search.study import new_study, searches_differ
 
 SEARCH, STORAGE, _LOCK = "search.yaml", "storage.yaml", "lock"
@@ -48,9 +48,9 @@ def check_folder(folder: Path, opened: OpenedSearch, *, resume: bool) -> None:
         )
 
 
-def place_of_study(
+def study_address(
     folder: Path, opened: OpenedSearch, *, storage: str | None = None, study: str | None = None
-) -> tuple[Place, str]:
+) -> tuple[StorageAddress, str]:
     """The study's storage and name: from the options, else from the folder's `storage.yaml`, else the defaults.
 
     Raises:
@@ -58,26 +58,26 @@ def place_of_study(
     """
     path = folder / STORAGE
     before = _remembered(path) if path.is_file() else {}
-    place = read_place(storage or before.get("storage", "sqlite"), folder)
+    address = parse_storage(storage or before.get("storage", "sqlite"), folder)
     name = study or before.get("study", opened.search.name)
-    changed = differences(before, {"storage": place.said, "study": name}) if before else []
+    changed = differences(before, {"storage": address.text, "study": name}) if before else []
     if changed:
         raise FolderRefused(
             f"{folder} has its study elsewhere; {'; '.join(changed)}; leave the option out, or begin anew in another "
             "--out"
         )
-    return place, name
+    return address, name
 
 
 @contextmanager
 def study_of(folder: Path, opened: OpenedSearch) -> Iterator[optuna.Study]:
     """The study of the search in a folder, for reading; its storage is closed afterwards."""
-    place, name = place_of_study(folder, opened)
-    with closing(open_storage(place)) as storage:
+    address, name = study_address(folder, opened)
+    with closing(open_storage(address)) as storage:
         yield new_study(opened.search, storage=storage, name=name)
 
 
-def require_known(folder: Path, study: optuna.Study) -> None:
+def require_own_trials(folder: Path, study: optuna.Study) -> None:
     """Refuse a folder with a trial of another study: its scores would be taken for those of this study's trial.
 
     Raises:
@@ -93,18 +93,18 @@ def require_known(folder: Path, study: optuna.Study) -> None:
             )
 
 
-def remember_search(folder: Path, opened: OpenedSearch) -> None:
+def write_search_file(folder: Path, opened: OpenedSearch) -> None:
     """Write `search.yaml`, which ties the folder to this search, if it is not there yet."""
     _write_once(folder / SEARCH, _identity(opened))
 
 
-def remember_place(folder: Path, place: Place, name: str) -> None:
+def write_storage_file(folder: Path, address: StorageAddress, name: str) -> None:
     """Write `storage.yaml`, where the study is stored and its name, if it is not there yet."""
-    _write_once(folder / STORAGE, {"storage": place.said, "study": name})
+    _write_once(folder / STORAGE, {"storage": address.text, "study": name})
 
 
 @contextmanager
-def sole_supervisor(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Hold the folder's lock, or refuse a second supervisor; the system releases the lock of a killed process."""
     with open_to_append(folder, _LOCK) as file:
         try:

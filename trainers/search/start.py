@@ -28,21 +28,21 @@ from trainers.runs.stop_request import STOP_FILE
 from trainers.search.best import recipe_path, require_utf8, write_best
 from trainers.search.display import Display, scores, values_text
 from trainers.search.dry_run import dry_run_text
-from trainers.search.group_server import joined_groups, search_as_rank
-from trainers.search.hosts import places
-from trainers.search.rank_groups import Group, starting_at
+from trainers.search.group_worker import launched_groups, run_launched_worker
+from trainers.search.hosts import placements
+from trainers.search.rank_groups import Group, rank_starter
 from trainers.search.report import write_search_page
 from trainers.search.search_folder import (
     check_folder,
-    place_of_study,
-    remember_place,
-    remember_search,
-    require_known,
-    sole_supervisor,
+    lock_folder,
+    require_own_trials,
+    study_address,
+    write_search_file,
+    write_storage_file,
 )
-from trainers.search.storage import Place, cause, lost, open_storage
-from trainers.search.storage_cache import read_again
-from trainers.search.study import best_trials, counted, finished, new_study, open_study, spent_seconds
+from trainers.search.storage import StorageAddress, is_unreachable, open_storage, root_cause
+from trainers.search.storage_cache import refresh
+from trainers.search.study import best_trials, finished, new_study, open_study, spent_seconds, state_counts
 from trainers.search.supervisor import Supervisor
 from trainers.search.transfer import Stages, check_transfer, transfer
 from trainers.search.trial_recorder import SearchOptions
@@ -56,7 +56,7 @@ class SearchRequest:
     search: str
     workers: int | None = None
     hosts: str | None = None
-    joined: str | None = None  # set by rank 0 of a foreign launcher for its supervisor: see `joined_groups`
+    joined: str | None = None  # set by rank 0 of a foreign launcher for its supervisor: see `launched_groups`
     stop_file: Path | None = None  # set for the searches of a transfer; None: the one in the search's folder
     out: Path | None = None
     resume: bool = False
@@ -104,35 +104,35 @@ def _search(request: SearchRequest) -> int:
     check_folder(folder, opened, resume=request.resume)
     files = not request.resume and request.stop_file is None  # a transfer has checked them already
     require_startable(opened.base, ranks=1, files=files)
-    place = None if moves else place_of_study(folder, opened, storage=request.storage, study=request.study)
-    with sole_supervisor(folder):
-        remember_search(folder, opened)
+    address = None if moves else study_address(folder, opened, storage=request.storage, study=request.study)
+    with lock_folder(folder):
+        write_search_file(folder, opened)
         stop_file = request.stop_file or folder / STOP_FILE
         if request.stop_file is None:  # else the transfer has removed an old one, and a file there now counts
             stop_file.unlink(missing_ok=True)
-        if place is None:
+        if address is None:
             begin = partial(_begin_phase, replace(request, stop_file=stop_file, resume=False))
             return transfer(Stages(opened=opened, folder=folder, **options), begin)
         on = {"cluster": request.cluster, "device": request.device, "hang_seconds": request.hang_seconds}
         how = SearchOptions(folder=folder, stop_file=stop_file, **on, **options)
-        return _search_in(place, opened, how, groups)
+        return _search_in(address, opened, how, groups)
 
 
 def _search_in(
-    place_and_name: tuple[Place, str], opened: OpenedSearch, how: SearchOptions, groups: Sequence[Group]
+    address_and_name: tuple[StorageAddress, str], opened: OpenedSearch, how: SearchOptions, groups: Sequence[Group]
 ) -> int:
     """Open the study's storage and search; if the storage is lost meanwhile, say so and return `EXIT_FAILED`."""
-    place, name = place_and_name
+    address, name = address_and_name
     try:
-        with closing(open_storage(place)) as storage:
+        with closing(open_storage(address)) as storage:
             study = open_study(opened, storage, name=name)
-            require_known(how.folder, study)
-            remember_place(how.folder, place, name)  # only now: the storage can be used
+            require_own_trials(how.folder, study)
+            write_storage_file(how.folder, address, name)  # only now: the storage can be used
             return _work(opened, study, how, groups)
     except Exception as error:
-        if not lost(error):
+        if not is_unreachable(error):
             raise
-        said = f"the study in {place.said} does not answer any more: {cause(place, error)}"
+        said = f"the study in {address.text} does not answer any more: {root_cause(address, error)}"
         print_error(f"kilobatch: {said}; the same command goes on with it")
         return EXIT_FAILED
 
@@ -156,7 +156,7 @@ def _work(opened: OpenedSearch, study: Any, options: SearchOptions, groups: Sequ
         )
         with _stop_signals(supervisor):
             supervisor.run()
-    read_again(study)  # what other supervisors have finished meanwhile
+    refresh(study)  # what other supervisors have finished meanwhile
     for trial in best_trials(study)[:1]:  # a session killed before it wrote them, or another supervisor, found it
         write_best(options.folder, opened, study, trial, data=options.data, allow_code=options.allow_code)
     write_search_page(options.folder, study, opened.search)
@@ -166,7 +166,7 @@ def _work(opened: OpenedSearch, study: Any, options: SearchOptions, groups: Sequ
 def _verdict(study: Any, search: Search, options: SearchOptions, display: Display, *, stopped_by: str) -> int:
     """The last lines, and the exit code."""
     ended, best, folder = finished(study), best_trials(study), options.folder
-    display.say(counted(ended))
+    display.say(state_counts(ended))
     for trial in best:
         path = recipe_path(folder, search, trial)
         display.say(f"best: trial {trial.number}, {scores(search, trial.values)}, with {values_text(trial.params)}")
@@ -194,16 +194,16 @@ def _groups(request: SearchRequest, opened: OpenedSearch, folder: Path) -> list[
     """The groups of ranks; none is started here."""
     each = opened.search.ranks_per_trial
     if request.joined is not None:
-        return joined_groups(request.joined, folder, each=each)
+        return launched_groups(request.joined, folder, each=each)
     most = each * opened.search.budget.trials
     if (request.workers or 0) > most and request.stop_file is None:  # one part of a transfer has fewer trials
         what = f"{request.workers:,} ranks are more than all {opened.search.budget.trials:,} trials of the budget need"
         raise refused("-n", what, f"ask for at most {most:,}")
-    found = places(each=each, workers=request.workers or launched_ranks(), hosts=request.hosts)
+    found = placements(each=each, workers=request.workers or launched_ranks(), hosts=request.hosts)
     idle = (request.workers or 0) - len(found) * each
     if idle > 0:
         print_error(f"warning: {idle} of {request.workers} ranks stay idle: a trial takes {each}")
-    return [Group(number, folder, starting_at(place)) for number, place in enumerate(found)]
+    return [Group(number, folder, rank_starter(place)) for number, place in enumerate(found)]
 
 
 def _join(request: SearchRequest, opened: OpenedSearch, folder: Path, ranks: int) -> int:
@@ -223,8 +223,8 @@ def _join(request: SearchRequest, opened: OpenedSearch, folder: Path, ranks: int
     if opened.search.transfer is not None:
         phases = [folder / name for name in Stages(opened=opened, folder=folder).names]
     else:
-        place_of_study(folder, opened, storage=request.storage, study=request.study)
-    return search_as_rank(folder, phases=phases, each=each, ranks=ranks)
+        study_address(folder, opened, storage=request.storage, study=request.study)
+    return run_launched_worker(folder, phases=phases, each=each, ranks=ranks)
 
 
 def _require_trainable(request: SearchRequest, opened: OpenedSearch) -> None:

@@ -28,8 +28,8 @@ from recipes.search_space.open_search import OpenedSearch, value_at
 from trainers.runs.run_folder import FolderRefused, dataset_facts, differences, run_identity
 from trainers.search.optuna_extensions import is_feasible
 from trainers.search.storage_cache import flush
-from trainers.search.successive_halving import OneLength, climbs, is_whole
-from trainers.search.trial_leases import is_first, own_lease, place_in_line
+from trainers.search.successive_halving import OneRungSampler, has_rungs, is_whole
+from trainers.search.trial_leases import add_claim, has_first_claim, own_lease
 
 
 def front(values: Mapping[int, Sequence[float]], directions: Sequence[str]) -> list[int]:
@@ -64,7 +64,7 @@ _EVALUATED = {"eval_accuracy": "accuracy", "eval_loss": "loss"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class TrialResult:
     """Objectives and constraint violations of a trial.
 
     Args:
@@ -92,7 +92,7 @@ def outcome(
     recipe: Mapping[str, Any],
     *,
     device_hours: float,
-) -> Outcome:
+) -> TrialResult:
     """The outcome of a trial whose runs have ended: each score is the mean over the runs.
 
     Args:
@@ -108,16 +108,16 @@ def outcome(
     for objective in search.objectives:
         if not math.isfinite(scores[objective.metric]):
             raise ValueError(f"the {objective.metric} is {scores[objective.metric]}")
-    beyond = dict(known_before(search, recipe).beyond)
+    beyond = dict(check_constraints(search, recipe).beyond)
     for constraint in search.constraints:
         if constraint.metric is not None:
             score = scores[constraint.metric]
             kept = constraint.violations(score)
             beyond |= kept if math.isfinite(score) else dict.fromkeys(kept, 1.0)  # Optuna takes no NaN
-    return Outcome(values=[scores[objective.metric] for objective in search.objectives], beyond=beyond)
+    return TrialResult(values=[scores[objective.metric] for objective in search.objectives], beyond=beyond)
 
 
-def known_before(search: Search, recipe: Mapping[str, Any]) -> Outcome:
+def check_constraints(search: Search, recipe: Mapping[str, Any]) -> TrialResult:
     """The constraints on recipe values, which are known before the trial is trained.
 
     Raises:
@@ -128,7 +128,7 @@ def known_before(search: Search, recipe: Mapping[str, Any]) -> Outcome:
         number = None if constraint.value is None else _number(constraint, recipe)
         if number is not None:
             beyond |= constraint.violations(number)
-    return Outcome(beyond=beyond)
+    return TrialResult(beyond=beyond)
 
 
 def run_scores(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
@@ -178,10 +178,10 @@ def open_study(opened: OpenedSearch, storage: Any, *, name: str | None = None) -
         FolderRefused: the study is of another search.
     """
     study = new_study(opened.search, storage=storage, name=name)
-    session = place_in_line(study, "session", own_lease())
+    session = add_claim(study, "session", own_lease())
     wanted = len(_first_trials(opened))
     while study.user_attrs.get(_ENQUEUED, -1) < wanted:
-        if is_first(study, f"enqueue {wanted}", own_lease()):
+        if has_first_claim(study, f"enqueue {wanted}", own_lease()):
             if _SEARCH not in study.user_attrs:
                 study.set_user_attr(_SEARCH, _shared(opened))
             _require_same(study, opened)
@@ -227,7 +227,7 @@ def spent_seconds(study: optuna.Study, *, besides: str = "") -> float:
     return sum(value for key, value in study.user_attrs.items() if key.startswith(_SPENT) and key != mine)
 
 
-def note_spent(study: optuna.Study, seconds: float, *, session: str) -> None:
+def store_spent_seconds(study: optuna.Study, seconds: float, *, session: str) -> None:
     """Store how long a session has worked so far."""
     study.set_user_attr(f"{_SPENT} {session}", round(seconds, 1))
 
@@ -260,13 +260,13 @@ def best_trials(study: optuna.Study) -> list[FrozenTrial]:
     return [feasible[number] for number in front({number: t.values for number, t in feasible.items()}, directions)]
 
 
-def tell_complete(study: optuna.Study, trial: optuna.Trial, found: Outcome) -> FrozenTrial:
+def tell_complete(study: optuna.Study, trial: optuna.Trial, found: TrialResult) -> FrozenTrial:
     """Tell the study the outcome of a trial that has run to its end."""
-    note_constraints(trial, found)
+    store_constraints(trial, found)
     return study.tell(trial, found.values)
 
 
-def note_constraints(trial: optuna.Trial, found: Outcome) -> None:
+def store_constraints(trial: optuna.Trial, found: TrialResult) -> None:
     """Store by how much a trial violates each constraint; those a killed search has stored already are skipped."""
     known = trial.storage.get_trial(trial._trial_id).constraints if found.beyond else {}
     for said, beyond in found.beyond.items():
@@ -309,7 +309,7 @@ def _sampler(search: Search, *, seed: int) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         sampler = search.sampler.build(seed=seed)
-    return OneLength(sampler, search) if climbs(search) else sampler
+    return OneRungSampler(sampler, search) if has_rungs(search) else sampler
 
 
 _WORDS = {
@@ -334,7 +334,7 @@ def reason_of(trial: FrozenTrial) -> str:
     return trial.user_attrs.get(REASON, "") or broken
 
 
-def counted(trials: Sequence[FrozenTrial]) -> str:
+def state_counts(trials: Sequence[FrozenTrial]) -> str:
     """How many trials ended in which state: '14 trials: 3 complete, 7 infeasible, 4 pruned'."""
     states = [state_of(trial) for trial in trials]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(sorted(states)))

@@ -15,9 +15,9 @@ from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from recipes.schema import Search
-from trainers.search.optuna_extensions import StudyView, is_feasible
-from trainers.search.storage_cache import read_again
-from trainers.search.trial_leases import is_first, own_lease
+from trainers.search.optuna_extensions import FilteredStudy, is_feasible
+from trainers.search.storage_cache import refresh
+from trainers.search.trial_leases import has_first_claim, own_lease
 
 # User attribute of a trial: {"at": its rung, "began": rung of its configuration's first trial, "of": number of the
 # trial that was promoted to this one, or null, "whole": whether it trains all epochs}.
@@ -31,7 +31,7 @@ def promote(study: optuna.Study, search: Search) -> None:
     Not if a promoted one is in the queue already, or all trials of the budget have begun. If several supervisors try
     at once, one does it.
     """
-    if not climbs(search):
+    if not has_rungs(search):
         return
     trials = study.get_trials(deepcopy=False)
     waiting = [trial for trial in trials if trial.state == TrialState.WAITING]
@@ -39,9 +39,9 @@ def promote(study: optuna.Study, search: Search) -> None:
         return
     maximize = study.direction == optuna.study.StudyDirection.MAXIMIZE
     earned = next_up(trials, search, maximize=maximize)
-    if earned is None or not is_first(study, f"promote {earned.number}", own_lease()):
+    if earned is None or not has_first_claim(study, f"promote {earned.number}", own_lease()):
         return
-    read_again(study)
+    refresh(study)
     if not any(_of(trial) == earned.number for trial in study.get_trials(deepcopy=False)):
         own = earned.user_attrs[RUNG]
         above = _rung(search, own["at"] + 1, began=own["began"], of=earned.number)
@@ -70,7 +70,7 @@ def next_up(trials: Sequence[FrozenTrial], search: Search, *, maximize: bool) ->
 
 def place(trial: optuna.Trial, search: Search) -> Fraction:
     """The share of the recipe's epochs that a trial trains; assigns a new configuration the rung where it begins."""
-    if not climbs(search):
+    if not has_rungs(search):
         return Fraction(1)
     if RUNG not in trial.user_attrs:
         trials = trial.study.get_trials(deepcopy=False)
@@ -86,7 +86,7 @@ def is_whole(trial: FrozenTrial) -> bool:
     return trial.user_attrs.get(RUNG, {}).get("whole", True)
 
 
-def climbs(search: Search) -> bool:
+def has_rungs(search: Search) -> bool:
     """Whether a search has runs of several lengths."""
     return hasattr(search.pruner, "shares")
 
@@ -110,7 +110,7 @@ def _is_at(trial: FrozenTrial, place: Mapping[str, int]) -> bool:
     return all(trial.user_attrs[RUNG][key] == value for key, value in place.items())
 
 
-class OneLength(BaseSampler):
+class OneRungSampler(BaseSampler):
     """Shows a sampler only trials of one rung: scores of runs of different lengths are not comparable.
 
     The highest rung that has at least two more complete trials than the space has paths, else the lowest (the idea of
@@ -148,9 +148,9 @@ class OneLength(BaseSampler):
         """See Optuna's sampler."""
         self._sampler.reseed_rng()
 
-    def _view(self, study: optuna.Study) -> StudyView:
+    def _view(self, study: optuna.Study) -> FilteredStudy:
         at = _learned_from(study.get_trials(deepcopy=False), len(self._search.space) + 2)
-        return StudyView(
+        return FilteredStudy(
             study, lambda trials: [trial for trial in trials if trial.user_attrs.get(RUNG, {}).get("at") == at]
         )
 

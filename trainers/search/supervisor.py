@@ -17,14 +17,14 @@ from trainers.launch.request import TrainRequest, prepare
 from trainers.runs.run_folder import RUN
 from trainers.runs.stop_request import requester_text, stop_requester
 from trainers.search import study as studies
-from trainers.search.comparability import note_comparable
+from trainers.search.comparability import store_comparability
 from trainers.search.display import Display
-from trainers.search.rank_groups import Ending, Group, Job, Report, last_line
+from trainers.search.rank_groups import Group, Report, RunEnd, TrialRun, last_line
 from trainers.search.search_folder import TRIALS
-from trainers.search.study import known_before
+from trainers.search.study import check_constraints
 from trainers.search.successive_halving import place, promote
-from trainers.search.trial_leases import RENEW_SECONDS, HandOut, run_folder
-from trainers.search.trial_recorder import SearchOptions, Spending, Telling
+from trainers.search.trial_leases import RENEW_SECONDS, TrialLeases, run_folder
+from trainers.search.trial_recorder import SearchOptions, TrialRecorder, UsedBudget
 from trainers.search.trial_run import run_folders, trial_request
 
 _POLL_SECONDS = 0.02
@@ -37,7 +37,7 @@ class _Work:
     """A trial, and the run of it that a group trains; only a trial's first run is compared with other trials'."""
 
     trial: optuna.Trial
-    job: Job
+    job: TrialRun
     reported: set[int]
     run: int
     pruned_at: int | None = None
@@ -67,8 +67,8 @@ class Supervisor:
         self.display, self.groups = display, groups
         self.stopped_by = ""
         self._working: list[_Work] = []
-        self._trials, self._spending = HandOut(study, options.folder), Spending(self.search, study)
-        self._telling = Telling(opened, study, options, display, done=self._trials.done)
+        self._trials, self._used = TrialLeases(study, options.folder), UsedBudget(self.search, study)
+        self._recorder = TrialRecorder(opened, study, options, display, done=self._trials.done)
         self._noted = self._shown = time.monotonic()
         self._look_again = 0.0
 
@@ -93,7 +93,7 @@ class Supervisor:
                 group.wait()
         finally:
             self.kill()
-        self._spending.note()
+        self._used.note()
 
     @property
     def stopping(self) -> bool:
@@ -127,7 +127,7 @@ class Supervisor:
             self._look_again = 0.0
             self._go_on(left)
             return True
-        if self._spending.over(sum(work.job.seconds for work in self._working)):
+        if self._used.over(sum(work.job.seconds for work in self._working)):
             return False
         promote(self.study, self.search)
         trial = self._trials.new(self.search.budget.trials)
@@ -142,11 +142,11 @@ class Supervisor:
         run = _num_ended(folders)
         pruned_at = trial.user_attrs.get(studies.PRUNED_AT)
         if pruned_at is not None and run == 0:
-            self._telling.pruned(trial, pruned_at)
+            self._recorder.pruned(trial, pruned_at)
             return
         begun = run < len(folders) and folders[run].exists()
         killed = begun and last_line(folders[run]).get("value") != "stopped"  # it ended together with its supervisor
-        if not killed or self._telling.may_retry(trial, Ending(how="died", reason="the search was ended")):
+        if not killed or self._recorder.may_retry(trial, RunEnd(how="died", reason="the search was ended")):
             self._start(trial)
 
     def _start(self, trial: optuna.Trial) -> None:
@@ -157,20 +157,20 @@ class Supervisor:
         try:
             request = self._request(trial.number, values, folders, run=min(run, len(folders) - 1), share=share)
             prepared = prepare(request, workers=self.search.ranks_per_trial)
-            broken = known_before(self.search, prepared.opened.tree)
+            broken = check_constraints(self.search, prepared.opened.tree)
         except ValueError as error:  # InputRefused too
-            self._telling.failed(trial, Ending(how="failed", reason=str(error)))
+            self._recorder.failed(trial, RunEnd(how="failed", reason=str(error)))
             return
         if broken.broken:
-            self._telling.infeasible(trial, broken)
+            self._recorder.infeasible(trial, broken)
             return
-        reported = self._telling.reported_before(trial, folders[0], prepared)
+        reported = self._recorder.reported_before(trial, folders[0], prepared)
         if run == len(folders):
-            self._telling.complete(trial, folders, prepared)
+            self._recorder.complete(trial, folders, prepared)
             return
         folders[run].mkdir(parents=True, exist_ok=True)
-        note_comparable(trial, prepared.opened.recipe, self.search, say=self.display.say)
-        job = Job(self._free_group(), request, prepared, **self._telling.reporting)
+        store_comparability(trial, prepared.opened.recipe, self.search, say=self.display.say)
+        job = TrialRun(self._free_group(), request, prepared, **self._recorder.reporting)
         self._working.append(_Work(trial=trial, job=job, reported=reported, run=run))
         self.display.began(trial.number, values, resumed=request.resume or run > 0)
 
@@ -214,9 +214,9 @@ class Supervisor:
             work.job.close()
             self._working.remove(work)
             self._look_again = 0.0
-            self._telling.ran(work.trial, work.job)
+            self._recorder.ran(work.trial, work.job)
             if work.run == 0:
-                self._telling.costs(work.trial, work.job)
+                self._recorder.costs(work.trial, work.job)
             self._end(work, ending)
         elif not work.hung and time.monotonic() - work.job.heard > self.options.hang_seconds:
             work.hung = True
@@ -227,7 +227,7 @@ class Supervisor:
         if work.run > 0 or report.number in work.reported:
             return
         work.reported.add(report.number)
-        self._telling.report(work.trial, report)
+        self._recorder.report(work.trial, report)
         self.display.reported(work.trial.number, report)
         last = report.number >= self.search.reports
         comparable = goes_on and work.pruned_at is None and self.search.reported is not None
@@ -244,29 +244,29 @@ class Supervisor:
         self._trials.done(work.trial)
         self.display.say(f"trial {work.trial.number} was taken by another supervisor of the study")
 
-    def _end(self, work: _Work, ending: Ending) -> None:
+    def _end(self, work: _Work, ending: RunEnd) -> None:
         """What the end of a run means for its trial."""
         trial = work.trial
         if work.hung:
             reason = f"no update for {self.options.hang_seconds:g} s, after update {work.job.update}"
-            ending = Ending(how="died", reason=reason)
+            ending = RunEnd(how="died", reason=reason)
         if ending.how == "success":
             if work.run + 1 == self.search.seeds_per_trial:
-                self._telling.complete(trial, self._folders(trial), work.job.prepared)
+                self._recorder.complete(trial, self._folders(trial), work.job.prepared)
             elif self.stopping:
                 self._trials.release(trial)
             else:
                 self._start(trial)
         elif work.pruned_at is not None and ending.how != "failed":
-            self._telling.pruned(trial, work.pruned_at)
+            self._recorder.pruned(trial, work.pruned_at)
         elif ending.how == "stopped" and self.stopping:
             self._trials.release(trial)
             self.display.say(f"trial {trial.number} stopped at update {work.job.update}, with a checkpoint")
         elif ending.how == "failed":
-            self._telling.failed(trial, ending)
+            self._recorder.failed(trial, ending)
         elif self.stopping:
             self._trials.release(trial)
-        elif self._telling.may_retry(trial, ending):
+        elif self._recorder.may_retry(trial, ending):
             self._start(trial)
 
     def _keep_up(self) -> None:
@@ -279,7 +279,7 @@ class Supervisor:
         self._trials.renew()
         if now - self._noted > RENEW_SECONDS:
             self._noted = now
-            self._spending.note()
+            self._used.note()
         if now - self._shown > _SHOW_SECONDS:
             self._shown = now
             self.display.show([(work.trial.number, work.job) for work in self._working])

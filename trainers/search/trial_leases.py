@@ -24,7 +24,7 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from trainers.search.storage_cache import FLUSH_SECONDS, flush, read_again
+from trainers.search.storage_cache import FLUSH_SECONDS, flush, refresh
 
 LEASE = "lease"  # the user attribute of a trial that holds one
 LEASE_SECONDS = 120.0
@@ -97,7 +97,7 @@ def _began(pid: int) -> str | None:
 _WHAT = "claim"
 
 
-def place_in_line(study: optuna.Study, what: str, lease: Mapping[str, Any]) -> int:
+def add_claim(study: optuna.Study, what: str, lease: Mapping[str, Any]) -> int:
     """Claim something; returns how many claims of it were made before."""
     ledger = _ledger(study)
     _say(ledger, what, lease)
@@ -105,7 +105,7 @@ def place_in_line(study: optuna.Study, what: str, lease: Mapping[str, Any]) -> i
     return grants.index(lease["grant"])
 
 
-def is_first(study: optuna.Study, what: str, lease: Mapping[str, Any]) -> bool:
+def has_first_claim(study: optuna.Study, what: str, lease: Mapping[str, Any]) -> bool:
     """Whether this process may do something that only one may do: it made the first valid claim.
 
     A claim is valid as long as a lease, and while its process is not known to be dead; act on it within that time.
@@ -134,15 +134,15 @@ def _say(ledger: optuna.Study, what: str, lease: Mapping[str, Any]) -> None:
 
 def _said(ledger: optuna.Study, what: str) -> list[Mapping[str, Any]]:
     """Claims of one thing, the first one first."""
-    read_again(ledger)
+    refresh(ledger)
     trials = sorted(ledger.get_trials(deepcopy=False), key=lambda trial: trial.number)
     return [trial.user_attrs for trial in trials if trial.user_attrs.get(_WHAT) == what]
 
 
-HOME = "home"  # user attribute of a trial: the folder of the search that began it
+BEGUN_IN = "home"  # user attribute of a trial: the folder of the search that began it
 
 
-class HandOut:
+class TrialLeases:
     """The trials that a supervisor may begin or continue, and those that it holds.
 
     Args:
@@ -174,11 +174,11 @@ class HandOut:
         if trial_id is None:
             trial_id = self._make()
         else:
-            self._storage.set_trial_user_attr(trial_id, HOME, self._home)
+            self._storage.set_trial_user_attr(trial_id, BEGUN_IN, self._home)
             self._storage.set_trial_state_values(trial_id, TrialState.RUNNING)
         number = self._storage.get_trial(trial_id).number
         if number >= budget:  # else fewer than `budget` trials were made before it
-            read_again(self._study)
+            refresh(self._study)
         if number >= budget and _begun(self._study.get_trials(deepcopy=False)[:number]) >= budget:
             self._storage.set_trial_user_attr(trial_id, LEASE, released(self._held.pop(trial_id)))
             self._storage.set_trial_state_values(trial_id, TrialState.WAITING)
@@ -210,7 +210,7 @@ class HandOut:
         if not now and time.monotonic() - self._renewed < RENEW_SECONDS:
             return
         self._renewed = time.monotonic()
-        read_again(self._study)
+        refresh(self._study)
         for trial_id, lease in list(self._held.items()):
             there = self._storage.get_trial(trial_id)
             if there.state.is_finished() or there.user_attrs[LEASE]["grant"] != lease["grant"]:
@@ -240,7 +240,7 @@ class HandOut:
 
     def _make(self) -> int:
         lease = own_lease()
-        made = create_trial(state=TrialState.RUNNING, user_attrs={LEASE: lease, HOME: self._home})
+        made = create_trial(state=TrialState.RUNNING, user_attrs={LEASE: lease, BEGUN_IN: self._home})
         trial_id = self._storage.create_new_trial(self._study._study_id, made)
         self._held[trial_id] = lease
         return trial_id
@@ -256,9 +256,9 @@ class HandOut:
         """Try to take a trial that nobody holds; returns whether this supervisor got it."""
         before = trial.user_attrs.get(LEASE)
         lease, grant = own_lease(), "nobody" if before is None else before["grant"]
-        if not is_first(self._study, f"trial {trial.number} after {grant}", lease):
+        if not has_first_claim(self._study, f"trial {trial.number} after {grant}", lease):
             return False
-        read_again(self._study)
+        refresh(self._study)
         now = self._storage.get_trial(trial._trial_id)
         if now.state != trial.state or now.user_attrs.get(LEASE) != before:
             return False  # taken, and perhaps finished, since this supervisor looked
@@ -275,7 +275,7 @@ def run_folder(trial: optuna.Trial, folder: str, home: Path) -> Path:
         folder: its name in a search's folder.
         home: folder of this search.
     """
-    began = trial.user_attrs.get(HOME)
+    began = trial.user_attrs.get(BEGUN_IN)
     if began is not None and not (home / folder).exists() and (Path(began) / folder).exists():
         return Path(began) / folder
     return home / folder

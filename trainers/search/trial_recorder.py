@@ -24,8 +24,8 @@ from trainers.search import study as studies
 from trainers.search.best import write_best
 from trainers.search.comparability import note_costs
 from trainers.search.display import Display
-from trainers.search.rank_groups import Ending, Job, Report, metrics_lines, reports_in
-from trainers.search.study import Outcome, outcome
+from trainers.search.rank_groups import Report, RunEnd, TrialRun, metrics_lines, reports_in
+from trainers.search.study import TrialResult, outcome
 from trainers.search.successive_halving import is_whole
 
 
@@ -50,7 +50,7 @@ class SearchOptions:
     device: str | None = None
 
 
-class Spending:
+class UsedBudget:
     """Hours of all sessions of a search, and device-hours of all its trials.
 
     Args:
@@ -76,7 +76,7 @@ class Spending:
 
     def note(self) -> None:
         """Store how long this session has worked, and read the times of the others that share the study."""
-        studies.note_spent(self._study, time.monotonic() - self._since, session=self._session)
+        studies.store_spent_seconds(self._study, time.monotonic() - self._since, session=self._session)
         self._before = studies.spent_seconds(self._study, besides=self._session)
 
     def _seconds(self) -> float:
@@ -88,7 +88,7 @@ class Spending:
         return self._search.ranks_per_trial * (told + working_seconds) / 3600
 
 
-class Telling:
+class TrialRecorder:
     """Records what happens to the trials of one search.
 
     Args:
@@ -127,14 +127,14 @@ class Telling:
         if self.search.reported is not None:
             trial.report(report.value, report.number)
 
-    def ran(self, trial: optuna.Trial, job: Job) -> None:
+    def ran(self, trial: optuna.Trial, job: TrialRun) -> None:
         """Store the total seconds of a trial with a job that has ended, and which group had it when."""
         before = trial.user_attrs.get(studies.SECONDS, 0.0)
         trial.set_user_attr(studies.SECONDS, round(before + job.seconds, 2))
         stretch = [job.group.number, round(job.began_at, 3), round(time.time(), 3)]
         trial.set_user_attr(studies.WORKED, [*trial.user_attrs.get(studies.WORKED, []), stretch])
 
-    def costs(self, trial: optuna.Trial, job: Job) -> None:
+    def costs(self, trial: optuna.Trial, job: TrialRun) -> None:
         """Store what each report of a trial's first run has cost."""
         note_costs(trial, metrics_lines(job.folder), job.prepared.opened.recipe, self.search)
 
@@ -145,7 +145,7 @@ class Telling:
         try:
             found = outcome(self.search, runs, prepared.opened.tree, device_hours=hours)
         except ValueError as error:
-            self.failed(trial, Ending(how="failed", reason=str(error)))
+            self.failed(trial, RunEnd(how="failed", reason=str(error)))
             return
         self._done(trial)
         told = studies.tell_complete(self.study, trial, found)
@@ -154,11 +154,11 @@ class Telling:
         options = {"data": self.options.data, "allow_code": self.options.allow_code}
         write_best(self.options.folder, self.opened, self.study, told, **options)
 
-    def infeasible(self, trial: optuna.Trial, found: Outcome) -> None:
+    def infeasible(self, trial: optuna.Trial, found: TrialResult) -> None:
         """End a trial, untrained, whose values violate a constraint."""
         reason = f"not trained: {found.broken}"
         trial.set_user_attr(studies.REASON, reason)
-        studies.note_constraints(trial, found)
+        studies.store_constraints(trial, found)
         self._done(trial)
         self.study.tell(trial, state=TrialState.PRUNED)
         self._say_ended(trial.number, found.state, reason=reason)
@@ -170,7 +170,7 @@ class Telling:
         self.study.tell(trial, state=TrialState.PRUNED)
         self._say_ended(trial.number, "pruned", reason=f"at report {number} of {self.search.reports}")
 
-    def failed(self, trial: optuna.Trial, ending: Ending) -> None:
+    def failed(self, trial: optuna.Trial, ending: RunEnd) -> None:
         """Tell that a trial could not be trained to its end."""
         trial.set_user_attr(studies.REASON, ending.reason)
         if ending.rank is not None:
@@ -184,7 +184,7 @@ class Telling:
         self.display.know(self.study.get_trials(deepcopy=False))
         self.display.ended(number, state, **words)
 
-    def may_retry(self, trial: optuna.Trial, ending: Ending) -> bool:
+    def may_retry(self, trial: optuna.Trial, ending: RunEnd) -> bool:
         """Note that a trial's ranks died; False if that was once too often, and the trial has failed."""
         reason = ending.reason or "the run was stopped"
         deaths = [*trial.user_attrs.get(studies.DEATHS, []), reason]
@@ -193,5 +193,5 @@ class Telling:
             self.display.say(f"trial {trial.number}: {reason}; it goes on from its last checkpoint")
             return True
         times = "once" if len(deaths) == 1 else f"{len(deaths)} times"
-        self.failed(trial, Ending(how="failed", reason=f"{reason}; ended {times} before its run did", rank=ending.rank))
+        self.failed(trial, RunEnd(how="failed", reason=f"{reason}; ended {times} before its run did", rank=ending.rank))
         return False

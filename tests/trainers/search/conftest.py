@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import optuna
 import pytest
 
-from trainers.search.storage import PASSWORD, hidden, open_storage, read_place
+from trainers.search.storage import PASSWORD, hidden, open_storage, parse_storage
 
 ROOT = Path(__file__).parents[3]
 HEAD = """\
@@ -59,7 +59,7 @@ class Searching:
     def trials(self):
         """All trials of its study, read anew."""
         where = self.options[self.options.index("--storage") + 1] if "--storage" in self.options else "sqlite"
-        with closing(open_storage(read_place(where, self.folder))) as storage:
+        with closing(open_storage(parse_storage(where, self.folder))) as storage:
             return optuna.load_study(study_name=self.name, storage=storage).get_trials()
 
     def part(self, name):
@@ -162,25 +162,27 @@ def server(monkeypatch):
 
 
 @pytest.fixture(params=["sqlite", "journal", "proxy", "postgresql"])
-def place(request, tmp_path):
+def address(request, tmp_path):
     """Where a study may be kept; what needs a package or a server that is not here is skipped."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     if request.param == "proxy":
-        return read_place(request.getfixturevalue("proxy"), tmp_path)
+        return parse_storage(request.getfixturevalue("proxy"), tmp_path)
     if request.param == "postgresql":
         url = os.environ.get("KILOBATCH_TEST_DATABASE")
         if url is None:
             pytest.skip("KILOBATCH_TEST_DATABASE names no database; ./tests/services/postgresql FOLDER starts one")
         request.getfixturevalue("monkeypatch").setenv(PASSWORD, urlsplit(url).password or "")
-        return read_place(url, tmp_path)
-    return read_place({"sqlite": "sqlite:///", "journal": "journal://"}[request.param] + f"{tmp_path}/study", tmp_path)
+        return parse_storage(url, tmp_path)
+    return parse_storage(
+        {"sqlite": "sqlite:///", "journal": "journal://"}[request.param] + f"{tmp_path}/study", tmp_path
+    )
 
 
 @pytest.fixture
-def opened(place):
+def opened(address):
     """`opened()`: a storage there, which is closed when the test has ended."""
     with ExitStack() as stack:
-        yield lambda: stack.enter_context(closing(open_storage(place)))
+        yield lambda: stack.enter_context(closing(open_storage(address)))
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from trainers.search.best import require_utf8, write_best
 from trainers.search.dry_run import dry_run_text
 from trainers.search.start import SearchRequest
 from trainers.search.start import search as start_search
-from trainers.search.study import Outcome, new_study, suggested, tell_complete
+from trainers.search.study import TrialResult, new_study, suggested, tell_complete
 
 OPTIONS = {"data": None, "allow_code": False}
 TWO = "objective: [{metric: accuracy}, {metric: device_hours, direction: minimize}]\n"
@@ -50,7 +50,7 @@ def tell(study, opened, params, *values, **beyond):
     study.enqueue_trial(params)
     trial = study.ask()
     assert suggested(trial, opened.search) == params
-    told = tell_complete(study, trial, Outcome(values=values, beyond=beyond))
+    told = tell_complete(study, trial, TrialResult(values=values, beyond=beyond))
     write_best(Path(), opened, study, told, **OPTIONS)
 
 

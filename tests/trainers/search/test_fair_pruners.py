@@ -8,7 +8,7 @@ from recipes.reading.open import open_recipe
 from recipes.schema import Budget, Search
 from recipes.search_space.ranges import Float
 from trainers.launch.vocabulary import vocabulary
-from trainers.search.comparability import note_comparable, report_costs
+from trainers.search.comparability import report_costs, store_comparability
 from trainers.search.optuna_extensions import COMPARED
 from trainers.search.pruners import Median, Percentile, Wilcoxon
 from trainers.search.samplers import Random
@@ -104,7 +104,9 @@ def test_a_trial_says_its_first_report_that_counts_and_its_shape_once():
     trials = [study.ask() for _ in kinds]
     said = []
     for trial, more in zip(trials, kinds, strict=True):
-        note_comparable(trial, recipe(*more), search, say=lambda text, trial=trial: said.append((trial.number, text)))
+        store_comparability(
+            trial, recipe(*more), search, say=lambda text, trial=trial: said.append((trial.number, text))
+        )
     assert [trial.user_attrs[COMPARED]["from"] for trial in trials] == [5, 3, 5, 5]  # epochs 5 of 20, 6 of 40
     ((number, text),) = said
     assert (number, text.partition(":")[0][:40]) == (2, "trial 2 moves its rate in another shape ")

@@ -9,8 +9,8 @@ from optuna.trial import TrialState, create_trial
 from recipes.search_space.open_search import open_search
 from trainers.launch.vocabulary import search_vocabulary
 from trainers.search.forecast import cost_lines
-from trainers.search.search_folder import remember_place, remember_search
-from trainers.search.storage import open_storage, read_place
+from trainers.search.search_folder import write_search_file, write_storage_file
+from trainers.search.storage import open_storage, parse_storage
 from trainers.search.study import SECONDS, new_study
 
 TEXT = """\
@@ -39,14 +39,14 @@ def opened(tmp_path, monkeypatch):
 def begin(opened, folder, seconds):
     """A search's folder whose trials took so long; one more failed before it began to train."""
     folder.mkdir()
-    place = read_place("sqlite", folder)
-    with closing(open_storage(place)) as storage:
+    address = parse_storage("sqlite", folder)
+    with closing(open_storage(address)) as storage:
         study = new_study(opened.search, storage=storage)
         for each in seconds:
             study.add_trial(create_trial(value=0.9, user_attrs={SECONDS: each}))
         study.add_trial(create_trial(state=TrialState.FAIL))
-    remember_search(folder, opened)
-    remember_place(folder, place, opened.search.name)
+    write_search_file(folder, opened)
+    write_storage_file(folder, address, opened.search.name)
 
 
 def test_what_is_left_is_told_by_the_mean_of_what_has_ended(opened, tmp_path):

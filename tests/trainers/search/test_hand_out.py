@@ -10,8 +10,17 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from trainers.search.storage_cache import read_again
-from trainers.search.trial_leases import HOME, LEASE, HandOut, is_first, own_lease, place_in_line, renewed, run_folder
+from trainers.search.storage_cache import refresh
+from trainers.search.trial_leases import (
+    BEGUN_IN,
+    LEASE,
+    TrialLeases,
+    add_claim,
+    has_first_claim,
+    own_lease,
+    renewed,
+    run_folder,
+)
 
 SUPERVISOR = """\
 import sys
@@ -19,12 +28,12 @@ from pathlib import Path
 
 import optuna
 
-from trainers.search.trial_leases import HandOut
-from trainers.search.storage import open_storage, read_place
+from trainers.search.trial_leases import TrialLeases
+from trainers.search.storage import open_storage, parse_storage
 
-storage = open_storage(read_place(sys.argv[1], Path(".")))
+storage = open_storage(parse_storage(sys.argv[1], Path(".")))
 study = optuna.create_study(study_name=sys.argv[2], storage=storage, load_if_exists=True)
-hand_out = HandOut(study, Path("."))
+hand_out = TrialLeases(study, Path("."))
 print("ready", flush=True)
 for line in sys.stdin:
     found = []
@@ -44,8 +53,8 @@ for line in sys.stdin:
 class Supervisor:
     """A process that takes as many trials as it is told to."""
 
-    def __init__(self, place, study, *options):
-        command = [sys.executable, "-c", SUPERVISOR, place.said, study.study_name, *options]
+    def __init__(self, address, study, *options):
+        command = [sys.executable, "-c", SUPERVISOR, address.text, study.study_name, *options]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def ready(self):
@@ -70,9 +79,9 @@ def study(opened, study_name):
     return made
 
 
-def test_three_supervisors_begin_each_trial_once_and_take_over_each_trial_of_a_dead_one_once(place, study):
-    dead = Supervisor(place, study)
-    others = [Supervisor(place, study, "tell") for _ in range(3)]
+def test_three_supervisors_begin_each_trial_once_and_take_over_each_trial_of_a_dead_one_once(address, study):
+    dead = Supervisor(address, study)
+    others = [Supervisor(address, study, "tell") for _ in range(3)]
     try:
         dead.ready()
         dead.ask(5)
@@ -88,7 +97,7 @@ def test_three_supervisors_begin_each_trial_once_and_take_over_each_trial_of_a_d
         for process in (dead, *others):
             process.close()
     assert sorted(number for numbers in taken for number in numbers) == list(range(12)), taken
-    read_again(study)
+    refresh(study)
     trials = study.get_trials()
     assert {trial.state for trial in trials[12:]} <= {TrialState.WAITING}  # begun too late, and put back
     trials = trials[:12]
@@ -98,20 +107,20 @@ def test_three_supervisors_begin_each_trial_once_and_take_over_each_trial_of_a_d
 
 
 def test_of_two_that_begin_the_last_trial_at_once_the_later_puts_it_back(opened, study, tmp_path):
-    ours, theirs = (HandOut(study, tmp_path) for _ in range(2))
+    ours, theirs = (TrialLeases(study, tmp_path) for _ in range(2))
     other = optuna.load_study(study_name=study.study_name, storage=opened())
     assert other.get_trials(deepcopy=False)[-1].number == 2  # what it knows from now on
-    late = HandOut(other, tmp_path)
+    late = TrialLeases(other, tmp_path)
     for number in range(3):
         assert ours.new(3).number == number
     assert late.new(3) is None
-    read_again(study)
+    refresh(study)
     assert [trial.state for trial in study.get_trials()] == [TrialState.RUNNING] * 3 + [TrialState.WAITING]
     assert theirs.new(4).number == 3
 
 
 def test_a_trial_of_another_host_is_taken_when_its_lease_has_run_out(study, tmp_path):
-    ours, trial = HandOut(study, tmp_path), study.ask()
+    ours, trial = TrialLeases(study, tmp_path), study.ask()
     lease = {**own_lease(), "host": "elsewhere"}
     trial.set_user_attr(LEASE, lease)
     assert ours.left() is None
@@ -126,7 +135,7 @@ def test_a_trial_of_another_host_is_taken_when_its_lease_has_run_out(study, tmp_
 
 
 def test_who_stood_still_loses_its_trial_and_knows_it(study, tmp_path):
-    ours = HandOut(study, tmp_path)
+    ours = TrialLeases(study, tmp_path)
     trial = ours.new(10)
     assert ours.holds(trial)
     study._storage.set_trial_user_attr(trial._trial_id, LEASE, {**own_lease(), "host": "elsewhere"})
@@ -135,7 +144,7 @@ def test_who_stood_still_loses_its_trial_and_knows_it(study, tmp_path):
 
 
 def test_a_trial_that_was_given_back_is_taken_at_once(study, tmp_path):
-    ours, theirs = (HandOut(study, tmp_path) for _ in range(2))
+    ours, theirs = (TrialLeases(study, tmp_path) for _ in range(2))
     trial = ours.new(10)
     ours.release(trial)
     assert theirs.left().number == trial.number
@@ -144,18 +153,18 @@ def test_a_trial_that_was_given_back_is_taken_at_once(study, tmp_path):
 
 def test_the_first_of_those_that_live_may_do_a_thing(study):
     gone = {**own_lease(), "pid": 2**22 + 1}
-    assert place_in_line(study, "a thing", gone) == 0
-    assert is_first(study, "a thing", own_lease())
-    assert is_first(study, "a thing", own_lease())  # it is the same process
+    assert add_claim(study, "a thing", gone) == 0
+    assert has_first_claim(study, "a thing", own_lease())
+    assert has_first_claim(study, "a thing", own_lease())  # it is the same process
     elsewhere = {**own_lease(), "host": "elsewhere"}
-    assert place_in_line(study, "another thing", elsewhere) == 0
-    assert not is_first(study, "another thing", own_lease())
-    assert place_in_line(study, "another thing", own_lease()) == 2
+    assert add_claim(study, "another thing", elsewhere) == 0
+    assert not has_first_claim(study, "another thing", own_lease())
+    assert add_claim(study, "another thing", own_lease()) == 2
 
 
 def test_the_run_of_a_trial_stays_where_it_began(study, tmp_path):
-    trial = HandOut(study, tmp_path / "a").new(10)
-    assert trial.user_attrs[HOME] == str(tmp_path / "a")
+    trial = TrialLeases(study, tmp_path / "a").new(10)
+    assert trial.user_attrs[BEGUN_IN] == str(tmp_path / "a")
     assert run_folder(trial, "trials/trial-0000", tmp_path / "b") == tmp_path / "b" / "trials/trial-0000"
     (tmp_path / "a" / "trials/trial-0000").mkdir(parents=True)
     assert run_folder(trial, "trials/trial-0000", tmp_path / "b") == tmp_path / "a" / "trials/trial-0000"

@@ -8,22 +8,22 @@ from optuna.storages import InMemoryStorage
 from recipes.search_space.open_search import open_search
 from trainers.launch.vocabulary import search_vocabulary
 from trainers.runs.run_folder import FolderRefused
-from trainers.search.search_folder import check_folder, place_of_study, remember_search, sole_supervisor
+from trainers.search.search_folder import check_folder, lock_folder, study_address, write_search_file
 from trainers.search.study import open_study
 
 
 def test_a_second_supervisor_is_refused_and_learns_who_the_first_one_is(tmp_path):
     folder = tmp_path / "search"
-    with sole_supervisor(folder), pytest.raises(FolderRefused, match=f"process {os.getpid()} searches in {folder}"):
-        sole_supervisor(folder).__enter__()
-    with sole_supervisor(folder):
+    with lock_folder(folder), pytest.raises(FolderRefused, match=f"process {os.getpid()} searches in {folder}"):
+        lock_folder(folder).__enter__()
+    with lock_folder(folder):
         pass
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(FolderRefused, match="cannot be written: Not a directory; choose another --out"):
-        sole_supervisor(tmp_path / "file" / "search").__enter__()
+        lock_folder(tmp_path / "file" / "search").__enter__()
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path):
@@ -42,7 +42,7 @@ def test_a_folder_whose_memory_is_damaged_is_refused(tmp_path, text):
     with pytest.raises(FolderRefused, match="search.yaml is damaged; .* begin anew in another --out"):
         check_folder(tmp_path, opened, resume=False)
     with pytest.raises(FolderRefused, match="storage.yaml is damaged; .* begin anew in another --out"):
-        place_of_study(tmp_path, opened)
+        study_address(tmp_path, opened)
 
 
 def test_a_search_goes_on_where_only_the_words_of_its_recipe_have_changed(tmp_path):
@@ -55,7 +55,7 @@ def test_a_search_goes_on_where_only_the_words_of_its_recipe_have_changed(tmp_pa
     folder, storage = tmp_path / "out", InMemoryStorage()
     folder.mkdir()
     first = opened_over("title: before\n")
-    remember_search(folder, first)
+    write_search_file(folder, first)
     open_study(first, storage, name="mine")
     other = opened_over("title: after\nclaims: [{metric: top1, kind: accuracy, value: 0.9, status: not run}]\n")
     check_folder(folder, other, resume=True)

@@ -16,12 +16,12 @@ from trainers.launch.vocabulary import search_vocabulary
 from trainers.search import samplers
 from trainers.search.start import SearchRequest, search
 from trainers.search.study import (
-    Outcome,
+    TrialResult,
     best_trial,
     best_trials,
     enqueue,
     new_study,
-    note_constraints,
+    store_constraints,
     suggested,
     tell_complete,
 )
@@ -70,7 +70,7 @@ def worked(search, score):
     for _ in range(search.budget.trials):
         trial = study.ask()
         values, beyond = score(suggested(trial, search))
-        tell_complete(study, trial, Outcome(values=values, beyond=beyond))
+        tell_complete(study, trial, TrialResult(values=values, beyond=beyond))
     return study
 
 
@@ -141,7 +141,7 @@ def test_constraints_are_told_once_although_a_killed_search_tells_them_again():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(2):
-            note_constraints(trial, Outcome(beyond={"x <= 1": -0.5, "y <= 1": 2.0}))
+            store_constraints(trial, TrialResult(beyond={"x <= 1": -0.5, "y <= 1": 2.0}))
     assert study.tell(trial, 1.0).constraints == {"x <= 1": -0.5, "y <= 1": 2.0}
 
 

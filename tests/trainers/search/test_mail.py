@@ -8,24 +8,24 @@ import pytest
 
 from trainers.launch.request import TrainRequest
 from trainers.search import rank_groups
-from trainers.search.rank_groups import Inbox, post
+from trainers.search.rank_groups import MessageReader, write_message
 
 
 def test_each_message_comes_once_and_in_order(tmp_path):
     path = tmp_path / "orders.jsonl"
-    inbox = Inbox(path)
+    inbox = MessageReader(path)
     assert inbox.new() == []
     for number in range(3):
-        post(path, {"number": number})
+        write_message(path, {"number": number})
     assert inbox.new() == [{"number": 0}, {"number": 1}, {"number": 2}]
     assert inbox.new() == []
-    post(path, {"number": 3})
+    write_message(path, {"number": 3})
     assert inbox.new() == [{"number": 3}]
 
 
 def test_a_message_that_is_not_yet_whole_comes_later(tmp_path):
     path = tmp_path / "orders.jsonl"
-    inbox = Inbox(path)
+    inbox = MessageReader(path)
     path.write_bytes(b'{"a": 1}\n{"b"')
     assert inbox.new() == [{"a": 1}]
     with open(path, "ab") as file:
@@ -36,7 +36,7 @@ def test_a_message_that_is_not_yet_whole_comes_later(tmp_path):
 def test_silence_begins_where_nobody_touches_the_file_any_more(tmp_path, monkeypatch):
     monkeypatch.setattr(rank_groups, "_GONE_SECONDS", 0.05)
     path = tmp_path / "orders.jsonl"
-    inbox = Inbox(path)
+    inbox = MessageReader(path)
     inbox.new()
     time.sleep(0.06)
     assert not inbox.silent  # it was never there

@@ -7,7 +7,7 @@ import pytest
 from recipes.schema import Budget, Constraint, Objective, Search
 from recipes.search_space.ranges import Float
 from trainers.search.samplers import Random
-from trainers.search.study import front, known_before, outcome
+from trainers.search.study import check_constraints, front, outcome
 
 LINES = [
     {"key": "run_start", "value": "x"},
@@ -87,12 +87,12 @@ def test_what_is_known_before_the_training_is_only_what_the_values_say():
     both = search(
         Constraint(value="learning_rate.reference", at_most=0.4), Constraint(metric="device_hours", at_most=1)
     )
-    assert known_before(both, RECIPE).broken == "not learning_rate.reference <= 0.4"
+    assert check_constraints(both, RECIPE).broken == "not learning_rate.reference <= 0.4"
 
 
 def test_a_value_that_is_no_number_is_told():
     with pytest.raises(ValueError, match="optimizer.kind is 'Lars', which is no number"):
-        known_before(search(Constraint(value="optimizer.kind * 2", at_most=1)), RECIPE)
+        check_constraints(search(Constraint(value="optimizer.kind * 2", at_most=1)), RECIPE)
 
 
 @pytest.mark.parametrize(

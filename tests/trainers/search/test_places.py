@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from recipes.errors import RecipeError
-from trainers.search.hosts import Place, hosts_named, launcher, places
+from trainers.search.hosts import Placement, hosts_named, launcher, placements
 
 HERE = {"PATH": "/nowhere"}
 
@@ -21,19 +21,19 @@ def allocation(tmp_path):
 
 
 def test_groups_of_this_machine():
-    found = places(each=2, workers=5, environment=HERE)
-    assert found == [Place(ranks=2, neighbours=5), Place(ranks=2, neighbours=5, before=2)]
+    found = placements(each=2, workers=5, environment=HERE)
+    assert found == [Placement(ranks=2, neighbours=5), Placement(ranks=2, neighbours=5, before=2)]
     path, *words = launcher(found[0], HERE)
     assert Path(path).name == "mpiexec"
     assert words == ["-n", "2"]
 
 
 def test_without_a_number_there_is_one_group():
-    assert places(each=3, workers=None, environment=HERE) == [Place(ranks=3, neighbours=3)]
+    assert placements(each=3, workers=None, environment=HERE) == [Placement(ranks=3, neighbours=3)]
 
 
 def test_groups_take_consecutive_ranks_of_the_hosts():
-    found = places(each=3, workers=9, hosts="a:4,b", environment=HERE)
+    found = placements(each=3, workers=9, hosts="a:4,b", environment=HERE)
     assert [place.hosts for place in found] == [(("a", 3),), (("a", 1), ("b", 2)), (("b", 3),)]
     assert [place.neighbours for place in found] == [4, 5, 5]
     assert [place.before for place in found] == [0, 3, 2]
@@ -41,12 +41,14 @@ def test_groups_take_consecutive_ranks_of_the_hosts():
 
 
 def test_hosts_that_all_have_a_number_say_how_many_ranks_there_are():
-    assert len(places(each=2, workers=None, hosts="a:2,b:4", environment=HERE)) == 3
+    assert len(placements(each=2, workers=None, hosts="a:2,b:4", environment=HERE)) == 3
 
 
 def test_what_slurm_said_of_another_start_is_no_number_of_ranks():
     """Under its environment and without its srun, as in a container."""
-    assert places(each=3, workers=None, environment={**HERE, "SLURM_NTASKS": "12"}) == [Place(ranks=3, neighbours=3)]
+    assert placements(each=3, workers=None, environment={**HERE, "SLURM_NTASKS": "12"}) == [
+        Placement(ranks=3, neighbours=3)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -83,21 +85,21 @@ def test_hosts_that_make_no_sense_are_refused(hosts, workers, message):
 
 def test_fewer_ranks_than_a_trial_takes_are_refused():
     with pytest.raises(RecipeError, match="3 ranks are fewer than the 4 of a trial"):
-        places(each=4, workers=3, environment=HERE)
+        placements(each=4, workers=3, environment=HERE)
 
 
 def test_groups_are_steps_of_the_allocation(allocation):
-    found = places(each=4, workers=None, environment=allocation)
-    assert found == [Place(ranks=4, slurm=True)] * 3
+    found = placements(each=4, workers=None, environment=allocation)
+    assert found == [Placement(ranks=4, slurm=True)] * 3
     words = "srun --ntasks=4 --exact --kill-on-bad-exit=1 --input=none --cpus-per-task=4"
     assert launcher(found[0], allocation) == words.split()
-    assert len(places(each=4, workers=8, environment=allocation)) == 2
+    assert len(placements(each=4, workers=8, environment=allocation)) == 2
 
 
 def test_hosts_that_are_named_count_more_than_the_allocation(allocation):
-    assert not places(each=1, workers=2, hosts="a,b", environment=allocation)[0].slurm
+    assert not placements(each=1, workers=2, hosts="a,b", environment=allocation)[0].slurm
 
 
 def test_an_allocation_without_srun_is_this_machine(allocation):
-    found = places(each=1, workers=2, environment={**allocation, "PATH": os.devnull})
-    assert found == [Place(ranks=1, neighbours=2), Place(ranks=1, neighbours=2, before=1)]
+    found = placements(each=1, workers=2, environment={**allocation, "PATH": os.devnull})
+    assert found == [Placement(ranks=1, neighbours=2), Placement(ranks=1, neighbours=2, before=1)]

@@ -16,7 +16,7 @@ from recipes.schema import Budget, Search
 from recipes.search_space.ranges import Float
 from trainers.search.pruners import Hyperband, Median, SuccessiveHalving
 from trainers.search.samplers import Random, Tpe
-from trainers.search.successive_halving import RUNG, OneLength, is_whole, next_up, place, promote
+from trainers.search.successive_halving import RUNG, OneRungSampler, is_whole, next_up, place, promote
 
 SPACE = {"x": Float(low=0.0, high=1.0)}
 
@@ -184,7 +184,7 @@ def test_a_sampler_learns_from_runs_of_one_length():
             return super().sample_independent(study, trial, name, distribution)
 
     study = new_study()
-    study.sampler = OneLength(Looking(seed=0), search)
+    study.sampler = OneRungSampler(Looking(seed=0), search)
     run(study, search, 40)
     assert all(len(rungs) <= 1 for rungs in seen)
     assert set().union(*seen) == {0, 1, 2}  # the longest of which there are enough
@@ -193,7 +193,7 @@ def test_a_sampler_learns_from_runs_of_one_length():
 def test_an_optuna_sampler_works_behind_it():
     search = search_with(SuccessiveHalving())
     study = new_study()
-    study.sampler = OneLength(Tpe(startup_trials=3).build(seed=0), search)
+    study.sampler = OneRungSampler(Tpe(startup_trials=3).build(seed=0), search)
     run(study, search, 30)
     assert max(trial.value for trial in study.trials) > 0.9
 

@@ -9,8 +9,8 @@ from optuna.trial import create_trial
 from recipes.schema import Budget, Search
 from recipes.search_space.ranges import Float
 from trainers.search.samplers import Random
-from trainers.search.study import SECONDS, note_spent
-from trainers.search.trial_recorder import Spending
+from trainers.search.study import SECONDS, store_spent_seconds
+from trainers.search.trial_recorder import UsedBudget
 
 
 def search(**limits):
@@ -27,7 +27,7 @@ def study():
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     made = optuna.create_study()
     for session in ("one", "other"):
-        note_spent(made, 1800.0, session=session)
+        store_spent_seconds(made, 1800.0, session=session)
     made.add_trial(create_trial(value=1.0, user_attrs={SECONDS: 1800.0}))
     return made
 
@@ -45,24 +45,24 @@ def study():
     ],
 )
 def test_the_limit_that_is_reached_first_ends_the_search(study, limits, working, over):
-    assert Spending(search(**limits), study).over(working) is over
+    assert UsedBudget(search(**limits), study).over(working) is over
 
 
 def test_a_session_counts_from_its_beginning_and_once_however_often_it_is_noted(study):
-    limited = Spending(search(hours=1.0 + 0.6 / 3600), study)
+    limited = UsedBudget(search(hours=1.0 + 0.6 / 3600), study)
     assert not limited.over(0.0)
     time.sleep(0.3)
     for _ in range(3):
         limited.note()
     assert not limited.over(0.0)
-    assert Spending(search(hours=1.0 + 0.2 / 3600), study).over(0.0)  # the next session knows what this one has taken
+    assert UsedBudget(search(hours=1.0 + 0.2 / 3600), study).over(0.0)  # the next session knows what this one has taken
     time.sleep(0.35)
     assert limited.over(0.0)
 
 
 def test_hours_of_another_supervisor_count_once_they_are_noted(study):
-    limited = Spending(search(hours=1.5), study)
-    note_spent(study, 1800.0, session="third")
+    limited = UsedBudget(search(hours=1.5), study)
+    store_spent_seconds(study, 1800.0, session="third")
     assert not limited.over(0.0)
     limited.note()
     assert limited.over(0.0)

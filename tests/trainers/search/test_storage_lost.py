@@ -11,7 +11,7 @@ import pytest
 from optuna.trial import TrialState
 
 from recipes.errors import RecipeError
-from trainers.search.storage import open_storage, read_place
+from trainers.search.storage import open_storage, parse_storage
 
 pytestmark = pytest.mark.mpi
 REPORTS, UPDATES = 4, 36
@@ -41,7 +41,7 @@ def begun(search, number=0):
 
 
 def test_a_write_waits_for_another_program_that_has_locked_the_file(tmp_path):
-    with closing(open_storage(read_place("sqlite", tmp_path))) as storage:
+    with closing(open_storage(parse_storage("sqlite", tmp_path))) as storage:
         study = optuna.create_study(study_name="mine", storage=storage)
         trial = study.ask()
         trial.report(0.5, 1)
@@ -52,7 +52,7 @@ def test_a_write_waits_for_another_program_that_has_locked_the_file(tmp_path):
             study.tell(trial, 0.5)
             later.join()
         assert time.monotonic() - began > 0.9
-    with closing(open_storage(read_place("sqlite", tmp_path))) as storage:
+    with closing(open_storage(parse_storage("sqlite", tmp_path))) as storage:
         (found,) = optuna.load_study(study_name="mine", storage=storage).get_trials()
     assert (found.state, found.value, found.intermediate_values) == (TrialState.COMPLETE, 0.5, {1: 0.5})
 
@@ -61,11 +61,11 @@ def test_a_write_waits_for_another_program_that_has_locked_the_file(tmp_path):
     ("kind", "message"), [("sqlite", "not a database"), ("journal", "Expecting value|cannot be read")]
 )
 def test_a_file_that_is_no_study_is_refused_with_a_way_out(kind, message, tmp_path):
-    place = read_place(kind, tmp_path)
-    Path(place.address).write_text("this is no study at all\n" * 50)
+    address = parse_storage(kind, tmp_path)
+    Path(address.target).write_text("this is no study at all\n" * 50)
     with pytest.raises(RecipeError, match=message) as refused:
-        open_storage(place)
-    assert f"see whether {place.address} is a study that can be written" in str(refused.value)
+        open_storage(address)
+    assert f"see whether {address.target} is a study that can be written" in str(refused.value)
 
 
 @pytest.mark.slow

@@ -10,8 +10,8 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import TrialState, create_trial
 
 from recipes.errors import RecipeError
-from trainers.search.storage import PASSWORD, hidden, open_storage, read_place, serve_study
-from trainers.search.storage_cache import flush, read_again
+from trainers.search.storage import PASSWORD, hidden, open_storage, parse_storage, serve_study
+from trainers.search.storage_cache import flush, refresh
 
 
 def new_study(storage, name="mine"):
@@ -31,7 +31,7 @@ def two_views(opened, study_name):
 
 
 @pytest.mark.parametrize(
-    ("text", "kind", "said"),
+    ("text", "kind", "shown"),
     [
         ("sqlite", "sqlite", "sqlite"),
         ("journal", "journal", "journal"),
@@ -46,16 +46,16 @@ def two_views(opened, study_name):
         ),
     ],
 )
-def test_a_place_is_said_without_its_secrets(text, kind, said, tmp_path):
-    place = read_place(text, tmp_path)
-    assert (place.kind, place.said) == (kind, said)
+def test_a_storage_is_shown_without_its_secrets(text, kind, shown, tmp_path):
+    address = parse_storage(text, tmp_path)
+    assert (address.kind, address.text) == (kind, shown)
 
 
 def test_files_of_a_search_lie_in_its_folder_wherever_it_was_started(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out").mkdir()
-    assert read_place("journal", tmp_path / "out").address == f"{tmp_path}/out/study.journal"
-    assert read_place("sqlite", tmp_path / "out").address == f"{tmp_path}/out/study.db"
+    assert parse_storage("journal", tmp_path / "out").target == f"{tmp_path}/out/study.journal"
+    assert parse_storage("sqlite", tmp_path / "out").target == f"{tmp_path}/out/study.db"
 
 
 @pytest.mark.parametrize(
@@ -73,24 +73,24 @@ def test_files_of_a_search_lie_in_its_folder_wherever_it_was_started(tmp_path, m
 )
 def test_what_names_no_storage_is_refused_with_what_would(text, message, tmp_path):
     with pytest.raises(RecipeError) as refused:
-        read_place(text, tmp_path)
+        parse_storage(text, tmp_path)
     assert f"--storage: {message}" in str(refused.value) or message in str(refused.value)
     assert "secret" not in str(refused.value)
 
 
 def test_a_password_may_come_from_the_environment(tmp_path, monkeypatch):
     monkeypatch.setenv(PASSWORD, "a/b@c")
-    place = read_place("postgresql://me@host/db", tmp_path)
-    assert place.address == "postgresql+psycopg://me:a%2Fb%40c@host/db"
-    assert "a/b@c" not in place.said
-    assert read_place("mysql://me:own@host/db", tmp_path).address == "mysql+pymysql://me:own@host/db"
+    address = parse_storage("postgresql://me@host/db", tmp_path)
+    assert address.target == "postgresql+psycopg://me:a%2Fb%40c@host/db"
+    assert "a/b@c" not in address.text
+    assert parse_storage("mysql://me:own@host/db", tmp_path).target == "mysql+pymysql://me:own@host/db"
 
 
 @pytest.mark.parametrize("url", ["postgresql://me:secret@127.0.0.1:1/db", "mysql://me:secret@127.0.0.1:1/db"])
 def test_a_database_that_cannot_be_used_is_told_without_its_password(url, tmp_path):
     """Also where its driver is not installed."""
     with pytest.raises(RecipeError) as refused:
-        open_storage(read_place(url, tmp_path))
+        open_storage(parse_storage(url, tmp_path))
     said = str(refused.value)
     assert hidden(url) in said
     assert "secret" not in said
@@ -100,7 +100,7 @@ def test_a_database_that_cannot_be_used_is_told_without_its_password(url, tmp_pa
 def test_a_proxy_that_does_not_answer_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr("trainers.search.storage._WAIT_SECONDS", 0.2)
     with pytest.raises(RecipeError, match="pip install 'kilobatch.grpc.'|nobody answers at grpc://127.0.0.1:1 within"):
-        open_storage(read_place("grpc://127.0.0.1:1", tmp_path))
+        open_storage(parse_storage("grpc://127.0.0.1:1", tmp_path))
 
 
 def test_a_server_without_its_package_is_refused_before_it_makes_or_promises_anything(tmp_path, monkeypatch, capsys):
@@ -117,16 +117,16 @@ def test_a_journal_stands_behind_no_proxy(tmp_path):
 
 
 def test_a_line_of_a_journal_that_was_cut_off_is_dropped(tmp_path):
-    place = read_place("journal", tmp_path)
-    new_study(open_storage(place)).add_trial(create_trial(value=1.0))
+    address = parse_storage("journal", tmp_path)
+    new_study(open_storage(address)).add_trial(create_trial(value=1.0))
     path = tmp_path / "study.journal"
     whole = path.read_bytes()
     path.write_bytes(whole + whole.splitlines()[0][:20])
-    mended = open_storage(place)
+    mended = open_storage(address)
     assert list(tmp_path.iterdir()) == [path]  # no lock is left, for which all would wait
     study = new_study(mended)
     study.add_trial(create_trial(value=2.0))
-    assert [trial.value for trial in new_study(open_storage(place)).get_trials()] == [1.0, 2.0]
+    assert [trial.value for trial in new_study(open_storage(address)).get_trials()] == [1.0, 2.0]
     assert path.read_bytes().startswith(whole)
 
 
@@ -140,7 +140,7 @@ def test_what_one_supervisor_writes_another_one_reads(two_views):
     trial.set_user_attr("reason", {"deaths": [1]})
     (seen,) = ours.get_trials()
     flush(ours)
-    read_again(theirs)
+    refresh(theirs)
     (read,) = theirs.get_trials()
     for found in (seen, read):
         assert found.state == TrialState.RUNNING
@@ -149,7 +149,7 @@ def test_what_one_supervisor_writes_another_one_reads(two_views):
         assert found.user_attrs == {"reason": {"deaths": [1]}}
     told = ours.tell(trial, 0.5)
     assert (told.state, told.value) == (TrialState.COMPLETE, 0.5)
-    read_again(theirs)
+    refresh(theirs)
     assert theirs.best_trial.datetime_complete == told.datetime_complete
     with pytest.raises(ValueError, match="Cannot tell a COMPLETE trial"):
         theirs.tell(0, 0.7)
@@ -159,7 +159,7 @@ def test_a_report_that_another_supervisor_has_written_costs_no_parameter_that_wa
     ours, theirs = two_views
     first = ours.ask()
     first.suggest_float("rate", 0.0, 1.0)
-    read_again(theirs)
+    refresh(theirs)
     other = optuna.Trial(theirs, first._trial_id)
     other.report(0.1, 1)
     flush(theirs)
@@ -167,7 +167,7 @@ def test_a_report_that_another_supervisor_has_written_costs_no_parameter_that_wa
     rate = second.suggest_float("rate", 0.0, 1.0)  # waits: its distribution is known
     first.report(0.2, 1)
     flush(ours)
-    read_again(theirs)
+    refresh(theirs)
     found = theirs.get_trials()
     assert found[0].intermediate_values == {1: 0.2}
     assert found[1].params == {"rate": rate}
@@ -177,7 +177,7 @@ def test_what_waits_is_written_before_its_trial_ends_and_replaces_what_another_o
     ours, theirs = two_views
     trial = ours.ask()
     trial.suggest_float("rate", 0.0, 1.0)
-    read_again(theirs)
+    refresh(theirs)
     other = optuna.Trial(theirs, trial._trial_id)
     other.report(0.1, 1)
     other.set_user_attr("seconds", 1.0)
@@ -186,7 +186,7 @@ def test_what_waits_is_written_before_its_trial_ends_and_replaces_what_another_o
     trial.report(0.3, 2)
     trial.set_user_attr("seconds", 2.0)
     ours.tell(trial, 0.3)
-    read_again(theirs)
+    refresh(theirs)
     (found,) = theirs.get_trials()
     assert found.intermediate_values == {1: 0.2, 2: 0.3}
     assert (found.user_attrs, found.params) == ({"seconds": 2.0}, trial.params)

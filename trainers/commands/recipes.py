@@ -1,57 +1,22 @@
-"""The commands `kilobatch recipes ...`, and what all commands share: how a recipe is named, changed and opened."""
+"""`kilobatch recipes ...`: look at recipes, check, copy and derive them."""
 
 from __future__ import annotations
 
 import json
-import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-OPTIONS = {"no_args_is_help": True, "rich_markup_mode": None, "pretty_exceptions_enable": False}
-app = typer.Typer(help="Look at recipes, check, copy and derive them.", **OPTIONS)
+from trainers.commands.options import NAME, NAMES, OPTIONS_OF_GROUPS, AllowCode, Data, Json, Recipe, Set, opened_recipe
 
-_NAME = "A name of `kilobatch recipes list`, or a path."
-_NAMES = "Names of `kilobatch recipes list`, or paths."
-Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help=_NAME)]
-Set = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change a value; may be repeated.")]
-AllowCode = Annotated[bool, typer.Option("--allow-code", help="Let `kind: mymodule.MyNet` import from this folder.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+app = typer.Typer(help="Look at recipes, check, copy and derive them.", **OPTIONS_OF_GROUPS)
+
 Wire = Enum("Wire", {name: name for name in ("float32", "float16", "bfloat16")})
-Data = Annotated[Path | None, typer.Option("--data", help="Folder of the data set's files.")]
-
-
-@contextmanager
-def open_streams() -> Iterator[None]:
-    """Open /dev/null for closed standard streams: a file opened later would otherwise take a stream's place."""
-    for name in (name for name in ("stdin", "stdout", "stderr") if getattr(sys, name) is None):
-        setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "w"))
-        os.set_inheritable(getattr(sys, name).fileno(), True)
-    sys.stdout.reconfigure(errors="replace")  # a character that the terminal cannot show becomes a question mark
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-
-
-def opened_recipe(recipe: str, overrides: Sequence[str | None] | None, data: Path | None, allow_code: bool) -> Any:
-    """The opened recipe of a name or path; raises `RecipeError` if it is refused."""
-    from recipes.reading.open import open_recipe
-    from trainers.launch.vocabulary import vocabulary
-
-    return open_recipe(
-        recipe,
-        vocabulary=vocabulary(allow_code=allow_code),
-        overrides=overrides or (),
-        allow_code=allow_code,
-        data_root=data,
-    )
 
 
 @app.command("list")
@@ -87,7 +52,7 @@ def show(
 
 @app.command()
 def validate(
-    recipes: Annotated[list[str], typer.Argument(metavar="RECIPE...", help=_NAMES)],
+    recipes: Annotated[list[str], typer.Argument(metavar="RECIPE...", help=NAMES)],
     overrides: Set = None,
     data: Data = None,
     allow_code: AllowCode = False,
@@ -112,7 +77,7 @@ def validate(
 
 @app.command()
 def lint(
-    recipes: Annotated[list[str] | None, typer.Argument(metavar="RECIPE...", help=_NAMES)] = None,
+    recipes: Annotated[list[str] | None, typer.Argument(metavar="RECIPE...", help=NAMES)] = None,
     cluster: Annotated[str | None, typer.Option("--cluster", help="For the rules that depend on workers.")] = None,
     workers: Annotated[int | None, typer.Option("-n", min=1, metavar="N", help="Workers, without a cluster.")] = None,
     wire: Annotated[Wire | None, typer.Option(help="Gradients' format on the wire; the cluster's, or float32.")] = None,
@@ -223,7 +188,7 @@ def copy(
 
 @app.command()
 def card(
-    recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", help=_NAME, show_default=False)] = None,
+    recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", help=NAME, show_default=False)] = None,
     out: Annotated[Path | None, typer.Option("-o", metavar="F.html|F.md", help="Write a page, .md with F.svg.")] = None,
     library: Annotated[
         Path | None, typer.Option("--library", metavar="F.md", help="Write all cards of the library into one page.")

@@ -32,13 +32,13 @@ from trainers.runs.errors import EXIT_STOPPED, RunFailed, abort_all_ranks, print
 from trainers.runs.mpi_ranks import killed_with_parent, limit_threads, parent_is_gone, without_launcher
 from trainers.runs.run_folder import LOG
 from trainers.runs.stop_request import STOP_FILE, request_stop
-from trainers.search.rank_groups import ANSWERS, ORDERS, Group, Inbox, dismiss, group_folder, post
+from trainers.search.rank_groups import ANSWERS, ORDERS, Group, MessageReader, dismiss, group_folder, write_message
 from trainers.training.device import place_here, sit_at
 
 _NOTICE_SECONDS = 1.0  # time for a launcher to end the ranks itself
 
 
-def search_as_rank(folder: Path, *, phases: Sequence[Path], each: int, ranks: int) -> int:
+def run_launched_worker(folder: Path, *, phases: Sequence[Path], each: int, ranks: int) -> int:
     """Serve as a rank of a group, and on rank 0 as the supervisor's parent too; returns the supervisor's exit code.
 
     Bytes on the wire, beside those of `serve`: about 40 from each rank to each, 60 from rank 0 to all, a barrier, and
@@ -78,7 +78,7 @@ def search_as_rank(folder: Path, *, phases: Sequence[Path], each: int, ranks: in
     return world.bcast(code, root=0)
 
 
-def joined_groups(told: str, folder: Path, *, each: int) -> list[Group]:
+def launched_groups(told: str, folder: Path, *, each: int) -> list[Group]:
     """The groups of ranks that a foreign launcher started, for the supervisor.
 
     Args:
@@ -87,10 +87,12 @@ def joined_groups(told: str, folder: Path, *, each: int) -> list[Group]:
         each: ranks of a group.
     """
     ranks, _, talk = told.partition(":")
-    return [Group(number, folder, lambda place, log: _Joined(), talk=talk) for number in range(int(ranks) // each)]
+    return [
+        Group(number, folder, lambda place, log: _LaunchedRanks(), talk=talk) for number in range(int(ranks) // each)
+    ]
 
 
-class _Joined:
+class _LaunchedRanks:
     """The ranks of a foreign launcher, in place of a started job: they all end together, and the supervisor too."""
 
     def poll(self) -> int | None:
@@ -183,10 +185,10 @@ def serve(
             answer = _trained(TrainRequest.from_tree(order), mpi, threads, orphaned)
             gc.collect()  # a run's objects are in reference cycles
             if mpi.rank == 0:
-                post(talk / ANSWERS, answer)
+                write_message(talk / ANSWERS, answer)
 
 
-def serve_as_group(talk: Path, *, ranks: int, threads: int, before: int) -> None:
+def run_worker(talk: Path, *, ranks: int, threads: int, before: int) -> None:
     """Be one of the ranks of a group that has an MPI job of its own; see `serve`.
 
     Args:
@@ -194,8 +196,8 @@ def serve_as_group(talk: Path, *, ranks: int, threads: int, before: int) -> None
         before: ranks of earlier groups on the machine of its first rank, whose GPUs are theirs.
     """
     world = join_world(ranks)
-    place, is_first = place_here(world)
-    sit_at(place + (before if is_first else 0))
+    place, has_first_claim = place_here(world)
+    sit_at(place + (before if has_first_claim else 0))
     serve(world, talk, threads=threads)
 
 
@@ -213,7 +215,7 @@ class _Orders:
     """The orders of the supervisor, as the first rank reads them."""
 
     def __init__(self, talk: Path, gone: Callable[[], bool]) -> None:
-        self._inbox, self._gone = Inbox(talk / ORDERS), gone
+        self._inbox, self._gone = MessageReader(talk / ORDERS), gone
         self._waiting: list[dict[str, Any]] = []
 
     def next(self) -> dict[str, Any] | None:
@@ -239,7 +241,7 @@ def _next(mpi: Any, orders: _Orders | None) -> dict[str, Any] | None:
 
 
 def _trained(request: TrainRequest, mpi: Any, threads: int, orphaned: Callable[[], bool]) -> dict[str, Any]:
-    """How the run ended, as the fields of an `Ending`."""
+    """How the run ended, as the fields of an `RunEnd`."""
     try:
         code = train_together(request, mpi, threads=threads, served=True, orphaned=orphaned)
     except RunFailed as error:

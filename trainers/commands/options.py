@@ -1,0 +1,46 @@
+"""Options that several commands share, and the recipe that they open."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+OPTIONS_OF_GROUPS = {"no_args_is_help": True, "rich_markup_mode": None, "pretty_exceptions_enable": False}
+
+NAME = "A name of `kilobatch recipes list`, or a path."
+NAMES = "Names of `kilobatch recipes list`, or paths."
+Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help=NAME)]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change a value; may be repeated.")]
+AllowCode = Annotated[bool, typer.Option("--allow-code", help="Let `kind: mymodule.MyNet` import from this folder.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Data = Annotated[Path | None, typer.Option("--data", help="Folder of the data set's files.")]
+Workers = Annotated[int | None, typer.Option("-n", min=1, metavar="N", help="Workers, one process each.")]
+ClusterName = Annotated[str | None, typer.Option("--cluster", help="Name or path of a cluster's file.")]
+SetBoth = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="A.B=C",
+        help="Change a value of the recipe or, as cluster.A.B=C, of the cluster's file: cluster.exchange.wire=float16, "
+        "'cluster.exchange.communicator={kind: Ring}'. May be repeated.",
+    ),
+]
+Device = Annotated[str | None, typer.Option(metavar="D", help="cpu, gpu, or auto; left out, the cluster's or the CPU.")]
+MicroBatch = Annotated[int | None, typer.Option(min=1, metavar="M", help="The most samples of one forward.")]
+
+
+def opened_recipe(recipe: str, overrides: Sequence[str | None] | None, data: Path | None, allow_code: bool) -> Any:
+    """The opened recipe of a name or path; raises `RecipeError` if it is refused."""
+    from recipes.reading.open import open_recipe
+    from trainers.launch.vocabulary import vocabulary
+
+    return open_recipe(
+        recipe,
+        vocabulary=vocabulary(allow_code=allow_code),
+        overrides=overrides or (),
+        allow_code=allow_code,
+        data_root=data,
+    )

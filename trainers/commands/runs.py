@@ -1,0 +1,46 @@
+"""`kilobatch evaluate` and `kilobatch report`: what is done with runs that were trained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trainers.commands.options import AllowCode, Data, Json
+
+DeviceToScore = Annotated[str | None, typer.Option(metavar="D", help="cpu, gpu, or auto; left out, the CPU.")]
+
+
+def evaluate(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    checkpoint: Annotated[str, typer.Option(help="newest, best, or a name such as update-000060.")] = "newest",
+    device: DeviceToScore = None,
+    data: Data = None,
+    allow_code: AllowCode = False,
+    as_json: Json = False,
+) -> None:
+    """Score a checkpoint of a run over each evaluation sample once."""
+    from trainers.launch.score_run import score_run, scored_text
+
+    scored = score_run(run, checkpoint=checkpoint, data=data, allow_code=allow_code, device=device)
+    print(json.dumps(scored, indent=2) if as_json else scored_text(scored))
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")],
+    out: Annotated[Path | None, typer.Option("-o", metavar="F.html", help="RUN/report.html if left out.")] = None,
+) -> None:
+    """Draw a page on a run, or on several beside each other. It is HTML and loads nothing from elsewhere."""
+    from recipes.errors import InputRefused
+    from recipes.reports.page import write_page
+    from recipes.reports.record import open_run
+
+    target = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
+    opened = [open_run(run) for run in runs]
+    try:
+        write_page(opened, target)
+    except OSError as error:
+        raise InputRefused(f"{target} cannot be written: {error.strerror}; give another -o") from error
+    print(f"wrote {target}")

@@ -1,0 +1,81 @@
+"""`kilobatch search`, the ranks that it starts, and `kilobatch serve-study`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trainers.commands.options import AllowCode, ClusterName, Data, Device
+
+
+def search(
+    search: Annotated[str, typer.Argument(metavar="SEARCH", help="A name in configs/searches, or a path.")],
+    workers: Annotated[int | None, typer.Option("-n", min=1, metavar="N", help="Ranks of all trials together.")] = None,
+    hosts: Annotated[str | None, typer.Option(metavar="A,B:4", help="Their hosts: 4 on B, the rest on A.")] = None,
+    cluster: ClusterName = None,
+    device: Device = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Its folder; runs/search-NAME if left out.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Only resume the search in --out; start none.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print space, first recipe and budget.")] = False,
+    hang_after: Annotated[
+        float, typer.Option(min=1, metavar="SECONDS", help="End a trial that does no update for so long.")
+    ] = 600.0,
+    storage: Annotated[
+        str | None, typer.Option(metavar="WHERE", help="Storage of the study: sqlite, journal, a URL, grpc://H:P.")
+    ] = None,
+    study: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Name of the study; several searches may share one.")
+    ] = None,
+    data: Data = None,
+    allow_code: AllowCode = False,
+    joined: Annotated[str | None, typer.Option("--joined", hidden=True)] = None,  # from rank 0 of a foreign launcher
+) -> None:
+    """Search for the best values of a recipe. Trials run side by side; the same command resumes a search."""
+    from trainers.runs.mpi_ranks import limit_threads
+
+    limit_threads(workers)
+    from trainers.search.start import SearchRequest
+    from trainers.search.start import search as run_search
+
+    request = SearchRequest(
+        search=search,
+        workers=workers,
+        hosts=hosts,
+        cluster=cluster,
+        device=device,
+        joined=joined,
+        out=out,
+        resume=resume,
+        dry_run=dry_run,
+        hang_seconds=hang_after,
+        data=data,
+        allow_code=allow_code,
+        storage=storage,
+        study=study,
+    )
+    raise typer.Exit(run_search(request))
+
+
+def search_ranks(talk: Path, ranks_here: int | None = None, ranks_before: int = 0) -> None:
+    """Serve as one of the ranks of a search's group; its supervisor starts this command."""
+    from trainers.runs.mpi_ranks import launched_rank, launched_ranks, limit_threads
+    from trainers.runs.rank_exits import hold_exit_socket
+
+    hold_exit_socket(launched_rank())
+    threads = limit_threads(ranks_here)
+    from trainers.search.group_worker import run_worker
+
+    run_worker(talk, ranks=launched_ranks() or 1, threads=threads, before=ranks_before)
+
+
+def serve_study(
+    storage: Annotated[str, typer.Argument(metavar="STORAGE", help="A database's URL, or sqlite:////PATH.")],
+    host: Annotated[str, typer.Option(help="Name or address to listen at.")] = "localhost",
+    port: Annotated[int, typer.Option(help="Port to listen at.")] = 13000,
+) -> None:
+    """Serve a database of studies to many searches. Start those with `--storage grpc://HOST:PORT`."""
+    from trainers.search.storage import serve_study as serve
+
+    serve(storage, host=host, port=port)

@@ -1,0 +1,125 @@
+"""`kilobatch train` and `kilobatch plan`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trainers.commands.options import (
+    AllowCode,
+    ClusterName,
+    Data,
+    Device,
+    Json,
+    MicroBatch,
+    Recipe,
+    SetBoth,
+    Workers,
+    opened_recipe,
+)
+
+
+def train(
+    recipe: Recipe,
+    workers: Workers = None,
+    cluster: ClusterName = None,
+    overrides: SetBoth = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The run's folder; runs/NAME-DATE-TIME if left out.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in --out.")] = False,
+    stop_after: Annotated[str | None, typer.Option(metavar="30up", help="Stop there, with a checkpoint.")] = None,
+    checkpoint_every: Annotated[str, typer.Option(metavar="1ep", help="How often to write a checkpoint.")] = "1ep",
+    micro_batch_size: MicroBatch = None,
+    device: Device = None,
+    kernels: Annotated[
+        str | None, typer.Option(metavar="K", help="Kernels: numpy or torch, on a GPU cudnn; chainer: Chainer's own.")
+    ] = None,
+    trace: Annotated[bool, typer.Option("--trace", help="Write trace.jsonl: samples, images, loss by update.")] = False,
+    noise_scale: Annotated[
+        bool, typer.Option("--noise-scale", help="Measure the gradient noise scale: see the report.")
+    ] = False,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="The same bits on any number of ranks; slower, see docs/training.md.")
+    ] = False,
+    profile: Annotated[
+        int | None, typer.Option(min=1, metavar="U", help="Write profile.json of U updates, for chrome://tracing.")
+    ] = None,
+    report: Annotated[
+        bool, typer.Option("--report/--no-report", help="Draw report.html at the end, or leave it to kilobatch report.")
+    ] = True,
+    watchdog: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="End the run if it makes no progress for so long; 0: never.")
+    ] = 120,
+    data: Data = None,
+    allow_code: AllowCode = False,
+    set_by: Annotated[str | None, typer.Option("--set-by", hidden=True)] = None,  # who gave --set, for the origins
+) -> None:
+    """Train a recipe on N ranks. Starts them on this machine, or is one of those that mpiexec or srun started."""
+    from trainers.runs.mpi_ranks import limit_threads
+
+    limit_threads(workers, threads=1 if exact else None)
+    from trainers.kernels import ask_for
+
+    ask_for(kernels)
+    from trainers.launch.request import TrainRequest
+    from trainers.launch.start import train
+
+    request = TrainRequest(
+        recipe=recipe,
+        workers=workers,
+        cluster=cluster,
+        overrides=tuple(overrides or ()),
+        overrides_from=set_by,
+        out=out,
+        resume=resume,
+        stop_after=stop_after,
+        checkpoint_every=checkpoint_every,
+        micro_batch_size=micro_batch_size,
+        device=device,
+        trace=trace,
+        measure_noise=noise_scale,
+        exact=exact,
+        profile=profile,
+        data=data,
+        allow_code=allow_code,
+        report=report,
+        watchdog_seconds=watchdog,
+    )
+    raise typer.Exit(train(request))
+
+
+def plan(
+    recipe: Recipe,
+    cluster: ClusterName = None,
+    workers: Workers = None,
+    micro_batch_size: MicroBatch = None,
+    overrides: SetBoth = None,
+    data: Data = None,
+    allow_code: AllowCode = False,
+    as_json: Json = False,
+) -> None:
+    """Show how workers divide an update. Micro-batches, norm groups and memory, for every stage of the ramp."""
+    from recipes.planning.planner import plan
+    from recipes.reading.load import overrides_by_file
+    from recipes.reports.plan_text import plan_text
+    from trainers.launch.preflight import refuse_folder
+    from trainers.launch.request import cluster_of
+    from trainers.launch.vocabulary import vocabulary
+    from trainers.training.build import model_sizes
+
+    own, of_cluster = overrides_by_file(overrides or (), "cluster")
+    opened = opened_recipe(recipe, own, data, allow_code)
+    refuse_folder(opened.dataset, data)
+    made = plan(
+        recipe=opened.recipe,
+        dataset=opened.dataset,
+        cluster=cluster_of(cluster, workers=workers, vocabulary=vocabulary(), overrides=of_cluster)[0],
+        workers=workers,
+        micro_batch_size=micro_batch_size,
+        model=model_sizes(opened.recipe, opened.dataset),
+    )
+    print(json.dumps(made.as_tree(), indent=2) if as_json else plan_text(made))
