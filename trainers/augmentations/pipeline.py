@@ -35,7 +35,7 @@ class Pixels(NamedTuple):
 class Finish:
     """The end of a pipeline, which a GPU computes for a whole batch at once.
 
-        y = (x - shift) / scale          of each channel, in float32; mirrored if `Pixels` says so; channels first
+        y = (x - shift) / scale          of each channel, in float32; mirrored if `Pixels.mirrored`; channels first
 
     Args:
         normalize: with its numbers; None if no `Normalize` ends the list.

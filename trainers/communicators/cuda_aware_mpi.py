@@ -57,16 +57,15 @@ def by_pointers(mpi: Any, gpu: Gpu) -> GpuConnection:
         mpi: communicator of its own; this MPI takes pointers to the memory of `gpu`.
         gpu: of this worker, or an object with its methods.
     """
-    return GpuConnection(mpi, lambda values, wire: _sum(mpi, gpu, values, wire), num_roundings=0, gpu=gpu)
-
-
-def _sum(mpi: Any, gpu: Gpu, values: Any, wire: Wire) -> None:
     from mpi4py import MPI
 
-    if not isinstance(wire, FullWire):
-        raise ValueError(f"CudaAwareMpi: MPI has no sum of {wire.name}; take Nccl, Direct, Ring or HalvingDoubling")
-    gpu.stream.synchronize()  # MPI does not follow the order of a stream
-    mpi.Allreduce(MPI.IN_PLACE, values)
+    def sum_of(values: Any, wire: Wire) -> None:
+        if not isinstance(wire, FullWire):
+            raise ValueError(f"CudaAwareMpi: MPI has no sum of {wire.name}; take Nccl, Direct, Ring or HalvingDoubling")
+        gpu.stream.synchronize()  # MPI does not follow the order of a stream
+        mpi.Allreduce(MPI.IN_PLACE, values)
+
+    return GpuConnection(mpi, sum_of, num_roundings=0, gpu=gpu)
 
 
 def takes_gpu_memory() -> bool:

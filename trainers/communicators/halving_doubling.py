@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -35,10 +36,7 @@ class HalvingDoubling:
         num_roundings = max(size.bit_length() - 1 for _, size in blocks) + len(blocks) - 1
         sent = max(ring_traffic(size) + (len(blocks) > 1) / size for _, size in blocks)
         wait_mode = "sleeps" if len(blocks) == 1 else "sleeps within a block, spins between them"
-
-        def sum_of(values: np.ndarray, wire: Wire) -> None:
-            _sum(mpi, values, wire)
-
+        sum_of = functools.partial(_sum, mpi)
         return Connection(mpi, sum_of, num_roundings=num_roundings, sent=sent, wait_mode=wait_mode)
 
 

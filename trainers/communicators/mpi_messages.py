@@ -14,7 +14,7 @@ import numpy as np
 from trainers.runs.stack_dump import waiting_for_ranks
 
 _SPINS_SECONDS = 2e-4  # a small message of a fast link is there before
-_SPINS_SECONDS_BESIDE = 2e-5  # of a thread beside the main one, which wants the core
+_SPINS_SECONDS_BESIDE = 2e-5  # of a thread beside the main one, which needs the core
 _PART_OF_WAIT = 1 / 5  # that a sleep may add to it
 _LONGEST_SLEEP_SECONDS = 1e-3  # at 1 Gbit/s a socket's buffer holds what arrives in the meantime
 _PIECE_BYTES = 32768
@@ -29,7 +29,7 @@ _BARRIER_SLEEPS_SECONDS = (5e-5, 2e-4)  # the first and the longest
 def wait_for(requests: list[Any], *, since: float | None = None, longest: float = _LONGEST_SLEEP_SECONDS) -> None:
     """Return when all of these requests of mpi4py are done.
 
-    MPI waits by polling, at the cost of a core: on a slow link, one that the backward pass wants. This polls without a
+    MPI waits by polling, at the cost of a core: on a slow link, one that the backward pass needs. This polls without a
     pause for a fifth of a millisecond, on a thread beside the main one for a tenth of that, and then sleeps between, a
     fifth of the time waited so far.
 
@@ -57,7 +57,7 @@ def barrier(mpi: Any, sleeps: Callable[[], bool] = lambda: True) -> None:
 
     Args:
         mpi: communicator of all ranks.
-        sleeps: called before each sleep; once it returns False, nobody wants the core, and MPI polls for the rest.
+        sleeps: called before each sleep; once it returns False, no other thread needs the core, and MPI polls.
     """
     request = mpi.Ibarrier()
     for _ in range(_BARRIER_POLLS):

@@ -41,10 +41,10 @@ class Ring:
 
     def connect(self, mpi: Any) -> Connection:
         """Ready on all workers of `mpi`, which call this together."""
-        return _Around(mpi, ring_of(mpi, whole=mpi, sockets=self.sockets))
+        return _RingConnection(mpi, ring_of(mpi, whole=mpi, sockets=self.sockets))
 
 
-class _Around(Connection):
+class _RingConnection(Connection):
     """Scales numbers as they are packed, added and stored: a pass of its own would cost as much as a message."""
 
     def __init__(self, mpi: Any, ring: MpiRing | SocketRing) -> None:

@@ -46,16 +46,16 @@ class SharedWindow:
             require_count("SharedWindow.ranks_per_node", self.ranks_per_node)
 
     def misfit(self, workers: int) -> str:
-        """Why so many workers cannot take this, as far as their number tells; empty where they can."""
+        """Why so many workers cannot use this, from their number alone; empty where they can."""
         node = min(self.ranks_per_node or 1, workers)
         return f"{workers} workers do not divide into nodes of {node}; take Hierarchical" if workers % node else ""
 
     def connect(self, mpi: Any) -> Connection:
         """Ready on all workers of `mpi`, which call this together."""
-        return _Window(mpi, node_of(mpi, self.ranks_per_node), sockets=self.sockets)
+        return _SharedWindowConnection(mpi, node_of(mpi, self.ranks_per_node), sockets=self.sockets)
 
 
-class _Window(Connection):
+class _SharedWindowConnection(Connection):
     """One window of the node; `sum` takes parts of the array that `allocate` gave."""
 
     def __init__(self, mpi: Any, node: Any, *, sockets: bool) -> None:

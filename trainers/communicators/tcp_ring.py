@@ -37,7 +37,7 @@ class Unreachable(Misfit):
 
 
 class SocketRing:
-    """Messages from each worker to the next, all at the same time, over TCP connections that nobody else uses.
+    """Messages from each worker to the next, all at the same time, over TCP connections of their own.
 
         the numbers themselves on the wire, from each worker to the next
 

@@ -40,7 +40,7 @@ class LoadedMicroBatch:
 
     Args:
         part: its place in the update.
-        images_NCHW: float32, or what CHAINER_DTYPE says; a tuple of `Pixels` until a feed has made images of them.
+        images_NCHW: of CHAINER_DTYPE, float32 by default; a tuple of `Pixels` until a feed has made images of them.
         targets: int32 (samples,), labels; where the recipe mixes, float32 (samples, classes), mixtures of labels.
         epochs, indices: int64 (samples,): which augmentation of which sample, see `Stream.at`.
         seen: one for each sample, with a trace.
@@ -56,7 +56,7 @@ class LoadedMicroBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateShare:
-    """One worker's share of one update; the micro-batches are loaded as they are asked for.
+    """One worker's share of one update; the micro-batches are loaded one by one.
 
     Args:
         update: its number.

@@ -139,7 +139,7 @@ def abort_on_exception(rank: int) -> None:
 
 
 def error_text(error: BaseException) -> str:
-    """The text to print for an exception: with its traceback, unless the message alone tells the user enough."""
+    """The text to print for an exception: with its traceback, unless the message alone is enough."""
     if isinstance(error, RankFailed):
         return f"{error}\n"
     if isinstance(error, OSError) and error.errno in DISK_FULL:

@@ -22,7 +22,7 @@ _pools: list[Any] = []  # CuPy's memory pools beside the default one
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that memory could not be allocated.
+    """Whether an exception means that memory could not be allocated.
 
     >>> is_out_of_memory(MemoryError()), is_out_of_memory(RuntimeError("shapes differ"))
     (True, False)

@@ -206,7 +206,7 @@ def start_ranks(
 ) -> Ranks:
     """Start `kilobatch ARGUMENTS` on ranks of this machine, or wherever another launcher starts them.
 
-    They run in their own session: a Ctrl-C on the terminal reaches only this process, which asks them to stop.
+    They run in their own session: a Ctrl-C on the terminal reaches only this process, which requests their stop.
 
     Args:
         num_ranks: at least 1.

@@ -82,7 +82,7 @@ def open_to_append(folder: Path, name: str) -> IO[bytes]:
 def lock_folder(folder: Path) -> IO[bytes]:
     """Lock a folder against other runs, whose files would mix, as long as the returned file is open.
 
-    The system releases the lock of a killed process. A file system without locks keeps nobody out.
+    The system releases the lock of a killed process. Without locks of the file system there is no such protection.
 
     Raises:
         FolderRefused: the folder cannot be written, or another run has locked it.
