@@ -51,7 +51,7 @@ class CudaAwareMpi:
 
 
 def by_pointers(mpi: Any, gpu: Gpu) -> GpuConnection:
-    """Sums by MPI on GPU memory, without copies to the host.
+    """Sums by MPI on GPU memory, without copies to the host. Bytes on the wire: those of `CudaAwareMpi`.
 
     Args:
         mpi: communicator of its own; this MPI takes pointers to the memory of `gpu`.
