@@ -33,7 +33,7 @@ from trainers.gradients.flat_gradients import FlatGradients
 from trainers.training.device import take_device
 
 WORLD = MPI.COMM_WORLD
-RANKS = (1, 2, 3, 4, 5, 8)
+RANKS = {"pairs": (1, 2, 3, 4, 5), "all": (1, 2, 3, 4, 5, 8)}
 COMMUNICATORS = {
     "Auto": {},
     "Auto 2": {"ranks_per_node": 2},
@@ -86,7 +86,7 @@ def cases(which):
     if which == "gpu":
         yield from itertools.product([WORLD.size], ON_GPUS, FORMATS, BUCKET_BYTES)
         return
-    product = list(itertools.product(RANKS, COMMUNICATORS, FORMATS, BUCKET_BYTES))
+    product = list(itertools.product(RANKS[which], COMMUNICATORS, FORMATS, BUCKET_BYTES))
     seen = set()
     for number in np.random.RandomState(0).permutation(len(product)):  # about as many for each number of ranks
         case = product[number]

@@ -3,25 +3,21 @@
 import json
 import re
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from trainers.communicators import tcp_ring
 from trainers.communicators.tcp_ring import nearest_first, own_addresses
-from trainers.runs.mpi_ranks import find_mpiexec
 
 PROGRAM = Path(__file__).with_name("sockets_on_ranks.py")
 
 
 @pytest.fixture(scope="module", params=[(2,), (3,), (3, "python")], ids=lambda words: "-".join(map(str, words)))
-def found(request):
+def found(request, run_on_ranks):
     """What the program saw; messages and strangers it looks at itself."""
     ranks, *words = request.param
-    command = [find_mpiexec(), "-n", str(ranks), sys.executable, "-W", "error", "-m", "mpi4py", str(PROGRAM), *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = run_on_ranks(ranks, PROGRAM, *words)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
     assert found["ranks"] == ranks

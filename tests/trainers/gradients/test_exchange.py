@@ -2,8 +2,6 @@
 
 import contextlib
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import chainer
@@ -18,7 +16,6 @@ from trainers.communicators.host_staging import connect_on_gpu
 from trainers.communicators.wire import BFloat16Wire, Float16Wire, FullWire
 from trainers.gradients.exchange import Exchange, buckets_of, wire_factor
 from trainers.gradients.flat_gradients import FlatGradients
-from trainers.runs.mpi_ranks import find_mpiexec
 from trainers.training.device import has_gpu
 
 PROGRAM = Path(__file__).with_name("exchange_on_ranks.py")
@@ -181,9 +178,8 @@ def test_a_bucket_is_summed_behind_the_mark_of_when_it_was_sent():
 
 
 @pytest.fixture(scope="module", params=[2, 3], ids=["2 ranks", "3 ranks"])
-def launch(request):
-    command = [find_mpiexec(), "-n", str(request.param), sys.executable, "-W", "error", "-m", "mpi4py", PROGRAM]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+def launch(request, run_on_ranks):
+    return run_on_ranks(request.param, PROGRAM)
 
 
 @pytest.mark.mpi

@@ -126,7 +126,13 @@ def run_in(folder, how, *words):
 
 
 SOCKETS = ("--set", "cluster.exchange.communicator={kind: Ring, sockets: true}")
-SLOW = [("hang", 3, ()), ("build", 2, ()), ("exit", 2, ()), *((how, 3, SOCKETS) for how in ("raise", "_exit", "stop"))]
+SLOW = [
+    ("hang", 3, ()),
+    ("kill", 3, ()),
+    ("build", 2, ()),
+    ("exit", 2, ()),
+    *((how, 3, SOCKETS) for how in ("raise", "_exit", "stop")),
+]
 
 
 @pytest.mark.parametrize(
@@ -134,10 +140,9 @@ SLOW = [("hang", 3, ()), ("build", 2, ()), ("exit", 2, ()), *((how, 3, SOCKETS) 
     [
         ("raise", 2, ()),
         ("_exit", 2, ()),
-        ("kill", 3, ()),
         ("kill", 3, SOCKETS),
         ("stop", 3, ()),
-        ("perturb", 3, ()),
+        ("perturb", 2, ()),
         *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW),
     ],
 )

@@ -3,8 +3,6 @@
 import json
 import re
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections import defaultdict
@@ -67,7 +65,7 @@ UPDATES, PROFILED = 10, 3
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(tmp_path_factory, kilobatch):
     """Makes `run(phase)`: a run whose rank 1 sleeps some 0.2 s an update in that phase, and a profile of it."""
     made = {}
 
@@ -81,10 +79,10 @@ def run(tmp_path_factory):
             recipe += f"augmentation: {{train: [{{kind: Normalize, with: digits}}{train}]}}\n"
             (folder / "mine.yaml").write_text(recipe)
             (folder / "two.yaml").write_text(CLUSTER)
-            command = [sys.executable, "-P", "-m", "kilobatch", "train", "mine.yaml", "--allow-code", "-n", "2"]
-            command += ["--cluster", "two.yaml", "--stop-after", f"{UPDATES}up", "--profile", str(PROFILED)]
-            command += ["--out", "run", "--set", "evaluation.every=8up", "--checkpoint-every", "9up"]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder)
+            words = ["train", "mine.yaml", "--allow-code", "--no-report", "--out", "run", "--profile", PROFILED]
+            words += ["--cluster", "two.yaml", "--stop-after", f"{UPDATES}up"]
+            words += ["--set", "evaluation.every=8up", "--checkpoint-every", "9up"]
+            done = kilobatch(*words, ranks=2, cwd=folder)
             assert done.returncode == 0, done.stdout + done.stderr
             made[how] = folder / "run"
         return made[how]
