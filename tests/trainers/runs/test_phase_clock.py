@@ -205,7 +205,7 @@ def test_a_rank_that_sleeps_is_named_with_its_phase(run, how):
 
 
 @pytest.mark.mpi
-def test_the_exchange_is_told_in_log_and_report(run):
+def test_the_exchange_is_in_log_and_report(run):
     words = r"gradients?: Auto \(SharedWindow: all workers share memory\), \d buckets of 221 kB in all, float32, while "
     words += r"backward goes on; nothing is sent; waiting sleeps"
     assert re.search(words, (run("backward") / "log.txt").read_text())
@@ -214,10 +214,10 @@ def test_the_exchange_is_told_in_log_and_report(run):
 
 @pytest.mark.mpi
 def test_a_profile_has_the_events_of_all_ranks_nested_and_buckets_beside_backward(run):
-    told = json.loads((run("backward") / "profile.json").read_text())
-    events = [event for event in told["traceEvents"] if event["ph"] == "X"]
+    message = json.loads((run("backward") / "profile.json").read_text())
+    events = [event for event in message["traceEvents"] if event["ph"] == "X"]
     names = {
-        (event["pid"], event["name"]): event["args"]["name"] for event in told["traceEvents"] if event["ph"] == "M"
+        (event["pid"], event["name"]): event["args"]["name"] for event in message["traceEvents"] if event["ph"] == "M"
     }
     assert {pid for pid, _ in names} == {0, 1}
     assert names[1, "process_name"] == f"rank 1 on {socket.gethostname()}"
