@@ -126,7 +126,13 @@ def run_in(folder, how, *words):
 
 
 SOCKETS = ("--set", "cluster.exchange.communicator={kind: Ring, sockets: true}")
-SLOW = [("hang", 3, ()), ("kill", 3, ()), ("build", 2, ()), ("exit", 2, ()), *((how, 3, SOCKETS) for how in ("raise", "_exit", "stop"))]
+SLOW = [
+    ("hang", 3, ()),
+    ("kill", 3, ()),
+    ("build", 2, ()),
+    ("exit", 2, ()),
+    *((how, 3, SOCKETS) for how in ("raise", "_exit", "stop")),
+]
 
 
 @pytest.mark.parametrize(
