@@ -4,7 +4,7 @@
 
 `pairs`: cases in which each value of a factor meets each of another one, over launches of all numbers of ranks; `all`:
 the whole product; `gpu`: the product of what sums arrays in the memory of GPUs. Rank 0 prints a case a line, as JSON.
-What a case does is told by the functions below.
+See `run` for what a case does.
 """
 
 import trainers.compat  # noqa: F401  isort: skip
@@ -69,6 +69,10 @@ ON_GPUS = {
     "Nccl": {},
     "Ring": {},
     "SharedWindow": {},
+}
+SUMMED_ELSEWHERE = ("Dummy", "CudaAwareMpi", "Nccl")  # nowhere, or in ON_GPUS only
+COMMUNICATORS |= {
+    name: {} for name in communicators.__all__ if name not in COMMUNICATORS and name not in SUMMED_ELSEWHERE
 }
 DEVICE = take_device("gpu" if sys.argv[1] == "gpu" else "cpu", WORLD)
 FORMATS = ("float32", "float64", "float16", "bfloat16")
@@ -234,7 +238,7 @@ def exchanged(name, wire, dtype, bucket_bytes, *, overlap):
     rows, values = of_all(len(flat.values), dtype), on_host(flat.values)
     worst = max(
         error_over_bound(values[place], rows[:, place], scale, connection, wire, unit=_unit(rows[:, place], wire))
-        for place in (bucket.place for bucket in exchange.buckets)
+        for place in (bucket.span for bucket in exchange.buckets)
     )
     exchange.close()
     return values, worst, list(connection.choices)

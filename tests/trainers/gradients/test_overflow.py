@@ -137,7 +137,7 @@ def decisions(run):
 
 @pytest.fixture
 def failed(kilobatch):
-    """What a run that fails says."""
+    """The stderr of a run that fails."""
 
     def run(folder, *options):
         done = kilobatch("train", "digits/large_batch", *options, "--out", folder, ranks=2)
@@ -149,19 +149,19 @@ def failed(kilobatch):
 
 
 def test_a_loss_that_is_not_finite_fails_at_once_for_no_scale_cures_it(tmp_path, failed):
-    told = failed(tmp_path / "run", *mixed(65536), "--set", "learning_rate.reference=1e6")
-    assert "the loss is not finite at update 1 on rank 0" in told
-    assert "so does what mixed16 cannot hold: see precision.compute" in told
+    message = failed(tmp_path / "run", *mixed(65536), "--set", "learning_rate.reference=1e6")
+    assert "the loss is not finite at update 1 on rank 0" in message
+    assert "so does what mixed16 cannot hold: see precision.compute" in message
     assert "overflowed" not in (tmp_path / "run" / "log.txt").read_text()
 
 
 def test_what_overflows_at_every_scale_fails_with_update_scale_and_parameter(tmp_path, failed):
-    told = failed(tmp_path / "run", *mixed(2**60))
+    message = failed(tmp_path / "run", *mixed(2**60))
     scale = f"{2**40:.12g}"
     assert re.search(
         rf"gradient of /\S+ is not finite at update 0 on rank 0, even at a loss scale of {re.escape(scale)}, after 20 "
         r"halvings.*precision.compute: float32.*Last good checkpoint: none was written yet",
-        told,
+        message,
     )
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["key"] for line in lines] == ["run_start", "run_stop"]

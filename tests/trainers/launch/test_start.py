@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from trainers.runs.run_folder import FolderRefused, hold_alone
+from trainers.runs.run_folder import FolderRefused, lock_folder
 
 pytestmark = pytest.mark.mpi
 
@@ -156,7 +156,7 @@ def start_and_interrupt(folder, number, *, times=1):
             assert time.monotonic() < until
             time.sleep(0.02)
         with pytest.raises(FolderRefused, match="a run is being trained in"):
-            hold_alone(folder)
+            lock_folder(folder)
         for _ in range(times):
             process.send_signal(number)
             time.sleep(0.02)

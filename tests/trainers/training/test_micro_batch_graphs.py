@@ -276,7 +276,7 @@ def test_slots_are_told_behind_the_graph_that_makes_them_whole(run, monkeypatch)
 
 
 def test_ends_of_buckets_are_their_last_slots():
-    buckets = [Bucket(place=slice(0, 0), num_slots=count) for count in (2, 1, 2)]
+    buckets = [Bucket(span=slice(0, 0), num_slots=count) for count in (2, 1, 2)]
     assert Exchange.ends_of_buckets.fget(SimpleNamespace(buckets=buckets)) == [1, 2, 4]
 
 

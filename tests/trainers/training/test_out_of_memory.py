@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 
 from recipes.reports.page import page_text
 from recipes.reports.record import open_run
-from trainers.runs.memory import ran_out
+from trainers.runs.memory import is_out_of_memory
 from trainers.training.device import has_gpu
 from trainers.training.evaluate import score
 
@@ -206,7 +206,7 @@ def test_on_a_gpu_the_pool_runs_out_and_the_run_is_the_same(hungry, assert_same_
     ],
 )
 def test_errors_that_say_that_memory_could_not_be_had(error, says_so):
-    assert ran_out(error) is says_so
+    assert is_out_of_memory(error) is says_so
 
 
 def test_an_evaluation_goes_on_in_smaller_forwards_where_memory_runs_out(caplog):

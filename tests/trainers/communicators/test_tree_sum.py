@@ -108,7 +108,7 @@ def test_the_sum_has_the_same_bits_however_the_leaves_are_dealt(count):
         assert sum_of_tree(known, 0, count).tobytes() == whole(leaves).tobytes(), dealt
 
 
-def test_a_leaf_that_nobody_has_is_told():
+def test_a_missing_leaf_is_reported():
     with pytest.raises(KeyError, match="norm group 3 is in no sum"):
         sum_of_tree(held_of(leaves_of(8), [0, 1, 2, 4, 5, 6, 7]), 0, 8)
 

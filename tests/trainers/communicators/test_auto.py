@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from trainers.communicators import auto as fastest_module
+from trainers.communicators import auto
 from trainers.communicators.auto import Candidate, Fastest, cost_of
 from trainers.communicators.connection import Connection
 from trainers.communicators.wire import WIRES, FullWire
@@ -34,7 +34,7 @@ class Sums:
 @pytest.fixture
 def fastest(monkeypatch):
     """fastest(*sums, **options): a connection that chooses among them in all its repeats, closed afterwards."""
-    monkeypatch.setattr(fastest_module, "_ENOUGH_SECONDS", math.inf)  # a busy machine makes fewer
+    monkeypatch.setattr(auto, "_ENOUGH_SECONDS", math.inf)  # a busy machine makes fewer
     made = []
 
     def make(*sums, **options):
