@@ -1,7 +1,4 @@
-"""Texts about a class and its arguments, from its docstring.
-
-docs/recipes.md: every key of a recipe, a data set, a cluster and a search, from the dataclasses that read them.
-"""
+"""docs/recipes.md: every key of a recipe, a data set, a cluster and a search, from the dataclasses that read them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Families of optimizers whose rate follows the batch by the same rule, as names of the vocabulary.
-
-The names that a recipe may use, and the dataclasses they stand for.
-"""
+"""The names that a recipe may use as `kind`, the dataclasses behind them, and the families of optimizers."""
 
 from __future__ import annotations
 

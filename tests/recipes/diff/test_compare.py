@@ -62,8 +62,8 @@ def test_an_inserted_augmentation_is_the_only_difference():
 def test_a_changed_key_is_found_behind_an_inserted_augmentation_and_told_with_both_places():
     (inserted, changed) = compare([{"train": [FLIP, CROP]}, {"train": [FLIP, CUTOUT, {**CROP, "padding": 2}]}])[::-1]
     assert (changed.path, changed.values) == (("train", "RandomCrop", "padding"), (4, 2))
-    assert changed.places == ("train.1.padding", "train.2.padding")
-    assert (inserted.path, inserted.places) == (("train", "Cutout"), (None, "train.1"))
+    assert changed.tree_paths == ("train.1.padding", "train.2.padding")
+    assert (inserted.path, inserted.tree_paths) == (("train", "Cutout"), (None, "train.1"))
 
 
 def test_another_order_of_augmentations_is_one_difference():
@@ -83,7 +83,7 @@ def test_steps_of_a_ramp_are_compared_by_where_they_begin():
     differences = compare([{"batch": {"global": 8192}}, {"batch": {"global": RAMP}}])
     assert [difference.path[2:] for difference in differences] == [("from 0",), ("from 30",)]
     assert [difference.values for difference in differences] == [(8192, 2048), (MISSING, 4096)]
-    assert differences[1].places == (None, "batch.global.1.size")
+    assert differences[1].tree_paths == (None, "batch.global.1.size")
     earlier = [RAMP[0], {"from": 15, "size": 1024}, RAMP[1]]
     assert found({"global": RAMP}, {"global": earlier}) == {"global.from 15": (MISSING, 1024)}
     assert found({"image_size": RAMP}, {"image_size": None}) == {"image_size": (RAMP, None)}  # it has no steps

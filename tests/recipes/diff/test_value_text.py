@@ -6,7 +6,7 @@ from recipes.reading.tree_diff import MISSING, Difference, value_text, value_tex
 
 
 def texts(*values, key="key"):
-    return value_texts(Difference(path=("batch", key), values=values, places=("batch.key",) * len(values)))
+    return value_texts(Difference(path=("batch", key), values=values, tree_paths=("batch.key",) * len(values)))
 
 
 @pytest.mark.parametrize(
