@@ -9,7 +9,7 @@ from typing import Any
 
 from recipes.reading.open import OpenedRecipe
 from recipes.schema import Recipe
-from recipes.schema.vocabulary import MOMENTUM_SGD
+from recipes.schema.vocabulary import rate_rule
 
 __all__ = ["Case", "Fault", "Finding", "Rule"]
 
@@ -63,7 +63,7 @@ class Case:
     @property
     def is_momentum_sgd(self) -> bool:
         """Whether the optimizer is SGD, with or without momentum of any form."""
-        return self.optimizer["kind"] in MOMENTUM_SGD
+        return rate_rule(self.recipe.optimizer) == "linear"
 
     @property
     def first_batch(self) -> int:

@@ -227,8 +227,7 @@ def by_reports(
     Args:
         points: of a trial: (step for Optuna, number of the report).
     """
-    from trainers.search.comparability import first_report
-    from trainers.search.optuna_extensions import COMPARED
+    from trainers.search.comparability import COMPARED, first_report
 
     study = optuna.create_study(direction="maximize", pruner=pruner)
     found, spent = Outcome(), 0.0
@@ -268,7 +267,7 @@ class InOrder(optuna.samplers.RandomSampler):
 
 def by_rungs(order: list[Recorded], budget: float, *, pruner: Any) -> Outcome:
     """Whole runs of several lengths, as `trainers/search/successive_halving.py` chooses them."""
-    from trainers.search.successive_halving import RUNG, place, promote
+    from trainers.search.successive_halving import RUNG, assigned_share, promote
 
     study, search = optuna.create_study(direction="maximize", sampler=InOrder()), SimpleNamespace(pruner=pruner)
     search.budget = SimpleNamespace(trials=math.inf)
@@ -277,7 +276,7 @@ def by_rungs(order: list[Recorded], budget: float, *, pruner: Any) -> Outcome:
         promote(study, search)
         trial = study.ask()
         found.begun += 1
-        place(trial, search)
+        assigned_share(trial, search)
         recorded = order[trial.suggest_int("place", 0, len(order) - 1)]
         at = trial.user_attrs[RUNG]["at"]
         spent += recorded.seconds[at]

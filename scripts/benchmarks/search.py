@@ -38,13 +38,12 @@ from trainers.runs.run_folder import METRICS
 from trainers.runs.stop_request import STOP_FILE
 from trainers.search.comparability import store_comparability
 from trainers.search.display import Display
-from trainers.search.rank_groups import Report
 from trainers.search.storage import database, open_storage, parse_storage
 from trainers.search.storage_cache import refresh
 from trainers.search.study import FOLDER, SECONDS, open_study, suggested
 from trainers.search.trial_leases import TrialLeases
 from trainers.search.trial_recorder import SearchOptions, TrialRecorder
-from trainers.search.trial_run import trial_request
+from trainers.search.trial_run import Report, trial_request
 
 PARTS = ("ask", "plan", "reports", "tell")
 TEXT = """\
@@ -156,18 +155,18 @@ class Bench:
         address = parse_storage(options.storage, folder)
         storage = optuna.storages.get_storage(database(address)) if options.plain else open_storage(address)
         self.study = open_study(self.opened, storage, name=f"bench-{time.time_ns()}")
-        self.hand_out, self.meter = TrialLeases(self.study, folder), Meter()
+        self.leases, self.meter = TrialLeases(self.study, folder), Meter()
         display = Display(search=self.search, folder=folder, console=Console(quiet=True), groups=1)
         how = SearchOptions(folder=folder, stop_file=folder / STOP_FILE, hang_seconds=600.0)
-        self.telling = TrialRecorder(self.opened, self.study, how, display, done=self.hand_out.done)
+        self.recorder = TrialRecorder(self.opened, self.study, how, display, before_tell=self.leases.drop)
         self.storage, self.display = address.text, display
 
     def one_trial(self, score: float) -> None:
         """A trial as the supervisor handles it, with a score that is not the best; it is never ended early."""
         meter, reports = self.meter, self.search.reports
         with meter.part("ask"):
-            self.hand_out.left()
-            trial = self.hand_out.new(self.search.budget.trials)
+            self.leases.take_stale()
+            trial = self.leases.begin(self.search.budget.trials)
             assert trial is not None
             values = suggested(trial, self.search)
             folder = self.folder / f"trials/trial-{trial.number:04d}"
@@ -183,15 +182,15 @@ class Bench:
             for number in range(1, reports + 1):
                 if number == reports // 2:
                     refresh(self.study)  # as it does by itself after ten seconds
-                self.hand_out.renew()
-                self.telling.report(trial, Report(number=number, value=score, epoch=float(number)))
+                self.leases.renew()
+                self.recorder.report(trial, Report(number=number, value=score, epoch=float(number)))
                 trial.should_prune()
         with meter.part("tell"):
             group = SimpleNamespace(number=0)
             job = SimpleNamespace(group=group, seconds=10.0, began_at=time.time(), folder=folder, prepared=prepared)
-            self.telling.ran(trial, job)
-            self.telling.costs(trial, job)
-            self.telling.complete(trial, [folder], prepared)
+            self.recorder.store_time(trial, job)
+            self.recorder.store_costs(trial, job)
+            self.recorder.tell_complete(trial, [folder], prepared)
 
 
 def write_metrics(folder: Path, prepared: Prepared, reports: int, score: float) -> None:

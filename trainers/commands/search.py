@@ -58,7 +58,7 @@ def search(
     raise typer.Exit(run_search(request))
 
 
-def search_ranks(talk: Path, ranks_here: int | None = None, ranks_before: int = 0) -> None:
+def search_ranks(messages: Path, ranks_here: int | None = None, ranks_before: int = 0) -> None:
     """Serve as one of the ranks of a search's group; its supervisor starts this command."""
     from trainers.runs.mpi_ranks import launched_rank, launched_ranks, limit_threads
     from trainers.runs.rank_exits import hold_exit_socket
@@ -67,7 +67,7 @@ def search_ranks(talk: Path, ranks_here: int | None = None, ranks_before: int = 
     threads = limit_threads(ranks_here)
     from trainers.search.group_worker import run_worker
 
-    run_worker(talk, ranks=launched_ranks() or 1, threads=threads, before=ranks_before)
+    run_worker(messages, ranks=launched_ranks() or 1, threads=threads, ranks_before=ranks_before)
 
 
 def serve_study(

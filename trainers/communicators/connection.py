@@ -22,7 +22,7 @@ class Connection:
     """Sums of arrays over all workers, in place, with the same bits on every one.
 
     Args:
-        mpi: communicator of its own: nobody else sends on it.
+        mpi: communicator of its own, which nothing else uses.
         sum_of: (values, wire): one-dimensional `values` become their sums.
         num_roundings: how often at most a partial sum is rounded to the wire format before it is complete.
         parts: functions that free what else the connection owns, such as communicators split from `mpi`.

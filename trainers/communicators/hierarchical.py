@@ -49,14 +49,14 @@ class Hierarchical:
         def sum_of(values: np.ndarray, wire: Wire) -> None:
             if node.rank == 0:
                 for member in range(1, node.size):
-                    received = wire.scratch(values)
+                    received = wire.buffer_to_add(values)
                     node.Recv(received, source=member)
                     wire.add(values, received)
                 ring_sum(ring, values, wire)
                 packed = wire.pack(values)
             else:
                 node.Send(wire.pack(values), 0)
-                packed = wire.room(values)
+                packed = wire.buffer_to_store(values)
             node.Bcast(packed)
             wire.store(values, packed)
 

@@ -42,7 +42,7 @@ class Torus:
             require_count("Torus.row", self.row)
 
     def misfit(self, workers: int) -> str:
-        """Why so many workers cannot take this; empty where they can."""
+        """Why so many workers cannot use this; empty where they can."""
         return f"{workers} workers do not divide into rows of {self.row}" if workers % (self.row or 1) else ""
 
     def connect(self, mpi: Any) -> Connection:

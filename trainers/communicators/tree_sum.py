@@ -61,7 +61,7 @@ class TreeSum:
     Notation: P workers, b blocks of this worker, arrays of m numbers.
 
     Args:
-        mpi: communicator of all workers; nobody else sends on it meanwhile.
+        mpi: communicator of all workers, which nothing else uses during a sum.
         piece_bytes: bytes of an array that are exchanged at a time, so that copies take little memory.
 
     Source: the shape: RFC 6962, section 2.1 (not checked).

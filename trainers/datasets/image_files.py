@@ -22,7 +22,7 @@ _MODES = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr"})
 
 _ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
 
-# Formats that are opened, whatever the file's name says. Of Pillow's others, EPS would run Ghostscript on the file.
+# Formats that are opened, whatever the file's suffix. Of Pillow's others, EPS would run Ghostscript on the file.
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP")
 
 # Warnings of Pillow that would appear in the middle of a run without the file's name: of damaged EXIF data, which is

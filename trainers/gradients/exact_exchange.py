@@ -48,7 +48,7 @@ class ExactExchange:
 
     def close(self) -> None:
         """Free the memory of the gradients. All workers call this together."""
-        self.flat.forget()
+        self.flat.release()
         with waiting_for_ranks():
             self.connection.close()
 
@@ -61,13 +61,13 @@ class ExactRound:
     ) -> None:
         self._flat, self._values, self._tree, self._scale = flat, flat.values, tree, scale
         self._observe = observe
-        self._found: ExchangeStats | None = None
+        self._stats: ExchangeStats | None = None
 
     @contextlib.contextmanager
     def part(self, micro_batch: MicroBatch) -> Iterator[None]:
         """Around forward and backward of a micro-batch: its gradients become a leaf of the tree."""
         assert micro_batch.num_groups == 1, "the plan of exact mode"
-        self._flat.start_over()
+        self._flat.overwrite()
         yield
         self._flat.zero_unwritten()
         self._tree.add(micro_batch.offset // micro_batch.size, self._values)
@@ -77,17 +77,17 @@ class ExactRound:
 
     def send_rest(self) -> None:
         """All gradients are complete: sum them now."""
-        if self._found is None:
+        if self._stats is None:
             began = time.perf_counter()
             self._tree.total(self._values)
             self._values *= self._values.dtype.type(self._scale)
             ended = time.perf_counter()
             self._observe(0, began, ended)
             seconds = ended - began
-            self._found = ExchangeStats(lost=np.zeros((0, 2), np.int64), seconds=seconds, waited_seconds=seconds)
+            self._stats = ExchangeStats(lost=np.zeros((0, 2), np.int64), seconds=seconds, waited_seconds=seconds)
 
     def finish(self) -> ExchangeStats:
         """Sum the gradients if that was not done; the values are then the mean, the same on all workers."""
         self.send_rest()
-        assert self._found is not None
-        return self._found
+        assert self._stats is not None
+        return self._stats

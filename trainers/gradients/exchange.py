@@ -1,4 +1,10 @@
-"""The exchange of an update's gradients: buckets that are summed over the workers while backward goes on."""
+"""Where the gradient is averaged over the workers: bucket by bucket, while backward goes on.
+
+backward of a layer     FlatGradients adds its gradients to their slots of one flat array
+Round.finished          a bucket whose slots are complete is queued, in the order of the buckets
+exchange thread         `mean`: the bucket is scaled, summed over the workers (all-reduce) and scaled
+Round.finish            waits for all buckets; the array then holds the mean, which the optimizer applies
+"""
 
 from __future__ import annotations
 
@@ -17,7 +23,7 @@ import numpy as np
 from recipes.planning.division import MicroBatch
 from trainers.communicators.connection import Connection
 from trainers.communicators.mpi_messages import total_over_ranks
-from trainers.communicators.wire import FullWire, Wire, array_module, largest
+from trainers.communicators.wire import FullWire, Wire, largest_absolute
 from trainers.gradients.flat_gradients import FlatGradients
 from trainers.runs.phase_clock import ExchangeStats
 from trainers.runs.stack_dump import waiting_for_ranks
@@ -35,8 +41,8 @@ class Exchange:
     Bytes on the wire: 2 a number on a 16-bit wire, else 4 (float64: 8), times the numbers that the connection's
     algorithm sends for all gradients; for S, 8 a bucket from each worker to each.
 
-    With `overlap` a separate thread sends a bucket as soon as backward has finished it and all before it: the order
-    is the same on all workers. Without, the caller of `Round.finish` sends them all.
+    With `overlap` a separate thread sums a bucket as soon as backward has finished it and all before it, in the same
+    order on all workers. Without, the caller of `Round.finish` sums them all.
 
     Args:
         flat: the gradients, in memory that the connection allocated.
@@ -97,7 +103,7 @@ class Exchange:
             self._ready.put(None)
             with waiting_for_ranks(self.thread):
                 self.thread.join()
-        self.flat.forget()
+        self.flat.release()
         with waiting_for_ranks():
             self.connection.close()
 
@@ -122,7 +128,7 @@ class Round:
         self._next = 0
         self._done = threading.Semaphore(0)
         self._failure: BaseException | None = None
-        self._found: ExchangeStats | None = None
+        self._stats: ExchangeStats | None = None
         self._seconds, self._lost = 0.0, np.zeros((len(exchange.buckets), 2), np.int64)
 
     def part(self, micro_batch: MicroBatch) -> contextlib.AbstractContextManager[None]:
@@ -144,7 +150,7 @@ class Round:
 
     def finish(self) -> ExchangeStats:
         """Send the remaining buckets and wait for all; `values` are then the mean, the same on all workers."""
-        if self._found is None:
+        if self._stats is None:
             began = time.perf_counter()
             while self._next < len(self._exchange.buckets):
                 self._send_next()
@@ -154,8 +160,8 @@ class Round:
                     if self._failure is not None:
                         raise self._failure
             waited_seconds = time.perf_counter() - began
-            self._found = ExchangeStats(lost=self._lost, seconds=self._seconds, waited_seconds=waited_seconds)
-        return self._found
+            self._stats = ExchangeStats(lost=self._lost, seconds=self._seconds, waited_seconds=waited_seconds)
+        return self._stats
 
     def average(self, number: int, mark: Any) -> None:
         """Average a bucket that is complete at `mark` over the workers; `finish` raises what goes wrong here."""
@@ -183,17 +189,9 @@ def mean(values: np.ndarray, connection: Connection, wire: Wire, scale: float) -
     """values <- scale * sum over workers, see `Exchange`; returns the counts of overflowed and of flushed numbers."""
     if isinstance(wire, FullWire):
         return connection.mean(values, wire, 1.0, scale)
-    total = total_over_ranks(connection.mpi, scale * largest_of(values))
+    total = total_over_ranks(connection.mpi, scale * largest_absolute(values))
     factor = wire_factor(total, wire, connection.num_roundings)
     return connection.mean(values, wire, scale * factor, 1.0 / factor)
-
-
-def largest_of(values: np.ndarray) -> float:
-    """The largest absolute value, without a temporary array; NaN if there is one, 0 of an empty array."""
-    found = largest(values)
-    if found is None:
-        found = float(array_module(values).maximum(values.max(), -values.min())) if len(values) else 0.0
-    return found
 
 
 def wire_factor(total: float, wire: Wire, num_roundings: int) -> float:

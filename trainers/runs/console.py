@@ -1,4 +1,4 @@
-"""Output of a command whose reader (a pipe, a terminal) may go away: that must not end the command's work."""
+"""Output of a command that goes on when the reader of its output (a pipe, a terminal) goes away."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _EXIT_UNREAD = 1  # Click's exit code for a broken pipe
 
 
 def exit_on_error(error: Exception) -> None:
-    """End a command that failed in a way that needs no traceback, with a message on stderr; return if it needs one.
+    """Exit with a message on stderr for an error that needs no traceback; return for one that does.
 
     Refused input: one line a problem, exit code 2. stdout cannot be written, such as on a full disk: one line, exit
-    code 3. Broken pipe of stdout: no message, exit code 1. On a rank, an error in printing is left to `faults`, which
-    ends all ranks.
+    code 3. Broken pipe of stdout: no message, exit code 1. On a rank, `errors.abort_on_exception` handles an error in
+    printing and ends all ranks.
 
     Args:
         error: of the command.

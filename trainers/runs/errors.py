@@ -1,4 +1,4 @@
-"""Failures of a run: on all ranks, with rank, host and cause, and never in a hang."""
+"""Failures of a run: each ends all ranks, and its message names rank, host and cause."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from types import TracebackType
 EXIT_INPUT, EXIT_FAILED, EXIT_STOPPED = 2, 3, 4
 _ABORT_SECONDS = 5.0
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # on the disk, in a quota, below the limit of a file's size
-_READ_SECONDS = 2.0  # how long `print_and_drain` waits for the launcher to read the message
+_DRAIN_SECONDS = 2.0  # how long `print_and_drain` waits for the launcher to read the message
 
 
 class RunFailed(Exception):
@@ -132,14 +132,14 @@ def abort_on_exception(rank: int) -> None:
         elif rank == 0:
             print_and_drain(f"kilobatch: {error}")
         if isinstance(error, RunFailed):
-            MPI.COMM_WORLD.Barrier()  # all ranks raise it: let rank 0 speak before anyone is killed
+            MPI.COMM_WORLD.Barrier()  # all ranks raise it: rank 0 prints before any rank is killed
         abort_all_ranks()
 
     sys.excepthook = hook
 
 
 def error_text(error: BaseException) -> str:
-    """The text to print for an exception: with its traceback, unless the message alone tells the user enough."""
+    """The text to print for an exception: with its traceback, unless the message alone is enough."""
     if isinstance(error, RankFailed):
         return f"{error}\n"
     if isinstance(error, OSError) and error.errno in DISK_FULL:
@@ -151,8 +151,8 @@ def print_and_drain(text: str) -> None:
     """Write to stderr and wait until a pipe is read: this process, and the launcher that relays it, may end next."""
     print(text, file=sys.stderr, flush=True)
     with suppress(OSError, ValueError):  # no file, no pipe
-        end, patience = sys.stderr.fileno(), time.monotonic() + _READ_SECONDS
-        while stat.S_ISFIFO(os.fstat(end).st_mode) and _unread(end) and time.monotonic() < patience:
+        pipe, until = sys.stderr.fileno(), time.monotonic() + _DRAIN_SECONDS
+        while stat.S_ISFIFO(os.fstat(pipe).st_mode) and _unread(pipe) and time.monotonic() < until:
             time.sleep(0.001)
 
 

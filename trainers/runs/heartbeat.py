@@ -99,7 +99,7 @@ class Heartbeat:
         folder: the run's.
         mpi: communicator of all workers.
         seconds: that a rank may be without progress; 0 for any time.
-        is_orphan: whether the process that wants this run has gone.
+        is_orphan: whether the process that started this run has gone.
     Attributes:
         current_update: () -> number of the update this rank is in; None before there is one.
         orphaned: whether the process that started this rank has gone.

@@ -10,25 +10,26 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-_SAYINGS = (  # in RuntimeErrors of CUDA, cuBLAS and PyTorch's operators; CuPy's pool raises MemoryError
+_MESSAGES = (  # in RuntimeErrors of CUDA, cuBLAS and PyTorch's operators; CuPy's pool raises MemoryError
     "cudaErrorMemoryAllocation",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "DefaultCPUAllocator: can't allocate memory",
 )
-_OWN = Path("/proc/self")
+_PROC = Path("/proc/self")
 _RESET_PEAK = "5"  # resets the peak resident set size (VmHWM), see proc(5)
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of glibc's mallopt
 _pools: list[Any] = []  # CuPy's memory pools beside the default one
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that memory could not be allocated.
+    """Whether an exception means that memory could not be allocated.
 
     >>> is_out_of_memory(MemoryError()), is_out_of_memory(RuntimeError("shapes differ"))
     (True, False)
     """
-    said_so = isinstance(error, RuntimeError) and any(saying in str(error) for saying in _SAYINGS)
-    return isinstance(error, MemoryError) or said_so
+    if isinstance(error, RuntimeError):
+        return any(message in str(error) for message in _MESSAGES)
+    return isinstance(error, MemoryError)
 
 
 def keep_freed_memory() -> None:
@@ -53,7 +54,7 @@ def reset_peak() -> None:
     """Reset the peak: a process may do several runs."""
     trim_heap()
     with suppress(OSError):  # not Linux, or not allowed: the peak is that of the process
-        (_OWN / "clear_refs").write_text(_RESET_PEAK)
+        (_PROC / "clear_refs").write_text(_RESET_PEAK)
 
 
 def count_pool(pool: Any) -> None:
@@ -77,7 +78,7 @@ def peak_memory(device: Any) -> dict[str, int]:
 
 
 def installed_bytes() -> int | None:
-    """Memory of this machine; None where the system does not tell."""
+    """Memory of this machine; None where the system has no such figure."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):
@@ -94,7 +95,7 @@ def release(device: Any) -> None:
 
 def _peak_resident_bytes() -> int:
     with suppress(OSError):
-        for line in (_OWN / "status").read_text().splitlines():
+        for line in (_PROC / "status").read_text().splitlines():
             name, _, value = line.partition(":")
             if name == "VmHWM":
                 return 1024 * int(value.split()[0])

@@ -1,4 +1,4 @@
-"""MPI ranks: joining those that a launcher has started, or starting them here."""
+"""MPI ranks: the environment of those that a launcher has started, and starting them here."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ _limited: set[str] = set()  # those of THREADS that `limit_threads` has set, not
 
 
 class LaunchError(InputRefused):
-    """Ranks could not be started or joined; says what to install or to change."""
+    """Ranks could not be started or joined; the message names what to install or to change."""
 
 
 def launched_ranks(environment: Mapping[str, str] = os.environ) -> int | None:
-    """How many ranks the launcher of this process started; None without a launcher, or if it does not say."""
+    """How many ranks the launcher of this process started; None without a launcher, or if it does not set it."""
     if not any(name in environment for name in _RANK_NAMES):
         return None
     sizes = [environment[name] for name in _SIZE_NAMES if environment.get(name, "").isdigit()]
@@ -107,8 +107,8 @@ def limit_threads(local_ranks: int | None = None, *, threads: int | None = None)
         threads a rank.
     """
     if local_ranks is None:
-        said = (os.environ.get(name, "").split("(")[0] for name in _LOCAL_SIZE_NAMES)
-        local_ranks = next((int(value) for value in said if value.isdigit()), launched_ranks() or 1)
+        sizes = (os.environ.get(name, "").split("(")[0] for name in _LOCAL_SIZE_NAMES)
+        local_ranks = next((int(size) for size in sizes if size.isdigit()), launched_ranks() or 1)
     number = str(threads or threads_per_rank(local_ranks))
     for name in THREADS:
         if not os.environ.get(name, "").isdigit():  # unset, empty or no number
@@ -206,7 +206,7 @@ def start_ranks(
 ) -> Ranks:
     """Start `kilobatch ARGUMENTS` on ranks of this machine, or wherever another launcher starts them.
 
-    They run in their own session: a Ctrl-C on the terminal reaches only this process, which asks them to stop.
+    They run in their own session: a Ctrl-C on the terminal reaches only this process, which requests their stop.
 
     Args:
         num_ranks: at least 1.

@@ -1,4 +1,4 @@
-"""What the time of an update was spent on, on this worker, and on all of them."""
+"""The phases of an update: the seconds of each on this worker, and on all workers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PhaseClock:
     """Seconds of a worker by phase. A phase within another one is taken out of it, so that no second counts twice.
 
     Attributes:
-        events: what was done, while it is a list; None where nobody wants to know.
+        events: what was done, while it is a list; None without a profile.
     """
 
     def __init__(self) -> None:
@@ -156,7 +156,7 @@ class UpdateSeconds:
 
 
 def _lost_as_line(lost: np.ndarray) -> dict[str, int | list[int]]:
-    """Totals, and by bucket where there is anything to tell."""
+    """Totals, and by bucket where they are not zero."""
     line: dict[str, int | list[int]] = {}
     for name, of_buckets in zip(("wire_overflowed", "wire_flushed"), lost.T.tolist(), strict=True):
         line[name] = sum(of_buckets)

@@ -1,7 +1,4 @@
-"""A run's folder: everything needed to resume, compare or reproduce it.
-
-The log of a run, and the report at its end.
-"""
+"""A run's folder: its files, everything needed to resume, compare or reproduce it, its log and its report."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ _WORDS_ONLY = tuple(key for key in WORDS if key != "name")  # the name identifie
 
 
 class FolderRefused(InputRefused):
-    """A run's folder that cannot be used as asked; says what to do."""
+    """A run's folder cannot be used as requested; the message names a way out."""
 
 
 def default_folder(recipe_name: str) -> Path:
@@ -85,7 +82,7 @@ def open_to_append(folder: Path, name: str) -> IO[bytes]:
 def lock_folder(folder: Path) -> IO[bytes]:
     """Lock a folder against other runs, whose files would mix, as long as the returned file is open.
 
-    The system releases the lock of a killed process. A file system without locks keeps nobody out.
+    The system releases the lock of a killed process. Without locks of the file system there is no such protection.
 
     Raises:
         FolderRefused: the folder cannot be written, or another run has locked it.
@@ -104,10 +101,10 @@ def lock_folder(folder: Path) -> IO[bytes]:
 
 @contextmanager
 def folder_required(folder: Path) -> Iterator[None]:
-    """Within, what the system says against a run's folder or a file in it is told as that.
+    """Within, an error of the system about a run's folder or a file in it fails the rank without a traceback.
 
     Raises:
-        RankFailed: the folder was removed, renamed or made read-only, perhaps. No room is told elsewhere.
+        RankFailed: the folder was removed, renamed or made read-only, perhaps. A full disk is reported elsewhere.
     """
     try:
         yield

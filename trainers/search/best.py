@@ -35,11 +35,11 @@ def write_best(
     Does nothing if `newest` is not among them. Recipes of trials that are no longer on the front are removed.
     """
     several = len(opened.search.objectives) > 1
-    found = best_trials(study)
-    if all(trial.number != newest.number for trial in found):
+    best = best_trials(study)
+    if all(trial.number != newest.number for trial in best):
         return
-    paths = [recipe_path(folder, opened.search, trial) for trial in found]
-    for trial, path in zip(found, paths, strict=True):
+    paths = [recipe_path(folder, opened.search, trial) for trial in best]
+    for trial, path in zip(best, paths, strict=True):
         if not path.exists() or not several:
             path.parent.mkdir(exist_ok=True)
             partial = path.with_name(f".{path.name}.partial")
@@ -62,29 +62,30 @@ def best_text(
 
     It has no `extends` and no claims, and is evaluated as often as the recipe that was searched over.
     """
-    search, said_by = opened.search, f"search {opened.search.name} trial {trial.number}"
+    search, origin = opened.search, f"search {opened.search.name} trial {trial.number}"
     several = len(search.objectives) > 1
+    rank = "On the Pareto front" if several else "Best"
     given: dict[str, Any] = {
         **search.fixed,
         **trial.params,
         "name": f"{search.name}-trial-{trial.number}" if several else f"{search.name}-best",
-        "title": f"{_place(search)} of the search {search.name} over {search.recipe}: trial {trial.number}",
+        "title": f"{rank} of the search {search.name} over {search.recipe}: trial {trial.number}",
         "claims": [],
         "card": None,
     }
-    found = open_recipe(
+    recipe = open_recipe(
         opened.base.path,
         vocabulary=vocabulary(allow_code=allow_code),
-        overrides=assignments({**given, **from_anywhere(opened)}),
-        overrides_from=said_by,
+        overrides=assignments({**given, **absolute_dataset(opened)}),
+        overrides_from=origin,
         allow_code=allow_code,
         data_root=data,
     )
     head = f"# {_scores(search, trial)} in trial {trial.number} of the search {search.name}"
-    return f"{head} ({str(trial.datetime_complete)[:19]})\n{resolved_text(found.tree, found.origins)}"
+    return f"{head} ({str(trial.datetime_complete)[:19]})\n{resolved_text(recipe.tree, recipe.origins)}"
 
 
-def from_anywhere(opened: OpenedSearch) -> dict[str, str]:
+def absolute_dataset(opened: OpenedSearch) -> dict[str, str]:
     """An override with the data set's absolute path, if the recipe names it by a path relative to its own file."""
     dataset = opened.base.path.parent / opened.base.recipe.dataset
     named = dataset.suffix in (".yaml", ".yml") and dataset.is_file()
@@ -97,9 +98,9 @@ def require_utf8(opened: OpenedSearch) -> None:
     Raises:
         RecipeError: such a path is not valid UTF-8.
     """
-    named = {"the data set": from_anywhere(opened).get("dataset", "")}
+    named = {"the data set": absolute_dataset(opened).get("dataset", "")}
     if opened.search.transfer is not None:
-        named["the recipe"] = recipe_from_anywhere(opened)
+        named["the recipe"] = absolute_recipe(opened)
     for whose, path in named.items():
         if path != path.encode(errors="replace").decode():
             what = f"the path of {whose}, {path.encode(errors='backslashreplace').decode()}, is no UTF-8"
@@ -108,17 +109,13 @@ def require_utf8(opened: OpenedSearch) -> None:
             raise RecipeError([problem])
 
 
-def recipe_from_anywhere(opened: OpenedSearch) -> str:
+def absolute_recipe(opened: OpenedSearch) -> str:
     """The recipe's name, or its path."""
     name = opened.search.recipe
     return str(opened.base.path.resolve()) if name.endswith((".yaml", ".yml")) else name
 
 
-def _place(search: Search) -> str:
-    return "On the Pareto front" if len(search.objectives) > 1 else "Best"
-
-
 def _scores(search: Search, trial: optuna.trial.FrozenTrial) -> str:
-    said = [score(objective.metric, value) for objective, value in zip(search.objectives, trial.values, strict=True)]
+    each = [score(objective.metric, value) for objective, value in zip(search.objectives, trial.values, strict=True)]
     seeds = f", the mean of {search.seeds_per_trial} seeds," if search.seeds_per_trial > 1 else ""
-    return f"{', '.join(said)}{seeds}"
+    return f"{', '.join(each)}{seeds}"

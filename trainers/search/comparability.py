@@ -1,19 +1,23 @@
-"""User attributes of a trial: which trials a pruner may compare it with, and what each of its reports has cost."""
+"""Which trials a pruner compares with each other, and from which of their reports on."""
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import optuna
+from optuna.pruners import BasePruner
+from optuna.trial import FrozenTrial
 
 from recipes.schema import Recipe, Search
 from recipes.search_space.comparable import rate_shape, slow_until
-from trainers.search.optuna_extensions import COMPARED
+from trainers.search.optuna_extensions import FilteredStudy
 from trainers.search.successive_halving import has_rungs
 
-COSTS = "costs"  # user attribute of a trial: number of a report -> [samples, device-hours] until then
+# User attribute of a trial that can be compared with others: {"from": number of its first report that counts, the first
+# after its warmup and slow start, "shape": of its rate, as `recipes.search_space.comparable` has it}.
+COMPARED = "compared"
 
 
 def store_comparability(trial: optuna.Trial, recipe: Recipe, search: Search, *, say: Callable[[str], None]) -> None:
@@ -51,31 +55,43 @@ def first_report(slow_until: float, epochs: float, *, reports: int) -> int:
     return max(1, math.ceil(reports * slow_until / epochs - 1e-9))
 
 
-def note_costs(trial: optuna.Trial, lines: Iterable[Mapping[str, Any]], recipe: Recipe, search: Search) -> None:
-    """Store what each report has cost: once, after the ranks have ended, because every write takes milliseconds."""
-    costs = report_costs(lines, ranks=search.ranks_per_trial, reports=search.reports, epochs=recipe.epochs)
-    trial.set_user_attr(COSTS, costs)
+class FairPruner(BasePruner):
+    """One of Optuna's pruners, restricted to comparable trials and reports.
 
-
-def report_costs(lines: Iterable[Mapping[str, Any]], *, ranks: int, reports: int, epochs: float) -> dict[str, list]:
-    """Number of each report -> [samples, device-hours] that the trial had used until then.
+    Optuna's step is the number of a report: the same fraction of every trial's own run. A trial is not pruned before
+    its warmup and slow start have ended, and the pruner does not see its reports before. Of the other trials, the
+    pruner sees those whose rate has the same shape and whose own slow start has ended by this report. A trial without
+    the user attribute `COMPARED` is not pruned, and not compared with others.
 
     Args:
-        lines: of the trial's `metrics.jsonl`, of all its sessions.
-        ranks: how many trained it.
-        reports: of the whole run.
-        epochs: of the whole run.
+        pruner: Optuna's.
+        paired: the pruner compares a trial with the best one report by report, so reports from the best one's slow
+            start are left out too.
     """
-    found: dict[str, list] = {}
-    hours, last_ms = 0.0, None
-    for line in lines:
-        now = line.get("time_ms")
-        if line.get("key") == "run_start":
-            last_ms = now  # the time between two sessions is not counted
-        if now is None or last_ms is None:
-            continue
-        hours, last_ms = hours + ranks * (now - last_ms) / 3.6e6, now
-        if line["key"] == "eval_accuracy":
-            number = min(reports, math.floor(line["epoch"] / epochs * reports + 1e-9))
-            found[str(number)] = [line["samples"], float(f"{hours:.4g}")]
-    return found
+
+    def __init__(self, pruner: BasePruner, *, paired: bool = False) -> None:
+        self._pruner, self._paired = pruner, paired
+
+    def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
+        """Whether to prune a trial at its last report."""
+        own, step = trial.user_attrs.get(COMPARED), trial.last_step
+        if own is None or step is None or step < own["from"]:
+            return False
+
+        def comparable(trials: list[FrozenTrial]) -> list[FrozenTrial]:
+            others = [(trial, trial.user_attrs.get(COMPARED)) for trial in trials]
+            return [trial for trial, it in others if it and it["from"] <= step and it["shape"] == own["shape"]]
+
+        view = FilteredStudy(study, comparable)
+        steps = {step for step in trial.intermediate_values if step >= own["from"]}
+        if self._paired:
+            try:
+                best = view.best_trial
+            except ValueError:
+                return False
+            steps &= {step for step in best.intermediate_values if step >= best.user_attrs[COMPARED]["from"]}
+        visible = copy.copy(trial)
+        visible.intermediate_values = {
+            step: value for step, value in trial.intermediate_values.items() if step in steps
+        }
+        return bool(steps) and self._pruner.prune(view, visible)

@@ -1,7 +1,4 @@
-"""What a user sees of a search: a table on a terminal, lines in a log.
-
-Scores and values of trials in words.
-"""
+"""What a user sees of a search: a table on a terminal, lines in a log, and how scores and values are written."""
 
 from __future__ import annotations
 
@@ -21,15 +18,13 @@ from rich.text import Text
 from recipes.reports.wording import duration, number, percent
 from recipes.schema import Search
 from trainers.runs.run_folder import LOG
-from trainers.search.rank_groups import Report, TrialRun
-from trainers.search.study import FOLDER, SECONDS, front, reason_of, state_of
-
-_SAID = {"device_hours": "device-hours", "train_loss": "training loss"}
+from trainers.search.study import FOLDER, SECONDS, pareto_front, reason_of, state_of
+from trainers.search.trial_run import Report
 
 
 def metric_name(metric: str) -> str:
     """A metric's name in text."""
-    return _SAID.get(metric, metric)
+    return {"device_hours": "device-hours", "train_loss": "training loss"}.get(metric, metric)
 
 
 def shown(metric: str, value: float | None) -> str:
@@ -66,14 +61,14 @@ def column_names(paths: Sequence[str]) -> list[str]:
     >>> column_names(["epochs", "learning_rate.warmup.epochs", "learning_rate.reference"])
     ['epochs', 'warmup.epochs', 'reference']
     """
-    found = []
+    names = []
     for path in paths:
         words = path.split(".")
         endings = [".".join(words[-count:]) for count in range(1, len(words) + 1)]
         others = [other for other in paths if other != path]
-        free = (end for end in endings if not any(other == end or other.endswith(f".{end}") for other in others))
-        found.append(next(free, path))
-    return found
+        free = (end for end in endings if not any(f".{other}".endswith(f".{end}") for other in others))
+        names.append(next(free, path))
+    return names
 
 
 _ROWS = 20  # of the table
@@ -96,12 +91,12 @@ class _Row:
     state: str
     scores: Sequence[float] | None = None
     note: str = ""
-    before: float = 0.0  # seconds, in earlier sessions and jobs
-    working: float = 0.0  # seconds, in the job that trains it now
+    earlier: float = 0.0  # seconds, in earlier sessions and runs
+    current: float = 0.0  # seconds, in the run that is trained now
 
     @property
     def seconds(self) -> float:
-        return self.before + self.working
+        return self.earlier + self.current
 
 
 @dataclass(kw_only=True)
@@ -121,7 +116,7 @@ class Display:
     groups: int
     _rows: dict[int, _Row] = field(default_factory=dict)
     _live: Live | None = None
-    _began: float = field(default_factory=time.monotonic)  # moved back by the time that earlier sessions took
+    _began: float = field(default_factory=time.monotonic)  # moved back by the time of earlier sessions
 
     def __enter__(self) -> Display:
         if self.console.is_terminal:
@@ -134,7 +129,7 @@ class Display:
             self._live.update(self._picture(), refresh=True)
             self._live.__exit__(*failure)
 
-    def know(self, trials: Sequence[optuna.trial.FrozenTrial], *, spent_seconds: float = 0.0) -> None:
+    def add_trials(self, trials: Sequence[optuna.trial.FrozenTrial], *, spent_seconds: float = 0.0) -> None:
         """Add the trials of earlier sessions and of other supervisors, and the time they have spent.
 
         A trial that is in the table already is only replaced if it has ended since.
@@ -142,15 +137,15 @@ class Display:
         self._began -= spent_seconds
         for trial in trials:
             row = self._rows.get(trial.number)
-            news = row is None or (row.state == "running" and trial.state.is_finished())
-            if news and FOLDER in trial.user_attrs and state_of(trial) in _STYLES:
+            is_new = row is None or (row.state == "running" and trial.state.is_finished())
+            if is_new and FOLDER in trial.user_attrs and state_of(trial) in _STYLES:
                 self._rows[trial.number] = _Row(
                     number=trial.number,
                     values=trial.params,
                     state=state_of(trial),
                     scores=trial.values,
                     note=reason_of(trial),
-                    before=trial.user_attrs.get(SECONDS, 0.0),
+                    earlier=trial.user_attrs.get(SECONDS, 0.0),
                 )
 
     def say(self, text: str) -> None:
@@ -160,33 +155,29 @@ class Display:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
     def began(self, number: int, values: Mapping[str, Any], *, resumed: bool) -> None:
-        """Note that a trial was handed to its ranks."""
-        known = self._rows.get(number)
-        self._rows[number] = _Row(number=number, values=values, state="running", before=known.seconds if known else 0.0)
+        """A trial's run has begun."""
+        row = self._rows.get(number)
+        self._rows[number] = _Row(number=number, values=values, state="running", earlier=row.seconds if row else 0.0)
         self.say(f"trial {number} {'goes on' if resumed else 'begins'}: {values_text(values)}")
 
     def reported(self, number: int, report: Report) -> None:
-        """Note a report of a trial."""
+        """A trial has reported."""
         row = self._rows[number]
         row.scores = (report.value,) if self.search.reported else None
         row.note = f"report {report.number} of {self.search.reports}"
 
     def ended(self, number: int, state: str, *, values: Sequence[float] | None = None, reason: str = "") -> None:
-        """Note how a trial ended: complete, short (of a lower rung), infeasible, pruned or failed."""
+        """A trial has ended: complete, short (of a lower rung), infeasible, pruned or failed."""
         row = self._rows.setdefault(number, _Row(number=number, values={}, state=state))
         row.state, row.note = state, reason
         row.scores = row.scores if values is None else values
-        said = ", ".join(filter(None, [scores(self.search, values) if values is not None else "", reason]))
-        left = self.seconds_left()
-        words = [f"trial {number} {state}: {said}", *filter(None, [self._best_words()])]
-        words += [f"{len(self._ended())}/{self.search.budget.trials} trials"]
-        words += [f"about {duration(left)} left"] if left and left >= 1 else []
-        self.say("; ".join(words))
+        details = ", ".join(filter(None, [scores(self.search, values) if values is not None else "", reason]))
+        self.say("; ".join(filter(None, [f"trial {number} {state}: {details}", *self._summary()])))
 
-    def show(self, working: Sequence[tuple[int, TrialRun]]) -> None:
-        """Redraw the table, on a terminal."""
-        for trial, job in working:
-            self._rows[trial].working = job.seconds
+    def show(self, running: Mapping[int, float]) -> None:
+        """Redraw the table, on a terminal; `running`: number of a trial -> seconds of its run so far."""
+        for trial, seconds in running.items():
+            self._rows[trial].current = seconds
         if self._live is not None:
             self._live.update(self._picture(), refresh=True)
 
@@ -221,11 +212,16 @@ class Display:
     def _best(self) -> list[_Row]:
         """The best trial; with several objectives the Pareto front."""
         complete = {row.number: row.scores for row in self._rows.values() if row.state == "complete" and row.scores}
-        numbers = front(complete, [objective.direction for objective in self.search.objectives])
+        numbers = pareto_front(complete, [objective.direction for objective in self.search.objectives])
         several = len(self.search.objectives) > 1
         return [self._rows[each] for each in (numbers if several else numbers[:1])]
 
-    def _best_words(self) -> str:
+    def _summary(self, *more: str) -> list[str]:
+        left = self.seconds_left()
+        about = f"about {duration(left)} left" if left and left >= 1 else ""
+        return [self._best_text(), f"{len(self._ended())}/{self.search.budget.trials} trials", *more, about]
+
+    def _best_text(self) -> str:
         best = self._best()
         if len(self.search.objectives) > 1:
             return f"trials not beaten: {', '.join(str(row.number) for row in best)}" if best else ""
@@ -242,19 +238,15 @@ class Display:
         best = {row.number for row in self._best()}
         for row in sorted(self._rows.values(), key=lambda row: row.number)[-_ROWS:]:
             table.add_row(*self._cells(row, bold=row.number in best))
-        used, left = self.device_hours(), self.seconds_left()
-        words = [f"{len(self._ended())}/{self.search.budget.trials} trials", self._best_words()]
         limit = self.search.budget.device_hours
-        words += [f"{number(used, digits=3)}{f' of {limit:g}' if limit else ''} device-hours"]
-        words += [f"about {duration(left)} left"] if left and left >= 1 else []
-        return Group(table, Text("  ".join(filter(None, words)), style="dim"))
+        used = f"{number(self.device_hours(), digits=3)}{f' of {limit:g}' if limit else ''} device-hours"
+        best, trials, *others = self._summary(used)
+        return Group(table, Text("  ".join(filter(None, [trials, best, *others])), style="dim"))
 
     def _cells(self, row: _Row, *, bold: bool) -> list[str | Text]:
         values = [short(row.values[path]) if path in row.values else "" for path in self.search.space]
-        found = row.scores or [None] * len(self.search.objectives)
-        said = [
-            Text(shown(objective.metric, value), style="bold" if bold else "")
-            for objective, value in zip(self.search.objectives, found, strict=True)
-        ]
+        objectives = self.search.objectives
+        pairs = zip(objectives, row.scores or [None] * len(objectives), strict=True)
+        own = [Text(shown(objective.metric, value), style="bold" if bold else "") for objective, value in pairs]
         hours = number(self._device_hours(row), digits=2)
-        return [str(row.number), *values, *said, hours, Text(row.state, style=_STYLES[row.state]), row.note]
+        return [str(row.number), *values, *own, hours, Text(row.state, style=_STYLES[row.state]), row.note]

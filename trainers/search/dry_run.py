@@ -1,24 +1,32 @@
-"""What `kilobatch search --dry-run` prints."""
+"""What `kilobatch search --dry-run` prints: the space, the first trial, the budget, and a forecast of the cost."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+from recipes.errors import InputRefused
 from recipes.reading.load import resolved_text
 from recipes.reports.curves import points_text
 from recipes.reports.plan_text import plan_text
 from recipes.reports.wording import duration, number
 from recipes.schema import Constraint, Search
+from recipes.search_space.comparable import slow_until
 from recipes.search_space.open_search import OpenedSearch
 from trainers.launch.request import Prepared, prepare
 from trainers.search.display import metric_name, short
-from trainers.search.forecast import cost_lines
-from trainers.search.study import enqueue, new_study, suggested
+from trainers.search.search_folder import STORAGE, check_folder, study_of
+from trainers.search.study import SECONDS, enqueue, finished, new_study, suggested
 from trainers.search.successive_halving import has_rungs
-from trainers.search.trial_run import trial_request, warmup_end
+from trainers.search.transfer import Stages
+from trainers.search.trial_run import trial_request
+
+_NO_FORECAST = (
+    "nothing is known before a trial has ended; then this, and the table of the search, go by those that have"
+)
 
 
 def dry_run_text(
@@ -95,10 +103,8 @@ def _range_text(tree: Mapping[str, Any]) -> str:
     if tree["kind"] == "Categorical":
         return " | ".join(map(short, tree["choices"]))
     step = tree.get("step")
-    words = [f"{tree['low']} to {tree['high']}"]
-    words += ["log"] if tree["log"] else []
-    words += [f"step {step}"] if step not in (None, 1) else []
-    return ", ".join(words)
+    parts = (f"{tree['low']} to {tree['high']}", tree["log"] and "log", step not in (None, 1) and f"step {step}")
+    return ", ".join(filter(None, parts))
 
 
 def _when_text(conditions: Mapping[str, Any]) -> str:
@@ -107,10 +113,10 @@ def _when_text(conditions: Mapping[str, Any]) -> str:
 
 def _constraint_text(constraint: Constraint) -> str:
     ends = (("at most", constraint.at_most), ("at least", constraint.at_least))
-    said = " and ".join(f"{words} {end:g}" for words, end in ends if end is not None)
+    limits = " and ".join(f"{words} {end:g}" for words, end in ends if end is not None)
     if constraint.value is not None:
-        return f"{constraint.value} {said}, or a trial is not trained"
-    return f"{metric_name(str(constraint.metric))} {said}, or a trial is never the best"
+        return f"{constraint.value} {limits}, or a trial is not trained"
+    return f"{metric_name(str(constraint.metric))} {limits}, or a trial is never the best"
 
 
 def _pruner_text(search: Search) -> str:
@@ -121,7 +127,7 @@ def _pruner_text(search: Search) -> str:
 
 
 def _warmup_text(prepared: Prepared) -> str:
-    end = warmup_end(prepared)
+    end = slow_until(prepared.opened.recipe)
     if not end:
         return "the first trial has no slow start: it may be pruned from its first report on"
     return f"the first trial is not pruned before epoch {end:g}, where its slow start ends"
@@ -145,8 +151,8 @@ def _budget_lines(search: Search, prepared: Prepared, groups: int) -> list[str]:
         batches = f"batch {search.transfer.from_batch}, then {then} at {search.transfer.to_batch}"
         lines.append(f"transfer: {first} trials at {batches}, from the best of the first ones")
     if budget.hours is not None:
-        most, plural = _device_hours(budget.hours, groups * ranks), "" if budget.hours == 1 else "s"
-        lines.append(f"hours: trials begin within {budget.hours:g} hour{plural}, up to {most}")
+        limit, plural = _device_hours(budget.hours, groups * ranks), "" if budget.hours == 1 else "s"
+        lines.append(f"hours: trials begin within {budget.hours:g} hour{plural}, up to {limit}")
     if budget.device_hours is not None:
         whole = f"{groups * ranks} ranks use in {duration(3600 * budget.device_hours / (groups * ranks))}"
         lines.append(f"device-hours: trials begin within {budget.device_hours:g}, which {whole}")
@@ -160,3 +166,56 @@ def _budget_lines(search: Search, prepared: Prepared, groups: int) -> list[str]:
 
 def _device_hours(hours: float, ranks: int) -> str:
     return f"{hours * ranks:g} device-hours"
+
+
+def cost_lines(
+    opened: OpenedSearch, folder: Path, *, groups: int, data: Path | None = None, allow_code: bool = False
+) -> list[str]:
+    """Device-hours and hours of the remaining trials, from the mean of those that have ended.
+
+    The mean, not the median: the forecast is of their sum. A transfer has a line for each of its two searches.
+
+    Args:
+        opened: the search.
+        folder: of the search; it need not exist.
+        groups: how many trials run side by side.
+        data, allow_code: as for `open_search`.
+    """
+    if opened.search.transfer is None:
+        return [f"cost: {_cost(opened, folder, groups)}"]
+    stages = Stages(opened=opened, folder=folder, data=data, allow_code=allow_code)
+    lines = []
+    for name in stages.names:
+        file = folder / f"{name}.yaml"
+        cost = _cost(stages.open(file), folder / name, groups) if file.exists() else _NO_FORECAST
+        lines.append(f"cost of {name}: {cost}")
+    return lines
+
+
+def _cost(opened: OpenedSearch, folder: Path, groups: int) -> str:
+    if not (folder / STORAGE).is_file():
+        return _NO_FORECAST
+    try:
+        check_folder(folder, opened, resume=True)
+        with study_of(folder, opened) as study:
+            ended = finished(study)
+    except InputRefused as refusal:
+        return f"not known: {refusal}"
+    timed = [trial.user_attrs[SECONDS] for trial in ended if SECONDS in trial.user_attrs]
+    if not timed:
+        return _NO_FORECAST
+    search, left, each = opened.search, opened.search.budget.trials - len(ended), fmean(timed)
+    ranks = groups * search.ranks_per_trial
+
+    def device_hours(seconds: float) -> str:
+        return f"{number(seconds * search.ranks_per_trial / 3600, digits=3)} device-hours"
+
+    text = f"{len(timed)} trial{'s' if len(timed) > 1 else ''} took {device_hours(sum(timed))}, "
+    text += f"{duration(each)} each in the mean ({duration(min(timed))} to {duration(max(timed))})"
+    if left <= 0:
+        return f"{text}; none is left"
+    about = "at least" if has_rungs(search) else "about"  # the higher rungs, with the longer runs, come last
+    text += f"; the {left} left would take {about} {device_hours(left * each)}, "
+    text += f"{duration(-(-left // groups) * each)} on {ranks} rank{'s' if ranks > 1 else ''}"
+    limited = search.budget.hours is not None or search.budget.device_hours is not None
+    return text + (", unless a limit of the budget ends it before" if limited else "")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trainers.launch.request import refused
@@ -13,46 +14,46 @@ from trainers.runs.mpi_ranks import find_mpiexec
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """Where one group runs.
+    """The hosts of one group.
 
     Args:
         ranks: of the group.
         hosts: (host, number of the group's ranks there); empty: this machine.
         slurm: run as a step of the Slurm allocation that this process is in.
-        neighbours: the most ranks of all groups on any one of these hosts; None if unknown.
-        before: ranks of earlier groups on the first of these hosts; 0 if unknown.
+        most_on_a_host: the most ranks of all groups on any one of these hosts; None if unknown.
+        ranks_before: ranks of earlier groups on the first of these hosts; 0 if unknown.
     """
 
     ranks: int
     hosts: tuple[tuple[str, int], ...] = ()
     slurm: bool = False
-    neighbours: int | None = None
-    before: int = 0
+    most_on_a_host: int | None = None
+    ranks_before: int = 0
 
 
-def launcher(place: Placement, environment: Mapping[str, str] = os.environ) -> list[str]:
-    """The launcher's words, to be put before a command that is to run once for each rank.
+def launcher_command(placement: Placement, environment: Mapping[str, str] = os.environ) -> list[str]:
+    """The launcher's words before a command that runs once for each rank.
 
     Under Slurm `--exact` limits a step to what it asks for, so that the groups run side by side. The cores of a rank
     come from the allocation's `--cpus-per-task`; `SLURM_MPI_TYPE` selects Slurm's MPI plugin.
 
-    >>> launcher(Placement(ranks=2, slurm=True), {"SLURM_CPUS_PER_TASK": "8"})
+    >>> launcher_command(Placement(ranks=2, slurm=True), {"SLURM_CPUS_PER_TASK": "8"})
     ['srun', '--ntasks=2', '--exact', '--kill-on-bad-exit=1', '--input=none', '--cpus-per-task=8']
     """
-    if place.slurm:
-        words = ["srun", f"--ntasks={place.ranks}", "--exact", "--kill-on-bad-exit=1", "--input=none"]
+    if placement.slurm:
+        words = ["srun", f"--ntasks={placement.ranks}", "--exact", "--kill-on-bad-exit=1", "--input=none"]
         cores = environment.get("SLURM_CPUS_PER_TASK")
         return words + ([f"--cpus-per-task={cores}"] if cores else [])
     words = [find_mpiexec()]
-    if place.hosts:
-        words += ["-hosts", ",".join(f"{name}:{ranks}" for name, ranks in place.hosts)]
-    return [*words, "-n", str(place.ranks)]
+    if placement.hosts:
+        words += ["-hosts", ",".join(f"{name}:{ranks}" for name, ranks in placement.hosts)]
+    return [*words, "-n", str(placement.ranks)]
 
 
 def placements(
     *, each: int, workers: int | None, hosts: str | None = None, environment: Mapping[str, str] = os.environ
 ) -> list[Placement]:
-    """The placements of all groups: consecutive slots of the hosts, in the order of `hosts`.
+    """The placement of each group: consecutive slots of the hosts, in the order of `hosts`.
 
     Args:
         each: ranks of a group.
@@ -69,13 +70,13 @@ def placements(
     if workers < each:
         raise refused("-n", f"{workers} ranks are fewer than the {each} of a trial", f"ask for {each} or more")
     slots = [name for name, ranks in named for _ in range(ranks)]
-    found = []
+    groups = []
     for start in range(0, workers - each + 1, each):
-        own = tuple(_counted(slots[start : start + each]).items())
+        own = tuple(Counter(slots[start : start + each]).items())
         most = max((slots.count(name) for name, _ in own), default=None if slurm else workers)
         before = slots[:start].count(slots[start]) if slots else 0 if slurm else start
-        found.append(Placement(ranks=each, hosts=own, slurm=slurm, neighbours=most, before=before))
-    return found
+        groups.append(Placement(ranks=each, hosts=own, slurm=slurm, most_on_a_host=most, ranks_before=before))
+    return groups
 
 
 def in_allocation(environment: Mapping[str, str] = os.environ) -> bool:
@@ -98,15 +99,11 @@ def hosts_named(text: str, workers: int | None) -> list[tuple[str, int]]:
         raise refused("--hosts", f"{text!r} is no list of hosts, each with a number of ranks or none", way_out)
     if len({name for name, _, _ in parts}) < len(parts):
         raise refused("--hosts", f"{text!r} names a host twice", way_out)
-    said = sum(int(number) for _, _, number in parts if number)
-    open_ = sum(1 for _, _, number in parts if not number)
-    if open_ and workers is None:
+    given = sum(int(number) for _, _, number in parts if number)
+    num_open = sum(1 for _, _, number in parts if not number)
+    if num_open and workers is None:
         raise refused("--hosts", f"{text!r} does not say how many ranks run on each host", way_out)
-    left = said if workers is None else workers - said
-    if workers is not None and (left % open_ or left < open_ if open_ else left):
+    left = 0 if workers is None else workers - given
+    if left % num_open or left < num_open if num_open else left:
         raise refused("--hosts", f"the hosts {text} do not add up to {workers} ranks", way_out)
-    return [(name, int(number) if number else left // open_) for name, _, number in parts]
-
-
-def _counted(names: Sequence[str]) -> dict[str, int]:
-    return {name: names.count(name) for name in dict.fromkeys(names)}
+    return [(name, int(number) if number else left // num_open) for name, _, number in parts]

@@ -1,17 +1,8 @@
-"""Pruners of a search: each a frozen dataclass whose `build()` gives one of Optuna's.
+"""Pruners of a search: each is a frozen dataclass whose `build()` returns one of Optuna's.
 
-`Median`, `Percentile` and `Wilcoxon` end running trials, through `fair.py`. `SuccessiveHalving` and `Hyperband` also
-have `shares` and `brackets`: they choose between whole runs of several lengths.
-
-Several successive halvings side by side, which begin at different lengths of runs.
-
-The median rule.
-
-The percentile rule.
-
-Successive halving over whole runs.
-
-The signed-rank rule.
+To add one, add a class and its name in `__all__`. `Median`, `Percentile` and `Wilcoxon` end running trials, among those
+that `FairPruner` finds comparable. `SuccessiveHalving` and `Hyperband` also have `shares` and `brackets`: they choose
+between whole runs of several lengths.
 """
 
 from __future__ import annotations
@@ -156,7 +147,7 @@ class Median:
         """Optuna's MedianPruner, among trials that can be compared."""
         from optuna.pruners import MedianPruner
 
-        from trainers.search.optuna_extensions import FairPruner
+        from trainers.search.comparability import FairPruner
 
         return FairPruner(MedianPruner(n_startup_trials=self.startup_trials))
 
@@ -182,7 +173,7 @@ class Percentile:
         """Optuna's PercentilePruner, among trials that can be compared."""
         from optuna.pruners import PercentilePruner
 
-        from trainers.search.optuna_extensions import FairPruner
+        from trainers.search.comparability import FairPruner
 
         return FairPruner(PercentilePruner(self.keep, n_startup_trials=self.startup_trials))
 
@@ -219,7 +210,7 @@ class Wilcoxon:
         from optuna.exceptions import ExperimentalWarning
         from optuna.pruners import WilcoxonPruner
 
-        from trainers.search.optuna_extensions import FairPruner
+        from trainers.search.comparability import FairPruner
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)

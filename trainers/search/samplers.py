@@ -1,19 +1,7 @@
-"""Samplers of a search: each a frozen dataclass whose `build(seed=)` gives one of Optuna's.
+"""Samplers of a search: each is a frozen dataclass whose `build(seed=)` returns one of Optuna's.
 
-A sampler's `first(space)`, if it has one, gives values to try before its own proposals; its `cannot` lists the features
-of a search that it does not support: a search with one of them is refused.
-
-Covariance matrix adaptation.
-
-Gaussian processes.
-
-A grid.
-
-A genetic algorithm for several objectives.
-
-Independent draws.
-
-Tree-structured Parzen estimator.
+To add one, add a class and its name in `__all__`. A sampler may have `first(space)`, values to try before its own
+proposals, and `cannot`, the features of a search that it does not support: a search with one of them is refused.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A search's folder: which search it belongs to, where its study is stored, and the lock of its supervisor."""
+"""A search's folder: the search that it belongs to, the storage of its study, and the lock of its supervisor."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def check_folder(folder: Path, opened: OpenedSearch, *, resume: bool) -> None:
     if not (folder / SEARCH).is_file():
         if resume:
             raise FolderRefused(f"there is no search in {folder} to go on with; leave --resume out to begin one")
-        if not _only_begun(folder):
+        if not _has_only_groups(folder):
             require_usable(folder, resume=False)
         return
-    before = _remembered(folder / SEARCH)
+    before = _read(folder / SEARCH)
     changed = searches_differ(before, yaml.safe_load(yaml.safe_dump(_identity(opened))))
     if changed:
         raise FolderRefused(
@@ -57,7 +57,7 @@ def study_address(
         FolderRefused: the folder's search has its study elsewhere, or `storage.yaml` is damaged.
     """
     path = folder / STORAGE
-    before = _remembered(path) if path.is_file() else {}
+    before = _read(path) if path.is_file() else {}
     address = parse_storage(storage or before.get("storage", "sqlite"), folder)
     name = study or before.get("study", opened.search.name)
     changed = differences(before, {"storage": address.text, "study": name}) if before else []
@@ -83,10 +83,10 @@ def require_own_trials(folder: Path, study: optuna.Study) -> None:
     Raises:
         FolderRefused: a trial's folder has a number that the study does not know.
     """
-    known = {trial.number for trial in study.get_trials(deepcopy=False) if trial.state != TrialState.WAITING}
+    numbers = {trial.number for trial in study.get_trials(deepcopy=False) if trial.state != TrialState.WAITING}
     for path in sorted((folder / TRIALS).glob("trial-*")):
         number = path.name.rpartition("-")[2]
-        if number.isdecimal() and int(number) not in known:
+        if number.isdecimal() and int(number) not in numbers:
             raise FolderRefused(
                 f"{path} is of a trial that this search's study does not know: that is another study now, or an older "
                 "copy; put the study back, or move that folder away, or begin anew in another --out"
@@ -119,7 +119,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
         yield
 
 
-def _only_begun(folder: Path) -> bool:
+def _has_only_groups(folder: Path) -> bool:
     """Whether the folder holds only what ranks of a foreign launcher write, here and for each search of a transfer.
 
     Those ranks start before the supervisor has checked the search.
@@ -136,7 +136,7 @@ def _identity(opened: OpenedSearch) -> dict[str, Any]:
     return {"search": tree, "recipe": opened.base.tree, "dataset": dataset_facts(opened.base.dataset)}
 
 
-def _remembered(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> dict[str, Any]:
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError):

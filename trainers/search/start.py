@@ -89,7 +89,7 @@ def _search(request: SearchRequest) -> int:
     opened = open_search(request.search, vocabulary=words, allow_code=request.allow_code, data_root=request.data)
     folder = request.out or Path("runs", f"search-{opened.search.name}")
     if launched_ranks() is not None and not request.dry_run:
-        return _join(request, opened, folder, launched_ranks() or 1)
+        return _run_as_launched_rank(request, opened, folder, launched_ranks() or 1)
     if request.dry_run and launched_rank():
         return 0  # rank 0 prints it
     groups = _groups(request, opened, folder)
@@ -128,12 +128,12 @@ def _search_in(
             study = open_study(opened, storage, name=name)
             require_own_trials(how.folder, study)
             write_storage_file(how.folder, address, name)  # only now: the storage can be used
-            return _work(opened, study, how, groups)
+            return _search_study(opened, study, how, groups)
     except Exception as error:
         if not is_unreachable(error):
             raise
-        said = f"the study in {address.text} does not answer any more: {root_cause(address, error)}"
-        print_error(f"kilobatch: {said}; the same command goes on with it")
+        what = f"the study in {address.text} does not answer any more: {root_cause(address, error)}"
+        print_error(f"kilobatch: {what}; the same command goes on with it")
         return EXIT_FAILED
 
 
@@ -142,10 +142,10 @@ def _begin_phase(request: SearchRequest, file: Path, folder: Path) -> int:
     return search(replace(request, search=str(file), out=folder, study=study))
 
 
-def _work(opened: OpenedSearch, study: Any, options: SearchOptions, groups: Sequence[Group]) -> int:
+def _search_study(opened: OpenedSearch, study: Any, options: SearchOptions, groups: Sequence[Group]) -> int:
     console = Screen()
     display = Display(search=opened.search, folder=options.folder, console=console, groups=len(groups))
-    display.know(study.get_trials(deepcopy=False), spent_seconds=spent_seconds(study))
+    display.add_trials(study.get_trials(deepcopy=False), spent_seconds=spent_seconds(study))
     supervisor = Supervisor(opened, study, options, display, groups)
     with display:
         done, budget = len(finished(study)), opened.search.budget.trials
@@ -160,11 +160,11 @@ def _work(opened: OpenedSearch, study: Any, options: SearchOptions, groups: Sequ
     for trial in best_trials(study)[:1]:  # a session killed before it wrote them, or another supervisor, found it
         write_best(options.folder, opened, study, trial, data=options.data, allow_code=options.allow_code)
     write_search_page(options.folder, study, opened.search)
-    return _verdict(study, opened.search, options, display, stopped_by=supervisor.stopped_by)
+    return _print_result(study, opened.search, options, display, stopped_by=supervisor.stopped_by)
 
 
-def _verdict(study: Any, search: Search, options: SearchOptions, display: Display, *, stopped_by: str) -> int:
-    """The last lines, and the exit code."""
+def _print_result(study: Any, search: Search, options: SearchOptions, display: Display, *, stopped_by: str) -> int:
+    """Print the result; returns the exit code."""
     ended, best, folder = finished(study), best_trials(study), options.folder
     display.say(state_counts(ended))
     for trial in best:
@@ -195,19 +195,19 @@ def _groups(request: SearchRequest, opened: OpenedSearch, folder: Path) -> list[
     each = opened.search.ranks_per_trial
     if request.joined is not None:
         return launched_groups(request.joined, folder, each=each)
-    most = each * opened.search.budget.trials
-    if (request.workers or 0) > most and request.stop_file is None:  # one part of a transfer has fewer trials
+    useful = each * opened.search.budget.trials
+    if (request.workers or 0) > useful and request.stop_file is None:  # one part of a transfer has fewer trials
         what = f"{request.workers:,} ranks are more than all {opened.search.budget.trials:,} trials of the budget need"
-        raise refused("-n", what, f"ask for at most {most:,}")
-    found = placements(each=each, workers=request.workers or launched_ranks(), hosts=request.hosts)
-    idle = (request.workers or 0) - len(found) * each
+        raise refused("-n", what, f"ask for at most {useful:,}")
+    hosts = placements(each=each, workers=request.workers or launched_ranks(), hosts=request.hosts)
+    idle = (request.workers or 0) - len(hosts) * each
     if idle > 0:
         print_error(f"warning: {idle} of {request.workers} ranks stay idle: a trial takes {each}")
-    return [Group(number, folder, rank_starter(place)) for number, place in enumerate(found)]
+    return [Group(number, folder, rank_starter(placement)) for number, placement in enumerate(hosts)]
 
 
-def _join(request: SearchRequest, opened: OpenedSearch, folder: Path, ranks: int) -> int:
-    """Serve as one of the ranks that a foreign launcher started.
+def _run_as_launched_rank(request: SearchRequest, opened: OpenedSearch, folder: Path, ranks: int) -> int:
+    """Run one of the ranks that a foreign launcher started.
 
     Raises:
         LaunchError: `-n` is another number of ranks, or `--hosts` was given.

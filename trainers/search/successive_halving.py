@@ -17,7 +17,7 @@ from optuna.trial import FrozenTrial, TrialState
 from recipes.schema import Search
 from trainers.search.optuna_extensions import FilteredStudy, is_feasible
 from trainers.search.storage_cache import refresh
-from trainers.search.trial_leases import has_first_claim, own_lease
+from trainers.search.trial_leases import has_first_claim
 
 # User attribute of a trial: {"at": its rung, "began": rung of its configuration's first trial, "of": number of the
 # trial that was promoted to this one, or null, "whole": whether it trains all epochs}.
@@ -28,8 +28,8 @@ _ENDED = (TrialState.COMPLETE, TrialState.FAIL)  # not PRUNED: trials that viola
 def promote(study: optuna.Study, search: Search) -> None:
     """Enqueue the next configuration that has earned a longer run, at the end of the study's queue.
 
-    Not if a promoted one is in the queue already, or all trials of the budget have begun. If several supervisors try
-    at once, one does it.
+    It does nothing if a promoted one is in the queue already, or if all trials of the budget have begun. If several
+    supervisors try at once, one of them does it.
     """
     if not has_rungs(search):
         return
@@ -38,45 +38,49 @@ def promote(study: optuna.Study, search: Search) -> None:
     if len(trials) - len(waiting) >= search.budget.trials or any(RUNG in trial.user_attrs for trial in waiting):
         return
     maximize = study.direction == optuna.study.StudyDirection.MAXIMIZE
-    earned = next_up(trials, search, maximize=maximize)
-    if earned is None or not has_first_claim(study, f"promote {earned.number}", own_lease()):
+    below = next_promoted(trials, search, maximize=maximize)
+    if below is None or not has_first_claim(study, f"promote {below.number}"):
         return
     refresh(study)
-    if not any(_of(trial) == earned.number for trial in study.get_trials(deepcopy=False)):
-        own = earned.user_attrs[RUNG]
-        above = _rung(search, own["at"] + 1, began=own["began"], of=earned.number)
-        study.enqueue_trial(earned.params, user_attrs={RUNG: above})
+    if not any(_promoted_from(trial) == below.number for trial in study.get_trials(deepcopy=False)):
+        own = below.user_attrs[RUNG]
+        above = _rung(search, own["at"] + 1, began=own["began"], of=below.number)
+        study.enqueue_trial(below.params, user_attrs={RUNG: above})
 
 
-def next_up(trials: Sequence[FrozenTrial], search: Search, *, maximize: bool) -> FrozenTrial | None:
+def next_promoted(trials: Sequence[FrozenTrial], search: Search, *, maximize: bool) -> FrozenTrial | None:
     """The trial whose configuration is promoted next, the highest rung first; None if none has earned it.
 
     It is complete, and among the best 1 / reduction of all trials that ended at its rung and began at the same one.
     """
-    placed = [trial for trial in trials if RUNG in trial.user_attrs]
-    gone = {_of(trial) for trial in placed}
+    on_rungs = [trial for trial in trials if RUNG in trial.user_attrs]
+    promoted = {_promoted_from(trial) for trial in on_rungs}
     sign = -1 if maximize else 1
     for at in range(len(search.pruner.shares) - 2, -1, -1):
         for began in range(at + 1):
-            here = {"at": at, "began": began}
-            ended = [trial for trial in placed if trial.state in _ENDED and _is_at(trial, here)]
+            ended = [
+                trial
+                for trial in on_rungs
+                if trial.state in _ENDED
+                and (trial.user_attrs[RUNG]["at"], trial.user_attrs[RUNG]["began"]) == (at, began)
+            ]
             scored = [trial for trial in ended if trial.state == TrialState.COMPLETE and is_feasible(trial)]
             scored.sort(key=lambda trial: (sign * trial.value, trial.number))
             for trial in scored[: len(ended) // search.pruner.reduction]:
-                if trial.number not in gone:
+                if trial.number not in promoted:
                     return trial
     return None
 
 
-def place(trial: optuna.Trial, search: Search) -> Fraction:
-    """The share of the recipe's epochs that a trial trains; assigns a new configuration the rung where it begins."""
+def assigned_share(trial: optuna.Trial, search: Search) -> Fraction:
+    """The share of the recipe's epochs that a trial trains; a new configuration is assigned its first rung."""
     if not has_rungs(search):
         return Fraction(1)
     if RUNG not in trial.user_attrs:
         trials = trial.study.get_trials(deepcopy=False)
-        own = [other.user_attrs[RUNG] for other in trials if RUNG in other.user_attrs]
-        begun = Counter(place["began"] for place in own if place["of"] is None)
-        began = _most_wanting(search.pruner.brackets, begun)
+        rungs = [other.user_attrs[RUNG] for other in trials if RUNG in other.user_attrs]
+        begun = Counter(rung["began"] for rung in rungs if rung["of"] is None)
+        began = _most_behind(search.pruner.brackets, begun)
         trial.set_user_attr(RUNG, _rung(search, began, began=began))
     return search.pruner.shares[trial.user_attrs[RUNG]["at"]]
 
@@ -91,7 +95,7 @@ def has_rungs(search: Search) -> bool:
     return hasattr(search.pruner, "shares")
 
 
-def _of(trial: FrozenTrial) -> int | None:
+def _promoted_from(trial: FrozenTrial) -> int | None:
     """The number of the trial that was promoted to this one, one rung below; None if there is none."""
     return trial.user_attrs.get(RUNG, {}).get("of")
 
@@ -100,14 +104,10 @@ def _rung(search: Search, at: int, *, began: int, of: int | None = None) -> dict
     return {"at": at, "began": began, "of": of, "whole": search.pruner.shares[at] == 1}
 
 
-def _most_wanting(wanted: Sequence[int], begun: Mapping[int, int]) -> int:
+def _most_behind(wanted: Sequence[int], begun: Mapping[int, int]) -> int:
     """The rung whose ratio of begun to wanted configurations would be smallest with one more begun there."""
     rungs = [rung for rung, weight in enumerate(wanted) if weight]
     return min(rungs, key=lambda rung: (Fraction(begun.get(rung, 0) + 1, wanted[rung]), rung))
-
-
-def _is_at(trial: FrozenTrial, place: Mapping[str, int]) -> bool:
-    return all(trial.user_attrs[RUNG][key] == value for key, value in place.items())
 
 
 class OneRungSampler(BaseSampler):
@@ -140,9 +140,9 @@ class OneRungSampler(BaseSampler):
         """See Optuna's sampler."""
         self._sampler.before_trial(self._view(study), trial)
 
-    def after_trial(self, study: optuna.Study, trial: FrozenTrial, *outcome: Any) -> None:
+    def after_trial(self, study: optuna.Study, trial: FrozenTrial, *result: Any) -> None:
         """See Optuna's sampler."""
-        self._sampler.after_trial(self._view(study), trial, *outcome)
+        self._sampler.after_trial(self._view(study), trial, *result)
 
     def reseed_rng(self) -> None:
         """See Optuna's sampler."""

@@ -1,4 +1,4 @@
-"""The supervisor: hands trials to groups of ranks, compares their reports, and loses none of them."""
+"""The supervisor: it gives trials to groups of ranks, prunes them by their reports, and loses none of them."""
 
 from __future__ import annotations
 
@@ -15,31 +15,32 @@ from optuna.exceptions import UpdateFinishedTrialError
 from recipes.search_space.open_search import OpenedSearch
 from trainers.launch.request import TrainRequest, prepare
 from trainers.runs.run_folder import RUN
-from trainers.runs.stop_request import requester_text, stop_requester
+from trainers.runs.stop_request import requester_text as stop_text
+from trainers.runs.stop_request import stop_requester
 from trainers.search import study as studies
 from trainers.search.comparability import store_comparability
 from trainers.search.display import Display
-from trainers.search.rank_groups import Group, Report, RunEnd, TrialRun, last_line
+from trainers.search.rank_groups import Group
 from trainers.search.search_folder import TRIALS
 from trainers.search.study import check_constraints
-from trainers.search.successive_halving import place, promote
-from trainers.search.trial_leases import RENEW_SECONDS, TrialLeases, run_folder
+from trainers.search.successive_halving import assigned_share, promote
+from trainers.search.trial_leases import RENEW_SECONDS, TrialLeases
 from trainers.search.trial_recorder import SearchOptions, TrialRecorder, UsedBudget
-from trainers.search.trial_run import run_folders, trial_request
+from trainers.search.trial_run import Report, RunEnd, TrialRun, last_line, run_folders, trial_request
 
 _POLL_SECONDS = 0.02
 _SHOW_SECONDS = 0.2
-_LOOK_SECONDS = 1.0
+_LOOK_SECONDS = 1.0  # between two looks for a trial to begin, while there is none
 
 
 @dataclass(kw_only=True)
-class _Work:
+class _Running:
     """A trial, and the run of it that a group trains; only a trial's first run is compared with other trials'."""
 
     trial: optuna.Trial
-    job: TrialRun
-    reported: set[int]
-    run: int
+    run: TrialRun
+    index: int  # of the run within its trial
+    reported: set[int]  # numbers of the reports that the study has
     pruned_at: int | None = None
     hung: bool = False
 
@@ -66,26 +67,26 @@ class Supervisor:
         self.opened, self.search, self.study, self.options = opened, opened.search, study, options
         self.display, self.groups = display, groups
         self.stopped_by = ""
-        self._working: list[_Work] = []
-        self._trials, self._used = TrialLeases(study, options.folder), UsedBudget(self.search, study)
-        self._recorder = TrialRecorder(opened, study, options, display, done=self._trials.done)
-        self._noted = self._shown = time.monotonic()
-        self._look_again = 0.0
+        self._running: list[_Running] = []
+        self._leases, self._used_budget = TrialLeases(study, options.folder), UsedBudget(self.search, study)
+        self._recorder = TrialRecorder(opened, study, options, display, before_tell=self._leases.drop)
+        self._stored = self._shown = time.monotonic()
+        self._next_look = 0.0
 
     def run(self) -> None:
         """Work until the budget is spent, or until it is asked to stop and the ranks have ended."""
         try:
             while True:
-                for work in list(self._working):
+                for running in list(self._running):
                     try:
-                        self._attend(work)
+                        self._check(running)
                     except UpdateFinishedTrialError:  # another supervisor has finished it
-                        self._drop(work)
-                while self._has_room() and self._begin_next():
+                        self._drop(running)
+                while self._has_free_group() and self._begin_next():
                     pass
-                if not self._working and (self.stopping or not self._trials.undecided()):
+                if not self._running and (self.stopping or not self._leases.undecided()):
                     break
-                self._keep_up()
+                self._periodic_work()
                 time.sleep(_POLL_SECONDS)
             for group in self.groups:
                 group.dismiss()
@@ -93,7 +94,7 @@ class Supervisor:
                 group.wait()
         finally:
             self.kill()
-        self._used.note()
+        self._used_budget.store()
 
     @property
     def stopping(self) -> bool:
@@ -107,182 +108,178 @@ class Supervisor:
             by: what asks, in words.
         """
         self.stopped_by = by
-        for work in self._working:
-            work.job.request_stop()
+        for running in self._running:
+            running.run.request_stop()
 
     def kill(self) -> None:
         """End all ranks at once."""
         for group in self.groups:
             group.kill()
 
-    def _has_room(self) -> bool:
-        """Whether a group is free; False within a second after a look that found nothing to do."""
-        return not self.stopping and len(self._working) < len(self.groups) and time.monotonic() > self._look_again
+    def _has_free_group(self) -> bool:
+        """Whether a trial may begin; False within a second after there was none to begin."""
+        return not self.stopping and len(self._running) < len(self.groups) and time.monotonic() > self._next_look
 
     def _begin_next(self) -> bool:
-        """Continue a trial that was left running, else begin one; False where there is nothing to do."""
-        self._look_again = time.monotonic() + _LOOK_SECONDS
-        left = self._trials.left()
-        if left is not None:
-            self._look_again = 0.0
-            self._go_on(left)
-            return True
-        if self._used.over(sum(work.job.seconds for work in self._working)):
-            return False
-        promote(self.study, self.search)
-        trial = self._trials.new(self.search.budget.trials)
+        """Continue a trial that was left running, else begin one; False if there is none."""
+        self._next_look = time.monotonic() + _LOOK_SECONDS
+        trial = self._leases.take_stale()
         if trial is not None:
-            self._look_again = 0.0
+            self._resume(trial)
+        else:
+            if self._used_budget.is_spent(sum(running.run.seconds for running in self._running)):
+                return False
+            promote(self.study, self.search)
+            trial = self._leases.begin(self.search.budget.trials)
+            if trial is None:
+                return False
             self._start(trial)
-        return trial is not None
+        self._next_look = 0.0
+        return True
 
-    def _go_on(self, trial: optuna.Trial) -> None:
+    def _resume(self, trial: optuna.Trial) -> None:
         """Continue a trial that an earlier session left: tell the study if its runs have ended, else resume it."""
         folders = self._folders(trial)
-        run = _num_ended(folders)
+        index = _num_ended(folders)
         pruned_at = trial.user_attrs.get(studies.PRUNED_AT)
-        if pruned_at is not None and run == 0:
-            self._recorder.pruned(trial, pruned_at)
+        if pruned_at is not None and index == 0:
+            self._recorder.tell_pruned(trial, pruned_at)
             return
-        begun = run < len(folders) and folders[run].exists()
-        killed = begun and last_line(folders[run]).get("value") != "stopped"  # it ended together with its supervisor
-        if not killed or self._recorder.may_retry(trial, RunEnd(how="died", reason="the search was ended")):
+        begun = index < len(folders) and folders[index].exists()
+        killed = begun and last_line(folders[index]).get("value") != "stopped"  # it ended together with its supervisor
+        if not killed or self._recorder.may_retry(trial, "the search was ended"):
             self._start(trial)
 
     def _start(self, trial: optuna.Trial) -> None:
-        """Have a trial's next run trained, from its last checkpoint if there is one; else tell the study the result."""
+        """Start a trial's next run, from its last checkpoint if there is one; else tell the study the result."""
         values, folders = studies.suggested(trial, self.search), self._folders(trial)
-        run = _num_ended(folders)
-        share = place(trial, self.search)
+        index = _num_ended(folders)
+        share = assigned_share(trial, self.search)
         try:
-            request = self._request(trial.number, values, folders, run=min(run, len(folders) - 1), share=share)
+            request = self._request(trial.number, values, folders, index=min(index, len(folders) - 1), share=share)
             prepared = prepare(request, workers=self.search.ranks_per_trial)
-            broken = check_constraints(self.search, prepared.opened.tree)
+            constraints = check_constraints(self.search, prepared.opened.tree)
         except ValueError as error:  # InputRefused too
-            self._recorder.failed(trial, RunEnd(how="failed", reason=str(error)))
+            self._recorder.tell_failed(trial, str(error))
             return
-        if broken.broken:
-            self._recorder.infeasible(trial, broken)
+        if constraints.violated:
+            self._recorder.tell_infeasible(trial, constraints)
             return
-        reported = self._recorder.reported_before(trial, folders[0], prepared)
-        if run == len(folders):
-            self._recorder.complete(trial, folders, prepared)
+        reported = self._recorder.restore_reports(trial, folders[0], prepared)
+        if index == len(folders):
+            self._recorder.tell_complete(trial, folders, prepared)
             return
-        folders[run].mkdir(parents=True, exist_ok=True)
+        folders[index].mkdir(parents=True, exist_ok=True)
         store_comparability(trial, prepared.opened.recipe, self.search, say=self.display.say)
-        job = TrialRun(self._free_group(), request, prepared, **self._recorder.reporting)
-        self._working.append(_Work(trial=trial, job=job, reported=reported, run=run))
-        self.display.began(trial.number, values, resumed=request.resume or run > 0)
+        busy = [running.run.group for running in self._running]
+        group = next(group for group in self.groups if group not in busy)
+        run = TrialRun(group, request, prepared, **self._recorder.reporting)
+        self._running.append(_Running(trial=trial, run=run, index=index, reported=reported))
+        self.display.began(trial.number, values, resumed=request.resume or index > 0)
 
     def _request(
-        self, number: int, values: dict[str, Any], folders: Sequence[Path], *, run: int, share: Fraction
+        self, number: int, values: dict[str, Any], folders: Sequence[Path], *, index: int, share: Fraction
     ) -> TrainRequest:
         return trial_request(
             self.opened,
             number,
             values,
-            folders[run],
-            run=run,
+            folders[index],
+            index=index,
             share=share,
-            resume=(folders[run] / RUN).exists(),
+            resume=(folders[index] / RUN).exists(),
             data=self.options.data,
             allow_code=self.options.allow_code,
             cluster=self.options.cluster,
             device=self.options.device,
         )
 
-    def _free_group(self) -> Group:
-        working = [work.job.group for work in self._working]
-        return next(group for group in self.groups if group not in working)
-
     def _folders(self, trial: optuna.Trial) -> list[Path]:
-        """The folders of the trial's runs."""
         name = f"{TRIALS}/trial-{trial.number:04d}"
         if studies.FOLDER not in trial.user_attrs:
             trial.set_user_attr(studies.FOLDER, name)
-        return run_folders(self.search, run_folder(trial, name, self.options.folder))
+        return run_folders(self.search, trial, self.options.folder, name)
 
-    def _attend(self, work: _Work) -> None:
-        """Check a job: whether its trial is still ours, whether it ended, its reports, whether it hangs."""
-        if not self._trials.holds(work.trial):
-            self._drop(work)
+    def _check(self, running: _Running) -> None:
+        """Whether a trial is still ours, its new reports, whether its run has ended or hangs."""
+        if not self._leases.holds(running.trial):
+            self._drop(running)
             return
-        ending = work.job.ended()  # before the reports: all that it wrote until then is read below
-        for report in work.job.new_reports():
-            self._take(work, report, goes_on=ending is None)
-        if ending is not None:
-            work.job.close()
-            self._working.remove(work)
-            self._look_again = 0.0
-            self._recorder.ran(work.trial, work.job)
-            if work.run == 0:
-                self._recorder.costs(work.trial, work.job)
-            self._end(work, ending)
-        elif not work.hung and time.monotonic() - work.job.heard > self.options.hang_seconds:
-            work.hung = True
-            work.job.kill()
+        run = running.run
+        end = run.ended()  # before the reports: all that it wrote until then is read below
+        for report in run.new_reports():
+            self._report(running, report, goes_on=end is None)
+        if end is not None:
+            run.close()
+            self._running.remove(running)
+            self._next_look = 0.0
+            self._recorder.store_time(running.trial, run)
+            if running.index == 0:
+                self._recorder.store_costs(running.trial, run)
+            self._finish(running, end)
+        elif not running.hung and time.monotonic() - run.last_news > self.options.hang_seconds:
+            running.hung = True
+            run.kill()
 
-    def _take(self, work: _Work, report: Report, *, goes_on: bool) -> None:
-        """Tell the study of a report; prune a trial that goes on."""
-        if work.run > 0 or report.number in work.reported:
+    def _report(self, running: _Running, report: Report, *, goes_on: bool) -> None:
+        """Report to the study; prune a trial that goes on."""
+        if running.index > 0 or report.number in running.reported:
             return
-        work.reported.add(report.number)
-        self._recorder.report(work.trial, report)
-        self.display.reported(work.trial.number, report)
-        last = report.number >= self.search.reports
-        comparable = goes_on and work.pruned_at is None and self.search.reported is not None
-        if comparable and not last and work.trial.should_prune():
-            work.pruned_at = report.number
-            work.trial.set_user_attr(studies.PRUNED_AT, report.number)  # first: it holds even if this supervisor dies
-            work.job.request_stop()
+        trial = running.trial
+        running.reported.add(report.number)
+        self._recorder.report(trial, report)
+        self.display.reported(trial.number, report)
+        comparable = goes_on and running.pruned_at is None and self.search.reported is not None
+        if comparable and report.number < self.search.reports and trial.should_prune():
+            running.pruned_at = report.number
+            trial.set_user_attr(studies.PRUNED_AT, report.number)  # first: it holds even if this supervisor dies
+            running.run.request_stop()
 
-    def _drop(self, work: _Work) -> None:
-        """Give up a trial that another host has taken, since this supervisor stood still for too long."""
-        work.job.kill()
-        work.job.close()
-        self._working = [other for other in self._working if other is not work]
-        self._trials.done(work.trial)
-        self.display.say(f"trial {work.trial.number} was taken by another supervisor of the study")
+    def _drop(self, running: _Running) -> None:
+        """Give up a trial that another host has taken, because this supervisor did not run for too long."""
+        running.run.kill()
+        running.run.close()
+        self._running = [other for other in self._running if other is not running]
+        self._leases.drop(running.trial)
+        self.display.say(f"trial {running.trial.number} was taken by another supervisor of the study")
 
-    def _end(self, work: _Work, ending: RunEnd) -> None:
-        """What the end of a run means for its trial."""
-        trial = work.trial
-        if work.hung:
-            reason = f"no update for {self.options.hang_seconds:g} s, after update {work.job.update}"
-            ending = RunEnd(how="died", reason=reason)
-        if ending.how == "success":
-            if work.run + 1 == self.search.seeds_per_trial:
-                self._recorder.complete(trial, self._folders(trial), work.job.prepared)
+    def _finish(self, running: _Running, end: RunEnd) -> None:
+        """Tell, continue or release a trial whose run has ended."""
+        trial, run = running.trial, running.run
+        if running.hung:
+            end = RunEnd(how="died", reason=f"no update for {self.options.hang_seconds:g} s, after update {run.update}")
+        if end.how == "success":
+            if running.index + 1 == self.search.seeds_per_trial:
+                self._recorder.tell_complete(trial, self._folders(trial), run.prepared)
             elif self.stopping:
-                self._trials.release(trial)
+                self._leases.release(trial)
             else:
                 self._start(trial)
-        elif work.pruned_at is not None and ending.how != "failed":
-            self._recorder.pruned(trial, work.pruned_at)
-        elif ending.how == "stopped" and self.stopping:
-            self._trials.release(trial)
-            self.display.say(f"trial {trial.number} stopped at update {work.job.update}, with a checkpoint")
-        elif ending.how == "failed":
-            self._recorder.failed(trial, ending)
+        elif running.pruned_at is not None and end.how != "failed":
+            self._recorder.tell_pruned(trial, running.pruned_at)
+        elif end.how == "failed":
+            self._recorder.tell_failed(trial, end.reason, end.rank)
         elif self.stopping:
-            self._trials.release(trial)
-        elif self._recorder.may_retry(trial, ending):
+            self._leases.release(trial)
+            if end.how == "stopped":
+                self.display.say(f"trial {trial.number} stopped at update {run.update}, with a checkpoint")
+        elif self._recorder.may_retry(trial, end.reason, end.rank):
             self._start(trial)
 
-    def _keep_up(self) -> None:
-        """Periodic work: leases, signs of life, the table on the screen, the stop file."""
+    def _periodic_work(self) -> None:
+        """Heartbeats, the stop file, the leases, the hours, and the table on the screen."""
         now = time.monotonic()
         for group in self.groups:
-            group.sign()
+            group.send_heartbeat()
         if not self.stopping and self.options.stop_file.exists():
-            self.request_stop(requester_text(stop_requester(self.options.stop_file), self.options.stop_file))
-        self._trials.renew()
-        if now - self._noted > RENEW_SECONDS:
-            self._noted = now
-            self._used.note()
+            self.request_stop(stop_text(stop_requester(self.options.stop_file), self.options.stop_file))
+        self._leases.renew()
+        if now - self._stored > RENEW_SECONDS:
+            self._stored = now
+            self._used_budget.store()
         if now - self._shown > _SHOW_SECONDS:
             self._shown = now
-            self.display.show([(work.trial.number, work.job) for work in self._working])
+            self.display.show({running.trial.number: running.run.seconds for running in self._running})
 
 
 def _num_ended(folders: Sequence[Path]) -> int:

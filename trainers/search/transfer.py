@@ -30,7 +30,7 @@ from recipes.scale.request import rounded
 from recipes.search_space import ranges
 from recipes.search_space.open_search import OpenedSearch, open_search, value_at
 from trainers.launch.vocabulary import search_vocabulary
-from trainers.search.best import BEST, from_anywhere, recipe_from_anywhere
+from trainers.search.best import BEST, absolute_dataset, absolute_recipe
 from trainers.search.report import write_transfer_page
 from trainers.search.search_folder import study_of
 
@@ -64,7 +64,7 @@ class Stages:
 
     def write_small(self) -> Path:
         """Write the file of the first search; returns its path."""
-        return self._write(0, recipe=recipe_from_anywhere(self.opened), space=self.opened.tree["space"])
+        return self._write(0, recipe=absolute_recipe(self.opened), space=self.opened.tree["space"])
 
     def write_large(self) -> Path:
         """Write the file of the second search, from the best recipe of the first one; returns its path.
@@ -104,38 +104,38 @@ class Stages:
         recipe = self.scaled().tree
         given = {path: {**range_, "when": {}} for path, range_ in self.opened.tree["space"].items()}
         rate, epochs = recipe["learning_rate"]["reference"], recipe["epochs"]
-        found = {_RATE: _log(rate / _FACTOR, rate * _FACTOR)}
+        space = {_RATE: _log(rate / _FACTOR, rate * _FACTOR)}
         warmup = recipe["learning_rate"]["warmup"]
         if warmup is not None:
             longest = min(warmup["epochs"] * _FACTOR, epochs * _LONGEST_WARMUP)
-            found[_WARMUP] = given.get(_WARMUP) or _log(min(warmup["epochs"], longest) / _FACTOR, longest)
+            space[_WARMUP] = given.get(_WARMUP) or _log(min(warmup["epochs"], longest) / _FACTOR, longest)
         for path in _MOMENTUM:
             momentum = recipe["optimizer"].get(path.rpartition(".")[2])
             if momentum:
                 left = 1 - momentum
                 ends = {"low": rounded(max(0.0, 1 - 2 * left)), "high": rounded(1 - left / 2)}
-                found[path] = given.get(path) or {"kind": "Float", **ends}
-        return found
+                space[path] = given.get(path) or {"kind": "Float", **ends}
+        return space
 
     def best_text(self) -> str:
         """The best recipe of the second search as text, each value's origin followed through the transfer's files."""
         path = self.folder / self.names[1] / BEST
         words = search_vocabulary(allow_code=self.allow_code)
-        found = open_recipe(path, vocabulary=words, allow_code=self.allow_code, data_root=self.data)
+        best = open_recipe(path, vocabulary=words, allow_code=self.allow_code, data_root=self.data)
         head = path.read_text(encoding="utf-8").partition("\n")[0]
-        origins = {key: self._followed(origin) for key, origin in found.origins.items()}
-        return f"{head}\n{resolved_text(found.tree, origins)}"
+        origins = {key: self._first_origin(origin) for key, origin in best.origins.items()}
+        return f"{head}\n{resolved_text(best.tree, origins)}"
 
-    def _followed(self, origin: str) -> str:
+    def _first_origin(self, origin: str) -> str:
         """The origin noted in the file and line that `origin` names, if it is in this folder; else `origin` itself."""
         file, _, line = origin.rpartition(":")
         path = Path(file)
         if not line.isdigit() or not path.is_file() or not path.resolve().is_relative_to(self.folder.resolve()):
             return origin
-        said = path.read_text(encoding="utf-8").splitlines()[int(line) - 1].rpartition("  # ")[2]
+        noted = path.read_text(encoding="utf-8").splitlines()[int(line) - 1].rpartition("  # ")[2]
         if path.name == SCALED:
-            return f"scaled to batch {self.opened.search.transfer.to_batch}: {said}"
-        return self._followed(said)
+            return f"scaled to batch {self.opened.search.transfer.to_batch}: {noted}"
+        return self._first_origin(noted)
 
     def write_page(self) -> Path:
         """Write the page of both searches; returns its path."""
@@ -185,14 +185,14 @@ def check_transfer(opened: OpenedSearch, *, data: Path | None = None, allow_code
         stages = Stages(opened=opened, folder=Path(name), data=data, allow_code=allow_code)
         trial = stages.folder / stages.names[0]
         trial.mkdir()
-        tree = {**opened.base.tree, "claims": [], "card": None, **from_anywhere(opened)}
+        tree = {**opened.base.tree, "claims": [], "card": None, **absolute_dataset(opened)}
         (trial / BEST).write_text(block_text(tree), encoding="utf-8")
         large = stages.write_large()
         try:
             return stages.open(large)
         except RecipeError as error:  # it names a file in the temporary folder
-            found = [_refused(opened, f"the second search: {p.path} {p.what}", p.way_out) for p in error.problems]
-            raise RecipeError(found) from None
+            problems = [_refused(opened, f"the second search: {p.path} {p.what}", p.way_out) for p in error.problems]
+            raise RecipeError(problems) from None
 
 
 def transfer(stages: Stages, begin: Callable[[Path, Path], int]) -> int:

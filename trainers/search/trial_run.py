@@ -1,19 +1,43 @@
-"""The run of a trial: the request that its ranks are given."""
+"""A run of a trial: the request that a group of ranks trains, its reports, and how it ended."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import signal
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, Literal
+
+import optuna
 
 from recipes.reading.open import open_recipe
 from recipes.schema import Search
-from recipes.search_space.comparable import slow_until
+from recipes.schema.positions import last_multiple
 from recipes.search_space.open_search import OpenedSearch, assignments
 from recipes.search_space.shorter_runs import compressed
 from trainers.launch.request import Prepared, TrainRequest
 from trainers.launch.vocabulary import vocabulary
+from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT
+from trainers.runs.mpi_ranks import LaunchError
+from trainers.runs.progress import Tail
+from trainers.runs.run_folder import ENVIRONMENT, LOG, METRICS
+from trainers.runs.stop_request import STOP_FILE, request_stop
+from trainers.search.rank_groups import Group
+from trainers.search.trial_leases import BEGUN_IN
+
+_EXIT_PYTHON = 1  # an exception before the ranks had joined in MPI
+_EXIT_LAUNCHER = 255  # of an mpiexec that cannot reach a host, or does not find its program there
+_FAILED_RANK = re.compile(r"^rank (\d+) on \S+ failed:$", re.MULTILINE)
+_NAMED_RANK = re.compile(r"rank (\d+) ")
+_WATCHDOG = "; --watchdog allows "
+_KILLED = re.compile(r"PID (\d+) RUNNING AT")
 
 
 def trial_request(
@@ -22,7 +46,7 @@ def trial_request(
     values: dict[str, Any],
     folder: Path,
     *,
-    run: int = 0,
+    index: int = 0,
     share: Fraction = Fraction(1),
     resume: bool = False,
     data: Path | None = None,
@@ -37,7 +61,7 @@ def trial_request(
         number: of the trial.
         values: path -> the trial's value.
         folder: of the run.
-        run: index of the run within its trial; it is added to the recipe's seed.
+        index: of the run within its trial; it is added to the recipe's seed.
         share: of the epochs; a shorter run has its whole schedule compressed, and is evaluated only at its end.
         resume: go on with the run in the folder.
         data, allow_code, cluster, device: as for `train`.
@@ -49,7 +73,7 @@ def trial_request(
     given = {
         **search.fixed,
         **values,
-        **({"seed": seed + run} if run else {}),
+        **({"seed": seed + index} if index else {}),
         "name": f"{search.name}-trial-{number}",
         "title": f"Trial {number} of the search {search.name} over {search.recipe}",
         "evaluation.every": report if share == 1 else "1run",
@@ -75,12 +99,215 @@ def trial_request(
     )
 
 
-def run_folders(search: Search, folder: Path) -> list[Path]:
-    """The folders of a trial's runs: the trial's own, or with several seeds one for each in it."""
-    several = search.seeds_per_trial > 1
-    return [folder / f"run-{run}" for run in range(search.seeds_per_trial)] if several else [folder]
+def run_folders(search: Search, trial: optuna.Trial, folder: Path, name: str) -> list[Path]:
+    """The folders of a trial's runs: the trial's own, or with several seeds one for each in it.
+
+    Args:
+        search: of the trial.
+        trial: whose.
+        folder: of this search; another search of the same study that began the trial may hold its folder.
+        name: of the trial's folder in a search's folder.
+    """
+    begun_in = trial.user_attrs.get(BEGUN_IN)
+    if begun_in is not None and not (folder / name).exists() and (Path(begun_in) / name).exists():
+        folder = Path(begun_in)
+    seeds = search.seeds_per_trial
+    return [folder / name / f"run-{run}" for run in range(seeds)] if seeds > 1 else [folder / name]
 
 
-def warmup_end(prepared: Prepared) -> float:
-    """The epoch at which a trial's slow start ends; it is not compared with others before."""
-    return slow_until(prepared.opened.recipe)
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """A score of a trial at a point of its own run.
+
+    Args:
+        number: of the point, from 1; the search's `reports` at the end of the run.
+        value: of the objective there.
+        epoch: of the point.
+    """
+
+    number: int
+    value: float
+    epoch: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEnd:
+    """How a run ended.
+
+    Args:
+        how: `success`; `stopped` on request; `failed` by an error that a retry would meet again; or `died`: a rank was
+            killed, crashed or left without an error.
+        reason: in words, where it is not success.
+        rank: that failed or died; None where it is not known.
+    """
+
+    how: Literal["success", "stopped", "failed", "died"]
+    reason: str = ""
+    rank: int | None = None
+
+
+class TrialRun:
+    """A run that a group of ranks trains; creating it begins the run.
+
+    Args:
+        group: whose ranks train it.
+        request: what they train; its `out` is the run's folder, which exists.
+        prepared: the request, checked.
+        metric: of the objective: `accuracy`, `loss` or `train_loss`.
+        reports: number of points of the run at which it is evaluated.
+    """
+
+    def __init__(self, group: Group, request: TrainRequest, prepared: Prepared, *, metric: str, reports: int) -> None:
+        assert request.out is not None
+        self.group, self.folder, self.prepared = group, request.out, prepared
+        self._metric, self._reports = metric, reports
+        (self.folder / STOP_FILE).unlink(missing_ok=True)
+        self.began_at = time.time()
+        self.began = self.last_news = time.monotonic()
+        self.update = 0
+        # All lines of a new run are new, whatever the clock of the host that writes them says.
+        self._tail = Tail(self.folder / METRICS, int(self.began_at * 1000) if request.resume else 0)
+        self._ended = False
+        group.train(request)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since it began."""
+        return time.monotonic() - self.began
+
+    def new_reports(self) -> list[Report]:
+        """Reports since the last call."""
+        lines = self._tail.lines(ended=self._ended)
+        if lines:
+            self.last_news = time.monotonic()
+            self.update = max(self.update, *(line.get("update", 0) for line in lines))
+        if self._metric == "train_loss" and any(line["key"] == "eval_accuracy" for line in lines):
+            lines = metrics_lines(self.folder)
+        return list(reports_in(lines, self.prepared, metric=self._metric, reports=self._reports))
+
+    def request_stop(self) -> None:
+        """All ranks end the run after the same update, with a checkpoint."""
+        request_stop(self.folder / STOP_FILE, "search")
+
+    def kill(self) -> None:
+        """All ranks end at once, also one that hangs."""
+        self.group.kill()
+
+    def ended(self) -> RunEnd | None:
+        """How it ended; None while it runs.
+
+        Raises:
+            LaunchError: the group's ranks were refused before they had a run, or could not be started.
+        """
+        code = self.group.poll()  # before the result: ranks may write it and then end
+        result = self.group.result()
+        if result is None and code is None:
+            return None
+        self._ended = True
+        if result is not None:
+            return RunEnd(**result)
+        assert code is not None
+        errors, log = self.group.output()
+        with open(self.folder / LOG, "a", encoding="utf-8") as file:  # to which the ranks wrote the rest
+            file.write(errors)
+        return self._failure_of_ranks(code, errors, log)
+
+    def close(self) -> None:
+        """Close the files."""
+        self._tail.close()
+
+    def _failure_of_ranks(self, code: int, errors: str, log: str) -> RunEnd:
+        if code in (_EXIT_PYTHON, EXIT_FAILED, EXIT_INPUT):
+            failure = _failure(errors)
+            if code == EXIT_INPUT and failure.rank is None:  # they could not begin, nor could those of another trial
+                raise LaunchError(failure.reason)
+            return failure
+        if code == 0:
+            rank = self.group.first_to_leave()
+            who = "a rank" if rank is None else f"rank {rank}"
+            reason = f"{who} left before the run ended, without an error of its own"
+            return RunEnd(how="died", reason=reason, rank=rank)
+        if code == _EXIT_LAUNCHER and self.group.num_starts == 1 and self.last_news == self.began:
+            # Else this group would take one trial after the other, and each would fail within a second.
+            first = next((line for line in (*log.splitlines(), *errors.splitlines()) if line.strip()), "no word")
+            what = f"mpiexec could not start the ranks of group {self.group.number}: {first}"
+            raise LaunchError(f"{what}; mend that, and the same command goes on; all it said: {self.group.log}")
+        return self._death(code, log)
+
+    def _death(self, code: int, log: str) -> RunEnd:
+        """Which rank a signal ended: as seen here, else by the process that mpiexec names, which the run has noted."""
+        # mpiexec returns a signal's number, srun 128 more, as a shell does; below 0 it ended mpiexec itself.
+        number = -code if code < 0 else code % 128
+        known = number in {member.value for member in signal.Signals}
+        by = f"by {signal.Signals(number).name}" if known else f"with code {code}"
+        if code < 0:
+            return RunEnd(how="died", reason=f"the launcher of the ranks was ended {by}")
+        rank = self.group.first_to_leave()
+        if rank is None:
+            ranks = self._ranks_by_process()
+            rank = next((ranks[int(pid)] for pid in _KILLED.findall(log) if int(pid) in ranks), None)
+        return RunEnd(how="died", reason=f"{'a rank' if rank is None else f'rank {rank}'} was ended {by}", rank=rank)
+
+    def _ranks_by_process(self) -> dict[int, int]:
+        try:
+            ranks = json.loads((self.folder / ENVIRONMENT).read_text(encoding="utf-8"))["ranks"]
+            return {entry.get("pid"): entry["rank"] for entry in ranks}
+        except (OSError, ValueError, LookupError):
+            return {}
+
+
+def reports_in(lines: Iterable[dict[str, Any]], prepared: Prepared, *, metric: str, reports: int) -> Iterable[Report]:
+    """The reports among lines of a trial's metrics, each at the last point of the run that its update reached.
+
+    A report of `train_loss` is its mean over the updates since the report before, so it needs all lines.
+    """
+    every, whole = prepared.opened.recipe.evaluation.every, prepared.plan.timeline.num_updates
+    key = "eval_accuracy" if metric == "train_loss" else f"eval_{metric}"
+    losses: list[float] = []
+    for line in lines:
+        if line.get("key") == "train_loss":
+            losses.append(line["value"])
+        elif line.get("key") == key:
+            passed = round(last_multiple(line["epoch"], every) / every)
+            number = reports if line["update"] == whole else min(passed, reports)
+            value = fmean(losses) if metric == "train_loss" else line["value"]
+            yield Report(number=number, value=value, epoch=line["epoch"])
+            losses = []
+
+
+def metrics_lines(folder: Path) -> list[dict[str, Any]]:
+    """What a trial has written so far; a line cut off by a crash is left out."""
+    try:
+        texts = (folder / METRICS).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    lines = []
+    for text in texts:
+        with suppress(ValueError):
+            lines.append(json.loads(text))
+    return lines
+
+
+def last_line(folder: Path) -> dict[str, Any]:
+    """The last whole line of a trial's metrics; empty where there is none."""
+    lines = metrics_lines(folder)
+    return lines[-1] if lines else {}
+
+
+def _failure(errors: str) -> RunEnd:
+    """The cause in what the ranks wrote to stderr: the last line of the first traceback of a rank, or our own line."""
+    failed = _FAILED_RANK.search(errors)
+    if failed:
+        trace = _FAILED_RANK.split(errors[failed.start() :])[2]
+        return RunEnd(how="failed", reason=_exception_line(trace), rank=int(failed[1]))
+    ours = [line.removeprefix("kilobatch: ") for line in errors.splitlines() if line.startswith("kilobatch: ")]
+    if ours and _WATCHDOG in errors:  # the ranks' own watchdog
+        named = _NAMED_RANK.match(ours[0])
+        return RunEnd(how="died", reason=ours[0].rstrip(":"), rank=named and int(named[1]))
+    return RunEnd(how="failed", reason=ours[0] if ours else _exception_line(errors))
+
+
+def _exception_line(trace: str) -> str:
+    """The line of a traceback that names the exception, without what MPI writes after it."""
+    lines = [line for line in trace.splitlines() if line.strip() and not line.startswith((" ", "Abort", "="))]
+    return lines[-1] if lines else "the ranks ended without a word"

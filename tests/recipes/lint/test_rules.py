@@ -7,8 +7,6 @@ import pytest
 
 from recipes.lint import entries
 from recipes.lint.handbook import entry_of
-from recipes.schema.vocabulary import ADAPTIVE, LAYERWISE, MOMENTUM_SGD
-from trainers.launch.vocabulary import vocabulary
 
 RULES = sorted(entries())
 
@@ -152,9 +150,3 @@ def test_double_buffering_with_a_ramp_down_is_let_through(lint, marks):
     )
     assert marks(lint(text)) == [("double-buffering", 3, 11)]
     assert lint(text.replace("size: 4096", "size: 8192").replace("from: 30, size: 8192", "from: 30, size: 4096")) == []
-
-
-def test_families_are_disjoint_names_of_the_vocabulary():
-    known = {*vocabulary().optimizers, "Lars", "Lamb"}
-    assert {*MOMENTUM_SGD, *ADAPTIVE, *LAYERWISE} <= known
-    assert not set(MOMENTUM_SGD) & {*ADAPTIVE, *LAYERWISE}

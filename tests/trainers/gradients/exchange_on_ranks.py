@@ -48,7 +48,7 @@ def mean_of_all_samples():
 
 
 def one_update(component, wire, *, bucket_bytes, overlap, updates=2):
-    """Gradients by path after the last of some equal updates, and what the exchange told."""
+    """Gradients by path after the last of some equal updates, and the figures of the exchange."""
     model, images = model_and_images()
     connection = component.connect(WORLD.Dup())
     flat = FlatGradients(model, images[:1], connection.allocate)
@@ -71,12 +71,12 @@ def one_update(component, wire, *, bucket_bytes, overlap, updates=2):
 def check_the_mean_is_that_of_all_samples_on_one_rank():
     expected = mean_of_all_samples()
     for component, overlap in itertools.product((Direct(), Ring(), SharedWindow(), Auto()), (False, True)):
-        found, told = one_update(component, FullWire(), bucket_bytes=200, overlap=overlap)
+        found, message = one_update(component, FullWire(), bucket_bytes=200, overlap=overlap)
         for path, gradient in expected.items():
             np.testing.assert_allclose(found[path], gradient, rtol=1e-4, atol=1e-6, err_msg=f"{component} {path}")
-        assert told.lost.sum(axis=0).tolist() == [0, 0]
-        assert told.seconds > 0
-        assert told.waited_seconds > 0
+        assert message.lost.sum(axis=0).tolist() == [0, 0]
+        assert message.seconds > 0
+        assert message.waited_seconds > 0
 
 
 def check_on_16_bits_it_is_so_within_their_precision():
@@ -89,7 +89,7 @@ def check_on_16_bits_it_is_so_within_their_precision():
         assert 0 < (error / norm) ** 0.5 < wire.epsilon * WORLD.size, (name, component)
 
 
-def check_what_16_bits_lose_is_told_by_bucket_over_all_ranks():
+def check_what_16_bits_lose_is_counted_by_bucket_over_all_ranks():
     model, images = model_and_images()
     connection = Direct().connect(WORLD.Dup())
     flat = FlatGradients(model, images[:1], connection.allocate)

@@ -11,16 +11,17 @@ from trainers.models import CifarResNet, SmallCNN, SmallResNet, WideResNet
 
 
 class Two(chainer.Chain):
-    """Two layers."""
+    """Two layers, `between` them whatever a test puts there."""
 
-    def __init__(self):
+    def __init__(self, between=F.relu):
         super().__init__()
+        self.between = between
         with self.init_scope():
             self.first = L.Linear(6, 4)
             self.second = L.Linear(4, 3)
 
     def forward(self, x):
-        return self.second(F.relu(self.first(F.reshape(x, (len(x), -1)))))
+        return self.second(self.between(self.first(F.reshape(x, (len(x), -1)))))
 
 
 class ThreeTimes(Two):
@@ -218,7 +219,7 @@ def test_what_is_finished_changes_no_more_in_this_micro_batch(name):
     flat = flat_of(model, shape)
     seen = {}
     collect(flat, model, micro_batches(shape), lambda number: seen.update({number: slot_bytes(flat, number)}))
-    assert len(seen) >= (0 if name == "HalfUsed" else 4), "of a use in vain nothing can be told"
+    assert len(seen) >= (0 if name == "HalfUsed" else 4), "of a use in vain nothing is known"
     assert seen == {number: slot_bytes(flat, number) for number in seen}
 
 
@@ -264,3 +265,67 @@ def test_a_norm_that_nobody_asked_for_is_not_taken():
     with flat.collect() as norm:
         backward(model, micro_batches((6,))[0])
     assert norm.value == 0
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_after_an_exception_the_parameters_are_in_their_links_again(where):
+    fail = {"now": False}
+
+    def between(h):
+        if fail["now"]:
+            raise FloatingPointError("stop here")
+        return F.relu(h)
+
+    model = Two(between)
+    flat = FlatGradients(model, np.ones((1, 6), np.float32))
+    before = dict(model.namedparams())
+    batches = micro_batches((6,))
+    flat.begin_update()
+    with pytest.raises(FloatingPointError, match="stop here"), flat.collect():  # noqa: PT012
+        fail["now"] = where == "forward"
+        backward(model, batches[0])
+        raise FloatingPointError("stop here")
+    fail["now"] = False
+    assert all(parameter is before[path] for path, parameter in model.namedparams())
+    assert type(model.first.W) is chainer.Parameter
+    collect(flat, model, batches)
+    assert_equal_bits(model, of_chainer(model, batches))
+
+
+def test_an_update_without_samples_is_zero():
+    model = Two()
+    flat = FlatGradients(model, np.ones((1, 6), np.float32))
+    collect(flat, model, micro_batches((6,)))
+    assert flat.values.any()
+    flat.begin_update()
+    flat.zero_unwritten()
+    assert not flat.values.any()
+
+
+def test_arrays_are_written_in_turn_and_a_full_one_stays():
+    model, asked = Two(), []
+
+    def allocate(num_values, dtype):
+        asked.append((num_values, np.dtype(dtype)))
+        return np.zeros(num_values, dtype)
+
+    flat = FlatGradients(model, np.ones((1, 6), np.float32), allocate, copies=2)
+    assert asked == [(2 * (6 * 4 + 4 + 4 * 3 + 3), np.dtype(np.float32))]
+    first, batches = flat.values, micro_batches((6,))
+    collect(flat, model, batches)
+    kept = first.copy()
+    flat.next_array()
+    second = flat.values
+    assert len(second) == len(first)
+    assert not np.shares_memory(second, first)
+    collect(flat, model, batches[:1])
+    assert (first == kept).all()
+    assert_equal_bits(model, of_chainer(model, batches[:1]))
+    flat.assign_to_parameters(first)
+    assert_equal_bits(model, of_chainer(model, batches))
+    flat.begin_update()
+    assert all(parameter.grad is None for parameter in model.params())
+    flat.assign_to_parameters(first)
+    assert all(np.shares_memory(parameter.grad, first) for parameter in model.params())
+    flat.next_array()
+    assert flat.values is first

@@ -70,7 +70,7 @@ def test_every_file_is_named_with_its_checksum_and_is_no_pickle(tmp_path):
     assert folder.name == "update-000007"
     names = {line.split("  ")[1] for line in (folder / "MANIFEST").read_text().splitlines()}
     assert names == {path.name for path in folder.iterdir()} - {"MANIFEST"}
-    assert len(written) == len(names) + 1, "the watchdog is told of each"
+    assert len(written) == len(names) + 1, "each counts as progress"
     header = (folder / "weights.safetensors").read_bytes()
     length = int.from_bytes(header[:8], "little")
     assert "/0/W" in json.loads(header[8 : 8 + length])

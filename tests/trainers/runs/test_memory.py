@@ -28,7 +28,7 @@ print(faults, held - resident())
 """
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told to keep memory")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps memory")
 @pytest.mark.parametrize("kind", ["numpy", "chainer"])
 def test_freed_memory_is_kept_until_a_run_begins_and_chainers_kernels_leave_it_as_it_was(kind):
     command = [sys.executable, "-c", TWICE, kind]

@@ -57,9 +57,9 @@ def test_the_exit_socket_has_a_higher_descriptor_than_what_a_rank_was_started_wi
     with open(tmp_path / "file", "w") as file:
         inherited = fcntl.fcntl(file, fcntl.F_DUPFD, 20)  # with free numbers below
         given = {"capture_output": True, "text": True, "env": environment, "pass_fds": [inherited]}
-        said = subprocess.run([sys.executable, "-c", code], **given)
+        text = subprocess.run([sys.executable, "-c", code], **given)
         os.close(inherited)
-    number, peer = said.stdout.split(maxsplit=1)
+    number, peer = text.stdout.split(maxsplit=1)
     assert int(number) > inherited
     assert exits.name in peer
 
@@ -75,12 +75,12 @@ def test_the_exit_socket_has_a_higher_descriptor_than_what_a_rank_was_started_wi
     ],
 )
 def test_the_first_one_that_had_not_finished_is_named(code, cause):
-    said = describe_first_exit(code, [(0, 10), (2, 12), (1, 11)], {0}, {"key": "train_loss", "update": 3})
-    assert said.startswith("rank 2 on ")
-    assert "(process 12) left after 4 updates, before the run ended" in said
-    assert said.endswith(cause)
+    text = describe_first_exit(code, [(0, 10), (2, 12), (1, 11)], {0}, {"key": "train_loss", "update": 3})
+    assert text.startswith("rank 2 on ")
+    assert "(process 12) left after 4 updates, before the run ended" in text
+    assert text.endswith(cause)
 
 
 def test_where_no_exit_was_seen_the_status_is_reported():
-    said = describe_first_exit(1, [], set(), {})
-    assert said.startswith("a rank left before the run ended, without an error of its own; mpiexec ended with 1")
+    text = describe_first_exit(1, [], set(), {})
+    assert text.startswith("a rank left before the run ended, without an error of its own; mpiexec ended with 1")

@@ -136,7 +136,7 @@ def test_cutting_back_leaves_what_the_resumed_run_will_not_do_again(tmp_path):
     assert [json.loads(line)["update"] for line in (tmp_path / "trace.jsonl").read_text().splitlines()] == [0, 1]
 
 
-def test_only_what_is_said_against_the_folder_itself_is_told_as_that(tmp_path):
+def test_only_errors_of_the_folder_itself_are_reported_as_such(tmp_path):
     for name in (tmp_path / "a" / "b", tmp_path):
         with pytest.raises(RankFailed, match="folder cannot be used any more"), folder_required(tmp_path):
             raise PermissionError(errno.EACCES, "Permission denied", str(name))

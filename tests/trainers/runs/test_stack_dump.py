@@ -3,8 +3,18 @@
 import subprocess
 import sys
 import textwrap
+import time
+from types import SimpleNamespace
 
+import chainer
+import numpy as np
 import pytest
+
+from trainers.communicators.connection import Connection
+from trainers.communicators.wire import FullWire
+from trainers.gradients.exchange import Exchange
+from trainers.gradients.flat_gradients import FlatGradients
+from trainers.runs.stack_dump import dump_stack
 
 pytestmark = pytest.mark.mpi
 
@@ -77,3 +87,21 @@ def test_waiting_for_ranks_is_distinguished_from_work(tmp_path, where, waits, li
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     found, _, frame = done.stdout.partition(" ")
     assert (found, line in frame) == (str(waits), True), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_rank_that_sums_gradients_waits_for_others(overlap):
+    """Else the watchdog would find it at fault when another rank hangs."""
+    waits = []
+
+    def sum_of(values, wire):
+        time.sleep(0.1)  # with overlap the main thread waits for this one by then
+        waits.append(dump_stack().waits)
+
+    connection = Connection(SimpleNamespace(size=2, Free=lambda: None), sum_of, num_roundings=0)
+    flat = FlatGradients(chainer.Sequential(chainer.links.Linear(1, 1)), np.ones((1, 1), np.float32))
+    exchange = Exchange(flat, connection, wire=FullWire(), bucket_bytes=1000, overlap=overlap)
+    exchange.begin(scale=1.0).finish()
+    assert waits == [True]
+    assert not dump_stack().waits
+    exchange.close()

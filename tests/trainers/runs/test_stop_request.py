@@ -1,4 +1,4 @@
-"""Who asked a run to stop is told and recorded."""
+"""Who requested a run to stop is printed and recorded."""
 
 import json
 import subprocess
@@ -28,7 +28,7 @@ def test_a_run_knows_whether_a_user_a_search_or_a_signal_made_its_stop_file(tmp_
 
 
 @pytest.mark.mpi
-def test_a_run_that_its_stop_file_ended_says_so(tmp_path):
+def test_a_run_that_its_stop_file_ended_reports_it(tmp_path):
     folder = tmp_path / "run"
     words = f"train digits/ramp -n 2 --no-report --out {folder} --set model.width=4 --set epochs=40"
     command = [sys.executable, "-P", "-m", "kilobatch", *words.split()]

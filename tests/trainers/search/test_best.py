@@ -45,12 +45,12 @@ def opened(tmp_path, monkeypatch):
     return open_text
 
 
-def tell(study, opened, params, *values, **beyond):
+def tell(study, opened, params, *values, **violations):
     """A trial with these values, its recipe written where it is among the best."""
     study.enqueue_trial(params)
     trial = study.ask()
     assert suggested(trial, opened.search) == params
-    told = tell_complete(study, trial, TrialResult(values=values, beyond=beyond))
+    told = tell_complete(study, trial, TrialResult(values=values, violations=violations))
     write_best(Path(), opened, study, told, **OPTIONS)
 
 
@@ -72,8 +72,8 @@ def test_best_yaml_is_complete_and_says_what_the_search_set(opened):
 def test_only_a_better_trial_that_keeps_the_constraints_takes_the_place(opened):
     search = opened(TEXT)
     study = new_study(search.search)
-    for params, value, beyond in ((LARS, 0.9, -1.0), (MOMENTUM, 0.8, -1.0), (MOMENTUM, 0.95, 1.0)):
-        tell(study, search, params, value, loss=beyond)
+    for params, value, violations in ((LARS, 0.9, -1.0), (MOMENTUM, 0.8, -1.0), (MOMENTUM, 0.95, 1.0)):
+        tell(study, search, params, value, loss=violations)
         assert "in trial 0 of" in Path("best.yaml").read_text()
     tell(study, search, MOMENTUM, 0.97, loss=-1.0)
     assert "in trial 3 of" in Path("best.yaml").read_text()

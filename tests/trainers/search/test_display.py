@@ -9,8 +9,8 @@ from rich.console import Console
 from recipes.schema import Budget, Objective, Search
 from recipes.search_space.ranges import Categorical, Float
 from trainers.search.display import Display, column_names
-from trainers.search.rank_groups import Report
 from trainers.search.samplers import Random
+from trainers.search.trial_run import Report
 
 SEARCH = Search(
     name="mine",
@@ -24,13 +24,6 @@ SEARCH = Search(
     ranks_per_trial=2,
 )
 BOTH = replace(SEARCH, objective=(Objective(), Objective(metric="device_hours", direction="minimize")))
-
-
-class Working:
-    """A job as the table needs it."""
-
-    def __init__(self, seconds):
-        self.seconds = seconds
 
 
 @pytest.fixture
@@ -52,10 +45,10 @@ def table(shown):
 def test_a_row_has_the_values_the_best_the_state_and_device_hours(display):
     shown = display(SEARCH)
     shown.began(0, {"optimizer.kind": "Lars", "optimizer.trust_coefficient": 0.01}, resumed=False)
-    shown.show([(0, Working(1800.0))])
+    shown.show({0: 1800.0})
     shown.ended(0, "complete", values=[0.975])
     shown.began(1, {"optimizer.kind": "MomentumSGD"}, resumed=False)
-    shown.show([(1, Working(180.0))])
+    shown.show({1: 180.0})
     shown.reported(1, Report(number=3, value=0.5, epoch=1.0))
     rows = table(shown)
     assert rows[0] == ["trial", "kind", "trust_coefficient", "accuracy", "device-hours", "state"]
@@ -68,7 +61,7 @@ def test_time_left_is_that_of_the_budget_that_ends_first(display):
     """Trials of 90 s on 2 ranks, which are 0.05 device-hours: three are left, for two groups."""
     shown = display(replace(SEARCH, budget=Budget(trials=4, device_hours=10.0, hours=1.0)))
     shown.began(0, {}, resumed=False)
-    shown.show([(0, Working(90.0))])
+    shown.show({0: 90.0})
     shown.ended(0, "complete", values=[0.9])
     assert shown.seconds_left() == pytest.approx(3 * 90 / 2)
     shown.search = replace(SEARCH, budget=Budget(trials=4, device_hours=0.1))
@@ -80,12 +73,12 @@ def test_time_left_is_that_of_the_budget_that_ends_first(display):
 def test_a_trial_that_goes_on_keeps_its_time(display, tmp_path):
     shown = display(SEARCH)
     shown.began(0, {"optimizer.kind": "Lars", "epochs": 3}, resumed=False)
-    shown.show([(0, Working(900.0))])
+    shown.show({0: 900.0})
     shown.began(0, {}, resumed=True)
     first, second = (tmp_path / "log.txt").read_text().splitlines()
     assert first.endswith(" trial 0 begins: optimizer.kind Lars, epochs 3")
     assert " trial 0 goes on: " in second
-    shown.show([(0, Working(900.0))])
+    shown.show({0: 900.0})
     assert shown.device_hours() == pytest.approx(1.0)
 
 

@@ -8,10 +8,10 @@ from recipes.reading.open import open_recipe
 from recipes.schema import Budget, Search
 from recipes.search_space.ranges import Float
 from trainers.launch.vocabulary import vocabulary
-from trainers.search.comparability import report_costs, store_comparability
-from trainers.search.optuna_extensions import COMPARED
+from trainers.search.comparability import COMPARED, store_comparability
 from trainers.search.pruners import Median, Percentile, Wilcoxon
 from trainers.search.samplers import Random
+from trainers.search.trial_recorder import report_costs
 
 KINDS = [Median(startup_trials=1), Percentile(keep=50.0, startup_trials=1), Wilcoxon(threshold=0.1, startup_reports=2)]
 

@@ -8,7 +8,7 @@ from optuna.trial import TrialState, create_trial
 
 from recipes.search_space.open_search import open_search
 from trainers.launch.vocabulary import search_vocabulary
-from trainers.search.forecast import cost_lines
+from trainers.search.dry_run import cost_lines
 from trainers.search.search_folder import write_search_file, write_storage_file
 from trainers.search.storage import open_storage, parse_storage
 from trainers.search.study import SECONDS, new_study

@@ -12,14 +12,12 @@ from optuna.trial import TrialState
 
 from trainers.search.storage_cache import refresh
 from trainers.search.trial_leases import (
-    BEGUN_IN,
     LEASE,
     TrialLeases,
     add_claim,
     has_first_claim,
-    own_lease,
+    new_lease,
     renewed,
-    run_folder,
 )
 
 SUPERVISOR = """\
@@ -33,19 +31,19 @@ from trainers.search.storage import open_storage, parse_storage
 
 storage = open_storage(parse_storage(sys.argv[1], Path(".")))
 study = optuna.create_study(study_name=sys.argv[2], storage=storage, load_if_exists=True)
-hand_out = TrialLeases(study, Path("."))
+leases = TrialLeases(study, Path("."))
 print("ready", flush=True)
 for line in sys.stdin:
     found = []
     for _ in range(int(line)):
-        trial = hand_out.left() or hand_out.new(12)
+        trial = leases.take_stale() or leases.begin(12)
         if trial is None:
             break
         found.append(trial.number)
         if len(sys.argv) > 3:
             trial.report(0.5, 1)
             study.tell(trial, 1.0)
-            hand_out.done(trial)
+            leases.drop(trial)
     print(found, flush=True)
 """
 
@@ -112,61 +110,51 @@ def test_of_two_that_begin_the_last_trial_at_once_the_later_puts_it_back(opened,
     assert other.get_trials(deepcopy=False)[-1].number == 2  # what it knows from now on
     late = TrialLeases(other, tmp_path)
     for number in range(3):
-        assert ours.new(3).number == number
-    assert late.new(3) is None
+        assert ours.begin(3).number == number
+    assert late.begin(3) is None
     refresh(study)
     assert [trial.state for trial in study.get_trials()] == [TrialState.RUNNING] * 3 + [TrialState.WAITING]
-    assert theirs.new(4).number == 3
+    assert theirs.begin(4).number == 3
 
 
 def test_a_trial_of_another_host_is_taken_when_its_lease_has_run_out(study, tmp_path):
     ours, trial = TrialLeases(study, tmp_path), study.ask()
-    lease = {**own_lease(), "host": "elsewhere"}
+    lease = {**new_lease(), "host": "elsewhere"}
     trial.set_user_attr(LEASE, lease)
-    assert ours.left() is None
+    assert ours.take_stale() is None
     assert ours.undecided()
     trial.set_user_attr(LEASE, renewed(lease, now=time.time() + 5))
     assert not ours.undecided()  # its supervisor lives
     trial.set_user_attr(LEASE, renewed(lease, now=0.0))
     assert ours.undecided()
-    assert ours.left().number == trial.number
-    assert ours.left() is None
+    assert ours.take_stale().number == trial.number
+    assert ours.take_stale() is None
     assert not ours.undecided()
 
 
 def test_who_stood_still_loses_its_trial_and_knows_it(study, tmp_path):
     ours = TrialLeases(study, tmp_path)
-    trial = ours.new(10)
+    trial = ours.begin(10)
     assert ours.holds(trial)
-    study._storage.set_trial_user_attr(trial._trial_id, LEASE, {**own_lease(), "host": "elsewhere"})
+    study._storage.set_trial_user_attr(trial._trial_id, LEASE, {**new_lease(), "host": "elsewhere"})
     ours.renew(now=True)
     assert not ours.holds(trial)
 
 
 def test_a_trial_that_was_given_back_is_taken_at_once(study, tmp_path):
     ours, theirs = (TrialLeases(study, tmp_path) for _ in range(2))
-    trial = ours.new(10)
+    trial = ours.begin(10)
     ours.release(trial)
-    assert theirs.left().number == trial.number
-    assert trial.number not in [held.number for held in iter(theirs.left, None)]
+    assert theirs.take_stale().number == trial.number
+    assert trial.number not in [held.number for held in iter(theirs.take_stale, None)]
 
 
 def test_the_first_of_those_that_live_may_do_a_thing(study):
-    gone = {**own_lease(), "pid": 2**22 + 1}
+    gone = {**new_lease(), "pid": 2**22 + 1}
     assert add_claim(study, "a thing", gone) == 0
-    assert has_first_claim(study, "a thing", own_lease())
-    assert has_first_claim(study, "a thing", own_lease())  # it is the same process
-    elsewhere = {**own_lease(), "host": "elsewhere"}
+    assert has_first_claim(study, "a thing")
+    assert has_first_claim(study, "a thing")  # it is the same process
+    elsewhere = {**new_lease(), "host": "elsewhere"}
     assert add_claim(study, "another thing", elsewhere) == 0
-    assert not has_first_claim(study, "another thing", own_lease())
-    assert add_claim(study, "another thing", own_lease()) == 2
-
-
-def test_the_run_of_a_trial_stays_where_it_began(study, tmp_path):
-    trial = TrialLeases(study, tmp_path / "a").new(10)
-    assert trial.user_attrs[BEGUN_IN] == str(tmp_path / "a")
-    assert run_folder(trial, "trials/trial-0000", tmp_path / "b") == tmp_path / "b" / "trials/trial-0000"
-    (tmp_path / "a" / "trials/trial-0000").mkdir(parents=True)
-    assert run_folder(trial, "trials/trial-0000", tmp_path / "b") == tmp_path / "a" / "trials/trial-0000"
-    (tmp_path / "b" / "trials/trial-0000").mkdir(parents=True)
-    assert run_folder(trial, "trials/trial-0000", tmp_path / "b") == tmp_path / "b" / "trials/trial-0000"
+    assert not has_first_claim(study, "another thing")
+    assert add_claim(study, "another thing", new_lease()) == 2

@@ -1,13 +1,17 @@
 """What a supervisor reads of a trial: its reports and the cause of its end."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from recipes.search_space.open_search import open_search
 from trainers.launch.request import TrainRequest, prepare
-from trainers.search.rank_groups import _failure, last_line, metrics_lines, reports_in
-from trainers.search.trial_run import warmup_end
+from trainers.launch.vocabulary import search_vocabulary
+from trainers.search.study import new_study
+from trainers.search.trial_leases import BEGUN_IN
+from trainers.search.trial_run import _failure, last_line, metrics_lines, reports_in, run_folders
 
 
 @pytest.fixture(scope="module")
@@ -36,12 +40,6 @@ def test_a_report_has_the_number_of_the_last_point_that_was_reached(prepared):
 def test_the_end_of_a_run_is_its_last_report(prepared):
     (found,) = reports_in([line(9.9, 59)], prepared, metric="accuracy", reports=4)
     assert found.number == 4
-
-
-def test_the_warmup_of_a_trial_is_its_own(prepared):
-    assert warmup_end(prepared) == 5
-    without = prepare(TrainRequest(recipe="digits/batch_256", overrides=("learning_rate.warmup=null",)), workers=1)
-    assert warmup_end(without) == 0
 
 
 def test_a_line_cut_off_by_a_crash_is_left_out(tmp_path):
@@ -87,3 +85,14 @@ def test_a_line_cut_off_by_a_crash_is_left_out(tmp_path):
 def test_cause_of_a_failure(errors, how, rank, reason):
     found = _failure(errors)
     assert (found.how, found.rank, found.reason) == (how, rank, reason)
+
+
+def test_the_run_of_a_trial_stays_where_it_began(tmp_path):
+    search = open_search("digits", vocabulary=search_vocabulary()).search
+    trial, name = new_study(search).ask(), "trials/trial-0000"
+    trial.set_user_attr(BEGUN_IN, str(tmp_path / "a"))
+    for folder, expected in (("x", "b"), ("a", "a"), ("b", "b")):
+        (tmp_path / folder / name).mkdir(parents=True)
+        assert run_folders(search, trial, tmp_path / "b", name) == [tmp_path / expected / name]
+    several = replace(search, seeds_per_trial=2)
+    assert run_folders(several, trial, tmp_path / "b", name)[1] == tmp_path / "b" / name / "run-1"

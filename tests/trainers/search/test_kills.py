@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from optuna.trial import TrialState
 
-from trainers.search.rank_groups import last_line
+from trainers.search.trial_run import last_line
 
 pytestmark = [pytest.mark.mpi, pytest.mark.slow]
 KILLS, HANG_SECONDS, UPDATES, REPORTS = 20, 60, 59, 5

@@ -17,7 +17,6 @@ from trainers.search import samplers
 from trainers.search.start import SearchRequest, search
 from trainers.search.study import (
     TrialResult,
-    best_trial,
     best_trials,
     enqueue,
     new_study,
@@ -69,8 +68,8 @@ def worked(search, score):
     enqueue(study, Opened(search))
     for _ in range(search.budget.trials):
         trial = study.ask()
-        values, beyond = score(suggested(trial, search))
-        tell_complete(study, trial, TrialResult(values=values, beyond=beyond))
+        values, violations = score(suggested(trial, search))
+        tell_complete(study, trial, TrialResult(values=values, violations=violations))
     return study
 
 
@@ -94,7 +93,7 @@ def test_what_breaks_a_constraint_is_never_the_best(sampler):
     study = worked(made(sampler, constraints=(Constraint(value="x", at_most=0.5),)), by_half)
     assert any(trial.params["x"] > 0.5 for trial in study.trials)
     kept = [trial for trial in study.trials if trial.params["x"] <= 0.5]
-    assert best_trial(study).value == max(trial.value for trial in kept)
+    assert best_trials(study)[0].value == max(trial.value for trial in kept)
 
 
 def by_half(values):
@@ -103,7 +102,7 @@ def by_half(values):
 
 def test_no_trial_is_best_while_all_break_a_constraint():
     study = worked(made(samplers.Random(), trials=2), lambda values: ([values["x"]], {"never": 1.0}))
-    assert best_trial(study) is None
+    assert best_trials(study) == []
 
 
 @pytest.mark.parametrize(
@@ -141,7 +140,7 @@ def test_constraints_are_told_once_although_a_killed_search_tells_them_again():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(2):
-            store_constraints(trial, TrialResult(beyond={"x <= 1": -0.5, "y <= 1": 2.0}))
+            store_constraints(trial, TrialResult(violations={"x <= 1": -0.5, "y <= 1": 2.0}))
     assert study.tell(trial, 1.0).constraints == {"x <= 1": -0.5, "y <= 1": 2.0}
 
 

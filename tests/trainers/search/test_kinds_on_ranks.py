@@ -6,7 +6,7 @@ from optuna.trial import TrialState
 
 from recipes.reading.open import open_recipe
 from trainers.launch.vocabulary import vocabulary
-from trainers.search.study import front
+from trainers.search.study import pareto_front
 
 pytestmark = pytest.mark.mpi
 TEXT = """\
@@ -55,7 +55,7 @@ def test_two_objectives_with_constraints_and_a_conditional_range(searching):
     assert own["kind"] == "MomentumSGD"
     assert "trust_coefficient" not in own
 
-    numbers = front({trial.number: trial.values for trial in trained}, ("minimize", "minimize"))
+    numbers = pareto_front({trial.number: trial.values for trial in trained}, ("minimize", "minimize"))
     paths = [search.folder / "pareto" / f"trial-{number:04d}.yaml" for number in numbers]
     assert sorted((search.folder / "pareto").iterdir()) == sorted(paths)
     for number, path in zip(numbers, paths, strict=True):

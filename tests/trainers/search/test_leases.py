@@ -4,12 +4,12 @@ import os
 import subprocess
 import sys
 
-from trainers.search.trial_leases import LEASE_SECONDS, is_stale, own_lease
+from trainers.search.trial_leases import LEASE_SECONDS, is_stale, new_lease
 
 
 def lease_of_another_process():
     """The lease, and the process, which lives until it is told."""
-    code = "import json; from trainers.search.trial_leases import own_lease; print(json.dumps(own_lease())); input()"
+    code = "import json; from trainers.search.trial_leases import new_lease; print(json.dumps(new_lease())); input()"
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     return process, eval(process.stdout.readline())
 
@@ -19,7 +19,7 @@ def test_a_trial_without_a_lease_is_nobodys():
 
 
 def test_a_lease_of_this_process_is_of_a_session_that_has_ended():
-    assert is_stale(own_lease())
+    assert is_stale(new_lease())
 
 
 def test_a_lease_ends_with_its_process():
@@ -38,6 +38,6 @@ def test_a_lease_ends_with_its_process():
 
 
 def test_of_another_host_a_lease_runs_out():
-    lease = {**own_lease(now=1000.0), "host": "elsewhere"}
+    lease = {**new_lease(now=1000.0), "host": "elsewhere"}
     assert not is_stale(lease, now=1000.0 + LEASE_SECONDS)
     assert is_stale(lease, now=1000.1 + LEASE_SECONDS)

@@ -13,46 +13,46 @@ from trainers.search.rank_groups import MessageReader, write_message
 
 def test_each_message_comes_once_and_in_order(tmp_path):
     path = tmp_path / "orders.jsonl"
-    inbox = MessageReader(path)
-    assert inbox.new() == []
+    reader = MessageReader(path)
+    assert reader.read() == []
     for number in range(3):
         write_message(path, {"number": number})
-    assert inbox.new() == [{"number": 0}, {"number": 1}, {"number": 2}]
-    assert inbox.new() == []
+    assert reader.read() == [{"number": 0}, {"number": 1}, {"number": 2}]
+    assert reader.read() == []
     write_message(path, {"number": 3})
-    assert inbox.new() == [{"number": 3}]
+    assert reader.read() == [{"number": 3}]
 
 
 def test_a_message_that_is_not_yet_whole_comes_later(tmp_path):
     path = tmp_path / "orders.jsonl"
-    inbox = MessageReader(path)
+    reader = MessageReader(path)
     path.write_bytes(b'{"a": 1}\n{"b"')
-    assert inbox.new() == [{"a": 1}]
+    assert reader.read() == [{"a": 1}]
     with open(path, "ab") as file:
         file.write(b": 2}\n")
-    assert inbox.new() == [{"b": 2}]
+    assert reader.read() == [{"b": 2}]
 
 
 def test_silence_begins_where_nobody_touches_the_file_any_more(tmp_path, monkeypatch):
-    monkeypatch.setattr(rank_groups, "_GONE_SECONDS", 0.05)
+    monkeypatch.setattr(rank_groups, "_DEAD_SECONDS", 0.05)
     path = tmp_path / "orders.jsonl"
-    inbox = MessageReader(path)
-    inbox.new()
+    reader = MessageReader(path)
+    reader.read()
     time.sleep(0.06)
-    assert not inbox.silent  # it was never there
+    assert not reader.writer_is_dead  # it was never there
     path.touch()
-    inbox.new()
-    assert not inbox.silent
+    reader.read()
+    assert not reader.writer_is_dead
     time.sleep(0.06)
     os.utime(path, (1, 1))  # whatever the clock of whoever touches it says
-    inbox.new()
-    assert not inbox.silent
+    reader.read()
+    assert not reader.writer_is_dead
     time.sleep(0.06)
-    inbox.new()
-    assert inbox.silent
+    reader.read()
+    assert reader.writer_is_dead
     path.unlink()
-    assert inbox.new() == []
-    assert inbox.silent
+    assert reader.read() == []
+    assert reader.writer_is_dead
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from recipes.schema import Budget, Constraint, Objective, Search
 from recipes.search_space.ranges import Float
 from trainers.search.samplers import Random
-from trainers.search.study import check_constraints, front, outcome
+from trainers.search.study import check_constraints, pareto_front, trial_result
 
 LINES = [
     {"key": "run_start", "value": "x"},
@@ -39,24 +39,24 @@ def search(*constraints, metrics=("accuracy",)):
 
 def test_objectives_are_those_of_the_end_in_their_order():
     """The training loss is the mean of 2 and 1, the updates since the evaluation before."""
-    found = outcome(
+    found = trial_result(
         search(metrics=("train_loss", "accuracy", "device_hours", "loss")), [LINES], RECIPE, device_hours=0.5
     )
     assert (found.values, found.state) == ([1.5, 0.75, 0.5, 1.25], "complete")
 
 
 def test_several_runs_count_with_their_mean():
-    assert outcome(search(), [LINES, OTHER], RECIPE, device_hours=0.5).values == [0.5]
+    assert trial_result(search(), [LINES, OTHER], RECIPE, device_hours=0.5).values == [0.5]
 
 
 def test_an_objective_that_is_not_finite_is_told():
     lines = [*LINES, {"key": "eval_accuracy", "value": math.nan}]
     with pytest.raises(ValueError, match="the accuracy is nan"):
-        outcome(search(), [lines], RECIPE, device_hours=0.5)
+        trial_result(search(), [lines], RECIPE, device_hours=0.5)
 
 
 @pytest.mark.parametrize(
-    ("constraint", "beyond", "state"),
+    ("constraint", "violations", "state"),
     [
         (Constraint(metric="device_hours", at_most=0.25), {"device_hours <= 0.25": 1.0}, "infeasible"),
         (Constraint(metric="accuracy", at_least=0.6), {"accuracy >= 0.6": pytest.approx(-0.25)}, "complete"),
@@ -72,22 +72,22 @@ def test_an_objective_that_is_not_finite_is_told():
         (Constraint(metric="loss", at_most=0.0), {"loss <= 0": 1.25}, "infeasible"),
     ],
 )
-def test_a_constraint_is_measured_in_parts_of_its_end(constraint, beyond, state):
-    found = outcome(search(constraint), [LINES], RECIPE, device_hours=0.5)
-    assert (found.beyond, found.state) == (beyond, state)
+def test_a_constraint_is_measured_in_parts_of_its_end(constraint, violations, state):
+    found = trial_result(search(constraint), [LINES], RECIPE, device_hours=0.5)
+    assert (found.violations, found.state) == (violations, state)
 
 
 def test_a_score_that_is_not_finite_breaks_its_constraint():
     lines = [*LINES, {"key": "eval_loss", "value": math.nan}]
-    found = outcome(search(Constraint(metric="loss", at_least=0.1)), [lines], RECIPE, device_hours=0.5)
-    assert found.broken == "not loss >= 0.1"
+    found = trial_result(search(Constraint(metric="loss", at_least=0.1)), [lines], RECIPE, device_hours=0.5)
+    assert found.violated == "not loss >= 0.1"
 
 
 def test_what_is_known_before_the_training_is_only_what_the_values_say():
     both = search(
         Constraint(value="learning_rate.reference", at_most=0.4), Constraint(metric="device_hours", at_most=1)
     )
-    assert check_constraints(both, RECIPE).broken == "not learning_rate.reference <= 0.4"
+    assert check_constraints(both, RECIPE).violated == "not learning_rate.reference <= 0.4"
 
 
 def test_a_value_that_is_no_number_is_told():
@@ -106,4 +106,4 @@ def test_a_value_that_is_no_number_is_told():
     ],
 )
 def test_the_front_holds_what_no_other_beats(values, directions, numbers):
-    assert front(values, directions) == numbers
+    assert pareto_front(values, directions) == numbers

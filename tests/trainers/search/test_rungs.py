@@ -16,7 +16,7 @@ from recipes.schema import Budget, Search
 from recipes.search_space.ranges import Float
 from trainers.search.pruners import Hyperband, Median, SuccessiveHalving
 from trainers.search.samplers import Random, Tpe
-from trainers.search.successive_halving import RUNG, OneRungSampler, is_whole, next_up, place, promote
+from trainers.search.successive_halving import RUNG, OneRungSampler, assigned_share, is_whole, next_promoted, promote
 
 SPACE = {"x": Float(low=0.0, high=1.0)}
 
@@ -56,7 +56,7 @@ def begin(study, search):
     """A trial as a supervisor begins it, and the part of the epochs that it trains."""
     promote(study, search)
     trial = study.ask()
-    share = place(trial, search)
+    share = assigned_share(trial, search)
     return trial, trial.suggest_float("x", 0.0, 1.0), share
 
 
@@ -106,14 +106,14 @@ def test_a_failed_configuration_is_the_last_of_its_rung():
     for number in range(3):
         trial, x, _ = begin(study, search)
         study.tell(trial, x if number else None, state=TrialState.FAIL if not number else TrialState.COMPLETE)
-    earned = next_up(study.trials, search, maximize=True)
+    earned = next_promoted(study.trials, search, maximize=True)
     assert earned.number == max(study.trials[1:], key=lambda trial: trial.value).number
 
 
 def test_the_lowest_goes_up_where_less_is_better():
     study, search = new_study(), search_with(SuccessiveHalving())
     run(study, search, 3)
-    earned = next_up(study.trials, search, maximize=False)
+    earned = next_promoted(study.trials, search, maximize=False)
     assert earned.value == min(trial.value for trial in study.trials)
 
 
@@ -127,11 +127,11 @@ def test_a_session_that_goes_on_decides_the_same(begun):
     assert [trial.state for trial in study.trials].count(TrialState.WAITING) == 1
     trial = study.ask()  # killed before it was placed: the queue had placed it
     again = optuna.Trial(begun(), trial._trial_id)
-    assert place(again, search) == Fraction(1, 3)
+    assert assigned_share(again, search) == Fraction(1, 3)
     promote(study, search)
     assert [trial.state for trial in study.trials].count(TrialState.WAITING) == 0
     fresh = study.ask()
-    assert place(fresh, search) == place(fresh, search) == Fraction(1, 9)
+    assert assigned_share(fresh, search) == assigned_share(fresh, search) == Fraction(1, 9)
 
 
 def test_nothing_is_queued_that_the_budget_does_not_hold():

@@ -10,7 +10,7 @@ import pytest
 
 from recipes.search_space.ranges import Categorical, Float, Int
 from trainers.launch.vocabulary import PACKAGES
-from trainers.search.optuna_extensions import COMPARED
+from trainers.search.comparability import COMPARED
 
 SPACE = {"a": Float(low=0.001, high=1.0, log=True), "b": Int(low=1, high=9), "c": Categorical(choices=("x", "y"))}
 GROUPS = {name: importlib.import_module(PACKAGES[name]) for name in ("samplers", "pruners")}

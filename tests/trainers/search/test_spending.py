@@ -45,24 +45,24 @@ def study():
     ],
 )
 def test_the_limit_that_is_reached_first_ends_the_search(study, limits, working, over):
-    assert UsedBudget(search(**limits), study).over(working) is over
+    assert UsedBudget(search(**limits), study).is_spent(working) is over
 
 
 def test_a_session_counts_from_its_beginning_and_once_however_often_it_is_noted(study):
     limited = UsedBudget(search(hours=1.0 + 0.6 / 3600), study)
-    assert not limited.over(0.0)
+    assert not limited.is_spent(0.0)
     time.sleep(0.3)
     for _ in range(3):
-        limited.note()
-    assert not limited.over(0.0)
-    assert UsedBudget(search(hours=1.0 + 0.2 / 3600), study).over(0.0)  # the next session knows what this one has taken
+        limited.store()
+    assert not limited.is_spent(0.0)
+    assert UsedBudget(search(hours=1.0 + 0.2 / 3600), study).is_spent(0.0)  # by the next session
     time.sleep(0.35)
-    assert limited.over(0.0)
+    assert limited.is_spent(0.0)
 
 
 def test_hours_of_another_supervisor_count_once_they_are_noted(study):
     limited = UsedBudget(search(hours=1.5), study)
     store_spent_seconds(study, 1800.0, session="third")
-    assert not limited.over(0.0)
-    limited.note()
-    assert limited.over(0.0)
+    assert not limited.is_spent(0.0)
+    limited.store()
+    assert limited.is_spent(0.0)
