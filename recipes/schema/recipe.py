@@ -30,7 +30,6 @@ __all__ = [
     "Updater",
     "Warmup",
     "WeightAverage",
-    "require",
 ]
 
 
