@@ -1,7 +1,4 @@
-"""docs/library.md: the cards of all recipes on one page, with a picture of each.
-
-A card as one self-contained page, or as Markdown with a picture beside it.
-"""
+"""Cards as files: docs/library.md with the cards of all recipes, and one card as HTML or Markdown."""
 
 from __future__ import annotations
 

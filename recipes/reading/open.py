@@ -188,7 +188,7 @@ def _leaves(tree: object, path: tuple[str | int, ...]) -> list[tuple[str | int, 
     if isinstance(tree, dict) and tree:
         return [leaf for key, value in tree.items() for leaf in _leaves(value, (*path, key))]
     if isinstance(tree, list) and tree:
-        return [leaf for place, value in enumerate(tree) for leaf in _leaves(value, (*path, place))]
+        return [leaf for index, value in enumerate(tree) for leaf in _leaves(value, (*path, index))]
     return [path]
 
 

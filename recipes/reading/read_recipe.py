@@ -1,8 +1,8 @@
-"""Reads the learning rate of a recipe: start and target of its warmup, length of its schedule.
+"""A recipe from its merged tree, in three steps.
 
-Reads what a recipe's positions are counted by: data set, length of the run and batch ramp.
-
-Reads a recipe from its merged tree, and checks its values against each other.
+`TimeReading` reads the data set, the length of the run and the batch ramp, because positions count by them.
+`RateReading` reads the learning rate, whose warmup and schedule depend on these. `read_recipe` reads all keys with the
+help of both, and checks the values against each other.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ from recipes.schema.positions import first_sample_at, parse_position
 from recipes.schema.vocabulary import Component, Vocabulary
 
 __all__ = ["RateReading", "TimeReading", "listed", "read_recipe"]
+
+# Keys of a warmup that stand beside those of its kind.
+_BESIDE = ("joins", "target_batch")
 
 _LARGEST_DEFAULT_SPAN = 32
 
@@ -129,14 +132,14 @@ class TimeReading:
         sizes: list[int] = []
         trees = []
         outer = self.ramp
-        for place, item in enumerate(raw):
+        for index, item in enumerate(raw):
             if outer is None and boundaries:
                 self.ramp = BatchRamp(boundaries=tuple(boundaries), sizes=tuple(sizes))
-            step, tree = self.reading.record(RampStep, item, (*path, place))
+            step, tree = self.reading.record(RampStep, item, (*path, index))
             trees.append(tree)
-            fault = None if step is REFUSED else self._fault_of_step(step.from_, place, boundaries)
+            fault = None if step is REFUSED else self._fault_of_step(step.from_, index, boundaries)
             if fault:
-                self.reading.refuse((*path, place, "from"), *fault)
+                self.reading.refuse((*path, index, "from"), *fault)
             if step is REFUSED or fault:
                 continue
             boundaries.append(step.from_)
@@ -148,9 +151,9 @@ class TimeReading:
             return REFUSED, trees
         return BatchRamp(boundaries=tuple(boundaries), sizes=tuple(sizes)), trees
 
-    def _fault_of_step(self, start: float, place: int, before: list[float]) -> tuple[str, str] | None:
+    def _fault_of_step(self, start: float, index: int, before: list[float]) -> tuple[str, str] | None:
         """What is wrong with the start of a step, and a way out; None if nothing is."""
-        if place == 0 and start != 0:
+        if index == 0 and start != 0:
             return f"the ramp begins at {start:g}", "its first step begins at 0"
         if before and start <= before[-1]:
             return f"{start:g} does not come after {before[-1]:g}", "put the steps in the order of time"
@@ -185,10 +188,6 @@ def _default_span(ramp: BatchRamp) -> int:
 def listed(positions: Iterable[float]) -> str:
     """Positions in a message."""
     return ", ".join(f"{position:g}" for position in positions)
-
-
-# Keys of a warmup that stand beside those of its kind.
-_BESIDE = ("joins", "target_batch")
 
 
 @dataclass(kw_only=True)
@@ -336,13 +335,13 @@ def _check(reading: Reading, recipe: Recipe, resolved: Mapping[str, Any]) -> Non
         kind = type(recipe.optimizer).__name__
         way_out = "set it to false, or choose another optimizer"
         reading.refuse(("updater", "double_buffering"), f"{kind} sets its rate by the gradient it applies", way_out)
-    for place, name in enumerate(recipe.lacks):
+    for index, name in enumerate(recipe.lacks):
         if _is_built(name, reading.vocabulary):
-            reading.refuse(("lacks", place), f"{name} is built", "remove it from `lacks`")
+            reading.refuse(("lacks", index), f"{name} is built", "remove it from `lacks`")
     for key in ("assumed", "open"):
-        for place, path in enumerate(getattr(recipe, key)):
+        for index, path in enumerate(getattr(recipe, key)):
             if not _exists(resolved, path.split(".")):
-                reading.refuse((key, place), f"there is no value at {path}", "name a path that `show` prints")
+                reading.refuse((key, index), f"there is no value at {path}", "name a path that `show` prints")
 
 
 def _check_comparison(reading: Reading, recipe: Recipe) -> None:
@@ -365,8 +364,8 @@ def _check_augmentation(reading: Reading, recipe: Recipe, dataset: Dataset) -> N
     """An augmentation must fit the augmentations before it and the data set: see `trainers.augmentations`."""
     for split in ("train", "eval"):
         scaled_by = None
-        for place, entry in enumerate(getattr(recipe.augmentation, split)):
-            path = ("augmentation", split, place)
+        for index, entry in enumerate(getattr(recipe.augmentation, split)):
+            path = ("augmentation", split, index)
             if scaled_by and getattr(entry, "needs_pixels", False):
                 what = f"stands after {scaled_by}, whose result is no longer in 0..255"
                 reading.refuse((*path, "kind"), what, f"put it before {scaled_by}")

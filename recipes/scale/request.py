@@ -27,8 +27,8 @@ def parse_batch(text: str) -> int:
     >>> parse_batch("32k"), parse_batch("1.5k"), parse_batch("3264")
     (32768, 1536, 3264)
     """
-    found = _BATCH.fullmatch(text.strip())
-    size = Fraction(found["number"]) * (_K if found["k"] else 1) if found else Fraction(0)
+    match = _BATCH.fullmatch(text.strip())
+    size = Fraction(match["number"]) * (_K if match["k"] else 1) if match else Fraction(0)
     if size.denominator != 1 or size < 1:
         raise InputRefused(f"--batch {text} is no batch; write 8192, or 8k for 8 * 1,024 samples")
     return int(size)

@@ -1,4 +1,4 @@
-"""The names that a recipe may use, and the dataclasses they stand for."""
+"""The names that a recipe may use as `kind`, and the dataclasses behind them."""
 
 from __future__ import annotations
 

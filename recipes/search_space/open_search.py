@@ -1,7 +1,4 @@
-"""Opens a search, and tries every path and both ends of every range on the recipe before anything starts.
-
-Checks of a search against its recipe.
-"""
+"""Opens a search and tries every path and both ends of every range on the recipe before anything starts."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from recipes.reading.yaml import flow_text
 from recipes.schema import Objective, Search
 from recipes.schema.constraints import Expression
 from recipes.schema.vocabulary import Component, SearchVocabulary
-from recipes.search_space.ranges import circumstances, is_active, refuse_conditions, said
+from recipes.search_space.ranges import condition_values, is_active, refuse_conditions, values_text
 
 __all__ = ["OpenedSearch", "SearchChecks", "assignments", "open_search", "value_at"]
 
@@ -110,20 +107,22 @@ class SearchChecks:
         """
         trees = []
         for path, range_ in self.search.space.items():
-            found = {}
-            for place, value in range_.ends.items():
-                for given in circumstances(self.search.space, path):
+            problems = {}
+            for index, value in range_.ends.items():
+                for given in condition_values(self.search.space, path):
                     tried = self._tried(base, {**given, path: value})
                     if isinstance(tried, Problem):
-                        found[place] = replace(tried, what=f"{tried.what}{f' with {said(given)}' if given else ''}")
+                        problems[index] = replace(
+                            tried, what=f"{tried.what}{f' with {values_text(given)}' if given else ''}"
+                        )
                     else:
                         trees.append(tried.tree)
-            same = len({(problem.what, problem.way_out) for problem in found.values()}) == 1
-            if same and len(found) == len(range_.ends):  # the path is wrong, not its values
-                self._pass_on(("space", path), next(iter(found.values())), at_key=True)
+            same = len({(problem.what, problem.way_out) for problem in problems.values()}) == 1
+            if same and len(problems) == len(range_.ends):  # the path is wrong, not its values
+                self._pass_on(("space", path), next(iter(problems.values())), at_key=True)
             else:
-                for place, problem in found.items():
-                    self._pass_on(("space", path, *place), problem)
+                for index, problem in problems.items():
+                    self._pass_on(("space", path, *index), problem)
         return trees
 
     def constraints(self, base: OpenedRecipe, trees: Sequence[dict[str, Any]]) -> None:
@@ -133,10 +132,10 @@ class SearchChecks:
             base: from `base`.
             trees: from `ends`: searched values may change others, as `kind` changes the fields beside it.
         """
-        for place, constraint in enumerate(self.search.constraints):
+        for index, constraint in enumerate(self.search.constraints):
             if constraint.value is None:
                 continue
-            at, expression = ("constraints", place, "value"), Expression(constraint.value)
+            at, expression = ("constraints", index, "value"), Expression(constraint.value)
             for path in expression.paths:
                 try:
                     value = value_at(base.tree, path)
@@ -155,13 +154,13 @@ class SearchChecks:
     def sampler(self) -> None:
         """The sampler supports the search's objectives, constraints and conditional ranges."""
         search = self.search
-        asked = {
+        needed = {
             "several objectives": len(search.objectives) > 1,
             "constraints": bool(search.constraints),
             "`when`": any(range_.when for range_ in search.space.values()),
         }
         for what in getattr(search.sampler, "cannot", ()):
-            if asked[what]:
+            if needed[what]:
                 kind = type(search.sampler).__name__
                 self.reading.refuse(("sampler",), f"{kind} cannot search with {what}", "use Tpe, see docs/search.md")
 
@@ -176,14 +175,14 @@ class SearchChecks:
 
     def enqueued(self, base: OpenedRecipe) -> tuple[dict[str, Any], ...]:
         """The values of each trial that is tried first."""
-        found = []
-        for place, given in enumerate(self.search.enqueue):
+        trials = []
+        for index, given in enumerate(self.search.enqueue):
             whole = given == "recipe"
-            values = self._own_values(base, ("enqueue", place)) if whole else dict(given)
+            values = self._own_values(base, ("enqueue", index)) if whole else dict(given)
             for path, value in values.items():
-                self._require_inside(("enqueue", place) if whole else ("enqueue", place, path), path, value, values)
-            found.append(values)
-        return tuple(found)
+                self._require_inside(("enqueue", index) if whole else ("enqueue", index, path), path, value, values)
+            trials.append(values)
+        return tuple(trials)
 
     def _require_inside(self, at: tuple, path: str, value: Any, beside: Mapping[str, Any]) -> None:
         space = self.search.space
@@ -193,7 +192,7 @@ class SearchChecks:
             what = f"{json.dumps(value)} of {path} is outside its range"
             self.reading.refuse(at, what, f"widen space.{path}, or leave this out")
         elif not is_active(space, path, beside):
-            needed = said(circumstances(space, path)[0])
+            needed = values_text(condition_values(space, path)[0])
             self.reading.refuse(at, f"a trial has {path} only with others", f"give {needed} beside it")
 
     def _own_values(self, base: OpenedRecipe, at: tuple) -> dict[str, Any]:

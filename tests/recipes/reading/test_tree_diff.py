@@ -1,10 +1,10 @@
-"""Trees by hand: which values differ, and under which names."""
+"""Differences of trees by hand: which values differ, under which names, and their texts."""
 
 import math
 
 import pytest
 
-from recipes.reading.tree_diff import MISSING, comparable_tree, compare
+from recipes.reading.tree_diff import MISSING, Difference, comparable_tree, compare, value_text, value_texts
 
 FLIP = {"kind": "HorizontalFlip", "probability": 0.5}
 CROP = {"kind": "RandomCrop", "size": 32, "padding": 4}
@@ -62,8 +62,8 @@ def test_an_inserted_augmentation_is_the_only_difference():
 def test_a_changed_key_is_found_behind_an_inserted_augmentation_and_told_with_both_places():
     (inserted, changed) = compare([{"train": [FLIP, CROP]}, {"train": [FLIP, CUTOUT, {**CROP, "padding": 2}]}])[::-1]
     assert (changed.path, changed.values) == (("train", "RandomCrop", "padding"), (4, 2))
-    assert changed.places == ("train.1.padding", "train.2.padding")
-    assert (inserted.path, inserted.places) == (("train", "Cutout"), (None, "train.1"))
+    assert changed.tree_paths == ("train.1.padding", "train.2.padding")
+    assert (inserted.path, inserted.tree_paths) == (("train", "Cutout"), (None, "train.1"))
 
 
 def test_another_order_of_augmentations_is_one_difference():
@@ -83,7 +83,7 @@ def test_steps_of_a_ramp_are_compared_by_where_they_begin():
     differences = compare([{"batch": {"global": 8192}}, {"batch": {"global": RAMP}}])
     assert [difference.path[2:] for difference in differences] == [("from 0",), ("from 30",)]
     assert [difference.values for difference in differences] == [(8192, 2048), (MISSING, 4096)]
-    assert differences[1].places == (None, "batch.global.1.size")
+    assert differences[1].tree_paths == (None, "batch.global.1.size")
     earlier = [RAMP[0], {"from": 15, "size": 1024}, RAMP[1]]
     assert found({"global": RAMP}, {"global": earlier}) == {"global.from 15": (MISSING, 1024)}
     assert found({"image_size": RAMP}, {"image_size": None}) == {"image_size": (RAMP, None)}  # it has no steps
@@ -128,3 +128,32 @@ def test_a_data_set_is_compared_by_its_facts_and_not_by_where_it_lies():
     here = comparable_tree({"kilobatch": 1, "seed": 0, "dataset": "photos"}, {**facts, "root": "/a", "title": "x"})
     there = comparable_tree({"seed": 0, "dataset": "dataset.yaml"}, {**facts, "root": "/b", "lacks": []})
     assert here == there == {"seed": 0, "dataset": facts}
+
+
+def texts(*values, key="key"):
+    return value_texts(Difference(path=("batch", key), values=values, tree_paths=("batch.key",) * len(values)))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (True, "true"),
+        ("linear", "linear"),
+        ({}, "{}"),
+        ({"keep": 0.9, "per": "update"}, "keep 0.9, per update"),
+        ([{"from": 0, "size": 8}], "[{from 0, size 8}]"),
+        ({"kind": "Constant"}, "Constant"),
+    ],
+)
+def test_values_read_as_a_recipe_says_them(value, text):
+    assert value_text(value) == text
+
+
+def test_floats_are_as_long_as_tells_them_apart():
+    assert texts(37.000107714294856, 35.0) == ["37.0001", "35"]
+    assert texts(0.3, 0.1 + 0.2) == ["0.3", "0.30000000000000004"]
+
+
+def test_what_is_missing_is_a_dash_and_in_a_ramp_nothing_that_moves():
+    assert texts(MISSING, None) == ["-", "null"]
+    assert texts(MISSING, 4096, key="from 30") == ["as before", "4096"]

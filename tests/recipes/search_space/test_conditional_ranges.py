@@ -6,7 +6,7 @@ import pytest
 
 from recipes.errors import RecipeError
 from recipes.search_space.open_search import open_search
-from recipes.search_space.ranges import Categorical, Float, Int, circumstances, combinations, is_active, suggested
+from recipes.search_space.ranges import Categorical, Float, Int, combinations, condition_values, is_active, suggested
 from trainers.launch.vocabulary import search_vocabulary
 
 HEAD = """\
@@ -73,9 +73,9 @@ def test_combinations_hold_each_trial_once():
 
 
 def test_circumstances_are_every_combination_of_the_named_values_and_what_these_need():
-    assert circumstances(SPACE, "word") == [{}]
-    assert circumstances(SPACE, "depth") == [{"word": "b"}, {"word": "c"}]
-    assert circumstances(SPACE, "rate") == [{"word": "b", "depth": 2}]
+    assert condition_values(SPACE, "word") == [{}]
+    assert condition_values(SPACE, "depth") == [{"word": "b"}, {"word": "c"}]
+    assert condition_values(SPACE, "rate") == [{"word": "b", "depth": 2}]
 
 
 def test_true_is_not_one():
