@@ -71,9 +71,9 @@ def main() -> None:
         with _open_streams():
             app(prog_name="kilobatch")
     except (OSError, ValueError) as error:
-        from trainers.runs.console import tell
+        from trainers.runs.console import exit_on_error
 
-        tell(error)
+        exit_on_error(error)
         raise
 
 

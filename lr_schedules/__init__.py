@@ -1,28 +1,14 @@
 """Schedules of learning rate and batch size: pure, stateless functions of the epochs seen.
 
-The names below are the vocabulary of a recipe: `kind: Cosine` is `lr_schedules.Cosine`.
+A class in `__all__` of `shapes` or `warmups` is a `kind` of the YAML: `kind: Cosine` is `lr_schedules.Cosine`. Imports
+only from the standard library.
 """
 
-from lr_schedules.combine import Joined, Product
-from lr_schedules.ramps import BatchRamp
-from lr_schedules.scaling import linear_scaling, no_scaling, sqrt_scaling
-from lr_schedules.shapes import Constant, Cosine, Exponential, MultiStep, PiecewiseLinear, Polynomial, SlowStart
-from lr_schedules.warmups import ConstantWarmup, GradualWarmup
+from lr_schedules import combine, ramps, scaling, shapes, warmups
+from lr_schedules.combine import *  # noqa: F403
+from lr_schedules.ramps import *  # noqa: F403
+from lr_schedules.scaling import *  # noqa: F403
+from lr_schedules.shapes import *  # noqa: F403
+from lr_schedules.warmups import *  # noqa: F403
 
-__all__ = [
-    "BatchRamp",
-    "Constant",
-    "ConstantWarmup",
-    "Cosine",
-    "Exponential",
-    "GradualWarmup",
-    "Joined",
-    "MultiStep",
-    "PiecewiseLinear",
-    "Polynomial",
-    "Product",
-    "SlowStart",
-    "linear_scaling",
-    "no_scaling",
-    "sqrt_scaling",
-]
+__all__ = sorted(name for module in (combine, ramps, scaling, shapes, warmups) for name in module.__all__)

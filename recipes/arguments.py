@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Literal
 
 from lr_schedules.units import require_number
-from recipes.reading.image_size import LONGEST_SIDE
 
+LONGEST_SIDE = 16_384  # pixels: such an image takes 0.8 GB, and a recipe may come from a stranger. Assumed.
 # The side of an image: pixels, or the word for the recipe's `image_size`, which the pipeline replaces by pixels.
 ImageSize = int | Literal["image_size"]
 
-# The most that a network may be told to have: a recipe is a stranger's, and each layer takes time to make, each weight
-# memory. ResNet-152 has 60 million weights, the deepest network of arXiv 1512.03385 600 blocks. Assumed.
-_MOST_WEIGHTS, _MOST_BLOCKS = 10**9, 2000
+# Limits of a network, because a recipe may come from a stranger: each layer takes time to make, each weight memory.
+# ResNet-152 has 60 million weights, the deepest network of arXiv 1512.03385 has 600 blocks. Assumed.
+_MAX_WEIGHTS, _MAX_BLOCKS = 10**9, 2000
 
 
 def require_count(name: str, value: object, *, at_least: int = 1) -> None:
@@ -47,10 +47,10 @@ def require_buildable(name: str, *, weights: int, blocks: int = 0) -> None:
     Traceback (most recent call last):
     ValueError: SmallCNN.width must give at most 1,000,000,000 weights, not 9,000,000,000; make it smaller
     """
-    for count, most, of_what in ((weights, _MOST_WEIGHTS, "weights"), (blocks, _MOST_BLOCKS, "blocks")):
-        if count > most:
-            found = f"{count:,}" if count < 10**18 else "more than 10^18"
-            raise ValueError(f"{name} must give at most {most:,} {of_what}, not {found}; make it smaller")
+    for count, limit, unit in ((weights, _MAX_WEIGHTS, "weights"), (blocks, _MAX_BLOCKS, "blocks")):
+        if count > limit:
+            given = f"{count:,}" if count < 10**18 else "more than 10^18"
+            raise ValueError(f"{name} must give at most {limit:,} {unit}, not {given}; make it smaller")
 
 
 def require_size(name: str, value: object) -> None:

@@ -1,12 +1,23 @@
-"""Patches Chainer before any test imports it, and readies this checkout for the processes that tests start."""
+"""Patches Chainer before any test imports it, readies this checkout for processes, and keeps ranks for the tests."""
 
 import compileall
+import os
+import signal
+import subprocess
 import sys
+import time
+from contextlib import suppress
+from multiprocessing.connection import Listener, wait
 from pathlib import Path
 
+import pytest
+
 import trainers.compat  # noqa: F401
+from trainers.runs.mpi_ranks import find_mpiexec
 
 ROOT = Path(__file__).parent.parent
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+NUM_RESIDENT = 8  # ranks; one that no test has used yet has loaded nothing
 
 
 def pytest_configure():
@@ -16,3 +27,84 @@ def pytest_configure():
             compileall.compile_dir(ROOT / place, quiet=2)
         for file in ROOT.glob("*.py"):
             compileall.compile_file(file, quiet=2)
+
+
+class ResidentRanks:
+    """Ranks that run one program after another, see resident_ranks.py; they are started when the first program comes.
+
+    After a program that ends with a traceback, or not on all ranks, or not in time, the next one has new ranks.
+    """
+
+    def __init__(self, folder):
+        self._folder, self._starts, self._ranks = folder, 0, []
+
+    def __call__(self, ranks, program, *words, launched=True, strict=True, environment=None, cwd=None, timeout=120):
+        """The same as `mpiexec -n RANKS python PROGRAM WORDS` would give, with rank after rank in the output.
+
+        With launched=False the same as `python PROGRAM WORDS`, for one rank. With strict=True warnings are errors.
+        """
+        if not self._ranks:
+            self._start()
+        job = {"program": program, "words": [*map(str, words)], "ranks": ranks, "launched": launched, "strict": strict}
+        job |= {"environment": {**os.environ, **ONE_THREAD, **(environment or {})}, "folder": cwd or os.getcwd()}
+        called, answers = self._ranks[:ranks], {}
+        for connection, _ in called:
+            connection.send(job)
+        until = time.monotonic() + timeout
+        while len(answers) < ranks and time.monotonic() < until:
+            for connection in wait([one for one, _ in called if one not in answers], until - time.monotonic()):
+                try:
+                    answers[connection] = connection.recv()
+                except (EOFError, ConnectionError):
+                    answers[connection] = (-signal.SIGKILL, "", "a resident rank has died\n")
+                if answers[connection][0] != 0:
+                    until = min(until, time.monotonic() + 5)  # the others may wait for it without end
+        if len(answers) < ranks or any(code in (1, -signal.SIGKILL) for code, *_ in answers.values()):
+            self.close()
+            answers |= {one: (-1, "", "the rank did not end\n") for one, _ in called if one not in answers}
+        codes, outputs, errors = zip(*(answers[connection] for connection, _ in called), strict=True)
+        code = next((code for code in codes if code), 0)
+        return subprocess.CompletedProcess([program, *words], code, "".join(outputs), "".join(errors))
+
+    def _start(self):
+        self._starts += 1
+        address = str(self._folder / f"ranks-{self._starts}")
+        with Listener(address, "AF_UNIX", backlog=NUM_RESIDENT) as listener:
+            program = Path(__file__).with_name("resident_ranks.py")
+            command = [find_mpiexec(), "-n", str(NUM_RESIDENT), sys.executable, program, address]
+            environment = {**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT)}
+            with open(f"{address}.log", "wb") as log:
+                streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+                self._mpiexec = subprocess.Popen(command, env=environment, **streams)
+            listener._listener._socket.settimeout(60)
+            connections = [listener.accept() for _ in range(NUM_RESIDENT)]
+        hellos = [(*connection.recv(), connection) for connection in connections]
+        self._ranks = [(connection, pid) for _, pid, connection in sorted(hellos, key=lambda hello: hello[0])]
+
+    def close(self):
+        """End the ranks at once."""
+        for connection, pid in self._ranks:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            connection.close()
+        if self._ranks:
+            self._mpiexec.wait()
+        self._ranks = []
+
+
+@pytest.fixture(scope="session")
+def kilobatch(run_on_ranks):
+    """`kilobatch(*words, ranks=None)`: the finished command, without a process; with ranks, under their launcher."""
+
+    def run(*words, ranks=None, **more):
+        return run_on_ranks(ranks or 1, ROOT / "kilobatch.py", *words, launched=ranks is not None, strict=False, **more)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def run_on_ranks(tmp_path_factory):
+    """`run_on_ranks(ranks, program, *words)`: a finished process, as `mpiexec -n RANKS python PROGRAM` would be."""
+    resident = ResidentRanks(tmp_path_factory.mktemp("ranks"))
+    yield resident
+    resident.close()

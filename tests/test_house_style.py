@@ -59,7 +59,7 @@ def test_lock_names_no_package_index():
 
 
 SENDING = {"allgather", "Allgather", "Iallgather", "allreduce", "Allreduce", "bcast", "Bcast", "gather", "Gather"}
-SENDING |= {"Send", "Isend", "sendrecv", "pass_on", "allReduce"}
+SENDING |= {"Send", "Isend", "sendrecv", "shift", "allReduce"}
 
 
 @pytest.mark.parametrize("path", [path for path in SOURCES if "trainers" in path.parts], ids=name_of)

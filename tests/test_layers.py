@@ -27,6 +27,17 @@ FLOORS = (
     {"commands"},
 )
 FLOOR_OF = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+# Likewise of recipes; its two files of checks come before the rooms.
+RECIPES_FLOORS = (
+    {"errors", "arguments"},
+    {"schema"},
+    {"planning"},
+    {"reading"},
+    {"lint", "scale", "search_space", "reports"},
+    {"cards"},
+    {"diff"},
+)
+RECIPES_FLOOR_OF = {room: number for number, rooms in enumerate(RECIPES_FLOORS) for room in rooms}
 
 
 def imports_of(path):
@@ -86,6 +97,18 @@ def test_rooms_of_trainers_import_only_from_floors_below():
 def test_these_are_all_rooms_of_trainers():
     rooms = {path.stem for path in (ROOT / "trainers").iterdir() if not path.name.startswith("__")}
     assert rooms == set(FLOOR_OF)
+
+
+def test_rooms_of_recipes_import_only_from_floors_below():
+    found = []
+    for path in files_of("recipes"):
+        room = room_of(path.relative_to(ROOT / "recipes").parts)
+        for module, line in imports_of(path):
+            parts = module.split(".")
+            other = parts[1] if parts[0] == "recipes" else room
+            if room != "__init__" and other != room and RECIPES_FLOOR_OF[other] >= RECIPES_FLOOR_OF[room]:
+                found.append(f"{path.relative_to(ROOT)}:{line}: {module}")
+    assert found == []
 
 
 def test_nothing_is_imported_from_the_command_line():

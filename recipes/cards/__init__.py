@@ -1,6 +1,7 @@
-"""Cards, for readers: what a recipe changed, where its values come from and what it promises.
+"""Cards of recipes: what a recipe changed, where its values come from and what it promises.
 
-A card is printed on a terminal or written as a page; docs/library.md has the cards of the whole library.
+A card is printed on a terminal or written as a page; docs/library.md has the cards of the whole library. Imports from
+`recipes.reports` and the rooms below it.
 """
 
 from recipes.cards.card import CardFacts, card_facts, card_markdown, card_text

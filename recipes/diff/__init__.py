@@ -1,1 +1,4 @@
-"""`kilobatch recipes diff`: the values that differ between recipes, and their effect."""
+"""`kilobatch recipes diff`: the values that differ between recipes, and their effect.
+
+Comparisons of opened recipes enter. Imports from every other room of `recipes`.
+"""

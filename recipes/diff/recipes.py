@@ -23,7 +23,7 @@ from recipes.reading.tree_diff import MISSING, Difference, comparable_tree, comp
 from recipes.reports.record import RunError, read_head
 from recipes.reports.wording import number
 from recipes.schema import Recipe
-from recipes.schema.vocabulary import MOMENTUM_SGD, Vocabulary
+from recipes.schema.vocabulary import Vocabulary, rate_rule
 
 __all__ = ["Compared", "Comparison", "compare_recipes", "differing", "effects", "same_schedule"]
 
@@ -84,7 +84,7 @@ def _decay(opened: OpenedRecipe) -> Iterator[tuple[str, str]]:
     proportional to it.
     """
     tree, recipe = opened.tree["optimizer"], opened.recipe
-    coupled = tree["kind"] in MOMENTUM_SGD and tree.get("decay", "coupled") == "coupled"
+    coupled = rate_rule(recipe.optimizer) == "linear" and tree.get("decay", "coupled") == "coupled"
     if tree.get("weight_decay") and (coupled or tree.get("decay") == "times_rate"):
         rate = full_rate_at(recipe, 0.0)
         yield "rate x decay / batch", _rate(rate * tree["weight_decay"] / recipe.batch.global_.sizes[0])

@@ -1,4 +1,8 @@
-"""`kilobatch recipes lint`: finds what is valid in a recipe, but most likely a mistake at a large batch."""
+"""`kilobatch recipes lint`: finds what is valid in a recipe, but most likely a mistake at a large batch.
+
+A rule is one function in a file of `rules`; the other files run the rules and print. Imports from `recipes.reading` and
+the rooms below it.
+"""
 
 from recipes.lint.case import Finding
 from recipes.lint.check import lint_recipe

@@ -1,7 +1,4 @@
-"""The input of a rule, and its findings.
-
-A finding, as lint reports it.
-"""
+"""What a rule gets, what it returns, and a finding as lint reports it."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import Any
 
 from recipes.reading.open import OpenedRecipe
 from recipes.schema import Recipe
-from recipes.schema.vocabulary import MOMENTUM_SGD
+from recipes.schema.vocabulary import rate_rule
 
 __all__ = ["Case", "Fault", "Finding", "Rule"]
 
@@ -66,7 +63,7 @@ class Case:
     @property
     def is_momentum_sgd(self) -> bool:
         """Whether the optimizer is SGD, with or without momentum of any form."""
-        return self.optimizer["kind"] in MOMENTUM_SGD
+        return rate_rule(self.recipe.optimizer) == "linear"
 
     @property
     def first_batch(self) -> int:
@@ -119,9 +116,9 @@ class Finding:
 
     @property
     def headline(self) -> str:
-        """Place, rule, fault and a way out in one line, as compilers write it."""
-        place = f"{self.file}:{self.line}:{self.column}: {self.rule}"
-        return ": ".join(filter(None, [place, self.path, f"{self.what}; {self.way_out}"]))
+        """Line and column, rule, fault and a way out in one line, as compilers write it."""
+        start = f"{self.file}:{self.line}:{self.column}: {self.rule}"
+        return ": ".join(filter(None, [start, self.path, f"{self.what}; {self.way_out}"]))
 
     def __str__(self) -> str:
         lines = [self.headline]

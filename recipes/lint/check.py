@@ -1,6 +1,6 @@
-"""Runs the rules on a recipe: finds the place of each fault, and drops those that comments ignore.
+"""Runs the rules on a recipe, gives each fault its line, and drops those that a comment ignores.
 
-The comments `# lint: ignore RULE[, RULE] why` of a recipe's file.
+The comment is `# lint: ignore RULE[, RULE] why`, on the line of the key or above it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 import yaml
 
 from recipes.errors import RecipeError, nearest
-from recipes.lint.case import Case, Fault, Finding
+from recipes.lint.case import Case, Fault, Finding, Rule
 from recipes.lint.handbook import Entry, entries
-from recipes.lint.rules import workers as rules_of_workers
+from recipes.lint.rules import workers as worker_rules
 from recipes.reading.load import Origins, chain_of, load_tree
 from recipes.reading.open import OpenedRecipe, open_recipe
 from recipes.reading.registry import shown
@@ -107,7 +107,7 @@ def lint_recipe(
     written, origins = load_tree(opened.path, overrides=overrides)
     chain = chain_of(opened.path)
     case = Case(opened=opened, written=written, base=_base(chain, options), workers=workers, wire=wire)
-    asked = {name: pair for name, pair in entries().items() if workers is not None or not _needs_workers(name)}
+    asked = {name: pair for name, pair in entries().items() if workers is not None or not _needs_workers(pair[0])}
     comments = _Comments(files=[_File(path=path, extends=link) for path, link in chain])
     order = {name: place for place, name in enumerate([_COMMAND_LINE, *(file.name for file in comments.files)])}
     found = [
@@ -128,8 +128,8 @@ def _base(chain: Sequence[tuple[Path, Origin | None]], options: Mapping[str, Any
         return None
 
 
-def _needs_workers(rule: str) -> bool:
-    return rule.replace("-", "_") in rules_of_workers.__all__
+def _needs_workers(rule: Rule) -> bool:
+    return rule.__module__ == worker_rules.__name__
 
 
 def _place(keys: tuple[str, ...], origins: Origins, order: Mapping[str, int]) -> tuple[str, Origin]:

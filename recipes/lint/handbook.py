@@ -6,10 +6,10 @@ import inspect
 from dataclasses import dataclass
 from functools import cache
 
-from recipes.lint import rules
 from recipes.lint.case import Rule
+from recipes.lint.rules import all_rules
 
-__all__ = ["Entry", "entries", "handbook"]
+__all__ = ["Entry", "entries", "entry_of", "handbook"]
 
 _SECTIONS = ("Way out", "Source", "Fires", "Quiet")
 _INTRODUCTION = """\
@@ -73,8 +73,32 @@ class Entry:
 @cache
 def entries() -> dict[str, tuple[Rule, Entry]]:
     """Every rule by its id, with its entry."""
-    found = [(getattr(rules, name), _entry(name)) for name in rules.__all__]
-    return {entry.rule: (rule, entry) for rule, entry in found}
+    pairs = [(rule, entry_of(rule)) for rule in all_rules()]
+    return {entry.rule: (rule, entry) for rule, entry in pairs}
+
+
+def entry_of(rule: Rule) -> Entry:
+    """The entry that a rule's docstring makes; a part that it lacks is empty."""
+    sections: dict[str, list[str]] = {"": []}
+    title = ""
+    for line in (inspect.getdoc(rule) or "").splitlines():
+        name, colon, rest = line.partition(":")
+        if colon and name in _SECTIONS:
+            title = name
+            sections[title] = [rest.strip()]
+        else:
+            sections[title].append(line)
+    what, _, why = "\n".join(sections[""]).partition("\n\n")
+    way_out, source = (sections.get(title, []) for title in ("Way out", "Source"))
+    return Entry(
+        rule=rule.__name__.replace("_", "-"),
+        what=_one_line([what]),
+        why=_one_line([why]),
+        way_out=_one_line(way_out),
+        source=_one_line(source),
+        fires=_recipe(sections.get("Fires", [])),
+        quiet=_recipe(sections.get("Quiet", [])),
+    )
 
 
 def handbook() -> str:
@@ -83,31 +107,13 @@ def handbook() -> str:
     return "\n".join(parts)
 
 
-def _entry(name: str) -> Entry:
-    text = inspect.getdoc(getattr(rules, name)) or ""
-    what, _, rest = text.partition("\n\n")
-    why, _, rest = rest.partition("\n\n")
-    sections: dict[str, list[str]] = {}
-    for line in rest.splitlines():
-        title, colon, first = line.partition(":")
-        if colon and title in _SECTIONS:
-            sections[title] = [first.strip()]
-        else:
-            sections[next(reversed(sections))].append(line)
-    words = {title: " ".join(" ".join(sections[title]).split()) for title in ("Way out", "Source")}
-    return Entry(
-        rule=name.replace("_", "-"),
-        what=" ".join(what.split()),
-        why=" ".join(why.split()),
-        way_out=words["Way out"],
-        source=words["Source"],
-        fires=_recipe(sections["Fires"]),
-        quiet=_recipe(sections["Quiet"]),
-    )
+def _one_line(lines: list[str]) -> str:
+    return " ".join(" ".join(lines).split())
 
 
 def _recipe(lines: list[str]) -> str:
-    return "\n".join(["kilobatch: 1", "extends: goyal2017", *(line[4:] for line in lines[1:] if line.strip())]) + "\n"
+    changes = [line[4:] for line in lines[1:] if line.strip()]
+    return "\n".join(["kilobatch: 1", "extends: goyal2017", *changes]) + "\n" if changes else ""
 
 
 def _section(entry: Entry) -> str:

@@ -9,10 +9,9 @@ from recipes.reading.read import Reading
 from recipes.schema import Recipe
 from recipes.schema.vocabulary import Unbuilt
 
-__all__ = ["IMAGE_SIZE", "LONGEST_SIDE", "at_image_size", "check_image_size", "keys_of_image_size"]
+__all__ = ["IMAGE_SIZE", "at_image_size", "check_image_size", "keys_of_image_size"]
 
 IMAGE_SIZE = "image_size"  # value of an augmentation's `size` that stands for the recipe's `image_size`
-LONGEST_SIDE = 16_384  # pixels: such an image takes 0.8 GB, and a recipe may come from a stranger. Assumed.
 
 _Entry = TypeVar("_Entry")
 

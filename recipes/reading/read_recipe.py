@@ -15,10 +15,11 @@ from functools import partial
 from typing import Any
 
 from lr_schedules import BatchRamp
+from recipes.arguments import LONGEST_SIDE
 from recipes.errors import RecipeError
 from recipes.planning.division import largest_divisor
 from recipes.planning.rates import full_rate
-from recipes.reading.image_size import LONGEST_SIDE, check_image_size
+from recipes.reading.image_size import check_image_size
 from recipes.reading.read import REFUSED, Path, Reading
 from recipes.reading.registry import UnknownNameError, can_name_folder
 from recipes.schema import Batch, Dataset, LearningRate, RampStep, Recipe, Warmup

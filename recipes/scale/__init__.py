@@ -1,4 +1,7 @@
-"""`kilobatch recipes scale`: a recipe at another batch, derived by published rules with a reason for every key."""
+"""`kilobatch recipes scale`: a recipe at another batch, derived by published rules with a reason for every key.
+
+Rules that change a value with the batch enter. Imports from `recipes.reading` and the rooms below it.
+"""
 
 from recipes.scale.derive import Scaled, scale_recipe
 from recipes.scale.request import Change, parse_batch

@@ -22,7 +22,7 @@ from recipes.scale.batch import batch_changes, positions_in_updates
 from recipes.scale.request import Change, Request
 from recipes.scale.rules import ERRORS_BEYOND, ada_scale, lars, linear, rmsprop_warmup, square_root
 from recipes.schema import Recipe
-from recipes.schema.vocabulary import ADAPTIVE, MOMENTUM_SGD, Vocabulary
+from recipes.schema.vocabulary import Vocabulary, rate_rule
 
 __all__ = ["Scaled", "not_promised", "scale_recipe"]
 
@@ -36,7 +36,7 @@ def not_promised(ask: Request) -> Iterator[str]:
         "neither the linear rule nor the root"
     )
     reach = float(ask.kappa) * linear_reach(ask.opened.recipe)
-    if kind in (*MOMENTUM_SGD, "RmspropWarmup") and reach > LINEAR_HOLDS_TO:
+    if (rate_rule(ask.opened.recipe.optimizer) == "linear" or kind == "RmspropWarmup") and reach > LINEAR_HOLDS_TO:
         yield f"that linear scaling holds here; Goyal et al. 2017 (arXiv 1706.02677) saw {ERRORS_BEYOND}"
     if kind == "Lars":
         yield (
@@ -145,16 +145,17 @@ def _changes(ask: Request, vocabulary: Vocabulary) -> Iterator[Change]:
 
 def _by_optimizer(ask: Request, vocabulary: Vocabulary) -> Iterator[Change]:
     kind = ask.value("optimizer.kind")
-    rules: Mapping[str, Callable[[Request], Iterator[Change]]] = {
-        **dict.fromkeys(MOMENTUM_SGD, linear),
-        **dict.fromkeys(ADAPTIVE, square_root),
+    of_kind: Mapping[str, Callable[[Request], Iterator[Change]]] = {
         "AdaScale": ada_scale,
         "Lars": partial(lars, vocabulary=vocabulary),
         "RmspropWarmup": rmsprop_warmup,
     }
-    if kind not in rules:
-        raise InputRefused(f"no rule says how {kind} follows the batch; known: {', '.join(sorted(rules))}")
-    return rules[kind](ask)
+    of_rule = {"linear": linear, "sqrt": square_root}
+    rule = of_kind.get(kind) or of_rule.get(rate_rule(ask.opened.recipe.optimizer))
+    if rule is None:
+        known = sorted({*of_kind, *(name for name in vocabulary.optimizers if rate_rule(vocabulary.optimizers[name]))})
+        raise InputRefused(f"no rule says how {kind} follows the batch; known: {', '.join(known)}")
+    return rule(ask)
 
 
 def _require_batch(ask: Request) -> None:

@@ -1,5 +1,8 @@
 """Recipe, data set and search as frozen dataclasses, whose fields are the keys of the YAML.
 
+Keys, their defaults and the checks inside one section enter; a check that needs the file or the data set goes to
+`reading`. Imports from `lr_schedules`, `recipes.errors` and `recipes.arguments`.
+
 A trailing underscore avoids a word that Python reserves, and is not in the key: `global_` is `batch.global`.
 """
 

@@ -1,22 +1,11 @@
-"""Families of optimizers whose rate follows the batch by the same rule, as names of the vocabulary.
-
-The names that a recipe may use, and the dataclasses they stand for.
-"""
+"""The names that a recipe may use, and the dataclasses they stand for."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["ADAPTIVE", "Component", "LAYERWISE", "MOMENTUM_SGD", "SearchVocabulary", "Unbuilt", "Vocabulary"]
-
-
-# A step is proportional to the gradient: linear scaling, Goyal et al. 2017.
-MOMENTUM_SGD = ("CorrectedMomentumSGD", "CorrectedNesterovAG", "MomentumSGD", "NesterovAG", "SGD")
-# The gradient is divided by the root of its mean square: the square root, Malladi et al. 2022 and You et al. 2019.
-ADAPTIVE = ("Adam", "Lamb")
-# A layer's step is proportional to the norm of its weights, except for normalisation and biases.
-LAYERWISE = ("Lamb", "Lars")
+__all__ = ["Component", "SearchVocabulary", "Unbuilt", "Vocabulary", "is_layerwise", "rate_rule"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,3 +72,20 @@ class Unbuilt:
 
     kind: str
     fields: Mapping[str, object]
+
+
+def rate_rule(optimizer: object) -> str | None:
+    """How an optimizer's rate follows the batch, by its class attribute `rate_rule`; None where it has none.
+
+    `linear`: a step is proportional to the gradient (Goyal et al. 2017). `sqrt`: the gradient is divided by the root of
+    its mean square (Malladi et al. 2022, You et al. 2019).
+    """
+    return getattr(optimizer, "rate_rule", None)
+
+
+def is_layerwise(optimizer: object) -> bool:
+    """Whether a layer's step is proportional to the norm of its weights, by the class attribute `layerwise`.
+
+    Normalisation and biases are not scaled so.
+    """
+    return getattr(optimizer, "layerwise", False)

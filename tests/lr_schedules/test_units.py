@@ -1,29 +1,6 @@
-import dataclasses
-import typing
-
 import pytest
 
-import lr_schedules
-from lr_schedules.units import Epochs, require_increasing, require_number
-
-POSITIONS = {
-    "BatchRamp": {"boundaries": tuple[Epochs, ...]},
-    "ConstantWarmup": {"epochs": Epochs},
-    "Cosine": {"epochs": Epochs},
-    "GradualWarmup": {"epochs": Epochs},
-    "MultiStep": {"boundaries": tuple[Epochs, ...]},
-    "PiecewiseLinear": {"points": tuple[tuple[Epochs, float], ...]},
-    "Polynomial": {"epochs": Epochs},
-    "SlowStart": {"boundaries": tuple[Epochs, ...]},
-}
-
-
-def test_every_position_is_marked_so_that_a_recipe_may_write_its_unit():
-    kinds = {name: getattr(lr_schedules, name) for name in lr_schedules.__all__}
-    kinds = {name: kind for name, kind in kinds.items() if dataclasses.is_dataclass(kind)}
-    hints = {name: typing.get_type_hints(kind, include_extras=True) for name, kind in kinds.items()}
-    marked = {name: {key: hint for key, hint in of.items() if "'epochs'" in str(hint)} for name, of in hints.items()}
-    assert {name: of for name, of in marked.items() if of} == POSITIONS
+from lr_schedules.units import require_increasing, require_number
 
 
 def test_number_at_the_edge_of_its_range_passes():

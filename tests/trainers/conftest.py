@@ -1,4 +1,4 @@
-"""Runs as a user starts them, and what it means that two are the same."""
+"""Runs on resident ranks, and what it means that two are the same."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-UPDATES = 30
+UPDATES = 24
 EQUAL = ("sample_ids", "images_sha256", "momentum", "global_batch_size", "epoch", "samples")
 RECIPE = "digits/ramp"  # a small ResNet, norm_span 32, batch 96, then 192 from epoch 1 (update 16) on
 
@@ -22,22 +22,6 @@ class Finished:
     trace: list
     weights: dict
     log: str
-
-
-def _train(folder, ranks, *options, stop_after=UPDATES, recipe=RECIPE, dtype="float32", timeout=300):
-    command = [sys.executable, "-P", "-m", "kilobatch", "train", recipe, "-n", str(ranks), "--trace", "--no-report"]
-    command += ["--out", str(folder), "--stop-after", f"{stop_after}up", "--set", "evaluation.every=5ep"]
-    command += map(str, options)
-    environment = {**os.environ, "CHAINER_DTYPE": dtype}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
-    checkpoint = folder / "checkpoints" / f"update-{stop_after:06d}"
-    return Finished(
-        folder=folder,
-        trace=[json.loads(line) for line in (folder / "trace.jsonl").read_text().splitlines()],
-        weights=load_file(checkpoint / "weights.safetensors"),
-        log=(folder / "log.txt").read_text(),
-    )
 
 
 def _assert_same_run(found, expected, *, loss=1e-5, weights=1e-4, rate=0.0):
@@ -53,9 +37,32 @@ def _assert_same_run(found, expected, *, loss=1e-5, weights=1e-4, rate=0.0):
 
 
 @pytest.fixture(scope="session")
-def train():
-    """Trains `train(folder, ranks, *options, stop_after=30, recipe="digits/ramp", dtype="float32")` to a `Finished`."""
-    return _train
+def train(kilobatch):
+    """Trains `train(folder, ranks, *options, stop_after=24, recipe="digits/ramp", dtype="float32")` to a `Finished`.
+
+    On resident ranks, or, with own_ranks=True, by the command that a user types.
+    """
+
+    def run(folder, ranks, *options, stop_after=UPDATES, recipe=RECIPE, dtype="float32", timeout=300, own_ranks=False):
+        words = ["train", recipe, "--trace", "--no-report", "--out", folder, "--stop-after", f"{stop_after}up"]
+        words += ["--set", "evaluation.every=5ep", *options]
+        environment = {"CHAINER_DTYPE": dtype}
+        if own_ranks:
+            command = [sys.executable, "-P", "-m", "kilobatch", *map(str, words), "-n", str(ranks)]
+            environment = {**os.environ, **environment}
+            done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment)
+        else:
+            done = kilobatch(*words, ranks=ranks, environment=environment, timeout=timeout)
+        assert done.returncode == 0, done.stdout + done.stderr
+        checkpoint = folder / "checkpoints" / f"update-{stop_after:06d}"
+        return Finished(
+            folder=folder,
+            trace=[json.loads(line) for line in (folder / "trace.jsonl").read_text().splitlines()],
+            weights=load_file(checkpoint / "weights.safetensors"),
+            log=(folder / "log.txt").read_text(),
+        )
+
+    return run
 
 
 @pytest.fixture(scope="session")

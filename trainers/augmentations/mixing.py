@@ -4,11 +4,7 @@ It returns the mixed images and the weight of an image's own label; the partner'
 randomness comes from the `draws`, keyed by (seed, position of the group's first sample in the stream), so that every
 worker that holds a part of the group mixes alike. None changes the images it is given.
 
-A rectangle of one image pasted into another.
-
-Two images laid over each other.
-
-Mixup, cutmix and the like, norm group by norm group, the same on every worker that holds a part of a group.
+`GroupMixing` applies them norm group by norm group, the same on every worker that holds a part of a group.
 """
 
 from __future__ import annotations
@@ -163,8 +159,8 @@ class GroupMixing:
         mirrored = [group.start + group.stop - 1 - position for position in own]
         needed = [*own, *(position for position in mirrored if position not in own)]
         images, labels = load(needed)
-        place = {position: at for at, position in enumerate(needed)}
-        partners = [place[position] for position in mirrored]
+        number_of = {position: number for number, position in enumerate(needed)}
+        partners = [number_of[position] for position in mirrored]
         keyed = draws(self.seed, "mix", group.start)
         mix = self.mixes[keyed.integers(len(self.mixes))]
         mixed, share = mix(images[: len(own)], images[partners], keyed)

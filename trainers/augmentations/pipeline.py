@@ -35,7 +35,7 @@ class Pixels(NamedTuple):
 class Finish:
     """The end of a pipeline, which a GPU computes for a whole batch at once.
 
-        y = (x - shift) / scale          of each channel, in float32; mirrored if `Pixels` says so; channels first
+        y = (x - shift) / scale          of each channel, in float32; mirrored if `Pixels.mirrored`; channels first
 
     Args:
         normalize: with its numbers; None if no `Normalize` ends the list.
@@ -70,9 +70,9 @@ class Pipeline:
 
     Flips and one normalisation at the end of the list form `finish`; the parts before them compute `pixels`.
 
-    Augmentation number `place` of the list draws from `draws(seed, "augmentation", epoch, index, place)`, so an image
-    depends on nothing else. The pixels are divided by 255 at the end, unless an augmentation says by a class attribute
-    `scales_pixels = True` that its result is no longer in 0..255.
+    Augmentation `number` of the list draws from `draws(seed, "augmentation", epoch, index, number)`, so an image
+    depends on nothing else. The pixels are divided by 255 at the end, unless an augmentation has the class attribute
+    `scales_pixels = True`: its result is no longer in 0..255.
 
     Args:
         parts: in order; a `Normalize` by name is bound to `dataset`.
@@ -119,9 +119,9 @@ class Pipeline:
                 f"got shape {image_HWC.shape} of {image_HWC.dtype}"
             )
         mirrored = False
-        for place, part in enumerate(self._sized(image_size)):
-            drawn = draws(self._seed, "augmentation", epoch, index, place)
-            if place < self._end:
+        for number, part in enumerate(self._sized(image_size)):
+            drawn = draws(self._seed, "augmentation", epoch, index, number)
+            if number < self._end:
                 image_HWC = part(image_HWC, drawn)
             elif isinstance(part, HorizontalFlip):
                 mirrored ^= part.mirrors(drawn)
@@ -140,10 +140,10 @@ class Pipeline:
 
 
 def _end_of(parts: Sequence[Augmentation]) -> int:
-    """The place from which on there are only flips, and at most one normalisation."""
-    place, kinds = len(parts), [HorizontalFlip, Normalize]
-    while place and type(parts[place - 1]) in kinds:
-        place -= 1
-        if type(parts[place]) is Normalize:
+    """The number of the part from which on there are only flips, and at most one normalisation."""
+    end, kinds = len(parts), [HorizontalFlip, Normalize]
+    while end and type(parts[end - 1]) in kinds:
+        end -= 1
+        if type(parts[end]) is Normalize:
             kinds = [HorizontalFlip]
-    return place
+    return end

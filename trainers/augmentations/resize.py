@@ -1,7 +1,4 @@
-"""Change of an image's size.
-
-Another size, the shape kept.
-"""
+"""Change of an image's size."""
 
 from __future__ import annotations
 

@@ -61,9 +61,9 @@ def search(
 def search_ranks(messages: Path, ranks_here: int | None = None, ranks_before: int = 0) -> None:
     """Serve as one of the ranks of a search's group; its supervisor starts this command."""
     from trainers.runs.mpi_ranks import launched_rank, launched_ranks, limit_threads
-    from trainers.runs.rank_exits import hold_line
+    from trainers.runs.rank_exits import hold_exit_socket
 
-    hold_line(launched_rank())
+    hold_exit_socket(launched_rank())
     threads = limit_threads(ranks_here)
     from trainers.search.group_worker import run_worker
 

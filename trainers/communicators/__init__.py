@@ -1,10 +1,14 @@
-"""How the workers' gradients become one sum: what `communicator` in a cluster file may name.
+"""All-reduce of gradients over the workers: the algorithms that `communicator` in a cluster file may name.
 
-A component is connected once, with an MPI communicator of its own, and gives a `Connection`: `allocate` the memory of
-the gradients, `sum` parts of it in place. All workers end with the same bits, whatever the algorithm and the wire.
+An algorithm of the all-reduce enters here, with the number formats (`wire`) and transports (`mpi_messages`, `tcp_ring`,
+`gpu`) that algorithms share. This room imports from runs only.
 
-Bytes on the wire: each component says what a sum sends. To be connected costs less than a kilobyte from each worker to
-each, beside what `Auto` measures.
+A component is connected once, with an MPI communicator of its own. Its `connect` returns a `Connection`: `allocate` the
+memory of the gradients, `sum` parts of it in place. All workers end with the same bits, whatever the algorithm and the
+wire. To add one, copy `ring.py`; see `wire.Wire` for the two kinds of receive buffers.
+
+Bytes on the wire: the docstring of each component has those of a sum. To be connected costs less than a kilobyte from
+each worker to each, beside what `Auto` measures.
 """
 
 from trainers.communicators.auto import Auto

@@ -1,7 +1,4 @@
-"""The fastest algorithm for each size of bucket, by a short measurement.
-
-Chooses among connections by a short measurement, for each size of what is summed.
-"""
+"""The fastest algorithm for each size of bucket, chosen by a short measurement."""
 
 from __future__ import annotations
 
@@ -28,6 +25,7 @@ from trainers.communicators.shared_window import SharedWindow
 from trainers.communicators.tcp_ring import SocketRing, Unreachable
 from trainers.communicators.torus import Torus
 from trainers.communicators.wire import FullWire, Wire
+from trainers.runs.stack_dump import waiting_for_ranks
 
 _REPEATS = (3, 9)  # at least and at most
 _ENOUGH_SECONDS = 0.1  # once the repeats have taken this, no more than the least are made
@@ -86,15 +84,15 @@ class Fastest(Connection):
             candidate.connection.beside_backward = value
 
     @property
-    def waiting(self) -> str:
-        return ", ".join(dict.fromkeys(connection.waiting for connection in self._chosen.values())) or "sleeps"
+    def wait_mode(self) -> str:
+        return ", ".join(dict.fromkeys(connection.wait_mode for connection in self._chosen.values())) or "sleeps"
 
     def allocate(self, num_values: int, dtype: Any) -> Any:
         return self._first.allocate(num_values, dtype)
 
     def sent_values(self, num_values: int) -> float | None:
-        found = [chosen for (size, _), chosen in self._chosen.items() if size == num_values.bit_length()]
-        return found[0].sent_values(num_values) if found else None
+        chosen = [one for (size, _), one in self._chosen.items() if size == num_values.bit_length()]
+        return chosen[0].sent_values(num_values) if chosen else None
 
     def sends_nothing(self) -> bool:
         return self._first.sends_nothing()  # true only where all workers share memory
@@ -125,15 +123,15 @@ class Fastest(Connection):
     def _measured(self, values: Any, wire: Wire, factor: float) -> Connection:
         full = isinstance(wire, FullWire)
         candidates = [candidate for candidate in self._candidates if full or candidate.competes_on_16_bits]
-        said = f"for buckets like {values.nbytes / 1e6:.3g} MB"
+        size = f"for buckets like {values.nbytes / 1e6:.3g} MB"
         if len(candidates) == 1:
-            self.choices.append(f"{candidates[0].name} {said}, alone on {wire.name}")
+            self.choices.append(f"{candidates[0].name} {size}, alone on {wire.name}")
             return candidates[0].connection
         before = values.copy()
         costs = [self._cost(candidate.connection, values, before, wire, factor) for candidate in candidates]
         values[...] = before
         best = int(np.argmin(costs))
-        self.choices.append(f"{candidates[best].name} {said} ({1000 * costs[best]:.3g} ms)")
+        self.choices.append(f"{candidates[best].name} {size} ({1000 * costs[best]:.3g} ms)")
         return candidates[best].connection
 
     def _cost(self, connection: Connection, values: Any, before: Any, wire: Wire, factor: float) -> float:
@@ -164,12 +162,15 @@ def cost_of(mpi: Any, run: Callable[[], None], of_processor: int) -> float:
     """
     costs: list[float] = []
     least, most = _REPEATS
-    while not costs or (costs[0] < _LONG_SECONDS and len(costs) < (most if sum(costs) < _ENOUGH_SECONDS else least)):
-        mpi.Barrier()
-        began, processor = time.perf_counter(), time.thread_time()
-        run()
-        own = time.perf_counter() - began + of_processor * (time.thread_time() - processor)
-        costs.append(max(mpi.allgather(own)))
+    with waiting_for_ranks():
+        while not costs or (
+            costs[0] < _LONG_SECONDS and len(costs) < (most if sum(costs) < _ENOUGH_SECONDS else least)
+        ):
+            mpi.Barrier()
+            began, processor = time.perf_counter(), time.thread_time()
+            run()
+            own = time.perf_counter() - began + of_processor * (time.thread_time() - processor)
+            costs.append(max(mpi.allgather(own)))
     return statistics.median(costs)
 
 
@@ -190,8 +191,8 @@ class Auto:
     Rings go by sockets of their own or by MPI, whichever costs less for a message of a megabyte around all workers.
 
     On GPUs it is Nccl where every worker has a GPU of its own and NCCL is installed. Else the above sums copies in host
-    memory. Where every worker's MPI says that it is CUDA-aware, CudaAwareMpi is measured against that for each size of
-    bucket, except on a 16-bit wire, which it cannot sum.
+    memory. Where every worker's MPI reports that it is CUDA-aware, CudaAwareMpi is measured against that for each size
+    of bucket, except on a 16-bit wire, which it cannot sum.
 
     Bytes on the wire: those of what was chosen; before, up to nine sums by each, and 18 messages of a megabyte.
 
@@ -200,7 +201,7 @@ class Auto:
     Raises:
         ValueError: `ranks_per_node` is below 1.
 
-    Source: measured on the spot; what was chosen stands in the log.
+    Source: measured when it is connected; the log has the choices.
     """
 
     ranks_per_node: int | None = None
@@ -218,17 +219,17 @@ class Auto:
             connection = SharedWindow(ranks_per_node=self.ranks_per_node).connect(mpi)
             connection.choices = ["SharedWindow: all workers share memory"]
             return connection
-        sockets, said = _sockets_pay(mpi)
+        sockets, why = _sockets_are_cheaper(mpi)
         per_node = {"ranks_per_node": self.ranks_per_node, "sockets": sockets}
         others: list[Any] = [SharedWindow(**per_node)] if len(set(sizes)) == 1 and sizes[0] > 1 else []
         others += [Ring(sockets=sockets), HalvingDoubling(), Direct(), MpiAllreduce(), Torus(sockets=sockets)]
         others.append(Hierarchical(**per_node))  # not first: the first one's memory serves all of them
         connection = Fastest(mpi, [_candidate(component, mpi.Dup()) for component in others])
-        connection.choices = [said]
+        connection.choices = [why]
         return connection
 
 
-def _sockets_pay(mpi: Any) -> tuple[bool, str]:
+def _sockets_are_cheaper(mpi: Any) -> tuple[bool, str]:
     """Whether a ring by sockets costs the workers less than one by MPI, and both costs in words; the same on all."""
     try:
         by_sockets = SocketRing(mpi)
@@ -237,7 +238,7 @@ def _sockets_pay(mpi: Any) -> tuple[bool, str]:
     sent, received = np.zeros((2, _MESSAGE_BYTES), np.uint8)
     rings = {"sockets": by_sockets, "MPI": MpiRing(mpi)}
     with contextlib.closing(by_sockets):
-        costs = {name: cost_of(mpi, functools.partial(ring.pass_on, sent, received), 1) for name, ring in rings.items()}
+        costs = {name: cost_of(mpi, functools.partial(ring.shift, sent, received), 1) for name, ring in rings.items()}
     best = min(costs, key=costs.__getitem__)
     words = " and ".join(f"{1000 * cost:.3g} ms by {name}" for name, cost in costs.items())
     return best == "sockets", f"rings by {best}: a megabyte to the next worker costs {words}"

@@ -22,11 +22,11 @@ class Connection:
     """Sums of arrays over all workers, in place, with the same bits on every one.
 
     Args:
-        mpi: communicator of its own: nobody else sends on it.
+        mpi: communicator of its own, which nothing else uses.
         sum_of: (values, wire): one-dimensional `values` become their sums.
         num_roundings: how often at most a partial sum is rounded to the wire format before it is complete.
         parts: functions that free what else the connection owns, such as communicators split from `mpi`.
-        waiting: how this waits for others, in words.
+        wait_mode: how this waits for others, in words.
         sent: numbers that this worker sends for each number that is summed; None where the MPI library decides.
     Attributes:
         choices: what a communicator that chooses has chosen so far, in words.
@@ -37,9 +37,9 @@ class Connection:
     waits = True
 
     @property
-    def waiting(self) -> str:
+    def wait_mode(self) -> str:
         """How this waits for others, in words."""
-        return self._waiting
+        return self._wait_mode
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Connection:
         num_roundings: int,
         parts: Sequence[Callable[[], None]] = (),
         sent: float | None = None,
-        waiting: str = "sleeps",
+        wait_mode: str = "sleeps",
     ) -> None:
         self.mpi = mpi
         self._parts = parts
@@ -57,7 +57,7 @@ class Connection:
         self.num_roundings = num_roundings
         self.choices: list[str] = []
         self.beside_backward = False
-        self._sent, self._waiting = sent, waiting
+        self._sent, self._wait_mode = sent, wait_mode
 
     def mean(self, values: np.ndarray, wire: Wire, before: float, after: float) -> tuple[int, int]:
         """values <- after * sum of before * values; returns what `wire.scale(values, before)` does on this worker."""
@@ -95,19 +95,19 @@ class Connection:
             give_back()
 
 
-def ring_share(size: int) -> float:
+def ring_traffic(size: int) -> float:
     """Numbers that each of `size` workers sends for each number summed, at the least: 2 (P - 1)/P.
 
-    >>> ring_share(1), ring_share(4)
+    >>> ring_traffic(1), ring_traffic(4)
     (0.0, 1.5)
     """
     return 2 * (size - 1) / size
 
 
-def shares(total: int, parts: int) -> list[slice]:
+def even_slices(total: int, parts: int) -> list[slice]:
     """`total` values in contiguous parts, the first ones one more.
 
-    >>> shares(5, 2)
+    >>> even_slices(5, 2)
     [slice(0, 3, None), slice(3, 5, None)]
     """
     each, more = divmod(total, parts)

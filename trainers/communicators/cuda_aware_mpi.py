@@ -25,9 +25,9 @@ class CudaAwareMpi:
         2 (P - 1)/P n to 2 log2(P) n numbers a worker on the wire, as the library chooses
 
     P workers, n numbers. For GPUs without NCCL, and for several workers on one GPU. Auto measures it there against
-    copies in host memory, where MPI says that it is CUDA-aware.
+    copies in host memory, where MPI is CUDA-aware.
 
-    Source: MPI standard, MPI_Allreduce; whether the library is CUDA-aware it says itself, see `takes_gpu_memory`.
+    Source: MPI standard, MPI_Allreduce; for whether the library is CUDA-aware see `takes_gpu_memory`.
     """
 
     needs_gpu = True
@@ -51,29 +51,28 @@ class CudaAwareMpi:
 
 
 def by_pointers(mpi: Any, gpu: Gpu) -> GpuConnection:
-    """Sums by MPI on GPU memory, without copies to the host.
+    """Sums by MPI on GPU memory, without copies to the host. Bytes on the wire: those of `CudaAwareMpi`.
 
     Args:
         mpi: communicator of its own; this MPI takes pointers to the memory of `gpu`.
         gpu: of this worker, or an object with its methods.
     """
-    return GpuConnection(mpi, lambda values, wire: _sum(mpi, gpu, values, wire), num_roundings=0, gpu=gpu)
-
-
-def _sum(mpi: Any, gpu: Gpu, values: Any, wire: Wire) -> None:
     from mpi4py import MPI
 
-    if not isinstance(wire, FullWire):
-        raise ValueError(f"CudaAwareMpi: MPI has no sum of {wire.name}; take Nccl, Direct, Ring or HalvingDoubling")
-    gpu.stream.synchronize()  # MPI does not follow the order of a stream
-    mpi.Allreduce(MPI.IN_PLACE, values)
+    def sum_of(values: Any, wire: Wire) -> None:
+        if not isinstance(wire, FullWire):
+            raise ValueError(f"CudaAwareMpi: MPI has no sum of {wire.name}; take Nccl, Direct, Ring or HalvingDoubling")
+        gpu.stream.synchronize()  # MPI does not follow the order of a stream
+        mpi.Allreduce(MPI.IN_PLACE, values)
+
+    return GpuConnection(mpi, sum_of, num_roundings=0, gpu=gpu)
 
 
 def takes_gpu_memory() -> bool:
-    """Whether the MPI library of this process, which is initialised, says that it is CUDA-aware.
+    """Whether the MPI library of this process, which is initialised, reports that it is CUDA-aware.
 
-    It is asked in three ways: MPI 4.1's `mpi_memory_alloc_kinds`, MPICH's function and Open MPI's. A library without
-    any of them counts as not CUDA-aware.
+    There are three ways to query it: MPI 4.1's `mpi_memory_alloc_kinds`, MPICH's function and Open MPI's. A library
+    without any of them counts as not CUDA-aware.
     """
     from mpi4py import MPI
 

@@ -88,7 +88,7 @@ class GpuConnection(Connection):
         self.gpu = gpu or Gpu()
 
     @property
-    def waiting(self) -> str:
+    def wait_mode(self) -> str:
         return "as CUDA does"
 
     def allocate(self, num_values: int, dtype: Any) -> Any:
@@ -128,15 +128,15 @@ def shared_gpus(mpi: Any) -> str:
     """
     import cupy
 
-    return said_of_shared(mpi.allgather((socket.gethostname(), cupy.cuda.Device().pci_bus_id)))
+    return shared_gpu_text(mpi.allgather((socket.gethostname(), cupy.cuda.Device().pci_bus_id)))
 
 
-def said_of_shared(gpus: list[tuple[str, str]]) -> str:
+def shared_gpu_text(gpus: list[tuple[str, str]]) -> str:
     """Which ranks share a GPU, in words, from (host, GPU) of each rank.
 
-    >>> said_of_shared([("a", "0"), ("a", "1"), ("b", "0"), ("a", "0")])
+    >>> shared_gpu_text([("a", "0"), ("a", "1"), ("b", "0"), ("a", "0")])
     'ranks 0 and 3 share GPU 0 of a'
-    >>> said_of_shared([("a", "0"), ("a", "1")])
+    >>> shared_gpu_text([("a", "0"), ("a", "1")])
     ''
     """
     ranks_of = defaultdict(list)

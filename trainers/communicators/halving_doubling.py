@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from trainers.communicators.connection import Connection, ring_share
+from trainers.communicators.connection import Connection, ring_traffic
 from trainers.communicators.mpi_messages import send_and_receive
 from trainers.communicators.ring import round_to
 from trainers.communicators.wire import Wire
@@ -33,13 +34,10 @@ class HalvingDoubling:
         """Ready on all workers of `mpi`, which call this together."""
         blocks = binary_blocks(mpi.size)
         num_roundings = max(size.bit_length() - 1 for _, size in blocks) + len(blocks) - 1
-        sent = max(ring_share(size) + (len(blocks) > 1) / size for _, size in blocks)
-        waiting = "sleeps" if len(blocks) == 1 else "sleeps within a block, spins between them"
-
-        def sum_of(values: np.ndarray, wire: Wire) -> None:
-            _sum(mpi, values, wire)
-
-        return Connection(mpi, sum_of, num_roundings=num_roundings, sent=sent, waiting=waiting)
+        sent = max(ring_traffic(size) + (len(blocks) > 1) / size for _, size in blocks)
+        wait_mode = "sleeps" if len(blocks) == 1 else "sleeps within a block, spins between them"
+        sum_of = functools.partial(_sum, mpi)
+        return Connection(mpi, sum_of, num_roundings=num_roundings, sent=sent, wait_mode=wait_mode)
 
 
 def binary_blocks(size: int) -> list[tuple[int, int]]:
@@ -72,39 +70,39 @@ def segment(total: int, parts: int, part: int) -> slice:
 
 def _sum(mpi: Any, values: np.ndarray, wire: Wire) -> None:
     blocks = binary_blocks(mpi.size)
-    place = next(place for place, (start, size) in enumerate(blocks) if start <= mpi.rank < start + size)
-    start, size = blocks[place]
+    block = next(number for number, (start, size) in enumerate(blocks) if start <= mpi.rank < start + size)
+    start, size = blocks[block]
     own = mpi.rank - start
     for pieces in _pieces(size):  # halving: what goes to the partner gets smaller and smaller
         partner = own ^ (size // pieces)
         kept, given = (values[segment(len(values), pieces, who * pieces // size)] for who in (own, partner))
-        received = wire.scratch(kept)
+        received = wire.buffer_to_add(kept)
         send_and_receive(mpi, wire.pack(given), start + partner, received, start + partner)
         wire.add(kept, received)
 
     mine = values[segment(len(values), size, own)]
-    if place + 1 < len(blocks):  # what the smaller blocks have summed
-        smaller, count = blocks[place + 1]
-        received = wire.scratch(mine)
+    if block + 1 < len(blocks):  # what the smaller blocks have summed
+        smaller, count = blocks[block + 1]
+        received = wire.buffer_to_add(mine)
         mpi.Recv(received, source=smaller + own * count // size)
         wire.add(mine, received)
-    if place > 0:
-        larger = list(_within(blocks[place - 1], len(values), size, own))
+    if block > 0:
+        larger = list(_within(blocks[block - 1], len(values), size, own))
         for rank, part in larger:
             mpi.Send(wire.pack(values[part]), rank)
         for rank, part in larger:
-            received = wire.room(values[part])
+            received = wire.buffer_to_store(values[part])
             mpi.Recv(received, source=rank)
             wire.store(values[part], received)
     else:
         round_to(wire, mine)
-    if place + 1 < len(blocks):
+    if block + 1 < len(blocks):
         mpi.Send(wire.pack(mine), smaller + own * count // size)
 
     for pieces in reversed(list(_pieces(size))):  # doubling, the same way back
         partner = own ^ (size // pieces)
         given, wanted = (values[segment(len(values), pieces, who * pieces // size)] for who in (own, partner))
-        received = wire.room(wanted)
+        received = wire.buffer_to_store(wanted)
         send_and_receive(mpi, wire.pack(given), start + partner, received, start + partner)
         wire.store(wanted, received)
 

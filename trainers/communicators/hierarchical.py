@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from recipes.arguments import require_count, require_flag
-from trainers.communicators.connection import Connection, ring_share
+from trainers.communicators.connection import Connection, ring_traffic
 from trainers.communicators.ring import ring_of, ring_sum
 from trainers.communicators.wire import Wire
 
@@ -49,21 +49,21 @@ class Hierarchical:
         def sum_of(values: np.ndarray, wire: Wire) -> None:
             if node.rank == 0:
                 for member in range(1, node.size):
-                    received = wire.scratch(values)
+                    received = wire.buffer_to_add(values)
                     node.Recv(received, source=member)
                     wire.add(values, received)
                 ring_sum(ring, values, wire)
                 packed = wire.pack(values)
             else:
                 node.Send(wire.pack(values), 0)
-                packed = wire.room(values)
+                packed = wire.buffer_to_store(values)
             node.Bcast(packed)
             wire.store(values, packed)
 
-        sent = ring_share(num_leaders) + node.size - 1 if node.rank == 0 else 1.0
-        waiting = "sleeps" if node.size == 1 else "spins within a node"
+        sent = ring_traffic(num_leaders) + node.size - 1 if node.rank == 0 else 1.0
+        wait_mode = "sleeps" if node.size == 1 else "spins within a node"
         parts = (node.Free, ring.close, leaders.Free)
-        return Connection(mpi, sum_of, num_roundings=num_leaders + 1, parts=parts, sent=sent, waiting=waiting)
+        return Connection(mpi, sum_of, num_roundings=num_leaders + 1, parts=parts, sent=sent, wait_mode=wait_mode)
 
 
 def node_of(mpi: Any, ranks_per_node: int | None) -> Any:

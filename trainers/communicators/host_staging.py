@@ -105,8 +105,8 @@ class Staged(Connection):
         self._inner.beside_backward = value
 
     @property
-    def waiting(self) -> str:
-        return self._inner.waiting
+    def wait_mode(self) -> str:
+        return self._inner.wait_mode
 
     def sent_values(self, num_values: int) -> float | None:
         return self._inner.sent_values(num_values)

@@ -26,12 +26,11 @@ class MpiAllreduce:
 
     def connect(self, mpi: Any) -> Connection:
         """Ready on all workers of `mpi`, which call this together."""
-        return Connection(mpi, lambda values, wire: _sum(mpi, values, wire), num_roundings=0, waiting="spins")
+        from mpi4py import MPI
 
+        def sum_of(values: np.ndarray, wire: Wire) -> None:
+            if not isinstance(wire, FullWire):
+                raise ValueError(f"MpiAllreduce: MPI has no sum of {wire.name}; take Direct, Ring or HalvingDoubling")
+            mpi.Allreduce(MPI.IN_PLACE, values)
 
-def _sum(mpi: Any, values: np.ndarray, wire: Wire) -> None:
-    from mpi4py import MPI
-
-    if not isinstance(wire, FullWire):
-        raise ValueError(f"MpiAllreduce: MPI has no sum of {wire.name}; take Direct, Ring or HalvingDoubling")
-    mpi.Allreduce(MPI.IN_PLACE, values)
+        return Connection(mpi, sum_of, num_roundings=0, wait_mode="spins")

@@ -1,7 +1,4 @@
-"""What the workers agree on once an update, by small messages.
-
-Waiting for messages without keeping a core from whoever computes.
-"""
+"""MPI messages that leave the core to other threads while they wait, and small ones by which all ranks agree."""
 
 from __future__ import annotations
 
@@ -14,8 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from trainers.runs.stack_dump import waiting_for_ranks
+
 _SPINS_SECONDS = 2e-4  # a small message of a fast link is there before
-_SPINS_SECONDS_BESIDE = 2e-5  # of a thread beside the main one, which wants the core
+_SPINS_SECONDS_BESIDE = 2e-5  # of a thread beside the main one, which needs the core
 _PART_OF_WAIT = 1 / 5  # that a sleep may add to it
 _LONGEST_SLEEP_SECONDS = 1e-3  # at 1 Gbit/s a socket's buffer holds what arrives in the meantime
 _PIECE_BYTES = 32768
@@ -23,16 +22,16 @@ _PIECES = (2, 128)  # handed to MPI at a time, at least and at most; sockets hol
 _FAST_SECONDS = 1e-3  # between two pieces
 _PIECES_SLEPT = 2  # of a slow link: to look at each one that comes takes a fifth more of processor time
 _LONGEST_PIECE_SECONDS = 4e-3  # slept for them
-_QUESTIONS = 20  # of `meet` before it sleeps: some microseconds
-_MEETING_SLEEPS_SECONDS = (5e-5, 2e-4)  # the first and the longest
+_BARRIER_POLLS = 20  # before it sleeps: some microseconds
+_BARRIER_SLEEPS_SECONDS = (5e-5, 2e-4)  # the first and the longest
 
 
 def wait_for(requests: list[Any], *, since: float | None = None, longest: float = _LONGEST_SLEEP_SECONDS) -> None:
     """Return when all of these requests of mpi4py are done.
 
-    MPI waits by asking again and again, at the cost of a core: on a slow link, one that the backward pass wants. This
-    asks without a pause for a fifth of a millisecond, on a thread beside the main one for a tenth of that, and then
-    sleeps between, a fifth of the time waited so far.
+    MPI waits by polling, at the cost of a core: on a slow link, one that the backward pass needs. This polls without a
+    pause for a fifth of a millisecond, on a thread beside the main one for a tenth of that, and then sleeps between, a
+    fifth of the time waited so far.
 
     Args:
         requests: of messages or collectives.
@@ -50,21 +49,21 @@ def wait_for(requests: list[Any], *, since: float | None = None, longest: float 
             time.sleep(min(waited * _PART_OF_WAIT, longest))
 
 
-def meet(mpi: Any, sleeps: Callable[[], bool] = lambda: True) -> None:
+def barrier(mpi: Any, sleeps: Callable[[], bool] = lambda: True) -> None:
     """MPI_Barrier that leaves the core to others while it waits: for a thread beside one that computes, or few cores.
 
-    Asks twenty times and then sleeps between, 50 us at first and 200 at most. A barrier moves no data that would have
-    to be kept moving, so that it can sleep earlier than `wait_for`. Measured: EXPERIMENTS.md.
+    It polls twenty times and then sleeps between, 50 us at first and 200 at most. A barrier moves no data that would
+    have to be kept moving, so it can sleep earlier than `wait_for`. Measured: EXPERIMENTS.md.
 
     Args:
-        mpi: communicator of all that meet.
-        sleeps: asked before each sleep; once it says no, nobody wants the core, and the rest is waited for at it.
+        mpi: communicator of all ranks.
+        sleeps: called before each sleep; once it returns False, no other thread needs the core, and MPI polls.
     """
     request = mpi.Ibarrier()
-    for _ in range(_QUESTIONS):
+    for _ in range(_BARRIER_POLLS):
         if request.Test():
             return
-    pause, longest = _MEETING_SLEEPS_SECONDS
+    pause, longest = _BARRIER_SLEEPS_SECONDS
     while sleeps():
         time.sleep(pause)
         pause = min(2 * pause, longest)
@@ -90,13 +89,13 @@ def send_and_receive(mpi: Any, sent: np.ndarray, dest: int, received: np.ndarray
     to a fifth lower on a busy machine.
     """
     receives = [mpi.Irecv(piece, source) for piece in _pieces(received)]
-    sends, waiting = [], list(_pieces(sent))
+    sends, unsent = [], list(_pieces(sent))
     since = last = time.perf_counter()
     least, limit = _PIECES
     most, longest = least, _LONGEST_SLEEP_SECONDS
-    for number in range(max(len(receives), len(waiting))):
-        while len(sends) < min(number + most, len(waiting)):
-            sends.append(mpi.Isend(waiting[len(sends)], dest))
+    for number in range(max(len(receives), len(unsent))):
+        while len(sends) < min(number + most, len(unsent)):
+            sends.append(mpi.Isend(unsent[len(sends)], dest))
         wait_for(receives[number : number + 1], since=since, longest=longest)
         now = time.perf_counter()
         longest = _PIECES_SLEPT * (now - since) / (number + 1)
@@ -111,17 +110,20 @@ def _pieces(values: np.ndarray) -> Iterator[np.ndarray]:
     return (values[start : start + length] for start in range(0, len(values), length))
 
 
-def total_of(mpi: Any, value: float) -> float:
+def total_over_ranks(mpi: Any, value: float) -> float:
     """The sum of a number that is not negative over all ranks, the same bits on all, with such a wait.
 
     Bytes on the wire: 8 from each rank to each.
     """
     values = np.empty(mpi.size)
-    wait_for([mpi.Iallgather(np.array([value]), values)])
+    with waiting_for_ranks():
+        wait_for([mpi.Iallgather(np.array([value]), values)])
     return math.fsum(values)
 
 
-def flags_and_losses(mpi: Any, flags: tuple[bool, ...], losses: list[float], *, most: int) -> tuple[list[bool], Any]:
+def gather_flags_and_losses(
+    mpi: Any, flags: tuple[bool, ...], losses: list[float], *, most: int
+) -> tuple[list[bool], Any]:
     """Gather the flags and losses of all workers, who call this together.
 
     Bytes on the wire: 8 a flag and 8 for each of the `most` losses, from each worker to each.
@@ -137,18 +139,19 @@ def flags_and_losses(mpi: Any, flags: tuple[bool, ...], losses: list[float], *, 
     own = np.zeros(count + most)
     own[:count], own[count : count + len(losses)] = flags, losses
     parts = np.empty((mpi.size, own.size))
-    wait_for([mpi.Iallgather(own, parts)])
+    with waiting_for_ranks():
+        wait_for([mpi.Iallgather(own, parts)])
     return parts[:, :count].any(axis=0).tolist(), parts[:, count:]
 
 
-def first_of(mpi: Any, told: str | None) -> tuple[int, str] | None:
-    """The first rank whose `told` is not None, and its text; None where there is none. All ranks call this together.
+def first_message(mpi: Any, text: str | None) -> tuple[int, str] | None:
+    """The first rank whose `text` is not None, and its text; None where there is none. All ranks call this together.
 
     Bytes on the wire: one from each rank to each; then, if there is one, its text from that rank to all.
     """
     flags = np.empty(mpi.size, dtype=np.int8)
-    mpi.Allgather(np.array([told is not None], dtype=np.int8), flags)
+    mpi.Allgather(np.array([text is not None], dtype=np.int8), flags)
     if not flags.any():
         return None
     rank = int(np.flatnonzero(flags)[0])
-    return rank, mpi.bcast(told, root=rank)
+    return rank, mpi.bcast(text, root=rank)

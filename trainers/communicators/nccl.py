@@ -59,14 +59,14 @@ class _NcclConnection(GpuConnection):
         super().__init__(mpi, self._sum, num_roundings=mpi.size - 1)
         self._nccl = importlib.import_module("cupy.cuda.nccl")
         identity = mpi.bcast(self._nccl.get_unique_id() if mpi.rank == 0 else None)
-        self._of_all = self._nccl.NcclCommunicator(mpi.size, identity, mpi.rank)
+        self._nccl_of_all = self._nccl.NcclCommunicator(mpi.size, identity, mpi.rank)
 
     def _sum(self, values: Any, wire: Wire) -> None:
         if not len(values):
             return
         packed = wire.pack(values)
-        place, type_ = packed.data.ptr, self._type_of(packed, wire)
-        self._of_all.allReduce(place, place, packed.size, type_, self._nccl.NCCL_SUM, self.gpu.stream.ptr)
+        pointer, dtype = packed.data.ptr, self._type_of(packed, wire)
+        self._nccl_of_all.allReduce(pointer, pointer, packed.size, dtype, self._nccl.NCCL_SUM, self.gpu.stream.ptr)
         wire.store(values, packed)
 
     def _type_of(self, packed: Any, wire: Wire) -> int:
@@ -75,5 +75,5 @@ class _NcclConnection(GpuConnection):
         return self._nccl.NCCL_FLOAT16 if wire.name == "float16" else self._nccl.NCCL_BFLOAT16
 
     def close(self) -> None:
-        self._of_all.destroy()
+        self._nccl_of_all.destroy()
         super().close()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from recipes.arguments import require_flag
-from trainers.communicators.connection import Connection, ring_share, shares
+from trainers.communicators.connection import Connection, even_slices, ring_traffic
 from trainers.communicators.mpi_messages import send_and_receive
 from trainers.communicators.tcp_ring import SocketRing
 from trainers.communicators.wire import FullWire, Wire
@@ -41,14 +41,14 @@ class Ring:
 
     def connect(self, mpi: Any) -> Connection:
         """Ready on all workers of `mpi`, which call this together."""
-        return _Around(mpi, ring_of(mpi, whole=mpi, sockets=self.sockets))
+        return _RingConnection(mpi, ring_of(mpi, whole=mpi, sockets=self.sockets))
 
 
-class _Around(Connection):
+class _RingConnection(Connection):
     """Scales numbers as they are packed, added and stored: a pass of its own would cost as much as a message."""
 
     def __init__(self, mpi: Any, ring: MpiRing | SocketRing) -> None:
-        super().__init__(mpi, self._sum, num_roundings=mpi.size - 1, parts=(ring.close,), sent=ring_share(mpi.size))
+        super().__init__(mpi, self._sum, num_roundings=mpi.size - 1, parts=(ring.close,), sent=ring_traffic(mpi.size))
         self._ring = ring
 
     def _sum(self, values: np.ndarray, wire: Wire) -> None:
@@ -57,7 +57,7 @@ class _Around(Connection):
     def mean(self, values: np.ndarray, wire: Wire, before: float, after: float) -> tuple[int, int]:
         if self.mpi.size == 1:
             return super().mean(values, wire, before, after)
-        parts, lost = shares(len(values), self.mpi.size), np.zeros(2, np.int64)
+        parts, lost = even_slices(len(values), self.mpi.size), np.zeros(2, np.int64)
         ring_reduce_scatter(self._ring, values, parts, wire, before, lost)
         if isinstance(wire, FullWire):  # once, before they are sent: the same bits as afterwards on every worker
             wire.scale(values[parts[self.mpi.rank]], after)
@@ -78,8 +78,8 @@ class MpiRing:
     def __init__(self, mpi: Any) -> None:
         self._mpi, self.rank, self.size = mpi, mpi.rank, mpi.size
 
-    def pass_on(self, sent: np.ndarray, received: np.ndarray) -> None:
-        """Send an array to the next worker and receive one, of a length that is known, from the worker before."""
+    def shift(self, sent: np.ndarray, received: np.ndarray) -> None:
+        """Send an array to the next worker and receive one, of a length that is known, from the previous one."""
         rank, size = self.rank, self.size
         send_and_receive(self._mpi, sent, (rank + 1) % size, received, (rank - 1) % size)
 
@@ -101,7 +101,7 @@ def ring_sum(ring: MpiRing | SocketRing, values: np.ndarray, wire: Wire) -> None
 
     2 (P - 1)/P n numbers a worker on the wire.
     """
-    parts = shares(len(values), ring.size)
+    parts = even_slices(len(values), ring.size)
     ring_reduce_scatter(ring, values, parts, wire)
     ring_allgather(ring, values, parts, wire)
 
@@ -124,8 +124,8 @@ def ring_reduce_scatter(
     rank, size = ring.rank, ring.size
     for step in range(size - 1):
         sent, got = values[parts[(rank - step - 1) % size]], values[parts[(rank - step - 2) % size]]
-        received = wire.scratch(got)
-        ring.pass_on(wire.pack(sent) if step else wire.pack(sent, factor, lost), received)
+        received = wire.buffer_to_add(got)
+        ring.shift(wire.pack(sent) if step else wire.pack(sent, factor, lost), received)
         wire.add(got, received, factor, lost)
 
 
@@ -137,12 +137,12 @@ def ring_allgather(
     (P - 1)/P n numbers a worker on the wire.
     """
     rank, size = ring.rank, ring.size
-    sent, room = round_to(wire, values[parts[rank]], factor), wire.room(values)
+    sent, received = round_to(wire, values[parts[rank]], factor), wire.buffer_to_store(values)
     for step in range(size - 1):
         part = parts[(rank - step - 1) % size]
-        ring.pass_on(sent, room[part])
-        wire.store(values[part], room[part], factor)
-        sent = room[part]  # forwarded as received
+        ring.shift(sent, received[part])
+        wire.store(values[part], received[part], factor)
+        sent = received[part]  # forwarded as received
 
 
 def round_to(wire: Wire, values: np.ndarray, factor: float = 1.0) -> np.ndarray:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from recipes.arguments import require_count, require_flag
-from trainers.communicators.connection import Connection, Misfit, ring_share, shares
+from trainers.communicators.connection import Connection, Misfit, even_slices, ring_traffic
 from trainers.communicators.hierarchical import node_of
-from trainers.communicators.mpi_messages import meet, num_cores
+from trainers.communicators.mpi_messages import barrier, num_cores
 from trainers.communicators.ring import ring_of, ring_sum
 from trainers.communicators.wire import Wire
 
@@ -24,8 +24,8 @@ class SharedWindow:
         nothing on the wire in a node                      2 (N - 1)/(N k) n numbers a worker between nodes
 
     N nodes of k workers, n numbers. Every number is read once and written once, by the worker that sums it, while its
-    piece is in the cache: as much memory traffic as one copy. Between nodes, workers in the same place form a ring for
-    their slice, all k rings at the same time; only there the wire's 16 bits are used.
+    piece is in the cache: as much memory traffic as one copy. Between nodes, workers of the same local rank form a ring
+    for their slice, all k rings at the same time; only there the wire's 16 bits are used.
 
     Args:
         ranks_per_node: consecutive ranks that count as one node; null for those that share memory.
@@ -46,16 +46,16 @@ class SharedWindow:
             require_count("SharedWindow.ranks_per_node", self.ranks_per_node)
 
     def misfit(self, workers: int) -> str:
-        """Why so many workers cannot take this, as far as their number tells; empty where they can."""
+        """Why so many workers cannot use this, from their number alone; empty where they can."""
         node = min(self.ranks_per_node or 1, workers)
         return f"{workers} workers do not divide into nodes of {node}; take Hierarchical" if workers % node else ""
 
     def connect(self, mpi: Any) -> Connection:
         """Ready on all workers of `mpi`, which call this together."""
-        return _Window(mpi, node_of(mpi, self.ranks_per_node), sockets=self.sockets)
+        return _SharedWindowConnection(mpi, node_of(mpi, self.ranks_per_node), sockets=self.sockets)
 
 
-class _Window(Connection):
+class _SharedWindowConnection(Connection):
     """One window of the node; `sum` takes parts of the array that `allocate` gave."""
 
     def __init__(self, mpi: Any, node: Any, *, sockets: bool) -> None:
@@ -66,7 +66,7 @@ class _Window(Connection):
         self._across = ring_of(across, whole=mpi, sockets=sockets)
         self._window: Any = None
         self._crowded = node.size > num_cores(node)
-        sent = ring_share(across.size) / node.size
+        sent = ring_traffic(across.size) / node.size
         parts = (node.Free, self._across.close, across.Free)
         super().__init__(mpi, self._sum, num_roundings=across.size, parts=parts, sent=sent)
 
@@ -95,30 +95,32 @@ class _Window(Connection):
         node, rank = self._node, self._node.rank
         start = (values.ctypes.data - self._of_rank[rank].ctypes.data) // values.itemsize
         values_of_rank = [memory[start : start + len(values)] for memory in self._of_rank]
-        part = shares(len(values), node.size)[rank]  # only this worker touches these numbers, in every rank's memory
+        part = even_slices(len(values), node.size)[
+            rank
+        ]  # only this worker touches these numbers, in every rank's memory
         first, *others = (memory[part] for memory in values_of_rank)
-        self._meet()  # all have written
+        self._barrier()  # all have written
         alone = self._across.size == 1
-        for place in (slice(begin, begin + _PIECE) for begin in range(0, len(first), _PIECE)):
-            total = first[place]  # always in the order of the ranks
+        for piece in (slice(begin, begin + _PIECE) for begin in range(0, len(first), _PIECE)):
+            total = first[piece]  # always in the order of the ranks
             for other in others:
-                total += other[place]
+                total += other[piece]
             if alone:
                 total *= total.dtype.type(scale)
                 for other in others:
-                    np.copyto(other[place], total)
+                    np.copyto(other[piece], total)
         if not alone:
             ring_sum(self._across, first, wire)
             first *= first.dtype.type(scale)
             for other in others:
                 np.copyto(other, first)
-        self._meet()  # all workers have written their sums
+        self._barrier()  # all workers have written their sums
 
-    def _meet(self) -> None:
-        meet(self._node, lambda: self._sleeps)
+    def _barrier(self) -> None:
+        barrier(self._node, lambda: self._sleeps)
 
     @property
-    def waiting(self) -> str:
+    def wait_mode(self) -> str:
         return "sleeps" if self._sleeps else "spins"
 
     @property

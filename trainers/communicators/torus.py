@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from recipes.arguments import require_count, require_flag
-from trainers.communicators.connection import Connection, Misfit, ring_share, shares
+from trainers.communicators.connection import Connection, Misfit, even_slices, ring_traffic
 from trainers.communicators.ring import ring_allgather, ring_of, ring_reduce_scatter, ring_sum
 from trainers.communicators.wire import Wire
 
@@ -42,7 +42,7 @@ class Torus:
             require_count("Torus.row", self.row)
 
     def misfit(self, workers: int) -> str:
-        """Why so many workers cannot take this; empty where they can."""
+        """Why so many workers cannot use this; empty where they can."""
         return f"{workers} workers do not divide into rows of {self.row}" if workers % (self.row or 1) else ""
 
     def connect(self, mpi: Any) -> Connection:
@@ -54,11 +54,11 @@ class Torus:
         row, column = (ring_of(line, whole=mpi, sockets=self.sockets) for line in lines)
 
         def sum_of(values: np.ndarray, wire: Wire) -> None:
-            parts = shares(len(values), row.size)
+            parts = even_slices(len(values), row.size)
             ring_reduce_scatter(row, values, parts, wire)
             ring_sum(column, values[parts[row.rank]], wire)
             ring_allgather(row, values, parts, wire)
 
-        sent = ring_share(row.size) + ring_share(column.size) / row.size
+        sent = ring_traffic(row.size) + ring_traffic(column.size) / row.size
         parts = (row.close, column.close, *(line.Free for line in lines))
         return Connection(mpi, sum_of, num_roundings=row.size + column.size, parts=parts, sent=sent)

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from trainers.runs.stack_dump import waiting_for_ranks
+
 Span = tuple[int, int]  # leaves start ... stop - 1 of the tree
 
 
@@ -59,7 +61,7 @@ class TreeSum:
     Notation: P workers, b blocks of this worker, arrays of m numbers.
 
     Args:
-        mpi: communicator of all workers; nobody else sends on it meanwhile.
+        mpi: communicator of all workers, which nothing else uses during a sum.
         piece_bytes: bytes of an array that are exchanged at a time, so that copies take little memory.
 
     Source: the shape: RFC 6962, section 2.1 (not checked).
@@ -103,11 +105,12 @@ class TreeSum:
 
     def total(self, out: np.ndarray) -> None:
         """Write the sum over all groups to `out`, the same bits on all workers, who call this together."""
-        spans = self._mpi.allgather(list(self.held))
-        num_leaves = max(stop for _, stop in chain(*spans))
-        step = max(1, self._piece_bytes // out.itemsize)
-        for start in range(0, len(out), step):
-            self._total_of(slice(start, start + step), out[start : start + step], spans, num_leaves)
+        with waiting_for_ranks():
+            spans = self._mpi.allgather(list(self.held))
+            num_leaves = max(stop for _, stop in chain(*spans))
+            step = max(1, self._piece_bytes // out.itemsize)
+            for start in range(0, len(out), step):
+                self._total_of(slice(start, start + step), out[start : start + step], spans, num_leaves)
         self.clear()
 
     def _total_of(self, piece: slice, out: np.ndarray, spans: list[list[Span]], num_leaves: int) -> None:

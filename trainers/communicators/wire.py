@@ -1,8 +1,7 @@
-"""The library of an array: NumPy's and CuPy's formulas are the same, their memory is not.
+"""The number formats in which gradients are sent: float32 (or float64), float16 and bfloat16.
 
-Compiled passes that convert numbers to 16 bits and back: `half.c`, built by kilobatch's installation.
-
-Wire formats: float32 (or float64), float16 and bfloat16.
+A communicator packs numbers into the format, receives into a buffer of the format, and adds or stores what it received.
+The conversions of 16 bits are compiled (`half.c`, built by kilobatch's installation), else NumPy's, or CuPy's on a GPU.
 """
 
 from __future__ import annotations
@@ -15,102 +14,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-
-def array_module(values: Any) -> Any:
-    """NumPy, or CuPy for an array in the memory of a GPU."""
-    if isinstance(values, np.ndarray):
-        return np
-    import cupy
-
-    return cupy
-
-
-_POINTER, _COUNT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-_PASSES = [f"scaled_{way}_{name}" for way in ("pack", "add", "store") for name in ("float16", "bfloat16")]
-_SIGNATURE = (_POINTER, _POINTER, _COUNT, _FLOAT, _FLOAT, _FLOAT, _POINTER)
-_NOTHING = (math.inf, 0.0)  # limits with which nothing is counted
-
-
-def load(library: ctypes.CDLL | None) -> ctypes.CDLL | None:
-    """The library, ready; None where it is of an older `half.c`, or this processor lacks F16C or AVX2."""
-    try:
-        for name in _PASSES:
-            getattr(library, name).argtypes, getattr(library, name).restype = _SIGNATURE, None
-        library.largest.argtypes, library.largest.restype = (_POINTER, _COUNT), ctypes.c_uint32
-        library.scale.argtypes = (_POINTER, _COUNT, _FLOAT, _FLOAT, _FLOAT, _POINTER)
-        library.scale.restype = None
-    except AttributeError:  # it has no such pass
-        return None
-    return library if library.serves() else None
-
-
-def _built() -> ctypes.CDLL | None:
-    found = importlib.util.find_spec("trainers.communicators._half")
-    return None if found is None or found.origin is None else ctypes.CDLL(found.origin)
-
-
-LIBRARY = _built()  # all that was compiled, None without a compiler
-COMPILED = load(LIBRARY)
-
-
-def largest(values: Any) -> float | None:
-    """The largest absolute value, NaN where there is one, 0 of none; None where no pass serves."""
-    if not _serves(values):
-        return None
-    bits = COMPILED.largest(values.ctypes.data, len(values))
-    return float(np.uint32(bits).view(np.float32))
-
-
-def scaled(values: Any, factor: float, infinite_from: float, zero_up_to: float) -> tuple[int, int] | None:
-    """Multiply values; count finite ones from `infinite_from` on and nonzero ones up to `zero_up_to`, by magnitude.
-
-    None where no pass serves: nothing has been done.
-    """
-    if not _serves(values):
-        return None
-    counts = np.zeros(2, np.int64)
-    COMPILED.scale(values.ctypes.data, len(values), factor, infinite_from, zero_up_to, counts.ctypes.data)
-    return int(counts[0]), int(counts[1])
-
-
-def passed(
-    name: str,
-    values: Any,
-    packed: Any,
-    *,
-    factor: float = 1.0,
-    limits: tuple[float, float] = _NOTHING,
-    counts: np.ndarray | None = None,
-) -> bool:
-    """Run the pass of this name over `values` and as many 16-bit numbers; returns whether there is one for them.
-
-    Args:
-        name: of a function of `half.c`, without "scaled".
-        factor: of the values, or of what is stored in them.
-        limits: as of `scaled`.
-        counts: two int64, to which the counts of `scaled` are added.
-    """
-    if not _serves(values) or not packed.flags.c_contiguous:
-        return False
-    assert packed.nbytes == 2 * len(values)
-    counts = np.zeros(2, np.int64) if counts is None else counts
-    run = getattr(COMPILED, f"scaled_{name}")
-    run(values.ctypes.data, packed.ctypes.data, len(values), factor, *limits, counts.ctypes.data)
-    return True
-
-
-def _serves(values: Any) -> bool:
-    """Whether there are passes for this array: contiguous float32 on a CPU."""
-    if COMPILED is None or not isinstance(values, np.ndarray):
-        return False
-    return values.dtype == np.float32 and values.flags.c_contiguous
-
-
 _PIECE = 32768  # numbers that are converted at a time
 
 
 class Wire(Protocol):
-    """A number format on the wire: how numbers are packed into it, added and unpacked.
+    """A number format: how numbers are packed into it, added and unpacked.
 
     Arrays are NumPy's; those of `pack`, `store` and `scale` may be CuPy's too.
 
@@ -133,19 +41,23 @@ class Wire(Protocol):
             lost: two numbers, to which those that `scale` would return are added.
         """
 
-    def room(self, values: np.ndarray) -> np.ndarray:
-        """A buffer to receive what replaces `values`; may be `values` itself."""
+    def buffer_to_add(self, values: np.ndarray) -> np.ndarray:
+        """A buffer of as many packed numbers, to receive what `add` adds; the next call returns the same memory."""
 
-    def scratch(self, values: np.ndarray) -> np.ndarray:
-        """A buffer to receive as many numbers as `values` apart from them; the next call returns the same memory."""
+    def buffer_to_store(self, values: np.ndarray) -> np.ndarray:
+        """A buffer of as many packed numbers, to receive what `store` puts into `values`; may be `values` itself."""
 
     def add(
         self, values: np.ndarray, received: np.ndarray, factor: float = 1.0, lost: np.ndarray | None = None
     ) -> None:
-        """values <- values * factor + received, in the precision of `values`; `lost` as of `pack`."""
+        """values <- values * factor + received, in the precision of `values`; `lost` as of `pack`.
+
+        Raises:
+            ValueError: `received` lies in the memory of `values`: it was not received into `buffer_to_add`.
+        """
 
     def store(self, values: np.ndarray, received: np.ndarray, factor: float = 1.0) -> None:
-        """values <- received * factor; with a factor the two must not share memory."""
+        """values <- received * factor."""
 
     def scale(self, values: np.ndarray, factor: float) -> tuple[int, int]:
         """values *= factor; how many finite ones will be infinite once packed, how many nonzero ones zero."""
@@ -158,23 +70,24 @@ class FullWire:
 
     def __init__(self, dtype: Any = np.float32) -> None:
         self.num_bytes = np.dtype(dtype).itemsize
-        self._scratch = np.empty(0, dtype)
+        self._to_add = np.empty(0, dtype)
 
     def pack(self, values: np.ndarray, factor: float = 1.0, lost: np.ndarray | None = None) -> np.ndarray:
         self.scale(values, factor)
         return values
 
-    def room(self, values: np.ndarray) -> np.ndarray:
-        return values
+    def buffer_to_add(self, values: np.ndarray) -> np.ndarray:
+        self._to_add = _at_least(len(values), self._to_add, values.dtype)
+        return self._to_add[: len(values)]
 
-    def scratch(self, values: np.ndarray) -> np.ndarray:
-        if len(self._scratch) < len(values) or self._scratch.dtype != values.dtype:
-            self._scratch = np.empty(len(values), values.dtype)
-        return self._scratch[: len(values)]
+    def buffer_to_store(self, values: np.ndarray) -> np.ndarray:
+        return values
 
     def add(
         self, values: np.ndarray, received: np.ndarray, factor: float = 1.0, lost: np.ndarray | None = None
     ) -> None:
+        if np.may_share_memory(values, received):
+            raise ValueError("received numbers have overwritten those that they are added to; use buffer_to_add")
         self.scale(values, factor)
         values += received
 
@@ -193,76 +106,84 @@ class FullWire:
 class _HalfWire:
     """Sixteen bits a number, summed in float32 by the receiver.
 
-    A compiled pass does the work where there is one; else NumPy or CuPy, on a CPU piece by piece, to stay in the cache.
+    Compiled code does the work where there is some; else NumPy or CuPy, on a CPU piece by piece, to stay in the cache.
 
     `_infinite_from` and `_zero_up_to`: the least number that is rounded to infinity, the largest rounded to zero.
     """
 
+    name: str
     num_bytes = 2
     _infinite_from: float
     _zero_up_to: float
 
     def __init__(self) -> None:
-        self._scratch = np.empty(0, np.uint16)
+        self._to_add = self._to_store = np.empty(0, np.uint16)
         self._piece = np.empty(_PIECE, np.float32)
 
     def pack(self, values: np.ndarray, factor: float = 1.0, lost: np.ndarray | None = None) -> np.ndarray:
         packed = array_module(values).empty(len(values), np.uint16)
-        if not self._passed("pack", values, packed, factor, lost):
+        if not self._compiled("pack", values, packed, factor, lost):
             self._scale(values, factor, lost)
-            for place in _pieces(values):
-                self._pack(values[place], packed[place])
+            for piece in _pieces(values):
+                self._pack(values[piece], packed[piece])
         return packed
 
-    def room(self, values: np.ndarray) -> np.ndarray:
-        return self.scratch(values)
+    def buffer_to_add(self, values: np.ndarray) -> np.ndarray:
+        self._to_add = _at_least(len(values), self._to_add, np.uint16)
+        return self._to_add[: len(values)]
 
-    def scratch(self, values: np.ndarray) -> np.ndarray:
-        if len(self._scratch) < len(values):
-            self._scratch = np.empty(len(values), np.uint16)
-        return self._scratch[: len(values)]
+    def buffer_to_store(self, values: np.ndarray) -> np.ndarray:
+        self._to_store = _at_least(len(values), self._to_store, np.uint16)
+        return self._to_store[: len(values)]
 
     def add(
         self, values: np.ndarray, received: np.ndarray, factor: float = 1.0, lost: np.ndarray | None = None
     ) -> None:
-        if self._passed("add", values, received, factor, lost):
+        if self._compiled("add", values, received, factor, lost):
             return
         self._scale(values, factor, lost)
-        for place in _pieces(values):
-            part = values[place]
+        for piece in _pieces(values):
+            part = values[piece]
             unpacked = self._piece[: len(part)]
-            self._unpack(received[place], unpacked)
+            self._unpack(received[piece], unpacked)
             part += unpacked
 
     def store(self, values: np.ndarray, received: np.ndarray, factor: float = 1.0) -> None:
-        if self._passed("store", values, received, factor, None):
+        if self._compiled("store", values, received, factor, None):
             return
-        for place in _pieces(values):
-            self._unpack(received[place], values[place])
+        for piece in _pieces(values):
+            self._unpack(received[piece], values[piece])
         if factor != 1.0:
             values *= values.dtype.type(factor)
 
     def scale(self, values: np.ndarray, factor: float) -> tuple[int, int]:
-        counted = scaled(values, factor, self._infinite_from, self._zero_up_to)
-        if counted is not None:
-            return counted
+        if _is_compiled_for(values):
+            counts, limits = np.zeros(2, np.int64), (self._infinite_from, self._zero_up_to)
+            COMPILED.scale(values.ctypes.data, len(values), factor, *limits, counts.ctypes.data)
+            return int(counts[0]), int(counts[1])
         values *= values.dtype.type(factor)
         overflowed = flushed = 0
         count = array_module(values).count_nonzero
-        for place in _pieces(values):
-            part = abs(values[place])
+        for piece in _pieces(values):
+            part = abs(values[piece])
             if not part.max() < self._infinite_from:  # or NaN
                 overflowed += int(count(part >= self._infinite_from) - count(part == np.inf))
             flushed += int(count(part <= self._zero_up_to) - count(part == 0))
         return overflowed, flushed
 
-    def _passed(self, way: str, values: Any, packed: Any, factor: float, lost: np.ndarray | None) -> bool:
-        """Run the compiled pass; returns whether there is one."""
-        counting = {} if lost is None else {"limits": (self._infinite_from, self._zero_up_to), "counts": lost}
-        return passed(f"{way}_{self.name}", values, packed, factor=factor, **counting)
+    def _compiled(self, name: str, values: Any, packed: Any, factor: float, lost: np.ndarray | None) -> bool:
+        """Run the compiled conversion of this name; returns whether there is one for these arrays."""
+        if not _is_compiled_for(values) or not packed.flags.c_contiguous:
+            return False
+        assert packed.nbytes == 2 * len(values)
+        limits = _COUNT_NOTHING if lost is None else (self._infinite_from, self._zero_up_to)
+        counts = np.zeros(2, np.int64) if lost is None else lost
+        run = getattr(COMPILED, f"scaled_{name}_{self.name}")
+        run(values.ctypes.data, packed.ctypes.data, len(values), factor, *limits, counts.ctypes.data)
+        return True
 
     def _scale(self, values: np.ndarray, factor: float, lost: np.ndarray | None) -> None:
-        """Scale in a pass of its own, where there is no compiled one."""
+        """Scale before the conversion, where it is not compiled."""
         if lost is not None:
             lost += self.scale(values, factor)
         elif factor != 1.0:
@@ -301,17 +222,17 @@ class BFloat16Wire(_HalfWire):
 
     def _pack(self, values: np.ndarray, packed: np.ndarray) -> None:
         xp = array_module(values)
-        room = self._bits[: len(values)] if xp is np else xp.empty(len(values), np.uint32)
+        out = self._bits[: len(values)] if xp is np else xp.empty(len(values), np.uint32)
         bits = xp.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
-        rounded = xp.right_shift(bits, 16, out=room)
+        rounded = xp.right_shift(bits, 16, out=out)
         rounded &= 1
         rounded += np.uint32(0x7FFF)
         rounded += bits
         rounded >>= 16
         xp.copyto(packed, rounded, casting="same_kind")
-        lost = xp.isnan(values)
-        if lost.any():  # the carry of the rounding would make infinities or zeros of NaN
-            packed[lost] = 0x7FC0
+        nan = xp.isnan(values)
+        if nan.any():  # the carry of the rounding would make infinities or zeros of NaN
+            packed[nan] = 0x7FC0
 
     def _unpack(self, received: np.ndarray, values: np.ndarray) -> None:
         xp = array_module(values)
@@ -321,10 +242,66 @@ class BFloat16Wire(_HalfWire):
             xp.copyto(values, (received.astype(np.uint32) << 16).view(np.float32))
 
 
+WIRES = {wire.name: wire for wire in (FullWire, Float16Wire, BFloat16Wire)}
+
+
+def array_module(values: Any) -> Any:
+    """NumPy, or CuPy for an array in the memory of a GPU."""
+    if isinstance(values, np.ndarray):
+        return np
+    import cupy
+
+    return cupy
+
+
+def largest_absolute(values: Any) -> float:
+    """The largest absolute value, without a temporary array; NaN if there is one, 0 of an empty array."""
+    if _is_compiled_for(values):
+        return float(np.uint32(COMPILED.largest(values.ctypes.data, len(values))).view(np.float32))
+    return float(array_module(values).maximum(values.max(), -values.min())) if len(values) else 0.0
+
+
+def _at_least(length: int, buffer: np.ndarray, dtype: Any) -> np.ndarray:
+    return buffer if len(buffer) >= length and buffer.dtype == dtype else np.empty(length, dtype)
+
+
 def _pieces(values: np.ndarray) -> Iterator[slice]:
     if array_module(values) is not np:
         return iter([slice(None)] if len(values) else [])  # CuPy has no maximum of nothing
     return (slice(begin, begin + _PIECE) for begin in range(0, len(values), _PIECE))
 
 
-WIRES = {wire.name: wire for wire in (FullWire, Float16Wire, BFloat16Wire)}
+_POINTER, _COUNT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+_COUNT_NOTHING = (math.inf, 0.0)  # limits of `scaled_...` with which nothing is counted
+
+
+def load(library: ctypes.CDLL | None) -> ctypes.CDLL | None:
+    """The library, ready; None where it is of an older `half.c`, or this processor lacks F16C or AVX2."""
+    conversions = [f"scaled_{name}_{wire}" for name in ("pack", "add", "store") for wire in ("float16", "bfloat16")]
+    try:
+        for name in conversions:
+            function = getattr(library, name)
+            function.argtypes = (_POINTER, _POINTER, _COUNT, _FLOAT, _FLOAT, _FLOAT, _POINTER)
+            function.restype = None
+        library.largest.argtypes, library.largest.restype = (_POINTER, _COUNT), ctypes.c_uint32
+        library.scale.argtypes = (_POINTER, _COUNT, _FLOAT, _FLOAT, _FLOAT, _POINTER)
+        library.scale.restype = None
+    except AttributeError:  # it has no such function
+        return None
+    return library if library.serves() else None
+
+
+def _built() -> ctypes.CDLL | None:
+    found = importlib.util.find_spec("trainers.communicators._half")
+    return None if found is None or found.origin is None else ctypes.CDLL(found.origin)
+
+
+LIBRARY = _built()  # all that was compiled, None without a compiler
+COMPILED = load(LIBRARY)
+
+
+def _is_compiled_for(values: Any) -> bool:
+    """Whether there is compiled code for this array: contiguous float32 on a CPU."""
+    if COMPILED is None or not isinstance(values, np.ndarray):
+        return False
+    return values.dtype == np.float32 and values.flags.c_contiguous

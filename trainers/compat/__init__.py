@@ -1,5 +1,7 @@
 """Chainer 7.8.1, ChainerMN and ChainerCV 0.13.1 on Python 3.11 to 3.13, NumPy 2, and CuPy 14 where there is a GPU.
 
+A patch of these libraries enters here. This room imports from no other room of trainers.
+
 Each patch is a small function whose docstring names the symptom it cures. An import hook applies it when the module it
 belongs to is imported. So `trainers`, or any module of it, must be imported before Chainer; modules of `trainers` just
 write `import chainer`. Nothing is loaded here, not even NumPy: NumPy reads its number of threads when it is imported,

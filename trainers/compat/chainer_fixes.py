@@ -58,7 +58,7 @@ def pad_sequence_unsigned(module: ModuleType) -> bool:
 def debug_print_device(module: ModuleType) -> bool:
     """Writes the device of a NumPy array as Chainer did before NumPy's arrays had a `device`.
 
-    Symptom: Variable.debug_print says "device: cpu", its documentation "device: CPU".
+    Symptom: Variable.debug_print prints "device: cpu", its documentation has "device: CPU".
     """
     original = module.Variable.debug_print
 

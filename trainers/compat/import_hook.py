@@ -18,7 +18,7 @@ class Around:
 
     Args:
         module: dotted name of the module whose import needs it.
-        patch: gives a context manager whose value says whether the patch was needed here.
+        patch: gives a context manager whose value is whether the patch was needed here.
     """
 
     module: str
@@ -81,7 +81,7 @@ class ImportHook(MetaPathFinder):
         """For a module to patch, the spec of the finder that has it, with the loader wrapped; None for all others."""
         if not any(patch.module == fullname for patch in self._patches):
             return None
-        finders = sys.meta_path[sys.meta_path.index(self) + 1 :]  # earlier finders, such as other hooks, were asked
+        finders = sys.meta_path[sys.meta_path.index(self) + 1 :]  # earlier finders, such as other hooks, found nothing
         spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in finders)), None)
         if spec is not None:
             execute = spec.loader.exec_module

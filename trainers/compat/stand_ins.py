@@ -96,7 +96,7 @@ def scipy_later() -> Iterator[bool]:
     """Delays the import of SciPy in modules of Chainer until they first use it.
 
     Symptom: `import chainer` takes a half longer and brings 180 modules of SciPy, for datasets.svhn, the distributions
-    and four functions, whether anyone calls them or not.
+    and four functions, whether they are called or not.
     """
     if "scipy" in sys.modules or importlib.util.find_spec("scipy") is None:
         yield False
@@ -159,7 +159,7 @@ def select_boxes(
     """The boxes that survive non-maximum suppression, from the bit mask of the GPU kernel.
 
     Args:
-        mask: (num_boxes * words_per_box,) uint64; bit i of word w of a box says that it suppresses box
+        mask: (num_boxes * words_per_box,) uint64; bit i of word w of a box: it suppresses box
             w * boxes_per_word + i.
         num_boxes: boxes in the order of their scores.
         boxes_per_word: bits used of each word (64).

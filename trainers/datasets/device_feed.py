@@ -1,4 +1,4 @@
-"""Input micro-batches copied to a GPU: as bytes, through pinned memory, on a separate stream, one ahead."""
+"""Input micro-batches copied to a GPU: as bytes, through pinned memory, on a separate stream, one in advance."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Sent:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Ahead:
+class _Prefetched:
     """The next update's first micro-batch, or the exception raised while it was loaded."""
 
     key: Any
@@ -35,7 +35,7 @@ class _Ahead:
     error: Exception | None = None
 
 
-class Feed:
+class DeviceFeed:
     """Copies micro-batches to a GPU while it computes.
 
         host -> pinned block -> block on the GPU -> images: (x - shift) / scale, mirrored, channels last, of `dtype`
@@ -60,33 +60,33 @@ class Feed:
         self._dtype = dtype
         self._blocks = _Block(gpu), _Block(gpu)
         self._free = deque(self._blocks)
-        self._ahead: _Ahead | None = None
+        self._prefetched: _Prefetched | None = None
 
     def take(self, key: Any, load: Callable[[], Any]) -> Any:
-        """A `LoadedMicroBatch` with its arrays on the GPU: the one sent ahead under this key, else one loaded now.
+        """A `LoadedMicroBatch` with its arrays on the GPU: the one prefetched under this key, else one loaded now.
 
         Raises:
-            Exception: what was raised while it was sent ahead.
+            Exception: what was raised while it was prefetched.
         """
-        ahead = self._ahead
-        if ahead is None or ahead.key != key:  # another key: an update is done again
+        prefetched = self._prefetched
+        if prefetched is None or prefetched.key != key:  # another key: an update is done again
             return self._finished(self._send(load()))
-        self._ahead = None
-        if ahead.error is not None:
-            raise ahead.error
-        return self._finished(ahead.sent)
+        self._prefetched = None
+        if prefetched.error is not None:
+            raise prefetched.error
+        return self._finished(prefetched.sent)
 
-    def look_ahead(self, key: Any, load: Callable[[], Any]) -> None:
-        """Load and send what `take` will be asked for under this key; `take` raises what goes wrong here."""
-        if self._ahead is None:
+    def prefetch(self, key: Any, load: Callable[[], Any]) -> None:
+        """Load and send the micro-batch of this key; `take` returns it, or raises what went wrong here."""
+        if self._prefetched is None:
             try:
-                self._ahead = _Ahead(key=key, sent=self._send(load()))
+                self._prefetched = _Prefetched(key=key, sent=self._send(load()))
             except Exception as error:
-                self._ahead = _Ahead(key=key, error=error)
+                self._prefetched = _Prefetched(key=key, error=error)
 
     def drop(self) -> None:
-        """Forget what was sent ahead, and free all memory."""
-        self._ahead = None
+        """Drop what was prefetched, and free all memory."""
+        self._prefetched = None
         for block in self._blocks:
             block.release()
         self._free = deque(self._blocks)
@@ -119,21 +119,21 @@ class _Block:
 
     def __init__(self, gpu: Any) -> None:
         self._gpu = gpu
-        self._host, self._there = np.empty(0, np.uint8), None
+        self._host, self._on_gpu = np.empty(0, np.uint8), None
         self._copied = self._read = None  # events: end of the copy, on its stream; last reader, on the compute stream
 
     def send(self, arrays: Sequence[Any]) -> list[Any]:
         """Start the copy of arrays, and of tuples of arrays, which are stacked; read the result only after `follow`."""
-        places, num_bytes = _places(arrays)
+        layouts, num_bytes = _layouts(arrays)
         if self._copied is not None:
             self._copied.synchronize()
         if num_bytes > len(self._host):
             self._reserve(num_bytes)
-        for array, place in zip(arrays, places, strict=True):
-            part = place.of(self._host)
+        for array, layout in zip(arrays, layouts, strict=True):
+            part = layout.of(self._host)
             np.stack(array, out=part) if isinstance(array, tuple) else np.copyto(part, array)
-        self._copied = self._gpu.send(self._host[:num_bytes], self._there[:num_bytes], behind=self._read)
-        return [place.of(self._there) for place in places]
+        self._copied = self._gpu.send(self._host[:num_bytes], self._on_gpu[:num_bytes], behind=self._read)
+        return [layout.of(self._on_gpu) for layout in layouts]
 
     def follow(self) -> None:
         """Make kernels launched from now on wait for the copy."""
@@ -149,7 +149,7 @@ class _Block:
             if self._copied is not None:
                 self._copied.synchronize()
             self._gpu.unpin(self._host)
-            self._host, self._there = np.empty(0, np.uint8), None
+            self._host, self._on_gpu = np.empty(0, np.uint8), None
 
     def _reserve(self, num_bytes: int) -> None:
         self.release()
@@ -157,13 +157,13 @@ class _Block:
         room = np.empty(num_bytes + mmap.PAGESIZE, np.uint8)
         host, there = room[-room.ctypes.data % mmap.PAGESIZE :][:num_bytes], self._gpu.zeros(num_bytes, np.uint8)
         self._gpu.pin(host)  # whole pages: a page cannot be pinned twice
-        self._host, self._there = host, there
+        self._host, self._on_gpu = host, there
         self.leave()  # kernels of the GPU memory's previous owner may still read it
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Where an array lies within a block."""
+class _Layout:
+    """Where an array lies within a block, its type and shape."""
 
     start: int
     stop: int
@@ -174,12 +174,12 @@ class _Place:
         return block[self.start : self.stop].view(self.dtype).reshape(self.shape)
 
 
-def _places(arrays: Sequence[Any]) -> tuple[list[_Place], int]:
-    """The place of each array within a block, and the bytes of all."""
-    places, start = [], 0
+def _layouts(arrays: Sequence[Any]) -> tuple[list[_Layout], int]:
+    """The layout of each array within a block, and the bytes of all."""
+    layouts, start = [], 0
     for array in arrays:
         dtype, shape = np.result_type(*{row.dtype for row in array}), (len(array), *array[0].shape)
         stop = start + dtype.itemsize * math.prod(shape)
-        places.append(_Place(start, stop, dtype, shape))
+        layouts.append(_Layout(start, stop, dtype, shape))
         start = -(-stop // _ALIGNED) * _ALIGNED
-    return places, start
+    return layouts, start

@@ -15,14 +15,14 @@ import numpy as np
 from PIL import Image
 
 from trainers.datasets.splits import Sample
-from trainers.runs.errors import FailedAlone
+from trainers.runs.errors import RankFailed
 
 # Modes of 8 bits a channel; Pillow reduces 16-bit colour to these. It would clip the other modes (I;16, I, F) to white.
 _MODES = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr"})
 
 _ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
 
-# Formats that are opened, whatever the file's name says. Of Pillow's others, EPS would run Ghostscript on the file.
+# Formats that are opened, whatever the file's suffix. Of Pillow's others, EPS would run Ghostscript on the file.
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP")
 
 # Warnings of Pillow that would appear in the middle of a run without the file's name: of damaged EXIF data, which is
@@ -32,7 +32,7 @@ warnings.filterwarnings("ignore", message="Palette images with Transparency", mo
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
-class UnreadableImage(FailedAlone, ValueError):
+class UnreadableImage(RankFailed, ValueError):
     """A file is missing, truncated, not an image, or grey with more than 8 bits."""
 
 

@@ -1,7 +1,4 @@
-"""Loading of one forward's samples, by all threads of a rank where that pays.
-
-The iterator behind the updater: this worker's part of every update, in the order of the stream.
-"""
+"""This worker's samples of every update, in the order of the stream: loaded, augmented, mixed, in micro-batches."""
 
 from __future__ import annotations
 
@@ -20,41 +17,17 @@ from recipes.planning.planner import Plan
 from recipes.planning.stream import Stream
 from recipes.planning.timeline import Segment
 from trainers.augmentations.mixing import GroupMixing
-from trainers.datasets.device_feed import Feed
+from trainers.datasets.device_feed import DeviceFeed
 from trainers.kernels.threads import shared
 from trainers.runs.errors import UnfitImage
-
-
-def load_all(load: Callable[[int, int], Any], samples: Sequence[tuple[int, int]], *, threads: bool) -> list[Any]:
-    """The result of `load` for each sample, in order.
-
-    Decoding and resizing release the GIL, so that threads load in parallel. The draws for a sample do not depend on the
-    thread that loads it.
-
-    Args:
-        load: (epoch, index) -> sample.
-        samples: epoch and index of each.
-        threads: whether to use several threads, see `trainers.training.build.Parts`.
-    Raises:
-        Exception: what `load` raises for one of them.
-    """
-    loaded: list[Any] = [None] * len(samples)
-
-    def some(start: int, stop: int) -> None:
-        for place in range(start, stop):
-            loaded[place] = load(*samples[place])
-
-    shared(some, len(samples), worth=threads)
-    return loaded
-
 
 # (epoch, index, image_size=None) -> float32 CHW image as the model gets it, label
 LoadImage = Callable[..., tuple[np.ndarray, int]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SeenSample:
-    """What a line of the trace is made of: position in the update, index in the data set, SHA-256 of the image."""
+class TracedSample:
+    """A sample in the trace: position in the update, index in the data set, SHA-256 of the image."""
 
     position: int
     index: int
@@ -67,10 +40,10 @@ class LoadedMicroBatch:
 
     Args:
         part: its place in the update.
-        images_NCHW: float32, or what CHAINER_DTYPE says; a tuple of `Pixels` until a feed has made images of them.
+        images_NCHW: of CHAINER_DTYPE, float32 by default; a tuple of `Pixels` until a feed has made images of them.
         targets: int32 (samples,), labels; where the recipe mixes, float32 (samples, classes), mixtures of labels.
         epochs, indices: int64 (samples,): which augmentation of which sample, see `Stream.at`.
-        seen: one for each sample, where a trace is wanted.
+        seen: one for each sample, with a trace.
     """
 
     part: MicroBatch
@@ -78,12 +51,12 @@ class LoadedMicroBatch:
     targets: Any
     epochs: np.ndarray
     indices: np.ndarray
-    seen: tuple[SeenSample, ...]
+    seen: tuple[TracedSample, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateShare:
-    """One worker's share of one update; the micro-batches are loaded as they are asked for.
+    """One worker's share of one update; the micro-batches are loaded one by one.
 
     Args:
         update: its number.
@@ -91,8 +64,8 @@ class UpdateShare:
         division: of the update.
         samples: position in the stream where the update starts.
         micro_batches: an iterator, to be used once.
-        seen: filled while the micro-batches are loaded, where a trace is wanted.
-        look_ahead: sends the next update's first micro-batch to the GPU; to be called once all of this update has been
+        seen: filled while the micro-batches are loaded, with a trace.
+        prefetch: sends the next update's first micro-batch to the GPU; to be called once all of this update has been
             launched. None on a CPU.
     """
 
@@ -101,8 +74,8 @@ class UpdateShare:
     division: Division
     samples: int
     micro_batches: Iterator[LoadedMicroBatch]
-    seen: list[SeenSample] = field(default_factory=list)
-    look_ahead: Callable[[], None] | None = None
+    seen: list[TracedSample] = field(default_factory=list)
+    prefetch: Callable[[], None] | None = None
 
 
 class StreamIterator(chainer.dataset.Iterator):
@@ -132,7 +105,7 @@ class StreamIterator(chainer.dataset.Iterator):
         threads_load: bool = False,
         mixing: GroupMixing | None = None,
         trace: bool = False,
-        feed: Feed | None = None,
+        feed: DeviceFeed | None = None,
     ) -> None:
         self.plan = plan
         self._rank = rank
@@ -175,7 +148,7 @@ class StreamIterator(chainer.dataset.Iterator):
     def again(self) -> UpdateShare:
         """The share that `next` returned last, for doing that update again; its samples are loaded anew."""
         timeline, update = self.plan.timeline, self.update - 1
-        seen: list[SeenSample] = []
+        seen: list[TracedSample] = []
         return UpdateShare(
             update=update,
             segment=timeline.segment_of(update),
@@ -183,7 +156,7 @@ class StreamIterator(chainer.dataset.Iterator):
             samples=timeline.samples_at(update),
             micro_batches=self._micro_batches(update, seen),
             seen=seen,
-            look_ahead=None if self._feed is None else self._look_ahead,
+            prefetch=None if self._feed is None else self._prefetch,
         )
 
     def limit(self, micro_batch_size: int) -> None:
@@ -196,18 +169,18 @@ class StreamIterator(chainer.dataset.Iterator):
         if self._feed is not None:
             self._feed.drop()
 
-    def _micro_batches(self, update: int, seen: list[SeenSample]) -> Iterator[LoadedMicroBatch]:
+    def _micro_batches(self, update: int, seen: list[TracedSample]) -> Iterator[LoadedMicroBatch]:
         for part in self.plan.division_of(update).micro_batches(self._rank):
             load = partial(self._loaded, update, part)
             micro_batch = load() if self._feed is None else self._feed.take((update, part), load)
             seen.extend(micro_batch.seen)
             yield micro_batch
 
-    def _look_ahead(self) -> None:
+    def _prefetch(self) -> None:
         update = self.update
         if update < self.plan.timeline.num_updates:
             for part in self.plan.division_of(update).micro_batches(self._rank)[:1]:
-                self._feed.look_ahead((update, part), partial(self._loaded, update, part))
+                self._feed.prefetch((update, part), partial(self._loaded, update, part))
 
     def _loaded(self, update: int, part: MicroBatch) -> LoadedMicroBatch:
         timeline = self.plan.timeline
@@ -227,11 +200,11 @@ class StreamIterator(chainer.dataset.Iterator):
             part=part, images_NCHW=images, targets=targets, epochs=epochs, indices=indices, seen=seen
         )
 
-    def _seen(self, part: MicroBatch, indices: np.ndarray, images: Any) -> Iterator[SeenSample]:
+    def _seen(self, part: MicroBatch, indices: np.ndarray, images: Any) -> Iterator[TracedSample]:
         finished = images if isinstance(images, np.ndarray) else starmap(self._feed.finish.image, images)
-        for place, (index, image) in enumerate(zip(indices, finished, strict=True)):
+        for number, (index, image) in enumerate(zip(indices, finished, strict=True)):
             digest = hashlib.sha256(np.ascontiguousarray(image)).digest()
-            yield SeenSample(position=part.offset + place, index=int(index), digest=digest)
+            yield TracedSample(position=part.offset + number, index=int(index), digest=digest)
 
     def _load_positions(self, positions: Sequence[int], *, image_size: int | None) -> tuple[Any, np.ndarray]:
         """Images as the pipeline gives them, stacked unless they are `Pixels`, and labels int32 (samples,)."""
@@ -244,6 +217,29 @@ class StreamIterator(chainer.dataset.Iterator):
     def serialize(self, serializer: chainer.Serializer) -> None:
         """Read or write the number of the next update."""
         self.update = int(serializer("update", self.update))
+
+
+def load_all(load: Callable[[int, int], Any], samples: Sequence[tuple[int, int]], *, threads: bool) -> list[Any]:
+    """The result of `load` for each sample, in order.
+
+    Decoding and resizing release the GIL, so threads load in parallel. The random numbers of a sample do not depend on
+    the thread that loads it.
+
+    Args:
+        load: (epoch, index) -> sample.
+        samples: epoch and index of each.
+        threads: whether to use several threads, see `trainers.training.build.Parts`.
+    Raises:
+        Exception: what `load` raises for one of them.
+    """
+    loaded: list[Any] = [None] * len(samples)
+
+    def load_range(start: int, stop: int) -> None:
+        for number in range(start, stop):
+            loaded[number] = load(*samples[number])
+
+    shared(load_range, len(samples), worth=threads)
+    return loaded
 
 
 def stacked(images_CHW: Sequence[np.ndarray], key: str) -> np.ndarray:

@@ -16,6 +16,7 @@ from trainers.communicators.connection import Connection
 from trainers.communicators.host_staging import connect_on_gpu
 from trainers.communicators.wire import WIRES, FullWire, Wire, array_module
 from trainers.gradients.exchange import mean
+from trainers.runs.stack_dump import waiting_for_ranks
 
 
 def create_communicator(
@@ -126,13 +127,13 @@ class ChainerMNCommunicator(MpiCommunicatorBase):
         copyto = array_module(buffer).copyto
         for pieces in _buckets(gradients, len(buffer)):
             ends = np.cumsum([len(piece) for piece in pieces])
-            places = [buffer[end - len(piece) : end] for piece, end in zip(pieces, ends, strict=True)]
-            for place, piece in zip(places, pieces, strict=True):
-                copyto(place, piece)
-            with connection.after(connection.mark()):
+            slots = [buffer[end - len(piece) : end] for piece, end in zip(pieces, ends, strict=True)]
+            for slot, piece in zip(slots, pieces, strict=True):
+                copyto(slot, piece)
+            with waiting_for_ranks(), connection.after(connection.mark()):
                 mean(buffer[: ends[-1]], connection, wire, 1.0 / self.size)
-            for place, piece in zip(places, pieces, strict=True):
-                copyto(piece, place, casting="same_kind")
+            for slot, piece in zip(slots, pieces, strict=True):
+                copyto(piece, slot, casting="same_kind")
 
 
 def _gradients_of(model: chainer.Link, zero_fill: bool) -> Iterator[np.ndarray]:
@@ -151,15 +152,15 @@ def _gradients_of(model: chainer.Link, zero_fill: bool) -> Iterator[np.ndarray]:
 
 def _buckets(gradients: list[np.ndarray], length: int) -> Iterator[list[np.ndarray]]:
     """Lists of pieces of the gradients, in order; each but the last list fills a buffer of `length` numbers."""
-    pieces, room = [], length
+    pieces, left = [], length
     for gradient in gradients:
         start = 0
         while start < len(gradient):
-            pieces.append(gradient[start : start + room])
+            pieces.append(gradient[start : start + left])
             start += len(pieces[-1])
-            room -= len(pieces[-1])
-            if not room:
+            left -= len(pieces[-1])
+            if not left:
                 yield pieces
-                pieces, room = [], length
+                pieces, left = [], length
     if pieces:
         yield pieces

@@ -12,7 +12,8 @@ from recipes.planning.division import MicroBatch
 from trainers.communicators.connection import Connection
 from trainers.communicators.tree_sum import TreeSum
 from trainers.gradients.flat_gradients import FlatGradients
-from trainers.runs.phase_clock import Exchanged
+from trainers.runs.phase_clock import ExchangeStats
+from trainers.runs.stack_dump import waiting_for_ranks
 
 
 class ExactExchange:
@@ -47,8 +48,9 @@ class ExactExchange:
 
     def close(self) -> None:
         """Free the memory of the gradients. All workers call this together."""
-        self.flat.forget()
-        self.connection.close()
+        self.flat.release()
+        with waiting_for_ranks():
+            self.connection.close()
 
 
 class ExactRound:
@@ -59,15 +61,15 @@ class ExactRound:
     ) -> None:
         self._flat, self._values, self._tree, self._scale = flat, flat.values, tree, scale
         self._observe = observe
-        self._found: Exchanged | None = None
+        self._stats: ExchangeStats | None = None
 
     @contextlib.contextmanager
     def part(self, micro_batch: MicroBatch) -> Iterator[None]:
         """Around forward and backward of a micro-batch: its gradients become a leaf of the tree."""
         assert micro_batch.num_groups == 1, "the plan of exact mode"
-        self._flat.start_over()
+        self._flat.overwrite()
         yield
-        self._flat.fill_gaps()
+        self._flat.zero_unwritten()
         self._tree.add(micro_batch.offset // micro_batch.size, self._values)
 
     def finished(self, number: int) -> None:
@@ -75,17 +77,17 @@ class ExactRound:
 
     def send_rest(self) -> None:
         """All gradients are complete: sum them now."""
-        if self._found is None:
+        if self._stats is None:
             began = time.perf_counter()
             self._tree.total(self._values)
             self._values *= self._values.dtype.type(self._scale)
             ended = time.perf_counter()
             self._observe(0, began, ended)
             seconds = ended - began
-            self._found = Exchanged(lost=np.zeros((0, 2), np.int64), seconds=seconds, waited_seconds=seconds)
+            self._stats = ExchangeStats(lost=np.zeros((0, 2), np.int64), seconds=seconds, waited_seconds=seconds)
 
-    def finish(self) -> Exchanged:
+    def finish(self) -> ExchangeStats:
         """Sum the gradients if that was not done; the values are then the mean, the same on all workers."""
         self.send_rest()
-        assert self._found is not None
-        return self._found
+        assert self._stats is not None
+        return self._stats

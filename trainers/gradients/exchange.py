@@ -1,4 +1,10 @@
-"""The exchange of an update's gradients: buckets that are summed over the workers while backward goes on."""
+"""Where the gradient is averaged over the workers: bucket by bucket, while backward goes on.
+
+backward of a layer     FlatGradients adds its gradients to their slots of one flat array
+Round.finished          a bucket whose slots are complete is queued, in the order of the buckets
+exchange thread         `mean`: the bucket is scaled, summed over the workers (all-reduce) and scaled
+Round.finish            waits for all buckets; the array then holds the mean, which the optimizer applies
+"""
 
 from __future__ import annotations
 
@@ -16,11 +22,11 @@ import numpy as np
 
 from recipes.planning.division import MicroBatch
 from trainers.communicators.connection import Connection
-from trainers.communicators.mpi_messages import total_of
-from trainers.communicators.wire import FullWire, Wire, array_module, largest
+from trainers.communicators.mpi_messages import total_over_ranks
+from trainers.communicators.wire import FullWire, Wire, largest_absolute
 from trainers.gradients.flat_gradients import FlatGradients
-from trainers.runs.heartbeat import EXCHANGE_THREAD
-from trainers.runs.phase_clock import Exchanged
+from trainers.runs.phase_clock import ExchangeStats
+from trainers.runs.stack_dump import waiting_for_ranks
 
 
 class Exchange:
@@ -35,8 +41,8 @@ class Exchange:
     Bytes on the wire: 2 a number on a 16-bit wire, else 4 (float64: 8), times the numbers that the connection's
     algorithm sends for all gradients; for S, 8 a bucket from each worker to each.
 
-    With `overlap` a separate thread sends a bucket as soon as backward has finished it and all before it: the order
-    is the same on all workers. Without, the caller of `Round.finish` sends them all.
+    With `overlap` a separate thread sums a bucket as soon as backward has finished it and all before it, in the same
+    order on all workers. Without, the caller of `Round.finish` sums them all.
 
     Args:
         flat: the gradients, in memory that the connection allocated.
@@ -56,10 +62,10 @@ class Exchange:
         self.overlaps = connection.beside_backward = overlap and connection.mpi.size > 1
         self.observe: Callable[[int, float, float], None] = lambda number, began, ended: None
         self._ready: queue.SimpleQueue[tuple[Round, int, Any] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self.thread: threading.Thread | None = None
         if self.overlaps:
-            self._thread = threading.Thread(target=self._serve, name=EXCHANGE_THREAD, daemon=True)
-            self._thread.start()
+            self.thread = threading.Thread(target=self._serve, name="exchange", daemon=True)
+            self.thread.start()
 
     @property
     def ends_of_buckets(self) -> list[int]:
@@ -93,11 +99,13 @@ class Exchange:
 
     def close(self) -> None:
         """End the thread and free the memory of the gradients. All workers call this together."""
-        if self._thread is not None:
+        if self.thread is not None:
             self._ready.put(None)
-            self._thread.join()
-        self.flat.forget()
-        self.connection.close()
+            with waiting_for_ranks(self.thread):
+                self.thread.join()
+        self.flat.release()
+        with waiting_for_ranks():
+            self.connection.close()
 
     def _serve(self) -> None:
         while (task := self._ready.get()) is not None:
@@ -120,7 +128,7 @@ class Round:
         self._next = 0
         self._done = threading.Semaphore(0)
         self._failure: BaseException | None = None
-        self._found: Exchanged | None = None
+        self._stats: ExchangeStats | None = None
         self._seconds, self._lost = 0.0, np.zeros((len(exchange.buckets), 2), np.int64)
 
     def part(self, micro_batch: MicroBatch) -> contextlib.AbstractContextManager[None]:
@@ -140,26 +148,26 @@ class Round:
         while (exchange.overlaps or not exchange.connection.waits) and self._next < len(exchange.buckets):
             self._send_next()
 
-    def finish(self) -> Exchanged:
+    def finish(self) -> ExchangeStats:
         """Send the remaining buckets and wait for all; `values` are then the mean, the same on all workers."""
-        if self._found is None:
+        if self._stats is None:
             began = time.perf_counter()
             while self._next < len(self._exchange.buckets):
                 self._send_next()
-            with self._exchange.alone():
+            with waiting_for_ranks(self._exchange.thread), self._exchange.alone():
                 for _ in self._exchange.buckets:
                     self._done.acquire()
                     if self._failure is not None:
                         raise self._failure
             waited_seconds = time.perf_counter() - began
-            self._found = Exchanged(lost=self._lost, seconds=self._seconds, waited_seconds=waited_seconds)
-        return self._found
+            self._stats = ExchangeStats(lost=self._lost, seconds=self._seconds, waited_seconds=waited_seconds)
+        return self._stats
 
     def average(self, number: int, mark: Any) -> None:
         """Average a bucket that is complete at `mark` over the workers; `finish` raises what goes wrong here."""
         began = time.perf_counter()
         try:
-            with self._exchange.connection.after(mark):
+            with waiting_for_ranks(), self._exchange.connection.after(mark):
                 self._average(number)
         except BaseException as error:
             self._failure = error
@@ -173,7 +181,7 @@ class Round:
         self._exchange.send(self, self._next - 1)
 
     def _average(self, number: int) -> None:
-        exchange, values = self._exchange, self._values[self._exchange.buckets[number].place]
+        exchange, values = self._exchange, self._values[self._exchange.buckets[number].span]
         self._lost[number] = mean(values, exchange.connection, exchange.wire, self._scale)
 
 
@@ -181,17 +189,9 @@ def mean(values: np.ndarray, connection: Connection, wire: Wire, scale: float) -
     """values <- scale * sum over workers, see `Exchange`; returns the counts of overflowed and of flushed numbers."""
     if isinstance(wire, FullWire):
         return connection.mean(values, wire, 1.0, scale)
-    total = total_of(connection.mpi, scale * largest_of(values))
+    total = total_over_ranks(connection.mpi, scale * largest_absolute(values))
     factor = wire_factor(total, wire, connection.num_roundings)
     return connection.mean(values, wire, scale * factor, 1.0 / factor)
-
-
-def largest_of(values: np.ndarray) -> float:
-    """The largest absolute value, without a temporary array; NaN if there is one, 0 of an empty array."""
-    found = largest(values)
-    if found is None:
-        found = float(array_module(values).maximum(values.max(), -values.min())) if len(values) else 0.0
-    return found
 
 
 def wire_factor(total: float, wire: Wire, num_roundings: int) -> float:
@@ -212,7 +212,7 @@ def wire_factor(total: float, wire: Wire, num_roundings: int) -> float:
 class Bucket:
     """Neighbouring slots that are sent together."""
 
-    place: slice
+    span: slice
     num_slots: int
 
 
@@ -225,7 +225,7 @@ def buckets_of(flat: FlatGradients, bucket_bytes: int) -> tuple[list[Bucket], li
         count += 1
         bucket_of.append(len(buckets))
         last = number + 1 == len(flat.slots)
-        if last or (slot.place.stop - start) * flat.values.itemsize >= bucket_bytes:
-            buckets.append(Bucket(place=slice(start, slot.place.stop), num_slots=count))
-            start, count = slot.place.stop, 0
+        if last or (slot.span.stop - start) * flat.values.itemsize >= bucket_bytes:
+            buckets.append(Bucket(span=slice(start, slot.span.stop), num_slots=count))
+            start, count = slot.span.stop, 0
     return buckets, bucket_of

@@ -1,7 +1,4 @@
-"""All gradients of a model in one array, written as the backward pass finishes them.
-
-Taps: the gradient of a parameter is taken as soon as backward has it, not when all of backward has ended.
-"""
+"""All gradients of a model in one array, to which hooks deliver each gradient as soon as backward has computed it."""
 
 from __future__ import annotations
 
@@ -24,92 +21,9 @@ from trainers.gradients.norms import PartNorms, SquaredNorm
 from trainers.kernels import chainer_hooks
 
 
-class GradientTaps(chainer.LinkHook):
-    """While active, a link that is called sees its parameters through taps: identity functions.
-
-    In backward a tap gives the gradient to `take` and none to the parameter, whose `grad` stays None. A tap has the
-    rank (depth in the graph) of the layer's input, so that Chainer's backward reaches it right after the layer's own
-    backward; a plain identity would come last of all, as the gradients of parameters do without taps.
-
-    Args:
-        number_of: a link's parameter -> its number; None for one that needs no tap.
-        take: called with (number, gradient) for each use of a parameter, as soon as backward has it.
-    Attributes:
-        uses: how often each number was used so far.
-    """
-
-    name = "gradient taps"
-
-    def __init__(
-        self, number_of: Callable[[chainer.Variable], int | None], take: Callable[[int, np.ndarray], None]
-    ) -> None:
-        self._number_of, self._take = number_of, take
-        self._held: list[tuple[chainer.Link, str, Any]] = []
-        self.uses: Counter[int] = Counter()
-
-    def forward_preprocess(self, args: Any) -> None:
-        """Chainer calls this before a link's forward."""
-        link, number_of, tapped, numbers = args.link, self._number_of, [], []
-        for name in sorted(link._params):
-            held = link.__dict__[name]
-            number = number_of(held)
-            if number is not None:
-                tapped.append((link, name, held))
-                numbers.append(number)
-        if not tapped:
-            return
-        self.uses.update(numbers)
-        ranks = [argument.rank for argument in args.args if isinstance(argument, chainer.Variable)]
-        tap = _Tap(self._take, numbers)
-        self._held += tapped
-        outs = tap.outs([held for *_, held in tapped], ranks)
-        for (_, name, _), out in zip(tapped, outs, strict=True):
-            link.__dict__[name] = out
-
-    def forward_postprocess(self, args: Any) -> None:
-        """Chainer calls this after a link's forward: give the link its parameters back."""
-        while self._held and self._held[-1][0] is args.link:
-            self._restore()
-
-    def deleted(self, link: chainer.Link | None) -> None:
-        """Chainer calls this when the hook is removed, also after a forward that raised."""
-        while self._held:
-            self._restore()
-
-    def _restore(self) -> None:
-        link, name, held = self._held.pop()
-        link.__dict__[name] = held
-
-
-class _Tap(chainer.FunctionNode):
-    """Identity of a link's parameters; backward gives their gradients to `take` and ends there."""
-
-    def __init__(self, take: Callable[[int, np.ndarray], None], numbers: list[int]) -> None:
-        super().__init__()
-        self._take, self._numbers = take, numbers
-
-    def outs(self, variables: list[chainer.Variable], ranks: list[int]) -> list[chainer.Variable]:
-        """What `apply` would return, in a third of its time: small models have many taps and little arithmetic."""
-        self.inputs = tuple([variable.node for variable in variables])
-        self.rank = max([*ranks, *[node.rank for node in self.inputs]])
-        outs, make = [], chainer.Variable._init_unchecked
-        for one in variables:
-            out = make(one.array, requires_grad=one.requires_grad, is_chainerx_array=False)
-            out.creator_node = self
-            outs.append(out)
-        self.outputs = tuple([weakref.ref(out.node) for out in outs])
-        return outs
-
-    def backward(self, indexes: tuple[int, ...], grads: tuple[chainer.Variable | None, ...]) -> tuple[None, ...]:
-        for number, grad in zip(self._numbers, grads, strict=True):
-            if grad is not None:
-                self._take(number, grad.array)
-        return (None,) * len(grads)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """Where the gradient of a parameter lives: `place` in the flat array.
+    """The part of the flat array that holds the gradient of a parameter.
 
     Args:
         late: it is used outside its link as well, so its gradient is complete only when all of backward has ended.
@@ -117,14 +31,14 @@ class Slot:
 
     path: str
     parameter: chainer.Parameter
-    place: slice
+    span: slice
     late: bool
 
 
 class FlatGradients:
     """Gradients laid out in the order in which backward finishes them, so that the first buckets are complete early.
 
-    Accumulation over micro-batches is the only pass over them: taps add what a layer's backward gives to the array.
+    Accumulation over micro-batches is the only pass over them: hooks add what a layer's backward gives to the array.
 
     Args:
         model: its parameters are initialised.
@@ -148,7 +62,7 @@ class FlatGradients:
         order = backward_order(model, images_NCHW)
         ends = np.cumsum([0, *(parameter.size for _, parameter, _ in order)])
         self.slots = [
-            Slot(path=path, parameter=parameter, place=slice(int(start), int(stop)), late=late)
+            Slot(path=path, parameter=parameter, span=slice(int(start), int(stop)), late=late)
             for (path, parameter, late), start, stop in zip(order, ends, ends[1:], strict=False)
         ]
         self._arrays = list(allocate(copies * int(ends[-1]), order[0][1].dtype).reshape(copies, -1))
@@ -156,7 +70,7 @@ class FlatGradients:
         self._number = {id(slot.parameter): number for number, slot in enumerate(self.slots)}
         self._written = [False] * len(self.slots)
         self._checks = False
-        self._handed_over: np.ndarray | None = None
+        self._assigned: np.ndarray | None = None
         self._views: dict[int, list[np.ndarray]] = {}  # by id of an array: its slots, shaped as their parameters
         self.flags = get_array_module(self.values).zeros(len(self.slots), np.uint8)
 
@@ -169,14 +83,14 @@ class FlatGradients:
         self._checks = check
         self.flags.fill(0)
         self._clear()
-        self.start_over()
+        self.overwrite()
 
-    def start_over(self) -> None:
+    def overwrite(self) -> None:
         """The next gradient of each parameter replaces what is there."""
         self._written = [False] * len(self.slots)
 
     @contextlib.contextmanager
-    def taken(
+    def collect(
         self, finished: Callable[[int], None] | None = None, *, ends: Collection[int] = (), measure: bool = False
     ) -> Iterator[SquaredNorm]:
         """Around forward and backward of a micro-batch, whose gradients are added to those of the update.
@@ -192,27 +106,27 @@ class FlatGradients:
         came: Counter[int] = Counter()
         arrivals, parts = _Arrivals(self, finished, ends), PartNorms() if measure else None
 
-        def take(number: int, array: np.ndarray) -> None:
+        def deliver(number: int, array: np.ndarray) -> None:
             came[number] += 1
             whole = came[number] == uses[number]
             arrivals.add(number, array, whole=whole)
             if parts is not None:
                 parts.add(number, array, whole=whole and not self.slots[number].late)
 
-        taps = GradientTaps(self._number_of, take)
-        uses = taps.uses  # `take` must not refer to `taps`: that cycle would keep gradients alive after an exception
+        hooks = GradientHooks(self._number_of, deliver)
+        uses = hooks.uses  # `deliver` must not refer to `hooks`: that cycle would keep gradients after an exception
         norm = SquaredNorm() if parts is None else parts.norm
-        with taps:
+        with hooks:
             yield norm
         for number, slot in enumerate(self.slots):
-            if slot.parameter.grad is not None:  # used outside its link, where no tap is
+            if slot.parameter.grad is not None:  # used outside its link, where no hook is
                 if finished is not None and came[number]:
                     raise RuntimeError(
                         f"{slot.path} is used past its link as well, and its gradient came too late to be sent while "
                         f"backward goes on; set exchange.overlap to false in the cluster file"
                     )
                 uses[number] += 1
-                take(number, slot.parameter.grad)
+                deliver(number, slot.parameter.grad)
                 slot.parameter.cleargrad()
         arrivals.settle()
         if parts is not None:
@@ -237,14 +151,14 @@ class FlatGradients:
         for number in arrived:
             self._written[number] = True
         if gather := getattr(chainer_hooks.serving(self.values), "gather", None):
-            starts = [slot.place.start for slot in slots]
+            starts = [slot.span.start for slot in slots]
             found = self.flags if self._checks else None
             if gather([*arrived.values()], self.values, starts=starts, adds=adds, found=found, numbers=[*arrived]):
                 return
         for (number, array), slot, add in zip(arrived.items(), slots, adds, strict=True):
             if self._checks:
                 self.flags[number] |= ~np.isfinite(array).all()
-            kept = self.values[slot.place].reshape(array.shape)
+            kept = self.values[slot.span].reshape(array.shape)
             if add:
                 kept += array
             else:
@@ -265,33 +179,33 @@ class FlatGradients:
         self._written = list(known)
         self._clear()  # a failed capture may have left gradients in parameters
 
-    def fill_gaps(self) -> None:
+    def zero_unwritten(self) -> None:
         """Write zeros where no gradient has arrived in this update: an unused parameter, a worker without samples."""
         for slot, written in zip(self.slots, self._written, strict=True):
             if not written:
-                self.values[slot.place] = 0
+                self.values[slot.span] = 0
 
     def next_array(self) -> None:
         """From now on write the next array; the current one stays as it is."""
         self._arrays.append(self._arrays.pop(0))
         self.values = self._arrays[0]
 
-    def hand_over(self, values: np.ndarray) -> None:
+    def assign_to_parameters(self, values: np.ndarray) -> None:
         """Make each parameter's `grad` a view of its slot in one of this object's arrays."""
-        if self._handed_over is values:
+        if self._assigned is values:
             return
         if id(values) not in self._views:
             self._views[id(values)] = list(self.by_path(values).values())
         for slot, view in zip(self.slots, self._views[id(values)], strict=True):
             slot.parameter.grad = view
-        self._handed_over = values
+        self._assigned = values
 
     def _clear(self) -> None:
-        self._handed_over = None
+        self._assigned = None
         for slot in self.slots:
             slot.parameter.cleargrad()
 
-    def forget(self) -> None:
+    def release(self) -> None:
         """Drop all references to the arrays: their memory is about to be freed."""
         self._clear()
         self._views = {}
@@ -299,7 +213,7 @@ class FlatGradients:
 
     def by_path(self, values: np.ndarray) -> dict[str, np.ndarray]:
         """Views of the slots of an array, by the path of their parameter."""
-        return {slot.path: values[slot.place].reshape(slot.parameter.shape) for slot in self.slots}
+        return {slot.path: values[slot.span].reshape(slot.parameter.shape) for slot in self.slots}
 
 
 class _Arrivals:
@@ -307,7 +221,7 @@ class _Arrivals:
 
     Args:
         flat: where they are added.
-        finished, ends: see `FlatGradients.taken`.
+        finished, ends: see `FlatGradients.collect`.
     """
 
     def __init__(self, flat: FlatGradients, finished: Callable[[int], None] | None, ends: Collection[int]) -> None:
@@ -334,6 +248,90 @@ class _Arrivals:
             self._finished(number)
 
 
+class GradientHooks(chainer.LinkHook):
+    """Delivers the gradient of each parameter as soon as backward has computed it, not when all of backward has ended.
+
+    While active, a link that is called sees its parameters through an identity function. In backward this function
+    gives the gradient to `deliver` and none to the parameter, whose `grad` stays None. It has the rank (depth in the
+    graph) of the layer's input, so that Chainer's backward reaches it right after the layer's own backward; a plain
+    identity would come last of all, as the gradients of parameters do without hooks.
+
+    Args:
+        number_of: a link's parameter -> its number; None for one whose gradient is not delivered.
+        deliver: called with (number, gradient) for each use of a parameter.
+    Attributes:
+        uses: how often each number was used so far.
+    """
+
+    name = "gradient hooks"
+
+    def __init__(
+        self, number_of: Callable[[chainer.Variable], int | None], deliver: Callable[[int, np.ndarray], None]
+    ) -> None:
+        self._number_of, self._deliver = number_of, deliver
+        self._replaced: list[tuple[chainer.Link, str, Any]] = []
+        self.uses: Counter[int] = Counter()
+
+    def forward_preprocess(self, args: Any) -> None:
+        """Chainer calls this before a link's forward."""
+        link, number_of, replaced, numbers = args.link, self._number_of, [], []
+        for name in sorted(link._params):
+            parameter = link.__dict__[name]
+            number = number_of(parameter)
+            if number is not None:
+                replaced.append((link, name, parameter))
+                numbers.append(number)
+        if not replaced:
+            return
+        self.uses.update(numbers)
+        ranks = [argument.rank for argument in args.args if isinstance(argument, chainer.Variable)]
+        identity = _DeliveringIdentity(self._deliver, numbers)
+        self._replaced += replaced
+        outs = identity.outs([parameter for *_, parameter in replaced], ranks)
+        for (_, name, _), out in zip(replaced, outs, strict=True):
+            link.__dict__[name] = out
+
+    def forward_postprocess(self, args: Any) -> None:
+        """Chainer calls this after a link's forward: give the link its parameters back."""
+        while self._replaced and self._replaced[-1][0] is args.link:
+            self._restore()
+
+    def deleted(self, link: chainer.Link | None) -> None:
+        """Chainer calls this when the hook is removed, also after a forward that raised."""
+        while self._replaced:
+            self._restore()
+
+    def _restore(self) -> None:
+        link, name, parameter = self._replaced.pop()
+        link.__dict__[name] = parameter
+
+
+class _DeliveringIdentity(chainer.FunctionNode):
+    """Identity of a link's parameters; backward gives their gradients to `deliver` and ends there."""
+
+    def __init__(self, deliver: Callable[[int, np.ndarray], None], numbers: list[int]) -> None:
+        super().__init__()
+        self._deliver, self._numbers = deliver, numbers
+
+    def outs(self, variables: list[chainer.Variable], ranks: list[int]) -> list[chainer.Variable]:
+        """What `apply` would return, in a third of its time: small models have many layers and little arithmetic."""
+        self.inputs = tuple([variable.node for variable in variables])
+        self.rank = max([*ranks, *[node.rank for node in self.inputs]])
+        outs, make = [], chainer.Variable._init_unchecked
+        for one in variables:
+            out = make(one.array, requires_grad=one.requires_grad, is_chainerx_array=False)
+            out.creator_node = self
+            outs.append(out)
+        self.outputs = tuple([weakref.ref(out.node) for out in outs])
+        return outs
+
+    def backward(self, indexes: tuple[int, ...], grads: tuple[chainer.Variable | None, ...]) -> tuple[None, ...]:
+        for number, grad in zip(self._numbers, grads, strict=True):
+            if grad is not None:
+                self._deliver(number, grad.array)
+        return (None,) * len(grads)
+
+
 def backward_order(model: chainer.Chain, images_NCHW: np.ndarray) -> list[tuple[str, chainer.Parameter, bool]]:
     """Path, parameter and whether it is late (see `Slot`), in the order in which a trial backward pass finishes them.
 
@@ -342,13 +340,13 @@ def backward_order(model: chainer.Chain, images_NCHW: np.ndarray) -> list[tuple[
     known = sorted(model.namedparams())
     numbers = {id(parameter): number for number, (_, parameter) in enumerate(known)}
     came: list[int] = []
-    taps = GradientTaps(lambda variable: numbers.get(id(variable)), lambda number, _: came.append(number))
+    hooks = GradientHooks(lambda variable: numbers.get(id(variable)), lambda number, _: came.append(number))
     model.cleargrads()
-    with chainer.using_config("train", False), taps:
+    with chainer.using_config("train", False), hooks:
         F.sum(model(images_NCHW)).backward()
     late = {number for number, (_, parameter) in enumerate(known) if parameter.grad is not None}
     model.cleargrads()
-    place = {number: place for place, number in enumerate(came)}  # the last use of one that is used several times
-    place |= dict.fromkeys(late, len(came))
-    order = sorted(range(len(known)), key=lambda number: place.get(number, math.inf))
+    position = {number: at for at, number in enumerate(came)}  # the last use of one that is used several times
+    position |= dict.fromkeys(late, len(came))
+    order = sorted(range(len(known)), key=lambda number: position.get(number, math.inf))
     return [(*known[number], number in late) for number in order]

@@ -1,9 +1,4 @@
-"""What is done to gradients between exchange and the optimizer's step: norm, clipping, search for infinities.
-
-Norms of the gradients of the shares of an update: what noise scale and AdaScale are computed from.
-
-The squared norm of what a micro-batch adds to the gradient.
-"""
+"""Norms of gradients: of an update, to clip it, and of its micro-batches, for the noise scale and AdaScale."""
 
 from __future__ import annotations
 
@@ -78,7 +73,7 @@ class ShareNorms:
     A share is a micro-batch: whole norm groups, so that it is the same function of its samples as it would be alone.
 
     Args:
-        factor: what the losses were multiplied by, and is not divided out of the gradients that are added.
+        factor: multiplies the losses, and is not divided out of the gradients that are added.
     """
 
     def __init__(self, *, factor: float) -> None:
@@ -107,7 +102,7 @@ class ShareNorms:
         shares = [share for own in mpi.allgather(self._own) for share in own]
         sizes, norms = zip(*shares, strict=True)
         if not all(map(math.isfinite, norms)):
-            return None  # the failure is told where the loss or the weights are looked at
+            return None  # the check of the loss or of the weights reports the failure
         return Norms.of_shares(sizes, norms, squared_norm(values))
 
 

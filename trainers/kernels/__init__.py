@@ -33,7 +33,7 @@ from collections.abc import Callable
 from types import ModuleType
 
 from trainers.kernels import chainer_convolution, chainer_hooks
-from trainers.runs.memory import keep_what_is_freed
+from trainers.runs.memory import keep_freed_memory
 
 __all__ = ["GPU_KINDS", "KINDS", "SEAMS", "VARIABLE", "ask_for", "asked", "described", "details", "has_compiled"]
 __all__ += ["in_use", "missing", "use", "use_on_gpu"]
@@ -93,7 +93,7 @@ def use(kind: str | None) -> str:
     chainer_hooks.operators = None
     if kind != "chainer":
         chainer_hooks.operators = importlib.import_module(_MODULES[kind])
-        keep_what_is_freed()
+        keep_freed_memory()
     _in_use = kind
     return kind
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from trainers import compat, kernels
 from trainers.launch.vocabulary import vocabulary
-from trainers.runs.mpi_ranks import HERE, LaunchError, find_mpiexec, launched_ranks, threads_per_rank
+from trainers.runs.mpi_ranks import LOCAL_LAUNCH, LaunchError, find_mpiexec, launched_ranks, threads_per_rank
 from trainers.training.device import INSTALL
 
 _PACKAGES = ("kilobatch", "chainer", "chainermn", "chainercv", "numpy", "mpi4py", "mpich", "cupy", "optuna")
@@ -133,7 +133,7 @@ def _mpi(problems: list[Problem], timeout_seconds: float) -> dict[str, Any]:
     try:
         found["mpiexec"] = find_mpiexec()
         command = [found["mpiexec"], "-n", "2", sys.executable, "-m", "mpi4py", "-c", _PROBE]
-        here = {**HERE, **os.environ}
+        here = {**LOCAL_LAUNCH, **os.environ}
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_seconds, check=True, env=here)
         (ranks, library, level), _ = json.JSONDecoder().raw_decode(done.stdout)
         found["library"] = " ".join(library.splitlines()[0].strip("\0").split())

@@ -12,19 +12,20 @@ from recipes.errors import InputRefused, refuse_unreachable
 from recipes.planning.planner import Plan
 from trainers.launch.preflight import require_startable
 from trainers.launch.request import Prepared, TrainRequest, prepare
-from trainers.runs.errors import FailedAlone, RunFailed, abort_on_exception, remove_shared_memory
-from trainers.runs.heartbeat import Pulse, forget_signs
+from trainers.runs.errors import RankFailed, RunFailed, abort_on_exception, remove_shared_memory
+from trainers.runs.heartbeat import Heartbeat, clear_heartbeats
 from trainers.runs.mpi_ranks import LaunchError, launched_by_us, parent_is_gone
 from trainers.runs.run_folder import (
     dataset_facts,
     default_folder,
-    hold_alone,
-    needing,
+    folder_required,
+    lock_folder,
     require_same_recipe,
     require_usable,
     write_report,
 )
 from trainers.runs.stop_request import STOP_FILE
+from trainers.runs.watchdog import start_watchdog
 from trainers.training.exact_mode import require_same_machine
 
 
@@ -128,20 +129,21 @@ def train_together(
     """
     checked = served or launched_by_us()
     prepared, folder, held = _checked_together(request, mpi, checked=checked, alone=not served)
-    pulse = Pulse(folder, mpi=mpi, seconds=request.watchdog_seconds, is_orphan=orphaned)
+    heartbeat = Heartbeat(folder, mpi=mpi, seconds=request.watchdog_seconds, is_orphan=orphaned)
     try:
-        pulse.start()
+        heartbeat.start()
+        start_watchdog(heartbeat)
         prepared = prepared or prepare(request, workers=mpi.size)
         log_is_stdout = checked and not served
-        code = _train_together(request, prepared, folder, mpi, threads, pulse, log_is_stdout=log_is_stdout)
+        code = _train_together(request, prepared, folder, mpi, threads, heartbeat, log_is_stdout=log_is_stdout)
     except RunFailed:
-        pulse.finish()
+        heartbeat.finish()
         raise
     except InputRefused as error:  # on this rank alone, perhaps: others must not wait for it
-        raise FailedAlone(str(error)) from error
+        raise RankFailed(str(error)) from error
     except SystemExit as error:
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
-    pulse.finish()
+    heartbeat.finish()
     if held is not None:
         held.close()
     if not checked and request.report:
@@ -177,7 +179,7 @@ def _train_together(
     folder: Path,
     mpi: Any,
     threads: int,
-    pulse: Pulse,
+    heartbeat: Heartbeat,
     *,
     log_is_stdout: bool,
 ) -> int:
@@ -193,8 +195,8 @@ def _train_together(
         profile=request.profile or 0,
         threads=threads,
     )
-    how = {"mpi": mpi, "launched_by_us": log_is_stdout, "pulse": pulse}
-    with needing(folder):
+    how = {"mpi": mpi, "launched_by_us": log_is_stdout, "heartbeat": heartbeat}
+    with folder_required(folder):
         return train_as_rank(prepared.opened, prepared.plan, options, **how)
 
 
@@ -215,7 +217,7 @@ def _report_alone(folder: Path, *, leads: bool, code: int) -> None:
 def _checked_together(
     request: TrainRequest, mpi: Any, *, checked: bool, alone: bool
 ) -> tuple[Prepared | None, Path, IO[bytes] | None]:
-    """What `prepare` and `hold_alone` return, on rank 0 only, and the run's folder, on all ranks.
+    """What `prepare` and `lock_folder` return, on rank 0 only, and the run's folder, on all ranks.
 
     Rank 0 checks everything for all, so that wrong input is reported once.
 
@@ -235,10 +237,10 @@ def _checked_together(
             if not checked:  # else the parent process has checked, and begun the log there
                 check_folder(request, folder, prepared)
                 require_startable(prepared.opened, ranks=1, files=not request.resume)  # others may be elsewhere
-            held = hold_alone(folder) if alone else None
+            held = lock_folder(folder) if alone else None
             if not checked:
                 (folder / STOP_FILE).unlink(missing_ok=True)
-            forget_signs(folder)
+            clear_heartbeats(folder)
         except InputRefused as error:
             complaint = error
     folder, refused = mpi.bcast((folder, complaint is not None), root=0)

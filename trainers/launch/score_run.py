@@ -10,8 +10,8 @@ from recipes.reading.open import open_recipe
 from trainers.launch.preflight import refuse_folder, require_data
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.checkpoint import CheckpointError, load_into, newest_checkpoint, read_checkpoint
-from trainers.runs.console import say
-from trainers.runs.errors import FailedAlone
+from trainers.runs.console import print_error
+from trainers.runs.errors import RankFailed
 from trainers.runs.run_folder import CHECKPOINTS, RECIPE
 from trainers.training.device import require_asked, settled, take_device
 
@@ -64,7 +64,7 @@ def score_run(
     read = {"load": parts.load_eval, "threads_load": parts.threads_load, "num_samples": parts.num_eval}
     try:
         found = score(parts.model, **read, loss=parts.loss, mpi=MPI.COMM_SELF)
-    except FailedAlone as error:  # a broken image, say
+    except RankFailed as error:  # a broken image, say
         raise InputRefused(str(error)) from error
     return {
         "run": str(folder),
@@ -91,7 +91,7 @@ def _find(folder: Path, checkpoint: str) -> Path:
         raise CheckpointError(f"no whole checkpoint in {folder}" + "".join(f"; {c}" for c in complaints))
     if checkpoint in ("newest", "best"):
         for complaint in complaints:
-            say(f"warning: passed over {complaint}")
+            print_error(f"warning: passed over {complaint}")
     if checkpoint == "newest":
         return newest
     name = checkpoint

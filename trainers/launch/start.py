@@ -16,23 +16,23 @@ from recipes.errors import InputRefused
 from trainers.launch.join import check_folder, join_world, train_together
 from trainers.launch.preflight import require_startable
 from trainers.launch.request import Prepared, TrainRequest, prepare
-from trainers.runs.console import say
-from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED, explained
-from trainers.runs.heartbeat import Beginning, first_to_leave, forget_signs, seconds_to_begin
+from trainers.runs.console import print_error
+from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED, error_text
+from trainers.runs.heartbeat import clear_heartbeats, read_heartbeat
 from trainers.runs.mpi_ranks import Ranks, launched_by_us, launched_rank, launched_ranks, limit_threads, start_ranks
-from trainers.runs.rank_exits import hold_line
+from trainers.runs.rank_exits import describe_first_exit, hold_exit_socket
 from trainers.runs.run_folder import (
     LOG,
     METRICS,
     RANKS,
     REPORT,
     default_folder,
-    hold_alone,
+    lock_folder,
     newest_checkpoint_name,
     write_report,
 )
-from trainers.runs.stop_request import STOP_FILE, ask_to_stop, said
-from trainers.runs.watchdog import read_sign
+from trainers.runs.startup_check import StartupCheck, startup_seconds
+from trainers.runs.stop_request import STOP_FILE, request_stop, requester_text
 
 
 def train(request: TrainRequest) -> int:
@@ -55,13 +55,13 @@ def train(request: TrainRequest) -> int:
 def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int) -> int:
     """Start the ranks here and show their progress until they end."""
     timeline = prepared.plan.timeline
-    hold_alone(folder).close()  # rank 0 holds it while they train
+    lock_folder(folder).close()  # rank 0 holds it while they train
     began_ms = int(time.time() * 1000)
     with _StopSignals(folder) as signals:
-        forget_signs(folder, anew=False)
+        clear_heartbeats(folder, anew=False)
         started = signals.ranks = start_ranks(workers, request.arguments(folder), log=folder / LOG)
-        seconds = seconds_to_begin(request.watchdog_seconds)
-        beginning = Beginning(folder, started, seconds=seconds) if seconds else None
+        seconds = startup_seconds(request.watchdog_seconds)
+        startup = StartupCheck(folder, started, seconds=seconds) if seconds else None
         from trainers.runs.progress import (
             Screen,
             follow,  # while the ranks load theirs
@@ -76,10 +76,10 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
             total_samples=timeline.num_samples,
             since_ms=began_ms,
         )
-    if beginning is not None:
-        beginning.close()
-    if beginning is not None and beginning.told is not None:
-        say(f"kilobatch: {beginning.told}\nkilobatch: the run failed; log: {folder / LOG}; {_way_on(folder)}")
+    if startup is not None:
+        startup.close()
+    if startup is not None and startup.failure is not None:
+        print_error(f"kilobatch: {startup.failure}\nkilobatch: the run failed; log: {folder / LOG}; {_way_on(folder)}")
         return EXIT_FAILED
     code = _verdict(code, folder, began_ms, started, ended_at_once_by=signals.ended_at_once_by)
     if request.report and code in (0, EXIT_STOPPED):
@@ -95,16 +95,16 @@ def _report(folder: Path) -> int:
     try:
         write_report(folder)
     except Exception as error:
-        say(explained(error), end="")
+        print_error(error_text(error), end="")
         way_on = f"kilobatch report {quote(str(folder))}"
-        say(f"kilobatch: the run has ended, but its report cannot be written; to try again: {way_on}")
+        print_error(f"kilobatch: the run has ended, but its report cannot be written; to try again: {way_on}")
         return EXIT_FAILED
     return 0
 
 
 def _join(request: TrainRequest, ranks: int) -> int:
     """Train as one of the ranks that a launcher started."""
-    hold_line(launched_rank())
+    hold_exit_socket(launched_rank())
     threads = limit_threads()
     try:
         code = train_together(request, join_world(ranks), threads=threads)
@@ -144,7 +144,7 @@ class _StopSignals:
         self._asked = True
         told = "stopping after this update, with a checkpoint; once more to end at once"
         try:
-            ask_to_stop(self._folder / STOP_FILE, "signal")
+            request_stop(self._folder / STOP_FILE, "signal")
         except OSError as error:  # the folder was removed, perhaps: then no checkpoint can be written either
             told = f"the ranks cannot be asked to stop, and are ended: {error}"
             self._end_at_once("a signal")
@@ -162,25 +162,26 @@ def _verdict(code: int, folder: Path, began_ms: int, ranks: Ranks, *, ended_at_o
     errors = ranks.errors()
     last = _last_line(folder / METRICS)
     ended = last.get("key") == "run_stop" and last["time_ms"] >= began_ms
-    signs = [read_sign(folder, rank) for rank in range(ranks.num_ranks)]
-    if code == 0 and ended and last["value"] != "failed" and all(sign and sign.finished for sign in signs):
-        forget_signs(folder, anew=False)
+    records = [read_heartbeat(folder, rank) for rank in range(ranks.num_ranks)]
+    finished = {record.rank for record in records if record is not None and record.finished}
+    if code == 0 and ended and last["value"] != "failed" and len(finished) == ranks.num_ranks:
+        clear_heartbeats(folder, anew=False)
         if last["reason"] in ("", "--stop-after"):
             return 0
-        say(f"kilobatch: stopped by {said(last['reason'], folder / STOP_FILE)}; {_way_on(folder)}")
+        print_error(f"kilobatch: stopped by {requester_text(last['reason'], folder / STOP_FILE)}; {_way_on(folder)}")
         return EXIT_STOPPED
     if ended_at_once_by:
-        say(f"kilobatch: ended at once, by {ended_at_once_by}; {_way_on(folder)}")
+        print_error(f"kilobatch: ended at once, by {ended_at_once_by}; {_way_on(folder)}")
         return EXIT_STOPPED
     if code == EXIT_INPUT:  # all ranks may say the same
         errors = "".join(dict.fromkeys(errors.splitlines(keepends=True)))
-    say(errors, end="")
+    print_error(errors, end="")
     if code not in (EXIT_INPUT, EXIT_FAILED) or not errors:
         gone = code == 0 and not (folder / RANKS).is_dir()
-        told = first_to_leave(code, ranks.departures.order(), signs, last)
-        say(f"kilobatch: {f'{folder / RANKS} was removed while the run trained' if gone else told}")
+        told = describe_first_exit(code, ranks.exits.order(), finished, last)
+        print_error(f"kilobatch: {f'{folder / RANKS} was removed while the run trained' if gone else told}")
     if code != EXIT_INPUT:
-        say(f"kilobatch: the run failed; log: {folder / LOG}; {_way_on(folder)}")
+        print_error(f"kilobatch: the run failed; log: {folder / LOG}; {_way_on(folder)}")
     return EXIT_INPUT if code == EXIT_INPUT else EXIT_FAILED
 
 

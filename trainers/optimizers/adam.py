@@ -52,6 +52,7 @@ class Adam:
 
     rate_attribute: ClassVar[str] = "alpha"
     num_state_values: ClassVar[int] = 2
+    rate_rule: ClassVar[str] = "sqrt"
 
     def __post_init__(self) -> None:
         require_share("Adam.beta1", self.beta1)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from lr_schedules.units import require_number
 from recipes.arguments import require_flag, require_share
 from trainers.kernels.optimizer_steps import AdamForm, Trust
+from trainers.optimizers.lars import norm, one_where_a_norm_is_0
 from trainers.optimizers.weight_decay import NoDecay, require_weight_decay
 
 if TYPE_CHECKING:
@@ -66,6 +67,10 @@ class Lamb:
 
     rate_attribute: ClassVar[str] = "lr"
     num_state_values: ClassVar[int] = 2
+    states: ClassVar[tuple[str, ...]] = ("m", "v")
+    elementwise: ClassVar[bool] = False
+    rate_rule: ClassVar[str] = "sqrt"
+    layerwise: ClassVar[bool] = True
     decays_itself: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -95,11 +100,32 @@ class Lamb:
         """What m and v are divided by in the t-th update: 1 - beta^t, or 1 without `bias_correction`."""
         return (1.0 - self.beta1**t, 1.0 - self.beta2**t) if self.bias_correction else (1.0, 1.0)
 
+    def update(self, w: Any, g: Any, state: Any, hyperparam: Any, *, t: int, xp: Any) -> None:
+        """One update of a parameter in place: weights w, gradient g and the state; see the formula above."""
+        rate, m, v = hyperparam.lr, state["m"], state["v"]
+        m *= self.beta1
+        m += (1.0 - self.beta1) * g
+        v *= self.beta2
+        v += (1.0 - self.beta2) * (g * g)
+        of_m, of_v = self.share_seen(t)
+        r = (m / of_m) / (xp.sqrt(v / of_v) + self.eps)
+        if hyperparam.exempt:
+            w -= rate * r
+        else:
+            r += self.weight_decay * w
+            w -= rate * (self._trust_ratio(xp, w, r).astype(w.dtype) * r)
+
+    def _trust_ratio(self, xp: Any, w: Any, r: Any) -> Any:
+        """A float64 array of shape () on the device: reading it here would wait for every tensor."""
+        weights, direction = norm(xp, w), norm(xp, r)
+        phi = weights if self.trust_bounds is None else xp.clip(weights, *self.trust_bounds)
+        return one_where_a_norm_is_0(xp, phi / xp.where(direction == 0, 1.0, direction), weights, direction)
+
     def build(self) -> chainer.Optimizer:
         """The optimizer; the updater sets its `lr`."""
-        from trainers.optimizers.update_rules import LambRule, RuleMethod
+        from trainers.optimizers.component_rule import ComponentOptimizer
 
-        return RuleMethod(LambRule, self)
+        return ComponentOptimizer(self)
 
 
 def _require_bounds(bounds: object) -> None:

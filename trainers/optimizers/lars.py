@@ -67,6 +67,9 @@ class Lars:
 
     rate_attribute: ClassVar[str] = "lr"
     num_state_values: ClassVar[int] = 1
+    states: ClassVar[tuple[str, ...]] = ("v",)
+    elementwise: ClassVar[bool] = False
+    layerwise: ClassVar[bool] = True
     decays_itself: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -93,8 +96,44 @@ class Lars:
             )
         return MomentumForm(momentum=self.momentum, within=within, beside=beside, nesterov=self.nesterov, trust=trust)
 
+    def update(self, w: Any, g: Any, state: Any, hyperparam: Any, *, t: int, xp: Any) -> None:
+        """One update of a parameter in place: weights w, gradient g and the state; see the formula above."""
+        rate, v = hyperparam.lr, state["v"]
+        within, beside = (rate, 1.0) if self.rate == "inside" else (1.0, rate)
+        if not hyperparam.exempt:
+            g = self._trust_ratio(xp, w, g, rate).astype(w.dtype) * (g + self.weight_decay * w)
+        d = within * g
+        v *= self.momentum
+        v += d
+        w -= beside * (self.momentum * v + d if self.nesterov else v)
+
+    def _trust_ratio(self, xp: Any, w: Any, g: Any, rate: float) -> Any:
+        """A float64 array of shape () on the device: reading it here would wait for every tensor."""
+        weights, gradient = norm(xp, w), norm(xp, g)
+        against = gradient + (self.weight_decay * weights if self.decay_in_trust else 0.0) + self.eps
+        ratio = self.trust_coefficient * weights / xp.where(against == 0, 1.0, against)
+        if self.clip:
+            ratio = xp.minimum(ratio / rate, 1.0) if rate else xp.ones_like(ratio)
+        return one_where_a_norm_is_0(xp, ratio, weights, gradient)
+
     def build(self) -> chainer.Optimizer:
         """The optimizer; the updater sets its `lr`."""
-        from trainers.optimizers.update_rules import LarsRule, RuleMethod
+        from trainers.optimizers.component_rule import ComponentOptimizer
 
-        return RuleMethod(LarsRule, self)
+        return ComponentOptimizer(self)
+
+
+def norm(xp: Any, array: Any) -> Any:
+    """Euclidean norm as a float64 array of shape (), on the device of `array`; `xp` is its array module.
+
+    Squares are taken in float64 too: in float32 those of numbers below 1e-23 are 0.
+    """
+    values = array.astype(xp.float64)
+    return xp.asarray(xp.sqrt((values * values).sum()))
+
+
+def one_where_a_norm_is_0(xp: Any, ratio: Any, *norms: Any) -> Any:
+    """`ratio`, or 1 where one of the norms is 0; a norm of NaN leaves `ratio` as it is."""
+    for each in norms:
+        ratio = xp.where(each == 0, 1.0, ratio)
+    return ratio

@@ -67,6 +67,8 @@ class RmspropWarmup:
 
     rate_attribute: ClassVar[str] = "lr"
     num_state_values: ClassVar[int] = 2
+    states: ClassVar[tuple[str, ...]] = ("m", "delta")
+    elementwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require_share("RmspropWarmup.mu1", self.mu1)
@@ -84,11 +86,25 @@ class RmspropWarmup:
         sgd, rmsprop = self.weights(hyperparam.lr, hyperparam.epoch)
         return RmspropForm(mu1=self.mu1, mu2=self.mu2, eps=self.eps, sgd=sgd, rmsprop=rmsprop, rate=hyperparam.lr)
 
+    def update(self, w: Any, g: Any, state: Any, hyperparam: Any, *, t: int, xp: Any) -> None:
+        """One update of a parameter in place: weights w, gradient g and the state; see the formula above.
+
+        Raises:
+            ValueError: the rate is 0 while the RMSprop term still has a weight.
+        """
+        rate, m, delta = hyperparam.lr, state["m"], state["delta"]
+        sgd, rmsprop = self.weights(rate, hyperparam.epoch)
+        m *= self.mu2
+        m += (1.0 - self.mu2) * (g * g)
+        delta *= self.mu1
+        delta -= (sgd + rmsprop / (xp.sqrt(m) + self.eps)) * g
+        w += rate * delta
+
     def build(self) -> chainer.Optimizer:
         """The optimizer; the updater sets its `lr` and the epoch."""
-        from trainers.optimizers.update_rules import RmspropWarmupRule, RuleMethod
+        from trainers.optimizers.component_rule import ComponentOptimizer
 
-        return RuleMethod(RmspropWarmupRule, self)
+        return ComponentOptimizer(self)
 
     @property
     def slow_until(self) -> float:

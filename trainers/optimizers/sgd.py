@@ -1,13 +1,4 @@
-"""SGD with momentum, the rate outside the buffer.
-
-Nesterov momentum, the rate outside the buffer.
-
-SGD with momentum, the rate inside the buffer.
-
-Nesterov momentum, the rate inside the buffer.
-
-SGD.
-"""
+"""SGD, and SGD with momentum or Nesterov momentum: the rate inside the buffer or, `Corrected`, outside."""
 
 from __future__ import annotations
 
@@ -54,6 +45,7 @@ class CorrectedMomentumSGD:
 
     rate_attribute: ClassVar[str] = "lr"
     num_state_values: ClassVar[int] = 1
+    rate_rule: ClassVar[str] = "linear"
 
     def __post_init__(self) -> None:
         require_share("CorrectedMomentumSGD.momentum", self.momentum)
@@ -68,10 +60,6 @@ class CorrectedMomentumSGD:
         import chainer
 
         return chainer.optimizers.CorrectedMomentumSGD(lr=RATE_NOT_SET, momentum=self.momentum)
-
-
-if TYPE_CHECKING:
-    import chainer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +96,9 @@ class CorrectedNesterovAG:
 
     rate_attribute: ClassVar[str] = "lr"
     num_state_values: ClassVar[int] = 1
+    states: ClassVar[tuple[str, ...]] = ("v",)
+    elementwise: ClassVar[bool] = True
+    rate_rule: ClassVar[str] = "linear"
 
     def __post_init__(self) -> None:
         require_share("CorrectedNesterovAG.momentum", self.momentum)
@@ -117,15 +108,18 @@ class CorrectedNesterovAG:
         """The step of the t-th update at these hyperparameters, without the decay."""
         return MomentumForm(momentum=self.momentum, within=1.0, beside=hyperparam.lr, nesterov=True)
 
+    def update(self, w: Any, g: Any, state: Any, hyperparam: Any, *, t: int, xp: Any) -> None:
+        """One update of a parameter in place: weights w, gradient g and the state; see the formula above."""
+        v = state["v"]
+        v *= self.momentum
+        v += g
+        w -= hyperparam.lr * (g + self.momentum * v)
+
     def build(self) -> chainer.Optimizer:
         """The optimizer; the updater sets its `lr`."""
-        from trainers.optimizers.update_rules import NesterovRule, RuleMethod
+        from trainers.optimizers.component_rule import ComponentOptimizer
 
-        return RuleMethod(NesterovRule, self)
-
-
-if TYPE_CHECKING:
-    import chainer
+        return ComponentOptimizer(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +155,7 @@ class MomentumSGD:
 
     rate_attribute: ClassVar[str] = "lr"
     num_state_values: ClassVar[int] = 1
+    rate_rule: ClassVar[str] = "linear"
 
     def __post_init__(self) -> None:
         require_share("MomentumSGD.momentum", self.momentum)
@@ -175,10 +170,6 @@ class MomentumSGD:
         import chainer
 
         return chainer.optimizers.MomentumSGD(lr=RATE_NOT_SET, momentum=self.momentum)
-
-
-if TYPE_CHECKING:
-    import chainer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,6 +205,9 @@ class NesterovAG:
 
     rate_attribute: ClassVar[str] = "lr"
     num_state_values: ClassVar[int] = 1
+    states: ClassVar[tuple[str, ...]] = ("v",)
+    elementwise: ClassVar[bool] = True
+    rate_rule: ClassVar[str] = "linear"
 
     def __post_init__(self) -> None:
         require_share("NesterovAG.momentum", self.momentum)
@@ -223,15 +217,19 @@ class NesterovAG:
         """The step of the t-th update at these hyperparameters, without the decay."""
         return MomentumForm(momentum=self.momentum, within=hyperparam.lr, beside=1.0, nesterov=True)
 
+    def update(self, w: Any, g: Any, state: Any, hyperparam: Any, *, t: int, xp: Any) -> None:
+        """One update of a parameter in place: weights w, gradient g and the state; see the formula above."""
+        v, step = state["v"], hyperparam.lr * g
+        v *= self.momentum
+        v += step
+        step += self.momentum * v
+        w -= step
+
     def build(self) -> chainer.Optimizer:
         """The optimizer; the updater sets its `lr`."""
-        from trainers.optimizers.update_rules import NesterovInsideRule, RuleMethod
+        from trainers.optimizers.component_rule import ComponentOptimizer
 
-        return RuleMethod(NesterovInsideRule, self)
-
-
-if TYPE_CHECKING:
-    import chainer
+        return ComponentOptimizer(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,6 +258,7 @@ class SGD:
 
     rate_attribute: ClassVar[str] = "lr"
     num_state_values: ClassVar[int] = 0
+    rate_rule: ClassVar[str] = "linear"
 
     def __post_init__(self) -> None:
         require_weight_decay(self)

@@ -1,4 +1,4 @@
-"""Failures of a run: on all ranks, with rank, host and cause, and never in a hang."""
+"""Failures of a run: each ends all ranks, and its message names rank, host and cause."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from types import TracebackType
 
 EXIT_INPUT, EXIT_FAILED, EXIT_STOPPED = 2, 3, 4
 _ABORT_SECONDS = 5.0
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # on the disk, in a quota, below the limit of a file's size
-_READ_SECONDS = 2.0  # how long `say` waits for the launcher to read the message
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # on the disk, in a quota, below the limit of a file's size
+_DRAIN_SECONDS = 2.0  # how long `print_and_drain` waits for the launcher to read the message
 
 
 class RunFailed(Exception):
     """A run cannot go on, for a reason that the user can act on; printed without a traceback. All ranks raise it."""
 
 
-class FailedAlone(Exception):
+class RankFailed(Exception):
     """One rank cannot go on, for a reason that the user can act on; printed without a traceback."""
 
 
-class UnfitImage(FailedAlone, ValueError):
+class UnfitImage(RankFailed, ValueError):
     """An image is too small for an augmentation, or has another size than the rest of its batch."""
 
 
@@ -88,7 +88,7 @@ class Overflow(RunFailed):
         )
 
 
-class OutOfMemory(FailedAlone):
+class OutOfMemory(RankFailed):
     """The smallest micro-batch that a worker can compute does not fit into its memory. Raised on the rank concerned.
 
     Args:
@@ -117,7 +117,7 @@ def abort_on_exception(rank: int) -> None:
     """Make an uncaught exception in this process end all ranks.
 
     Plain Python would leave the other ranks waiting in a collective call forever. The message names rank and host. A
-    `RunFailed`, which all ranks raise together, is printed once; it and a `FailedAlone` have no traceback.
+    `RunFailed`, which all ranks raise together, is printed once; it and a `RankFailed` have no traceback.
 
     Args:
         rank: this process's rank.
@@ -128,31 +128,31 @@ def abort_on_exception(rank: int) -> None:
 
         where = f"rank {rank} on {socket.gethostname()}"
         if not isinstance(error, RunFailed):
-            say(f"{where} failed:\n{explained(error)}")
+            print_and_drain(f"{where} failed:\n{error_text(error)}")
         elif rank == 0:
-            say(f"kilobatch: {error}")
+            print_and_drain(f"kilobatch: {error}")
         if isinstance(error, RunFailed):
-            MPI.COMM_WORLD.Barrier()  # all ranks raise it: let rank 0 speak before anyone is killed
-        end_all()
+            MPI.COMM_WORLD.Barrier()  # all ranks raise it: rank 0 prints before any rank is killed
+        abort_all_ranks()
 
     sys.excepthook = hook
 
 
-def explained(error: BaseException) -> str:
-    """The text to print for an exception: with its traceback, unless the message alone tells the user enough."""
-    if isinstance(error, FailedAlone):
+def error_text(error: BaseException) -> str:
+    """The text to print for an exception: with its traceback, unless the message alone is enough."""
+    if isinstance(error, RankFailed):
         return f"{error}\n"
-    if isinstance(error, OSError) and error.errno in NO_ROOM:
+    if isinstance(error, OSError) and error.errno in DISK_FULL:
         return f"a file cannot be written: {error}; make room where the run's folder lies\n"
     return "".join(traceback.format_exception(error))
 
 
-def say(text: str) -> None:
+def print_and_drain(text: str) -> None:
     """Write to stderr and wait until a pipe is read: this process, and the launcher that relays it, may end next."""
     print(text, file=sys.stderr, flush=True)
     with suppress(OSError, ValueError):  # no file, no pipe
-        end, patience = sys.stderr.fileno(), time.monotonic() + _READ_SECONDS
-        while stat.S_ISFIFO(os.fstat(end).st_mode) and _unread(end) and time.monotonic() < patience:
+        pipe, until = sys.stderr.fileno(), time.monotonic() + _DRAIN_SECONDS
+        while stat.S_ISFIFO(os.fstat(pipe).st_mode) and _unread(pipe) and time.monotonic() < until:
             time.sleep(0.001)
 
 
@@ -160,7 +160,7 @@ def _unread(pipe: int) -> bool:
     return any(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))
 
 
-def end_all() -> None:
+def abort_all_ranks() -> None:
     """End all ranks with exit code 3, from any thread. Does not return."""
     from mpi4py import MPI
 

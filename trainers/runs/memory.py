@@ -10,32 +10,33 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-_SAYINGS = (  # in RuntimeErrors of CUDA, cuBLAS and PyTorch's operators; CuPy's pool raises MemoryError
+_MESSAGES = (  # in RuntimeErrors of CUDA, cuBLAS and PyTorch's operators; CuPy's pool raises MemoryError
     "cudaErrorMemoryAllocation",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "DefaultCPUAllocator: can't allocate memory",
 )
-_OWN = Path("/proc/self")
+_PROC = Path("/proc/self")
 _RESET_PEAK = "5"  # resets the peak resident set size (VmHWM), see proc(5)
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of glibc's mallopt
 _pools: list[Any] = []  # CuPy's memory pools beside the default one
 
 
-def ran_out(error: BaseException) -> bool:
-    """Whether an exception says that memory could not be allocated.
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception means that memory could not be allocated.
 
-    >>> ran_out(MemoryError()), ran_out(RuntimeError("shapes differ"))
+    >>> is_out_of_memory(MemoryError()), is_out_of_memory(RuntimeError("shapes differ"))
     (True, False)
     """
-    said_so = isinstance(error, RuntimeError) and any(saying in str(error) for saying in _SAYINGS)
-    return isinstance(error, MemoryError) or said_so
+    if isinstance(error, RuntimeError):
+        return any(message in str(error) for message in _MESSAGES)
+    return isinstance(error, MemoryError)
 
 
-def keep_what_is_freed() -> None:
+def keep_freed_memory() -> None:
     """From now on the C library keeps the memory of freed arrays for the next ones, also that of large arrays.
 
     By default glibc takes each array above 32 MiB, and each at the end of the heap, as new pages from the system, which
-    cost page faults and zeroing in every update. What is kept counts as resident until `give_back`. Only for glibc.
+    cost page faults and zeroing in every update. What is kept counts as resident until `trim_heap`. Only for glibc.
     """
     with suppress(AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
@@ -43,20 +44,20 @@ def keep_what_is_freed() -> None:
         mallopt(_TRIM_THRESHOLD, -1)  # never trim
 
 
-def give_back() -> None:
+def trim_heap() -> None:
     """Return freed memory that the C library has kept to the system."""
     with suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def forget_peak() -> None:
+def reset_peak() -> None:
     """Reset the peak: a process may do several runs."""
-    give_back()
+    trim_heap()
     with suppress(OSError):  # not Linux, or not allowed: the peak is that of the process
-        (_OWN / "clear_refs").write_text(_RESET_PEAK)
+        (_PROC / "clear_refs").write_text(_RESET_PEAK)
 
 
-def count_also(pool: Any) -> None:
+def count_pool(pool: Any) -> None:
     """Count this CuPy pool in `peak_memory`, too."""
     _pools.append(pool)
 
@@ -77,7 +78,7 @@ def peak_memory(device: Any) -> dict[str, int]:
 
 
 def installed_bytes() -> int | None:
-    """Memory of this machine; None where the system does not tell."""
+    """Memory of this machine; None where the system has no such figure."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):
@@ -87,14 +88,14 @@ def installed_bytes() -> int | None:
 def release(device: Any) -> None:
     """Free what is no longer referenced, and the unused blocks of CuPy's default pool."""
     gc.collect()
-    give_back()
+    trim_heap()
     if device.name != "@numpy":
         device.xp.get_default_memory_pool().free_all_blocks()
 
 
 def _peak_resident_bytes() -> int:
     with suppress(OSError):
-        for line in (_OWN / "status").read_text().splitlines():
+        for line in (_PROC / "status").read_text().splitlines():
             name, _, value = line.partition(":")
             if name == "VmHWM":
                 return 1024 * int(value.split()[0])

@@ -1,4 +1,4 @@
-"""MPI ranks: joining those that a launcher has started, or starting them here."""
+"""MPI ranks: the environment of those that a launcher has started, and starting them here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from recipes.errors import InputRefused
-from trainers.runs.rank_exits import LINE, Departures
+from trainers.runs.rank_exits import EXIT_SOCKET, RankExits
 
 _SIZE_NAMES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "SLURM_STEP_NUM_TASKS")
 _LOCAL_SIZE_NAMES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_TASKS_PER_NODE")
@@ -38,17 +38,17 @@ os.execvp(sys.argv[2], sys.argv[2:])
 """
 
 # For MPICH's mpiexec: without it, inside a job of Slurm or PBS, mpiexec would start the ranks on the job's hosts.
-HERE = {"HYDRA_RMK": "user"}
+LOCAL_LAUNCH = {"HYDRA_RMK": "user"}
 
 _limited: set[str] = set()  # those of THREADS that `limit_threads` has set, not the user
 
 
 class LaunchError(InputRefused):
-    """Ranks could not be started or joined; says what to install or to change."""
+    """Ranks could not be started or joined; the message names what to install or to change."""
 
 
 def launched_ranks(environment: Mapping[str, str] = os.environ) -> int | None:
-    """How many ranks the launcher of this process started; None without a launcher, or if it does not say."""
+    """How many ranks the launcher of this process started; None without a launcher, or if it does not set it."""
     if not any(name in environment for name in _RANK_NAMES):
         return None
     sizes = [environment[name] for name in _SIZE_NAMES if environment.get(name, "").isdigit()]
@@ -107,8 +107,8 @@ def limit_threads(local_ranks: int | None = None, *, threads: int | None = None)
         threads a rank.
     """
     if local_ranks is None:
-        said = (os.environ.get(name, "").split("(")[0] for name in _LOCAL_SIZE_NAMES)
-        local_ranks = next((int(value) for value in said if value.isdigit()), launched_ranks() or 1)
+        sizes = (os.environ.get(name, "").split("(")[0] for name in _LOCAL_SIZE_NAMES)
+        local_ranks = next((int(size) for size in sizes if size.isdigit()), launched_ranks() or 1)
     number = str(threads or threads_per_rank(local_ranks))
     for name in THREADS:
         if not os.environ.get(name, "").isdigit():  # unset, empty or no number
@@ -143,12 +143,12 @@ class Ranks:
     Args:
         process: their mpiexec.
         num_ranks: how many.
-        departures: records in which order they end.
+        exits: records in which order they end.
     """
 
     process: subprocess.Popen[bytes]
     num_ranks: int
-    departures: Departures
+    exits: RankExits
     _errors: list[str]
     _reader: threading.Thread
 
@@ -190,9 +190,9 @@ class Ranks:
         """How many lines the ranks have written to stderr so far."""
         return len(self._errors)
 
-    def first_to_leave(self) -> int | None:
+    def first_exit(self) -> int | None:
         """The rank that ended first, once all have; None if that was not seen, as on another host."""
-        return next((rank for rank, _ in self.departures.order()), None)
+        return next((rank for rank, _ in self.exits.order()), None)
 
 
 def start_ranks(
@@ -206,7 +206,7 @@ def start_ranks(
 ) -> Ranks:
     """Start `kilobatch ARGUMENTS` on ranks of this machine, or wherever another launcher starts them.
 
-    They run in their own session: a Ctrl-C on the terminal reaches only this process, which asks them to stop.
+    They run in their own session: a Ctrl-C on the terminal reaches only this process, which requests their stop.
 
     Args:
         num_ranks: at least 1.
@@ -219,13 +219,13 @@ def start_ranks(
         LaunchError: there is no mpiexec.
     """
     threads = dict.fromkeys(THREADS, str(threads_per_rank(num_ranks)))
-    departures = Departures(num_ranks)
+    exits = RankExits(num_ranks)
     own = {_OWN: command_line(), _PARENT: _process_mark(os.getpid()), "PYTHONUNBUFFERED": "1"}
-    own |= {} if departures.name is None else {LINE: departures.name}
-    own |= HERE if launcher is None and "HYDRA_RMK" not in os.environ else {}
+    own |= {} if exits.name is None else {EXIT_SOCKET: exits.name}
+    own |= LOCAL_LAUNCH if launcher is None and "HYDRA_RMK" not in os.environ else {}
     launcher = [find_mpiexec(), "-n", str(num_ranks)] if launcher is None else launcher
     command = [*launcher, sys.executable, "-P", "-m", "kilobatch", *arguments]
-    command = command if outlive_us else ending_with_us(command)
+    command = command if outlive_us else killed_with_parent(command)
     with open(log, "ab") as file:
         process = subprocess.Popen(
             command,
@@ -239,10 +239,10 @@ def start_ranks(
     errors: list[str] = []
     reader = threading.Thread(target=_tee, args=(process.stderr, log, errors), daemon=True)
     reader.start()
-    return Ranks(process=process, num_ranks=num_ranks, departures=departures, _errors=errors, _reader=reader)
+    return Ranks(process=process, num_ranks=num_ranks, exits=exits, _errors=errors, _reader=reader)
 
 
-def ending_with_us(command: Sequence[str]) -> list[str]:
+def killed_with_parent(command: Sequence[str]) -> list[str]:
     """A command wrapped so that the kernel kills it when this process ends."""
     return [sys.executable, "-I", "-S", "-c", _END_WITH_PARENT, str(os.getpid()), *command]
 

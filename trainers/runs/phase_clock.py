@@ -1,4 +1,4 @@
-"""What the time of an update was spent on, on this worker, and on all of them."""
+"""The phases of an update: the seconds of each on this worker, and on all workers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PhaseClock:
     """Seconds of a worker by phase. A phase within another one is taken out of it, so that no second counts twice.
 
     Attributes:
-        events: what was done, while it is a list; None where nobody wants to know.
+        events: what was done, while it is a list; None without a profile.
     """
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ def phase(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exchanged:
+class ExchangeStats:
     """The figures of one finished exchange.
 
     Args:
@@ -156,7 +156,7 @@ class UpdateSeconds:
 
 
 def _lost_as_line(lost: np.ndarray) -> dict[str, int | list[int]]:
-    """Totals, and by bucket where there is anything to tell."""
+    """Totals, and by bucket where they are not zero."""
     line: dict[str, int | list[int]] = {}
     for name, of_buckets in zip(("wire_overflowed", "wire_flushed"), lost.T.tolist(), strict=True):
         line[name] = sum(of_buckets)
@@ -186,7 +186,7 @@ class RankSeconds:
         """What was done since the last update does not count."""
         self._clock.take()
 
-    def gather(self, exchanged: Exchanged | None) -> UpdateSeconds | None:
+    def gather(self, exchanged: ExchangeStats | None) -> UpdateSeconds | None:
         """Of the update that has just ended; all workers call this together. None on all ranks but 0."""
         taken = self._clock.take()
         lost = exchanged.lost.ravel() if exchanged and self._counts_lost else ()

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from recipes.reports.memory import memory_words
 from recipes.reports.wording import duration, number, percent
-from trainers.runs.console import fall_silent
+from trainers.runs.console import redirect_to_devnull
 
 _POLL_SECONDS = 0.2
 _RECENT = 16  # updates over which the displayed loss and samples per second are averaged
@@ -50,24 +50,24 @@ def follow(
     Returns:
         The exit status of the process.
     """
-    seen = _Seen(total_updates=total_updates, total_samples=total_samples)
-    display = _Bar(console, seen) if console.is_terminal else _Lines(console, seen)
+    state = _State(total_updates=total_updates, total_samples=total_samples)
+    display = _Bar(console, state) if console.is_terminal else _Lines(console, state)
     with closing(Tail(Path(run_folder) / "metrics.jsonl", since_ms)) as tail, display:
         while process.poll() is None:
-            display.take(_told(console, tail.lines()))
+            display.take(_with_notes_printed(console, tail.lines()))
             with suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=_POLL_SECONDS)
-        display.take(_told(console, tail.lines(ended=True)))
-    if seen.ending:
-        _say(console, seen.ending)
+        display.take(_with_notes_printed(console, tail.lines(ended=True)))
+    if state.ending:
+        _print_line(console, state.ending)
     return process.returncode
 
 
-def _told(console: Console, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _with_notes_printed(console: Console, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Print the notes in the lines, above the bar if there is one; returns the lines unchanged."""
     for line in lines:
         for note in line.get("notes", ()) if line["key"] == "run_start" else [line["note"]] if "note" in line else ():
-            _say(console, note)
+            _print_line(console, note)
     return lines
 
 
@@ -88,7 +88,7 @@ class Tail:
         self._file: IO[bytes] | None = None
         self._rest = b""
         self._followed = False
-        self._passed_over: tuple[int, int] | None = None  # inode and size of a file without a line of this session
+        self._ignored: tuple[int, int] | None = None  # inode and size of a file without a line of this session
 
     def lines(self, *, ended: bool = False) -> list[dict[str, Any]]:
         """The lines since the last call; with `ended` also a last line without newline, if it is complete."""
@@ -113,17 +113,17 @@ class Tail:
     def _open(self) -> bool:
         try:
             state = os.stat(self._path)
-            if (state.st_ino, state.st_size) == self._passed_over:
+            if (state.st_ino, state.st_size) == self._ignored:
                 return False
             self._file = self._path.open("rb")
         except FileNotFoundError:
             return False
-        self._passed_over, self._rest = (state.st_ino, state.st_size), b""
+        self._ignored, self._rest = (state.st_ino, state.st_size), b""
         return True
 
 
 def _line(text: bytes) -> dict[str, Any] | None:
-    """A parsed line of the metrics; None if it is damaged, which the report will say."""
+    """A parsed line of the metrics; None if it is damaged; the report warns of it."""
     try:
         line = json.loads(text)
     except ValueError:
@@ -134,7 +134,7 @@ def _line(text: bytes) -> dict[str, Any] | None:
     return line if known else None
 
 
-class _Seen:
+class _State:
     """The state of the run according to the lines so far."""
 
     def __init__(self, *, total_updates: int, total_samples: int | None) -> None:
@@ -225,45 +225,48 @@ class _Seen:
 class _Lines:
     """One line an evaluation or epoch, for a log."""
 
-    def __init__(self, console: Console, seen: _Seen) -> None:
+    def __init__(self, console: Console, state: _State) -> None:
         self._console = console
-        self._seen = seen
-        self._told_epoch = 0
+        self._state = state
+        self._printed_epoch = 0
         self._evaluated: set[str] = set()  # keys of an evaluation that have arrived and are not printed yet
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, *failure: object) -> None:
-        self._tell_evaluation()
+        self._print_evaluation()
 
     def take(self, lines: list[dict[str, Any]]) -> None:
         for line in lines:
             if not line["key"].startswith("eval_") or line["key"] in self._evaluated:
-                self._tell_evaluation()
-            self._seen.take(line)
+                self._print_evaluation()
+            self._state.take(line)
             if line["key"].startswith("eval_"):
                 self._evaluated.add(line["key"])
-            elif line["key"] == "train_loss" and int(self._seen.epoch) > self._told_epoch:
-                self._tell()
+            elif line["key"] == "train_loss" and int(self._state.epoch) > self._printed_epoch:
+                self._print()
 
-    def _tell_evaluation(self) -> None:
+    def _print_evaluation(self) -> None:
         if self._evaluated:
             self._evaluated.clear()
-            self._tell()
+            self._print()
 
-    def _tell(self) -> None:
-        seen = self._seen
-        self._told_epoch = int(seen.epoch)
-        left = f"  left {duration(seen.seconds_left)}" if seen.seconds_left is not None else ""
-        _say(self._console, f"epoch {seen.epoch:.2f}  update {seen.updates}/{seen.total_updates}  {seen.figures}{left}")
+    def _print(self) -> None:
+        state = self._state
+        self._printed_epoch = int(state.epoch)
+        left = f"  left {duration(state.seconds_left)}" if state.seconds_left is not None else ""
+        _print_line(
+            self._console,
+            f"epoch {state.epoch:.2f}  update {state.updates}/{state.total_updates}  {state.figures}{left}",
+        )
 
 
 class _Bar:
     """A progress bar and the current figures, for a terminal."""
 
-    def __init__(self, console: Console, seen: _Seen) -> None:
-        self._seen = seen
+    def __init__(self, console: Console, state: _State) -> None:
+        self._state = state
         self._live = Live(self._picture(), console=console, auto_refresh=False)
 
     def __enter__(self) -> None:
@@ -274,25 +277,25 @@ class _Bar:
 
     def take(self, lines: list[dict[str, Any]]) -> None:
         for line in lines:
-            self._seen.take(line)
+            self._state.take(line)
         self._live.update(self._picture(), refresh=True)
 
     def _picture(self) -> Group:
-        seen = self._seen
-        if not seen.updates:
+        state = self._state
+        if not state.updates:
             return Group(Text("starting the ranks"))
-        left = seen.seconds_left
+        left = state.seconds_left
         row = Table.grid(expand=True, padding=(0, 1))
         row.add_column(ratio=1)
         for _ in range(2):
             row.add_column(no_wrap=True)
-        words = f"{seen.updates}/{seen.total_updates} updates  epoch {seen.epoch:.2f}"
-        bar = ProgressBar(total=seen.total_updates, completed=seen.updates)
+        words = f"{state.updates}/{state.total_updates} updates  epoch {state.epoch:.2f}"
+        bar = ProgressBar(total=state.total_updates, completed=state.updates)
         row.add_row(bar, words, "" if left is None else f"{duration(left)} left")
-        return Group(row, Text(seen.figures, style="dim"))
+        return Group(row, Text(state.figures, style="dim"))
 
 
-def _say(console: Console, text: str) -> None:
+def _print_line(console: Console, text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -304,7 +307,7 @@ class Screen(Console):
     """
 
     def on_broken_pipe(self) -> None:
-        fall_silent(sys.stdout)
+        redirect_to_devnull(sys.stdout)
 
     def _check_buffer(self) -> None:  # Rich itself calls `on_broken_pipe` only for a broken pipe
         try:

@@ -1,24 +1,27 @@
-"""Which rank of this machine ended first: when one dies, mpiexec kills the others within milliseconds."""
+"""Which rank of this machine exited first: when one dies, mpiexec kills the others within milliseconds."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import select
+import signal
 import socket
 import threading
 from contextlib import suppress
+from typing import Any
 
-_NUMBER = 256  # lowest file descriptor of the connection: above those that a rank is started with
+_LOWEST_DESCRIPTOR = 256  # of the exit socket: above those that a rank is started with
 _LAST_SECONDS = 2.0  # for the system to report the last rank's end once mpiexec has ended
-LINE = "KILOBATCH_LINE"  # environment variable of ranks we started: the socket to connect to
-_line: socket.socket | None = None
+_CAUSES = {signal.SIGKILL: " (is the memory full?)", signal.SIGBUS: " (is /dev/shm full?)"}
+EXIT_SOCKET = "KILOBATCH_EXIT_SOCKET"  # environment variable of ranks we started: the socket to connect to
+_exit_socket: socket.socket | None = None
 
 
-class Departures:
-    """Learns the order in which ranks end, however late this process wakes up: each rank holds a socket to it.
+class RankExits:
+    """Records the order in which ranks exit, however late this process wakes up: each rank holds a socket to it.
 
-    mpiexec learns of a rank's end by a socket, too, which the system closes before it reports the process as ended: a
+    mpiexec notices a rank's end by a socket, too. The system closes it before it reports the process as ended, so a
     rank that mpiexec then kills can be reported as ended before the one that died first. A dying process closes its
     file descriptors from the highest on, and a rank gives this socket a higher one than mpiexec's.
 
@@ -36,7 +39,7 @@ class Departures:
         self._listener.bind("")  # autobind: an abstract name, no file
         self._listener.listen(128)
         self.name = self._listener.getsockname()[1:].decode()
-        self._thread = threading.Thread(target=self._serve, name="departures", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="rank exits", daemon=True)
         self._thread.start()
 
     def order(self) -> list[tuple[int, int]]:
@@ -49,7 +52,7 @@ class Departures:
 
     def _serve(self) -> None:
         connections: dict[int, socket.socket] = {}
-        callers: dict[int, tuple[int, int]] = {}
+        ranks: dict[int, tuple[int, int]] = {}
         with select.epoll() as poll, self._listener:
             poll.register(self._listener, select.EPOLLIN)
             while len(self._order) < self._num_ranks:
@@ -60,12 +63,12 @@ class Departures:
                         connection, _ = self._listener.accept()
                         connections[connection.fileno()] = connection
                         poll.register(connection, select.EPOLLIN)
-                    elif said := _read(connections[descriptor]):
-                        callers[descriptor] = said
+                    elif rank := _read(connections[descriptor]):
+                        ranks[descriptor] = rank
                     else:
                         poll.unregister(descriptor)
                         connections.pop(descriptor).close()
-                        self._order += [callers.pop(descriptor)] if descriptor in callers else []
+                        self._order += [ranks.pop(descriptor)] if descriptor in ranks else []
 
 
 def _read(connection: socket.socket) -> tuple[int, int] | None:
@@ -76,18 +79,41 @@ def _read(connection: socket.socket) -> tuple[int, int] | None:
         return None
 
 
-def hold_line(rank: int) -> None:
-    """Connect to the process that started this rank, so that it learns when this rank ends; no-op on other hosts."""
-    global _line
-    name = os.environ.get(LINE)
-    if name is None or _line is not None:
+def hold_exit_socket(rank: int) -> None:
+    """Connect to the process that started this rank, which then notices its exit; no-op on other hosts."""
+    global _exit_socket
+    name = os.environ.get(EXIT_SOCKET)
+    if name is None or _exit_socket is not None:
         return
     with socket.socket(socket.AF_UNIX) as made:
-        line = socket.socket(fileno=fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, _NUMBER))
+        held = socket.socket(fileno=fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, _LOWEST_DESCRIPTOR))
     try:
-        line.connect(f"\0{name}")
-        line.send(f"{rank} {os.getpid()}".encode())
+        held.connect(f"\0{name}")
+        held.send(f"{rank} {os.getpid()}".encode())
     except OSError:  # another host
-        line.close()
+        held.close()
     else:
-        _line = line
+        _exit_socket = held
+
+
+def describe_first_exit(code: int, order: list[tuple[int, int]], finished: set[int], last: dict[str, Any]) -> str:
+    """Which rank left a run that did not end as it should, in words.
+
+    Args:
+        code: mpiexec's exit status; it can be 0, or that of another rank, which mpiexec killed.
+        order: in which the ranks ended, (rank, process).
+        finished: ranks that did their part of the run.
+        last: the last line of the metrics.
+    """
+    status = f"mpiexec ended with {code}"
+    with suppress(ValueError):
+        status += f", as for {signal.Signals(code).name}{_CAUSES.get(code, '')}"
+    left = [(rank, process) for rank, process in order if rank not in finished]
+    if not left:
+        return f"a rank left before the run ended, without an error of its own; {status}"
+    rank, process = left[0]
+    reached = f"after {last['update'] + (last['key'] == 'train_loss')} updates" if "update" in last else "at the start"
+    return (
+        f"rank {rank} on {socket.gethostname()} (process {process}) left {reached}, before the run ended and without "
+        f"an error of its own: it was killed, crashed or exited; {status}"
+    )

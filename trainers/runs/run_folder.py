@@ -1,7 +1,4 @@
-"""A run's folder: everything needed to resume, compare or reproduce it.
-
-The log of a run, and the report at its end.
-"""
+"""A run's folder: its files, everything needed to resume, compare or reproduce it, its log and its report."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ from recipes.errors import InputRefused
 from recipes.reading.tree_diff import WORDS
 from recipes.reading.yaml import block_text
 from recipes.schema import Dataset
-from trainers.runs.errors import NO_ROOM, FailedAlone
+from trainers.runs.errors import DISK_FULL, RankFailed
 
 RUN, RECIPE, DATASET = "run.yaml", "recipe.yaml", "dataset.yaml"
 METRICS, TRACE, PROFILE, LOG = "metrics.jsonl", "trace.jsonl", "profile.json", "log.txt"
@@ -33,7 +30,7 @@ _WORDS_ONLY = tuple(key for key in WORDS if key != "name")  # the name identifie
 
 
 class FolderRefused(InputRefused):
-    """A run's folder that cannot be used as asked; says what to do."""
+    """A run's folder cannot be used as requested; the message names a way out."""
 
 
 def default_folder(recipe_name: str) -> Path:
@@ -69,7 +66,7 @@ def require_usable(folder: Path, *, resume: bool) -> None:
         raise FolderRefused(f"{folder} is not empty; add --resume to go on with the run in it, or choose another --out")
 
 
-def open_in(folder: Path, name: str) -> IO[bytes]:
+def open_to_append(folder: Path, name: str) -> IO[bytes]:
     """Open a file for reading and appending, in a folder that is made if it does not exist.
 
     Raises:
@@ -82,15 +79,15 @@ def open_in(folder: Path, name: str) -> IO[bytes]:
         raise FolderRefused(f"{folder} cannot be written: {error.strerror}; choose another --out") from error
 
 
-def hold_alone(folder: Path) -> IO[bytes]:
+def lock_folder(folder: Path) -> IO[bytes]:
     """Lock a folder against other runs, whose files would mix, as long as the returned file is open.
 
-    The system releases the lock of a killed process. A file system without locks keeps nobody out.
+    The system releases the lock of a killed process. Without locks of the file system there is no such protection.
 
     Raises:
         FolderRefused: the folder cannot be written, or another run has locked it.
     """
-    held = open_in(folder, LOG)
+    held = open_to_append(folder, LOG)
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -103,19 +100,19 @@ def hold_alone(folder: Path) -> IO[bytes]:
 
 
 @contextmanager
-def needing(folder: Path) -> Iterator[None]:
-    """Within, what the system says against a run's folder or a file in it is told as that.
+def folder_required(folder: Path) -> Iterator[None]:
+    """Within, an error of the system about a run's folder or a file in it fails the rank without a traceback.
 
     Raises:
-        FailedAlone: the folder was removed, renamed or made read-only, perhaps. No room is told elsewhere.
+        RankFailed: the folder was removed, renamed or made read-only, perhaps. A full disk is reported elsewhere.
     """
     try:
         yield
     except OSError as error:
         names = [Path(name) for name in (error.filename, error.filename2) if isinstance(name, (str, os.PathLike))]
-        if error.errno in NO_ROOM or not any(name.is_relative_to(folder) for name in names):
+        if error.errno in DISK_FULL or not any(name.is_relative_to(folder) for name in names):
             raise
-        raise FailedAlone(
+        raise RankFailed(
             f"the run's folder cannot be used any more: {error}; it was removed, renamed or made read-only, perhaps: "
             "bring it back and add --resume to go on with the run in it, or start anew in another --out"
         ) from error
@@ -132,11 +129,11 @@ def require_same_recipe(folder: Path, recipe: dict[str, Any], dataset: dict[str,
         return
     try:
         before = yaml.safe_load((folder / RUN).read_text(encoding="utf-8"))
-        ran, on = deciding(before["recipe"]), before["dataset"]
+        ran, on = run_identity(before["recipe"]), before["dataset"]
     except (yaml.YAMLError, UnicodeDecodeError, LookupError, TypeError, AttributeError) as error:
         what = f"{folder / RUN} is damaged, so that nobody can say which recipe the run had"
         raise FolderRefused(f"{what}; start anew in another --out") from error
-    changed = differences(ran, deciding(recipe))
+    changed = differences(ran, run_identity(recipe))
     changed += [f"dataset: {line}" for line in differences(on, dataset)]
     if changed:
         raise FolderRefused(
@@ -180,7 +177,7 @@ def write_run(
     _replace(folder / ENVIRONMENT, json.dumps(environment, indent=1) + "\n")
 
 
-def cut_back(folder: Path, update: int) -> None:
+def truncate_records(folder: Path, update: int) -> None:
     """Drop from metrics and trace all after `update` updates: a resumed run does these again."""
     for name in (METRICS, TRACE):
         path = folder / name
@@ -201,7 +198,7 @@ def _before(text: str, update: int) -> bool:
     return line.get("update", 0) <= update
 
 
-def deciding(recipe: dict[str, Any]) -> dict[str, Any]:
+def run_identity(recipe: dict[str, Any]) -> dict[str, Any]:
     """The keys of a recipe that decide the run, and its name; without the other texts, such as the title."""
     return {key: value for key, value in recipe.items() if key not in _WORDS_ONLY}
 
@@ -215,7 +212,7 @@ def _replace(path: Path, text: str) -> None:
 log = logging.getLogger("kilobatch")
 
 
-def log_to(folder: Path, *, rank: int, to_file: bool) -> None:
+def configure_logging(folder: Path, *, rank: int, to_file: bool) -> None:
     """From now on rank 0 logs everything, the others their warnings.
 
     Args:

@@ -1,34 +1,34 @@
-"""How a run or a search is asked to stop: by a signal, or by a file in its folder."""
+"""Requests to stop a run or a search: by a signal, or by a file in its folder."""
 
 from __future__ import annotations
 
 import signal
 from pathlib import Path
 
-STOP_FILE = "stop"  # in the run's folder: ask a run to stop at its next update, from anywhere
+STOP_FILE = "stop"  # in the run's folder: requests a stop at the next update, from any host
 
 
-def ask_to_stop(file: Path, who: str) -> None:
-    """Make the stop file of a run or a search, with a word on who asks: `signal` or `search`. A user's own is empty."""
+def request_stop(file: Path, who: str) -> None:
+    """Make the stop file of a run or a search; `who` requests it: `signal` or `search`. A user's own file is empty."""
     file.write_text(who, encoding="ascii")
 
 
-def who_asked(file: Path) -> str:
-    """The word of `ask_to_stop` in a stop file; `stop file` where a user made it, `signal` where there is none."""
+def stop_requester(file: Path) -> str:
+    """Who requested a stop, by its stop file; `stop file` where a user made it, `signal` where there is none."""
     try:
-        told = file.read_text(encoding="ascii", errors="replace")
+        who = file.read_text(encoding="ascii", errors="replace")
     except FileNotFoundError:
         return "signal"
-    return told if told in ("signal", "search") else "stop file"
+    return who if who in ("signal", "search") else "stop file"
 
 
-def said(who: str, file: Path) -> str:
-    """Who asked, in words, by the word of `who_asked`; `file` is the stop file."""
+def requester_text(who: str, file: Path) -> str:
+    """Who requested a stop, in words, from what `stop_requester` returned; `file` is the stop file."""
     return "a signal" if who == "signal" else f"the file {file}"
 
 
 class StopRequest:
-    """Whether this process was asked to stop: SIGINT, SIGTERM, SIGUSR1, or a file in the run's folder.
+    """Whether a stop was requested: by SIGINT, SIGTERM or SIGUSR1 to this process, or a file in the run's folder.
 
     Args:
         run: the run's folder.
@@ -51,11 +51,11 @@ class StopRequest:
 
     @property
     def by(self) -> str:
-        """What asked, as far as this rank knows: `signal`, `search` or `stop file`."""
-        return "signal" if self._signalled or self._file is None else who_asked(self._file)
+        """Who requested the stop, as far as this rank can see: `signal`, `search` or `stop file`."""
+        return "signal" if self._signalled or self._file is None else stop_requester(self._file)
 
     def _note(self, number: int, frame: object) -> None:
         self._signalled = True
         before = self._before[signal.Signals(number)]
-        if callable(before) and before is not signal.default_int_handler:  # who keeps these ranks wants to know, too
+        if callable(before) and before is not signal.default_int_handler:  # of a search's rank server
             before(number, frame)

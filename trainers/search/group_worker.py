@@ -25,10 +25,10 @@ from typing import Any
 from recipes.errors import InputRefused
 from trainers.launch.join import join_world, train_together
 from trainers.launch.request import TrainRequest
-from trainers.runs.errors import EXIT_STOPPED, RunFailed, end_all, say
-from trainers.runs.mpi_ranks import ending_with_us, limit_threads, parent_is_gone, without_launcher
+from trainers.runs.errors import EXIT_STOPPED, RunFailed, abort_all_ranks, print_and_drain
+from trainers.runs.mpi_ranks import killed_with_parent, limit_threads, parent_is_gone, without_launcher
 from trainers.runs.run_folder import LOG
-from trainers.runs.stop_request import STOP_FILE, ask_to_stop
+from trainers.runs.stop_request import STOP_FILE, request_stop
 from trainers.search.rank_groups import REQUESTS, RESULTS, Group, MessageReader, dismiss, group_folder, write_message
 from trainers.training.device import place_here, sit_at
 
@@ -139,7 +139,7 @@ def _signals_ask_to_stop(stop: Path | None) -> Iterator[None]:
 
     def note(number: int, frame: object) -> None:
         if stop is not None:
-            ask_to_stop(stop, "signal")
+            request_stop(stop, "signal")
 
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -223,19 +223,19 @@ class _LaunchedRanks:
     def num_errors(self) -> int:
         return 0
 
-    def first_to_leave(self) -> int | None:
+    def first_exit(self) -> int | None:
         return None
 
 
 def _start_supervisor(messages: str, ranks: int) -> subprocess.Popen[Any]:
     """Start the same command with `--joined`, as the supervisor; each of the two processes ends with the other."""
     command = [sys.executable, "-P", "-m", "kilobatch", *sys.argv[1:], "--joined", f"{ranks}:{messages}"]
-    process = subprocess.Popen(ending_with_us(command), env=without_launcher(), stdin=subprocess.DEVNULL)
+    process = subprocess.Popen(killed_with_parent(command), env=without_launcher(), stdin=subprocess.DEVNULL)
 
     def watch() -> None:
         if process.wait() < 0:
-            say(f"kilobatch: the supervisor was ended by signal {-process.returncode}")
-            end_all()
+            print_and_drain(f"kilobatch: the supervisor was ended by signal {-process.returncode}")
+            abort_all_ranks()
 
     threading.Thread(target=watch, name="supervisor", daemon=True).start()
     return process
@@ -255,8 +255,8 @@ def _watch_next_rank(world: Any) -> threading.Event:
         poll.register(os.pidfd_open(next_pid), select.POLLIN)
         poll.poll()
         if not search_ended.wait(_LAUNCHER_SECONDS):
-            say(f"kilobatch: a rank on {host} (process {next_pid}) has ended; the same command goes on")
-            end_all()
+            print_and_drain(f"kilobatch: a rank on {host} (process {next_pid}) has ended; the same command goes on")
+            abort_all_ranks()
 
     if next_pid != own and hasattr(os, "pidfd_open"):  # Linux
         threading.Thread(target=watch, name="next rank", daemon=True).start()

@@ -82,7 +82,7 @@ class MpiJob(Protocol):
     def num_errors(self) -> int:
         """Lines on stderr so far."""
 
-    def first_to_leave(self) -> int | None:
+    def first_exit(self) -> int | None:
         """The rank that ended first, once all have; None where that is not known."""
 
 
@@ -145,9 +145,9 @@ class Group:
             file.seek(self._log_start)
             return errors, file.read().decode(errors="replace")
 
-    def first_to_leave(self) -> int | None:
+    def first_exit(self) -> int | None:
         """The rank that ended first, of ranks that have ended."""
-        return self._job and self._job.first_to_leave()
+        return self._job and self._job.first_exit()
 
     def send_heartbeat(self) -> None:
         """Show the ranks, every ten seconds, that the supervisor lives."""

@@ -15,7 +15,7 @@ from optuna.trial import TrialState
 
 from recipes.errors import refuse_unreachable
 from recipes.search_space.open_search import OpenedSearch
-from trainers.runs.run_folder import FolderRefused, dataset_facts, differences, open_in, require_usable
+from trainers.runs.run_folder import FolderRefused, dataset_facts, differences, open_to_append, require_usable
 from trainers.search.rank_groups import JOBS
 from trainers.search.storage import StorageAddress, open_storage, parse_storage
 from trainers.search.study import new_study, searches_differ
@@ -106,7 +106,7 @@ def write_storage_file(folder: Path, address: StorageAddress, name: str) -> None
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
     """Hold the folder's lock, or refuse a second supervisor; the system releases the lock of a killed process."""
-    with open_in(folder, _LOCK) as file:
+    with open_to_append(folder, _LOCK) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -19,7 +19,7 @@ from recipes.search_space.open_search import OpenedSearch, open_search
 from trainers.launch.preflight import require_startable
 from trainers.launch.request import prepare, refused
 from trainers.launch.vocabulary import search_vocabulary
-from trainers.runs.console import say
+from trainers.runs.console import print_error
 from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED
 from trainers.runs.mpi_ranks import LaunchError, launched_rank, launched_ranks
 from trainers.runs.progress import Screen
@@ -133,7 +133,7 @@ def _search_in(
         if not is_unreachable(error):
             raise
         what = f"the study in {address.text} does not answer any more: {root_cause(address, error)}"
-        say(f"kilobatch: {what}; the same command goes on with it")
+        print_error(f"kilobatch: {what}; the same command goes on with it")
         return EXIT_FAILED
 
 
@@ -173,11 +173,11 @@ def _print_result(study: Any, search: Search, options: SearchOptions, display: D
         display.say(f"  to train it: kilobatch train {quote(str(path))}{_as_trials(search, options)}")
     display.say(f"report: {folder / REPORT}")
     if stopped_by:
-        say(f"kilobatch: stopped by {stopped_by}; the same command goes on")
+        print_error(f"kilobatch: stopped by {stopped_by}; the same command goes on")
         return EXIT_STOPPED
     if not best:
         kept = " and kept the constraints" if search.constraints else ""
-        say(f"kilobatch: no trial was completed{kept}; log: {folder / LOG}")
+        print_error(f"kilobatch: no trial was completed{kept}; log: {folder / LOG}")
         return EXIT_FAILED
     return 0
 
@@ -202,7 +202,7 @@ def _groups(request: SearchRequest, opened: OpenedSearch, folder: Path) -> list[
     hosts = placements(each=each, workers=request.workers or launched_ranks(), hosts=request.hosts)
     idle = (request.workers or 0) - len(hosts) * each
     if idle > 0:
-        say(f"warning: {idle} of {request.workers} ranks stay idle: a trial takes {each}")
+        print_error(f"warning: {idle} of {request.workers} ranks stay idle: a trial takes {each}")
     return [Group(number, folder, rank_starter(placement)) for number, placement in enumerate(hosts)]
 
 
@@ -246,7 +246,7 @@ def _stop_signals(supervisor: Supervisor) -> Iterator[None]:
         if supervisor.stopping:
             supervisor.kill()
             return
-        supervisor.ask_to_stop("a signal")
+        supervisor.request_stop("a signal")
         with suppress(OSError):  # a `| tee` was ended by the same Ctrl-C
             os.write(2, b"\nstopping after this update, with checkpoints; once more to end at once\n")
 

@@ -24,7 +24,7 @@ from recipes.schema import Search
 from recipes.schema.constraints import Expression
 from recipes.search_space import ranges
 from recipes.search_space.open_search import OpenedSearch, value_at
-from trainers.runs.run_folder import FolderRefused, dataset_facts, deciding, differences
+from trainers.runs.run_folder import FolderRefused, dataset_facts, differences, run_identity
 from trainers.search.optuna_extensions import is_feasible
 from trainers.search.storage_cache import flush
 from trainers.search.successive_halving import OneRungSampler, has_rungs, is_whole
@@ -149,7 +149,7 @@ def searches_differ(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     Args:
         before, now: plain data of `search`, `recipe` and `dataset`.
     """
-    return differences(*({**tree, "recipe": deciding(tree.get("recipe", {}))} for tree in (before, now)))
+    return differences(*({**tree, "recipe": run_identity(tree.get("recipe", {}))} for tree in (before, now)))
 
 
 def _first_trials(opened: OpenedSearch) -> list[dict[str, Any]]:

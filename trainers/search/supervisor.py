@@ -15,8 +15,8 @@ from optuna.exceptions import UpdateFinishedTrialError
 from recipes.search_space.open_search import OpenedSearch
 from trainers.launch.request import TrainRequest, prepare
 from trainers.runs.run_folder import RUN
-from trainers.runs.stop_request import said as stop_text
-from trainers.runs.stop_request import who_asked
+from trainers.runs.stop_request import requester_text as stop_text
+from trainers.runs.stop_request import stop_requester
 from trainers.search import study as studies
 from trainers.search.comparability import store_comparability
 from trainers.search.display import Display
@@ -101,7 +101,7 @@ class Supervisor:
         """Whether it was asked to stop."""
         return self.stopped_by != ""
 
-    def ask_to_stop(self, by: str) -> None:
+    def request_stop(self, by: str) -> None:
         """No trial begins; those that run write a checkpoint and stay in the study as running, for the next session.
 
         Args:
@@ -109,7 +109,7 @@ class Supervisor:
         """
         self.stopped_by = by
         for running in self._running:
-            running.run.ask_to_stop()
+            running.run.request_stop()
 
     def kill(self) -> None:
         """End all ranks at once."""
@@ -233,7 +233,7 @@ class Supervisor:
         if comparable and report.number < self.search.reports and trial.should_prune():
             running.pruned_at = report.number
             trial.set_user_attr(studies.PRUNED_AT, report.number)  # first: it holds even if this supervisor dies
-            running.run.ask_to_stop()
+            running.run.request_stop()
 
     def _drop(self, running: _Running) -> None:
         """Give up a trial that another host has taken, because this supervisor did not run for too long."""
@@ -272,7 +272,7 @@ class Supervisor:
         for group in self.groups:
             group.send_heartbeat()
         if not self.stopping and self.options.stop_file.exists():
-            self.ask_to_stop(stop_text(who_asked(self.options.stop_file), self.options.stop_file))
+            self.request_stop(stop_text(stop_requester(self.options.stop_file), self.options.stop_file))
         self._leases.renew()
         if now - self._stored > RENEW_SECONDS:
             self._stored = now

@@ -28,7 +28,7 @@ from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT
 from trainers.runs.mpi_ranks import LaunchError
 from trainers.runs.progress import Tail
 from trainers.runs.run_folder import ENVIRONMENT, LOG, METRICS
-from trainers.runs.stop_request import STOP_FILE, ask_to_stop
+from trainers.runs.stop_request import STOP_FILE, request_stop
 from trainers.search.rank_groups import Group
 from trainers.search.trial_leases import BEGUN_IN
 
@@ -185,9 +185,9 @@ class TrialRun:
             lines = metrics_lines(self.folder)
         return list(reports_in(lines, self.prepared, metric=self._metric, reports=self._reports))
 
-    def ask_to_stop(self) -> None:
+    def request_stop(self) -> None:
         """All ranks end the run after the same update, with a checkpoint."""
-        ask_to_stop(self.folder / STOP_FILE, "search")
+        request_stop(self.folder / STOP_FILE, "search")
 
     def kill(self) -> None:
         """All ranks end at once, also one that hangs."""
@@ -223,7 +223,7 @@ class TrialRun:
                 raise LaunchError(failure.reason)
             return failure
         if code == 0:
-            rank = self.group.first_to_leave()
+            rank = self.group.first_exit()
             who = "a rank" if rank is None else f"rank {rank}"
             reason = f"{who} left before the run ended, without an error of its own"
             return RunEnd(how="died", reason=reason, rank=rank)
@@ -242,7 +242,7 @@ class TrialRun:
         by = f"by {signal.Signals(number).name}" if known else f"with code {code}"
         if code < 0:
             return RunEnd(how="died", reason=f"the launcher of the ranks was ended {by}")
-        rank = self.group.first_to_leave()
+        rank = self.group.first_exit()
         if rank is None:
             ranks = self._ranks_by_process()
             rank = next((ranks[int(pid)] for pid in _KILLED.findall(log) if int(pid) in ranks), None)

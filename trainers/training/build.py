@@ -24,12 +24,12 @@ from trainers.communicators import Auto, Direct
 from trainers.communicators.gpu import Gpu
 from trainers.communicators.host_staging import connect_on_gpu
 from trainers.communicators.wire import WIRES, FullWire
-from trainers.datasets.device_feed import Feed
+from trainers.datasets.device_feed import DeviceFeed
 from trainers.datasets.loader import LoadImage
 from trainers.gradients.exact_exchange import ExactExchange
 from trainers.gradients.exchange import Exchange
 from trainers.gradients.flat_gradients import FlatGradients
-from trainers.gradients.loss_scale import images_dtype
+from trainers.gradients.mixed_precision import images_dtype
 from trainers.models.batch_norm import NormGroups
 from trainers.models.keyed_random import draw_initial_weights
 from trainers.optimizers.weight_decay import decay_parameters
@@ -217,11 +217,11 @@ def build_exchange(
     return Exchange(flat, connection, wire=wire, bucket_bytes=bucket_bytes, overlap=settings.overlap)
 
 
-def build_feed(recipe: Recipe, parts: Parts, device: Any) -> Feed | None:
+def build_feed(recipe: Recipe, parts: Parts, device: Any) -> DeviceFeed | None:
     """What copies training samples to a GPU; None where Chainer's `device` is the CPU."""
     if device.xp is np:
         return None
-    return Feed(Gpu(), load=parts.load_pixels, finish=parts.finish, dtype=images_dtype(recipe.precision))
+    return DeviceFeed(Gpu(), load=parts.load_pixels, finish=parts.finish, dtype=images_dtype(recipe.precision))
 
 
 def model_sizes(recipe: Recipe, dataset: Dataset) -> Model | None:

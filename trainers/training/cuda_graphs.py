@@ -15,7 +15,7 @@ from trainers.gradients.norms import SquaredNorm
 from trainers.kernels.cuda import launcher
 from trainers.models.batch_norm import NormGroups
 from trainers.runs.errors import one_line
-from trainers.runs.memory import count_also, ran_out
+from trainers.runs.memory import count_pool, is_out_of_memory
 
 log = logging.getLogger("kilobatch")
 
@@ -44,7 +44,7 @@ class GraphRecorder:
         self._cupy = cupy
         self._stream = cupy.cuda.Stream(non_blocking=True)
         self.pool = cupy.cuda.MemoryPool(self._take)
-        count_also(self.pool)
+        count_pool(self.pool)
         self.lost = False
 
     def _take(self, num_bytes: int) -> Any:
@@ -197,7 +197,7 @@ class MicroBatchGraphs:
             with self._device.rehearsal():
                 found = work(*arrays, None)
         except Exception as error:
-            if not ran_out(error):
+            if not is_out_of_memory(error):
                 raise
             said = one_line(error)
         if said is not None:  # not in `except`: the error's frames would keep their arrays alive

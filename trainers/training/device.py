@@ -13,7 +13,7 @@ from recipes.errors import Problem, RecipeError
 from recipes.planning.cluster import Cluster
 from recipes.reading.read import Reading
 from trainers import kernels
-from trainers.communicators.mpi_messages import first_of
+from trainers.communicators.mpi_messages import first_message
 from trainers.runs.errors import RunFailed, one_line
 
 DEVICES = ("cpu", "gpu", "auto")
@@ -149,7 +149,7 @@ def place_here(mpi: Any) -> tuple[int, bool]:
 def take_device(kind: str, mpi: Any) -> Any:
     """Make this worker's device current: the CPU, or GPU number local rank modulo the number of GPUs (see `sit_at`).
 
-    Bytes on the wire: about 40 from each worker to each, and those of `place_here` and `first_of`.
+    Bytes on the wire: about 40 from each worker to each, and those of `place_here` and `first_message`.
 
     Args:
         kind: cpu or gpu.
@@ -169,7 +169,7 @@ def take_device(kind: str, mpi: Any) -> Any:
     if kind == "cpu":
         return chainer.get_device("@numpy")
     device, trouble = _tried_gpu(place_here(mpi)[0] if _seat is None else _seat)
-    if (first := first_of(mpi, trouble)) is not None:
+    if (first := first_message(mpi, trouble)) is not None:
         rank, said = first
         raise RunFailed(f"rank {rank} on {found[rank][1]} cannot compute on its GPU: {said}")
     return device

@@ -17,7 +17,7 @@ import numpy as np
 from chainer.training import Extension, Trainer
 
 from trainers.datasets.loader import LoadImage, load_all, stacked
-from trainers.runs.memory import ran_out
+from trainers.runs.memory import is_out_of_memory
 from trainers.training.metrics import Metrics
 
 
@@ -104,7 +104,7 @@ def score(
             samples = load_all(load, [(0, index) for index in indices], threads=threads_load)
             found, mean_loss = _forward(model, samples, loss)
         except Exception as error:
-            if whole_forwards or len(indices) == 1 or not ran_out(error):
+            if whole_forwards or len(indices) == 1 or not is_out_of_memory(error):
                 raise
             size = len(indices) // 2
             log.warning("memory ran out over %d samples of the evaluation: %d from here on", len(indices), size)

@@ -18,13 +18,13 @@ from recipes.planning.planner import Plan
 from trainers.datasets.loader import LoadedMicroBatch, UpdateShare
 from trainers.gradients.exact_exchange import ExactExchange, ExactRound
 from trainers.gradients.exchange import Exchange, Round
-from trainers.gradients.loss_scale import LossScale, computing, forward_in
+from trainers.gradients.mixed_precision import LossScale, computing, forward_in
 from trainers.gradients.norms import ShareNorms, SquaredNorm, read_together
 from trainers.models.batch_norm import NormGroups
 from trainers.models.keyed_random import KeyedDropout
 from trainers.runs.errors import OutOfMemory, one_line
-from trainers.runs.memory import ran_out, release
-from trainers.runs.phase_clock import Exchanged, phase
+from trainers.runs.memory import is_out_of_memory, release
+from trainers.runs.phase_clock import ExchangeStats, phase
 from trainers.training.cuda_graphs import GraphRecorder, MicroBatchGraphs
 
 log = logging.getLogger("kilobatch")
@@ -116,7 +116,7 @@ class MeanGradient:
         try:
             losses = self._add_all(share, sent, shares, factor=factor, hold=hold)
         except Exception as error:
-            if not ran_out(error):
+            if not is_out_of_memory(error):
                 raise
             if division.next_smaller is None:
                 size, whole = division.micro_batches(self._mpi.rank)[0].size, division.team_size == 1
@@ -127,13 +127,13 @@ class MeanGradient:
         if said is not None:
             self.close()
             release(self._model.device)  # not in `except`: the error's frames would keep their arrays alive
-        flat.fill_gaps()
+        flat.zero_unwritten()
         if not hold:
             sent.send_rest()
-        if share.look_ahead is not None and said is None:
+        if share.prefetch is not None and said is None:
             with self.clock("input"):
-                share.look_ahead()
-        flat.hand_over(flat.values)  # before waiting for the GPU, which is idle after that
+                share.prefetch()
+        flat.assign_to_parameters(flat.values)  # before waiting for the GPU, which is idle after that
         on_gpu = self._model.device.xp is not np  # which may still run backward
         with self.clock("backward") if on_gpu else contextlib.nullcontext():
             found = read_together([loss for loss, _ in losses])
@@ -171,14 +171,14 @@ class MeanGradient:
             self._graphs.forget()
 
     @phase("exposed")
-    def complete(self, gradient: Gradient) -> Exchanged | None:
+    def complete(self, gradient: Gradient) -> ExchangeStats | None:
         """Wait for the exchange and make the mean the parameters' `grad`. All workers call this together.
 
         Returns:
             the figures of the exchange; None if the gradient was complete already.
         """
         done = gradient.round and gradient.round.finish()
-        self._exchange.flat.hand_over(gradient.values)
+        self._exchange.flat.assign_to_parameters(gradient.values)
         if gradient.shares is not None:
             with self.clock("waiting"):
                 gradient.norms = gradient.shares.gathered(gradient.values, self._mpi)
@@ -218,8 +218,8 @@ class MeanGradient:
         finished: Callable[[int], None] | None,
     ) -> tuple[Any, SquaredNorm]:
         """Add `factor` times the gradient of the mean loss; returns that loss (array) and the norm of what it added."""
-        taken = self._exchange.flat.taken(finished, ends=self._ends, measure=measure)
-        with taken as norm, computing(self._compute, self._model.device):
+        collected = self._exchange.flat.collect(finished, ends=self._ends, measure=measure)
+        with collected as norm, computing(self._compute, self._model.device):
             with self.clock("forward"), chainer.using_config("train", True), keyed:
                 loss = self._loss(self._logits(images), targets)
             with self.clock("backward"):

@@ -177,14 +177,14 @@ def described(exchange: Exchange) -> dict[str, Any]:
     """
     connection, flat = exchange.connection, exchange.flat
     num_bytes = exchange.wire.num_bytes
-    sent = [connection.sent_values(bucket.place.stop - bucket.place.start) for bucket in exchange.buckets]
+    sent = [connection.sent_values(bucket.span.stop - bucket.span.start) for bucket in exchange.buckets]
     own = None if None in sent else float(sum(sent)) * num_bytes
     everyone = connection.mpi.allgather(own)
     return {
         "choices": list(connection.choices),
         "wire": exchange.wire.name,
         "overlap": exchange.overlaps,
-        "waiting": connection.waiting,
+        "waiting": connection.wait_mode,
         "num_buckets": len(exchange.buckets),
         "gradient_bytes": len(flat.values) * flat.values.itemsize,
         "sent_bytes": None if None in everyone else round(max(everyone)),

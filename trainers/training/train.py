@@ -26,11 +26,20 @@ from trainers.models.batch_norm import NormGroups
 from trainers.optimizers.weight_average import AveragedWeights
 from trainers.runs.checkpoint import load_into, newest_checkpoint, read_checkpoint
 from trainers.runs.errors import EXIT_STOPPED, NotFinite, Overflow, RunFailed
-from trainers.runs.heartbeat import Pulse
-from trainers.runs.memory import forget_peak, peak_memory
+from trainers.runs.heartbeat import Heartbeat
+from trainers.runs.memory import peak_memory, reset_peak
 from trainers.runs.mpi_ranks import command_line
 from trainers.runs.phase_clock import RankSeconds
-from trainers.runs.run_folder import CHECKPOINTS, METRICS, PROFILE, TRACE, cut_back, dataset_facts, log_to, write_run
+from trainers.runs.run_folder import (
+    CHECKPOINTS,
+    METRICS,
+    PROFILE,
+    TRACE,
+    configure_logging,
+    dataset_facts,
+    truncate_records,
+    write_run,
+)
 from trainers.runs.stop_request import StopRequest
 from trainers.training.build import Parts, build, build_exchange, build_feed, sizes_of
 from trainers.training.device import notes_on, said_of, take_device
@@ -100,7 +109,7 @@ def train_as_rank(
     *,
     mpi: Any,
     launched_by_us: bool,
-    pulse: Pulse | None = None,
+    heartbeat: Heartbeat | None = None,
 ) -> int:
     """Train as one of the ranks of `mpi`; all of them call this together, once for each run.
 
@@ -108,17 +117,17 @@ def train_as_rank(
     all; about 100 from each rank to rank 0 when it begins, and 70 when it ends.
 
     Args:
-        pulse: this rank's sign of life, already started.
+        heartbeat: this rank's, already started.
     Returns:
         the exit code: 0, or 4 where a signal or a stop file ended the run.
     Raises:
         RunFailed: on all ranks, where the run cannot go on.
     """
-    log_to(options.folder, rank=mpi.rank, to_file=not launched_by_us)
+    configure_logging(options.folder, rank=mpi.rank, to_file=not launched_by_us)
     require_one_recipe(fingerprint(opened.tree), mpi)
     if plan.exact:
         require_one_machine(mpi)
-    run = _Run(opened, plan, options, mpi, pulse or Pulse(options.folder, mpi=mpi, seconds=0))
+    run = _Run(opened, plan, options, mpi, heartbeat or Heartbeat(options.folder, mpi=mpi, seconds=0))
     run.start()
     try:
         run.trainer.run(show_loop_exception_msg=False)
@@ -132,15 +141,15 @@ def train_as_rank(
 class _Run:
     """The objects of one run on one rank, and its beginning and end."""
 
-    def __init__(self, opened: OpenedRecipe, plan: Plan, options: TrainOptions, mpi: Any, pulse: Pulse) -> None:
-        self.opened, self.plan, self.options, self.mpi, self.pulse = opened, plan, options, mpi, pulse
+    def __init__(self, opened: OpenedRecipe, plan: Plan, options: TrainOptions, mpi: Any, heartbeat: Heartbeat) -> None:
+        self.opened, self.plan, self.options, self.mpi, self.heartbeat = opened, plan, options, mpi, heartbeat
         self.leads = mpi.rank == 0
         self.drifting = why_weights_differ(plan.cluster.exchange, mpi)
-        forget_peak()
+        reset_peak()
         self.device = take_device(plan.cluster.device, mpi)
         parts = build(opened.recipe, opened.dataset)
         parts.model.to_device(self.device)
-        slow = {name: pulse.marking(getattr(parts, name)) for name in _SLOW}
+        slow = {name: heartbeat.marking(getattr(parts, name)) for name in _SLOW}
         self.parts = replace(parts, **slow)
         self.norm_groups = NormGroups(opened.recipe.evaluation, TreeSum(mpi) if plan.exact else None)
         self.norm_groups.install(self.parts.model)
@@ -148,7 +157,7 @@ class _Run:
         self.averaged = None if average is None else AveragedWeights(self.parts.model, average)
         self.stop_request = StopRequest(options.folder, watches_file=self.leads)
         self.updater = self._updater(self.parts)
-        pulse.at = lambda: self.updater.iteration
+        heartbeat.current_update = lambda: self.updater.iteration
         self.end_update = min(options.stop_after_update or plan.timeline.num_updates, plan.timeline.num_updates)
 
     def _updater(self, parts: Parts) -> RecipeUpdater:
@@ -174,7 +183,7 @@ class _Run:
             norm_groups=self.norm_groups,
             averaged=self.averaged,
             measure_noise=self.options.measure_noise,
-            stop_asked=lambda: self.stop_request() or self.pulse.orphaned,
+            stop_asked=lambda: self.stop_request() or self.heartbeat.orphaned,
         )
 
     def start(self) -> None:
@@ -184,11 +193,11 @@ class _Run:
         self._equal()
         unmeasured = self.plan.without_noise_scale if self.options.measure_noise else ()
         notes += notes_on(self.device, self.opened.recipe.precision.compute)
-        warnings = (*self.pulse.warnings, *self.plan.warnings, *unmeasured, *filter(None, [self.drifting]))
+        warnings = (*self.heartbeat.warnings, *self.plan.warnings, *unmeasured, *filter(None, [self.drifting]))
         notes += [f"warning: {warning}" for warning in warnings]
         if self.leads:
             (folder / CHECKPOINTS).mkdir(exist_ok=True)
-            cut_back(folder, self.updater.iteration)
+            truncate_records(folder, self.updater.iteration)
         ranks = self.mpi.gather(this_rank(self.mpi.rank, said_of(self.device)), root=0)
         if self.leads:
             notes += unlike_kernels(ranks)
@@ -263,12 +272,14 @@ class _Run:
             metrics=self.metrics,
             resumed=resumed,
             identity={"recipe": self.opened.recipe.name, "recipe_sha256": fingerprint(self.opened.tree)},
-            moved=self.pulse.moved,
+            moved=self.heartbeat.moved,
         )
         every = Every(epochs=self.options.checkpoint_every, num_updates=num_updates)
         evaluates = Every(epochs=self.opened.recipe.evaluation.every, num_updates=num_updates)
         saves = AnyOf(lambda trainer: self._ends(), every)
-        trainer.extend(lambda trainer: self.pulse.updated(), name="pulse", trigger=(1, "iteration"), priority=_FIRST)
+        trainer.extend(
+            lambda trainer: self.heartbeat.updated(), name="heartbeat", trigger=(1, "iteration"), priority=_FIRST
+        )
         trainer.extend(self.metrics)
         measure(trainer, self.metrics, self.mpi, profile=self.options.profile, end=self.end_update)
         if self.options.trace:
@@ -309,7 +320,7 @@ class _Run:
 
     def end(self) -> int:
         """Write the last line of the metrics; returns the exit code."""
-        self.pulse.ending()
+        self.heartbeat.ending()
         stopped = self.updater.stopping and self.updater.iteration < self.end_update
         whole = self.updater.iteration >= self.plan.timeline.num_updates
         how = "success" if whole else "stopped"

@@ -18,10 +18,10 @@ from chainer.training.updaters import StandardUpdater
 from recipes.planning.noise_scale import Norms
 from recipes.planning.planner import Plan
 from recipes.planning.rates import full_rate_at, learning_rate_at, momentum_at
-from trainers.communicators.mpi_messages import first_of, flags_and_losses
-from trainers.datasets.loader import SeenSample, StreamIterator, UpdateShare
+from trainers.communicators.mpi_messages import first_message, gather_flags_and_losses
+from trainers.datasets.loader import StreamIterator, TracedSample, UpdateShare
 from trainers.gradients.exchange import Exchange
-from trainers.gradients.loss_scale import MOST_HALVINGS, LossScale
+from trainers.gradients.mixed_precision import MOST_HALVINGS, LossScale
 from trainers.gradients.norms import clip, first_not_finite
 from trainers.models.batch_norm import NormGroups
 from trainers.models.batch_norm_statistics import Teams
@@ -30,7 +30,7 @@ from trainers.optimizers.hyperparameters import Moment, steer
 from trainers.optimizers.weight_average import AveragedWeights
 from trainers.runs.checkpoint import copy_arrays
 from trainers.runs.errors import NotFinite, Overflow
-from trainers.runs.phase_clock import Exchanged, phase
+from trainers.runs.phase_clock import ExchangeStats, phase
 from trainers.training.mean_gradient import Gradient, MeanGradient
 
 
@@ -52,14 +52,14 @@ class UpdateRecord:
     learning_rate: float
     momentum: float | None
     loss: float
-    seen: tuple[SeenSample, ...]
+    seen: tuple[TracedSample, ...]
     gradient_norm: float | None = None
     gain: float | None = None
     norms: Norms | None = None
     loss_scale: float | None = None
     overflows: int | None = None
     image_size: int | None = None
-    exchanged: Exchanged | None = None
+    exchanged: ExchangeStats | None = None
     ran_out: tuple[RanOut, ...] = ()
 
 
@@ -94,7 +94,7 @@ class Step:
     gradient_norm: float | None = None
     gain: float | None = None
     learning_rate: float | None = None
-    exchanged: Exchanged | None = None
+    exchanged: ExchangeStats | None = None
 
 
 log = logging.getLogger("kilobatch")
@@ -229,7 +229,7 @@ class RecipeUpdater(StandardUpdater):
             full_rate=full_rate_at(recipe, epoch),
         )
 
-    def _attempt(self, share: UpdateShare, moment: Moment) -> tuple[Gradient, float, Exchanged | None] | None:
+    def _attempt(self, share: UpdateShare, moment: Moment) -> tuple[Gradient, float, ExchangeStats | None] | None:
         """The gradient of an update, not yet exchanged with double buffering; the mean loss; the exchange's figures.
 
         None if the update must be done again: on some worker the gradient overflowed (the loss scale is now halved) or
@@ -240,7 +240,7 @@ class RecipeUpdater(StandardUpdater):
         if not self._doubled:
             exchanged = self._gradients.complete(gradient)
         else:
-            self.exchange.flat.hand_over(gradient.values)  # for the checks; `_step` hands over what it applies
+            self.exchange.flat.assign_to_parameters(gradient.values)  # for the checks; `_step` assigns its own
         loss = self._agree(gradient, share, moment)
         if loss is None:
             self._shrink_micro_batches(share, gradient.ran_out)
@@ -252,7 +252,7 @@ class RecipeUpdater(StandardUpdater):
     def _overflowed(self, update: int) -> bool:
         """Whether the gradient is not finite on any worker; if so the loss scale is halved on all."""
         with self.clock("waiting"):
-            found = first_of(self._mpi, self.exchange.flat.not_finite)
+            found = first_message(self._mpi, self.exchange.flat.not_finite)
         if found is None:
             return False
         (rank, parameter), scale, halvings = found, self._mixed.scale, self._mixed.halvings
@@ -291,7 +291,7 @@ class RecipeUpdater(StandardUpdater):
         """The mean loss over the global batch, None where memory ran out; sets `stopping` if any is asked to stop."""
         most = share.division.num_micro_batches(0)  # no rank has more than rank 0
         flags = (self._stop_asked(), gradient.ran_out is not None)
-        (self.stopping, ran_out), losses = flags_and_losses(self._mpi, flags, gradient.own_losses, most=most)
+        (self.stopping, ran_out), losses = gather_flags_and_losses(self._mpi, flags, gradient.own_losses, most=most)
         if ran_out:
             return None
         if not np.isfinite(losses).all():
@@ -305,7 +305,7 @@ class RecipeUpdater(StandardUpdater):
     def _shrink_micro_batches(self, share: UpdateShare, said: str | None) -> None:
         """On all workers, for the rest of the run; a worker that has no smaller size has already raised."""
         iterator, size = self.get_iterator("main"), share.division.next_smaller
-        rank, said = first_of(self._mpi, said)
+        rank, said = first_message(self._mpi, said)
         self._ran_out.append(RanOut(rank=rank, said=said, micro_batch_size=share.division.largest, next_size=size))
         log.info("update %d: %s", share.update, self._ran_out[-1])
         iterator.limit(size)

@@ -9,8 +9,6 @@ from recipes.lint.case import Case, Fault
 from recipes.planning.rates import momentum_at
 from recipes.schema.positions import written_in_updates
 
-__all__ = ["batch_over_tenth", "double_buffering", "updates_while_ramping"]
-
 # "About a tenth" in the paper, whose own largest is 5,120 of CIFAR-10's 50,000.
 _LARGEST_SHARE = Fraction(5120, 50_000)
 _LARGEST_MOMENTUM = 0.9

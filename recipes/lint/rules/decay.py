@@ -6,9 +6,7 @@ import math
 from collections.abc import Iterator
 
 from recipes.lint.case import Case, Fault
-from recipes.schema.vocabulary import LAYERWISE
-
-__all__ = ["decay_on_norm", "decay_with_batch", "lars_on_vectors"]
+from recipes.schema.vocabulary import is_layerwise
 
 
 def decay_on_norm(case: Case) -> Iterator[Fault]:
@@ -24,7 +22,7 @@ def decay_on_norm(case: Case) -> Iterator[Fault]:
         optimizer: {no_decay: [], weight_decay: 0.0}
     """
     decay, spared = case.optimizer.get("weight_decay", 0.0), case.optimizer.get("no_decay", ())
-    if decay > 0 and "norm" not in spared and case.optimizer["kind"] not in LAYERWISE:
+    if decay > 0 and "norm" not in spared and not is_layerwise(case.recipe.optimizer):
         yield Fault(
             keys=("optimizer.no_decay", "optimizer.weight_decay"),
             what=f"weight decay {decay:g} reaches the scales and shifts of normalisation",
@@ -75,7 +73,7 @@ def lars_on_vectors(case: Case) -> Iterator[Fault]:
         learning_rate: {reference: 17.0, rule: none}
         optimizer: {kind: Lars, weight_decay: 1e-4, no_decay: [norm, bias]}
     """
-    if case.optimizer["kind"] not in LAYERWISE:
+    if not is_layerwise(case.recipe.optimizer):
         return
     scaled = [word for word in ("norm", "bias") if word not in case.optimizer.get("no_decay", ("norm", "bias"))]
     if scaled:

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 from recipes.lint.case import Case, Fault
 
-__all__ = ["mean_over_classes", "smoothing_under_threshold"]
-
 _BCE = "BinaryCrossEntropy"
 
 

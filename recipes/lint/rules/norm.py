@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from recipes.lint.case import Case, Fault
 from recipes.planning.rates import look_back
 
-__all__ = ["average_per_update", "lagging_statistics", "live_last_gamma", "wide_norm_span"]
-
 _WIDEST = 512
 _MANY_TIMES = 8
 

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 from recipes.lint.case import Case, Fault
 
-__all__ = ["idle_loss_scale"]
-
 _OF_THE_SCALE = ("loss_scale", "double_after")
 
 

@@ -7,9 +7,7 @@ from collections.abc import Iterator
 
 from recipes.lint.case import Case, Fault
 from recipes.planning.rates import LINEAR_HOLDS_TO, batch_size_at, full_rate_at, learning_rate_at, linear_reach
-from recipes.schema.vocabulary import ADAPTIVE
-
-__all__ = ["linear_adam", "linear_beyond_8k", "scaled_lars", "scaled_twice", "unscaled_rate"]
+from recipes.schema.vocabulary import rate_rule
 
 _LARGEST_UNSCALED = 8
 
@@ -120,7 +118,7 @@ def linear_adam(case: Case) -> Iterator[Fault]:
         optimizer: {kind: Adam, weight_decay: 0.0}
     """
     formula = case.recipe.learning_rate
-    if case.optimizer["kind"] in ADAPTIVE and formula.rule == "linear" and case.growth != 1:
+    if rate_rule(case.recipe.optimizer) == "sqrt" and formula.rule == "linear" and case.growth != 1:
         yield Fault(
             keys=("learning_rate.rule", "optimizer.kind"),
             what=f"linear scaling by {case.growth:g} for {case.optimizer['kind']}",

@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from lr_schedules import ConstantWarmup, Product
 from lr_schedules.units import Schedule
 from recipes.lint.case import Case, Fault
-from recipes.schema.vocabulary import LAYERWISE
-
-__all__ = ["constant_warmup", "no_warmup", "warmup_past_decay", "warmup_twice"]
+from recipes.schema.vocabulary import is_layerwise
 
 _LARGEST_WITHOUT = 8
 _SMALLEST_PUBLISHED = 1632
@@ -39,7 +37,7 @@ def no_warmup(case: Case) -> Iterator[Fault]:
     what = None
     if formula.rule != "none" and case.growth > _LARGEST_WITHOUT:
         what = f"none, and a batch of {case.first_batch:,} is {case.growth:g} times the {formula.per:,} of `per`"
-    elif kind in LAYERWISE and case.first_batch >= _SMALLEST_PUBLISHED:
+    elif is_layerwise(case.recipe.optimizer) and case.first_batch >= _SMALLEST_PUBLISHED:
         what = f"none, with {kind} at a batch of {case.first_batch:,}"
     if what is not None:
         keys = ("learning_rate.warmup", "batch.global", "learning_rate.per")

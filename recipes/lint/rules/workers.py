@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 from recipes.lint.case import Case, Fault
 
-__all__ = ["float16_sum", "span_over_share"]
-
 _LARGEST = 65504.0  # of float16
 _SMALLEST = 2.0**-24  # above 0, without full precision
 _MOST_WORKERS = 256

@@ -36,10 +36,6 @@ def test_searches_of_the_library_open(name):
     assert open_search(name, vocabulary=search_vocabulary()).search.space
 
 
-def test_the_library_has_searches():
-    assert names("searches") == ["digits", "digits_cost", "digits_optimizer"]
-
-
 def test_what_is_left_out_is_filled_in(opened):
     found = opened(HEAD + SPACE)
     search = found.search

@@ -65,7 +65,7 @@ class SlowGpu:
 
 def chosen(ranks_per_node, slow):
     """What was chosen for each wire, the same on all ranks; sums are right whatever it was."""
-    said = {}
+    text = {}
     for name, wire in {"float32": FullWire(), "float16": WIRES["float16"]()}.items():
         connection = fastest_without_nccl(Auto(ranks_per_node=ranks_per_node), WORLD.Dup(), SlowGpu(slow))
         values = connection.allocate(COUNT, np.float32)
@@ -75,10 +75,10 @@ def chosen(ranks_per_node, slow):
                 connection.sum(values, wire)
             expected = sum(range(WORLD.size)) + WORLD.size * (np.arange(COUNT) % 7)
             assert (values == expected).all(), "whole numbers, exact in 16 bits too"
-        said[name] = list(connection.choices)
+        text[name] = list(connection.choices)
         connection.close()
-    assert len({json.dumps(of_rank) for of_rank in WORLD.allgather(said)}) == 1
-    return said
+    assert len({json.dumps(of_rank) for of_rank in WORLD.allgather(text)}) == 1
+    return text
 
 
 SIZES_OF_NODES = {1: [1], 2: [1, 2], 4: [2]}

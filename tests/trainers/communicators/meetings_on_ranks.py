@@ -7,7 +7,7 @@ import numpy as np
 from mpi4py import MPI
 
 from trainers.communicators import SharedWindow
-from trainers.communicators.mpi_messages import meet, num_cores
+from trainers.communicators.mpi_messages import barrier, num_cores
 from trainers.communicators.wire import FullWire
 
 WORLD = MPI.COMM_WORLD
@@ -23,7 +23,7 @@ for beside_backward in (False, True, WORLD.rank == 0):  # the last: the others h
         connection.mean(values, FullWire(), 1.0, 0.5)
         assert (values == 0.5 * (WORLD.size * (WORLD.size + 1) / 2 + number * WORLD.size)).all()
     crowded = WORLD.size > num_cores(WORLD)
-    assert connection.waiting == ("sleeps" if crowded or beside_backward else "spins")
+    assert connection.wait_mode == ("sleeps" if crowded or beside_backward else "spins")
     del values
     connection.close()
 
@@ -31,7 +31,7 @@ WORLD.Barrier()
 began, processor = time.perf_counter(), time.process_time()
 if WORLD.rank == 0:
     time.sleep(1.0)
-meet(WORLD)
+barrier(WORLD)
 seconds = WORLD.gather((time.perf_counter() - began, time.process_time() - processor))
 if WORLD.rank == 0:
     print(json.dumps(seconds))

@@ -14,13 +14,14 @@ import numpy as np
 from mpi4py import MPI
 
 from trainers.communicators import Auto, Torus, auto, tcp_ring
-from trainers.communicators.tcp_ring import Proof, SocketRing, Unreachable
+from trainers.communicators.tcp_ring import Handshake, SocketRing, Unreachable
 from trainers.communicators.wire import FullWire
 
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size
 BEFORE = (RANK - 1) % SIZE
 found = {"ranks": SIZE}
+KEPT = dict(vars(tcp_ring))
 if sys.argv[1:] == ["python"]:
     tcp_ring.COMPILED = None
 
@@ -32,11 +33,11 @@ def numbers(rank, length):
 def check_messages(ring):
     for length in (0, 1, 7, 65_537, 3_000_001):
         received = np.full(length + BEFORE, 7, np.uint8)
-        ring.pass_on(numbers(RANK, length + RANK), received)
+        ring.shift(numbers(RANK, length + RANK), received)
         assert np.array_equal(received, numbers(BEFORE, length + BEFORE)), length
     for dtype in (np.float16, np.uint16, np.float32, np.float64):
         received = np.empty(1000, dtype)
-        ring.pass_on(np.arange(RANK, RANK + 1000).astype(dtype), received)
+        ring.shift(np.arange(RANK, RANK + 1000).astype(dtype), received)
         assert np.array_equal(received, np.arange(BEFORE, BEFORE + 1000).astype(dtype))
 
 
@@ -46,11 +47,11 @@ def seconds_beside_a_late_rank(ring):
     began, processor = time.perf_counter(), time.process_time()
     if RANK == 0:
         time.sleep(1.0)
-    ring.pass_on(np.zeros(1_000_000, np.uint8), np.empty(1_000_000, np.uint8))
+    ring.shift(np.zeros(1_000_000, np.uint8), np.empty(1_000_000, np.uint8))
     return time.perf_counter() - began, time.process_time() - processor
 
 
-def said(kind, call, *arguments):
+def text(kind, call, *arguments):
     """The words of the exception that a call must end with."""
     try:
         call(*arguments)
@@ -73,19 +74,19 @@ def answer_to(address, port, words):
         return heard
 
 
-class Late(Proof):
+class Late(Handshake):
     """A caller before whom others call: silent ones, one that hangs up, of another secret, for another worker."""
 
-    def give(self, line, end):
+    def call(self, line, end):
         address = line.getpeername()
         silent = [socket.create_connection(address) for _ in range(3)]
         assert answer_to(*address, b"") == b""
         assert len(answer_to(*address, b"GET / HTTP/1.1\r\n\r\n" * 9)) <= 48, "a question and a proof at most"
-        strangers = [Proof(bytes(16), BEFORE, RANK), Proof(self._secret, (RANK + 1) % SIZE, RANK)]
+        strangers = [Handshake(bytes(16), BEFORE, RANK), Handshake(self._secret, (RANK + 1) % SIZE, RANK)]
         for stranger in strangers:
             with socket.create_connection(address) as other:
-                assert said(ConnectionRefusedError, stranger.give, other, end) == "somebody else answers"
-        super().give(line, end)
+                assert text(ConnectionRefusedError, stranger.call, other, end) == "somebody else answers"
+        super().call(line, end)
         for one in silent:
             one.close()
 
@@ -96,7 +97,7 @@ def impostor():
         line = socket.create_connection(door.getsockname())
         other, _ = door.accept()
         other.sendall(bytes(48))
-        found = said(ConnectionRefusedError, Proof(bytes(16), 0, 1).give, line, time.monotonic() + 5)
+        found = text(ConnectionRefusedError, Handshake(bytes(16), 0, 1).call, line, time.monotonic() + 5)
         line.close()
         heard = other.recv(100)
         other.close()
@@ -104,7 +105,7 @@ def impostor():
 
 
 def refusal(addresses, make):
-    """What is said where rank 1 tells these addresses of itself."""
+    """What `make` returns where rank 1 has these addresses."""
     own = tcp_ring.own_addresses
     if RANK == 1:
         tcp_ring.own_addresses = lambda: addresses
@@ -114,26 +115,26 @@ def refusal(addresses, make):
         tcp_ring.own_addresses = own
 
 
-def pass_on_for_ever(ring):
+def shift_for_ever(ring):
     while True:
-        ring.pass_on(np.zeros(100_000, np.uint8), np.empty(100_000, np.uint8))
+        ring.shift(np.zeros(100_000, np.uint8), np.empty(100_000, np.uint8))
 
 
 def unreachable():
-    return said(Unreachable, SocketRing, WORLD)
+    return text(Unreachable, SocketRing, WORLD)
 
 
 ring = SocketRing(WORLD)
 check_messages(ring)
 found["late"] = WORLD.gather(seconds_beside_a_late_rank(ring))
 for _ in range(8):
-    ring.pass_on(np.zeros(8_000_000, np.uint8), np.empty(8_000_000, np.uint8))
+    ring.shift(np.zeros(8_000_000, np.uint8), np.empty(8_000_000, np.uint8))
 found["windows"] = WORLD.gather(ring._window)
 ring.close()
 
-tcp_ring.Proof = Late
+tcp_ring.Handshake = Late
 ring = SocketRing(WORLD)
-tcp_ring.Proof = Proof
+tcp_ring.Handshake = Handshake
 found["impostor"] = impostor()
 check_messages(ring)
 tcp_ring._LEAVING_SECONDS = 0.1
@@ -142,14 +143,14 @@ if RANK == 1:
     ring.close()
     found["left"] = None
 else:
-    found["left"] = said(ConnectionError, pass_on_for_ever, ring)
+    found["left"] = text(ConnectionError, shift_for_ever, ring)
     began = time.perf_counter()
-    assert said(ConnectionError, pass_on_for_ever, ring) == found["left"]
+    assert text(ConnectionError, shift_for_ever, ring) == found["left"]
     assert time.perf_counter() - began < 0.1, "it is not waited for twice"
     ring.close()
 found["left"] = WORLD.gather(found["left"])
 
-tcp_ring._MEETING_SECONDS = 2.0
+tcp_ring._RENDEZVOUS_SECONDS = 2.0
 ring = refusal(["255.255.255.255", "127.0.0.1"], lambda: SocketRing(WORLD))
 check_messages(ring)
 ring.close()
@@ -164,7 +165,7 @@ def chosen():
     connection.sum(values, FullWire())
     assert (values == sum(range(SIZE))).all()
     choices = list(connection.choices)
-    assert connection.waiting in ("sleeps", "spins", "sleeps within a block, spins between them")
+    assert connection.wait_mode in ("sleeps", "spins", "sleeps within a block, spins between them")
     for beside in (True, False):
         connection.beside_backward = beside
         assert {one.connection.beside_backward for one in connection._candidates} == {beside}
@@ -185,5 +186,6 @@ def without_sockets():
 assert refusal(["255.255.255.255"], without_sockets) == "Torus"
 found["chosen"] = WORLD.gather(chosen())
 found["chosen out of reach"] = WORLD.gather(refusal(["255.255.255.255"], chosen))
+vars(tcp_ring).update(KEPT)  # for the next program on these ranks
 if RANK == 0:
     print(json.dumps(found))

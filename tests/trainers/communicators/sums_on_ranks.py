@@ -4,7 +4,7 @@
 
 `pairs`: cases in which each value of a factor meets each of another one, over launches of all numbers of ranks; `all`:
 the whole product; `gpu`: the product of what sums arrays in the memory of GPUs. Rank 0 prints a case a line, as JSON.
-What a case does is told by the functions below.
+See `run` for what a case does.
 """
 
 import trainers.compat  # noqa: F401  isort: skip
@@ -33,7 +33,7 @@ from trainers.gradients.flat_gradients import FlatGradients
 from trainers.training.device import take_device
 
 WORLD = MPI.COMM_WORLD
-RANKS = (1, 2, 3, 4, 5, 8)
+RANKS = {"pairs": (1, 2, 3, 4, 5), "all": (1, 2, 3, 4, 5, 8)}
 COMMUNICATORS = {
     "Auto": {},
     "Auto 2": {"ranks_per_node": 2},
@@ -68,6 +68,10 @@ ON_GPUS = {
     "Ring": {},
     "SharedWindow": {},
 }
+SUMMED_ELSEWHERE = ("Dummy", "CudaAwareMpi", "Nccl")  # nowhere, or in ON_GPUS only
+COMMUNICATORS |= {
+    name: {} for name in communicators.__all__ if name not in COMMUNICATORS and name not in SUMMED_ELSEWHERE
+}
 DEVICE = take_device("gpu" if sys.argv[1] == "gpu" else "cpu", WORLD)
 FORMATS = ("float32", "float64", "float16", "bfloat16")
 BUCKET_BYTES = (1, 100, 1 << 30)
@@ -82,7 +86,7 @@ def cases(which):
     if which == "gpu":
         yield from itertools.product([WORLD.size], ON_GPUS, FORMATS, BUCKET_BYTES)
         return
-    product = list(itertools.product(RANKS, COMMUNICATORS, FORMATS, BUCKET_BYTES))
+    product = list(itertools.product(RANKS[which], COMMUNICATORS, FORMATS, BUCKET_BYTES))
     seen = set()
     for number in np.random.RandomState(0).permutation(len(product)):  # about as many for each number of ranks
         case = product[number]
@@ -232,7 +236,7 @@ def exchanged(name, wire, dtype, bucket_bytes, *, overlap):
     rows, values = of_all(len(flat.values), dtype), on_host(flat.values)
     worst = max(
         error_over_bound(values[place], rows[:, place], scale, connection, wire, unit=_unit(rows[:, place], wire))
-        for place in (bucket.place for bucket in exchange.buckets)
+        for place in (bucket.span for bucket in exchange.buckets)
     )
     exchange.close()
     return values, worst, list(connection.choices)

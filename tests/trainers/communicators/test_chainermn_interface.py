@@ -1,8 +1,6 @@
 """Our exchange behind ChainerMN's interface: settings here, and all its parts on two and three ranks beside `naive`."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import chainer
@@ -14,16 +12,14 @@ from mpi4py import MPI
 
 from trainers.communicators import CudaAwareMpi, MpiAllreduce, Ring, Torus
 from trainers.gradients.chainermn import create_communicator
-from trainers.runs.mpi_ranks import find_mpiexec
 
 PROGRAM = Path(__file__).with_name("chainermn_on_ranks.py")
 CHECKS = re.findall(r"^def (check_\w+)", PROGRAM.read_text(), re.MULTILINE)
 
 
 @pytest.fixture(scope="module", params=[2, 3])
-def launch(request):
-    command = [find_mpiexec(), "-n", str(request.param), sys.executable, "-W", "error", "-m", "mpi4py", str(PROGRAM)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200)
+def launch(request, run_on_ranks):
+    return run_on_ranks(request.param, PROGRAM)
 
 
 @pytest.mark.mpi

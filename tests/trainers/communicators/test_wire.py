@@ -7,9 +7,8 @@ import subprocess
 import numpy as np
 import pytest
 
-from trainers.communicators import wire as passes
-from trainers.communicators.wire import WIRES, BFloat16Wire, Float16Wire, FullWire
-from trainers.gradients.exchange import largest_of
+from trainers.communicators import wire as wire_module
+from trainers.communicators.wire import WIRES, BFloat16Wire, Float16Wire, FullWire, largest_absolute
 from trainers.training.device import has_gpu
 
 HALVES = {"float16": (Float16Wire, 11, -13, 16), "bfloat16": (BFloat16Wire, 8, -125, 128)}
@@ -18,10 +17,10 @@ LOW_HALVES = (0x0000, 0x0001, 0x7FFF, 0x8000, 0x8001, 0xFFFF)
 
 @pytest.fixture(autouse=True, params=["compiled", "by NumPy"])
 def way(request, monkeypatch):
-    """Every test once with the compiled passes and once as where nothing was compiled."""
+    """Every test once with the compiled conversions and once as where nothing was compiled."""
     if request.param == "by NumPy":
-        monkeypatch.setattr(passes, "COMPILED", None)
-    elif passes.COMPILED is None:
+        monkeypatch.setattr(wire_module, "COMPILED", None)
+    elif wire_module.COMPILED is None:
         pytest.skip("no C compiler when kilobatch was installed, or a processor without F16C and AVX2")
 
 
@@ -53,7 +52,7 @@ def test_what_an_older_version_compiled_is_not_used(tmp_path):
     source, library = tmp_path / "half.c", tmp_path / "_half.so"
     source.write_text("int serves(void) { return 1; }\n")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
-    assert passes.load(ctypes.CDLL(str(library))) is None
+    assert wire_module.load(ctypes.CDLL(str(library))) is None
 
 
 @pytest.mark.parametrize("name", HALVES)
@@ -113,37 +112,45 @@ def test_received_numbers_are_added_in_float32(name):
 
 
 @pytest.mark.parametrize("name", WIRES)
-def test_scratch_is_no_part_of_the_values_and_is_used_again(name):
+def test_buffers_to_add_and_to_store_are_apart_from_each_other(name):
     wire = WIRES[name]()
     values = np.ones(5, dtype=np.float32)
-    scratch = wire.scratch(values)
-    assert (len(scratch), scratch.itemsize) == (5, wire.num_bytes)
-    assert not np.shares_memory(scratch, values)
-    assert np.shares_memory(wire.scratch(values[:2]), scratch)
-    assert len(wire.scratch(values[:0])) == 0
+    to_add, to_store = wire.buffer_to_add(values), wire.buffer_to_store(values)
+    assert (len(to_add), to_add.itemsize) == (len(to_store), to_store.itemsize) == (5, wire.num_bytes)
+    assert not np.shares_memory(to_add, values)
+    assert not np.shares_memory(to_add, to_store)
+    assert np.shares_memory(wire.buffer_to_add(values[:2]), to_add)
+    assert len(wire.buffer_to_add(values[:0])) == 0
+    to_store[...] = wire.pack(np.array([1.0, 2.0, -4.0, 0.0, 8.0], dtype=np.float32))
+    wire.store(values, to_store)
+    assert values.tolist() == [1.0, 2.0, -4.0, 0.0, 8.0]
 
 
 @pytest.mark.parametrize("name", WIRES)
-def test_what_is_received_where_there_is_room_is_stored(name):
-    wire = WIRES[name]()
-    values = np.zeros(3, dtype=np.float32)
-    room = wire.room(values)
-    room[...] = wire.pack(np.array([1.0, 2.0, -4.0], dtype=np.float32))
-    wire.store(values, room)
-    assert values.tolist() == [1.0, 2.0, -4.0]
+def test_numbers_received_to_be_stored_are_added_right_or_not_at_all(name):
+    """On float32 they have overwritten those that they would be added to: a run would train with wrong sums."""
+    wire, values = WIRES[name](), np.array([1.0, 2.0], dtype=np.float32)
+    received = wire.buffer_to_store(values)
+    received[...] = wire.pack(np.array([4.0, 4.0], dtype=np.float32))
+    if name == "float32":
+        with pytest.raises(ValueError, match="use buffer_to_add"):
+            wire.add(values, received)
+    else:
+        wire.add(values, received)
+        assert values.tolist() == [5.0, 6.0]
 
 
 def test_the_full_wire_sends_the_numbers_themselves():
     values = np.ones(3)
     assert FullWire(np.float64).num_bytes == 8
     assert FullWire().pack(values) is values
-    assert FullWire().room(values) is values
+    assert FullWire().buffer_to_store(values) is values
 
 
-def test_the_scratch_of_the_full_wire_follows_the_type_of_the_values():
+def test_the_buffer_of_the_full_wire_follows_the_type_of_the_values():
     wire = FullWire()
     for dtype in (np.float32, np.float64, np.float32):
-        assert wire.scratch(np.ones(4, dtype=dtype)).dtype == dtype
+        assert wire.buffer_to_add(np.ones(4, dtype=dtype)).dtype == dtype
 
 
 def test_losses_by_hand():
@@ -208,11 +215,13 @@ def test_the_largest_absolute_value_is_that_of_numpy(length):
     for place in {0, length // 2, length - 1} if length else ():
         for odd in (-77.0, 1e-45, -np.inf, np.nan):
             values[place] = odd
-            np.testing.assert_array_equal(largest_of(values), np.abs(values).max())
+            np.testing.assert_array_equal(largest_absolute(values), np.abs(values).max())
         values[place] = 0.0
-    assert largest_of(values) == np.abs(values).max(initial=0.0)
-    assert largest_of(-values.astype(np.float64)) == largest_of(values), "other types and every second number, too"
-    assert largest_of(values[::2]) == np.abs(values[::2]).max(initial=0.0)
+    assert largest_absolute(values) == np.abs(values).max(initial=0.0)
+    assert largest_absolute(-values.astype(np.float64)) == largest_absolute(values), (
+        "other types and every second number, too"
+    )
+    assert largest_absolute(values[::2]) == np.abs(values[::2]).max(initial=0.0)
 
 
 def test_every_wire_stands_under_its_name():

@@ -1,8 +1,6 @@
 """ChainerMN on two real MPI ranks, with its naive communicator and with ours: one launch each, one test a check."""
 
 import re
-import subprocess
-import sysconfig
 from pathlib import Path
 
 import pytest
@@ -14,10 +12,8 @@ pytestmark = pytest.mark.mpi
 
 
 @pytest.fixture(scope="module", params=["naive", "ours"])
-def launch(request):
-    scripts = Path(sysconfig.get_path("scripts"))
-    command = [scripts / "mpiexec", "-n", "2", scripts / "python", "-W", "error", "-m", "mpi4py"]
-    return subprocess.run([*command, PROGRAM, request.param], capture_output=True, text=True, timeout=120)
+def launch(request, run_on_ranks):
+    return run_on_ranks(2, PROGRAM, request.param)
 
 
 @pytest.mark.parametrize("check", CHECKS)

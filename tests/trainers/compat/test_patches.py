@@ -136,7 +136,7 @@ def test_pad_sequence_wraps_minus_one_in_unsigned_types():
     assert F.pad_sequence(floats, padding=0.5).array.tolist() == [[0, 0.5], [0, 0]]
 
 
-def test_debug_print_says_cpu_in_capitals():
+def test_debug_print_has_cpu_in_capitals():
     assert "- device: CPU\n" in chainer.Variable(numpy.zeros(2, numpy.float32)).debug_print()
 
 

@@ -50,7 +50,7 @@ def test_facts_are_counted_from_the_files(root):
     assert CUT.facts(root) == {"num_train": 10, "num_eval": 2, "num_classes": 10}
 
 
-def test_files_of_the_published_size_are_what_the_data_set_says(tmp_path):
+def test_files_of_the_published_size_are_accepted(tmp_path):
     for name in NAMES:
         with (tmp_path / name).open("wb") as file:
             file.truncate(30_730_000)  # sparse: all zeros
@@ -99,7 +99,7 @@ def test_the_fingerprint_follows_every_byte(root):
     assert CUT.fingerprint(root) == found[-1]
 
 
-def test_without_a_folder_it_says_what_to_give():
+def test_without_a_folder_the_error_names_what_to_give():
     with pytest.raises(ValueError, match=r"Cifar10 needs a folder of \.bin files: give its root"):
         Cifar10().open(None, "train")
 

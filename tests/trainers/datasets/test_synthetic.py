@@ -82,10 +82,10 @@ def test_wrong_labels_by_hand():
 
 
 def test_label_noise_is_the_share_of_wrong_labels_and_prefers_no_class():
-    said, true = labels(num_train=20000, size=1, label_noise=0.3), np.arange(20000) % 10
-    wrong = said != true
+    text, true = labels(num_train=20000, size=1, label_noise=0.3), np.arange(20000) % 10
+    wrong = text != true
     assert wrong.mean() == pytest.approx(0.3, abs=4 * (0.3 * 0.7 / 20000) ** 0.5)
-    by = np.bincount((said - true)[wrong] % 10, minlength=10) / wrong.sum()
+    by = np.bincount((text - true)[wrong] % 10, minlength=10) / wrong.sum()
     assert by[0] == 0
     assert by[1:] == pytest.approx(np.full(9, 1 / 9), abs=4 * (8 / 81 / wrong.sum()) ** 0.5)
 

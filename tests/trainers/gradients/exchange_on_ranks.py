@@ -48,7 +48,7 @@ def mean_of_all_samples():
 
 
 def one_update(component, wire, *, bucket_bytes, overlap, updates=2):
-    """Gradients by path after the last of some equal updates, and what the exchange told."""
+    """Gradients by path after the last of some equal updates, and the figures of the exchange."""
     model, images = model_and_images()
     connection = component.connect(WORLD.Dup())
     flat = FlatGradients(model, images[:1], connection.allocate)
@@ -56,12 +56,12 @@ def one_update(component, wire, *, bucket_bytes, overlap, updates=2):
     own = np.split(np.split(images, WORLD.size)[WORLD.rank], MICRO_BATCHES)
     for _ in range(updates):
         flat.begin_update()
-        with flat.taken():
+        with flat.collect():
             backward(model, own[0])
         sent = exchange.begin(scale=1 / SAMPLES)
-        with flat.taken(sent.finished):
+        with flat.collect(sent.finished):
             backward(model, own[1])
-        flat.fill_gaps()
+        flat.zero_unwritten()
         found = sent.finish()
     gradients = {path: array.copy() for path, array in flat.by_path(flat.values).items()}
     exchange.close()
@@ -71,12 +71,12 @@ def one_update(component, wire, *, bucket_bytes, overlap, updates=2):
 def check_the_mean_is_that_of_all_samples_on_one_rank():
     expected = mean_of_all_samples()
     for component, overlap in itertools.product((Direct(), Ring(), SharedWindow(), Auto()), (False, True)):
-        found, told = one_update(component, FullWire(), bucket_bytes=200, overlap=overlap)
+        found, message = one_update(component, FullWire(), bucket_bytes=200, overlap=overlap)
         for path, gradient in expected.items():
             np.testing.assert_allclose(found[path], gradient, rtol=1e-4, atol=1e-6, err_msg=f"{component} {path}")
-        assert told.lost.sum(axis=0).tolist() == [0, 0]
-        assert told.seconds > 0
-        assert told.waited_seconds > 0
+        assert message.lost.sum(axis=0).tolist() == [0, 0]
+        assert message.seconds > 0
+        assert message.waited_seconds > 0
 
 
 def check_on_16_bits_it_is_so_within_their_precision():
@@ -89,13 +89,13 @@ def check_on_16_bits_it_is_so_within_their_precision():
         assert 0 < (error / norm) ** 0.5 < wire.epsilon * WORLD.size, (name, component)
 
 
-def check_what_16_bits_lose_is_told_by_bucket_over_all_ranks():
+def check_what_16_bits_lose_is_counted_by_bucket_over_all_ranks():
     model, images = model_and_images()
     connection = Direct().connect(WORLD.Dup())
     flat = FlatGradients(model, images[:1], connection.allocate)
     exchange = Exchange(flat, connection, wire=WIRES["float16"](), bucket_bytes=1, overlap=True)
     flat.values[...] = 1.0
-    second = flat.values[exchange.buckets[1].place]
+    second = flat.values[exchange.buckets[1].span]
     second[0] = 1e10  # beside which 1e-3 vanishes, on every rank but 0 twice
     second[1 : 2 if WORLD.rank == 0 else 3] = 1e-3
     exchanged = exchange.begin(scale=1.0).finish()
@@ -138,11 +138,11 @@ def check_with_overlap_the_first_bucket_leaves_before_backward_ends():
                 pass
             sent_after.append(len(sums))
 
-    with flat.taken(finished):
+    with flat.collect(finished):
         backward(model, images)
     sent.finish()
     assert sent_after == [2], "both gradients of the last layer are sums while the layers below wait"
-    assert sums == [slot.place.stop - slot.place.start for slot in flat.slots]
+    assert sums == [slot.span.stop - slot.span.start for slot in flat.slots]
     exchange.close()
 
 

@@ -2,8 +2,6 @@
 
 import contextlib
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import chainer
@@ -18,7 +16,6 @@ from trainers.communicators.host_staging import connect_on_gpu
 from trainers.communicators.wire import BFloat16Wire, Float16Wire, FullWire
 from trainers.gradients.exchange import Exchange, buckets_of, wire_factor
 from trainers.gradients.flat_gradients import FlatGradients
-from trainers.runs.mpi_ranks import find_mpiexec
 from trainers.training.device import has_gpu
 
 PROGRAM = Path(__file__).with_name("exchange_on_ranks.py")
@@ -59,7 +56,7 @@ def alone(wire, *sizes, bucket_bytes=10**9, component=None):
 def test_a_bucket_is_closed_by_the_slot_that_reaches_its_size(bucket_bytes, expected):
     flat, _ = alone(FullWire(), 3, 5, 1, 2)
     buckets, bucket_of = buckets_of(flat, bucket_bytes)
-    assert [(bucket.place.start, bucket.place.stop, bucket.num_slots) for bucket in buckets] == expected
+    assert [(bucket.span.start, bucket.span.stop, bucket.num_slots) for bucket in buckets] == expected
     assert bucket_of == [number for number, (_, _, slots) in enumerate(expected) for _ in range(slots)]
 
 
@@ -159,31 +156,30 @@ def test_an_exception_while_sending_is_raised_where_it_is_waited_for():
 
 def test_a_bucket_is_summed_behind_the_mark_of_when_it_was_sent():
     """The order on a device that computes later than it is asked to, as a GPU does."""
-    told = []
+    message = []
 
     class Marked(Connection):
         def mark(self):
-            told.append(flat.values.tolist())
-            return len(told)
+            message.append(flat.values.tolist())
+            return len(message)
 
         @contextlib.contextmanager
         def after(self, mark):
-            told.append(f"behind {mark}")
+            message.append(f"behind {mark}")
             yield
-            told.append("done")
+            message.append("done")
 
     flat, _ = alone(FullWire(), 1, 2)
-    connection = Marked(MPI.COMM_SELF, lambda values, wire: told.append(values.tolist()), num_roundings=0)
+    connection = Marked(MPI.COMM_SELF, lambda values, wire: message.append(values.tolist()), num_roundings=0)
     sent = Exchange(flat, connection, wire=FullWire(), bucket_bytes=1, overlap=False).begin(scale=1.0)
     flat.values[...] = [1, 2, 3]
     sent.finish()
-    assert told == [[1, 2, 3], "behind 1", [1], "done", [1, 2, 3], "behind 5", [2, 3], "done"]
+    assert message == [[1, 2, 3], "behind 1", [1], "done", [1, 2, 3], "behind 5", [2, 3], "done"]
 
 
 @pytest.fixture(scope="module", params=[2, 3], ids=["2 ranks", "3 ranks"])
-def launch(request):
-    command = [find_mpiexec(), "-n", str(request.param), sys.executable, "-W", "error", "-m", "mpi4py", PROGRAM]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+def launch(request, run_on_ranks):
+    return run_on_ranks(request.param, PROGRAM)
 
 
 @pytest.mark.mpi

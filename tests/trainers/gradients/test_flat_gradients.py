@@ -11,16 +11,17 @@ from trainers.models import CifarResNet, SmallCNN, SmallResNet, WideResNet
 
 
 class Two(chainer.Chain):
-    """Two layers."""
+    """Two layers, `between` them whatever a test puts there."""
 
-    def __init__(self):
+    def __init__(self, between=F.relu):
         super().__init__()
+        self.between = between
         with self.init_scope():
             self.first = L.Linear(6, 4)
             self.second = L.Linear(4, 3)
 
     def forward(self, x):
-        return self.second(F.relu(self.first(F.reshape(x, (len(x), -1)))))
+        return self.second(self.between(self.first(F.reshape(x, (len(x), -1)))))
 
 
 class ThreeTimes(Two):
@@ -140,15 +141,15 @@ def flat_of(model, shape):
     return FlatGradients(model, np.ones((2, *shape), np.float32))
 
 
-def taken(flat, model, batches, finished=None):
+def collect(flat, model, batches, finished=None):
     flat.begin_update()
     for x in batches[:-1]:
-        with flat.taken():
+        with flat.collect():
             backward(model, x)
-    with flat.taken(finished):
+    with flat.collect(finished):
         backward(model, batches[-1])
-    flat.fill_gaps()
-    flat.hand_over(flat.values)
+    flat.zero_unwritten()
+    flat.assign_to_parameters(flat.values)
 
 
 def assert_equal_bits(model, expected):
@@ -166,7 +167,7 @@ def test_gradients_are_chainers_bit_for_bit(name, sizes):
     expected = of_chainer(model, batches)
     flat = flat_of(model, shape)
     for _ in range(2):  # the second update finds what the first has left
-        taken(flat, model, batches)
+        collect(flat, model, batches)
         assert_equal_bits(model, expected)
     assert all(np.shares_memory(parameter.grad, flat.values) for parameter in model.params())
 
@@ -175,8 +176,8 @@ def test_the_slots_are_all_parameters_one_after_the_other(made):
     model, shape = made
     flat = flat_of(model, shape)
     assert sorted(slot.path for slot in flat.slots) == sorted(path for path, _ in model.namedparams())
-    ends = [slot.place.stop for slot in flat.slots]
-    assert [slot.place.start for slot in flat.slots] == [0, *ends[:-1]]
+    ends = [slot.span.stop for slot in flat.slots]
+    assert [slot.span.start for slot in flat.slots] == [0, *ends[:-1]]
     assert ends[-1] == len(flat.values) == sum(parameter.size for parameter in model.params())
     assert all(parameter.grad is None for parameter in model.params()), "looking at the order leaves no gradient"
     by_path = dict(model.namedparams())
@@ -189,7 +190,7 @@ def test_backward_finishes_them_in_the_order_of_the_array(name):
     model = make()
     flat = flat_of(model, shape)
     order = []
-    taken(flat, model, micro_batches(shape), order.append)
+    collect(flat, model, micro_batches(shape), order.append)
     assert order == list(range(len(flat.slots)))
 
 
@@ -217,23 +218,23 @@ def test_what_is_finished_changes_no_more_in_this_micro_batch(name):
     model = make()
     flat = flat_of(model, shape)
     seen = {}
-    taken(flat, model, micro_batches(shape), lambda number: seen.update({number: slot_bytes(flat, number)}))
-    assert len(seen) >= (0 if name == "HalfUsed" else 4), "of a use in vain nothing can be told"
+    collect(flat, model, micro_batches(shape), lambda number: seen.update({number: slot_bytes(flat, number)}))
+    assert len(seen) >= (0 if name == "HalfUsed" else 4), "of a use in vain nothing is known"
     assert seen == {number: slot_bytes(flat, number) for number in seen}
 
 
 def slot_bytes(flat, number):
-    return flat.values[flat.slots[number].place].tobytes()
+    return flat.values[flat.slots[number].span].tobytes()
 
 
 def test_a_weight_used_past_its_link_too_is_refused_only_where_it_would_be_sent_too_early():
     model, batches = Tied(), micro_batches((6,))
     flat = flat_of(model, (6,))
     with pytest.raises(RuntimeError, match=r"^/first/W is used past its link as well, .* exchange\.overlap to false"):
-        taken(flat, model, batches, lambda number: None)
-    taken(flat, model, batches[:1])
+        collect(flat, model, batches, lambda number: None)
+    collect(flat, model, batches[:1])
     assert_equal_bits(model, of_chainer(model, batches[:1]))
-    taken(flat, model, batches)  # added in another order than Chainer does
+    collect(flat, model, batches)  # added in another order than Chainer does
     for path, gradient in of_chainer(model, batches).items():
         np.testing.assert_allclose(flat.by_path(flat.values)[path], gradient, rtol=1e-5, atol=1e-6)
 
@@ -245,15 +246,15 @@ def test_squared_norms_are_those_of_each_micro_batch(made):
     flat.begin_update()
     norms = []
     for x in batches:
-        with flat.taken(measure=True) as norm:
+        with flat.collect(measure=True) as norm:
             backward(model, x)
         norms.append(norm.value)
     for x, norm in zip(batches, norms, strict=True):
         squares = [np.square(g, dtype=np.float64).sum() for g in of_chainer(model, [x]).values() if g is not None]
         assert norm == pytest.approx(sum(squares), rel=1e-6)
-    flat.fill_gaps()
+    flat.zero_unwritten()
     found = flat.values.copy()
-    taken(flat, model, batches)
+    collect(flat, model, batches)
     assert (flat.values == found).all(), "measured or not, the gradients are the same"
 
 
@@ -261,6 +262,70 @@ def test_a_norm_that_nobody_asked_for_is_not_taken():
     model = Two()
     flat = flat_of(model, (6,))
     flat.begin_update()
-    with flat.taken() as norm:
+    with flat.collect() as norm:
         backward(model, micro_batches((6,))[0])
     assert norm.value == 0
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_after_an_exception_the_parameters_are_in_their_links_again(where):
+    fail = {"now": False}
+
+    def between(h):
+        if fail["now"]:
+            raise FloatingPointError("stop here")
+        return F.relu(h)
+
+    model = Two(between)
+    flat = FlatGradients(model, np.ones((1, 6), np.float32))
+    before = dict(model.namedparams())
+    batches = micro_batches((6,))
+    flat.begin_update()
+    with pytest.raises(FloatingPointError, match="stop here"), flat.collect():  # noqa: PT012
+        fail["now"] = where == "forward"
+        backward(model, batches[0])
+        raise FloatingPointError("stop here")
+    fail["now"] = False
+    assert all(parameter is before[path] for path, parameter in model.namedparams())
+    assert type(model.first.W) is chainer.Parameter
+    collect(flat, model, batches)
+    assert_equal_bits(model, of_chainer(model, batches))
+
+
+def test_an_update_without_samples_is_zero():
+    model = Two()
+    flat = FlatGradients(model, np.ones((1, 6), np.float32))
+    collect(flat, model, micro_batches((6,)))
+    assert flat.values.any()
+    flat.begin_update()
+    flat.zero_unwritten()
+    assert not flat.values.any()
+
+
+def test_arrays_are_written_in_turn_and_a_full_one_stays():
+    model, asked = Two(), []
+
+    def allocate(num_values, dtype):
+        asked.append((num_values, np.dtype(dtype)))
+        return np.zeros(num_values, dtype)
+
+    flat = FlatGradients(model, np.ones((1, 6), np.float32), allocate, copies=2)
+    assert asked == [(2 * (6 * 4 + 4 + 4 * 3 + 3), np.dtype(np.float32))]
+    first, batches = flat.values, micro_batches((6,))
+    collect(flat, model, batches)
+    kept = first.copy()
+    flat.next_array()
+    second = flat.values
+    assert len(second) == len(first)
+    assert not np.shares_memory(second, first)
+    collect(flat, model, batches[:1])
+    assert (first == kept).all()
+    assert_equal_bits(model, of_chainer(model, batches[:1]))
+    flat.assign_to_parameters(first)
+    assert_equal_bits(model, of_chainer(model, batches))
+    flat.begin_update()
+    assert all(parameter.grad is None for parameter in model.params())
+    flat.assign_to_parameters(first)
+    assert all(np.shares_memory(parameter.grad, first) for parameter in model.params())
+    flat.next_array()
+    assert flat.values is first

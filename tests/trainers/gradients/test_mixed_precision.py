@@ -8,7 +8,7 @@ from chainer import links as L
 
 from recipes.planning.division import divide
 from recipes.schema import Evaluation, Precision
-from trainers.gradients.loss_scale import HALVES, LossScale, computing, forward_in, overflow_expected, weights_in
+from trainers.gradients.mixed_precision import HALVES, LossScale, computing, forward_in, overflow_expected, weights_in
 from trainers.models import ResNet18, SmallCNN, SmallResNet
 from trainers.models.batch_norm import NormGroups
 from trainers.models.keyed_random import KeyedDropout, draw_initial_weights

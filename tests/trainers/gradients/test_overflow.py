@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -137,28 +135,33 @@ def decisions(run):
     return [(line["loss_scale"], line["overflows"]) for line in updates(run)]
 
 
-def failed(folder, *options):
-    command = [sys.executable, "-P", "-m", "kilobatch", "train", "digits/large_batch", "-n", "2", *options]
-    done = subprocess.run([*command, "--out", folder], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 3
-    assert "Traceback" not in done.stderr
-    return done.stderr
+@pytest.fixture
+def failed(kilobatch):
+    """The stderr of a run that fails."""
+
+    def run(folder, *options):
+        done = kilobatch("train", "digits/large_batch", *options, "--out", folder, ranks=2)
+        assert done.returncode == 3
+        assert "Traceback" not in done.stderr
+        return done.stderr
+
+    return run
 
 
-def test_a_loss_that_is_not_finite_fails_at_once_for_no_scale_cures_it(tmp_path):
-    told = failed(tmp_path / "run", *mixed(65536), "--set", "learning_rate.reference=1e6")
-    assert "the loss is not finite at update 1 on rank 0" in told
-    assert "so does what mixed16 cannot hold: see precision.compute" in told
+def test_a_loss_that_is_not_finite_fails_at_once_for_no_scale_cures_it(tmp_path, failed):
+    message = failed(tmp_path / "run", *mixed(65536), "--set", "learning_rate.reference=1e6")
+    assert "the loss is not finite at update 1 on rank 0" in message
+    assert "so does what mixed16 cannot hold: see precision.compute" in message
     assert "overflowed" not in (tmp_path / "run" / "log.txt").read_text()
 
 
-def test_what_overflows_at_every_scale_fails_with_update_scale_and_parameter(tmp_path):
-    told = failed(tmp_path / "run", *mixed(2**60))
+def test_what_overflows_at_every_scale_fails_with_update_scale_and_parameter(tmp_path, failed):
+    message = failed(tmp_path / "run", *mixed(2**60))
     scale = f"{2**40:.12g}"
     assert re.search(
         rf"gradient of /\S+ is not finite at update 0 on rank 0, even at a loss scale of {re.escape(scale)}, after 20 "
         r"halvings.*precision.compute: float32.*Last good checkpoint: none was written yet",
-        told,
+        message,
     )
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["key"] for line in lines] == ["run_start", "run_stop"]

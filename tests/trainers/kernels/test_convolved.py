@@ -10,7 +10,7 @@ import pytest
 
 from recipes.planning.division import divide
 from recipes.schema import Evaluation
-from trainers.gradients.flat_gradients import GradientTaps
+from trainers.gradients.flat_gradients import GradientHooks
 from trainers.kernels.chainer_convolution import deferred
 from trainers.models import ResNet18, SmallCNN, SmallResNet, WideResNet
 from trainers.models.batch_norm import NormGroups
@@ -215,7 +215,7 @@ def test_taps_take_every_gradient_right_behind_its_layer():
         install(model)
         paths = {id(parameter): path for path, parameter in sorted(model.namedparams())}
         numbers, taken = [*paths.values()], {}
-        taps = GradientTaps(
+        taps = GradientHooks(
             lambda one: numbers.index(paths[id(one)]), lambda n, g: taken.update({numbers[n]: g.copy()})
         )
         images = np.random.RandomState(3).normal(size=(12, 3, 32, 32)).astype(np.float32)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from trainers.gradients.flat_gradients import FlatGradients, _Arrivals
-from trainers.gradients.loss_scale import forward_in
+from trainers.gradients.mixed_precision import forward_in
 from trainers.kernels.cuda import tensors as cuda_tensors
 from trainers.models import SmallResNet
 from trainers.models.keyed_random import draw_initial_weights
@@ -130,7 +130,7 @@ def taken(compute, bad=None):
         images = random.normal(size=(4, 3, 8, 8)).astype("f")
         if bad is not None:
             images[:] = bad
-        with chainer.using_config("train", True), flat.taken(finished, ends=ends, measure=True) as norm:
+        with chainer.using_config("train", True), flat.collect(finished, ends=ends, measure=True) as norm:
             F.sum(forward_in(model, compute)(images) ** 2).backward()
     return flat, told, norm.value
 
@@ -168,7 +168,7 @@ def test_gradients_that_wait_are_gone_with_the_exception_that_ended_backward(cud
     gc.disable()
     try:
         flat.begin_update()
-        with pytest.raises(MemoryError), flat.taken(ends=(3,)):
+        with pytest.raises(MemoryError), flat.collect(ends=(3,)):
             F.sum(model[1](RunsOut().apply((model[0](x),))[0])).backward()
         assert not [each for each in gc.get_objects() if isinstance(each, _Arrivals)]
     finally:

@@ -8,7 +8,7 @@ import chainer.links as L
 import numpy as np
 import pytest
 
-from trainers.gradients.loss_scale import weights_in
+from trainers.gradients.mixed_precision import weights_in
 from trainers.kernels.cuda import tensors as cuda_tensors
 from trainers.models import SmallResNet
 from trainers.models.keyed_random import draw_initial_weights

@@ -10,9 +10,9 @@ from mpi4py import MPI
 
 from recipes.planning.cluster import GradientExchange
 from recipes.planning.stream import Stream
-from trainers.datasets.device_feed import Feed
+from trainers.datasets.device_feed import DeviceFeed
 from trainers.datasets.loader import StreamIterator
-from trainers.gradients.loss_scale import images_dtype
+from trainers.gradients.mixed_precision import images_dtype
 from trainers.kernels.cuda import launcher
 from trainers.launch.request import TrainRequest, prepare
 from trainers.models.batch_norm import NormGroups
@@ -147,7 +147,7 @@ def iterators(found, gpu, *, load=None, update=0):
     """The iterator of the CPU, and one that feeds a GPU."""
     recipe, parts = found.opened.recipe, build(found.opened.recipe, found.opened.dataset)
     stream = Stream(seed=recipe.seed, num_samples=found.opened.dataset.num_train)
-    feed = Feed(gpu, load=load or parts.load_pixels, finish=parts.finish, dtype=images_dtype(recipe.precision))
+    feed = DeviceFeed(gpu, load=load or parts.load_pixels, finish=parts.finish, dtype=images_dtype(recipe.precision))
     made = []
     for each in (None, feed):
         kept = {"plan": found.plan, "rank": 0, "stream": stream, "load": parts.load_train, "mixing": parts.mixing}
@@ -173,9 +173,9 @@ def test_micro_batches_are_those_of_the_cpu(gpu_on_cpu, recipe, soon):
 
     def collect(ask):
         share, other = ask(of_gpu), ask(of_cpu)
-        assert other.look_ahead is None
+        assert other.prefetch is None
         pairs.extend(zip(share.micro_batches, other.micro_batches, strict=True))
-        share.look_ahead()
+        share.prefetch()
         assert share.seen == other.seen
         assert len(share.seen) == share.segment.global_batch_size
 
@@ -216,15 +216,15 @@ def test_an_update_begins_with_what_was_loaded_during_the_one_before(gpu_on_cpu)
         assert first.indices.tolist() == asked[:32]
         assert loaded_by(partial(deque, rest)) == 16
         asked.clear()
-        assert loaded_by(share.look_ahead) == 32
-        assert loaded_by(share.look_ahead) == 0
+        assert loaded_by(share.prefetch) == 32
+        assert loaded_by(share.prefetch) == 0
     iterator.limit(16)
     asked.clear()
     assert loaded_by(lambda: deque(iterator.again().micro_batches)) == 48
-    assert loaded_by(share.look_ahead) == 16
+    assert loaded_by(share.prefetch) == 16
     iterator.update = found.plan.timeline.num_updates
     iterator.finalize()
-    assert loaded_by(share.look_ahead) == 0, "nothing comes after the last update"
+    assert loaded_by(share.prefetch) == 0, "nothing comes after the last update"
 
 
 def test_what_goes_wrong_ahead_is_raised_by_the_update_that_needs_it(gpu_on_cpu):
@@ -241,7 +241,7 @@ def test_what_goes_wrong_ahead_is_raised_by_the_update_that_needs_it(gpu_on_cpu)
     for _ in range(2):  # an update that is done again does not need it either
         share = next(iterator) if iterator.update == 0 else iterator.again()
         assert len(list(share.micro_batches)) == 1
-        share.look_ahead()
+        share.prefetch()
     with pytest.raises(ValueError, match="the file is damaged"):
         next(next(iterator).micro_batches)
 

@@ -8,7 +8,7 @@ import pytest
 from recipes.planning.division import divide
 from recipes.schema import Evaluation
 from trainers import kernels
-from trainers.gradients.loss_scale import forward_in
+from trainers.gradients.mixed_precision import forward_in
 from trainers.models import SmallResNet
 from trainers.models.batch_norm import NormGroups
 from trainers.models.keyed_random import draw_initial_weights

@@ -14,7 +14,7 @@ from trainers.launch.preflight import DataRefused, require_room
 from trainers.launch.request import TrainRequest, prepare
 from trainers.launch.score_run import score_run
 from trainers.launch.start import train
-from trainers.runs.errors import FailedAlone
+from trainers.runs.errors import RankFailed
 from trainers.runs.memory import installed_bytes
 from trainers.search.start import SearchRequest, search
 from trainers.training.build import build
@@ -143,7 +143,7 @@ def test_an_image_too_small_for_a_crop_is_named(own):
     ).opened
     load = build(opened.recipe, opened.dataset).load_train
     assert load(0, 0)[0].shape == (3, 8, 8)
-    with pytest.raises(FailedAlone, match=r"own/train/yes/2\.png: RandomCrop\.size is 8, but the image is 5x8"):
+    with pytest.raises(RankFailed, match=r"own/train/yes/2\.png: RandomCrop\.size is 8, but the image is 5x8"):
         load(0, 3)
 
 

@@ -12,7 +12,7 @@ from mpi4py import MPI
 from recipes.planning.division import divide
 from recipes.schema import Evaluation, NormMomentum, Precision
 from trainers import kernels
-from trainers.gradients.loss_scale import LossScale, computing, forward_in
+from trainers.gradients.mixed_precision import LossScale, computing, forward_in
 from trainers.gradients.norms import first_not_finite
 from trainers.kernels import chainer_hooks
 from trainers.kernels.fused_nodes import ConvolvedNormalized

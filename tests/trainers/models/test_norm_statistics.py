@@ -1,7 +1,5 @@
 """Statistics of norm groups, put together from whatever parts, are those of all their samples at once."""
 
-import subprocess
-import sysconfig
 from pathlib import Path
 
 import chainer
@@ -179,9 +177,7 @@ def test_an_update_that_begins_again_forgets_what_it_saw():
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_on_real_ranks_statistics_and_gradients_do_not_depend_on_the_split(ranks):
-    scripts = Path(sysconfig.get_path("scripts"))
-    command = [scripts / "mpiexec", "-n", str(ranks), scripts / "python", "-W", "error", "-m", "mpi4py", PROGRAM]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+def test_on_real_ranks_statistics_and_gradients_do_not_depend_on_the_split(run_on_ranks, ranks):
+    done = run_on_ranks(ranks, PROGRAM)
     assert done.returncode == 0, done.stderr
     assert "14 splits, 7 of them with teams of several workers" in done.stdout

@@ -16,7 +16,7 @@ from trainers.optimizers import (
     RmspropWarmup,
 )
 from trainers.optimizers.hyperparameters import Moment, steer
-from trainers.optimizers.update_rules import norm
+from trainers.optimizers.lars import norm
 from trainers.optimizers.weight_decay import decay_parameters
 
 

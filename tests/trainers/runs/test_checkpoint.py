@@ -16,7 +16,7 @@ from trainers.runs.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
-from trainers.runs.errors import explained
+from trainers.runs.errors import error_text
 
 
 def trained(seed, updates=3, optimizer=None):
@@ -70,7 +70,7 @@ def test_every_file_is_named_with_its_checksum_and_is_no_pickle(tmp_path):
     assert folder.name == "update-000007"
     names = {line.split("  ")[1] for line in (folder / "MANIFEST").read_text().splitlines()}
     assert names == {path.name for path in folder.iterdir()} - {"MANIFEST"}
-    assert len(written) == len(names) + 1, "the watchdog is told of each"
+    assert len(written) == len(names) + 1, "each counts as progress"
     header = (folder / "weights.safetensors").read_bytes()
     length = int.from_bytes(header[:8], "little")
     assert "/0/W" in json.loads(header[8 : 8 + length])
@@ -127,7 +127,7 @@ def test_a_checkpoint_that_finds_no_room_leaves_nothing_of_it(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert sizes["optimizer.safetensors"] > sizes["weights.safetensors"]
     assert [path.name for path in tmp_path.iterdir()] == ["update-000003"]
-    assert explained(failure.value).startswith("a file cannot be written: [Errno 27] File too large; make room")
+    assert error_text(failure.value).startswith("a file cannot be written: [Errno 27] File too large; make room")
 
 
 def test_another_model_is_refused_by_name(tmp_path):

@@ -12,7 +12,7 @@ import resource, sys
 from pathlib import Path
 import numpy as np
 from trainers import kernels
-from trainers.runs.memory import forget_peak
+from trainers.runs.memory import reset_peak
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
@@ -23,12 +23,12 @@ began = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 np.ones(2**26, np.uint8)
 faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - began
 held = resident()
-forget_peak()
+reset_peak()
 print(faults, held - resident())
 """
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told to keep memory")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps memory")
 @pytest.mark.parametrize("kind", ["numpy", "chainer"])
 def test_freed_memory_is_kept_until_a_run_begins_and_chainers_kernels_leave_it_as_it_was(kind):
     command = [sys.executable, "-c", TWICE, kind]

@@ -103,7 +103,7 @@ def test_log_of_a_run_without_evaluations_has_a_line_an_epoch(played):
     assert [line[:24] for line in text.splitlines()] == ["epoch 1.00  update 3/6  ", "epoch 2.00  update 5/6  "]
 
 
-def test_several_evaluations_an_epoch_are_all_told(played):
+def test_several_evaluations_an_epoch_are_all_printed(played):
     text, _ = played([line for update in range(4) for line in (train(update), *evaluated(update + 1, 0.5))])
     assert re.findall(r"epoch (\S+)  update", text) == ["0.50", "1.00", "1.50", "2.00"]
 
@@ -132,7 +132,7 @@ def test_process_that_writes_nothing_is_followed_to_its_end(played, tmp_path):
     assert "starting the ranks" in played([], terminal=True)[0]
 
 
-def test_why_a_run_ended_is_told(played):
+def test_why_a_run_ended_is_printed(played):
     assert played([train(0), stopped(1, "stopped")])[0].splitlines()[-1] == "stopped: 1 of 6 updates, epoch 0.50"
     text, _ = played([train(0), stopped(1, "failed", "loss is not finite at [rank] 2")], code=3)
     assert text.splitlines()[-1] == "failed: 1 of 6 updates, epoch 0.50; loss is not finite at [rank] 2"

@@ -13,14 +13,14 @@ from recipes.errors import RecipeError
 from recipes.reading.load import load_tree
 from trainers.launch.request import TrainRequest
 from trainers.launch.start import train
-from trainers.runs.errors import FailedAlone
+from trainers.runs.errors import RankFailed
 from trainers.runs.run_folder import (
     FolderRefused,
-    cut_back,
-    hold_alone,
-    needing,
+    folder_required,
+    lock_folder,
     require_same_recipe,
     require_usable,
+    truncate_records,
     write_run,
 )
 from trainers.training.metrics import JsonLines
@@ -58,15 +58,15 @@ def test_a_folder_that_holds_something_is_refused_unless_a_run_in_it_is_resumed(
 
 def test_a_folder_is_held_by_one_run_until_it_lets_go(tmp_path):
     run = tmp_path / "runs" / "a"
-    with hold_alone(run):
+    with lock_folder(run):
         with pytest.raises(FolderRefused, match=rf"a run is being trained in {run}; .* `touch {run}/stop`"):
-            hold_alone(run)
-        hold_alone(tmp_path / "runs" / "b").close()
-    hold_alone(run).close()
+            lock_folder(run)
+        lock_folder(tmp_path / "runs" / "b").close()
+    lock_folder(run).close()
 
 
 def test_a_folder_in_which_a_run_is_being_trained_is_refused_before_ranks_start(tmp_path):
-    with hold_alone(tmp_path), pytest.raises(FolderRefused, match="a run is being trained in"):
+    with lock_folder(tmp_path), pytest.raises(FolderRefused, match="a run is being trained in"):
         train(TrainRequest(recipe="digits/ramp", out=tmp_path, resume=True))
     assert (tmp_path / "log.txt").read_bytes() == b""
 
@@ -75,7 +75,7 @@ def test_a_folder_in_which_a_run_is_being_trained_is_refused_before_ranks_start(
 def test_ranks_that_a_launcher_started_refuse_it_too(tmp_path):
     mpiexec = Path(sys.executable).parent / "mpiexec"
     command = [mpiexec, "-n", "1", sys.executable, "-P", "-m", "kilobatch", "train", "digits/ramp", "--resume", "--out"]
-    with hold_alone(tmp_path):
+    with lock_folder(tmp_path):
         done = subprocess.run([*command, tmp_path], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr.count("a run is being trained in")) == (2, 1)
 
@@ -90,7 +90,7 @@ def test_resume_without_a_folder_is_refused_and_begins_no_run(tmp_path, monkeypa
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(FolderRefused, match=r"file/run cannot be written: Not a directory; choose another --out"):
-        hold_alone(tmp_path / "file" / "run")
+        lock_folder(tmp_path / "file" / "run")
 
 
 def test_another_recipe_is_refused_naming_every_difference(tmp_path):
@@ -128,7 +128,7 @@ def test_cutting_back_leaves_what_the_resumed_run_will_not_do_again(tmp_path):
     text = "".join(json.dumps(line) + "\n" for line in lines) + '{"key": "train_loss", "val'
     (tmp_path / "metrics.jsonl").write_text(text)
     (tmp_path / "trace.jsonl").write_text("".join(json.dumps({"update": u}) + "\n" for u in range(4)))
-    cut_back(tmp_path, 2)
+    truncate_records(tmp_path, 2)
     kept = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["update"] for line in kept if line["key"] == "train_loss"] == [0, 1]
     assert [line["update"] for line in kept if line["key"] == "eval_accuracy"] == [1, 2]
@@ -136,16 +136,16 @@ def test_cutting_back_leaves_what_the_resumed_run_will_not_do_again(tmp_path):
     assert [json.loads(line)["update"] for line in (tmp_path / "trace.jsonl").read_text().splitlines()] == [0, 1]
 
 
-def test_only_what_is_said_against_the_folder_itself_is_told_as_that(tmp_path):
+def test_only_errors_of_the_folder_itself_are_reported_as_such(tmp_path):
     for name in (tmp_path / "a" / "b", tmp_path):
-        with pytest.raises(FailedAlone, match="folder cannot be used any more"), needing(tmp_path):
+        with pytest.raises(RankFailed, match="folder cannot be used any more"), folder_required(tmp_path):
             raise PermissionError(errno.EACCES, "Permission denied", str(name))
     for error in (
         FileNotFoundError(errno.ENOENT, "No such file or directory", str(tmp_path.parent / "data.png")),
         OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "metrics.jsonl")),
         OSError(errno.EPIPE, "Broken pipe"),
     ):
-        with pytest.raises(OSError, match=error.strerror) as raised, needing(tmp_path):
+        with pytest.raises(OSError, match=error.strerror) as raised, folder_required(tmp_path):
             raise error
         assert raised.value is error
 

@@ -197,7 +197,7 @@ def test_a_gpu_that_does_not_work_fails_all_ranks_and_is_named():
 
 
 @pytest.mark.mpi
-def test_ranks_of_a_machine_are_numbered_there_whatever_team_they_are_in():
+def test_ranks_of_a_machine_are_numbered_there_whatever_team_they_are_in(run_on_ranks, tmp_path):
     program = """if True:
         from mpi4py import MPI
         from trainers.training.device import place_here
@@ -206,8 +206,9 @@ def test_ranks_of_a_machine_are_numbered_there_whatever_team_they_are_in():
         found = world.gather((*place_here(world), *place_here(team)))
         print(found or "")
     """
-    command = [find_mpiexec(), "-n", "4", sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    (tmp_path / "program.py").write_text(program)
+    done = run_on_ranks(4, tmp_path / "program.py")
+    assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str([(rank, True, rank % 2, True) for rank in range(4)])
 
 

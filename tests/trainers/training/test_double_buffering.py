@@ -101,7 +101,7 @@ def alone(tmp_path_factory, train):
 
 
 def pending(run):
-    (file,) = (run.folder / "checkpoints").glob("update-*30/pending.safetensors")
+    (file,) = (run.folder / "checkpoints").glob("update-*24/pending.safetensors")
     return load_file(file)
 
 

@@ -1,9 +1,6 @@
 """A single bit that differs between ranks is found, in parameters and in running statistics."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -61,12 +58,11 @@ PATHS = ["/conv/W", "/conv/b", "/norm/avg_mean", "/norm/avg_var", "/norm/beta", 
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def found(tmp_path_factory, run_on_ranks):
     """What three ranks said of each difference."""
     program = tmp_path_factory.mktemp("program") / "program.py"
     program.write_text(PROGRAM)
-    command = [Path(sys.executable).parent / "mpiexec", "-n", "3", sys.executable, "-m", "mpi4py", program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = run_on_ranks(3, program)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

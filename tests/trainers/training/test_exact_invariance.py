@@ -87,13 +87,13 @@ def test_the_run_alone_moves_evaluates_and_averages(digits_alone):
     assert "gradient_noise" in lines[0]
 
 
-@pytest.mark.parametrize(("ranks", "micro_batch_size"), [(2, 96), (3, 32), (5, 96)])
+@pytest.mark.parametrize(("ranks", "micro_batch_size"), [(2, 96), (3, 32), pytest.param(5, 96, marks=pytest.mark.slow)])
 def test_ranks_and_micro_batches_do_not_change_a_bit(exact, digits_alone, ranks, micro_batch_size):
     assert exact(ranks, DIGITS, update=12, micro_batch_size=micro_batch_size) == digits_alone
 
 
 def test_a_run_resumed_on_other_ranks_has_the_bits_of_the_uninterrupted_one(exact, digits_alone):
-    assert exact(2, DIGITS, update=12, resumed_from=(5, 6)) == digits_alone
+    assert exact(2, DIGITS, update=12, resumed_from=(4, 6)) == digits_alone
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ def measured(run, keys=NORMS | {"gain", "gradient_norm"}):
 
 
 def averages(run):
-    return load_file(next((run.folder / "checkpoints").glob("update-*30/averages.safetensors")))
+    return load_file(next((run.folder / "checkpoints").glob("update-*24/averages.safetensors")))
 
 
 def assert_same_methods(found, expected):

@@ -6,8 +6,6 @@ the host did when it was captured.
 
 import contextlib
 import logging
-import subprocess
-import sys
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +22,6 @@ from trainers.gradients.exchange import Bucket, Exchange, Round
 from trainers.launch.request import TrainRequest, prepare
 from trainers.models.batch_norm import NormGroups
 from trainers.models.batch_norm_statistics import Teams
-from trainers.runs.mpi_ranks import find_mpiexec
 from trainers.training import mean_gradient
 from trainers.training.build import build, build_exchange
 from trainers.training.cuda_graphs import GraphRecorder, MicroBatchGraphs
@@ -279,14 +276,13 @@ def test_slots_are_told_behind_the_graph_that_makes_them_whole(run, monkeypatch)
 
 
 def test_ends_of_buckets_are_their_last_slots():
-    buckets = [Bucket(place=slice(0, 0), num_slots=count) for count in (2, 1, 2)]
+    buckets = [Bucket(span=slice(0, 0), num_slots=count) for count in (2, 1, 2)]
     assert Exchange.ends_of_buckets.fget(SimpleNamespace(buckets=buckets)) == [1, 2, 4]
 
 
 @pytest.mark.mpi
 @pytest.mark.slow
-def test_two_ranks_send_their_buckets_behind_graphs():
-    command = [find_mpiexec(), "-n", "2", sys.executable, "-m", "mpi4py", PROGRAM]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+def test_two_ranks_send_their_buckets_behind_graphs(run_on_ranks):
+    done = run_on_ranks(2, PROGRAM)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.split() == ["same", "same"]

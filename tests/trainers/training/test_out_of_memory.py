@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 
 from recipes.reports.page import page_text
 from recipes.reports.record import open_run
-from trainers.runs.memory import ran_out
+from trainers.runs.memory import is_out_of_memory
 from trainers.training.device import has_gpu
 from trainers.training.evaluate import score
 
@@ -96,11 +96,11 @@ def hungry(tmp_path, monkeypatch, train):
     (tmp_path / "mine.yaml").write_text(head)
     monkeypatch.chdir(tmp_path)
 
-    def run(name, ranks, how, values, *options, stop_after=UPDATES):
+    def run(name, ranks, how, values, *options, stop_after=UPDATES, own_ranks=False):
         monkeypatch.setenv("HUNGRY", how)
         words = [word for key, value in {**METHODS, **values}.items() for word in ("--set", f"{key}={value}")]
         options = (*words, "--allow-code", *options)
-        return train(tmp_path / name, ranks, *options, stop_after=stop_after, recipe="mine.yaml")
+        return train(tmp_path / name, ranks, *options, stop_after=stop_after, recipe="mine.yaml", own_ranks=own_ranks)
 
     return run
 
@@ -177,7 +177,7 @@ def test_memory_that_runs_out_later_on_is_told_once_and_holds_for_the_rest_of_th
 )
 def test_where_nothing_smaller_has_the_same_statistics_the_run_fails_and_says_what_to_do(hungry, options, least):
     with pytest.raises(AssertionError) as failed:
-        hungry("run", 2, "forward 1 1 -8", {}, *options)  # not even for a thread
+        hungry("run", 2, "forward 1 1 -8", {}, *options, own_ranks=True)  # not even for a thread
     said = str(failed.value)
     assert re.search(rf"rank 1 on \S+ failed:[\s\S]*memory ran out at update \d with {least} at a time", said), said
     assert "Start fewer ranks on a machine" in said
@@ -206,7 +206,7 @@ def test_on_a_gpu_the_pool_runs_out_and_the_run_is_the_same(hungry, assert_same_
     ],
 )
 def test_errors_that_say_that_memory_could_not_be_had(error, says_so):
-    assert ran_out(error) is says_so
+    assert is_out_of_memory(error) is says_so
 
 
 def test_an_evaluation_goes_on_in_smaller_forwards_where_memory_runs_out(caplog):

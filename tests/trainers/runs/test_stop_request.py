@@ -1,4 +1,4 @@
-"""Who asked a run to stop is told and recorded."""
+"""Who requested a run to stop is printed and recorded."""
 
 import json
 import subprocess
@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from trainers.runs.stop_request import STOP_FILE, StopRequest, ask_to_stop, said
+from trainers.runs.stop_request import STOP_FILE, StopRequest, request_stop, requester_text
 
 
 def test_a_run_knows_whether_a_user_a_search_or_a_signal_made_its_stop_file(tmp_path):
@@ -16,7 +16,7 @@ def test_a_run_knows_whether_a_user_a_search_or_a_signal_made_its_stop_file(tmp_
         file = tmp_path / STOP_FILE
         assert not request()
         for who in ("signal", "search"):
-            ask_to_stop(file, who)
+            request_stop(file, who)
             assert request()
             assert request.by == who
         for text in ("", "please\n", "\u00e9"):
@@ -24,11 +24,11 @@ def test_a_run_knows_whether_a_user_a_search_or_a_signal_made_its_stop_file(tmp_
             assert request.by == "stop file"
     finally:
         request.close()
-    assert (said("signal", file), said("stop file", file)) == ("a signal", f"the file {file}")
+    assert (requester_text("signal", file), requester_text("stop file", file)) == ("a signal", f"the file {file}")
 
 
 @pytest.mark.mpi
-def test_a_run_that_its_stop_file_ended_says_so(tmp_path):
+def test_a_run_that_its_stop_file_ended_reports_it(tmp_path):
     folder = tmp_path / "run"
     words = f"train digits/ramp -n 2 --no-report --out {folder} --set model.width=4 --set epochs=40"
     command = [sys.executable, "-P", "-m", "kilobatch", *words.split()]

@@ -120,7 +120,7 @@ def computing(compute: str, device: Any) -> Iterator[None]:
 
         tf32        cuDNN and cuBLAS may round factors to TF32
         mixed16     NumPy does not warn of infinities and NaN: they are looked for afterwards
-        bfloat16    Chainer does not check types: it knows no such floats, NumPy calls their kind V
+        bfloat16    Chainer does not check types: it has no such floats, and NumPy's kind of them is V
 
     Args:
         device: Chainer's, of the model.
@@ -187,7 +187,7 @@ def overflow_expected() -> Iterator[None]:
 
 
 class _Widened(Cast):
-    """A cast whose gradient is cast back to any type: Chainer's lets none through to a type it does not know."""
+    """A cast whose gradient is cast back to any type: Chainer's passes none to an unknown type."""
 
     def backward(self, indexes: tuple[int, ...], grads: tuple[chainer.Variable, ...]) -> tuple[chainer.Variable]:
         return (F.cast(grads[0], self._in_type),)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from trainers.communicators import tcp_ring
-from trainers.communicators.tcp_ring import Broken, pass_on
+from trainers.communicators.tcp_ring import TransferError, transfer
 
 
 @pytest.fixture(autouse=True, params=["compiled", "in Python"])
@@ -60,7 +60,7 @@ def test_all_of_both_arrives_in_its_order(lines, num_sent, num_received):
     thread, found = reader(end, num_sent)
     sender = threading.Thread(target=source.sendall, args=(coming.tobytes(),))
     sender.start()
-    pass_on(out, into, sent, received, 65536)
+    transfer(out, into, sent, received, 65536)
     sender.join()
     thread.join()
     assert b"".join(found) == sent.tobytes()
@@ -76,25 +76,25 @@ def test_what_came_after_the_first_bytes_is_counted_and_timed(lines):
             time.sleep(0.2)
 
     threading.Thread(target=send).start()
-    count, seconds = pass_on(out, into, np.zeros(0, np.uint8), np.zeros(3000, np.uint8), 1000)
+    count, seconds = transfer(out, into, np.zeros(0, np.uint8), np.zeros(3000, np.uint8), 1000)
     assert count == 2000
     assert 0.15 < seconds < 5
 
 
-def test_a_line_that_is_closed_is_told(lines):
+def test_a_line_that_is_closed_is_reported(lines):
     (out, _), (into, source) = lines
     source.close()
-    with pytest.raises(Broken, match="^it closed the connection$") as told:
-        pass_on(out, into, np.zeros(0, np.uint8), np.zeros(3, np.uint8), 1000)
-    assert not told.value.out
+    with pytest.raises(TransferError, match="^it closed the connection$") as raised:
+        transfer(out, into, np.zeros(0, np.uint8), np.zeros(3, np.uint8), 1000)
+    assert not raised.value.while_sending
 
 
-def test_a_line_nobody_reads_any_more_is_told(lines):
+def test_a_line_nobody_reads_any_more_is_reported(lines):
     (out, end), (into, _) = lines
     threading.Timer(0.2, end.close).start()
-    with pytest.raises(Broken, match="reset by peer|Broken pipe") as told:
-        pass_on(out, into, np.zeros(50_000_000, np.uint8), np.zeros(0, np.uint8), 1000)
-    assert told.value.out
+    with pytest.raises(TransferError, match="reset by peer|Broken pipe") as raised:
+        transfer(out, into, np.zeros(50_000_000, np.uint8), np.zeros(0, np.uint8), 1000)
+    assert raised.value.while_sending
 
 
 def test_a_signal_is_handled_while_nothing_comes(lines):
@@ -108,7 +108,7 @@ def test_a_signal_is_handled_while_nothing_comes(lines):
     before = signal.signal(signal.SIGUSR1, answer)
     try:
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
-        pass_on(out, into, np.zeros(0, np.uint8), np.zeros(3, np.uint8), 1000)
+        transfer(out, into, np.zeros(0, np.uint8), np.zeros(3, np.uint8), 1000)
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert handled == [signal.SIGUSR1]
@@ -118,4 +118,4 @@ def test_another_thread_runs_meanwhile(lines):
     """Nothing comes before the other thread has done its work."""
     (out, _), (into, source) = lines
     threading.Thread(target=lambda: source.sendall(bytes(sum(range(100_000)) % 2 + 3))).start()
-    assert pass_on(out, into, np.zeros(0, np.uint8), np.zeros(3, np.uint8), 1000)[0] == 0
+    assert transfer(out, into, np.zeros(0, np.uint8), np.zeros(3, np.uint8), 1000)[0] == 0

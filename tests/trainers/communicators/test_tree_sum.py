@@ -2,8 +2,6 @@
 
 import itertools
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +9,6 @@ import pytest
 from mpi4py import MPI
 
 from trainers.communicators.tree_sum import TreeSum, halves, sum_of_tree
-from trainers.runs.mpi_ranks import find_mpiexec
 
 PROGRAM = Path(__file__).with_name("summation_tree_on_ranks.py")
 CHECKS = re.findall(r"^def (check_\w+)", PROGRAM.read_text(), re.MULTILINE)
@@ -111,7 +108,7 @@ def test_the_sum_has_the_same_bits_however_the_leaves_are_dealt(count):
         assert sum_of_tree(known, 0, count).tobytes() == whole(leaves).tobytes(), dealt
 
 
-def test_a_leaf_that_nobody_has_is_told():
+def test_a_missing_leaf_is_reported():
     with pytest.raises(KeyError, match="norm group 3 is in no sum"):
         sum_of_tree(held_of(leaves_of(8), [0, 1, 2, 4, 5, 6, 7]), 0, 8)
 
@@ -125,9 +122,8 @@ def test_what_comes_in_stays_as_it_is():
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
-def test_on_ranks(ranks):
-    command = [find_mpiexec(), "-n", str(ranks), sys.executable, str(PROGRAM)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+def test_on_ranks(run_on_ranks, ranks):
+    done = run_on_ranks(ranks, PROGRAM)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.findall(r"^passed (\w+)$", done.stdout, re.MULTILINE) == CHECKS
     assert len(CHECKS) == 4

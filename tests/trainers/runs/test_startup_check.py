@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from trainers.runs.heartbeat import Beginning
 from trainers.runs.mpi_ranks import start_ranks
 from trainers.runs.run_folder import METRICS
+from trainers.runs.startup_check import StartupCheck
 
 
 @pytest.fixture
@@ -35,42 +35,42 @@ def test_a_rank_that_is_stopped_before_it_joins_is_named_and_ends_all(tmp_path, 
     process = processes_of(started)[1]
     os.kill(process, signal.SIGSTOP)
 
-    beginning = Beginning(tmp_path, started, seconds=4.0)
+    startup = StartupCheck(tmp_path, started, seconds=4.0)
     started.process.wait(timeout=30)
-    beginning.close()
+    startup.close()
 
-    assert beginning.told is not None
-    assert "rank 1 on " in beginning.told
-    assert f"(process {process}) did not begin within 4 s: its process is stopped (SIGSTOP)" in beginning.told
-    assert "rank 0" not in beginning.told, "it only waits"
+    assert startup.failure is not None
+    assert "rank 1 on " in startup.failure
+    assert f"(process {process}) did not begin within 4 s: its process is stopped (SIGSTOP)" in startup.failure
+    assert "rank 0" not in startup.failure, "it only waits"
 
 
 @pytest.mark.mpi
 def test_ranks_that_end_before_they_begin_keep_nobody_waiting(tmp_path, started):
-    beginning = Beginning(tmp_path, started, seconds=20.0)
+    startup = StartupCheck(tmp_path, started, seconds=20.0)
     started.kill()
     started.process.wait(timeout=30)
     began = time.perf_counter()
-    beginning.close()
+    startup.close()
     assert time.perf_counter() - began < 10
-    assert beginning.told is None
+    assert startup.failure is None
 
 
 @pytest.mark.mpi
-def test_ranks_that_write_metrics_train_though_their_signs_are_not_seen(tmp_path, started, monkeypatch):
-    monkeypatch.setattr("trainers.runs.heartbeat._LOOK_SECONDS", 0.05)
-    beginning = Beginning(tmp_path / "elsewhere", started, seconds=0.2)
+def test_ranks_that_write_metrics_train_though_their_heartbeats_are_not_seen(tmp_path, started, monkeypatch):
+    monkeypatch.setattr("trainers.runs.startup_check._CHECK_SECONDS", 0.05)
+    startup = StartupCheck(tmp_path / "elsewhere", started, seconds=0.2)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / METRICS).write_text("{}")
     time.sleep(0.5)
-    beginning.close()
-    assert beginning.told is None
+    startup.close()
+    assert startup.failure is None
     assert started.process.poll() is None
 
 
 @pytest.mark.mpi
 def test_ranks_that_begin_are_left_alone(tmp_path, started):
-    beginning = Beginning(tmp_path, started, seconds=30.0)
+    startup = StartupCheck(tmp_path, started, seconds=30.0)
     assert started.process.wait(timeout=60) == 0
-    beginning.close()
-    assert beginning.told is None
+    startup.close()
+    assert startup.failure is None

@@ -1,4 +1,4 @@
-"""Samples are loaded by as many threads as a rank has, in their order, where that pays."""
+"""Samples are loaded by as many threads as a rank has, in their order; the iterator makes micro-batches of them."""
 
 import threading
 
@@ -7,9 +7,10 @@ import pytest
 from PIL import Image
 
 from recipes.planning.stream import Stream
-from trainers.datasets.loader import StreamIterator, load_all
+from trainers.datasets.loader import StreamIterator, load_all, stacked
 from trainers.kernels import threads as pool
 from trainers.launch.request import TrainRequest, prepare
+from trainers.runs.errors import RankFailed
 from trainers.training.build import build
 
 
@@ -105,3 +106,23 @@ def test_a_run_sees_the_same_images_however_many_threads_load_them(given, photos
 def test_for_digits_threads_do_not_pay():
     prepared = prepare(TrainRequest(recipe="digits/baseline"), workers=1)
     assert not build(prepared.opened.recipe, prepared.opened.dataset).threads_load
+
+
+def test_images_of_different_sizes_are_refused_with_a_way_out():
+    images = [np.zeros((1, side, 8), np.float32) for side in (8, 8, 9, 10)]
+    assert stacked(images[:2], "augmentation.eval").shape == (2, 1, 8, 8)
+    message = (
+        r"images of \(1, 8, 8\) and \(1, 9, 8\), .*; bring all to one size in augmentation.eval: RandomResizedCrop"
+    )
+    with pytest.raises(RankFailed, match=message):
+        stacked(images, "augmentation.eval")
+
+
+def test_an_update_that_reaches_another_epoch_is_marked():
+    """Of 1,500 samples: 15 updates of 96 are too few and 16 enough; then come 8 of 192 an epoch."""
+    plan = prepare(TrainRequest(recipe="digits/ramp"), workers=1).plan
+    iterator = StreamIterator(plan=plan, rank=0, stream=Stream(seed=0, num_samples=1500), load=None)
+    assert not iterator.is_new_epoch, "nothing was done yet"
+    reached = [share.update for share in iterator if iterator.is_new_epoch]
+    assert reached[:3] == [15, 23, 31]
+    assert len(reached) == int(plan.timeline.num_samples / 1500)

@@ -82,7 +82,7 @@ def test_micro_batches_are_those_of_the_cpu_with_and_without_one_ahead(device, r
             work.ask(20)  # before what is made of the next one: the host comes far ahead of the GPU
             pairs.append((micro_batch, other))
         if ahead:
-            share.look_ahead()
+            share.prefetch()
     for micro_batch, other in pairs:
         assert_same(micro_batch, other)
     of_gpu.finalize()
@@ -94,11 +94,11 @@ def test_the_copy_ahead_ends_while_the_gpu_computes(device):
         share = next(of_gpu)
         for _ in share.micro_batches:
             pass
-        share.look_ahead()
+        share.prefetch()
     list(next(of_gpu).micro_batches)
     device.xp.cuda.get_current_stream().synchronize()
     work.ask()
-    share.look_ahead()
+    share.prefetch()
     of_gpu._feed._ahead.sent.block._copied.synchronize()
     assert not work.done
     of_cpu.update = of_gpu.update

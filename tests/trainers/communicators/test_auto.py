@@ -3,8 +3,6 @@
 import json
 import math
 import statistics
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -12,12 +10,11 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from trainers.communicators import auto as fastest_module
+from trainers.communicators import auto
 from trainers.communicators.auto import Candidate, Fastest, cost_of
 from trainers.communicators.connection import Connection
 from trainers.communicators.wire import WIRES, FullWire
 from trainers.gradients.exchange import wire_factor
-from trainers.runs.mpi_ranks import find_mpiexec
 
 PROGRAM = Path(__file__).with_name("fastest_on_ranks.py")
 
@@ -37,7 +34,7 @@ class Sums:
 @pytest.fixture
 def fastest(monkeypatch):
     """fastest(*sums, **options): a connection that chooses among them in all its repeats, closed afterwards."""
-    monkeypatch.setattr(fastest_module, "_ENOUGH_SECONDS", math.inf)  # a busy machine makes fewer
+    monkeypatch.setattr(auto, "_ENOUGH_SECONDS", math.inf)  # a busy machine makes fewer
     made = []
 
     def make(*sums, **options):
@@ -109,10 +106,9 @@ def test_nothing_is_sent_where_the_first_sends_nothing(fastest, sent):
 
 
 @pytest.fixture(scope="module", params=[1, 2, 4])
-def found(request):
+def found(request, run_on_ranks):
     """What the program saw, for each size of nodes: by what is slow and by wire, the choices of all ranks."""
-    command = [find_mpiexec(), "-n", str(request.param), sys.executable, "-W", "error", "-m", "mpi4py", str(PROGRAM)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = run_on_ranks(request.param, PROGRAM)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
     assert [of_nodes["several_nodes"] for of_nodes in found] == {1: [False], 2: [True, False], 4: [True]}[request.param]

@@ -3,8 +3,6 @@
 import json
 import re
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections import defaultdict
@@ -17,7 +15,7 @@ from recipes.planning.phase_times import PHASES, slowest
 from recipes.reports.noise import slowest_worker
 from recipes.reports.page import page_text
 from recipes.reports.record import open_run
-from trainers.gradients.exchange import Exchanged
+from trainers.gradients.exchange import ExchangeStats
 from trainers.runs.phase_clock import PhaseClock, RankSeconds, phase
 
 OWN = """\
@@ -67,7 +65,7 @@ UPDATES, PROFILED = 10, 3
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(tmp_path_factory, kilobatch):
     """Makes `run(phase)`: a run whose rank 1 sleeps some 0.2 s an update in that phase, and a profile of it."""
     made = {}
 
@@ -81,10 +79,10 @@ def run(tmp_path_factory):
             recipe += f"augmentation: {{train: [{{kind: Normalize, with: digits}}{train}]}}\n"
             (folder / "mine.yaml").write_text(recipe)
             (folder / "two.yaml").write_text(CLUSTER)
-            command = [sys.executable, "-P", "-m", "kilobatch", "train", "mine.yaml", "--allow-code", "-n", "2"]
-            command += ["--cluster", "two.yaml", "--stop-after", f"{UPDATES}up", "--profile", str(PROFILED)]
-            command += ["--out", "run", "--set", "evaluation.every=8up", "--checkpoint-every", "9up"]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder)
+            words = ["train", "mine.yaml", "--allow-code", "--no-report", "--out", "run", "--profile", PROFILED]
+            words += ["--cluster", "two.yaml", "--stop-after", f"{UPDATES}up"]
+            words += ["--set", "evaluation.every=8up", "--checkpoint-every", "9up"]
+            done = kilobatch(*words, ranks=2, cwd=folder)
             assert done.returncode == 0, done.stdout + done.stderr
             made[how] = folder / "run"
         return made[how]
@@ -154,7 +152,7 @@ def test_a_line_has_means_the_slowest_rank_and_what_16_bits_lost():
     for name in ("input", "forward", "evaluation"):
         with clock(name):
             time.sleep(0.01)
-    exchanged = Exchanged(lost=np.array([[0, 1], [0, 4], [0, 0]]), seconds=0.25, waited_seconds=0.1)
+    exchanged = ExchangeStats(lost=np.array([[0, 1], [0, 4], [0, 0]]), seconds=0.25, waited_seconds=0.1)
     seconds = RankSeconds(clock, MPI.COMM_SELF, counts_lost=True).gather(exchanged)
     line = seconds.as_line()
     assert set(line) == {f"{name}_seconds" for name in PHASES} | {
@@ -207,7 +205,7 @@ def test_a_rank_that_sleeps_is_named_with_its_phase(run, how):
 
 
 @pytest.mark.mpi
-def test_the_exchange_is_told_in_log_and_report(run):
+def test_the_exchange_is_in_log_and_report(run):
     words = r"gradients?: Auto \(SharedWindow: all workers share memory\), \d buckets of 221 kB in all, float32, while "
     words += r"backward goes on; nothing is sent; waiting sleeps"
     assert re.search(words, (run("backward") / "log.txt").read_text())
@@ -216,10 +214,10 @@ def test_the_exchange_is_told_in_log_and_report(run):
 
 @pytest.mark.mpi
 def test_a_profile_has_the_events_of_all_ranks_nested_and_buckets_beside_backward(run):
-    told = json.loads((run("backward") / "profile.json").read_text())
-    events = [event for event in told["traceEvents"] if event["ph"] == "X"]
+    message = json.loads((run("backward") / "profile.json").read_text())
+    events = [event for event in message["traceEvents"] if event["ph"] == "X"]
     names = {
-        (event["pid"], event["name"]): event["args"]["name"] for event in told["traceEvents"] if event["ph"] == "M"
+        (event["pid"], event["name"]): event["args"]["name"] for event in message["traceEvents"] if event["ph"] == "M"
     }
     assert {pid for pid, _ in names} == {0, 1}
     assert names[1, "process_name"] == f"rank 1 on {socket.gethostname()}"

@@ -66,10 +66,10 @@ def test_a_setting_that_is_empty_is_none(monkeypatch):
     assert os.environ["MKL_NUM_THREADS"] == "1"
 
 
-def test_what_ranks_say_is_told_though_the_disk_of_the_log_is_full():
-    said = []
-    _tee(io.BytesIO(b"OSError: no space\nand more\n"), Path("/dev/full"), said)
-    assert said == ["OSError: no space\n", "and more\n"]
+def test_errors_of_ranks_are_kept_though_the_disk_of_the_log_is_full():
+    text = []
+    _tee(io.BytesIO(b"OSError: no space\nand more\n"), Path("/dev/full"), text)
+    assert text == ["OSError: no space\n", "and more\n"]
 
 
 def test_ranks_start_on_this_machine_though_a_scheduler_has_allocated_others(tmp_path, monkeypatch):
@@ -83,11 +83,11 @@ def test_ranks_start_on_this_machine_though_a_scheduler_has_allocated_others(tmp
         code = ranks.process.wait(timeout=30)
     finally:
         ranks.kill()
-        said = ranks.errors()
+        text = ranks.errors()
         ranks.process.stderr.close()
 
-    assert code == 2  # no such command: both ranks began, and said so
-    assert said.count("No such command") == 2
+    assert code == 2  # no such command: both ranks began and reported it
+    assert text.count("No such command") == 2
 
 
 def test_a_file_beside_this_python_that_cannot_be_run_is_no_mpiexec(tmp_path, monkeypatch):
