@@ -1,4 +1,4 @@
-"""The parent of the ranks: check a request, start its ranks and show their progress, or become one of a launcher's ranks."""
+"""The parent of the ranks: checks a request, starts its ranks and shows their progress, or joins a launcher's ranks."""
 
 from __future__ import annotations
 
