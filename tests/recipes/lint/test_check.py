@@ -32,8 +32,8 @@ def test_finding_of_an_override_stands_on_the_command_line(lint):
 
 def test_findings_come_in_the_order_of_the_file(lint, marks):
     text = BEYOND + "optimizer: {no_decay: []}\n" + NO_WARMUP
-    found = [("linear-beyond-8k", 3, 9), ("decay-on-norm", 4, 13), ("no-warmup", 5, 1)]
-    assert marks(lint(text)) == found
+    result = [("linear-beyond-8k", 3, 9), ("decay-on-norm", 4, 13), ("no-warmup", 5, 1)]
+    assert marks(lint(text)) == result
 
 
 @pytest.mark.parametrize(

@@ -44,9 +44,9 @@ def test_reason_of_a_rule_is_told_once(run, tmp_path):
 
 def test_json_has_what_programs_read(run):
     code, out = run("mine.yaml", "goyal2017", "--json")
-    found = json.loads(out)
-    assert (code, found["goyal2017"]) == (5, [])
-    (finding,) = found["mine.yaml"]
+    findings = json.loads(out)
+    assert (code, findings["goyal2017"]) == (5, [])
+    (finding,) = findings["mine.yaml"]
     assert set(finding) == {"file", "line", "column", "rule", "path", "what", "way_out", "why", "source"}
     assert (finding["rule"], finding["line"], finding["column"]) == ("linear-beyond-8k", 3, 9)
 

@@ -15,12 +15,12 @@ def test_library_comes_before_the_working_directory(write):
     assert shown(find("recipes", "goyal2017.yaml")) == "goyal2017.yaml"
 
 
-@pytest.mark.parametrize("place", ["configs/recipes/own.yaml", "own.yaml", "own.yml", "configs/recipes/deep/own.yaml"])
-def test_own_recipes_are_found_below_the_working_directory(write, place):
-    path = write(name=place)
-    name = "deep/own" if "deep" in place else "own"
+@pytest.mark.parametrize("file", ["configs/recipes/own.yaml", "own.yaml", "own.yml", "configs/recipes/deep/own.yaml"])
+def test_own_recipes_are_found_below_the_working_directory(write, file):
+    path = write(name=file)
+    name = "deep/own" if "deep" in file else "own"
     assert find("recipes", name).resolve() == path
-    assert (name in names("recipes")) == place.startswith("configs")
+    assert (name in names("recipes")) == file.startswith("configs")
 
 
 def test_name_of_a_run_folder_finds_its_recipe():
