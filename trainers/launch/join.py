@@ -183,21 +183,11 @@ def _train_together(
     *,
     log_is_stdout: bool,
 ) -> int:
-    from trainers.training.train import TrainOptions, train_as_rank
+    from trainers.training.train import train_as_rank
 
-    options = TrainOptions(
-        folder=folder,
-        resume=request.resume,
-        stop_after_update=prepared.stop_after_update,
-        checkpoint_every=prepared.checkpoint_every,
-        trace=request.trace,
-        measure_noise=request.measure_noise,
-        profile=request.profile or 0,
-        threads=threads,
-    )
-    how = {"mpi": mpi, "launched_by_us": log_is_stdout, "heartbeat": heartbeat}
+    how = {"mpi": mpi, "launched_by_us": log_is_stdout, "threads": threads, "heartbeat": heartbeat}
     with folder_required(folder):
-        return train_as_rank(prepared.opened, prepared.plan, options, **how)
+        return train_as_rank(prepared, request, folder, **how)
 
 
 def _report_alone(folder: Path, *, leads: bool, code: int) -> None:

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -59,7 +60,7 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
     began_ms = int(time.time() * 1000)
     with _StopSignals(folder) as signals:
         clear_heartbeats(folder, anew=False)
-        started = signals.ranks = start_ranks(workers, request.arguments(folder), log=folder / LOG)
+        started = signals.ranks = start_ranks(workers, _as_rank(request, folder), log=folder / LOG)
         seconds = startup_seconds(request.watchdog_seconds)
         startup = StartupCheck(folder, started, seconds=seconds) if seconds else None
         from trainers.runs.progress import (
@@ -88,6 +89,12 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
         report = f"  report: {folder / REPORT}" if request.report else ""
         console.print(f"run: {folder}{report}", markup=False, highlight=False, soft_wrap=True)
     return code
+
+
+def _as_rank(request: TrainRequest, folder: Path) -> list[str]:
+    """The command line of a rank, which gets the request whole and its number from MPI."""
+    tree = replace(request, out=folder, workers=None).as_tree()
+    return ["train", request.recipe, "--as-rank", json.dumps(tree)]
 
 
 def _report(folder: Path) -> int:
