@@ -150,7 +150,7 @@ def test_what_a_strangers_record_says_cannot_steer_a_terminal(diff, run_of):
     assert "?[2Jfile:1?" in out
 
 
-def test_another_data_set_is_told_by_its_facts(diff):
+def test_another_data_set_is_compared_by_its_facts(diff):
     Path("photos.yaml").write_text(
         "name: digits\nnum_train: 1499\nnum_eval: 297\nnum_classes: 10\nchannels: 1\n"
         "mean: [0.305622]\nstd: [0.376256]\nreader: {kind: Digits, num_eval: 297}\n"
@@ -176,7 +176,7 @@ def test_a_key_that_two_kinds_share_is_no_part_of_what_their_difference_comes_fr
     assert result["optimizer.weight_decay"]["origins"][0] == "mine.yaml:3"
 
 
-def test_all_problems_of_all_recipes_are_told_and_no_code_is_run(diff, tmp_path):
+def test_all_problems_of_all_recipes_are_reported_and_no_code_is_run(diff, tmp_path):
     Path("theirs.py").write_text("import pathlib\npathlib.Path('ran').touch()\n")
     Path("a.yaml").write_text(CODE)
     Path("b.yaml").write_text("kilobatch: 1\nextends: digits/baseline\nepocs: 3\nseed: x\n")

@@ -88,7 +88,7 @@ def test_the_verdict(diff, changed, verdict):
     assert verdict in " ".join(out.split())
 
 
-def test_words_are_told_by_name_and_with_all_in_full(diff):
+def test_words_are_listed_by_name_and_with_all_in_full(diff):
     Path("mine.yaml").write_text(MINE + "title: another\n")
     out = diff("goyal2017", "mine.yaml")[1]
     assert "Names and words differ too, which no training reads: name, title, claims, card" in out

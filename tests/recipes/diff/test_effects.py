@@ -29,7 +29,7 @@ def test_quantities_of_goyal_by_hand():
     }
 
 
-def test_a_ramp_tells_the_full_rate_of_every_step():
+def test_a_ramp_has_the_full_rate_of_every_step():
     result = effects(library("suzuki2018"))
     assert (result["global batch"], result["full rate"]) == ("2,048, from epoch 30 4,096", "0.8, from epoch 30 1.6")
     ramp = "batch.global=[{from: 0, size: 2048}, {from: 45, size: 4096}]"
@@ -45,7 +45,7 @@ def test_a_ramp_tells_the_full_rate_of_every_step():
         ("optimizer.weight_decay=0", None),
     ],
 )
-def test_decay_is_told_where_it_follows_the_rate(changed, shown):
+def test_decay_is_shown_where_it_follows_the_rate(changed, shown):
     assert effects(library("digits/baseline", changed)).get("rate x decay / batch") == shown
 
 

@@ -98,7 +98,7 @@ def test_what_stands_in_a_text_is_no_comment(lint, marks):
     assert marks(lint(text)) == [("linear-beyond-8k", 3, 9)]
 
 
-def test_comment_of_a_rule_that_was_not_asked_is_left_alone(lint, marks):
+def test_comment_of_a_rule_that_did_not_run_is_left_alone(lint, marks):
     text = "kilobatch: 1\nextends: goyal2017\nbatch: {norm_span: 64}   # lint: ignore span-over-share a team of two\n"
     assert lint(text) == []
     assert lint(text, workers=256) == []

@@ -35,7 +35,7 @@ def test_clean_recipe_ends_with_0_and_a_finding_with_5(run):
     assert out.endswith("goyal2017: clean\nmine.yaml: 1 finding\n")
 
 
-def test_reason_of_a_rule_is_told_once(run, tmp_path):
+def test_reason_of_a_rule_is_printed_once(run, tmp_path):
     (tmp_path / "other.yaml").write_text(BEYOND)
     out = run("mine.yaml", "other.yaml")[1]
     assert out.count("linear-beyond-8k") == 2

@@ -74,7 +74,7 @@ def test_a_mix_that_is_not_built_is_named_in_lacks(opened):
 
 
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
-def test_what_is_wrong_is_told_at_its_place(write, problem_of, wrong):
+def test_problem_has_its_line_and_column(write, problem_of, wrong):
     line, position, path, cause, way_out = wrong
     problem = problem_of(write(line_9=line if line.startswith("loss") else f"{LOSS}\n{line}"))
     assert f"{problem.line}:{problem.column}" == position

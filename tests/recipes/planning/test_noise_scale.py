@@ -25,7 +25,7 @@ def test_the_bits_do_not_depend_on_the_order_of_the_shares():
         assert result == Norms.of_shares(sizes, norms, 0.5)
 
 
-def test_one_share_tells_nothing():
+def test_one_share_gives_no_estimate():
     assert Norms.of_shares([64], [1.0], 1.0) is None
 
 

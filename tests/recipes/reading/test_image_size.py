@@ -125,7 +125,7 @@ def test_one_number_holds_throughout(opened):
     assert result.tree["augmentation"]["train"][0]["size"] == "image_size"
 
 
-def test_steps_may_be_said_in_every_unit_of_time(opened):
+def test_steps_may_have_every_unit_of_time(opened):
     line = "image_size: [{from: 0, size: 4}, {from: 30up, size: 6}, {from: 0.5run, size: 8}]"
     result = opened(line_9=f"{LOSS}\n{line}\n{CROP}")
     thirty = 30 * 96 / result.dataset.num_train

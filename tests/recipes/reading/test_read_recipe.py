@@ -14,7 +14,7 @@ N = 1500
 LONG = "{reference: 0.05, per: 32, schedule: {kind: Cosine}, warmup: {kind: GradualWarmup, epochs: 5, joins: %s}}"
 
 
-def test_what_is_left_out_is_a_default_and_says_so(opened):
+def test_what_is_left_out_is_a_default_with_that_origin(opened):
     result = opened()
     assert result.recipe.learning_rate.schedule == Constant()
     assert result.recipe.augmentation == Augmentation()

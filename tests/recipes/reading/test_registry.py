@@ -58,7 +58,7 @@ def test_an_installed_package_that_is_broken_hides_no_other_recipe(write, tmp_pa
         find("recipes", "acme/fast")
 
 
-def test_unknown_name_tells_the_nearest_or_all():
+def test_refusal_of_an_unknown_name_lists_the_nearest_or_all():
     with pytest.raises(UnknownNameError) as caught:
         find("clusters", "laptops")
     assert caught.value.way_out.startswith("did you mean laptop?")

@@ -59,7 +59,7 @@ def test_an_inserted_augmentation_is_the_only_difference():
     assert differing({"train": [CROP, FLIP]}, {"train": [CUTOUT, CROP, FLIP]}) == {"train.Cutout": (MISSING, CUTOUT)}
 
 
-def test_a_changed_key_is_found_behind_an_inserted_augmentation_and_told_with_both_places():
+def test_a_changed_key_behind_an_inserted_augmentation_has_both_paths():
     (inserted, changed) = compare([{"train": [FLIP, CROP]}, {"train": [FLIP, CUTOUT, {**CROP, "padding": 2}]}])[::-1]
     assert (changed.path, changed.values) == (("train", "RandomCrop", "padding"), (4, 2))
     assert changed.tree_paths == ("train.1.padding", "train.2.padding")
@@ -147,11 +147,11 @@ def texts(*values, key="key"):
         ({"kind": "Constant"}, "Constant"),
     ],
 )
-def test_values_read_as_a_recipe_says_them(value, text):
+def test_values_read_as_in_a_recipe(value, text):
     assert value_text(value) == text
 
 
-def test_floats_are_as_long_as_tells_them_apart():
+def test_floats_have_the_digits_that_distinguish_them():
     assert texts(37.000107714294856, 35.0) == ["37.0001", "35"]
     assert texts(0.3, 0.1 + 0.2) == ["0.3", "0.30000000000000004"]
 

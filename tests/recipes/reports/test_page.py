@@ -150,7 +150,7 @@ def test_claims_of_an_unfinished_run_are_not_judged(write_run, metric_lines):
     assert "20 of 54 updates were done. Reason: asked to" in text
 
 
-def test_killed_run_is_said_to_be_unfinished(write_run, metric_lines):
+def test_killed_run_is_unfinished(write_run, metric_lines):
     text = Parsed(page_text([open_run(write_run(lines=metric_lines(stop=None, num_updates=20)))])).text
     assert "Unfinished" in text
     assert "it is still running, or was killed" in text
@@ -210,7 +210,7 @@ def test_several_runs_are_compared(write_run, metric_lines):
     assert page.count("<details>") == 3
 
 
-def test_runs_of_one_recipe_are_said_to_be_of_one_recipe(write_run):
+def test_runs_of_one_recipe_are_recognised(write_run):
     text = Parsed(page_text([open_run(write_run("a")), open_run(write_run("b"))])).text
     assert "the same in every value" in text
     runs = [open_run(write_run("c", recipe={"epochs": 12.0})), open_run(write_run("d", recipe={"title": "told anew"}))]

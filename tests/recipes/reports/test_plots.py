@@ -115,7 +115,7 @@ def test_runs_are_laid_over_each_other_in_their_colours(write_run):
     assert [line.get_color() for line in accuracy.axes[0].lines] == [run_style(index)[0] for index in range(3)]
 
 
-def test_twenty_runs_are_told_apart():
+def test_twenty_runs_have_different_styles():
     assert len({run_style(index) for index in range(20)}) == 20
 
 

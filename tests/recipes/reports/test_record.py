@@ -94,7 +94,7 @@ def test_who_made_which_updates_is_known_of_sessions_with_other_numbers_of_worke
     assert open_run(write_run(lines=sessions(*starts))).sessions == tuple(expected)
 
 
-def test_the_page_tells_numbers_of_workers_that_changed(write_run):
+def test_the_page_has_numbers_of_workers_that_changed(write_run):
     changed = open_run(write_run(lines=sessions((0, 4), (10, 1), (12, 3))))
     same = open_run(write_run("same", lines=sessions((0, 3), (10, 3))))
     page = page_text([changed])

@@ -24,7 +24,7 @@ def run(tmp_path, monkeypatch):
     return run_command
 
 
-def test_every_key_has_a_reason_and_the_end_says_what_is_not_promised(run):
+def test_every_key_has_a_reason_and_the_end_lists_what_is_not_promised(run):
     code, out = run("scale", "goyal2017/256", "--batch", "8k")
     assert code == 0
     assert out.startswith("goyal2017-256: batch 256 -> 8,192 (k = 32), full rate 0.1 -> 3.2\n")

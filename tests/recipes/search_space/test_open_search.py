@@ -205,7 +205,7 @@ def test_a_divisor_that_is_0_in_the_recipe_and_not_in_every_trial_is_let_through
         opened(f"{text}{SPACE}{constraint}")
 
 
-def test_an_unknown_search_is_told_the_known_ones():
+def test_refusal_of_an_unknown_search_names_the_nearest():
     with pytest.raises(RecipeError, match="there is no search called 'digit'; did you mean digits"):
         open_search("digit", vocabulary=search_vocabulary())
 
@@ -218,7 +218,7 @@ def test_a_recipe_beside_the_search_is_found_from_anywhere(opened, tmp_path, mon
     assert result.base.recipe.epochs == 7
 
 
-def test_what_is_wrong_in_the_recipe_itself_is_told_where_it_stands(opened, tmp_path):
+def test_a_problem_of_the_recipe_has_its_line_in_the_recipe(opened, tmp_path):
     (tmp_path / "own.yaml").write_text("kilobatch: 1\nextends: digits/batch_256\nepochs: no\n")
     with pytest.raises(RecipeError, match=r"own\.yaml:3:9: epochs: "):
         opened(HEAD.replace("digits/batch_256", "own.yaml") + SPACE + "fixed: {seed: 3}\n")
