@@ -18,7 +18,7 @@ _HALVES = {"mixed16": "float16", "bfloat16": "bfloat16"}
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """What the planner needs to know of a model and its optimizer.
+    """What the planner needs of a model and its optimizer.
 
     Args:
         num_parameters: trained numbers.
@@ -56,7 +56,7 @@ class PlannedSegment:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The only place where a recipe and a cluster meet.
+    """A recipe on a cluster.
 
     Args:
         recipe, dataset: what is trained, on what.

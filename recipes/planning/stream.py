@@ -34,7 +34,7 @@ class Stream:
     sample is dropped or repeated within an epoch, whatever the batch and whoever computes which part of it.
 
     With `repeats` r > 1 (repeated augmentation) each sample of the permutation comes r times in a row, while an epoch
-    keeps its length: its place q holds permutation[q // r], so that it has ceil(num_samples / r) different samples.
+    keeps its length: its position q holds permutation[q // r], so that it has ceil(num_samples / r) different samples.
     Copy q % r has draws of its own, keyed by epoch + 2**32 (q % r) instead of epoch.
 
     Args:

@@ -33,7 +33,7 @@ class OpenedRecipe:
         origins: dotted path -> where the value comes from: `file:line`, `default`, `rule: ...`, `command line` or
             `search NAME trial 17`.
         path: of the file.
-        reading: knows where its values were written, for later checks that refuse one.
+        reading: with the origins of its values, for later checks that refuse one.
     """
 
     recipe: Recipe

@@ -307,8 +307,7 @@ class Reading:
         if not isinstance(raw, list) or (... not in inner and len(raw) != len(inner)):
             return self.refuse(path, f"is {_shown(raw)}", f"must be {words(hint)}"), raw
         hints = [inner[0]] * len(raw) if ... in inner else inner
-        places = range(len(raw))
-        pairs = [self.value(each, item, (*path, i)) for each, item, i in zip(hints, raw, places, strict=True)]
+        pairs = [self.value(each, raw[i], (*path, i)) for i, each in enumerate(hints)]
         resolved = [tree for _, tree in pairs]
         if any(value is REFUSED for value, _ in pairs):
             return REFUSED, resolved

@@ -260,7 +260,7 @@ class Run:
         memory: peak memory of the ranks, in words; empty if unknown.
         phases: times of the phases, as far as they were measured.
         sessions: first update and number of workers of each stretch of updates that equally many made; empty where a
-            session does not tell them.
+            session has not written them.
     """
 
     folder: Path

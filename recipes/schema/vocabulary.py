@@ -16,8 +16,7 @@ class Vocabulary:
 
     Args:
         models, optimizers, losses, augmentations, mixes, datasets, communicators, schedules, warmups: name ->
-            dataclass. A mapping may know more names than it lists, and may import a dataclass when its name is asked
-            for.
+            dataclass. A mapping may accept more names than it lists, and may import a dataclass when it is used.
     """
 
     models: Mapping[str, type]

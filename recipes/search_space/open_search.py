@@ -62,6 +62,106 @@ def value_at(tree: Any, path: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OpenedSearch:
+    """A search, checked.
+
+    Args:
+        search: as in its file.
+        tree: resolved: every default filled in.
+        enqueued: the trials to try first, each with values for some or all paths.
+        base: its recipe, with the fixed values.
+        path: of the file.
+    """
+
+    search: Search
+    tree: dict[str, Any]
+    enqueued: tuple[dict[str, Any], ...]
+    base: OpenedRecipe
+    path: Path
+
+
+@refuse_unreachable()
+def open_search(
+    name_or_path: str | Path,
+    *,
+    vocabulary: SearchVocabulary,
+    allow_code: bool = False,
+    data_root: Path | None = None,
+) -> OpenedSearch:
+    """A search by its name or the path of its file.
+
+    Args:
+        name_or_path: such as `digits` or `./mine.yaml`.
+        vocabulary: what `kind` may be.
+        allow_code, data_root: as for `open_recipe`.
+    Raises:
+        RecipeError: with all problems of the search, or of its recipe.
+    """
+    path = find_or_refuse("searches", str(name_or_path))
+    reading, search, resolved = _read(path, vocabulary)
+    options = {"vocabulary": vocabulary, "allow_code": allow_code, "data_root": data_root}
+    checks = SearchChecks(reading=reading, search=search, recipe=_recipe_file(reading, search, path), options=options)
+    base = checks.base()
+    checks.constraints(base, checks.ends(base))
+    checks.sampler()
+    checks.pruner()
+    enqueued = checks.enqueued(base)
+    if reading.problems:
+        raise RecipeError(reading.problems)
+    return OpenedSearch(search=search, tree={"kilobatch": 1, **resolved}, enqueued=enqueued, base=base, path=path)
+
+
+def _read(path: Path, vocabulary: SearchVocabulary) -> tuple[Reading, Search, dict[str, Any]]:
+    """A search's file, without its recipe, as object and resolved tree."""
+    tree, origins = load_tree(path)
+    reading = Reading(origins=origins, vocabulary=vocabulary, may_lack=False)
+    given = {key: value for key, value in tree.items() if key != "kilobatch"}
+    if "name" not in given:
+        given["name"] = path.stem
+    using = {"space": partial(_read_space, reading), "objective": partial(_read_objective, reading)}
+    search, resolved = reading.record(Search, given, (), using=using)
+    if search is not REFUSED and not can_name_folder(search.name):
+        way_out = "use letters, digits, `_`, `.` and `-`, at most 200"
+        reading.refuse(("name",), f"{search.name!r} cannot name a search's folder", way_out)
+    if search is not REFUSED:
+        refuse_conditions(reading, search.space)
+    if reading.problems:
+        raise RecipeError(reading.problems)
+    return reading, search, resolved
+
+
+def _read_space(reading: Reading, raw: Any, path: tuple, _: Mapping[str, Any]) -> tuple[Any, Any]:
+    if not isinstance(raw, dict) or not raw:
+        way_out = "give at least one path, such as `learning_rate.reference: {kind: Float, low: 0.01, high: 1}`"
+        return reading.refuse(path, "holds no paths", way_out), raw
+    pairs = {name: reading.component(Component("ranges"), inner, (*path, name)) for name, inner in raw.items()}
+    resolved = {name: tree for name, (_, tree) in pairs.items()}
+    if any(value is REFUSED for value, _ in pairs.values()):
+        return REFUSED, resolved
+    return {name: value for name, (value, _) in pairs.items()}, resolved
+
+
+def _read_objective(reading: Reading, raw: Any, path: tuple, _: Mapping[str, Any]) -> tuple[Any, Any]:
+    return reading.value(tuple[Objective, ...] if isinstance(raw, list) else Objective, raw, path)
+
+
+def _recipe_file(reading: Reading, search: Search, path: Path) -> Path:
+    """The recipe's file; a path is relative to the search's file, as in `extends`."""
+    name = search.recipe
+    beside = path.parent / name
+    if name.endswith((".yaml", ".yml")):
+        if beside.is_file():
+            return beside
+        reading.refuse(("recipe",), f"there is no file {name}", "the path counts from the search's file")
+        raise RecipeError(reading.problems)
+    try:
+        return find("recipes", name)
+    except UnknownNameError as error:
+        reading.refuse(("recipe",), error.what, error.way_out)
+        raise RecipeError(reading.problems) from None
+
+
+@dataclass(frozen=True, kw_only=True)
 class SearchChecks:
     """The checks, in the order in which they are made; problems go to `reading`.
 
@@ -95,7 +195,7 @@ class SearchChecks:
             for problem in error.problems:
                 if problem.file == "command line":
                     self._pass_on(("fixed", _kinds_first(search.fixed)[problem.line - 1]), problem)
-                else:  # it has a place of its own
+                else:  # it has a line of its own
                     self.reading.problems.append(problem)
             raise RecipeError(self.reading.problems) from None
 
@@ -235,7 +335,7 @@ class SearchChecks:
                 self.reading.refuse(at, f"is given by {other} of this search too", "keep one of the two", at_key=True)
 
     def _pass_on(self, at: tuple, problem: Problem, *, at_key: bool = False) -> None:
-        """Notes a problem of the recipe at the place in the search that causes it."""
+        """Notes a problem of the recipe at the value of the search that causes it."""
         name = at[1]
         value = f"{problem.path} " if problem.path and problem.path != name else ""
         self.reading.refuse(at, f"the recipe refuses this: {value}{problem.what}", problem.way_out, at_key=at_key)
@@ -245,103 +345,3 @@ def _kinds_first(paths: Mapping[str, Any]) -> list[str]:
     """The paths of kinds, outer ones first, then all others in their order."""
     kinds = [path for path in paths if path.rpartition(".")[2] == "kind"]
     return sorted(kinds, key=lambda path: path.count(".")) + [path for path in paths if path not in kinds]
-
-
-@dataclass(frozen=True, kw_only=True)
-class OpenedSearch:
-    """A search, checked.
-
-    Args:
-        search: as in its file.
-        tree: resolved: every default filled in.
-        enqueued: the trials to try first, each with values for some or all paths.
-        base: its recipe, with the fixed values.
-        path: of the file.
-    """
-
-    search: Search
-    tree: dict[str, Any]
-    enqueued: tuple[dict[str, Any], ...]
-    base: OpenedRecipe
-    path: Path
-
-
-@refuse_unreachable()
-def open_search(
-    name_or_path: str | Path,
-    *,
-    vocabulary: SearchVocabulary,
-    allow_code: bool = False,
-    data_root: Path | None = None,
-) -> OpenedSearch:
-    """A search by its name or the path of its file.
-
-    Args:
-        name_or_path: such as `digits` or `./mine.yaml`.
-        vocabulary: what `kind` may be.
-        allow_code, data_root: as for `open_recipe`.
-    Raises:
-        RecipeError: with all problems of the search, or of its recipe.
-    """
-    path = find_or_refuse("searches", str(name_or_path))
-    reading, search, resolved = _read(path, vocabulary)
-    options = {"vocabulary": vocabulary, "allow_code": allow_code, "data_root": data_root}
-    checks = SearchChecks(reading=reading, search=search, recipe=_recipe_file(reading, search, path), options=options)
-    base = checks.base()
-    checks.constraints(base, checks.ends(base))
-    checks.sampler()
-    checks.pruner()
-    enqueued = checks.enqueued(base)
-    if reading.problems:
-        raise RecipeError(reading.problems)
-    return OpenedSearch(search=search, tree={"kilobatch": 1, **resolved}, enqueued=enqueued, base=base, path=path)
-
-
-def _read(path: Path, vocabulary: SearchVocabulary) -> tuple[Reading, Search, dict[str, Any]]:
-    """A search's file, without its recipe, as object and resolved tree."""
-    tree, origins = load_tree(path)
-    reading = Reading(origins=origins, vocabulary=vocabulary, may_lack=False)
-    given = {key: value for key, value in tree.items() if key != "kilobatch"}
-    if "name" not in given:
-        given["name"] = path.stem
-    using = {"space": partial(_read_space, reading), "objective": partial(_read_objective, reading)}
-    search, resolved = reading.record(Search, given, (), using=using)
-    if search is not REFUSED and not can_name_folder(search.name):
-        way_out = "use letters, digits, `_`, `.` and `-`, at most 200"
-        reading.refuse(("name",), f"{search.name!r} cannot name a search's folder", way_out)
-    if search is not REFUSED:
-        refuse_conditions(reading, search.space)
-    if reading.problems:
-        raise RecipeError(reading.problems)
-    return reading, search, resolved
-
-
-def _read_space(reading: Reading, raw: Any, path: tuple, _: Mapping[str, Any]) -> tuple[Any, Any]:
-    if not isinstance(raw, dict) or not raw:
-        way_out = "give at least one path, such as `learning_rate.reference: {kind: Float, low: 0.01, high: 1}`"
-        return reading.refuse(path, "holds no paths", way_out), raw
-    pairs = {name: reading.component(Component("ranges"), inner, (*path, name)) for name, inner in raw.items()}
-    resolved = {name: tree for name, (_, tree) in pairs.items()}
-    if any(value is REFUSED for value, _ in pairs.values()):
-        return REFUSED, resolved
-    return {name: value for name, (value, _) in pairs.items()}, resolved
-
-
-def _read_objective(reading: Reading, raw: Any, path: tuple, _: Mapping[str, Any]) -> tuple[Any, Any]:
-    return reading.value(tuple[Objective, ...] if isinstance(raw, list) else Objective, raw, path)
-
-
-def _recipe_file(reading: Reading, search: Search, path: Path) -> Path:
-    """The recipe's file; a path is relative to the search's file, as in `extends`."""
-    name = search.recipe
-    beside = path.parent / name
-    if name.endswith((".yaml", ".yml")):
-        if beside.is_file():
-            return beside
-        reading.refuse(("recipe",), f"there is no file {name}", "the path counts from the search's file")
-        raise RecipeError(reading.problems)
-    try:
-        return find("recipes", name)
-    except UnknownNameError as error:
-        reading.refuse(("recipe",), error.what, error.way_out)
-        raise RecipeError(reading.problems) from None

@@ -18,7 +18,7 @@ from recipes.schema.positions import first_sample_at
 
 __all__ = ["MIN_UPDATES", "compressed"]
 
-MIN_UPDATES = 5  # of a compressed run; assumed: with fewer, schedules can hardly be told apart
+MIN_UPDATES = 5  # of a compressed run; assumed: with fewer, schedules hardly differ
 _APART = ("evaluation",)  # not compressed: how often to evaluate is not part of the training
 
 

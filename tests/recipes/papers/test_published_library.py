@@ -286,7 +286,7 @@ def test_ffcv2022_grows_its_images_where_its_program_rounds_up(epochs):
 
 
 @pytest.mark.parametrize("name", OPEN)
-def test_recipe_whose_rates_nobody_published_says_so(name):
+def test_recipe_whose_rates_nobody_published_lists_them_as_open(name):
     recipe = open_recipe(name, vocabulary=vocabulary()).recipe
     assert "learning_rate.reference" in recipe.open
     assert not set(recipe.open) & set(recipe.assumed)

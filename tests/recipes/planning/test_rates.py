@@ -48,20 +48,20 @@ def test_decay_halves_while_the_batch_doubles(opened):
 )
 def test_three_ways_to_join_a_warmup(opened, joins, expected):
     warmup = f"warmup: {{kind: GradualWarmup, epochs: 8, start: reference, joins: {joins}}}"
-    found = rates(opened, f"{HALF}, {warmup}", [0, 4, 8, 10, 12], line_6="batch: {global: 128}")
-    assert found == pytest.approx(expected)
+    result = rates(opened, f"{HALF}, {warmup}", [0, 4, 8, 10, 12], line_6="batch: {global: 128}")
+    assert result == pytest.approx(expected)
 
 
 def test_warmup_is_one_straight_line_through_a_ramp_to_the_batch_it_aims_at(opened):
     warmup = "warmup: {kind: GradualWarmup, epochs: 15, start: 0, target_batch: 64}"
-    found = rates(opened, warmup, [0, 5, 9.75, 10, 10.25, 15, 19], line_6=RAMP)
-    assert found == pytest.approx([0, 0.2 / 3, 0.13, 0.4 / 3, 0.2 * 10.25 / 15, 0.2, 0.2])
+    result = rates(opened, warmup, [0, 5, 9.75, 10, 10.25, 15, 19], line_6=RAMP)
+    assert result == pytest.approx([0, 0.2 / 3, 0.13, 0.4 / 3, 0.2 * 10.25 / 15, 0.2, 0.2])
 
 
 def test_rate_read_once_an_epoch_is_a_staircase(opened):
     warmup = "warmup: {kind: GradualWarmup, epochs: 4, start: 0}"
-    found = rates(opened, f"every: 1ep, {warmup}", [0, 0.99, 1, 2.5, 3.99, 4], line_6="batch: {global: 32}")
-    assert found == pytest.approx([0, 0, 0.025, 0.05, 0.075, 0.1])
+    result = rates(opened, f"every: 1ep, {warmup}", [0, 0.99, 1, 2.5, 3.99, 4], line_6="batch: {global: 32}")
+    assert result == pytest.approx([0, 0, 0.025, 0.05, 0.075, 0.1])
 
 
 def test_rate_read_once_an_epoch_still_follows_the_batch_of_the_update(opened):

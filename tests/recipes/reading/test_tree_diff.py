@@ -12,7 +12,7 @@ CUTOUT = {"kind": "Cutout", "size": 8}
 RAMP = [{"from": 0, "size": 2048}, {"from": 30, "size": 4096}]
 
 
-def found(*trees):
+def differing(*trees):
     """Dotted path -> values."""
     return {".".join(difference.path): difference.values for difference in compare(trees)}
 
@@ -30,7 +30,7 @@ def found(*trees):
     ],
 )
 def test_what_means_the_same_is_equal(one, other):
-    assert found(one, other) == {}
+    assert differing(one, other) == {}
 
 
 @pytest.mark.parametrize(
@@ -51,15 +51,15 @@ def test_what_means_the_same_is_equal(one, other):
     ],
 )
 def test_what_is_not_quite_the_same_differs(one, other):
-    assert found({"key": one}, {"key": other}) != {}
-    assert found({"key": other}, {"key": one}) != {}
+    assert differing({"key": one}, {"key": other}) != {}
+    assert differing({"key": other}, {"key": one}) != {}
 
 
 def test_an_inserted_augmentation_is_the_only_difference():
-    assert found({"train": [CROP, FLIP]}, {"train": [CUTOUT, CROP, FLIP]}) == {"train.Cutout": (MISSING, CUTOUT)}
+    assert differing({"train": [CROP, FLIP]}, {"train": [CUTOUT, CROP, FLIP]}) == {"train.Cutout": (MISSING, CUTOUT)}
 
 
-def test_a_changed_key_is_found_behind_an_inserted_augmentation_and_told_with_both_places():
+def test_a_changed_key_behind_an_inserted_augmentation_has_both_paths():
     (inserted, changed) = compare([{"train": [FLIP, CROP]}, {"train": [FLIP, CUTOUT, {**CROP, "padding": 2}]}])[::-1]
     assert (changed.path, changed.values) == (("train", "RandomCrop", "padding"), (4, 2))
     assert changed.tree_paths == ("train.1.padding", "train.2.padding")
@@ -67,16 +67,18 @@ def test_a_changed_key_is_found_behind_an_inserted_augmentation_and_told_with_bo
 
 
 def test_another_order_of_augmentations_is_one_difference():
-    assert found({"train": [CROP, FLIP]}, {"train": [FLIP, CROP]}) == {
+    assert differing({"train": [CROP, FLIP]}, {"train": [FLIP, CROP]}) == {
         "train.order": (["RandomCrop", "HorizontalFlip"], ["HorizontalFlip", "RandomCrop"])
     }
 
 
 def test_a_kind_that_comes_twice_is_counted():
     again = {**CUTOUT, "size": 4}
-    assert found({"train": [CUTOUT]}, {"train": [CUTOUT, again]}) == {"train.Cutout 2": (MISSING, again)}
+    assert differing({"train": [CUTOUT]}, {"train": [CUTOUT, again]}) == {"train.Cutout 2": (MISSING, again)}
     clash = {"kind": "Cutout 2"}
-    assert found({"train": [clash, CUTOUT, again]}, {"train": [clash, CUTOUT]}) == {"train.Cutout 2'": (again, MISSING)}
+    assert differing({"train": [clash, CUTOUT, again]}, {"train": [clash, CUTOUT]}) == {
+        "train.Cutout 2'": (again, MISSING)
+    }
 
 
 def test_steps_of_a_ramp_are_compared_by_where_they_begin():
@@ -85,19 +87,19 @@ def test_steps_of_a_ramp_are_compared_by_where_they_begin():
     assert [difference.values for difference in differences] == [(8192, 2048), (MISSING, 4096)]
     assert differences[1].tree_paths == (None, "batch.global.1.size")
     earlier = [RAMP[0], {"from": 15, "size": 1024}, RAMP[1]]
-    assert found({"global": RAMP}, {"global": earlier}) == {"global.from 15": (MISSING, 1024)}
-    assert found({"image_size": RAMP}, {"image_size": None}) == {"image_size": (RAMP, None)}  # it has no steps
+    assert differing({"global": RAMP}, {"global": earlier}) == {"global.from 15": (MISSING, 1024)}
+    assert differing({"image_size": RAMP}, {"image_size": None}) == {"image_size": (RAMP, None)}  # it has no steps
 
 
 def test_points_are_compared_by_their_position():
     one, other = ({"points": [[0, 0.5], [5, 1.0], [90, end]]} for end in (0.0, 0.1))
-    assert found(one, other) == {"points.at 90": (0.0, 0.1)}
+    assert differing(one, other) == {"points.at 90": (0.0, 0.1)}
 
 
 def test_components_of_two_kinds_are_one_difference_and_each_key_they_share_another():
     sgd = {"kind": "MomentumSGD", "momentum": 0.9, "weight_decay": 1e-4}
     lars = {"kind": "Lars", "trust_coefficient": 0.001, "momentum": 0.9, "weight_decay": 5e-5}
-    assert found({"optimizer": sgd}, {"optimizer": lars}) == {
+    assert differing({"optimizer": sgd}, {"optimizer": lars}) == {
         "optimizer": ({"kind": "MomentumSGD"}, {"kind": "Lars", "trust_coefficient": 0.001}),
         "optimizer.weight_decay": (1e-4, 5e-5),
     }
@@ -105,11 +107,11 @@ def test_components_of_two_kinds_are_one_difference_and_each_key_they_share_anot
 
 def test_a_mapping_that_only_one_recipe_has_is_one_difference():
     warmup = {"kind": "GradualWarmup", "epochs": 5}
-    assert found({"warmup": None}, {"warmup": warmup}) == {"warmup": (None, warmup)}
+    assert differing({"warmup": None}, {"warmup": warmup}) == {"warmup": (None, warmup)}
 
 
 def test_three_are_compared_at_once():
-    assert found({"seed": 0, "a": 1}, {"seed": 0, "a": 1}, {"seed": 3, "a": 1}) == {"seed": (0, 0, 3)}
+    assert differing({"seed": 0, "a": 1}, {"seed": 0, "a": 1}, {"seed": 3, "a": 1}) == {"seed": (0, 0, 3)}
 
 
 def test_which_differences_move_the_schedule_and_which_are_words():
@@ -145,11 +147,11 @@ def texts(*values, key="key"):
         ({"kind": "Constant"}, "Constant"),
     ],
 )
-def test_values_read_as_a_recipe_says_them(value, text):
+def test_values_read_as_in_a_recipe(value, text):
     assert value_text(value) == text
 
 
-def test_floats_are_as_long_as_tells_them_apart():
+def test_floats_have_the_digits_that_distinguish_them():
     assert texts(37.000107714294856, 35.0) == ["37.0001", "35"]
     assert texts(0.3, 0.1 + 0.2) == ["0.3", "0.30000000000000004"]
 

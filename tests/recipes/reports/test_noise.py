@@ -37,7 +37,7 @@ def test_updates_done_again_are_counted_and_named(mixed_run):
     assert words in page_text([run])
 
 
-def test_a_run_without_overflow_says_so_and_one_in_float32_nothing(mixed_run, write_run):
+def test_loss_scale_of_a_run_without_overflow_and_of_one_in_float32(mixed_run, write_run):
     assert "No update overflowed." in loss_scale(mixed_run({}))
     assert loss_scale(open_run(write_run("other"))) == ""
 
@@ -94,14 +94,14 @@ def test_the_page_gives_the_scale_of_each_batch_with_its_error(measured_run):
     assert "Noise scale" in [picture.title for picture in run_pictures([run])]
 
 
-def test_a_gradient_lost_in_noise_is_said_and_not_drawn(measured_run):
+def test_a_gradient_lost_in_noise_is_reported_and_not_drawn(measured_run):
     run = measured_run(signal=-1.0)
     assert "lost in its noise" in noise(run)
     assert [window.scale for window in noise_windows(run)] == [None] * 4
     assert "Noise scale" not in [picture.title for picture in run_pictures([run])]
 
 
-def test_a_run_that_was_not_measured_says_nothing(write_run):
+def test_a_run_that_was_not_measured_has_no_section(write_run):
     run = open_run(write_run())
     assert noise(run) == ""
     assert math.isnan(run.updates.gradient_noise[0])
