@@ -1,6 +1,7 @@
 """Patches Chainer before any test imports it, readies this checkout for processes, and keeps ranks for the tests."""
 
 import compileall
+import functools
 import importlib.util
 import os
 import re
@@ -40,19 +41,33 @@ def pytest_configure():
             compileall.compile_file(file, quiet=2)
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Leave out what this machine cannot run; tests that start ranks run one after another, on one worker of xdist."""
+    """Leave out what this machine cannot run."""
     lacking = {"gpu": not has_gpu(), "torch": importlib.util.find_spec("torch") is None}
     left_out = [item for item in items if any(lacking[name] and item.get_closest_marker(name) for name in lacking)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in set(left_out)]
         config.stash[LEFT_OUT] = Counter("gpu" if item.get_closest_marker("gpu") else "torch" for item in left_out)
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in items:
-            starts_ranks = item.get_closest_marker("mpi") or "run_on_ranks" in item.fixturenames
-            item.add_marker(pytest.mark.xdist_group("ranks" if starts_ranks else item.path.name))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """The tests of a file run on one worker of xdist; all files that start ranks, one after another, on the same."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class FilesScheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            file = nodeid.partition("::")[0]
+            return "ranks" if starts_ranks(config.rootpath / file) else file
+
+    return FilesScheduling(config, log)
+
+
+@functools.cache
+def starts_ranks(file):
+    """Whether tests of a file are marked `mpi`."""
+    return "mark.mpi" in file.read_text(encoding="utf-8")
 
 
 def pytest_sessionfinish(session):
