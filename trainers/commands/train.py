@@ -67,10 +67,10 @@ def train(
 
     ask_for(kernels)
     from trainers.launch.request import TrainRequest
-    from trainers.launch.start import train
+    from trainers.launch.start_ranks import start_or_join
 
     if given:
-        raise typer.Exit(train(TrainRequest.from_tree(given)))
+        raise typer.Exit(start_or_join(TrainRequest.from_tree(given)))
     request = TrainRequest(
         recipe=recipe,
         workers=workers,
@@ -91,7 +91,7 @@ def train(
         report=report,
         watchdog_seconds=watchdog,
     )
-    raise typer.Exit(train(request))
+    raise typer.Exit(start_or_join(request))
 
 
 def plan(

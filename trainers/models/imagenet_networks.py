@@ -120,15 +120,17 @@ def _averaged(x: chainer.Variable) -> chainer.Variable:
     return F.average(x, axis=(2, 3))
 
 
-def basic_network(num_layers: int, *, num_classes: int, channels: int, **options: object) -> chainer.Chain:
-    """ResNet-18 or 34 with all its parameters initialised; for `options` see `_with_options`."""
-    return _with_options(BasicNetwork(num_layers, channels, num_classes), **options)
+def resnet(depth: int, *, num_classes: int, channels: int, **options: object) -> chainer.Chain:
+    """A ResNet of ChainerCV, or one of basic blocks in its manner, with all its parameters initialised.
 
-
-def bottleneck_network(num_layers: int, *, num_classes: int, channels: int, **options: object) -> chainer.Chain:
-    """ChainerCV's ResNet-50, 101 or 152 with all its parameters initialised; for `options` see `_with_options`."""
+    Args:
+        depth: 18, 34, 50, 101 or 152.
+        options: see `_with_options`.
+    """
+    if depth in _BASIC_BLOCKS:
+        return _with_options(BasicNetwork(depth, channels, num_classes), **options)
     # Pass `fc_kwargs`: ChainerCV writes into its mutable default, which later networks would share.
-    model = ResNet(num_layers, n_class=num_classes, arch="fb", fc_kwargs={"initialW": Normal(0.01)})
+    model = ResNet(depth, n_class=num_classes, arch="fb", fc_kwargs={"initialW": Normal(0.01)})
     model.pick = "fc6"  # logits; the softmax behind it belongs to the loss
     # ChainerCV initialises the parameters of the first convolution in the first forward only.
     with chainer.using_config("train", False), chainer.no_backprop_mode():

@@ -9,13 +9,13 @@ import pytest
 from trainers import models
 from trainers.models.keyed_random import draw_initial_weights
 
-# Published parameters with 1,000 classes; blocks of the four stages (He et al. 2015, table 1).
+# Published parameters with 1,000 classes; blocks of the four stages (He et al. 2015, table 1); arrays.
 PUBLISHED = {
-    18: (11_689_512, (2, 2, 2, 2)),
-    34: (21_797_672, (3, 4, 6, 3)),
-    50: (25_557_032, (3, 4, 6, 3)),
-    101: (44_549_160, (3, 4, 23, 3)),
-    152: (60_192_808, (3, 8, 36, 3)),
+    18: (11_689_512, (2, 2, 2, 2), 62),
+    34: (21_797_672, (3, 4, 6, 3), 110),
+    50: (25_557_032, (3, 4, 6, 3), 161),
+    101: (44_549_160, (3, 4, 23, 3), 314),
+    152: (60_192_808, (3, 8, 36, 3), 467),
 }
 
 
@@ -53,6 +53,11 @@ def blocks_of(model):
 def test_it_has_the_published_number_of_weights(depth_and_model):
     depth, model = depth_and_model
     assert model.count_params() == PUBLISHED[depth][0] == weights_by_formula(depth)
+    assert len(list(model.params())) == PUBLISHED[depth][2]
+    text = f"{PUBLISHED[depth][0] / 1e6:.3f} million parameters with 1,000 classes, in {PUBLISHED[depth][2]} arrays"
+    component = getattr(models, f"ResNet{depth}")
+    assert text in component.__doc__
+    assert f" {sum(PUBLISHED[depth][1])} b" in component.__doc__
 
 
 def test_it_has_as_many_layers_with_weights_as_its_name_says(depth_and_model):
@@ -79,9 +84,11 @@ def test_every_stage_but_the_first_has_one_stride_on_its_first_3x3(depth_and_mod
 def test_only_the_last_scale_of_a_block_starts_at_zero(depth_and_model):
     depth, model = depth_and_model
     last = "conv2" if depth < 50 else "conv3"
-    zero = {path for path, array in model.namedparams() if path.endswith("gamma") and not array.array.any()}
-    assert zero == {path for path, _ in model.namedparams() if path.endswith(f"/{last}/bn/gamma")}
+    gammas = {path: array.array for path, array in model.namedparams() if path.endswith("gamma")}
+    zero = {path for path, gamma in gammas.items() if not gamma.any()}
+    assert zero == {path for path in gammas if path.endswith(f"/{last}/bn/gamma")}
     assert len(zero) == sum(PUBLISHED[depth][1])
+    assert all((gammas[path] == 1).all() for path in gammas.keys() - zero)
 
 
 @pytest.mark.parametrize("depth", [18, 50])
@@ -102,15 +109,32 @@ def test_the_last_scale_of_a_block_may_start_elsewhere():
     assert all((gammas[path].array == 1).all() for path in gammas.keys() - last)
 
 
-def test_initial_weights_are_goyals():
-    model = built(18)
-    assert model.fc.W.array.std() == pytest.approx(0.01, rel=0.01)
-    assert not model.fc.b.array.any()
-    assert model.res2.a.conv1.conv.W.array.std() == pytest.approx(np.sqrt(2 / (64 * 9)), rel=0.02)
-    assert model.res3.a.residual_conv.conv.W.array.std() == pytest.approx(np.sqrt(2 / 128), rel=0.05)
-    convolutions = [link for link in model.links() if hasattr(link, "ksize")]
-    assert len(convolutions) == 20
-    assert all(link.b is None for link in convolutions)
+def test_initial_weights_are_goyals(depth_and_model):
+    depth, model = depth_and_model
+    linear, block = (model.fc, model.res2.a.conv1) if depth < 50 else (model.fc6, model.res2.a.conv2)
+    assert linear.W.array.std() == pytest.approx(0.01, rel=0.01)
+    assert not linear.b.array.any()
+    assert block.conv.W.array.std() == pytest.approx(np.sqrt(2 / (64 * 9)), rel=0.02)
+    assert model.res3.a.residual_conv.conv.W.array.std() == pytest.approx(
+        np.sqrt(2 / (128 if depth < 50 else 512)), rel=0.05
+    )
+    assert all(link.b is None for link in model.links() if hasattr(link, "ksize"))
+
+
+def test_building_leaves_the_running_statistics_alone(depth_and_model):
+    norm = depth_and_model[1].conv1.bn
+    assert not norm.avg_mean.any()
+    assert (norm.avg_var == 1).all()
+
+
+@pytest.mark.parametrize("depth", [18, 50])
+def test_grey_images_are_served_in_the_type_of_chainers_config(depth):
+    with chainer.using_config("dtype", np.float64), chainer.using_config("train", False), chainer.no_backprop_mode():
+        model = getattr(models, f"ResNet{depth}")(zero_last_gamma=False)
+        model = model.build(num_classes=2, channels=1, image_size=32)
+        assert model.conv1.conv.W.shape == (64, 1, 7, 7)
+        assert model(np.zeros((1, 1, 32, 32))).dtype == np.float64
+    assert all(gamma.array.all() for path, gamma in model.namedparams() if path.endswith("gamma"))
 
 
 @pytest.mark.parametrize("depth", [18, 34])

@@ -1,4 +1,4 @@
-"""From a command line to a run: check everything, then start the ranks or join those that a launcher started."""
+"""The parent of the ranks: checks a request, starts its ranks and shows their progress, or joins a launcher's ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shlex import quote
 from typing import Any
 
 from recipes.errors import InputRefused
-from trainers.launch.join import check_folder, join_world, train_together
+from trainers.launch.join_ranks import check_folder, join_world, train_together
 from trainers.launch.preflight import require_startable
 from trainers.launch.request import Prepared, TrainRequest, prepare
 from trainers.runs.console import print_error
@@ -36,7 +36,7 @@ from trainers.runs.startup_check import StartupCheck, startup_seconds
 from trainers.runs.stop_request import STOP_FILE, request_stop, requester_text
 
 
-def train(request: TrainRequest) -> int:
+def start_or_join(request: TrainRequest) -> int:
     """Run a request, as the parent of its ranks or as one of them; returns the exit code.
 
     Raises:
