@@ -37,7 +37,7 @@ def curve_picture(recipe: Recipe) -> str:
             panels.append((words, lambda t, value_at=value_at: value_at(recipe, t), _STEP_HEIGHT))
     parts, top = [], 0.0
     for index, (words, value_at, height) in enumerate(panels):
-        values = _values(value_at, end)
+        values = [float(value_at(end * point / _NUM_POINTS)) for point in range(_NUM_POINTS + 1)]
         shown = [f'<g transform="translate({_LEFT},{top + _HEAD:g})">', *_panel(words, values, height, index)]
         parts += [*shown, "</g>"]
         top += _HEAD + height + _GAP
@@ -45,10 +45,6 @@ def curve_picture(recipe: Recipe) -> str:
     height = top - _GAP + _FOOT
     parts.append(_text(_WIDTH - _RIGHT, 14, _constants(recipe), anchor="end", class_="muted"))
     return _document(parts, height, f"{recipe.name}: learning rate and batch against epochs")
-
-
-def _values(value_at: _Value, end: float) -> list[float]:
-    return [float(value_at(end * point / _NUM_POINTS)) for point in range(_NUM_POINTS + 1)]
 
 
 def _constants(recipe: Recipe) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from recipes.errors import RecipeError, nearest
-from recipes.lint.case import Case, Fault, Finding, Rule
+from recipes.lint.case import Case, Fault, Finding
 from recipes.lint.handbook import Entry, entries
 from recipes.lint.rules import workers as worker_rules
 from recipes.reading.load import Origins, chain_of, load_tree
@@ -55,7 +55,9 @@ def lint_recipe(
     written, origins = load_tree(opened.path, overrides=overrides)
     chain = chain_of(opened.path)
     case = Case(opened=opened, written=written, base=_base(chain, options), workers=workers, wire=wire)
-    active = {name: pair for name, pair in entries().items() if workers is not None or not _needs_workers(pair[0])}
+    active = entries()
+    if workers is None:
+        active = {name: pair for name, pair in active.items() if pair[0].__module__ != worker_rules.__name__}
     comments = _Comments(files=[_File(path=path, extends=link) for path, link in chain])
     order = {name: position for position, name in enumerate([_COMMAND_LINE, *(file.name for file in comments.files)])}
     pairs = [
@@ -74,10 +76,6 @@ def _base(chain: Sequence[tuple[Path, Origin | None]], options: Mapping[str, Any
         return open_recipe(chain[1][0], **options) if len(chain) > 1 else None
     except RecipeError:
         return None
-
-
-def _needs_workers(rule: Rule) -> bool:
-    return rule.__module__ == worker_rules.__name__
 
 
 def _blamed_key(keys: tuple[str, ...], origins: Origins, order: Mapping[str, int]) -> tuple[str, Origin]:
@@ -135,7 +133,8 @@ def ignores_of(text: str) -> Iterator[Ignore]:
     >>> [(found.target, found.rules, found.why) for found in ignores_of("# lint: ignore a, b tried\\nseed: 1\\n")]
     [(2, ('a', 'b'), 'tried')]
     """
-    texts = [(token.start_mark.index, token.end_mark.index) for token in yaml.scan(text) if _is_text(token)]
+    quoted = (token for token in yaml.scan(text) if isinstance(token, yaml.ScalarToken) and not token.plain)
+    texts = [(token.start_mark.index, token.end_mark.index) for token in quoted]
     lines = text.split("\n")
     start = 0
     for number, line in enumerate(lines, 1):
@@ -150,10 +149,6 @@ def ignores_of(text: str) -> Iterator[Ignore]:
                 why=words["why"] if words else "",
             )
         start += len(line) + 1
-
-
-def _is_text(token: yaml.Token) -> bool:
-    return isinstance(token, yaml.ScalarToken) and not token.plain
 
 
 def _next_key(lines: list[str], after: int) -> int:

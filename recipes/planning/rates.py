@@ -5,9 +5,10 @@ Two limits follow from them: the largest batch under linear scaling, and the sam
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 
-from lr_schedules import Joined, linear_scaling, no_scaling, sqrt_scaling
+from lr_schedules import Joined, Product, linear_scaling, no_scaling, sqrt_scaling
 from lr_schedules.units import Schedule
 from recipes.schema import Evaluation, LearningRate, Recipe
 from recipes.schema.positions import last_multiple
@@ -22,6 +23,7 @@ __all__ = [
     "learning_rate_at",
     "largest_linear_batch",
     "averaged_samples",
+    "first_step_of",
     "momentum_at",
     "norm_span_at",
 ]
@@ -98,6 +100,12 @@ def _shape(formula: LearningRate) -> Schedule:
     if formula.warmup is None:
         return formula.schedule
     return Joined(warmup=formula.warmup.shape, schedule=formula.schedule, joins=formula.warmup.joins)
+
+
+def first_step_of(schedule: Schedule) -> float:
+    """The epoch of a schedule's first step; infinite for a schedule without steps."""
+    parts = schedule.factors if isinstance(schedule, Product) else (schedule,)
+    return min((part.boundaries[0] for part in parts if hasattr(part, "boundaries")), default=math.inf)
 
 
 def largest_linear_batch(recipe: Recipe) -> float:

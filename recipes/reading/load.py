@@ -123,7 +123,7 @@ def _require_version(root: Node) -> None:
         start = replace(root.origin, line=1, column=1)
         raise RecipeError([start.problem("kilobatch", "is missing", f"begin the file with `kilobatch: {_VERSION}`")])
     if version.value != _VERSION or isinstance(version.value, bool):
-        what = f"{_plain(version)!r} is not a version that this program reads"
+        what = f"{_flatten(version, (), {})!r} is not a version that this program reads"
         raise RecipeError([version.origin.problem("kilobatch", what, f"write `kilobatch: {_VERSION}`")])
 
 
@@ -223,10 +223,6 @@ def _flatten(node: Node, path: tuple[str | int, ...], origins: Origins) -> objec
     return node.value
 
 
-def _plain(node: Node) -> object:
-    return _flatten(node, (), {})
-
-
 def resolved_text(tree: Mapping[str, Any], origins: Mapping[str, str]) -> str:
     """A recipe's file as text: it opens to the same recipe, and a comment on each line gives the values' origin.
 
@@ -246,7 +242,8 @@ def _lines(tree: Any, path: str, indent: str, origins: Mapping[str, str]) -> Ite
         label = f"{indent}-" if in_list else f"{indent}{_scalar(key)}:"
         origin = _shared_origin(value, inner, origins)
         flow = _flow(value)
-        if origin is not None and (_is_scalar(value) or len(label) + len(flow) < _FLOW_WIDTH):
+        is_leaf = not isinstance(value, Mapping | list) or not value
+        if origin is not None and (is_leaf or len(label) + len(flow) < _FLOW_WIDTH):
             yield f"{label} {flow}", origin
         elif in_list:
             first, *others = _lines(value, inner, indent + "  ", origins)
@@ -263,10 +260,6 @@ def _shared_origin(value: Any, path: str, origins: Mapping[str, str]) -> str | N
         return origins[path]
     shared = {origins[leaf] for leaf in origins if leaf.startswith(f"{path}.")}
     return shared.pop() if len(shared) == 1 else None
-
-
-def _is_scalar(value: Any) -> bool:
-    return not isinstance(value, Mapping | list) or not value
 
 
 def _flow(value: Any) -> str:

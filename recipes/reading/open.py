@@ -88,7 +88,7 @@ def open_recipe(
         dataset=dataset,
         tree=resolved,
         dataset_tree=dataset_tree,
-        origins=_origins(resolved, reading),
+        origins={dotted(leaf): _origin(leaf, reading.origins, reading.notes) for leaf in _leaves(resolved, ())},
         path=path,
         reading=reading,
     )
@@ -178,10 +178,6 @@ def _count(tree: dict[str, Any], root: Path | None, reading: Reading) -> None:
         reading.refuse(("reader",), f"cannot count: {error}", way_out)
         facts = dict.fromkeys(missing, 1)
     tree.update({key: facts[key] for key in missing})
-
-
-def _origins(resolved: Mapping[str, Any], reading: Reading) -> dict[str, str]:
-    return {dotted(leaf): _origin(leaf, reading.origins, reading.notes) for leaf in _leaves(resolved, ())}
 
 
 def _leaves(tree: object, path: tuple[str | int, ...]) -> list[tuple[str | int, ...]]:

@@ -24,7 +24,7 @@ from recipes.reading.read import REFUSED, Path, Reading
 from recipes.reading.registry import UnknownNameError, can_name_folder
 from recipes.schema import Batch, Dataset, LearningRate, RampStep, Recipe, Warmup
 from recipes.schema.positions import first_sample_at, parse_position
-from recipes.schema.vocabulary import Component, Vocabulary
+from recipes.schema.vocabulary import Component
 
 __all__ = ["RateReading", "TimeReading", "listed", "read_recipe"]
 
@@ -107,7 +107,8 @@ class TimeReading:
         self.ramp = None if ramp is REFUSED else ramp
         given = raw
         if "norm_span" not in raw:
-            given = {**raw, "norm_span": _default_span(self.ramp) if self.ramp else 1}
+            span = largest_divisor(_LARGEST_DEFAULT_SPAN, self.ramp.sizes) if self.ramp else 1
+            given = {**raw, "norm_span": span}
             note = f"rule: the largest number up to {_LARGEST_DEFAULT_SPAN} that divides every batch"
             self.reading.notes[(*path, "norm_span")] = note
         using = {"global": lambda *_: (ramp, tree), "norm_span": self._read_span}
@@ -179,10 +180,6 @@ class TimeReading:
                 what = f"the batch of {size} from {start:g} on is no multiple of {group}"
                 return self.reading.refuse(path, what, f"{fits} would do, or change the batch"), resolved
         return span, resolved
-
-
-def _default_span(ramp: BatchRamp) -> int:
-    return largest_divisor(_LARGEST_DEFAULT_SPAN, ramp.sizes)
 
 
 def listed(positions: Iterable[float]) -> str:
@@ -336,7 +333,7 @@ def _check(reading: Reading, recipe: Recipe, resolved: Mapping[str, Any]) -> Non
         way_out = "set it to false, or choose another optimizer"
         reading.refuse(("updater", "double_buffering"), f"{kind} sets its rate by the gradient it applies", way_out)
     for index, name in enumerate(recipe.lacks):
-        if _is_built(name, reading.vocabulary):
+        if any(name in getattr(reading.vocabulary, field.name) for field in dataclasses.fields(reading.vocabulary)):
             reading.refuse(("lacks", index), f"{name} is built", "remove it from `lacks`")
     for key in ("assumed", "open"):
         for index, path in enumerate(getattr(recipe, key)):
@@ -378,10 +375,6 @@ def _check_augmentation(reading: Reading, recipe: Recipe, dataset: Dataset) -> N
                     entry.bound(name=dataset.name, mean=dataset.mean, std=dataset.std)
             except ValueError as error:
                 reading.refuse_error(error, type(entry), path)
-
-
-def _is_built(name: str, vocabulary: Vocabulary) -> bool:
-    return any(name in getattr(vocabulary, field.name) for field in dataclasses.fields(vocabulary))
 
 
 def _exists(tree: Any, keys: list[str]) -> bool:

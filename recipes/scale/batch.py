@@ -17,7 +17,7 @@ _BUSBRIDGE = "Busbridge et al. 2023, arXiv 2307.13813"
 
 def batch_changes(request: Request) -> Iterator[Change]:
     """Changes of batch or ramp, norm span, running statistics, weight average and evaluation interval."""
-    ramp = request.opened.recipe.batch.global_
+    ramp = request.recipe.batch.global_
     reason = "as asked"
     if len(ramp.sizes) > 1:
         reason = "every step of the ramp by the same factor, at the same samples"
@@ -61,7 +61,7 @@ def _steps(boundaries: tuple[float, ...], sizes: tuple[int, ...]) -> Any:
 
 def _span(request: Request) -> Change:
     """The norm span: unchanged, or the nearest number that divides the batches it is used with."""
-    batch = request.opened.recipe.batch
+    batch = request.recipe.batch
     spans = []
     for index, start in enumerate(batch.norm_span.boundaries):
         end = (*batch.norm_span.boundaries, float("inf"))[index + 1]
@@ -83,11 +83,11 @@ def _nearest_divisor(span: int, sizes: list[int]) -> int:
 
 def _statistics(request: Request) -> Change:
     """The running statistics: unchanged if they average over less than an epoch, else counted in samples."""
-    evaluation, first = request.opened.recipe.evaluation, request.opened.recipe.batch.global_.sizes[0]
+    evaluation, first = request.recipe.evaluation, request.recipe.batch.global_.sizes[0]
     average, key = evaluation.norm_momentum, "evaluation.norm_momentum.per"
     if average.per != "update":
         return request.kept(key, "counted in samples: a larger batch forgets as fast", _BUSBRIDGE)
-    span = max(request.opened.recipe.batch.norm_span.sizes)
+    span = max(request.recipe.batch.norm_span.sizes)
     window = averaged_samples(evaluation, global_batch_size=max(request.sizes), norm_span=span)
     if window is None:
         return request.kept(key, "there is no average: the last update's statistics count")
@@ -102,7 +102,7 @@ def _statistics(request: Request) -> Change:
 
 
 def _interval_reason(request: Request) -> str:
-    every, num_train = request.opened.recipe.evaluation.every, request.opened.dataset.num_train
+    every, num_train = request.recipe.evaluation.every, request.opened.dataset.num_train
     if every == "update":
         return "as before; updates are fewer"
     updates = every * num_train / request.batch

@@ -32,8 +32,8 @@ def not_promised(request: Request) -> Iterator[str]:
         "that the rate is the best one: the best rates that Shallue et al. 2018 (arXiv 1811.03600) found follow "
         "neither the linear rule nor the root"
     )
-    reach = float(request.kappa) * largest_linear_batch(request.opened.recipe)
-    if (rate_rule(request.opened.recipe.optimizer) == "linear" or kind == "RmspropWarmup") and reach > LINEAR_HOLDS_TO:
+    reach = float(request.kappa) * largest_linear_batch(request.recipe)
+    if (rate_rule(request.recipe.optimizer) == "linear" or kind == "RmspropWarmup") and reach > LINEAR_HOLDS_TO:
         yield f"that linear scaling holds here; Goyal et al. 2017 (arXiv 1706.02677) saw {ERRORS_BEYOND}"
     if kind == "Lars":
         yield (
@@ -148,7 +148,7 @@ def _by_optimizer(request: Request, vocabulary: Vocabulary) -> Iterator[Change]:
         "RmspropWarmup": rmsprop_warmup,
     }
     of_rule = {"linear": linear, "sqrt": square_root}
-    rule = of_kind.get(kind) or of_rule.get(rate_rule(request.opened.recipe.optimizer))
+    rule = of_kind.get(kind) or of_rule.get(rate_rule(request.recipe.optimizer))
     if rule is None:
         known = sorted({*of_kind, *(name for name in vocabulary.optimizers if rate_rule(vocabulary.optimizers[name]))})
         raise InputRefused(f"no rule says how {kind} follows the batch; known: {', '.join(known)}")
@@ -156,7 +156,7 @@ def _by_optimizer(request: Request, vocabulary: Vocabulary) -> Iterator[Change]:
 
 
 def _require_batch(request: Request) -> None:
-    name, first = request.opened.recipe.name, request.opened.recipe.batch.global_.sizes[0]
+    name, first = request.recipe.name, request.recipe.batch.global_.sizes[0]
     if request.batch == first:
         raise InputRefused(f"{name} has a batch of {first:,} already; nothing was written")
     num_train = request.opened.dataset.num_train
@@ -169,16 +169,16 @@ def _require_batch(request: Request) -> None:
 
 def _require_published(request: Request, changes: Sequence[Change]) -> None:
     """Refuse to scale a value that the recipe leaves open."""
-    for path in request.opened.recipe.open:
+    for path in request.recipe.open:
         for change in changes:
             if change.moves and f"{change.key}.".startswith(f"{path}."):
-                raise InputRefused(f"{change.key} is left open by {request.opened.recipe.name}: give it first")
+                raise InputRefused(f"{change.key} is left open by {request.recipe.name}: give it first")
 
 
 def _text(request: Request, changes: Sequence[Change], file: Path) -> str:
     """The new file: only the changes, each with its reason as a comment."""
     moving = [change for change in changes if change.moves]
-    reference = request.opened.recipe.name
+    reference = request.recipe.name
     tree: dict[str, Any] = {
         "kilobatch": 1,
         "title": f"{reference} at batch {request.batch}, derived by rule and not measured",
@@ -194,7 +194,7 @@ def _text(request: Request, changes: Sequence[Change], file: Path) -> str:
         inner[last] = change.after
         origins |= dict.fromkeys(_leaves(change.key, change.after), change.reason)
     gone = tuple(f"{change.key}." for change in moving if change.after is None)
-    kept = [path for path in request.opened.recipe.assumed if not path.startswith(gone)]
+    kept = [path for path in request.recipe.assumed if not path.startswith(gone)]
     tree["assumed"] = sorted({*kept, *(change.key for change in moving)})
     origins |= dict.fromkeys(_leaves("assumed", tree["assumed"]), "")
     return _HEADER + resolved_text(tree, origins)

@@ -11,6 +11,7 @@ from typing import Any
 from recipes.errors import InputRefused
 from recipes.planning.rates import full_rate
 from recipes.reading.open import OpenedRecipe
+from recipes.schema import Recipe
 
 __all__ = ["Change", "Request", "parse_batch", "rounded"]
 
@@ -78,19 +79,19 @@ class Request:
     beyond: bool = False
 
     @property
-    def tree(self) -> Mapping[str, Any]:
-        """The resolved recipe."""
-        return self.opened.tree
+    def recipe(self) -> Recipe:
+        """The recipe."""
+        return self.opened.recipe
 
     @property
     def kappa(self) -> Fraction:
         """The new batch over the old one."""
-        return Fraction(self.batch, self.opened.recipe.batch.global_.sizes[0])
+        return Fraction(self.batch, self.recipe.batch.global_.sizes[0])
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """The new global batches, one for each step of the ramp."""
-        sizes = [size * self.kappa for size in self.opened.recipe.batch.global_.sizes]
+        sizes = [size * self.kappa for size in self.recipe.batch.global_.sizes]
         if any(size.denominator != 1 for size in sizes):
             raise InputRefused(f"--batch {self.batch}: a step of the ramp would be no whole number of samples")
         return tuple(map(int, sizes))
@@ -98,13 +99,13 @@ class Request:
     @property
     def rate(self) -> float:
         """The full rate at the old first batch."""
-        formula = self.opened.recipe.learning_rate
-        first = self.opened.recipe.batch.global_.sizes[0]
+        formula = self.recipe.learning_rate
+        first = self.recipe.batch.global_.sizes[0]
         return full_rate(formula.reference, first, rule=formula.rule, per=formula.per)
 
     def value(self, key: str) -> Any:
         """The resolved value at a dotted key, None if there is none."""
-        tree: Any = self.tree
+        tree: Any = self.opened.tree
         for part in key.split("."):
             tree = tree.get(part) if isinstance(tree, Mapping) else None
         return tree

@@ -14,9 +14,8 @@ from fractions import Fraction
 from functools import cache
 from typing import Any
 
-from lr_schedules import Product
 from recipes.errors import InputRefused
-from recipes.planning.rates import LINEAR_HOLDS_TO, full_rate, largest_linear_batch
+from recipes.planning.rates import LINEAR_HOLDS_TO, first_step_of, full_rate, largest_linear_batch
 from recipes.reading.open import open_recipe
 from recipes.reading.registry import names
 from recipes.scale.request import Change, Request, rounded
@@ -107,9 +106,9 @@ def between(known: tuple[Point, ...], batch: int) -> tuple[Point, Point, Point]:
 
 def lars(request: Request, vocabulary: Vocabulary) -> Iterator[Change]:
     """LARS: every value changes by the ratio of the published values at the new batch and at the old."""
-    formula, known = request.opened.recipe.learning_rate, points(vocabulary)
+    formula, known = request.recipe.learning_rate, points(vocabulary)
     _require_published_shape(request)
-    start, _, _ = between(known, request.opened.recipe.batch.global_.sizes[0])
+    start, _, _ = between(known, request.recipe.batch.global_.sizes[0])
     end, below, above = between(known, request.batch)
 
     def follow(before: float, name: str) -> float:
@@ -197,8 +196,8 @@ def linear_rate(request: Request, *, holds_to: int) -> Iterator[Change]:
     Args:
         holds_to: the largest batch with a published result.
     """
-    formula = request.opened.recipe.learning_rate
-    reach = largest_linear_batch(request.opened.recipe) * request.kappa
+    formula = request.recipe.learning_rate
+    reach = largest_linear_batch(request.recipe) * request.kappa
     if formula.rule != "sqrt" and reach > holds_to and not request.beyond:
         raise InputRefused(
             f"linear scaling is published up to a batch of {holds_to:,}, this would be {float(reach):,.0f}; "
@@ -206,7 +205,7 @@ def linear_rate(request: Request, *, holds_to: int) -> Iterator[Change]:
         )
     rule, per = formula.rule, formula.per
     if rule == "none":
-        rule, per = "linear", request.opened.recipe.batch.global_.sizes[0]
+        rule, per = "linear", request.recipe.batch.global_.sizes[0]
         yield request.moved(
             "learning_rate.rule", rule, "the rate was given for one batch: from there it is linear", _GOYAL
         )
@@ -220,17 +219,17 @@ def linear_rate(request: Request, *, holds_to: int) -> Iterator[Change]:
 
 def _warmup(request: Request) -> Change:
     """The warmup: removed up to the reference batch, kept above it; five epochs if a larger batch has none yet."""
-    formula = request.opened.recipe.learning_rate
+    formula = request.recipe.learning_rate
     is_reference = formula.rule != "none" and request.batch <= formula.per
     key, source = "learning_rate.warmup", f"{_GOYAL}, gradual warmup"
-    warmup, given = request.opened.recipe.learning_rate.warmup, request.value("learning_rate.warmup")
+    warmup, given = request.recipe.learning_rate.warmup, request.value("learning_rate.warmup")
     aimed = None if warmup is None else request.written["learning_rate"]["warmup"].get("target_batch")
     if warmup is not None and aimed is None:
         # It defaults to the first batch, also in the new recipe: so it is neither shown nor written.
         given = {name: value for name, value in given.items() if name != "target_batch"}
     if is_reference:
         return Change(key=key, before=given, after=None, reason="none up to the reference batch", source=source)
-    if warmup is None and (request.kappa <= 1 or request.opened.recipe.learning_rate.rule == "sqrt"):
+    if warmup is None and (request.kappa <= 1 or request.recipe.learning_rate.rule == "sqrt"):
         return request.kept(key, "none, as before")
     if warmup is None:
         return request.moved(
@@ -241,19 +240,12 @@ def _warmup(request: Request) -> Change:
 
 
 def _five_epochs(request: Request) -> dict[str, Any]:
-    epochs = min(
-        _WARMUP_EPOCHS, request.opened.recipe.epochs / 4, _first_step(request.opened.recipe.learning_rate.schedule)
-    )
+    epochs = min(_WARMUP_EPOCHS, request.recipe.epochs / 4, first_step_of(request.recipe.learning_rate.schedule))
     whole = int(epochs) if epochs == int(epochs) else rounded(epochs)
     made = {"kind": "GradualWarmup", "epochs": whole, "start": "reference", "joins": "multiply"}
-    steps = zip(request.opened.recipe.batch.global_.boundaries, request.sizes, strict=True)
+    steps = zip(request.recipe.batch.global_.boundaries, request.sizes, strict=True)
     inside = [size for start, size in steps if 0 < start < epochs]
     return {**made, "target_batch": inside[-1]} if inside else made
-
-
-def _first_step(schedule: Any) -> float:
-    parts = schedule.factors if isinstance(schedule, Product) else (schedule,)
-    return min((part.boundaries[0] for part in parts if hasattr(part, "boundaries")), default=float("inf"))
 
 
 def decay(request: Request, reason: str, source: str = _GOYAL) -> Iterator[Change]:
@@ -288,8 +280,8 @@ _AKIBA_HOLDS_TO = 32768
 
 def square_root(request: Request) -> Iterator[Change]:
     """Adam and LAMB: rate times the root of k, each 1 - beta times k, epsilon over the root."""
-    formula = request.opened.recipe.learning_rate
-    first = request.opened.recipe.batch.global_.sizes[0]
+    formula = request.recipe.learning_rate
+    first = request.recipe.batch.global_.sizes[0]
     if formula.rule == "sqrt":
         after = full_rate(formula.reference, request.batch, rule="sqrt", per=formula.per)
         reason = f"the rule is the root already: the full rate moves from {request.rate:.6g} to {after:.6g}"
@@ -327,7 +319,7 @@ def _beta(request: Request, key: str) -> Change:
     before = request.value(key)
     after = float(1 - request.kappa * (1 - Fraction(repr(before))))
     if not 0 < after < 1:
-        first = request.opened.recipe.batch.global_.sizes[0]
+        first = request.recipe.batch.global_.sizes[0]
         raise InputRefused(
             f"{key}: {before:g} would become 1 - {float(request.kappa):g} x {1 - before:.6g} = {after:.6g}, outside "
             f"(0, 1); this rule ends below a batch of {first / (1 - before):,.0f}"
