@@ -217,7 +217,9 @@ def test_arrays_of_other_types_and_orders_are_left_to_numpy(monkeypatch):
 def operators(request):
     if request.param == "torch":
         pytest.importorskip("torch")
-    return importlib.import_module(f"trainers.kernels.{request.param}_operators")
+    return importlib.import_module(
+        {"numpy": "trainers.kernels.cpu.operators"}.get(request.param, "trainers.kernels.torch")
+    )
 
 
 def test_both_kinds_take_them_for_parts_of_groups(operators):

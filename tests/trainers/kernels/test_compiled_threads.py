@@ -14,13 +14,13 @@ pytestmark = pytest.mark.skipif(
 IN_A_CHILD = """
 import os, signal, sys, threading
 import numpy as np
-from trainers.kernels import numpy_operators
+from trainers.kernels.cpu import operators
 
 x = np.random.RandomState(0).normal(size=(1, 20_000, 64)).astype("f")
 gamma, beta = np.ones(64, "f"), np.zeros(64, "f")
 
 def computed():
-    return numpy_operators.normalized_by(x, numpy_operators.whole_scales(x, gamma, beta, 1e-5), relu=True)
+    return operators.normalized_by(x, operators.whole_scales(x, gamma, beta, 1e-5), relu=True)
 
 expected = computed()
 child = os.fork()  # has none of the threads that were begun above
