@@ -56,7 +56,7 @@ class RecipeError(InputRefused):
     """
 
     def __init__(self, problems: Iterable[Problem]) -> None:
-        # Two recipes of one `validate` may share a file that is wrong: each problem is told once.
+        # Two recipes of one `validate` may share a file that is wrong: each problem is reported once.
         once = dict.fromkeys(problems)
         self.problems = sorted(once, key=lambda problem: (problem.file, problem.line, problem.column))
         super().__init__("\n".join(map(str, self.problems)))

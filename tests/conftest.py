@@ -1,11 +1,15 @@
 """Patches Chainer before any test imports it, readies this checkout for processes, and keeps ranks for the tests."""
 
 import compileall
+import functools
+import importlib.util
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from contextlib import suppress
 from multiprocessing.connection import Listener, wait
 from pathlib import Path
@@ -14,9 +18,17 @@ import pytest
 
 import trainers.compat  # noqa: F401
 from trainers.runs.mpi_ranks import find_mpiexec
+from trainers.training.device import has_gpu
 
 ROOT = Path(__file__).parent.parent
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+LEFT_OUT = pytest.StashKey()
+NEEDS = {
+    "gpu": "need a GPU with CuPy",
+    "torch": "need PyTorch (pip install torch torchvision timm)",
+    "bfloat16": "need bfloat16 (pip install ml_dtypes)",
+    "other": "something else (-rs lists them)",
+}
 NUM_RESIDENT = 8  # ranks; one that no test has used yet has loaded nothing
 
 
@@ -27,6 +39,59 @@ def pytest_configure():
             compileall.compile_dir(ROOT / place, quiet=2)
         for file in ROOT.glob("*.py"):
             compileall.compile_file(file, quiet=2)
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave out what this machine cannot run."""
+    lacking = {"gpu": not has_gpu(), "torch": importlib.util.find_spec("torch") is None}
+    left_out = [item for item in items if any(lacking[name] and item.get_closest_marker(name) for name in lacking)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
+        config.stash[LEFT_OUT] = Counter("gpu" if item.get_closest_marker("gpu") else "torch" for item in left_out)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """The tests of a file run on one worker of xdist; all files that start ranks, one after another, on the same."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class FilesScheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            file = nodeid.partition("::")[0]
+            return "ranks" if starts_ranks(config.rootpath / file) else file
+
+    return FilesScheduling(config, log)
+
+
+@functools.cache
+def starts_ranks(file):
+    """Whether tests of a file are marked `mpi`."""
+    return "mark.mpi" in file.read_text(encoding="utf-8")
+
+
+def pytest_sessionfinish(session):
+    """A worker of xdist gives its counts to the process that prints them."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left out"] = dict(session.config.stash.get(LEFT_OUT, {}))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    """The counts of a worker; all workers have the same."""
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left out", {})
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """What did not run here, by what it needs."""
+    counts = Counter(config.stash.get(LEFT_OUT, {}))
+    for report in terminalreporter.getreports("skipped"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
+        needs = {"gpu": "GPU|cudnn", "torch": "torch|timm", "bfloat16": "ml_dtypes"}
+        counts[next((name for name, words in needs.items() if re.search(words, reason)), "other")] += 1
+    if counts:
+        texts = (f"{counts[name]} {words}" for name, words in NEEDS.items() if counts[name])
+        terminalreporter.write_line(f"not run: {', '.join(texts)}")
 
 
 class ResidentRanks:

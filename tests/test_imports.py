@@ -35,7 +35,7 @@ def loaded_by(code):
         "import recipes",
         "import trainers",
         "import trainers.launch.vocabulary",
-        "import trainers.launch.start, trainers.runs.progress",
+        "import trainers.launch.start_ranks, trainers.runs.progress",
         OPEN_ALL,
     ],
     ids=["lr_schedules", "recipes", "trainers", "vocabulary", "starting ranks", "opening every recipe"],

@@ -1,7 +1,4 @@
-"""The facts on a recipe's card, as text.
-
-A card on a terminal and in Markdown.
-"""
+"""A recipe's card: its facts, and these as text for a terminal and as Markdown."""
 
 from __future__ import annotations
 

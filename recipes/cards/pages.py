@@ -1,7 +1,4 @@
-"""docs/library.md: the cards of all recipes on one page, with a picture of each.
-
-A card as one self-contained page, or as Markdown with a picture beside it.
-"""
+"""Cards as files: docs/library.md with the cards of all recipes, and one card as HTML or Markdown."""
 
 from __future__ import annotations
 
@@ -75,7 +72,7 @@ def library_page(recipes: Iterable[tuple[str, OpenedRecipe]], *, pictures: bool 
         facts = card_facts(name, opened)
         sizes = sorted(set(opened.recipe.batch.global_.sizes))
         cells = [
-            f"[{name}](#{_anchor(name)})",
+            f"[{name}](#{name.replace('/', '')})",  # the anchor that GitHub gives its heading
             " to ".join(number(size) for size in (sizes[0], sizes[-1])[: len(sizes)]),
             number(opened.recipe.epochs),
             f"{peak_rate(opened.recipe):.4g}",
@@ -132,11 +129,6 @@ def _status(opened: OpenedRecipe) -> str:
 
 def _picture_path(name: str) -> str:
     return f"{PICTURES}/{name.replace('/', '-')}.svg"
-
-
-def _anchor(name: str) -> str:
-    """GitHub's anchor of a recipe's heading."""
-    return name.replace("/", "")
 
 
 def write_card(name: str, opened: OpenedRecipe, path: Path) -> list[Path]:

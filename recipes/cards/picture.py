@@ -36,19 +36,15 @@ def curve_picture(recipe: Recipe) -> str:
         if ramp is not None and len(set(ramp.sizes)) > 1:
             panels.append((words, lambda t, value_at=value_at: value_at(recipe, t), _STEP_HEIGHT))
     parts, top = [], 0.0
-    for place, (words, value_at, height) in enumerate(panels):
-        values = _values(value_at, end)
-        shown = [f'<g transform="translate({_LEFT},{top + _HEAD:g})">', *_panel(words, values, height, place)]
+    for index, (words, value_at, height) in enumerate(panels):
+        values = [float(value_at(end * point / _NUM_POINTS)) for point in range(_NUM_POINTS + 1)]
+        shown = [f'<g transform="translate({_LEFT},{top + _HEAD:g})">', *_panel(words, values, height, index)]
         parts += [*shown, "</g>"]
         top += _HEAD + height + _GAP
     parts += _epoch_axis(end, top - _GAP)
     height = top - _GAP + _FOOT
     parts.append(_text(_WIDTH - _RIGHT, 14, _constants(recipe), anchor="end", class_="muted"))
     return _document(parts, height, f"{recipe.name}: learning rate and batch against epochs")
-
-
-def _values(value_at: _Value, end: float) -> list[float]:
-    return [float(value_at(end * point / _NUM_POINTS)) for point in range(_NUM_POINTS + 1)]
 
 
 def _constants(recipe: Recipe) -> str:
@@ -60,7 +56,7 @@ def _constants(recipe: Recipe) -> str:
     return ", ".join(words)
 
 
-def _panel(words: str, values: Sequence[float], height: int, place: int) -> Iterator[str]:
+def _panel(words: str, values: Sequence[float], height: int, index: int) -> Iterator[str]:
     """A curve with its axis; heights count from the top of the panel."""
     width = _WIDTH - _LEFT - _RIGHT
     high = max(values)
@@ -83,7 +79,7 @@ def _panel(words: str, values: Sequence[float], height: int, place: int) -> Iter
             taken.append(downs[value])
             yield _text(-6, downs[value] + 3.5, _label(value), anchor="end", class_="muted")
     yield f'<path class="axis" d="M0 0V{height}H{width}"/>'
-    yield f'<path class="curve c{place}" d="{_line([downs[value] for value in values], width)}"/>'
+    yield f'<path class="curve c{index}" d="{_line([downs[value] for value in values], width)}"/>'
     for first, last in _plateaus(values):
         middle = width * (first + last) / 2 / (len(values) - 1)
         down = downs[values[first]]
@@ -93,19 +89,19 @@ def _panel(words: str, values: Sequence[float], height: int, place: int) -> Iter
 
 def _plateaus(values: Sequence[float]) -> list[tuple[int, int]]:
     """First and last index of each stretch that is constant for a twentieth of the curve, if there are two to eight."""
-    edges = [0, *(place for place in range(1, len(values)) if values[place] != values[place - 1]), len(values)]
+    edges = [0, *(index for index in range(1, len(values)) if values[index] != values[index - 1]), len(values)]
     stretches = [(first, after - 1) for first, after in pairwise(edges) if after - first > len(values) / 20]
     return stretches if 1 < len(stretches) <= 8 else []
 
 
 def _line(heights: Sequence[float], width: float) -> str:
     """A path through evenly spaced points, without those on a straight line between their neighbours."""
-    points = [(width * place / (len(heights) - 1), height) for place, height in enumerate(heights)]
+    points = [(width * index / (len(heights) - 1), height) for index, height in enumerate(heights)]
     kept = [points[0]]
     start = 0
-    for place in range(2, len(points)):
-        if not _straight(points[start : place + 1]):
-            start = place - 1
+    for index in range(2, len(points)):
+        if not _straight(points[start : index + 1]):
+            start = index - 1
             kept.append(points[start])
     kept.append(points[-1])
     return "M" + "L".join(f"{across:.1f} {down:.1f}" for across, down in kept)
@@ -149,4 +145,4 @@ def _document(parts: Sequence[str], height: float, label: str) -> str:
 
 def _colours(named: dict[str, str]) -> Iterator[str]:
     yield f".muted{{fill:{named[MUTED]}}}.grid{{stroke:{named[GRID]}}}.axis{{stroke:{named[MUTED]}}}"
-    yield from (f".c{place}{{stroke:{named[colour]}}}" for place, colour in enumerate(SERIES[:3]))
+    yield from (f".c{index}{{stroke:{named[colour]}}}" for index, colour in enumerate(SERIES[:3]))

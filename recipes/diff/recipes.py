@@ -1,7 +1,4 @@
-"""Opens and compares recipes, given by name, by file, or by the folder of a run.
-
-Quantities derived from a recipe's values that matter at a large batch.
-"""
+"""Opens and compares recipes, given by name, by file, or by the folder of a run, and the quantities that follow."""
 
 from __future__ import annotations
 
@@ -26,6 +23,8 @@ from recipes.schema import Recipe
 from recipes.schema.vocabulary import Vocabulary, rate_rule
 
 __all__ = ["Compared", "Comparison", "compare_recipes", "differing", "effects", "same_schedule"]
+
+_RECIPE, _RUN = "recipe.yaml", "run.yaml"
 
 _DIGITS = 6
 _MOST_UPDATES = 500_000  # comparing so many takes seconds, and a stranger's recipe may have any number
@@ -110,10 +109,7 @@ def differing(rows: Sequence[dict[str, str]]) -> dict[str, tuple[str, ...]]:
     """The quantities that differ, with the text of each recipe; `-` if a recipe does not have it."""
     names = dict.fromkeys(name for row in rows for name in row)
     texts = {name: tuple(row.get(name, "-") for row in rows) for name in names}
-    return {name: found for name, found in texts.items() if len(set(found)) > 1}
-
-
-_RECIPE, _RUN = "recipe.yaml", "run.yaml"
+    return {name: row for name, row in texts.items() if len(set(row)) > 1}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,24 +128,26 @@ class Compared:
     opened: OpenedRecipe
     origins: Mapping[str, str]
 
-    def origin(self, place: str | None, value: Any) -> str:
+    def origin(self, path: str | None, value: Any) -> str:
         """The origin of a value: each file that gives a part of it, or else the origin of what contains it.
 
         Args:
-            place: its dotted path; None if the recipe does not have it.
+            path: its dotted path; None if the recipe does not have it.
             value: the value there; of a mapping only the keys are used.
         """
-        if place is None:
+        if path is None:
             return ""
-        if place.startswith("dataset."):
-            place = "dataset"  # where the recipe names the file with all its facts
-        inside = [f"{place}.{key}" for key in value] if isinstance(value, Mapping) and value else [place]
-        found = [text for path, text in self.origins.items() if any(f"{path}.".startswith(f"{p}.") for p in inside)]
+        if path.startswith("dataset."):
+            path = "dataset"  # where the recipe names the file with all its facts
+        inside = [f"{path}.{key}" for key in value] if isinstance(value, Mapping) and value else [path]
+        origins = [
+            text for recorded, text in self.origins.items() if any(f"{recorded}.".startswith(f"{p}.") for p in inside)
+        ]
         written: dict[str, str] = {}
-        for text in found:
+        for text in origins:
             if text != "default" and not text.startswith("rule: "):
                 written.setdefault(text.rpartition(":")[0] or text, text)
-        return ", ".join(written.values()) or next(iter(found), "")
+        return ", ".join(written.values()) or next(iter(origins), "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,32 +185,36 @@ class Comparison:
             "effects": {name: list(texts) for name, texts in self.effects.items()},
         }
 
-    def _tree(self, found: Difference) -> dict[str, Any]:
-        triples = zip(self.recipes, found.places, found.values, strict=True)
+    def _tree(self, difference: Difference) -> dict[str, Any]:
+        triples = zip(self.recipes, difference.tree_paths, difference.values, strict=True)
         return {
-            "path": ".".join(found.path),
-            "values": [None if value is MISSING else value for value in found.values],
-            "paths": list(found.places),
-            "origins": [recipe.origin(place, value) or None for recipe, place, value in triples],
-            "moves_schedule": found.moves_schedule,
+            "path": ".".join(difference.path),
+            "values": [None if value is MISSING else value for value in difference.values],
+            "paths": list(difference.tree_paths),
+            "origins": [recipe.origin(path, value) or None for recipe, path, value in triples],
+            "moves_schedule": difference.moves_schedule,
         }
 
 
 def compare_recipes(
-    asked: Sequence[str], *, vocabulary: Vocabulary, allow_code: bool = False, data_root: Path | None = None
+    names_or_paths: Sequence[str], *, vocabulary: Vocabulary, allow_code: bool = False, data_root: Path | None = None
 ) -> Comparison:
     """Opens recipes and compares their resolved values.
 
     Args:
-        asked: at least two; names of the library, paths, or folders of runs.
+        names_or_paths: at least two; names of the library, paths, or folders of runs.
         vocabulary, allow_code, data_root: as for `recipes.open_recipe`.
     Raises:
         RecipeError: with all that is wrong with any of them.
     """
     problems: list[Problem] = []
     recipes = []
-    labels = ascii_uppercase if len(asked) <= len(ascii_uppercase) else [str(n) for n in range(1, len(asked) + 1)]
-    for label, name in zip(labels, asked, strict=False):
+    labels = (
+        ascii_uppercase
+        if len(names_or_paths) <= len(ascii_uppercase)
+        else [str(n) for n in range(1, len(names_or_paths) + 1)]
+    )
+    for label, name in zip(labels, names_or_paths, strict=False):
         try:
             file = _file_of(name)
             opened = open_recipe(file, vocabulary=vocabulary, allow_code=allow_code, data_root=data_root)
@@ -222,19 +224,19 @@ def compare_recipes(
             recipes.append(Compared(label=label, name=name, opened=opened, origins=_origins(Path(file), opened)))
     if problems:
         raise RecipeError(problems)
-    found = compare([comparable_tree(one.opened.tree, one.opened.dataset_tree) for one in recipes])
+    differences = compare([comparable_tree(one.opened.tree, one.opened.dataset_tree) for one in recipes])
     return Comparison(
         recipes=tuple(recipes),
-        differences=tuple(difference for difference in found if not difference.is_words),
-        words=tuple(difference for difference in found if difference.is_words),
+        differences=tuple(difference for difference in differences if not difference.is_words),
+        words=tuple(difference for difference in differences if difference.is_words),
         effects=differing([effects(one.opened) for one in recipes]),
-        same_schedule=_same_schedule(recipes) if any(each.moves_schedule for each in found) else True,
+        same_schedule=_same_schedule(recipes) if any(each.moves_schedule for each in differences) else True,
     )
 
 
 def _same_schedule(recipes: Sequence[Compared]) -> bool | None:
-    found = {same_schedule(recipes[0].opened, other.opened) for other in recipes[1:]}
-    return False if False in found else None if None in found else True
+    verdicts = {same_schedule(recipes[0].opened, other.opened) for other in recipes[1:]}
+    return False if False in verdicts else None if None in verdicts else True
 
 
 @refuse_unreachable()
@@ -264,13 +266,17 @@ def _origins(file: Path, opened: OpenedRecipe) -> Mapping[str, str]:
         tree = read_head(head)
     except RunError:  # nothing of it is compared
         return opened.origins
-    recipe, said = tree.get("recipe"), tree.get("origins")
-    if not isinstance(recipe, Mapping) or not isinstance(said, Mapping):
+    recipe, recorded = tree.get("recipe"), tree.get("origins")
+    if not isinstance(recipe, Mapping) or not isinstance(recorded, Mapping):
         return opened.origins
     # The run keeps the facts of its data set beside the recipe, under another name.
     trees = [{key: value for key, value in tree.items() if key != "dataset"} for tree in (opened.tree, recipe)]
-    changed = [f"{place}." for found in compare(trees) for place in found.places if place]
-    known = {path: said[path] for path in opened.origins if path in said and not f"{path}.".startswith(tuple(changed))}
+    changed = [f"{path}." for difference in compare(trees) for path in difference.tree_paths if path]
+    known = {
+        path: recorded[path]
+        for path in opened.origins
+        if path in recorded and not f"{path}.".startswith(tuple(changed))
+    }
     return {**opened.origins, **{path: _printable(text) for path, text in known.items()}}
 
 

@@ -32,17 +32,17 @@ def diff_text(comparison: Comparison, *, with_words: bool = False) -> str:
         head = f"{recipe.label}  {recipe.name}: {recipe.opened.recipe.title or 'no title'}"
         lines += textwrap.wrap(head, _WIDTH, subsequent_indent=" " * (len(recipe.label) + 2))
     shown = [*comparison.differences, *(comparison.words if with_words else ())]
-    sections = [list(found) for _, found in groupby(shown, key=lambda difference: difference.path[0])]
-    rows = [[_cells(comparison, difference) for difference in found] for found in sections]
+    sections = [list(section) for _, section in groupby(shown, key=lambda difference: difference.path[0])]
+    rows = [[_cells(comparison, difference) for difference in section] for section in sections]
     longest = max((len(origin) for row in rows for cells in row for *_, origin in cells), default=0)
-    for found, cells in zip(sections, rows, strict=True):
-        lines += ["", *_section(found, cells, min(longest, _ORIGIN))]
+    for section, cells in zip(sections, rows, strict=True):
+        lines += ["", *_section(section, cells, min(longest, _ORIGIN))]
     if comparison.effects:
         lines += ["", *_effects(comparison)]
     lines += ["", *textwrap.wrap(_verdict(comparison), _WIDTH)]
     if comparison.words and not with_words:
-        told = ", ".join(dict.fromkeys(difference.path[0] for difference in comparison.words))
-        words = f"Names and words differ too, which no training reads: {told} (--all shows them)."
+        keys = ", ".join(dict.fromkeys(difference.path[0] for difference in comparison.words))
+        words = f"Names and words differ too, which no training reads: {keys} (--all shows them)."
         lines += textwrap.wrap(words, _WIDTH)
     return "\n".join(lines) + "\n"
 
@@ -50,15 +50,15 @@ def diff_text(comparison: Comparison, *, with_words: bool = False) -> str:
 def _cells(comparison: Comparison, difference: Difference) -> list[_Cell]:
     """Label, value and origin of every recipe."""
     texts = value_texts(difference, space=_TOGETHER)
-    rows = zip(comparison.recipes, texts, difference.places, difference.values, strict=True)
-    return [(recipe.label, text, _short(recipe.origin(place, value))) for recipe, text, place, value in rows]
+    rows = zip(comparison.recipes, texts, difference.tree_paths, difference.values, strict=True)
+    return [(recipe.label, text, _short(recipe.origin(path, value))) for recipe, text, path, value in rows]
 
 
-def _section(found: Sequence[Difference], rows: Sequence[Sequence[_Cell]], origin_width: int) -> Iterator[str]:
-    section, *inner = found[0].path
+def _section(differences: Sequence[Difference], rows: Sequence[Sequence[_Cell]], origin_width: int) -> Iterator[str]:
+    section, *inner = differences[0].path
     if inner:
         yield section
-    for difference, cells in zip(found, rows, strict=True):
+    for difference, cells in zip(differences, rows, strict=True):
         inner = difference.path[1:]
         yield from _row(f"  {'.'.join(inner)}" if inner else section, cells, origin_width)
 
@@ -72,8 +72,8 @@ def _row(head: str, cells: Sequence[_Cell], origin_width: int) -> Iterator[str]:
         indent = f"{head:{_HEAD}}  {label}  "
         width = _WIDTH - len(indent) - (origin_width + 2 if origin_width else 0)
         columns = (_wrapped(text, width), width), (_wrapped_path(origin, origin_width or 1), origin_width)
-        for place, line in enumerate(_side_by_side(columns)):
-            yield (indent if place == 0 else " " * len(indent)) + line
+        for number, line in enumerate(_side_by_side(columns)):
+            yield (indent if number == 0 else " " * len(indent)) + line
         head = ""
 
 
@@ -121,12 +121,12 @@ def _verdict(comparison: Comparison) -> str:
     if not count:
         return "The same training: every value that training reads is equal."
     moving = sum(difference.moves_schedule for difference in comparison.differences)
-    said = f"{count} {'value differs' if count == 1 else 'values differ'}"
+    count_text = f"{count} {'value differs' if count == 1 else 'values differ'}"
     if not moving:
-        return f"{said}; every update has the same rate and batch."
+        return f"{count_text}; every update has the same rate and batch."
     those = {1: "which", 2: "both of which"}.get(count, "all of which") if moving == count else f"of which {moving}"
     if comparison.same_schedule is False:
-        return f"{said}, {those} {'changes' if moving == 1 else 'change'} the schedule of rate and batch."
+        return f"{count_text}, {those} {'changes' if moving == 1 else 'change'} the schedule of rate and batch."
     verb = "belongs" if moving == 1 else "belong"
     yet = "every update has the same rate and batch" if comparison.same_schedule else "too many updates to compare"
-    return f"{said}, {those} {verb} to the schedule of rate and batch; {yet}."
+    return f"{count_text}, {those} {verb} to the schedule of rate and batch; {yet}."

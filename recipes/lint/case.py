@@ -13,7 +13,7 @@ from recipes.schema.vocabulary import rate_rule
 
 __all__ = ["Case", "Fault", "Finding", "Rule"]
 
-Path = tuple[str | int, ...]
+_WIDTH = 116
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,6 @@ class Case:
 
 
 Rule = Callable[[Case], Iterator[Fault]]
-_WIDTH = 116
 
 
 @dataclass(frozen=True, kw_only=True)

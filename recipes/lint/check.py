@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from recipes.errors import RecipeError, nearest
-from recipes.lint.case import Case, Fault, Finding, Rule
+from recipes.lint.case import Case, Fault, Finding
 from recipes.lint.handbook import Entry, entries
 from recipes.lint.rules import workers as worker_rules
 from recipes.reading.load import Origins, chain_of, load_tree
@@ -25,62 +25,10 @@ from recipes.schema.vocabulary import Vocabulary
 
 __all__ = ["Ignore", "ignores_of", "lint_recipe"]
 
+_COMMAND_LINE = "command line"
+
 _COMMENT = re.compile(r"(?:^|(?<=\s))#\s*lint:\s*ignore\b\s*(?P<rest>.*)")
 _WORDS = re.compile(r"(?P<rules>[\w-]+(?:\s*,\s*[\w-]+)*)\s*(?P<why>.*)")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ignore:
-    """One comment.
-
-    Args:
-        line, column: of its `#`, counted from 1.
-        target: the line it applies to: its own, or the next one that holds more than a comment.
-        rules: ids, as they were written.
-        why: the reason; empty if none is given.
-    """
-
-    line: int
-    column: int
-    target: int
-    rules: tuple[str, ...]
-    why: str
-
-
-def ignores_of(text: str) -> Iterator[Ignore]:
-    """The lint comments of a file that is valid YAML, in order; not those inside a quoted or block text.
-
-    >>> [(found.target, found.rules, found.why) for found in ignores_of("# lint: ignore a, b tried\\nseed: 1\\n")]
-    [(2, ('a', 'b'), 'tried')]
-    """
-    texts = [(token.start_mark.index, token.end_mark.index) for token in yaml.scan(text) if _is_text(token)]
-    lines = text.split("\n")
-    start = 0
-    for number, line in enumerate(lines, 1):
-        found = _COMMENT.search(line)
-        if found and not any(first <= start + found.start() < last for first, last in texts):
-            words = _WORDS.fullmatch(found["rest"].strip())
-            yield Ignore(
-                line=number,
-                column=found.start() + 1,
-                target=number if line[: found.start()].strip() else _next_key(lines, number),
-                rules=tuple(re.split(r"\s*,\s*", words["rules"])) if words else (),
-                why=words["why"] if words else "",
-            )
-        start += len(line) + 1
-
-
-def _is_text(token: yaml.Token) -> bool:
-    return isinstance(token, yaml.ScalarToken) and not token.plain
-
-
-def _next_key(lines: list[str], after: int) -> int:
-    """The next line that holds more than a comment; if there is none, the last line."""
-    following = enumerate(lines[after:], after + 1)
-    return next((number for number, line in following if line.split("#")[0].strip()), len(lines))
-
-
-_COMMAND_LINE = "command line"
 
 
 def lint_recipe(
@@ -107,17 +55,19 @@ def lint_recipe(
     written, origins = load_tree(opened.path, overrides=overrides)
     chain = chain_of(opened.path)
     case = Case(opened=opened, written=written, base=_base(chain, options), workers=workers, wire=wire)
-    asked = {name: pair for name, pair in entries().items() if workers is not None or not _needs_workers(pair[0])}
+    active = entries()
+    if workers is None:
+        active = {name: pair for name, pair in active.items() if pair[0].__module__ != worker_rules.__name__}
     comments = _Comments(files=[_File(path=path, extends=link) for path, link in chain])
-    order = {name: place for place, name in enumerate([_COMMAND_LINE, *(file.name for file in comments.files)])}
-    found = [
-        _finding(fault, entry, _place(fault.keys, origins, order))
-        for rule, entry in asked.values()
+    order = {name: position for position, name in enumerate([_COMMAND_LINE, *(file.name for file in comments.files)])}
+    pairs = [
+        _finding(fault, entry, _blamed_key(fault.keys, origins, order))
+        for rule, entry in active.values()
         for fault in rule(case)
     ]
-    left = [finding for finding, origin in found if not comments.let_through(finding, origin)]
+    left = [finding for finding, origin in pairs if not comments.ignore(finding, origin)]
     left.sort(key=lambda finding: (order[finding.file], finding.line, finding.column, finding.rule))
-    return [*left, *comments.faults(asked)]
+    return [*left, *comments.faults(active)]
 
 
 def _base(chain: Sequence[tuple[Path, Origin | None]], options: Mapping[str, Any]) -> OpenedRecipe | None:
@@ -128,14 +78,10 @@ def _base(chain: Sequence[tuple[Path, Origin | None]], options: Mapping[str, Any
         return None
 
 
-def _needs_workers(rule: Rule) -> bool:
-    return rule.__module__ == worker_rules.__name__
-
-
-def _place(keys: tuple[str, ...], origins: Origins, order: Mapping[str, int]) -> tuple[str, Origin]:
+def _blamed_key(keys: tuple[str, ...], origins: Origins, order: Mapping[str, int]) -> tuple[str, Origin]:
     """The key to report, with its origin: the one whose file comes first in the chain; of several, the first."""
-    places = [(key, *_nearest(key, origins)) for key in keys]
-    key, _, origin = min(places, key=lambda place: order[place[2].file] if place[1] else len(order))
+    candidates = [(key, *_nearest(key, origins)) for key in keys]
+    key, _, origin = min(candidates, key=lambda candidate: order[candidate[2].file] if candidate[1] else len(order))
     return key, origin
 
 
@@ -147,8 +93,8 @@ def _nearest(key: str, origins: Origins) -> tuple[int, Origin]:
     return len(path), origins[path]
 
 
-def _finding(fault: Fault, entry: Entry, place: tuple[str, Origin]) -> tuple[Finding, Origin]:
-    path, origin = place
+def _finding(fault: Fault, entry: Entry, key_and_origin: tuple[str, Origin]) -> tuple[Finding, Origin]:
+    path, origin = key_and_origin
     finding = Finding(
         file=origin.file,
         line=origin.key_line,
@@ -161,6 +107,54 @@ def _finding(fault: Fault, entry: Entry, place: tuple[str, Origin]) -> tuple[Fin
         source=entry.source,
     )
     return finding, origin
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ignore:
+    """One comment.
+
+    Args:
+        line, column: of its `#`, counted from 1.
+        target: the line it applies to: its own, or the next one that holds more than a comment.
+        rules: ids, as they were written.
+        why: the reason; empty if none is given.
+    """
+
+    line: int
+    column: int
+    target: int
+    rules: tuple[str, ...]
+    why: str
+
+
+def ignores_of(text: str) -> Iterator[Ignore]:
+    """The lint comments of a file that is valid YAML, in order; not those inside a quoted or block text.
+
+    >>> [(found.target, found.rules, found.why) for found in ignores_of("# lint: ignore a, b tried\\nseed: 1\\n")]
+    [(2, ('a', 'b'), 'tried')]
+    """
+    quoted = (token for token in yaml.scan(text) if isinstance(token, yaml.ScalarToken) and not token.plain)
+    texts = [(token.start_mark.index, token.end_mark.index) for token in quoted]
+    lines = text.split("\n")
+    start = 0
+    for number, line in enumerate(lines, 1):
+        comment = _COMMENT.search(line)
+        if comment and not any(first <= start + comment.start() < last for first, last in texts):
+            words = _WORDS.fullmatch(comment["rest"].strip())
+            yield Ignore(
+                line=number,
+                column=comment.start() + 1,
+                target=number if line[: comment.start()].strip() else _next_key(lines, number),
+                rules=tuple(re.split(r"\s*,\s*", words["rules"])) if words else (),
+                why=words["why"] if words else "",
+            )
+        start += len(line) + 1
+
+
+def _next_key(lines: list[str], after: int) -> int:
+    """The next line that holds more than a comment; if there is none, the last line."""
+    following = enumerate(lines[after:], after + 1)
+    return next((number for number, line in following if line.split("#")[0].strip()), len(lines))
 
 
 @dataclass(kw_only=True)
@@ -188,28 +182,28 @@ class _Comments:
 
     files: list[_File]
 
-    def let_through(self, finding: Finding, origin: Origin) -> bool:
+    def ignore(self, finding: Finding, origin: Origin) -> bool:
         """Whether a comment ignores this finding: on its line, or on an `extends` that leads to its file."""
-        found = False
+        ignored = False
         for file in self.files:
             if file.name == finding.file:
-                return file.has(finding.rule, {origin.key_line, origin.line}) or found
+                return file.has(finding.rule, {origin.key_line, origin.line}) or ignored
             if file.extends is not None and finding.file != _COMMAND_LINE:
-                found |= file.has(finding.rule, {file.extends.key_line})
-        return found
+                ignored |= file.has(finding.rule, {file.extends.key_line})
+        return ignored
 
-    def faults(self, asked: dict[str, Any]) -> Iterator[Finding]:
+    def faults(self, active: dict[str, Any]) -> Iterator[Finding]:
         """Faults of the comments in the recipe's own file."""
         own = self.files[0]
         for ignore in own.ignores:
-            place = {"file": own.name, "line": ignore.line, "column": ignore.column, "path": ""}
+            position = {"file": own.name, "line": ignore.line, "column": ignore.column, "path": ""}
             if not ignore.rules or not ignore.why:
                 way_out = "write `# lint: ignore RULE why`"
-                yield Finding(**place, rule="bare-ignore", what="gives no reason", way_out=way_out)
+                yield Finding(**position, rule="bare-ignore", what="gives no reason", way_out=way_out)
             for rule in ignore.rules:
                 if rule not in entries():
                     what, way_out = f"there is no rule {rule}", nearest(rule, list(entries()), called="rules")
-                    yield Finding(**place, rule="unused-ignore", what=what, way_out=way_out)
-                elif rule in asked and (ignore, rule) not in own.used:
+                    yield Finding(**position, rule="unused-ignore", what=what, way_out=way_out)
+                elif rule in active and (ignore, rule) not in own.used:
                     what = f"{rule} finds nothing at line {ignore.target}"
-                    yield Finding(**place, rule="unused-ignore", what=what, way_out="remove it, or move it")
+                    yield Finding(**position, rule="unused-ignore", what=what, way_out="remove it, or move it")

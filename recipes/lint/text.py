@@ -12,19 +12,19 @@ from recipes.lint.handbook import Entry
 __all__ = ["findings_text", "rules_text"]
 
 
-def findings_text(found: Mapping[str, Sequence[Finding]], as_json: bool = False) -> str:
+def findings_text(findings_of: Mapping[str, Sequence[Finding]], as_json: bool = False) -> str:
     """The findings in each recipe, by the name that the user gave."""
     if as_json:
-        trees = {name: [finding.as_tree() for finding in findings] for name, findings in found.items()}
+        trees = {name: [finding.as_tree() for finding in findings] for name, findings in findings_of.items()}
         return json.dumps(trees, indent=2) + "\n"
     # Two recipes may share a file: its findings are printed once, and so is the reason of each rule.
-    once = dict.fromkeys(finding for findings in found.values() for finding in findings)
-    told: set[str] = set()
+    once = dict.fromkeys(finding for findings in findings_of.values() for finding in findings)
+    explained: set[str] = set()
     lines = []
     for finding in once:
-        lines.append(finding.headline if finding.rule in told else str(finding))
-        told.add(finding.rule)
-    lines += [f"{name}: {_count(len(findings))}" for name, findings in found.items()]
+        lines.append(finding.headline if finding.rule in explained else str(finding))
+        explained.add(finding.rule)
+    lines += [f"{name}: {_count(len(findings))}" for name, findings in findings_of.items()]
     return "\n".join(lines) + "\n"
 
 

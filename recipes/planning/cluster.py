@@ -39,8 +39,8 @@ class GradientExchange:
         """The size of a bucket for gradients of `num_bytes` in all."""
         if self.bucket_bytes != "auto":
             return self.bucket_bytes
-        least, most = _BUCKET_BYTES
-        return min(max(num_bytes if double_buffering else num_bytes // 8, least), most)
+        smallest, largest = _BUCKET_BYTES
+        return min(max(num_bytes if double_buffering else num_bytes // 8, smallest), largest)
 
 
 @dataclass(frozen=True, kw_only=True)

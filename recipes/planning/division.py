@@ -31,7 +31,7 @@ class MicroBatch:
     """Samples of one forward and backward on one worker.
 
     Args:
-        offset: place of its first sample within the update, from 0.
+        offset: of its first sample within the update, from 0.
         size: samples.
         num_groups: norm groups in it, all of the same size; 1 where it is a team member's part of a group.
     """

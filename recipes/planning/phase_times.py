@@ -1,4 +1,4 @@
-"""The phases of an update, and the slowest worker, for which the others wait."""
+"""The seconds of an update by phase: exchange split into communication and waiting, and the slowest worker."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _HALVES = {"mixed16": "float16", "bfloat16": "bfloat16"}
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """What the planner needs to know of a model and its optimizer.
+    """What the planner needs of a model and its optimizer.
 
     Args:
         num_parameters: trained numbers.
@@ -56,7 +56,7 @@ class PlannedSegment:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The only place where a recipe and a cluster meet.
+    """A recipe on a cluster.
 
     Args:
         recipe, dataset: what is trained, on what.
@@ -90,31 +90,31 @@ class Plan:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What the plan can do, yet not as the user would want it."""
-        found = []
+        rows = []
         for planned in self.segments:
             idle = planned.division.idle_workers
             if idle:
-                found.append(
+                rows.append(
                     f"from update {planned.segment.update} on {idle} of {self.workers} workers have no samples: "
                     f"{planned.division.num_groups} norm groups of {planned.segment.norm_span} samples do not give "
                     f"every worker one; fewer workers or a smaller batch.norm_span would use them all"
                 )
-        return tuple(found)
+        return tuple(rows)
 
     @property
     def without_noise_scale(self) -> tuple[str, ...]:
         """Where the noise scale cannot be measured, and why."""
-        found = []
+        rows = []
         for planned in self.segments:
             shares, first = planned.division.num_shares, planned.segment.update
             if shares < 2:
                 why = "each update is one micro-batch" if shares else "each norm group lies on several workers"
                 way_out = "a smaller --micro-batch-size" if shares else "a larger micro-batch or fewer workers"
-                found.append(
+                rows.append(
                     f"from update {first} on no noise scale is measured: {why}, and it compares micro-batches that "
                     f"hold whole norm groups; {way_out} would give several"
                 )
-        return tuple(found)
+        return tuple(rows)
 
     def as_tree(self) -> dict[str, Any]:
         """The plan as plain data, for YAML and JSON."""
@@ -203,11 +203,11 @@ def _require_workers(workers: int, cluster: Cluster, whole: Timeline) -> None:
             f"{workers} workers asked of cluster {cluster.name}, which has {cluster.num_workers} "
             f"({cluster.nodes} x {cluster.workers_per_node}); ask for 1 to {cluster.num_workers}"
         )
-    most = max(segment.global_batch_size for segment in whole.segments)
-    if workers > most:
+    largest_batch = max(segment.global_batch_size for segment in whole.segments)
+    if workers > largest_batch:
         raise PlanError(
-            f"{workers:,} workers are more than the {most:,} samples of the largest global batch: some would never "
-            f"have one; ask for at most {most:,} with -n, or for a larger batch.global"
+            f"{workers:,} workers are more than the {largest_batch:,} samples of the largest global batch: some would "
+            f"never have one; ask for at most {largest_batch:,} with -n, or for a larger batch.global"
         )
 
 

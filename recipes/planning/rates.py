@@ -1,15 +1,14 @@
-"""The batch up to which a recipe uses linear scaling.
+"""Rate, batch, momentum and image size of a recipe at any time: pure functions of the epochs seen.
 
-Over how many samples the running statistics of batch normalisation average.
-
-Learning rate, batch, momentum and image size of a recipe at any time: pure functions of the epochs seen.
+Two limits follow from them: the largest batch under linear scaling, and the samples in running statistics.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 
-from lr_schedules import Joined, linear_scaling, no_scaling, sqrt_scaling
+from lr_schedules import Joined, Product, linear_scaling, no_scaling, sqrt_scaling
 from lr_schedules.units import Schedule
 from recipes.schema import Evaluation, LearningRate, Recipe
 from recipes.schema.positions import last_multiple
@@ -22,11 +21,14 @@ __all__ = [
     "full_rate_at",
     "image_size_at",
     "learning_rate_at",
-    "linear_reach",
-    "look_back",
+    "largest_linear_batch",
+    "averaged_samples",
+    "first_step_of",
     "momentum_at",
     "norm_span_at",
 ]
+
+LINEAR_HOLDS_TO = 8192  # samples: Goyal et al. 2017, arXiv 1706.02677, figure 3
 
 _RULES = {"linear": linear_scaling, "sqrt": sqrt_scaling, "none": no_scaling}
 _MOMENTUM_NAMES = ("momentum", "mu1", "beta1")
@@ -100,10 +102,13 @@ def _shape(formula: LearningRate) -> Schedule:
     return Joined(warmup=formula.warmup.shape, schedule=formula.schedule, joins=formula.warmup.joins)
 
 
-LINEAR_HOLDS_TO = 8192  # samples: Goyal et al. 2017, arXiv 1706.02677, figure 3
+def first_step_of(schedule: Schedule) -> float:
+    """The epoch of a schedule's first step; infinite for a schedule without steps."""
+    parts = schedule.factors if isinstance(schedule, Product) else (schedule,)
+    return min((part.boundaries[0] for part in parts if hasattr(part, "boundaries")), default=math.inf)
 
 
-def linear_reach(recipe: Recipe) -> float:
+def largest_linear_batch(recipe: Recipe) -> float:
     """The largest batch whose linearly scaled rate this recipe uses.
 
         max over the ramp of min(B, rate / reference * per), and the first batch
@@ -118,7 +123,7 @@ def linear_reach(recipe: Recipe) -> float:
     return max([ramp.sizes[0], *reached])
 
 
-def look_back(evaluation: Evaluation, *, global_batch_size: int, norm_span: int) -> float | None:
+def averaged_samples(evaluation: Evaluation, *, global_batch_size: int, norm_span: int) -> float | None:
     """The effective number of samples in the running statistics' moving average; None if there is no average.
 
         size / (1 - d)      size = B, or a norm group's; d = keep, or keep ** (B / per)
@@ -128,7 +133,7 @@ def look_back(evaluation: Evaluation, *, global_batch_size: int, norm_span: int)
         global_batch_size: B, samples of an update.
         norm_span: samples of a norm group, the step of `by_group`.
 
-    >>> round(look_back(Evaluation(), global_batch_size=8192, norm_span=32))
+    >>> round(averaged_samples(Evaluation(), global_batch_size=8192, norm_span=32))
     81920
     """
     average = evaluation.norm_momentum

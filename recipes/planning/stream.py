@@ -34,7 +34,7 @@ class Stream:
     sample is dropped or repeated within an epoch, whatever the batch and whoever computes which part of it.
 
     With `repeats` r > 1 (repeated augmentation) each sample of the permutation comes r times in a row, while an epoch
-    keeps its length: its place q holds permutation[q // r], so that it has ceil(num_samples / r) different samples.
+    keeps its length: its position q holds permutation[q // r], so that it has ceil(num_samples / r) different samples.
     Copy q % r has draws of its own, keyed by epoch + 2**32 (q % r) instead of epoch.
 
     Args:
@@ -64,10 +64,10 @@ class Stream:
         Returns:
             two int64 arrays (positions,): the epoch by which a sample's draws are keyed, and its index.
         """
-        epochs, places = np.divmod(np.asarray(positions, dtype=np.int64), self.num_samples)
-        places, copies = np.divmod(places, self.repeats)
-        indices = np.empty_like(places)
+        epochs, offsets = np.divmod(np.asarray(positions, dtype=np.int64), self.num_samples)
+        offsets, copies = np.divmod(offsets, self.repeats)
+        indices = np.empty_like(offsets)
         for epoch in np.unique(epochs):
             here = epochs == epoch
-            indices[here] = permutation(self.seed, int(epoch), self.num_samples)[places[here]]
+            indices[here] = permutation(self.seed, int(epoch), self.num_samples)[offsets[here]]
         return epochs + _EPOCHS_A_COPY * copies, indices

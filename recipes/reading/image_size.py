@@ -31,16 +31,16 @@ def at_image_size(entry: _Entry, size: int) -> _Entry:
 def check_image_size(reading: Reading, recipe: Recipe) -> None:
     """Notes contradictions between `image_size` and the augmentations; `trainers.training.build` checks the model's."""
     users = 0
-    for place, entry in enumerate(recipe.augmentation.train):
+    for index, entry in enumerate(recipe.augmentation.train):
         for key in keys_of_image_size(entry):
             users += 1
             if recipe.image_size is None:
                 what, way_out = "means the recipe's `image_size`, which is not there", "add `image_size: 224`"
-                reading.refuse(("augmentation", "train", place, key), what, way_out)
-    for place, entry in enumerate(recipe.augmentation.eval):
+                reading.refuse(("augmentation", "train", index, key), what, way_out)
+    for index, entry in enumerate(recipe.augmentation.eval):
         for key in keys_of_image_size(entry):
             what = "is the size of training images, which is not that of evaluation"
-            reading.refuse(("augmentation", "eval", place, key), what, "write the number of pixels")
+            reading.refuse(("augmentation", "eval", index, key), what, "write the number of pixels")
     if recipe.image_size is None:
         return
     if not users:

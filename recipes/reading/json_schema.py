@@ -65,10 +65,10 @@ def _object(cls: type, vocabulary: Vocabulary, special: Mapping[str, Any] | None
 
 def _property(cls: type, field: Field, vocabulary: Vocabulary, special: Mapping[str, Any]) -> dict[str, Any]:
     made = special.get(field.key) or _value(field.hint, vocabulary)
-    found = {"anyOf": [made, _NULL], "description": argument_texts(cls).get(field.name, "")}
+    schema = {"anyOf": [made, _NULL], "description": argument_texts(cls).get(field.name, "")}
     if not field.required and not dataclasses.is_dataclass(field.default):
-        found["default"] = list(field.default) if isinstance(field.default, tuple) else field.default
-    return found
+        schema["default"] = list(field.default) if isinstance(field.default, tuple) else field.default
+    return schema
 
 
 def _value(hint: Any, vocabulary: Vocabulary) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Loads a recipe's file as one tree: `extends` merged, `--set` applied, the origin of every value kept.
+"""A recipe's file as one tree: `extends` merged, `--set` applied, the origin of every value kept.
 
-A resolved recipe as YAML, with the origin of every value beside it.
+`resolved_text` writes a tree back as YAML, with the origins as comments.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from typing import Any
 
 from recipes.errors import Problem, RecipeError
 from recipes.reading.registry import UnknownNameError, find, shown
-from recipes.reading.yaml import Node, Origin, Said, flow_text, parse_yaml
+from recipes.reading.yaml import Node, Origin, OverrideSource, flow_text, parse_yaml
 
 __all__ = ["Origins", "chain_of", "load_tree", "overrides_by_file", "resolved_text"]
+
+_FLOW_WIDTH = 90
 
 Origins = dict[tuple[str | int, ...], Origin]
 _VERSION = 1
@@ -49,7 +51,7 @@ def load_tree(
     root = _load(path, versioned=versioned)
     for number, override in enumerate(overrides, 1):
         if override is not None:
-            root = _merge(root, _override(override, number, root, within, Said(overrides_from)))
+            root = _merge(root, _override(override, number, root, within, OverrideSource(overrides_from)))
     origins: Origins = {}
     tree = _flatten(root, (), origins)
     assert isinstance(tree, dict)
@@ -121,7 +123,7 @@ def _require_version(root: Node) -> None:
         start = replace(root.origin, line=1, column=1)
         raise RecipeError([start.problem("kilobatch", "is missing", f"begin the file with `kilobatch: {_VERSION}`")])
     if version.value != _VERSION or isinstance(version.value, bool):
-        what = f"{_plain(version)!r} is not a version that this program reads"
+        what = f"{_flatten(version, (), {})!r} is not a version that this program reads"
         raise RecipeError([version.origin.problem("kilobatch", what, f"write `kilobatch: {_VERSION}`")])
 
 
@@ -165,11 +167,11 @@ def _merge(base: Node, over: Node) -> Node:
     return Node(value=merged, origin=over.origin)
 
 
-def _override(text: str, number: int, root: Node, within: str, said: Said) -> Node:
+def _override(text: str, number: int, root: Node, within: str, source: OverrideSource) -> Node:
     """An override `a.b=c` as a tree for `_merge`; an element of a list is named by its index."""
     path, equals, value = text.partition("=")
     keys = path.strip().split(".")
-    origin = Origin(file=said, line=number, column=1, key_line=number, key_column=1)
+    origin = Origin(file=source, line=number, column=1, key_line=number, key_column=1)
     if not equals or not all(keys):
         raise RecipeError([origin.problem("", f"--set {text} is no assignment", "write --set key.inner_key=value")])
     if within:
@@ -180,7 +182,7 @@ def _override(text: str, number: int, root: Node, within: str, said: Said) -> No
     if keys[0] in ("extends", "kilobatch"):
         raise RecipeError([origin.problem(keys[0], "cannot be set", "give the other recipe instead")])
     column = len(text) - len(value.lstrip()) + 1
-    node = parse_yaml((value.strip() or "null").encode(), file=said, line=number, column=column)
+    node = parse_yaml((value.strip() or "null").encode(), file=source, line=number, column=column)
     node.origin = replace(node.origin, key_line=number, key_column=1)
     below: list[Node | None] = [root]
     for key in keys[:-1]:
@@ -217,15 +219,8 @@ def _flatten(node: Node, path: tuple[str | int, ...], origins: Origins) -> objec
     if isinstance(node.value, dict):
         return {key: _flatten(child, (*path, key), origins) for key, child in node.value.items()}
     if isinstance(node.value, list):
-        return [_flatten(child, (*path, place), origins) for place, child in enumerate(node.value)]
+        return [_flatten(child, (*path, index), origins) for index, child in enumerate(node.value)]
     return node.value
-
-
-def _plain(node: Node) -> object:
-    return _flatten(node, (), {})
-
-
-_FLOW_WIDTH = 90
 
 
 def resolved_text(tree: Mapping[str, Any], origins: Mapping[str, str]) -> str:
@@ -247,7 +242,8 @@ def _lines(tree: Any, path: str, indent: str, origins: Mapping[str, str]) -> Ite
         label = f"{indent}-" if in_list else f"{indent}{_scalar(key)}:"
         origin = _shared_origin(value, inner, origins)
         flow = _flow(value)
-        if origin is not None and (_is_scalar(value) or len(label) + len(flow) < _FLOW_WIDTH):
+        is_leaf = not isinstance(value, Mapping | list) or not value
+        if origin is not None and (is_leaf or len(label) + len(flow) < _FLOW_WIDTH):
             yield f"{label} {flow}", origin
         elif in_list:
             first, *others = _lines(value, inner, indent + "  ", origins)
@@ -262,12 +258,8 @@ def _shared_origin(value: Any, path: str, origins: Mapping[str, str]) -> str | N
     """The common origin of all values inside a value, None if they differ."""
     if path in origins:
         return origins[path]
-    found = {origins[leaf] for leaf in origins if leaf.startswith(f"{path}.")}
-    return found.pop() if len(found) == 1 else None
-
-
-def _is_scalar(value: Any) -> bool:
-    return not isinstance(value, Mapping | list) or not value
+    shared = {origins[leaf] for leaf in origins if leaf.startswith(f"{path}.")}
+    return shared.pop() if len(shared) == 1 else None
 
 
 def _flow(value: Any) -> str:

@@ -33,7 +33,7 @@ class OpenedRecipe:
         origins: dotted path -> where the value comes from: `file:line`, `default`, `rule: ...`, `command line` or
             `search NAME trial 17`.
         path: of the file.
-        reading: knows where its values were written, for later checks that refuse one.
+        reading: with the origins of its values, for later checks that refuse one.
     """
 
     recipe: Recipe
@@ -88,7 +88,7 @@ def open_recipe(
         dataset=dataset,
         tree=resolved,
         dataset_tree=dataset_tree,
-        origins=_origins(resolved, reading),
+        origins={dotted(leaf): _origin(leaf, reading.origins, reading.notes) for leaf in _leaves(resolved, ())},
         path=path,
         reading=reading,
     )
@@ -180,15 +180,11 @@ def _count(tree: dict[str, Any], root: Path | None, reading: Reading) -> None:
     tree.update({key: facts[key] for key in missing})
 
 
-def _origins(resolved: Mapping[str, Any], reading: Reading) -> dict[str, str]:
-    return {dotted(leaf): _origin(leaf, reading.origins, reading.notes) for leaf in _leaves(resolved, ())}
-
-
 def _leaves(tree: object, path: tuple[str | int, ...]) -> list[tuple[str | int, ...]]:
     if isinstance(tree, dict) and tree:
         return [leaf for key, value in tree.items() for leaf in _leaves(value, (*path, key))]
     if isinstance(tree, list) and tree:
-        return [leaf for place, value in enumerate(tree) for leaf in _leaves(value, (*path, place))]
+        return [leaf for index, value in enumerate(tree) for leaf in _leaves(value, (*path, index))]
     return [path]
 
 

@@ -1,8 +1,7 @@
-"""Type hints of the schema, taken apart and put into words.
+"""A tree into the dataclasses of the schema: `Reading` notes every problem with its line and fills in the defaults.
 
-Reads the tree of a YAML file into dataclasses, noting all problems.
-
-Every reader returns a pair: the object, and the resolved tree with every default filled in.
+Each of its readers returns a pair: the object, and the resolved tree with every default. The functions before it take
+type hints apart and put them into words.
 """
 
 from __future__ import annotations
@@ -64,13 +63,13 @@ class Field:
 def fields_of(cls: type) -> tuple[Field, ...]:
     """The keys of a dataclass, in its order."""
     hints = get_type_hints(cls, include_extras=True)
-    found = []
+    fields_ = []
     for field in dataclasses.fields(cls):
         default = field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
-        found.append(Field(key=field.name.rstrip("_"), name=field.name, hint=hints[field.name], default=default))
-    return tuple(found)
+        fields_.append(Field(key=field.name.rstrip("_"), name=field.name, hint=hints[field.name], default=default))
+    return tuple(fields_)
 
 
 def component_of(hint: Any) -> Component | None:
@@ -308,8 +307,7 @@ class Reading:
         if not isinstance(raw, list) or (... not in inner and len(raw) != len(inner)):
             return self.refuse(path, f"is {_shown(raw)}", f"must be {words(hint)}"), raw
         hints = [inner[0]] * len(raw) if ... in inner else inner
-        places = range(len(raw))
-        pairs = [self.value(each, item, (*path, i)) for each, item, i in zip(hints, raw, places, strict=True)]
+        pairs = [self.value(each, raw[i], (*path, i)) for i, each in enumerate(hints)]
         resolved = [tree for _, tree in pairs]
         if any(value is REFUSED for value, _ in pairs):
             return REFUSED, resolved
@@ -335,10 +333,10 @@ class Reading:
 
     def refuse_error(self, error: Exception, cls: type, path: Path) -> Any:
         """Notes a dataclass's error at the field it names: `Cosine.epochs must be > 0, got -1` at the key `epochs`."""
-        found = re.match(rf"{cls.__name__}\.(\w+) (must .*?)(?:, got (.*))?$", str(error), re.DOTALL)
-        key = found and found[1].rstrip("_")
-        if found and any(field.key == key for field in fields_of(cls)):
-            return self.refuse((*path, key), f"is {found[3]}" if found[3] else "is not possible", found[2])
+        match = re.match(rf"{cls.__name__}\.(\w+) (must .*?)(?:, got (.*))?$", str(error), re.DOTALL)
+        key = match and match[1].rstrip("_")
+        if match and any(field.key == key for field in fields_of(cls)):
+            return self.refuse((*path, key), f"is {match[3]}" if match[3] else "is not possible", match[2])
         return self.refuse(path, str(error), f"see {cls.__name__} in docs/recipes.md")
 
 

@@ -1,8 +1,8 @@
-"""Reads the learning rate of a recipe: start and target of its warmup, length of its schedule.
+"""A recipe from its merged tree, in three steps.
 
-Reads what a recipe's positions are counted by: data set, length of the run and batch ramp.
-
-Reads a recipe from its merged tree, and checks its values against each other.
+`TimeReading` reads the data set, the length of the run and the batch ramp, because positions count by them.
+`RateReading` reads the learning rate, whose warmup and schedule depend on these. `read_recipe` reads all keys with the
+help of both, and checks the values against each other.
 """
 
 from __future__ import annotations
@@ -24,9 +24,12 @@ from recipes.reading.read import REFUSED, Path, Reading
 from recipes.reading.registry import UnknownNameError, can_name_folder
 from recipes.schema import Batch, Dataset, LearningRate, RampStep, Recipe, Warmup
 from recipes.schema.positions import first_sample_at, parse_position
-from recipes.schema.vocabulary import Component, Vocabulary
+from recipes.schema.vocabulary import Component
 
 __all__ = ["RateReading", "TimeReading", "listed", "read_recipe"]
+
+# Keys of a warmup that stand beside those of its kind.
+_BESIDE = ("joins", "target_batch")
 
 _LARGEST_DEFAULT_SPAN = 32
 
@@ -104,7 +107,8 @@ class TimeReading:
         self.ramp = None if ramp is REFUSED else ramp
         given = raw
         if "norm_span" not in raw:
-            given = {**raw, "norm_span": _default_span(self.ramp) if self.ramp else 1}
+            span = largest_divisor(_LARGEST_DEFAULT_SPAN, self.ramp.sizes) if self.ramp else 1
+            given = {**raw, "norm_span": span}
             note = f"rule: the largest number up to {_LARGEST_DEFAULT_SPAN} that divides every batch"
             self.reading.notes[(*path, "norm_span")] = note
         using = {"global": lambda *_: (ramp, tree), "norm_span": self._read_span}
@@ -129,14 +133,14 @@ class TimeReading:
         sizes: list[int] = []
         trees = []
         outer = self.ramp
-        for place, item in enumerate(raw):
+        for index, item in enumerate(raw):
             if outer is None and boundaries:
                 self.ramp = BatchRamp(boundaries=tuple(boundaries), sizes=tuple(sizes))
-            step, tree = self.reading.record(RampStep, item, (*path, place))
+            step, tree = self.reading.record(RampStep, item, (*path, index))
             trees.append(tree)
-            fault = None if step is REFUSED else self._fault_of_step(step.from_, place, boundaries)
+            fault = None if step is REFUSED else self._fault_of_step(step.from_, index, boundaries)
             if fault:
-                self.reading.refuse((*path, place, "from"), *fault)
+                self.reading.refuse((*path, index, "from"), *fault)
             if step is REFUSED or fault:
                 continue
             boundaries.append(step.from_)
@@ -148,9 +152,9 @@ class TimeReading:
             return REFUSED, trees
         return BatchRamp(boundaries=tuple(boundaries), sizes=tuple(sizes)), trees
 
-    def _fault_of_step(self, start: float, place: int, before: list[float]) -> tuple[str, str] | None:
+    def _fault_of_step(self, start: float, index: int, before: list[float]) -> tuple[str, str] | None:
         """What is wrong with the start of a step, and a way out; None if nothing is."""
-        if place == 0 and start != 0:
+        if index == 0 and start != 0:
             return f"the ramp begins at {start:g}", "its first step begins at 0"
         if before and start <= before[-1]:
             return f"{start:g} does not come after {before[-1]:g}", "put the steps in the order of time"
@@ -178,17 +182,9 @@ class TimeReading:
         return span, resolved
 
 
-def _default_span(ramp: BatchRamp) -> int:
-    return largest_divisor(_LARGEST_DEFAULT_SPAN, ramp.sizes)
-
-
 def listed(positions: Iterable[float]) -> str:
     """Positions in a message."""
     return ", ".join(f"{position:g}" for position in positions)
-
-
-# Keys of a warmup that stand beside those of its kind.
-_BESIDE = ("joins", "target_batch")
 
 
 @dataclass(kw_only=True)
@@ -336,13 +332,13 @@ def _check(reading: Reading, recipe: Recipe, resolved: Mapping[str, Any]) -> Non
         kind = type(recipe.optimizer).__name__
         way_out = "set it to false, or choose another optimizer"
         reading.refuse(("updater", "double_buffering"), f"{kind} sets its rate by the gradient it applies", way_out)
-    for place, name in enumerate(recipe.lacks):
-        if _is_built(name, reading.vocabulary):
-            reading.refuse(("lacks", place), f"{name} is built", "remove it from `lacks`")
+    for index, name in enumerate(recipe.lacks):
+        if any(name in getattr(reading.vocabulary, field.name) for field in dataclasses.fields(reading.vocabulary)):
+            reading.refuse(("lacks", index), f"{name} is built", "remove it from `lacks`")
     for key in ("assumed", "open"):
-        for place, path in enumerate(getattr(recipe, key)):
+        for index, path in enumerate(getattr(recipe, key)):
             if not _exists(resolved, path.split(".")):
-                reading.refuse((key, place), f"there is no value at {path}", "name a path that `show` prints")
+                reading.refuse((key, index), f"there is no value at {path}", "name a path that `show` prints")
 
 
 def _check_comparison(reading: Reading, recipe: Recipe) -> None:
@@ -365,8 +361,8 @@ def _check_augmentation(reading: Reading, recipe: Recipe, dataset: Dataset) -> N
     """An augmentation must fit the augmentations before it and the data set: see `trainers.augmentations`."""
     for split in ("train", "eval"):
         scaled_by = None
-        for place, entry in enumerate(getattr(recipe.augmentation, split)):
-            path = ("augmentation", split, place)
+        for index, entry in enumerate(getattr(recipe.augmentation, split)):
+            path = ("augmentation", split, index)
             if scaled_by and getattr(entry, "needs_pixels", False):
                 what = f"stands after {scaled_by}, whose result is no longer in 0..255"
                 reading.refuse((*path, "kind"), what, f"put it before {scaled_by}")
@@ -379,10 +375,6 @@ def _check_augmentation(reading: Reading, recipe: Recipe, dataset: Dataset) -> N
                     entry.bound(name=dataset.name, mean=dataset.mean, std=dataset.std)
             except ValueError as error:
                 reading.refuse_error(error, type(entry), path)
-
-
-def _is_built(name: str, vocabulary: Vocabulary) -> bool:
-    return any(name in getattr(vocabulary, field.name) for field in dataclasses.fields(vocabulary))
 
 
 def _exists(tree: Any, keys: list[str]) -> bool:

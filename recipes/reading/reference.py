@@ -1,7 +1,4 @@
-"""Texts about a class and its arguments, from its docstring.
-
-docs/recipes.md: every key of a recipe, a data set, a cluster and a search, from the dataclasses that read them.
-"""
+"""docs/recipes.md: every key of a recipe, a data set, a cluster and a search, from the dataclasses that read them."""
 
 from __future__ import annotations
 
@@ -12,32 +9,9 @@ import re
 from functools import cache
 from typing import Any
 
+from recipes import schema
 from recipes.planning.cluster import Cluster, GradientExchange
 from recipes.reading.read import Field, component_of, fields_of, options_of, words
-from recipes.schema import (
-    Augmentation,
-    Batch,
-    Budget,
-    Card,
-    Claim,
-    Constraint,
-    Dataset,
-    Evaluation,
-    Evidence,
-    Gradient,
-    LearningRate,
-    NormMomentum,
-    Objective,
-    Precision,
-    RampStep,
-    Recipe,
-    Search,
-    StreamOrder,
-    Transfer,
-    Updater,
-    Warmup,
-    WeightAverage,
-)
 from recipes.schema.positions import UNITS
 from recipes.schema.vocabulary import Component, Vocabulary
 
@@ -116,38 +90,38 @@ that ends in `.yaml` is a path.
 arguments of its constructor are then the keys. See [own-components.md](own-components.md).
 """
 _SECTIONS: tuple[tuple[str, type], ...] = (
-    ("A recipe", Recipe),
-    ("`batch`", Batch),
-    ("A step of a ramp", RampStep),
-    ("`learning_rate`", LearningRate),
-    ("`learning_rate.warmup`", Warmup),
-    ("`stream`", StreamOrder),
-    ("`augmentation`", Augmentation),
-    ("`evaluation`", Evaluation),
-    ("`evaluation.norm_momentum`", NormMomentum),
-    ("`gradient`", Gradient),
-    ("`weight_average`", WeightAverage),
-    ("`precision`", Precision),
-    ("`updater`", Updater),
-    ("An entry of `claims`", Claim),
-    ("`card`", Card),
-    ("`card.evidence`", Evidence),
-    ("A data set: `configs/datasets/*.yaml`", Dataset),
+    ("A recipe", schema.Recipe),
+    ("`batch`", schema.Batch),
+    ("A step of a ramp", schema.RampStep),
+    ("`learning_rate`", schema.LearningRate),
+    ("`learning_rate.warmup`", schema.Warmup),
+    ("`stream`", schema.StreamOrder),
+    ("`augmentation`", schema.Augmentation),
+    ("`evaluation`", schema.Evaluation),
+    ("`evaluation.norm_momentum`", schema.NormMomentum),
+    ("`gradient`", schema.Gradient),
+    ("`weight_average`", schema.WeightAverage),
+    ("`precision`", schema.Precision),
+    ("`updater`", schema.Updater),
+    ("An entry of `claims`", schema.Claim),
+    ("`card`", schema.Card),
+    ("`card.evidence`", schema.Evidence),
+    ("A data set: `configs/datasets/*.yaml`", schema.Dataset),
     ("A cluster: `configs/clusters/*.yaml`", Cluster),
     ("`exchange` of a cluster", GradientExchange),
-    ("A search: `configs/searches/*.yaml`", Search),
-    ("`objective` of a search, or an entry of it", Objective),
-    ("An entry of `constraints` of a search", Constraint),
-    ("`budget` of a search", Budget),
-    ("`transfer` of a search", Transfer),
+    ("A search: `configs/searches/*.yaml`", schema.Search),
+    ("`objective` of a search, or an entry of it", schema.Objective),
+    ("An entry of `constraints` of a search", schema.Constraint),
+    ("`budget` of a search", schema.Budget),
+    ("`transfer` of a search", schema.Transfer),
 )
 # Keys whose default depends on the rest of the file; their meaning says how.
 _RULES = {
-    (Recipe, "name"),
-    (Batch, "norm_span"),
-    (Warmup, "target_batch"),
-    (Search, "name"),
-    *((Dataset, key) for key in ("name", "num_train", "num_eval", "num_classes")),
+    (schema.Recipe, "name"),
+    (schema.Batch, "norm_span"),
+    (schema.Warmup, "target_batch"),
+    (schema.Search, "name"),
+    *((schema.Dataset, key) for key in ("name", "num_train", "num_eval", "num_classes")),
 }
 
 
@@ -172,7 +146,7 @@ def _about(cls: type) -> str:
 
 def _row(cls: type, field: Field, text: str) -> str:
     # The warmup's own kind and keys stand in the same mapping as `joins`.
-    key = "`kind` and its keys" if (cls, field.key) == (Warmup, "shape") else f"`{field.key}`"
+    key = "`kind` and its keys" if (cls, field.key) == (schema.Warmup, "shape") else f"`{field.key}`"
     return f"| {key} | {_type(field.hint)} | {_default(cls, field)} | {text} |".replace("  ", " ")
 
 

@@ -116,7 +116,7 @@ def find_or_refuse(kind: str, name: str) -> Path:
 
 
 def names(kind: str) -> list[str]:
-    """All names that `find` knows, except those of files in the working directory itself, sorted, each once."""
+    """All names that `find` accepts, except those of files in the working directory itself, sorted, each once."""
     return sorted({name for name, _ in _named(kind)})
 
 

@@ -1,7 +1,4 @@
-"""Compares the trees of resolved recipes value by value.
-
-The values of a difference as text.
-"""
+"""The values that differ between resolved recipes, and these values as text."""
 
 from __future__ import annotations
 
@@ -32,12 +29,12 @@ class Difference:
         path: its keys. An element of a list is named by what it is: its `kind`, or where a step begins.
         values: of each recipe; MISSING where it has none. Of components of different kinds the keys that they do not
             share, those that they share are differences of their own.
-        places: dotted path in each recipe's own tree, as `--set` takes it; None where it has none.
+        tree_paths: dotted path in each recipe's own tree, as `--set` takes it; None where it has none.
     """
 
     path: tuple[str, ...]
     values: tuple[Any, ...]
-    places: tuple[str | None, ...]
+    tree_paths: tuple[str | None, ...]
 
     @property
     def is_words(self) -> bool:
@@ -69,18 +66,18 @@ def compare(trees: Sequence[Mapping[str, Any]]) -> list[Difference]:
 
     >>> flip, crop = {"kind": "Flip"}, {"kind": "Crop", "size": 8}
     >>> found = compare([{"train": [crop]}, {"train": [flip, {**crop, "size": 9}]}])
-    >>> [(difference.path, difference.places) for difference in found]
+    >>> [(difference.path, difference.tree_paths) for difference in found]
     [(('train', 'Crop', 'size'), ('train.0.size', 'train.1.size')), (('train', 'Flip'), (None, 'train.0'))]
     """
     return list(_compared((), tuple(trees), ((),) * len(trees)))
 
 
 def _compared(
-    path: tuple[str, ...], values: tuple[Any, ...], places: tuple[tuple[str, ...] | None, ...]
+    path: tuple[str, ...], values: tuple[Any, ...], paths: tuple[tuple[str, ...] | None, ...]
 ) -> Iterator[Difference]:
     def difference(values: Sequence[Any], *keys: str) -> Difference:
-        dotted = tuple(None if place is None else ".".join(place) for place in places)
-        return Difference(path=(*path, *keys), values=tuple(values), places=dotted)
+        dotted = tuple(None if tree_path is None else ".".join(tree_path) for tree_path in paths)
+        return Difference(path=(*path, *keys), values=tuple(values), tree_paths=dotted)
 
     labelled = _labelled(values)
     if labelled is None:
@@ -95,12 +92,12 @@ def _compared(
         yield difference(own)
         labels = dict.fromkeys(label for label in labels if label in in_all and label != "kind")
     for label in labels:
-        found = [inner.get(label) for inner in labelled]
-        below = zip(places, found, strict=True)
+        entries = [inner.get(label) for inner in labelled]
+        below = zip(paths, entries, strict=True)
         yield from _compared(
             (*path, label),
-            tuple(MISSING if pair is None else pair[0] for pair in found),
-            tuple(None if place is None or pair is None else (*place, *pair[1]) for place, pair in below),
+            tuple(MISSING if pair is None else pair[0] for pair in entries),
+            tuple(None if tree_path is None or pair is None else (*tree_path, *pair[1]) for tree_path, pair in below),
         )
     orders = [[label for label in inner if label in in_all] for inner in labelled]
     if all(isinstance(value, list) for value in values) and any(order != orders[0] for order in orders):
@@ -133,27 +130,27 @@ def _steps(value: Any) -> _Labelled:
     """The steps of a ramp by their start; steps that change nothing are left out."""
     if not isinstance(value, list):
         return {"from 0": (value, ())}
-    found: _Labelled = {}
+    steps: _Labelled = {}
     before = None
-    for place, step in enumerate(value):
+    for index, step in enumerate(value):
         if step["size"] != before:
-            found[f"from {_exactly(step['from'])}"] = (step["size"], (str(place), "size"))
+            steps[f"from {_exactly(step['from'])}"] = (step["size"], (str(index), "size"))
         before = step["size"]
-    return found
+    return steps
 
 
 def _components(value: list[Any]) -> _Labelled:
     """Components by their kind; the second of a kind is labelled as in `Cutout 2`."""
     seen: Counter[str] = Counter()
-    found: _Labelled = {}
-    for place, item in enumerate(value):
+    components: _Labelled = {}
+    for index, item in enumerate(value):
         kind = str(item["kind"])
         seen[kind] += 1
         label = kind if seen[kind] == 1 else f"{kind} {seen[kind]}"
-        while label in found:  # a method that is not built may be called `Cutout 2`
+        while label in components:  # a method that is not built may be called `Cutout 2`
             label += "'"
-        found[label] = (item, (str(place),))
-    return found
+        components[label] = (item, (str(index),))
+    return components
 
 
 def _is_points(value: list[Any]) -> bool:

@@ -1,9 +1,7 @@
-"""Safe YAML: parses text into values with their origins.
+"""Safe YAML: text to values with their line and column, and values back to text.
 
 Scalars follow YAML 1.2's core rules, not the 1.1 of PyYAML's constructors: `1e-4` is a number, `on`, `1:30` and
 `2017-06-08` are text, only `true` and `false` are booleans. Nothing here can construct an object or run code.
-
-Values as YAML text that `parse_yaml` reads back unchanged.
 """
 
 from __future__ import annotations
@@ -18,7 +16,9 @@ import yaml
 
 from recipes.errors import Problem, RecipeError
 
-__all__ = ["Node", "Origin", "Said", "block_text", "flow_text", "parse_yaml"]
+__all__ = ["Node", "Origin", "OverrideSource", "block_text", "flow_text", "parse_yaml"]
+
+_PAIR = re.compile(r"\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}")
 
 MAX_BYTES = 1_000_000
 MAX_NODES = 10_000
@@ -31,8 +31,8 @@ _NO_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _LARGEST_INT = 2**63 - 1
 
 
-class Said(str):
-    """Who gave a value that is in no file, in place of the file's name: `command line`."""
+class OverrideSource(str):
+    """Stands for the file's name in the origin of an overridden value, such as `command line`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Origin:
     """Where a value was written.
 
     Args:
-        file: as a user would open it; a `Said` for a value that is in no file.
+        file: as a user would open it; a `OverrideSource` for a value that is in no file.
         line, column: of the value, counted from 1.
         key_line, key_column: of its key in a mapping; of the value itself in a list.
     """
@@ -52,10 +52,10 @@ class Origin:
     key_column: int
 
     def __str__(self) -> str:
-        return str(self.file) if isinstance(self.file, Said) else f"{self.file}:{self.line}"
+        return str(self.file) if isinstance(self.file, OverrideSource) else f"{self.file}:{self.line}"
 
     def problem(self, path: str, what: str, way_out: str, *, at_key: bool = False) -> Problem:
-        """A problem at this place."""
+        """A problem with this value, or with its key."""
         line, column = (self.key_line, self.key_column) if at_key else (self.line, self.column)
         return Problem(file=self.file, line=line, column=column, path=path, what=what, way_out=way_out)
 
@@ -118,16 +118,16 @@ class _Source:
     problems: list[Problem] = field(default_factory=list)
 
     def origin(self, mark: yaml.Mark, key: yaml.Mark) -> Origin:
-        line, column = self.place(mark.line, mark.column)
-        key_line, key_column = self.place(key.line, key.column)
+        line, column = self.user_position(mark.line, mark.column)
+        key_line, key_column = self.user_position(key.line, key.column)
         return Origin(file=self.file, line=line, column=column, key_line=key_line, key_column=key_column)
 
-    def place(self, line: int, column: int) -> tuple[int, int]:
+    def user_position(self, line: int, column: int) -> tuple[int, int]:
         """Line and column as a user counts them, from PyYAML's, which begin at 0."""
         return line + self.first_line, column + (self.first_column if line == 0 else 1)
 
     def note(self, line: int, column: int, what: str, way_out: str, path: str = "") -> None:
-        line, column = self.place(line, column)
+        line, column = self.user_position(line, column)
         self.problems.append(Problem(file=self.file, line=line, column=column, path=path, what=what, way_out=way_out))
 
     def refuse(self, line: int, column: int, what: str, way_out: str) -> NoReturn:
@@ -257,15 +257,12 @@ class _Expansion:
 
     def refused_characters(self, node: yaml.ScalarNode, path: str) -> bool:
         """Whether a text holds a control character; if so, the problem is noted."""
-        found = _NO_TEXT.search(node.value)
-        if found:
+        match = _NO_TEXT.search(node.value)
+        if match:
             line, column = node.start_mark.line, node.start_mark.column
-            what = f"holds the control character {found[0]!a}"
+            what = f"holds the control character {match[0]!a}"
             self.source.note(line, column, what, "remove it", path.strip("."))
-        return found is not None
-
-
-_PAIR = re.compile(r"\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}")
+        return match is not None
 
 
 def flow_text(value: Any) -> str:

@@ -1,7 +1,4 @@
-"""Curves as points to draw, with vertical lines at jumps.
-
-A recipe's curves as numbers.
-"""
+"""A recipe's curves as points to draw, with vertical lines at jumps, and as numbers."""
 
 from __future__ import annotations
 
@@ -60,8 +57,8 @@ def traced(value_at: Callable[[float], float], end: float) -> tuple[np.ndarray, 
     values = np.array([value_at(float(epoch)) for epoch in epochs], dtype=np.float64)
     jump = _JUMP * np.ptp(values)
     added = []
-    for place in np.flatnonzero(np.abs(np.diff(values)) > jump):
-        low, high = float(epochs[place]), float(epochs[place + 1])
+    for index in np.flatnonzero(np.abs(np.diff(values)) > jump):
+        low, high = float(epochs[index]), float(epochs[index + 1])
         while low < (middle := (low + high) / 2) < high:
             # The half that changes more contains the jump; in a smooth piece any place for a point will do.
             at_low, at_middle, at_high = value_at(low), value_at(middle), value_at(high)
@@ -93,8 +90,8 @@ def smoothed(values: np.ndarray, span: int) -> np.ndarray:
     finite = np.isfinite(values)
     sums = np.concatenate([[0.0], np.cumsum(np.where(finite, values, 0.0))])
     counts = np.concatenate([[0], np.cumsum(finite)])
-    places = np.arange(len(values))
-    low, high = np.maximum(places - span // 2, 0), np.minimum(places + (span + 1) // 2, len(values))
+    indices = np.arange(len(values))
+    low, high = np.maximum(indices - span // 2, 0), np.minimum(indices + (span + 1) // 2, len(values))
     number = counts[high] - counts[low]
     return np.where(number > 0, (sums[high] - sums[low]) / np.maximum(number, 1), np.nan)
 
@@ -143,8 +140,8 @@ def parse_at(text: str | None, opened: OpenedRecipe) -> list[float]:
                 raise ValueError(f"{part.strip()} lies after the end of the run, {end:g}")
         except ValueError as error:
             way_out = f"write {UNITS}, with commas between"
-            place = {"file": "command line", "line": 1, "column": column, "path": "--at"}
-            problems.append(Problem(**place, what=str(error), way_out=way_out))
+            index = {"file": "command line", "line": 1, "column": column, "path": "--at"}
+            problems.append(Problem(**index, what=str(error), way_out=way_out))
         column += len(part) + 1
     if problems:
         raise RecipeError(problems)

@@ -19,8 +19,10 @@ def tag(name: str, *children: object, **attributes: str) -> Markup:
     >>> tag("td", "<b>", class_="value")
     '<td class="value">&lt;b&gt;</td>'
     """
-    said = "".join(f' {key.rstrip("_").replace("_", "-")}="{html.escape(text)}"' for key, text in attributes.items())
-    return Markup(f"<{name}{said}>{joined(children)}</{name}>")
+    attribute_text = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{html.escape(text)}"' for key, text in attributes.items()
+    )
+    return Markup(f"<{name}{attribute_text}>{joined(children)}</{name}>")
 
 
 def joined(children: Iterable[object]) -> Markup:
@@ -50,7 +52,7 @@ def inline_svg(text: str, *, prefix: str, label: str) -> Markup:
     inner = body[body.index(">") + 1 :].replace("xlink:href=", "href=")
     inner = re.sub(r'\bid="', f'id="{prefix}-', inner)
     inner = re.sub(r'(url\(|href=")#', rf"\1#{prefix}-", inner)
-    inner = re.sub(r"#[0-9a-f]{6}\b", lambda found: f"var(--k{found[0][1:]})" if found[0] in DARK else found[0], inner)
+    inner = re.sub(r"#[0-9a-f]{6}\b", lambda match: f"var(--k{match[0][1:]})" if match[0] in DARK else match[0], inner)
     view = re.search(r'viewBox="([-0-9. ]+)"', body)
     assert view, "matplotlib writes a viewBox"
     return Markup(f'<svg viewBox="{view[1]}" role="img" aria-label="{html.escape(label)}">{inner}')

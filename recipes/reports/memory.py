@@ -20,14 +20,14 @@ def memory_words(*lines: Mapping[str, Any]) -> str:
     >>> memory_words({"resident_bytes": [1_500_000_000], "gpu_pool_bytes": [30_000_000_000]})
     'peak memory of a rank: resident set 1.5 GB, on the GPU 30 GB'
     """
-    found = []
+    texts = []
     for key, words in _KINDS.items():
         sessions = [line[key] for line in lines if _are_peaks(line.get(key))]
         if sessions:
             peaks = max(sessions, key=max)
-            most = max(peaks)
-            found.append(f"{words} {size(most)}" + (f" (rank {peaks.index(most)})" if len(peaks) > 1 else ""))
-    return f"peak memory of a rank: {', '.join(found)}" if found else ""
+            peak = max(peaks)
+            texts.append(f"{words} {size(peak)}" + (f" (rank {peaks.index(peak)})" if len(peaks) > 1 else ""))
+    return f"peak memory of a rank: {', '.join(texts)}" if texts else ""
 
 
 def _are_peaks(value: object) -> bool:

@@ -1,9 +1,4 @@
-"""The loss scale of a run in mixed precision, over its updates.
-
-The gradient noise scale of a run, over its updates.
-
-The time of a run's updates by phase, in words and tables.
-"""
+"""Sections of a report on what happens inside updates: loss scale, gradient noise scale, and time by phase."""
 
 from __future__ import annotations
 
@@ -16,6 +11,16 @@ from recipes.planning.phase_times import PHASES, parted, slowest
 from recipes.reports.html import Markup, joined, table, tag
 from recipes.reports.record import Run
 from recipes.reports.wording import exchange_words, number
+
+_MAX_WINDOWS = 20
+_MIN_UPDATES = 10  # in a window: a standard error from fewer says little
+_MAX_ROWS = 64  # workers in the table; of more, only the slowest and the fastest are shown
+_PHASES_NOTE = (
+    "Means over workers and updates. Exposed is the exchange of gradients as far as nothing hides it: what the worker "
+    "that waits least for it spends there. What another worker spends above that is waiting, as is the time in the "
+    "loss, the flags and the statistics of norm groups, where all come together."
+)
+_BARELY = 0.02  # a worker that is less behind than this is not called slow: it may be noise
 
 
 def loss_scale(run: Run) -> Markup:
@@ -38,10 +43,6 @@ def loss_scale(run: Run) -> Markup:
     else:
         words += "No update overflowed."
     return joined([tag("h2", "Loss scale"), tag("p", words)])
-
-
-_MOST_WINDOWS = 20
-_FEWEST_UPDATES = 10  # in a window: a standard error from fewer says little
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,11 +69,11 @@ def noise_windows(run: Run) -> list[Window]:
     measured = np.flatnonzero(np.isfinite(run.updates.gradient_noise) & np.isfinite(run.updates.gradient_signal))
     if not len(measured):
         return []
-    length = max(_FEWEST_UPDATES, -(-len(measured) // _MOST_WINDOWS))
+    length = max(_MIN_UPDATES, -(-len(measured) // _MAX_WINDOWS))
     windows = []
     for stretch in np.split(measured, np.flatnonzero(np.diff(run.updates.global_batch_size[measured])) + 1):
-        for places in np.array_split(stretch, max(1, len(stretch) // length)):
-            windows.append(_window(run, places))
+        for indices in np.array_split(stretch, max(1, len(stretch) // length)):
+            windows.append(_window(run, indices))
     return windows
 
 
@@ -102,19 +103,15 @@ def _in_words(scale: NoiseScale | None) -> tuple[str, str, str]:
     return number(scale.value, digits=3), number(scale.standard_error, digits=2), number(scale.num_updates)
 
 
-def _window(run: Run, places: np.ndarray) -> Window:
+def _window(run: Run, indices: np.ndarray) -> Window:
     updates = run.updates
-    pairs = zip(updates.gradient_noise[places], updates.gradient_signal[places], strict=True)
+    pairs = zip(updates.gradient_noise[indices], updates.gradient_signal[indices], strict=True)
     return Window(
-        first_epoch=float(updates.epoch[places[0]]),
-        last_epoch=float(updates.epoch[places[-1]]),
-        global_batch_size=int(updates.global_batch_size[places[0]]),
+        first_epoch=float(updates.epoch[indices[0]]),
+        last_epoch=float(updates.epoch[indices[-1]]),
+        global_batch_size=int(updates.global_batch_size[indices[0]]),
         scale=noise_scale([Norms(noise=float(noise), signal=float(signal)) for noise, signal in pairs]),
     )
-
-
-_MOST_ROWS = 64  # workers in the table; of more, only the slowest and the fastest are shown
-_BARELY = 0.02  # a worker that is less behind than this is not called slow: it may be noise
 
 
 def phases(run: Run) -> Markup:
@@ -133,29 +130,22 @@ def phases(run: Run) -> Markup:
     ]
     if run.phases.by_rank is not None and len(run.phases.by_rank) > 1:
         parts += [tag("p", _slowest_words(run)), _by_rank(run)]
-    parts.append(tag("p", _NOTE, class_="muted"))
+    parts.append(tag("p", _PHASES_NOTE, class_="muted"))
     return joined(parts)
-
-
-_NOTE = (
-    "Means over workers and updates. Exposed is the exchange of gradients as far as nothing hides it: what the worker "
-    "that waits least for it spends there. What another worker spends above that is waiting, as is the time in the "
-    "loss, the flags and the statistics of norm groups, where all come together."
-)
 
 
 def slowest_worker(run: Run) -> str:
     """The slowest worker, its host, and the phase in which it is behind; empty with one worker."""
-    found = None if run.phases.by_rank is None else slowest(run.phases.by_rank)
-    if found is None:
+    worker = None if run.phases.by_rank is None else slowest(run.phases.by_rank)
+    if worker is None:
         return ""
-    place = f"rank {found.rank}{_host(run, found.rank)}"
-    behind = 100 * found.behind
-    if found.behind < _BARELY:
-        return f"The workers keep step: the slowest, {place}, is {behind:.1f} % behind the median of the others."
+    name = f"rank {worker.rank}{_host(run, worker.rank)}"
+    behind = 100 * worker.behind
+    if worker.behind < _BARELY:
+        return f"The workers keep step: the slowest, {name}, is {behind:.1f} % behind the median of the others."
     return (
-        f"The slowest worker is {place}, {behind:.0f} % behind the median of the others: {found.phase}, "
-        f"{number(1000 * found.seconds, digits=3)} ms more an update."
+        f"The slowest worker is {name}, {behind:.0f} % behind the median of the others: {worker.phase}, "
+        f"{number(1000 * worker.seconds, digits=3)} ms more an update."
     )
 
 
@@ -186,9 +176,9 @@ def _share(seconds: float, whole: float) -> tuple[str, str]:
 def _by_rank(run: Run) -> Markup:
     shown = parted(run.phases.by_rank)
     order = np.arange(len(shown))
-    if len(shown) > _MOST_ROWS:  # the slowest workers wait least
+    if len(shown) > _MAX_ROWS:  # the slowest workers wait least
         order = np.argsort(shown[:, PHASES.index("waiting")], kind="stable")
-        order = np.concatenate([order[: _MOST_ROWS // 2], order[-_MOST_ROWS // 2 :]])
+        order = np.concatenate([order[: _MAX_ROWS // 2], order[-_MAX_ROWS // 2 :]])
     rows = [(f"{rank}{_host(run, rank)}", *(f"{1000 * value:.2f}" for value in shown[rank])) for rank in order]
     return table(("rank", *(f"{name} (ms)" for name in PHASES)), rows, class_="numbers")
 

@@ -141,7 +141,7 @@ def _comparison_table(runs: Sequence[Run]) -> Markup:
     heads = ("run", "", "final accuracy", "best", "final loss", "epochs", "updates", "workers", "time", "samples/s")
     rows = [
         (
-            joined([_swatch(place), _label(run, runs)]),
+            joined([_swatch(index), _label(run, runs)]),
             sections.OUTCOMES.get(run.outcome, run.outcome),
             percent(run.final_accuracy),
             percent(run.evaluations.accuracy[run.best]) if run.best is not None else "–",
@@ -152,7 +152,7 @@ def _comparison_table(runs: Sequence[Run]) -> Markup:
             duration(run.seconds),
             number(run.samples_per_second, digits=3),
         )
-        for place, run in enumerate(runs)
+        for index, run in enumerate(runs)
     ]
     return table(heads, rows, class_="numbers")
 
@@ -160,12 +160,12 @@ def _comparison_table(runs: Sequence[Run]) -> Markup:
 def _differences(runs: Sequence[Run]) -> Markup:
     """The values that differ between the recipes, as in `kilobatch recipes diff`."""
     compared = compare([comparable_tree(run.recipe, run.dataset) for run in runs])
-    found = [difference for difference in compared if not difference.is_words]
-    if not found:
+    differences = [difference for difference in compared if not difference.is_words]
+    if not differences:
         words = "The recipes of these runs are the same in every value that training reads."
         return joined([tag("h2", "What differs"), tag("p", words)])
     heads = ("key", *(_label(run, runs) for run in runs))
-    rows = [(".".join(difference.path), *value_texts(difference)) for difference in found]
+    rows = [(".".join(difference.path), *value_texts(difference)) for difference in differences]
     return joined([tag("h2", "What differs"), table(heads, rows, class_="differences")])
 
 
@@ -179,16 +179,16 @@ def _pictures(runs: Sequence[Run]) -> Markup:
     from recipes.reports.plots import run_pictures, svg_text
 
     figures = []
-    for place, picture in enumerate(run_pictures(runs)):
-        drawing = inline_svg(svg_text(picture.figure), prefix=f"p{place}", label=f"{picture.title}. {picture.caption}")
+    for index, picture in enumerate(run_pictures(runs)):
+        drawing = inline_svg(svg_text(picture.figure), prefix=f"p{index}", label=f"{picture.title}. {picture.caption}")
         figures.append(tag("figure", drawing, tag("figcaption", picture.caption)))
     return joined([tag("h2", "Pictures"), tag("div", *figures, class_="pictures")]) if figures else Markup("")
 
 
-def _swatch(place: int) -> Markup:
+def _swatch(index: int) -> Markup:
     from recipes.reports.plots import run_style
 
-    colour, dashes = run_style(place)
+    colour, dashes = run_style(index)
     pattern = "" if dashes == "-" else ",".join(str(2 * length) for length in dashes[1])
     stroke = f'stroke="var(--k{colour[1:]})" stroke-width="3" stroke-dasharray="{pattern}"'
     line = f'<line x1="0" y1="5" x2="24" y2="5" {stroke}/>'

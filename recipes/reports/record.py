@@ -1,9 +1,4 @@
-"""The lines of `metrics.jsonl`, as columns.
-
-The time of a run's updates by phase, from `metrics.jsonl`, as columns.
-
-Reads the record of a run from its folder, into arrays.
-"""
+"""Reads the record of a run: `run.yaml`, `environment.json`, and the lines of `metrics.jsonl` as columns."""
 
 from __future__ import annotations
 
@@ -22,6 +17,11 @@ import yaml
 from recipes.errors import InputRefused, refuse_unreachable
 from recipes.planning.phase_times import PHASES
 from recipes.reports.memory import memory_words
+
+_PHASE_FIELDS = [f"{name}_seconds" for name in PHASES]
+
+_LARGEST_TREE = 1_000_000  # values; aliases in a stranger's file could otherwise expand without end
+_DEEPEST_TREE = 60
 
 _WHOLE = ("update", "samples", "global_batch_size")
 _NOT_ALWAYS_MEASURED = ("gradient_noise", "gradient_signal", "loss_scale", "overflows")
@@ -45,10 +45,8 @@ class Updates:
     momentum: np.ndarray  # nan where the optimizer has none
     global_batch_size: np.ndarray
     update_seconds: np.ndarray
-    gradient_noise: (
-        np.ndarray
-    )  # see recipes.planning.noise_scale.Norms; nan where not measured, so are those of the next
-    gradient_signal: np.ndarray
+    gradient_noise: np.ndarray  # see recipes.planning.noise_scale.Norms; nan where not measured
+    gradient_signal: np.ndarray  # likewise
     loss_scale: np.ndarray  # nan with float32 compute; so are the attempts that overflowed
     overflows: np.ndarray
 
@@ -104,13 +102,13 @@ def evaluations_of(path: Path, lines: Lines) -> Evaluations:
     Raises:
         RunError: a field is missing or no number.
     """
-    places = {"eval_accuracy": 3, "eval_loss": 4}
+    columns = {"eval_accuracy": 3, "eval_loss": 4}
     rows: dict[float, list[float]] = {}
     for number, line in lines:
-        if line["key"] in places:
+        if line["key"] in columns:
             reached = [number_of(path, number, line, name) for name in ("update", "epoch", "samples")]
             row = rows.setdefault(reached[0], [*reached, math.nan, math.nan])
-            row[places[line["key"]]] = number_of(path, number, line, "value")
+            row[columns[line["key"]]] = number_of(path, number, line, "value")
     return _columns(Evaluations, [rows[update] for update in sorted(rows)])
 
 
@@ -167,9 +165,6 @@ def _columns(kind: type, rows: list[list[float]]) -> Any:
     return kind(**{name: column.astype(np.int64) if name in _WHOLE else column for name, column in columns.items()})
 
 
-_NAMES = [f"{name}_seconds" for name in PHASES]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Phases:
     """The measured times of the phases; empty for a run from before they were measured.
@@ -202,16 +197,16 @@ def phases_of(path: Path, lines: Lines) -> Phases:
     Raises:
         RunError: a phase is no number, or a table not one of workers by phases.
     """
-    names = ["epoch", "update_seconds", "exchange_seconds", *_NAMES]
+    names = ["epoch", "update_seconds", "exchange_seconds", *_PHASE_FIELDS]
     rows, lost = [], None
     for number, line in lines:
-        if line["key"] == "train_loss" and _NAMES[0] in line:
+        if line["key"] == "train_loss" and _PHASE_FIELDS[0] in line:
             rows.append([number_of(path, number, line, name) for name in names])
             if "wire_overflowed" in line:
                 pair = [int(number_of(path, number, line, name)) for name in ("wire_overflowed", "wire_flushed")]
                 lost = tuple(map(sum, zip(lost or (0, 0), pair, strict=True)))
     columns = np.array(rows, dtype=np.float64).reshape(-1, len(names))
-    told = [line for _, line in lines if line["key"] == "gradient_exchange"]
+    exchanges = [line for _, line in lines if line["key"] == "gradient_exchange"]
     return Phases(
         epoch=columns[:, 0],
         update_seconds=columns[:, 1],
@@ -219,7 +214,7 @@ def phases_of(path: Path, lines: Lines) -> Phases:
         seconds=columns[:, 3:],
         lost=lost,
         by_rank=_by_rank(path, lines),
-        exchange=told[-1] if told else {},
+        exchange=exchanges[-1] if exchanges else {},
     )
 
 
@@ -244,10 +239,6 @@ def _by_rank(path: Path, lines: Lines) -> np.ndarray | None:
     return np.average(np.stack(tables), axis=0, weights=weights) if tables else None
 
 
-_LARGEST_TREE = 1_000_000  # values; aliases in a stranger's file could otherwise expand without end
-_DEEPEST_TREE = 60
-
-
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """The record of a run.
@@ -269,7 +260,7 @@ class Run:
         memory: peak memory of the ranks, in words; empty if unknown.
         phases: times of the phases, as far as they were measured.
         sessions: first update and number of workers of each stretch of updates that equally many made; empty where a
-            session does not tell them.
+            session has not written them.
     """
 
     folder: Path
@@ -458,9 +449,11 @@ def _sessions(lines: Lines) -> tuple[tuple[int, int], ...]:
 
 def _notes(lines: Lines) -> tuple[str, ...]:
     """The notes of all sessions, each once."""
-    given = [line.get("notes") if line["key"] == "run_start" else [line["note"]] for _, line in lines if _told(line)]
-    return tuple(dict.fromkeys(str(note) for notes in given if isinstance(notes, list) for note in notes))
-
-
-def _told(line: dict[str, Any]) -> bool:
-    return line["key"] == "run_start" or "note" in line
+    given: list[Any] = []
+    for _, line in lines:
+        if line["key"] == "run_start":
+            notes = line.get("notes")
+            given += notes if isinstance(notes, list) else []
+        elif "note" in line:
+            given.append(line["note"])
+    return tuple(dict.fromkeys(map(str, given)))

@@ -70,10 +70,10 @@ def claims(run: Run) -> Markup:
         return Markup("")
     rows = []
     for claim in promised:
-        said, got, difference = _compared(claim, run)
+        claimed, got, difference = _compared(claim, run)
         behind = [str(claim[key]) for key in ("on", "source", "status") if claim.get(key)]
         behind += [f"{number(claim['runs'])} runs"] if claim.get("runs") else []
-        rows.append((number(claim.get("metric")), said, got, difference, "; ".join(behind)))
+        rows.append((number(claim.get("metric")), claimed, got, difference, "; ".join(behind)))
     notes = "One run is one draw: a verdict takes several seeds. A time holds for its hardware only."
     if changed := [path for path, text in run.origins.items() if path and text.startswith("command line")]:
         notes = f"This run is not the recipe as claimed: the command line sets {', '.join(sorted(changed))}. {notes}"
@@ -129,17 +129,17 @@ def plan(run: Run) -> Markup:
 
 def warnings(run: Run) -> Markup:
     """What the reader should know before trusting the numbers."""
-    said = [note.removeprefix("warning: ") for note in run.notes if note.startswith("warning: ")]
-    found = list(dict.fromkeys([*(str(text) for text in _listed(run.plan.get("warnings"))), *said]))
+    noted = [note.removeprefix("warning: ") for note in run.notes if note.startswith("warning: ")]
+    texts = list(dict.fromkeys([*(str(text) for text in _listed(run.plan.get("warnings"))), *noted]))
     if lacks := _listed(run.recipe.get("lacks")):
-        found.append(f"The recipe needs what is not built: {', '.join(map(str, lacks))}.")
+        texts.append(f"The recipe needs what is not built: {', '.join(map(str, lacks))}.")
     if assumed := _listed(run.recipe.get("assumed")):
-        found.append(f"Assumed, for the recipe's source does not give them: {', '.join(map(str, assumed))}.")
+        texts.append(f"Assumed, for the recipe's source does not give them: {', '.join(map(str, assumed))}.")
     if diverged := sum(not math.isfinite(loss) for loss in run.updates.loss):
-        found.append(f"The loss was not finite in {number(diverged)} updates.")
-    if not found:
+        texts.append(f"The loss was not finite in {number(diverged)} updates.")
+    if not texts:
         return Markup("")
-    return joined([tag("h2", "Warnings"), tag("ul", *(tag("li", text) for text in found), class_="warnings")])
+    return joined([tag("h2", "Warnings"), tag("ul", *(tag("li", text) for text in texts), class_="warnings")])
 
 
 def recipe(run: Run) -> Markup:
@@ -180,8 +180,8 @@ def _begun_anew(command: str) -> str:
     except ValueError:  # not a shell command: the file was changed
         return command
     while "--out" in words[:-1]:
-        place = words.index("--out")
-        del words[place : place + 2]
+        index = words.index("--out")
+        del words[index : index + 2]
     return shlex.join(word for word in words if word != "--resume" and not word.startswith("--out="))
 
 
@@ -191,8 +191,8 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, str]]:
         for key, value in tree.items():
             yield from leaves(value, f"{path}.{key}" if path else str(key))
     elif isinstance(tree, list) and any(isinstance(item, (dict, list)) for item in tree):
-        for place, item in enumerate(tree):
-            yield from leaves(item, f"{path}.{place}")
+        for index, item in enumerate(tree):
+            yield from leaves(item, f"{path}.{index}")
     else:
         yield path, _plain(tree)
 
@@ -249,9 +249,9 @@ def _by_session(run: Run) -> str:
     """`updates 0 to 9 by 4 workers, and from 10 on by 1 worker`."""
     ends = [following - 1 for following, _ in run.sessions[1:]]
     stretches = zip(run.sessions, ends, strict=False)
-    told = [f"{number(first)} to {number(end)} by {_counted(count)}" for (first, count), end in stretches]
+    earlier = [f"{number(first)} to {number(end)} by {_counted(count)}" for (first, count), end in stretches]
     first, count = run.sessions[-1]
-    return f"updates {', '.join(told)}, and from {number(first)} on by {_counted(count)}"
+    return f"updates {', '.join(earlier)}, and from {number(first)} on by {_counted(count)}"
 
 
 def _ranks(count: Any) -> str:

@@ -6,11 +6,11 @@ from typing import Any
 
 INK, MUTED, GRID, SHADE, PAPER = "#1f2328", "#59636e", "#d8dee4", "#eef1f4", "#ffffff"
 
-# Okabe and Ito's colours, told apart with the usual kinds of colour blindness; their yellow, faint on white, replaced.
+# Okabe and Ito's colours, distinct with the usual kinds of colour blindness; their yellow, faint on white, replaced.
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5c00")
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.4)))
 
-# The same colours on a dark page, light enough to be told from it.
+# The same colours on a dark page, light enough to stand out from it.
 DARK = {
     INK: "#e6edf3",
     MUTED: "#9198a1",

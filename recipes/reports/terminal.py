@@ -59,7 +59,7 @@ def _rate_lines(canvas: _Canvas, curve: _Curve, rows: int) -> list[str]:
     high = float(rates.max())
     if not reads_better_in_decades(rates):
         step = _round_step(high / 4)
-        values = [high, *(step * place for place in range(int(high / step) + 1))]
+        values = [high, *(step * index for index in range(int(high / step) + 1))]
         ticks = [(value / high, f"{value:.3g}") for value in values]
         return ["learning rate", *canvas.drawn(epochs, rates / high, ticks, rows)]
     low = float(rates[rates > 0].min())
@@ -89,8 +89,8 @@ class _Canvas:
         cells = np.full((rows, self.columns), _BLANK)
         across = np.minimum(epochs / self.end * 2 * self.columns, 2 * self.columns - 1).astype(int)
         down = np.rint((1 - heights) * (4 * rows - 1)).astype(int)
-        for place, column in enumerate(across):
-            low, high = sorted((down[max(place - 1, 0)], down[place]))
+        for index, column in enumerate(across):
+            low, high = sorted((down[max(index - 1, 0)], down[index]))
             for row in range(low, high + 1):
                 cells[row // 4, column // 2] |= _DOTS[row % 4][column % 2]
         labels: dict[int, str] = {}
@@ -106,10 +106,10 @@ def _epoch_axis(canvas: _Canvas) -> list[str]:
     axis, labels = ["─"] * canvas.columns, [" "] * (canvas.columns + _MARGIN)
     step = _round_step(canvas.end / max(2, canvas.columns // 12))
     for number in range(int(canvas.end / step * (1 + 1e-9)) + 1):
-        place = min(round(number * step / canvas.end * canvas.columns), canvas.columns - 1)
-        axis[place] = "┬"
+        index = min(round(number * step / canvas.end * canvas.columns), canvas.columns - 1)
+        axis[index] = "┬"
         text = f"{number * step:g}"
-        start = min(place + _MARGIN - len(text) // 2, len(labels) - len(text))
+        start = min(index + _MARGIN - len(text) // 2, len(labels) - len(text))
         labels[start : start + len(text)] = text
     words = "epochs"
     labels[: len(words)] = words

@@ -74,21 +74,21 @@ def counted(count: int, noun: str) -> str:
     return f"{number(count)} {noun}{'' if count == 1 else 's'}"
 
 
-def exchange_words(told: Mapping[str, Any]) -> str:
+def exchange_words(exchange: Mapping[str, Any]) -> str:
     """A `gradient_exchange` line of the metrics, in words.
 
     >>> exchange_words({"value": "Ring", "num_buckets": 2, "wire": "float16", "overlap": True, "choices": [],
     ...                 "gradient_bytes": 4000, "sent_bytes": 2000})
     'Ring, 2 buckets of 4 kB in all, float16, while backward goes on; the busiest worker sends 2 kB an update'
     """
-    when = "while backward goes on" if told.get("overlap") else "after backward"
-    count = told.get("num_buckets")
-    buckets = f"{number(count)} bucket{'' if count == 1 else 's'} of {size(told.get('gradient_bytes'))} in all"
-    sent = told.get("sent_bytes")
+    when = "while backward goes on" if exchange.get("overlap") else "after backward"
+    count = exchange.get("num_buckets")
+    buckets = f"{number(count)} bucket{'' if count == 1 else 's'} of {size(exchange.get('gradient_bytes'))} in all"
+    sent = exchange.get("sent_bytes")
     sends = "the library decides how much a worker sends"
     if isinstance(sent, (int, float)):
         sends = f"the busiest worker sends {size(sent)} an update" if sent else "nothing is sent"
-    choices = told.get("choices")
+    choices = exchange.get("choices")
     chosen = f" ({'; '.join(map(str, choices))})" if isinstance(choices, list) and choices else ""
-    waits = f"; waiting {told['waiting']}" if told.get("waiting") else ""
-    return f"{told.get('value')}{chosen}, {buckets}, {told.get('wire')}, {when}; {sends}{waits}"
+    waits = f"; waiting {exchange['waiting']}" if exchange.get("waiting") else ""
+    return f"{exchange.get('value')}{chosen}, {buckets}, {exchange.get('wire')}, {when}; {sends}{waits}"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import takewhile
 from typing import Any
 
-from recipes.planning.rates import look_back
+from recipes.planning.rates import averaged_samples
 from recipes.scale.request import Change, Request
 from recipes.schema.positions import written_in_updates
 
@@ -15,38 +15,38 @@ __all__ = ["batch_changes", "positions_in_updates"]
 _BUSBRIDGE = "Busbridge et al. 2023, arXiv 2307.13813"
 
 
-def batch_changes(ask: Request) -> Iterator[Change]:
+def batch_changes(request: Request) -> Iterator[Change]:
     """Changes of batch or ramp, norm span, running statistics, weight average and evaluation interval."""
-    ramp = ask.opened.recipe.batch.global_
+    ramp = request.recipe.batch.global_
     reason = "as asked"
     if len(ramp.sizes) > 1:
         reason = "every step of the ramp by the same factor, at the same samples"
-    yield ask.moved("batch.global", _steps(ramp.boundaries, ask.sizes), reason)
-    yield _span(ask)
-    yield _statistics(ask)
-    if ask.value("weight_average") is not None:
+    yield request.moved("batch.global", _steps(ramp.boundaries, request.sizes), reason)
+    yield _span(request)
+    yield _statistics(request)
+    if request.value("weight_average") is not None:
         reason = "counted in samples: a larger batch forgets as fast"
-        yield ask.kept("weight_average.keep", reason, _BUSBRIDGE)
-    yield ask.kept("evaluation.every", _interval_reason(ask))
+        yield request.kept("weight_average.keep", reason, _BUSBRIDGE)
+    yield request.kept("evaluation.every", _interval_reason(request))
 
 
-def positions_in_updates(ask: Request, moved: set[str]) -> Iterator[Change]:
+def positions_in_updates(request: Request, moved: set[str]) -> Iterator[Change]:
     """Converts positions written in updates to epochs: 500 updates of another batch are another time.
 
     Args:
-        ask: the request.
+        request: the request.
         moved: keys that have their new value already.
     """
-    told: set[str] = set()
-    for path, text in written_in_updates(dict(ask.written)):
+    done: set[str] = set()
+    for path, text in written_in_updates(dict(request.written)):
         # A list is replaced as a whole.
         key = ".".join(takewhile(lambda part: not part.isdecimal(), path.split(".")))
-        if not any(f"{key}.".startswith(f"{known}.") for known in moved | told):
-            told.add(key)
+        if not any(f"{key}.".startswith(f"{known}.") for known in moved | done):
+            done.add(key)
             yield Change(
                 key=key,
                 before=text,
-                after=ask.value(key),
+                after=request.value(key),
                 reason="the same time in epochs: so many updates of another batch are another time",
             )
 
@@ -59,20 +59,20 @@ def _steps(boundaries: tuple[float, ...], sizes: tuple[int, ...]) -> Any:
     return [{"from": start, "size": size} for start, size in zip(starts, sizes, strict=True)]
 
 
-def _span(ask: Request) -> Change:
+def _span(request: Request) -> Change:
     """The norm span: unchanged, or the nearest number that divides the batches it is used with."""
-    batch = ask.opened.recipe.batch
+    batch = request.recipe.batch
     spans = []
-    for place, start in enumerate(batch.norm_span.boundaries):
-        end = (*batch.norm_span.boundaries, float("inf"))[place + 1]
-        pairs = zip(batch.global_.boundaries, ask.sizes, strict=True)
+    for index, start in enumerate(batch.norm_span.boundaries):
+        end = (*batch.norm_span.boundaries, float("inf"))[index + 1]
+        pairs = zip(batch.global_.boundaries, request.sizes, strict=True)
         used = [size for begin, size in pairs if start <= begin < end]
-        spans.append(_nearest_divisor(batch.norm_span.sizes[place], used))
+        spans.append(_nearest_divisor(batch.norm_span.sizes[index], used))
     if tuple(spans) == batch.norm_span.sizes:
         reason = "statistics over as many samples as before, whatever the batch"
-        return ask.kept("batch.norm_span", reason, "Goyal et al. 2017, arXiv 1706.02677: 32 samples a worker")
+        return request.kept("batch.norm_span", reason, "Goyal et al. 2017, arXiv 1706.02677: 32 samples a worker")
     after = _steps(batch.norm_span.boundaries, tuple(spans))
-    return ask.moved("batch.norm_span", after, "the nearest number of samples that divides the batch")
+    return request.moved("batch.norm_span", after, "the nearest number of samples that divides the batch")
 
 
 def _nearest_divisor(span: int, sizes: list[int]) -> int:
@@ -81,27 +81,29 @@ def _nearest_divisor(span: int, sizes: list[int]) -> int:
     return min(fits, key=lambda number: (abs(number - span), number))
 
 
-def _statistics(ask: Request) -> Change:
+def _statistics(request: Request) -> Change:
     """The running statistics: unchanged if they average over less than an epoch, else counted in samples."""
-    evaluation, first = ask.opened.recipe.evaluation, ask.opened.recipe.batch.global_.sizes[0]
+    evaluation, first = request.recipe.evaluation, request.recipe.batch.global_.sizes[0]
     average, key = evaluation.norm_momentum, "evaluation.norm_momentum.per"
     if average.per != "update":
-        return ask.kept(key, "counted in samples: a larger batch forgets as fast", _BUSBRIDGE)
-    span = max(ask.opened.recipe.batch.norm_span.sizes)
-    window = look_back(evaluation, global_batch_size=max(ask.sizes), norm_span=span)
+        return request.kept(key, "counted in samples: a larger batch forgets as fast", _BUSBRIDGE)
+    span = max(request.recipe.batch.norm_span.sizes)
+    window = averaged_samples(evaluation, global_batch_size=max(request.sizes), norm_span=span)
     if window is None:
-        return ask.kept(key, "there is no average: the last update's statistics count")
+        return request.kept(key, "there is no average: the last update's statistics count")
     if evaluation.norm_statistics == "by_group":
-        return ask.kept(key, "counted in norm groups, which stay", "Hoffer et al. 2017, arXiv 1705.08741")
-    if window <= ask.opened.dataset.num_train:
+        return request.kept(key, "counted in norm groups, which stay", "Hoffer et al. 2017, arXiv 1705.08741")
+    if window <= request.opened.dataset.num_train:
         reason = f"looks back over {window:,.0f} samples, less than an epoch"
-        return ask.kept(key, reason, "Goyal et al. 2017, arXiv 1706.02677: 0.9 at every batch")
-    return ask.moved(key, first, f"{average.keep:g} an update would look back over {window:,.0f} samples", "arithmetic")
+        return request.kept(key, reason, "Goyal et al. 2017, arXiv 1706.02677: 0.9 at every batch")
+    return request.moved(
+        key, first, f"{average.keep:g} an update would look back over {window:,.0f} samples", "arithmetic"
+    )
 
 
-def _interval_reason(ask: Request) -> str:
-    every, num_train = ask.opened.recipe.evaluation.every, ask.opened.dataset.num_train
+def _interval_reason(request: Request) -> str:
+    every, num_train = request.recipe.evaluation.every, request.opened.dataset.num_train
     if every == "update":
         return "as before; updates are fewer"
-    updates = every * num_train / ask.batch
+    updates = every * num_train / request.batch
     return "the same samples, now " + (f"{updates:,.0f} updates" if updates >= 1 else "less than an update: after each")

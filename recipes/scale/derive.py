@@ -1,7 +1,4 @@
-"""Derives a recipe for another batch: the changes with their reasons, and the new file.
-
-What a scaled recipe does not promise.
-"""
+"""Derives a recipe for another batch: the changes with their reasons, the new file, and what it does not promise."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.errors import InputRefused, Problem, RecipeError
-from recipes.planning.rates import LINEAR_HOLDS_TO, linear_reach
+from recipes.planning.rates import LINEAR_HOLDS_TO, largest_linear_batch
 from recipes.reading.load import load_tree, resolved_text
 from recipes.reading.open import OpenedRecipe, open_recipe
 from recipes.reading.read import fields_of
@@ -27,16 +24,16 @@ from recipes.schema.vocabulary import Vocabulary, rate_rule
 __all__ = ["Scaled", "not_promised", "scale_recipe"]
 
 
-def not_promised(ask: Request) -> Iterator[str]:
+def not_promised(request: Request) -> Iterator[str]:
     """Conclusions that a reader might draw from the new file and should not, one in a line."""
-    kind, largest = ask.value("optimizer.kind"), max(ask.sizes)
+    kind, largest = request.value("optimizer.kind"), max(request.sizes)
     yield "accuracy: the claims of the reference are not carried over, and nobody has trained this file"
     yield (
         "that the rate is the best one: the best rates that Shallue et al. 2018 (arXiv 1811.03600) found follow "
         "neither the linear rule nor the root"
     )
-    reach = float(ask.kappa) * linear_reach(ask.opened.recipe)
-    if (rate_rule(ask.opened.recipe.optimizer) == "linear" or kind == "RmspropWarmup") and reach > LINEAR_HOLDS_TO:
+    reach = float(request.kappa) * largest_linear_batch(request.recipe)
+    if (rate_rule(request.recipe.optimizer) == "linear" or kind == "RmspropWarmup") and reach > LINEAR_HOLDS_TO:
         yield f"that linear scaling holds here; Goyal et al. 2017 (arXiv 1706.02677) saw {ERRORS_BEYOND}"
     if kind == "Lars":
         yield (
@@ -45,12 +42,12 @@ def not_promised(ask: Request) -> Iterator[str]:
         )
     if kind == "Lamb":
         yield "that the square root holds for LAMB: it is derived for RMSprop and Adam, whose direction LAMB normalises"
-    if 10 * largest > ask.opened.dataset.num_train:
+    if 10 * largest > request.opened.dataset.num_train:
         yield (
             f"that the gradient's noise is as assumed: {largest:,} is more than a tenth of "
-            f"{ask.opened.dataset.num_train:,} (Smith et al. 2017, arXiv 1711.00489)"
+            f"{request.opened.dataset.num_train:,} (Smith et al. 2017, arXiv 1711.00489)"
         )
-    if ask.kappa > 1:
+    if request.kappa > 1:
         yield (
             "less time: beyond the noise scale of the gradient (McCandlish et al. 2018, arXiv 1812.06162; `train "
             "--noise-scale`) a larger batch takes nearly as many updates"
@@ -117,73 +114,75 @@ def scale_recipe(
     options: dict[str, Any] = {"vocabulary": vocabulary, "allow_code": allow_code, "data_root": data_root}
     opened = open_recipe(name_or_path, **options)
     written, _ = load_tree(opened.path)
-    ask = Request(opened=opened, written=written, batch=batch, beyond=beyond)
-    _require_batch(ask)
-    changes = tuple(_changes(ask, vocabulary))
-    _require_published(ask, changes)
+    request = Request(opened=opened, written=written, batch=batch, beyond=beyond)
+    _require_batch(request)
+    changes = tuple(_changes(request, vocabulary))
+    _require_published(request, changes)
     file = out or Path(f"{opened.recipe.name}-{batch}.yaml")
     _require_name(file)
-    made = _write(file, _text(ask, changes, file), partial(open_recipe, file, **options))
+    made = _write(file, _text(request, changes, file), partial(open_recipe, file, **options))
     return Scaled(
         recipe=opened.recipe.name,
         before=opened.recipe.batch.global_.sizes[0],
         batch=batch,
-        rates=(ask.rate, replace(ask, opened=made).rate),
+        rates=(request.rate, replace(request, opened=made).rate),
         file=file,
         changes=changes,
-        not_promised=tuple(not_promised(ask)),
+        not_promised=tuple(not_promised(request)),
     )
 
 
-def _changes(ask: Request, vocabulary: Vocabulary) -> Iterator[Change]:
+def _changes(request: Request, vocabulary: Vocabulary) -> Iterator[Change]:
     moved = set()
-    for change in (*batch_changes(ask), *_by_optimizer(ask, vocabulary)):
+    for change in (*batch_changes(request), *_by_optimizer(request, vocabulary)):
         moved |= {change.key} if change.moves else set()
         yield change
-    yield from positions_in_updates(ask, moved)
+    yield from positions_in_updates(request, moved)
 
 
-def _by_optimizer(ask: Request, vocabulary: Vocabulary) -> Iterator[Change]:
-    kind = ask.value("optimizer.kind")
+def _by_optimizer(request: Request, vocabulary: Vocabulary) -> Iterator[Change]:
+    kind = request.value("optimizer.kind")
     of_kind: Mapping[str, Callable[[Request], Iterator[Change]]] = {
         "AdaScale": ada_scale,
         "Lars": partial(lars, vocabulary=vocabulary),
         "RmspropWarmup": rmsprop_warmup,
     }
     of_rule = {"linear": linear, "sqrt": square_root}
-    rule = of_kind.get(kind) or of_rule.get(rate_rule(ask.opened.recipe.optimizer))
+    rule = of_kind.get(kind) or of_rule.get(rate_rule(request.recipe.optimizer))
     if rule is None:
         known = sorted({*of_kind, *(name for name in vocabulary.optimizers if rate_rule(vocabulary.optimizers[name]))})
         raise InputRefused(f"no rule says how {kind} follows the batch; known: {', '.join(known)}")
-    return rule(ask)
+    return rule(request)
 
 
-def _require_batch(ask: Request) -> None:
-    name, first = ask.opened.recipe.name, ask.opened.recipe.batch.global_.sizes[0]
-    if ask.batch == first:
+def _require_batch(request: Request) -> None:
+    name, first = request.recipe.name, request.recipe.batch.global_.sizes[0]
+    if request.batch == first:
         raise InputRefused(f"{name} has a batch of {first:,} already; nothing was written")
-    num_train = ask.opened.dataset.num_train
-    if max(ask.sizes) > num_train:
-        largest = f"{max(ask.sizes):,} samples an update" + (" at the ramp's largest" if len(ask.sizes) > 1 else "")
-        raise InputRefused(f"--batch {ask.batch}: {largest}, and there are {num_train:,}; ask for fewer")
+    num_train = request.opened.dataset.num_train
+    if max(request.sizes) > num_train:
+        largest = f"{max(request.sizes):,} samples an update" + (
+            " at the ramp's largest" if len(request.sizes) > 1 else ""
+        )
+        raise InputRefused(f"--batch {request.batch}: {largest}, and there are {num_train:,}; ask for fewer")
 
 
-def _require_published(ask: Request, changes: Sequence[Change]) -> None:
+def _require_published(request: Request, changes: Sequence[Change]) -> None:
     """Refuse to scale a value that the recipe leaves open."""
-    for path in ask.opened.recipe.open:
+    for path in request.recipe.open:
         for change in changes:
             if change.moves and f"{change.key}.".startswith(f"{path}."):
-                raise InputRefused(f"{change.key} is left open by {ask.opened.recipe.name}: give it first")
+                raise InputRefused(f"{change.key} is left open by {request.recipe.name}: give it first")
 
 
-def _text(ask: Request, changes: Sequence[Change], file: Path) -> str:
+def _text(request: Request, changes: Sequence[Change], file: Path) -> str:
     """The new file: only the changes, each with its reason as a comment."""
     moving = [change for change in changes if change.moves]
-    reference = ask.opened.recipe.name
+    reference = request.recipe.name
     tree: dict[str, Any] = {
         "kilobatch": 1,
-        "title": f"{reference} at batch {ask.batch}, derived by rule and not measured",
-        "extends": _link(ask.opened.path, file),
+        "title": f"{reference} at batch {request.batch}, derived by rule and not measured",
+        "extends": _link(request.opened.path, file),
     }
     origins = dict.fromkeys(tree, "")
     order = [field.key for field in fields_of(Recipe)]
@@ -195,7 +194,7 @@ def _text(ask: Request, changes: Sequence[Change], file: Path) -> str:
         inner[last] = change.after
         origins |= dict.fromkeys(_leaves(change.key, change.after), change.reason)
     gone = tuple(f"{change.key}." for change in moving if change.after is None)
-    kept = [path for path in ask.opened.recipe.assumed if not path.startswith(gone)]
+    kept = [path for path in request.recipe.assumed if not path.startswith(gone)]
     tree["assumed"] = sorted({*kept, *(change.key for change in moving)})
     origins |= dict.fromkeys(_leaves("assumed", tree["assumed"]), "")
     return _HEADER + resolved_text(tree, origins)

@@ -11,6 +11,7 @@ from typing import Any
 from recipes.errors import InputRefused
 from recipes.planning.rates import full_rate
 from recipes.reading.open import OpenedRecipe
+from recipes.schema import Recipe
 
 __all__ = ["Change", "Request", "parse_batch", "rounded"]
 
@@ -27,8 +28,8 @@ def parse_batch(text: str) -> int:
     >>> parse_batch("32k"), parse_batch("1.5k"), parse_batch("3264")
     (32768, 1536, 3264)
     """
-    found = _BATCH.fullmatch(text.strip())
-    size = Fraction(found["number"]) * (_K if found["k"] else 1) if found else Fraction(0)
+    match = _BATCH.fullmatch(text.strip())
+    size = Fraction(match["number"]) * (_K if match["k"] else 1) if match else Fraction(0)
     if size.denominator != 1 or size < 1:
         raise InputRefused(f"--batch {text} is no batch; write 8192, or 8k for 8 * 1,024 samples")
     return int(size)
@@ -78,19 +79,19 @@ class Request:
     beyond: bool = False
 
     @property
-    def tree(self) -> Mapping[str, Any]:
-        """The resolved recipe."""
-        return self.opened.tree
+    def recipe(self) -> Recipe:
+        """The recipe."""
+        return self.opened.recipe
 
     @property
     def kappa(self) -> Fraction:
         """The new batch over the old one."""
-        return Fraction(self.batch, self.opened.recipe.batch.global_.sizes[0])
+        return Fraction(self.batch, self.recipe.batch.global_.sizes[0])
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """The new global batches, one for each step of the ramp."""
-        sizes = [size * self.kappa for size in self.opened.recipe.batch.global_.sizes]
+        sizes = [size * self.kappa for size in self.recipe.batch.global_.sizes]
         if any(size.denominator != 1 for size in sizes):
             raise InputRefused(f"--batch {self.batch}: a step of the ramp would be no whole number of samples")
         return tuple(map(int, sizes))
@@ -98,13 +99,13 @@ class Request:
     @property
     def rate(self) -> float:
         """The full rate at the old first batch."""
-        formula = self.opened.recipe.learning_rate
-        first = self.opened.recipe.batch.global_.sizes[0]
+        formula = self.recipe.learning_rate
+        first = self.recipe.batch.global_.sizes[0]
         return full_rate(formula.reference, first, rule=formula.rule, per=formula.per)
 
     def value(self, key: str) -> Any:
         """The resolved value at a dotted key, None if there is none."""
-        tree: Any = self.tree
+        tree: Any = self.opened.tree
         for part in key.split("."):
             tree = tree.get(part) if isinstance(tree, Mapping) else None
         return tree

@@ -6,48 +6,9 @@ Keys, their defaults and the checks inside one section enter; a check that needs
 A trailing underscore avoids a word that Python reserves, and is not in the key: `global_` is `batch.global`.
 """
 
-from recipes.schema.dataset import Dataset
-from recipes.schema.recipe import (
-    Augmentation,
-    Batch,
-    Card,
-    Claim,
-    Evaluation,
-    Evidence,
-    Gradient,
-    LearningRate,
-    NormMomentum,
-    Precision,
-    RampStep,
-    Recipe,
-    StreamOrder,
-    Updater,
-    Warmup,
-    WeightAverage,
-)
-from recipes.schema.search import Budget, Constraint, Objective, Search, Transfer
+from recipes.schema import dataset, recipe, search
+from recipes.schema.dataset import *  # noqa: F403
+from recipes.schema.recipe import *  # noqa: F403
+from recipes.schema.search import *  # noqa: F403
 
-__all__ = [
-    "Augmentation",
-    "Batch",
-    "Budget",
-    "Card",
-    "Claim",
-    "Constraint",
-    "Dataset",
-    "Evaluation",
-    "Evidence",
-    "Gradient",
-    "LearningRate",
-    "NormMomentum",
-    "Objective",
-    "Precision",
-    "RampStep",
-    "Recipe",
-    "Search",
-    "StreamOrder",
-    "Transfer",
-    "Updater",
-    "Warmup",
-    "WeightAverage",
-]
+__all__ = sorted([*dataset.__all__, *recipe.__all__, *search.__all__])

@@ -14,7 +14,7 @@ __all__ = ["Expression"]
 
 _PATH = re.compile(r"(?<![\w.])[A-Za-z_]\w*(\.\w+)*")
 _OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
-_MOST = 500  # nodes: an expression deeper than Python's recursion limit has more
+_MAX_NODES = 500  # nodes: an expression deeper than Python's recursion limit has more
 
 
 class Expression:
@@ -31,20 +31,20 @@ class Expression:
     """
 
     def __init__(self, text: str) -> None:
-        found: dict[str, str] = {}
+        names: dict[str, str] = {}
 
         def named(match: re.Match) -> str:  # paths become names: `train.0`, an item of a list, is not valid Python
-            return found.setdefault(match[0], f"_{len(found)}")
+            return names.setdefault(match[0], f"_{len(names)}")
 
         try:
             self._tree = ast.parse(_PATH.sub(named, text).strip(), mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError):  # ValueError: a null character; else too deep
             raise ValueError("it cannot be read") from None
-        nodes = [*itertools.islice(ast.walk(self._tree), _MOST + 1)]
-        if len(nodes) > _MOST:
-            raise ValueError(f"it cannot be read: it has over {_MOST} parts")
-        self._names = {name: path for path, name in found.items()}
-        if not found:
+        nodes = [*itertools.islice(ast.walk(self._tree), _MAX_NODES + 1)]
+        if len(nodes) > _MAX_NODES:
+            raise ValueError(f"it cannot be read: it has over {_MAX_NODES} parts")
+        self._names = {name: path for path, name in names.items()}
+        if not names:
             raise ValueError("it names no path of the recipe")
         for node in nodes:
             _require_plain(node)
@@ -63,14 +63,14 @@ class Expression:
             ValueError: a value is no number, the division is by 0, or the result is no number that a float can hold.
         """
         try:
-            found = float(self._evaluate(self._tree, value_at))
+            value = float(self._evaluate(self._tree, value_at))
         except ZeroDivisionError:
             raise ValueError("a division by 0") from None
         except OverflowError as error:
             raise ValueError(f"it has no number: {error}") from None
-        if math.isnan(found):
+        if math.isnan(value):
             raise ValueError("it has no number: infinity less infinity, or times 0")
-        return found
+        return value
 
     def divides_by_0(self, value_at: Callable[[str], Any], *, but: Collection[str]) -> bool:
         """Whether a divisor is 0; divisors with a path of `but`, whose value may change, are not counted.

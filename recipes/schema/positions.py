@@ -53,10 +53,10 @@ def _in_epochs(
         if value < 0:
             raise ValueError(f"{value} lies before the start of the run")
         return float(value)
-    found = _WORD.fullmatch(value) if isinstance(value, str) else None
-    if not found:
+    match = _WORD.fullmatch(value) if isinstance(value, str) else None
+    if not match:
         raise ValueError(f"{value!r} is not a position")
-    number, unit = Fraction(found["number"]), found["unit"]
+    number, unit = Fraction(match["number"]), match["unit"]
     if unit == "ep":
         return float(number)
     if unit == "run":
@@ -81,8 +81,8 @@ def written_in_updates(tree: object, path: str = "") -> Iterator[tuple[str, str]
     >>> list(written_in_updates({"epochs": "90up", "learning_rate": {"schedule": {"boundaries": [1, "30 up"]}}}))
     [('epochs', '90up'), ('learning_rate.schedule.boundaries.1', '30 up')]
     """
-    found = _WORD.fullmatch(tree) if isinstance(tree, str) else None
-    if found and found["unit"] == "up":
+    match = _WORD.fullmatch(tree) if isinstance(tree, str) else None
+    if match and match["unit"] == "up":
         yield path, str(tree)
     pairs = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
     for key, value in pairs:

@@ -1,10 +1,6 @@
-"""The check that the schema's dataclasses use.
+"""A recipe as frozen dataclasses: batch and rate over time, what happens to images, gradients and weights, claims.
 
-What changes over a run: batch size, learning rate, and steps of these and of the image size.
-
-The keys of a recipe, its claims and its card.
-
-What happens to images, gradients and weights, and how the model is scored.
+Each class checks its own values; `recipes.reading.read_recipe` checks them against each other.
 """
 
 from __future__ import annotations
@@ -34,7 +30,6 @@ __all__ = [
     "Updater",
     "Warmup",
     "WeightAverage",
-    "require",
 ]
 
 

@@ -69,16 +69,16 @@ class Constraint:
             except ValueError as error:
                 raise ValueError(f"Constraint.value must be paths and numbers: {error}, got {self.value}") from None
 
-    def violations(self, found: float) -> dict[str, float]:
+    def violations(self, value: float) -> dict[str, float]:
         """By how much a number violates each bound, relative to the bound; at most 0 if it satisfies it.
 
         >>> Constraint(metric="device_hours", at_most=0.25).violations(0.5)
         {'device_hours <= 0.25': 1.0}
         """
-        said = self.metric or self.value
+        name = self.metric or self.value
         ends = {"<=": (self.at_most, 1), ">=": (self.at_least, -1)}
         return {
-            f"{said} {sign} {end:g}": side * (found - end) / (abs(end) or 1.0)
+            f"{name} {sign} {end:g}": side * (value - end) / (abs(end) or 1.0)
             for sign, (end, side) in ends.items()
             if end is not None
         }

@@ -1,4 +1,4 @@
-"""The names that a recipe may use, and the dataclasses they stand for."""
+"""The names that a recipe may use as `kind`, and the dataclasses behind them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ class Vocabulary:
 
     Args:
         models, optimizers, losses, augmentations, mixes, datasets, communicators, schedules, warmups: name ->
-            dataclass. A mapping may know more names than it lists, and may import a dataclass when its name is asked
-            for.
+            dataclass. A mapping may accept more names than it lists, and may import a dataclass when it is used.
     """
 
     models: Mapping[str, type]

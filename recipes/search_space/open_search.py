@@ -1,7 +1,4 @@
-"""Opens a search, and tries every path and both ends of every range on the recipe before anything starts.
-
-Checks of a search against its recipe.
-"""
+"""Opens a search and tries every path and both ends of every range on the recipe before anything starts."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from recipes.reading.yaml import flow_text
 from recipes.schema import Objective, Search
 from recipes.schema.constraints import Expression
 from recipes.schema.vocabulary import Component, SearchVocabulary
-from recipes.search_space.ranges import circumstances, is_active, refuse_conditions, said
+from recipes.search_space.ranges import condition_values, is_active, refuse_conditions, values_text
 
 __all__ = ["OpenedSearch", "SearchChecks", "assignments", "open_search", "value_at"]
 
@@ -62,190 +59,6 @@ def value_at(tree: Any, path: str) -> Any:
         else:
             raise LookupError(path)
     return tree
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchChecks:
-    """The checks, in the order in which they are made; problems go to `reading`.
-
-    Args:
-        reading: of the search's file.
-        search: as in its file.
-        recipe: the file of its recipe.
-        options: of `open_recipe`.
-    """
-
-    reading: Reading
-    search: Search
-    recipe: Path
-    options: dict[str, Any]
-
-    def base(self) -> OpenedRecipe:
-        """The recipe with the fixed values.
-
-        Raises:
-            RecipeError: it does not open, or a path is given twice.
-        """
-        search = self.search
-        for key in ("space", "fixed"):
-            for path in getattr(search, key):
-                self._require_free(key, path)
-        if self.reading.problems:
-            raise RecipeError(self.reading.problems)
-        try:
-            return open_recipe(self.recipe, overrides=assignments(search.fixed), **self.options)
-        except RecipeError as error:
-            for problem in error.problems:
-                if problem.file == "command line":
-                    self._pass_on(("fixed", _kinds_first(search.fixed)[problem.line - 1]), problem)
-                else:  # it has a place of its own
-                    self.reading.problems.append(problem)
-            raise RecipeError(self.reading.problems) from None
-
-    def ends(self, base: OpenedRecipe) -> list[dict[str, Any]]:
-        """Opens the recipe with each end of each range; of a conditional one, under each combination of conditions.
-
-        Returns:
-            the resolved trees.
-        """
-        trees = []
-        for path, range_ in self.search.space.items():
-            found = {}
-            for place, value in range_.ends.items():
-                for given in circumstances(self.search.space, path):
-                    tried = self._tried(base, {**given, path: value})
-                    if isinstance(tried, Problem):
-                        found[place] = replace(tried, what=f"{tried.what}{f' with {said(given)}' if given else ''}")
-                    else:
-                        trees.append(tried.tree)
-            same = len({(problem.what, problem.way_out) for problem in found.values()}) == 1
-            if same and len(found) == len(range_.ends):  # the path is wrong, not its values
-                self._pass_on(("space", path), next(iter(found.values())), at_key=True)
-            else:
-                for place, problem in found.items():
-                    self._pass_on(("space", path, *place), problem)
-        return trees
-
-    def constraints(self, base: OpenedRecipe, trees: Sequence[dict[str, Any]]) -> None:
-        """Every path of a constraint is in the space, or has a number in the recipe; no divisor is always 0.
-
-        Args:
-            base: from `base`.
-            trees: from `ends`: searched values may change others, as `kind` changes the fields beside it.
-        """
-        for place, constraint in enumerate(self.search.constraints):
-            if constraint.value is None:
-                continue
-            at, expression = ("constraints", place, "value"), Expression(constraint.value)
-            for path in expression.paths:
-                try:
-                    value = value_at(base.tree, path)
-                except LookupError:
-                    if path not in self.search.space:
-                        self.reading.refuse(at, f"the recipe has no value at {path}", "name a path that it has")
-                    continue
-                if path not in self.search.space and (isinstance(value, bool) or not isinstance(value, int | float)):
-                    what = f"{path} is {json.dumps(value)}, which is no number"
-                    self.reading.refuse(at, what, "name a path that holds a number")
-            values = [partial(value_at, tree) for tree in (base.tree, *trees)]
-            if all(expression.divides_by_0(value_of, but=self.search.space) for value_of in values):
-                way_out = "search what it divides by, or leave the constraint out"
-                self.reading.refuse(at, "divides by 0 in every trial", way_out)
-
-    def sampler(self) -> None:
-        """The sampler supports the search's objectives, constraints and conditional ranges."""
-        search = self.search
-        asked = {
-            "several objectives": len(search.objectives) > 1,
-            "constraints": bool(search.constraints),
-            "`when`": any(range_.when for range_ in search.space.values()),
-        }
-        for what in getattr(search.sampler, "cannot", ()):
-            if asked[what]:
-                kind = type(search.sampler).__name__
-                self.reading.refuse(("sampler",), f"{kind} cannot search with {what}", "use Tpe, see docs/search.md")
-
-    def pruner(self) -> None:
-        """The budget has enough trials for at least one whole run."""
-        search = self.search
-        least = getattr(search.pruner, "least_trials", 1)
-        if search.budget.trials < least:
-            kind = type(search.pruner).__name__
-            what = f"is {search.budget.trials}, and with {kind} the first whole run is the one of number {least}"
-            self.reading.refuse(("budget", "trials"), what, f"give {least} or more")
-
-    def enqueued(self, base: OpenedRecipe) -> tuple[dict[str, Any], ...]:
-        """The values of each trial that is tried first."""
-        found = []
-        for place, given in enumerate(self.search.enqueue):
-            whole = given == "recipe"
-            values = self._own_values(base, ("enqueue", place)) if whole else dict(given)
-            for path, value in values.items():
-                self._require_inside(("enqueue", place) if whole else ("enqueue", place, path), path, value, values)
-            found.append(values)
-        return tuple(found)
-
-    def _require_inside(self, at: tuple, path: str, value: Any, beside: Mapping[str, Any]) -> None:
-        space = self.search.space
-        if path not in space:
-            self.reading.refuse(at, f"{path} is not in the space", "name a path of `space`, or use `fixed`")
-        elif not space[path].holds(value):
-            what = f"{json.dumps(value)} of {path} is outside its range"
-            self.reading.refuse(at, what, f"widen space.{path}, or leave this out")
-        elif not is_active(space, path, beside):
-            needed = said(circumstances(space, path)[0])
-            self.reading.refuse(at, f"a trial has {path} only with others", f"give {needed} beside it")
-
-    def _own_values(self, base: OpenedRecipe, at: tuple) -> dict[str, Any]:
-        """The recipe's own values, at those paths of the space that are active with them."""
-        space, values = self.search.space, {}
-        for path in space:
-            try:
-                values[path] = value_at(base.tree, path)
-            except LookupError:
-                if not space[path].when:
-                    self.reading.refuse(at, f"the recipe has no value at {path}", "enqueue values of your own")
-        return {path: value for path, value in values.items() if self._belongs(path, values)}
-
-    def _belongs(self, path: str, values: Mapping[str, Any]) -> bool:
-        space = self.search.space
-        return is_active(space, path, values) and all(self._belongs(other, values) for other in space[path].when)
-
-    def _tried(self, base: OpenedRecipe, values: Mapping[str, Any]) -> OpenedRecipe | Problem:
-        """The recipe with these and the fixed values; if it does not open, its first problem."""
-        overrides = assignments({**self.search.fixed, **values})
-        try:
-            return open_recipe(base.path, overrides=overrides, **self.options)
-        except RecipeError as error:
-            return error.problems[0]
-
-    def _require_free(self, key: str, path: str) -> None:
-        """Refuse a path that is reserved, or is given twice, by itself or by a path above it."""
-        at, space = (key, path), self.search.space
-        if _NO_PATH.search(path):  # `--set`, by which values reach the recipe, would misread it
-            what = f"{path!r} is no path: it has a space, `=` or `#`"
-            self.reading.refuse(at, what, "write keys with dots between, such as learning_rate.reference", at_key=True)
-        for reserved, why in _NOT_SEARCHED.items():
-            clash = key == "space" or reserved == "evaluation.every"
-            if clash and (path == reserved or path.startswith(f"{reserved}.") or reserved.startswith(f"{path}.")):
-                self.reading.refuse(at, f"cannot be part of a search: {why}", "remove it", at_key=True)
-        for other in [*space, *(self.search.fixed if key == "space" else ())]:
-            # A conditional range may have a fixed value too, for the trials that do not search it.
-            twice = key == "fixed" and path == other and not space[other].when
-            if twice or path.startswith(f"{other}."):
-                self.reading.refuse(at, f"is given by {other} of this search too", "keep one of the two", at_key=True)
-
-    def _pass_on(self, at: tuple, problem: Problem, *, at_key: bool = False) -> None:
-        """Notes a problem of the recipe at the place in the search that causes it."""
-        name = at[1]
-        value = f"{problem.path} " if problem.path and problem.path != name else ""
-        self.reading.refuse(at, f"the recipe refuses this: {value}{problem.what}", problem.way_out, at_key=at_key)
-
-
-def _kinds_first(paths: Mapping[str, Any]) -> list[str]:
-    """The paths of kinds, outer ones first, then all others in their order."""
-    kinds = [path for path in paths if path.rpartition(".")[2] == "kind"]
-    return sorted(kinds, key=lambda path: path.count(".")) + [path for path in paths if path not in kinds]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -346,3 +159,189 @@ def _recipe_file(reading: Reading, search: Search, path: Path) -> Path:
     except UnknownNameError as error:
         reading.refuse(("recipe",), error.what, error.way_out)
         raise RecipeError(reading.problems) from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchChecks:
+    """The checks, in the order in which they are made; problems go to `reading`.
+
+    Args:
+        reading: of the search's file.
+        search: as in its file.
+        recipe: the file of its recipe.
+        options: of `open_recipe`.
+    """
+
+    reading: Reading
+    search: Search
+    recipe: Path
+    options: dict[str, Any]
+
+    def base(self) -> OpenedRecipe:
+        """The recipe with the fixed values.
+
+        Raises:
+            RecipeError: it does not open, or a path is given twice.
+        """
+        search = self.search
+        for key in ("space", "fixed"):
+            for path in getattr(search, key):
+                self._require_free(key, path)
+        if self.reading.problems:
+            raise RecipeError(self.reading.problems)
+        try:
+            return open_recipe(self.recipe, overrides=assignments(search.fixed), **self.options)
+        except RecipeError as error:
+            for problem in error.problems:
+                if problem.file == "command line":
+                    self._pass_on(("fixed", _kinds_first(search.fixed)[problem.line - 1]), problem)
+                else:  # it has a line of its own
+                    self.reading.problems.append(problem)
+            raise RecipeError(self.reading.problems) from None
+
+    def ends(self, base: OpenedRecipe) -> list[dict[str, Any]]:
+        """Opens the recipe with each end of each range; of a conditional one, under each combination of conditions.
+
+        Returns:
+            the resolved trees.
+        """
+        trees = []
+        for path, range_ in self.search.space.items():
+            problems = {}
+            for index, value in range_.ends.items():
+                for given in condition_values(self.search.space, path):
+                    tried = self._tried(base, {**given, path: value})
+                    if isinstance(tried, Problem):
+                        problems[index] = replace(
+                            tried, what=f"{tried.what}{f' with {values_text(given)}' if given else ''}"
+                        )
+                    else:
+                        trees.append(tried.tree)
+            same = len({(problem.what, problem.way_out) for problem in problems.values()}) == 1
+            if same and len(problems) == len(range_.ends):  # the path is wrong, not its values
+                self._pass_on(("space", path), next(iter(problems.values())), at_key=True)
+            else:
+                for index, problem in problems.items():
+                    self._pass_on(("space", path, *index), problem)
+        return trees
+
+    def constraints(self, base: OpenedRecipe, trees: Sequence[dict[str, Any]]) -> None:
+        """Every path of a constraint is in the space, or has a number in the recipe; no divisor is always 0.
+
+        Args:
+            base: from `base`.
+            trees: from `ends`: searched values may change others, as `kind` changes the fields beside it.
+        """
+        for index, constraint in enumerate(self.search.constraints):
+            if constraint.value is None:
+                continue
+            at, expression = ("constraints", index, "value"), Expression(constraint.value)
+            for path in expression.paths:
+                try:
+                    value = value_at(base.tree, path)
+                except LookupError:
+                    if path not in self.search.space:
+                        self.reading.refuse(at, f"the recipe has no value at {path}", "name a path that it has")
+                    continue
+                if path not in self.search.space and (isinstance(value, bool) or not isinstance(value, int | float)):
+                    what = f"{path} is {json.dumps(value)}, which is no number"
+                    self.reading.refuse(at, what, "name a path that holds a number")
+            values = [partial(value_at, tree) for tree in (base.tree, *trees)]
+            if all(expression.divides_by_0(value_of, but=self.search.space) for value_of in values):
+                way_out = "search what it divides by, or leave the constraint out"
+                self.reading.refuse(at, "divides by 0 in every trial", way_out)
+
+    def sampler(self) -> None:
+        """The sampler supports the search's objectives, constraints and conditional ranges."""
+        search = self.search
+        needed = {
+            "several objectives": len(search.objectives) > 1,
+            "constraints": bool(search.constraints),
+            "`when`": any(range_.when for range_ in search.space.values()),
+        }
+        for what in getattr(search.sampler, "cannot", ()):
+            if needed[what]:
+                kind = type(search.sampler).__name__
+                self.reading.refuse(("sampler",), f"{kind} cannot search with {what}", "use Tpe, see docs/search.md")
+
+    def pruner(self) -> None:
+        """The budget has enough trials for at least one whole run."""
+        search = self.search
+        least = getattr(search.pruner, "least_trials", 1)
+        if search.budget.trials < least:
+            kind = type(search.pruner).__name__
+            what = f"is {search.budget.trials}, and with {kind} the first whole run is the one of number {least}"
+            self.reading.refuse(("budget", "trials"), what, f"give {least} or more")
+
+    def enqueued(self, base: OpenedRecipe) -> tuple[dict[str, Any], ...]:
+        """The values of each trial that is tried first."""
+        trials = []
+        for index, given in enumerate(self.search.enqueue):
+            whole = given == "recipe"
+            values = self._own_values(base, ("enqueue", index)) if whole else dict(given)
+            for path, value in values.items():
+                self._require_inside(("enqueue", index) if whole else ("enqueue", index, path), path, value, values)
+            trials.append(values)
+        return tuple(trials)
+
+    def _require_inside(self, at: tuple, path: str, value: Any, beside: Mapping[str, Any]) -> None:
+        space = self.search.space
+        if path not in space:
+            self.reading.refuse(at, f"{path} is not in the space", "name a path of `space`, or use `fixed`")
+        elif not space[path].holds(value):
+            what = f"{json.dumps(value)} of {path} is outside its range"
+            self.reading.refuse(at, what, f"widen space.{path}, or leave this out")
+        elif not is_active(space, path, beside):
+            needed = values_text(condition_values(space, path)[0])
+            self.reading.refuse(at, f"a trial has {path} only with others", f"give {needed} beside it")
+
+    def _own_values(self, base: OpenedRecipe, at: tuple) -> dict[str, Any]:
+        """The recipe's own values, at those paths of the space that are active with them."""
+        space, values = self.search.space, {}
+        for path in space:
+            try:
+                values[path] = value_at(base.tree, path)
+            except LookupError:
+                if not space[path].when:
+                    self.reading.refuse(at, f"the recipe has no value at {path}", "enqueue values of your own")
+        return {path: value for path, value in values.items() if self._belongs(path, values)}
+
+    def _belongs(self, path: str, values: Mapping[str, Any]) -> bool:
+        space = self.search.space
+        return is_active(space, path, values) and all(self._belongs(other, values) for other in space[path].when)
+
+    def _tried(self, base: OpenedRecipe, values: Mapping[str, Any]) -> OpenedRecipe | Problem:
+        """The recipe with these and the fixed values; if it does not open, its first problem."""
+        overrides = assignments({**self.search.fixed, **values})
+        try:
+            return open_recipe(base.path, overrides=overrides, **self.options)
+        except RecipeError as error:
+            return error.problems[0]
+
+    def _require_free(self, key: str, path: str) -> None:
+        """Refuse a path that is reserved, or is given twice, by itself or by a path above it."""
+        at, space = (key, path), self.search.space
+        if _NO_PATH.search(path):  # `--set`, by which values reach the recipe, would misread it
+            what = f"{path!r} is no path: it has a space, `=` or `#`"
+            self.reading.refuse(at, what, "write keys with dots between, such as learning_rate.reference", at_key=True)
+        for reserved, why in _NOT_SEARCHED.items():
+            clash = key == "space" or reserved == "evaluation.every"
+            if clash and (path == reserved or path.startswith(f"{reserved}.") or reserved.startswith(f"{path}.")):
+                self.reading.refuse(at, f"cannot be part of a search: {why}", "remove it", at_key=True)
+        for other in [*space, *(self.search.fixed if key == "space" else ())]:
+            # A conditional range may have a fixed value too, for the trials that do not search it.
+            twice = key == "fixed" and path == other and not space[other].when
+            if twice or path.startswith(f"{other}."):
+                self.reading.refuse(at, f"is given by {other} of this search too", "keep one of the two", at_key=True)
+
+    def _pass_on(self, at: tuple, problem: Problem, *, at_key: bool = False) -> None:
+        """Notes a problem of the recipe at the value of the search that causes it."""
+        name = at[1]
+        value = f"{problem.path} " if problem.path and problem.path != name else ""
+        self.reading.refuse(at, f"the recipe refuses this: {value}{problem.what}", problem.way_out, at_key=at_key)
+
+
+def _kinds_first(paths: Mapping[str, Any]) -> list[str]:
+    """The paths of kinds, outer ones first, then all others in their order."""
+    kinds = [path for path in paths if path.rpartition(".")[2] == "kind"]
+    return sorted(kinds, key=lambda path: path.count(".")) + [path for path in paths if path not in kinds]

@@ -1,6 +1,6 @@
-"""Conditional ranges of a search's space, which belong to some trials only: `when: {optimizer.kind: [Lars]}`.
+"""Ranges of a search's space: the values that a trial may have at a path of the recipe.
 
-Ranges of a search's space: the values that a trial may have at a path of the recipe.
+A range may be conditional, with `when: {optimizer.kind: [Lars]}`; it then belongs to some trials only.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class Categorical:
     @property
     def ends(self) -> Mapping[tuple[str | int, ...], Any]:
         """See `Float`: here all choices."""
-        return {("choices", place): choice for place, choice in enumerate(self.choices)}
+        return {("choices", index): choice for index, choice in enumerate(self.choices)}
 
     def holds(self, value: object) -> bool:
         """Whether a value is one of the choices; true is not 1."""
@@ -171,7 +171,7 @@ def _spaced(low: float, high: float, count: int, *, log: bool) -> list[float]:
     """`count` numbers from low to high, ends included exactly; only low if `count` is 1."""
     if count == 1:
         return [low]
-    shares = [place / (count - 1) for place in range(count)]
+    shares = [index / (count - 1) for index in range(count)]
     if log:
         between = [low * (high / low) ** share for share in shares]
     else:
@@ -213,22 +213,22 @@ def is_active(space: Space, path: str, values: Mapping[str, Any]) -> bool:
     return all(other in values and _among(values[other], wanted) for other, wanted in space[path].when.items())
 
 
-def circumstances(space: Space, path: str) -> list[dict[str, Any]]:
+def condition_values(space: Space, path: str) -> list[dict[str, Any]]:
     """Every combination of the other paths' values, as named by `when`, that makes a path active."""
     conditions = space[path].when
-    found = []
+    choices = []
     for chosen in itertools.product(*conditions.values()):
         values: dict[str, Any] = {}
         for other in conditions:
-            values |= circumstances(space, other)[0]
-        found.append({**values, **dict(zip(conditions, chosen, strict=True))})
-    return found
+            values |= condition_values(space, other)[0]
+        choices.append({**values, **dict(zip(conditions, chosen, strict=True))})
+    return choices
 
 
-def said(values: Mapping[str, Any]) -> str:
+def values_text(values: Mapping[str, Any]) -> str:
     """Values in a message.
 
-    >>> said({"optimizer.kind": "Lars", "epochs": 3})
+    >>> values_text({"optimizer.kind": "Lars", "epochs": 3})
     'optimizer.kind "Lars" and epochs 3'
     """
     return " and ".join(f"{path} {json.dumps(value)}" for path, value in values.items())
@@ -251,10 +251,10 @@ def refuse_conditions(reading: Reading, space: Space) -> None:
             elif not wanted:
                 reading.refuse(at, "holds no values", "name those with which this range is searched")
             else:
-                for place, value in enumerate(wanted):
+                for index, value in enumerate(wanted):
                     if not space[other].holds(value):
                         way_out = "name a value that it can have"
-                        reading.refuse((*at, place), f"{json.dumps(value)} is never the value of {other}", way_out)
+                        reading.refuse((*at, index), f"{json.dumps(value)} is never the value of {other}", way_out)
         if path in _needed(space, path):
             reading.refuse(("space", path, "when"), "depends on itself", "remove one of these conditions", at_key=True)
 
@@ -271,29 +271,29 @@ def _grown(values: dict[str, Any], space: Space, rest: list[str], points: int) -
 
 def _in_order(space: Space) -> list[str]:
     """The paths of a space, each after those that it depends on, otherwise in the order of the file."""
-    found: dict[str, None] = {}
+    ordered: dict[str, None] = {}
 
     def visit(path: str) -> None:
-        if path not in found:
+        if path not in ordered:
             for other in space[path].when:
                 visit(other)
-            found[path] = None
+            ordered[path] = None
 
     for path in space:
         visit(path)
-    return list(found)
+    return list(ordered)
 
 
 def _needed(space: Space, path: str) -> set[str]:
     """All paths that a path depends on, directly or not; it terminates on cyclic conditions too."""
-    found: set[str] = set()
+    needed: set[str] = set()
     waiting = list(space[path].when)
     while waiting:
         other = waiting.pop()
-        if other in space and other not in found:
-            found.add(other)
+        if other in space and other not in needed:
+            needed.add(other)
             waiting += space[other].when
-    return found
+    return needed
 
 
 def _among(value: Any, wanted: tuple[Any, ...]) -> bool:

@@ -16,9 +16,9 @@ from recipes.reading.read import fields_of, is_epochs, options_of
 from recipes.schema import Warmup, WeightAverage
 from recipes.schema.positions import first_sample_at
 
-__all__ = ["LEAST_UPDATES", "compressed"]
+__all__ = ["MIN_UPDATES", "compressed"]
 
-LEAST_UPDATES = 5  # of a compressed run; assumed: with fewer, schedules can hardly be told apart
+MIN_UPDATES = 5  # of a compressed run; assumed: with fewer, schedules hardly differ
 _APART = ("evaluation",)  # not compressed: how often to evaluate is not part of the training
 
 
@@ -36,7 +36,7 @@ def compressed(opened: OpenedRecipe, share: Fraction) -> dict[str, Any]:
         opened: the recipe of the whole run.
         share: of its samples, above 0 and below 1.
     Raises:
-        InputRefused: the run would have fewer than `LEAST_UPDATES` updates, or a step of its batch or image size would
+        InputRefused: the run would have fewer than `MIN_UPDATES` updates, or a step of its batch or image size would
             have none.
     """
     assert 0 < share < 1
@@ -95,24 +95,24 @@ def _hints_of_items(hint: Any, count: int) -> tuple[Any, ...]:
 def _changes(path: str, before: Any, after: Any) -> dict[str, Any]:
     """The values that differ, by their dotted paths; a list is replaced as a whole."""
     if isinstance(before, Mapping) and isinstance(after, Mapping):
-        found: dict[str, Any] = {}
+        changes: dict[str, Any] = {}
         for key in before:
-            found |= _changes(f"{path}.{key}", before[key], after[key])
-        return found
+            changes |= _changes(f"{path}.{key}", before[key], after[key])
+        return changes
     return {} if before == after else {path: after}
 
 
 def _require_long_enough(opened: OpenedRecipe, share: Fraction, shorten: Callable[[float], float]) -> None:
-    asked = f"{opened.recipe.name} in {share} of its {opened.recipe.epochs:g} epochs"
+    subject = f"{opened.recipe.name} in {share} of its {opened.recipe.epochs:g} epochs"
     try:
         whole, short = (_timeline(opened, move) for move in (float, shorten))
         vanished = len(short.segments) < len(whole.segments)
     except ValueError:  # two steps at one sample
         vanished = True
     if vanished:
-        raise InputRefused(f"{asked}: a step of its batch or images would have no update; lengthen `epochs`")
-    if short.num_updates < LEAST_UPDATES:
-        raise InputRefused(f"{asked}: {short.num_updates} updates are fewer than {LEAST_UPDATES}; lengthen `epochs`")
+        raise InputRefused(f"{subject}: a step of its batch or images would have no update; lengthen `epochs`")
+    if short.num_updates < MIN_UPDATES:
+        raise InputRefused(f"{subject}: {short.num_updates} updates are fewer than {MIN_UPDATES}; lengthen `epochs`")
 
 
 def _timeline(opened: OpenedRecipe, move: Callable[[float], float]) -> Timeline:

@@ -305,7 +305,7 @@ def train(overrides: tuple[str, ...]) -> Trained:
     from recipes.reports import page
     from trainers.launch.request import TrainRequest, prepare
     from trainers.runs.errors import EXIT_STOPPED, RunFailed
-    from trainers.training.train import TrainOptions, train_as_rank
+    from trainers.training.train import train_as_rank
 
     request = TrainRequest(recipe=RECIPE, overrides=overrides, micro_batch_size=MICRO_BATCH_SIZE)
     prepared = prepare(request, workers=1)
@@ -317,9 +317,9 @@ def train(overrides: tuple[str, ...]) -> Trained:
         contextlib.redirect_stdout(io.StringIO()),
         mock.patch.object(page, "write_page"),  # it takes as long as a short run
     ):
-        options = TrainOptions(folder=Path(name), checkpoint_every=opened.recipe.epochs)
+        quiet = replace(prepared, opened=opened, checkpoint_every=opened.recipe.epochs)
         try:
-            if train_as_rank(opened, prepared.plan, options, mpi=MPI.COMM_SELF, launched_by_us=True) == EXIT_STOPPED:
+            if train_as_rank(quiet, request, Path(name), mpi=MPI.COMM_SELF, launched_by_us=True) == EXIT_STOPPED:
                 raise SystemExit(EXIT_STOPPED)  # an unfinished run's accuracy must not be recorded
         except RunFailed as error:
             failed = str(error).partition(". ")[0]

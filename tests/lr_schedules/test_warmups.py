@@ -10,7 +10,7 @@ def test_gradual_warmup_by_hand(epoch, factor):
     assert GradualWarmup(epochs=4.0, start=0.5)(epoch) == factor
 
 
-def test_gradual_warmup_starts_at_zero_unless_told_otherwise():
+def test_gradual_warmup_starts_at_zero_by_default():
     assert GradualWarmup(epochs=4.0)(0.0) == 0.0
     assert GradualWarmup(epochs=4.0)(1.0) == 0.25
 

@@ -47,7 +47,7 @@ def train(kilobatch):
         words = ["train", recipe, "--trace", "--no-report", "--out", folder, "--stop-after", f"{stop_after}up"]
         words += ["--set", "evaluation.every=5ep", *options]
         environment = {"CHAINER_DTYPE": dtype}
-        if own_ranks:
+        if own_ranks or "--kernels" in options:  # kernels hold for the rest of a process
             command = [sys.executable, "-P", "-m", "kilobatch", *map(str, words), "-n", str(ranks)]
             environment = {**os.environ, **environment}
             done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment)

@@ -56,24 +56,26 @@ def train(
     ] = 120,
     data: Data = None,
     allow_code: AllowCode = False,
-    set_by: Annotated[str | None, typer.Option("--set-by", hidden=True)] = None,  # who gave --set, for the origins
+    as_rank: Annotated[str | None, typer.Option("--as-rank", hidden=True)] = None,  # the request, from our parent
 ) -> None:
     """Train a recipe on N ranks. Starts them on this machine, or is one of those that mpiexec or srun started."""
     from trainers.runs.mpi_ranks import limit_threads
 
-    limit_threads(workers, threads=1 if exact else None)
+    given = json.loads(as_rank) if as_rank else {}
+    limit_threads(workers, threads=1 if given.get("exact", exact) else None)
     from trainers.kernels import ask_for
 
     ask_for(kernels)
     from trainers.launch.request import TrainRequest
-    from trainers.launch.start import train
+    from trainers.launch.start_ranks import start_or_join
 
+    if given:
+        raise typer.Exit(start_or_join(TrainRequest.from_tree(given)))
     request = TrainRequest(
         recipe=recipe,
         workers=workers,
         cluster=cluster,
         overrides=tuple(overrides or ()),
-        overrides_from=set_by,
         out=out,
         resume=resume,
         stop_after=stop_after,
@@ -89,7 +91,7 @@ def train(
         report=report,
         watchdog_seconds=watchdog,
     )
-    raise typer.Exit(train(request))
+    raise typer.Exit(start_or_join(request))
 
 
 def plan(

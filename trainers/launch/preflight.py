@@ -9,6 +9,7 @@ from typing import Any
 from recipes.errors import InputRefused
 from recipes.reading.open import OpenedRecipe
 from recipes.schema import Dataset, Recipe
+from trainers import models
 from trainers.runs.memory import installed_bytes
 
 _LOOKED_AT = 50_000  # samples checked of a split: 2 s if the files are in the page cache
@@ -76,7 +77,7 @@ def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool) -> None:
     require_room(opened.dataset, ranks=ranks)
     if files:
         require_readable(opened.dataset)
-    if not type(opened.recipe.model).__module__.startswith("trainers.models."):
+    if opened.tree["model"]["kind"] not in models.__all__:
         from trainers.training.build import require_trainable  # and Chainer
 
         require_trainable(opened.recipe, opened.dataset)

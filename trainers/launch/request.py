@@ -1,11 +1,9 @@
-"""What `kilobatch train` is asked for, and the check of all of it before anything is started or written."""
+"""The check of a whole request before anything is started or written."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
 from recipes.errors import Problem, RecipeError
 from recipes.planning.cluster import Cluster
@@ -20,77 +18,9 @@ from trainers.launch.preflight import refuse_folder, refuse_unbuilt
 from trainers.launch.vocabulary import vocabulary
 from trainers.training.device import require_asked, require_device, require_numbers, settled
 from trainers.training.exact_mode import require_exact
+from trainers.training.request import Prepared, TrainRequest
 
-
-@dataclass(frozen=True, kw_only=True)
-class TrainRequest:
-    """What `kilobatch train` was asked for, word for word."""
-
-    recipe: str
-    workers: int | None = None
-    cluster: str | None = None
-    overrides: tuple[str, ...] = ()
-    overrides_from: str | None = None
-    out: Path | None = None
-    resume: bool = False
-    stop_after: str | None = None
-    checkpoint_every: str = "1ep"
-    micro_batch_size: int | None = None
-    device: str | None = None
-    trace: bool = False
-    measure_noise: bool = False
-    exact: bool = False
-    profile: int | None = None
-    allow_code: bool = False
-    data: Path | None = None
-    report: bool = True
-    watchdog_seconds: float = 120.0
-
-    def arguments(self, folder: Path) -> list[str]:
-        """The same request as a command line for the ranks, which learn their number from MPI."""
-        words = ["train", self.recipe, "--out", str(folder), "--checkpoint-every", self.checkpoint_every]
-        for flag, value in (
-            ("--cluster", self.cluster),
-            ("--stop-after", self.stop_after),
-            ("--micro-batch-size", self.micro_batch_size),
-            ("--device", self.device),
-            ("--profile", self.profile),
-            ("--data", self.data),
-            ("--watchdog", self.watchdog_seconds),
-            ("--set-by", self.overrides_from),
-        ):
-            words += [] if value is None else [flag, str(value)]
-        for override in self.overrides:
-            words += ["--set", override]
-        flags = (
-            ("--resume", self.resume),
-            ("--trace", self.trace),
-            ("--noise-scale", self.measure_noise),
-            ("--exact", self.exact),
-            ("--allow-code", self.allow_code),
-            ("--no-report", not self.report),
-        )
-        return words + [flag for flag, given in flags if given]
-
-    def as_tree(self) -> dict[str, Any]:
-        """The same request as plain data."""
-        return {name: str(value) if isinstance(value, Path) else value for name, value in vars(self).items()}
-
-    @classmethod
-    def from_tree(cls, tree: Mapping[str, Any]) -> TrainRequest:
-        """A request of `as_tree`, also after it was JSON."""
-        paths = {name: tree[name] and Path(tree[name]) for name in ("out", "data")}
-        return cls(**{**tree, **paths, "overrides": tuple(tree["overrides"])})
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prepared:
-    """A request that has passed every check."""
-
-    opened: OpenedRecipe
-    plan: Plan
-    stop_after_update: int | None
-    checkpoint_every: float | str
+__all__ = ["Prepared", "TrainRequest", "cluster_of", "prepare", "refused"]
 
 
 def prepare(request: TrainRequest, *, workers: int) -> Prepared:

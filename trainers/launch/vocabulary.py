@@ -9,7 +9,7 @@ import dataclasses
 import importlib
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -108,6 +108,7 @@ PACKAGES = {
     "mixes": "trainers.augmentations.mixing",
     "datasets": "trainers.datasets",
     "communicators": "trainers.communicators",
+    "ranges": "recipes.search_space.ranges",
     "samplers": "trainers.search.samplers",
     "pruners": "trainers.search.pruners",
 }
@@ -124,23 +125,14 @@ def vocabulary(*, allow_code: bool = False) -> Vocabulary:
         allow_code: `kind: mymodule.MyNet` imports from the working directory.
     """
 
-    def group(name: str, package: object, names: tuple[str, ...] | list[str]) -> _Group:
-        return _Group(name=name, package=package, names=tuple(names), allow_code=allow_code)
+    def group(name: str, names: Sequence[str]) -> _Group:
+        return _Group(name=name, package=lr_schedules, names=tuple(names), allow_code=allow_code)
 
-    def of_trainers(name: str) -> _Group:
-        package = importlib.import_module(PACKAGES[name])
-        return group(name, package, package.__all__)
-
+    of_trainers = ("models", "optimizers", "losses", "augmentations", "mixes", "datasets", "communicators")
     return Vocabulary(
-        models=of_trainers("models"),
-        optimizers=of_trainers("optimizers"),
-        losses=of_trainers("losses"),
-        augmentations=of_trainers("augmentations"),
-        mixes=of_trainers("mixes"),
-        datasets=of_trainers("datasets"),
-        communicators=of_trainers("communicators"),
-        schedules=group("schedules", lr_schedules, _SCHEDULES),
-        warmups=group("warmups", lr_schedules, warmups.__all__),
+        **{name: _group(name, allow_code=allow_code) for name in of_trainers},
+        schedules=group("schedules", _SCHEDULES),
+        warmups=group("warmups", warmups.__all__),
     )
 
 
@@ -150,16 +142,13 @@ def search_vocabulary(*, allow_code: bool = False) -> SearchVocabulary:
     Other packages add to them by the groups `kilobatch.samplers`, `kilobatch.pruners` and `kilobatch.ranges`.
     """
 
-    def group(name: str, module: str) -> _Group:
-        package = importlib.import_module(module)
-        return _Group(name=name, package=package, names=tuple(package.__all__), allow_code=False)
+    groups = {name: _group(name, allow_code=False) for name in ("ranges", "samplers", "pruners")}
+    return SearchVocabulary(**vars(vocabulary(allow_code=allow_code)), **groups)
 
-    return SearchVocabulary(
-        **vars(vocabulary(allow_code=allow_code)),
-        ranges=group("ranges", "recipes.search_space.ranges"),
-        samplers=group("samplers", "trainers.search.samplers"),
-        pruners=group("pruners", "trainers.search.pruners"),
-    )
+
+def _group(name: str, *, allow_code: bool) -> _Group:
+    package = importlib.import_module(PACKAGES[name])
+    return _Group(name=name, package=package, names=tuple(package.__all__), allow_code=allow_code)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.errors import InputRefused
-from trainers.launch.join import join_world, train_together
+from trainers.launch.join_ranks import join_world, train_together
 from trainers.launch.request import TrainRequest
 from trainers.runs.errors import EXIT_STOPPED, RunFailed, abort_all_ranks, print_and_drain
 from trainers.runs.mpi_ranks import killed_with_parent, limit_threads, parent_is_gone, without_launcher

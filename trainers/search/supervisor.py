@@ -15,8 +15,7 @@ from optuna.exceptions import UpdateFinishedTrialError
 from recipes.search_space.open_search import OpenedSearch
 from trainers.launch.request import TrainRequest, prepare
 from trainers.runs.run_folder import RUN
-from trainers.runs.stop_request import requester_text as stop_text
-from trainers.runs.stop_request import stop_requester
+from trainers.runs.stop_request import requester_text, stop_requester
 from trainers.search import study as studies
 from trainers.search.comparability import store_comparability
 from trainers.search.display import Display
@@ -272,7 +271,7 @@ class Supervisor:
         for group in self.groups:
             group.send_heartbeat()
         if not self.stopping and self.options.stop_file.exists():
-            self.request_stop(stop_text(stop_requester(self.options.stop_file), self.options.stop_file))
+            self.request_stop(requester_text(stop_requester(self.options.stop_file), self.options.stop_file))
         self._leases.renew()
         if now - self._stored > RENEW_SECONDS:
             self._stored = now

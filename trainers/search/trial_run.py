@@ -223,7 +223,7 @@ class TrialRun:
                 raise LaunchError(failure.reason)
             return failure
         if code == 0:
-            rank = self.group.first_to_leave()
+            rank = self.group.first_exit()
             who = "a rank" if rank is None else f"rank {rank}"
             reason = f"{who} left before the run ended, without an error of its own"
             return RunEnd(how="died", reason=reason, rank=rank)
@@ -242,7 +242,7 @@ class TrialRun:
         by = f"by {signal.Signals(number).name}" if known else f"with code {code}"
         if code < 0:
             return RunEnd(how="died", reason=f"the launcher of the ranks was ended {by}")
-        rank = self.group.first_to_leave()
+        rank = self.group.first_exit()
         if rank is None:
             ranks = self._ranks_by_process()
             rank = next((ranks[int(pid)] for pid in _KILLED.findall(log) if int(pid) in ranks), None)

@@ -1,9 +1,4 @@
-"""What a run measures of itself: its metrics, the exchange of gradients, and on request a profile.
-
-Training: the same function on every rank.
-
-How a run is done, as opposed to what it does.
-"""
+"""One run on one rank: `train_as_rank` builds it, lets the trainer update it, and ends it. All ranks call it."""
 
 from __future__ import annotations
 
@@ -11,15 +6,13 @@ import contextlib
 import hashlib
 import json
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from chainer.training import Trainer
 
-from recipes.planning.planner import Plan
 from recipes.planning.stream import Stream
-from recipes.reading.open import OpenedRecipe
 from trainers.communicators.tree_sum import TreeSum
 from trainers.datasets.loader import StreamIterator
 from trainers.models.batch_norm import NormGroups
@@ -50,6 +43,7 @@ from trainers.training.exact_mode import require_one_machine
 from trainers.training.extensions import AnyOf, Checkpoints, Every, Trace
 from trainers.training.metrics import GradientExchange, Metrics
 from trainers.training.profile import Profile, profiled_updates
+from trainers.training.request import Prepared, TrainRequest
 from trainers.training.updater import RecipeUpdater
 
 
@@ -72,43 +66,19 @@ def measure(trainer: Trainer, metrics: Metrics, mpi: Any, *, profile: int, end: 
         trainer.extend(Profile(Path(trainer.out) / PROFILE, updater.clock, mpi, updates=updates))
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainOptions:
-    """How a run is done, as opposed to what it does.
-
-    Args:
-        folder: of the run.
-        resume: go on from its newest checkpoint.
-        stop_after_update: end with a checkpoint after so many updates from the start of the run; None for all.
-        checkpoint_every: epochs, or `update`.
-        trace: write `trace.jsonl`.
-        measure_noise: write what the noise scale is computed from into every line of an update.
-        profile: updates to write a profile of; 0 for none.
-        threads: BLAS and OpenMP threads of a rank, for the log.
-    """
-
-    folder: Path
-    resume: bool = False
-    stop_after_update: int | None = None
-    checkpoint_every: float | str = 1.0
-    trace: bool = False
-    measure_noise: bool = False
-    profile: int = 0
-    threads: int = 1
-
-
 log = logging.getLogger("kilobatch")
 _SLOW = ("loss", "load_train", "load_eval", "load_pixels")  # parts whose calls count as progress
 _FIRST = 300  # priority of extensions that run before all others
 
 
 def train_as_rank(
-    opened: OpenedRecipe,
-    plan: Plan,
-    options: TrainOptions,
+    prepared: Prepared,
+    request: TrainRequest,
+    folder: Path,
     *,
     mpi: Any,
     launched_by_us: bool,
+    threads: int = 1,
     heartbeat: Heartbeat | None = None,
 ) -> int:
     """Train as one of the ranks of `mpi`; all of them call this together, once for each run.
@@ -117,17 +87,20 @@ def train_as_rank(
     all; about 100 from each rank to rank 0 when it begins, and 70 when it ends.
 
     Args:
+        folder: of the run.
+        launched_by_us: whether the ranks' stdout is the log of the run.
+        threads: of BLAS and OpenMP on each rank, for the log.
         heartbeat: this rank's, already started.
     Returns:
         the exit code: 0, or 4 where a signal or a stop file ended the run.
     Raises:
         RunFailed: on all ranks, where the run cannot go on.
     """
-    configure_logging(options.folder, rank=mpi.rank, to_file=not launched_by_us)
-    require_one_recipe(fingerprint(opened.tree), mpi)
-    if plan.exact:
+    configure_logging(folder, rank=mpi.rank, to_file=not launched_by_us)
+    require_one_recipe(fingerprint(prepared.opened.tree), mpi)
+    if prepared.plan.exact:
         require_one_machine(mpi)
-    run = _Run(opened, plan, options, mpi, heartbeat or Heartbeat(options.folder, mpi=mpi, seconds=0))
+    run = _Run(prepared, request, folder, mpi, threads, heartbeat or Heartbeat(folder, mpi=mpi, seconds=0))
     run.start()
     try:
         run.trainer.run(show_loop_exception_msg=False)
@@ -141,8 +114,12 @@ def train_as_rank(
 class _Run:
     """The objects of one run on one rank, and its beginning and end."""
 
-    def __init__(self, opened: OpenedRecipe, plan: Plan, options: TrainOptions, mpi: Any, heartbeat: Heartbeat) -> None:
-        self.opened, self.plan, self.options, self.mpi, self.heartbeat = opened, plan, options, mpi, heartbeat
+    def __init__(
+        self, prepared: Prepared, request: TrainRequest, folder: Path, mpi: Any, threads: int, heartbeat: Heartbeat
+    ) -> None:
+        self.opened, self.plan = opened, plan = prepared.opened, prepared.plan
+        self.prepared, self.request, self.folder, self.threads = prepared, request, folder, threads
+        self.mpi, self.heartbeat = mpi, heartbeat
         self.leads = mpi.rank == 0
         self.drifting = why_weights_differ(plan.cluster.exchange, mpi)
         reset_peak()
@@ -155,10 +132,10 @@ class _Run:
         self.norm_groups.install(self.parts.model)
         average = opened.recipe.weight_average
         self.averaged = None if average is None else AveragedWeights(self.parts.model, average)
-        self.stop_request = StopRequest(options.folder, watches_file=self.leads)
+        self.stop_request = StopRequest(folder, watches_file=self.leads)
         self.updater = self._updater(self.parts)
         heartbeat.current_update = lambda: self.updater.iteration
-        self.end_update = min(options.stop_after_update or plan.timeline.num_updates, plan.timeline.num_updates)
+        self.end_update = min(prepared.stop_after_update or plan.timeline.num_updates, plan.timeline.num_updates)
 
     def _updater(self, parts: Parts) -> RecipeUpdater:
         recipe, dataset = self.opened.recipe, self.opened.dataset
@@ -169,7 +146,7 @@ class _Run:
             load=parts.load_train,
             threads_load=parts.threads_load,
             mixing=parts.mixing,
-            trace=self.options.trace,
+            trace=self.request.trace,
             feed=build_feed(recipe, parts, self.device),
         )
         copies = 2 if recipe.updater.double_buffering else 1
@@ -182,16 +159,16 @@ class _Run:
             mpi=self.mpi,
             norm_groups=self.norm_groups,
             averaged=self.averaged,
-            measure_noise=self.options.measure_noise,
+            measure_noise=self.request.measure_noise,
             stop_asked=lambda: self.stop_request() or self.heartbeat.orphaned,
         )
 
     def start(self) -> None:
         """Load the checkpoint if resuming, write the run's files, set up the trainer."""
-        folder = self.options.folder
-        state, notes = self._resumed_state() if self.options.resume else (None, [])
+        folder = self.folder
+        state, notes = self._resumed_state() if self.request.resume else (None, [])
         self._equal()
-        unmeasured = self.plan.without_noise_scale if self.options.measure_noise else ()
+        unmeasured = self.plan.without_noise_scale if self.request.measure_noise else ()
         notes += notes_on(self.device, self.opened.recipe.precision.compute)
         warnings = (*self.heartbeat.warnings, *self.plan.warnings, *unmeasured, *filter(None, [self.drifting]))
         notes += [f"warning: {warning}" for warning in warnings]
@@ -212,7 +189,7 @@ class _Run:
             "training %s on %d worker(s), %d thread(s) each, updates %d to %d of %d",
             self.opened.recipe.name,
             self.mpi.size,
-            self.options.threads,
+            self.threads,
             self.updater.iteration,
             self.end_update,
             self.plan.timeline.num_updates,
@@ -220,7 +197,7 @@ class _Run:
 
     def _resumed_state(self) -> tuple[dict[str, Any] | None, list[str]]:
         """Rank 0 reads the newest whole checkpoint, all ranks load it; returns its state, and notes for the user."""
-        content, notes, folder = None, [], self.options.folder / CHECKPOINTS
+        content, notes, folder = None, [], self.folder / CHECKPOINTS
         if self.leads:
             path, complaints = newest_checkpoint(folder)
             notes = [f"warning: passed over {complaint}" for complaint in complaints]
@@ -230,7 +207,7 @@ class _Run:
                 if path
                 else f"nothing to resume: no whole checkpoint in {folder}; starting at update 0"
             )
-            notes += other_kernels(self.options.folder) if path else []
+            notes += other_kernels(self.folder) if path else []
         content = self.mpi.bcast(content, root=0)
         if content is None:
             return None, notes
@@ -243,7 +220,7 @@ class _Run:
 
     def _write_run(self, ranks: list[dict[str, Any]]) -> None:
         opened = self.opened
-        folder = self.options.folder
+        folder = self.folder
         write_run(
             folder,
             recipe=opened.tree,
@@ -253,7 +230,7 @@ class _Run:
             dataset_tree=opened.dataset_tree,
             environment=environment(
                 ranks=ranks,
-                threads=self.options.threads,
+                threads=self.threads,
                 fingerprint=opened.dataset.reader.fingerprint(opened.dataset.root),
                 exact=self.plan.exact,
             ),
@@ -261,7 +238,7 @@ class _Run:
         )
 
     def _trainer(self, resumed: dict[str, Any] | None) -> Trainer:
-        folder, num_updates = self.options.folder, self.plan.timeline.num_updates
+        folder, num_updates = self.folder, self.plan.timeline.num_updates
         trainer = Trainer(self.updater, lambda trainer: self._ends(), out=str(folder))
         timed = self.updater.clock.around
         evaluation = Evaluation(timed("evaluation", self._score), self.metrics)
@@ -274,15 +251,15 @@ class _Run:
             identity={"recipe": self.opened.recipe.name, "recipe_sha256": fingerprint(self.opened.tree)},
             moved=self.heartbeat.moved,
         )
-        every = Every(epochs=self.options.checkpoint_every, num_updates=num_updates)
+        every = Every(epochs=self.prepared.checkpoint_every, num_updates=num_updates)
         evaluates = Every(epochs=self.opened.recipe.evaluation.every, num_updates=num_updates)
         saves = AnyOf(lambda trainer: self._ends(), every)
         trainer.extend(
             lambda trainer: self.heartbeat.updated(), name="heartbeat", trigger=(1, "iteration"), priority=_FIRST
         )
         trainer.extend(self.metrics)
-        measure(trainer, self.metrics, self.mpi, profile=self.options.profile, end=self.end_update)
-        if self.options.trace:
+        measure(trainer, self.metrics, self.mpi, profile=self.request.profile or 0, end=self.end_update)
+        if self.request.trace:
             trainer.extend(Trace(folder / TRACE, self.mpi))
         trainer.extend(evaluation, trigger=evaluates)
         if not self.drifting:
@@ -312,7 +289,7 @@ class _Run:
 
     def failed(self, error: RunFailed) -> RunFailed:
         """The error for the user: the cause, and where the last good checkpoint is."""
-        last = self.checkpoints.last and self.options.folder / CHECKPOINTS / self.checkpoints.last
+        last = self.checkpoints.last and self.folder / CHECKPOINTS / self.checkpoints.last
         peaks = self._peaks()
         self.metrics.write("run_stop", "failed", update=self.updater.iteration, reason=str(error), **peaks)
         self.close()

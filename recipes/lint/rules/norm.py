@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from recipes.lint.case import Case, Fault
-from recipes.planning.rates import look_back
+from recipes.planning.rates import averaged_samples
 
 _WIDEST = 512
 _MANY_TIMES = 8
@@ -49,7 +49,7 @@ def lagging_statistics(case: Case) -> Iterator[Fault]:
         evaluation: {norm_momentum: {keep: 0.99}}
     """
     batch, span = case.largest_batch, max(case.recipe.batch.norm_span.sizes)
-    window = look_back(case.recipe.evaluation, global_batch_size=batch, norm_span=span)
+    window = averaged_samples(case.recipe.evaluation, global_batch_size=batch, norm_span=span)
     epoch = max(batch, case.opened.dataset.num_train)
     if window is not None and window > epoch:
         keep = (epoch - batch) * 100 // epoch / 100

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from recipes.lint.case import Case, Fault
-from recipes.planning.rates import LINEAR_HOLDS_TO, batch_size_at, full_rate_at, learning_rate_at, linear_reach
+from recipes.planning.rates import LINEAR_HOLDS_TO, batch_size_at, full_rate_at, largest_linear_batch, learning_rate_at
 from recipes.schema.vocabulary import rate_rule
 
 _LARGEST_UNSCALED = 8
@@ -91,7 +91,7 @@ def linear_beyond_8k(case: Case) -> Iterator[Fault]:
         batch: {global: 8192}
     """
     formula = case.recipe.learning_rate
-    reach = linear_reach(case.recipe)
+    reach = largest_linear_batch(case.recipe)
     if case.is_momentum_sgd and formula.rule == "linear" and reach > max(LINEAR_HOLDS_TO, formula.per):
         yield Fault(
             keys=("batch.global", "learning_rate.rule"),

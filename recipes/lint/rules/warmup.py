@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lr_schedules import ConstantWarmup, Product
-from lr_schedules.units import Schedule
+from lr_schedules import ConstantWarmup
 from recipes.lint.case import Case, Fault
+from recipes.planning.rates import first_step_of
 from recipes.schema.vocabulary import is_layerwise
 
 _LARGEST_WITHOUT = 8
@@ -82,8 +82,8 @@ def warmup_past_decay(case: Case) -> Iterator[Fault]:
         learning_rate: {warmup: {epochs: 30}}
     """
     formula = case.recipe.learning_rate
-    first = _first_step(formula.schedule)
-    if formula.warmup is None or formula.warmup.joins == "before" or first is None:
+    first = first_step_of(formula.schedule)
+    if formula.warmup is None or formula.warmup.joins == "before":
         return
     if formula.warmup.shape.epochs > first:
         yield Fault(
@@ -114,9 +114,3 @@ def warmup_twice(case: Case) -> Iterator[Fault]:
             what=f"{case.optimizer['kind']} brings a warmup of its own",
             way_out="write `warmup: null`",
         )
-
-
-def _first_step(schedule: Schedule) -> float | None:
-    """The epoch of a schedule's first step; None for a schedule without steps."""
-    parts = schedule.factors if isinstance(schedule, Product) else (schedule,)
-    return min((part.boundaries[0] for part in parts if hasattr(part, "boundaries")), default=None)

@@ -8,7 +8,7 @@ from recipes.lint.case import Case, Fault
 
 _LARGEST = 65504.0  # of float16
 _SMALLEST = 2.0**-24  # above 0, without full precision
-_MOST_WORKERS = 256
+_MAX_WORKERS = 256
 
 
 def span_over_share(case: Case) -> Iterator[Fault]:
@@ -58,7 +58,7 @@ def float16_sum(case: Case) -> Iterator[Fault]:
         batch: {global: 8192, norm_span: 16}
     """
     assert case.workers is not None
-    if case.wire == "float16" and case.workers > _MOST_WORKERS:
+    if case.wire == "float16" and case.workers > _MAX_WORKERS:
         largest, flushed = _LARGEST / case.workers, _SMALLEST / 2 * case.workers
         yield Fault(
             keys=("batch.global",),

@@ -1,11 +1,4 @@
-"""Panels and axes that recipe figures and run pictures share.
-
-Figures as files and as text.
-
-Figures that another package draws through pyplot, in our style.
-
-A picture of runs, with title and caption.
-"""
+"""What all figures share: panels, axes, files, and the style for figures that another package draws."""
 
 from __future__ import annotations
 
@@ -48,8 +41,8 @@ def epoch_axis(axes: Axes, runs: Sequence[Run], *, labelled: bool = True) -> Non
     if labelled:
         axes.set_xlabel("epochs")
     if len(runs) == 1:
-        for place in np.flatnonzero(np.diff(runs[0].updates.global_batch_size)):
-            mark_boundary([axes], runs[0].updates.epoch[place + 1])
+        for index in np.flatnonzero(np.diff(runs[0].updates.global_batch_size)):
+            mark_boundary([axes], runs[0].updates.epoch[index + 1])
 
 
 def round_epochs(axes: Axes) -> None:

@@ -56,8 +56,8 @@ def _label_plateaus(axes: Axes, epochs: np.ndarray, values: np.ndarray) -> None:
     if level.sum() > 8:
         return
     for start, stop in zip(starts[level], stops[level], strict=True):
-        place, words = ((epochs[start] + epochs[stop]) / 2, values[start]), f"{values[start]:.4g}"
-        axes.annotate(words, place, (0, 3), textcoords="offset points", ha="center", color=MUTED, fontsize=8)
+        position, words = ((epochs[start] + epochs[stop]) / 2, values[start]), f"{values[start]:.4g}"
+        axes.annotate(words, position, (0, 3), textcoords="offset points", ha="center", color=MUTED, fontsize=8)
 
 
 def _momentum_axis(axes: Axes, values: np.ndarray) -> None:
@@ -83,5 +83,5 @@ def _mark_warmup(panels: Sequence[Axes], recipe: Recipe) -> None:
         return
     for axes in panels:
         axes.axvspan(0, epochs, color=SHADE, linewidth=0, zorder=0)
-    place = panels[0].get_xaxis_transform()
-    panels[0].text(epochs, 0.03, " warmup ends", transform=place, color=MUTED, fontsize=8)
+    position = panels[0].get_xaxis_transform()
+    panels[0].text(epochs, 0.03, " warmup ends", transform=position, color=MUTED, fontsize=8)

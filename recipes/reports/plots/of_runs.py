@@ -1,7 +1,4 @@
-"""The picture of an update's time by phase.
-
-The pictures of runs: measurements by update and by evaluation.
-"""
+"""Pictures of runs: measurements by update and by evaluation. `run_pictures` lists them in the order of the page."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from recipes.reports.plots.figure import RunPicture, batch_axis, decades, epoch_
 from recipes.reports.record import Run
 from recipes.reports.style import DASHES, MUTED, SERIES
 
-_MOST_STRETCHES = 60
+_MAX_STRETCHES = 60
 
 
 def phases_picture(runs: Sequence[Run]) -> RunPicture | None:
@@ -27,10 +24,10 @@ def phases_picture(runs: Sequence[Run]) -> RunPicture | None:
         return None
     (run,) = runs
     measured = run.phases
-    stretches = np.array_split(np.arange(len(measured)), min(_MOST_STRETCHES, len(measured)))
-    epochs = np.array([*(measured.epoch[places[0]] for places in stretches), run.epochs_done])
-    means = np.array([1000 * measured.seconds[places].mean(axis=0) for places in stretches])
-    whole = np.array([1000 * measured.update_seconds[places].mean() for places in stretches])
+    stretches = np.array_split(np.arange(len(measured)), min(_MAX_STRETCHES, len(measured)))
+    epochs = np.array([*(measured.epoch[indices[0]] for indices in stretches), run.epochs_done])
+    means = np.array([1000 * measured.seconds[indices].mean(axis=0) for indices in stretches])
+    whole = np.array([1000 * measured.update_seconds[indices].mean() for indices in stretches])
     with stacked([2.6]) as (figure, (axes,)):
         below = np.zeros(len(stretches))
         for name, colour, values in zip(PHASES, SERIES, means.T, strict=False):
@@ -53,9 +50,9 @@ def run_pictures(runs: Sequence[Run]) -> list[RunPicture]:
     return [picture for maker in makers if (picture := maker(runs)) is not None]
 
 
-def run_style(place: int) -> tuple[str, Any]:
+def run_style(index: int) -> tuple[str, Any]:
     """Colour and dashes of the run with this index in a comparison."""
-    return SERIES[place % len(SERIES)], DASHES[place // len(SERIES) % len(DASHES)]
+    return SERIES[index % len(SERIES)], DASHES[index // len(SERIES) % len(DASHES)]
 
 
 def accuracy_picture(runs: Sequence[Run]) -> RunPicture | None:
@@ -109,9 +106,9 @@ def rate_picture(runs: Sequence[Run]) -> RunPicture | None:
     if not any(len(run.updates) for run in runs):
         return None
     with stacked([1.7, 0.9]) as (figure, (rate, batch)):
-        for place, (run, colour, dashes) in enumerate(_styled(runs)):
+        for index, (run, colour, dashes) in enumerate(_styled(runs)):
             epochs = np.append(run.updates.epoch, run.epochs_done)
-            width = 1.8 + 1.4 * min(3, len(runs) - 1 - place)  # where runs coincide, those below stay visible
+            width = 1.8 + 1.4 * min(3, len(runs) - 1 - index)  # where runs coincide, those below stay visible
             for axes, values in ((rate, run.updates.learning_rate), (batch, run.updates.global_batch_size)):
                 steps = np.append(values, values[-1:])
                 axes.step(epochs, steps, where="post", color=colour, linestyle=dashes, linewidth=width)
@@ -173,8 +170,8 @@ def noise_picture(runs: Sequence[Run]) -> RunPicture | None:
 
 
 def _styled(runs: Sequence[Run]) -> Iterator[tuple[Run, str, Any]]:
-    for place, run in enumerate(runs):
-        yield run, *run_style(place)
+    for index, run in enumerate(runs):
+        yield run, *run_style(index)
 
 
 def _span(run: Run) -> int:

@@ -197,9 +197,9 @@ def rate_figure(trials: Sequence[tuple[float, float, TrialPoint]], *, metric: st
     return figure
 
 
-def _dots(axes: Axes, trials: Sequence[TrialPoint], places: Sequence[float], score: int = 0) -> None:
+def _dots(axes: Axes, trials: Sequence[TrialPoint], positions: Sequence[float], score: int = 0) -> None:
     for state, (face, edge, marker) in _LOOKS.items():
-        pairs = zip(places, trials, strict=True)
+        pairs = zip(positions, trials, strict=True)
         chosen = [(x, trial.scores[score]) for x, trial in pairs if trial.state == state and len(trial.scores) > score]
         if chosen:
             style = {"color": edge} if marker == "x" else {"facecolor": face, "edgecolor": edge}

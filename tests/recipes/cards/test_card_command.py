@@ -64,7 +64,7 @@ def test_card_refuses_what_it_cannot_do(run, tmp_path, arguments):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_recipe_with_open_values_is_valid_and_says_which(run):
+def test_recipe_with_open_values_is_valid_and_lists_them(run):
     code, out, _ = run("validate", "you2017/resnet50_32768")
     assert code == 0
     assert "cannot be trained yet" in out

@@ -49,7 +49,7 @@ def test_row_of_a_recipe_has_the_status_of_its_claims_and_none_where_nothing_is_
         assert row.endswith(f" | {status} |")
 
 
-def test_card_says_claims_values_evidence_and_deviations():
+def test_card_has_claims_values_evidence_and_deviations():
     text = card_text(facts("goyal2017"))
     assert "top-1 76.26 % ± 0.09 (5 runs) on 256 x P100; not run" in text
     assert "learning rate  3.2 at most: 0.1 for 256 samples, linear" in text
@@ -59,7 +59,7 @@ def test_card_says_claims_values_evidence_and_deviations():
     assert max(map(len, text.splitlines())) <= 100
 
 
-def test_card_says_what_stands_in_the_way_of_training():
+def test_card_has_the_obstacles_to_training():
     assert "Can be trained here." in card_text(facts("digits/baseline"))
     assert "Can be trained here." in card_text(facts("suzuki2018/10gbe_double_buffering"))
     assert "not built: AugmentationEnd" in card_text(facts("yamazaki2019"))
@@ -67,7 +67,7 @@ def test_card_says_what_stands_in_the_way_of_training():
     assert "left open: batch.global.1.from, batch.norm_span.1.from, learning_rate.reference" in text
 
 
-def test_moving_batch_image_size_mixing_and_average_are_said():
+def test_card_has_ramps_image_sizes_mixing_and_average():
     assert dict(facts("suzuki2018").values)["global batch"] == "2,048, from epoch 30 4,096"
     assert dict(facts("ffcv2022").values)["image size"] == "160, from epoch 71 192"
     values = dict(facts("torchvision2021").values)
@@ -76,7 +76,7 @@ def test_moving_batch_image_size_mixing_and_average_are_said():
     assert values["repeats"] == "each image 4 times in a row"
 
 
-def test_recipe_without_a_card_has_one_that_says_so(tmp_path):
+def test_recipe_without_a_card(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("kilobatch: 1\nextends: goyal2017\n")
     mine = card_facts("mine", opened(file))

@@ -112,10 +112,10 @@ def test_a_value_of_a_run_comes_from_where_the_run_took_it(diff, run_of):
 def test_a_value_changed_since_the_run_comes_from_the_changed_file(diff, run_of):
     file = run_of("a", "digits/large_batch") / "recipe.yaml"
     lines = file.read_text().splitlines()
-    place = lines.index("seed: 0")
-    file.write_text("\n".join([*lines[:place], "seed: 7", *lines[place + 1 :]]) + "\n")
+    position = lines.index("seed: 0")
+    file.write_text("\n".join([*lines[:position], "seed: 7", *lines[position + 1 :]]) + "\n")
     (only,) = tree_of(diff, "runs/a", "digits/large_batch")["differences"]
-    assert (only["path"], only["origins"][0]) == ("seed", f"runs/a/recipe.yaml:{place + 1}")
+    assert (only["path"], only["origins"][0]) == ("seed", f"runs/a/recipe.yaml:{position + 1}")
 
 
 def test_the_data_set_of_a_run_comes_from_where_its_recipe_named_it(diff, run_of):
@@ -150,7 +150,7 @@ def test_what_a_strangers_record_says_cannot_steer_a_terminal(diff, run_of):
     assert "?[2Jfile:1?" in out
 
 
-def test_another_data_set_is_told_by_its_facts(diff):
+def test_another_data_set_is_compared_by_its_facts(diff):
     Path("photos.yaml").write_text(
         "name: digits\nnum_train: 1499\nnum_eval: 297\nnum_classes: 10\nchannels: 1\n"
         "mean: [0.305622]\nstd: [0.376256]\nreader: {kind: Digits, num_eval: 297}\n"
@@ -171,19 +171,19 @@ def test_a_component_of_two_files_names_both(diff):
 
 def test_a_key_that_two_kinds_share_is_no_part_of_what_their_difference_comes_from(diff):
     Path("mine.yaml").write_text("kilobatch: 1\nextends: goyal2017\noptimizer: {weight_decay: 5e-5}\n")
-    found = {entry["path"]: entry for entry in tree_of(diff, "mine.yaml", "nvidia/resnet50_90ep")["differences"]}
-    assert "mine.yaml" not in found["optimizer"]["origins"][0]
-    assert found["optimizer.weight_decay"]["origins"][0] == "mine.yaml:3"
+    result = {entry["path"]: entry for entry in tree_of(diff, "mine.yaml", "nvidia/resnet50_90ep")["differences"]}
+    assert "mine.yaml" not in result["optimizer"]["origins"][0]
+    assert result["optimizer.weight_decay"]["origins"][0] == "mine.yaml:3"
 
 
-def test_all_problems_of_all_recipes_are_told_and_no_code_is_run(diff, tmp_path):
+def test_all_problems_of_all_recipes_are_reported_and_no_code_is_run(diff, tmp_path):
     Path("theirs.py").write_text("import pathlib\npathlib.Path('ran').touch()\n")
     Path("a.yaml").write_text(CODE)
     Path("b.yaml").write_text("kilobatch: 1\nextends: digits/baseline\nepocs: 3\nseed: x\n")
     code, problems = diff("a.yaml", "b.yaml", "nothing.yaml", tmp_path)
     assert code == 2
-    places = [problem.split(": ")[0] for problem in problems.splitlines()]
-    assert places == [f"{tmp_path}:1:1", "a.yaml:3:15", "b.yaml:3:1", "b.yaml:4:7", "nothing.yaml:1:1"]
+    positions = [problem.split(": ")[0] for problem in problems.splitlines()]
+    assert positions == [f"{tmp_path}:1:1", "a.yaml:3:15", "b.yaml:3:1", "b.yaml:4:7", "nothing.yaml:1:1"]
     assert "did you mean epochs?" in problems
     assert "without recipe.yaml" in problems
     assert not Path("ran").exists()

@@ -33,9 +33,9 @@ def test_an_origin_that_has_room_is_in_one_line_and_a_longer_one_ends_at_a_slash
     Path("a-folder-of-ours").mkdir()
     Path("a-folder-of-ours/large_batch_2.yaml").write_text(MINE + "seed: 3\n")
     lines = diff("goyal2017", "a-folder-of-ours/large_batch_2.yaml")[1].splitlines()
-    place = next(number for number, line in enumerate(lines) if line.endswith("a-folder-of-ours/"))
-    assert lines[place].split() == ["B", "3", "a-folder-of-ours/"]
-    assert lines[place + 1].split() == ["large_batch_2.yaml:3"]
+    index = next(number for number, line in enumerate(lines) if line.endswith("a-folder-of-ours/"))
+    assert lines[index].split() == ["B", "3", "a-folder-of-ours/"]
+    assert lines[index + 1].split() == ["large_batch_2.yaml:3"]
 
 
 def test_more_recipes_than_letters_are_numbered(diff):
@@ -47,9 +47,9 @@ def test_more_recipes_than_letters_are_numbered(diff):
 def test_the_passage_in_the_docs_is_what_is_printed(diff, monkeypatch):
     monkeypatch.chdir(ROOT)
     shown = (ROOT / "docs" / "diff.md").read_text().split("```")[1].removeprefix("\n")
-    command, _, told = shown.partition("\n")
+    command, _, expected = shown.partition("\n")
     assert command == "$ kilobatch recipes diff akiba2017 suzuki2018"
-    assert told == diff(*command.split()[4:])[1]
+    assert expected == diff(*command.split()[4:])[1]
 
 
 def test_a_row_has_both_values_and_where_they_come_from(diff):
@@ -88,7 +88,7 @@ def test_the_verdict(diff, changed, verdict):
     assert verdict in " ".join(out.split())
 
 
-def test_words_are_told_by_name_and_with_all_in_full(diff):
+def test_words_are_listed_by_name_and_with_all_in_full(diff):
     Path("mine.yaml").write_text(MINE + "title: another\n")
     out = diff("goyal2017", "mine.yaml")[1]
     assert "Names and words differ too, which no training reads: name, title, claims, card" in out

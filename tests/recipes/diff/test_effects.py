@@ -29,15 +29,15 @@ def test_quantities_of_goyal_by_hand():
     }
 
 
-def test_a_ramp_tells_the_full_rate_of_every_step():
-    found = effects(library("suzuki2018"))
-    assert (found["global batch"], found["full rate"]) == ("2,048, from epoch 30 4,096", "0.8, from epoch 30 1.6")
+def test_a_ramp_has_the_full_rate_of_every_step():
+    result = effects(library("suzuki2018"))
+    assert (result["global batch"], result["full rate"]) == ("2,048, from epoch 30 4,096", "0.8, from epoch 30 1.6")
     ramp = "batch.global=[{from: 0, size: 2048}, {from: 45, size: 4096}]"
     assert effects(library("goyal2017", ramp, "learning_rate.scale_with=initial"))["full rate"] == "0.8"
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "shown"),
     [
         ("optimizer={kind: Adam, weight_decay: 0.1, decay: times_rate}", "0.00015625"),  # 0.05 * 0.1 / 32
         ("optimizer={kind: Adam, weight_decay: 0.1}", None),
@@ -45,8 +45,8 @@ def test_a_ramp_tells_the_full_rate_of_every_step():
         ("optimizer.weight_decay=0", None),
     ],
 )
-def test_decay_is_told_where_it_follows_the_rate(changed, told):
-    assert effects(library("digits/baseline", changed)).get("rate x decay / batch") == told
+def test_decay_is_shown_where_it_follows_the_rate(changed, shown):
+    assert effects(library("digits/baseline", changed)).get("rate x decay / batch") == shown
 
 
 def test_only_what_differs_is_left():

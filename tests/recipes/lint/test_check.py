@@ -32,8 +32,8 @@ def test_finding_of_an_override_stands_on_the_command_line(lint):
 
 def test_findings_come_in_the_order_of_the_file(lint, marks):
     text = BEYOND + "optimizer: {no_decay: []}\n" + NO_WARMUP
-    found = [("linear-beyond-8k", 3, 9), ("decay-on-norm", 4, 13), ("no-warmup", 5, 1)]
-    assert marks(lint(text)) == found
+    result = [("linear-beyond-8k", 3, 9), ("decay-on-norm", 4, 13), ("no-warmup", 5, 1)]
+    assert marks(lint(text)) == result
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_what_stands_in_a_text_is_no_comment(lint, marks):
     assert marks(lint(text)) == [("linear-beyond-8k", 3, 9)]
 
 
-def test_comment_of_a_rule_that_was_not_asked_is_left_alone(lint, marks):
+def test_comment_of_a_rule_that_did_not_run_is_left_alone(lint, marks):
     text = "kilobatch: 1\nextends: goyal2017\nbatch: {norm_span: 64}   # lint: ignore span-over-share a team of two\n"
     assert lint(text) == []
     assert lint(text, workers=256) == []

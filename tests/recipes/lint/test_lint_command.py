@@ -35,7 +35,7 @@ def test_clean_recipe_ends_with_0_and_a_finding_with_5(run):
     assert out.endswith("goyal2017: clean\nmine.yaml: 1 finding\n")
 
 
-def test_reason_of_a_rule_is_told_once(run, tmp_path):
+def test_reason_of_a_rule_is_printed_once(run, tmp_path):
     (tmp_path / "other.yaml").write_text(BEYOND)
     out = run("mine.yaml", "other.yaml")[1]
     assert out.count("linear-beyond-8k") == 2
@@ -44,9 +44,9 @@ def test_reason_of_a_rule_is_told_once(run, tmp_path):
 
 def test_json_has_what_programs_read(run):
     code, out = run("mine.yaml", "goyal2017", "--json")
-    found = json.loads(out)
-    assert (code, found["goyal2017"]) == (5, [])
-    (finding,) = found["mine.yaml"]
+    findings = json.loads(out)
+    assert (code, findings["goyal2017"]) == (5, [])
+    (finding,) = findings["mine.yaml"]
     assert set(finding) == {"file", "line", "column", "rule", "path", "what", "way_out", "why", "source"}
     assert (finding["rule"], finding["line"], finding["column"]) == ("linear-beyond-8k", 3, 9)
 

@@ -22,8 +22,8 @@ CASES = [
 @pytest.mark.parametrize("options", CASES, ids=lambda o: "-".join(map(str, o.values())))
 def test_every_sample_is_computed_once_within_the_micro_batch(options):
     division, parts = shares(**options)
-    places = [p for own in parts for m in own for p in range(m.offset, m.offset + m.size)]
-    assert sorted(places) == list(range(options["global_batch_size"]))
+    offsets = [p for own in parts for m in own for p in range(m.offset, m.offset + m.size)]
+    assert sorted(offsets) == list(range(options["global_batch_size"]))
     assert all(m.size <= max(options["micro_batch_size"], 1) for own in parts for m in own)
     assert sum(not own for own in parts) == division.idle_workers
     assert [division.num_micro_batches(rank) for rank in range(len(parts))] == [len(own) for own in parts]

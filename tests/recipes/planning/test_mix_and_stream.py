@@ -62,22 +62,22 @@ def test_left_out_nothing_is_mixed_and_nothing_repeated(opened):
 
 
 def test_mixes_and_repeats_are_read_in_order(opened):
-    found = opened("augmentation.mix=[{kind: Mixup, alpha: 0.2}, {kind: CutMix, alpha: 1}]", "stream.repeats=3")
-    assert found.recipe.augmentation.mix == (Mixup(alpha=0.2), CutMix(alpha=1.0))
-    assert found.recipe.stream.repeats == 3
-    assert found.tree["augmentation"]["mix"][1] == {"kind": "CutMix", "alpha": 1, "probability": 1.0}
+    result = opened("augmentation.mix=[{kind: Mixup, alpha: 0.2}, {kind: CutMix, alpha: 1}]", "stream.repeats=3")
+    assert result.recipe.augmentation.mix == (Mixup(alpha=0.2), CutMix(alpha=1.0))
+    assert result.recipe.stream.repeats == 3
+    assert result.tree["augmentation"]["mix"][1] == {"kind": "CutMix", "alpha": 1, "probability": 1.0}
 
 
 def test_a_mix_that_is_not_built_is_named_in_lacks(opened):
-    found = opened("augmentation.mix=[{kind: PuzzleMix, alpha: 1}]", "lacks=[PuzzleMix]")
-    assert found.recipe.augmentation.mix == (Unbuilt(kind="PuzzleMix", fields={"alpha": 1}),)
+    result = opened("augmentation.mix=[{kind: PuzzleMix, alpha: 1}]", "lacks=[PuzzleMix]")
+    assert result.recipe.augmentation.mix == (Unbuilt(kind="PuzzleMix", fields={"alpha": 1}),)
 
 
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
-def test_what_is_wrong_is_told_at_its_place(write, problem_of, wrong):
-    line, place, path, cause, way_out = wrong
+def test_problem_has_its_line_and_column(write, problem_of, wrong):
+    line, position, path, cause, way_out = wrong
     problem = problem_of(write(line_9=line if line.startswith("loss") else f"{LOSS}\n{line}"))
-    assert f"{problem.line}:{problem.column}" == place
+    assert f"{problem.line}:{problem.column}" == position
     assert problem.path == path
     assert cause in problem.what
     assert way_out in problem.way_out

@@ -13,26 +13,26 @@ def test_two_samples_by_hand():
 
 def test_uneven_shares_by_hand():
     """Three samples 0, 0, 3 in shares of two and one: mean gradients 0, 3 and 1."""
-    found = Norms.of_shares([2, 1], [0.0, 9.0], 1.0)
-    assert found == Norms(noise=(1 / 3 * 9 - 1) * 3, signal=1 - 2.0)
+    result = Norms.of_shares([2, 1], [0.0, 9.0], 1.0)
+    assert result == Norms(noise=(1 / 3 * 9 - 1) * 3, signal=1 - 2.0)
 
 
 def test_the_bits_do_not_depend_on_the_order_of_the_shares():
     norms = np.random.default_rng(0).exponential(size=50).tolist()
     for turned in range(1, 50):
-        sizes = [1 + place % 7 for place in range(50)]
-        found = Norms.of_shares(sizes[turned:] + sizes[:turned], norms[turned:] + norms[:turned], 0.5)
-        assert found == Norms.of_shares(sizes, norms, 0.5)
+        sizes = [1 + index % 7 for index in range(50)]
+        result = Norms.of_shares(sizes[turned:] + sizes[:turned], norms[turned:] + norms[:turned], 0.5)
+        assert result == Norms.of_shares(sizes, norms, 0.5)
 
 
-def test_one_share_tells_nothing():
+def test_one_share_gives_no_estimate():
     assert Norms.of_shares([64], [1.0], 1.0) is None
 
 
 def test_equal_gradients_have_no_noise():
-    found = Norms.of_shares([5, 7, 1], [4.0, 4.0, 4.0], 4.0)
-    assert found.noise == pytest.approx(0, abs=1e-12)
-    assert found.signal == pytest.approx(4)
+    result = Norms.of_shares([5, 7, 1], [4.0, 4.0, 4.0], 4.0)
+    assert result.noise == pytest.approx(0, abs=1e-12)
+    assert result.signal == pytest.approx(4)
 
 
 @pytest.mark.parametrize("sizes", [[32] * 8, [100, 28, 64, 8, 56], [255, 1]])
@@ -45,16 +45,16 @@ def test_the_scale_of_a_quadratic_model_is_recovered(sizes):
     true_gradient = curvature @ (w - mean_x)
     true_scale = ((np.diag(curvature) * deviations) ** 2).sum() / (true_gradient @ true_gradient)
 
-    norms, found = [], None
-    while found is None or found.standard_error > 0.03 * found.value:
+    norms, result = [], None
+    while result is None or result.standard_error > 0.03 * result.value:
         gradients = (w - (mean_x + deviations * generator.normal(size=(sum(sizes), size)))) @ curvature
         shares = [share.mean(axis=0) for share in np.split(gradients, np.cumsum(sizes)[:-1])]
         whole = gradients.mean(axis=0)
         norms.append(Norms.of_shares(sizes, [share @ share for share in shares], whole @ whole))
-        found = noise_scale(norms) if len(norms) >= 20 else None
+        result = noise_scale(norms) if len(norms) >= 20 else None
         assert len(norms) < 20_000
-    assert found.value == pytest.approx(true_scale, rel=0.1)
-    assert found.num_updates == len(norms)
+    assert result.value == pytest.approx(true_scale, rel=0.1)
+    assert result.num_updates == len(norms)
 
 
 def test_the_standard_error_is_the_spread_of_repeated_estimates():
@@ -63,9 +63,9 @@ def test_the_standard_error_is_the_spread_of_repeated_estimates():
     for _ in range(400):
         signal = 1 + 0.2 * generator.normal(size=200)
         noise = 50 + 10 * generator.normal(size=200) + 5 * (signal - 1)
-        found = noise_scale([Norms(noise=n, signal=s) for n, s in zip(noise, signal, strict=True)])
-        values.append(found.value)
-        errors.append(found.standard_error)
+        result = noise_scale([Norms(noise=n, signal=s) for n, s in zip(noise, signal, strict=True)])
+        values.append(result.value)
+        errors.append(result.standard_error)
     assert np.mean(errors) == pytest.approx(np.std(values), rel=0.15)
 
 

@@ -66,7 +66,7 @@ def test_the_noise_scale_needs_two_micro_batches_of_whole_groups(workers, micro_
         assert words in sentence
 
 
-def test_the_plan_says_in_which_numbers_is_computed_and_counts_the_weights_in_16_bits():
+def test_the_plan_names_the_number_format_and_counts_the_weights_in_16_bits():
     model = Model(num_parameters=1000, num_state_values=1)
     for compute, half in (("float32", None), ("tf32", None), ("mixed16", "float16"), ("bfloat16", "bfloat16")):
         recipe = replace(planned().recipe, precision=Precision(compute=compute))

@@ -1,11 +1,22 @@
-"""Rates by hand: each rule, each way to join, each way to read."""
+"""Rates by hand: each rule, each way to join, each way to read; the limits that follow from them."""
 
 import pytest
 
-from recipes.planning.rates import batch_size_at, learning_rate_at, momentum_at, norm_span_at
+from recipes.planning.rates import (
+    averaged_samples,
+    batch_size_at,
+    largest_linear_batch,
+    learning_rate_at,
+    momentum_at,
+    norm_span_at,
+)
+from recipes.reading.open import open_recipe
+from recipes.schema import Evaluation, NormMomentum
+from trainers.launch.vocabulary import vocabulary
 
 SPAN = "[{from: 0, size: 8}, {from: 10, size: 64}]"
 RAMP = f"batch: {{global: [{{from: 0, size: 32}}, {{from: 10, size: 64}}], norm_span: {SPAN}}}"
+GROWING = "batch.global=[{from: 0, size: 4096}, {from: 30, size: 8192}]"
 HALF = "schedule: {kind: MultiStep, boundaries: [4, 10], factor: 0.5}"
 
 
@@ -37,20 +48,20 @@ def test_decay_halves_while_the_batch_doubles(opened):
 )
 def test_three_ways_to_join_a_warmup(opened, joins, expected):
     warmup = f"warmup: {{kind: GradualWarmup, epochs: 8, start: reference, joins: {joins}}}"
-    found = rates(opened, f"{HALF}, {warmup}", [0, 4, 8, 10, 12], line_6="batch: {global: 128}")
-    assert found == pytest.approx(expected)
+    result = rates(opened, f"{HALF}, {warmup}", [0, 4, 8, 10, 12], line_6="batch: {global: 128}")
+    assert result == pytest.approx(expected)
 
 
 def test_warmup_is_one_straight_line_through_a_ramp_to_the_batch_it_aims_at(opened):
     warmup = "warmup: {kind: GradualWarmup, epochs: 15, start: 0, target_batch: 64}"
-    found = rates(opened, warmup, [0, 5, 9.75, 10, 10.25, 15, 19], line_6=RAMP)
-    assert found == pytest.approx([0, 0.2 / 3, 0.13, 0.4 / 3, 0.2 * 10.25 / 15, 0.2, 0.2])
+    result = rates(opened, warmup, [0, 5, 9.75, 10, 10.25, 15, 19], line_6=RAMP)
+    assert result == pytest.approx([0, 0.2 / 3, 0.13, 0.4 / 3, 0.2 * 10.25 / 15, 0.2, 0.2])
 
 
 def test_rate_read_once_an_epoch_is_a_staircase(opened):
     warmup = "warmup: {kind: GradualWarmup, epochs: 4, start: 0}"
-    found = rates(opened, f"every: 1ep, {warmup}", [0, 0.99, 1, 2.5, 3.99, 4], line_6="batch: {global: 32}")
-    assert found == pytest.approx([0, 0, 0.025, 0.05, 0.075, 0.1])
+    result = rates(opened, f"every: 1ep, {warmup}", [0, 0.99, 1, 2.5, 3.99, 4], line_6="batch: {global: 32}")
+    assert result == pytest.approx([0, 0, 0.025, 0.05, 0.075, 0.1])
 
 
 def test_rate_read_once_an_epoch_still_follows_the_batch_of_the_update(opened):
@@ -76,3 +87,44 @@ def test_batch_and_norm_span_move_at_their_boundary(opened):
 )
 def test_momentum_is_the_coefficient_of_the_recipe(opened, optimizer, momentum):
     assert momentum_at(opened(line_8=f"optimizer: {optimizer}").recipe, 3.0) == momentum
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reach"),
+    [
+        ([], 8192),
+        (["batch.global=65536"], 65536),
+        ([GROWING], 4096),  # at a tenth of the rate
+        ([GROWING.replace("30", "10")], 8192),
+        ([GROWING.replace("30", "10"), "learning_rate.scale_with=initial"], 4096),
+        ([GROWING, "learning_rate.rule=none"], 4096),
+        ([GROWING, "learning_rate.schedule.factor=0.75"], 6144),
+    ],
+)
+def test_largest_linear_batch_of_goyal2017(overrides, reach):
+    recipe = open_recipe("goyal2017", vocabulary=vocabulary(), overrides=overrides).recipe
+    assert largest_linear_batch(recipe) == pytest.approx(reach)
+
+
+def window(statistics, keep, per, *, batch=256, span=32):
+    evaluation = Evaluation(norm_statistics=statistics, norm_momentum=NormMomentum(keep=keep, per=per))
+    return averaged_samples(evaluation, global_batch_size=batch, norm_span=span)
+
+
+def test_averaged_samples_by_hand():
+    assert window("moving_average", 0.9, "update") == pytest.approx(2560)
+    assert window("pooled", 0.75, "update") == pytest.approx(1024)
+    assert window("by_group", 0.9, "update") == pytest.approx(320)
+    assert window("last_batch", 0.9, "update") is None
+    # Two updates of 128 keep 0.9 each: 0.81 for one of 256.
+    assert window("moving_average", 0.9, 128) == pytest.approx(256 / 0.19)
+
+
+def test_averaged_samples_per_samples_hardly_depends_on_the_batch():
+    assert window("pooled", 0.9, 32, batch=32) == pytest.approx(320)
+    assert window("pooled", 0.9, 32, batch=64) == pytest.approx(337, abs=1)
+
+
+def test_averaged_samples_are_the_mean_age_of_a_sample_with_the_update_that_it_came_in():
+    ages = sum(0.9**updates * 0.1 * (updates + 1) * 256 for updates in range(2000))
+    assert window("pooled", 0.9, "update") == pytest.approx(ages)

@@ -48,8 +48,8 @@ def test_updates_are_those_of_a_simulation_in_fractions(boundaries, sizes, epoch
         epochs=epochs,
         num_train=num_train,
     )
-    found = [(made.samples_at(u), made.segment_of(u).global_batch_size) for u in range(made.num_updates)]
-    assert found == updates
+    result = [(made.samples_at(u), made.segment_of(u).global_batch_size) for u in range(made.num_updates)]
+    assert result == updates
     assert made.num_samples == total
 
 

@@ -103,47 +103,47 @@ def steps(**sizes):
 
 @pytest.mark.parametrize("case", WRONG)
 def test_a_wrong_size_is_one_line_with_place_cause_and_way_out(case, write, problem_of):
-    lines, place, path, cause, way_out = WRONG[case]
+    lines, position, path, cause, way_out = WRONG[case]
     problem = problem_of(write(line_9=f"{LOSS}\n{lines}"))
-    found = f"{problem.line}:{problem.column}", problem.path
-    assert found == (place, path)
+    result = f"{problem.line}:{problem.column}", problem.path
+    assert result == (position, path)
     assert cause in problem.what
     assert way_out in problem.way_out
 
 
 def test_a_recipe_without_it_has_none(opened):
-    found = opened()
-    assert found.recipe.image_size is None
-    assert image_size_at(found.recipe, 3.0) is None
-    assert found.tree["image_size"] is None
+    result = opened()
+    assert result.recipe.image_size is None
+    assert image_size_at(result.recipe, 3.0) is None
+    assert result.tree["image_size"] is None
 
 
 def test_one_number_holds_throughout(opened):
-    found = opened(line_9=f"{LOSS}\nimage_size: 8\n{CROP}")
-    assert [image_size_at(found.recipe, epoch) for epoch in (0.0, 7.3, 20.0)] == [8, 8, 8]
-    assert found.tree["image_size"] == 8
-    assert found.tree["augmentation"]["train"][0]["size"] == "image_size"
+    result = opened(line_9=f"{LOSS}\nimage_size: 8\n{CROP}")
+    assert [image_size_at(result.recipe, epoch) for epoch in (0.0, 7.3, 20.0)] == [8, 8, 8]
+    assert result.tree["image_size"] == 8
+    assert result.tree["augmentation"]["train"][0]["size"] == "image_size"
 
 
-def test_steps_may_be_said_in_every_unit_of_time(opened):
+def test_steps_may_have_every_unit_of_time(opened):
     line = "image_size: [{from: 0, size: 4}, {from: 30up, size: 6}, {from: 0.5run, size: 8}]"
-    found = opened(line_9=f"{LOSS}\n{line}\n{CROP}")
-    thirty = 30 * 96 / found.dataset.num_train
-    assert found.recipe.image_size == BatchRamp(boundaries=(0.0, thirty, 10.0), sizes=(4, 6, 8))
-    assert [image_size_at(found.recipe, e) for e in (0.0, np.nextafter(thirty, 0), thirty, 10.0)] == [4, 4, 6, 8]
+    result = opened(line_9=f"{LOSS}\n{line}\n{CROP}")
+    thirty = 30 * 96 / result.dataset.num_train
+    assert result.recipe.image_size == BatchRamp(boundaries=(0.0, thirty, 10.0), sizes=(4, 6, 8))
+    assert [image_size_at(result.recipe, e) for e in (0.0, np.nextafter(thirty, 0), thirty, 10.0)] == [4, 4, 6, 8]
 
 
 def test_a_derived_recipe_may_take_it_away(opened):
-    found = opened("image_size=null", "augmentation.train.0.size=5", line_9=f"{LOSS}\nimage_size: 8\n{CROP}")
-    assert found.recipe.image_size is None
-    assert found.recipe.augmentation.train[0].size == 5
+    result = opened("image_size=null", "augmentation.train.0.size=5", line_9=f"{LOSS}\nimage_size: 8\n{CROP}")
+    assert result.recipe.image_size is None
+    assert result.recipe.augmentation.train[0].size == 5
 
 
 def test_an_update_has_the_size_of_its_start_also_where_it_straddles():
     ramps = {"global_batch_size": steps(at_0=30), "norm_span": steps(at_0=10), "epochs": 2, "num_train": 100}
     made = timeline(**ramps, image_size=steps(at_0=16, at_1=24))
-    found = [(s.update, s.num_updates, s.samples, s.image_size) for s in made.segments]
-    assert found == [(0, 4, 0, 16), (4, 3, 120, 24)]
+    result = [(s.update, s.num_updates, s.samples, s.image_size) for s in made.segments]
+    assert result == [(0, 4, 0, 16), (4, 3, 120, 24)]
     assert made.segment_of(3).image_size == 16  # samples 90 to 119: it straddles epoch 1
     assert made.segment_of(4).image_size == 24
 
@@ -165,13 +165,13 @@ def test_coupled_with_the_batch_both_move_at_the_same_update():
 
 def test_the_size_of_an_update_by_the_formula_and_by_the_timeline_are_one(opened):
     line = "image_size: [{from: 0, size: 4}, {from: 3.3, size: 6}, {from: 7.7, size: 8}]"
-    found = opened(line_9=f"{LOSS}\n{line}\n{CROP}")
-    recipe = found.recipe
+    result = opened(line_9=f"{LOSS}\n{line}\n{CROP}")
+    recipe = result.recipe
     made = timeline(
         global_batch_size=recipe.batch.global_,
         norm_span=recipe.batch.norm_span,
         epochs=recipe.epochs,
-        num_train=found.dataset.num_train,
+        num_train=result.dataset.num_train,
         image_size=recipe.image_size,
     )
     for update in range(made.num_updates):
@@ -189,17 +189,17 @@ def test_what_means_the_size_gets_it_and_nothing_else_changes():
 
 
 def test_curve_and_plan_show_it_where_there_is_one(opened):
-    found = opened(line_9=f"{LOSS}\nimage_size: [{{from: 0, size: 6}}, {{from: 5, size: 8}}]\n{CROP}")
-    assert [point["image_size"] for point in curve_points(found, [0.0, 4.9, 5.0, 20.0])] == [6, 6, 8, 8]
-    made = plan(recipe=found.recipe, dataset=found.dataset, cluster=open_cluster("laptop", vocabulary=vocabulary()))
+    result = opened(line_9=f"{LOSS}\nimage_size: [{{from: 0, size: 6}}, {{from: 5, size: 8}}]\n{CROP}")
+    assert [point["image_size"] for point in curve_points(result, [0.0, 4.9, 5.0, 20.0])] == [6, 6, 8, 8]
+    made = plan(recipe=result.recipe, dataset=result.dataset, cluster=open_cluster("laptop", vocabulary=vocabulary()))
     assert [segment["image_size"] for segment in made.as_tree()["segments"]] == [6, 8]
     heads, *rows = plan_text(made).splitlines()[2:5]
-    place = heads.split().index("image_size")
-    assert [row.split()[place] for row in rows] == ["6", "8"]
+    position = heads.split().index("image_size")
+    assert [row.split()[position] for row in rows] == ["6", "8"]
 
 
 def test_curve_and_plan_do_not_mention_it_where_there_is_none(opened):
-    found = opened()
-    assert "image_size" not in curve_points(found, [0.0])[0]
-    made = plan(recipe=found.recipe, dataset=found.dataset, cluster=open_cluster("laptop", vocabulary=vocabulary()))
+    result = opened()
+    assert "image_size" not in curve_points(result, [0.0])[0]
+    made = plan(recipe=result.recipe, dataset=result.dataset, cluster=open_cluster("laptop", vocabulary=vocabulary()))
     assert "image_size" not in plan_text(made)

@@ -35,43 +35,43 @@ def faults(schema, value, path="recipe"):
         "boolean": bool,
         "null": type(None),
     }
-    found = []
+    result = []
     for word in ("anyOf", "oneOf"):
         fits = [not faults(option, value, path) for option in schema.get(word, ())]
         if word in schema and (not any(fits) or (word == "oneOf" and sum(fits) > 1)):
-            found.append(f"{path}: {word} fits {sum(fits)} times")
+            result.append(f"{path}: {word} fits {sum(fits)} times")
     if "type" in schema:
         is_kind = isinstance(value, kinds[schema["type"]]) and (
             schema["type"] == "boolean" or not isinstance(value, bool)
         )
-        found += [] if is_kind else [f"{path}: no {schema['type']}"]
-    found += [f"{path}: not {schema['const']}"] if schema.get("const", value) != value else []
-    found += [f"{path}: not among"] if value not in schema.get("enum", [value]) else []
-    found += [f"{path}: is what it must not be"] if "not" in schema and not faults(schema["not"], value, path) else []
+        result += [] if is_kind else [f"{path}: no {schema['type']}"]
+    result += [f"{path}: not {schema['const']}"] if schema.get("const", value) != value else []
+    result += [f"{path}: not among"] if value not in schema.get("enum", [value]) else []
+    result += [f"{path}: is what it must not be"] if "not" in schema and not faults(schema["not"], value, path) else []
     if isinstance(value, str) and not re.search(schema.get("pattern", ""), value):
-        found.append(f"{path}: no match")
+        result.append(f"{path}: no match")
     if isinstance(value, int | float) and value < schema.get("minimum", value):
-        found.append(f"{path}: too small")
+        result.append(f"{path}: too small")
     if isinstance(value, dict):
-        found += [f"{path}.{key}: missing" for key in schema.get("required", ()) if key not in value]
+        result += [f"{path}.{key}: missing" for key in schema.get("required", ()) if key not in value]
         known = schema.get("properties", {})
         for key, inner in value.items():
             if key in known:
-                found += faults(known[key], inner, f"{path}.{key}")
+                result += faults(known[key], inner, f"{path}.{key}")
             elif schema.get("additionalProperties") is False:
-                found.append(f"{path}.{key}: unknown")
+                result.append(f"{path}.{key}: unknown")
         if "if" in schema and not faults(schema["if"], value, path):
-            found += faults(schema["then"], value, path)
+            result += faults(schema["then"], value, path)
     if isinstance(value, list):
-        places = schema.get("prefixItems", [schema.get("items", {})] * len(value))
+        items = schema.get("prefixItems", [schema.get("items", {})] * len(value))
         if not schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", len(value)):
-            found.append(f"{path}: length {len(value)}")
-        found += [
+            result.append(f"{path}: length {len(value)}")
+        result += [
             fault
-            for i, (each, inner) in enumerate(zip(places, value, strict=False))
+            for i, (each, inner) in enumerate(zip(items, value, strict=False))
             for fault in faults(each, inner, f"{path}.{i}")
         ]
-    return found
+    return result
 
 
 def as_read(name):

@@ -29,9 +29,9 @@ WRONG = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_wrong_file_is_one_line_with_place_cause_and_way_out(case, write, problem_of):
-    lines, place, path, cause, way_out = WRONG[case]
+    lines, position, path, cause, way_out = WRONG[case]
     problem = problem_of(write(**lines))
-    assert f"{problem.file}:{problem.line}:{problem.column}" == f"mine.yaml:{place}"
+    assert f"{problem.file}:{problem.line}:{problem.column}" == f"mine.yaml:{position}"
     assert problem.path == path
     assert cause in problem.what
     assert way_out in problem.way_out
@@ -73,7 +73,7 @@ def test_problem_of_a_base_stands_in_the_base(write, problem_of):
 
 
 @pytest.mark.parametrize(
-    ("override", "place", "path", "cause"),
+    ("override", "position", "path", "cause"),
     [
         ("epochs", "1:1", "", "no assignment"),
         ("=3", "1:1", "", "no assignment"),
@@ -84,9 +84,9 @@ def test_problem_of_a_base_stands_in_the_base(write, problem_of):
         ("augmentation.train.0.size=4", "1:1", "augmentation.train", "is a mapping"),
     ],
 )
-def test_wrong_override_names_the_command_line(override, place, path, cause, write, problem_of):
+def test_wrong_override_names_the_command_line(override, position, path, cause, write, problem_of):
     problem = problem_of(write(), override)
-    assert f"{problem.file}:{problem.line}:{problem.column}" == f"command line:{place}"
+    assert f"{problem.file}:{problem.line}:{problem.column}" == f"command line:{position}"
     assert problem.path == path
     assert cause in problem.what
 

@@ -15,12 +15,12 @@ def test_library_comes_before_the_working_directory(write):
     assert shown(find("recipes", "goyal2017.yaml")) == "goyal2017.yaml"
 
 
-@pytest.mark.parametrize("place", ["configs/recipes/own.yaml", "own.yaml", "own.yml", "configs/recipes/deep/own.yaml"])
-def test_own_recipes_are_found_below_the_working_directory(write, place):
-    path = write(name=place)
-    name = "deep/own" if "deep" in place else "own"
+@pytest.mark.parametrize("file", ["configs/recipes/own.yaml", "own.yaml", "own.yml", "configs/recipes/deep/own.yaml"])
+def test_own_recipes_are_found_below_the_working_directory(write, file):
+    path = write(name=file)
+    name = "deep/own" if "deep" in file else "own"
     assert find("recipes", name).resolve() == path
-    assert (name in names("recipes")) == place.startswith("configs")
+    assert (name in names("recipes")) == file.startswith("configs")
 
 
 def test_name_of_a_run_folder_finds_its_recipe():
@@ -58,7 +58,7 @@ def test_an_installed_package_that_is_broken_hides_no_other_recipe(write, tmp_pa
         find("recipes", "acme/fast")
 
 
-def test_unknown_name_tells_the_nearest_or_all():
+def test_refusal_of_an_unknown_name_lists_the_nearest_or_all():
     with pytest.raises(UnknownNameError) as caught:
         find("clusters", "laptops")
     assert caught.value.way_out.startswith("did you mean laptop?")

@@ -198,9 +198,9 @@ WRONG = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_wrong_recipe_is_one_line_with_place_cause_and_way_out(case, write, problem_of):
-    lines, place, path, cause, way_out = WRONG[case]
+    lines, position, path, cause, way_out = WRONG[case]
     problem = problem_of(write(**lines))
-    assert f"{problem.file}:{problem.line}:{problem.column}" == f"mine.yaml:{place}"
+    assert f"{problem.file}:{problem.line}:{problem.column}" == f"mine.yaml:{position}"
     assert problem.path == path
     assert cause in problem.what
     assert way_out in problem.way_out
@@ -212,7 +212,7 @@ def test_problem_of_a_data_set_stands_in_its_file(write, problem_of):
     assert str(problem).startswith("configs/datasets/few.yaml:2:11: num_eval: is 0; must be at least 1")
 
 
-def test_all_problems_of_a_file_are_told_at_once(write, problem_of):
+def test_all_problems_of_a_file_are_reported_at_once(write, problem_of):
     path = write(line_2="nmae: mine", line_4="model: {kind: Small}", line_6="batch: {global: 0}", line_9="seed: 1.5")
     with pytest.raises(RecipeError) as caught:
         open_recipe(path, vocabulary=vocabulary())
@@ -221,6 +221,6 @@ def test_all_problems_of_a_file_are_told_at_once(write, problem_of):
     assert len(str(caught.value).splitlines()) == 5
 
 
-def test_a_files_name_that_cannot_name_a_folder_is_told_with_the_key_that_helps(write, problem_of):
+def test_a_file_name_that_cannot_name_a_folder_is_refused_with_the_key_that_helps(write, problem_of):
     problem = problem_of(write(line_2="title: no name", name="猫.yaml"))
     assert str(problem).startswith("猫.yaml:1:1: name: '猫' cannot name a run's folder; add a `name:` of the letters a")

@@ -42,9 +42,9 @@ WRONG = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_wrong_yaml_is_one_line_with_place_cause_and_way_out(case, write, problem_of):
-    lines, place, path, cause, way_out = WRONG[case]
+    lines, position, path, cause, way_out = WRONG[case]
     problem = problem_of(write(**lines))
-    assert f"{problem.file}:{problem.line}:{problem.column}" == f"mine.yaml:{place}"
+    assert f"{problem.file}:{problem.line}:{problem.column}" == f"mine.yaml:{position}"
     assert problem.path == path
     assert cause in problem.what
     assert way_out in problem.way_out

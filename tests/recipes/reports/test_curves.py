@@ -10,9 +10,9 @@ from recipes.reports.curves import reads_better_in_decades, recipe_curves, smoot
 def test_every_jump_is_between_neighbouring_floats():
     jumps = [0.1, 1 / 3, 0.7]
     epochs, values = traced(lambda epoch: float(sum(epoch >= jump for jump in jumps)), 1.0)
-    places = np.flatnonzero(np.diff(values))
-    assert epochs[places + 1].tolist() == jumps
-    assert (np.nextafter(epochs[places], 2) == epochs[places + 1]).all()
+    indices = np.flatnonzero(np.diff(values))
+    assert epochs[indices + 1].tolist() == jumps
+    assert (np.nextafter(epochs[indices], 2) == epochs[indices + 1]).all()
     assert (np.diff(epochs) >= 0).all()
 
 

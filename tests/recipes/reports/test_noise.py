@@ -1,13 +1,45 @@
+"""What a report shows of the loss scale and of the gradient noise scale."""
+
 import math
 from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 
-from recipes.reports.noise import noise, noise_windows
+from recipes.reports.noise import loss_scale, noise, noise_windows
 from recipes.reports.page import page_text
 from recipes.reports.plots import run_pictures
 from recipes.reports.record import open_run
+
+
+@pytest.fixture
+def mixed_run(write_run, metric_lines):
+    """Makes a run in mixed precision; `overflows` are attempts that overflowed, by update."""
+
+    def make(overflows):
+        lines, scale = metric_lines(), 65536.0
+        for line in lines:
+            if line["key"] == "train_loss":
+                again = overflows.get(line["update"], 0)
+                scale /= 2.0**again
+                line |= {"loss_scale": scale, "overflows": again}
+        return open_run(write_run(lines=lines))
+
+    return make
+
+
+def test_updates_done_again_are_counted_and_named(mixed_run):
+    run = mixed_run({3: 2, 40: 1})
+    words = loss_scale(run)
+    assert "began at 65,536 and ended at 8,192, the smallest being 8,192 and the largest 65,536" in words
+    assert "2 of 54 updates overflowed in float16 and were done again at a smaller scale, 3 times in all" in words
+    assert "the first was update 3, the last update 40" in words
+    assert words in page_text([run])
+
+
+def test_loss_scale_of_a_run_without_overflow_and_of_one_in_float32(mixed_run, write_run):
+    assert "No update overflowed." in loss_scale(mixed_run({}))
+    assert loss_scale(open_run(write_run("other"))) == ""
 
 
 @pytest.fixture
@@ -62,14 +94,14 @@ def test_the_page_gives_the_scale_of_each_batch_with_its_error(measured_run):
     assert "Noise scale" in [picture.title for picture in run_pictures([run])]
 
 
-def test_a_gradient_lost_in_noise_is_said_and_not_drawn(measured_run):
+def test_a_gradient_lost_in_noise_is_reported_and_not_drawn(measured_run):
     run = measured_run(signal=-1.0)
     assert "lost in its noise" in noise(run)
     assert [window.scale for window in noise_windows(run)] == [None] * 4
     assert "Noise scale" not in [picture.title for picture in run_pictures([run])]
 
 
-def test_a_run_that_was_not_measured_says_nothing(write_run):
+def test_a_run_that_was_not_measured_has_no_section(write_run):
     run = open_run(write_run())
     assert noise(run) == ""
     assert math.isnan(run.updates.gradient_noise[0])

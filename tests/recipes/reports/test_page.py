@@ -49,8 +49,8 @@ def test_page_opens_with_the_title_and_the_verdict(write_run):
     order += ["Pictures", "Plan", "Claims and outcome", "Recipe", "Warnings", "Environment", "How to reproduce"]
     assert "Reason" not in text
     body = text[text.index("A small ResNet", text.index("color-scheme")) :]
-    places = [body.index(words) for words in order]
-    assert places == sorted(places)
+    indices = [body.index(words) for words in order]
+    assert indices == sorted(indices)
 
 
 def test_page_embeds_pictures_that_follow_light_and_dark(write_run):
@@ -150,7 +150,7 @@ def test_claims_of_an_unfinished_run_are_not_judged(write_run, metric_lines):
     assert "20 of 54 updates were done. Reason: asked to" in text
 
 
-def test_killed_run_is_said_to_be_unfinished(write_run, metric_lines):
+def test_killed_run_is_unfinished(write_run, metric_lines):
     text = Parsed(page_text([open_run(write_run(lines=metric_lines(stop=None, num_updates=20)))])).text
     assert "Unfinished" in text
     assert "it is still running, or was killed" in text
@@ -210,7 +210,7 @@ def test_several_runs_are_compared(write_run, metric_lines):
     assert page.count("<details>") == 3
 
 
-def test_runs_of_one_recipe_are_said_to_be_of_one_recipe(write_run):
+def test_runs_of_one_recipe_are_recognised(write_run):
     text = Parsed(page_text([open_run(write_run("a")), open_run(write_run("b"))])).text
     assert "the same in every value" in text
     runs = [open_run(write_run("c", recipe={"epochs": 12.0})), open_run(write_run("d", recipe={"title": "told anew"}))]
@@ -235,11 +235,11 @@ def test_file_is_written_whole(write_run, tmp_path):
 @pytest.fixture
 def outside():
     """A proxy that notes what a browser asks of the world, and answers nothing."""
-    asked = []
+    requests = []
 
     class Proxy(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
-            asked.append(self.path)
+            requests.append(self.path)
             self.send_error(404)
 
         do_CONNECT = do_POST = do_HEAD = do_GET
@@ -250,7 +250,7 @@ def outside():
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    yield server.server_address[1], asked
+    yield server.server_address[1], requests
     server.shutdown()
     thread.join()
     server.server_close()
@@ -261,32 +261,32 @@ def browse(path, port, tmp_path):
     flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
     flags += " --disable-component-update --disable-sync --disable-default-apps --proxy-bypass-list=<-loopback>"
     command = [CHROMIUM, *flags.split(), f"--proxy-server=127.0.0.1:{port}", f"--user-data-dir={tmp_path / 'profile'}"]
-    said = subprocess.run(
+    output = subprocess.run(
         [*command, "--dump-dom", path.as_uri()], capture_output=True, text=True, timeout=120, check=True
     )
-    return said.stdout
+    return output.stdout
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
 def test_browser_shows_the_page_runs_no_script_of_it_and_asks_for_nothing(write_run, outside, tmp_path):
-    port, asked = outside
+    port, requests = outside
     write_page([hostile_run(write_run)], tmp_path / "report.html")
     document = browse(tmp_path / "report.html", port, tmp_path)
     assert "<title>&lt;script&gt;" in document
     assert document.count("<figure>") == document.count("<svg") >= 4
     assert "How to reproduce" in document
-    assert [path for path in asked if "google" not in path] == []  # its own errands, which end at the proxy
+    assert [path for path in requests if "google" not in path] == []  # its own errands, which end at the proxy
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
 def test_proxy_of_this_test_does_see_what_a_browser_asks_for(outside, tmp_path):
-    port, asked = outside
+    port, requests = outside
     (tmp_path / "leaky.html").write_text("<script>document.title='taken'</script><img src=http://leak.invalid/x>")
     document = browse(tmp_path / "leaky.html", port, tmp_path)
     assert "<title>taken</title>" in document
-    assert "http://leak.invalid/x" in asked
+    assert "http://leak.invalid/x" in requests
 
 
 def test_a_report_that_cannot_be_written_is_refused_with_a_way_out(write_run, tmp_path):

@@ -30,8 +30,8 @@ def test_recipe_figure_has_a_panel_for_an_image_size_that_moves(make_recipe, ima
     figure = curve_figure(replace(make_recipe(), image_size=steps), imagenet)
     assert titles(figure)[-2:] == ["momentum", "image size (pixels)"]
     epochs, sizes = figure.axes[-1].lines[0].get_data()
-    place = int(np.flatnonzero(np.diff(sizes))[0])
-    assert (sizes[place], sizes[place + 1], epochs[place + 1]) == (128, 192, 40.0)
+    index = int(np.flatnonzero(np.diff(sizes))[0])
+    assert (sizes[index], sizes[index + 1], epochs[index + 1]) == (128, 192, 40.0)
 
 
 def test_recipe_figure_draws_the_curve_with_vertical_steps(make_recipe, imagenet):
@@ -112,11 +112,11 @@ def test_pictures_of_a_run_have_its_numbers(write_run):
 def test_runs_are_laid_over_each_other_in_their_colours(write_run):
     runs = [open_run(write_run(name)) for name in ("a", "b", "c")]
     accuracy = run_pictures(runs)[0].figure
-    assert [line.get_color() for line in accuracy.axes[0].lines] == [run_style(place)[0] for place in range(3)]
+    assert [line.get_color() for line in accuracy.axes[0].lines] == [run_style(index)[0] for index in range(3)]
 
 
-def test_twenty_runs_are_told_apart():
-    assert len({run_style(place) for place in range(20)}) == 20
+def test_twenty_runs_have_different_styles():
+    assert len({run_style(index) for index in range(20)}) == 20
 
 
 def test_run_without_updates_or_evaluations_has_no_pictures_of_them(write_run, metric_lines):
@@ -138,8 +138,8 @@ def test_run_that_diverged_is_drawn(write_run, metric_lines):
 
 def test_reading_and_importing_loads_no_matplotlib():
     words = "import sys, recipes.reports.page, recipes.reports.terminal; print('matplotlib' in sys.modules)"
-    said = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True)
-    assert said.stdout.strip() == "False"
+    output = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True)
+    assert output.stdout.strip() == "False"
 
 
 @pytest.mark.parametrize("ends", [(0.2, 8), (1e-3, 0.1), (0.3, 0.9), (1e-5, 1e-1)])

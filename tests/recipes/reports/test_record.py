@@ -76,8 +76,8 @@ def test_pause_between_sessions_is_no_time_of_the_run(write_run, metric_lines):
 
 def sessions(*starts):
     """The first lines of a run's sessions, (update, workers)."""
-    place = {"key": "run_start", "value": "digits/large", "time_ms": 5}
-    return [{**place, "update": update, "workers": workers} for update, workers in starts]
+    index = {"key": "run_start", "value": "digits/large", "time_ms": 5}
+    return [{**index, "update": update, "workers": workers} for update, workers in starts]
 
 
 @pytest.mark.parametrize(
@@ -94,13 +94,13 @@ def test_who_made_which_updates_is_known_of_sessions_with_other_numbers_of_worke
     assert open_run(write_run(lines=sessions(*starts))).sessions == tuple(expected)
 
 
-def test_the_page_tells_numbers_of_workers_that_changed(write_run):
+def test_the_page_has_numbers_of_workers_that_changed(write_run):
     changed = open_run(write_run(lines=sessions((0, 4), (10, 1), (12, 3))))
     same = open_run(write_run("same", lines=sessions((0, 3), (10, 3))))
     page = page_text([changed])
     assert "on 1 to 4 workers" in page
-    told = "updates 0 to 9 by 4 workers, 10 to 11 by 1 worker, and from 12 on by 3 workers."
-    assert f"So the last session was planned; {told}" in page
+    shown = "updates 0 to 9 by 4 workers, 10 to 11 by 1 worker, and from 12 on by 3 workers."
+    assert f"So the last session was planned; {shown}" in page
     assert "on 3 workers" in page_text([same])
     assert "session was" not in page_text([same])
     assert "<td>1 to 4</td>" in page_text([changed, same])

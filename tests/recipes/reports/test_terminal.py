@@ -9,7 +9,7 @@ AXIS = 9  # columns before the picture
 
 
 def dots(line):
-    return [place for place, cell in enumerate(line[AXIS:]) if 0x2800 < ord(cell) <= 0x28FF]
+    return [position for position, cell in enumerate(line[AXIS:]) if 0x2800 < ord(cell) <= 0x28FF]
 
 
 @pytest.mark.parametrize(("width", "height"), [(30, 12), (80, 24), (200, 60)])
@@ -53,7 +53,7 @@ def test_every_column_of_the_rate_has_a_dot(make_recipe, imagenet):
     lines = curve_text(make_recipe(schedule=Cosine(epochs=90.0)), imagenet, 80, 24).splitlines()
     rate = lines[2 : lines.index("global batch size (samples)")]
     assert lines[1] == "learning rate"
-    assert {place for line in rate for place in dots(line)} == set(range(80 - AXIS))
+    assert {position for line in rate for position in dots(line)} == set(range(80 - AXIS))
 
 
 def test_batch_that_does_not_move_is_a_sentence(make_recipe, imagenet):

@@ -76,7 +76,7 @@ def test_warmup_in_updates_goes_with_the_warmup(scale):
     assert scale("own.yaml", 256, text=text)[1].recipe.learning_rate.warmup is None
 
 
-def test_file_says_what_it_is_and_assumes_every_scaled_key(scale, tmp_path):
+def test_file_has_a_title_and_assumes_every_scaled_key(scale, tmp_path):
     made, opened = scale("goyal2017", 256)
     assert made.file.name == "goyal2017-256.yaml"
     recipe = opened.recipe
@@ -127,7 +127,7 @@ def test_a_file_that_could_not_extend_the_recipe_is_refused(scale, tmp_path):
     assert list((tmp_path / "other").iterdir()) == []
 
 
-def test_a_recipe_whose_folder_is_no_utf_8_cannot_be_extended_and_that_is_said(scale, tmp_path):
+def test_a_recipe_whose_folder_is_no_utf_8_is_refused(scale, tmp_path):
     folder = tmp_path / os.fsdecode(b"caf\xe9")
     folder.mkdir()
     (folder / "mine.yaml").write_text("kilobatch: 1\nextends: digits/baseline\n")

@@ -28,8 +28,8 @@ def known():
 
 
 def test_points_are_those_of_the_table(known):
-    found = [(point.batch, point.rate, point.warmup, point.momentum, point.decay) for point in known]
-    assert found == TABLE
+    result = [(point.batch, point.rate, point.warmup, point.momentum, point.decay) for point in known]
+    assert result == TABLE
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: str(row[0]))
@@ -66,13 +66,13 @@ def test_refused_outside_the_published_range(batch, scale):
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: str(row[0]))
 def test_a_published_recipe_becomes_the_published_recipe(row, scale, same_run):
     made, opened = scale("mlperf/lars_8192" if row[0] != 8192 else "mlperf/lars_3264", row[0])
-    found, wanted = same_run(opened), same_run(f"mlperf/lars_{row[0]}")
+    result, wanted = same_run(opened), same_run(f"mlperf/lars_{row[0]}")
     assert made.rates[1] == row[1]
-    assert found.learning_rate.warmup == wanted.learning_rate.warmup
-    assert found.optimizer == wanted.optimizer
-    assert found.epochs == wanted.epochs
-    assert found.learning_rate.schedule.epochs == wanted.learning_rate.schedule.epochs
-    assert found.learning_rate.schedule.end == pytest.approx(wanted.learning_rate.schedule.end, rel=1e-12)
+    assert result.learning_rate.warmup == wanted.learning_rate.warmup
+    assert result.optimizer == wanted.optimizer
+    assert result.epochs == wanted.epochs
+    assert result.learning_rate.schedule.epochs == wanted.learning_rate.schedule.epochs
+    assert result.learning_rate.schedule.end == pytest.approx(wanted.learning_rate.schedule.end, rel=1e-12)
 
 
 def test_a_recipe_of_ones_own_moves_by_as_much_as_the_points(scale, change_of):

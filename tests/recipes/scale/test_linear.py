@@ -63,7 +63,7 @@ def test_a_batch_that_grows_where_the_rate_falls_is_not_beyond(scale):
         scale("flat.yaml", 8192, text=flat)
 
 
-def test_a_ramp_inside_the_new_warmup_says_which_batch_it_aims_at(scale):
+def test_a_ramp_inside_the_new_warmup_has_a_target_batch(scale):
     steps = "kilobatch: 1\nextends: goyal2017/256\nbatch: {global: [{from: 0, size: 256}, {from: 3, size: 512}]}\n"
     opened = scale("steps.yaml", 512, text=steps)[1]
     assert opened.recipe.batch.global_.sizes == (512, 1024)

@@ -32,6 +32,6 @@ RAMP = DIGITS + "batch: {global: [{from: 0, size: 32}, {from: 1, size: 128}]}\n"
 )
 def test_what_is_not_promised(name, text, batch, subjects, scale):
     made, _ = scale(name, batch, text=text, beyond=True)
-    found = [subject for words, subject in SUBJECTS.items() for line in made.not_promised if line.startswith(words)]
-    assert len(found) == len(made.not_promised)
-    assert found == ["accuracy", "rate", *subjects]
+    result = [subject for words, subject in SUBJECTS.items() for line in made.not_promised if line.startswith(words)]
+    assert len(result) == len(made.not_promised)
+    assert result == ["accuracy", "rate", *subjects]

@@ -24,7 +24,7 @@ def run(tmp_path, monkeypatch):
     return run_command
 
 
-def test_every_key_has_a_reason_and_the_end_says_what_is_not_promised(run):
+def test_every_key_has_a_reason_and_the_end_lists_what_is_not_promised(run):
     code, out = run("scale", "goyal2017/256", "--batch", "8k")
     assert code == 0
     assert out.startswith("goyal2017-256: batch 256 -> 8,192 (k = 32), full rate 0.1 -> 3.2\n")
@@ -68,9 +68,9 @@ def test_wrong_input_ends_with_2(run):
 
 def test_long_values_stand_below_each_other(run):
     out = run("scale", "smith2017/cifar10_grow", "--batch", "64")[1].splitlines()
-    place = next(number for number, line in enumerate(out) if line.startswith("batch.global"))
-    assert out[place].endswith("{from: 160, size: 5120}]")
-    assert out[place + 1].strip().startswith("-> [{from: 0, size: 64}, ")
+    position = next(number for number, line in enumerate(out) if line.startswith("batch.global"))
+    assert out[position].endswith("{from: 160, size: 5120}]")
+    assert out[position + 1].strip().startswith("-> [{from: 0, size: 64}, ")
 
 
 def test_page_on_scaling_shows_what_is_printed(run):
@@ -85,7 +85,7 @@ def test_a_recipe_with_code_of_ones_own_is_scaled_where_that_is_allowed(run, tmp
     (tmp_path / "net_to_scale.py").write_text("from trainers.models import SmallCNN as Net\n")
     (tmp_path / "mine.yaml").write_text("kilobatch: 1\nextends: digits/baseline\nmodel: {kind: net_to_scale.Net}\n")
     words = ("scale", "mine.yaml", "--batch", "64", "-o", "large.yaml")
-    code, said = run(*words)
-    assert (code, "pass --allow-code to run it" in said) == (2, True)
+    code, message = run(*words)
+    assert (code, "pass --allow-code to run it" in message) == (2, True)
     assert run(*words, "--allow-code")[0] == 0
     assert (tmp_path / "large.yaml").exists()

@@ -37,7 +37,7 @@ def test_values_that_are_no_numbers_are_refused(text, message):
         Expression(text)(VALUES.__getitem__)
 
 
-def test_a_division_by_zero_is_told():
+def test_a_division_by_zero_is_refused():
     with pytest.raises(ValueError, match="division by 0"):
         Expression("c / (a.b - 6)")(VALUES.__getitem__)
 
@@ -50,7 +50,7 @@ def test_only_a_divisor_that_no_other_value_can_move_is_zero_for_good():
 
 
 @pytest.mark.parametrize("text", ["c * 1e999 - c * 1e999", f"c * {'9' * 400}"], ids=["nan", "big"])
-def test_what_has_no_number_is_told(text):
+def test_what_has_no_number_is_refused(text):
     values = {**VALUES, "c": int(VALUES["c"])}
     with pytest.raises(ValueError, match="it has no number: "):
         Expression(text)(values.__getitem__)

@@ -67,10 +67,10 @@ def test_first_sample_is_the_smallest_that_reaches_the_position():
     for num_train in (7, 1500, N):
         for samples in (0, 1, 2, 3, num_train - 1, num_train, 10 * num_train + 3):
             position = samples / num_train
-            found = first_sample_at(position, num_train)
-            assert found / num_train >= position
-            assert found == samples
-            assert found == 0 or (found - 1) / num_train < position
+            result = first_sample_at(position, num_train)
+            assert result / num_train >= position
+            assert result == samples
+            assert result == 0 or (result - 1) / num_train < position
 
 
 def test_decimal_position_that_is_a_whole_sample_is_that_sample():

@@ -37,22 +37,22 @@ def test_searches_of_the_library_open(name):
 
 
 def test_what_is_left_out_is_filled_in(opened):
-    found = opened(HEAD + SPACE)
-    search = found.search
+    result = opened(HEAD + SPACE)
+    search = result.search
     assert (search.name, search.ranks_per_trial, search.reports, search.retries) == ("mine", 1, 20, 2)
     assert (search.objective.metric, search.objective.direction, search.pruner) == ("accuracy", "maximize", None)
-    assert found.tree["space"]["learning_rate.reference"]["step"] is None
-    assert found.base.recipe.learning_rate.reference == 0.05
+    assert result.tree["space"]["learning_rate.reference"]["step"] is None
+    assert result.base.recipe.learning_rate.reference == 0.05
 
 
 def test_fixed_values_are_in_the_recipe(opened):
-    found = opened(HEAD + SPACE + "fixed: {epochs: 3, learning_rate.warmup.epochs: 1}\n")
-    assert found.base.recipe.epochs == 3
+    result = opened(HEAD + SPACE + "fixed: {epochs: 3, learning_rate.warmup.epochs: 1}\n")
+    assert result.base.recipe.epochs == 3
 
 
 def test_the_recipes_own_values_are_enqueued(opened):
-    found = opened(HEAD + SPACE + "enqueue: [recipe, {learning_rate.reference: 0.1}]\n")
-    assert found.enqueued == ({"learning_rate.reference": 0.05}, {"learning_rate.reference": 0.1})
+    result = opened(HEAD + SPACE + "enqueue: [recipe, {learning_rate.reference: 0.1}]\n")
+    assert result.enqueued == ({"learning_rate.reference": 0.05}, {"learning_rate.reference": 0.1})
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_a_divisor_that_is_0_in_the_recipe_and_not_in_every_trial_is_let_through
         opened(f"{text}{SPACE}{constraint}")
 
 
-def test_an_unknown_search_is_told_the_known_ones():
+def test_refusal_of_an_unknown_search_names_the_nearest():
     with pytest.raises(RecipeError, match="there is no search called 'digit'; did you mean digits"):
         open_search("digit", vocabulary=search_vocabulary())
 
@@ -214,11 +214,11 @@ def test_a_recipe_beside_the_search_is_found_from_anywhere(opened, tmp_path, mon
     (tmp_path / "own.yaml").write_text("kilobatch: 1\nextends: digits/batch_256\nepochs: 7\n")
     opened(HEAD.replace("digits/batch_256", "own.yaml") + SPACE)
     monkeypatch.chdir("/")
-    found = open_search(tmp_path / "mine.yaml", vocabulary=search_vocabulary())
-    assert found.base.recipe.epochs == 7
+    result = open_search(tmp_path / "mine.yaml", vocabulary=search_vocabulary())
+    assert result.base.recipe.epochs == 7
 
 
-def test_what_is_wrong_in_the_recipe_itself_is_told_where_it_stands(opened, tmp_path):
+def test_a_problem_of_the_recipe_has_its_line_in_the_recipe(opened, tmp_path):
     (tmp_path / "own.yaml").write_text("kilobatch: 1\nextends: digits/batch_256\nepochs: no\n")
     with pytest.raises(RecipeError, match=r"own\.yaml:3:9: epochs: "):
         opened(HEAD.replace("digits/batch_256", "own.yaml") + SPACE + "fixed: {seed: 3}\n")

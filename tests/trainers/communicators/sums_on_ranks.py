@@ -14,6 +14,7 @@ import hashlib
 import itertools
 import json
 import sys
+from unittest import mock
 
 import chainer
 import numpy as np
@@ -23,6 +24,7 @@ from host_in_place_of_gpu import HostInPlaceOfGpu
 from mpi4py import MPI
 
 from trainers import communicators
+from trainers.communicators import auto
 from trainers.communicators.connection import Connection
 from trainers.communicators.cuda_aware_mpi import takes_gpu_memory
 from trainers.communicators.gpu import Gpu
@@ -271,15 +273,16 @@ def run(name, wire_name, bucket_bytes):
 
 
 if __name__ == "__main__":
-    for ranks, name, wire_name, bucket_bytes in cases(sys.argv[1]):
-        if ranks != WORLD.size:
-            continue
-        line = {"ranks": ranks, "communicator": name, "wire": wire_name, "bucket_bytes": bucket_bytes}
-        try:
-            line |= run(name, wire_name, bucket_bytes)
-        except ValueError as error:
-            if not is_refused(ranks, name, wire_name) or REFUSED[name] not in str(error):
-                raise
-            line["refused"] = str(error)
-        if WORLD.rank == 0:
-            print(json.dumps(line), flush=True)
+    with mock.patch.object(auto, "_REPEATS", (1, 1)):  # sums are compared here, not their times
+        for ranks, name, wire_name, bucket_bytes in cases(sys.argv[1]):
+            if ranks != WORLD.size:
+                continue
+            line = {"ranks": ranks, "communicator": name, "wire": wire_name, "bucket_bytes": bucket_bytes}
+            try:
+                line |= run(name, wire_name, bucket_bytes)
+            except ValueError as error:
+                if not is_refused(ranks, name, wire_name) or REFUSED[name] not in str(error):
+                    raise
+                line["refused"] = str(error)
+            if WORLD.rank == 0:
+                print(json.dumps(line), flush=True)

@@ -105,7 +105,7 @@ def test_nothing_is_sent_where_the_first_sends_nothing(fastest, sent):
     assert fastest(Sums("one", 0, sent=sent), Sums("other", 0, sent=None)).sends_nothing() is (sent == 0.0)
 
 
-@pytest.fixture(scope="module", params=[1, 2, 4])
+@pytest.fixture(scope="module", params=[1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def found(request, run_on_ranks):
     """What the program saw, for each size of nodes: by what is slow and by wire, the choices of all ranks."""
     done = run_on_ranks(request.param, PROGRAM)

@@ -121,7 +121,7 @@ def test_what_comes_in_stays_as_it_is():
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("ranks", [1, 2, 3, pytest.param(5, marks=pytest.mark.slow)])
 def test_on_ranks(run_on_ranks, ranks):
     done = run_on_ranks(ranks, PROGRAM)
     assert done.returncode == 0, done.stdout + done.stderr

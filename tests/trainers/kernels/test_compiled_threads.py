@@ -14,13 +14,13 @@ pytestmark = pytest.mark.skipif(
 IN_A_CHILD = """
 import os, signal, sys, threading
 import numpy as np
-from trainers.kernels.cpu import operators
+from trainers.kernels.cpu import operators as numpy_operators
 
 x = np.random.RandomState(0).normal(size=(1, 20_000, 64)).astype("f")
 gamma, beta = np.ones(64, "f"), np.zeros(64, "f")
 
 def computed():
-    return operators.normalized_by(x, operators.whole_scales(x, gamma, beta, 1e-5), relu=True)
+    return numpy_operators.normalized_by(x, numpy_operators.whole_scales(x, gamma, beta, 1e-5), relu=True)
 
 expected = computed()
 child = os.fork()  # has none of the threads that were begun above
@@ -31,7 +31,7 @@ assert os.waitpid(child, 0)[1] == 0, "child"
 ended = threading.Event()
 busy = threading.Thread(target=lambda: [computed() for _ in iter(ended.is_set, True)])
 busy.start()
-for _ in range(40):  # while another thread begins, shares and ends work
+for _ in range(10):  # while another thread begins, shares and ends work
     child = os.fork()
     if child == 0:
         signal.alarm(20)
@@ -52,7 +52,7 @@ def ring(*_):
 armed, rung, same = False, 0, True
 signal.signal(signal.SIGALRM, ring)
 signal.setitimer(signal.ITIMER_REAL, 0.001, 0.0007)
-while rung < 300:
+while rung < 60:
     try:
         armed = True
         same &= bool((computed() == expected).all())

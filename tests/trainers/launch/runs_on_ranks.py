@@ -14,7 +14,7 @@ from pathlib import Path
 
 from mpi4py import MPI
 
-from trainers.launch.join import join_world, train_together
+from trainers.launch.join_ranks import join_world, train_together
 from trainers.launch.request import TrainRequest
 from trainers.runs.errors import RunFailed
 

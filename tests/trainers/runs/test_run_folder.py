@@ -12,7 +12,7 @@ import pytest
 from recipes.errors import RecipeError
 from recipes.reading.load import load_tree
 from trainers.launch.request import TrainRequest
-from trainers.launch.start import train
+from trainers.launch.start_ranks import start_or_join
 from trainers.runs.errors import RankFailed
 from trainers.runs.run_folder import (
     FolderRefused,
@@ -67,7 +67,7 @@ def test_a_folder_is_held_by_one_run_until_it_lets_go(tmp_path):
 
 def test_a_folder_in_which_a_run_is_being_trained_is_refused_before_ranks_start(tmp_path):
     with lock_folder(tmp_path), pytest.raises(FolderRefused, match="a run is being trained in"):
-        train(TrainRequest(recipe="digits/ramp", out=tmp_path, resume=True))
+        start_or_join(TrainRequest(recipe="digits/ramp", out=tmp_path, resume=True))
     assert (tmp_path / "log.txt").read_bytes() == b""
 
 
@@ -83,7 +83,7 @@ def test_ranks_that_a_launcher_started_refuse_it_too(tmp_path):
 def test_resume_without_a_folder_is_refused_and_begins_no_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RecipeError, match="--resume: goes on in a run's folder, and none is named; name it: --out"):
-        train(TrainRequest(recipe="digits/ramp", resume=True))
+        start_or_join(TrainRequest(recipe="digits/ramp", resume=True))
     assert not list(tmp_path.iterdir())
 
 

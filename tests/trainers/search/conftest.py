@@ -51,10 +51,10 @@ class Searching:
         return self.process
 
     def run(self, *before, **variables):
-        """Its exit code and what it said."""
+        """Its exit code and what it printed."""
         with self.start(*before, **variables) as process:
-            said = process.communicate(timeout=1200)[0]
-        return process.returncode, said
+            output = process.communicate(timeout=1200)[0]
+        return process.returncode, output
 
     def trials(self):
         """All trials of its study, read anew."""
@@ -104,8 +104,8 @@ class Searching:
             if found:
                 return found[0]
             time.sleep(0.02)
-        said = "" if self.process.poll() is None else self.process.communicate()[0]
-        raise AssertionError(f"there is no {path}: {said}")
+        output = "" if self.process.poll() is None else self.process.communicate()[0]
+        raise AssertionError(f"there is no {path}: {output}")
 
 
 @pytest.fixture

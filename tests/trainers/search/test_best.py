@@ -11,7 +11,6 @@ from recipes.reading.open import open_recipe
 from recipes.search_space.open_search import open_search
 from trainers.launch.vocabulary import search_vocabulary, vocabulary
 from trainers.search.best import require_utf8, write_best
-from trainers.search.dry_run import dry_run_text
 from trainers.search.start import SearchRequest
 from trainers.search.start import search as start_search
 from trainers.search.study import TrialResult, new_study, suggested, tell_complete
@@ -50,8 +49,8 @@ def tell(study, opened, params, *values, **violations):
     study.enqueue_trial(params)
     trial = study.ask()
     assert suggested(trial, opened.search) == params
-    told = tell_complete(study, trial, TrialResult(values=values, violations=violations))
-    write_best(Path(), opened, study, told, **OPTIONS)
+    finished = tell_complete(study, trial, TrialResult(values=values, violations=violations))
+    write_best(Path(), opened, study, finished, **OPTIONS)
 
 
 def test_best_yaml_is_complete_and_says_what_the_search_set(opened):
@@ -61,9 +60,9 @@ def test_best_yaml_is_complete_and_says_what_the_search_set(opened):
     tell(study, search, LARS, 0.9)
     text = Path("best.yaml").read_text()
     assert text.startswith("# accuracy 90.00 % in trial 0 of the search mine (")
-    said = [line.split("#")[0].strip() for line in text.splitlines() if line.endswith("# search mine trial 0")]
+    output = [line.split("#")[0].strip() for line in text.splitlines() if line.endswith("# search mine trial 0")]
     for changed in ("weight_decay: 0.005", "kind: Lars", "trust_coefficient: 0.01", "epochs: 3"):
-        assert changed in said
+        assert changed in output
     found = open_recipe("best.yaml", vocabulary=vocabulary()).recipe
     assert (found.optimizer.weight_decay, found.optimizer.trust_coefficient, found.epochs) == (0.005, 0.01, 3)
     assert "extends" not in yaml.safe_load(text)
@@ -91,30 +90,6 @@ def test_several_objectives_leave_a_recipe_for_each_trial_of_the_front(opened):
     assert [path.name for path in Path("pareto").iterdir()] == ["trial-0003.yaml"]
     assert not Path("best.yaml").exists()
     assert open_recipe("pareto/trial-0003.yaml", vocabulary=vocabulary()).recipe.name == "mine-trial-3"
-
-
-def test_a_dry_run_tells_the_space_the_conditions_and_the_budget_in_device_hours(opened):
-    text = TEXT + "constraints: [{metric: loss, at_most: 0.5}, {value: optimizer.weight_decay * 2, at_least: 1e-5}]\n"
-    said = dry_run_text(opened(text + "enqueue: [recipe]\nranks_per_trial: 2\n"), groups=3)
-    assert "search mine over digits/batch_256: maximize accuracy" in said
-    assert "optimizer.kind is Lars" in said
-    row = next(line for line in said.splitlines() if line.startswith("optimizer.trust_coefficient"))
-    assert "0.001 to 0.1, log" in row
-    assert row.split()[-1] == "-"  # the recipe's own optimizer has none
-    assert "constraint: loss at most 0.5, or a trial is never the best" in said
-    assert "constraint: optimizer.weight_decay * 2 at least 1e-05, or a trial is not trained" in said
-    assert "budget: 6 trials of 18 updates like the first one, 27,648 samples in all" in said
-    assert "hours: trials begin within 2 hours, up to 12 device-hours" in said
-    assert "device-hours: trials begin within 4, which 6 ranks use in 40 min 00 s" in said
-    assert "  weight_decay: 0.0001 " in said.partition("recipe of the first trial:")[2]
-    assert "ranks: 2 a trial, 3 trials side by side, so as long as 2 trials one after the other" in said
-    assert "memory of a device: weights " in said
-
-
-def test_a_dry_run_tells_several_objectives(opened):
-    said = dry_run_text(opened(TEXT + TWO), groups=1)
-    assert "maximize accuracy and minimize device-hours" in said
-    assert "ranks: 1 a trial, 1 trial at a time, so as long as 6 trials one after the other" in said
 
 
 @pytest.fixture

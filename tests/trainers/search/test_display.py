@@ -37,9 +37,9 @@ def display(tmp_path):
 
 def table(shown):
     console = Console(width=150, color_system=None)
-    with console.capture() as said:
+    with console.capture() as output:
         console.print(shown._picture())
-    return [line.split() for line in said.get().splitlines()]
+    return [line.split() for line in output.get().splitlines()]
 
 
 def test_a_row_has_the_values_the_best_the_state_and_device_hours(display):
@@ -92,8 +92,8 @@ def test_several_objectives_have_a_column_each_and_all_that_are_not_beaten_are_n
     shown.ended(4, "failed", reason="rank 1: ValueError")
     lines = (tmp_path / "log.txt").read_text().splitlines()
     assert "trial 2 complete: accuracy 70.00 %, device-hours 0.2; trials not beaten: 0, 1; 3/4 trials" in lines[-4]
-    said = "trial 3 infeasible: accuracy 99.00 %, device-hours 0.01, not loss <= 1; trials not beaten: 0, 1"
-    assert said in lines[-3]
+    output = "trial 3 infeasible: accuracy 99.00 %, device-hours 0.01, not loss <= 1; trials not beaten: 0, 1"
+    assert output in lines[-3]
     assert lines[-1].endswith("trial 4 failed: rank 1: ValueError; trials not beaten: 0, 1; 5/4 trials")
     assert table(shown)[1][1:4] == ["90.00", "%", "0.5"]
 

@@ -41,8 +41,8 @@ class Killing:
     def start(self, more):
         """The same command, with a larger budget."""
         if self.process is not None and not self.process.stdout.closed:
-            said = self.process.communicate()[0]  # also where it ended by itself: closes its output
-            assert self.process.returncode in (0, -signal.SIGKILL), said
+            output = self.process.communicate()[0]  # also where it ended by itself: closes its output
+            assert self.process.returncode in (0, -signal.SIGKILL), output
         self.budget += more
         text = self.search.file.read_text().partition("budget:")[0]
         self.search.file.write_text(f"{text}budget: {{trials: {self.budget}}}\n")
@@ -141,8 +141,8 @@ def test_twenty_kills_at_random_moments(storage, searching):
             killing.start(2)
     while killing.process.poll() is None:
         killing.watch(1)
-    said = killing.process.communicate()[0]
-    assert killing.process.returncode == 0, said
+    output = killing.process.communicate()[0]
+    assert killing.process.returncode == 0, output
     trials = killing.search.trials()
     print(f"{storage}: killed {killing.killed}, {len(trials)} trials", file=sys.stderr)
     assert [trial.number for trial in trials] == list(range(killing.budget))

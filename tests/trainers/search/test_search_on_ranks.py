@@ -5,13 +5,20 @@ import re
 import shlex
 import subprocess
 import sys
+from fractions import Fraction
+from statistics import fmean
 
 import pytest
 import yaml
 from optuna.trial import TrialState
 
+from recipes.reading.open import open_recipe
+from trainers.launch.vocabulary import vocabulary
 from trainers.search import start
 from trainers.search.start import SearchRequest
+from trainers.search.study import pareto_front
+from trainers.search.successive_halving import RUNG
+from trainers.search.trial_run import metrics_lines
 
 pytestmark = pytest.mark.mpi
 TINY = """\
@@ -57,8 +64,8 @@ def require_kept_ranks(search, trials):
 def test_four_trials_on_four_ranks_in_two_groups_and_the_best_alone(searching, capsys, tmp_path):
     (tmp_path / "slow.yaml").write_text(SLOW)
     search = searching(SPACE + TINY, "-n", 4, "--cluster", tmp_path / "slow.yaml")
-    code, said = search.run()
-    assert code == 0, said
+    code, output = search.run()
+    assert code == 0, output
     trials = search.trials()
     assert [trial.number for trial in trials] == list(range(4))
     assert {trial.state for trial in trials} == {TrialState.COMPLETE}
@@ -80,7 +87,7 @@ def test_four_trials_on_four_ranks_in_two_groups_and_the_best_alone(searching, c
     text = (search.folder / "best.yaml").read_text()
     assert f"# search mine trial {best.number}\n" in text
     alone = search.folder / "alone"
-    words = shlex.split(re.search(r"to train it: kilobatch (.*)", said)[1])
+    words = shlex.split(re.search(r"to train it: kilobatch (.*)", output)[1])
     assert words == ["train", str(search.folder / "best.yaml"), "-n", "2", "--cluster", str(tmp_path / "slow.yaml")]
     command = [sys.executable, "-P", "-m", "kilobatch", *words, "--out", str(alone)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
@@ -97,25 +104,134 @@ def test_four_trials_on_four_ranks_in_two_groups_and_the_best_alone(searching, c
 
 
 def test_a_bad_trial_is_pruned_by_all_its_ranks_after_the_warmup(searching):
-    """Its rate is a thousandth of what trains: it is behind at every report, also inside the warmup of five epochs."""
+    """Its rate is a thousandth of what trains: it is behind at every report, also inside the warmup of three epochs."""
     text = """\
 space:
   learning_rate.reference: {kind: Float, low: 1e-6, high: 0.5, log: true}
-fixed: {epochs: 20, model: {kind: SmallCNN, width: 2, first_stride: 2}}
+fixed: {epochs: 10, model: {kind: SmallCNN, width: 2, first_stride: 2}, learning_rate.warmup.epochs: 3}
+reports: 10
 pruner: {kind: Median, startup_trials: 1}
 budget: {trials: 2}
 ranks_per_trial: 2
 enqueue: [recipe, {learning_rate.reference: 1e-6}]
 """
     search = searching(text, "-n", 2)
-    code, said = search.run()
-    assert code == 0, said
+    code, output = search.run()
+    assert code == 0, output
     good, bad = search.trials()
-    assert (good.state, bad.state) == (TrialState.COMPLETE, TrialState.PRUNED), said
-    assert bad.user_attrs["pruned_at"] == 5  # the report at epoch 5 and the first that may be compared
-    assert bad.user_attrs["reason"] == "pruned at report 5 of 20"
+    assert (good.state, bad.state) == (TrialState.COMPLETE, TrialState.PRUNED), output
+    assert bad.user_attrs["pruned_at"] == 3  # the report at epoch 3 and the first that may be compared
+    assert bad.user_attrs["reason"] == "pruned at report 3 of 10"
     last = search.metrics(1)[-1]
     assert (last["key"], last["value"], last["reason"]) == ("run_stop", "stopped", "search")
-    assert 5 <= last["epoch"] < 20
+    assert 3 <= last["epoch"] < 10
     assert search.updates_of_ranks(1) == [last["update"]] * 2
-    assert f"best: trial {good.number}" in said
+    assert f"best: trial {good.number}" in output
+
+
+RUNGS = """\
+space: {learning_rate.reference: {kind: Float, low: 0.005, high: 0.5, log: true}}
+fixed:
+  epochs: 8
+  batch.global: 128
+  model: {kind: SmallCNN, width: 2, first_stride: 2}
+  learning_rate.warmup.epochs: 2
+  seed: 7
+pruner: {kind: SuccessiveHalving, reduction: 2, rungs: 2}
+budget: {trials: 4}
+seeds_per_trial: 2
+reports: 4
+"""
+
+
+def test_the_best_of_the_short_runs_is_trained_whole_and_each_trial_is_the_mean_of_its_seeds(searching):
+    search = searching(RUNGS, "-n", 2)
+    code, output = search.run()
+    assert code == 0, output
+    trials = search.trials()
+    assert [trial.state for trial in trials] == [TrialState.COMPLETE] * 4
+    whole = [trial for trial in trials if trial.user_attrs[RUNG]["whole"]]
+    assert len(whole) in (1, 2)
+    for trial in trials:
+        folders = [search.run_folder(trial.number) / f"run-{index}" for index in range(2)]
+        share = Fraction(1) if trial in whole else Fraction(1, 2)
+        runs = [yaml.safe_load((folder / "run.yaml").read_text())["recipe"] for folder in folders]
+        assert [run["seed"] for run in runs] == [7, 8]
+        for run in runs:
+            assert run["epochs"] == 8 * share
+            assert run["learning_rate"]["warmup"]["epochs"] == 2 * share
+            assert run["learning_rate"]["reference"] == trial.params["learning_rate.reference"]
+        scores = [
+            [line["value"] for line in own if line["key"] == "eval_accuracy"] for own in map(metrics_lines, folders)
+        ]
+        assert trial.value == fmean(own[-1] for own in scores)
+        assert sorted(trial.intermediate_values) == ([1, 2, 3, 4] if trial in whole else [4])
+        assert list(trial.intermediate_values.values()) == scores[0]  # those of the first run are compared
+        assert len(trial.user_attrs["worked"]) == 2
+    for trial in whole:
+        assert trials[trial.user_attrs[RUNG]["of"]].params == trial.params
+    best = max(whole, key=lambda trial: trial.value)
+    assert f"# search mine trial {best.number}\n" in (search.folder / "best.yaml").read_text()
+    samples, hours = zip(*best.user_attrs["costs"].values(), strict=True)
+    assert list(samples) == [3072, 6016, 9088, 12032]  # 24, 47, 71 and 94 updates of 128
+    assert sorted(hours) == list(hours)
+    assert 0 < hours[-1] < 0.1
+
+
+OBJECTIVES = """\
+objective:
+  - {metric: train_loss, direction: minimize}
+  - {metric: device_hours, direction: minimize}
+space:
+  optimizer.weight_decay: {kind: Categorical, choices: [1e-4, 1e-2]}
+  optimizer.kind: {kind: Categorical, choices: [MomentumSGD, Lars]}
+  optimizer.trust_coefficient: {kind: Float, low: 1e-3, high: 0.1, log: true, when: {optimizer.kind: [Lars]}}
+fixed: {epochs: 2, model: {kind: SmallCNN, width: 2, first_stride: 2}, learning_rate.warmup.epochs: 1}
+constraints:
+  - {value: optimizer.weight_decay * 1000, at_most: 1}
+  - {metric: accuracy, at_most: 1.0, at_least: 0.01}
+budget: {trials: 3}
+reports: 2
+enqueue:
+  - {optimizer.kind: MomentumSGD, optimizer.weight_decay: 1e-4}
+  - {optimizer.kind: Lars, optimizer.trust_coefficient: 0.02, optimizer.weight_decay: 1e-4}
+  - {optimizer.kind: MomentumSGD, optimizer.weight_decay: 1e-2}
+"""
+
+
+def test_two_objectives_with_constraints_and_a_conditional_range(searching):
+    search = searching(OBJECTIVES, "-n", 2)
+    code, output = search.run()
+    assert code == 0, output
+    *trained, third = search.trials()
+
+    assert third.state == TrialState.PRUNED  # its decay breaks a constraint, which is known before
+    assert third.user_attrs["reason"] == "not trained: not optimizer.weight_decay * 1000 <= 1"
+    assert not (search.run_folder(2) / "metrics.jsonl").exists()
+    assert "trial 2 infeasible: not trained" in output
+
+    for trial in trained:
+        lines = search.metrics(trial.number)
+        evaluated = [place for place, line in enumerate(lines) if line["key"] == "eval_accuracy"]
+        last = [line["value"] for line in lines[evaluated[-2] : evaluated[-1]] if line["key"] == "train_loss"]
+        assert trial.values[0] == pytest.approx(sum(last) / len(last))
+        assert trial.values[1] == pytest.approx(trial.user_attrs["seconds"] / 3600)
+        assert trial.constraints["optimizer.weight_decay * 1000 <= 1"] == pytest.approx(-0.9)
+        assert trial.constraints["accuracy <= 1"] <= 0
+
+    own, lars = (optimizer_of(search.run_folder(number)) for number in range(2))
+    assert (lars["kind"], lars["trust_coefficient"], lars["weight_decay"]) == ("Lars", 0.02, 1e-4)
+    assert own["kind"] == "MomentumSGD"
+    assert "trust_coefficient" not in own
+
+    numbers = pareto_front({trial.number: trial.values for trial in trained}, ("minimize", "minimize"))
+    paths = [search.folder / "pareto" / f"trial-{number:04d}.yaml" for number in numbers]
+    assert sorted((search.folder / "pareto").iterdir()) == sorted(paths)
+    for number, path in zip(numbers, paths, strict=True):
+        assert open_recipe(path, vocabulary=vocabulary()).recipe.name == f"mine-trial-{number}"
+        assert f"kilobatch train {path}" in output
+    assert "Not beaten in everything" in (search.folder / "report.html").read_text()
+
+
+def optimizer_of(folder):
+    return yaml.safe_load((folder / "run.yaml").read_text())["recipe"]["optimizer"]

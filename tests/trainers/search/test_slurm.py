@@ -40,9 +40,9 @@ def test_groups_are_steps_and_the_death_of_a_rank_is_one_groups(searching, alloc
         for number in (0, 1):
             search.wait_for(search.run_folder(number) / "checkpoints" / "update-*")
         os.kill(search.pids(0)[1], signal.SIGKILL)
-        said = process.communicate(timeout=600)[0]
-    assert process.returncode == 0, said
-    assert "4 trials are done, 2 side by side, 2 ranks each" in said
+        output = process.communicate(timeout=600)[0]
+    assert process.returncode == 0, output
+    assert "4 trials are done, 2 side by side, 2 ranks each" in output
     trials = search.trials()
     assert [trial.state for trial in trials] == [TrialState.COMPLETE] * 4
     assert len(trials[0].user_attrs["deaths"]) == 1
@@ -58,13 +58,13 @@ def test_ranks_that_srun_started_are_split_into_groups_and_a_killed_one_ends_all
             search.wait_for(search.run_folder(number) / "checkpoints" / "update-*")
         pids = [*search.pids(0), *search.pids(1)]
         os.kill(pids[-1], signal.SIGKILL)
-        said = process.communicate(timeout=60)[0]
+        output = process.communicate(timeout=60)[0]
     assert process.returncode != 0
-    assert f"(process {pids[-1]}) has ended; the same command goes on" in said
+    assert f"(process {pids[-1]}) has ended; the same command goes on" in output
     assert search.gone(pids)
     assert [trial.state for trial in search.trials()] == [TrialState.RUNNING] * 2
-    code, said = search.run(*launcher)
-    assert code == 0, said
+    code, output = search.run(*launcher)
+    assert code == 0, output
     trials = search.trials()
     assert [trial.state for trial in trials] == [TrialState.COMPLETE] * 3
     assert [trial.user_attrs.get("deaths") for trial in trials] == [["the search was ended"]] * 2 + [None]
@@ -73,9 +73,9 @@ def test_ranks_that_srun_started_are_split_into_groups_and_a_killed_one_ends_all
 def test_where_ranks_do_not_meet_it_is_said_once_what_to_type(searching, allocation):
     search = searching(TEXT + "budget: {trials: 3}\nranks_per_trial: 2\n")
     for words in ((*allocation(4), "srun"), allocation(4)):  # joined, and as steps
-        code, said = search.run(*words, SLURM_MPI_TYPE="none")
+        code, output = search.run(*words, SLURM_MPI_TYPE="none")
         assert code == 2
-        assert said.count("type `export SLURM_MPI_TYPE=pmi2` before the same command") == 1
+        assert output.count("type `export SLURM_MPI_TYPE=pmi2` before the same command") == 1
     assert [trial.state for trial in search.trials()] == [TrialState.RUNNING] * 2  # none is spent on it
 
 

@@ -77,8 +77,8 @@ def test_a_file_that_another_program_has_locked_is_waited_for(searching):
             other.execute("BEGIN EXCLUSIVE")
             time.sleep(3)
             other.rollback()
-        said = process.communicate(timeout=600)[0]
-    assert process.returncode == 0, said
+        output = process.communicate(timeout=600)[0]
+    assert process.returncode == 0, output
     (trial,) = assert_whole(search, 1)
     assert "deaths" not in trial.user_attrs  # the ranks went on
 
@@ -86,19 +86,20 @@ def test_a_file_that_another_program_has_locked_is_waited_for(searching):
 def test_a_folder_that_goes_away_ends_the_search_and_the_same_command_goes_on(searching, tmp_path):
     shared, away = tmp_path / "shared", tmp_path / "away"
     shared.mkdir()
-    search = searching(TEXT + "budget: {trials: 1}\n", "-n", 1, "--storage", f"journal://{shared}/study.journal")
+    budget = "budget: {trials: 9, device_hours: 1.0e-6}\n"  # spent after the first trial
+    search = searching(TEXT + budget, "-n", 1, "--storage", f"journal://{shared}/study.journal")
     with search.start() as process:
         pids = begun(search)
         shared.rename(away)
-        said = process.communicate(timeout=60)[0]
-    assert process.returncode == 3, said
-    assert f"the study in journal://{shared}/study.journal does not answer any more: " in said
-    assert "the same command goes on with it" in said
-    assert "Traceback" not in said
+        output = process.communicate(timeout=60)[0]
+    assert process.returncode == 3, output
+    assert f"the study in journal://{shared}/study.journal does not answer any more: " in output
+    assert "the same command goes on with it" in output
+    assert "Traceback" not in output
     assert search.gone(pids)
     away.rename(shared)
-    code, said = search.run()
-    assert code == 0, said
+    code, output = search.run()
+    assert code == 0, output
     (trial,) = assert_whole(search, 1)
     assert trial.user_attrs["deaths"] == ["the search was ended"]
 
@@ -117,31 +118,15 @@ def test_a_server_that_is_started_again_is_waited_for_a_minute(searching, server
             if pause is not None:
                 time.sleep(pause)
                 server.again()
-            said = process.communicate(timeout=200)[0]
+            output = process.communicate(timeout=200)[0]
         if pause is None:
             server.again()
         codes.append(process.returncode)
-        assert "Traceback" not in said
+        assert "Traceback" not in output
         if process.returncode:  # in the middle of a transaction, or of the pause
-            assert process.returncode == 3, said
-            assert f"the study in {server.url} does not answer any more: " in said
-            code, said = search.run()
-            assert code == 0, said
+            assert process.returncode == 3, output
+            assert f"the study in {server.url} does not answer any more: " in output
+            code, output = search.run()
+            assert code == 0, output
         assert_whole(search, budget)
     assert codes[-1] == 3
-
-
-def test_a_study_begun_anew_is_not_told_the_scores_of_the_trials_of_the_old_one(searching):
-    search = searching(TEXT + "budget: {trials: 1}\n", "-n", 1)
-    code, said = search.run()
-    assert code == 0, said
-    for path in search.folder.glob("study.db*"):
-        path.unlink()
-    code, said = search.run()
-    assert code == 2, said
-    assert f"{search.run_folder(0)} is of a trial that this search's study does not know" in said
-    assert search.trials() == []
-    search.run_folder(0).rename(search.folder / "away")
-    code, said = search.run()
-    assert code == 0, said
-    assert_whole(search, 1)

@@ -1,6 +1,5 @@
 """Where a study is kept: what `--storage` may name, what is remembered of it, and what every storage promises."""
 
-import subprocess
 import sys
 
 import optuna
@@ -9,7 +8,9 @@ import yaml
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import TrialState, create_trial
 
-from recipes.errors import RecipeError
+from recipes.errors import InputRefused, RecipeError
+from trainers.search import start
+from trainers.search.start import SearchRequest
 from trainers.search.storage import PASSWORD, hidden, open_storage, parse_storage, serve_study
 from trainers.search.storage_cache import flush, refresh
 
@@ -91,10 +92,10 @@ def test_a_database_that_cannot_be_used_is_told_without_its_password(url, tmp_pa
     """Also where its driver is not installed."""
     with pytest.raises(RecipeError) as refused:
         open_storage(parse_storage(url, tmp_path))
-    said = str(refused.value)
-    assert hidden(url) in said
-    assert "secret" not in said
-    assert "pip install 'kilobatch[" in said or "check host, user and database" in said
+    output = str(refused.value)
+    assert hidden(url) in output
+    assert "secret" not in output
+    assert "pip install 'kilobatch[" in output or "check host, user and database" in output
 
 
 def test_a_proxy_that_does_not_answer_is_told(tmp_path, monkeypatch):
@@ -147,10 +148,10 @@ def test_what_one_supervisor_writes_another_one_reads(two_views):
         assert found.params == {"rate": rate, "word": word}
         assert found.intermediate_values == {1: 0.25, 2: 0.5}
         assert found.user_attrs == {"reason": {"deaths": [1]}}
-    told = ours.tell(trial, 0.5)
-    assert (told.state, told.value) == (TrialState.COMPLETE, 0.5)
+    finished = ours.tell(trial, 0.5)
+    assert (finished.state, finished.value) == (TrialState.COMPLETE, 0.5)
     refresh(theirs)
-    assert theirs.best_trial.datetime_complete == told.datetime_complete
+    assert theirs.best_trial.datetime_complete == finished.datetime_complete
     with pytest.raises(ValueError, match="Cannot tell a COMPLETE trial"):
         theirs.tell(0, 0.7)
 
@@ -203,22 +204,21 @@ def test_a_picture_of_the_trials_does_not_change_afterwards(two_views):
     assert study.get_trials(deepcopy=False)[0].intermediate_values == {1: 0.25}
 
 
-def test_a_search_keeps_no_password_and_stays_where_its_study_is(tmp_path):
+def test_a_search_keeps_no_password_and_stays_where_its_study_is(tmp_path, capsys):
     search, out = tmp_path / "mine.yaml", tmp_path / "out"
     search.write_text(
         "kilobatch: 1\nrecipe: digits/batch_256\nsampler: {kind: Random}\nbudget: {trials: 1}\n"
         "space: {learning_rate.reference: {kind: Float, low: 0.1, high: 0.2}}\n"
     )
-    command = [sys.executable, "-P", "-m", "kilobatch", "search", str(search), "--out", str(out)]
-    command += ["--storage", "postgresql://me:secret@127.0.0.1:1/db"]
-    said = []
+    request = SearchRequest(search=str(search), out=out, storage="postgresql://me:secret@127.0.0.1:1/db")
+    messages = []
     for _ in range(2):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-        assert done.returncode == 2, done.stderr
-        said.append(done.stderr)
-        assert "secret" not in done.stdout + done.stderr
+        with pytest.raises(InputRefused) as refused:
+            start.search(request)
+        messages.append(str(refused.value))
+        assert "secret" not in messages[-1] + "".join(capsys.readouterr())
         assert not any("secret" in path.read_text() for path in out.iterdir())
-        assert not (out / "storage.yaml").exists() or "elsewhere" in done.stderr
+        assert not (out / "storage.yaml").exists() or "elsewhere" in messages[-1]
         (out / "storage.yaml").write_text(yaml.safe_dump({"storage": "journal", "study": "mine"}))
-    assert "--storage: the driver of postgresql://me@127.0.0.1:1/db" in said[0] or "cannot be used" in said[0]
-    assert "has its study elsewhere; storage: 'journal' in the run, 'postgresql://me@127.0.0.1:1/db' now" in said[1]
+    assert "--storage: the driver of postgresql://me@127.0.0.1:1/db" in messages[0] or "cannot be used" in messages[0]
+    assert "has its study elsewhere; storage: 'journal' in the run, 'postgresql://me@127.0.0.1:1/db' now" in messages[1]

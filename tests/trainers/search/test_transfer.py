@@ -93,8 +93,8 @@ def test_a_search_killed_and_one_asked_to_stop_go_on_where_they_were(searching):
             process.kill() if end < 0 else (search.folder / "stop").touch()
             process.communicate(timeout=600)
         assert process.returncode == end
-    code, said = search.run()
-    assert code == 0, said
+    code, output = search.run()
+    assert code == 0, output
     small = trials(search.folder / "from-32", "mine-from-32")
     large = trials(search.folder / "to-512", "mine-to-512")
     assert [trial.state for trial in small] == [TrialState.COMPLETE] * 2
@@ -167,6 +167,6 @@ def test_samples_are_looked_at_once_for_a_whole_transfer(searching, tmp_path, mo
     text = TEXT.replace("digits/baseline", "net.yaml").replace("trials: [4, 2]", "trials: [1, 1]")
     text = text.replace("to_batch: 512", "to_batch: 64").replace("trials: 6", "trials: 2")
     search.file.write_text(text.replace(", model: {kind: SmallCNN, width: 2, first_stride: 2}", ""))
-    code, said = search.run()
-    assert code == 0, said
+    code, output = search.run()
+    assert code == 0, output
     assert len((tmp_path / "seen.txt").read_text().split()) == 64 + 16

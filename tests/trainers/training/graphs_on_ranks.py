@@ -7,7 +7,7 @@ from mpi4py import MPI
 
 from trainers.training import mean_gradient
 
-tests = runpy.run_path(Path(__file__).with_name("test_micro_batch_graphs.py"))
+tests = runpy.run_path(Path(__file__).with_name("test_cuda_graphs.py"))
 
 
 class Counting(tests["Cpu"]):

@@ -9,7 +9,7 @@ from recipes.errors import InputRefused
 from recipes.reading.open import open_recipe
 from trainers.launch.preflight import require_startable
 from trainers.launch.request import TrainRequest, prepare
-from trainers.launch.start import train
+from trainers.launch.start_ranks import start_or_join
 from trainers.launch.vocabulary import vocabulary
 from trainers.training.build import build_model
 
@@ -212,7 +212,7 @@ def test_a_model_of_ones_own_that_cannot_be_trained_is_refused_at_once(
     overrides = (f"model={{kind: {name}.Own}}", override)
     message = message.replace("HERE/NAME", str(tmp_path / name))
     with pytest.raises(InputRefused, match=re.escape(message)):
-        train(TrainRequest(recipe="digits/baseline", overrides=overrides, allow_code=True, out=Path("run")))
+        start_or_join(TrainRequest(recipe="digits/baseline", overrides=overrides, allow_code=True, out=Path("run")))
     assert not Path("run").exists()
 
 

@@ -136,11 +136,6 @@ def test_the_command_line_starts_nothing(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_ranks_are_told_the_device(tmp_path):
-    words = TrainRequest(recipe="digits/ramp", device="auto").arguments(tmp_path)
-    assert words[words.index("--device") + 1] == "auto"
-
-
 @pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="shows what is missing without CuPy")
 def test_what_communicators_of_gpus_lack_here_is_named_with_a_way_out():
     what, way_out = Nccl().missing()
@@ -170,7 +165,7 @@ def test_ranks_on_different_kinds_of_device_fail_by_name():
 def test_a_gpu_that_does_not_work_fails_all_ranks_and_is_named():
     program = """if True:
         from mpi4py import MPI
-        from trainers import device
+        from trainers.training import device
         from trainers.runs.errors import RunFailed
         world = MPI.COMM_WORLD
         if world.rank != 1:

@@ -2,13 +2,20 @@
 
 import os
 
+import optuna
 import pytest
 from optuna.storages import InMemoryStorage
 
 from recipes.search_space.open_search import open_search
 from trainers.launch.vocabulary import search_vocabulary
 from trainers.runs.run_folder import FolderRefused
-from trainers.search.search_folder import check_folder, lock_folder, study_address, write_search_file
+from trainers.search.search_folder import (
+    check_folder,
+    lock_folder,
+    require_own_trials,
+    study_address,
+    write_search_file,
+)
 from trainers.search.study import open_study
 
 
@@ -64,3 +71,14 @@ def test_a_search_goes_on_where_only_the_words_of_its_recipe_have_changed(tmp_pa
         check_folder(folder, opened_over("epochs: 19\n"), resume=True)
     with pytest.raises(FolderRefused, match="is of another search; recipe.epochs: "):
         open_study(opened_over("epochs: 19\n"), storage, name="mine")
+
+
+def test_a_folder_with_a_trial_of_another_study_is_refused(tmp_path):
+    """A trial that the study has queued only is unknown, too."""
+    study, trial = optuna.create_study(), tmp_path / "trials" / "trial-0000"
+    trial.mkdir(parents=True)
+    study.enqueue_trial({})
+    with pytest.raises(FolderRefused, match=f"{trial} is of a trial that this search's study does not know"):
+        require_own_trials(tmp_path, study)
+    study.ask()
+    require_own_trials(tmp_path, study)

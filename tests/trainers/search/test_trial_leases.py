@@ -1,6 +1,7 @@
-"""Several supervisors share a study: every trial is worked on by one of them, and the budget is exact."""
+"""Leases on trials: each trial has one supervisor, the budget is exact, and trials of a dead supervisor are found."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -13,9 +14,11 @@ from optuna.trial import TrialState
 from trainers.search.storage_cache import refresh
 from trainers.search.trial_leases import (
     LEASE,
+    LEASE_SECONDS,
     TrialLeases,
     add_claim,
     has_first_claim,
+    is_stale,
     new_lease,
     renewed,
 )
@@ -158,3 +161,39 @@ def test_the_first_of_those_that_live_may_do_a_thing(study):
     assert add_claim(study, "another thing", elsewhere) == 0
     assert not has_first_claim(study, "another thing")
     assert add_claim(study, "another thing", new_lease()) == 2
+
+
+def lease_of_another_process():
+    """The lease, and the process, which lives until it is told."""
+    code = "import json; from trainers.search.trial_leases import new_lease; print(json.dumps(new_lease())); input()"
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    return process, eval(process.stdout.readline())
+
+
+def test_a_trial_without_a_lease_is_nobodys():
+    assert is_stale(None)
+
+
+def test_a_lease_of_this_process_is_of_a_session_that_has_ended():
+    assert is_stale(new_lease())
+
+
+def test_a_lease_ends_with_its_process():
+    process, lease = lease_of_another_process()
+    try:
+        assert lease["pid"] != os.getpid()
+        assert not is_stale(lease)
+        assert not is_stale(lease, now=lease["until"] + 1)  # it lives, however late it is
+        assert is_stale({**lease, "began": "1"})  # its number was given to another process
+    finally:
+        process.kill()
+    process.wait()
+    process.stdin.close()
+    process.stdout.close()
+    assert is_stale(lease)
+
+
+def test_of_another_host_a_lease_runs_out():
+    lease = {**new_lease(now=1000.0), "host": "elsewhere"}
+    assert not is_stale(lease, now=1000.0 + LEASE_SECONDS)
+    assert is_stale(lease, now=1000.1 + LEASE_SECONDS)

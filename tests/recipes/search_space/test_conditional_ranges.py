@@ -6,7 +6,7 @@ import pytest
 
 from recipes.errors import RecipeError
 from recipes.search_space.open_search import open_search
-from recipes.search_space.ranges import Categorical, Float, Int, circumstances, combinations, is_active, suggested
+from recipes.search_space.ranges import Categorical, Float, Int, combinations, condition_values, is_active, suggested
 from trainers.launch.vocabulary import search_vocabulary
 
 HEAD = """\
@@ -31,10 +31,10 @@ class Lowest:
     """Stands for Optuna's trial: the first choice and the lowest number, but for what is given."""
 
     def __init__(self, **given):
-        self.given, self.asked = given, []
+        self.given, self.requests = given, []
 
     def _value(self, name, lowest):
-        self.asked.append(name)
+        self.requests.append(name)
         return self.given.get(name, lowest)
 
     def suggest_float(self, name, low, high, **_):
@@ -58,12 +58,12 @@ class Lowest:
 def test_a_trial_is_asked_for_what_it_has_and_in_the_order_of_the_conditions(given, values):
     trial = Lowest(**given)
     assert suggested(SPACE, trial) == values
-    assert trial.asked == list(values)
+    assert trial.requests == list(values)
 
 
 def test_combinations_hold_each_trial_once():
-    found = list(combinations(SPACE, 2))
-    assert found == [
+    result = list(combinations(SPACE, 2))
+    assert result == [
         {"word": "a"},
         {"word": "b", "depth": 1},
         *({"word": "b", "depth": 2, "rate": rate} for rate in (0.0, 1.0)),
@@ -73,9 +73,9 @@ def test_combinations_hold_each_trial_once():
 
 
 def test_circumstances_are_every_combination_of_the_named_values_and_what_these_need():
-    assert circumstances(SPACE, "word") == [{}]
-    assert circumstances(SPACE, "depth") == [{"word": "b"}, {"word": "c"}]
-    assert circumstances(SPACE, "rate") == [{"word": "b", "depth": 2}]
+    assert condition_values(SPACE, "word") == [{}]
+    assert condition_values(SPACE, "depth") == [{"word": "b"}, {"word": "c"}]
+    assert condition_values(SPACE, "rate") == [{"word": "b", "depth": 2}]
 
 
 def test_true_is_not_one():
@@ -97,8 +97,8 @@ def opened(tmp_path, monkeypatch):
 
 def test_a_range_is_tried_on_the_recipe_with_the_values_that_it_needs(opened):
     """MomentumSGD, the recipe's own, has no trust coefficient."""
-    found = opened(HEAD + RATE)
-    assert found.search.space["optimizer.trust_coefficient"].when == {"optimizer.kind": ("Lars",)}
+    result = opened(HEAD + RATE)
+    assert result.search.space["optimizer.trust_coefficient"].when == {"optimizer.kind": ("Lars",)}
 
 
 def test_the_recipes_own_values_are_those_of_a_trial_like_it(opened):

@@ -82,8 +82,8 @@ def test_every_published_recipe_moves_alike_in_a_part_of_its_time(name, share):
     assert part.recipe.epochs == pytest.approx(float(whole.recipe.epochs * share))
     assert rate_shape(part.recipe) == rate_shape(whole.recipe)
     assert slow_until(part.recipe) == pytest.approx(slow_until(whole.recipe) * float(share), abs=1e-5)
-    for place in range(40):
-        seen = (place + 0.4142) / 40 * whole.recipe.epochs
+    for index in range(40):
+        seen = (index + 0.4142) / 40 * whole.recipe.epochs
         then = seen * float(share)
         for read in (batch_size_at, norm_span_at, image_size_at):
             assert read(part.recipe, then) == read(whole.recipe, seen)

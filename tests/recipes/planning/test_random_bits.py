@@ -86,27 +86,27 @@ def betas(alpha, count=20_000):
     return np.array([keyed.symmetric_beta(alpha) for _ in range(count)])
 
 
-def distance(found, cdf):
-    """The largest difference between the distribution of `found` and `cdf`."""
-    expected, steps = cdf(np.sort(found)), np.arange(len(found) + 1) / len(found)
+def distance(result, cdf):
+    """The largest difference between the distribution of `result` and `cdf`."""
+    expected, steps = cdf(np.sort(result)), np.arange(len(result) + 1) / len(result)
     return max(abs(expected - steps[1:]).max(), abs(expected - steps[:-1]).max())
 
 
 @pytest.mark.parametrize("alpha", [0.05, 0.2, 0.4, 1.0, 2.0, 30.0])
 def test_symmetric_betas_have_their_moments_and_their_distribution(alpha):
-    found = betas(alpha)
-    assert found.min() >= 0
-    assert found.max() <= 1
-    count, variance = len(found), 1 / (4 * (2 * alpha + 1))
+    result = betas(alpha)
+    assert result.min() >= 0
+    assert result.max() <= 1
+    count, variance = len(result), 1 / (4 * (2 * alpha + 1))
     fourth = 3 * variance**2 * (2 * alpha + 1) / (2 * alpha + 3)
-    assert abs(found.mean() - 0.5) < 5 * np.sqrt(variance / count)
-    assert abs(((found - 0.5) ** 2).mean() - variance) < 5 * np.sqrt((fourth - variance**2) / count)
-    lower = found[found < 0.5]  # near 1 a double cannot tell shares apart that near 0 it can
+    assert abs(result.mean() - 0.5) < 5 * np.sqrt(variance / count)
+    assert abs(((result - 0.5) ** 2).mean() - variance) < 5 * np.sqrt((fourth - variance**2) / count)
+    lower = result[result < 0.5]  # near 1 a double cannot tell shares apart that near 0 it can
     assert abs(len(lower) - count / 2) < 5 * np.sqrt(count) / 2
     # Kolmogorov and Smirnov: above 1.63 / sqrt(n) one time in a hundred; the key is fixed.
     assert distance(lower, lambda x: 2 * betainc(alpha, alpha, x)) < 1.63 / np.sqrt(len(lower))
     if alpha > 0.1:
-        assert distance(found, lambda x: betainc(alpha, alpha, x)) < 1.63 / np.sqrt(count)
+        assert distance(result, lambda x: betainc(alpha, alpha, x)) < 1.63 / np.sqrt(count)
 
 
 def test_a_symmetric_beta_is_its_formula_on_two_words():
@@ -117,8 +117,8 @@ def test_a_symmetric_beta_is_its_formula_on_two_words():
 
 
 def test_small_shares_keep_their_digits_and_no_alpha_overflows():
-    found = betas(0.02, 2_000)
-    tiny = found[(found > 0) & (found < 1e-20)]
+    result = betas(0.02, 2_000)
+    tiny = result[(result > 0) & (result < 1e-20)]
     assert len(tiny) > 200
     assert len(np.unique(tiny)) == len(tiny)
     extreme = betas(1e-4, 200)

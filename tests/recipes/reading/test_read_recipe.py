@@ -14,28 +14,28 @@ N = 1500
 LONG = "{reference: 0.05, per: 32, schedule: {kind: Cosine}, warmup: {kind: GradualWarmup, epochs: 5, joins: %s}}"
 
 
-def test_what_is_left_out_is_a_default_and_says_so(opened):
-    found = opened()
-    assert found.recipe.learning_rate.schedule == Constant()
-    assert found.recipe.augmentation == Augmentation()
-    assert found.recipe.evaluation == Evaluation(
+def test_what_is_left_out_is_a_default_with_that_origin(opened):
+    result = opened()
+    assert result.recipe.learning_rate.schedule == Constant()
+    assert result.recipe.augmentation == Augmentation()
+    assert result.recipe.evaluation == Evaluation(
         every=1.0, norm_statistics="moving_average", norm_momentum=NormMomentum(keep=0.9, per="update")
     )
-    assert found.recipe.updater == Updater(double_buffering=False)
-    assert found.origins["evaluation.norm_momentum.keep"] == "default"
-    assert found.origins["learning_rate.schedule.kind"] == "default"
-    assert found.origins["model.width"] == "default"
-    assert found.origins["epochs"] == "mine.yaml:5"
+    assert result.recipe.updater == Updater(double_buffering=False)
+    assert result.origins["evaluation.norm_momentum.keep"] == "default"
+    assert result.origins["learning_rate.schedule.kind"] == "default"
+    assert result.origins["model.width"] == "default"
+    assert result.origins["epochs"] == "mine.yaml:5"
 
 
 def test_every_value_of_the_resolved_tree_has_an_origin(opened):
-    found = opened("seed=3", line_6="batch: {global: [{from: 0, size: 96}, {from: 3, size: 192}]}")
-    read = yaml.safe_load(resolved_text(found.tree, found.origins))
-    assert read == found.tree
-    assert found.origins["seed"] == "command line"
-    assert found.origins["batch.global.1.size"] == "mine.yaml:6"
-    assert found.origins["batch.norm_span"].startswith("rule: the largest number up to 32")
-    assert all(found.origins.values())
+    result = opened("seed=3", line_6="batch: {global: [{from: 0, size: 96}, {from: 3, size: 192}]}")
+    read = yaml.safe_load(resolved_text(result.tree, result.origins))
+    assert read == result.tree
+    assert result.origins["seed"] == "command line"
+    assert result.origins["batch.global.1.size"] == "mine.yaml:6"
+    assert result.origins["batch.norm_span"].startswith("rule: the largest number up to 32")
+    assert all(result.origins.values())
 
 
 def test_resolved_text_opens_to_the_same_recipe(opened, write):
@@ -51,9 +51,9 @@ def test_resolved_text_opens_to_the_same_recipe(opened, write):
 
 
 def test_a_recipe_without_a_name_is_called_as_its_file(opened):
-    found = opened(line_2="title: unnamed")
-    assert found.recipe.name == "mine"
-    assert found.origins["name"] == "rule: the name of the file"
+    result = opened(line_2="title: unnamed")
+    assert result.recipe.name == "mine"
+    assert result.origins["name"] == "rule: the name of the file"
 
 
 def test_norm_span_is_the_largest_up_to_32_that_divides_every_batch(opened):
@@ -70,24 +70,24 @@ def test_ramp_in_updates_counts_the_updates_of_this_ramp(opened):
 
 def test_updates_count_whole_updates_before_a_boundary(opened):
     # 16 updates of 96 reach epoch 1, the last one with 36 samples of the second epoch; 4 more of 192.
-    found = opened(
+    result = opened(
         line_6="batch: {global: [{from: 0, size: 96}, {from: 1, size: 192}]}",
         line_7="learning_rate: {reference: 0.05, per: 32, schedule: {kind: MultiStep, boundaries: [16up, 20up]}}",
     )
-    assert found.recipe.learning_rate.schedule == MultiStep(boundaries=(16 * 96 / N, (16 * 96 + 4 * 192) / N))
+    assert result.recipe.learning_rate.schedule == MultiStep(boundaries=(16 * 96 / N, (16 * 96 + 4 * 192) / N))
 
 
 def test_length_in_updates_counts_the_ramp_too(opened):
-    found = opened(line_5="epochs: 20up", line_6="batch: {global: [{from: 0, size: 96}, {from: 1, size: 192}]}")
-    assert found.recipe.epochs == (16 * 96 + 4 * 192) / N
+    result = opened(line_5="epochs: 20up", line_6="batch: {global: [{from: 0, size: 96}, {from: 1, size: 192}]}")
+    assert result.recipe.epochs == (16 * 96 + 4 * 192) / N
 
 
 def test_units_inside_nested_lists_and_schedules(opened):
     schedule = (
         "{kind: Product, factors: [{kind: PiecewiseLinear, points: [[0, 1], [0.5run, 0.1]]}, {kind: Polynomial}]}"
     )
-    found = opened(line_7=f"learning_rate: {{reference: 0.05, per: 32, schedule: {schedule}}}")
-    made = found.recipe.learning_rate.schedule
+    result = opened(line_7=f"learning_rate: {{reference: 0.05, per: 32, schedule: {schedule}}}")
+    made = result.recipe.learning_rate.schedule
     assert isinstance(made, Product)
     assert made.factors[0].points == ((0.0, 1.0), (10.0, 0.1))
     assert made.factors[1] == Polynomial(epochs=20.0)
@@ -95,9 +95,9 @@ def test_units_inside_nested_lists_and_schedules(opened):
 
 @pytest.mark.parametrize(("joins", "epochs"), [("multiply", 20.0), ("before", 15.0), ("over", 20.0)])
 def test_a_schedule_without_length_fills_the_rest_of_the_run(opened, joins, epochs):
-    found = opened(line_7=f"learning_rate: {LONG % joins}")
-    assert found.recipe.learning_rate.schedule == Cosine(epochs=epochs)
-    assert found.origins["learning_rate.schedule.epochs"] == "rule: the rest of the run"
+    result = opened(line_7=f"learning_rate: {LONG % joins}")
+    assert result.recipe.learning_rate.schedule == Cosine(epochs=epochs)
+    assert result.origins["learning_rate.schedule.epochs"] == "rule: the rest of the run"
 
 
 @pytest.mark.parametrize(
@@ -105,42 +105,42 @@ def test_a_schedule_without_length_fills_the_rest_of_the_run(opened, joins, epoc
 )
 def test_warmup_starts_at_a_rate_or_a_factor(opened, start, factor):
     warmup = f"{{kind: GradualWarmup, epochs: 5, start: {start}}}"
-    found = opened(line_7=f"learning_rate: {{reference: 0.05, per: 32, warmup: {warmup}}}")
-    shape = found.recipe.learning_rate.warmup.shape
+    result = opened(line_7=f"learning_rate: {{reference: 0.05, per: 32, warmup: {warmup}}}")
+    shape = result.recipe.learning_rate.warmup.shape
     assert (type(shape), shape.epochs, shape.start) == (GradualWarmup, 5.0, pytest.approx(factor))
-    assert found.recipe.learning_rate.warmup.target_batch == 96
-    assert found.tree["learning_rate"]["warmup"]["start"] == yaml.safe_load(start)
+    assert result.recipe.learning_rate.warmup.target_batch == 96
+    assert result.tree["learning_rate"]["warmup"]["start"] == yaml.safe_load(start)
 
 
 def test_warmup_aims_at_the_batch_it_names(opened):
-    found = opened(
+    result = opened(
         line_6="batch: {global: [{from: 0, size: 96}, {from: 3, size: 192}]}",
         line_7="learning_rate: {reference: 0.05, per: 32, warmup: {kind: GradualWarmup, epochs: 5, target_batch: 192}}",
     )
-    assert found.recipe.learning_rate.warmup.target_batch == 192
+    assert result.recipe.learning_rate.warmup.target_batch == 192
 
 
 def test_without_a_rule_the_batch_of_the_reference_may_be_left_out(opened):
-    found = opened(line_7="learning_rate: {reference: 0.05, rule: none}")
-    assert found.recipe.learning_rate.per == 96
+    result = opened(line_7="learning_rate: {reference: 0.05, rule: none}")
+    assert result.recipe.learning_rate.per == 96
 
 
 def test_evaluation_and_rate_may_be_read_every_update(opened):
-    found = opened("evaluation.every=update", "learning_rate.every=2up")
-    assert found.recipe.evaluation.every == "update"
-    assert found.recipe.learning_rate.every == 2 * 96 / N
+    result = opened("evaluation.every=update", "learning_rate.every=2up")
+    assert result.recipe.evaluation.every == "update"
+    assert result.recipe.learning_rate.every == 2 * 96 / N
 
 
 def test_what_is_not_built_is_accepted_by_its_name(opened):
-    found = opened(
+    result = opened(
         "lacks=[Shampoo, RepeatedAugmentation, EMA]",
         "optimizer={kind: Shampoo, momentum: 0.9, trust: [1, 2]}",
         "augmentation.repeated_augmentation=3",
         "ema={half_life: 16}",
     )
-    assert found.recipe.optimizer == Unbuilt(kind="Shampoo", fields={"momentum": 0.9, "trust": [1, 2]})
-    assert found.tree["augmentation"]["repeated_augmentation"] == 3
-    assert found.tree["ema"] == {"half_life": 16}
+    assert result.recipe.optimizer == Unbuilt(kind="Shampoo", fields={"momentum": 0.9, "trust": [1, 2]})
+    assert result.tree["augmentation"]["repeated_augmentation"] == 3
+    assert result.tree["ema"] == {"half_life": 16}
 
 
 def test_schedule_cannot_be_lacking(opened, write, problem_of):
@@ -162,8 +162,8 @@ def test_recipe_and_problem_can_be_sent_to_another_process(opened, write):
 
     from recipes.errors import RecipeError
 
-    found = opened()
-    assert pickle.loads(pickle.dumps(found.recipe)) == found.recipe
+    result = opened()
+    assert pickle.loads(pickle.dumps(result.recipe)) == result.recipe
     with pytest.raises(RecipeError) as caught:
         open_recipe(write(line_5="epochs: 0"), vocabulary=vocabulary())
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)

@@ -1,4 +1,4 @@
-"""What a search will still cost, by the trials of it that have ended."""
+"""What a dry run prints: the space, the budget, and the cost of the trials that remain."""
 
 from contextlib import closing
 from pathlib import Path
@@ -8,7 +8,7 @@ from optuna.trial import TrialState, create_trial
 
 from recipes.search_space.open_search import open_search
 from trainers.launch.vocabulary import search_vocabulary
-from trainers.search.dry_run import cost_lines
+from trainers.search.dry_run import cost_lines, dry_run_text
 from trainers.search.search_folder import write_search_file, write_storage_file
 from trainers.search.storage import open_storage, parse_storage
 from trainers.search.study import SECONDS, new_study
@@ -84,3 +84,42 @@ def test_a_transfer_tells_of_both_its_searches(opened, tmp_path):
     assert lines[0].startswith("cost of from-32: 1 trial took 0.0333 device-hours, ")
     assert "the 2 left would take about 0.0667 device-hours, 2 min 00 s on 2 ranks" in lines[0]
     assert lines[1].startswith("cost of to-512: nothing is known")
+
+
+TWO = "objective: [{metric: accuracy}, {metric: device_hours, direction: minimize}]\n"
+DRY = """\
+kilobatch: 1
+name: mine
+recipe: digits/batch_256
+sampler: {kind: Random}
+budget: {trials: 6, hours: 2, device_hours: 4}
+space:
+  optimizer.weight_decay: {kind: Float, low: 1e-5, high: 1e-2, log: true}
+  optimizer.kind: {kind: Categorical, choices: [MomentumSGD, Lars]}
+  optimizer.trust_coefficient: {kind: Float, low: 1e-3, high: 0.1, log: true, when: {optimizer.kind: [Lars]}}
+fixed: {epochs: 3, learning_rate.warmup.epochs: 1}
+"""
+
+
+def test_a_dry_run_tells_the_space_the_conditions_and_the_budget_in_device_hours(opened):
+    text = DRY + "constraints: [{metric: loss, at_most: 0.5}, {value: optimizer.weight_decay * 2, at_least: 1e-5}]\n"
+    output = dry_run_text(opened(text + "enqueue: [recipe]\nranks_per_trial: 2\n"), groups=3)
+    assert "search mine over digits/batch_256: maximize accuracy" in output
+    assert "optimizer.kind is Lars" in output
+    row = next(line for line in output.splitlines() if line.startswith("optimizer.trust_coefficient"))
+    assert "0.001 to 0.1, log" in row
+    assert row.split()[-1] == "-"  # the recipe's own optimizer has none
+    assert "constraint: loss at most 0.5, or a trial is never the best" in output
+    assert "constraint: optimizer.weight_decay * 2 at least 1e-05, or a trial is not trained" in output
+    assert "budget: 6 trials of 18 updates like the first one, 27,648 samples in all" in output
+    assert "hours: trials begin within 2 hours, up to 12 device-hours" in output
+    assert "device-hours: trials begin within 4, which 6 ranks use in 40 min 00 s" in output
+    assert "  weight_decay: 0.0001 " in output.partition("recipe of the first trial:")[2]
+    assert "ranks: 2 a trial, 3 trials side by side, so as long as 2 trials one after the other" in output
+    assert "memory of a device: weights " in output
+
+
+def test_a_dry_run_tells_several_objectives(opened):
+    output = dry_run_text(opened(DRY + TWO), groups=1)
+    assert "maximize accuracy and minimize device-hours" in output
+    assert "ranks: 1 a trial, 1 trial at a time, so as long as 6 trials one after the other" in output

@@ -30,10 +30,9 @@ exec sh -c "$*"
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "each"), [(2, 1), (5, 2)])  # of five one is left over
+@pytest.mark.parametrize(("ranks", "each"), [(2, 1), pytest.param(5, 2, marks=pytest.mark.slow)])  # one is left over
 def test_a_fault_ends_all_and_the_same_command_goes_on(searching, ranks, each):
-    search = searching(TEXT + f"budget: {{trials: 4}}\nranks_per_trial: {each}\n")
+    search = searching(TEXT + f"budget: {{trials: 3}}\nranks_per_trial: {each}\n")
     launcher = (find_mpiexec(), "-n", ranks)
     with search.start(*launcher) as process:
         for number in (0, 1):
@@ -44,20 +43,20 @@ def test_a_fault_ends_all_and_the_same_command_goes_on(searching, ranks, each):
     assert process.returncode != 0
     assert search.gone(pids)
     assert [trial.state for trial in search.trials()] == [TrialState.RUNNING] * 2
-    code, said = search.run(*launcher)
-    assert code == 0, said
+    code, output = search.run(*launcher)
+    assert code == 0, output
     trials = search.trials()
-    assert [trial.state for trial in trials] == [TrialState.COMPLETE] * 4
-    assert [trial.user_attrs.get("deaths") for trial in trials] == [["the search was ended"]] * 2 + [None] * 2
-    assert len({tuple(search.pids(number)) for number in range(4)}) == 2
-    assert said.count("trials are done, 2 side by side, ") == 1
+    assert [trial.state for trial in trials] == [TrialState.COMPLETE] * 3
+    assert [trial.user_attrs.get("deaths") for trial in trials] == [["the search was ended"]] * 2 + [None]
+    assert len({tuple(search.pids(number)) for number in range(3)}) == 2
+    assert output.count("trials are done, 2 side by side, ") == 1
 
 
 def test_what_is_wrong_is_told_once(searching):
     search = searching(TEXT + "budget: {trials: 4}\nranks_per_trial: 3\n")
-    code, said = search.run(find_mpiexec(), "-n", 2)
+    code, output = search.run(find_mpiexec(), "-n", 2)
     assert code == 2
-    assert said.count("2 ranks are fewer than the 3 of a trial") == 1
+    assert output.count("2 ranks are fewer than the 3 of a trial") == 1
     assert not search.folder.exists()
 
 
@@ -87,7 +86,8 @@ def test_a_dry_run_is_told_once_for_all_ranks(searching, monkeypatch, capsys):
     assert "ranks: 2 a trial, 2 trials side by side" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("ranks", "each", "killed"), [(2, 1, "l"), pytest.param(5, 2, "sl", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "each", "killed"), [(2, 1, "l"), (5, 2, "sl")])
 def test_a_transfer_goes_on_in_the_phase_in_which_a_rank_was_killed(searching, ranks, each, killed):
     text = TEXT.replace("epochs: 8", "epochs: 6, learning_rate.warmup: null, batch.global: 128")
     text += "budget: {trials: 3}\ntransfer: {from_batch: 128, to_batch: 256, trials: [2, 1]}\n"
@@ -106,9 +106,9 @@ def test_a_transfer_goes_on_in_the_phase_in_which_a_rank_was_killed(searching, r
     assert search.gone([*small.pids(0), *small.pids(1)])
     assert [trial.state for trial in small.trials()] == [TrialState.COMPLETE] * 2
     assert [trial.state for trial in large.trials()] == [TrialState.RUNNING]
-    code, said = search.run(*launcher)
-    assert code == 0, said
-    assert "mine-from-128: 2 of 2 trials are done" in said
+    code, output = search.run(*launcher)
+    assert code == 0, output
+    assert "mine-from-128: 2 of 2 trials are done" in output
     ended = ["the search was ended"]
     assert small.trials()[0].user_attrs.get("deaths", []) == ended * killed.count("s")
     (trial,) = large.trials()
@@ -124,8 +124,8 @@ def test_ranks_of_a_group_on_two_hosts(searching, tmp_path):
     search = searching(TEXT + "budget: {trials: 1}\nranks_per_trial: 2\n", "-n", 2, "--hosts", "left,right")
     seen = tmp_path / "seen"
     launcher = {"HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXEC": str(login), "HOSTS_SEEN": str(seen)}
-    code, said = search.run(**launcher, UCX_TLS="tcp,self")
-    assert code == 0, said
+    code, output = search.run(**launcher, UCX_TLS="tcp,self")
+    assert code == 0, output
     assert sorted(seen.read_text().split()) == ["left", "right"]
     (trial,) = search.trials()
     assert trial.state == TrialState.COMPLETE

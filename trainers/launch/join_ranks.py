@@ -1,4 +1,4 @@
-"""How the ranks begin and end a run: they join once, then train together, once for each run."""
+"""A rank: join the others once, then train together with them, once for each run."""
 
 from __future__ import annotations
 
@@ -134,8 +134,11 @@ def train_together(
         heartbeat.start()
         start_watchdog(heartbeat)
         prepared = prepared or prepare(request, workers=mpi.size)
-        log_is_stdout = checked and not served
-        code = _train_together(request, prepared, folder, mpi, threads, heartbeat, log_is_stdout=log_is_stdout)
+        from trainers.training.train import train_as_rank  # and Chainer
+
+        how = {"mpi": mpi, "launched_by_us": checked and not served, "threads": threads, "heartbeat": heartbeat}
+        with folder_required(folder):
+            code = train_as_rank(prepared, request, folder, **how)
     except RunFailed:
         heartbeat.finish()
         raise
@@ -171,33 +174,6 @@ def _library_version() -> str:
     from mpi4py import MPI
 
     return MPI.Get_library_version()
-
-
-def _train_together(
-    request: TrainRequest,
-    prepared: Prepared,
-    folder: Path,
-    mpi: Any,
-    threads: int,
-    heartbeat: Heartbeat,
-    *,
-    log_is_stdout: bool,
-) -> int:
-    from trainers.training.train import TrainOptions, train_as_rank
-
-    options = TrainOptions(
-        folder=folder,
-        resume=request.resume,
-        stop_after_update=prepared.stop_after_update,
-        checkpoint_every=prepared.checkpoint_every,
-        trace=request.trace,
-        measure_noise=request.measure_noise,
-        profile=request.profile or 0,
-        threads=threads,
-    )
-    how = {"mpi": mpi, "launched_by_us": log_is_stdout, "heartbeat": heartbeat}
-    with folder_required(folder):
-        return train_as_rank(prepared.opened, prepared.plan, options, **how)
 
 
 def _report_alone(folder: Path, *, leads: bool, code: int) -> None:

@@ -1,4 +1,4 @@
-"""From a command line to a run: check everything, then start the ranks or join those that a launcher started."""
+"""The parent of the ranks: checks a request, starts its ranks and shows their progress, or joins a launcher's ranks."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
 from recipes.errors import InputRefused
-from trainers.launch.join import check_folder, join_world, train_together
+from trainers.launch.join_ranks import check_folder, join_world, train_together
 from trainers.launch.preflight import require_startable
 from trainers.launch.request import Prepared, TrainRequest, prepare
 from trainers.runs.console import print_error
@@ -35,7 +36,7 @@ from trainers.runs.startup_check import StartupCheck, startup_seconds
 from trainers.runs.stop_request import STOP_FILE, request_stop, requester_text
 
 
-def train(request: TrainRequest) -> int:
+def start_or_join(request: TrainRequest) -> int:
     """Run a request, as the parent of its ranks or as one of them; returns the exit code.
 
     Raises:
@@ -59,7 +60,7 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
     began_ms = int(time.time() * 1000)
     with _StopSignals(folder) as signals:
         clear_heartbeats(folder, anew=False)
-        started = signals.ranks = start_ranks(workers, request.arguments(folder), log=folder / LOG)
+        started = signals.ranks = start_ranks(workers, _as_rank(request, folder), log=folder / LOG)
         seconds = startup_seconds(request.watchdog_seconds)
         startup = StartupCheck(folder, started, seconds=seconds) if seconds else None
         from trainers.runs.progress import (
@@ -88,6 +89,12 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
         report = f"  report: {folder / REPORT}" if request.report else ""
         console.print(f"run: {folder}{report}", markup=False, highlight=False, soft_wrap=True)
     return code
+
+
+def _as_rank(request: TrainRequest, folder: Path) -> list[str]:
+    """The command line of a rank, which gets the request whole and its number from MPI."""
+    tree = replace(request, out=folder, workers=None).as_tree()
+    return ["train", request.recipe, "--as-rank", json.dumps(tree)]
 
 
 def _report(folder: Path) -> int:

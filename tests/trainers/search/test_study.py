@@ -1,13 +1,14 @@
-"""What a trial came to, by hand."""
+"""The result, the state and the order of trials, by hand."""
 
 import math
 
+import optuna
 import pytest
 
 from recipes.schema import Budget, Constraint, Objective, Search
 from recipes.search_space.ranges import Float
 from trainers.search.samplers import Random
-from trainers.search.study import check_constraints, pareto_front, trial_result
+from trainers.search.study import check_constraints, pareto_front, state_counts, trial_result
 
 LINES = [
     {"key": "run_start", "value": "x"},
@@ -107,3 +108,12 @@ def test_a_value_that_is_no_number_is_told():
 )
 def test_the_front_holds_what_no_other_beats(values, directions, numbers):
     assert pareto_front(values, directions) == numbers
+
+
+def test_trials_are_counted_by_what_became_of_them():
+    study = optuna.create_study()
+    assert state_counts(study.get_trials()) == "no trial has ended yet"
+    study.tell(study.ask(), 1.0)
+    study.tell(study.ask(), state=optuna.trial.TrialState.FAIL)
+    study.tell(study.ask(), 2.0)
+    assert state_counts(study.get_trials()) == "3 trials: 2 complete, 1 failed"

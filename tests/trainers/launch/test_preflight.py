@@ -13,7 +13,7 @@ import trainers.compat  # noqa: F401
 from trainers.launch.preflight import DataRefused, require_room
 from trainers.launch.request import TrainRequest, prepare
 from trainers.launch.score_run import score_run
-from trainers.launch.start import train
+from trainers.launch.start_ranks import start_or_join
 from trainers.runs.errors import RankFailed
 from trainers.runs.memory import installed_bytes
 from trainers.search.start import SearchRequest, search
@@ -55,7 +55,7 @@ def test_files_that_cannot_be_read_are_refused_by_name_and_nothing_is_written(ow
     Path("own/train/no/2.png").write_bytes(b"<html>404</html>")
     Path("own/val/yes/1.png").write_bytes(Path("own/val/yes/1.png").read_bytes()[:-25])
     with pytest.raises(DataRefused, match="data set own: 2 of its files cannot be read") as refusal:
-        train(TrainRequest(recipe="mine.yaml", out=Path("run")))
+        start_or_join(TrainRequest(recipe="mine.yaml", out=Path("run")))
     assert [line.split(":")[0] for line in str(refusal.value).splitlines()[1:]] == [
         "own/train/no/2.png", "own/val/yes/1.png",
     ]  # fmt: skip
@@ -67,7 +67,7 @@ def test_many_files_that_cannot_be_read_are_counted(own):
     for number in range(3, 31):
         Path(f"own/train/no/{number}.png").touch()
     with pytest.raises(DataRefused, match="28 of its files cannot be read") as refusal:
-        train(TrainRequest(recipe="mine.yaml", out=Path("run")))
+        start_or_join(TrainRequest(recipe="mine.yaml", out=Path("run")))
     assert str(refusal.value).endswith("and 18 more")
     assert str(refusal.value).count("\n") == 11
 
@@ -78,7 +78,7 @@ def test_of_a_large_split_as_many_are_looked_at_from_its_beginning_to_its_end(ow
         Path(f"own/train/no/{number}.png").touch()
     monkeypatch.setattr("trainers.launch.preflight._LOOKED_AT", 8)
     with pytest.raises(DataRefused, match=r"own: 7 of its files cannot be read") as refusal:
-        train(TrainRequest(recipe="mine.yaml", out=Path("run")))
+        start_or_join(TrainRequest(recipe="mine.yaml", out=Path("run")))
     assert [re.search("(no|yes)/[0-9]+", line)[0] for line in str(refusal.value).splitlines()[1:]] == [
         "no/13", "no/17", "no/20", "no/24", "no/28", "no/4", "no/8",
     ]  # fmt: skip
@@ -111,7 +111,7 @@ def test_a_folder_that_cannot_be_listed_is_refused_by_name(own):
     Path("own/train/no").symlink_to("no")  # scandir fails, as it does without the right to read
     for begin in (
         lambda: search(SearchRequest(search="search.yaml", out=Path("out"))),
-        lambda: train(TrainRequest(recipe="mine.yaml", out=Path("out"))),
+        lambda: start_or_join(TrainRequest(recipe="mine.yaml", out=Path("out"))),
     ):
         with pytest.raises(DataRefused, match="data set own: .*own/train/no"):
             begin()
@@ -124,7 +124,7 @@ def test_a_folder_for_a_data_set_without_one_is_refused(tmp_path, monkeypatch):
     Path("run").mkdir()
     Path("run/recipe.yaml").write_text("kilobatch: 1\nextends: digits/baseline\n")
     for begin in (
-        lambda: train(TrainRequest(recipe="digits/baseline", out=Path("out"), data=Path("photos"))),
+        lambda: start_or_join(TrainRequest(recipe="digits/baseline", out=Path("out"), data=Path("photos"))),
         lambda: search(SearchRequest(search="digits", out=Path("out"), data=Path("photos"))),
         lambda: score_run(Path("run"), data=Path("photos")),
     ):
@@ -159,7 +159,7 @@ def test_an_image_too_small_for_a_crop_is_named(own):
 def test_other_numbers_than_the_file_says_are_refused_and_nothing_is_written(own, said, told):
     own(**said)
     with pytest.raises(DataRefused, match=told):
-        train(TrainRequest(recipe="mine.yaml", out=Path("run")))
+        start_or_join(TrainRequest(recipe="mine.yaml", out=Path("run")))
     assert not Path("run").exists()
 
 
@@ -170,7 +170,7 @@ def test_data_that_are_not_there_are_refused_by_train_and_evaluate(own, folder):
         Path("own").rename("moved")
     looked = f"data set own: {folder or 'own'}/train: no such folder; .*; another folder is given with --data"
     with pytest.raises(DataRefused, match=looked):
-        train(TrainRequest(recipe="mine.yaml", out=Path("run"), data=folder))
+        start_or_join(TrainRequest(recipe="mine.yaml", out=Path("run"), data=folder))
     assert not Path("run").exists()
     Path("run").mkdir()
     Path("mine.yaml").rename("run/recipe.yaml")
@@ -183,7 +183,7 @@ def test_data_that_are_not_there_are_refused_by_train_and_evaluate(own, folder):
 def test_imagenet_without_its_folder_is_refused_with_what_to_type_and_how_to_make_it(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataRefused) as refusal:
-        train(TrainRequest(recipe=name))
+        start_or_join(TrainRequest(recipe=name))
     said = str(refusal.value)
     assert "type --data FOLDER, where FOLDER holds train/CLASS/FILE and val/CLASS/FILE" in said
     script = re.search(r"scripts/\w+\.py", said)[0]
@@ -196,7 +196,7 @@ def test_the_way_to_the_data_is_said_where_the_folder_is_wrong_too(own):
     with Path("own.yaml").open("a") as file:
         file.write("obtain: ask Ada for them\n")
     with pytest.raises(DataRefused, match="nowhere/train: no such folder; .*; ask Ada for them$"):
-        train(TrainRequest(recipe="mine.yaml", data=Path("nowhere")))
+        start_or_join(TrainRequest(recipe="mine.yaml", data=Path("nowhere")))
 
 
 def test_more_samples_than_memory_has_room_to_order_are_refused_before_anything_starts(own):
@@ -204,7 +204,7 @@ def test_more_samples_than_memory_has_room_to_order_are_refused_before_anything_
     with pytest.raises(
         DataRefused, match=r"order of 35,184,372,088,832 training samples takes 703,687,441,776,640 bytes"
     ):
-        train(TrainRequest(recipe="mine.yaml", out=Path("run")))
+        start_or_join(TrainRequest(recipe="mine.yaml", out=Path("run")))
     assert not Path("run").exists()
 
 

@@ -11,7 +11,6 @@ from trainers.launch.vocabulary import vocabulary
 from trainers.search.comparability import COMPARED, store_comparability
 from trainers.search.pruners import Median, Percentile, Wilcoxon
 from trainers.search.samplers import Random
-from trainers.search.trial_recorder import report_costs
 
 KINDS = [Median(startup_trials=1), Percentile(keep=50.0, startup_trials=1), Wilcoxon(threshold=0.1, startup_reports=2)]
 
@@ -102,29 +101,14 @@ def test_a_trial_says_its_first_report_that_counts_and_its_shape_once():
     schedules = [f"learning_rate.schedule={{kind: {kind}}}" for kind in ("Constant", "Polynomial")]
     kinds = [[], ["epochs=40"], *([schedule] for schedule in schedules)]
     trials = [study.ask() for _ in kinds]
-    said = []
+    output = []
     for trial, more in zip(trials, kinds, strict=True):
         store_comparability(
-            trial, recipe(*more), search, say=lambda text, trial=trial: said.append((trial.number, text))
+            trial, recipe(*more), search, say=lambda text, trial=trial: output.append((trial.number, text))
         )
     assert [trial.user_attrs[COMPARED]["from"] for trial in trials] == [5, 3, 5, 5]  # epochs 5 of 20, 6 of 40
-    ((number, text),) = said
+    ((number, text),) = output
     assert (number, text.partition(":")[0][:40]) == (2, "trial 2 moves its rate in another shape ")
-
-
-def test_costs_of_reports_leave_out_what_lies_between_sessions():
-    def line(key, ms, **more):
-        return {"key": key, "time_ms": ms, "value": 0.5, **more}
-
-    lines = [
-        line("run_start", 0),
-        {"key": "note"},  # of no time
-        line("eval_accuracy", 3_600_000, epoch=5.0, samples=7500),
-        line("run_stop", 3_700_000),
-        line("run_start", 90_000_000),
-        line("eval_accuracy", 93_500_000, epoch=10.0, samples=15000),
-    ]
-    assert report_costs(lines, ranks=4, reports=2, epochs=10.0) == {"1": [7500, 4.0], "2": [15000, 8.0]}
 
 
 @pytest.mark.parametrize(

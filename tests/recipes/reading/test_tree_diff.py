@@ -1,10 +1,10 @@
-"""Trees by hand: which values differ, and under which names."""
+"""Differences of trees by hand: which values differ, under which names, and their texts."""
 
 import math
 
 import pytest
 
-from recipes.reading.tree_diff import MISSING, comparable_tree, compare
+from recipes.reading.tree_diff import MISSING, Difference, comparable_tree, compare, value_text, value_texts
 
 FLIP = {"kind": "HorizontalFlip", "probability": 0.5}
 CROP = {"kind": "RandomCrop", "size": 32, "padding": 4}
@@ -12,7 +12,7 @@ CUTOUT = {"kind": "Cutout", "size": 8}
 RAMP = [{"from": 0, "size": 2048}, {"from": 30, "size": 4096}]
 
 
-def found(*trees):
+def differing(*trees):
     """Dotted path -> values."""
     return {".".join(difference.path): difference.values for difference in compare(trees)}
 
@@ -30,7 +30,7 @@ def found(*trees):
     ],
 )
 def test_what_means_the_same_is_equal(one, other):
-    assert found(one, other) == {}
+    assert differing(one, other) == {}
 
 
 @pytest.mark.parametrize(
@@ -51,53 +51,55 @@ def test_what_means_the_same_is_equal(one, other):
     ],
 )
 def test_what_is_not_quite_the_same_differs(one, other):
-    assert found({"key": one}, {"key": other}) != {}
-    assert found({"key": other}, {"key": one}) != {}
+    assert differing({"key": one}, {"key": other}) != {}
+    assert differing({"key": other}, {"key": one}) != {}
 
 
 def test_an_inserted_augmentation_is_the_only_difference():
-    assert found({"train": [CROP, FLIP]}, {"train": [CUTOUT, CROP, FLIP]}) == {"train.Cutout": (MISSING, CUTOUT)}
+    assert differing({"train": [CROP, FLIP]}, {"train": [CUTOUT, CROP, FLIP]}) == {"train.Cutout": (MISSING, CUTOUT)}
 
 
-def test_a_changed_key_is_found_behind_an_inserted_augmentation_and_told_with_both_places():
+def test_a_changed_key_behind_an_inserted_augmentation_has_both_paths():
     (inserted, changed) = compare([{"train": [FLIP, CROP]}, {"train": [FLIP, CUTOUT, {**CROP, "padding": 2}]}])[::-1]
     assert (changed.path, changed.values) == (("train", "RandomCrop", "padding"), (4, 2))
-    assert changed.places == ("train.1.padding", "train.2.padding")
-    assert (inserted.path, inserted.places) == (("train", "Cutout"), (None, "train.1"))
+    assert changed.tree_paths == ("train.1.padding", "train.2.padding")
+    assert (inserted.path, inserted.tree_paths) == (("train", "Cutout"), (None, "train.1"))
 
 
 def test_another_order_of_augmentations_is_one_difference():
-    assert found({"train": [CROP, FLIP]}, {"train": [FLIP, CROP]}) == {
+    assert differing({"train": [CROP, FLIP]}, {"train": [FLIP, CROP]}) == {
         "train.order": (["RandomCrop", "HorizontalFlip"], ["HorizontalFlip", "RandomCrop"])
     }
 
 
 def test_a_kind_that_comes_twice_is_counted():
     again = {**CUTOUT, "size": 4}
-    assert found({"train": [CUTOUT]}, {"train": [CUTOUT, again]}) == {"train.Cutout 2": (MISSING, again)}
+    assert differing({"train": [CUTOUT]}, {"train": [CUTOUT, again]}) == {"train.Cutout 2": (MISSING, again)}
     clash = {"kind": "Cutout 2"}
-    assert found({"train": [clash, CUTOUT, again]}, {"train": [clash, CUTOUT]}) == {"train.Cutout 2'": (again, MISSING)}
+    assert differing({"train": [clash, CUTOUT, again]}, {"train": [clash, CUTOUT]}) == {
+        "train.Cutout 2'": (again, MISSING)
+    }
 
 
 def test_steps_of_a_ramp_are_compared_by_where_they_begin():
     differences = compare([{"batch": {"global": 8192}}, {"batch": {"global": RAMP}}])
     assert [difference.path[2:] for difference in differences] == [("from 0",), ("from 30",)]
     assert [difference.values for difference in differences] == [(8192, 2048), (MISSING, 4096)]
-    assert differences[1].places == (None, "batch.global.1.size")
+    assert differences[1].tree_paths == (None, "batch.global.1.size")
     earlier = [RAMP[0], {"from": 15, "size": 1024}, RAMP[1]]
-    assert found({"global": RAMP}, {"global": earlier}) == {"global.from 15": (MISSING, 1024)}
-    assert found({"image_size": RAMP}, {"image_size": None}) == {"image_size": (RAMP, None)}  # it has no steps
+    assert differing({"global": RAMP}, {"global": earlier}) == {"global.from 15": (MISSING, 1024)}
+    assert differing({"image_size": RAMP}, {"image_size": None}) == {"image_size": (RAMP, None)}  # it has no steps
 
 
 def test_points_are_compared_by_their_position():
     one, other = ({"points": [[0, 0.5], [5, 1.0], [90, end]]} for end in (0.0, 0.1))
-    assert found(one, other) == {"points.at 90": (0.0, 0.1)}
+    assert differing(one, other) == {"points.at 90": (0.0, 0.1)}
 
 
 def test_components_of_two_kinds_are_one_difference_and_each_key_they_share_another():
     sgd = {"kind": "MomentumSGD", "momentum": 0.9, "weight_decay": 1e-4}
     lars = {"kind": "Lars", "trust_coefficient": 0.001, "momentum": 0.9, "weight_decay": 5e-5}
-    assert found({"optimizer": sgd}, {"optimizer": lars}) == {
+    assert differing({"optimizer": sgd}, {"optimizer": lars}) == {
         "optimizer": ({"kind": "MomentumSGD"}, {"kind": "Lars", "trust_coefficient": 0.001}),
         "optimizer.weight_decay": (1e-4, 5e-5),
     }
@@ -105,11 +107,11 @@ def test_components_of_two_kinds_are_one_difference_and_each_key_they_share_anot
 
 def test_a_mapping_that_only_one_recipe_has_is_one_difference():
     warmup = {"kind": "GradualWarmup", "epochs": 5}
-    assert found({"warmup": None}, {"warmup": warmup}) == {"warmup": (None, warmup)}
+    assert differing({"warmup": None}, {"warmup": warmup}) == {"warmup": (None, warmup)}
 
 
 def test_three_are_compared_at_once():
-    assert found({"seed": 0, "a": 1}, {"seed": 0, "a": 1}, {"seed": 3, "a": 1}) == {"seed": (0, 0, 3)}
+    assert differing({"seed": 0, "a": 1}, {"seed": 0, "a": 1}, {"seed": 3, "a": 1}) == {"seed": (0, 0, 3)}
 
 
 def test_which_differences_move_the_schedule_and_which_are_words():
@@ -128,3 +130,32 @@ def test_a_data_set_is_compared_by_its_facts_and_not_by_where_it_lies():
     here = comparable_tree({"kilobatch": 1, "seed": 0, "dataset": "photos"}, {**facts, "root": "/a", "title": "x"})
     there = comparable_tree({"seed": 0, "dataset": "dataset.yaml"}, {**facts, "root": "/b", "lacks": []})
     assert here == there == {"seed": 0, "dataset": facts}
+
+
+def texts(*values, key="key"):
+    return value_texts(Difference(path=("batch", key), values=values, tree_paths=("batch.key",) * len(values)))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (True, "true"),
+        ("linear", "linear"),
+        ({}, "{}"),
+        ({"keep": 0.9, "per": "update"}, "keep 0.9, per update"),
+        ([{"from": 0, "size": 8}], "[{from 0, size 8}]"),
+        ({"kind": "Constant"}, "Constant"),
+    ],
+)
+def test_values_read_as_in_a_recipe(value, text):
+    assert value_text(value) == text
+
+
+def test_floats_have_the_digits_that_distinguish_them():
+    assert texts(37.000107714294856, 35.0) == ["37.0001", "35"]
+    assert texts(0.3, 0.1 + 0.2) == ["0.3", "0.30000000000000004"]
+
+
+def test_what_is_missing_is_a_dash_and_in_a_ramp_nothing_that_moves():
+    assert texts(MISSING, None) == ["-", "null"]
+    assert texts(MISSING, 4096, key="from 30") == ["as before", "4096"]
