@@ -218,11 +218,7 @@ def operators(request):
     if request.param == "torch":
         pytest.importorskip("torch")
     return importlib.import_module(
-<<<<<<< HEAD
-        {"numpy": "trainers.kernels.cpu.operators"}.get(request.param, "trainers.kernels.torch")
-=======
         {"numpy": "trainers.kernels.cpu.operators", "torch": "trainers.kernels.torch"}[request.param]
->>>>>>> main
     )
 
 
