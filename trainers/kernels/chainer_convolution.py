@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
@@ -13,13 +12,6 @@ Pair = tuple[int, int]
 _CORES = ("_forward_cpu_core", "_forward_gpu_core")
 
 
-class _Waiting(threading.local):
-    calls: list[tuple[Any, tuple[Any, ...]]] | None = None  # where `deferred` collects them
-
-
-_waiting = _Waiting()
-
-
 def convolution_seam(module: ModuleType) -> None:
     """`Convolution2DFunction` and its gradients."""
     for core in _CORES:
@@ -28,34 +20,23 @@ def convolution_seam(module: ModuleType) -> None:
     _convolution_backward(module)
 
 
-def deferred(link: Any, x: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Call a convolution's link and its hooks without computing; returns the node that it makes and the node's inputs.
-
-    Args:
-        link: does nothing but convolve, once; its hooks see x as its output.
-        x: its argument.
-    """
-    _waiting.calls = calls = []
-    try:
-        link(x)
-    finally:
-        _waiting.calls = None
-    (call,) = calls
-    return call
+def ordered(ours: Any, W: Any) -> Any:
+    """The weights in the order that the kernels read, where they have one of their own."""
+    return ours.in_order(W) if hasattr(ours, "in_order") else W
 
 
-def fitting(x: Any, W: Any, *vectors: Any, stride: Pair, pad: Pair) -> Any | None:
-    """Our kernels, where they serve and Chainer's checks would pass; None for Chainer's own `apply`.
+def options_of(node: Any) -> dict[str, Pair]:
+    """Stride and padding of a convolution's node."""
+    return {"stride": (node.sy, node.sx), "pad": (node.ph, node.pw)}
 
-    Args:
-        vectors: of W's output channels.
-    """
-    ours = serving(x, W, *vectors)
+
+def _fitting(x: Any, W: Any, *b: Any, stride: Pair, pad: Pair) -> Any | None:
+    """Our kernels, where they serve and Chainer's checks would pass; None for Chainer's own `apply`."""
+    ours = serving(x, W, *b)
     if ours is None or not x.ndim == W.ndim == 4 or x.shape[1] != W.shape[1]:
         return None
-    for each in vectors:
-        if each.shape != W.shape[:1]:
-            return None
+    if any(each.shape != W.shape[:1] for each in b):
+        return None
     (_, _, height, width), (_, _, kh, kw) = x.shape, W.shape
     return ours if height + 2 * pad[0] >= kh and width + 2 * pad[1] >= kw else None
 
@@ -65,28 +46,24 @@ def _convolution_apply(module: ModuleType) -> None:
     from trainers.kernels.chainer_nodes import is_plain, linked, variables_of
 
     convolution = module.Convolution2DFunction
-    original = convolution.apply
+    original, convolution.ordered_weights = convolution.apply, None
 
     def apply(self, inputs):
-        if _waiting.calls is not None:
-            _waiting.calls.append((self, inputs))
-            return inputs[:1]
         variables = variables_of(inputs)
         if is_plain(variables):
             x, W, *b = (each.array for each in variables)
-            how = _how(self)
-            ours = None if _is_special(self) or self.cudnn_fast else fitting(x, W, *b, **how)
-            y = None if ours is None else ours.convolution(x, W, *(b or (None,)), **how)
-            if y is not None:
-                self.retain_inputs((0, 1))
-                return linked(self, variables, y)
+            how = options_of(self)
+            ours = None if _is_special(self) or self.cudnn_fast else _fitting(x, W, *b, **how)
+            if ours is not None:
+                W = ordered(ours, W)
+                y = ours.convolution(x, W, *(b or (None,)), **how)
+                if y is not None:
+                    self.ordered_weights = W
+                    self.retain_inputs((0, 1))
+                    return linked(self, variables, y)
         return original(self, inputs)
 
     convolution.apply = apply
-
-
-def _how(node: Any) -> dict[str, Pair]:
-    return {"stride": (node.sy, node.sx), "pad": (node.ph, node.pw)}
 
 
 def _is_special(node: Any) -> bool:
@@ -137,7 +114,7 @@ def _convolution_backward(module: ModuleType) -> None:
     def arrays(self, indexes, gy):
         if module.chainer.config.enable_backprop or _is_special(self):
             return None
-        found = gradients(indexes, self.inputs[0].data, self.inputs[1].data, gy, **_how(self))
+        found = gradients(indexes, self.inputs[0].data, self.inputs[1].data, gy, **options_of(self))
         if found is None:
             return None
         found = (*found, gy.sum(axis=(0, 2, 3)) if 2 in indexes else ())

@@ -113,9 +113,17 @@ def _pooled_size(module: ModuleType, node: Any, x: Any) -> tuple[int, ...]:
 
 
 def relu_seam(module: ModuleType) -> None:
-    """`ReLU` and its gradient."""
+    """`ReLU`, which a normalisation before it may take into its node, and its gradient."""
     for forward in _FORWARDS:
         _relu_forward(module, forward)
+    original = module.ReLU.apply
+
+    def apply(self, inputs):
+        with_relu = getattr(type(inputs[0]), "with_relu", None)  # of `trainers.kernels.fused_normalization.Pending`
+        y = None if with_relu is None else with_relu(inputs[0])
+        return original(self, inputs) if y is None else (y,)
+
+    module.ReLU.apply = apply
 
 
 def _relu_forward(module: ModuleType, name: str) -> None:
@@ -141,7 +149,14 @@ def _relu_forward(module: ModuleType, name: str) -> None:
 
 def add_seam(module: ModuleType) -> None:
     """`Add` of two arrays: of a branch and its shortcut, and of the gradients that come back through both."""
-    original = module.Add.forward
+    original, original_apply = module.Add.forward, module.Add.apply
+
+    def apply(self, inputs):
+        for each in inputs:
+            in_sum = getattr(type(each), "in_sum", None)  # of `trainers.kernels.fused_normalization.Pending`
+            if in_sum is not None and (y := in_sum(each, inputs)) is not None:
+                return (y,)
+        return original_apply(self, inputs)
 
     def forward(self, inputs):
         x, y = inputs
@@ -150,7 +165,7 @@ def add_seam(module: ModuleType) -> None:
             return original(self, inputs)
         return (z,)
 
-    module.Add.forward = forward
+    module.Add.apply, module.Add.forward = apply, forward
 
 
 def batch_normalization_seam(module: ModuleType, implementation: Callable[[], Any]) -> None:

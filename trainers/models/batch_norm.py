@@ -16,7 +16,7 @@ from recipes.planning.division import Division, MicroBatch
 from recipes.schema import Evaluation
 from trainers.communicators.tree_sum import TreeSum
 from trainers.kernels import chainer_hooks
-from trainers.kernels.fused_nodes import Normalized, convolved_normalized, covers, normalized_by_averages
+from trainers.kernels.fused_normalization import Pending, as_rows, covers
 from trainers.models.batch_norm_statistics import GroupStatistics, Seen, TeamStatistics
 from trainers.runs.phase_clock import PhaseClock
 
@@ -207,41 +207,25 @@ class NormGroupBatchNormalization(L.BatchNormalization):
     norm_groups: NormGroups
     _seen: Any  # weights of the groups; weighted sums of their means, variances, squared means
 
-    def forward(self, x, plus=None, relu=False, after=None):
+    def forward(self, x):
         """Normalise x of shape (samples, channels, ...); in test mode by the running statistics.
 
-        Args:
-            plus: added to the result before ReLU (a residual branch); None for nothing.
-            relu: apply ReLU, in one node of the graph where the kernels have one.
-            after: a convolution's link: normalise after(x), in one node of the graph where the kernels have one.
+        Where the kernels serve, the convolution that made x, `+` and `F.relu` join its node, see `Pending`.
         """
-        if not chainer.config.train:
-            x = x if after is None else after(x)
-            return self._by_averages(x, plus, relu)
-        groups, statistics = self.norm_groups, self._statistics()
-        parameters = self._parameters()
-        rest = (*parameters, *([] if plus is None else [plus]))
-        how = {"eps": self.eps, "groups": groups.num_groups, "relu": relu, "statistics": statistics}
-        y, has_one_node = None, self.axis in (None, (0, 2, 3))
-        if after is not None:
-            x, y = convolved_normalized(after, x, rest, **how) if has_one_node else (after(x), None)
-        if y is None and has_one_node and covers(*(chainer.as_array(one) for one in (x, rest[0], *rest[2:]))):
-            y = Normalized(**how).apply((x, *rest))[0]
-        if y is None:
-            h = self._normalized(x, parameters, statistics)
-            y = _finished(h, plus, relu)
-        return y
-
-    def _by_averages(self, x, plus, relu):
-        """Normalise by the running statistics: in one pass where backprop is off and the kernels can."""
-        array, more = (None if one is None else chainer.as_array(one) for one in (x, plus))
-        asks = chainer.config.enable_backprop
-        if asks or self.axis not in (None, (0, 2, 3)) or not covers(array, self.avg_mean, more):
-            y = super().forward(x)
-            return _finished(y, plus, relu)
-        parameters = tuple(map(chainer.as_array, self._parameters()))
-        y = normalized_by_averages(array, self.avg_mean, self.avg_var, parameters, self.eps, relu=relu, plus=more)
-        return chainer.as_variable(y)
+        train, parameters, array = chainer.config.train, self._parameters(), chainer.as_array(x)
+        gamma, beta = map(chainer.as_array, parameters)
+        has_one_node = self.axis in (None, (0, 2, 3)) and covers(array, gamma if train else self.avg_mean)
+        statistics = self._statistics() if train else None
+        if train and has_one_node:
+            scales = statistics.scales(as_rows(array, self.norm_groups.num_groups), gamma, beta, self.eps)
+        elif train:
+            return self._normalized(x, parameters, statistics)
+        elif has_one_node and not chainer.config.enable_backprop:
+            rows, averages = as_rows(array, 1), (self.avg_mean[None], self.avg_var[None])
+            scales = chainer_hooks.serving(rows).scales(rows, *averages, gamma, beta, self.eps)
+        else:
+            return super().forward(x)
+        return Pending(x, parameters, scales, eps=self.eps, statistics=statistics)
 
     def _normalized(self, x, parameters, statistics):
         count = self.norm_groups.num_groups
@@ -287,8 +271,3 @@ def moved_statistics(sums: Any, averages: Any, keep: float, norm_statistics: str
     if norm_statistics == "pooled":
         var = var + xp.maximum(squares - mean**2, 0.0)
     return xp.where(used, keep * averages.astype(np.float64) + (1.0 - keep) * xp.stack([mean, var]), averages)
-
-
-def _finished(h: chainer.Variable, plus: chainer.Variable | None, relu: bool) -> chainer.Variable:
-    h = h if plus is None else h + plus
-    return F.relu(h) if relu else h

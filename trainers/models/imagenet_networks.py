@@ -13,10 +13,8 @@ from chainer.initializers import Constant, HeNormal, Normal
 from chainer.utils import get_conv_outsize
 from chainercv.links import Conv2DActiv, Conv2DBNActiv, PickableSequentialChain
 from chainercv.links.model.resnet import ResNet
-from chainercv.links.model.resnet.resblock import Bottleneck
 
 from recipes.errors import InputRefused
-from trainers.models.layers import normalized, normalized_relu
 from trainers.runs.errors import UnfitImage
 
 _BASIC_BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
@@ -49,33 +47,7 @@ class BasicBlock(chainer.Chain):
 
     def forward(self, x: chainer.Variable) -> chainer.Variable:
         """Samples x `num_out` x height / stride x width / stride, rounded up."""
-        return _with_shortcut(self.conv2, self.conv1(x), self.residual_conv(x) if self.projects else x)
-
-
-class OneNodeConvolution(Conv2DBNActiv):
-    """`Conv2DBNActiv` with its normalisation and ReLU in one node."""
-
-    def forward(self, x: chainer.Variable) -> chainer.Variable:
-        """See `Conv2DBNActiv`."""
-        if self.activ is F.relu:
-            return normalized_relu(self.bn, x, after=self.conv)
-        return normalized(self.bn, x, after=self.conv) if self.activ is None else super().forward(x)
-
-
-class OneNodeBottleneck(Bottleneck):
-    """`Bottleneck` with its last normalisation, the sum and ReLU in one node."""
-
-    def forward(self, x: chainer.Variable) -> chainer.Variable:
-        """See `Bottleneck`."""
-        h = self.conv2(self.conv1(x))
-        return _with_shortcut(self.conv3, h, self.residual_conv(x) if hasattr(self, "residual_conv") else x)
-
-
-def _with_shortcut(last: Conv2DBNActiv, h: chainer.Variable, shortcut: chainer.Variable) -> chainer.Variable:
-    """max(0, last(h) + shortcut)"""
-    if last.activ is not None:
-        return F.relu(last(h) + shortcut)
-    return normalized_relu(last.bn, h, shortcut, after=last.conv)
+        return F.relu(self.conv2(self.conv1(x)) + (self.residual_conv(x) if self.projects else x))
 
 
 class BasicNetwork(PickableSequentialChain):
@@ -98,9 +70,6 @@ class BasicNetwork(PickableSequentialChain):
                 num_in = 64 * 2**stage
             self.pool5 = _averaged
             self.fc = L.Linear(num_in, num_classes, initialW=Normal(0.01))
-
-
-_ONE_NODE = {Conv2DBNActiv: OneNodeConvolution, Bottleneck: OneNodeBottleneck}
 
 
 def _stage(num_blocks: int, num_in: int, num_out: int, *, stride: int) -> PickableSequentialChain:
@@ -156,9 +125,6 @@ def _with_options(
         stochastic_depth: probability of dropping the last block's branch, see `DroppedBranch`.
     """
     blocks = list(_blocks(model))
-    for link in model.links():
-        if type(link) in _ONE_NODE:
-            link.__class__ = _ONE_NODE[type(link)]  # in place: its parameters and its path stay
     start = 0 if zero_last_gamma else last_gamma
     for number, block in enumerate(blocks, start=1):
         last = block.conv3 if hasattr(block, "conv3") else block.conv2

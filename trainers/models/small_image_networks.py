@@ -7,8 +7,6 @@ import chainer.functions as F
 import chainer.links as L
 from chainer.initializers import HeNormal, LeCunNormal
 
-from trainers.models.layers import normalized, normalized_relu
-
 
 class ConvolutionalNetwork(chainer.Chain):
     """Three 3x3 convolutions with batch normalisation and ReLU, 2x2 max pooling between them, average, linear layer.
@@ -35,9 +33,9 @@ class ConvolutionalNetwork(chainer.Chain):
 
     def forward(self, x: chainer.Variable) -> chainer.Variable:
         """Logits, samples x classes."""
-        h = F.max_pooling_2d(normalized_relu(self.bn1, x, after=self.conv1), ksize=2)
-        h = F.max_pooling_2d(normalized_relu(self.bn2, h, after=self.conv2), ksize=2)
-        h = normalized_relu(self.bn3, h, after=self.conv3)
+        h = F.max_pooling_2d(F.relu(self.bn1(self.conv1(x))), ksize=2)
+        h = F.max_pooling_2d(F.relu(self.bn2(self.conv2(h))), ksize=2)
+        h = F.relu(self.bn3(self.conv3(h)))
         return self.fc(F.dropout(F.average(h, axis=(2, 3)), ratio=self.dropout))
 
 
@@ -79,12 +77,12 @@ class ResidualBlock(chainer.Chain):
 
     def forward(self, x: chainer.Variable) -> chainer.Variable:
         """Samples x `num_out` x height / stride x width / stride, rounded up."""
-        h = normalized_relu(self.bn1, x, after=self.conv1)
-        return normalized_relu(self.bn2, h, self._shortcut(x), after=self.conv2)
+        h = F.relu(self.bn1(self.conv1(x)))
+        return F.relu(self.bn2(self.conv2(h)) + self._shortcut(x))
 
     def _shortcut(self, x: chainer.Variable) -> chainer.Variable:
         if self.projects:
-            return normalized(self.shortcut_bn, x, after=self.shortcut_conv)
+            return self.shortcut_bn(self.shortcut_conv(x))
         if not self.changes_shape:
             return x
         kept = x[:, :, :: self.stride, :: self.stride]
@@ -131,7 +129,7 @@ class ResidualNetwork(chainer.Chain):
 
     def forward(self, x: chainer.Variable) -> chainer.Variable:
         """Logits, samples x classes."""
-        h = normalized_relu(self.bn1, x, after=self.conv1)
+        h = F.relu(self.bn1(self.conv1(x)))
         for block in self.blocks:
             h = block(h)
         return self.fc(F.average(h, axis=(2, 3)))
@@ -167,8 +165,8 @@ class WideBlock(chainer.Chain):
 
     def forward(self, x: chainer.Variable) -> chainer.Variable:
         """Samples x `num_out` x height / stride x width / stride, rounded up."""
-        activated = normalized_relu(self.bn1, x)
-        h = normalized_relu(self.bn2, activated, after=self.conv1)
+        activated = F.relu(self.bn1(x))
+        h = F.relu(self.bn2(self.conv1(activated)))
         if self.dropout:
             h = F.dropout(h, ratio=self.dropout)
         return self.conv2(h) + (self.shortcut_conv(activated) if self.projects else x)
@@ -205,4 +203,4 @@ class WideResidualNetwork(chainer.Chain):
         h = self.conv1(x)
         for block in self.blocks:
             h = block(h)
-        return self.fc(F.average(normalized_relu(self.bn, h), axis=(2, 3)))
+        return self.fc(F.average(F.relu(self.bn(h)), axis=(2, 3)))

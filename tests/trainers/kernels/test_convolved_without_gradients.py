@@ -12,7 +12,6 @@ from recipes.planning.division import divide
 from recipes.schema import Evaluation
 from trainers.kernels import chainer_hooks
 from trainers.models.batch_norm import NormGroups
-from trainers.models.layers import normalized_relu
 
 DIVISION = divide(global_batch_size=8, norm_span=4, workers=1, micro_batch_size=8)
 
@@ -29,7 +28,7 @@ def gradients():
     groups.begin_update(DIVISION)
     groups.begin_micro_batch(DIVISION.micro_batches(0)[0])
     with chainer.using_config("train", True):
-        y = normalized_relu(model[1], image, plus, after=model[0])
+        y = F.relu(model[1](model[0](image)) + plus)
     assert type(y.creator_node).__name__ == "ConvolvedNormalized"
     F.sum(y**2).backward()
     return [image.grad, plus.grad, model[0].W.grad, model[1].gamma.grad]

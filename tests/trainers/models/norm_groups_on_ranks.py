@@ -17,7 +17,6 @@ from recipes.planning.division import divide
 from recipes.schema import Evaluation, NormMomentum
 from trainers.models.batch_norm import NormGroups
 from trainers.models.keyed_random import draw_initial_weights
-from trainers.models.layers import normalized_relu
 
 WORLD = MPI.COMM_WORLD
 CHANNELS = 3
@@ -110,7 +109,9 @@ def check_float32(seed):
             groups.begin_micro_batch(part)
             images, more = chainer.Variable(x[own]), chainer.Variable(plus[own])
             with chainer.using_config("train", True):
-                y = layer(images, more if adds else None, relu)
+                y = layer(images)
+                y = y + more if adds else y
+                y = F.relu(y) if relu else y
             F.sum(y * weights[own]).backward()
             for out, values in zip(outs, (y.array, images.grad, more.grad if adds else 0), strict=True):
                 out[own] = values
@@ -143,9 +144,7 @@ def check_convolved(seed, how):
             groups.begin_micro_batch(part)
             images = chainer.Variable(x[part.offset : part.offset + part.size])
             with chainer.using_config("train", True), watch:
-                y = normalized_relu(
-                    chain.bn, images, images[:, :1, 1:-1, 1:-1] * np.ones((1, 4, 1, 1), "f"), after=chain.conv
-                )
+                y = F.relu(chain.bn(chain.conv(images)) + images[:, :1, 1:-1, 1:-1] * np.ones((1, 4, 1, 1), "f"))
                 F.sum(y**2).backward()
             assert type(y.creator_node).__name__ == kind
             found += [y.array, images.grad]

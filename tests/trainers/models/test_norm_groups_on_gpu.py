@@ -15,7 +15,7 @@ from trainers import kernels
 from trainers.gradients.mixed_precision import LossScale, computing, forward_in
 from trainers.gradients.norms import first_not_finite
 from trainers.kernels import chainer_hooks
-from trainers.kernels.fused_nodes import ConvolvedNormalized
+from trainers.kernels.fused_normalization import ConvolvedNormalized
 from trainers.models import SmallResNet
 from trainers.models.batch_norm import NormGroups
 from trainers.models.keyed_random import draw_initial_weights
