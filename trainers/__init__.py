@@ -9,4 +9,4 @@ from trainers import compat, kernels
 from trainers.compat.import_hook import After, ImportHook
 
 compat.install()
-ImportHook([After(module, seam) for module, seam in kernels.SEAMS]).install()
+ImportHook([After(module, hook) for module, hook in kernels.HOOKS]).install()

@@ -150,7 +150,7 @@ class FlatGradients:
         adds = [self._written[number] for number in arrived]
         for number in arrived:
             self._written[number] = True
-        if gather := getattr(chainer_hooks.serving(self.values), "gather", None):
+        if gather := getattr(chainer_hooks.operators_for(self.values), "gather", None):
             starts = [slot.span.start for slot in slots]
             found = self.flags if self._checks else None
             if gather([*arrived.values()], self.values, starts=starts, adds=adds, found=found, numbers=[*arrived]):
@@ -226,7 +226,7 @@ class _Arrivals:
 
     def __init__(self, flat: FlatGradients, finished: Callable[[int], None] | None, ends: Collection[int]) -> None:
         self._flat, self._finished = flat, finished
-        self._ends = ends if hasattr(chainer_hooks.serving(flat.values), "gather") else None
+        self._ends = ends if hasattr(chainer_hooks.operators_for(flat.values), "gather") else None
         self._waiting: dict[int, np.ndarray] = {}
         self._whole: list[int] = []
 

@@ -18,7 +18,7 @@ from chainer.functions.array.cast import Cast
 from recipes.planning.division import Division
 from recipes.schema import Precision
 from trainers.kernels import chainer_hooks
-from trainers.kernels.chainer_nodes import is_plain, linked, variables_of
+from trainers.kernels.chainer_nodes import allows_short_apply, output_of, variables_of
 
 HALVES = ("mixed16", "bfloat16")  # values of `precision.compute` with 16 bits
 MOST_HALVINGS = 20  # of one update; then the run fails
@@ -175,7 +175,7 @@ def weights_in(model: chainer.Link, dtype: Any) -> Iterator[None]:
 
 def _narrowed(arrays: list[Any], dtype: Any) -> list[Any] | None:
     """Copies of arrays in another type, with channels last, made in one launch; None where the kernels cannot."""
-    ours = chainer_hooks.serving(*arrays) if arrays else None
+    ours = chainer_hooks.operators_for(*arrays) if arrays else None
     return ours.narrowed(arrays, dtype) if hasattr(ours, "narrowed") else None
 
 
@@ -203,9 +203,9 @@ class _Narrowed(Cast):
     def apply(self, inputs: tuple[Any]) -> tuple[chainer.Variable]:
         """What Chainer's `apply` does, by a shorter path where possible: it runs once for each parameter."""
         variables = variables_of(inputs)
-        if not is_plain(variables):
+        if not allows_short_apply(variables):
             return super().apply(inputs)
-        return linked(self, variables, *self.forward((variables[0].array,)))
+        return output_of(self, variables, *self.forward((variables[0].array,)))
 
     def forward(self, inputs: tuple[Any]) -> tuple[Any]:
         self._in_type = inputs[0].dtype

@@ -52,7 +52,7 @@ def first_not_finite(arrays: Mapping[str, Any]) -> str | None:
         arrays: by name; those that are None are passed over.
     """
     arrays = {name: values for name, values in arrays.items() if values is not None}
-    ours = chainer_hooks.serving(*arrays.values()) if arrays else None
+    ours = chainer_hooks.operators_for(*arrays.values()) if arrays else None
     if hasattr(ours, "finite") and all(values.flags.c_contiguous for values in arrays.values()):
         flags = ours.finite(list(arrays.values()))
     else:

@@ -19,7 +19,7 @@ sum and ReLU (`normalized`), on the CPU the same with the convolution before it 
 (`fused_loss`). Optimizers move all parameters at once (`trainers.optimizers.fused_step`), on the CPU in float32. The
 compiled `normalization.c` and `steps.c` serve both `numpy` and `torch`, on the threads of each.
 
-`trainers/__init__.py` installs the `SEAMS`, each when its module of Chainer is imported. Which kernels serve is looked
+`trainers/__init__.py` installs the `HOOKS`, each when its module of Chainer is imported. Which kernels serve is looked
 up at each call; the default is the environment's, `KILOBATCH_KERNELS`. Nothing is loaded here, not even NumPy.
 """
 
@@ -35,7 +35,7 @@ from types import ModuleType
 from trainers.kernels import chainer_convolution, chainer_hooks
 from trainers.runs.memory import keep_freed_memory
 
-__all__ = ["GPU_KINDS", "KINDS", "SEAMS", "VARIABLE", "ask_for", "asked", "described", "details", "has_compiled"]
+__all__ = ["GPU_KINDS", "KINDS", "HOOKS", "VARIABLE", "ask_for", "asked", "described", "details", "has_compiled"]
 __all__ += ["in_use", "missing", "use", "use_on_gpu"]
 
 KINDS = ("numpy", "torch", "chainer")
@@ -45,13 +45,13 @@ _COMPILED = ("numpy", "torch")  # kinds that also use compiled passes
 VARIABLE = "KILOBATCH_KERNELS"  # of the environment: the default kernels of a process
 
 
-def _convolution_seam(module: ModuleType) -> None:
+def _hook_convolution(module: ModuleType) -> None:
     in_use()  # chooses the environment's kernels, unless others were chosen
-    chainer_convolution.convolution_seam(module)
+    chainer_convolution.hook_convolution(module)
 
 
-def _batch_normalization_seam(module: ModuleType) -> None:
-    chainer_hooks.batch_normalization_seam(module, lambda: _channels_last_impl()())
+def _hook_batch_normalization(module: ModuleType) -> None:
+    chainer_hooks.hook_batch_normalization(module, lambda: _channels_last_impl()())
 
 
 @functools.cache
@@ -61,15 +61,15 @@ def _channels_last_impl() -> type:
     return ChannelsLastImpl
 
 
-SEAMS: tuple[tuple[str, Callable[[ModuleType], None]], ...] = (
-    ("chainer.functions.connection.convolution_2d", _convolution_seam),
-    ("chainer.functions.connection.deconvolution_2d", chainer_convolution.deconvolution_seam),
-    ("chainer.functions.connection.linear", chainer_hooks.linear_seam),
-    ("chainer.functions.activation.relu", chainer_hooks.relu_seam),
-    ("chainer.functions.math.basic_math", chainer_hooks.add_seam),
-    ("chainer.functions.pooling.max_pooling_nd", chainer_hooks.max_pooling_seam),
-    ("chainer.functions.pooling.average_pooling_2d", chainer_hooks.average_pooling_seam),
-    ("chainer.functions.normalization.batch_normalization", _batch_normalization_seam),
+HOOKS: tuple[tuple[str, Callable[[ModuleType], None]], ...] = (
+    ("chainer.functions.connection.convolution_2d", _hook_convolution),
+    ("chainer.functions.connection.deconvolution_2d", chainer_convolution.hook_deconvolution),
+    ("chainer.functions.connection.linear", chainer_hooks.hook_linear),
+    ("chainer.functions.activation.relu", chainer_hooks.hook_relu),
+    ("chainer.functions.math.basic_math", chainer_hooks.hook_add),
+    ("chainer.functions.pooling.max_pooling_nd", chainer_hooks.hook_max_pooling),
+    ("chainer.functions.pooling.average_pooling_2d", chainer_hooks.hook_average_pooling),
+    ("chainer.functions.normalization.batch_normalization", _hook_batch_normalization),
 )
 
 _in_use: str | None = None

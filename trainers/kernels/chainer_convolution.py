@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from trainers.kernels.chainer_hooks import serving
+from trainers.kernels.chainer_hooks import operators_for
 
 Pair = tuple[int, int]
 _CORES = ("_forward_cpu_core", "_forward_gpu_core")
 
 
-def convolution_seam(module: ModuleType) -> None:
+def hook_convolution(module: ModuleType) -> None:
     """`Convolution2DFunction` and its gradients."""
     for core in _CORES:
         _convolution_core(module, core)
@@ -32,7 +32,7 @@ def options_of(node: Any) -> dict[str, Pair]:
 
 def _fitting(x: Any, W: Any, *b: Any, stride: Pair, pad: Pair) -> Any | None:
     """Our kernels, where they serve and Chainer's checks would pass; None for Chainer's own `apply`."""
-    ours = serving(x, W, *b)
+    ours = operators_for(x, W, *b)
     if ours is None or not x.ndim == W.ndim == 4 or x.shape[1] != W.shape[1]:
         return None
     if any(each.shape != W.shape[:1] for each in b):
@@ -43,14 +43,14 @@ def _fitting(x: Any, W: Any, *b: Any, stride: Pair, pad: Pair) -> Any | None:
 
 def _convolution_apply(module: ModuleType) -> None:
     """Make `apply` the short version (see `applied`) where our kernels serve; else Chainer's."""
-    from trainers.kernels.chainer_nodes import is_plain, linked, variables_of
+    from trainers.kernels.chainer_nodes import allows_short_apply, output_of, variables_of
 
     convolution = module.Convolution2DFunction
     original, convolution.ordered_weights = convolution.apply, None
 
     def apply(self, inputs):
         variables = variables_of(inputs)
-        if is_plain(variables):
+        if allows_short_apply(variables):
             x, W, *b = (each.array for each in variables)
             how = options_of(self)
             ours = None if _is_special(self) or self.cudnn_fast else _fitting(x, W, *b, **how)
@@ -60,7 +60,7 @@ def _convolution_apply(module: ModuleType) -> None:
                 if y is not None:
                     self.ordered_weights = W
                     self.retain_inputs((0, 1))
-                    return linked(self, variables, y)
+                    return output_of(self, variables, y)
         return original(self, inputs)
 
     convolution.apply = apply
@@ -72,7 +72,7 @@ def _is_special(node: Any) -> bool:
 
 def gradients(indexes: Sequence[int], x: Any, W: Any, gy: Any, **how: Pair) -> tuple[Any, Any] | None:
     """The gradients of a convolution's x and W, () for one not in `indexes`; None where our kernels do not serve."""
-    ours = serving(x, W, gy)
+    ours = operators_for(x, W, gy)
     if ours is None:
         return None
     if 0 in indexes and 1 in indexes and hasattr(ours, "convolution_gradients"):
@@ -89,14 +89,14 @@ def gradients(indexes: Sequence[int], x: Any, W: Any, gy: Any, **how: Pair) -> t
 
 def add_to(new: Any, before: Any) -> None:
     """new += before, where nothing else refers to `new` yet."""
-    ours = serving(new, before)
+    ours = operators_for(new, before)
     if not hasattr(ours, "add_to") or not ours.add_to(new, before):
         new += before
 
 
 def added(new: Any, before: Any) -> Any:
     """new + before, with the memory layout of `new`."""
-    ours = serving(new, before)
+    ours = operators_for(new, before)
     found = None if ours is None else ours.add(new, before)
     return new + before if found is None else found
 
@@ -167,7 +167,7 @@ def _in_order(gW: Any) -> Any:
     return gW if gW.flags.c_contiguous else gW.copy()
 
 
-def deconvolution_seam(module: ModuleType) -> None:
+def hook_deconvolution(module: ModuleType) -> None:
     """`Deconvolution2DFunction`, which is a convolution's gradient with respect to its input as well."""
     for core in _CORES:
         _deconvolution_core(module, core)
@@ -197,4 +197,4 @@ def _deconvolution_core(module: ModuleType, core: str) -> None:
 
 def _covering(node: Any, *arrays: Any) -> Any | None:
     """Our kernels, where they serve these arrays and the node has no dilation."""
-    return serving(*arrays) if node.dy == node.dx == 1 else None
+    return operators_for(*arrays) if node.dy == node.dx == 1 else None

@@ -13,7 +13,7 @@ gpu_operators: Any = None  # the same on a GPU
 _FORWARDS = ("forward_cpu", "forward_gpu")
 
 
-def linear_seam(module: ModuleType) -> None:
+def hook_linear(module: ModuleType) -> None:
     """`LinearFunction` and its two gradients, where the kernels have a product of their own."""
     for node, factors_of in (
         (module.LinearFunction, lambda x, W, b=None: (x, W.T)),
@@ -27,7 +27,7 @@ def _linear_forward(module: ModuleType, node: Any, factors_of: Callable[..., tup
     original = node.forward
 
     def forward(self, inputs):
-        ours, kind = serving(*inputs), getattr(self, "_w_dtype", inputs[0].dtype)
+        ours, kind = operators_for(*inputs), getattr(self, "_w_dtype", inputs[0].dtype)
         if kind != inputs[0].dtype or not hasattr(ours, "product"):
             return original(self, inputs)
         y = ours.product(*factors_of(*inputs))
@@ -40,7 +40,7 @@ def _linear_forward(module: ModuleType, node: Any, factors_of: Callable[..., tup
     node.forward = forward
 
 
-def max_pooling_seam(module: ModuleType) -> None:
+def hook_max_pooling(module: ModuleType) -> None:
     """`MaxPoolingND` over two axes, its gradient and the gradient of that."""
     module.MaxPoolingND._operators = None
     for forward in _FORWARDS:
@@ -54,7 +54,7 @@ def _max_pooling_forward(module: ModuleType, name: str) -> None:
     def forward(self, inputs):
         (x,) = inputs
         places = self.ksize[0] * self.ksize[-1]
-        ours = serving(x)
+        ours = operators_for(x)
         if ours is None or self.ndim != 2 or self.return_indices or places > 255:
             return original(self, inputs)
         out = _pooled_size(module, self, x)
@@ -82,7 +82,7 @@ def _max_pooling_forward(module: ModuleType, name: str) -> None:
         setattr(node, name, ours)
 
 
-def average_pooling_seam(module: ModuleType) -> None:
+def hook_average_pooling(module: ModuleType) -> None:
     """`AveragePooling2D`, which is a node of its own beside `AveragePoolingND`, and its gradient, on a GPU."""
     pooling, gradient = module.AveragePooling2D, module.AveragePooling2DGrad
     original, original_gradient = pooling.forward_gpu, gradient.forward_gpu
@@ -90,7 +90,7 @@ def average_pooling_seam(module: ModuleType) -> None:
 
     def forward(self, inputs):
         (x,) = inputs
-        ours = serving(x)
+        ours = operators_for(x)
         if ours is None:
             return original(self, inputs)
         self._how = {"kernel": (self.kh, self.kw), "stride": (self.sy, self.sx), "pad": (self.ph, self.pw)}
@@ -112,7 +112,7 @@ def _pooled_size(module: ModuleType, node: Any, x: Any) -> tuple[int, ...]:
     return tuple(module.conv_nd.get_conv_outsize(*each, node.cover_all) for each in sizes)
 
 
-def relu_seam(module: ModuleType) -> None:
+def hook_relu(module: ModuleType) -> None:
     """`ReLU`, which a normalisation before it may take into its node, and its gradient."""
     for forward in _FORWARDS:
         _relu_forward(module, forward)
@@ -131,14 +131,14 @@ def _relu_forward(module: ModuleType, name: str) -> None:
     original, original_gradient = getattr(relu, name), getattr(gradient, name)
 
     def forward(self, inputs):
-        ours = serving(*inputs)
+        ours = operators_for(*inputs)
         if ours is None or (y := ours.relu(*inputs)) is None:
             return original(self, inputs)
         self.retain_outputs((0,))
         return (y,)
 
     def gradient_forward(self, inputs):
-        ours = serving(self.b, *inputs)
+        ours = operators_for(self.b, *inputs)
         if ours is None or (gx := ours.relu_gradient(self.b, *inputs)) is None:
             return original_gradient(self, inputs)
         return (gx,)
@@ -147,7 +147,7 @@ def _relu_forward(module: ModuleType, name: str) -> None:
     setattr(gradient, name, gradient_forward)
 
 
-def add_seam(module: ModuleType) -> None:
+def hook_add(module: ModuleType) -> None:
     """`Add` of two arrays: of a branch and its shortcut, and of the gradients that come back through both."""
     original, original_apply = module.Add.forward, module.Add.apply
 
@@ -160,7 +160,7 @@ def add_seam(module: ModuleType) -> None:
 
     def forward(self, inputs):
         x, y = inputs
-        ours = serving(x, y) if x.shape == y.shape else None
+        ours = operators_for(x, y) if x.shape == y.shape else None
         if ours is None or (z := ours.add(x, y)) is None:
             return original(self, inputs)
         return (z,)
@@ -168,7 +168,7 @@ def add_seam(module: ModuleType) -> None:
     module.Add.apply, module.Add.forward = apply, forward
 
 
-def batch_normalization_seam(module: ModuleType, implementation: Callable[[], Any]) -> None:
+def hook_batch_normalization(module: ModuleType, implementation: Callable[[], Any]) -> None:
     """`BatchNormalization`, unless it was given an implementation selector.
 
     The default selector is a default argument, bound when the class was made, so replacing the module's has no effect.
@@ -185,12 +185,12 @@ def batch_normalization_seam(module: ModuleType, implementation: Callable[[], An
             self._impl_selector = select
 
     def select(node, inputs):
-        return selector(node, inputs) if serving(*inputs) is None else implementation()
+        return selector(node, inputs) if operators_for(*inputs) is None else implementation()
 
     node.__init__ = init
 
 
-def serving(*arrays: Any) -> Any | None:
+def operators_for(*arrays: Any) -> Any | None:
     """Our kernels for these arrays: not empty, all NumPy's or all CuPy's, of one type; None where Chainer's serve.
 
     On a GPU, arrays after a first one of 16 bits may be float32, as vectors of parameters are.

@@ -22,7 +22,7 @@ from trainers.kernels import chainer_hooks
 _make = Variable._init_unchecked
 
 
-def is_plain(variables: Sequence[chainer.Variable]) -> bool:
+def allows_short_apply(variables: Sequence[chainer.Variable]) -> bool:
     """Whether the short version serves: no hooks, debugging or schedule functions, this device, standard layouts."""
     config = chainer.config
     if config.debug or config.schedule_func is not None or chainer.get_function_hooks():
@@ -48,7 +48,7 @@ def variable_of(array: Any) -> chainer.Variable:
     return _make(array, requires_grad=False, is_chainerx_array=False)
 
 
-def linked(node: chainer.FunctionNode, variables: Sequence[chainer.Variable], y: Any) -> tuple[chainer.Variable]:
+def output_of(node: chainer.FunctionNode, variables: Sequence[chainer.Variable], y: Any) -> tuple[chainer.Variable]:
     """The output of a node that has one, and the edges of the graph: the end of `apply`.
 
     Args:
@@ -87,12 +87,12 @@ class ChannelsLastImpl(batch_normalization.GeneralBatchNormalizationImpl):
         if type(self) is ChannelsLastImpl and len(rows) == 1 and type(rows) is np.ndarray:  # no subclass needs more
             scales, mean, var = _of_one_group(rows, gamma, beta, eps)
         if scales is not None:
-            y, inv_std = chainer_hooks.serving(x).normalized_by(rows, scales, relu=False), scales[1, 0]
+            y, inv_std = chainer_hooks.operators_for(x).normalized_by(rows, scales, relu=False), scales[1, 0]
         else:
             mean, var = self.get_mean_and_var(axis, gamma, x, xp, gamma.dtype)
             inv_std = np.reciprocal(np.sqrt(var + gamma.dtype.type(eps)))
             vectors = (vector.reshape(len(rows), -1) for vector in (mean, inv_std, gamma, beta))
-            y = chainer_hooks.serving(x).normalized(rows, *vectors)
+            y = chainer_hooks.operators_for(x).normalized(rows, *vectors)
         y = from_rows(y, x.shape, axis)
         if running_mean is not None:
             count = x.size // gamma.size
@@ -105,7 +105,7 @@ class ChannelsLastImpl(batch_normalization.GeneralBatchNormalizationImpl):
         rows = rows_served(x, gamma, axis)
         if rows is None:
             return super().get_mean_and_var(axis, gamma, x, xp, interm_dtype)
-        found = chainer_hooks.serving(x).mean_and_variance(rows)
+        found = chainer_hooks.operators_for(x).mean_and_variance(rows)
         return tuple(part.reshape(gamma.shape).astype(interm_dtype) for part in found)
 
     def backward(self, axis, gamma, gy, x, x_layout, xp, expander, mean, inv_std, eps, var, forward_data):
@@ -113,7 +113,7 @@ class ChannelsLastImpl(batch_normalization.GeneralBatchNormalizationImpl):
         if rows is None:
             return super().backward(axis, gamma, gy, x, x_layout, xp, expander, mean, inv_std, eps, var, forward_data)
         gy_rows = rows_of(gy, axis, copy=True)
-        ours = chainer_hooks.serving(x)
+        ours = chainer_hooks.operators_for(x)
         if forward_data is not None:
             gx, parts, _ = ours.gradient_by(gy_rows, rows, forward_data, relu=False)
         else:
@@ -127,7 +127,7 @@ class ChannelsLastImpl(batch_normalization.GeneralBatchNormalizationImpl):
 
 def _of_one_group(rows, gamma, beta, eps):
     """Scales, mean and variance by the compiled pass for whole groups; three times None without it."""
-    ours, channels = chainer_hooks.serving(rows), gamma.size
+    ours, channels = chainer_hooks.operators_for(rows), gamma.size
     if not hasattr(ours, "whole_scales"):
         return None, None, None
     seen = np.zeros(1 + 3 * channels)
@@ -137,7 +137,7 @@ def _of_one_group(rows, gamma, beta, eps):
 
 def rows_served(x, gamma, axis):
     """x as (groups, rows, channels), where our passes serve it; else None."""
-    return None if chainer_hooks.serving(x, gamma) is None else rows_of(x, axis)
+    return None if chainer_hooks.operators_for(x, gamma) is None else rows_of(x, axis)
 
 
 def rows_of(x: np.ndarray, axis: tuple[int, ...], *, copy: bool = False) -> np.ndarray | None:

@@ -45,7 +45,7 @@ class _SoftmaxCrossEntropy(chainer.FunctionNode):
     def forward(self, inputs: tuple[Any]) -> tuple[Any]:
         (x,) = inputs
         self.retain_inputs((0,))
-        loss, self._kept = chainer_hooks.serving(x).cross_entropy(
+        loss, self._kept = chainer_hooks.operators_for(x).cross_entropy(
             x, self._targets, label_smoothing=self._label_smoothing
         )
         return (loss,)
@@ -57,7 +57,7 @@ class _SoftmaxCrossEntropy(chainer.FunctionNode):
         given, smoothing = (x.array, self._targets, self._kept, gy.array), self._label_smoothing
         return (
             chainer.as_variable(
-                chainer_hooks.serving(x.array).cross_entropy_gradient(*given, label_smoothing=smoothing)
+                chainer_hooks.operators_for(x.array).cross_entropy_gradient(*given, label_smoothing=smoothing)
             ),
         )
 
@@ -70,7 +70,7 @@ class _SoftmaxCrossEntropy(chainer.FunctionNode):
 
 def _covers(x: Any, targets: Any) -> bool:
     """Whether the kernels compute with such arrays."""
-    if type(targets) is not type(x) or x.ndim != 2 or not hasattr(chainer_hooks.serving(x), "cross_entropy"):
+    if type(targets) is not type(x) or x.ndim != 2 or not hasattr(chainer_hooks.operators_for(x), "cross_entropy"):
         return False
     shape = x.shape if targets.dtype == np.float32 else x.shape[:1]
     return targets.dtype in (np.float32, np.int32, np.int64) and targets.shape == shape

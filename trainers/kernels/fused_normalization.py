@@ -20,10 +20,10 @@ from chainer.functions.activation.relu import ReLUGrad2
 from chainer.functions.normalization.batch_normalization import BatchNormalizationGrad
 
 from trainers.kernels import chainer_convolution, chainer_hooks
-from trainers.kernels.chainer_nodes import is_plain, linked, variable_of, variables_of
+from trainers.kernels.chainer_nodes import allows_short_apply, output_of, variable_of, variables_of
 
 
-class Normalized(chainer.FunctionNode):
+class Normalization(chainer.FunctionNode):
     """(x - mean) / deviation * gamma + beta + plus, then ReLU with `relu`.
 
     Each group of samples has a mean and a deviation of its own. Forward reads x and writes once; backward reads gy and
@@ -44,13 +44,13 @@ class Normalized(chainer.FunctionNode):
     def apply(self, inputs: tuple[Any, ...]) -> tuple[chainer.Variable]:
         """What Chainer's `apply` does, by the short version where it serves."""
         variables = variables_of(inputs)
-        if not is_plain(variables):
+        if not allows_short_apply(variables):
             return super().apply(inputs)
-        return linked(self, variables, *self.forward([each.array for each in variables]))
+        return output_of(self, variables, *self.forward([each.array for each in variables]))
 
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any]:
         x, _, _, *plus = inputs
-        ours = chainer_hooks.serving(x)
+        ours = chainer_hooks.operators_for(x)
         self._masked = self._relu and (bool(plus) or not ours.COMPUTES_MASK)  # backward masks by the retained output
         self.retain_inputs((0, 1))
         if self._masked:
@@ -74,7 +74,9 @@ class Normalized(chainer.FunctionNode):
     def _gradients(self, gy: Any, x: Any, gamma: Any, y: Any) -> tuple[Any, ...]:
         out, whole = None if y is None else self._rows(y), self._statistics.whole_sums
         given = (self._rows(gy), self._rows(x), self._scales)
-        gx, parameters, counted = chainer_hooks.serving(x).gradient_by(*given, relu=self._relu, y=out, whole=whole)
+        gx, parameters, counted = chainer_hooks.operators_for(x).gradient_by(
+            *given, relu=self._relu, y=out, whole=whole
+        )
         ggamma, gbeta = (part.astype(gamma.dtype, copy=False) for part in parameters)
         return _from_rows(gx, x), ggamma, gbeta, _from_rows(counted, x)
 
@@ -82,7 +84,7 @@ class Normalized(chainer.FunctionNode):
         if self._relu:
             if y is None:
                 rows = self._rows(x.array)
-                y = _from_rows(chainer_hooks.serving(rows).normalized_by(rows, self._scales, relu=True), x)
+                y = _from_rows(chainer_hooks.operators_for(rows).normalized_by(rows, self._scales, relu=True), x)
             (gy,) = ReLUGrad2(y).apply((gy,))
         grouped, kept = (self._groups, len(x) // self._groups, *x.shape[1:]), (0, 2)
         axis = tuple(number for number in range(len(grouped)) if number not in kept)
@@ -113,21 +115,21 @@ def _from_rows(rows: Any, x: Any) -> Any:
 
 
 def covers(x: Any, gamma: Any) -> bool:
-    """Whether `Normalized` computes with such arrays."""
+    """Whether `Normalization` computes with such arrays."""
     if x.ndim not in (2, 4) or gamma.shape != x.shape[1:2]:
         return False
-    if not hasattr(chainer_hooks.serving(x, gamma), "gradient_by"):
+    if not hasattr(chainer_hooks.operators_for(x, gamma), "gradient_by"):
         return False
     return (x if x.ndim == 2 else x.transpose(0, 2, 3, 1)).flags.c_contiguous
 
 
-class ConvolvedNormalized(Normalized):
-    """`Normalized` of x convolved with W: half as many nodes, and less Python between operators.
+class ConvolutionNormalization(Normalization):
+    """`Normalization` of x convolved with W: half as many nodes, and less Python between operators.
 
     Args:
         convolution: Chainer's node, done by our kernels.
         h: its output.
-        scales, how: see `Normalized`.
+        scales, how: see `Normalization`.
     """
 
     def __init__(self, convolution: chainer.FunctionNode, h: Any, scales: Any, **how: Any) -> None:
@@ -161,7 +163,7 @@ class ConvolvedNormalized(Normalized):
             return super().backward_accumulate(indexes, grad_outputs, grad_inputs)
         x, gamma = self.inputs[0].data, self.inputs[2].data
         if self._kept_data is None:  # a second backward
-            ours = chainer_hooks.serving(x)
+            ours = chainer_hooks.operators_for(x)
             W = chainer_convolution.ordered(ours, self.inputs[1].data)
             self._kept_data = W, ours.convolution(x, W, None, **self._how)
         W, h = self._kept_data
@@ -192,7 +194,7 @@ class Pending(chainer.Variable):
     Args:
         x: what is normalised; `covers` accepts it.
         parameters: gamma and beta.
-        scales, how: see `Normalized`; without a graph `statistics` may be None.
+        scales, how: see `Normalization`; without a graph `statistics` may be None.
     """
 
     def __init__(self, x: Any, parameters: Any, scales: Any, **how: Any) -> None:
@@ -290,7 +292,7 @@ class _Normalization:
         if sys.getrefcount(self.x) == 2 and getattr(self.x.creator_node, "ordered_weights", None) is not None:
             convolution = self.x.creator_node
             variables = variables_of((*[each.get_variable() for each in convolution.inputs], *rest))
-            if len(convolution.inputs) == 2 and is_plain(variables):
-                node = ConvolvedNormalized(convolution, self.x.data, self.scales, relu=relu, **self.how)
+            if len(convolution.inputs) == 2 and allows_short_apply(variables):
+                node = ConvolutionNormalization(convolution, self.x.data, self.scales, relu=relu, **self.how)
                 return node.apply(variables)[0]
-        return Normalized(self.scales, relu=relu, **self.how).apply((self.x.get_variable(), *rest))[0]
+        return Normalization(self.scales, relu=relu, **self.how).apply((self.x.get_variable(), *rest))[0]

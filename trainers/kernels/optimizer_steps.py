@@ -1,6 +1,6 @@
 """An optimizer's step as numbers: the arguments of kernels that update all parameters in one launch.
 
-A component of `trainers.optimizers` gives one of these forms from its `step_form(hyperparam, t)`. Each names the
+A component of `trainers.optimizers` gives one of these forms from its `fused_step(hyperparam, t)`. Each names the
 `kernels` that compute it and has their arguments, in their order, in `numbers`. `states` are the names of an update
 rule's state, which are the same with and without these kernels.
 
@@ -42,19 +42,19 @@ class Trust:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MomentumForm:
+class MomentumStep:
     """A step with momentum, one rate for all tensors; the direction in its trust ratio is g without the decay.
 
-        v <- momentum v + within ratio g
-        w <- w - beside v, or with `nesterov` w <- w - beside (momentum v + within ratio g)
+        v <- momentum v + gradient_scale ratio g
+        w <- w - step_scale v, or with `nesterov` w <- w - step_scale (momentum v + gradient_scale ratio g)
 
     Args:
         states: empty for a step that keeps no v.
     """
 
     momentum: float
-    within: float
-    beside: float
+    gradient_scale: float
+    step_scale: float
     nesterov: bool = False
     trust: Trust | None = None
     states: tuple[str, ...] = ("v",)
@@ -64,29 +64,29 @@ class MomentumForm:
     @property
     def numbers(self) -> tuple[float, ...]:
         """The arguments of the kernels."""
-        return self.momentum, self.within, self.beside, self.nesterov
+        return self.momentum, self.gradient_scale, self.step_scale, self.nesterov
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdamForm:
+class AdamStep:
     """A step of Adam or LAMB.
 
         m <- beta1 m + (1 - beta1) g
         v <- beta2 v + (1 - beta2) g^2
-        r = m over_m / (sqrt(v over_v) + eps) + inside lambda w
+        r = m m_scale / (sqrt(v v_scale) + eps) + decay_in_direction lambda w
         w <- w - rate ratio r
 
     Args:
-        inside: whether the coupled decay is part of r, the direction, instead of g.
+        decay_in_direction: whether the coupled decay is part of r, the direction, instead of g.
     """
 
     beta1: float
     beta2: float
     eps: float
     rate: float
-    over_m: float = 1.0
-    over_v: float = 1.0
-    inside: bool = False
+    m_scale: float = 1.0
+    v_scale: float = 1.0
+    decay_in_direction: bool = False
     trust: Trust | None = None
 
     kernels: ClassVar[str] = "adam"
@@ -95,11 +95,11 @@ class AdamForm:
     @property
     def numbers(self) -> tuple[float, ...]:
         """The arguments of the kernels."""
-        return self.beta1, self.beta2, self.eps, self.rate, self.over_m, self.over_v, self.inside
+        return self.beta1, self.beta2, self.eps, self.rate, self.m_scale, self.v_scale, self.decay_in_direction
 
 
 @dataclass(frozen=True, kw_only=True)
-class RmspropForm:
+class RmspropStep:
     """A step with momentum along a sum of SGD's and RMSprop's directions.
 
     m <- mu2 m + (1 - mu2) g^2
@@ -124,7 +124,7 @@ class RmspropForm:
         return self.mu1, self.mu2, self.eps, self.sgd, self.rmsprop, self.rate
 
 
-StepForm = MomentumForm | AdamForm | RmspropForm
+OptimizerStep = MomentumStep | AdamStep | RmspropStep
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -113,7 +113,7 @@ class NormGroups:
             return
         sums = self._sums if self._tree is None and world.size == 1 else self._total(world)
         keep, how = self._keep(global_batch_size), self.evaluation.norm_statistics
-        ours = chainer_hooks.serving(self._averages)
+        ours = chainer_hooks.operators_for(self._averages)
         if hasattr(ours, "move_averages"):
             ours.move_averages(sums, self._places, self._averages, keep, pooled=how == "pooled")
         else:
@@ -222,7 +222,7 @@ class NormGroupBatchNormalization(L.BatchNormalization):
             return self._normalized(x, parameters, statistics)
         elif has_one_node and not chainer.config.enable_backprop:
             rows, averages = as_rows(array, 1), (self.avg_mean[None], self.avg_var[None])
-            scales = chainer_hooks.serving(rows).scales(rows, *averages, gamma, beta, self.eps)
+            scales = chainer_hooks.operators_for(rows).scales(rows, *averages, gamma, beta, self.eps)
         else:
             return super().forward(x)
         return Pending(x, parameters, scales, eps=self.eps, statistics=statistics)

@@ -40,7 +40,7 @@ class Seen:
     def add(self, mean: Any, var: Any, num_values: int) -> None:
         """Add mean and biased variance of groups of `num_values` values."""
         means, variances = (part.reshape(len(self.weights), -1) for part in (mean, var))
-        factor, ours = self.factor(num_values), chainer_hooks.serving(means, variances)
+        factor, ours = self.factor(num_values), chainer_hooks.operators_for(means, variances)
         if hasattr(ours, "see"):
             ours.see(means, variances, self.weights, self.sums, factor=factor)
             return
@@ -87,7 +87,7 @@ class GroupStatistics(ChannelsLastImpl):
 
     def scales(self, rows: Any, gamma: Any, beta: Any, eps: float) -> Any:
         """The scales by which our kernels, which serve such arrays, normalise `rows` (groups, rows, channels)."""
-        ours, seen = chainer_hooks.serving(rows), self._seen
+        ours, seen = chainer_hooks.operators_for(rows), self._seen
         self.num_values = rows.shape[1]
         if self.is_whole and hasattr(ours, "whole_scales"):
             given = None if seen is None else (seen.weights, seen.sums, seen.factor(self.num_values))
@@ -98,7 +98,7 @@ class GroupStatistics(ChannelsLastImpl):
 
     def _of_rows(self, rows):
         self.num_values = rows.shape[1]
-        self.mean, self.var = chainer_hooks.serving(rows).mean_and_variance(rows)
+        self.mean, self.var = chainer_hooks.operators_for(rows).mean_and_variance(rows)
         self._complete()
 
     def _in_two_passes(self, axis, x, xp, interm_dtype):

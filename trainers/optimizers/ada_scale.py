@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from recipes.arguments import require_share
-from trainers.kernels.optimizer_steps import MomentumForm
+from trainers.kernels.optimizer_steps import MomentumStep
 from trainers.optimizers.weight_decay import RATE_NOT_SET, NoDecay, require_weight_decay
 
 if TYPE_CHECKING:
@@ -68,9 +68,9 @@ class AdaScale:
             raise ValueError(f"AdaScale.clock must be samples or gain, got {self.clock!r}")
         require_weight_decay(self)
 
-    def step_form(self, hyperparam: Any, t: int) -> MomentumForm:
+    def fused_step(self, hyperparam: Any, t: int) -> MomentumStep:
         """The step of the t-th update at these hyperparameters, without the decay."""
-        return MomentumForm(momentum=self.momentum, within=-1.0, beside=-hyperparam.lr)
+        return MomentumStep(momentum=self.momentum, gradient_scale=-1.0, step_scale=-hyperparam.lr)
 
     def build(self) -> chainer.Optimizer:
         """Chainer's optimizer; the updater sets its `lr`, gain included."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from lr_schedules.units import require_number
 from recipes.arguments import require_share
-from trainers.kernels.optimizer_steps import AdamForm
+from trainers.kernels.optimizer_steps import AdamStep
 from trainers.optimizers.weight_decay import RATE_NOT_SET, Decay, NoDecay, require_weight_decay
 
 if TYPE_CHECKING:
@@ -60,10 +60,10 @@ class Adam:
         require_number("Adam.eps", self.eps, above=0)
         require_weight_decay(self)
 
-    def step_form(self, hyperparam: Any, t: int) -> AdamForm:
+    def fused_step(self, hyperparam: Any, t: int) -> AdamStep:
         """The step of the t-th update at these hyperparameters, without the decay."""
         rate = hyperparam.alpha * math.sqrt(1.0 - self.beta2**t) / (1.0 - self.beta1**t)
-        return AdamForm(beta1=self.beta1, beta2=self.beta2, eps=self.eps, rate=rate)
+        return AdamStep(beta1=self.beta1, beta2=self.beta2, eps=self.eps, rate=rate)
 
     def build(self) -> chainer.Optimizer:
         """Chainer's optimizer; the updater sets its `alpha`."""

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import operator
 from collections.abc import Sequence
+from operator import is_
 from typing import Any
 
 import chainer
 
 from trainers.kernels import chainer_hooks
-from trainers.kernels.optimizer_steps import MomentumForm, StepDecay
+from trainers.kernels.optimizer_steps import MomentumStep, StepDecay
 
-_DECAY = {"WeightDecay"}
-_MOST = 2  # sets of arrays remembered: double buffering has gradients in two
+_DECAY_HOOK = {"WeightDecay"}
+_MAX_REMEMBERED = 2  # sets of arrays remembered: double buffering has gradients in two
 
 
 class FusedStep:
@@ -21,40 +21,40 @@ class FusedStep:
 
     Args:
         optimizer: set up; its hyperparameters are set for each update.
-        component: the recipe's optimizer; all parameters at once where it has a `step_form`.
+        component: the recipe's optimizer; all parameters at once where it has a `fused_step`.
     """
 
     def __init__(self, optimizer: chainer.Optimizer, component: Any) -> None:
         self._optimizer, self._component = optimizer, component
         self._parameters = list(optimizer.target.params())
-        self._fitting = Fitting()
+        self._check = ArrayCheck()
 
     def __call__(self) -> None:
         """Do one step."""
         optimizer, parameters = self._optimizer, self._parameters
         rules = [parameter.update_rule for parameter in parameters]
-        if not hasattr(self._component, "step_form") or _hooks(optimizer) or not _are_plain(rules):
+        if not hasattr(self._component, "fused_step") or _hooks(optimizer) or not _are_plain(rules):
             optimizer.update()
             return
-        form = self._component.step_form(optimizer.hyperparam, rules[0].t + 1)
+        form = self._component.fused_step(optimizer.hyperparam, rules[0].t + 1)
         arrays = [[getattr(parameter, name) for parameter in parameters] for name in ("array", "grad")]
         states = _states(form.states, rules)
-        if not self._fitting.covers(*arrays, *states):
+        if not self._check.covers(*arrays, *states):
             for rule, parameter in zip(rules, parameters, strict=True):
                 if not _has_states(rule, parameter):
                     rule._init_states(parameter)
             states = _states(form.states, rules)
-            if not self._fitting.covers(*arrays, *states):
+            if not self._check.covers(*arrays, *states):
                 optimizer.update()
                 return
         optimizer.t += 1
         for rule in rules:
             rule.t += 1
         decay = _decay(optimizer.hyperparam, self._component, rules)
-        chainer_hooks.serving(arrays[0][0]).optimizer_step(form, decay, *arrays, states)
+        chainer_hooks.operators_for(arrays[0][0]).optimizer_step(form, decay, *arrays, states)
 
 
-class Fitting:
+class ArrayCheck:
     """Checks that the kernels of a step can read and write the given arrays: the kernels themselves do not check.
 
     A GPU waits while Python checks some hundred tensors. So sets of arrays that passed are remembered.
@@ -65,29 +65,31 @@ class Fitting:
 
     def covers(self, *arrays: list[Any]) -> bool:
         """Whether kernels serve all arrays of these lists, each with one entry a tensor; False if an entry is None."""
-        ours, everything = chainer_hooks.serving(arrays[0][0]), [*itertools.chain(*arrays)]
+        operators, everything = chainer_hooks.operators_for(arrays[0][0]), [*itertools.chain(*arrays)]
         for served, known in self._known:
-            if served is ours and len(known) == len(everything) and all(map(operator.is_, known, everything)):
+            if served is operators and len(known) == len(everything) and all(map(is_, known, everything)):
                 return True
         self._known = [each for each in self._known if each[1][0] is everything[0]]  # drop those of former weights
-        if arrays[0][0].dtype.char not in [*getattr(ours, "STEPS", "")] or any(each is None for each in everything):
+        if arrays[0][0].dtype.char not in [*getattr(operators, "STEPS", "")] or any(
+            each is None for each in everything
+        ):
             return False
-        if chainer_hooks.serving(*everything) is None or not all(map(_fit, *arrays)):
+        if chainer_hooks.operators_for(*everything) is None or not all(map(_are_alike, *arrays)):
             return False
-        self._known = [(ours, everything), *self._known[: _MOST - 1]]
+        self._known = [(operators, everything), *self._known[: _MAX_REMEMBERED - 1]]
         return True
 
 
-def follow(averages: list[Any], arrays: list[Any], share: float) -> None:
+def move_averages(averages: list[Any], arrays: list[Any], share: float) -> None:
     """average <- (1 - share) average + share array, for all at once: a step without momentum, whose decay is `share`.
 
     Args:
-        averages, arrays: for which `Fitting.covers` is true.
+        averages, arrays: for which `ArrayCheck.covers` is true.
         share: in [0, 1].
     """
-    form = MomentumForm(momentum=0.0, within=1.0, beside=-share, states=())
+    form = MomentumStep(momentum=0.0, gradient_scale=1.0, step_scale=-share, states=())
     decay = StepDecay(coupled=False, shrink=share, lambdas=(1.0,) * len(averages))
-    chainer_hooks.serving(averages[0]).optimizer_step(form, decay, averages, arrays, [])
+    chainer_hooks.operators_for(averages[0]).optimizer_step(form, decay, averages, arrays, [])
 
 
 def _states(names: Sequence[str], rules: list[chainer.UpdateRule]) -> list[list[Any]]:
@@ -100,7 +102,7 @@ def _are_plain(rules: list[chainer.UpdateRule]) -> bool:
     return (
         None not in rules
         and len({*map(id, rules)}) == len(rules)
-        and all(rule.enabled and rule.t == rules[0].t and _DECAY.issuperset(_hooks(rule)) for rule in rules)
+        and all(rule.enabled and rule.t == rules[0].t and _DECAY_HOOK.issuperset(_hooks(rule)) for rule in rules)
     )
 
 
@@ -117,7 +119,7 @@ def _decay(hyperparam: Any, component: Any, rules: list[chainer.UpdateRule]) -> 
     return StepDecay(coupled=decay == "coupled", shrink=shrink[decay], lambdas=tuple(lambdas))
 
 
-def _fit(*arrays: Any) -> bool:
+def _are_alike(*arrays: Any) -> bool:
     """Whether arrays have one shape and one type, and are contiguous and writeable as the kernels need."""
     return all(
         each.shape == arrays[0].shape

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moment:
+class Hyperparameters:
     """What an optimizer's formula needs to know of an update.
 
     Args:
@@ -28,7 +28,7 @@ class Moment:
     full_rate: float
 
 
-def steer(component: Any, optimizer: chainer.Optimizer, moment: Moment) -> None:
+def set_hyperparameters(component: Any, optimizer: chainer.Optimizer, values: Hyperparameters) -> None:
     """Set the hyperparameters that an update rule reads, all to Python floats: a NumPy float64 would widen its arrays.
 
     Beside the rate, under the component's `rate_attribute`: `relative_rate` (rate over full rate) and `epoch`.
@@ -36,9 +36,9 @@ def steer(component: Any, optimizer: chainer.Optimizer, moment: Moment) -> None:
     Args:
         component: the recipe's optimizer.
         optimizer: what it built.
-        moment: the update to come.
+        values: for the update to come.
     """
     hyperparam = optimizer.hyperparam
-    setattr(hyperparam, component.rate_attribute, float(moment.learning_rate))
-    hyperparam.relative_rate = float(moment.learning_rate / moment.full_rate)
-    hyperparam.epoch = float(moment.epoch)
+    setattr(hyperparam, component.rate_attribute, float(values.learning_rate))
+    hyperparam.relative_rate = float(values.learning_rate / values.full_rate)
+    hyperparam.epoch = float(values.epoch)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from lr_schedules.units import require_number
 from recipes.arguments import require_flag, require_share
-from trainers.kernels.optimizer_steps import AdamForm, Trust
+from trainers.kernels.optimizer_steps import AdamStep, Trust
 from trainers.optimizers.lars import norm, one_where_a_norm_is_0
 from trainers.optimizers.weight_decay import NoDecay, require_weight_decay
 
@@ -82,17 +82,17 @@ class Lamb:
             _require_bounds(self.trust_bounds)
         require_weight_decay(self)
 
-    def step_form(self, hyperparam: Any, t: int) -> AdamForm:
+    def fused_step(self, hyperparam: Any, t: int) -> AdamStep:
         """The step of the t-th update at these hyperparameters, without the decay."""
         of_m, of_v = self.share_seen(t)
-        return AdamForm(
+        return AdamStep(
             beta1=self.beta1,
             beta2=self.beta2,
             eps=self.eps,
             rate=hyperparam.lr,
-            over_m=1.0 / of_m,
-            over_v=1.0 / of_v,
-            inside=True,
+            m_scale=1.0 / of_m,
+            v_scale=1.0 / of_v,
+            decay_in_direction=True,
             trust=Trust() if self.trust_bounds is None else Trust(bounds=self.trust_bounds),
         )
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from lr_schedules.units import require_number
 from recipes.arguments import require_flag, require_share
-from trainers.kernels.optimizer_steps import MomentumForm, Trust
+from trainers.kernels.optimizer_steps import MomentumStep, Trust
 from trainers.optimizers.weight_decay import NoDecay, require_weight_decay
 
 if TYPE_CHECKING:
@@ -83,10 +83,10 @@ class Lars:
         require_flag("Lars.clip", self.clip)
         require_weight_decay(self)
 
-    def step_form(self, hyperparam: Any, t: int) -> MomentumForm:
+    def fused_step(self, hyperparam: Any, t: int) -> MomentumStep:
         """The step of the t-th update at these hyperparameters, without the decay."""
         rate, trust = hyperparam.lr, None
-        within, beside = (rate, 1.0) if self.rate == "inside" else (1.0, rate)
+        gradient_scale, step_scale = (rate, 1.0) if self.rate == "inside" else (1.0, rate)
         if rate or not self.clip:
             trust = Trust(
                 coefficient=self.trust_coefficient,
@@ -94,18 +94,24 @@ class Lars:
                 eps=self.eps,
                 clip_rate=rate if self.clip else 0.0,
             )
-        return MomentumForm(momentum=self.momentum, within=within, beside=beside, nesterov=self.nesterov, trust=trust)
+        return MomentumStep(
+            momentum=self.momentum,
+            gradient_scale=gradient_scale,
+            step_scale=step_scale,
+            nesterov=self.nesterov,
+            trust=trust,
+        )
 
     def update(self, w: Any, g: Any, state: Any, hyperparam: Any, *, t: int, xp: Any) -> None:
         """One update of a parameter in place: weights w, gradient g and the state; see the formula above."""
         rate, v = hyperparam.lr, state["v"]
-        within, beside = (rate, 1.0) if self.rate == "inside" else (1.0, rate)
+        gradient_scale, step_scale = (rate, 1.0) if self.rate == "inside" else (1.0, rate)
         if not hyperparam.exempt:
             g = self._trust_ratio(xp, w, g, rate).astype(w.dtype) * (g + self.weight_decay * w)
-        d = within * g
+        d = gradient_scale * g
         v *= self.momentum
         v += d
-        w -= beside * (self.momentum * v + d if self.nesterov else v)
+        w -= step_scale * (self.momentum * v + d if self.nesterov else v)
 
     def _trust_ratio(self, xp: Any, w: Any, g: Any, rate: float) -> Any:
         """A float64 array of shape () on the device: reading it here would wait for every tensor."""

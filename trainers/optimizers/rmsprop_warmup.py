@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from lr_schedules.units import Epochs, require_number
 from recipes.arguments import require_share
-from trainers.kernels.optimizer_steps import RmspropForm
+from trainers.kernels.optimizer_steps import RmspropStep
 from trainers.optimizers.weight_decay import NoDecay, require_weight_decay
 
 if TYPE_CHECKING:
@@ -81,10 +81,10 @@ class RmspropWarmup:
             raise ValueError(f"RmspropWarmup.transition must be continuous or printed, got {self.transition!r}")
         require_weight_decay(self)
 
-    def step_form(self, hyperparam: Any, t: int) -> RmspropForm:
+    def fused_step(self, hyperparam: Any, t: int) -> RmspropStep:
         """The step of the t-th update at these hyperparameters, without the decay."""
         sgd, rmsprop = self.weights(hyperparam.lr, hyperparam.epoch)
-        return RmspropForm(mu1=self.mu1, mu2=self.mu2, eps=self.eps, sgd=sgd, rmsprop=rmsprop, rate=hyperparam.lr)
+        return RmspropStep(mu1=self.mu1, mu2=self.mu2, eps=self.eps, sgd=sgd, rmsprop=rmsprop, rate=hyperparam.lr)
 
     def update(self, w: Any, g: Any, state: Any, hyperparam: Any, *, t: int, xp: Any) -> None:
         """One update of a parameter in place: weights w, gradient g and the state; see the formula above.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from recipes.arguments import require_share
-from trainers.kernels.optimizer_steps import MomentumForm
+from trainers.kernels.optimizer_steps import MomentumStep
 from trainers.optimizers.weight_decay import RATE_NOT_SET, Decay, NoDecay, require_weight_decay
 
 if TYPE_CHECKING:
@@ -51,9 +51,9 @@ class CorrectedMomentumSGD:
         require_share("CorrectedMomentumSGD.momentum", self.momentum)
         require_weight_decay(self)
 
-    def step_form(self, hyperparam: Any, t: int) -> MomentumForm:
+    def fused_step(self, hyperparam: Any, t: int) -> MomentumStep:
         """The step of the t-th update at these hyperparameters, without the decay."""
-        return MomentumForm(momentum=self.momentum, within=-1.0, beside=-hyperparam.lr)
+        return MomentumStep(momentum=self.momentum, gradient_scale=-1.0, step_scale=-hyperparam.lr)
 
     def build(self) -> chainer.Optimizer:
         """Chainer's optimizer; the updater sets its `lr`."""
@@ -104,9 +104,9 @@ class CorrectedNesterovAG:
         require_share("CorrectedNesterovAG.momentum", self.momentum)
         require_weight_decay(self)
 
-    def step_form(self, hyperparam: Any, t: int) -> MomentumForm:
+    def fused_step(self, hyperparam: Any, t: int) -> MomentumStep:
         """The step of the t-th update at these hyperparameters, without the decay."""
-        return MomentumForm(momentum=self.momentum, within=1.0, beside=hyperparam.lr, nesterov=True)
+        return MomentumStep(momentum=self.momentum, gradient_scale=1.0, step_scale=hyperparam.lr, nesterov=True)
 
     def update(self, w: Any, g: Any, state: Any, hyperparam: Any, *, t: int, xp: Any) -> None:
         """One update of a parameter in place: weights w, gradient g and the state; see the formula above."""
@@ -161,9 +161,9 @@ class MomentumSGD:
         require_share("MomentumSGD.momentum", self.momentum)
         require_weight_decay(self)
 
-    def step_form(self, hyperparam: Any, t: int) -> MomentumForm:
+    def fused_step(self, hyperparam: Any, t: int) -> MomentumStep:
         """The step of the t-th update at these hyperparameters, without the decay."""
-        return MomentumForm(momentum=self.momentum, within=-hyperparam.lr, beside=-1.0)
+        return MomentumStep(momentum=self.momentum, gradient_scale=-hyperparam.lr, step_scale=-1.0)
 
     def build(self) -> chainer.Optimizer:
         """Chainer's optimizer; the updater sets its `lr`."""
@@ -213,9 +213,9 @@ class NesterovAG:
         require_share("NesterovAG.momentum", self.momentum)
         require_weight_decay(self)
 
-    def step_form(self, hyperparam: Any, t: int) -> MomentumForm:
+    def fused_step(self, hyperparam: Any, t: int) -> MomentumStep:
         """The step of the t-th update at these hyperparameters, without the decay."""
-        return MomentumForm(momentum=self.momentum, within=hyperparam.lr, beside=1.0, nesterov=True)
+        return MomentumStep(momentum=self.momentum, gradient_scale=hyperparam.lr, step_scale=1.0, nesterov=True)
 
     def update(self, w: Any, g: Any, state: Any, hyperparam: Any, *, t: int, xp: Any) -> None:
         """One update of a parameter in place: weights w, gradient g and the state; see the formula above."""
@@ -263,9 +263,9 @@ class SGD:
     def __post_init__(self) -> None:
         require_weight_decay(self)
 
-    def step_form(self, hyperparam: Any, t: int) -> MomentumForm:
+    def fused_step(self, hyperparam: Any, t: int) -> MomentumStep:
         """The step of the t-th update at these hyperparameters, without the decay."""
-        return MomentumForm(momentum=0.0, within=1.0, beside=hyperparam.lr, states=())
+        return MomentumStep(momentum=0.0, gradient_scale=1.0, step_scale=hyperparam.lr, states=())
 
     def build(self) -> chainer.Optimizer:
         """Chainer's optimizer; the updater sets its `lr`."""

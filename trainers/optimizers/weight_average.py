@@ -9,7 +9,7 @@ import chainer
 import numpy as np
 
 from recipes.schema import WeightAverage
-from trainers.optimizers.fused_step import Fitting, follow
+from trainers.optimizers.fused_step import ArrayCheck, move_averages
 from trainers.runs.checkpoint import weights_of
 
 
@@ -28,7 +28,7 @@ class AveragedWeights:
     def __init__(self, model: chainer.Link, settings: WeightAverage) -> None:
         self._model = model
         self._settings = settings
-        self._fitting = Fitting()
+        self._check = ArrayCheck()
         self.arrays = {path: array.copy() for path, array in self._current().items()}
 
     def _current(self) -> dict[str, np.ndarray]:
@@ -46,8 +46,8 @@ class AveragedWeights:
             keep = 0.0
         current = self._current()
         averages, arrays = [self.arrays[path] for path in current], [*current.values()]
-        if self._fitting.covers(averages, arrays):
-            follow(averages, arrays, 1.0 - keep)
+        if self._check.covers(averages, arrays):
+            move_averages(averages, arrays, 1.0 - keep)
             return
         for average, array in zip(averages, arrays, strict=True):
             share = average.dtype.type(1.0 - keep)

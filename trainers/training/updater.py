@@ -26,7 +26,7 @@ from trainers.gradients.norms import clip, first_not_finite
 from trainers.models.batch_norm import NormGroups
 from trainers.models.batch_norm_statistics import Teams
 from trainers.optimizers.fused_step import FusedStep
-from trainers.optimizers.hyperparameters import Moment, steer
+from trainers.optimizers.hyperparameters import Hyperparameters, set_hyperparameters
 from trainers.optimizers.weight_average import AveragedWeights
 from trainers.runs.checkpoint import copy_arrays
 from trainers.runs.errors import NotFinite, Overflow
@@ -126,7 +126,7 @@ class RecipeUpdater(StandardUpdater):
         measure_noise: measure the norms that the noise scale is computed from.
         stop_asked: whether this worker was asked to stop; the workers agree once an update.
     Attributes:
-        pending: the gradient that waits to be applied, and its moment; None without double buffering.
+        pending: the gradient that waits to be applied, and its hyperparameters; None without double buffering.
         clock: times the phases of every update.
     """
 
@@ -150,7 +150,7 @@ class RecipeUpdater(StandardUpdater):
         self.stopping = False
         self.averaged = averaged
         self.exchange = exchange
-        self.pending: tuple[Gradient, Moment] | None = None
+        self.pending: tuple[Gradient, Hyperparameters] | None = None
         self.clock = norm_groups.clock
         self._mpi = mpi
         self._norm_groups = norm_groups
@@ -177,17 +177,17 @@ class RecipeUpdater(StandardUpdater):
         """Forward and backward of this worker's micro-batches, the exchange, the optimizer's step."""
         iterator = self.get_iterator("main")
         share = iterator.next()
-        moment, doubled, self._ran_out = self._moment(share), self._doubled, []
-        while (found := self._attempt(share, moment)) is None:
+        hyperparameters, doubled, self._ran_out = self._hyperparameters(share), self._doubled, []
+        while (found := self._attempt(share, hyperparameters)) is None:
             share = iterator.again()
         gradient, loss, exchanged = found
-        self._norm_groups.update_running_statistics(self._mpi, moment.global_batch_size)
+        self._norm_groups.update_running_statistics(self._mpi, hyperparameters.global_batch_size)
         if doubled:  # not earlier: small messages would queue behind the gradient
             gradient.round.send_rest()
-        due = [(gradient, moment)]
+        due = [(gradient, hyperparameters)]
         if doubled:
             due = [self.pending] if self.pending is not None else []
-            self.pending = (gradient, moment)
+            self.pending = (gradient, hyperparameters)
             self.exchange.flat.next_array()
             if share.update + 1 == self.plan.timeline.num_updates:
                 due.append(self.pending)
@@ -197,11 +197,11 @@ class RecipeUpdater(StandardUpdater):
         last, applied = (due[-1][0], steps[-1]) if due else (None, Step())
         self.record = UpdateRecord(
             update=share.update,
-            epoch=moment.epoch,
+            epoch=hyperparameters.epoch,
             samples=share.samples,
-            global_batch_size=moment.global_batch_size,
-            learning_rate=moment.learning_rate if doubled else applied.learning_rate,
-            momentum=momentum_at(self.plan.recipe, moment.epoch),
+            global_batch_size=hyperparameters.global_batch_size,
+            learning_rate=hyperparameters.learning_rate if doubled else applied.learning_rate,
+            momentum=momentum_at(self.plan.recipe, hyperparameters.epoch),
             loss=loss,
             seen=tuple(share.seen),
             gradient_norm=applied.gradient_norm,
@@ -217,11 +217,11 @@ class RecipeUpdater(StandardUpdater):
             self._mixed.updated()
         chainer.reporter.report({"loss": loss}, self.get_optimizer("main").target)
 
-    def _moment(self, share: UpdateShare) -> Moment:
+    def _hyperparameters(self, share: UpdateShare) -> Hyperparameters:
         """The progress and hyperparameters of this update, its rate without a gain."""
         epoch, recipe = self.plan.timeline.epoch_at(share.update), self.plan.recipe
         clock = epoch if self._gain is None else self._gain.epoch(epoch, num_train=self.plan.dataset.num_train)
-        return Moment(
+        return Hyperparameters(
             update=share.update,
             epoch=epoch,
             global_batch_size=share.segment.global_batch_size,
@@ -229,7 +229,9 @@ class RecipeUpdater(StandardUpdater):
             full_rate=full_rate_at(recipe, epoch),
         )
 
-    def _attempt(self, share: UpdateShare, moment: Moment) -> tuple[Gradient, float, ExchangeStats | None] | None:
+    def _attempt(
+        self, share: UpdateShare, hyperparameters: Hyperparameters
+    ) -> tuple[Gradient, float, ExchangeStats | None] | None:
         """The gradient of an update, not yet exchanged with double buffering; the mean loss; the exchange's figures.
 
         None if the update must be done again: on some worker the gradient overflowed (the loss scale is now halved) or
@@ -241,7 +243,7 @@ class RecipeUpdater(StandardUpdater):
             exchanged = self._gradients.complete(gradient)
         else:
             self.exchange.flat.assign_to_parameters(gradient.values)  # for the checks; `_step` assigns its own
-        loss = self._agree(gradient, share, moment)
+        loss = self._agree(gradient, share, hyperparameters)
         if loss is None:
             self._shrink_micro_batches(share, gradient.ran_out)
             return None
@@ -264,20 +266,22 @@ class RecipeUpdater(StandardUpdater):
         return True
 
     @phase("optimizer")
-    def _step(self, gradient: Gradient, moment: Moment) -> Step:
+    def _step(self, gradient: Gradient, hyperparameters: Hyperparameters) -> Step:
         """Apply a gradient: move the weights and their average by one update."""
         optimizer, recipe = self.get_optimizer("main"), self.plan.recipe
         exchanged = self._gradients.complete(gradient)
         clip_norm = recipe.gradient.clip_norm
         norm = None if clip_norm is None else clip(gradient.values, clip_norm)
-        gain = self._observed_gain(gradient.norms, moment.global_batch_size)
-        moment = replace(moment, learning_rate=moment.learning_rate * (1.0 if gain is None else gain))
-        steer(recipe.optimizer, optimizer, moment)
+        gain = self._observed_gain(gradient.norms, hyperparameters.global_batch_size)
+        hyperparameters = replace(
+            hyperparameters, learning_rate=hyperparameters.learning_rate * (1.0 if gain is None else gain)
+        )
+        set_hyperparameters(recipe.optimizer, optimizer, hyperparameters)
         self._move()
-        self._require_finite_weights(moment)
+        self._require_finite_weights(hyperparameters)
         if self.averaged is not None:
-            self.averaged.move(epoch=moment.epoch, global_batch_size=moment.global_batch_size)
-        return Step(gradient_norm=norm, gain=gain, learning_rate=moment.learning_rate, exchanged=exchanged)
+            self.averaged.move(epoch=hyperparameters.epoch, global_batch_size=hyperparameters.global_batch_size)
+        return Step(gradient_norm=norm, gain=gain, learning_rate=hyperparameters.learning_rate, exchanged=exchanged)
 
     def _observed_gain(self, norms: Norms | None, global_batch_size: int) -> float | None:
         if self._gain is None:
@@ -287,7 +291,7 @@ class RecipeUpdater(StandardUpdater):
         return self._gain.observe(noise=norms.noise, signal=norms.signal, global_batch_size=global_batch_size)
 
     @phase("waiting")
-    def _agree(self, gradient: Gradient, share: UpdateShare, moment: Moment) -> float | None:
+    def _agree(self, gradient: Gradient, share: UpdateShare, hyperparameters: Hyperparameters) -> float | None:
         """The mean loss over the global batch, None where memory ran out; sets `stopping` if any is asked to stop."""
         most = share.division.num_micro_batches(0)  # no rank has more than rank 0
         flags = (self._stop_asked(), gradient.ran_out is not None)
@@ -298,7 +302,7 @@ class RecipeUpdater(StandardUpdater):
             rank = int(np.flatnonzero(~np.isfinite(losses).all(axis=1))[0])
             gradients = {path: parameter.grad for path, parameter in self._parameters}
             path, compute = self._mpi.bcast(first_not_finite(gradients), root=rank), self.plan.recipe.precision.compute
-            raise NotFinite(what="loss", rank=rank, parameter=path, compute=compute, **_of(moment))
+            raise NotFinite(what="loss", rank=rank, parameter=path, compute=compute, **_of(hyperparameters))
         return math.fsum(losses.flat)  # exact, so the order does not matter
 
     @phase("waiting")
@@ -310,12 +314,12 @@ class RecipeUpdater(StandardUpdater):
         log.info("update %d: %s", share.update, self._ran_out[-1])
         iterator.limit(size)
 
-    def _require_finite_weights(self, moment: Moment) -> None:
+    def _require_finite_weights(self, hyperparameters: Hyperparameters) -> None:
         """Weights are equal on all workers, so all of them raise together without communicating."""
         weights = {path: parameter.array for path, parameter in self._parameters}
         path = first_not_finite(weights | self._norm_groups.averages)
         if path is not None:
-            raise NotFinite(what="weight", rank=self._mpi.rank, parameter=path, **_of(moment))
+            raise NotFinite(what="weight", rank=self._mpi.rank, parameter=path, **_of(hyperparameters))
 
     def close(self) -> None:
         """Free memory and communicators, also after a failure on all workers; they call this together."""
@@ -329,8 +333,11 @@ class RecipeUpdater(StandardUpdater):
         kept = {"gain": self._gain, "precision": self._mixed}
         state = {name: part.state for name, part in kept.items() if part is not None}
         if self.pending is not None:
-            gradient, moment = self.pending
-            state["pending"] = {"moment": asdict(moment), "norms": gradient.norms and asdict(gradient.norms)}
+            gradient, hyperparameters = self.pending
+            state["pending"] = {
+                "moment": asdict(hyperparameters),
+                "norms": gradient.norms and asdict(gradient.norms),
+            }
         return state
 
     def pending_arrays(self) -> dict[str, np.ndarray]:
@@ -352,7 +359,7 @@ class RecipeUpdater(StandardUpdater):
             copy_arrays(pending, flat.by_path(flat.values), "pending gradient")
             gradient = Gradient(own_losses=[], values=flat.values, round=None, shares=None)
             gradient.norms = norms and Norms(**norms)
-            self.pending = (gradient, Moment(**kept["pending"]["moment"]))
+            self.pending = (gradient, Hyperparameters(**kept["pending"]["moment"]))
             flat.next_array()
 
     def serialize(self, serializer: chainer.Serializer) -> None:
@@ -361,6 +368,6 @@ class RecipeUpdater(StandardUpdater):
         self.iteration = self.get_iterator("main").update
 
 
-def _of(moment: Moment) -> dict[str, Any]:
+def _of(hyperparameters: Hyperparameters) -> dict[str, Any]:
     """What the message of a failure says of an update."""
-    return {"update": moment.update, "learning_rate": moment.learning_rate}
+    return {"update": hyperparameters.update, "learning_rate": hyperparameters.learning_rate}

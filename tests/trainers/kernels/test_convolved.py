@@ -65,11 +65,11 @@ def one_update(component, *, dtype, watch=contextlib.nullcontext, second=False):
 @pytest.mark.parametrize("component", [SmallResNet(width=8), SmallCNN(width=8), WideResNet(depth=10, widen=1)])
 def test_one_node_has_the_bits_of_two(component, dtype, assert_as_exact):
     found, nodes = one_update(component, dtype=dtype)
-    assert "ConvolvedNormalized" in nodes
+    assert "ConvolutionNormalization" in nodes
     for second in (False, True):
         expected, separate = one_update(component, dtype=dtype, watch=looked_on, second=second)
-        assert "ConvolvedNormalized" not in separate
-        assert len(separate) == len(nodes) + nodes.count("ConvolvedNormalized")
+        assert "ConvolutionNormalization" not in separate
+        assert len(separate) == len(nodes) + nodes.count("ConvolutionNormalization")
         assert found.keys() == expected.keys()
         for path, values in expected.items():
             if second:  # gradients by nodes, whose normalisation is not compiled
@@ -85,7 +85,7 @@ def test_backward_again_has_the_same_bits_though_the_convolutions_output_was_fre
         loss = F.softmax_cross_entropy(
             model(random.normal(2.0, 1.0, (12, 3, 32, 32)).astype(np.float32)), random.randint(0, 5, 12).astype("i")
         )
-    assert "ConvolvedNormalized" in nodes_behind(loss)
+    assert "ConvolutionNormalization" in nodes_behind(loss)
     found = []
     for _ in range(2):
         model.cleargrads()
@@ -97,8 +97,8 @@ def test_backward_again_has_the_same_bits_though_the_convolutions_output_was_fre
 
 def test_a_residual_network_has_no_convolution_of_its_own():
     nodes = one_update(ResNet18(), dtype=np.float32)[1]
-    assert nodes.count("ConvolvedNormalized") == 20
-    assert not {"Convolution2DFunction", "Normalized", "ReLU", "Add"} & {*nodes}
+    assert nodes.count("ConvolutionNormalization") == 20
+    assert not {"Convolution2DFunction", "Normalization", "ReLU", "Add"} & {*nodes}
 
 
 class Layer(chainer.Chain):
@@ -145,8 +145,8 @@ def test_gradients_of_gradients_are_those_of_two_nodes(given):
 
     one, found, found_second = derivatives(contextlib.nullcontext)
     two, expected, expected_second = derivatives(looked_on)
-    assert one == ["ConvolvedNormalized"]
-    assert sorted(two) == ["Convolution2DFunction", "Normalized"]
+    assert one == ["ConvolutionNormalization"]
+    assert sorted(two) == ["Convolution2DFunction", "Normalization"]
     for array, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(array, other)
     for array, other in zip(found_second, expected_second, strict=True):  # sums of the same in another order
@@ -221,7 +221,7 @@ def test_taps_take_every_gradient_right_behind_its_layer():
             loss = F.sum(model(images) ** 2)
             model.cleargrads()
             loss.backward()
-        assert "ConvolvedNormalized" in nodes_behind(loss)
+        assert "ConvolutionNormalization" in nodes_behind(loss)
         return taken or {path: parameter.grad for path, parameter in model.namedparams()}
 
     one, other = found(True), found(False)
@@ -242,7 +242,7 @@ def test_what_one_node_does_not_cover_is_computed_as_before(case):
         with watch():
             y = layer(x, plus)
         results.append(y.array)
-        assert "ConvolvedNormalized" not in nodes_behind(y)
+        assert "ConvolutionNormalization" not in nodes_behind(y)
     np.testing.assert_array_equal(*results)
 
 

@@ -29,7 +29,7 @@ def gradients():
     groups.begin_micro_batch(DIVISION.micro_batches(0)[0])
     with chainer.using_config("train", True):
         y = F.relu(model[1](model[0](image)) + plus)
-    assert type(y.creator_node).__name__ == "ConvolvedNormalized"
+    assert type(y.creator_node).__name__ == "ConvolutionNormalization"
     F.sum(y**2).backward()
     return [image.grad, plus.grad, model[0].W.grad, model[1].gamma.grad]
 

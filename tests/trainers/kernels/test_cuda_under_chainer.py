@@ -10,7 +10,7 @@ from mpi4py import MPI
 from recipes.planning.division import divide
 from recipes.schema import Evaluation
 from trainers import kernels
-from trainers.kernels.fused_normalization import Normalized, covers
+from trainers.kernels.fused_normalization import Normalization, covers
 from trainers.losses import SoftmaxCrossEntropy
 from trainers.models import ResNet50, SmallResNet
 from trainers.models.batch_norm import NormGroupBatchNormalization, NormGroups
@@ -69,8 +69,8 @@ def assert_alike(found, expected, *, bound):
 def test_an_update_and_the_gradient_of_a_gradient(cuda_on_cpu, monkeypatch, component, size, second):
     expected = one_update(component, size=size, dtype=np.float64, second=second)
     launched, applied = cuda_on_cpu(), []
-    original = Normalized.forward
-    monkeypatch.setattr(Normalized, "forward", lambda *given: applied.append(0) or original(*given))
+    original = Normalization.forward
+    monkeypatch.setattr(Normalization, "forward", lambda *given: applied.append(0) or original(*given))
     found = one_update(component, size=size, dtype=np.float64, second=second)
     assert len(applied) == len(found["layers"])
     assert "cross_entropy" in launched

@@ -66,7 +66,7 @@ def test_convolution_and_its_gradients(precision, seed):
 def test_cudnn_is_what_computes_and_leaves_channels_last(precision):
     x = chainer.get_device("@cupy:0").send(np.random.RandomState(0).normal(size=(4, 8, 9, 9)).astype("float32"))
     W = chainer.get_device("@cupy:0").send(np.ones((16, 8, 3, 3), "float32"))
-    assert chainer_hooks.serving(x, W).__name__ == "trainers.kernels.cuda.operators"
+    assert chainer_hooks.operators_for(x, W).__name__ == "trainers.kernels.cuda.operators"
     y = F.convolution_2d(x, W, pad=1).array
     assert y.transpose(0, 2, 3, 1).flags.c_contiguous
     h = F.relu(F.max_pooling_2d(y, 3, 2, 1) + F.average_pooling_2d(y, 3, 2, 1)).array

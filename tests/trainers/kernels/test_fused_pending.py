@@ -85,7 +85,7 @@ ONE = {
 def test_plain_code_is_one_node_with_the_bits_of_many(case):
     expression, count = ONE[case]
     found, y = results(expression, at_once=False)
-    assert nodes(y) == ["ConvolvedNormalized"] * count
+    assert nodes(y) == ["ConvolutionNormalization"] * count
     expected, _ = results(expression, at_once=True)
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one, other)

@@ -15,7 +15,7 @@ from trainers.kernels import chainer_hooks, threads
 from trainers.kernels.cpu import compiled
 from trainers.kernels.cpu.compiled import Threads
 from trainers.optimizers.fused_step import FusedStep
-from trainers.optimizers.hyperparameters import Moment, steer
+from trainers.optimizers.hyperparameters import Hyperparameters, set_hyperparameters
 from trainers.optimizers.weight_decay import decay_parameters
 from trainers.runs.checkpoint import load_into, optimizer_arrays, read_checkpoint, write_checkpoint
 from trainers.training.device import has_gpu
@@ -87,8 +87,8 @@ def update(optimizer, component, number):
     for _, parameter in sorted(optimizer.target.namedparams()):
         parameter.grad = parameter.device.send(random.normal(size=parameter.shape).astype(parameter.dtype))
     rate = 0.0 if number == 1 and not isinstance(component, optimizers.RmspropWarmup) else 0.1 / (number + 1)
-    moment = Moment(update=number, epoch=number / 2, global_batch_size=8, learning_rate=rate, full_rate=0.2)
-    steer(component, optimizer, moment)
+    moment = Hyperparameters(update=number, epoch=number / 2, global_batch_size=8, learning_rate=rate, full_rate=0.2)
+    set_hyperparameters(component, optimizer, moment)
     step_of(optimizer, component)()
 
 
@@ -115,7 +115,7 @@ def assert_alike(found, expected, *, bound):
 
 
 def test_no_optimizer_is_missing_here():
-    have = {name for name in optimizers.__all__ if hasattr(getattr(optimizers, name), "step_form")}
+    have = {name for name in optimizers.__all__ if hasattr(getattr(optimizers, name), "fused_step")}
     assert {type(component).__name__ for component in FORMS} == have
 
 
@@ -271,7 +271,11 @@ def test_a_step_that_is_refused_changes_nothing(cuda_on_cpu):
     component = optimizers.RmspropWarmup()
     cuda_on_cpu()
     optimizer = set_up(component)
-    steer(component, optimizer, Moment(update=0, epoch=0.0, global_batch_size=8, learning_rate=0.0, full_rate=0.2))
+    set_hyperparameters(
+        component,
+        optimizer,
+        Hyperparameters(update=0, epoch=0.0, global_batch_size=8, learning_rate=0.0, full_rate=0.2),
+    )
     for parameter in optimizer.target.params():
         parameter.grad = parameter.array
     with pytest.raises(ValueError, match="divides its RMSprop rate by the learning rate, which is 0 at epoch 0"):

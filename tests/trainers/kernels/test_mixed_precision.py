@@ -44,9 +44,9 @@ def test_a_step_in_mixed16_is_chainers_to_the_bit(kind):
     if kind == "torch":
         pytest.importorskip("torch")
     found = {}
-    for serving in ("chainer", kind):
-        kernels.use(serving)
-        found[serving] = {compute: step(compute) for compute in ("mixed16", "float32")}
+    for operators_for in ("chainer", kind):
+        kernels.use(operators_for)
+        found[operators_for] = {compute: step(compute) for compute in ("mixed16", "float32")}
     for path, expected in found["chainer"]["mixed16"].items():
         np.testing.assert_array_equal(found[kind]["mixed16"][path], expected, err_msg=path)
     single = [run["float32"] for run in found.values()]

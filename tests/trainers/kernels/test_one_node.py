@@ -52,13 +52,13 @@ class Names(chainer.FunctionHook):
 @pytest.mark.parametrize("component", [SmallResNet(width=8), SmallCNN(width=8), WideResNet(depth=10, widen=1)])
 def test_one_node_has_the_bits_of_many(monkeypatch, component, dtype, assert_as_exact):
     found, names, backward = one_update(component, dtype=dtype)
-    assert "Normalized" in names
+    assert "Normalization" in names
     assert not {"BatchNormalization", "ReLU"} & {*names}
     assert not {"Deconvolution2DFunction", "Convolution2DGradW"} & {*backward}
     monkeypatch.setattr(batch_norm, "covers", lambda *arrays: False)
     expected, names, backward = one_update(component, dtype=dtype, second=True)
     assert "BatchNormalization" in names
-    assert "Normalized" not in names
+    assert "Normalization" not in names
     assert {"Deconvolution2DFunction", "Convolution2DGradW"} <= {*backward}
     assert found.keys() == expected.keys()
     for path, values in expected.items():

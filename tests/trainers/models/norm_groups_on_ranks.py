@@ -130,7 +130,10 @@ def check_convolved(seed, how):
     division = divide(**sizes, workers=WORLD.size)
     x = random.normal(2.0, 1.0, (2 * span, 3, 6, 5)).astype(np.float32)
     results = []
-    for watch, kind in ((contextlib.nullcontext(), "ConvolvedNormalized"), (chainer.FunctionHook(), "Normalized")):
+    for watch, kind in (
+        (contextlib.nullcontext(), "ConvolutionNormalization"),
+        (chainer.FunctionHook(), "Normalization"),
+    ):
         chain = chainer.Chain()
         with chain.init_scope():
             chain.conv = L.Convolution2D(3, 4, 3, nobias=True)

@@ -15,7 +15,7 @@ from trainers import kernels
 from trainers.gradients.mixed_precision import LossScale, computing, forward_in
 from trainers.gradients.norms import first_not_finite
 from trainers.kernels import chainer_hooks
-from trainers.kernels.fused_normalization import ConvolvedNormalized
+from trainers.kernels.fused_normalization import ConvolutionNormalization
 from trainers.models import SmallResNet
 from trainers.models.batch_norm import NormGroups
 from trainers.models.keyed_random import draw_initial_weights
@@ -87,8 +87,10 @@ def test_an_overflow_is_found():
 
 @pytest.mark.parametrize("compute", ["float32", "mixed16"])
 def test_a_convolution_and_its_normalisation_are_one_node_with_the_results_of_two(compute, monkeypatch):
-    made, forward = [], ConvolvedNormalized.forward
-    monkeypatch.setattr(ConvolvedNormalized, "forward", lambda self, inputs: made.append(self) or forward(self, inputs))
+    made, forward = [], ConvolutionNormalization.forward
+    monkeypatch.setattr(
+        ConvolutionNormalization, "forward", lambda self, inputs: made.append(self) or forward(self, inputs)
+    )
     loss, found, _ = one_update(DEVICE, compute, "moving_average")
     assert bool(made) == (chainer_hooks.gpu_operators is not None)
     made.clear()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from trainers.datasets import Digits
-from trainers.optimizers.hyperparameters import Moment, steer
+from trainers.optimizers.hyperparameters import Hyperparameters, set_hyperparameters
 from trainers.optimizers.weight_decay import decay_parameters
 from trainers.runs.checkpoint import load_into, read_checkpoint, write_checkpoint
 
@@ -68,14 +68,14 @@ class Recording:
     def replay(self, component, model, optimizer, updates=range(NUM_UPDATES)):
         """Give the optimizer these updates' gradients; returns the weights by path."""
         for update in updates:
-            moment = Moment(
+            moment = Hyperparameters(
                 update=update,
                 epoch=self.epochs[update],
                 global_batch_size=25,
                 learning_rate=self.rates[update],
                 full_rate=self.full_rate,
             )
-            steer(component, optimizer, moment)
+            set_hyperparameters(component, optimizer, moment)
             for path, parameter in model.namedparams():
                 parameter.grad = self.gradients[update][path].astype(parameter.dtype)
             optimizer.update()

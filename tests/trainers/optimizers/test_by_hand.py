@@ -15,7 +15,7 @@ from trainers.optimizers import (
     NesterovAG,
     RmspropWarmup,
 )
-from trainers.optimizers.hyperparameters import Moment, steer
+from trainers.optimizers.hyperparameters import Hyperparameters, set_hyperparameters
 from trainers.optimizers.lars import norm
 from trainers.optimizers.weight_decay import decay_parameters
 
@@ -30,8 +30,8 @@ def steps(component, gradients, *, start=0.0, rates=None, full_rate=1.0, epoch=0
     decay_parameters(optimizer, component)
     ends = [w]
     for gradient, rate in zip(gradients, rates or [1.0] * len(gradients), strict=True):
-        moment = Moment(update=0, epoch=epoch, global_batch_size=1, learning_rate=rate, full_rate=full_rate)
-        steer(component, optimizer, moment)
+        moment = Hyperparameters(update=0, epoch=epoch, global_batch_size=1, learning_rate=rate, full_rate=full_rate)
+        set_hyperparameters(component, optimizer, moment)
         model.W.grad = np.array(gradient, np.float64)  # a copy: coupled decay is added to it in place
         optimizer.update()
         ends.append(model.W.array.copy())

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from trainers.kernels.optimizer_steps import StepDecay, StepForm
+from trainers.kernels.optimizer_steps import OptimizerStep, StepDecay
 
 _VERSION = 3  # of the library's interface: increase it here and in passes.h whenever arguments change
 
@@ -110,7 +110,7 @@ class Steps:
 
     def optimizer_step(
         self,
-        form: StepForm,
+        form: OptimizerStep,
         decay: StepDecay,
         weights: Sequence[np.ndarray],
         gradients: Sequence[np.ndarray],

@@ -1,10 +1,14 @@
-/* An optimizer's step over float32 tensors, all at once, for trainers/kernels/cpu/compiled.py; formulas and names:
- * trainers/kernels/optimizer_steps.py. No Python headers: ctypes loads this. Tensors are cut into chunks that depend on their sizes
- * alone, and sums of squares are added chunk by chunk: the bits are the same on any number of threads. */
+/* An optimizer's step over float32 tensors, all at once, for trainers/kernels/cpu/compiled.py. No Python headers: ctypes
+ * loads this. Tensors are cut into chunks that depend on their sizes alone, and sums of squares are added chunk by chunk:
+ * the bits are the same on any number of threads. */
 
 #include "passes.h"
 
 #ifdef HAS_PASSES
+
+typedef float A;
+#define root __builtin_sqrtf
+#include "../step_formulas.h"
 
 #define SHIFT(values) ((values) + first)
 
@@ -42,52 +46,48 @@ static double decay_of(const struct step *p, int64_t tensor) { return p->lambdas
 PASS void step_by_momentum(const struct step *p, int64_t chunk, int64_t tensor, int64_t first, int64_t count) {
     float *restrict w = SHIFT(p->weights[tensor]), *restrict v = p->one ? SHIFT(p->one[tensor]) : 0;
     const float *restrict g = SHIFT(p->gradients[tensor]);
-    const float keep = p->numbers[0], within = p->numbers[1], beside = p->numbers[2], ratio = p->ratios[tensor];
-    const float more = p->coupled * decay_of(p, tensor), less = p->shrink * decay_of(p, tensor);
+    const float momentum = p->numbers[0], gradient_scale = p->numbers[1], step_scale = p->numbers[2];
+    const float ratio = p->ratios[tensor], coupled = p->coupled * decay_of(p, tensor), shrink = p->shrink * decay_of(p, tensor);
+    const int nesterov = p->numbers[3] != 0;
     (void)chunk;
+#define MOMENTUM(v, nesterov) momentum_formula(w[n], v, g[n], coupled, shrink, ratio, momentum, gradient_scale, step_scale, nesterov)
     if (!v)
-        for (int64_t n = 0; n < count; n++)
-            w[n] = w[n] - less * w[n] - beside * (within * (ratio * (g[n] + more * w[n])));
-    else if (p->numbers[3])
-        for (int64_t n = 0; n < count; n++) {
-            float d = within * (ratio * (g[n] + more * w[n]));
-            v[n] = keep * v[n] + d;
-            w[n] = w[n] - less * w[n] - beside * (keep * v[n] + d);
-        }
+        for (int64_t n = 0; n < count; n++) w[n] = MOMENTUM(0, 0).w;
     else
         for (int64_t n = 0; n < count; n++) {
-            v[n] = keep * v[n] + within * (ratio * (g[n] + more * w[n]));
-            w[n] = w[n] - less * w[n] - beside * v[n];
+            struct moved now = MOMENTUM(v[n], nesterov);
+            w[n] = now.w, v[n] = now.one;
         }
 }
 
 struct adam {
-    float beta1, beta2, rest1, rest2, eps, over_m, over_v, outside, inside; /* decay of w in g, and in the direction */
+    float coupled, beta1, beta2, rest1, rest2, eps, m_scale, v_scale;
+    int decay_in_direction;
 };
 
 static struct adam adam_of(const struct step *p, int64_t tensor) {
     const double *of = p->numbers;
-    float decay = p->coupled * decay_of(p, tensor), inside = of[6] ? decay : 0;
-    return (struct adam){of[0], of[1], 1 - of[0], 1 - of[1], of[2], of[4], of[5], decay - inside, inside};
+    return (struct adam){p->coupled * decay_of(p, tensor), of[0], of[1], 1 - of[0], 1 - of[1], of[2], of[4], of[5], of[6] != 0};
 }
 
-#define MOMENTS(a, w, g, m, v)                                                   \
-    float slope = g + a.outside * w, mean = a.beta1 * m + a.rest1 * slope;       \
-    float square = a.beta2 * v + a.rest2 * (slope * slope);                      \
-    float direction = mean * a.over_m / (__builtin_sqrtf(square * a.over_v) + a.eps) + a.inside * w
+#define MOMENTS(n, decay_in_direction) adam_moments(w[n], m[n], v[n], g[n], a.coupled, a.beta1, a.beta2, a.rest1, a.rest2, \
+                                                    a.eps, a.m_scale, a.v_scale, decay_in_direction)
+#define EACH(decay_in_direction)                                                              \
+    for (int64_t n = 0; n < count; n++) {                                                     \
+        struct moved now = adam_formula(w[n], MOMENTS(n, decay_in_direction), shrink, rate);  \
+        w[n] = now.w, m[n] = now.one, v[n] = now.other;                                       \
+    }
 
 PASS void step_by_adam(const struct step *p, int64_t chunk, int64_t tensor, int64_t first, int64_t count) {
     float *restrict w = SHIFT(p->weights[tensor]), *restrict m = SHIFT(p->one[tensor]), *restrict v = SHIFT(p->other[tensor]);
     const float *restrict g = SHIFT(p->gradients[tensor]);
-    const float by = p->numbers[3] * p->ratios[tensor], less = p->shrink * decay_of(p, tensor);
+    const float rate = p->numbers[3] * p->ratios[tensor], shrink = p->shrink * decay_of(p, tensor);
     const struct adam a = adam_of(p, tensor);
     (void)chunk;
-    for (int64_t n = 0; n < count; n++) {
-        MOMENTS(a, w[n], g[n], m[n], v[n]);
-        m[n] = mean;
-        v[n] = square;
-        w[n] = w[n] - less * w[n] - by * direction;
-    }
+    if (a.decay_in_direction) /* two loops, which compilers vectorise */
+        EACH(1)
+    else
+        EACH(0)
 }
 
 PASS void step_by_rmsprop(const struct step *p, int64_t chunk, int64_t tensor, int64_t first, int64_t count) {
@@ -95,13 +95,11 @@ PASS void step_by_rmsprop(const struct step *p, int64_t chunk, int64_t tensor, i
     const float *restrict g = SHIFT(p->gradients[tensor]);
     const float mu1 = p->numbers[0], mu2 = p->numbers[1], rest = 1 - p->numbers[1], eps = p->numbers[2];
     const float sgd = p->numbers[3], rmsprop = p->numbers[4], rate = p->numbers[5];
-    const float more = p->coupled * decay_of(p, tensor), less = p->shrink * decay_of(p, tensor);
+    const float coupled = p->coupled * decay_of(p, tensor), shrink = p->shrink * decay_of(p, tensor);
     (void)chunk;
     for (int64_t n = 0; n < count; n++) {
-        float slope = g[n] + more * w[n];
-        m[n] = mu2 * m[n] + rest * (slope * slope);
-        v[n] = mu1 * v[n] - (sgd + rmsprop / (__builtin_sqrtf(m[n]) + eps)) * slope;
-        w[n] = w[n] - less * w[n] + rate * v[n];
+        struct moved now = rmsprop_formula(w[n], m[n], v[n], g[n], coupled, shrink, mu1, mu2, rest, eps, sgd, rmsprop, rate);
+        w[n] = now.w, m[n] = now.one, v[n] = now.other;
     }
 }
 
@@ -125,7 +123,8 @@ enum { LANES = 16 };
     }
 
 #define GRADIENT(at) float direction = g[at]
-#define MOMENTS_AT(at) MOMENTS(a, w[at], g[at], m[at], v[at])
+#define ADAM(at) float direction = MOMENTS(at, 0).direction
+#define LAMB(at) float direction = MOMENTS(at, 1).direction
 
 PASS void norms_of_momentum(const struct step *p, int64_t chunk, int64_t tensor, int64_t first, int64_t count) {
     const float *restrict w = SHIFT(p->weights[tensor]), *restrict g = SHIFT(p->gradients[tensor]);
@@ -136,21 +135,20 @@ PASS void norms_of_adam(const struct step *p, int64_t chunk, int64_t tensor, int
     const float *restrict w = SHIFT(p->weights[tensor]), *restrict g = SHIFT(p->gradients[tensor]);
     const float *restrict m = SHIFT(p->one[tensor]), *restrict v = SHIFT(p->other[tensor]);
     const struct adam a = adam_of(p, tensor);
-    NORMS(MOMENTS_AT);
+    if (a.decay_in_direction) {
+        NORMS(LAMB);
+    } else {
+        NORMS(ADAM);
+    }
 }
 
-/* A tensor's trust ratio from parts; 1 if it is exempt from decay, or a norm is 0. */
-static double ratio_of(const struct step *p, int64_t tensor) {
-    double of_w = 0, of_d = 0, coefficient = p->trust[0], decay_in_trust = p->trust[1], eps = p->trust[2];
-    double clip_rate = p->trust[3], low = p->trust[4], high = p->trust[5];
+FAST static double ratio_of(const struct step *p, int64_t tensor) {
+    double of_w = 0, of_d = 0;
+    const double *trust = p->trust;
     for (int64_t chunk = p->firsts[tensor]; chunk < p->firsts[tensor + 1]; chunk++)
         of_w += p->parts[2 * chunk], of_d += p->parts[2 * chunk + 1];
-    of_w = __builtin_sqrt(of_w), of_d = __builtin_sqrt(of_d);
-    if (p->lambdas[tensor] < 0 || of_w == 0 || of_d == 0) return 1;
-    double against = of_d + decay_in_trust * p->lambdas[tensor] * of_w + eps;
-    double ratio = coefficient * (of_w < low ? low : of_w > high ? high : of_w) / (against == 0 ? 1 : against);
-    if (clip_rate <= 0) return ratio;
-    return (ratio > clip_rate ? clip_rate : ratio) / clip_rate;
+    return trust_ratio(__builtin_sqrt(of_w), __builtin_sqrt(of_d), p->lambdas[tensor], trust[0], trust[1], trust[2], trust[3],
+                       trust[4], trust[5]);
 }
 
 void optimizer_step(struct step *p) {

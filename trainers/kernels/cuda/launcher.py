@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 THREADS = 256  # of a block
-_FILES = ("prelude", "normalization", "pooling", "elementwise", "loss", "tensors", "steps", "images", "averages")
+_FILES = ("prelude.cu", "normalization.cu", "pooling.cu", "elementwise.cu", "loss.cu", "tensors.cu")
+_FILES += ("../step_formulas.h", "steps.cu", "images.cu", "averages.cu")
 _TYPES = {  # in memory, in registers; E is ml_dtypes.bfloat16, which CuPy knows
     "e": ("float16", "float"),
     "E": ("bfloat16", "float"),
@@ -62,7 +63,7 @@ device = Launcher()  # tests replace it by one that runs kernels on the CPU
 
 def source() -> str:
     """The source of all kernels, as one text."""
-    return "\n".join((Path(__file__).parent / f"{name}.cu").read_text(encoding="utf-8") for name in _FILES)
+    return "\n".join((Path(__file__).parent / name).read_text(encoding="utf-8") for name in _FILES)
 
 
 def definitions(kind: str, width: int) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-// Steps of an optimizer; for formulas and names see trainers/kernels/optimizer_steps.py. Arguments have for each tensor the
+// Steps of an optimizer by the formulas of trainers/kernels/step_formulas.h. Arguments have for each tensor the
 // addresses of its weights, gradient and states, its decay (below 0: none) and its trust ratio; states and ratios may
 // be null.
 #define STEP const size* chunks, const size* counts, const size* weights, const size* gradients, const size* states, \
@@ -33,8 +33,10 @@ INLINE void add_up(const double* sums, double* parts) {
   }
 }
 
+#define MOMENTUM double momentum, double gradient_scale, double step_scale, double nesterov
+
 // Sums of squares of weights and gradients.
-KERNEL momentum_norms(STEP, double* parts, double momentum, double within, double beside, double nesterov) {
+KERNEL momentum_norms(STEP, double* parts, MOMENTUM) {
   SHARED double sums[2 * THREADS];
   EACH_THREAD(t) {
     Part part = PART;
@@ -50,33 +52,23 @@ KERNEL momentum_norms(STEP, double* parts, double momentum, double within, doubl
   add_up(sums, parts);
 }
 
-KERNEL momentum_step(STEP, const double* ratios, double momentum, double within, double beside, double nesterov) {
+KERNEL momentum_step(STEP, const double* ratios, MOMENTUM) {
   EACH_THREAD(t) {
     Part part = PART;
-    A ratio = ratio_of(ratios, chunks), keep = (A)momentum, in = (A)within, out = (A)beside;
+    A ratio = ratio_of(ratios, chunks);
     EACH_PLACE(t, at, part) {
-      A weight = wide(part.w[at]), d = in * (ratio * (wide(part.g[at]) + part.more * weight)), speed = d;
-      if (part.one) {
-        speed += keep * wide(part.one[at]);
-        narrow(speed, part.one[at]);
-      }
-      narrow(weight - part.less * weight - out * (nesterov ? keep * speed + d : speed), part.w[at]);
+      moved now = momentum_formula(wide(part.w[at]), part.one ? wide(part.one[at]) : A(0), wide(part.g[at]), part.more,
+                                   part.less, ratio, (A)momentum, (A)gradient_scale, (A)step_scale, nesterov != 0);
+      if (part.one) narrow(now.one, part.one[at]);
+      narrow(now.w, part.w[at]);
     }
   }
 }
 
-// What m, v and r of Adam and LAMB become at a place.
-struct Moments { A mean, square, direction; };
-
-#define ADAM double beta1, double beta2, double eps, double rate, double over_m, double over_v, double inside
-
-INLINE Moments moments_at(const Part& part, size at, ADAM) {
-  A decayed = part.more * wide(part.w[at]), g = wide(part.g[at]) + (inside ? 0 : decayed);
-  A mean = (A)beta1 * wide(part.one[at]) + (A)(1 - beta1) * g;
-  A square = (A)beta2 * wide(part.other[at]) + (A)(1 - beta2) * (g * g);
-  A direction = mean * (A)over_m / (root(square * (A)over_v) + (A)eps) + (inside ? decayed : 0);
-  return {mean, square, direction};
-}
+#define ADAM double beta1, double beta2, double eps, double rate, double m_scale, double v_scale, \
+  double decay_in_direction
+#define MOMENTS_AT(at) adam_moments(wide(part.w[at]), wide(part.one[at]), wide(part.other[at]), wide(part.g[at]), \
+  part.more, (A)beta1, (A)beta2, (A)(1 - beta1), (A)(1 - beta2), (A)eps, (A)m_scale, (A)v_scale, decay_in_direction != 0)
 
 // Sums of squares of weights and directions; does not change the states.
 KERNEL adam_norms(STEP, double* parts, ADAM) {
@@ -85,8 +77,7 @@ KERNEL adam_norms(STEP, double* parts, ADAM) {
     Part part = PART;
     double of_w = 0, of_r = 0;
     EACH_PLACE(t, at, part) {
-      double weight = wide(part.w[at]);
-      double direction = moments_at(part, at, beta1, beta2, eps, rate, over_m, over_v, inside).direction;
+      double weight = wide(part.w[at]), direction = MOMENTS_AT(at).direction;
       of_w += weight * weight;
       of_r += direction * direction;
     }
@@ -101,11 +92,10 @@ KERNEL adam_step(STEP, const double* ratios, ADAM) {
     Part part = PART;
     A by = (A)rate * ratio_of(ratios, chunks);
     EACH_PLACE(t, at, part) {
-      A weight = wide(part.w[at]);
-      Moments found = moments_at(part, at, beta1, beta2, eps, rate, over_m, over_v, inside);
-      narrow(found.mean, part.one[at]);
-      narrow(found.square, part.other[at]);
-      narrow(weight - part.less * weight - by * found.direction, part.w[at]);
+      moved now = adam_formula(wide(part.w[at]), MOMENTS_AT(at), part.less, by);
+      narrow(now.one, part.one[at]);
+      narrow(now.other, part.other[at]);
+      narrow(now.w, part.w[at]);
     }
   }
 }
@@ -115,18 +105,16 @@ KERNEL rmsprop_step(STEP, const double* ratios, double mu1, double mu2, double e
   EACH_THREAD(t) {
     Part part = PART;
     EACH_PLACE(t, at, part) {
-      A weight = wide(part.w[at]), g = wide(part.g[at]) + part.more * weight;
-      A square = (A)mu2 * wide(part.one[at]) + (A)(1 - mu2) * (g * g);
-      A speed = (A)mu1 * wide(part.other[at]) - ((A)sgd + (A)rmsprop / (root(square) + (A)eps)) * g;
-      narrow(square, part.one[at]);
-      narrow(speed, part.other[at]);
-      narrow(weight - part.less * weight + (A)rate * speed, part.w[at]);
+      moved now = rmsprop_formula(wide(part.w[at]), wide(part.one[at]), wide(part.other[at]), wide(part.g[at]), part.more,
+                                  part.less, (A)mu1, (A)mu2, (A)(1 - mu2), (A)eps, (A)sgd, (A)rmsprop, (A)rate);
+      narrow(now.one, part.one[at]);
+      narrow(now.other, part.other[at]);
+      narrow(now.w, part.w[at]);
     }
   }
 }
 
-// The trust ratio of each tensor, from parts of its chunks, `firsts[tensor]` up to the next. 1 where its decay is below
-// 0 (exempt), and where a norm is 0.
+// The trust ratio of each tensor, from parts of its chunks, `firsts[tensor]` up to the next.
 KERNEL ratios(const double* parts, const size* firsts, const double* decays, double* found, double coefficient,
               double decay_in_trust, double eps, double clip_rate, double low, double high, size tensors) {
   EACH_THREAD(t) {
@@ -137,14 +125,8 @@ KERNEL ratios(const double* parts, const size* firsts, const double* decays, dou
         of_w += parts[2 * chunk];
         of_d += parts[2 * chunk + 1];
       }
-      of_w = sqrt(of_w);
-      of_d = sqrt(of_d);
-      double against = of_d + decay_in_trust * decays[tensor] * of_w + eps;
-      double phi = of_w < low ? low : of_w > high ? high : of_w;
-      double ratio = coefficient * phi / (against == 0 ? 1.0 : against);
-      if (clip_rate > 0 && ratio > clip_rate) ratio = clip_rate;
-      if (clip_rate > 0) ratio /= clip_rate;
-      found[tensor] = decays[tensor] < 0 || of_w == 0 || of_d == 0 ? 1.0 : ratio;
+      found[tensor] = trust_ratio(sqrt(of_w), sqrt(of_d), decays[tensor], coefficient, decay_in_trust, eps, clip_rate,
+                                  low, high);
     }
   }
 }

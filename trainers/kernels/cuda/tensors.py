@@ -17,7 +17,7 @@ import numpy as np
 
 from trainers.kernels.cuda import launcher
 from trainers.kernels.cuda.launcher import THREADS
-from trainers.kernels.optimizer_steps import StepDecay, StepForm, Trust
+from trainers.kernels.optimizer_steps import OptimizerStep, StepDecay, Trust
 
 
 def move_averages(sums: Any, places: Any, averages: Any, keep: float, *, pooled: bool) -> None:
@@ -206,7 +206,11 @@ _STATES = 2  # arguments of the kernels
 
 
 def optimizer_step(
-    form: StepForm, decay: StepDecay, weights: Sequence[Any], gradients: Sequence[Any], states: Sequence[Sequence[Any]]
+    form: OptimizerStep,
+    decay: StepDecay,
+    weights: Sequence[Any],
+    gradients: Sequence[Any],
+    states: Sequence[Sequence[Any]],
 ) -> None:
     """Move weights and states in place.
 
