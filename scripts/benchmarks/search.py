@@ -38,7 +38,7 @@ from trainers.runs.run_folder import METRICS
 from trainers.runs.stop_request import STOP_FILE
 from trainers.search.comparability import store_comparability
 from trainers.search.display import Display
-from trainers.search.storage import database, open_storage, parse_storage
+from trainers.search.storage import open_storage, parse_storage
 from trainers.search.storage_cache import refresh
 from trainers.search.study import FOLDER, SECONDS, open_study, suggested
 from trainers.search.trial_leases import TrialLeases
@@ -46,6 +46,7 @@ from trainers.search.trial_recorder import SearchOptions, TrialRecorder
 from trainers.search.trial_run import Report, trial_request
 
 PARTS = ("ask", "plan", "reports", "tell")
+CLOCKS = {"clock": time.perf_counter, "processor": time.process_time}
 TEXT = """\
 kilobatch: 1
 name: bench
@@ -62,36 +63,36 @@ budget: {trials: 1000000}
 
 
 class Meter:
-    """Wall time and processor time, by part and trial."""
+    """Seconds on the clock and of the processor, by part and trial."""
 
     def __init__(self) -> None:
-        self.clock: dict[str, list[float]] = {part: [] for part in PARTS}
-        self.processor: dict[str, list[float]] = {part: [] for part in PARTS}
+        self.seconds = {name: {part: [] for part in PARTS} for name in CLOCKS}
 
     @contextmanager
     def part(self, name: str, *, more: bool = False) -> Iterator[None]:
         """Measure the code inside this context, and add it to a trial's part."""
-        clock, processor = time.perf_counter(), time.process_time()
+        began = {clock: now() for clock, now in CLOCKS.items()}
         yield
-        for measured, seconds in (
-            (self.clock[name], time.perf_counter() - clock),
-            (self.processor[name], time.process_time() - processor),
-        ):
+        for clock, now in CLOCKS.items():
+            measured, seconds = self.seconds[clock][name], now() - began[clock]
             if more:
                 measured[-1] += seconds
             else:
                 measured.append(seconds)
 
-    def milliseconds(self) -> dict[str, Any]:
+    def milliseconds(self) -> dict[str, dict[str, float]]:
         """Medians of the parts, of the time that a trial costs in the study's storage, and of its total."""
-        found: dict[str, Any] = {}
-        for name, measured in (("clock", self.clock), ("processor", self.processor)):
-            medians = {part: 1000 * statistics.median(seconds) for part, seconds in measured.items()}
-            for total, parts in (("study", ("ask", "reports", "tell")), ("all", PARTS)):
-                sums = [sum(values) for values in zip(*(measured[part] for part in parts), strict=True)]
-                medians[total] = 1000 * statistics.median(sums)
-            found[name] = {part: round(value, 2) for part, value in medians.items()}
-        return found
+        medians: dict[str, dict[str, float]] = {}
+        for name, measured in self.seconds.items():
+            totals = {"study": ("ask", "reports", "tell"), "all": PARTS}
+            sums = {
+                total: [sum(seconds) for seconds in zip(*(measured[part] for part in parts), strict=True)]
+                for total, parts in totals.items()
+            }
+            medians[name] = {
+                key: round(1000 * statistics.median(values), 2) for key, values in (measured | sums).items()
+            }
+        return medians
 
 
 def main() -> None:
@@ -101,7 +102,6 @@ def main() -> None:
     parser.add_argument("--trials", type=int, nargs="+", default=[0, 1000], help="finished ones, at which to measure")
     parser.add_argument("--reports", type=int, default=10)
     parser.add_argument("--measured", type=int, default=40, help="trials")
-    parser.add_argument("--plain", action="store_true", help="Optuna's own cached database, without view and batches")
     options = parser.parse_args()
     rows = []
     for finished in options.trials:
@@ -119,8 +119,7 @@ def measure(folder: Path, options: argparse.Namespace, finished: int) -> dict[st
         if number == 3:  # the first trials read the storage and import modules
             bench.meter = Meter()
         bench.one_trial(0.5 / (number + 1))
-    storage = bench.storage + (", plain" if options.plain else "")
-    return {"storage": storage, "finished": finished, "reports": options.reports, **bench.meter.milliseconds()}
+    return {"storage": bench.storage, "finished": finished, "reports": options.reports, **bench.meter.milliseconds()}
 
 
 def fill(study: optuna.Study, opened: OpenedSearch, finished: int) -> None:
@@ -153,8 +152,7 @@ class Bench:
         self.opened = open_search(path, vocabulary=search_vocabulary())
         self.search, self.folder = self.opened.search, folder
         address = parse_storage(options.storage, folder)
-        storage = optuna.storages.get_storage(database(address)) if options.plain else open_storage(address)
-        self.study = open_study(self.opened, storage, name=f"bench-{time.time_ns()}")
+        self.study = open_study(self.opened, open_storage(address), name=f"bench-{time.time_ns()}")
         self.leases, self.meter = TrialLeases(self.study, folder), Meter()
         display = Display(search=self.search, folder=folder, console=Console(quiet=True), groups=1)
         how = SearchOptions(folder=folder, stop_file=folder / STOP_FILE, hang_seconds=600.0)
@@ -210,7 +208,7 @@ def write_metrics(folder: Path, prepared: Prepared, reports: int, score: float) 
 def text(row: dict[str, Any]) -> str:
     """A measurement in a few lines."""
     lines = [f"{row['storage']}, {row['finished']} finished trials, {row['reports']} reports a trial; ms a trial:"]
-    for name in ("clock", "processor"):
+    for name in CLOCKS:
         lines.append(f"  {name:9s} " + "  ".join(f"{part} {value:.1f}" for part, value in row[name].items()))
     return "\n".join(lines)
 

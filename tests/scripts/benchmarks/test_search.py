@@ -6,7 +6,7 @@ def test_every_part_has_a_figure(tmp_path):
 
     from search import PARTS, measure
 
-    options = Namespace(storage="sqlite", plain=False, reports=2, measured=1)
+    options = Namespace(storage="sqlite", reports=2, measured=1)
     found = measure(tmp_path, options, 1)
     assert (found["finished"], found["reports"]) == (1, 2)
     for clock in ("clock", "processor"):
