@@ -5,7 +5,7 @@ import pytest
 
 from recipes.planning.random_bits import draws
 from trainers.augmentations import RandomResizedCrop
-from trainers.augmentations.resize import resampled
+from trainers.augmentations.crop import resampled
 
 HEIGHT, WIDTH = 120, 100
 GOLDEN = [(36, 219, 256, 193), (143, 69, 151, 136), (64, 55, 300, 295), (59, 145, 269, 301), (65, 130, 196, 179)]
@@ -88,21 +88,3 @@ def test_the_image_is_the_crop_resampled():
     top, left, height, width = crop.rectangle(HEIGHT, WIDTH, draws(0, "augmentation", 1, 2, 0))
     expected = resampled(image_HWC[top : top + height, left : left + width], height=16, width=16)
     np.testing.assert_array_equal(crop(image_HWC, draws(0, "augmentation", 1, 2, 0)), expected)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"size": 0}, "RandomResizedCrop.size must be a whole number >= 1, got 0"),
-        ({"size": 8, "area": (0.0, 1.0)}, "RandomResizedCrop.area must be > 0, got 0.0"),
-        ({"size": 8, "area": (0.5, 1.1)}, "RandomResizedCrop.area must be <= 1, got 1.1"),
-        ({"size": 8, "area": (0.5, 0.4)}, "RandomResizedCrop.area must be (low, high) with low <= high"),
-        ({"size": 8, "area": 0.5}, "RandomResizedCrop.area must be two numbers (low, high), got 0.5"),
-        ({"size": 8, "ratio": [0.75, 1.3]}, "RandomResizedCrop.ratio must be two numbers (low, high), got [0.75"),
-        ({"size": 8, "ratio": (0.75, float("inf"))}, "RandomResizedCrop.ratio must be a finite number, got inf"),
-    ],
-)
-def test_wrong_fields_are_refused(fields, message):
-    with pytest.raises(ValueError, match="must be") as refusal:
-        RandomResizedCrop(**fields)
-    assert message in str(refusal.value)

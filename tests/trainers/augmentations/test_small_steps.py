@@ -8,7 +8,7 @@ import pytest
 
 from recipes.planning.random_bits import draws
 from trainers.augmentations import CenterCrop, HorizontalFlip, Normalize, RandomCrop, Resize
-from trainers.augmentations.resize import resampled
+from trainers.augmentations.crop import resampled
 
 
 def keyed(index=0):
@@ -147,29 +147,3 @@ def test_normalize_without_its_numbers_or_with_others_is_refused():
         Normalize(with_="digits")(numbered(2, 2), keyed())
     with pytest.raises(ValueError, match=re.escape("Normalize.mean has 1 channels, the image 3")):
         Normalize(mean=(0.5,), std=(0.5,))(numbered(2, 2, 3), keyed())
-
-
-@pytest.mark.parametrize(
-    ("make", "fields", "message"),
-    [
-        (RandomCrop, {"size": 0}, "RandomCrop.size must be a whole number >= 1, got 0"),
-        (RandomCrop, {"size": 8, "padding": -1}, "RandomCrop.padding must be a whole number >= 0, got -1"),
-        (HorizontalFlip, {"probability": 1.5}, "HorizontalFlip.probability must be <= 1, got 1.5"),
-        (HorizontalFlip, {"probability": -0.5}, "HorizontalFlip.probability must be >= 0, got -0.5"),
-        (Resize, {"shorter": 0}, "Resize.shorter must be a whole number >= 1, got 0"),
-        (CenterCrop, {"size": True}, "CenterCrop.size must be a whole number >= 1, got True"),
-        (Normalize, {}, "Normalize.with must be the name of a data set, or mean and std be given, got neither"),
-        (Normalize, {"with_": 3}, "Normalize.with must be the name of a data set, got 3"),
-        (Normalize, {"mean": (0.5,)}, "Normalize.std must be as long as mean, got () for (0.5,)"),
-        (Normalize, {"mean": [0.5], "std": (0.5,)}, "Normalize.mean must be a tuple of one number a channel, got"),
-        (Normalize, {"mean": (0.5,), "std": (0.0,)}, "Normalize.std must be > 0, got 0.0"),
-        (Normalize, {"mean": (124.0,), "std": (0.5,)}, "Normalize.mean must be <= 1, got 124.0"),
-        (Normalize, {"mean": (-0.1,), "std": (0.5,)}, "Normalize.mean must be >= 0, got -0.1"),
-        (Normalize, {"mean": (0.5,), "std": (58.4,)}, "Normalize.std must be <= 1, got 58.4"),
-        (Normalize, {"mean": ("0.5",), "std": (0.5,)}, "Normalize.mean must be a finite number, got '0.5'"),
-    ],
-)
-def test_wrong_fields_are_refused(make, fields, message):
-    with pytest.raises(ValueError, match="must be") as refusal:
-        make(**fields)
-    assert message in str(refusal.value)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from trainers.augmentations import color_jitter, rand_augment, trivial_augment
-from trainers.augmentations.image_operations import Sampling, operated
+from trainers.augmentations import auto_augment, colour
+from trainers.augmentations.auto_augment import Sampling, operated
 
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
@@ -36,10 +36,10 @@ def photo(height=40, width=30):
 @pytest.mark.parametrize(
     ("ours", "theirs", "amounts"),
     [
-        (color_jitter._brightened, "adjust_brightness", (0.6, 1.0, 1.4)),
-        (color_jitter._contrasted, "adjust_contrast", (0.6, 1.0, 1.4)),
-        (color_jitter._saturated, "adjust_saturation", (0.6, 1.0, 1.4)),
-        (color_jitter._turned, "adjust_hue", (-0.5, -0.1, 0.2)),
+        (colour._brightened, "adjust_brightness", (0.6, 1.0, 1.4)),
+        (colour._contrasted, "adjust_contrast", (0.6, 1.0, 1.4)),
+        (colour._saturated, "adjust_saturation", (0.6, 1.0, 1.4)),
+        (colour._turned, "adjust_hue", (-0.5, -0.1, 0.2)),
     ],
 )
 def test_colour_changes_are_torchvisions(ours, theirs, amounts):
@@ -55,8 +55,8 @@ def test_colour_changes_are_torchvisions(ours, theirs, amounts):
 
 def test_the_operations_of_rand_augment_are_the_increasing_ones_of_timm():
     assert sorted(NAMES_OF_TIMM) == sorted(timm_augment._RAND_INCREASING_TRANSFORMS)
-    assert timm_augment.rand_augment_ops(magnitude=9)[0].prob == rand_augment._PROBABILITY
-    assert timm_augment._LEVEL_DENOM == rand_augment._LARGEST_MAGNITUDE
+    assert timm_augment.rand_augment_ops(magnitude=9)[0].prob == auto_augment.PROBABILITY
+    assert timm_augment._LEVEL_DENOM == auto_augment.LARGEST_MAGNITUDE
 
 
 def of_timm(name, magnitude, resample):
@@ -76,10 +76,8 @@ def of_timm(name, magnitude, resample):
 @pytest.mark.parametrize("filter_", [Image.Resampling.BILINEAR, Image.Resampling.BICUBIC])
 def test_rand_augment_gives_timms_pixels(place, magnitude, filter_):
     sampling = Sampling(filter_=filter_, fill=GREY)
-    ours = {
-        operated(photo(), [rand_augment._operations(magnitude / 10, sign, sampling, 40, 30)[place]]).tobytes()
-        for sign in (-1, 1)
-    }
+    both = [auto_augment.rand_augment_operations(magnitude / 10, sign, sampling, 40, 30) for sign in (-1, 1)]
+    ours = {operated(photo(), [operations[place]]).tobytes() for operations in both}
     assert ours == set(of_timm(NAMES_OF_TIMM[place], magnitude, filter_))
 
 
@@ -97,6 +95,6 @@ def test_trivial_augment_gives_torchvisions_pixels(place, number):
     signs = (-1, 1) if signed else (1,)
     theirs = [np.asarray(apply(Image.fromarray(photo()), name, sign * magnitude)).astype(int) for sign in signs]
     for sign in (-1, 1):
-        ours = operated(photo(), [trivial_augment._operations(number / 30, sign)[place]]).astype(int)
+        ours = operated(photo(), [auto_augment.trivial_augment_operations(number / 30, sign)[place]]).astype(int)
         # Its magnitudes are float32, and its shears go through an angle: one level at the most.
         assert min(np.abs(ours - other).max() for other in theirs) <= 1
