@@ -2,12 +2,6 @@
 
 Targets are int (samples,), labels, or float32 (samples, classes): mixtures of labels, not smoothed yet. A loss's
 `initialize(model)`, if it has one, is called once, after the model's initial weights were drawn.
-
-Binary cross entropy: an independent yes or no for every class.
-
-The targets of a loss: labels or mixtures of them, smoothed.
-
-Softmax cross entropy with label smoothing.
 """
 
 from __future__ import annotations
@@ -27,8 +21,6 @@ __all__ = ["BinaryCrossEntropy", "SoftmaxCrossEntropy"]
 
 if TYPE_CHECKING:
     import chainer
-    import numpy as np
-_REDUCTIONS = ("class_mean", "class_sum")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +57,7 @@ class BinaryCrossEntropy:
 
     def __post_init__(self) -> None:
         require_share("BinaryCrossEntropy.label_smoothing", self.label_smoothing)
-        if self.reduction not in _REDUCTIONS:
+        if self.reduction not in ("class_mean", "class_sum"):
             raise ValueError(f"BinaryCrossEntropy.reduction must be class_mean or class_sum, got {self.reduction!r}")
         if self.target_threshold is not None:
             require_share("BinaryCrossEntropy.target_threshold", self.target_threshold)
@@ -121,11 +113,6 @@ class BinaryCrossEntropy:
                 f"{num_classes} classes {self.label_smoothing / num_classes}: every target would be 1; "
                 "raise the threshold or lower label_smoothing"
             )
-
-
-if TYPE_CHECKING:
-    import chainer
-    import numpy as np
 
 
 @dataclass(frozen=True, kw_only=True)
