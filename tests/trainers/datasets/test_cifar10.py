@@ -102,9 +102,3 @@ def test_the_fingerprint_follows_every_byte(root):
 def test_without_a_folder_the_error_names_what_to_give():
     with pytest.raises(ValueError, match=r"Cifar10 needs a folder of \.bin files: give its root"):
         Cifar10().open(None, "train")
-
-
-@pytest.mark.parametrize("num", [0, -1, 2.0, True])
-def test_a_wrong_count_is_refused(num):
-    with pytest.raises(ValueError, match=r"Cifar10\.num_per_file must be a whole number >= 1"):
-        Cifar10(num_per_file=num)

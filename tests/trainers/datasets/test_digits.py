@@ -45,9 +45,3 @@ def test_both_parts_together_are_all_samples_once(num_eval):
 def test_every_class_is_in_both_parts():
     for split in ("train", "eval"):
         assert np.bincount(arrays(split)[1]).min() >= 20
-
-
-@pytest.mark.parametrize("num_eval", [0, 1797, 29.7, True])
-def test_a_division_that_leaves_nothing_is_refused(num_eval):
-    with pytest.raises(ValueError, match=r"Digits\.num_eval must be"):
-        Digits(num_eval=num_eval)
