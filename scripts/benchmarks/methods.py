@@ -305,7 +305,7 @@ class InMemory:
 def _in_memory(reader: Any, root: Path | None, split: str) -> Any:
     import numpy as np
 
-    from trainers.datasets.splits import SamplesInMemory
+    from trainers.datasets.samples import SamplesInMemory
 
     samples = reader.open(root, split)
     images, labels = zip(*(samples[index] for index in range(len(samples))), strict=True)
