@@ -147,8 +147,8 @@ class SlowNetwork:
         command = ["ip", "netns", "exec", self.hub, find_mpiexec(), "-launcher", "ssh"]
         command += ["-launcher-exec", str(self._login), "-localhost", HUB_ADDRESS]
         command += ["-hosts", ",".join(map(address_of, range(self.hosts))), "-ppn", "1", "-n", str(self.hosts), *words]
-        given = {**os.environ, **(environment or {}), "UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "eth0"}
-        subprocess.run(command, check=True, env=given, timeout=timeout, start_new_session=True)
+        variables = {**os.environ, **(environment or {}), "UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "eth0"}
+        subprocess.run(command, check=True, env=variables, timeout=timeout, start_new_session=True)
 
     def _build(self) -> None:
         _do("ip", "netns", "add", self.hub)

@@ -105,8 +105,8 @@ class FilePaths(Sequence[str]):
         return len(self._bounds) - 1
 
     def __getitem__(self, index: int) -> str:
-        place = range(len(self))[index]
-        return os.fsdecode(bytes(self._text[self._bounds[place] : self._bounds[place + 1]]))
+        number = range(len(self))[index]
+        return os.fsdecode(bytes(self._text[self._bounds[number] : self._bounds[number + 1]]))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
