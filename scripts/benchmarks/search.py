@@ -107,7 +107,10 @@ def main() -> None:
     for finished in options.trials:
         with tempfile.TemporaryDirectory() as folder:
             rows.append(measure(Path(folder), options, finished))
-        print(text(rows[-1]), flush=True)
+        print("{storage}, {finished} finished trials, {reports} reports a trial; ms a trial:".format(**rows[-1]))
+        for name in CLOCKS:
+            parts = (f"{part} {value:.1f}" for part, value in rows[-1][name].items())
+            print(f"  {name:9s} {'  '.join(parts)}", flush=True)
     write_json(options.json, {"machine": platform.processor() or platform.machine(), "rows": rows})
 
 
@@ -203,14 +206,6 @@ def write_metrics(folder: Path, prepared: Prepared, reports: int, score: float) 
         if (update + 1) % (timeline.num_updates // reports) == 0 or update + 1 == timeline.num_updates:
             lines += [{"key": f"eval_{metric}", "value": score, **common} for metric in ("accuracy", "loss")]
     (folder / METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
-def text(row: dict[str, Any]) -> str:
-    """A measurement in a few lines."""
-    lines = [f"{row['storage']}, {row['finished']} finished trials, {row['reports']} reports a trial; ms a trial:"]
-    for name in CLOCKS:
-        lines.append(f"  {name:9s} " + "  ".join(f"{part} {value:.1f}" for part, value in row[name].items()))
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

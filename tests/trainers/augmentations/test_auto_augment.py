@@ -1,6 +1,5 @@
 """The operations of automatic augmentation by hand, and what RandAugment and TrivialAugment draw of them."""
 
-from collections import Counter
 from functools import partial
 
 import numpy as np
@@ -128,8 +127,8 @@ def test_rand_augment_does_what_it_draws():
             done, z = stream.uniform() < 0.5, float(stream.normals(1)[0])
             sign, filter_ = 2 * stream.integers(2) - 1, stream.integers(2)
             sampling = Sampling(filter_=(Image.Resampling.BILINEAR, Image.Resampling.BICUBIC)[filter_], fill=128)
-            known = auto_augment.rand_augment_operations(0.6 + 0.05 * z, sign, sampling, 16, 12)
-            operation = known[stream.integers(15)]
+            operations = auto_augment.rand_augment_operations(0.6 + 0.05 * z, sign, sampling, 16, 12)
+            operation = operations[stream.integers(15)]
             expected = operated(expected, [operation]) if done else expected
         np.testing.assert_array_equal(augment(photo(), keyed(index)), expected)
 
@@ -140,22 +139,11 @@ def test_half_the_operations_of_rand_augment_are_done():
     assert 0.42 < changed < 0.55  # of operations on noise some change nothing
 
 
-def test_trivial_augment_draws_operations_and_magnitudes_uniformly():
-    drawn = Counter()
-    for index in range(6200):
-        stream = keyed(index)
-        drawn[stream.integers(31), stream.integers(2), stream.integers(14)] += 1
-    for axis, number in enumerate((31, 2, 14)):
-        counts = Counter()
-        for key, count in drawn.items():
-            counts[key[axis]] += count
-        assert sorted(counts) == list(range(number))
-        expected = 6200 / number
-        assert sum((count - expected) ** 2 / expected for count in counts.values()) < 59.7  # one in 1000 of 30 degrees
+def test_trivial_augment_does_what_it_draws():
     for index in range(40):
         stream = keyed(index)
-        known = auto_augment.trivial_augment_operations(stream.integers(31) / 30, 2 * stream.integers(2) - 1)
-        expected = operated(photo(), [known[stream.integers(14)]])
+        operations = auto_augment.trivial_augment_operations(stream.integers(31) / 30, 2 * stream.integers(2) - 1)
+        expected = operated(photo(), [operations[stream.integers(14)]])
         np.testing.assert_array_equal(TrivialAugment()(photo(), keyed(index)), expected)
 
 

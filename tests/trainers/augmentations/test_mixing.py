@@ -167,11 +167,6 @@ def test_both_mixes_are_drawn_and_one_for_the_whole_group():
     assert all(len(set(np.round(group[group > 0], 6))) <= 2 for group in smaller), "a share, or one minus it"
 
 
-def test_every_mix_of_a_list_is_as_likely():
-    counts = np.bincount([draws(0, "mix", 32 * group).integers(3) for group in range(3000)])
-    assert abs(counts - 1000).max() < 5 * np.sqrt(3000 * (1 / 3) * (2 / 3))
-
-
 def test_a_whole_group_loads_nothing_twice_and_a_part_only_the_partners_it_lacks():
     loaded = []
     MIXING.load(MicroBatch(offset=16, size=32, num_groups=2), samples=0, norm_span=16, load=lambda p: load(p, loaded))

@@ -230,29 +230,6 @@ def test_smoothing_a_mixture_is_mixing_the_smoothed(smoothing):
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_labels_and_their_rows_cost_the_same(loss):
-    logits, labels, rows = samples_and_rows()
-    gradients = []
-    for targets in (labels, rows):
-        x = chainer.Variable(logits)
-        found = loss.build()(x, targets)
-        found.backward()
-        gradients.append((float(found.array), x.grad))
-    (of_labels, first), (of_rows, second) = gradients
-    assert of_rows == pytest.approx(of_labels, rel=1e-6)
-    np.testing.assert_allclose(second, first, rtol=1e-5, atol=1e-8)
-
-
-@pytest.mark.parametrize("loss", [loss for loss in LOSSES if not getattr(loss, "target_threshold", None)])
-def test_a_mixture_costs_what_its_labels_cost_by_their_shares(loss):
-    logits, labels, rows = samples_and_rows(np.float64)
-    others, share = labels[::-1], 0.25
-    mixed = share * rows.astype(np.float64) + (1 - share) * rows[::-1]
-    whole, first, second = (float(loss.build()(logits, t).array) for t in (mixed, labels, others))
-    assert whole == pytest.approx(share * first + (1 - share) * second, rel=1e-12)
-
-
-@pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("targets", [np.zeros((8, 5), "f"), np.zeros(8, "f"), np.zeros((8, 6), "i")])
 def test_targets_that_do_not_belong_to_the_logits_are_refused(loss, targets):
     if targets.ndim == 1 and loss == SoftmaxCrossEntropy():
