@@ -65,10 +65,7 @@ class BinaryCrossEntropy:
             require_number("BinaryCrossEntropy.head_bias", self.head_bias)
 
     def build(self) -> Callable[[chainer.Variable, np.ndarray], chainer.Variable]:
-        """A function of logits (samples x classes, float) and targets that returns a scalar Variable.
-
-        Targets are int (samples,), labels, or float (samples, classes), mixtures of labels before smoothing.
-        """
+        """A function of logits (samples x classes, float) and targets that returns a scalar Variable."""
         return self._loss
 
     def initialize(self, model: chainer.Link) -> None:
@@ -142,8 +139,7 @@ class SoftmaxCrossEntropy:
     def build(self) -> Callable[[chainer.Variable, np.ndarray], chainer.Variable]:
         """A function of logits (samples x classes, float) and targets that returns a scalar Variable.
 
-        Targets are int (samples,), labels, or float (samples, classes), mixtures of labels before smoothing. In the
-        fused kernels of a GPU a label outside 0 to K - 1 gives a loss of NaN.
+        In the fused kernels of a GPU a label outside 0 to K - 1 gives a loss of NaN.
         """
         return self._loss
 
