@@ -27,7 +27,7 @@ More ranks than cores wait for each other's turn on a core.
 The network: every host is a network namespace with one link to a bridge. The bridge and mpiexec are in a namespace of
 their own, so the machine's own network is left alone. Both ends of each link have a token bucket filter (`tc qdisc ...
 tbf`): a host sends and receives at most at that rate, at the same time, like a port of a switch. There is no added
-delay. Packets are jumbo frames by default: a network card cuts and joins small ones by itself, here the cores that
+delay. Packets are jumbo frames: a network card cuts and joins small ones by itself, here the cores that
 compute would do it. Ranks of different hosts share no memory as far as MPI knows, and must not: UCX_TLS=tcp,self. The
 namespaces are always removed, also after Ctrl-C or SIGTERM.
 """
@@ -65,7 +65,8 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_
 HUB_ADDRESS = "10.99.0.254"
 BURST_BYTES = 65536
 _DELETIONS = 20  # tried, a tenth of a second apart
-JUMBO = 9000
+JUMBO = 9000  # bytes of a packet
+TIMEOUT_SECONDS = 1800.0  # of one launch
 WAYS, WIRES = (NONE, "buckets", "double"), ("float32", "float16")
 HEADS = ("ranks", "Mbit/s", "ratio", "wire", COMPUTE, *WAYS, "hidden by buckets", "by double", "of float32's")
 
@@ -109,13 +110,12 @@ class SlowNetwork:
     Args:
         hosts: how many, at least 1.
         megabits: a second on each link in each direction; None for no throttle.
-        mtu: bytes of a packet.
     Raises:
         NetworkRefused: on entering, with what the kernel said.
     """
 
-    def __init__(self, *, hosts: int, megabits: int | None, mtu: int = JUMBO) -> None:
-        self.hosts, self.megabits, self.mtu = hosts, megabits, mtu
+    def __init__(self, *, hosts: int, megabits: int | None) -> None:
+        self.hosts, self.megabits = hosts, megabits
         self.hub = f"kilobatch-{os.getpid()}-hub"
         self.names = [f"kilobatch-{os.getpid()}-{host}" for host in range(hosts)]
 
@@ -158,7 +158,7 @@ class SlowNetwork:
         for device in ("lo", "bridge"):
             _do(*inside, *f"ip link set {device} up".split())
         for host, name in enumerate(self.names):
-            port, own, mtu = f"port{host}", ["ip", "netns", "exec", name], f"mtu {self.mtu}"
+            port, own, mtu = f"port{host}", ["ip", "netns", "exec", name], f"mtu {JUMBO}"
             _do("ip", "netns", "add", name)
             _do(*inside, *f"ip link add {port} {mtu} type veth peer name eth0 {mtu} netns {name}".split())
             _do(*inside, *f"ip link set {port} master bridge up".split())
@@ -380,14 +380,14 @@ def allreduce_lines(figures: dict[str, Any]) -> Iterable[str]:
     return [heading, *allreduce.table_lines(figures)]
 
 
-def on_hosts(network: SlowNetwork, words: Sequence[str], timeout: float) -> list[dict[str, Any]]:
+def on_hosts(network: SlowNetwork, words: Sequence[str]) -> list[dict[str, Any]]:
     """Run a script on ranks behind such links and read what it measured."""
     with network, tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "figures.json")
         environment = {**ONE_THREAD, "GLOO_SOCKET_IFNAME": "eth0"}
-        network.run([sys.executable, *words, "--json", str(file)], environment=environment, timeout=timeout)
+        network.run([sys.executable, *words, "--json", str(file)], environment=environment, timeout=TIMEOUT_SECONDS)
         measured = json.loads(file.read_text(encoding="utf-8"))
-    return [{**figures, "megabits": network.megabits or 0, "mtu": network.mtu} for figures in measured]
+    return [{**figures, "megabits": network.megabits or 0} for figures in measured]
 
 
 def main() -> None:
@@ -395,13 +395,11 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--ranks", nargs="+", type=int, default=[2, 3, 4])
     parser.add_argument("--megabits", nargs="+", type=int, default=[100, 200], help="a second, of each link")
-    parser.add_argument("--mtu", type=int, default=JUMBO, help="bytes of a packet")
     parser.add_argument("--ratios", nargs="+", type=float, default=[0.5, 1.0, 2.0], help="communication over compute")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--updates", type=int, default=3, help="timed in a turn")
     parser.add_argument("--allreduce", action="store_true", help="time allreduce.py instead")
     parser.add_argument("--model", default="cifar", help="with --allreduce: of that script")
-    parser.add_argument("--timeout", type=float, default=1800.0, metavar="SECONDS", help="of one launch")
     options = parser.parse_args()
     if launched_ranks() is not None:
         return as_rank(functools.partial(measure, options), options.json)
@@ -417,8 +415,8 @@ def main() -> None:
     results = []
     for megabits in options.megabits:
         for ranks in options.ranks:
-            network = SlowNetwork(hosts=ranks, megabits=megabits or None, mtu=options.mtu)
-            results += (measured := on_hosts(network, words, options.timeout))
+            network = SlowNetwork(hosts=ranks, megabits=megabits or None)
+            results += (measured := on_hosts(network, words))
             for figures in measured:
                 print("\n".join(lines_of(figures)), flush=True)
             write_json(options.json, results)
