@@ -20,6 +20,7 @@ import random
 import statistics
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,33 +67,25 @@ class Meter:
     """Seconds on the clock and of the processor, by part and trial."""
 
     def __init__(self) -> None:
-        self.seconds = {name: {part: [] for part in PARTS} for name in CLOCKS}
+        self.trials: list[Counter] = []  # (clock, part) -> seconds
 
     @contextmanager
-    def part(self, name: str, *, more: bool = False) -> Iterator[None]:
-        """Measure the code inside this context, and add it to a trial's part."""
+    def part(self, name: str) -> Iterator[None]:
+        """Measure the code inside this context, and add it to a part of the last trial."""
         began = {clock: now() for clock, now in CLOCKS.items()}
         yield
         for clock, now in CLOCKS.items():
-            measured, seconds = self.seconds[clock][name], now() - began[clock]
-            if more:
-                measured[-1] += seconds
-            else:
-                measured.append(seconds)
+            self.trials[-1][clock, name] += now() - began[clock]
 
     def milliseconds(self) -> dict[str, dict[str, float]]:
         """Medians of the parts, of the time that a trial costs in the study's storage, and of its total."""
-        medians: dict[str, dict[str, float]] = {}
-        for name, measured in self.seconds.items():
-            totals = {"study": ("ask", "reports", "tell"), "all": PARTS}
-            sums = {
-                total: [sum(seconds) for seconds in zip(*(measured[part] for part in parts), strict=True)]
-                for total, parts in totals.items()
-            }
-            medians[name] = {
-                key: round(1000 * statistics.median(values), 2) for key, values in (measured | sums).items()
-            }
-        return medians
+        sums = {part: (part,) for part in PARTS} | {"study": ("ask", "reports", "tell"), "all": PARTS}
+
+        def median(clock: str, parts: tuple[str, ...]) -> float:
+            seconds = statistics.median(sum(trial[clock, part] for part in parts) for trial in self.trials)
+            return round(1000 * seconds, 2)
+
+        return {clock: {name: median(clock, parts) for name, parts in sums.items()} for clock in CLOCKS}
 
 
 def main() -> None:
@@ -165,6 +158,7 @@ class Bench:
     def one_trial(self, score: float) -> None:
         """A trial as the supervisor handles it, with a score that is not the best; it is never ended early."""
         meter, reports = self.meter, self.search.reports
+        meter.trials.append(Counter())
         with meter.part("ask"):
             self.leases.take_stale()
             trial = self.leases.begin(self.search.budget.trials)
@@ -175,7 +169,7 @@ class Bench:
         with meter.part("plan"):
             request = trial_request(self.opened, trial.number, values, folder)
             prepared = prepare(request, workers=self.search.ranks_per_trial)
-        with meter.part("ask", more=True):
+        with meter.part("ask"):
             store_comparability(trial, prepared.opened.recipe, self.search, say=self.display.say)
             self.display.began(trial.number, values, resumed=False)
         write_metrics(folder, prepared, reports, score)

@@ -93,8 +93,8 @@ def test_mirroring_and_normalising_at_the_end_of_a_list_is_left_to_finish(parts,
     divisor, made = np.float32(1 if NORMALIZE in parts else 255), pipeline(*parts)
     for index in range(6):
         images = [photo()]
-        for place, part in enumerate(parts):
-            images.append(part(images[-1], draws(0, "augmentation", 1, index, place)))
+        for number, part in enumerate(parts):
+            images.append(part(images[-1], draws(0, "augmentation", 1, index, number)))
         pixels = made.pixels(photo(), epoch=1, index=index)
         np.testing.assert_array_equal(pixels.pixels_HWC, images[num_before])
         assert pixels.pixels_HWC.dtype == images[num_before].dtype
