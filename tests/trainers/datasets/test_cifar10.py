@@ -46,10 +46,6 @@ def test_the_test_batch_is_for_evaluation(root):
     assert samples[0][0][0, 0].tolist() == [5, 0, 0]
 
 
-def test_facts_are_counted_from_the_files(root):
-    assert CUT.facts(root) == {"num_train": 10, "num_eval": 2, "num_classes": 10}
-
-
 def test_files_of_the_published_size_are_accepted(tmp_path):
     for name in NAMES:
         with (tmp_path / name).open("wb") as file:
