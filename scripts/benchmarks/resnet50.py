@@ -45,7 +45,6 @@ from trainers.runs.mpi_ranks import limit_threads
 PAUSE_SECONDS = 0.3  # before a step, for threads of the program before that still wait for work
 SAME_LOSS = 1e-4  # relative, in float32, of networks of 50 layers
 OURS = {"chainer": ("numpy",), "pytorch": ("torch",)}  # what is measured against what
-WAY_OUT = "resnet50: no PyTorch here: pip install 'kilobatch[torch]', or --against chainer on the CPU"
 
 
 def serve(name: str, options: argparse.Namespace) -> None:
@@ -240,7 +239,7 @@ def main() -> None:
         serve(options.serve, options)
         return
     if (options.device == "gpu" or "pytorch" in options.against) and find_spec("torch") is None:
-        sys.exit(WAY_OUT)
+        sys.exit("resnet50: no PyTorch here: pip install 'kilobatch[torch]', or --against chainer on the CPU")
     results = measure_on_gpu(options) if options.device == "gpu" else measure_on_cpu(options, threads)
     write_json(options.json, results)
 

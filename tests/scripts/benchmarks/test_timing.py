@@ -10,13 +10,6 @@ def test_doctests(name):
     assert doctest.testmod(__import__(name)).failed == 0
 
 
-def test_a_table_in_markdown():
-    from timing import head, row
-
-    assert head(["a", "b"]).splitlines() == ["| a | b |", "|---|---|"]
-    assert row([1, "x"]) == "| 1 | x |"
-
-
 def test_medians_are_those_of_the_turns_of_a_round():
     from timing import medians_of_turns
 
