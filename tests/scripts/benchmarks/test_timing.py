@@ -5,7 +5,7 @@ import doctest
 import pytest
 
 
-@pytest.mark.parametrize("name", ["timing", "slow_network", "methods", "pruning"])
+@pytest.mark.parametrize("name", ["timing", "slow_network"])
 def test_doctests(name):
     assert doctest.testmod(__import__(name)).failed == 0
 
