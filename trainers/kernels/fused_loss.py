@@ -1,7 +1,4 @@
-"""A loss in one node, where the kernels have it.
-
-log(1 + exp z) with a gradient that holds for every z.
-"""
+"""Losses in one node: softmax cross entropy where the kernels have it, and log(1 + exp z) with its gradient."""
 
 from __future__ import annotations
 

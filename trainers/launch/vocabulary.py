@@ -1,7 +1,4 @@
-"""A user's own components: `kind: mymodule.MyNet`, imported from the working directory under `--allow-code`.
-
-The names that `kind` may have: from this package, other packages and, if allowed, the user's own code.
-"""
+"""Names that `kind` may have: ours, those of other packages and, with `--allow-code`, those of one's own modules."""
 
 from __future__ import annotations
 

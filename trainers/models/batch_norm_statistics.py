@@ -1,7 +1,4 @@
-"""Mean and variance of norm groups, accurate enough to be pooled, and the gradients through them.
-
-The communicators of the workers that share norm groups.
-"""
+"""Mean and variance of norm groups, accurate enough to be pooled, their gradients, and the teams that share a group."""
 
 from __future__ import annotations
 

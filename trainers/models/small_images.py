@@ -1,11 +1,4 @@
-"""The residual networks of He et al. for CIFAR-10.
-
-A plain convolutional network for small images.
-
-A small residual network for small images.
-
-The wide residual networks of Zagoruyko and Komodakis.
-"""
+"""Networks for small images: those of He et al. for CIFAR-10, wide ones, and a small residual and a small plain one."""
 
 from __future__ import annotations
 

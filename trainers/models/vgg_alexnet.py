@@ -1,7 +1,4 @@
-"""AlexNet with batch normalisation.
-
-VGG-16.
-"""
+"""VGG-16, and AlexNet with batch normalisation."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The library compiled from this folder's `*.c` when kilobatch was installed, and the threads that it runs on.
-
-An optimizer's step of all parameters at once on a CPU, compiled: `steps.c`, one pass over float32 tensors.
-"""
+"""The library compiled from this folder's `*.c` when kilobatch was installed: its threads, and an optimizer's step."""
 
 from __future__ import annotations
 
