@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from trainers.communicators.auto import Auto, Candidate, Fastest
-from trainers.communicators.connection import Connection
-from trainers.communicators.cuda_aware_mpi import CudaAwareMpi, by_pointers, takes_gpu_memory
-from trainers.communicators.dummy import Dummy
+from trainers.communicators.auto import Auto, Fastest
+from trainers.communicators.connection import Connection, Dummy
 from trainers.communicators.gpu import Gpu, GpuConnection, LoneGpuConnection, shared_gpus
+from trainers.communicators.mpi_allreduce import cuda_aware_connection, takes_gpu_memory
 from trainers.communicators.nccl import Nccl
 from trainers.communicators.wire import Wire
 
@@ -61,12 +60,9 @@ def fastest_without_nccl(auto: Auto, mpi: Any, gpu: Gpu) -> Connection:
         mpi: communicator of its own of all workers, which call this together; its MPI reads the memory of `gpu`.
         gpu: of this worker, or an object with its methods; both sum on its stream.
     """
-    staged, by_mpi = Staged(auto.connect(mpi.Dup()), gpu), by_pointers(mpi.Dup(), gpu)
-    ways = [
-        Candidate(name="through host memory", connection=staged),  # first: only its memory has a copy on the host
-        Candidate(name="CudaAwareMpi", connection=by_mpi, sums_16_bits=CudaAwareMpi.sums_16_bits),
-    ]
-    connection = Fastest(mpi, ways, warms_up=True)
+    staged = Staged(auto.connect(mpi.Dup()), gpu)  # first: only its memory has a copy on the host
+    candidates = {"through host memory": staged, "CudaAwareMpi": cuda_aware_connection(mpi.Dup(), gpu)}
+    connection = Fastest(mpi, candidates, warms_up=True)
     connection.choices = staged.choices
     return connection
 
@@ -95,14 +91,8 @@ class Staged(Connection):
         self._values: Any = None
         self._host = np.empty(0, np.float32)
 
-    @property
-    def beside_backward(self) -> bool:
-        """Whether a thread waits here while another one computes."""
-        return self._inner.beside_backward
-
-    @beside_backward.setter
-    def beside_backward(self, value: bool) -> None:
-        self._inner.beside_backward = value
+    def set_beside_backward(self, value: bool) -> None:
+        self._inner.set_beside_backward(value)
 
     @property
     def wait_mode(self) -> str:
@@ -117,8 +107,8 @@ class Staged(Connection):
         self._values = self._gpu.zeros(num_values, dtype)
         return self._values
 
-    def mean(self, values: Any, wire: Wire, before: float, after: float) -> tuple[int, int]:
-        return self._on_host(values, lambda host: self._inner.mean(host, wire, before, after))
+    def mean(self, values: Any, wire: Wire, prescale: float, postscale: float) -> tuple[int, int]:
+        return self._on_host(values, lambda host: self._inner.mean(host, wire, prescale, postscale))
 
     def _sum(self, values: Any, wire: Wire) -> None:
         self._on_host(values, lambda host: self._inner.sum(host, wire))
@@ -131,11 +121,11 @@ class Staged(Connection):
         self._gpu.upload(host, values)
         return changed
 
-    def mark(self) -> Any:
-        return self._gpu.mark()
+    def record_event(self) -> Any:
+        return self._gpu.record_event()
 
-    def after(self, mark: Any) -> contextlib.AbstractContextManager[None]:
-        return self._gpu.after(mark)
+    def on_stream_after(self, event: Any) -> contextlib.AbstractContextManager[None]:
+        return self._gpu.on_stream_after(event)
 
     def close(self) -> None:
         self._gpu.unpin(self._host)

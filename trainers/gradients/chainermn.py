@@ -130,7 +130,7 @@ class ChainerMNCommunicator(MpiCommunicatorBase):
             slots = [buffer[end - len(piece) : end] for piece, end in zip(pieces, ends, strict=True)]
             for slot, piece in zip(slots, pieces, strict=True):
                 copyto(slot, piece)
-            with waiting_for_ranks(), connection.after(connection.mark()):
+            with waiting_for_ranks(), connection.on_stream_after(connection.record_event()):
                 mean(buffer[: ends[-1]], connection, wire, 1.0 / self.size)
             for slot, piece in zip(slots, pieces, strict=True):
                 copyto(piece, slot, casting="same_kind")

@@ -37,14 +37,14 @@ class ExactExchange:
         self.observe: Callable[[int, float, float], None] = lambda number, began, ended: None  # all in one bucket
         self._tree = TreeSum(connection.mpi, piece_bytes=bucket_bytes)
 
-    def begin(self, *, scale: float) -> ExactRound:
+    def begin(self, *, scale: float) -> ExactHandle:
         """Start the exchange of an update, or of one that is done again; all workers call this together.
 
         Args:
             scale: what the sum over the groups is multiplied by.
         """
         self._tree.clear()
-        return ExactRound(self.flat, self._tree, scale, self.observe)
+        return ExactHandle(self.flat, self._tree, scale, self.observe)
 
     def close(self) -> None:
         """Free the memory of the gradients. All workers call this together."""
@@ -53,8 +53,8 @@ class ExactExchange:
             self.connection.close()
 
 
-class ExactRound:
-    """The exchange of one update's gradients, in `flat.values`; the counterpart of `Round`."""
+class ExactHandle:
+    """The exchange of one update's gradients, in `flat.values`; the counterpart of `ExchangeHandle`."""
 
     def __init__(
         self, flat: FlatGradients, tree: TreeSum, scale: float, observe: Callable[[int, float, float], None]

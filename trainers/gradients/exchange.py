@@ -1,9 +1,9 @@
 """Where the gradient is averaged over the workers: bucket by bucket, while backward goes on.
 
 backward of a layer     FlatGradients adds its gradients to their slots of one flat array
-Round.finished          a bucket whose slots are complete is queued, in the order of the buckets
+ExchangeHandle.finished a bucket whose slots are complete is queued, in the order of the buckets
 exchange thread         `mean`: the bucket is scaled, summed over the workers (all-reduce) and scaled
-Round.finish            waits for all buckets; the array then holds the mean, which the optimizer applies
+ExchangeHandle.finish   waits for all buckets; the array then holds the mean, which the optimizer applies
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Exchange:
     algorithm sends for all gradients; for S, 8 a bucket from each worker to each.
 
     With `overlap` a separate thread sums a bucket as soon as backward has finished it and all before it, in the same
-    order on all workers. Without, the caller of `Round.finish` sums them all.
+    order on all workers. Without, the caller of `ExchangeHandle.finish` sums them all.
 
     Args:
         flat: the gradients, in memory that the connection allocated.
@@ -59,9 +59,10 @@ class Exchange:
     ) -> None:
         self.flat, self.connection, self.wire = flat, connection, wire
         self.buckets, self.bucket_of = buckets_of(flat, bucket_bytes)
-        self.overlaps = connection.beside_backward = overlap and connection.mpi.size > 1
+        self.overlaps = overlap and connection.mpi.size > 1
+        connection.set_beside_backward(self.overlaps)
         self.observe: Callable[[int, float, float], None] = lambda number, began, ended: None
-        self._ready: queue.SimpleQueue[tuple[Round, int, Any] | None] = queue.SimpleQueue()
+        self._ready: queue.SimpleQueue[tuple[ExchangeHandle, int, Any] | None] = queue.SimpleQueue()
         self.thread: threading.Thread | None = None
         if self.overlaps:
             self.thread = threading.Thread(target=self._serve, name="exchange", daemon=True)
@@ -72,30 +73,30 @@ class Exchange:
         """The last slot of each bucket."""
         return [last - 1 for last in itertools.accumulate(bucket.num_slots for bucket in self.buckets)]
 
-    def begin(self, *, scale: float) -> Round:
+    def begin(self, *, scale: float) -> ExchangeHandle:
         """Start the exchange of the gradients about to be written to `flat.values`; all workers call this together.
 
         Args:
             scale: what the sum over workers is multiplied by.
         """
-        return Round(self, self.flat.values, scale)
+        return ExchangeHandle(self, self.flat.values, scale)
 
-    def send(self, sent: Round, number: int) -> None:
-        """Average a bucket of a round: queued for the thread, or at once."""
-        mark = self.connection.mark()
+    def send(self, handle: ExchangeHandle, number: int) -> None:
+        """Average a bucket: queued for the thread, or at once."""
+        event = self.connection.record_event()
         if self.overlaps:
-            self._ready.put((sent, number, mark))
+            self._ready.put((handle, number, event))
         else:
-            sent.average(number, mark)
+            handle.average(number, event)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """While the main thread only waits for the exchange thread, which need not leave the core to it."""
-        self.connection.beside_backward = False
+        self.connection.set_beside_backward(False)
         try:
             yield
         finally:
-            self.connection.beside_backward = self.overlaps
+            self.connection.set_beside_backward(self.overlaps)
 
     def close(self) -> None:
         """End the thread and free the memory of the gradients. All workers call this together."""
@@ -109,12 +110,12 @@ class Exchange:
 
     def _serve(self) -> None:
         while (task := self._ready.get()) is not None:
-            sent, number, mark = task
-            sent.average(number, mark)
+            handle, number, event = task
+            handle.average(number, event)
 
 
-class Round:
-    """The exchange of one update's gradients, in `values`.
+class ExchangeHandle:
+    """The exchange of one update's gradients, in `values`, while it is under way.
 
     Args:
         exchange: whose buckets and thread it uses.
@@ -163,12 +164,13 @@ class Round:
             self._stats = ExchangeStats(lost=self._lost, seconds=self._seconds, waited_seconds=waited_seconds)
         return self._stats
 
-    def average(self, number: int, mark: Any) -> None:
-        """Average a bucket that is complete at `mark` over the workers; `finish` raises what goes wrong here."""
+    def average(self, number: int, event: Any) -> None:
+        """Average a bucket that is complete at `event` over the workers; `finish` raises what goes wrong here."""
         began = time.perf_counter()
         try:
-            with waiting_for_ranks(), self._exchange.connection.after(mark):
-                self._average(number)
+            with waiting_for_ranks(), self._exchange.connection.on_stream_after(event):
+                exchange, values = self._exchange, self._values[self._exchange.buckets[number].span]
+                self._lost[number] = mean(values, exchange.connection, exchange.wire, self._scale)
         except BaseException as error:
             self._failure = error
         ended = time.perf_counter()
@@ -179,10 +181,6 @@ class Round:
     def _send_next(self) -> None:
         self._next += 1
         self._exchange.send(self, self._next - 1)
-
-    def _average(self, number: int) -> None:
-        exchange, values = self._exchange, self._values[self._exchange.buckets[number].span]
-        self._lost[number] = mean(values, exchange.connection, exchange.wire, self._scale)
 
 
 def mean(values: np.ndarray, connection: Connection, wire: Wire, scale: float) -> tuple[int, int]:

@@ -10,8 +10,7 @@ from recipes.reading.open import open_recipe
 from trainers.launch.preflight import refuse_folder, require_data
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.checkpoint import CheckpointError, load_into, newest_checkpoint, read_checkpoint
-from trainers.runs.console import print_error
-from trainers.runs.errors import RankFailed
+from trainers.runs.errors import RankFailed, print_error
 from trainers.runs.run_folder import CHECKPOINTS, RECIPE
 from trainers.training.device import require_asked, settled, take_device
 

@@ -17,8 +17,7 @@ from recipes.errors import InputRefused
 from trainers.launch.join_ranks import check_folder, join_world, train_together
 from trainers.launch.preflight import require_startable
 from trainers.launch.request import Prepared, TrainRequest, prepare
-from trainers.runs.console import print_error
-from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED, error_text
+from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED, error_text, print_error
 from trainers.runs.heartbeat import clear_heartbeats, read_heartbeat
 from trainers.runs.mpi_ranks import Ranks, launched_by_us, launched_rank, launched_ranks, limit_threads, start_ranks
 from trainers.runs.rank_exits import describe_first_exit, hold_exit_socket
@@ -32,8 +31,8 @@ from trainers.runs.run_folder import (
     newest_checkpoint_name,
     write_report,
 )
-from trainers.runs.startup_check import StartupCheck, startup_seconds
 from trainers.runs.stop_request import STOP_FILE, request_stop, requester_text
+from trainers.runs.watchdog import StartupCheck, startup_seconds
 
 
 def start_or_join(request: TrainRequest) -> int:

@@ -121,7 +121,7 @@ class ExchangeStats:
         lost: (buckets, 2), how many of this worker's numbers in each bucket overflowed on the wire, and how many were
             flushed to zero.
         seconds: spent on all buckets, on whatever thread.
-        waited_seconds: time in `Round.finish`, not hidden behind computation.
+        waited_seconds: time in `ExchangeHandle.finish`, not hidden behind computation.
     """
 
     lost: np.ndarray

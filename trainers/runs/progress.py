@@ -20,7 +20,7 @@ from rich.text import Text
 
 from recipes.reports.memory import memory_words
 from recipes.reports.wording import duration, number, percent
-from trainers.runs.console import redirect_to_devnull
+from trainers.runs.errors import redirect_to_devnull
 
 _POLL_SECONDS = 0.2
 _RECENT = 16  # updates over which the displayed loss and samples per second are averaged

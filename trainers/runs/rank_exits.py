@@ -53,13 +53,16 @@ class RankExits:
     def _serve(self) -> None:
         connections: dict[int, socket.socket] = {}
         ranks: dict[int, tuple[int, int]] = {}
+        listens = True
         with select.epoll() as poll, self._listener:
             poll.register(self._listener, select.EPOLLIN)
-            while len(self._order) < self._num_ranks:
+            while len(self._order) < self._num_ranks and (listens or connections):
                 for descriptor, event in poll.poll():  # in the order in which it happened
                     if descriptor == self._listener.fileno():
-                        if event & select.EPOLLHUP:
-                            return
+                        if event & select.EPOLLHUP:  # `order` shut it down; exits of connected ranks may still come
+                            listens = False
+                            poll.unregister(descriptor)
+                            continue
                         connection, _ = self._listener.accept()
                         connections[connection.fileno()] = connection
                         poll.register(connection, select.EPOLLIN)

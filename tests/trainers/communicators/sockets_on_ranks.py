@@ -167,23 +167,22 @@ def chosen():
     choices = list(connection.choices)
     assert connection.wait_mode in ("sleeps", "spins", "sleeps within a block, spins between them")
     for beside in (True, False):
-        connection.beside_backward = beside
-        assert {one.connection.beside_backward for one in connection._candidates} == {beside}
+        connection.set_beside_backward(beside)
+        assert {candidate._beside_backward for candidate in connection._candidates.values()} == {beside}
     connection.close()
     return choices
 
 
 def without_sockets():
     """A component whose rings do not close, though that of all workers did."""
-    candidate = auto._candidate(Torus(sockets=True), WORLD.Dup())
+    connection = auto._connected(Torus(sockets=True), WORLD.Dup())
     values = np.full(SIZE, RANK, np.float32)
-    candidate.connection.sum(values, FullWire())
+    connection.sum(values, FullWire())
     assert (values == sum(range(SIZE))).all()
-    candidate.connection.close()
-    return candidate.name
+    connection.close()
 
 
-assert refusal(["255.255.255.255"], without_sockets) == "Torus"
+refusal(["255.255.255.255"], without_sockets)
 found["chosen"] = WORLD.gather(chosen())
 found["chosen out of reach"] = WORLD.gather(refusal(["255.255.255.255"], chosen))
 vars(tcp_ring).update(KEPT)  # for the next program on these ranks

@@ -9,33 +9,34 @@ See `run` for what a case does.
 
 import trainers.compat  # noqa: F401  isort: skip
 
+import contextlib
 import functools
 import hashlib
 import itertools
 import json
 import sys
+from types import SimpleNamespace
 from unittest import mock
 
 import chainer
 import numpy as np
 from chainer import functions as F
 from chainer import links as L
-from host_in_place_of_gpu import HostInPlaceOfGpu
 from mpi4py import MPI
 
 from trainers import communicators
 from trainers.communicators import auto
 from trainers.communicators.connection import Connection
-from trainers.communicators.cuda_aware_mpi import takes_gpu_memory
 from trainers.communicators.gpu import Gpu
 from trainers.communicators.host_staging import Staged, connect_on_gpu, fastest_without_nccl
+from trainers.communicators.mpi_allreduce import takes_gpu_memory
 from trainers.communicators.wire import WIRES, FullWire
 from trainers.gradients.exchange import Exchange
 from trainers.gradients.flat_gradients import FlatGradients
 from trainers.training.device import take_device
 
 WORLD = MPI.COMM_WORLD
-RANKS = {"pairs": (1, 2, 3, 4, 5), "all": (1, 2, 3, 4, 5, 8)}
+RANKS = {"pairs": (1, 2, 3, 4), "all": (1, 2, 3, 4, 5, 8)}
 COMMUNICATORS = {
     "Auto": {},
     "Auto 2": {"ranks_per_node": 2},
@@ -81,6 +82,28 @@ SIZES = (0, 1, 2, 7, 1001, 150_001 if WORLD.size <= 2 else 20_001)  # more than 
 HALF_OF_THE_LEAST = {"float16": 2.0**-25}  # what flushing to zero or rounding the smallest numbers may cost
 REFUSED = {"MpiAllreduce": "MPI has no sum of", "SharedWindow 2": "different numbers", "Torus 2": "do not divide"}
 REFUSED |= {"Nccl": "share GPU", "Auto measured": "CudaAwareMpi: ", "CudaAwareMpi": "CudaAwareMpi: "}
+
+
+class HostInPlaceOfGpu:
+    """Memory of the host where communicators have that of a GPU: the copies are real, and nothing is waited for."""
+
+    zeros = staticmethod(np.zeros)
+    on_stream_after = contextlib.nullcontext
+    stream = SimpleNamespace(synchronize=lambda: None)
+    record_event = staticmethod(lambda: None)
+
+    def pin(self, host):
+        self.pinned = host.ctypes.data
+
+    def unpin(self, host):
+        assert host.ctypes.data == self.pinned
+
+    def download(self, values, host):
+        assert not np.shares_memory(values, host)
+        np.copyto(host, values)
+
+    def upload(self, host, values):
+        np.copyto(values, host)
 
 
 def cases(which):
@@ -177,7 +200,7 @@ def sums_of_parts(name, wire, dtype):
         part = memory[start : start + size]
         part[...] = DEVICE.send(of_rank(WORLD.rank, size, dtype))
         inside[start : start + size] = True
-        with connection.after(connection.mark()):
+        with connection.on_stream_after(connection.record_event()):
             connection.sum(part, wire)
         found = on_host(part)
         worst = max(worst, error_over_bound(found, of_all(size, dtype), 1.0, connection, wire, unit=1.0))
@@ -197,7 +220,7 @@ def assert_mean_is_scaled_sum(connection, part, wire):
     for mean in (connection.mean, functools.partial(Connection.mean, connection)):
         part[...] = DEVICE.send(of_rank(WORLD.rank, len(part), part.dtype))
         part[:2] = DEVICE.xp.array([1e6, 1e-20])[: len(part)]  # overflows and is flushed in float16
-        with connection.after(connection.mark()):
+        with connection.on_stream_after(connection.record_event()):
             lost = mean(part, wire, before, after)
         found.append((lost, on_host(part).tobytes()))
     assert found[0] == found[1], (connection, wire.name, len(part))

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from trainers import communicators
-from trainers.communicators.cuda_aware_mpi import takes_gpu_memory
+from trainers.communicators.mpi_allreduce import takes_gpu_memory
 from trainers.training.device import has_gpu
 
 PROGRAM = Path(__file__).with_name("sums_on_ranks.py")
-RANKS = (1, 2, 3, 4, 5)
+RANKS = (1, 2, 3, 4)
 FACTORS = ("ranks", "communicator", "wire", "bucket_bytes")
 SUMMING = set(communicators.__all__) - {"Dummy", "Nccl", "CudaAwareMpi"}
 NEVER_TOGETHER = {
@@ -19,9 +19,7 @@ NEVER_TOGETHER = {
     ("MpiAllreduce", "bfloat16"),
     (1, "Torus 2"),
     (3, "Torus 2"),
-    (5, "Torus 2"),
     (3, "SharedWindow 2"),
-    (5, "SharedWindow 2"),
 }
 
 pytestmark = pytest.mark.mpi
@@ -62,7 +60,7 @@ def test_every_two_values_of_two_factors_have_met(launched):
     lines = [line for ranks in RANKS for line in launched("pairs", ranks)]
     met = {pair for line in lines if "refused" not in line for pair in pairs_of(line)}
     values = [dict.fromkeys(line[factor] for line in lines) for factor in FACTORS]
-    assert [len(found) for found in values[::2]] == [5, 4]
+    assert [len(found) for found in values[::2]] == [4, 4]
     assert {name.split()[0] for name in values[1]} == SUMMING
     possible = {pair for some, more in itertools.combinations(values, 2) for pair in itertools.product(some, more)}
     assert possible - met == NEVER_TOGETHER
@@ -79,7 +77,7 @@ def test_what_cannot_be_summed_is_refused_on_all_ranks_alike(launched):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [*RANKS, 8])
+@pytest.mark.parametrize("ranks", [*RANKS, 5, 8])
 def test_the_whole_product(launched, ranks):
     lines = launched("all", ranks)
     assert_right(lines, ranks)

@@ -6,10 +6,10 @@ import sys
 import time
 
 import pytest
+from trainers.runs.startup_check import StartupCheck
 
 from trainers.runs.mpi_ranks import start_ranks
 from trainers.runs.run_folder import METRICS
-from trainers.runs.startup_check import StartupCheck
 
 
 @pytest.fixture

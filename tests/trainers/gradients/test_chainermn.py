@@ -1,31 +1,82 @@
-"""Run under mpiexec: ChainerMN's parts with our communicator and with its own `naive`, the same numbers from both.
+"""Our exchange behind ChainerMN's interface: settings here, and all its parts on two and three ranks beside `naive`."""
 
-Rank 0 prints `passed NAME` for each check; a check that fails raises.
-"""
-
-import trainers.compat  # noqa: F401  isort: skip
+import re
 
 import chainer
 import chainer.functions as F
 import chainer.links as L
 import chainermn
 import numpy as np
+import pytest
 from chainer.training import extensions
 from chainermn.links import MultiNodeBatchNormalization
 from mpi4py import MPI
 
-from trainers.communicators import Direct, Ring, SharedWindow
+from trainers.communicators import CudaAwareMpi, Direct, MpiAllreduce, Ring, SharedWindow, Torus
 from trainers.gradients.chainermn import create_communicator
 from trainers.models import SmallCNN
 
 WORLD = MPI.COMM_WORLD
-NAIVE = chainermn.create_communicator("naive")
-OURS = {
-    "auto": create_communicator(),
-    "ring": create_communicator(Ring(), bucket_bytes=1000),
-    "shared window": create_communicator(SharedWindow(), bucket_bytes=8),
-    "direct": create_communicator(Direct(), bucket_bytes=260),
-}
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_chainermn_with_ours_as_with_naive(run_on_ranks, ranks):
+    done = run_on_ranks(ranks, __file__)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"wire": "float8"}, "wire must be one of float32, float16, bfloat16, got 'float8'"),
+        ({"bucket_bytes": 7}, "bucket_bytes must be a whole number >= 8, got 7"),
+        ({"bucket_bytes": 1e6}, "bucket_bytes must be a whole number >= 8"),
+    ],
+)
+def test_wrong_settings_are_refused(settings, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        create_communicator(Ring(), MPI.COMM_SELF, **settings)
+
+
+@pytest.mark.parametrize("communicator", ["naive", "Ring", Ring], ids=repr)
+def test_what_is_no_component_is_refused_at_once(communicator):
+    with pytest.raises(TypeError, match=re.escape(f"such as Ring(), got {communicator!r}")):
+        create_communicator(communicator, MPI.COMM_SELF)
+
+
+@pytest.mark.parametrize(
+    ("communicator", "wire", "message"),
+    [
+        (Torus(row=2), "float32", "Torus: 1 workers do not divide into rows of 2"),
+        (MpiAllreduce(), "float16", "MpiAllreduce has no sum of float16; take Direct, Ring or HalvingDoubling"),
+        (CudaAwareMpi(), "float32", "CudaAwareMpi: this MPI takes no pointers into the memory of GPUs"),
+    ],
+)
+def test_a_communicator_that_does_not_fit_is_refused_before_the_first_gradients(communicator, wire, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        create_communicator(communicator, MPI.COMM_SELF, wire=wire)
+
+
+def test_chainermn_takes_it_for_one_of_its_own():
+    communicator = create_communicator(Ring(), MPI.COMM_SELF)
+    assert isinstance(communicator, chainermn.CommunicatorBase)
+    assert (communicator.rank, communicator.size, communicator.get_config("batched_copy")) == (0, 1, False)
+    communicator.finalize()
+
+
+def test_gradients_that_are_no_floats_of_numpy_are_refused_by_path():
+    class Whole(chainer.Chain):
+        def __init__(self):
+            super().__init__()
+            with self.init_scope():
+                self.layer = L.Linear(1, 1)
+
+    model = Whole()
+    model.layer.W.array = np.zeros((1, 1), np.int32)
+    model.layer.W.grad = np.zeros((1, 1), np.int32)
+    with pytest.raises(TypeError, match="gradient of /layer/W is no float array of NumPy or CuPy$"):
+        create_communicator(Ring(), MPI.COMM_SELF).multi_node_mean_grad(model)
 
 
 def both(run):
@@ -223,13 +274,18 @@ def check_parts_of_the_ranks_average_among_themselves():
         assert_same(found, expected, name)
 
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # on a rank
     chainer.disable_experimental_feature_warning = True
+    NAIVE = chainermn.create_communicator("naive")
+    OURS = {
+        "auto": create_communicator(),
+        "ring": create_communicator(Ring(), bucket_bytes=1000),
+        "shared window": create_communicator(SharedWindow(), bucket_bytes=8),
+        "direct": create_communicator(Direct(), bucket_bytes=260),
+    }
     for name, check in list(globals().items()):
         if name.startswith("check_"):
             check()
             WORLD.Barrier()
-            if WORLD.rank == 0:
-                print(f"passed {name}", flush=True)
     for communicator in OURS.values():
         communicator.finalize()
