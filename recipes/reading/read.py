@@ -121,7 +121,7 @@ def words(hint: Any) -> str:
     if is_epochs(hint):
         return UNITS
     if component := component_of(hint):
-        return f"{'an' if component.word[0] in 'ao' else 'a'} {component.word}: `kind` and its keys"
+        return f"{'an' if component.word[0] in 'aeo' else 'a'} {component.word}: `kind` and its keys"
     if origin is Annotated:
         return words(get_args(hint)[0])
     if origin is Literal:

@@ -305,6 +305,9 @@ def read_recipe(
         "learning_rate": RateReading(reading=reading, time=time).read,
     }
     recipe, resolved = reading.record(Recipe, given, (), using=using)
+    if not resolved.get("extensions"):  # a younger key: older runs resume only if their resolved recipe stays the same
+        resolved.pop("extensions", None)
+        reading.notes.pop(("extensions",), None)
     if recipe is not REFUSED:
         _check(reading, recipe, resolved)
         _check_comparison(reading, recipe)

@@ -364,6 +364,7 @@ class Recipe:
         weight_average: moving average of the weights, which is evaluated; null: evaluate the last weights.
         precision: number formats of the computation.
         updater: options of the execution that change the mathematics.
+        extensions: what else happens between updates, such as `[{kind: WeightNorms}]`.
         seed: seed of order, augmentation and initial weights, at least 0.
         claims: results that the recipe promises; not inherited by `extends`.
         card: background of the recipe in words; not inherited by `extends`.
@@ -392,6 +393,7 @@ class Recipe:
     weight_average: WeightAverage | None = None
     precision: Precision = Precision()
     updater: Updater = Updater()
+    extensions: tuple[Annotated[object, Component("extensions")], ...] = ()
     seed: int = 0
     claims: tuple[Claim, ...] = ()
     card: Card | None = None

@@ -15,8 +15,8 @@ class Vocabulary:
     `trainers.launch.vocabulary` makes it, so that this package needs no Chainer.
 
     Args:
-        models, optimizers, losses, augmentations, mixes, datasets, communicators, schedules, warmups: name ->
-            dataclass. A mapping may accept more names than it lists, and may import a dataclass when it is used.
+        models, optimizers, losses, augmentations, mixes, datasets, extensions, communicators, schedules, warmups: name
+            -> dataclass. A mapping may accept more names than it lists, and may import a dataclass when it is used.
     """
 
     models: Mapping[str, type]
@@ -25,6 +25,7 @@ class Vocabulary:
     augmentations: Mapping[str, type]
     mixes: Mapping[str, type]
     datasets: Mapping[str, type]
+    extensions: Mapping[str, type]
     communicators: Mapping[str, type]
     schedules: Mapping[str, type]
     warmups: Mapping[str, type]

@@ -54,7 +54,7 @@ def score_run(
 
     from trainers.models.batch_norm import NormGroups
     from trainers.training.build import build
-    from trainers.training.evaluate import score
+    from trainers.training.extensions.evaluation import score
 
     parts = build(opened.recipe, opened.dataset)
     parts.model.to_device(take_device(kind, MPI.COMM_SELF))

@@ -23,16 +23,19 @@ from recipes.schema.vocabulary import SearchVocabulary, Vocabulary
 __all__ = ["own_class", "search_vocabulary", "vocabulary"]
 
 
-# What `build` is told about the data set; a model takes of it what its constructor names.
-_TOLD = ("num_classes", "channels", "image_size")
+# Facts about the data set that `build` of a model gets; a Chain takes those that its constructor names.
+_OF_DATASET = ("num_classes", "channels", "image_size")
+# A subclass of these needs no dataclass of its own.
+_PLAIN = {"models": "chainer.Chain", "extensions": "chainer.training.Extension"}
 _METHODS = {**dict.fromkeys(("augmentations", "mixes", "schedules", "warmups"), "__call__"), "datasets": "open"}
 
 
 def own_class(dotted: str, *, group: str) -> type:
     """The dataclass of a dotted name.
 
-    A frozen dataclass with the methods of its group is used as it is. Of a `chainer.Chain` the arguments of the
-    constructor become the fields, except `num_classes`, `channels` and `image_size`, which the data set fills in.
+    A frozen dataclass with the methods of its group is used as it is. Of a `chainer.Chain` or a Chainer extension the
+    arguments of the constructor become the fields; `num_classes`, `channels` and `image_size` of a Chain come from the
+    data set.
 
     Args:
         dotted: module and class.
@@ -53,39 +56,42 @@ def own_class(dotted: str, *, group: str) -> type:
     method = _METHODS.get(group, "build")
     if dataclasses.is_dataclass(found) and callable(getattr(found, method, None)):
         return found
-    if group == "models" and isinstance(found, type) and _is_chain(found):
-        return _component_of(found, dotted)
-    also = " or a chainer.Chain" if group == "models" else ""
+    plain = _PLAIN.get(group)
+    if plain and isinstance(found, type) and _is_a(found, plain):
+        return _component_of(found, dotted, group)
+    also = f" or a {plain}" if plain else ""
     raise TypeError(f"it is no frozen dataclass with {method}(){also}")
 
 
-def _is_chain(found: type) -> bool:
-    chainer = sys.modules.get("chainer")
-    return chainer is not None and issubclass(found, chainer.Chain)
+def _is_a(cls: type, chainer_class: str) -> bool:
+    module, _, name = chainer_class.rpartition(".")
+    return module in sys.modules and issubclass(cls, getattr(sys.modules[module], name))
 
 
-def _component_of(chain: type, dotted: str) -> type:
-    """A dataclass whose fields are the arguments of a Chain's constructor."""
-    parameters = inspect.signature(chain).parameters
+def _component_of(cls: type, dotted: str, group: str) -> type:
+    """A dataclass whose fields are the arguments of a Chainer class's constructor."""
+    parameters = inspect.signature(cls).parameters
     try:
-        hints = get_type_hints(chain.__init__)
+        hints = get_type_hints(cls.__init__)
     except NameError:
         hints = {}
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    from_dataset = _OF_DATASET if group == "models" else ()
     fields = [
         (name, hints.get(name, Any), *_default(parameter))
         for name, parameter in parameters.items()
-        if name not in _TOLD and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        if name not in from_dataset and parameter.kind in by_name
     ]
 
-    def build(self: Any, **told: Any) -> Any:
+    def build(self: Any, **of_dataset: Any) -> Any:
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return chain(**given, **{name: told[name] for name in _TOLD if name in parameters})
+        return cls(**given, **{name: value for name, value in of_dataset.items() if name in parameters})
 
     def reduce(self: Any) -> tuple:
-        return _remade, (dotted, {field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
+        return _remade, (dotted, group, {field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
 
-    methods = {"build": build, "__reduce__": reduce, "__doc__": chain.__doc__}
-    return dataclasses.make_dataclass(chain.__name__, fields, namespace=methods, frozen=True, kw_only=True)
+    methods = {"build": build, "__reduce__": reduce, "__doc__": cls.__doc__}
+    return dataclasses.make_dataclass(cls.__name__, fields, namespace=methods, frozen=True, kw_only=True)
 
 
 def _default(parameter: inspect.Parameter) -> tuple[Any, ...]:
@@ -94,8 +100,8 @@ def _default(parameter: inspect.Parameter) -> tuple[Any, ...]:
     return (dataclasses.field(default_factory=lambda: parameter.default),)
 
 
-def _remade(dotted: str, values: dict[str, Any]) -> Any:
-    return own_class(dotted, group="models")(**values)
+def _remade(dotted: str, group: str, values: dict[str, Any]) -> Any:
+    return own_class(dotted, group=group)(**values)
 
 
 _SCHEDULES = ("Product", *shapes.__all__)
@@ -107,6 +113,7 @@ PACKAGES = {
     "augmentations": "trainers.augmentations",
     "mixes": "trainers.augmentations.mixing",
     "datasets": "trainers.datasets",
+    "extensions": "trainers.training.extensions",
     "communicators": "trainers.communicators",
     "ranges": "recipes.search_space.ranges",
     "samplers": "trainers.search.samplers",
@@ -118,8 +125,8 @@ def vocabulary(*, allow_code: bool = False) -> Vocabulary:
     """All names a recipe may use.
 
     A name of another package comes from the entry-point group `kilobatch.models`, `kilobatch.optimizers`,
-    `kilobatch.losses`, `kilobatch.augmentations`, `kilobatch.mixes`, `kilobatch.datasets`, `kilobatch.communicators`,
-    `kilobatch.schedules` or `kilobatch.warmups`, and is imported when a recipe uses it.
+    `kilobatch.losses`, `kilobatch.augmentations`, `kilobatch.mixes`, `kilobatch.datasets`, `kilobatch.extensions`,
+    `kilobatch.communicators`, `kilobatch.schedules` or `kilobatch.warmups`, and is imported when a recipe uses it.
 
     Args:
         allow_code: `kind: mymodule.MyNet` imports from the working directory.
@@ -128,7 +135,7 @@ def vocabulary(*, allow_code: bool = False) -> Vocabulary:
     def group(name: str, names: Sequence[str]) -> _Group:
         return _Group(name=name, package=lr_schedules, names=tuple(names), allow_code=allow_code)
 
-    of_trainers = ("models", "optimizers", "losses", "augmentations", "mixes", "datasets", "communicators")
+    of_trainers = [name for name in PACKAGES if name not in ("ranges", "samplers", "pruners")]
     return Vocabulary(
         **{name: _group(name, allow_code=allow_code) for name in of_trainers},
         schedules=group("schedules", _SCHEDULES),

@@ -23,8 +23,8 @@ EAGER, CHECKED = 2, 2  # first runs of a kind: eager, which creates plans and ke
 APART = {"float32": 1e-3, "tf32": 2e-2, "mixed16": 5e-2, "bfloat16": 0.2}  # largest difference over norm: assumed
 _MOST = 16  # kinds of micro-batches at a time
 
-Found = tuple[Any, SquaredNorm]  # mean loss of a micro-batch (array); norm of what it added, where that is measured
-Work = Callable[..., Found]  # (images, targets, finished)
+LossAndNorm = tuple[Any, SquaredNorm]  # mean loss of a micro-batch (array); norm of what it added, where measured
+Work = Callable[..., LossAndNorm]  # (images, targets, finished)
 
 
 class GraphRecorder:
@@ -89,13 +89,13 @@ class GraphRecorder:
         with self.rehearsal(), self._stream, self._cupy.cuda.using_allocator(self.pool.malloc):
             self._stream.begin_capture()
             try:
-                found = work(cut)
+                result = work(cut)
             except BaseException:
                 with contextlib.suppress(Exception):  # raises if the capture was invalidated, but ends it
                     self._stream.end_capture()
                 raise
             graphs.append(self._stream.end_capture())
-        return found, [graph.launch for graph in graphs]
+        return result, [graph.launch for graph in graphs]
 
     def forget(self) -> None:
         """No graph will be launched any more: free their memory."""
@@ -157,7 +157,9 @@ class MicroBatchGraphs:
         self._kinds: dict[Hashable, _Kind] = {}
         self.over = False
 
-    def run(self, kind: Hashable, arrays: tuple[Any, ...], work: Work, finished: Callable[[int], None] | None) -> Found:
+    def run(
+        self, kind: Hashable, arrays: tuple[Any, ...], work: Work, finished: Callable[[int], None] | None
+    ) -> LossAndNorm:
         """Do the work of a micro-batch.
 
         Args:
@@ -190,19 +192,19 @@ class MicroBatchGraphs:
         self.forget()
         log.warning("cuda_graph: %s; forward and backward stay eager", why)
 
-    def _checked(self, known: _Kind, arrays: tuple[Any, ...], work: Work, *, cuts: bool) -> Found:
+    def _checked(self, known: _Kind, arrays: tuple[Any, ...], work: Work, *, cuts: bool) -> LossAndNorm:
         """Run eagerly, then replay the graph on the same inputs and compare; capture it first if there is none."""
-        before, said = self._state(), None
+        before, out_of_memory = self._state(), None
         try:
             with self._device.rehearsal():
-                found = work(*arrays, None)
+                result = work(*arrays, None)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            said = one_line(error)
-        if said is not None:  # not in `except`: the error's frames would keep their arrays alive
+            out_of_memory = one_line(error)
+        if out_of_memory is not None:  # not in `except`: the error's frames would keep their arrays alive
             self._set(before)
-            self._give_up(f"memory for a graph ran out: {said}")
+            self._give_up(f"memory for a graph ran out: {out_of_memory}")
             return work(*arrays, None)
         after, why = self._state(), None
         try:
@@ -213,7 +215,7 @@ class MicroBatchGraphs:
             if self._device.lost:
                 why = "memory for graphs ran out"
             elif _finite(after[0][0]):  # else float16 has overflowed, and a comparison shows nothing
-                why = self._difference(found, self._replayed(known, arrays, None), after)
+                why = self._difference(result, self._replayed(known, arrays, None), after)
                 known.checks += 1
         except Exception as error:
             why = f"no graph was captured: {one_line(error)}"
@@ -222,7 +224,7 @@ class MicroBatchGraphs:
             self._give_up(why)
         elif known.checks == CHECKED:
             log.info("micro-batches of %d samples are replayed as a CUDA graph from now on", len(arrays[0]))
-        return found
+        return result
 
     def _capture(self, known: _Kind, arrays: tuple[Any, ...], work: Work, *, cuts: bool) -> None:
         known.inputs = tuple(array.copy(order="K") for array in arrays)  # channels stay last
@@ -245,7 +247,7 @@ class MicroBatchGraphs:
         (known.outputs, known.written), launches = self._device.record(captured)
         known.steps = list(zip(launches, map(tuple, whole), strict=True))
 
-    def _replayed(self, known: _Kind, arrays: tuple[Any, ...], finished: Callable[[int], None] | None) -> Found:
+    def _replayed(self, known: _Kind, arrays: tuple[Any, ...], finished: Callable[[int], None] | None) -> LossAndNorm:
         """Replay the graph: same effects and results as eager work."""
         for given, array in zip(known.inputs, arrays, strict=True):
             given[...] = array
@@ -269,13 +271,13 @@ class MicroBatchGraphs:
         """The arrays that `work` writes in place."""
         return [self._flat.values, self._flat.flags, *self._groups.seen]
 
-    def _difference(self, eager: Found, replayed: Found, after: tuple[list[Any], Any]) -> str | None:
+    def _difference(self, eager: LossAndNorm, replayed: LossAndNorm, after: tuple[list[Any], Any]) -> str | None:
         """In words how a replay, whose results are in place, differs from eager work; None where it does not."""
         named = {"the loss": (replayed[0], eager[0]), "gradients": (self._flat.values, after[0][0])}
         if self._groups.seen:
             named["statistics"] = (self._groups.seen[0], after[0][2])
-        for name, (found, expected) in named.items():
-            distance, norm = _norm(found - expected), _norm(expected)
+        for name, (replayed, expected) in named.items():
+            distance, norm = _norm(replayed - expected), _norm(expected)
             if not distance <= self._apart * norm:  # `not <=`: NaN is a difference
                 return f"a replay is not the eager computation: {name} {distance:.3g} apart of {norm:.3g}"
         return None

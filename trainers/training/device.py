@@ -141,9 +141,9 @@ def place_here(mpi: Any) -> tuple[int, bool]:
     from mpi4py import MPI
 
     node = mpi.Split_type(MPI.COMM_TYPE_SHARED, mpi.rank)
-    found = node.rank, node.bcast(mpi.rank) == 0
+    local_rank, with_rank_0 = node.rank, node.bcast(mpi.rank) == 0
     node.Free()
-    return found
+    return local_rank, with_rank_0
 
 
 def take_device(kind: str, mpi: Any) -> Any:
@@ -161,17 +161,18 @@ def take_device(kind: str, mpi: Any) -> Any:
     """
     import chainer
 
-    found = mpi.allgather((kind, socket.gethostname()))
-    if odd := sorted({host for other, host in found if other != found[0][0]}):
+    kinds_and_hosts = mpi.allgather((kind, socket.gethostname()))
+    (first_kind, first_host), *_ = kinds_and_hosts
+    if odd := sorted({host for other, host in kinds_and_hosts if other != first_kind}):
         raise RunFailed(
-            f"rank 0 on {found[0][1]} computes on {found[0][0]} and {', '.join(odd)} does not: say --device cpu or gpu"
+            f"rank 0 on {first_host} computes on {first_kind} and {', '.join(odd)} does not: say --device cpu or gpu"
         )
     if kind == "cpu":
         return chainer.get_device("@numpy")
     device, trouble = _tried_gpu(place_here(mpi)[0] if _seat is None else _seat)
     if (first := first_message(mpi, trouble)) is not None:
-        rank, said = first
-        raise RunFailed(f"rank {rank} on {found[rank][1]} cannot compute on its GPU: {said}")
+        rank, reason = first
+        raise RunFailed(f"rank {rank} on {kinds_and_hosts[rank][1]} cannot compute on its GPU: {reason}")
     return device
 
 
@@ -190,7 +191,7 @@ def _tried_gpu(place: int) -> tuple[Any, str | None]:
     return device, None if computed == 8.0 else f"{device} makes {computed} of 8"
 
 
-def said_of(device: Any) -> dict[str, str]:
+def gpu_facts(device: Any) -> dict[str, str]:
     """A worker's GPU, for the run's record; empty on a CPU."""
     if device.name == "@numpy":
         return {}
@@ -206,5 +207,5 @@ def notes_on(device: Any, compute: str = "float32") -> list[str]:
     too_old = int(device.device.compute_capability) < _TF32_SINCE
     kind, why_not = kernels.use_on_gpu(None)
     slow = "" if kind == "cudnn" else ", convolutions go by im2col and cuBLAS" + (f": {why_not}" if why_not else "")
-    said = [f"rank 0 computes on {said_of(device)['gpu']}, {kind} kernels{slow}"]
-    return [*said, permitted] if compute == "tf32" and too_old else said
+    notes = [f"rank 0 computes on {gpu_facts(device)['gpu']}, {kind} kernels{slow}"]
+    return [*notes, permitted] if compute == "tf32" and too_old else notes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -36,7 +37,7 @@ def environment(*, ranks: list[dict[str, Any]], threads: int, fingerprint: str, 
 
     return {
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        **promised_for(),
+        **numerical_environment(),
         "exact": exact,
         "platform": platform.platform(),
         "cores": len(os.sched_getaffinity(0)),
@@ -48,7 +49,7 @@ def environment(*, ranks: list[dict[str, Any]], threads: int, fingerprint: str, 
     }
 
 
-def promised_for() -> dict[str, Any]:
+def numerical_environment() -> dict[str, Any]:
     """What the results of exact mode depend on besides recipe and data: equal values promise bit-identical runs."""
     import chainer
 
@@ -63,7 +64,7 @@ def promised_for() -> dict[str, Any]:
     }
 
 
-def other_kernels(folder: Path) -> list[str]:
+def changed_kernels_warning(folder: Path) -> list[str]:
     """A warning if the run in a folder was trained by other kernels than the current ones; else empty."""
     try:
         before = json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8"))
@@ -89,7 +90,7 @@ def this_rank(rank: int, device: dict[str, Any]) -> dict[str, Any]:
     return {"rank": rank, "host": socket.gethostname(), "pid": os.getpid(), "kernels": by, **device}
 
 
-def unlike_kernels(ranks: list[dict[str, Any]]) -> list[str]:
+def mixed_kernels_warning(ranks: list[dict[str, Any]]) -> list[str]:
     """A warning if the ranks do not all compute by the same kernels; else empty.
 
     Args:
@@ -114,13 +115,11 @@ def _named(ranks: list[dict[str, Any]]) -> str:
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for name in (*_PACKAGES, *(["torch"] if kernels.in_use() == "torch" else [])):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+        with contextlib.suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    return versions
 
 
 def _cpu(name: str) -> str:

@@ -44,12 +44,11 @@ def require_one_recipe(digest: str, mpi: Any) -> None:
     Raises:
         RunFailed: on all ranks.
     """
-    found = mpi.allgather((digest, socket.gethostname()))
-    others = sorted({host for other, host in found if other != found[0][0]})
-    if others:
-        raise RunFailed(
-            f"the recipe on {', '.join(others)} differs from that of rank 0 on {found[0][1]}; copy one to all"
-        )
+    digests_and_hosts = mpi.allgather((digest, socket.gethostname()))
+    (first_digest, first_host), *_ = digests_and_hosts
+    if others := sorted({host for other, host in digests_and_hosts if other != first_digest}):
+        named = ", ".join(others)
+        raise RunFailed(f"the recipe on {named} differs from that of rank 0 on {first_host}; copy one to all")
 
 
 def checksums(model: chainer.Link) -> np.ndarray:
@@ -75,11 +74,11 @@ def require_equal_weights(model: chainer.Link, mpi: Any, *, update: int) -> None
     if len(set(of_ranks)) == 1:
         return
     sums = [dict(enumerate(np.frombuffer(one, dtype=np.uint32).tolist())) for one in of_ranks]
-    first = next(place for place in range(max(map(len, sums))) if len({one.get(place) for one in sums}) > 1)
-    found = [one.get(first) for one in sums]  # None where a rank's model has fewer parameters
-    usual, _ = Counter(found).most_common(1)[0]  # of equally frequent ones, that of the lowest rank
+    first = next(index for index in range(max(map(len, sums))) if len({one.get(index) for one in sums}) > 1)
+    firsts = [one.get(first) for one in sums]  # None where a rank's model has fewer parameters
+    usual, _ = Counter(firsts).most_common(1)[0]  # of equally frequent ones, that of the lowest rank
     hosts = mpi.allgather(socket.gethostname())
-    ranks = [f"rank {rank} on {hosts[rank]}" for rank, one in enumerate(found) if one != usual]
+    ranks = [f"rank {rank} on {hosts[rank]}" for rank, one in enumerate(firsts) if one != usual]
     paths = mpi.bcast(sorted(weights_of(model)), root=max(range(mpi.size), key=lambda rank: len(sums[rank])))
     raise WeightsDiffer(parameter=paths[first], ranks=ranks, update=update)
 

@@ -13,7 +13,7 @@ from recipes.planning.cluster import Cluster
 from trainers.runs.errors import RunFailed
 from trainers.runs.mpi_ranks import THREADS
 from trainers.runs.run_folder import CHECKPOINTS, ENVIRONMENT, differences
-from trainers.training.environment import promised_for
+from trainers.training.environment import numerical_environment
 
 _SUMS_LIKE_IT = (None, "Auto", "Direct")  # exact mode's own exchange has the two steps of Direct
 
@@ -68,7 +68,7 @@ def require_same_machine(folder: Path) -> None:
             f"the run in {folder} was not, or not last, trained with --exact: its weights depend on how it was "
             "divided; resume without --exact, or start anew in another --out"
         )
-    now = promised_for()
+    now = numerical_environment()
     before.setdefault("kernels", {}).setdefault("operators", "chainer")  # runs from before there was a choice
     changed = differences({key: before.get(key) for key in now}, now)
     if changed:
@@ -87,9 +87,9 @@ def require_one_machine(mpi: Any) -> None:
     Raises:
         RunFailed: on all ranks, where CPU model or versions of some host are not those of rank 0.
     """
-    found = mpi.allgather((os.uname().nodename, promised_for()))
-    first_host, first = found[0]
-    for host, other in found:
+    environments = mpi.allgather((os.uname().nodename, numerical_environment()))
+    first_host, first = environments[0]
+    for host, other in environments:
         if changed := differences(first, other, where=(f"on {first_host}", f"on {host}")):
             raise RunFailed(
                 "--exact promises equal bits on one CPU model with one set of versions, and the hosts differ: "

@@ -88,7 +88,7 @@ class MeanGradient:
         self._model, self._loss, self._seed, self._team_of = model, loss, plan.recipe.seed, team_of
         self._norm_groups, self._exchange, self._mixed, self._measures = norm_groups, exchange, mixed, measures
         self._compute, self._ends = plan.recipe.precision.compute, frozenset(exchange.ends_of_buckets)
-        self._logits, self._graphs, self._said_eager = forward_in(model, self._compute), None, False
+        self._logits, self._graphs, self._warned_eager = forward_in(model, self._compute), None, False
         if plan.cluster.cuda_graph:
             given = {
                 "compute": self._compute,
@@ -112,7 +112,7 @@ class MeanGradient:
         flat.begin_update(check=self._mixed is not None)
         sent = self._exchange.begin(scale=1.0 / (share.segment.global_batch_size * factor))
         losses: list[tuple[Any, float]] = []
-        said = None
+        ran_out = None
         try:
             losses = self._add_all(share, sent, shares, factor=factor, hold=hold)
         except Exception as error:
@@ -121,24 +121,24 @@ class MeanGradient:
             if division.next_smaller is None:
                 size, whole = division.micro_batches(self._mpi.rank)[0].size, division.team_size == 1
                 raise OutOfMemory(update=share.update, samples=size, whole=whole, error=error) from error
-            said = one_line(error)
+            ran_out = one_line(error)
             if shares is not None:
                 shares.add(size=1, squared=math.nan)
-        if said is not None:
+        if ran_out is not None:
             self.close()
             release(self._model.device)  # not in `except`: the error's frames would keep their arrays alive
         flat.zero_unwritten()
         if not hold:
             sent.send_rest()
-        if share.prefetch is not None and said is None:
+        if share.prefetch is not None and ran_out is None:
             with self.clock("input"):
                 share.prefetch()
         flat.assign_to_parameters(flat.values)  # before waiting for the GPU, which is idle after that
         on_gpu = self._model.device.xp is not np  # which may still run backward
         with self.clock("backward") if on_gpu else contextlib.nullcontext():
-            found = read_together([loss for loss, _ in losses])
-            own_losses = [float(loss) * part for loss, (_, part) in zip(found, losses, strict=True)]
-        return Gradient(own_losses=own_losses, values=flat.values, round=sent, shares=shares, ran_out=said)
+            means = read_together([loss for loss, _ in losses])
+            own_losses = [float(mean) * part for mean, (_, part) in zip(means, losses, strict=True)]
+        return Gradient(own_losses=own_losses, values=flat.values, round=sent, shares=shares, ran_out=ran_out)
 
     def _add_all(
         self,
@@ -194,19 +194,19 @@ class MeanGradient:
         keyed = KeyedDropout(self._model, seed=self._seed, epochs=micro_batch.epochs, indices=micro_batch.indices)
         work = functools.partial(self._backward, keyed, float(micro_batch.part.size) * factor, measure)
         if self._graphs is None or groups.team is not None:
-            self._say_eager()
+            self._warn_eager()
             return work(images, targets, finished)
         of_arrays = tuple((array.shape, array.strides, array.dtype.str) for array in (images, targets))
         kind = (of_arrays, micro_batch.part.size, factor, measure, groups.work_key, flat.work_key)
         with self.clock("backward"):
             return self._graphs.run(kind, (images, targets), work, finished)
 
-    def _say_eager(self) -> None:
+    def _warn_eager(self) -> None:
         """Warn once, on rank 0, if graphs were asked for."""
-        if self._graphs is not None and self._mpi.rank == 0 and not self._said_eager:
+        if self._graphs is not None and self._mpi.rank == 0 and not self._warned_eager:
             why = "workers share a norm group, whose statistics pass through the host"
             log.warning("cuda_graph: %s; forward and backward of such updates stay eager", why)
-            self._said_eager = True
+            self._warned_eager = True
 
     def _backward(
         self,

@@ -35,40 +35,24 @@ from trainers.runs.run_folder import (
 )
 from trainers.runs.stop_request import StopRequest
 from trainers.training.build import Parts, build, build_exchange, build_feed, sizes_of
-from trainers.training.device import notes_on, said_of, take_device
-from trainers.training.environment import environment, other_kernels, this_rank, unlike_kernels
+from trainers.training.device import gpu_facts, notes_on, take_device
+from trainers.training.environment import changed_kernels_warning, environment, mixed_kernels_warning, this_rank
 from trainers.training.equal_ranks import WeightsDiffer, require_equal_weights, require_one_recipe, why_weights_differ
-from trainers.training.evaluate import Evaluation, score
 from trainers.training.exact_mode import require_one_machine
-from trainers.training.extensions import AnyOf, Checkpoints, Every, Trace
-from trainers.training.metrics import GradientExchange, Metrics
-from trainers.training.profile import Profile, profiled_updates
+from trainers.training.extensions.checkpoints import Checkpoints
+from trainers.training.extensions.evaluation import Evaluation, score
+from trainers.training.extensions.gradient_exchange import GradientExchange
+from trainers.training.extensions.metrics import Metrics
+from trainers.training.extensions.profile import Profile, profiled_updates
+from trainers.training.extensions.trace import Trace
 from trainers.training.request import Prepared, TrainRequest
+from trainers.training.triggers import AnyOf, Every
 from trainers.training.updater import RecipeUpdater
-
-
-def metrics_of(updater: RecipeUpdater, folder: Path, mpi: Any) -> Metrics:
-    """The metrics of a run, with the seconds of all ranks; rank 0 writes them."""
-    rounds = not updater.plan.exact and updater.exchange.wire.name != "float32"
-    ranks = RankSeconds(updater.clock, mpi, counts_lost=rounds)
-    return Metrics(folder / METRICS, writes=mpi.rank == 0, ranks=ranks)
-
-
-def measure(trainer: Trainer, metrics: Metrics, mpi: Any, *, profile: int, end: int) -> None:
-    """Add the extensions that report the exchange and, if `profile` is not 0, profile so many updates before `end`."""
-    updater = trainer.updater
-    component = updater.plan.cluster.exchange.communicator
-    name = type(component).__name__ if component else "Auto"  # null means Auto, see `build_exchange`
-    if not updater.plan.exact:  # exact mode uses no communicator's sum, and overlaps nothing
-        trainer.extend(GradientExchange(name, updater.exchange, metrics))
-    if profile:
-        updates = profiled_updates(profile, begin=updater.iteration, end=end)
-        trainer.extend(Profile(Path(trainer.out) / PROFILE, updater.clock, mpi, updates=updates))
-
 
 log = logging.getLogger("kilobatch")
 _SLOW = ("loss", "load_train", "load_eval", "load_pixels")  # parts whose calls count as progress
 _FIRST = 300  # priority of extensions that run before all others
+_AFTER_EVALUATION = 110  # of the recipe's extensions: above that of checkpoints
 
 
 def train_as_rank(
@@ -175,11 +159,11 @@ class _Run:
         if self.leads:
             (folder / CHECKPOINTS).mkdir(exist_ok=True)
             truncate_records(folder, self.updater.iteration)
-        ranks = self.mpi.gather(this_rank(self.mpi.rank, said_of(self.device)), root=0)
+        ranks = self.mpi.gather(this_rank(self.mpi.rank, gpu_facts(self.device)), root=0)
         if self.leads:
-            notes += unlike_kernels(ranks)
+            notes += mixed_kernels_warning(ranks)
             self._write_run(ranks)
-        self.metrics = metrics_of(self.updater, folder, self.mpi)
+        self.metrics = self._metrics()
         self.trainer = self._trainer(resumed=state)
         reached = {"update": self.updater.iteration, "epoch": self.updater.epoch_detail}
         self.metrics.write("run_start", self.opened.recipe.name, workers=self.mpi.size, notes=notes, **reached)
@@ -207,7 +191,7 @@ class _Run:
                 if path
                 else f"nothing to resume: no whole checkpoint in {folder}; starting at update 0"
             )
-            notes += other_kernels(self.folder) if path else []
+            notes += changed_kernels_warning(self.folder) if path else []
         content = self.mpi.bcast(content, root=0)
         if content is None:
             return None, notes
@@ -237,6 +221,12 @@ class _Run:
             command=command_line(),
         )
 
+    def _metrics(self) -> Metrics:
+        """The metrics of the run, with the seconds of all ranks; rank 0 writes them."""
+        rounds = not self.plan.exact and self.updater.exchange.wire.name != "float32"
+        ranks = RankSeconds(self.updater.clock, self.mpi, counts_lost=rounds)
+        return Metrics(self.folder / METRICS, writes=self.leads, ranks=ranks)
+
     def _trainer(self, resumed: dict[str, Any] | None) -> Trainer:
         folder, num_updates = self.folder, self.plan.timeline.num_updates
         trainer = Trainer(self.updater, lambda trainer: self._ends(), out=str(folder))
@@ -258,15 +248,37 @@ class _Run:
             lambda trainer: self.heartbeat.updated(), name="heartbeat", trigger=(1, "iteration"), priority=_FIRST
         )
         trainer.extend(self.metrics)
-        measure(trainer, self.metrics, self.mpi, profile=self.request.profile or 0, end=self.end_update)
+        if not self.plan.exact:  # exact mode uses no communicator's sum, and overlaps nothing
+            component = self.plan.cluster.exchange.communicator
+            name = type(component).__name__ if component else "Auto"  # null means Auto, see `build_exchange`
+            trainer.extend(GradientExchange(name, self.updater.exchange, self.metrics))
+        if number := self.request.profile:
+            updates = profiled_updates(number, begin=self.updater.iteration, end=self.end_update)
+            trainer.extend(Profile(folder / PROFILE, self.updater.clock, self.mpi, updates=updates))
         if self.request.trace:
             trainer.extend(Trace(folder / TRACE, self.mpi))
         trainer.extend(evaluation, trigger=evaluates)
+        self._extend_by_recipe(trainer, resumed)
         if not self.drifting:
             kept, either = self.checkpoints, AnyOf(evaluates, saves)
             trainer.extend(lambda trainer: self._equal(), name="equal weights", trigger=either, priority=_FIRST)
             trainer.extend(timed("checkpoint", kept), name=kept.default_name, priority=kept.priority, trigger=saves)
         return trainer
+
+    def _extend_by_recipe(self, trainer: Trainer, resumed: dict[str, Any] | None) -> None:
+        """Add the recipe's `extensions`, with their states of the checkpoint."""
+        for index, component in enumerate(self.opened.recipe.extensions):
+            extension, every = component.build(), getattr(component, "every", None)
+            trigger = getattr(extension, "trigger", (1, "iteration"))
+            if every is not None:
+                trigger = Every(epochs=every, num_updates=self.plan.timeline.num_updates)
+            if resumed and hasattr(extension, "state"):
+                extension.state = resumed["extensions"][index]
+            self.checkpoints.extensions.append(extension)
+            trainer.extend(extension, name=type(component).__name__, trigger=trigger, priority=_AFTER_EVALUATION)
+            trainer.extend(
+                lambda _: self.metrics.restart_clock(), name="clock", trigger=trigger, priority=_AFTER_EVALUATION
+            )
 
     def _equal(self) -> None:
         require_equal_weights(self.parts.model, self.mpi, update=self.updater.iteration)

@@ -1,7 +1,4 @@
-"""What an update was, for metrics, trace and progress.
-
-One update of the plan: micro-batches, one exchange of gradients, one step of the optimizer.
-"""
+"""One update of the plan: micro-batches, one exchange of gradients, one step of the optimizer; and its record."""
 
 from __future__ import annotations
 
@@ -32,6 +29,8 @@ from trainers.runs.checkpoint import copy_arrays
 from trainers.runs.errors import NotFinite, Overflow
 from trainers.runs.phase_clock import ExchangeStats, phase
 from trainers.training.mean_gradient import Gradient, MeanGradient
+
+log = logging.getLogger("kilobatch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,13 +68,13 @@ class RanOut:
 
     Args:
         rank: the first such worker.
-        said: by whatever could not be had there.
+        reason: the error there, in one line.
         micro_batch_size: samples of the largest micro-batch then.
         next_size: samples of the largest from the next attempt on.
     """
 
     rank: int
-    said: str
+    reason: str
     micro_batch_size: int
     next_size: int
 
@@ -83,7 +82,7 @@ class RanOut:
         return (
             f"memory ran out on rank {self.rank} with micro-batches of {self.micro_batch_size} samples: at most "
             f"{self.next_size} from here on, in more steps, and the update done again; its mathematics is the same. It "
-            f"was said: {self.said}"
+            f"was said: {self.reason}"
         )
 
 
@@ -95,9 +94,6 @@ class Step:
     gain: float | None = None
     learning_rate: float | None = None
     exchanged: ExchangeStats | None = None
-
-
-log = logging.getLogger("kilobatch")
 
 
 class RecipeUpdater(StandardUpdater):
@@ -128,6 +124,7 @@ class RecipeUpdater(StandardUpdater):
     Attributes:
         pending: the gradient that waits to be applied, and its hyperparameters; None without double buffering.
         clock: times the phases of every update.
+        mpi: as given; extensions may use it, all workers together.
     """
 
     def __init__(
@@ -152,7 +149,7 @@ class RecipeUpdater(StandardUpdater):
         self.exchange = exchange
         self.pending: tuple[Gradient, Hyperparameters] | None = None
         self.clock = norm_groups.clock
-        self._mpi = mpi
+        self.mpi = mpi
         self._norm_groups = norm_groups
         with_gain = getattr(plan.recipe.optimizer, "gain", None)  # see AdaScale
         self._gain = with_gain and with_gain(per=plan.recipe.learning_rate.per)
@@ -178,10 +175,10 @@ class RecipeUpdater(StandardUpdater):
         iterator = self.get_iterator("main")
         share = iterator.next()
         hyperparameters, doubled, self._ran_out = self._hyperparameters(share), self._doubled, []
-        while (found := self._attempt(share, hyperparameters)) is None:
+        while (attempt := self._attempt(share, hyperparameters)) is None:
             share = iterator.again()
-        gradient, loss, exchanged = found
-        self._norm_groups.update_running_statistics(self._mpi, hyperparameters.global_batch_size)
+        gradient, loss, exchanged = attempt
+        self._norm_groups.update_running_statistics(self.mpi, hyperparameters.global_batch_size)
         if doubled:  # not earlier: small messages would queue behind the gradient
             gradient.round.send_rest()
         due = [(gradient, hyperparameters)]
@@ -254,10 +251,10 @@ class RecipeUpdater(StandardUpdater):
     def _overflowed(self, update: int) -> bool:
         """Whether the gradient is not finite on any worker; if so the loss scale is halved on all."""
         with self.clock("waiting"):
-            found = first_message(self._mpi, self.exchange.flat.not_finite)
-        if found is None:
+            first = first_message(self.mpi, self.exchange.flat.not_finite)
+        if first is None:
             return False
-        (rank, parameter), scale, halvings = found, self._mixed.scale, self._mixed.halvings
+        (rank, parameter), scale, halvings = first, self._mixed.scale, self._mixed.halvings
         if halvings == MOST_HALVINGS:
             raise Overflow(rank=rank, parameter=parameter, update=update, loss_scale=scale, halvings=halvings)
         self._mixed.overflowed()
@@ -295,22 +292,22 @@ class RecipeUpdater(StandardUpdater):
         """The mean loss over the global batch, None where memory ran out; sets `stopping` if any is asked to stop."""
         most = share.division.num_micro_batches(0)  # no rank has more than rank 0
         flags = (self._stop_asked(), gradient.ran_out is not None)
-        (self.stopping, ran_out), losses = gather_flags_and_losses(self._mpi, flags, gradient.own_losses, most=most)
+        (self.stopping, ran_out), losses = gather_flags_and_losses(self.mpi, flags, gradient.own_losses, most=most)
         if ran_out:
             return None
         if not np.isfinite(losses).all():
             rank = int(np.flatnonzero(~np.isfinite(losses).all(axis=1))[0])
             gradients = {path: parameter.grad for path, parameter in self._parameters}
-            path, compute = self._mpi.bcast(first_not_finite(gradients), root=rank), self.plan.recipe.precision.compute
+            path, compute = self.mpi.bcast(first_not_finite(gradients), root=rank), self.plan.recipe.precision.compute
             raise NotFinite(what="loss", rank=rank, parameter=path, compute=compute, **_of(hyperparameters))
         return math.fsum(losses.flat)  # exact, so the order does not matter
 
     @phase("waiting")
-    def _shrink_micro_batches(self, share: UpdateShare, said: str | None) -> None:
+    def _shrink_micro_batches(self, share: UpdateShare, reason: str | None) -> None:
         """On all workers, for the rest of the run; a worker that has no smaller size has already raised."""
         iterator, size = self.get_iterator("main"), share.division.next_smaller
-        rank, said = first_message(self._mpi, said)
-        self._ran_out.append(RanOut(rank=rank, said=said, micro_batch_size=share.division.largest, next_size=size))
+        rank, reason = first_message(self.mpi, reason)
+        self._ran_out.append(RanOut(rank=rank, reason=reason, micro_batch_size=share.division.largest, next_size=size))
         log.info("update %d: %s", share.update, self._ran_out[-1])
         iterator.limit(size)
 
@@ -319,7 +316,7 @@ class RecipeUpdater(StandardUpdater):
         weights = {path: parameter.array for path, parameter in self._parameters}
         path = first_not_finite(weights | self._norm_groups.averages)
         if path is not None:
-            raise NotFinite(what="weight", rank=self._mpi.rank, parameter=path, **_of(hyperparameters))
+            raise NotFinite(what="weight", rank=self.mpi.rank, parameter=path, **_of(hyperparameters))
 
     def close(self) -> None:
         """Free memory and communicators, also after a failure on all workers; they call this together."""
@@ -369,5 +366,5 @@ class RecipeUpdater(StandardUpdater):
 
 
 def _of(hyperparameters: Hyperparameters) -> dict[str, Any]:
-    """What the message of a failure says of an update."""
+    """The figures of an update in the message of a failure."""
     return {"update": hyperparameters.update, "learning_rate": hyperparameters.learning_rate}

@@ -85,9 +85,9 @@ def test_a_run_that_says_nothing_is_from_before_there_was_a_choice(tmp_path):
     for kind, warnings in (("chainer", 0), ("numpy", 1)):
         kernels.use(kind)
         (tmp_path / ENVIRONMENT).write_text("{}")
-        assert len(environment.other_kernels(tmp_path)) == warnings
+        assert len(environment.changed_kernels_warning(tmp_path)) == warnings
     (tmp_path / ENVIRONMENT).unlink()
-    assert environment.other_kernels(tmp_path) == []
+    assert environment.changed_kernels_warning(tmp_path) == []
 
 
 @pytest.mark.mpi
@@ -102,4 +102,4 @@ def test_ranks_of_other_kernels_are_named_and_of_the_same_are_not(tmp_path):
     assert said in (tmp_path / "log.txt").read_text()
     ranks = json.loads((tmp_path / ENVIRONMENT).read_text())["ranks"]
     assert [rank["kernels"] for rank in ranks] == [numpys, "chainer"]
-    assert environment.unlike_kernels(2 * ranks[:1]) == []
+    assert environment.mixed_kernels_warning(2 * ranks[:1]) == []

@@ -22,7 +22,7 @@ from mpi4py import MPI
 from recipes.reading.open import open_recipe
 from trainers.training.build import build
 from trainers.runs.checkpoint import load_into, read_checkpoint
-from trainers.training.evaluate import score
+from trainers.training.extensions.evaluation import score
 from trainers.launch.vocabulary import vocabulary
 
 folder = Path(sys.argv[1])

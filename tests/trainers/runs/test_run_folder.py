@@ -23,7 +23,7 @@ from trainers.runs.run_folder import (
     truncate_records,
     write_run,
 )
-from trainers.training.metrics import JsonLines
+from trainers.training.extensions.metrics import JsonLines
 
 RECIPE = {"name": "r", "title": "t", "epochs": 20.0, "batch": {"global": 96}, "claims": []}
 

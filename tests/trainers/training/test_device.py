@@ -19,7 +19,7 @@ from trainers.launch.request import TrainRequest, prepare
 from trainers.runs.errors import RunFailed
 from trainers.runs.mpi_ranks import find_mpiexec
 from trainers.training import device as device_module
-from trainers.training.device import has_gpu, notes_on, said_of, sit_at, take_device
+from trainers.training.device import gpu_facts, has_gpu, notes_on, sit_at, take_device
 
 CLUSTER = "name: ours\nnodes: 1\nworkers_per_node: 2\ndevice: {device}\ndevice_memory_bytes: 8000000000\n{more}"
 NO_GPU = r"(Chainer can use no GPU here: \S|CuPy finds no GPU: )"
@@ -152,7 +152,7 @@ def test_what_communicators_of_gpus_lack_here_is_named_with_a_way_out():
 def test_a_cpu_is_taken_and_needs_no_word():
     device = take_device("cpu", MPI.COMM_SELF)
     assert device == chainer.get_device("@numpy")
-    assert (said_of(device), notes_on(device)) == ({}, [])
+    assert (gpu_facts(device), notes_on(device)) == ({}, [])
 
 
 def test_ranks_on_different_kinds_of_device_fail_by_name():

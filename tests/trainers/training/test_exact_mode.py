@@ -12,7 +12,7 @@ from recipes.reading.open import open_cluster
 from trainers.launch.request import TrainRequest, prepare
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.mpi_ranks import THREADS
-from trainers.training.environment import promised_for
+from trainers.training.environment import numerical_environment
 from trainers.training.exact_mode import ExactRefused, require_exact, require_one_machine, require_same_machine
 
 CLUSTER = "name: ours\nnodes: 1\nworkers_per_node: 4\ndevice: {device}\ndevice_memory_bytes: 8000000000\n{more}"
@@ -108,13 +108,13 @@ def run(tmp_path):
 
 
 def test_a_run_goes_on_where_it_was_made(run, tmp_path):
-    require_same_machine(run(exact=True, **promised_for()))
+    require_same_machine(run(exact=True, **numerical_environment()))
     (tmp_path / "checkpoints" / "update-000003").rmdir()
     require_same_machine(run(exact=False))  # nothing to go on with
 
 
 def test_another_processor_or_version_is_refused_naming_both(run):
-    now = promised_for()
+    now = numerical_environment()
     before = {**now, "cpu_model": "Other-1-2-3", "versions": {**now["versions"], "numpy": "1.0"}}
     with pytest.raises(ExactRefused) as refusal:
         require_same_machine(run(exact=True, **before))
@@ -126,7 +126,7 @@ def test_another_processor_or_version_is_refused_naming_both(run):
 @pytest.mark.parametrize("environment", [{}, {"exact": False}])
 def test_an_ordinary_run_does_not_become_an_exact_one(run, environment):
     with pytest.raises(ExactRefused, match="was not, or not last, trained with --exact"):
-        require_same_machine(run(**environment, **promised_for()))
+        require_same_machine(run(**environment, **numerical_environment()))
 
 
 def test_without_a_record_nothing_is_promised(run, tmp_path):
@@ -140,7 +140,7 @@ def test_without_a_record_nothing_is_promised(run, tmp_path):
 def test_a_resume_elsewhere_ends_with_2(run, monkeypatch):
     for name in THREADS:
         monkeypatch.setenv(name, "1")
-    folder = run(exact=True, **{**promised_for(), "cpu_model": "Other-1-2-3"})
+    folder = run(exact=True, **{**numerical_environment(), "cpu_model": "Other-1-2-3"})
     command = [sys.executable, "-P", "-m", "kilobatch", "train", "digits/ramp", "--exact", "--resume", "--out", folder]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2

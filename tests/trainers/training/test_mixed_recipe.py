@@ -11,7 +11,7 @@ from recipes.reading.open import open_cluster, open_recipe
 from trainers.datasets.loader import StreamIterator
 from trainers.launch.vocabulary import vocabulary
 from trainers.training.build import build
-from trainers.training.evaluate import score
+from trainers.training.extensions.evaluation import score
 
 MIX = "augmentation.mix=[{kind: Mixup, alpha: 1}]"
 

@@ -13,7 +13,7 @@ from recipes.reports.page import page_text
 from recipes.reports.record import open_run
 from trainers.runs.memory import is_out_of_memory
 from trainers.training.device import has_gpu
-from trainers.training.evaluate import score
+from trainers.training.extensions.evaluation import score
 
 pytestmark = pytest.mark.mpi
 

@@ -67,9 +67,10 @@ class Profile(Extension):
             for event in events:
                 event["ts"] = round(event["ts"] - started, 3)
         names = [name for rank, (host, _) in enumerate(gathered) for name in _names(rank, host)]
-        told = {"traceEvents": names + [event for _, events in gathered for event in events], "displayTimeUnit": "ms"}
+        timeline = {"traceEvents": names + [event for _, events in gathered for event in events]}
+        timeline["displayTimeUnit"] = "ms"
         partial = self._path.with_name(f".{self._path.name}.partial")
-        partial.write_text(json.dumps(told, separators=(",", ":")), encoding="utf-8")
+        partial.write_text(json.dumps(timeline, separators=(",", ":")), encoding="utf-8")
         partial.rename(self._path)
 
 
@@ -95,13 +96,13 @@ def clock_offset(mpi: Any) -> float:
     Bytes on the wire: 16 messages of 4 from each rank to rank 0, one rank after the other, and answers of 21.
     """
     if mpi.rank > 0:
-        found = []
+        round_trips = []  # (seconds, offset)
         for _ in range(_ROUNDS):
-            asked = time.perf_counter()
-            told = mpi.sendrecv(None, dest=0, sendtag=_TAG, source=0, recvtag=_TAG)
-            answered = time.perf_counter()
-            found.append((answered - asked, told - (asked + answered) / 2))
-        return min(found)[1]
+            sent = time.perf_counter()
+            there = mpi.sendrecv(None, dest=0, sendtag=_TAG, source=0, recvtag=_TAG)
+            received = time.perf_counter()
+            round_trips.append((received - sent, there - (sent + received) / 2))
+        return min(round_trips)[1]
     for rank in range(1, mpi.size):
         for _ in range(_ROUNDS):
             mpi.recv(source=rank, tag=_TAG)

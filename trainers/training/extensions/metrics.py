@@ -1,12 +1,8 @@
-"""How gradients are exchanged: a line in the log and the metrics.
-
-`metrics.jsonl`: one JSON object a line, an update or an evaluation, with MLPerf's key names.
-"""
+"""`metrics.jsonl`: one JSON object a line, an update or an evaluation, with MLPerf's key names."""
 
 from __future__ import annotations
 
 import json
-import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -15,9 +11,9 @@ import numpy as np
 from chainer.training import Extension, Trainer
 
 from recipes.planning.phase_times import PHASES, parted
-from recipes.reports.wording import exchange_words
-from trainers.gradients.exchange import Exchange
 from trainers.runs.phase_clock import RankSeconds, UpdateSeconds
+
+_OPTIONAL = ("image_size", "gradient_norm", "gain", "loss_scale", "overflows")
 
 
 class JsonLines:
@@ -65,7 +61,7 @@ class Metrics(Extension):
     def __init__(self, path: Path, *, writes: bool, ranks: RankSeconds | None = None) -> None:
         self._lines = JsonLines(path, writes=writes)
         self._ranks = ranks
-        self._not_told: list[UpdateSeconds] = []
+        self._unwritten: list[UpdateSeconds] = []
         self._reached: dict[str, Any] = {}
         self._last = time.perf_counter()
 
@@ -91,15 +87,15 @@ class Metrics(Extension):
             momentum=record.momentum,
             global_batch_size=record.global_batch_size,
             update_seconds=round(now - self._last, 6),
-            **_measured(record),
+            **_optional_figures(record),
             **(seconds.as_line() if seconds else {}),
         )
         self._last = now
         if seconds:
-            self._not_told.append(seconds)
+            self._unwritten.append(seconds)
             self._reached = {"update": updater.iteration, "epoch": updater.epoch_detail}
             if updater.is_new_epoch:
-                self._tell_ranks()
+                self._write_rank_seconds()
 
     def write(self, key: str, value: Any, **more: Any) -> None:
         """Append a line; `value` and `more` are plain data."""
@@ -113,79 +109,24 @@ class Metrics(Extension):
 
     def finalize(self) -> None:
         """Write the last times; Chainer calls this when the loop ends. The file stays open for the run's last line."""
-        self._tell_ranks()
+        self._write_rank_seconds()
 
-    def _tell_ranks(self) -> None:
+    def _write_rank_seconds(self) -> None:
         """Write a line with the mean seconds of each worker since the last such line."""
-        if self._not_told:
-            means = np.mean([parted(seconds.seconds) for seconds in self._not_told], axis=0)
+        if self._unwritten:
+            means = np.mean([parted(seconds.seconds) for seconds in self._unwritten], axis=0)
             rows = [[round(value, 6) for value in row] for row in means.tolist()]
-            self.write("rank_seconds", len(self._not_told), phases=PHASES, seconds=rows, **self._reached)
-            self._not_told = []
+            self.write("rank_seconds", len(self._unwritten), phases=PHASES, seconds=rows, **self._reached)
+            self._unwritten = []
 
     def close(self) -> None:
         """Close the file."""
         self._lines.close()
 
 
-def _measured(record: Any) -> dict[str, float]:
+def _optional_figures(record: Any) -> dict[str, float]:
     """The figures of an update that only some runs have."""
-    found = {name: getattr(record, name) for name in ("image_size", "gradient_norm", "gain", "loss_scale", "overflows")}
+    figures = {name: getattr(record, name) for name in _OPTIONAL}
     if record.norms is not None:
-        found |= {"gradient_noise": record.norms.noise, "gradient_signal": record.norms.signal}
-    return {name: value for name, value in found.items() if value is not None}
-
-
-log = logging.getLogger("kilobatch")
-
-
-class GradientExchange(Extension):
-    """Writes a line after the first exchange: a communicator that chooses by measurement has chosen by then.
-
-    Args:
-        name: of the communicator, as the cluster file spells it.
-        exchange: of all workers.
-        metrics: gets the line.
-    """
-
-    priority = 245
-    default_name = "gradient_exchange"
-    trigger = (1, "iteration")
-
-    def __init__(self, name: str, exchange: Exchange, metrics: Metrics) -> None:
-        self._name, self._exchange, self._metrics = name, exchange, metrics
-        self._told = False
-
-    def __call__(self, trainer: Trainer) -> None:
-        updater = trainer.updater
-        if self._told or updater.record.exchanged is None:
-            return
-        self._told = True
-        told = described(self._exchange)
-        self._metrics.write(
-            "gradient_exchange", self._name, update=updater.iteration, epoch=updater.epoch_detail, **told
-        )
-        log.info("gradients: %s", exchange_words({"value": self._name, **told}))
-        self._metrics.restart_clock()
-
-
-def described(exchange: Exchange) -> dict[str, Any]:
-    """Choices, buckets and bytes of an exchange; all workers call this together.
-
-    `sent_bytes` is what the worker that sends most puts on the wire in an update; None if the MPI library decides.
-    Bytes on the wire of this call: about 30 from each worker to each.
-    """
-    connection, flat = exchange.connection, exchange.flat
-    num_bytes = exchange.wire.num_bytes
-    sent = [connection.sent_values(bucket.span.stop - bucket.span.start) for bucket in exchange.buckets]
-    own = None if None in sent else float(sum(sent)) * num_bytes
-    everyone = connection.mpi.allgather(own)
-    return {
-        "choices": list(connection.choices),
-        "wire": exchange.wire.name,
-        "overlap": exchange.overlaps,
-        "waiting": connection.wait_mode,
-        "num_buckets": len(exchange.buckets),
-        "gradient_bytes": len(flat.values) * flat.values.itemsize,
-        "sent_bytes": None if None in everyone else round(max(everyone)),
-    }
+        figures |= {"gradient_noise": record.norms.noise, "gradient_signal": record.norms.signal}
+    return {name: value for name, value in figures.items() if value is not None}

@@ -1,7 +1,4 @@
-"""Exact evaluation: each sample once, whatever the number of workers.
-
-Exact evaluation inside a run.
-"""
+"""Exact evaluation, inside a run and after it: each sample once, for any number of workers."""
 
 from __future__ import annotations
 
@@ -18,7 +15,10 @@ from chainer.training import Extension, Trainer
 
 from trainers.datasets.loader import LoadImage, load_all, stacked
 from trainers.runs.memory import is_out_of_memory
-from trainers.training.metrics import Metrics
+from trainers.training.extensions.metrics import Metrics
+
+log = logging.getLogger("kilobatch")
+_CHUNK = 100  # samples a forward
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,10 +64,6 @@ class Evaluation(Extension):
         self._metrics.restart_clock()
 
 
-log = logging.getLogger("kilobatch")
-_CHUNK = 100  # samples a forward
-
-
 def score(
     model: chainer.Chain,
     *,
@@ -102,14 +98,14 @@ def score(
         indices = range(first, min(first + size, stop))
         try:
             samples = load_all(load, [(0, index) for index in indices], threads=threads_load)
-            found, mean_loss = _forward(model, samples, loss)
+            num_correct, mean_loss = _forward(model, samples, loss)
         except Exception as error:
             if whole_forwards or len(indices) == 1 or not is_out_of_memory(error):
                 raise
             size = len(indices) // 2
             log.warning("memory ran out over %d samples of the evaluation: %d from here on", len(indices), size)
         else:
-            correct, first = correct + found, indices.stop
+            correct, first = correct + num_correct, indices.stop
             losses.append(mean_loss * len(indices))
     corrects, parts = zip(*mpi.allgather((correct, losses)), strict=True)
     total_loss = math.fsum(chain(*parts))  # exact, so that the order does not matter

@@ -1,0 +1,90 @@
+"""Extensions that a recipe names: when they run, what they write, and that a resumed run goes on with their state."""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+RECIPE = """\
+kilobatch: 1
+extends: digits/large_batch
+epochs: 6
+seed: 3
+extensions:
+  - {kind: WeightNorms, every: 2ep}
+  - {kind: own_extensions_of_a_test.Mean, rate: 0.5}
+"""
+CODE = '''\
+from chainer.training import Extension
+
+
+class Mean(Extension):
+    """The running mean of the loss, whose state a resumed run needs."""
+
+    trigger = (2, "iteration")
+
+    def __init__(self, rate: float):
+        self.state, self.rate = {"calls": 0, "mean": 0.0}, rate
+
+    def __call__(self, trainer):
+        calls, mean = self.state["calls"] + 1, self.state["mean"]
+        mean += self.rate * (trainer.updater.record.loss - mean)
+        self.state = {"calls": calls, "mean": mean}
+        trainer.get_extension("Metrics").write("mean_loss", mean, update=trainer.updater.iteration, calls=calls)
+'''
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "mine.yaml").write_text(RECIPE)
+    (tmp_path / "own_extensions_of_a_test.py").write_text(CODE)
+    return tmp_path
+
+
+def lines(run, key):
+    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{name: line[name] for name in ("update", "value")} for line in found if line["key"] == key]
+
+
+@pytest.mark.mpi
+def test_a_resumed_run_writes_the_lines_of_an_uninterrupted_one(folder, kilobatch):
+    words = ("train", "mine.yaml", "--allow-code", "--exact", "--no-report")
+    assert kilobatch(*words, "--out", "whole", ranks=2, cwd=folder).returncode == 0
+    assert kilobatch(*words, "--out", "parts", "--stop-after", "7up", ranks=2, cwd=folder).returncode == 0
+    assert kilobatch(*words, "--out", "parts", "--resume", ranks=2, cwd=folder).returncode == 0
+    whole, parts = folder / "whole", folder / "parts"
+    means = lines(whole, "mean_loss")
+    assert [line["update"] for line in means] == list(range(2, 19, 2))
+    assert lines(parts, "mean_loss") == means
+    assert lines(parts, "weight_norms") == lines(whole, "weight_norms")
+
+
+@pytest.mark.mpi
+def test_weight_norms_are_those_of_the_checkpoint(folder, kilobatch):
+    assert kilobatch("train", "mine.yaml", "--allow-code", "--no-report", "--out", "run", cwd=folder).returncode == 0
+    norms = lines(folder / "run", "weight_norms")
+    assert [line["update"] for line in norms] == [6, 12, 18]
+    checkpoint = max((folder / "run" / "checkpoints").glob("update-*"))
+    weights = {f"/{path.lstrip('/')}": array for path, array in load_file(checkpoint / "weights.safetensors").items()}
+    assert norms[-1]["value"].keys() < weights.keys()
+    for path, norm in norms[-1]["value"].items():
+        assert norm == pytest.approx(np.linalg.norm(weights[path].astype("d")), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("entry", "place", "message"),
+    [
+        ("{kind: WeightNorms, every: 0}", "6:32", "must be above 0"),
+        ("{kind: WeightNorm}", "6:12", "there is no extension called WeightNorm"),
+        ("{kind: own_extensions_of_a_test.Mean}", "6:5", "is missing"),
+        ("{kind: own_extensions_of_a_test.Extension.update}", "6:12", "cannot be used"),
+    ],
+)
+def test_a_wrong_extension_is_refused_where_it_stands(folder, kilobatch, entry, place, message):
+    (folder / "mine.yaml").write_text(RECIPE.partition("  - ")[0] + f"  - {entry}\n")
+    refused = kilobatch("train", "mine.yaml", "--allow-code", "--out", "run", cwd=folder)
+    assert refused.returncode == 2
+    assert f"mine.yaml:{place}: " in refused.stderr
+    assert message in refused.stderr
+    assert not (folder / "run").exists()

@@ -1,0 +1,85 @@
+"""Checkpoints of a run: the newest two and the best are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from chainer.training import Extension, Trainer
+
+from trainers.runs.checkpoint import checkpoint_name, prune_checkpoints, write_checkpoint
+from trainers.training.extensions.evaluation import Evaluation
+from trainers.training.extensions.metrics import Metrics
+
+_KEPT = 2
+
+
+class Checkpoints(Extension):
+    """Rank 0 writes a checkpoint after an update; the other ranks go on.
+
+    Args:
+        folder: the run's `checkpoints`.
+        writes: whether this rank writes.
+        evaluation: its score decides which checkpoint is the best.
+        metrics: gets a line for every checkpoint.
+        resumed: the state of the checkpoint that a resumed run began with; None in a new run.
+        identity: plain data stored in every checkpoint (the recipe's hash).
+        moved: called for every file that was written.
+    Attributes:
+        extensions: of the recipe; checkpoints keep the `state` of those that have one.
+    """
+
+    priority = 100
+    default_name = "checkpoints"
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        writes: bool,
+        evaluation: Evaluation,
+        metrics: Metrics,
+        resumed: dict[str, Any] | None,
+        identity: dict[str, Any],
+        moved: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._folder = folder
+        self._writes = writes
+        self._evaluation = evaluation
+        self._metrics = metrics
+        self._identity = identity
+        self._moved = moved
+        self.best: dict[str, Any] | None = resumed and resumed["best"]
+        self.last: str | None = resumed and checkpoint_name(resumed["update"])
+        self.extensions: list[Any] = []
+
+    def __call__(self, trainer: Trainer) -> None:
+        updater = trainer.updater
+        name = checkpoint_name(updater.iteration)
+        if name == self.last:
+            return
+        self.last = name
+        score = self._evaluation.score_after(updater.iteration)
+        if score is not None and (self.best is None or score.accuracy > self.best["accuracy"]):
+            self.best = {"checkpoint": name, "accuracy": score.accuracy, "loss": score.loss}
+        pending = updater.pending_arrays()  # all ranks call this together, and wait for the arrays
+        if self._writes:
+            state = {
+                "update": updater.iteration,
+                "samples": updater.plan.timeline.samples_at(updater.iteration),
+                "epoch": updater.epoch_detail,
+                "best": self.best,
+                "updater": updater.state,
+                **self._identity,
+            }
+            if self.extensions:
+                state["extensions"] = [getattr(extension, "state", None) for extension in self.extensions]
+            optimizer = updater.get_optimizer("main")
+            averages = updater.averaged and updater.averaged.arrays
+            kept = {"state": state, "averages": averages, "pending": pending, "moved": self._moved}
+            write_checkpoint(self._folder, model=optimizer.target, optimizer=optimizer, **kept)
+            best = self.best and self.best["checkpoint"]
+            prune_checkpoints(self._folder, upto=updater.iteration, keep=_KEPT, best=best)
+        self._metrics.write("checkpoint", name, update=updater.iteration, epoch=updater.epoch_detail)
+        self._metrics.restart_clock()
