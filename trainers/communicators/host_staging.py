@@ -69,8 +69,8 @@ def fastest_without_nccl(auto: Auto, mpi: Any, gpu: Gpu) -> Connection:
 
 def _why_not_nccl(mpi: Any) -> str:
     """In words, the same on all workers; empty where NCCL can be used."""
-    missing = [found for found in mpi.allgather(Nccl().missing()) if found is not None]
-    return missing[0][0] if missing else shared_gpus(mpi)
+    missing = next(filter(None, mpi.allgather(Nccl().missing())), None)
+    return missing[0] if missing else shared_gpus(mpi)
 
 
 class Staged(Connection):

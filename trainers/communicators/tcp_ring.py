@@ -16,7 +16,6 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -116,7 +115,7 @@ class SocketRing:
 
 
 _CONNECT_SECONDS = 3.0  # to one address
-_RENDEZVOUS_SECONDS = 15.0  # until the neighbours have been found
+_RENDEZVOUS_SECONDS = 15.0  # until the neighbours are connected
 _POLL_SECONDS = 0.02
 _SECRET_BYTES = 16
 _PROOF_BYTES = 32
@@ -174,15 +173,15 @@ class Rendezvous:
                 self._connect(mpi, listener, secret, end)
 
     def _connect(self, mpi: Any, listener: socket.socket, secret: bytes, end: float) -> None:
-        own, after, before = mpi.rank, (mpi.rank + 1) % mpi.size, (mpi.rank - 1) % mpi.size
-        listens = threading.Thread(target=self._listen, args=(listener, Handshake(secret, before, own), end))
+        own, following, preceding = mpi.rank, (mpi.rank + 1) % mpi.size, (mpi.rank - 1) % mpi.size
+        listens = threading.Thread(target=self._listen, args=(listener, Handshake(secret, preceding, own), end))
         listens.start()
-        why = self._call(self.peers[after], Handshake(secret, own, after), end)
+        why = self._call(self.peers[following], Handshake(secret, own, following), end)
         listens.join()
         if self.next is None:
-            self.trouble = f"{self.peers[own].name} cannot reach {self.peers[after].name} by TCP ({why})"
+            self.trouble = f"{self.peers[own].name} cannot reach {self.peers[following].name} by TCP ({why})"
         elif self.previous is None:
-            self.trouble = f"{self.peers[before].name} has not reached {self.peers[own].name} by TCP"
+            self.trouble = f"{self.peers[preceding].name} has not reached {self.peers[own].name} by TCP"
 
     def _call(self, peer: Peer, handshake: Handshake, end: float) -> str:
         """Connect to the next worker; returns why no address worked, or nothing."""
@@ -261,13 +260,13 @@ class Handshake:
 
 def own_addresses() -> list[str]:
     """IPv4 addresses of this machine's network devices."""
-    found = []
+    addresses = []
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):  # has none
                 reply = fcntl.ioctl(control, _SIOCGIFADDR, struct.pack("256s", name.encode()))
-                found.append(socket.inet_ntoa(reply[20:24]))
-    return found
+                addresses.append(socket.inet_ntoa(reply[20:24]))
+    return addresses
 
 
 def nearest_first(addresses: list[str], *, same_host: bool) -> list[str]:
@@ -332,17 +331,9 @@ class _Transfer(ctypes.Structure):
     ]
 
 
-def _loaded() -> Callable[..., int] | None:
-    """None where nothing was compiled, or an older version."""
-    try:
-        run = LIBRARY.pass_on
-    except AttributeError:
-        return None
-    run.argtypes, run.restype = (ctypes.POINTER(_Transfer),), ctypes.c_int
-    return run
-
-
-COMPILED = _loaded()
+COMPILED = getattr(LIBRARY, "send_and_receive", None)  # None where nothing was compiled, or an older version
+if COMPILED is not None:
+    COMPILED.argtypes, COMPILED.restype = (ctypes.POINTER(_Transfer),), ctypes.c_int
 
 
 def transfer(

@@ -292,8 +292,8 @@ def load(library: ctypes.CDLL | None) -> ctypes.CDLL | None:
 
 
 def _built() -> ctypes.CDLL | None:
-    found = importlib.util.find_spec("trainers.communicators._half")
-    return None if found is None or found.origin is None else ctypes.CDLL(found.origin)
+    spec = importlib.util.find_spec("trainers.communicators._half")
+    return None if spec is None or spec.origin is None else ctypes.CDLL(spec.origin)
 
 
 LIBRARY = _built()  # all that was compiled, None without a compiler

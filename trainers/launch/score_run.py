@@ -62,7 +62,7 @@ def score_run(
     state = load_into(parts.model, None, content)
     read = {"load": parts.load_eval, "threads_load": parts.threads_load, "num_samples": parts.num_eval}
     try:
-        found = score(parts.model, **read, loss=parts.loss, mpi=MPI.COMM_SELF)
+        result = score(parts.model, **read, loss=parts.loss, mpi=MPI.COMM_SELF)
     except RankFailed as error:  # a broken image, say
         raise InputRefused(str(error)) from error
     return {
@@ -70,9 +70,9 @@ def score_run(
         "checkpoint": path.name,
         "update": state["update"],
         "epoch": state["epoch"],
-        "accuracy": found.accuracy,
-        "loss": found.loss,
-        "num_samples": found.num_samples,
+        "accuracy": result.accuracy,
+        "loss": result.loss,
+        "num_samples": result.num_samples,
     }
 
 

@@ -148,14 +148,14 @@ class _StopSignals:
             self._end_at_once("a second signal")
             return
         self._asked = True
-        told = "stopping after this update, with a checkpoint; once more to end at once"
+        message = "stopping after this update, with a checkpoint; once more to end at once"
         try:
             request_stop(self._folder / STOP_FILE, "signal")
         except OSError as error:  # the folder was removed, perhaps: then no checkpoint can be written either
-            told = f"the ranks cannot be asked to stop, and are ended: {error}"
+            message = f"the ranks cannot be asked to stop, and are ended: {error}"
             self._end_at_once("a signal")
         with suppress(OSError):  # a `| tee` was ended by the same Ctrl-C
-            os.write(2, f"\n{told}\n".encode())
+            os.write(2, f"\n{message}\n".encode())
 
     def _end_at_once(self, by: str) -> None:
         if self.ranks is not None:
@@ -184,8 +184,8 @@ def _verdict(code: int, folder: Path, began_ms: int, ranks: Ranks, *, ended_at_o
     print_error(errors, end="")
     if code not in (EXIT_INPUT, EXIT_FAILED) or not errors:
         gone = code == 0 and not (folder / RANKS).is_dir()
-        told = describe_first_exit(code, ranks.exits.order(), finished, last)
-        print_error(f"kilobatch: {f'{folder / RANKS} was removed while the run trained' if gone else told}")
+        cause = describe_first_exit(code, ranks.exits.order(), finished, last)
+        print_error(f"kilobatch: {f'{folder / RANKS} was removed while the run trained' if gone else cause}")
     if code != EXIT_INPUT:
         print_error(f"kilobatch: the run failed; log: {folder / LOG}; {_way_on(folder)}")
     return EXIT_INPUT if code == EXIT_INPUT else EXIT_FAILED

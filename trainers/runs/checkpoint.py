@@ -220,8 +220,8 @@ def prune_checkpoints(folder: Path, *, upto: int, keep: int, best: str | None) -
 
 def _checkpoints(folder: Path) -> list[Path]:
     """All checkpoints of a folder, whole or not, oldest first."""
-    found = (path for path in folder.glob("update-*") if path.name.removeprefix("update-").isdecimal())
-    return sorted(found, key=_update_of)
+    checkpoints = (path for path in folder.glob("update-*") if path.name.removeprefix("update-").isdecimal())
+    return sorted(checkpoints, key=_update_of)
 
 
 def _update_of(checkpoint: Path) -> int:

@@ -98,11 +98,11 @@ class Tail:
         *texts, self._rest = (self._rest + self._file.read()).split(b"\n")
         if ended:
             texts.append(self._rest)
-        found = [line for text in texts if (line := _line(text)) is not None and line["time_ms"] >= self._since_ms]
-        self._followed = self._followed or bool(found)
+        lines = [line for text in texts if (line := _line(text)) is not None and line["time_ms"] >= self._since_ms]
+        self._followed = self._followed or bool(lines)
         if not self._followed:
             self.close()
-        return found
+        return lines
 
     def close(self) -> None:
         """Close the file."""
