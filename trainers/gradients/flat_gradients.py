@@ -339,14 +339,14 @@ def backward_order(model: chainer.Chain, images_NCHW: np.ndarray) -> list[tuple[
     """
     known = sorted(model.namedparams())
     numbers = {id(parameter): number for number, (_, parameter) in enumerate(known)}
-    num_arrived: list[int] = []
-    hooks = GradientHooks(lambda variable: numbers.get(id(variable)), lambda number, _: num_arrived.append(number))
+    arrivals: list[int] = []
+    hooks = GradientHooks(lambda variable: numbers.get(id(variable)), lambda number, _: arrivals.append(number))
     model.cleargrads()
     with chainer.using_config("train", False), hooks:
         F.sum(model(images_NCHW)).backward()
     late = {number for number, (_, parameter) in enumerate(known) if parameter.grad is not None}
     model.cleargrads()
-    position = {number: at for at, number in enumerate(num_arrived)}  # the last use of one that is used several times
-    position |= dict.fromkeys(late, len(num_arrived))
+    position = {number: at for at, number in enumerate(arrivals)}  # the last use of one that is used several times
+    position |= dict.fromkeys(late, len(arrivals))
     order = sorted(range(len(known)), key=lambda number: position.get(number, math.inf))
     return [(*known[number], number in late) for number in order]
