@@ -71,17 +71,14 @@ def test_it_is_connected_with_an_mpi_communicator_alone(component):
     assert inspect.getdoc(component.connect)
 
 
-@pytest.mark.parametrize(("component", "field"), COUNTED, ids=[f"{c.__name__}.{field}" for c, field in COUNTED])
-@pytest.mark.parametrize("value", [0, -1, 2.0, True, "2"])
-def test_it_refuses_what_is_no_count_of_ranks(component, field, value):
-    with pytest.raises(ValueError, match=rf"^{component.__name__}\.{field} must be a whole number >= 1, got"):
-        component(**{field: value})
-
-
-@pytest.mark.parametrize(("component", "field"), FLAGS, ids=[f"{c.__name__}.{field}" for c, field in FLAGS])
-@pytest.mark.parametrize("value", [0, 1, None, "true"])
-def test_it_refuses_what_is_neither_true_nor_false(component, field, value):
-    with pytest.raises(ValueError, match=rf"^{component.__name__}\.{field} must be true or false, got"):
+@pytest.mark.parametrize(
+    ("component", "field", "value", "message"),
+    [(*count, value, "a whole number >= 1") for count in COUNTED for value in (0, -1, 2.0, True, "2")]
+    + [(*flag, value, "true or false") for flag in FLAGS for value in (0, 1, None, "true")],
+    ids=lambda value: getattr(value, "__name__", repr(value)),
+)
+def test_it_refuses_what_is_no_count_or_flag(component, field, value, message):
+    with pytest.raises(ValueError, match=rf"^{component.__name__}\.{field} must be {message}, got"):
         component(**{field: value})
 
 

@@ -215,50 +215,6 @@ def check_training_with_scattered_data_normalisation_over_ranks_and_the_evaluato
         assert_same(found, expected, name)
 
 
-class Stages(chainermn.MultiNodeChainList):
-    """A layer on each rank: from rank 0 to the next, up to the last one."""
-
-    def __init__(self, communicator):
-        super().__init__(comm=communicator)
-        rank, last = communicator.rank, communicator.size - 1
-        weights = np.random.RandomState(4).normal(size=(communicator.size, 3, 3)).astype(np.float32)
-        before, after = (rank - 1 if rank else None), (rank + 1 if rank < last else None)
-        self.add_link(L.Linear(3, 3, initialW=weights[rank]), rank_in=before, rank_out=after)
-
-
-def check_a_model_divided_over_the_ranks():
-    def run(communicator):
-        model = Stages(communicator)
-        x = np.random.RandomState(5).normal(size=(4, 3)).astype(np.float32)
-        y = model(x if communicator.rank == 0 else None)
-        if communicator.rank == communicator.size - 1:
-            y = F.sum(F.tanh(y))
-        model.cleargrads()
-        y.backward()  # of what arrived here, or of the delegate that stands for what was sent
-        return gradients(model)
-
-    for name, expected, found in both(run):
-        assert all(np.abs(gradient).sum() > 0 for gradient in expected.values())
-        assert_same(found, expected, name)
-
-
-def check_variables_sent_and_received():
-    def run(communicator):
-        x = chainer.Variable(np.array([[1.0, 2.0 + communicator.rank]], np.float32))
-        if communicator.rank == 0:
-            chainermn.functions.send(x * 3, communicator, rank=1, tag=2).backward()
-            return {"x": x.grad}
-        if communicator.rank == 1:
-            y = chainermn.functions.recv(communicator, rank=0, tag=2)
-            F.sum(y * y).backward()
-            return {"y": y.array}
-        return {}
-
-    for name, expected, found in both(run):
-        assert_same(found, expected, name)
-    assert WORLD.rank or expected["x"].tolist() == [[18.0, 36.0]]
-
-
 def check_parts_of_the_ranks_average_among_themselves():
     def run(communicator):
         part = communicator.split(WORLD.rank // 2, -WORLD.rank)
