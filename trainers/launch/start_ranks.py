@@ -59,26 +59,17 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
     began_ms = int(time.time() * 1000)
     with _StopSignals(folder) as signals:
         clear_heartbeats(folder, anew=False)
-        started = signals.ranks = start_ranks(workers, _as_rank(request, folder), log=folder / LOG)
+        tree = replace(request, out=folder, workers=None).as_tree()
+        as_rank = ["train", request.recipe, "--as-rank", json.dumps(tree)]  # it gets its number from MPI
+        started = signals.ranks = start_ranks(workers, as_rank, log=folder / LOG)
         seconds = startup_seconds(request.watchdog_seconds)
         startup = StartupCheck(folder, started, seconds=seconds) if seconds else None
-        from trainers.runs.progress import (
-            Screen,
-            follow,  # while the ranks load theirs
-        )
+        from trainers.runs.progress import Screen, follow  # while the ranks load theirs
 
         console = Screen()
-        code = follow(
-            folder,
-            started.process,
-            timeline.num_updates,
-            console,
-            total_samples=timeline.num_samples,
-            since_ms=began_ms,
-        )
-    if startup is not None:
-        startup.close()
-    if startup is not None and startup.failure is not None:
+        totals = {"total_updates": timeline.num_updates, "total_samples": timeline.num_samples}
+        code = follow(folder, started.process, console=console, since_ms=began_ms, **totals)
+    if startup is not None and startup.close():
         print_error(f"kilobatch: {startup.failure}\nkilobatch: the run failed; log: {folder / LOG}; {_way_on(folder)}")
         return EXIT_FAILED
     code = _verdict(code, folder, began_ms, started, ended_at_once_by=signals.ended_at_once_by)
@@ -88,12 +79,6 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
         report = f"  report: {folder / REPORT}" if request.report else ""
         console.print(f"run: {folder}{report}", markup=False, highlight=False, soft_wrap=True)
     return code
-
-
-def _as_rank(request: TrainRequest, folder: Path) -> list[str]:
-    """The command line of a rank, which gets the request whole and its number from MPI."""
-    tree = replace(request, out=folder, workers=None).as_tree()
-    return ["train", request.recipe, "--as-rank", json.dumps(tree)]
 
 
 def _report(folder: Path) -> int:

@@ -26,20 +26,12 @@ class CheckpointError(InputRefused):
 
 
 class CheckpointContent(NamedTuple):
-    """What a checkpoint holds.
+    """What a checkpoint holds: arrays by path, and plain data."""
 
-    Args:
-        weights: by path, running statistics among them.
-        optimizer: its state by path and name.
-        averages: the moving average of the weights by path; empty where the recipe has none.
-        pending: the mean gradient that waits to be applied, by path; empty where none does.
-        state: plain data.
-    """
-
-    weights: dict[str, np.ndarray]
-    optimizer: dict[str, np.ndarray]
-    averages: dict[str, np.ndarray]
-    pending: dict[str, np.ndarray]
+    weights: dict[str, np.ndarray]  # running statistics among them
+    optimizer: dict[str, np.ndarray]  # its state by path and name
+    averages: dict[str, np.ndarray]  # of the weights; empty where the recipe has none
+    pending: dict[str, np.ndarray]  # the mean gradient that waits to be applied; empty where none does
     state: dict[str, Any]
 
     def scored(self) -> CheckpointContent:
@@ -133,7 +125,11 @@ def write_checkpoint(
         raise
     shutil.rmtree(final, ignore_errors=True)  # exists only if a resumed run reaches this update again
     partial.rename(final)
-    _flush_folder(folder)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
     return final
 
 
@@ -248,11 +244,3 @@ def copy_arrays(source: dict[str, np.ndarray], target: dict[str, np.ndarray], wh
         if array.shape != source[path].shape:
             raise CheckpointError(f"{what} {path}: {source[path].shape} in the checkpoint, {array.shape} in the model")
         array[...] = chainer.backend.get_device_from_array(array).send(source[path])
-
-
-def _flush_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

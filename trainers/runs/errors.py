@@ -47,8 +47,6 @@ class NotFinite(RunFailed):
         rank: the first rank that met it.
         parameter: path of the first parameter whose gradient (loss) or value (weight) is not finite, or "of the
             running statistics"; None if all are.
-        update: number of the update.
-        learning_rate: its rate.
         compute: the recipe's `precision.compute`.
     """
 
@@ -80,9 +78,7 @@ class Overflow(RunFailed):
     Args:
         rank: the first rank that met it.
         parameter: path of the first parameter whose gradient is not finite there.
-        update: number of the update.
-        loss_scale: the last one tried.
-        halvings: how often it was halved in this update.
+        loss_scale: the last one tried, after so many `halvings` in this update.
     """
 
     def __init__(self, *, rank: int, parameter: str | None, update: int, loss_scale: float, halvings: int) -> None:
@@ -97,10 +93,8 @@ class OutOfMemory(RankFailed):
     """The smallest micro-batch that a worker can compute does not fit into its memory. Raised on the rank concerned.
 
     Args:
-        update: number of the update.
         samples: of that micro-batch.
         whole: whether it is a whole norm group, not a part of one that is spread over several workers.
-        error: the original exception.
     """
 
     def __init__(self, *, update: int, samples: int, whole: bool, error: Exception) -> None:

@@ -60,11 +60,11 @@ class PhaseClock:
 
     def each(self, phase: str, items: Iterable[Item]) -> Iterator[Item]:
         """The items, whose making belongs to a phase."""
-        iterator = iter(items)
+        iterator, end = iter(items), object()
         while True:
             with self(phase):
-                item = next(iterator, _END)
-            if item is _END:
+                item = next(iterator, end)
+            if item is end:
                 return
             yield item
 
@@ -94,9 +94,6 @@ class PhaseClock:
             self._seconds[phase] = self._seconds.get(phase, 0.0) + now - self._since
         self._since = now
         return now
-
-
-_END = object()
 
 
 def phase(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -146,26 +143,19 @@ class UpdateSeconds:
 
     def as_line(self) -> dict[str, float | int | list[int]]:
         """Plain data for a line: means over the workers, and the worker that was busy longest."""
-        line = dict(zip(_NAMES, parted(self.seconds).mean(axis=0).tolist(), strict=True))
+        names = [f"{name}_seconds" for name in PHASES]
+        line = dict(zip(names, parted(self.seconds).mean(axis=0).tolist(), strict=True))
         line["exchange_seconds"] = self.exchange_seconds
         busy = own_work(self.seconds)
         slowest = int(busy.argmax())
         line |= {"slowest_rank": slowest, "slowest_seconds": float(busy[slowest])}
-        rounded = {name: value if isinstance(value, int) else round(value, 6) for name, value in line.items()}
-        return rounded | ({} if self.lost is None else _lost_as_line(self.lost))
-
-
-def _lost_as_line(lost: np.ndarray) -> dict[str, int | list[int]]:
-    """Totals, and by bucket where they are not zero."""
-    line: dict[str, int | list[int]] = {}
-    for name, of_buckets in zip(("wire_overflowed", "wire_flushed"), lost.T.tolist(), strict=True):
-        line[name] = sum(of_buckets)
-        if line[name]:
-            line[f"{name}_by_bucket"] = of_buckets
-    return line
-
-
-_NAMES = [f"{name}_seconds" for name in PHASES]
+        line = {name: value if isinstance(value, int) else round(value, 6) for name, value in line.items()}
+        lost = [] if self.lost is None else self.lost.T.tolist()
+        for name, by_bucket in zip(("wire_overflowed", "wire_flushed"), lost, strict=False):
+            line[name] = sum(by_bucket)
+            if line[name]:
+                line[f"{name}_by_bucket"] = by_bucket
+        return line
 
 
 class RankSeconds:

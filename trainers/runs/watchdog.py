@@ -177,10 +177,11 @@ class StartupCheck:
         self._thread = threading.Thread(target=self._serve, name="startup check", daemon=True)
         self._thread.start()
 
-    def close(self) -> None:
-        """The ranks have ended."""
+    def close(self) -> str | None:
+        """The ranks have ended. Returns `failure`."""
         self._over.set()
         self._thread.join()
+        return self.failure
 
     def _serve(self) -> None:
         waited = 0.0

@@ -40,9 +40,7 @@ def test_three_updates_are_bit_for_bit_those_of_chainers_mixed16_with_float32_up
     half = {path for path, parameter in theirs.namedparams() if parameter.dtype == np.float16}
     assert "/fc/W" in half
     assert "/bn1/gamma" not in half
-    optimizers = []
-    for model in (theirs, ours):
-        optimizers.append(chainer.optimizers.MomentumSGD(lr=rate).setup(model))
+    optimizers = [chainer.optimizers.MomentumSGD(lr=rate).setup(model) for model in (theirs, ours)]
     optimizers[0].use_fp32_update()
     forward = forward_in(ours, "mixed16")
     for seed in range(3):

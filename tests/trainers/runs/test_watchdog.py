@@ -32,13 +32,13 @@ WORKING = replace(WAITING, waits=False, still_seconds=0.1, stack=())
 HANGING = replace(WAITING, waits=False, stack=("b.py:2 in net: time.sleep(1000)",))
 
 
-def message(folder, own, others, *, silent=(), seconds=5 * SECONDS):
-    """The message of the watchdog of `own`, while all but the silent write heartbeats."""
+def message(folder, own, others, *, silent=(), never=(), seconds=5 * SECONDS):
+    """The message of the watchdog of `own`, while all but the silent write heartbeats; those in `never` write none."""
     (folder / RANKS).mkdir(exist_ok=True)
     dog = Watchdog(folder, rank=own.rank, num_ranks=1 + len(others), seconds=SECONDS)
     for beat in range(int(20 * seconds / SECONDS)):
         for record in (own, *others):
-            if record.rank not in silent or beat == 0:
+            if record.rank not in never and (record.rank not in silent or beat == 0):
                 heartbeat_file(folder, record.rank).write_text(json.dumps(asdict(replace(record, beat=beat))))
         text = dog.check(replace(own, beat=beat))
         if text is not None:
@@ -64,17 +64,14 @@ def test_at_most_four_ranks_watch(ranks, expected):
     assert watchers(ranks) == expected
 
 
-def test_the_one_that_does_not_wait_is_named_with_its_stack(tmp_path):
+def test_a_rank_that_hangs_is_named_with_its_stack_and_names_itself_where_it_is_alone(tmp_path):
+    assert message(tmp_path, HANGING, []).startswith("rank 0 on one hangs in update 7")
     text = message(tmp_path, WAITING, [replace(HANGING, rank=1, host="two"), replace(WAITING, rank=2)])
     assert text.splitlines() == [
         "rank 1 on two hangs in update 7, for 1.0 s:",
         "  b.py:2 in net: time.sleep(1000)",
         "No progress in update 7 for 1.0 s; --watchdog allows 0.4.",
     ]
-
-
-def test_a_rank_that_hangs_names_itself_where_it_is_alone(tmp_path):
-    assert message(tmp_path, HANGING, []).startswith("rank 0 on one hangs in update 7")
 
 
 def test_where_all_wait_all_are_named(tmp_path):
@@ -92,13 +89,7 @@ def test_a_silent_rank_is_named_before_those_that_hang(tmp_path):
 
 
 def test_a_rank_that_never_wrote_a_heartbeat_is_named(tmp_path):
-    (tmp_path / RANKS).mkdir()
-    dog = Watchdog(tmp_path, rank=0, num_ranks=2, seconds=SECONDS)
-    text, until = None, time.monotonic() + 10 * SECONDS
-    while text is None and time.monotonic() < until:
-        heartbeat_file(tmp_path, 0).write_text(json.dumps(asdict(replace(WAITING, beat=int(time.monotonic_ns())))))
-        text = dog.check(WAITING)
-        time.sleep(SECONDS / 20)
+    text = message(tmp_path, WAITING, [replace(WAITING, rank=1)], never=[1], seconds=10 * SECONDS)
     assert text.startswith("rank 1 has written no heartbeat;")
 
 
