@@ -71,6 +71,8 @@ class OpenedSearch:
         enqueued: the trials to try first, each with values for some or all paths.
         base: its recipe, with the fixed values.
         path: of the file.
+        options: arguments of `open_recipe` and `open_search` by which its recipe was opened: vocabulary, allow_code,
+            data_root.
     """
 
     search: Search
@@ -78,6 +80,7 @@ class OpenedSearch:
     enqueued: tuple[dict[str, Any], ...]
     base: OpenedRecipe
     path: Path
+    options: dict[str, Any]
 
 
 @refuse_unreachable()
@@ -108,7 +111,8 @@ def open_search(
     enqueued = checks.enqueued(base)
     if reading.problems:
         raise RecipeError(reading.problems)
-    return OpenedSearch(search=search, tree={"kilobatch": 1, **resolved}, enqueued=enqueued, base=base, path=path)
+    tree = {"kilobatch": 1, **resolved}
+    return OpenedSearch(search=search, tree=tree, enqueued=enqueued, base=base, path=path, options=options)
 
 
 def _read(path: Path, vocabulary: SearchVocabulary) -> tuple[Reading, Search, dict[str, Any]]:
