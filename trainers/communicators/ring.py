@@ -66,13 +66,7 @@ class _RingConnection(Connection):
 
 
 class MpiRing:
-    """Messages from each worker to the next, all at the same time, by MPI.
-
-        the numbers themselves on the wire, from each worker to the next
-
-    Args:
-        mpi: communicator of the workers.
-    """
+    """Messages from each worker to the next, all at the same time, by MPI: the numbers themselves on the wire."""
 
     def __init__(self, mpi: Any) -> None:
         self._mpi, self.rank, self.size = mpi, mpi.rank, mpi.size

@@ -306,12 +306,7 @@ _CLOSED = "it closed the connection"
 
 
 class TransferError(Exception):
-    """A connection failed.
-
-    Args:
-        why: the error.
-        while_sending: whether it is the connection that sends.
-    """
+    """A connection failed: the one that sends, or the one that receives."""
 
     def __init__(self, why: object, *, while_sending: bool) -> None:
         super().__init__(str(why))

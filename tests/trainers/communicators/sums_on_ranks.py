@@ -267,11 +267,6 @@ def exchanged(name, wire, dtype, bucket_bytes, *, overlap):
     return values, worst, list(connection.choices)
 
 
-def _first_words(choices):
-    """What was chosen, without the seconds that it took."""
-    return [choice.split()[0] for choice in choices]
-
-
 def _unit(rows, wire):
     """What the numbers of a bucket become larger by, at least, so that they fill float16."""
     return 2.0**15 / 4 / np.abs(rows).max(axis=1).sum() if np.isfinite(wire.largest) else 1.0
@@ -281,17 +276,17 @@ def run(name, wire_name, bucket_bytes):
     """What one case was."""
     dtype = np.float64 if wire_name == "float64" else np.float32
     error, identical = sums_of_parts(name, wire_of(wire_name), dtype)
-    without, error_without, chosen_without, beside, error_beside, chosen_beside = (
-        found
-        for overlap in (False, True)
-        for found in exchanged(name, wire_of(wire_name), dtype, bucket_bytes, overlap=overlap)
+    (values, errors, choices) = zip(
+        *(exchanged(name, wire_of(wire_name), dtype, bucket_bytes, overlap=overlap) for overlap in (False, True)),
+        strict=True,
     )
+    algorithms = [[choice.split()[0] for choice in chosen] for chosen in choices]  # without the seconds they took
     return {
-        "error_over_bound": max(error, error_without, error_beside),
-        "identical": identical and same_everywhere(without) and same_everywhere(beside),
-        "same_algorithm": _first_words(chosen_without) == _first_words(chosen_beside),
-        "choices": chosen_without,
-        "overlap_changes_no_bit": without.tobytes() == beside.tobytes(),
+        "error_over_bound": max(error, *errors),
+        "identical": identical and all(map(same_everywhere, values)),
+        "same_algorithm": algorithms[0] == algorithms[1],
+        "choices": choices[0],
+        "overlap_changes_no_bit": values[0].tobytes() == values[1].tobytes(),
     }
 
 

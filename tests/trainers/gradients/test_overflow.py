@@ -1,4 +1,4 @@
-"""An update whose gradient overflows in float16 is done again at half the scale, and nothing else tells of it."""
+"""An update whose gradient overflows in float16 is done again at half the scale, without another trace of it."""
 
 import json
 import re
