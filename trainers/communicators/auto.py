@@ -133,8 +133,6 @@ def cost_of(mpi: Any, run: Callable[[], None], of_processor: int) -> float:
     Bytes on the wire, beside those of `run`: a barrier, and about 30 from each worker to each, up to nine times.
 
     Args:
-        mpi: communicator of all workers, which call this together.
-        run: what they do.
         of_processor: weight of this thread's processor time, which is added.
     """
     costs: list[float] = []

@@ -56,7 +56,6 @@ def fastest_without_nccl(auto: Auto, mpi: Any, gpu: Gpu) -> Connection:
     On a 16-bit wire it is always the copies, since MPI cannot sum it.
 
     Args:
-        auto: sums the copies.
         mpi: communicator of its own of all workers, which call this together; its MPI reads the memory of `gpu`.
         gpu: of this worker, or an object with its methods; both sum on its stream.
     """

@@ -34,7 +34,6 @@ def wait_for(requests: list[Any], *, since: float | None = None, longest: float 
     fifth of the time waited so far.
 
     Args:
-        requests: of messages or collectives.
         since: `time.perf_counter()` at which the wait began; now by default.
         longest: seconds of a sleep.
     """
@@ -56,7 +55,6 @@ def barrier(mpi: Any, sleeps: Callable[[], bool] = lambda: True) -> None:
     have to be kept moving, so it can sleep earlier than `wait_for`. Measured: EXPERIMENTS.md.
 
     Args:
-        mpi: communicator of all ranks.
         sleeps: called before each sleep; once it returns False, no other thread needs the core, and MPI polls.
     """
     request = mpi.Ibarrier()
@@ -129,8 +127,7 @@ def gather_flags_and_losses(
     Bytes on the wire: 8 a flag and 8 for each of the `max_losses` losses, from each worker to each.
 
     Args:
-        flags: of this worker.
-        losses: of its micro-batches.
+        losses: of this worker's micro-batches.
         max_losses: the largest number of losses on any worker.
     Returns:
         of each flag whether any worker has set it; the losses, float64 (workers, max_losses), 0 where there is none.

@@ -224,12 +224,7 @@ class Rendezvous:
 
 
 class Handshake:
-    """Proves to a caller and the worker it calls that both have the secret of a ring, by challenge and response.
-
-    Args:
-        secret: of the ring.
-        caller, called: their ranks in it.
-    """
+    """Proves to a caller and the worker it calls that both have the secret of a ring, by challenge and response."""
 
     def __init__(self, secret: bytes, caller: int, called: int) -> None:
         self._secret, self._between = secret, struct.pack("!II", caller, called)

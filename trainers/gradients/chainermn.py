@@ -74,11 +74,7 @@ class ChainerMNCommunicator(MpiCommunicatorBase):
     Differs: no message leaves before backward has ended, and ChainerMN's own double buffering, for NCCL only, does not
     accept this class. RecipeUpdater does both.
 
-    Args:
-        mpi_comm: of mpi4py.
-        communicator: one of `trainers.communicators`.
-        wire: name of a format.
-        bucket_bytes: size of the buffer.
+    Args: as of `create_communicator`, which checks them.
     """
 
     def __init__(self, mpi_comm: Any, communicator: Any, wire: str, bucket_bytes: int) -> None:

@@ -115,13 +115,7 @@ class Exchange:
 
 
 class ExchangeHandle:
-    """The exchange of one update's gradients, in `values`, while it is under way.
-
-    Args:
-        exchange: whose buckets and thread it uses.
-        values: the flat array.
-        scale: what the sum over workers is multiplied by.
-    """
+    """The exchange of one update's gradients, in `values`, while it is under way; `Exchange.begin` makes it."""
 
     def __init__(self, exchange: Exchange, values: np.ndarray, scale: float) -> None:
         self._exchange, self._values, self._scale = exchange, values, scale

@@ -149,10 +149,6 @@ def weights_in(model: chainer.Link, dtype: Any) -> Iterator[None]:
 
     For float32 these are copies, with channels last, of the weights of convolutions larger than 1x1, made by one kernel
     launch where the kernels can; otherwise each convolution and each of its gradients would make its own.
-
-    Args:
-        model: its parameters are initialised.
-        dtype: of the casts.
     """
     held = {}  # a link that is in two places counts once
     for link in model.links():

@@ -23,6 +23,7 @@ from trainers.training.device import INSTALL
 
 _PACKAGES = ("kilobatch", "chainer", "chainermn", "chainercv", "numpy", "mpi4py", "mpich", "cupy", "optuna")
 _SMALL_SHARED_MEMORY = 256 << 20
+_REINSTALL = "install the versions of requirements.lock: ./scripts/setup in a checkout"
 _PROBE = """
 import json
 from mpi4py import MPI
@@ -34,32 +35,20 @@ if MPI.COMM_WORLD.rank == 0:
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """A fault of the installation.
-
-    Args:
-        what: the fault, as seen here.
-        way_out: what to do about it.
-        stops_cpu_training: whether it prevents all training; else it costs speed or the use of the GPU.
-    """
+    """A fault of the installation."""
 
     what: str
     way_out: str
-    stops_cpu_training: bool = False
+    stops_cpu_training: bool = False  # else it costs speed or the use of the GPU
 
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """What `examine` returns.
+    """What `examine` returns."""
 
-    Args:
-        sections: title -> name -> value, in the order of display.
-        patches: rows of `trainers.compat.patches()`.
-        problems: those that stop training first.
-    """
-
-    sections: dict[str, dict[str, Any]]
+    sections: dict[str, dict[str, Any]]  # title -> name -> value, in the order of display
     patches: list[compat.PatchReport]
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)  # those that stop training first
 
     @property
     def trains_on_cpu(self) -> bool:
@@ -104,8 +93,7 @@ def _versions(problems: list[Problem]) -> dict[str, Any]:
             importlib.import_module(name)
         except Exception as error:  # of any kind: it belongs in the report
             what = f"import {name} fails: {type(error).__name__}: {error}"
-            way_out = "install the versions of requirements.lock: ./scripts/setup in a checkout"
-            problems.append(Problem(what=what, way_out=way_out, stops_cpu_training=True))
+            problems.append(Problem(what=what, way_out=_REINSTALL, stops_cpu_training=True))
     return facts
 
 
@@ -121,8 +109,7 @@ def _one_update(problems: list[Problem]) -> None:
         optimizer.update(lambda: chainer.functions.sum(model(images) ** 3))
     except Exception as error:  # of any kind: it belongs in the report
         what = f"an update of a small network on the CPU fails: {type(error).__name__}: {error}"
-        way_out = "install the versions of requirements.lock: ./scripts/setup in a checkout"
-        problems.append(Problem(what=what, way_out=way_out, stops_cpu_training=True))
+        problems.append(Problem(what=what, way_out=_REINSTALL, stops_cpu_training=True))
 
 
 def _mpi(problems: list[Problem], timeout_seconds: float) -> dict[str, Any]:

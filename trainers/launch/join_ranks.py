@@ -114,8 +114,7 @@ def train_together(
     Bytes on the wire, beside those of `train_as_rank`: about 60, and the folder's name, from rank 0 to all.
 
     Args:
-        request: what is trained, the same on all ranks.
-        mpi: communicator of all workers.
+        request: the same on all ranks.
         threads: of BLAS and OpenMP, for the log.
         served: these ranks do several runs (a search); the folder was checked, and the log is not their stdout.
         orphaned: whether the process that wants the run has gone; the run then stops, with a checkpoint.

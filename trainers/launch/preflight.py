@@ -66,7 +66,6 @@ def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool) -> None:
     """Check once, before the ranks start and each meets the same error, what only the machine and the data can tell.
 
     Args:
-        opened: what will be trained.
         ranks: on this machine, or fewer.
         files: check the samples, too.
     Raises:
@@ -109,16 +108,15 @@ def require_room(dataset: Dataset, *, ranks: int) -> None:
     """Refuse more training samples than this machine has memory to order: the system would kill a rank silently.
 
     Args:
-        dataset: of the run.
         ranks: on this machine; each draws the order for itself.
     Raises:
         DataRefused: this machine has less memory than that needs.
     """
-    needed, there = _ORDER_BYTES * dataset.num_train, installed_bytes()
-    if there is not None and ranks * needed > there:
+    needed, installed = _ORDER_BYTES * dataset.num_train, installed_bytes()
+    if installed is not None and ranks * needed > installed:
         raise DataRefused(
             f"data set {dataset.name}: to draw the order of {dataset.num_train:,} training samples takes {needed:,} "
-            f"bytes of memory in each of {ranks} rank(s) here, and this machine has {there:,}; take fewer samples "
+            f"bytes of memory in each of {ranks} rank(s) here, and this machine has {installed:,}; take fewer samples "
             "(num_train), fewer ranks on a machine, or a larger machine"
         )
 

@@ -47,7 +47,7 @@ def score_run(
     require_data(opened.dataset)
     kind = settled(device, "cpu")
     require_asked(kind)
-    path = _find(folder / CHECKPOINTS, checkpoint)
+    path = _checkpoint_called(checkpoint, folder / CHECKPOINTS)
     content = read_checkpoint(path).scored()
 
     from mpi4py import MPI
@@ -84,7 +84,7 @@ def scored_text(scored: dict[str, Any]) -> str:
     )
 
 
-def _find(folder: Path, checkpoint: str) -> Path:
+def _checkpoint_called(checkpoint: str, folder: Path) -> Path:
     newest, complaints = newest_checkpoint(folder)
     if newest is None:
         raise CheckpointError(f"no whole checkpoint in {folder}" + "".join(f"; {c}" for c in complaints))

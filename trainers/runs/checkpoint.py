@@ -90,18 +90,16 @@ def write_checkpoint(
 
     Args:
         folder: the run's `checkpoints`; the run's folder is there.
-        model, optimizer: whose arrays are written.
         state: plain data; must hold `update`, the number of updates done.
-        averages: of the weights, by path.
-        pending: the gradient that waits to be applied, by path.
-        moved: called after every file, as a sign of progress.
+        averages, pending: see `CheckpointContent`.
+        moved: called after every file: it is progress.
     Returns:
         the folder of the checkpoint.
     """
     final = folder / checkpoint_name(state["update"])
     partial = folder / f".{final.name}.partial"
-    for left in folder.glob(".update-*.partial"):  # left by a rank that was killed
-        shutil.rmtree(left, ignore_errors=True)
+    for abandoned in folder.glob(".update-*.partial"):  # by a rank that was killed
+        shutil.rmtree(abandoned, ignore_errors=True)
     folder.mkdir(exist_ok=True)  # but not what it lies in: a run whose folder was removed has lost more
     partial.mkdir()
     steps = {path: parameter.update_rule.t for path, parameter in optimizer.target.namedparams()}

@@ -85,8 +85,6 @@ class Heartbeat:
     the first update is done and after the last one, a rank may be without progress five times as long.
 
     Args:
-        folder: the run's.
-        mpi: communicator of all workers.
         seconds: that a rank may be without progress; 0 for any time.
         is_orphan: whether the process that started this run has gone.
     Attributes:

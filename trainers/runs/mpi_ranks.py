@@ -138,17 +138,11 @@ def find_mpiexec() -> str:
 
 @dataclass
 class Ranks:
-    """Ranks that this process has started.
+    """Ranks that this process has started."""
 
-    Args:
-        process: their mpiexec.
-        num_ranks: how many.
-        exits: records in which order they end.
-    """
-
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes]  # their mpiexec
     num_ranks: int
-    exits: RankExits
+    exits: RankExits  # records in which order they end
     _errors: list[str]
     _reader: threading.Thread
 

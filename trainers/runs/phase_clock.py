@@ -18,18 +18,12 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """A stretch of time.
-
-    Args:
-        name: what was done.
-        began, ended: of `time.perf_counter`.
-        bucket: number of a bucket that the exchange summed; None for what the worker itself did.
-    """
+    """A stretch of time in which something was done."""
 
     name: str
-    began: float
+    began: float  # of `time.perf_counter`
     ended: float
-    bucket: int | None = None
+    bucket: int | None = None  # number of a bucket that the exchange summed; None for what the worker itself did
 
 
 class PhaseClock:

@@ -43,9 +43,7 @@ def follow(
     Args:
         run_folder: where the ranks write; the file need not exist yet.
         process: the ranks' mpiexec; the caller reads its pipes.
-        total_updates: of the whole run.
-        console: to print on.
-        total_samples: of the whole run; with it the time left is right while the batch grows.
+        total_samples: of the whole run, as `total_updates`; with it the time left is right while the batch grows.
         since_ms: lines older than this are of sessions before a `--resume`, and not shown.
     Returns:
         The exit status of the process.

@@ -24,9 +24,6 @@ class RankExits:
     mpiexec notices a rank's end by a socket, too. The system closes it before it reports the process as ended, so a
     rank that mpiexec then kills can be reported as ended before the one that died first. A dying process closes its
     file descriptors from the highest on, and a rank gives this socket a higher one than mpiexec's.
-
-    Args:
-        num_ranks: of the run, on all hosts.
     """
 
     def __init__(self, num_ranks: int) -> None:

@@ -80,9 +80,7 @@ class Watchdog:
     """Reads the other ranks' heartbeats while this rank makes no progress.
 
     Args:
-        folder: the run's.
         rank: of this process, one of the watchers.
-        num_ranks: of the run.
         seconds: without progress that end the run.
     """
 
@@ -163,8 +161,7 @@ class StartupCheck:
 
     Args:
         folder: of the run, without heartbeats of a previous run.
-        ranks: that were just started.
-        seconds: to start up.
+        ranks: that were just started and have so many `seconds` to start up.
     Attributes:
         failure: which ranks did not start up, in words, if all were killed for it; else None.
     """
