@@ -1,13 +1,11 @@
-"""What every communicator promises before any rank is there, and the divisions of arrays and ranks."""
+"""What every communicator promises before any rank is there, and the divisions of arrays and ranks.
 
-import ast
+For what it promises as a component see `tests/trainers/test_components.py`.
+"""
+
 import dataclasses
 import inspect
-import pickle
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +16,6 @@ from trainers.communicators.connection import Connection, even_slices
 from trainers.communicators.halving_doubling import binary_blocks, segment
 from trainers.communicators.wire import WIRES, FullWire
 
-ROOT = Path(__file__).parents[3]
 COMPONENTS = [getattr(communicators, name) for name in communicators.__all__]
 ON_HOST = [component for component in COMPONENTS if not getattr(component, "needs_gpu", False)]
 HALVE = [component for component in ON_HOST if getattr(component, "sums_16_bits", True)]
@@ -27,48 +24,12 @@ COUNTED = [(component, field.name) for component, field in FIELDS if field.defau
 FLAGS = [(component, field.name) for component, field in FIELDS if field.default is False]
 
 
-@pytest.fixture(params=COMPONENTS, ids=lambda component: component.__name__)
-def component(request):
-    return request.param
-
-
-def test_the_public_names_are_sorted_and_are_all_there_are():
-    assert communicators.__all__ == sorted(communicators.__all__)
-    found = set()
-    for file in (ROOT / "trainers" / "communicators").glob("*.py"):
-        tree = ast.parse(file.read_text())
-        for node in tree.body:
-            methods = {item.name for item in getattr(node, "body", []) if isinstance(item, ast.FunctionDef)}
-            if isinstance(node, ast.ClassDef) and "connect" in methods:
-                found.add(node.name)
-    assert found == set(communicators.__all__)
-    assert len(COMPONENTS) >= 7
-
-
-def test_it_is_a_frozen_dataclass_that_compares_hashes_and_travels(component):
-    assert component.__dataclass_params__.frozen
-    assert component.__mro__ == (component, object)
-    assert all(field.kw_only for field in dataclasses.fields(component))
-    made = component()
-    assert made == component() == pickle.loads(pickle.dumps(made))
-    assert hash(made) == hash(component())
-    assert repr(made).startswith(f"{component.__name__}(")
-
-
-def test_its_docstring_has_the_numbers_on_the_wire_every_field_and_a_source(component):
-    doc = inspect.getdoc(component)
-    assert doc.splitlines()[0].endswith(".")
-    assert re.search(r"^Source: ", doc, re.MULTILINE)
-    assert re.search(r"^    .* n\b|^    nothing on the wire$", doc, re.MULTILINE) or component is communicators.Auto
-    assert "wire" in doc or component is communicators.Auto, "that of what it chooses"
-    described = re.findall(r"^    ([a-z]\w*): \S", doc.partition("Args:\n")[2].partition("Raises:")[0], re.MULTILINE)
-    assert described == [field.name for field in dataclasses.fields(component)]
-    assert bool(described) == bool(re.search(r"^Raises:\n    ValueError: ", doc, re.MULTILINE))
-
-
-def test_it_is_connected_with_an_mpi_communicator_alone(component):
-    assert list(inspect.signature(component.connect).parameters) == ["self", "mpi"]
-    assert inspect.getdoc(component.connect)
+@pytest.mark.parametrize("component", COMPONENTS, ids=lambda one: one.__name__)
+def test_its_docstring_has_the_numbers_on_the_wire(component):
+    if component is not communicators.Auto:  # which sends those of what it chooses
+        doc = inspect.getdoc(component)
+        assert re.search(r"^    .* n\b|^    nothing on the wire$", doc, re.MULTILINE)
+        assert "wire" in doc
 
 
 @pytest.mark.parametrize(
@@ -85,15 +46,6 @@ def test_it_refuses_what_is_no_count_or_flag(component, field, value, message):
 def test_there_are_counts_and_flags():
     assert len(COUNTED) >= 4
     assert len(FLAGS) >= 4
-
-
-def test_importing_them_loads_neither_mpi_nor_chainer():
-    names = "".join(f", {component.__name__}" for component in COMPONENTS)[2:]
-    code = f"import sys\nfrom trainers.communicators import {names}\n{names.replace(', ', '(); ')}()\n"
-    code += "print(*sorted({name.partition('.')[0] for name in sys.modules}))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert not set(done.stdout.split()) & {"chainer", "chainermn", "cupy", "mpi4py"}
-    assert "numpy" in done.stdout.split()
 
 
 @pytest.mark.parametrize("component", ON_HOST, ids=lambda one: one.__name__)
