@@ -52,7 +52,8 @@ class Fastest(Connection):
         self._first = next(iter(candidates.values()))
         self._chosen: dict[tuple[int, str], Connection] = {}
         competing = (candidate for candidate in candidates.values() if _competes_on_16_bits(candidate))
-        super().__init__(mpi, self._sum, num_roundings=max(candidate.num_roundings for candidate in competing))
+        num_roundings = max(candidate.num_roundings for candidate in competing)
+        super().__init__(mpi, self._sum, num_roundings=num_roundings, gpu=self._first.gpu)
 
     def set_beside_backward(self, value: bool) -> None:
         for candidate in self._candidates.values():
@@ -71,12 +72,6 @@ class Fastest(Connection):
 
     def sends_nothing(self) -> bool:
         return self._first.sends_nothing()  # true only where all workers share memory
-
-    def record_event(self) -> Any:
-        return self._first.record_event()
-
-    def on_stream_after(self, event: Any) -> contextlib.AbstractContextManager[None]:
-        return self._first.on_stream_after(event)
 
     def _sum(self, values: Any, wire: Wire) -> None:
         self._fastest(values, wire, 1.0).sum(values, wire)

@@ -30,6 +30,7 @@ class Connection:
         wait_mode: how this waits for others, in words.
         sent: numbers that this worker sends for each number that is summed; None where the MPI library decides.
         sums_16_bits: whether it can sum on 16-bit wires.
+        gpu: a `trainers.communicators.gpu.Gpu`, where sums are launched on its stream.
     Attributes:
         choices: what a communicator that chooses has chosen so far, in words.
         waits: whether a sum blocks its caller; else it is only launched on a GPU.
@@ -47,8 +48,9 @@ class Connection:
         sent: float | None = None,
         wait_mode: str = "sleeps",
         sums_16_bits: bool = True,
+        gpu: Any = None,
     ) -> None:
-        self.mpi, self.sum = mpi, sum_of
+        self.mpi, self.sum, self.gpu = mpi, sum_of, gpu
         self.num_roundings, self.sums_16_bits = num_roundings, sums_16_bits
         self.choices: list[str] = []
         self._release, self._sent, self._wait_mode, self._beside_backward = release, sent, wait_mode, False
@@ -86,11 +88,11 @@ class Connection:
 
     def record_event(self) -> Any:
         """An event after all that this thread has launched on its GPU so far; None on a CPU."""
-        return None
+        return None if self.gpu is None else self.gpu.record_event()
 
     def on_stream_after(self, event: Any) -> AbstractContextManager[None]:
         """Around the sum of what is complete at an event, on any thread; on exit the sum is done."""
-        return nullcontext()
+        return nullcontext() if self.gpu is None else self.gpu.on_stream_after(event)
 
     def close(self) -> None:
         """Free memory and communicators; all workers call this together."""

@@ -82,36 +82,25 @@ class GpuConnection(Connection):
     """
 
     def __init__(self, mpi: Any, sum_of: Sum, *, num_roundings: int, gpu: Gpu | None = None, **others: Any) -> None:
-        super().__init__(mpi, sum_of, num_roundings=num_roundings, wait_mode="as CUDA does", **others)
-        self.gpu = gpu or Gpu()
+        gpu = gpu or Gpu()
+        super().__init__(mpi, sum_of, num_roundings=num_roundings, wait_mode="as CUDA does", gpu=gpu, **others)
 
     def allocate(self, num_values: int, dtype: Any) -> Any:
         return self.gpu.zeros(num_values, dtype)
 
-    def record_event(self) -> Any:
-        return self.gpu.record_event()
 
-    def on_stream_after(self, event: Any) -> contextlib.AbstractContextManager[None]:
-        return self.gpu.on_stream_after(event)
-
-
-class LoneGpuConnection(GpuConnection):
-    """Of a single worker: nothing is summed, and gradients are scaled on the stream of backward without waiting.
-
-    Args:
-        mpi: of this worker.
-    """
+class LoneGpuConnection(Connection):
+    """Of a single worker: nothing is summed, and gradients are scaled on the stream of backward without waiting."""
 
     waits = False
 
     def __init__(self, mpi: Any) -> None:
-        super().__init__(mpi, lambda values, wire: None, num_roundings=0, sent=0.0)
+        super().__init__(mpi, lambda values, wire: None, num_roundings=0, sent=0.0, wait_mode="as CUDA does")
 
-    def record_event(self) -> None:
-        return None
+    def allocate(self, num_values: int, dtype: Any) -> Any:
+        import cupy
 
-    def on_stream_after(self, event: None) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
+        return cupy.zeros(num_values, dtype)
 
 
 def shared_gpus(mpi: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -84,8 +83,8 @@ class Staged(Connection):
     """
 
     def __init__(self, inner: Connection, gpu: Gpu) -> None:
-        self._inner, self._gpu = inner, gpu
-        super().__init__(inner.mpi, self._sum, num_roundings=inner.num_roundings)
+        self._inner = inner
+        super().__init__(inner.mpi, self._sum, num_roundings=inner.num_roundings, gpu=gpu)
         self.choices = inner.choices
         self._values: Any = None
         self._host = np.empty(0, np.float32)
@@ -102,8 +101,8 @@ class Staged(Connection):
 
     def allocate(self, num_values: int, dtype: Any) -> Any:
         self._host = self._inner.allocate(num_values, dtype)  # of the same length: some sums go by the offset in it
-        self._gpu.pin(self._host)
-        self._values = self._gpu.zeros(num_values, dtype)
+        self.gpu.pin(self._host)
+        self._values = self.gpu.zeros(num_values, dtype)
         return self._values
 
     def mean(self, values: Any, wire: Wire, prescale: float, postscale: float) -> tuple[int, int]:
@@ -115,19 +114,13 @@ class Staged(Connection):
     def _on_host(self, values: Any, change: Callable[[np.ndarray], Any]) -> Any:
         start = (_address(values) - _address(self._values)) // values.itemsize
         host = self._host[start : start + len(values)]
-        self._gpu.download(values, host)
+        self.gpu.download(values, host)
         changed = change(host)
-        self._gpu.upload(host, values)
+        self.gpu.upload(host, values)
         return changed
 
-    def record_event(self) -> Any:
-        return self._gpu.record_event()
-
-    def on_stream_after(self, event: Any) -> contextlib.AbstractContextManager[None]:
-        return self._gpu.on_stream_after(event)
-
     def close(self) -> None:
-        self._gpu.unpin(self._host)
+        self.gpu.unpin(self._host)
         self._host, self._values = self._host[:0].copy(), None  # no reference to the memory that `inner` frees
         self._inner.close()
 

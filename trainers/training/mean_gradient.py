@@ -16,8 +16,7 @@ import numpy as np
 from recipes.planning.noise_scale import Norms
 from recipes.planning.planner import Plan
 from trainers.datasets.loader import LoadedMicroBatch, UpdateShare
-from trainers.gradients.exact_exchange import ExactExchange, ExactHandle
-from trainers.gradients.exchange import Exchange, ExchangeHandle
+from trainers.gradients.exchange import ExactExchange, ExactHandle, Exchange, ExchangeHandle
 from trainers.gradients.mixed_precision import LossScale, computing, forward_in
 from trainers.gradients.norms import ShareNorms, SquaredNorm, read_together
 from trainers.models.batch_norm import NormGroups

@@ -113,10 +113,10 @@ def test_nodes_of_two_take_one_worker_or_an_even_number(workers, fit):
 @pytest.mark.parametrize("total", [0, 1, 2, 5, 17, 1000])
 @pytest.mark.parametrize("parts", [1, 2, 3, 8])
 def test_shares_follow_each_other_and_differ_by_one_at_most(total, parts):
-    found = even_slices(total, parts)
-    assert len(found) == parts
-    assert [place for part in found for place in range(part.start, part.stop)] == list(range(total))
-    sizes = [part.stop - part.start for part in found]
+    actual = even_slices(total, parts)
+    assert len(actual) == parts
+    assert [index for part in actual for index in range(part.start, part.stop)] == list(range(total))
+    sizes = [part.stop - part.start for part in actual]
     assert max(sizes) - min(sizes) <= 1
     assert sizes == sorted(sizes, reverse=True)
 
@@ -128,16 +128,16 @@ def test_shares_by_hand():
 
 @pytest.mark.parametrize("size", range(1, 70))
 def test_binary_blocks_are_the_ones_in_the_number_of_ranks(size):
-    found = binary_blocks(size)
-    assert [block for _, block in found] == [2**place for place in reversed(range(8)) if size >> place & 1]
-    assert [start for start, _ in found] == [sum(block for _, block in found[:place]) for place in range(len(found))]
+    actual = binary_blocks(size)
+    assert [block for _, block in actual] == [2**index for index in reversed(range(8)) if size >> index & 1]
+    assert [start for start, _ in actual] == [sum(block for _, block in actual[:index]) for index in range(len(actual))]
 
 
 @pytest.mark.parametrize("total", [0, 1, 3, 5, 8, 1001])
 def test_segments_cover_everything_and_those_of_half_as_many_parts_are_two_of_them(total):
     for parts in (1, 2, 4, 8):
         pieces = [segment(total, parts, part) for part in range(parts)]
-        assert [place for piece in pieces for place in range(piece.start, piece.stop)] == list(range(total))
+        assert [index for piece in pieces for index in range(piece.start, piece.stop)] == list(range(total))
         for part in range(parts):
             first, second = (segment(total, 2 * parts, 2 * part + half) for half in (0, 1))
             assert slice(first.start, second.stop) == pieces[part]

@@ -124,7 +124,7 @@ def test_every_two_values_of_two_factors_have_met(launched):
     lines = [line for ranks in RANKS["pairs"] for line in launched("pairs", ranks)]
     met = {pair for line in lines if "refused" not in line for pair in pairs_of(line)}
     values = [dict.fromkeys(line[factor] for line in lines) for factor in FACTORS]
-    assert [len(found) for found in values[::2]] == [4, 4]
+    assert [len(names) for names in values[::2]] == [4, 4]
     assert {name.split()[0] for name in values[1]} == SUMMING
     possible = {pair for some, more in itertools.combinations(values, 2) for pair in itertools.product(some, more)}
     assert possible - met == NEVER_TOGETHER
@@ -264,14 +264,14 @@ def of_all(count, dtype):
     return np.stack([of_rank(rank, count, dtype).astype(np.float64) for rank in range(WORLD.size)])
 
 
-def error_over_bound(found, rows, scale, connection, wire, unit):
+def error_over_bound(actual, rows, scale, connection, wire, unit):
     """The largest error of scale * sum over what rounding may cost; `unit`: the wire's numbers are that much larger."""
-    epsilon = np.finfo(found.dtype).eps
+    epsilon = np.finfo(actual.dtype).eps
     roundings = connection.num_roundings + 1  # the last one when the sum is whole
     relative = (1 + wire.epsilon) ** roundings * (1 + epsilon) ** (WORLD.size + 4) - 1
     least = roundings * WORLD.size * HALF_OF_THE_LEAST.get(wire.name, 0.0) / unit
     allowed = np.abs(rows).sum(axis=0) * abs(scale) * relative + least * abs(scale)
-    error = np.abs(found - rows.sum(axis=0) * scale)
+    error = np.abs(actual - rows.sum(axis=0) * scale)
     return float((error / np.maximum(allowed, np.finfo(np.float64).tiny)).max(initial=0.0))
 
 
@@ -297,9 +297,9 @@ def sums_of_parts(name, wire, dtype):
         inside[start : start + size] = True
         with connection.on_stream_after(connection.record_event()):
             connection.sum(part, wire)
-        found = on_host(part)
-        worst = max(worst, error_over_bound(found, of_all(size, dtype), 1.0, connection, wire, unit=1.0))
-        identical &= same_everywhere(found)
+        actual = on_host(part)
+        worst = max(worst, error_over_bound(actual, of_all(size, dtype), 1.0, connection, wire, unit=1.0))
+        identical &= same_everywhere(actual)
         start += size + gap
         assert (memory[~inside] == dtype(OUTSIDE)).all(), "a sum has changed its neighbours"
         assert_mean_is_scaled_sum(connection, part, wire)
@@ -311,14 +311,14 @@ def sums_of_parts(name, wire, dtype):
 def assert_mean_is_scaled_sum(connection, part, wire):
     """The same bits whether numbers are scaled on their way or before and after it, and the same of them are lost."""
     before, after = (1.0, 0.3) if isinstance(wire, FullWire) else (0.3 * 2.0**6, 2.0**-6)
-    found = []
+    actual = []
     for mean in (connection.mean, functools.partial(Connection.mean, connection)):
         part[...] = DEVICE.send(of_rank(WORLD.rank, len(part), part.dtype))
         part[:2] = DEVICE.xp.array([1e6, 1e-20])[: len(part)]  # overflows and is flushed in float16
         with connection.on_stream_after(connection.record_event()):
             lost = mean(part, wire, before, after)
-        found.append((lost, on_host(part).tobytes()))
-    assert found[0] == found[1], (connection, wire.name, len(part))
+        actual.append((lost, on_host(part).tobytes()))
+    assert actual[0] == actual[1], (connection, wire.name, len(part))
     assert lost == ((len(part) > 0, len(part) > 1) if wire.name == "float16" else (0, 0))
 
 
@@ -355,8 +355,8 @@ def exchanged(name, wire, dtype, bucket_bytes, *, overlap):
         sent.finish()
     rows, values = of_all(len(flat.values), dtype), on_host(flat.values)
     worst = max(
-        error_over_bound(values[place], rows[:, place], scale, connection, wire, unit=_unit(rows[:, place], wire))
-        for place in (bucket.span for bucket in exchange.buckets)
+        error_over_bound(values[span], rows[:, span], scale, connection, wire, unit=_unit(rows[:, span], wire))
+        for span in (bucket.span for bucket in exchange.buckets)
     )
     exchange.close()
     return values, worst, list(connection.choices)

@@ -86,10 +86,10 @@ def both(run):
         yield name, expected, run(communicator)
 
 
-def assert_same(found, expected, name):
-    assert sorted(found) == sorted(expected)
+def assert_same(actual, expected, name):
+    assert sorted(actual) == sorted(expected)
     for path, array in expected.items():
-        np.testing.assert_allclose(found[path], array, rtol=2e-5, atol=1e-6, err_msg=f"{name} {path}")
+        np.testing.assert_allclose(actual[path], array, rtol=2e-5, atol=1e-6, err_msg=f"{name} {path}")
 
 
 def model_with_gradients(scale=1.0, types=(np.float32,)):
@@ -112,10 +112,10 @@ def check_mean_of_gradients():
         communicator.multi_node_mean_grad(model)
         return gradients(model)
 
-    for name, expected, found in both(run):
-        assert_same(found, expected, name)
+    for name, expected, actual in both(run):
+        assert_same(actual, expected, name)
         if WORLD.size == 2:  # one sum of two: the same bits
-            assert all(np.array_equal(found[path], expected[path]) for path in expected), name
+            assert all(np.array_equal(actual[path], expected[path]) for path in expected), name
 
 
 def check_mean_is_written_where_the_gradients_are():
@@ -135,11 +135,11 @@ def check_gradients_of_every_float_type():
         communicator.multi_node_mean_grad(model)
         return gradients(model)
 
-    for name, expected, found in both(run):
+    for name, expected, actual in both(run):
         for path, array in expected.items():
-            assert found[path].dtype == array.dtype
+            assert actual[path].dtype == array.dtype
             tolerance = {2: 2e-3, 4: 1e-6, 8: 1e-12}[array.dtype.itemsize]
-            np.testing.assert_allclose(found[path], array, atol=tolerance, err_msg=f"{name} {path}")
+            np.testing.assert_allclose(actual[path], array, atol=tolerance, err_msg=f"{name} {path}")
 
 
 def check_gradients_that_are_missing_and_such_as_are_not_contiguous():
@@ -167,10 +167,10 @@ def check_sixteen_bits_neither_overflow_nor_vanish():
             model, exact = model_with_gradients(scale), model_with_gradients(scale)
             communicator.multi_node_mean_grad(model)
             NAIVE.multi_node_mean_grad(exact)
-            found, expected = (
+            actual, expected = (
                 np.concatenate([a.ravel() for _, a in sorted(gradients(m).items())]) for m in (model, exact)
             )
-            error = np.linalg.norm(found / scale - expected / scale) / np.linalg.norm(expected / scale)
+            error = np.linalg.norm(actual / scale - expected / scale) / np.linalg.norm(expected / scale)
             assert 0 < error < bound * WORLD.size, (wire, scale, error)
         communicator.finalize()
 
@@ -210,9 +210,9 @@ def check_training_with_scattered_data_normalisation_over_ranks_and_the_evaluato
         scores = {name: np.asarray(value) for name, value in evaluator().items()}
         return arrays | scores | {"mean": norm.avg_mean, "var": norm.avg_var}
 
-    for name, expected, found in both(run):
+    for name, expected, actual in both(run):
         assert len(expected) == 6 + 2 + 2
-        assert_same(found, expected, name)
+        assert_same(actual, expected, name)
 
 
 def check_parts_of_the_ranks_average_among_themselves():
@@ -226,8 +226,8 @@ def check_parts_of_the_ranks_average_among_themselves():
             part.finalize()
         return gradients(model)
 
-    for name, expected, found in both(run):
-        assert_same(found, expected, name)
+    for name, expected, actual in both(run):
+        assert_same(actual, expected, name)
 
 
 if __name__ == "__main__":  # on a rank

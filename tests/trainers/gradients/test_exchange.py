@@ -65,10 +65,10 @@ def test_on_one_rank_the_mean_is_the_scaled_gradient():
     for component in (Direct(), Ring()):
         flat, exchange = alone(FullWire(), 3, 2, component=component, bucket_bytes=1)
         flat.values[...] = [1, 2, 3, 4, 5]
-        found = exchange.begin(scale=0.5).finish()
+        stats = exchange.begin(scale=0.5).finish()
         assert flat.values.tolist() == [0.5, 1, 1.5, 2, 2.5]
-        assert found.lost.sum(axis=0).tolist() == [0, 0]
-        assert found.seconds <= found.waited_seconds, "nothing goes on beside it"
+        assert stats.lost.sum(axis=0).tolist() == [0, 0]
+        assert stats.seconds <= stats.waited_seconds, "nothing goes on beside it"
 
 
 @pytest.mark.parametrize("waits", [True, False])
@@ -105,17 +105,17 @@ def test_each_bucket_fills_float16_whatever_its_size(exponent):
     largest = 2.0**exponent
     flat, exchange = alone(Float16Wire(), 4, 2, bucket_bytes=1)
     flat.values[...] = expected = np.float32([largest, -0.75 * largest, largest * 2.0**-24, 0, 1, 0.75])
-    found = exchange.begin(scale=1.0).finish()
+    stats = exchange.begin(scale=1.0).finish()
     assert (flat.values == expected).all()
-    assert found.lost.sum(axis=0).tolist() == [0, 0]
+    assert stats.lost.sum(axis=0).tolist() == [0, 0]
 
 
 def test_what_is_flushed_beside_a_large_number_is_counted():
     flat, exchange = alone(Float16Wire(), 5, 2, bucket_bytes=1)
     flat.values[...] = [1e10, 1.0, 1e-3, 0.0, -1e-3, 1e-3, 0.0]
-    found = exchange.begin(scale=1.0).finish()
-    assert found.lost.sum(axis=0).tolist() == [0, 2], "1e-3 twice beside 1e10, and not in its own bucket"
-    assert found.lost.tolist() == [[0, 2], [0, 0]]
+    stats = exchange.begin(scale=1.0).finish()
+    assert stats.lost.sum(axis=0).tolist() == [0, 2], "1e-3 twice beside 1e10, and not in its own bucket"
+    assert stats.lost.tolist() == [[0, 2], [0, 0]]
     assert (flat.values[2:5] == 0).all()
     np.testing.assert_allclose(flat.values[[0, 1, 5]], [1e10, 1.0, 1e-3], rtol=2.0**-6)
 
@@ -132,8 +132,8 @@ def test_what_has_overflowed_before_is_seen_after(wire, value):
 def test_numbers_that_bfloat16_cannot_hold_are_counted():
     flat, exchange = alone(BFloat16Wire(), 3)
     flat.values[...] = [3.4e38, 1e-41, 1.0]
-    found = exchange.begin(scale=1.0).finish()
-    assert found.lost.sum(axis=0).tolist() == [1, 1]
+    stats = exchange.begin(scale=1.0).finish()
+    assert stats.lost.sum(axis=0).tolist() == [1, 1]
     assert flat.values.tolist() == [np.inf, 0.0, 1.0]
 
 
@@ -228,29 +228,29 @@ def one_update(component, wire, *, bucket_bytes, overlap, updates=2):
         with flat.collect(sent.finished):
             backward(model, own[1])
         flat.zero_unwritten()
-        found = sent.finish()
+        stats = sent.finish()
     gradients = {path: array.copy() for path, array in flat.by_path(flat.values).items()}
     exchange.close()
-    return gradients, found
+    return gradients, stats
 
 
 def check_the_mean_is_that_of_all_samples_on_one_rank():
     expected = mean_of_all_samples()
     for component, overlap in itertools.product((Direct(), Ring(), SharedWindow(), Auto()), (False, True)):
-        found, message = one_update(component, FullWire(), bucket_bytes=200, overlap=overlap)
+        actual, stats = one_update(component, FullWire(), bucket_bytes=200, overlap=overlap)
         for path, gradient in expected.items():
-            np.testing.assert_allclose(found[path], gradient, rtol=1e-4, atol=1e-6, err_msg=f"{component} {path}")
-        assert message.lost.sum(axis=0).tolist() == [0, 0]
-        assert message.seconds > 0
-        assert message.waited_seconds > 0
+            np.testing.assert_allclose(actual[path], gradient, rtol=1e-4, atol=1e-6, err_msg=f"{component} {path}")
+        assert stats.lost.sum(axis=0).tolist() == [0, 0]
+        assert stats.seconds > 0
+        assert stats.waited_seconds > 0
 
 
 def check_on_16_bits_it_is_so_within_their_precision():
     expected = mean_of_all_samples()
     for name, component in itertools.product(("float16", "bfloat16"), (Direct(), HalvingDoubling())):
         wire = WIRES[name]()
-        found, _ = one_update(component, wire, bucket_bytes=200, overlap=True)
-        error = sum(float(np.square(found[path] - expected[path]).sum()) for path in expected)
+        actual, _ = one_update(component, wire, bucket_bytes=200, overlap=True)
+        error = sum(float(np.square(actual[path] - expected[path]).sum()) for path in expected)
         norm = sum(float(np.square(gradient).sum()) for gradient in expected.values())
         assert 0 < (error / norm) ** 0.5 < wire.epsilon * WORLD.size, (name, component)
 
@@ -265,18 +265,20 @@ def check_what_16_bits_lose_is_counted_by_bucket_over_all_ranks():
     second[0] = 1e10  # beside which 1e-3 vanishes, on every rank but 0 twice
     second[1 : 2 if WORLD.rank == 0 else 3] = 1e-3
     exchanged = exchange.begin(scale=1.0).finish()
-    found = RankSeconds(PhaseClock(), WORLD, counts_lost=True).gather(exchanged)
+    seconds = RankSeconds(PhaseClock(), WORLD, counts_lost=True).gather(exchanged)
     exchange.close()
     if WORLD.rank == 0:
-        line, num_lost = found.as_line(), 2 * WORLD.size - 1
+        line, num_lost = seconds.as_line(), 2 * WORLD.size - 1
         assert line["wire_flushed_by_bucket"] == [0, num_lost, *[0] * (len(exchange.buckets) - 2)]
         assert (line["wire_overflowed"], line["wire_flushed"]) == (0, num_lost)
 
 
 def check_all_ranks_have_the_same_bits_with_overlap_and_without():
     for component, name, size in itertools.product((Direct(), SharedWindow()), WIRES, (1, 10**9)):
-        found = [one_update(component, WIRES[name](), bucket_bytes=size, overlap=overlap)[0] for overlap in (0, 1)]
-        bits = [{path: gradient.tobytes() for path, gradient in gradients.items()} for gradients in found]
+        gradients_of_both = [
+            one_update(component, WIRES[name](), bucket_bytes=size, overlap=overlap)[0] for overlap in (0, 1)
+        ]
+        bits = [{path: gradient.tobytes() for path, gradient in gradients.items()} for gradients in gradients_of_both]
         assert bits[0] == bits[1], (component, name, size)
         assert len(set(map(str, WORLD.allgather(bits[0])))) == 1, (component, name, size)
 

@@ -24,8 +24,8 @@ def weights_of(kilobatch):
         else:
             done = kilobatch(*words, ranks=2)
         assert done.returncode == 0, done.stderr
-        found = load_file(folder / "checkpoints" / "update-000003" / "weights.safetensors")
-        return np.concatenate([found[path].ravel() for path in sorted(found)])
+        arrays = load_file(folder / "checkpoints" / "update-000003" / "weights.safetensors")
+        return np.concatenate([arrays[path].ravel() for path in sorted(arrays)])
 
     return run
 

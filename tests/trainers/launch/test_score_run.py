@@ -64,9 +64,9 @@ def test_newest_best_and_named_checkpoints_score_what_the_run_wrote(run, kilobat
     assert done.returncode == 0, done.stderr
     by_command = json.loads(done.stdout)
     by_name = [score_run(run, checkpoint=checkpoint) for checkpoint in ("best", best)]
-    for found, name in zip((by_command, *by_name), (newest, best, best), strict=True):
-        assert (found["checkpoint"], found["accuracy"], found["num_samples"]) == (name, accuracy[name], 297)
-        assert found["loss"] == pytest.approx(loss[name], rel=1e-6)
+    for scored, name in zip((by_command, *by_name), (newest, best, best), strict=True):
+        assert (scored["checkpoint"], scored["accuracy"], scored["num_samples"]) == (name, accuracy[name], 297)
+        assert scored["loss"] == pytest.approx(loss[name], rel=1e-6)
     done = kilobatch("evaluate", run, "--checkpoint", "best")
     assert done.stdout.startswith(f"{best} (epoch ")
     assert f"accuracy {accuracy[best]:.2%}, loss {loss[best]:.4f} over 297 samples" in done.stdout

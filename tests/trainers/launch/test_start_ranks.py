@@ -91,8 +91,8 @@ def test_stop_after_counts_from_the_start_of_the_run_and_leaves_the_schedule_as_
     assert "resuming from update-000018" in then.stdout
     assert updates(folder) == list(range(END))
     keys = ("update", "epoch", "samples", "sample_ids", "images_sha256", "learning_rate", "momentum", "loss")
-    found, expected = ([[line[key] for key in keys] for line in lines(run, "trace.jsonl")] for run in (folder, whole))
-    assert found == expected
+    actual, expected = ([[line[key] for key in keys] for line in lines(run, "trace.jsonl")] for run in (folder, whole))
+    assert actual == expected
     for path, array in weights(folder).items():
         np.testing.assert_array_equal(array, weights(whole)[path], err_msg=path)
 

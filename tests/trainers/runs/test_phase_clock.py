@@ -170,10 +170,10 @@ def test_the_slowest_of_several_is_beside_the_median_of_the_others():
     table[:, PHASES.index("forward")] = [1.0, 1.2, 1.1, 1.1]
     table[:, PHASES.index("input")] = [0.1, 0.1, 0.7, 0.1]
     table[:, PHASES.index("waiting")] = [9, 9, 0, 9]
-    found = slowest(table)
-    assert (found.rank, found.phase) == (2, "input")
-    assert found.behind == pytest.approx(1.8 / 1.2 - 1)
-    assert found.seconds == pytest.approx(0.6)
+    worker = slowest(table)
+    assert (worker.rank, worker.phase) == (2, "input")
+    assert worker.behind == pytest.approx(1.8 / 1.2 - 1)
+    assert worker.seconds == pytest.approx(0.6)
     assert slowest(table[:1]) is None
 
 
