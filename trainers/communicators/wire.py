@@ -22,18 +22,12 @@ class Wire(Protocol):
     """A number format: how numbers are packed into it, added and unpacked.
 
     Arrays are NumPy's; those of `pack`, `store` and `scale` may be CuPy's too.
-
-    Args:
-        name: as the cluster file spells it.
-        num_bytes: of one number.
-        largest: the largest finite number, or infinity where it is that of float32.
-        epsilon: the largest relative error of one rounding.
     """
 
-    name: str
-    num_bytes: int
-    largest: float
-    epsilon: float
+    name: str  # as the cluster file spells it
+    num_bytes: int  # of one number
+    largest: float  # finite number; infinity where it is that of float32
+    epsilon: float  # the largest relative error of one rounding
 
     def pack(self, values: np.ndarray, factor: float = 1.0, lost: Lost = None) -> np.ndarray:
         """values * factor as they are sent; may be `values` itself, which are overwritten where there is a factor.
@@ -104,14 +98,12 @@ class _HalfWire:
     """Sixteen bits a number, summed in float32 by the receiver.
 
     Compiled code does the work where there is some; else NumPy or CuPy, on a CPU piece by piece, to stay in the cache.
-
-    `_infinite_from` and `_zero_up_to`: the least number that is rounded to infinity, the largest rounded to zero.
     """
 
     name: str
     num_bytes = 2
-    _infinite_from: float
-    _zero_up_to: float
+    _infinite_from: float  # the least number that is rounded to infinity
+    _zero_up_to: float  # the largest that is rounded to zero
 
     def __init__(self) -> None:
         self._to_add = self._to_store = np.empty(0, np.uint16)

@@ -23,16 +23,12 @@ from trainers.kernels import chainer_hooks
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """The part of the flat array that holds the gradient of a parameter.
-
-    Args:
-        late: it is used outside its link as well, so its gradient is complete only when all of backward has ended.
-    """
+    """The part of the flat array that holds the gradient of a parameter."""
 
     path: str
     parameter: chainer.Parameter
     span: slice
-    late: bool
+    late: bool  # used outside its link as well, so its gradient is complete only when all of backward has ended
 
 
 class FlatGradients:

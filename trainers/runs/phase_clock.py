@@ -106,34 +106,20 @@ def phase(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeStats:
-    """The figures of one finished exchange.
+    """The figures of one finished exchange."""
 
-    Args:
-        lost: (buckets, 2), how many of this worker's numbers in each bucket overflowed on the wire, and how many were
-            flushed to zero.
-        seconds: spent on all buckets, on whatever thread.
-        waited_seconds: time in `ExchangeHandle.finish`, not hidden behind computation.
-    """
-
-    lost: np.ndarray
-    seconds: float
-    waited_seconds: float
+    lost: np.ndarray  # (buckets, 2), this worker's numbers that overflowed on the wire, and that were flushed to zero
+    seconds: float  # spent on all buckets, on whatever thread
+    waited_seconds: float  # in `ExchangeHandle.finish`, not hidden behind computation
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateSeconds:
-    """Where the time of one update went, on all workers.
+    """Where the time of one update went, on all workers."""
 
-    Args:
-        seconds: (workers, phases), the latter as in `PHASES`.
-        exchange_seconds: of the exchange of all buckets, hidden behind backward or not; mean over the workers.
-        lost: (buckets, 2), numbers that the wire could not hold, and that it made zero of, over all workers; None where
-            nothing is rounded.
-    """
-
-    seconds: np.ndarray
-    exchange_seconds: float
-    lost: np.ndarray | None
+    seconds: np.ndarray  # (workers, phases), the latter as in `PHASES`
+    exchange_seconds: float  # of all buckets, hidden behind backward or not; mean over the workers
+    lost: np.ndarray | None  # as in `ExchangeStats`, over all workers; None where nothing is rounded
 
     def as_line(self) -> dict[str, float | int | list[int]]:
         """Plain data for a line: means over the workers, and the worker that was busy longest."""

@@ -121,11 +121,6 @@ def test_shares_follow_each_other_and_differ_by_one_at_most(total, parts):
     assert sizes == sorted(sizes, reverse=True)
 
 
-def test_shares_by_hand():
-    assert even_slices(7, 3) == [slice(0, 3), slice(3, 5), slice(5, 7)]
-    assert even_slices(1, 3) == [slice(0, 1), slice(1, 1), slice(1, 1)]
-
-
 @pytest.mark.parametrize("size", range(1, 70))
 def test_binary_blocks_are_the_ones_in_the_number_of_ranks(size):
     actual = binary_blocks(size)

@@ -30,11 +30,9 @@ def runs(tmp_path_factory):
     command = [find_mpiexec(), "-n", "2", sys.executable, __file__, tmp_path_factory.mktemp("runs")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-
-
-def test_the_runs_came_one_after_the_other(runs):
+    runs = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert [run["name"] for run in runs] == list(ORDER)
+    return runs
 
 
 @pytest.mark.parametrize("name", ["team", "mixed"])

@@ -134,8 +134,8 @@ def test_a_run_that_was_done_is_done_again_in_no_update(whole, on_resident_ranks
     assert checkpoints(whole) == before
 
 
-def start_and_interrupt(folder, interrupt, *, times=1):
-    """Start a run, interrupt it after three updates, wait for its end; interrupt(process) or the number of a signal."""
+def start_and_interrupt(folder, interrupt):
+    """Start a run, call interrupt(process) after three updates, wait for its end."""
     command = [*KILOBATCH, "train", *SMALL, "-n", "2", "--out", str(folder), "--set", "epochs=20"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         until = time.monotonic() + 60
@@ -145,9 +145,7 @@ def start_and_interrupt(folder, interrupt, *, times=1):
             time.sleep(0.02)
         with pytest.raises(FolderRefused, match="a run is being trained in"):
             lock_folder(folder)
-        for _ in range(times):
-            interrupt(process) if callable(interrupt) else process.send_signal(interrupt)
-            time.sleep(0.02)
+        interrupt(process)
         _, errors = process.communicate(timeout=60)
     return process.returncode, errors
 
@@ -159,7 +157,7 @@ def test_a_signal_ends_in_a_checkpoint_from_which_the_run_goes_on_as_if_nothing_
     whole, tmp_path, on_resident_ranks, processes_of, number, ranks
 ):
     folder = tmp_path / "run"
-    code, errors = start_and_interrupt(folder, number)
+    code, errors = start_and_interrupt(folder, lambda process: process.send_signal(number))
     assert code == 4, errors
     reached = last_line(folder)["update"]
     assert 3 <= reached < END
@@ -180,14 +178,6 @@ def test_a_run_that_its_stop_file_ended_reports_it(tmp_path):
     assert code == 4, errors
     assert f"kilobatch: stopped by the file {folder}/stop; newest checkpoint: " in errors
     assert (last_line(folder)["value"], last_line(folder)["reason"]) == ("stopped", "stop file")
-
-
-def test_a_second_signal_ends_the_run_at_once(tmp_path, processes_of):
-    code, errors = start_and_interrupt(tmp_path / "run", signal.SIGINT, times=2)
-    assert code == 4
-    assert "ended at once, by a second signal; " in errors or "stopped by a signal; " in errors  # it was faster
-    assert "stopping after this update, with a checkpoint; once more to end at once" in errors
-    processes_of(tmp_path / "run", gone=True)
 
 
 def test_a_signal_while_the_ranks_start_is_not_lost(tmp_path):

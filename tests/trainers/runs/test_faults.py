@@ -242,7 +242,13 @@ def wait_for(condition):
 @pytest.mark.parametrize(
     ("signals", "messages"),
     [
-        (2, ["ended at once, by a second signal; no checkpoint was written yet"]),
+        (
+            2,
+            [
+                "stopping after this update, with a checkpoint; once more to end at once",
+                "ended at once, by a second signal; no checkpoint was written yet",
+            ],
+        ),
         (
             1,  # the stop file has nowhere to be
             [
