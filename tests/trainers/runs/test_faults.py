@@ -109,7 +109,10 @@ def start_in(folder, how, *words, launcher=(), own=OWN):
 
 def run_in(folder, how, *words, **more):
     with start_in(folder, how, *words, **more) as process:
-        output, errors = process.communicate(timeout=120)
+        try:
+            output, errors = process.communicate(timeout=120)
+        finally:
+            process.kill()  # where it has not ended in time
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
