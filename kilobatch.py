@@ -71,7 +71,7 @@ def main() -> None:
         with _open_streams():
             app(prog_name="kilobatch")
     except (OSError, ValueError) as error:
-        from trainers.runs.console import exit_on_error
+        from trainers.runs.errors import exit_on_error
 
         exit_on_error(error)
         raise

@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,3 +71,23 @@ def train(kilobatch):
 def assert_same_run():
     """Asserts `assert_same_run(found, expected, loss=1e-5, weights=1e-4, rate=0)`; the rest is exact."""
     return _assert_same_run
+
+
+@pytest.fixture(scope="session")
+def processes_of():
+    """`processes_of(folder)`: the processes that work on a run; with gone=True they must end within a timeout."""
+
+    def working_on(folder):
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):  # it has just ended
+                if str(folder).encode() in path.read_bytes():
+                    yield path.parent.name
+
+    def find(folder, *, gone=False, timeout=5):
+        until = time.monotonic() + timeout
+        while (found := [*working_on(folder)]) and gone and time.monotonic() < until:
+            time.sleep(0.05)
+        assert not (gone and found), f"still working on {folder}: {found}"
+        return found
+
+    return find

@@ -12,12 +12,11 @@ each worker to each, beside what `Auto` measures.
 """
 
 from trainers.communicators.auto import Auto
-from trainers.communicators.cuda_aware_mpi import CudaAwareMpi
+from trainers.communicators.connection import Dummy
 from trainers.communicators.direct import Direct
-from trainers.communicators.dummy import Dummy
 from trainers.communicators.halving_doubling import HalvingDoubling
 from trainers.communicators.hierarchical import Hierarchical
-from trainers.communicators.mpi_allreduce import MpiAllreduce
+from trainers.communicators.mpi_allreduce import CudaAwareMpi, MpiAllreduce
 from trainers.communicators.nccl import Nccl
 from trainers.communicators.ring import Ring
 from trainers.communicators.shared_window import SharedWindow

@@ -30,27 +30,7 @@ from trainers.runs.stack_dump import waiting_for_ranks
 _REPEATS = (3, 9)  # at least and at most
 _ENOUGH_SECONDS = 0.1  # once the repeats have taken this, no more than the least are made
 _LONG_SECONDS = 1.0  # a first repeat that takes this is the only one
-_MOST_ROUNDINGS = 32  # of a partial sum to 16 bits: a ring of 1,024 workers lost up to 12 % (EXPERIMENTS.md)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """A connection to choose from.
-
-    Args:
-        name: in the log.
-        connection: on an MPI communicator of its own.
-        sums_16_bits: whether it can sum on 16-bit wires.
-    """
-
-    name: str
-    connection: Connection
-    sums_16_bits: bool = True
-
-    @property
-    def competes_on_16_bits(self) -> bool:
-        """Whether it sums a 16-bit wire, and rounds no partial sum too often."""
-        return self.sums_16_bits and self.connection.num_roundings <= _MOST_ROUNDINGS
+_MAX_ROUNDINGS = 32  # of a partial sum to 16 bits: a ring of 1,024 workers lost up to 12 % (EXPERIMENTS.md)
 
 
 class Fastest(Connection):
@@ -61,27 +41,23 @@ class Fastest(Connection):
 
     Args:
         mpi: communicator of its own.
-        candidates: at least one of which competes on 16 bits; the first one's memory and stream serve all.
+        candidates: by the name that the log has, each on an MPI communicator of its own; at least one competes on 16
+            bits; the first one's memory and stream serve all.
         warms_up: whether each sums once untimed before: on GPUs, where the first sum registers memory with the network,
             and where a candidate itself chooses by measurement.
     """
 
-    def __init__(self, mpi: Any, candidates: list[Candidate], *, warms_up: bool = False) -> None:
+    def __init__(self, mpi: Any, candidates: dict[str, Connection], *, warms_up: bool = False) -> None:
         self._candidates, self._warms_up = candidates, warms_up
+        self._first = next(iter(candidates.values()))
         self._chosen: dict[tuple[int, str], Connection] = {}
-        roundings = max(one.connection.num_roundings for one in candidates if one.competes_on_16_bits)
-        super().__init__(mpi, self._sum, num_roundings=roundings)
+        competing = (candidate for candidate in candidates.values() if _competes_on_16_bits(candidate))
+        num_roundings = max(candidate.num_roundings for candidate in competing)
+        super().__init__(mpi, self._sum, num_roundings=num_roundings, gpu=self._first.gpu)
 
-    @property
-    def beside_backward(self) -> bool:
-        """Whether a thread waits here while another one computes."""
-        return self._beside_backward
-
-    @beside_backward.setter
-    def beside_backward(self, value: bool) -> None:
-        self._beside_backward = value
-        for candidate in self._candidates:
-            candidate.connection.beside_backward = value
+    def set_beside_backward(self, value: bool) -> None:
+        for candidate in self._candidates.values():
+            candidate.set_beside_backward(value)
 
     @property
     def wait_mode(self) -> str:
@@ -97,21 +73,11 @@ class Fastest(Connection):
     def sends_nothing(self) -> bool:
         return self._first.sends_nothing()  # true only where all workers share memory
 
-    def mark(self) -> Any:
-        return self._first.mark()
-
-    def after(self, mark: Any) -> contextlib.AbstractContextManager[None]:
-        return self._first.after(mark)
-
-    @property
-    def _first(self) -> Connection:
-        return self._candidates[0].connection
-
     def _sum(self, values: Any, wire: Wire) -> None:
         self._fastest(values, wire, 1.0).sum(values, wire)
 
-    def mean(self, values: Any, wire: Wire, before: float, after: float) -> tuple[int, int]:
-        return self._fastest(values, wire, before).mean(values, wire, before, after)
+    def mean(self, values: Any, wire: Wire, prescale: float, postscale: float) -> tuple[int, int]:
+        return self._fastest(values, wire, prescale).mean(values, wire, prescale, postscale)
 
     def _fastest(self, values: Any, wire: Wire, factor: float) -> Connection:
         """The fastest connection for this length and wire, measured the first time, with values times `factor`."""
@@ -122,21 +88,22 @@ class Fastest(Connection):
 
     def _measured(self, values: Any, wire: Wire, factor: float) -> Connection:
         full = isinstance(wire, FullWire)
-        candidates = [candidate for candidate in self._candidates if full or candidate.competes_on_16_bits]
+        candidates = {name: one for name, one in self._candidates.items() if full or _competes_on_16_bits(one)}
         size = f"for buckets like {values.nbytes / 1e6:.3g} MB"
         if len(candidates) == 1:
-            self.choices.append(f"{candidates[0].name} {size}, alone on {wire.name}")
-            return candidates[0].connection
+            ((name, alone),) = candidates.items()
+            self.choices.append(f"{name} {size}, alone on {wire.name}")
+            return alone
         before = values.copy()
-        costs = [self._cost(candidate.connection, values, before, wire, factor) for candidate in candidates]
+        costs = {name: self._cost(candidate, values, before, wire, factor) for name, candidate in candidates.items()}
         values[...] = before
-        best = int(np.argmin(costs))
-        self.choices.append(f"{candidates[best].name} {size} ({1000 * costs[best]:.3g} ms)")
-        return candidates[best].connection
+        best = min(costs, key=costs.__getitem__)
+        self.choices.append(f"{best} {size} ({1000 * costs[best]:.3g} ms)")
+        return candidates[best]
 
     def _cost(self, connection: Connection, values: Any, before: Any, wire: Wire, factor: float) -> float:
         def run() -> None:
-            with connection.after(connection.mark()):  # which waits for a GPU: its work is timed as well
+            with connection.on_stream_after(connection.record_event()):  # waits for a GPU: its work is timed
                 values[...] = before
                 connection.mean(values, wire, factor, 1.0)
 
@@ -145,9 +112,14 @@ class Fastest(Connection):
         return cost_of(self.mpi, run, int(threading.current_thread() is not threading.main_thread()))
 
     def close(self) -> None:
-        for candidate in self._candidates:
-            candidate.connection.close()
+        for candidate in self._candidates.values():
+            candidate.close()
         super().close()
+
+
+def _competes_on_16_bits(connection: Connection) -> bool:
+    """Whether it sums a 16-bit wire, and rounds no partial sum too often."""
+    return connection.sums_16_bits and connection.num_roundings <= _MAX_ROUNDINGS
 
 
 def cost_of(mpi: Any, run: Callable[[], None], of_processor: int) -> float:
@@ -156,15 +128,13 @@ def cost_of(mpi: Any, run: Callable[[], None], of_processor: int) -> float:
     Bytes on the wire, beside those of `run`: a barrier, and about 30 from each worker to each, up to nine times.
 
     Args:
-        mpi: communicator of all workers, which call this together.
-        run: what they do.
         of_processor: weight of this thread's processor time, which is added.
     """
     costs: list[float] = []
-    least, most = _REPEATS
+    min_repeats, max_repeats = _REPEATS
     with waiting_for_ranks():
         while not costs or (
-            costs[0] < _LONG_SECONDS and len(costs) < (most if sum(costs) < _ENOUGH_SECONDS else least)
+            costs[0] < _LONG_SECONDS and len(costs) < (max_repeats if sum(costs) < _ENOUGH_SECONDS else min_repeats)
         ):
             mpi.Barrier()
             began, processor = time.perf_counter(), time.thread_time()
@@ -221,10 +191,11 @@ class Auto:
             return connection
         sockets, why = _sockets_are_cheaper(mpi)
         per_node = {"ranks_per_node": self.ranks_per_node, "sockets": sockets}
-        others: list[Any] = [SharedWindow(**per_node)] if len(set(sizes)) == 1 and sizes[0] > 1 else []
-        others += [Ring(sockets=sockets), HalvingDoubling(), Direct(), MpiAllreduce(), Torus(sockets=sockets)]
-        others.append(Hierarchical(**per_node))  # not first: the first one's memory serves all of them
-        connection = Fastest(mpi, [_candidate(component, mpi.Dup()) for component in others])
+        components: list[Any] = [SharedWindow(**per_node)] if len(set(sizes)) == 1 and sizes[0] > 1 else []
+        components += [Ring(sockets=sockets), HalvingDoubling(), Direct(), MpiAllreduce(), Torus(sockets=sockets)]
+        components.append(Hierarchical(**per_node))  # not first: the first one's memory serves all of them
+        candidates = {type(component).__name__: _connected(component, mpi.Dup()) for component in components}
+        connection = Fastest(mpi, candidates)
         connection.choices = [why]
         return connection
 
@@ -244,11 +215,9 @@ def _sockets_are_cheaper(mpi: Any) -> tuple[bool, str]:
     return best == "sockets", f"rings by {best}: a megabyte to the next worker costs {words}"
 
 
-def _candidate(component: Any, mpi: Any) -> Candidate:
-    """A component, connected; without sockets on all workers where one of its socket rings cannot be connected."""
+def _connected(component: Any, mpi: Any) -> Connection:
+    """The component's connection; without sockets on all workers where one of its socket rings cannot be connected."""
     try:
-        connection = component.connect(mpi)
+        return component.connect(mpi)
     except Unreachable:
-        connection = dataclasses.replace(component, sockets=False).connect(mpi)
-    halves = getattr(component, "sums_16_bits", True)
-    return Candidate(name=type(component).__name__, connection=connection, sums_16_bits=halves)
+        return dataclasses.replace(component, sockets=False).connect(mpi)

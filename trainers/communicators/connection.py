@@ -1,9 +1,10 @@
-"""What every communicator gives once it is connected."""
+"""What every communicator gives once it is connected; and `Dummy`, which sends nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,21 +26,17 @@ class Connection:
         mpi: communicator of its own, which nothing else uses.
         sum_of: (values, wire): one-dimensional `values` become their sums.
         num_roundings: how often at most a partial sum is rounded to the wire format before it is complete.
-        parts: functions that free what else the connection owns, such as communicators split from `mpi`.
+        release: functions that free what else the connection owns, such as communicators split from `mpi`.
         wait_mode: how this waits for others, in words.
         sent: numbers that this worker sends for each number that is summed; None where the MPI library decides.
+        sums_16_bits: whether it can sum on 16-bit wires.
+        gpu: a `trainers.communicators.gpu.Gpu`, where sums are launched on its stream.
     Attributes:
         choices: what a communicator that chooses has chosen so far, in words.
-        beside_backward: whether one thread waits here while another one computes.
         waits: whether a sum blocks its caller; else it is only launched on a GPU.
     """
 
     waits = True
-
-    @property
-    def wait_mode(self) -> str:
-        """How this waits for others, in words."""
-        return self._wait_mode
 
     def __init__(
         self,
@@ -47,23 +44,31 @@ class Connection:
         sum_of: Sum,
         *,
         num_roundings: int,
-        parts: Sequence[Callable[[], None]] = (),
+        release: Sequence[Callable[[], None]] = (),
         sent: float | None = None,
         wait_mode: str = "sleeps",
+        sums_16_bits: bool = True,
+        gpu: Any = None,
     ) -> None:
-        self.mpi = mpi
-        self._parts = parts
-        self.sum = sum_of
-        self.num_roundings = num_roundings
+        self.mpi, self.sum, self.gpu = mpi, sum_of, gpu
+        self.num_roundings, self.sums_16_bits = num_roundings, sums_16_bits
         self.choices: list[str] = []
-        self.beside_backward = False
-        self._sent, self._wait_mode = sent, wait_mode
+        self._release, self._sent, self._wait_mode, self._beside_backward = release, sent, wait_mode, False
 
-    def mean(self, values: np.ndarray, wire: Wire, before: float, after: float) -> tuple[int, int]:
-        """values <- after * sum of before * values; returns what `wire.scale(values, before)` does on this worker."""
-        lost = wire.scale(values, before)
+    @property
+    def wait_mode(self) -> str:
+        """How this waits for others, in words."""
+        return self._wait_mode
+
+    def set_beside_backward(self, value: bool) -> None:
+        """From now on one thread waits here while another one computes, or not."""
+        self._beside_backward = value
+
+    def mean(self, values: np.ndarray, wire: Wire, prescale: float, postscale: float) -> tuple[int, int]:
+        """values <- postscale * sum of prescale * values; returns what `wire.scale` does on this worker."""
+        lost = wire.scale(values, prescale)
         self.sum(values, wire)
-        values *= values.dtype.type(after)
+        values *= values.dtype.type(postscale)
         return lost
 
     def sent_values(self, num_values: int) -> float | None:
@@ -81,18 +86,18 @@ class Connection:
         """Zeroed memory; `sum` is called with parts of it."""
         return np.zeros(num_values, dtype)
 
-    def mark(self) -> Any:
+    def record_event(self) -> Any:
         """An event after all that this thread has launched on its GPU so far; None on a CPU."""
-        return None
+        return None if self.gpu is None else self.gpu.record_event()
 
-    def after(self, mark: Any) -> AbstractContextManager[None]:
-        """Around the sum of what is complete at a mark, on any thread; on exit the sum is done."""
-        return nullcontext()
+    def on_stream_after(self, event: Any) -> AbstractContextManager[None]:
+        """Around the sum of what is complete at an event, on any thread; on exit the sum is done."""
+        return nullcontext() if self.gpu is None else self.gpu.on_stream_after(event)
 
     def close(self) -> None:
         """Free memory and communicators; all workers call this together."""
-        for give_back in (*self._parts, self.mpi.Free):
-            give_back()
+        for release in (*self._release, self.mpi.Free):
+            release()
 
 
 def ring_traffic(size: int) -> float:
@@ -113,3 +118,21 @@ def even_slices(total: int, parts: int) -> list[slice]:
     each, more = divmod(total, parts)
     ends = [part * each + min(part, more) for part in range(parts + 1)]
     return [slice(start, stop) for start, stop in zip(ends, ends[1:], strict=False)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dummy:
+    """No exchange: every worker keeps its own gradient. Measures the cost of communication; trains no model.
+
+        nothing on the wire
+
+    The workers' weights drift apart, and what is trained is no model: no checkpoint of it is written.
+
+    Source: ChainerMN's communicator of that name.
+    """
+
+    weights_drift = True  # by intention, see `trainers.training.equal_ranks.why_weights_differ`
+
+    def connect(self, mpi: Any) -> Connection:
+        """Ready on all workers of `mpi`."""
+        return Connection(mpi, lambda values, wire: None, num_roundings=0, sent=0.0)

@@ -16,7 +16,7 @@ from trainers.communicators.connection import Connection, Sum
 class Gpu:
     """The GPU that is current where this is made, with a stream of its own beside that of forward and backward.
 
-    CuPy's current device and stream are per thread: `after` sets them on another thread.
+    CuPy's current device and stream are per thread: `on_stream_after` sets them on another thread.
     """
 
     def __init__(self) -> None:
@@ -30,17 +30,17 @@ class Gpu:
         """Zeroed memory of the GPU."""
         return self._cupy.zeros(num_values, dtype)
 
-    def mark(self) -> Any:
+    def record_event(self) -> Any:
         """An event after all that this thread has launched on the GPU so far."""
         event = self._cupy.cuda.Event(disable_timing=True)
         event.record()
         return event
 
     @contextlib.contextmanager
-    def after(self, mark: Any) -> Iterator[None]:
+    def on_stream_after(self, event: Any) -> Iterator[None]:
         """Within, work is launched on the own stream, after the event; on exit it is done."""
         with self._device, self.stream:
-            self.stream.wait_event(mark)
+            self.stream.wait_event(event)
             yield
             self.stream.synchronize()
 
@@ -59,7 +59,7 @@ class Gpu:
         values.get(out=host, stream=self.stream, blocking=True)
 
     def upload(self, host: np.ndarray, values: Any) -> None:
-        """values <- host; done on exit of `after`."""
+        """values <- host; done on exit of `on_stream_after`."""
         values.set(host, stream=self.stream)
 
     def send(self, host: np.ndarray, values: Any, *, behind: Any) -> Any:
@@ -68,56 +68,39 @@ class Gpu:
         self.upload(host, values)
         return self.stream.record(self._cupy.cuda.Event(disable_timing=True))
 
-    def follow(self, mark: Any) -> None:
+    def wait_event(self, event: Any) -> None:
         """What this thread launches on the GPU from now on waits for the event."""
-        self._cupy.cuda.get_current_stream().wait_event(mark)
+        self._cupy.cuda.get_current_stream().wait_event(event)
 
 
 class GpuConnection(Connection):
     """Sums of arrays in the memory of GPUs, one of which every worker has.
 
     Args:
-        mpi, sum_of, num_roundings, sent: as of `Connection`; `sum_of` launches on the stream of `gpu`.
+        mpi, sum_of, num_roundings and others: as of `Connection`; `sum_of` launches on the stream of `gpu`.
         gpu: of this worker; the current one by default.
     """
 
-    def __init__(
-        self, mpi: Any, sum_of: Sum, *, num_roundings: int, gpu: Gpu | None = None, sent: float | None = None
-    ) -> None:
-        super().__init__(mpi, sum_of, num_roundings=num_roundings, sent=sent)
-        self.gpu = gpu or Gpu()
-
-    @property
-    def wait_mode(self) -> str:
-        return "as CUDA does"
+    def __init__(self, mpi: Any, sum_of: Sum, *, num_roundings: int, gpu: Gpu | None = None, **others: Any) -> None:
+        gpu = gpu or Gpu()
+        super().__init__(mpi, sum_of, num_roundings=num_roundings, wait_mode="as CUDA does", gpu=gpu, **others)
 
     def allocate(self, num_values: int, dtype: Any) -> Any:
         return self.gpu.zeros(num_values, dtype)
 
-    def mark(self) -> Any:
-        return self.gpu.mark()
 
-    def after(self, mark: Any) -> contextlib.AbstractContextManager[None]:
-        return self.gpu.after(mark)
-
-
-class LoneGpuConnection(GpuConnection):
-    """Of a single worker: nothing is summed, and gradients are scaled on the stream of backward without waiting.
-
-    Args:
-        mpi: of this worker.
-    """
+class LoneGpuConnection(Connection):
+    """Of a single worker: nothing is summed, and gradients are scaled on the stream of backward without waiting."""
 
     waits = False
 
     def __init__(self, mpi: Any) -> None:
-        super().__init__(mpi, lambda values, wire: None, num_roundings=0, sent=0.0)
+        super().__init__(mpi, lambda values, wire: None, num_roundings=0, sent=0.0, wait_mode="as CUDA does")
 
-    def mark(self) -> None:
-        return None
+    def allocate(self, num_values: int, dtype: Any) -> Any:
+        import cupy
 
-    def after(self, mark: None) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
+        return cupy.zeros(num_values, dtype)
 
 
 def shared_gpus(mpi: Any) -> str:

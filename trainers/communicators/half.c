@@ -110,12 +110,12 @@ SCALED(store_bfloat16)
 
 /* The largest absolute value of float32 numbers given and returned as bits; compared so, NaN is above infinity. */
 PASS uint32_t largest(const uint32_t *values, int64_t n) {
-    uint32_t most = 0;
+    uint32_t maximum = 0;
     for (int64_t i = 0; i < n; i++) {
         uint32_t size = values[i] & 0x7FFFFFFF;
-        most = size > most ? size : most;
+        maximum = size > maximum ? size : maximum;
     }
-    return most;
+    return maximum;
 }
 
 /* values *= factor; adds to counts how many finite ones are at least infinite_from, how many nonzero ones at most

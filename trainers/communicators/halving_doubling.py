@@ -73,9 +73,11 @@ def _sum(mpi: Any, values: np.ndarray, wire: Wire) -> None:
     block = next(number for number, (start, size) in enumerate(blocks) if start <= mpi.rank < start + size)
     start, size = blocks[block]
     own = mpi.rank - start
-    for pieces in _pieces(size):  # halving: what goes to the partner gets smaller and smaller
+    steps = []  # partner, own segment and the partner's; what goes to the partner gets smaller and smaller
+    for pieces in (2 << step for step in range(size.bit_length() - 1)):
         partner = own ^ (size // pieces)
-        kept, given = (values[segment(len(values), pieces, who * pieces // size)] for who in (own, partner))
+        steps.append((partner, *(values[segment(len(values), pieces, r * pieces // size)] for r in (own, partner))))
+    for partner, kept, given in steps:  # halving
         received = wire.buffer_to_add(kept)
         send_and_receive(mpi, wire.pack(given), start + partner, received, start + partner)
         wire.add(kept, received)
@@ -99,20 +101,10 @@ def _sum(mpi: Any, values: np.ndarray, wire: Wire) -> None:
     if block + 1 < len(blocks):
         mpi.Send(wire.pack(mine), smaller + own * count // size)
 
-    for pieces in reversed(list(_pieces(size))):  # doubling, the same way back
-        partner = own ^ (size // pieces)
-        given, wanted = (values[segment(len(values), pieces, who * pieces // size)] for who in (own, partner))
+    for partner, summed, wanted in reversed(steps):  # doubling, the same way back
         received = wire.buffer_to_store(wanted)
-        send_and_receive(mpi, wire.pack(given), start + partner, received, start + partner)
+        send_and_receive(mpi, wire.pack(summed), start + partner, received, start + partner)
         wire.store(wanted, received)
-
-
-def _pieces(size: int) -> Iterator[int]:
-    """2, 4, ... size."""
-    pieces = 2
-    while pieces <= size:
-        yield pieces
-        pieces *= 2
 
 
 def _within(block: tuple[int, int], total: int, size: int, own: int) -> Iterator[tuple[int, slice]]:

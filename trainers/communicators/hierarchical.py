@@ -62,8 +62,8 @@ class Hierarchical:
 
         sent = ring_traffic(num_leaders) + node.size - 1 if node.rank == 0 else 1.0
         wait_mode = "sleeps" if node.size == 1 else "spins within a node"
-        parts = (node.Free, ring.close, leaders.Free)
-        return Connection(mpi, sum_of, num_roundings=num_leaders + 1, parts=parts, sent=sent, wait_mode=wait_mode)
+        release = (node.Free, ring.close, leaders.Free)
+        return Connection(mpi, sum_of, num_roundings=num_leaders + 1, release=release, sent=sent, wait_mode=wait_mode)
 
 
 def node_of(mpi: Any, ranks_per_node: int | None) -> Any:

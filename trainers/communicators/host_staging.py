@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from trainers.communicators.auto import Auto, Candidate, Fastest
-from trainers.communicators.connection import Connection
-from trainers.communicators.cuda_aware_mpi import CudaAwareMpi, by_pointers, takes_gpu_memory
-from trainers.communicators.dummy import Dummy
+from trainers.communicators.auto import Auto, Fastest
+from trainers.communicators.connection import Connection, Dummy
 from trainers.communicators.gpu import Gpu, GpuConnection, LoneGpuConnection, shared_gpus
+from trainers.communicators.mpi_allreduce import cuda_aware_connection, takes_gpu_memory
 from trainers.communicators.nccl import Nccl
 from trainers.communicators.wire import Wire
 
@@ -57,24 +55,20 @@ def fastest_without_nccl(auto: Auto, mpi: Any, gpu: Gpu) -> Connection:
     On a 16-bit wire it is always the copies, since MPI cannot sum it.
 
     Args:
-        auto: sums the copies.
         mpi: communicator of its own of all workers, which call this together; its MPI reads the memory of `gpu`.
         gpu: of this worker, or an object with its methods; both sum on its stream.
     """
-    staged, by_mpi = Staged(auto.connect(mpi.Dup()), gpu), by_pointers(mpi.Dup(), gpu)
-    ways = [
-        Candidate(name="through host memory", connection=staged),  # first: only its memory has a copy on the host
-        Candidate(name="CudaAwareMpi", connection=by_mpi, sums_16_bits=CudaAwareMpi.sums_16_bits),
-    ]
-    connection = Fastest(mpi, ways, warms_up=True)
+    staged = Staged(auto.connect(mpi.Dup()), gpu)  # first: only its memory has a copy on the host
+    candidates = {"through host memory": staged, "CudaAwareMpi": cuda_aware_connection(mpi.Dup(), gpu)}
+    connection = Fastest(mpi, candidates, warms_up=True)
     connection.choices = staged.choices
     return connection
 
 
 def _why_not_nccl(mpi: Any) -> str:
     """In words, the same on all workers; empty where NCCL can be used."""
-    missing = [found for found in mpi.allgather(Nccl().missing()) if found is not None]
-    return missing[0][0] if missing else shared_gpus(mpi)
+    missing = next(filter(None, mpi.allgather(Nccl().missing())), None)
+    return missing[0] if missing else shared_gpus(mpi)
 
 
 class Staged(Connection):
@@ -89,20 +83,14 @@ class Staged(Connection):
     """
 
     def __init__(self, inner: Connection, gpu: Gpu) -> None:
-        self._inner, self._gpu = inner, gpu
-        super().__init__(inner.mpi, self._sum, num_roundings=inner.num_roundings)
+        self._inner = inner
+        super().__init__(inner.mpi, self._sum, num_roundings=inner.num_roundings, gpu=gpu)
         self.choices = inner.choices
         self._values: Any = None
         self._host = np.empty(0, np.float32)
 
-    @property
-    def beside_backward(self) -> bool:
-        """Whether a thread waits here while another one computes."""
-        return self._inner.beside_backward
-
-    @beside_backward.setter
-    def beside_backward(self, value: bool) -> None:
-        self._inner.beside_backward = value
+    def set_beside_backward(self, value: bool) -> None:
+        self._inner.set_beside_backward(value)
 
     @property
     def wait_mode(self) -> str:
@@ -113,12 +101,12 @@ class Staged(Connection):
 
     def allocate(self, num_values: int, dtype: Any) -> Any:
         self._host = self._inner.allocate(num_values, dtype)  # of the same length: some sums go by the offset in it
-        self._gpu.pin(self._host)
-        self._values = self._gpu.zeros(num_values, dtype)
+        self.gpu.pin(self._host)
+        self._values = self.gpu.zeros(num_values, dtype)
         return self._values
 
-    def mean(self, values: Any, wire: Wire, before: float, after: float) -> tuple[int, int]:
-        return self._on_host(values, lambda host: self._inner.mean(host, wire, before, after))
+    def mean(self, values: Any, wire: Wire, prescale: float, postscale: float) -> tuple[int, int]:
+        return self._on_host(values, lambda host: self._inner.mean(host, wire, prescale, postscale))
 
     def _sum(self, values: Any, wire: Wire) -> None:
         self._on_host(values, lambda host: self._inner.sum(host, wire))
@@ -126,19 +114,13 @@ class Staged(Connection):
     def _on_host(self, values: Any, change: Callable[[np.ndarray], Any]) -> Any:
         start = (_address(values) - _address(self._values)) // values.itemsize
         host = self._host[start : start + len(values)]
-        self._gpu.download(values, host)
+        self.gpu.download(values, host)
         changed = change(host)
-        self._gpu.upload(host, values)
+        self.gpu.upload(host, values)
         return changed
 
-    def mark(self) -> Any:
-        return self._gpu.mark()
-
-    def after(self, mark: Any) -> contextlib.AbstractContextManager[None]:
-        return self._gpu.after(mark)
-
     def close(self) -> None:
-        self._gpu.unpin(self._host)
+        self.gpu.unpin(self._host)
         self._host, self._values = self._host[:0].copy(), None  # no reference to the memory that `inner` frees
         self._inner.close()
 

@@ -18,7 +18,7 @@ _SPINS_SECONDS_BESIDE = 2e-5  # of a thread beside the main one, which needs the
 _PART_OF_WAIT = 1 / 5  # that a sleep may add to it
 _LONGEST_SLEEP_SECONDS = 1e-3  # at 1 Gbit/s a socket's buffer holds what arrives in the meantime
 _PIECE_BYTES = 32768
-_PIECES = (2, 128)  # handed to MPI at a time, at least and at most; sockets hold some more
+_PIECES_AHEAD = (2, 128)  # handed to MPI at a time, at least and at most; sockets hold some more
 _FAST_SECONDS = 1e-3  # between two pieces
 _PIECES_SLEPT = 2  # of a slow link: to look at each one that comes takes a fifth more of processor time
 _LONGEST_PIECE_SECONDS = 4e-3  # slept for them
@@ -34,7 +34,6 @@ def wait_for(requests: list[Any], *, since: float | None = None, longest: float 
     fifth of the time waited so far.
 
     Args:
-        requests: of messages or collectives.
         since: `time.perf_counter()` at which the wait began; now by default.
         longest: seconds of a sleep.
     """
@@ -56,7 +55,6 @@ def barrier(mpi: Any, sleeps: Callable[[], bool] = lambda: True) -> None:
     have to be kept moving, so it can sleep earlier than `wait_for`. Measured: EXPERIMENTS.md.
 
     Args:
-        mpi: communicator of all ranks.
         sleeps: called before each sleep; once it returns False, no other thread needs the core, and MPI polls.
     """
     request = mpi.Ibarrier()
@@ -91,16 +89,16 @@ def send_and_receive(mpi: Any, sent: np.ndarray, dest: int, received: np.ndarray
     receives = [mpi.Irecv(piece, source) for piece in _pieces(received)]
     sends, unsent = [], list(_pieces(sent))
     since = last = time.perf_counter()
-    least, limit = _PIECES
-    most, longest = least, _LONGEST_SLEEP_SECONDS
+    min_ahead, max_ahead = _PIECES_AHEAD
+    ahead, longest = min_ahead, _LONGEST_SLEEP_SECONDS
     for number in range(max(len(receives), len(unsent))):
-        while len(sends) < min(number + most, len(unsent)):
+        while len(sends) < min(number + ahead, len(unsent)):
             sends.append(mpi.Isend(unsent[len(sends)], dest))
         wait_for(receives[number : number + 1], since=since, longest=longest)
         now = time.perf_counter()
         longest = _PIECES_SLEPT * (now - since) / (number + 1)
         longest = min(max(longest, _LONGEST_SLEEP_SECONDS), _LONGEST_PIECE_SECONDS)
-        most = min(2 * most, limit) if now - last < _FAST_SECONDS else max(most // 2, least)
+        ahead = min(2 * ahead, max_ahead) if now - last < _FAST_SECONDS else max(ahead // 2, min_ahead)
         last = now
     wait_for(sends, since=since)
 
@@ -122,21 +120,20 @@ def total_over_ranks(mpi: Any, value: float) -> float:
 
 
 def gather_flags_and_losses(
-    mpi: Any, flags: tuple[bool, ...], losses: list[float], *, most: int
+    mpi: Any, flags: tuple[bool, ...], losses: list[float], *, max_losses: int
 ) -> tuple[list[bool], Any]:
     """Gather the flags and losses of all workers, who call this together.
 
-    Bytes on the wire: 8 a flag and 8 for each of the `most` losses, from each worker to each.
+    Bytes on the wire: 8 a flag and 8 for each of the `max_losses` losses, from each worker to each.
 
     Args:
-        flags: of this worker.
-        losses: of its micro-batches.
-        most: the largest number of losses on any worker.
+        losses: of this worker's micro-batches.
+        max_losses: the largest number of losses on any worker.
     Returns:
-        of each flag whether any worker has set it; the losses, float64 (workers, most), 0 where there is none.
+        of each flag whether any worker has set it; the losses, float64 (workers, max_losses), 0 where there is none.
     """
     count = len(flags)
-    own = np.zeros(count + most)
+    own = np.zeros(count + max_losses)
     own[:count], own[count : count + len(losses)] = flags, losses
     parts = np.empty((mpi.size, own.size))
     with waiting_for_ranks():

@@ -7,10 +7,8 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from trainers.communicators.connection import Connection, Misfit
-from trainers.communicators.gpu import GpuConnection, shared_gpus
+from trainers.communicators.gpu import Gpu, GpuConnection, shared_gpus
 from trainers.communicators.wire import FullWire, Wire
 
 
@@ -49,31 +47,20 @@ class Nccl:
         """
         if shared := shared_gpus(mpi):
             raise Misfit(f"Nccl: {shared}; take Auto or any communicator of the CPU: sums are then in host memory")
-        return _NcclConnection(mpi)
+        nccl, gpu = importlib.import_module("cupy.cuda.nccl"), Gpu()
+        communicator = nccl.NcclCommunicator(
+            mpi.size, mpi.bcast(nccl.get_unique_id() if mpi.rank == 0 else None), mpi.rank
+        )
+        types = {"float32": nccl.NCCL_FLOAT32, "float64": nccl.NCCL_FLOAT64}
+        types_16_bits = {"float16": nccl.NCCL_FLOAT16, "bfloat16": nccl.NCCL_BFLOAT16}
 
+        def sum_of(values: Any, wire: Wire) -> None:
+            if not len(values):
+                return
+            packed = wire.pack(values)
+            pointer = packed.data.ptr
+            type_ = types[packed.dtype.name] if isinstance(wire, FullWire) else types_16_bits[wire.name]
+            communicator.allReduce(pointer, pointer, packed.size, type_, nccl.NCCL_SUM, gpu.stream.ptr)
+            wire.store(values, packed)
 
-class _NcclConnection(GpuConnection):
-    """An NCCL communicator of the workers of `mpi`."""
-
-    def __init__(self, mpi: Any) -> None:
-        super().__init__(mpi, self._sum, num_roundings=mpi.size - 1)
-        self._nccl = importlib.import_module("cupy.cuda.nccl")
-        identity = mpi.bcast(self._nccl.get_unique_id() if mpi.rank == 0 else None)
-        self._nccl_of_all = self._nccl.NcclCommunicator(mpi.size, identity, mpi.rank)
-
-    def _sum(self, values: Any, wire: Wire) -> None:
-        if not len(values):
-            return
-        packed = wire.pack(values)
-        pointer, dtype = packed.data.ptr, self._type_of(packed, wire)
-        self._nccl_of_all.allReduce(pointer, pointer, packed.size, dtype, self._nccl.NCCL_SUM, self.gpu.stream.ptr)
-        wire.store(values, packed)
-
-    def _type_of(self, packed: Any, wire: Wire) -> int:
-        if isinstance(wire, FullWire):
-            return self._nccl.NCCL_FLOAT64 if packed.dtype == np.float64 else self._nccl.NCCL_FLOAT32
-        return self._nccl.NCCL_FLOAT16 if wire.name == "float16" else self._nccl.NCCL_BFLOAT16
-
-    def close(self) -> None:
-        self._nccl_of_all.destroy()
-        super().close()
+        return GpuConnection(mpi, sum_of, num_roundings=mpi.size - 1, gpu=gpu, release=(communicator.destroy,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,32 +49,24 @@ class _RingConnection(Connection):
     """Scales numbers as they are packed, added and stored: a pass of its own would cost as much as a message."""
 
     def __init__(self, mpi: Any, ring: MpiRing | SocketRing) -> None:
-        super().__init__(mpi, self._sum, num_roundings=mpi.size - 1, parts=(ring.close,), sent=ring_traffic(mpi.size))
+        sum_of = functools.partial(ring_sum, ring)
+        super().__init__(mpi, sum_of, num_roundings=mpi.size - 1, release=(ring.close,), sent=ring_traffic(mpi.size))
         self._ring = ring
 
-    def _sum(self, values: np.ndarray, wire: Wire) -> None:
-        ring_sum(self._ring, values, wire)
-
-    def mean(self, values: np.ndarray, wire: Wire, before: float, after: float) -> tuple[int, int]:
+    def mean(self, values: np.ndarray, wire: Wire, prescale: float, postscale: float) -> tuple[int, int]:
         if self.mpi.size == 1:
-            return super().mean(values, wire, before, after)
+            return super().mean(values, wire, prescale, postscale)
         parts, lost = even_slices(len(values), self.mpi.size), np.zeros(2, np.int64)
-        ring_reduce_scatter(self._ring, values, parts, wire, before, lost)
+        ring_reduce_scatter(self._ring, values, parts, wire, prescale, lost)
         if isinstance(wire, FullWire):  # once, before they are sent: the same bits as afterwards on every worker
-            wire.scale(values[parts[self.mpi.rank]], after)
-            after = 1.0
-        ring_allgather(self._ring, values, parts, wire, after)
+            wire.scale(values[parts[self.mpi.rank]], postscale)
+            postscale = 1.0
+        ring_allgather(self._ring, values, parts, wire, postscale)
         return int(lost[0]), int(lost[1])
 
 
 class MpiRing:
-    """Messages from each worker to the next, all at the same time, by MPI.
-
-        the numbers themselves on the wire, from each worker to the next
-
-    Args:
-        mpi: communicator of the workers.
-    """
+    """Messages from each worker to the next, all at the same time, by MPI: the numbers themselves on the wire."""
 
     def __init__(self, mpi: Any) -> None:
         self._mpi, self.rank, self.size = mpi, mpi.rank, mpi.size
@@ -123,10 +116,10 @@ def ring_reduce_scatter(
     """
     rank, size = ring.rank, ring.size
     for step in range(size - 1):
-        sent, got = values[parts[(rank - step - 1) % size]], values[parts[(rank - step - 2) % size]]
-        received = wire.buffer_to_add(got)
+        sent, target = values[parts[(rank - step - 1) % size]], values[parts[(rank - step - 2) % size]]
+        received = wire.buffer_to_add(target)
         ring.shift(wire.pack(sent) if step else wire.pack(sent, factor, lost), received)
-        wire.add(got, received, factor, lost)
+        wire.add(target, received, factor, lost)
 
 
 def ring_allgather(

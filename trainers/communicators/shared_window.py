@@ -67,8 +67,8 @@ class _SharedWindowConnection(Connection):
         self._window: Any = None
         self._crowded = node.size > num_cores(node)
         sent = ring_traffic(across.size) / node.size
-        parts = (node.Free, self._across.close, across.Free)
-        super().__init__(mpi, self._sum, num_roundings=across.size, parts=parts, sent=sent)
+        release = (node.Free, self._across.close, across.Free)
+        super().__init__(mpi, self._sum, num_roundings=across.size, release=release, sent=sent)
 
     def allocate(self, num_values: int, dtype: Any) -> np.ndarray:
         from mpi4py import MPI
@@ -82,24 +82,19 @@ class _SharedWindowConnection(Connection):
         self._node.Barrier()
         return own
 
-    def _sum(self, values: np.ndarray, wire: Wire) -> None:
-        self._mean(values, wire, 1.0)
-
-    def mean(self, values: np.ndarray, wire: Wire, before: float, after: float) -> tuple[int, int]:
-        lost = wire.scale(values, before)
-        self._mean(values, wire, after)
+    def mean(self, values: np.ndarray, wire: Wire, prescale: float, postscale: float) -> tuple[int, int]:
+        lost = wire.scale(values, prescale)
+        self._sum(values, wire, postscale)
         return lost
 
-    def _mean(self, values: np.ndarray, wire: Wire, scale: float) -> None:
+    def _sum(self, values: np.ndarray, wire: Wire, scale: float = 1.0) -> None:
         """values <- scale times their sum."""
         node, rank = self._node, self._node.rank
         start = (values.ctypes.data - self._of_rank[rank].ctypes.data) // values.itemsize
         values_of_rank = [memory[start : start + len(values)] for memory in self._of_rank]
-        part = even_slices(len(values), node.size)[
-            rank
-        ]  # only this worker touches these numbers, in every rank's memory
+        part = even_slices(len(values), node.size)[rank]  # only this worker touches it, in every rank's memory
         first, *others = (memory[part] for memory in values_of_rank)
-        self._barrier()  # all have written
+        barrier(node, lambda: self._sleeps)  # all have written
         alone = self._across.size == 1
         for piece in (slice(begin, begin + _PIECE) for begin in range(0, len(first), _PIECE)):
             total = first[piece]  # always in the order of the ranks
@@ -114,10 +109,7 @@ class _SharedWindowConnection(Connection):
             first *= first.dtype.type(scale)
             for other in others:
                 np.copyto(other, first)
-        self._barrier()  # all workers have written their sums
-
-    def _barrier(self) -> None:
-        barrier(self._node, lambda: self._sleeps)
+        barrier(node, lambda: self._sleeps)  # all workers have written their sums
 
     @property
     def wait_mode(self) -> str:
@@ -125,7 +117,7 @@ class _SharedWindowConnection(Connection):
 
     @property
     def _sleeps(self) -> bool:
-        return self._crowded or self.beside_backward
+        return self._crowded or self._beside_backward
 
     def close(self) -> None:
         self._of_rank = []

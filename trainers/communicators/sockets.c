@@ -20,7 +20,7 @@ typedef struct {
     char *received;
     int64_t num_sent, num_received, num_first;
     double first, last;
-} passing;
+} transfer;
 
 enum { DONE, WAITS, OUT_FAILED, IN_FAILED };
 
@@ -31,43 +31,43 @@ static double seconds(void) {
 }
 
 /* How many bytes were moved, -1 where the connection failed. */
-static int64_t tried(passing *p, int64_t count) {
+static int64_t num_moved(transfer *t, int64_t count) {
     if (count >= 0) return count;
-    p->error = errno;
+    t->error = errno;
     return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ? 0 : -1;
 }
 
-static int send_some(passing *p) {
-    int64_t count = tried(p, send(p->out, p->sent, p->num_sent, MSG_NOSIGNAL));
+static int send_some(transfer *t) {
+    int64_t count = num_moved(t, send(t->out, t->sent, t->num_sent, MSG_NOSIGNAL));
     if (count < 0) return OUT_FAILED;
-    p->sent += count;
-    p->num_sent -= count;
+    t->sent += count;
+    t->num_sent -= count;
     return DONE;
 }
 
-static int receive_some(passing *p) {
-    int64_t found = recv(p->in, p->received, p->num_received, 0), count = tried(p, found);
-    if (!found) p->error = 0; /* it was closed */
-    if (count < 0 || !found) return IN_FAILED;
+static int receive_some(transfer *t) {
+    int64_t result = recv(t->in, t->received, t->num_received, 0), count = num_moved(t, result);
+    if (!result) t->error = 0; /* it was closed */
+    if (count < 0 || !result) return IN_FAILED;
     if (!count) return DONE;
-    p->received += count;
-    p->num_received -= count;
-    p->last = seconds();
-    if (!p->num_first) p->first = p->last, p->num_first = count;
+    t->received += count;
+    t->num_received -= count;
+    t->last = seconds();
+    if (!t->num_first) t->first = t->last, t->num_first = count;
     return DONE;
 }
 
 /* DONE; WAITS after LONGEST_MS or a signal, to be called again; or which side failed, with its errno in `error`. */
-int pass_on(passing *p) {
+int send_and_receive(transfer *t) {
     for (;;) {
-        int failed = p->num_sent ? send_some(p) : DONE;
-        if (!failed && p->num_received) failed = receive_some(p);
-        if (failed || (!p->num_sent && !p->num_received)) return failed;
-        int32_t low = p->num_received < p->window ? (int32_t)p->num_received : p->window;
-        if (low && low != p->low && !setsockopt(p->in, SOL_SOCKET, SO_RCVLOWAT, &low, sizeof low)) p->low = low;
-        struct pollfd lines[2] = {{p->out, p->num_sent ? POLLOUT : 0, 0}, {p->in, p->num_received ? POLLIN : 0, 0}};
-        if (!p->num_sent) lines[0].fd = -1;
-        if (!p->num_received) lines[1].fd = -1;
+        int failed = t->num_sent ? send_some(t) : DONE;
+        if (!failed && t->num_received) failed = receive_some(t);
+        if (failed || (!t->num_sent && !t->num_received)) return failed;
+        int32_t low = t->num_received < t->window ? (int32_t)t->num_received : t->window;
+        if (low && low != t->low && !setsockopt(t->in, SOL_SOCKET, SO_RCVLOWAT, &low, sizeof low)) t->low = low;
+        struct pollfd lines[2] = {{t->out, t->num_sent ? POLLOUT : 0, 0}, {t->in, t->num_received ? POLLIN : 0, 0}};
+        if (!t->num_sent) lines[0].fd = -1;
+        if (!t->num_received) lines[1].fd = -1;
         if (poll(lines, 2, LONGEST_MS) <= 0) return WAITS;
     }
 }

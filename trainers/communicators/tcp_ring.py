@@ -16,7 +16,6 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -116,7 +115,7 @@ class SocketRing:
 
 
 _CONNECT_SECONDS = 3.0  # to one address
-_RENDEZVOUS_SECONDS = 15.0  # until the neighbours have been found
+_RENDEZVOUS_SECONDS = 15.0  # until the neighbours are connected
 _POLL_SECONDS = 0.02
 _SECRET_BYTES = 16
 _PROOF_BYTES = 32
@@ -174,15 +173,15 @@ class Rendezvous:
                 self._connect(mpi, listener, secret, end)
 
     def _connect(self, mpi: Any, listener: socket.socket, secret: bytes, end: float) -> None:
-        own, after, before = mpi.rank, (mpi.rank + 1) % mpi.size, (mpi.rank - 1) % mpi.size
-        listens = threading.Thread(target=self._listen, args=(listener, Handshake(secret, before, own), end))
+        own, following, preceding = mpi.rank, (mpi.rank + 1) % mpi.size, (mpi.rank - 1) % mpi.size
+        listens = threading.Thread(target=self._listen, args=(listener, Handshake(secret, preceding, own), end))
         listens.start()
-        why = self._call(self.peers[after], Handshake(secret, own, after), end)
+        why = self._call(self.peers[following], Handshake(secret, own, following), end)
         listens.join()
         if self.next is None:
-            self.trouble = f"{self.peers[own].name} cannot reach {self.peers[after].name} by TCP ({why})"
+            self.trouble = f"{self.peers[own].name} cannot reach {self.peers[following].name} by TCP ({why})"
         elif self.previous is None:
-            self.trouble = f"{self.peers[before].name} has not reached {self.peers[own].name} by TCP"
+            self.trouble = f"{self.peers[preceding].name} has not reached {self.peers[own].name} by TCP"
 
     def _call(self, peer: Peer, handshake: Handshake, end: float) -> str:
         """Connect to the next worker; returns why no address worked, or nothing."""
@@ -225,12 +224,7 @@ class Rendezvous:
 
 
 class Handshake:
-    """Proves to a caller and the worker it calls that both have the secret of a ring, by challenge and response.
-
-    Args:
-        secret: of the ring.
-        caller, called: their ranks in it.
-    """
+    """Proves to a caller and the worker it calls that both have the secret of a ring, by challenge and response."""
 
     def __init__(self, secret: bytes, caller: int, called: int) -> None:
         self._secret, self._between = secret, struct.pack("!II", caller, called)
@@ -261,13 +255,13 @@ class Handshake:
 
 def own_addresses() -> list[str]:
     """IPv4 addresses of this machine's network devices."""
-    found = []
+    addresses = []
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):  # has none
                 reply = fcntl.ioctl(control, _SIOCGIFADDR, struct.pack("256s", name.encode()))
-                found.append(socket.inet_ntoa(reply[20:24]))
-    return found
+                addresses.append(socket.inet_ntoa(reply[20:24]))
+    return addresses
 
 
 def nearest_first(addresses: list[str], *, same_host: bool) -> list[str]:
@@ -307,12 +301,7 @@ _CLOSED = "it closed the connection"
 
 
 class TransferError(Exception):
-    """A connection failed.
-
-    Args:
-        why: the error.
-        while_sending: whether it is the connection that sends.
-    """
+    """A connection failed: the one that sends, or the one that receives."""
 
     def __init__(self, why: object, *, while_sending: bool) -> None:
         super().__init__(str(why))
@@ -332,17 +321,9 @@ class _Transfer(ctypes.Structure):
     ]
 
 
-def _loaded() -> Callable[..., int] | None:
-    """None where nothing was compiled, or an older version."""
-    try:
-        run = LIBRARY.pass_on
-    except AttributeError:
-        return None
-    run.argtypes, run.restype = (ctypes.POINTER(_Transfer),), ctypes.c_int
-    return run
-
-
-COMPILED = _loaded()
+COMPILED = getattr(LIBRARY, "send_and_receive", None)  # None where nothing was compiled, or an older version
+if COMPILED is not None:
+    COMPILED.argtypes, COMPILED.restype = (ctypes.POINTER(_Transfer),), ctypes.c_int
 
 
 def transfer(

@@ -60,5 +60,5 @@ class Torus:
             ring_allgather(row, values, parts, wire)
 
         sent = ring_traffic(row.size) + ring_traffic(column.size) / row.size
-        parts = (row.close, column.close, *(line.Free for line in lines))
-        return Connection(mpi, sum_of, num_roundings=row.size + column.size, parts=parts, sent=sent)
+        release = (row.close, column.close, *(line.Free for line in lines))
+        return Connection(mpi, sum_of, num_roundings=row.size + column.size, release=release, sent=sent)

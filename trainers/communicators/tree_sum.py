@@ -93,7 +93,7 @@ class TreeSum:
             values: one-dimensional, of the same length and type for all groups.
         """
         start, size, summed = leaf, 1, values
-        while start % (2 * size) == size and start - size == self._start_of_last(size):
+        while start % (2 * size) == size and (start - size, size) == self._last_block():
             left = self._blocks.pop()
             left.values += summed
             self._free += [] if summed is values else [summed]
@@ -134,9 +134,8 @@ class TreeSum:
         requests += [self._mpi.Isend(array, other) for other in others for array in sent[other]]
         MPI.Request.Waitall(requests)  # spins: no backward pass runs meanwhile
 
-    def _start_of_last(self, size: int) -> int | None:
-        """Where the last block begins, if it has this size."""
-        return self._blocks[-1].start if self._blocks and self._blocks[-1].size == size else None
+    def _last_block(self) -> tuple[int, int] | None:
+        return (self._blocks[-1].start, self._blocks[-1].size) if self._blocks else None
 
     def _memory_like(self, values: np.ndarray) -> np.ndarray:
         while self._free:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+Lost = np.ndarray | None  # counts of numbers that overflowed, and that were flushed to zero
 _PIECE = 32768  # numbers that are converted at a time
 
 
@@ -21,20 +22,14 @@ class Wire(Protocol):
     """A number format: how numbers are packed into it, added and unpacked.
 
     Arrays are NumPy's; those of `pack`, `store` and `scale` may be CuPy's too.
-
-    Args:
-        name: as the cluster file spells it.
-        num_bytes: of one number.
-        largest: the largest finite number, or infinity where it is that of float32.
-        epsilon: the largest relative error of one rounding.
     """
 
-    name: str
-    num_bytes: int
-    largest: float
-    epsilon: float
+    name: str  # as the cluster file spells it
+    num_bytes: int  # of one number
+    largest: float  # finite number; infinity where it is that of float32
+    epsilon: float  # the largest relative error of one rounding
 
-    def pack(self, values: np.ndarray, factor: float = 1.0, lost: np.ndarray | None = None) -> np.ndarray:
+    def pack(self, values: np.ndarray, factor: float = 1.0, lost: Lost = None) -> np.ndarray:
         """values * factor as they are sent; may be `values` itself, which are overwritten where there is a factor.
 
         Args:
@@ -47,9 +42,7 @@ class Wire(Protocol):
     def buffer_to_store(self, values: np.ndarray) -> np.ndarray:
         """A buffer of as many packed numbers, to receive what `store` puts into `values`; may be `values` itself."""
 
-    def add(
-        self, values: np.ndarray, received: np.ndarray, factor: float = 1.0, lost: np.ndarray | None = None
-    ) -> None:
+    def add(self, values: np.ndarray, received: np.ndarray, factor: float = 1.0, lost: Lost = None) -> None:
         """values <- values * factor + received, in the precision of `values`; `lost` as of `pack`.
 
         Raises:
@@ -72,7 +65,7 @@ class FullWire:
         self.num_bytes = np.dtype(dtype).itemsize
         self._to_add = np.empty(0, dtype)
 
-    def pack(self, values: np.ndarray, factor: float = 1.0, lost: np.ndarray | None = None) -> np.ndarray:
+    def pack(self, values: np.ndarray, factor: float = 1.0, lost: Lost = None) -> np.ndarray:
         self.scale(values, factor)
         return values
 
@@ -83,9 +76,7 @@ class FullWire:
     def buffer_to_store(self, values: np.ndarray) -> np.ndarray:
         return values
 
-    def add(
-        self, values: np.ndarray, received: np.ndarray, factor: float = 1.0, lost: np.ndarray | None = None
-    ) -> None:
+    def add(self, values: np.ndarray, received: np.ndarray, factor: float = 1.0, lost: Lost = None) -> None:
         if np.may_share_memory(values, received):
             raise ValueError("received numbers have overwritten those that they are added to; use buffer_to_add")
         self.scale(values, factor)
@@ -107,20 +98,18 @@ class _HalfWire:
     """Sixteen bits a number, summed in float32 by the receiver.
 
     Compiled code does the work where there is some; else NumPy or CuPy, on a CPU piece by piece, to stay in the cache.
-
-    `_infinite_from` and `_zero_up_to`: the least number that is rounded to infinity, the largest rounded to zero.
     """
 
     name: str
     num_bytes = 2
-    _infinite_from: float
-    _zero_up_to: float
+    _infinite_from: float  # the least number that is rounded to infinity
+    _zero_up_to: float  # the largest that is rounded to zero
 
     def __init__(self) -> None:
         self._to_add = self._to_store = np.empty(0, np.uint16)
         self._piece = np.empty(_PIECE, np.float32)
 
-    def pack(self, values: np.ndarray, factor: float = 1.0, lost: np.ndarray | None = None) -> np.ndarray:
+    def pack(self, values: np.ndarray, factor: float = 1.0, lost: Lost = None) -> np.ndarray:
         packed = array_module(values).empty(len(values), np.uint16)
         if not self._compiled("pack", values, packed, factor, lost):
             self._scale(values, factor, lost)
@@ -136,9 +125,7 @@ class _HalfWire:
         self._to_store = _at_least(len(values), self._to_store, np.uint16)
         return self._to_store[: len(values)]
 
-    def add(
-        self, values: np.ndarray, received: np.ndarray, factor: float = 1.0, lost: np.ndarray | None = None
-    ) -> None:
+    def add(self, values: np.ndarray, received: np.ndarray, factor: float = 1.0, lost: Lost = None) -> None:
         if self._compiled("add", values, received, factor, lost):
             return
         self._scale(values, factor, lost)
@@ -171,7 +158,7 @@ class _HalfWire:
             flushed += int(count(part <= self._zero_up_to) - count(part == 0))
         return overflowed, flushed
 
-    def _compiled(self, name: str, values: Any, packed: Any, factor: float, lost: np.ndarray | None) -> bool:
+    def _compiled(self, name: str, values: Any, packed: Any, factor: float, lost: Lost) -> bool:
         """Run the compiled conversion of this name; returns whether there is one for these arrays."""
         if not _is_compiled_for(values) or not packed.flags.c_contiguous:
             return False
@@ -182,7 +169,7 @@ class _HalfWire:
         run(values.ctypes.data, packed.ctypes.data, len(values), factor, *limits, counts.ctypes.data)
         return True
 
-    def _scale(self, values: np.ndarray, factor: float, lost: np.ndarray | None) -> None:
+    def _scale(self, values: np.ndarray, factor: float, lost: Lost) -> None:
         """Scale before the conversion, where it is not compiled."""
         if lost is not None:
             lost += self.scale(values, factor)
@@ -292,8 +279,8 @@ def load(library: ctypes.CDLL | None) -> ctypes.CDLL | None:
 
 
 def _built() -> ctypes.CDLL | None:
-    found = importlib.util.find_spec("trainers.communicators._half")
-    return None if found is None or found.origin is None else ctypes.CDLL(found.origin)
+    spec = importlib.util.find_spec("trainers.communicators._half")
+    return None if spec is None or spec.origin is None else ctypes.CDLL(spec.origin)
 
 
 LIBRARY = _built()  # all that was compiled, None without a compiler

@@ -137,11 +137,11 @@ class _Block:
 
     def follow(self) -> None:
         """Make kernels launched from now on wait for the copy."""
-        self._gpu.follow(self._copied)
+        self._gpu.wait_event(self._copied)
 
     def leave(self) -> None:
         """All kernels that read the GPU buffer have been launched: the next copy waits for them."""
-        self._read = self._gpu.mark()
+        self._read = self._gpu.record_event()
 
     def release(self) -> None:
         """Free all memory."""

@@ -74,11 +74,7 @@ class ChainerMNCommunicator(MpiCommunicatorBase):
     Differs: no message leaves before backward has ended, and ChainerMN's own double buffering, for NCCL only, does not
     accept this class. RecipeUpdater does both.
 
-    Args:
-        mpi_comm: of mpi4py.
-        communicator: one of `trainers.communicators`.
-        wire: name of a format.
-        bucket_bytes: size of the buffer.
+    Args: as of `create_communicator`, which checks them.
     """
 
     def __init__(self, mpi_comm: Any, communicator: Any, wire: str, bucket_bytes: int) -> None:
@@ -130,7 +126,7 @@ class ChainerMNCommunicator(MpiCommunicatorBase):
             slots = [buffer[end - len(piece) : end] for piece, end in zip(pieces, ends, strict=True)]
             for slot, piece in zip(slots, pieces, strict=True):
                 copyto(slot, piece)
-            with waiting_for_ranks(), connection.after(connection.mark()):
+            with waiting_for_ranks(), connection.on_stream_after(connection.record_event()):
                 mean(buffer[: ends[-1]], connection, wire, 1.0 / self.size)
             for slot, piece in zip(slots, pieces, strict=True):
                 copyto(piece, slot, casting="same_kind")

@@ -1,9 +1,11 @@
 """Where the gradient is averaged over the workers: bucket by bucket, while backward goes on.
 
 backward of a layer     FlatGradients adds its gradients to their slots of one flat array
-Round.finished          a bucket whose slots are complete is queued, in the order of the buckets
+ExchangeHandle.finished a bucket whose slots are complete is queued, in the order of the buckets
 exchange thread         `mean`: the bucket is scaled, summed over the workers (all-reduce) and scaled
-Round.finish            waits for all buckets; the array then holds the mean, which the optimizer applies
+ExchangeHandle.finish   waits for all buckets; the array then holds the mean, which the optimizer applies
+
+`ExactExchange` has the same interface. In exact mode it sums in a fixed tree, whichever worker computed a norm group.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import numpy as np
 from recipes.planning.division import MicroBatch
 from trainers.communicators.connection import Connection
 from trainers.communicators.mpi_messages import total_over_ranks
+from trainers.communicators.tree_sum import TreeSum
 from trainers.communicators.wire import FullWire, Wire, largest_absolute
 from trainers.gradients.flat_gradients import FlatGradients
 from trainers.runs.phase_clock import ExchangeStats
@@ -42,7 +45,7 @@ class Exchange:
     algorithm sends for all gradients; for S, 8 a bucket from each worker to each.
 
     With `overlap` a separate thread sums a bucket as soon as backward has finished it and all before it, in the same
-    order on all workers. Without, the caller of `Round.finish` sums them all.
+    order on all workers. Without, the caller of `ExchangeHandle.finish` sums them all.
 
     Args:
         flat: the gradients, in memory that the connection allocated.
@@ -59,9 +62,10 @@ class Exchange:
     ) -> None:
         self.flat, self.connection, self.wire = flat, connection, wire
         self.buckets, self.bucket_of = buckets_of(flat, bucket_bytes)
-        self.overlaps = connection.beside_backward = overlap and connection.mpi.size > 1
+        self.overlaps = overlap and connection.mpi.size > 1
+        connection.set_beside_backward(self.overlaps)
         self.observe: Callable[[int, float, float], None] = lambda number, began, ended: None
-        self._ready: queue.SimpleQueue[tuple[Round, int, Any] | None] = queue.SimpleQueue()
+        self._ready: queue.SimpleQueue[tuple[ExchangeHandle, int, Any] | None] = queue.SimpleQueue()
         self.thread: threading.Thread | None = None
         if self.overlaps:
             self.thread = threading.Thread(target=self._serve, name="exchange", daemon=True)
@@ -72,30 +76,30 @@ class Exchange:
         """The last slot of each bucket."""
         return [last - 1 for last in itertools.accumulate(bucket.num_slots for bucket in self.buckets)]
 
-    def begin(self, *, scale: float) -> Round:
+    def begin(self, *, scale: float) -> ExchangeHandle:
         """Start the exchange of the gradients about to be written to `flat.values`; all workers call this together.
 
         Args:
             scale: what the sum over workers is multiplied by.
         """
-        return Round(self, self.flat.values, scale)
+        return ExchangeHandle(self, self.flat.values, scale)
 
-    def send(self, sent: Round, number: int) -> None:
-        """Average a bucket of a round: queued for the thread, or at once."""
-        mark = self.connection.mark()
+    def send(self, handle: ExchangeHandle, number: int) -> None:
+        """Average a bucket: queued for the thread, or at once."""
+        event = self.connection.record_event()
         if self.overlaps:
-            self._ready.put((sent, number, mark))
+            self._ready.put((handle, number, event))
         else:
-            sent.average(number, mark)
+            handle.average(number, event)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """While the main thread only waits for the exchange thread, which need not leave the core to it."""
-        self.connection.beside_backward = False
+        self.connection.set_beside_backward(False)
         try:
             yield
         finally:
-            self.connection.beside_backward = self.overlaps
+            self.connection.set_beside_backward(self.overlaps)
 
     def close(self) -> None:
         """End the thread and free the memory of the gradients. All workers call this together."""
@@ -109,18 +113,12 @@ class Exchange:
 
     def _serve(self) -> None:
         while (task := self._ready.get()) is not None:
-            sent, number, mark = task
-            sent.average(number, mark)
+            handle, number, event = task
+            handle.average(number, event)
 
 
-class Round:
-    """The exchange of one update's gradients, in `values`.
-
-    Args:
-        exchange: whose buckets and thread it uses.
-        values: the flat array.
-        scale: what the sum over workers is multiplied by.
-    """
+class ExchangeHandle:
+    """The exchange of one update's gradients, in `values`, while it is under way; `Exchange.begin` makes it."""
 
     def __init__(self, exchange: Exchange, values: np.ndarray, scale: float) -> None:
         self._exchange, self._values, self._scale = exchange, values, scale
@@ -163,12 +161,13 @@ class Round:
             self._stats = ExchangeStats(lost=self._lost, seconds=self._seconds, waited_seconds=waited_seconds)
         return self._stats
 
-    def average(self, number: int, mark: Any) -> None:
-        """Average a bucket that is complete at `mark` over the workers; `finish` raises what goes wrong here."""
+    def average(self, number: int, event: Any) -> None:
+        """Average a bucket that is complete at `event` over the workers; `finish` raises what goes wrong here."""
         began = time.perf_counter()
         try:
-            with waiting_for_ranks(), self._exchange.connection.after(mark):
-                self._average(number)
+            with waiting_for_ranks(), self._exchange.connection.on_stream_after(event):
+                exchange, values = self._exchange, self._values[self._exchange.buckets[number].span]
+                self._lost[number] = mean(values, exchange.connection, exchange.wire, self._scale)
         except BaseException as error:
             self._failure = error
         ended = time.perf_counter()
@@ -179,10 +178,6 @@ class Round:
     def _send_next(self) -> None:
         self._next += 1
         self._exchange.send(self, self._next - 1)
-
-    def _average(self, number: int) -> None:
-        exchange, values = self._exchange, self._values[self._exchange.buckets[number].span]
-        self._lost[number] = mean(values, exchange.connection, exchange.wire, self._scale)
 
 
 def mean(values: np.ndarray, connection: Connection, wire: Wire, scale: float) -> tuple[int, int]:
@@ -229,3 +224,79 @@ def buckets_of(flat: FlatGradients, bucket_bytes: int) -> tuple[list[Bucket], li
             buckets.append(Bucket(span=slice(start, slot.span.stop), num_slots=count))
             start, count = slot.span.stop, 0
     return buckets, bucket_of
+
+
+class ExactExchange:
+    """Turns the gradients of all norm groups into their mean, with the same bits on any number of workers.
+
+        mean = scale * T(gradients of the groups)          T: see TreeSum; scale = 1 / global batch, multiplied once
+
+    Nothing overlaps with backward: every sum needs the last group. Bytes on the wire: those of TreeSum.
+
+    Args:
+        flat: the gradients; every micro-batch is one norm group and overwrites them.
+        connection: of all workers; its memory and its communicator are used, its sums are not.
+        bucket_bytes: gradients that are sent together.
+    """
+
+    overlaps, ends_of_buckets = False, ()
+
+    def __init__(self, flat: FlatGradients, connection: Connection, *, bucket_bytes: int) -> None:
+        self.flat, self.connection = flat, connection
+        self.observe: Callable[[int, float, float], None] = lambda number, began, ended: None  # all in one bucket
+        self._tree = TreeSum(connection.mpi, piece_bytes=bucket_bytes)
+
+    def begin(self, *, scale: float) -> ExactHandle:
+        """Start the exchange of an update, or of one that is done again; all workers call this together.
+
+        Args:
+            scale: what the sum over the groups is multiplied by.
+        """
+        self._tree.clear()
+        return ExactHandle(self.flat, self._tree, scale, self.observe)
+
+    def close(self) -> None:
+        """Free the memory of the gradients. All workers call this together."""
+        self.flat.release()
+        with waiting_for_ranks():
+            self.connection.close()
+
+
+class ExactHandle:
+    """The exchange of one update's gradients, in `flat.values`; the counterpart of `ExchangeHandle`."""
+
+    def __init__(
+        self, flat: FlatGradients, tree: TreeSum, scale: float, observe: Callable[[int, float, float], None]
+    ) -> None:
+        self._flat, self._values, self._tree, self._scale = flat, flat.values, tree, scale
+        self._observe = observe
+        self._stats: ExchangeStats | None = None
+
+    @contextlib.contextmanager
+    def part(self, micro_batch: MicroBatch) -> Iterator[None]:
+        """Around forward and backward of a micro-batch: its gradients become a leaf of the tree."""
+        assert micro_batch.num_groups == 1, "the plan of exact mode"
+        self._flat.overwrite()
+        yield
+        self._flat.zero_unwritten()
+        self._tree.add(micro_batch.offset // micro_batch.size, self._values)
+
+    def finished(self, number: int) -> None:
+        """A slot is complete: nothing to do, since nothing is sent before all slots are."""
+
+    def send_rest(self) -> None:
+        """All gradients are complete: sum them now."""
+        if self._stats is None:
+            began = time.perf_counter()
+            self._tree.total(self._values)
+            self._values *= self._values.dtype.type(self._scale)
+            ended = time.perf_counter()
+            self._observe(0, began, ended)
+            seconds = ended - began
+            self._stats = ExchangeStats(lost=np.zeros((0, 2), np.int64), seconds=seconds, waited_seconds=seconds)
+
+    def finish(self) -> ExchangeStats:
+        """Sum the gradients if that was not done; the values are then the mean, the same on all workers."""
+        self.send_rest()
+        assert self._stats is not None
+        return self._stats

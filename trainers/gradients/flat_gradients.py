@@ -23,16 +23,12 @@ from trainers.kernels import chainer_hooks
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """The part of the flat array that holds the gradient of a parameter.
-
-    Args:
-        late: it is used outside its link as well, so its gradient is complete only when all of backward has ended.
-    """
+    """The part of the flat array that holds the gradient of a parameter."""
 
     path: str
     parameter: chainer.Parameter
     span: slice
-    late: bool
+    late: bool  # used outside its link as well, so its gradient is complete only when all of backward has ended
 
 
 class FlatGradients:
@@ -103,12 +99,12 @@ class FlatGradients:
             RuntimeError: a parameter was used outside its link, as shared weights are, and `finished` was called too
                 early.
         """
-        came: Counter[int] = Counter()
+        num_arrived: Counter[int] = Counter()
         arrivals, parts = _Arrivals(self, finished, ends), PartNorms() if measure else None
 
         def deliver(number: int, array: np.ndarray) -> None:
-            came[number] += 1
-            whole = came[number] == uses[number]
+            num_arrived[number] += 1
+            whole = num_arrived[number] == uses[number]
             arrivals.add(number, array, whole=whole)
             if parts is not None:
                 parts.add(number, array, whole=whole and not self.slots[number].late)
@@ -120,7 +116,7 @@ class FlatGradients:
             yield norm
         for number, slot in enumerate(self.slots):
             if slot.parameter.grad is not None:  # used outside its link, where no hook is
-                if finished is not None and came[number]:
+                if finished is not None and num_arrived[number]:
                     raise RuntimeError(
                         f"{slot.path} is used past its link as well, and its gradient came too late to be sent while "
                         f"backward goes on; set exchange.overlap to false in the cluster file"
@@ -141,8 +137,8 @@ class FlatGradients:
     @property
     def not_finite(self) -> str | None:
         """Path of the first slot with an infinity or a NaN in this update; None if there is none, or no check."""
-        found = np.flatnonzero(to_cpu(self.flags))
-        return self.slots[found[0]].path if len(found) else None
+        numbers = np.flatnonzero(to_cpu(self.flags))
+        return self.slots[numbers[0]].path if len(numbers) else None
 
     def _add(self, arrived: dict[int, np.ndarray]) -> None:
         """Add the gradients of some slots: in one launch where the kernels can."""
@@ -152,8 +148,8 @@ class FlatGradients:
             self._written[number] = True
         if gather := getattr(chainer_hooks.operators_for(self.values), "gather", None):
             starts = [slot.span.start for slot in slots]
-            found = self.flags if self._checks else None
-            if gather([*arrived.values()], self.values, starts=starts, adds=adds, found=found, numbers=[*arrived]):
+            flags = self.flags if self._checks else None
+            if gather([*arrived.values()], self.values, starts=starts, adds=adds, found=flags, numbers=[*arrived]):
                 return
         for (number, array), slot, add in zip(arrived.items(), slots, adds, strict=True):
             if self._checks:
@@ -339,14 +335,14 @@ def backward_order(model: chainer.Chain, images_NCHW: np.ndarray) -> list[tuple[
     """
     known = sorted(model.namedparams())
     numbers = {id(parameter): number for number, (_, parameter) in enumerate(known)}
-    came: list[int] = []
-    hooks = GradientHooks(lambda variable: numbers.get(id(variable)), lambda number, _: came.append(number))
+    arrivals: list[int] = []
+    hooks = GradientHooks(lambda variable: numbers.get(id(variable)), lambda number, _: arrivals.append(number))
     model.cleargrads()
     with chainer.using_config("train", False), hooks:
         F.sum(model(images_NCHW)).backward()
     late = {number for number, (_, parameter) in enumerate(known) if parameter.grad is not None}
     model.cleargrads()
-    position = {number: at for at, number in enumerate(came)}  # the last use of one that is used several times
-    position |= dict.fromkeys(late, len(came))
+    position = {number: at for at, number in enumerate(arrivals)}  # the last use of one that is used several times
+    position |= dict.fromkeys(late, len(arrivals))
     order = sorted(range(len(known)), key=lambda number: position.get(number, math.inf))
     return [(*known[number], number in late) for number in order]

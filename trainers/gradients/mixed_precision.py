@@ -149,10 +149,6 @@ def weights_in(model: chainer.Link, dtype: Any) -> Iterator[None]:
 
     For float32 these are copies, with channels last, of the weights of convolutions larger than 1x1, made by one kernel
     launch where the kernels can; otherwise each convolution and each of its gradients would make its own.
-
-    Args:
-        model: its parameters are initialised.
-        dtype: of the casts.
     """
     held = {}  # a link that is in two places counts once
     for link in model.links():
@@ -161,7 +157,8 @@ def weights_in(model: chainer.Link, dtype: Any) -> Iterator[None]:
     if dtype == np.float32:
         held = {key: each for key, each in held.items() if each[2].ndim == 4 and math.prod(each[2].shape[2:]) > 1}
     given = [parameter.array for *_, parameter in held.values()]
-    arrays = _narrowed(given, dtype)
+    kernels = chainer_hooks.operators_for(*given) if given else None
+    arrays = kernels.narrowed(given, dtype) if hasattr(kernels, "narrowed") else None  # in one launch
     if arrays is None:
         held, arrays = ({}, []) if dtype == np.float32 else (held, [array.astype(dtype) for array in given])
     try:
@@ -171,12 +168,6 @@ def weights_in(model: chainer.Link, dtype: Any) -> Iterator[None]:
     finally:
         for link, name, parameter in held.values():
             link.__dict__[name] = parameter
-
-
-def _narrowed(arrays: list[Any], dtype: Any) -> list[Any] | None:
-    """Copies of arrays in another type, with channels last, made in one launch; None where the kernels cannot."""
-    ours = chainer_hooks.operators_for(*arrays) if arrays else None
-    return ours.narrowed(arrays, dtype) if hasattr(ours, "narrowed") else None
 
 
 @contextlib.contextmanager

@@ -46,11 +46,7 @@ def clip(values: Any, clip_norm: float) -> float:
 
 
 def first_not_finite(arrays: Mapping[str, Any]) -> str | None:
-    """Name of the first of these arrays that holds an infinity or a NaN; None if none does.
-
-    Args:
-        arrays: by name; those that are None are passed over.
-    """
+    """Name of the first of these arrays with an infinity or a NaN, None if there is none; an array may be None."""
     arrays = {name: values for name, values in arrays.items() if values is not None}
     ours = chainer_hooks.operators_for(*arrays.values()) if arrays else None
     if hasattr(ours, "finite") and all(values.flags.c_contiguous for values in arrays.values()):
@@ -107,11 +103,7 @@ class ShareNorms:
 
 
 class SquaredNorm:
-    """Sum of squares, added up in float64.
-
-    Args:
-        squares: the terms so far.
-    """
+    """Sum of squares, added up in float64; `squares` are the terms so far."""
 
     def __init__(self, squares: Iterable[Any] = ()) -> None:
         self.squares = list(squares)

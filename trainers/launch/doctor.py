@@ -23,6 +23,7 @@ from trainers.training.device import INSTALL
 
 _PACKAGES = ("kilobatch", "chainer", "chainermn", "chainercv", "numpy", "mpi4py", "mpich", "cupy", "optuna")
 _SMALL_SHARED_MEMORY = 256 << 20
+_REINSTALL = "install the versions of requirements.lock: ./scripts/setup in a checkout"
 _PROBE = """
 import json
 from mpi4py import MPI
@@ -34,32 +35,20 @@ if MPI.COMM_WORLD.rank == 0:
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """A fault of the installation.
-
-    Args:
-        what: the fault, as found here.
-        way_out: what to do about it.
-        stops_cpu_training: whether it prevents all training; else it costs speed or the use of the GPU.
-    """
+    """A fault of the installation."""
 
     what: str
     way_out: str
-    stops_cpu_training: bool = False
+    stops_cpu_training: bool = False  # else it costs speed or the use of the GPU
 
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """What `examine` found.
+    """What `examine` returns."""
 
-    Args:
-        sections: title -> name -> value, in the order of display.
-        patches: rows of `trainers.compat.patches()`.
-        problems: those that stop training first.
-    """
-
-    sections: dict[str, dict[str, Any]]
+    sections: dict[str, dict[str, Any]]  # title -> name -> value, in the order of display
     patches: list[compat.PatchReport]
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)  # those that stop training first
 
     @property
     def trains_on_cpu(self) -> bool:
@@ -93,20 +82,19 @@ def examine(*, mpi_timeout_seconds: float = 60.0) -> Diagnosis:
 
 def _versions(problems: list[Problem]) -> dict[str, Any]:
     distributions = packages_distributions()  # cupy comes as cupy-cuda13x and the like, chainermn inside chainer
-    found: dict[str, Any] = {"python": platform.python_version()}
+    facts: dict[str, Any] = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
-            found[name] = version(distributions.get(name, [name])[0])
+            facts[name] = version(distributions.get(name, [name])[0])
         except PackageNotFoundError:
-            found[name] = None
+            facts[name] = None
     for name in ("chainer", "chainermn", "chainercv"):
         try:
             importlib.import_module(name)
         except Exception as error:  # of any kind: it belongs in the report
             what = f"import {name} fails: {type(error).__name__}: {error}"
-            way_out = "install the versions of requirements.lock: ./scripts/setup in a checkout"
-            problems.append(Problem(what=what, way_out=way_out, stops_cpu_training=True))
-    return found
+            problems.append(Problem(what=what, way_out=_REINSTALL, stops_cpu_training=True))
+    return facts
 
 
 def _one_update(problems: list[Problem]) -> None:
@@ -121,45 +109,44 @@ def _one_update(problems: list[Problem]) -> None:
         optimizer.update(lambda: chainer.functions.sum(model(images) ** 3))
     except Exception as error:  # of any kind: it belongs in the report
         what = f"an update of a small network on the CPU fails: {type(error).__name__}: {error}"
-        way_out = "install the versions of requirements.lock: ./scripts/setup in a checkout"
-        problems.append(Problem(what=what, way_out=way_out, stops_cpu_training=True))
+        problems.append(Problem(what=what, way_out=_REINSTALL, stops_cpu_training=True))
 
 
 def _mpi(problems: list[Problem], timeout_seconds: float) -> dict[str, Any]:
     if (launched := launched_ranks()) is not None:
         return {"launcher": f"this process is one of {launched} ranks already; none started", "ranks_started": None}
-    found: dict[str, Any] = {"mpiexec": None, "library": None, "thread_level": None, "ranks_started": 0}
+    facts: dict[str, Any] = {"mpiexec": None, "library": None, "thread_level": None, "ranks_started": 0}
     way_out = "pip install --force-reinstall mpi4py mpich, and use the mpiexec beside this environment's python"
     try:
-        found["mpiexec"] = find_mpiexec()
-        command = [found["mpiexec"], "-n", "2", sys.executable, "-m", "mpi4py", "-c", _PROBE]
+        facts["mpiexec"] = find_mpiexec()
+        command = [facts["mpiexec"], "-n", "2", sys.executable, "-m", "mpi4py", "-c", _PROBE]
         here = {**LOCAL_LAUNCH, **os.environ}
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_seconds, check=True, env=here)
         (ranks, library, level), _ = json.JSONDecoder().raw_decode(done.stdout)
-        found["library"] = " ".join(library.splitlines()[0].strip("\0").split())
-        found["thread_level"] = ("single", "funneled", "serialized", "multiple")[level]
-        found["ranks_started"] = len(ranks)
+        facts["library"] = " ".join(library.splitlines()[0].strip("\0").split())
+        facts["thread_level"] = ("single", "funneled", "serialized", "multiple")[level]
+        facts["ranks_started"] = len(ranks)
         what = "mpiexec -n 2 started two processes of one rank each: it belongs to another MPI than mpi4py"
     except LaunchError as error:
         what = str(error)
     except subprocess.TimeoutExpired:
         what = f"mpiexec -n 2 did not end within {timeout_seconds:g} s"
     except (subprocess.CalledProcessError, OSError, ValueError) as error:
-        said = _last_line(_said(error))
-        if getattr(error, "returncode", None) == signal.SIGBUS or "Shared memory error" in said:
+        output = _last_line(_output_of(error))
+        if getattr(error, "returncode", None) == signal.SIGBUS or "Shared memory error" in output:
             way_out = "let MPI write to /dev/shm, and make room there; in a container: docker run --shm-size=2g"
-        what = f"mpiexec -n 2 fails: {said}"
-    if found["thread_level"] not in (None, "multiple"):
-        what = f"MPI's thread level is {found['thread_level']}: several ranks cannot exchange gradients beside backward"
+        what = f"mpiexec -n 2 fails: {output}"
+    if facts["thread_level"] not in (None, "multiple"):
+        what = f"MPI's thread level is {facts['thread_level']}: several ranks cannot exchange gradients beside backward"
         other = "unset MPI4PY_RC_THREAD_LEVEL and MPI4PY_RC_THREADS, take an MPI with MPI_THREAD_MULTIPLE (pip install "
         other += "mpich), or train with --set cluster.exchange.overlap=false"
         problems.append(Problem(what=what, way_out=other))
-    if found["ranks_started"] != 2:
+    if facts["ranks_started"] != 2:
         problems.append(Problem(what=what, way_out=way_out, stops_cpu_training=True))
-    return found
+    return facts
 
 
-def _said(error: Exception) -> str:
+def _output_of(error: Exception) -> str:
     """What a command that failed wrote, else how it ended."""
     if not isinstance(error, subprocess.CalledProcessError):
         return str(error)
@@ -173,28 +160,34 @@ def _last_line(text: str) -> str:
 
 def _gpu(problems: list[Problem]) -> dict[str, Any]:
     """What Chainer can do with the GPUs here; if a library is missing it silently falls back to the CPU."""
-    found: dict[str, Any] = {"gpus": _gpus_of_driver(), "usable": False, "reason": None, "cudnn": False, "nccl": None}
-    found["cuda_aware_mpi"] = "mpi4py.MPI" in sys.modules and _communicator_lacks("CudaAwareMpi") is None
+    facts: dict[str, Any] = {
+        "gpus": _gpus_of_driver(),
+        "usable": False,
+        "reason": None,
+        "cudnn": False,
+        "nccl": None,
+    }
+    facts["cuda_aware_mpi"] = "mpi4py.MPI" in sys.modules and _communicator_lacks("CudaAwareMpi") is None
     cuda = sys.modules.get("chainer.backends.cuda")
     if cuda is None:
-        return found
+        return facts
     if not cuda.available:
-        found["reason"] = _last_line(str(cuda._resolution_error))
-        if found["gpus"]:
-            problems.append(Problem(what=f"a GPU that Chainer cannot use: {found['reason']}", way_out=INSTALL))
-        return found
-    found["cudnn"] = kernels.missing("cudnn", device="gpu") is None
+        facts["reason"] = _last_line(str(cuda._resolution_error))
+        if facts["gpus"]:
+            problems.append(Problem(what=f"a GPU that Chainer cannot use: {facts['reason']}", way_out=INSTALL))
+        return facts
+    facts["cudnn"] = kernels.missing("cudnn", device="gpu") is None
     try:
-        found["usable"] = cuda.cuda.runtime.getDeviceCount() > 0
+        facts["usable"] = cuda.cuda.runtime.getDeviceCount() > 0
     except cuda.cuda.runtime.CUDARuntimeError as error:
-        found["reason"] = str(error)
+        facts["reason"] = str(error)
         way_out = "see whether nvidia-smi shows the GPU; until then train with --device cpu"
         problems.append(Problem(what=f"CuPy finds no GPU: {error}", way_out=way_out))
     if (lacking := _communicator_lacks("Nccl")) is not None:
         problems.append(Problem(what=f"GPUs exchange gradients through host memory: {lacking[0]}", way_out=lacking[1]))
     else:
-        found["nccl"] = importlib.import_module("cupy.cuda.nccl").get_version()
-    return found
+        facts["nccl"] = importlib.import_module("cupy.cuda.nccl").get_version()
+    return facts
 
 
 def _kernels(problems: list[Problem]) -> str:

@@ -51,12 +51,19 @@ def join_world(ranks: int) -> Any:
     Raises:
         LaunchError: mpi4py finds no MPI, or another one than the launcher's.
     """
-    world = _world()
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise LaunchError(
+            f"MPI cannot start: {' '.join(str(error).split())}; install mpi4py and an MPI for it (pip install mpi4py "
+            "mpich), and see `kilobatch doctor`"
+        ) from error
+    world = MPI.COMM_WORLD
     abort_on_exception(world.rank)
     if world.size != ranks:
         raise LaunchError(
             f"{ranks} ranks were launched, but MPI joins {world.size}: the launcher and mpi4py use different MPIs; "
-            f"{way_to_join(_library_version())}"
+            f"{way_to_join(MPI.Get_library_version())}"
         )
     world.Barrier()  # all have left MPI_Init
     remove_shared_memory()
@@ -64,15 +71,13 @@ def join_world(ranks: int) -> Any:
 
 
 def way_to_join(library: str, environment: Mapping[str, str] = os.environ) -> str:
-    """What to type where a launcher's ranks do not join one communicator.
-
-    Slurm has several process-management interfaces, and an MPI library knows some of them.
+    """What to type where a launcher's ranks do not join one communicator: Slurm's interface may not be the MPI's.
 
     >>> way_to_join("MPICH Version: 4.3.2", {"SLURM_STEP_ID": "0"})
     'type `export SLURM_MPI_TYPE=pmi2` before the same command (srun --mpi=list says what this Slurm has)'
 
     Args:
-        library: what MPI says of itself.
+        library: MPI's version string.
         environment: of this process.
     """
     others = any(name.startswith(("HYDI_", "OMPI_COMM_WORLD_")) for name in environment)  # mpiexec in a Slurm step
@@ -83,14 +88,7 @@ def way_to_join(library: str, environment: Mapping[str, str] = os.environ) -> st
 
 
 def require_threads(plan: Plan, mpi: Any) -> None:
-    """Refuse an exchange on a separate thread where MPI does not let several threads call it.
-
-    Args:
-        plan: of the run.
-        mpi: communicator of all workers.
-    Raises:
-        LaunchError: MPI is at a level below MPI_THREAD_MULTIPLE.
-    """
+    """Raise LaunchError where the plan exchanges on a separate thread and MPI is below MPI_THREAD_MULTIPLE."""
     from mpi4py import MPI
 
     if mpi.size == 1 or plan.exact or not plan.cluster.exchange.overlap or MPI.Query_thread() >= MPI.THREAD_MULTIPLE:
@@ -116,8 +114,7 @@ def train_together(
     Bytes on the wire, beside those of `train_as_rank`: about 60, and the folder's name, from rank 0 to all.
 
     Args:
-        request: what is trained, the same on all ranks.
-        mpi: communicator of all workers.
+        request: the same on all ranks.
         threads: of BLAS and OpenMP, for the log.
         served: these ranks do several runs (a search); the folder was checked, and the log is not their stdout.
         orphaned: whether the process that wants the run has gone; the run then stops, with a checkpoint.
@@ -154,28 +151,6 @@ def train_together(
     return code
 
 
-def _world() -> Any:
-    """MPI's communicator of all ranks.
-
-    Raises:
-        LaunchError: mpi4py finds no MPI.
-    """
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        raise LaunchError(
-            f"MPI cannot start: {' '.join(str(error).split())}; install mpi4py and an MPI for it (pip install mpi4py "
-            "mpich), and see `kilobatch doctor`"
-        ) from error
-    return MPI.COMM_WORLD
-
-
-def _library_version() -> str:
-    from mpi4py import MPI
-
-    return MPI.Get_library_version()
-
-
 def _report_alone(folder: Path, *, leads: bool, code: int) -> None:
     """Rank 0 draws the report where no parent of ours can; the others have finalized MPI and exit without waiting.
 
@@ -195,10 +170,7 @@ def _checked_together(
 ) -> tuple[Prepared | None, Path, IO[bytes] | None]:
     """What `prepare` and `lock_folder` return, on rank 0 only, and the run's folder, on all ranks.
 
-    Rank 0 checks everything for all, so that wrong input is reported once.
-
-    Raises:
-        InputRefused: on all ranks; rank 0 says why.
+    Rank 0 checks everything for all, so that wrong input is reported once; all ranks raise InputRefused.
     """
     prepared, folder, held, complaint = None, None, None, None
     if mpi.rank == 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,8 @@ from recipes.schema import Dataset, Recipe
 from trainers import models
 from trainers.runs.memory import installed_bytes
 
-_LOOKED_AT = 50_000  # samples checked of a split: 2 s if the files are in the page cache
-_NAMED = 10
+_MAX_CHECKED = 50_000  # samples of a split: 2 s if the files are in the page cache
+_MAX_NAMED = 10
 _ORDER_BYTES = 20  # a training sample, while a rank draws an epoch's order: draws, order, and half of that again
 
 
@@ -66,7 +66,6 @@ def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool) -> None:
     """Check once, before the ranks start and each meets the same error, what only the machine and the data can tell.
 
     Args:
-        opened: what will be trained.
         ranks: on this machine, or fewer.
         files: check the samples, too.
     Raises:
@@ -91,16 +90,16 @@ def require_data(dataset: Dataset) -> None:
             the file says are accepted.
     """
     try:
-        found = dataset.reader.facts(dataset.root)
+        counts = dataset.reader.facts(dataset.root)
     except (LookupError, OSError, ValueError) as error:
         way_out = "" if dataset.root is None else "; another folder is given with --data"
         way_out += f"; {dataset.obtain}" if dataset.obtain else ""
         raise DataRefused(f"data set {dataset.name}: {error}{way_out}") from error
-    for key, count in found.items():
-        said = getattr(dataset, key)
-        if count > said or (count < said and key != "num_classes"):
+    for key, count in counts.items():
+        in_file = getattr(dataset, key)
+        if count > in_file or (count < in_file and key != "num_classes"):
             raise DataRefused(
-                f"data set {dataset.name}: its file says {key}: {said}, and there are {count}; correct it there, or "
+                f"data set {dataset.name}: its file says {key}: {in_file}, and there are {count}; correct it there, or "
                 "give the right folder with --data"
             )
 
@@ -109,16 +108,15 @@ def require_room(dataset: Dataset, *, ranks: int) -> None:
     """Refuse more training samples than this machine has memory to order: the system would kill a rank silently.
 
     Args:
-        dataset: of the run.
         ranks: on this machine; each draws the order for itself.
     Raises:
         DataRefused: this machine has less memory than that needs.
     """
-    needed, there = _ORDER_BYTES * dataset.num_train, installed_bytes()
-    if there is not None and ranks * needed > there:
+    needed, installed = _ORDER_BYTES * dataset.num_train, installed_bytes()
+    if installed is not None and ranks * needed > installed:
         raise DataRefused(
             f"data set {dataset.name}: to draw the order of {dataset.num_train:,} training samples takes {needed:,} "
-            f"bytes of memory in each of {ranks} rank(s) here, and this machine has {there:,}; take fewer samples "
+            f"bytes of memory in each of {ranks} rank(s) here, and this machine has {installed:,}; take fewer samples "
             "(num_train), fewer ranks on a machine, or a larger machine"
         )
 
@@ -134,8 +132,8 @@ def require_readable(dataset: Dataset) -> None:
     opened = (dataset.reader.open(dataset.root, split) for split in ("train", "eval"))
     complaints = [text for samples in opened for text in _complaints(samples)]
     if complaints:
-        more = f"\nand {len(complaints) - _NAMED:,} more" if len(complaints) > _NAMED else ""
-        named = "\n".join(complaints[:_NAMED])
+        more = f"\nand {len(complaints) - _MAX_NAMED:,} more" if len(complaints) > _MAX_NAMED else ""
+        named = "\n".join(complaints[:_MAX_NAMED])
         raise DataRefused(
             f"data set {dataset.name}: {len(complaints):,} of its files cannot be read; replace or remove them\n"
             f"{named}{more}"
@@ -143,15 +141,9 @@ def require_readable(dataset: Dataset) -> None:
 
 
 def _complaints(samples: Any) -> Iterator[str]:
-    if not hasattr(samples, "require_readable"):
-        return
-    for index in _evenly_spaced(len(samples)):
+    count = min(len(samples), _MAX_CHECKED) if hasattr(samples, "require_readable") else 0
+    for number in range(count):
         try:
-            samples.require_readable(index)
+            samples.require_readable(number * len(samples) // count)
         except ValueError as error:
             yield str(error)
-
-
-def _evenly_spaced(count: int) -> Iterable[int]:
-    looked_at = min(count, _LOOKED_AT)
-    return (place * count // looked_at for place in range(looked_at))

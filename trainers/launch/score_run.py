@@ -10,8 +10,7 @@ from recipes.reading.open import open_recipe
 from trainers.launch.preflight import refuse_folder, require_data
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.checkpoint import CheckpointError, load_into, newest_checkpoint, read_checkpoint
-from trainers.runs.console import print_error
-from trainers.runs.errors import RankFailed
+from trainers.runs.errors import RankFailed, print_error
 from trainers.runs.run_folder import CHECKPOINTS, RECIPE
 from trainers.training.device import require_asked, settled, take_device
 
@@ -48,7 +47,7 @@ def score_run(
     require_data(opened.dataset)
     kind = settled(device, "cpu")
     require_asked(kind)
-    path = _find(folder / CHECKPOINTS, checkpoint)
+    path = _checkpoint_called(checkpoint, folder / CHECKPOINTS)
     content = read_checkpoint(path).scored()
 
     from mpi4py import MPI
@@ -63,7 +62,7 @@ def score_run(
     state = load_into(parts.model, None, content)
     read = {"load": parts.load_eval, "threads_load": parts.threads_load, "num_samples": parts.num_eval}
     try:
-        found = score(parts.model, **read, loss=parts.loss, mpi=MPI.COMM_SELF)
+        result = score(parts.model, **read, loss=parts.loss, mpi=MPI.COMM_SELF)
     except RankFailed as error:  # a broken image, say
         raise InputRefused(str(error)) from error
     return {
@@ -71,9 +70,9 @@ def score_run(
         "checkpoint": path.name,
         "update": state["update"],
         "epoch": state["epoch"],
-        "accuracy": found.accuracy,
-        "loss": found.loss,
-        "num_samples": found.num_samples,
+        "accuracy": result.accuracy,
+        "loss": result.loss,
+        "num_samples": result.num_samples,
     }
 
 
@@ -85,7 +84,7 @@ def scored_text(scored: dict[str, Any]) -> str:
     )
 
 
-def _find(folder: Path, checkpoint: str) -> Path:
+def _checkpoint_called(checkpoint: str, folder: Path) -> Path:
     newest, complaints = newest_checkpoint(folder)
     if newest is None:
         raise CheckpointError(f"no whole checkpoint in {folder}" + "".join(f"; {c}" for c in complaints))

@@ -17,8 +17,7 @@ from recipes.errors import InputRefused
 from trainers.launch.join_ranks import check_folder, join_world, train_together
 from trainers.launch.preflight import require_startable
 from trainers.launch.request import Prepared, TrainRequest, prepare
-from trainers.runs.console import print_error
-from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED, error_text
+from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED, error_text, print_error
 from trainers.runs.heartbeat import clear_heartbeats, read_heartbeat
 from trainers.runs.mpi_ranks import Ranks, launched_by_us, launched_rank, launched_ranks, limit_threads, start_ranks
 from trainers.runs.rank_exits import describe_first_exit, hold_exit_socket
@@ -32,8 +31,8 @@ from trainers.runs.run_folder import (
     newest_checkpoint_name,
     write_report,
 )
-from trainers.runs.startup_check import StartupCheck, startup_seconds
 from trainers.runs.stop_request import STOP_FILE, request_stop, requester_text
+from trainers.runs.watchdog import StartupCheck, startup_seconds
 
 
 def start_or_join(request: TrainRequest) -> int:
@@ -60,26 +59,17 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
     began_ms = int(time.time() * 1000)
     with _StopSignals(folder) as signals:
         clear_heartbeats(folder, anew=False)
-        started = signals.ranks = start_ranks(workers, _as_rank(request, folder), log=folder / LOG)
+        tree = replace(request, out=folder, workers=None).as_tree()
+        as_rank = ["train", request.recipe, "--as-rank", json.dumps(tree)]  # it gets its number from MPI
+        started = signals.ranks = start_ranks(workers, as_rank, log=folder / LOG)
         seconds = startup_seconds(request.watchdog_seconds)
         startup = StartupCheck(folder, started, seconds=seconds) if seconds else None
-        from trainers.runs.progress import (
-            Screen,
-            follow,  # while the ranks load theirs
-        )
+        from trainers.runs.progress import Screen, follow  # while the ranks load theirs
 
         console = Screen()
-        code = follow(
-            folder,
-            started.process,
-            timeline.num_updates,
-            console,
-            total_samples=timeline.num_samples,
-            since_ms=began_ms,
-        )
-    if startup is not None:
-        startup.close()
-    if startup is not None and startup.failure is not None:
+        totals = {"total_updates": timeline.num_updates, "total_samples": timeline.num_samples}
+        code = follow(folder, started.process, console=console, since_ms=began_ms, **totals)
+    if startup is not None and startup.close():
         print_error(f"kilobatch: {startup.failure}\nkilobatch: the run failed; log: {folder / LOG}; {_way_on(folder)}")
         return EXIT_FAILED
     code = _verdict(code, folder, began_ms, started, ended_at_once_by=signals.ended_at_once_by)
@@ -89,12 +79,6 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
         report = f"  report: {folder / REPORT}" if request.report else ""
         console.print(f"run: {folder}{report}", markup=False, highlight=False, soft_wrap=True)
     return code
-
-
-def _as_rank(request: TrainRequest, folder: Path) -> list[str]:
-    """The command line of a rank, which gets the request whole and its number from MPI."""
-    tree = replace(request, out=folder, workers=None).as_tree()
-    return ["train", request.recipe, "--as-rank", json.dumps(tree)]
 
 
 def _report(folder: Path) -> int:
@@ -149,14 +133,14 @@ class _StopSignals:
             self._end_at_once("a second signal")
             return
         self._asked = True
-        told = "stopping after this update, with a checkpoint; once more to end at once"
+        message = "stopping after this update, with a checkpoint; once more to end at once"
         try:
             request_stop(self._folder / STOP_FILE, "signal")
         except OSError as error:  # the folder was removed, perhaps: then no checkpoint can be written either
-            told = f"the ranks cannot be asked to stop, and are ended: {error}"
+            message = f"the ranks cannot be asked to stop, and are ended: {error}"
             self._end_at_once("a signal")
         with suppress(OSError):  # a `| tee` was ended by the same Ctrl-C
-            os.write(2, f"\n{told}\n".encode())
+            os.write(2, f"\n{message}\n".encode())
 
     def _end_at_once(self, by: str) -> None:
         if self.ranks is not None:
@@ -185,8 +169,8 @@ def _verdict(code: int, folder: Path, began_ms: int, ranks: Ranks, *, ended_at_o
     print_error(errors, end="")
     if code not in (EXIT_INPUT, EXIT_FAILED) or not errors:
         gone = code == 0 and not (folder / RANKS).is_dir()
-        told = describe_first_exit(code, ranks.exits.order(), finished, last)
-        print_error(f"kilobatch: {f'{folder / RANKS} was removed while the run trained' if gone else told}")
+        cause = describe_first_exit(code, ranks.exits.order(), finished, last)
+        print_error(f"kilobatch: {f'{folder / RANKS} was removed while the run trained' if gone else cause}")
     if code != EXIT_INPUT:
         print_error(f"kilobatch: the run failed; log: {folder / LOG}; {_way_on(folder)}")
     return EXIT_INPUT if code == EXIT_INPUT else EXIT_FAILED

@@ -26,20 +26,12 @@ class CheckpointError(InputRefused):
 
 
 class CheckpointContent(NamedTuple):
-    """What a checkpoint holds.
+    """What a checkpoint holds: arrays by path, and plain data."""
 
-    Args:
-        weights: by path, running statistics among them.
-        optimizer: its state by path and name.
-        averages: the moving average of the weights by path; empty where the recipe has none.
-        pending: the mean gradient that waits to be applied, by path; empty where none does.
-        state: plain data.
-    """
-
-    weights: dict[str, np.ndarray]
-    optimizer: dict[str, np.ndarray]
-    averages: dict[str, np.ndarray]
-    pending: dict[str, np.ndarray]
+    weights: dict[str, np.ndarray]  # running statistics among them
+    optimizer: dict[str, np.ndarray]  # its state by path and name
+    averages: dict[str, np.ndarray]  # of the weights; empty where the recipe has none
+    pending: dict[str, np.ndarray]  # the mean gradient that waits to be applied; empty where none does
     state: dict[str, Any]
 
     def scored(self) -> CheckpointContent:
@@ -98,18 +90,16 @@ def write_checkpoint(
 
     Args:
         folder: the run's `checkpoints`; the run's folder is there.
-        model, optimizer: whose arrays are written.
         state: plain data; must hold `update`, the number of updates done.
-        averages: of the weights, by path.
-        pending: the gradient that waits to be applied, by path.
-        moved: called after every file, as a sign of progress.
+        averages, pending: see `CheckpointContent`.
+        moved: called after every file: it is progress.
     Returns:
         the folder of the checkpoint.
     """
     final = folder / checkpoint_name(state["update"])
     partial = folder / f".{final.name}.partial"
-    for left in folder.glob(".update-*.partial"):  # left by a rank that was killed
-        shutil.rmtree(left, ignore_errors=True)
+    for abandoned in folder.glob(".update-*.partial"):  # by a rank that was killed
+        shutil.rmtree(abandoned, ignore_errors=True)
     folder.mkdir(exist_ok=True)  # but not what it lies in: a run whose folder was removed has lost more
     partial.mkdir()
     steps = {path: parameter.update_rule.t for path, parameter in optimizer.target.namedparams()}
@@ -133,7 +123,11 @@ def write_checkpoint(
         raise
     shutil.rmtree(final, ignore_errors=True)  # exists only if a resumed run reaches this update again
     partial.rename(final)
-    _flush_folder(folder)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
     return final
 
 
@@ -220,8 +214,8 @@ def prune_checkpoints(folder: Path, *, upto: int, keep: int, best: str | None) -
 
 def _checkpoints(folder: Path) -> list[Path]:
     """All checkpoints of a folder, whole or not, oldest first."""
-    found = (path for path in folder.glob("update-*") if path.name.removeprefix("update-").isdecimal())
-    return sorted(found, key=_update_of)
+    checkpoints = (path for path in folder.glob("update-*") if path.name.removeprefix("update-").isdecimal())
+    return sorted(checkpoints, key=_update_of)
 
 
 def _update_of(checkpoint: Path) -> int:
@@ -248,11 +242,3 @@ def copy_arrays(source: dict[str, np.ndarray], target: dict[str, np.ndarray], wh
         if array.shape != source[path].shape:
             raise CheckpointError(f"{what} {path}: {source[path].shape} in the checkpoint, {array.shape} in the model")
         array[...] = chainer.backend.get_device_from_array(array).send(source[path])
-
-
-def _flush_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

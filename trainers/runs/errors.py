@@ -1,4 +1,4 @@
-"""Failures of a run: each ends all ranks, and its message names rank, host and cause."""
+"""Failures of a run or a command: who ends, with which message and exit code. A message names rank, host and cause."""
 
 from __future__ import annotations
 
@@ -15,8 +15,13 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
+from typing import TextIO
+
+from recipes.errors import InputRefused, RecipeError
+from trainers.runs.mpi_ranks import launched_ranks
 
 EXIT_INPUT, EXIT_FAILED, EXIT_STOPPED = 2, 3, 4
+_EXIT_UNREAD = 1  # Click's exit code for a broken pipe
 _ABORT_SECONDS = 5.0
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # on the disk, in a quota, below the limit of a file's size
 _DRAIN_SECONDS = 2.0  # how long `print_and_drain` waits for the launcher to read the message
@@ -42,8 +47,6 @@ class NotFinite(RunFailed):
         rank: the first rank that met it.
         parameter: path of the first parameter whose gradient (loss) or value (weight) is not finite, or "of the
             running statistics"; None if all are.
-        update: number of the update.
-        learning_rate: its rate.
         compute: the recipe's `precision.compute`.
     """
 
@@ -75,9 +78,7 @@ class Overflow(RunFailed):
     Args:
         rank: the first rank that met it.
         parameter: path of the first parameter whose gradient is not finite there.
-        update: number of the update.
-        loss_scale: the last one tried.
-        halvings: how often it was halved in this update.
+        loss_scale: the last one tried, after so many `halvings` in this update.
     """
 
     def __init__(self, *, rank: int, parameter: str | None, update: int, loss_scale: float, halvings: int) -> None:
@@ -92,10 +93,8 @@ class OutOfMemory(RankFailed):
     """The smallest micro-batch that a worker can compute does not fit into its memory. Raised on the rank concerned.
 
     Args:
-        update: number of the update.
         samples: of that micro-batch.
         whole: whether it is a whole norm group, not a part of one that is spread over several workers.
-        error: the original exception.
     """
 
     def __init__(self, *, update: int, samples: int, whole: bool, error: Exception) -> None:
@@ -183,3 +182,46 @@ def remove_shared_memory() -> None:
         for line in Path("/proc/self/maps").read_text().splitlines():
             if (name := line.split()[-1]).startswith("/dev/shm/mpich_shm_"):
                 Path(name).unlink(missing_ok=True)
+
+
+def exit_on_error(error: Exception) -> None:
+    """Exit with a message on stderr for an error that needs no traceback; return for one that does.
+
+    Refused input: one line a problem, exit code 2. stdout cannot be written, such as on a full disk: one line, exit
+    code 3. Broken pipe of stdout: no message, exit code 1. On a rank, `abort_on_exception` handles an error in
+    printing and ends all ranks.
+
+    Args:
+        error: of the command.
+    """
+    if isinstance(error, InputRefused):
+        print_error(str(error) if isinstance(error, RecipeError) else f"kilobatch: {error}")
+        sys.exit(EXIT_INPUT)
+    if not isinstance(error, OSError) or error.filename is not None or launched_ranks() is not None:
+        return
+    try:
+        print(flush=True)  # fails if stdout was the cause; an unbuffered stdout does not remember its failure
+    except BrokenPipeError:
+        redirect_to_devnull(sys.stdout)
+        sys.exit(_EXIT_UNREAD)
+    except OSError as again:
+        redirect_to_devnull(sys.stdout)
+        print_error(
+            f"kilobatch: what this command prints cannot be written: {again.strerror}; make room, or print elsewhere"
+        )
+        sys.exit(EXIT_FAILED)
+
+
+def print_error(text: str, *, end: str = "\n") -> None:
+    """Print on stderr, or nothing once its reader is gone: Ctrl-C ends a `2>&1 | tee log` before the run."""
+    try:
+        print(text, end=end, file=sys.stderr, flush=True)
+    except OSError:  # a pipe without a reader, a terminal that is gone, a full disk
+        redirect_to_devnull(sys.stderr)
+
+
+def redirect_to_devnull(stream: TextIO) -> None:
+    """Redirect a stream to /dev/null, with what is still in its buffer."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)

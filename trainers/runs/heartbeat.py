@@ -27,29 +27,18 @@ _SLOWEST_SECONDS = 6.0  # between two heartbeats
 
 @dataclass(frozen=True, kw_only=True)
 class HeartbeatRecord:
-    """What a rank writes at a heartbeat.
-
-    Args:
-        rank, host, process: who it is.
-        beat: number of the heartbeat.
-        update: the one it is in; None before the first.
-        still_seconds: since its last progress.
-        allowed_seconds: how long it may be without progress, in its present phase; 0 for any time.
-        waits: whether it waits for other ranks; only where it is overdue.
-        stack: of its main thread, where it is overdue.
-        finished: whether it has done its part of the run.
-    """
+    """What a rank writes at a heartbeat."""
 
     rank: int
     host: str
     process: int
-    beat: int
-    update: int | None
-    still_seconds: float
-    allowed_seconds: float
-    waits: bool
-    stack: tuple[str, ...]
-    finished: bool
+    beat: int  # number of the heartbeat
+    update: int | None  # None before the first
+    still_seconds: float  # since its last progress
+    allowed_seconds: float  # how long it may be without progress, in its present phase; 0 for any time
+    waits: bool  # for other ranks; only where it is overdue
+    stack: tuple[str, ...]  # of its main thread, where it is overdue
+    finished: bool  # it has done its part of the run
 
     @property
     def overdue(self) -> bool:
@@ -96,8 +85,6 @@ class Heartbeat:
     the first update is done and after the last one, a rank may be without progress five times as long.
 
     Args:
-        folder: the run's.
-        mpi: communicator of all workers.
         seconds: that a rank may be without progress; 0 for any time.
         is_orphan: whether the process that started this run has gone.
     Attributes:

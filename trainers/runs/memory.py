@@ -70,11 +70,11 @@ def peak_memory(device: Any) -> dict[str, int]:
     Args:
         device: Chainer's, of this worker.
     """
-    found = {"resident_bytes": _peak_resident_bytes()}
+    peak = {"resident_bytes": _peak_resident_bytes()}
     if device.name != "@numpy":
         pools = (device.xp.get_default_memory_pool(), *_pools)  # they only grow, except with CUDA graphs
-        found["gpu_pool_bytes"] = sum(int(pool.total_bytes()) for pool in pools)
-    return found
+        peak["gpu_pool_bytes"] = sum(int(pool.total_bytes()) for pool in pools)
+    return peak
 
 
 def installed_bytes() -> int | None:

@@ -130,25 +130,19 @@ def find_mpiexec() -> str:
     Raises:
         LaunchError: there is none.
     """
-    found = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
-    if found is None:
+    mpiexec = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
+    if mpiexec is None:
         raise LaunchError("no mpiexec here; install MPI into this environment: pip install mpich")
-    return found
+    return mpiexec
 
 
 @dataclass
 class Ranks:
-    """Ranks that this process has started.
+    """Ranks that this process has started."""
 
-    Args:
-        process: their mpiexec.
-        num_ranks: how many.
-        exits: records in which order they end.
-    """
-
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes]  # their mpiexec
     num_ranks: int
-    exits: RankExits
+    exits: RankExits  # records in which order they end
     _errors: list[str]
     _reader: threading.Thread
 
@@ -168,14 +162,14 @@ class Ranks:
 
     def processes(self) -> dict[int, int]:
         """Rank -> PID, of the ranks on this machine."""
-        found = {}
+        processes: dict[int, int] = {}
         for process in _descendants(self.process.pid):
             with suppress(OSError):  # it has just ended
                 words = Path(f"/proc/{process}/environ").read_text(errors="replace").split("\0")
                 environment = dict(word.partition("=")[::2] for word in words)
                 if _OWN in environment and launched_ranks(environment) is not None:
-                    found.setdefault(launched_rank(environment), process)
-        return found
+                    processes.setdefault(launched_rank(environment), process)
+        return processes
 
     def poll(self) -> int | None:
         """The exit code of mpiexec; None while it runs."""
@@ -259,12 +253,12 @@ def without_launcher(environment: Mapping[str, str] = os.environ) -> dict[str, s
 
 def _descendants(parent: int) -> list[int]:
     """PIDs of all descendants of a process, parents before their children."""
-    found = [parent]
-    for process in found:
+    processes = [parent]
+    for process in processes:
         for task in Path(f"/proc/{process}/task").glob("*/children"):
             with suppress(OSError):  # it has just ended
-                found += [int(word) for word in task.read_text().split()]
-    return found[1:]
+                processes += [int(word) for word in task.read_text().split()]
+    return processes[1:]
 
 
 def _tee(stream: IO[bytes], log: Path, lines: list[str]) -> None:

@@ -18,18 +18,12 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """A stretch of time.
-
-    Args:
-        name: what was done.
-        began, ended: of `time.perf_counter`.
-        bucket: number of a bucket that the exchange summed; None for what the worker itself did.
-    """
+    """A stretch of time in which something was done."""
 
     name: str
-    began: float
+    began: float  # of `time.perf_counter`
     ended: float
-    bucket: int | None = None
+    bucket: int | None = None  # number of a bucket that the exchange summed; None for what the worker itself did
 
 
 class PhaseClock:
@@ -60,11 +54,11 @@ class PhaseClock:
 
     def each(self, phase: str, items: Iterable[Item]) -> Iterator[Item]:
         """The items, whose making belongs to a phase."""
-        iterator = iter(items)
+        iterator, end = iter(items), object()
         while True:
             with self(phase):
-                item = next(iterator, _END)
-            if item is _END:
+                item = next(iterator, end)
+            if item is end:
                 return
             yield item
 
@@ -96,9 +90,6 @@ class PhaseClock:
         return now
 
 
-_END = object()
-
-
 def phase(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Makes a method of whatever has a `clock` a phase."""
 
@@ -115,57 +106,36 @@ def phase(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeStats:
-    """The figures of one finished exchange.
+    """The figures of one finished exchange."""
 
-    Args:
-        lost: (buckets, 2), how many of this worker's numbers in each bucket overflowed on the wire, and how many were
-            flushed to zero.
-        seconds: spent on all buckets, on whatever thread.
-        waited_seconds: time in `Round.finish`, not hidden behind computation.
-    """
-
-    lost: np.ndarray
-    seconds: float
-    waited_seconds: float
+    lost: np.ndarray  # (buckets, 2), this worker's numbers that overflowed on the wire, and that were flushed to zero
+    seconds: float  # spent on all buckets, on whatever thread
+    waited_seconds: float  # in `ExchangeHandle.finish`, not hidden behind computation
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateSeconds:
-    """Where the time of one update went, on all workers.
+    """Where the time of one update went, on all workers."""
 
-    Args:
-        seconds: (workers, phases), the latter as in `PHASES`.
-        exchange_seconds: of the exchange of all buckets, hidden behind backward or not; mean over the workers.
-        lost: (buckets, 2), numbers that the wire could not hold, and that it made zero of, over all workers; None where
-            nothing is rounded.
-    """
-
-    seconds: np.ndarray
-    exchange_seconds: float
-    lost: np.ndarray | None
+    seconds: np.ndarray  # (workers, phases), the latter as in `PHASES`
+    exchange_seconds: float  # of all buckets, hidden behind backward or not; mean over the workers
+    lost: np.ndarray | None  # as in `ExchangeStats`, over all workers; None where nothing is rounded
 
     def as_line(self) -> dict[str, float | int | list[int]]:
         """Plain data for a line: means over the workers, and the worker that was busy longest."""
-        line = dict(zip(_NAMES, parted(self.seconds).mean(axis=0).tolist(), strict=True))
+        names = [f"{name}_seconds" for name in PHASES]
+        line = dict(zip(names, parted(self.seconds).mean(axis=0).tolist(), strict=True))
         line["exchange_seconds"] = self.exchange_seconds
         busy = own_work(self.seconds)
         slowest = int(busy.argmax())
         line |= {"slowest_rank": slowest, "slowest_seconds": float(busy[slowest])}
-        rounded = {name: value if isinstance(value, int) else round(value, 6) for name, value in line.items()}
-        return rounded | ({} if self.lost is None else _lost_as_line(self.lost))
-
-
-def _lost_as_line(lost: np.ndarray) -> dict[str, int | list[int]]:
-    """Totals, and by bucket where they are not zero."""
-    line: dict[str, int | list[int]] = {}
-    for name, of_buckets in zip(("wire_overflowed", "wire_flushed"), lost.T.tolist(), strict=True):
-        line[name] = sum(of_buckets)
-        if line[name]:
-            line[f"{name}_by_bucket"] = of_buckets
-    return line
-
-
-_NAMES = [f"{name}_seconds" for name in PHASES]
+        line = {name: value if isinstance(value, int) else round(value, 6) for name, value in line.items()}
+        lost = [] if self.lost is None else self.lost.T.tolist()
+        for name, by_bucket in zip(("wire_overflowed", "wire_flushed"), lost, strict=False):
+            line[name] = sum(by_bucket)
+            if line[name]:
+                line[f"{name}_by_bucket"] = by_bucket
+        return line
 
 
 class RankSeconds:

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from recipes.reports.memory import memory_words
 from recipes.reports.wording import duration, number, percent
-from trainers.runs.console import redirect_to_devnull
+from trainers.runs.errors import redirect_to_devnull
 
 _POLL_SECONDS = 0.2
 _RECENT = 16  # updates over which the displayed loss and samples per second are averaged
@@ -43,9 +43,7 @@ def follow(
     Args:
         run_folder: where the ranks write; the file need not exist yet.
         process: the ranks' mpiexec; the caller reads its pipes.
-        total_updates: of the whole run.
-        console: to print on.
-        total_samples: of the whole run; with it the time left is right while the batch grows.
+        total_samples: of the whole run, as `total_updates`; with it the time left is right while the batch grows.
         since_ms: lines older than this are of sessions before a `--resume`, and not shown.
     Returns:
         The exit status of the process.
@@ -98,11 +96,11 @@ class Tail:
         *texts, self._rest = (self._rest + self._file.read()).split(b"\n")
         if ended:
             texts.append(self._rest)
-        found = [line for text in texts if (line := _line(text)) is not None and line["time_ms"] >= self._since_ms]
-        self._followed = self._followed or bool(found)
+        lines = [line for text in texts if (line := _line(text)) is not None and line["time_ms"] >= self._since_ms]
+        self._followed = self._followed or bool(lines)
         if not self._followed:
             self.close()
-        return found
+        return lines
 
     def close(self) -> None:
         """Close the file."""

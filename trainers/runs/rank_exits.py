@@ -24,9 +24,6 @@ class RankExits:
     mpiexec notices a rank's end by a socket, too. The system closes it before it reports the process as ended, so a
     rank that mpiexec then kills can be reported as ended before the one that died first. A dying process closes its
     file descriptors from the highest on, and a rank gives this socket a higher one than mpiexec's.
-
-    Args:
-        num_ranks: of the run, on all hosts.
     """
 
     def __init__(self, num_ranks: int) -> None:
@@ -53,13 +50,16 @@ class RankExits:
     def _serve(self) -> None:
         connections: dict[int, socket.socket] = {}
         ranks: dict[int, tuple[int, int]] = {}
+        listens = True
         with select.epoll() as poll, self._listener:
             poll.register(self._listener, select.EPOLLIN)
-            while len(self._order) < self._num_ranks:
+            while len(self._order) < self._num_ranks and (listens or connections):
                 for descriptor, event in poll.poll():  # in the order in which it happened
                     if descriptor == self._listener.fileno():
-                        if event & select.EPOLLHUP:
-                            return
+                        if event & select.EPOLLHUP:  # `order` shut it down; exits of connected ranks may still come
+                            listens = False
+                            poll.unregister(descriptor)
+                            continue
                         connection, _ = self._listener.accept()
                         connections[connection.fileno()] = connection
                         poll.register(connection, select.EPOLLIN)

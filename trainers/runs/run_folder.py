@@ -137,9 +137,8 @@ def require_same_recipe(folder: Path, recipe: dict[str, Any], dataset: dict[str,
     changed += [f"dataset: {line}" for line in differences(on, dataset)]
     if changed:
         raise FolderRefused(
-            f"{folder} holds a run of another recipe; "
-            + "; ".join(changed)
-            + "; resume with the recipe it began with, or start anew in another --out"
+            f"{folder} holds a run of another recipe; {'; '.join(changed)}; resume with the recipe it began with, or "
+            "start anew in another --out"
         )
 
 
@@ -164,14 +163,7 @@ def write_run(
     command: str,
 ) -> None:
     """Write `run.yaml` and `environment.json`, and the recipe and its data set as files that can be opened again."""
-    run = {
-        "kilobatch": 1,
-        "command": command,
-        "recipe": recipe,
-        "dataset": dataset,
-        "plan": plan,
-        "origins": origins,
-    }
+    run = {"kilobatch": 1, "command": command, "recipe": recipe, "dataset": dataset, "plan": plan, "origins": origins}
     for name, tree in ((RUN, run), (RECIPE, {**recipe, "dataset": DATASET}), (DATASET, dataset_tree)):
         _replace(folder / name, block_text(tree))
     _replace(folder / ENVIRONMENT, json.dumps(environment, indent=1) + "\n")
@@ -213,23 +205,13 @@ log = logging.getLogger("kilobatch")
 
 
 def configure_logging(folder: Path, *, rank: int, to_file: bool) -> None:
-    """From now on rank 0 logs everything, the others their warnings.
-
-    Args:
-        folder: of the run.
-        rank: of this process.
-        to_file: into the run's log file as well, where that is not stdout.
-    """
+    """From now on rank 0 logs everything, the others their warnings; with `to_file` into the run's log file as well."""
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stdout)]
     if to_file and rank == 0:
         folder.mkdir(parents=True, exist_ok=True)
         handlers.append(logging.FileHandler(folder / LOG, encoding="utf-8"))
-    logging.basicConfig(
-        level=logging.WARNING,
-        handlers=handlers,
-        format=f"%(asctime)s rank {rank} %(message)s",
-        force=True,
-    )
+    line = f"%(asctime)s rank {rank} %(message)s"
+    logging.basicConfig(level=logging.WARNING, handlers=handlers, format=line, force=True)
     log.setLevel(logging.INFO if rank == 0 else logging.WARNING)
 
 

@@ -23,15 +23,10 @@ _waits_for: dict[int, threading.Thread | None] = {}  # by thread: the thread tha
 
 @dataclass(frozen=True, kw_only=True)
 class StackDump:
-    """What the main thread does.
+    """What the main thread does."""
 
-    Args:
-        waits: whether it waits for other ranks.
-        stack: its frames in words, the innermost one last.
-    """
-
-    waits: bool
-    stack: tuple[str, ...]
+    waits: bool  # for other ranks
+    stack: tuple[str, ...]  # its frames in words, the innermost one last
 
 
 @contextmanager

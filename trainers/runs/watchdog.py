@@ -1,19 +1,27 @@
-"""Which rank is at fault when a run hangs: found from the heartbeats of all ranks."""
+"""Which rank is at fault when a run hangs, from the heartbeats of all ranks.
+
+`Watchdog` runs in a rank and watches the others. Until each rank has written heartbeats, `StartupCheck` in the parent
+process watches whether all of them start up.
+"""
 
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from trainers.runs.errors import abort_all_ranks, print_and_drain
-from trainers.runs.heartbeat import Heartbeat, HeartbeatRecord, read_heartbeat
-from trainers.runs.run_folder import newest_checkpoint_name
+from trainers.runs.heartbeat import PATIENCE, Heartbeat, HeartbeatRecord, read_heartbeat
+from trainers.runs.mpi_ranks import Ranks
+from trainers.runs.run_folder import METRICS, newest_checkpoint_name
 
 _WATCHES_FROM = 1 / 8  # part of a rank's allowed time after which, without progress, it watches the others
 _SILENT = 3 / 4  # part of a rank's allowed time without a heartbeat after which it counts as stopped or dead
 _TURN = 3  # heartbeats that a watcher waits for the watcher before it to report
+_CHECK_SECONDS = 0.5  # between two looks at whether the ranks have started up
+_LEAST_STARTUP_SECONDS = 60.0  # to import everything and to join MPI, on a slow disk and busy cores
 _STATES = {
     "T": "its process is stopped (SIGSTOP)",
     "t": "its process is stopped by a debugger",
@@ -72,9 +80,7 @@ class Watchdog:
     """Reads the other ranks' heartbeats while this rank makes no progress.
 
     Args:
-        folder: the run's.
         rank: of this process, one of the watchers.
-        num_ranks: of the run.
         seconds: without progress that end the run.
     """
 
@@ -150,14 +156,78 @@ class Watchdog:
         return f"{record.name} {does} {record.when}, for {record.still_seconds:.1f} s:{stack}"
 
 
+class StartupCheck:
+    """Kills all ranks if one does not start up in time, for example because it was stopped before it joined MPI.
+
+    Args:
+        folder: of the run, without heartbeats of a previous run.
+        ranks: that were just started and have so many `seconds` to start up.
+    Attributes:
+        failure: which ranks did not start up, in words, if all were killed for it; else None.
+    """
+
+    def __init__(self, folder: Path, ranks: Ranks, *, seconds: float) -> None:
+        self.failure: str | None = None
+        self._folder, self._ranks, self._seconds = folder, ranks, seconds
+        self._metrics_before = self._metrics_changed_ns()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="startup check", daemon=True)
+        self._thread.start()
+
+    def close(self) -> str | None:
+        """The ranks have ended. Returns `failure`."""
+        self._over.set()
+        self._thread.join()
+        return self.failure
+
+    def _serve(self) -> None:
+        waited = 0.0
+        while missing := self._missing():
+            if self._over.wait(_CHECK_SECONDS):
+                return
+            waited += _CHECK_SECONDS  # not by the clock: this process may have been stopped as well
+            if waited >= self._seconds:
+                self.failure = self._describe(missing)
+                self._ranks.kill()
+                return
+
+    def _missing(self) -> list[int]:
+        """Ranks that have not written a second heartbeat yet."""
+        if self._metrics_changed_ns() != self._metrics_before:  # they train, even if this host sees no heartbeats
+            return []
+        records = (read_heartbeat(self._folder, rank) for rank in range(self._ranks.num_ranks))
+        return [rank for rank, record in enumerate(records) if not (record and (record.finished or record.beat > 1))]
+
+    def _metrics_changed_ns(self) -> int | None:
+        try:
+            return (self._folder / METRICS).stat().st_mtime_ns
+        except OSError:
+            return None
+
+    def _describe(self, missing: list[int]) -> str:
+        processes = self._ranks.processes()
+        stopped = [
+            f"rank {rank} on {socket.gethostname()} (process {processes[rank]}) did not begin within "
+            f"{self._seconds:g} s: {process_state(processes[rank])}"
+            for rank in missing
+            if rank in processes and _state_letter(processes[rank]) in ("T", "t")
+        ]
+        ranks = ", ".join(map(str, missing))
+        return "\n".join(stopped) or f"these ranks did not begin within {self._seconds:g} s: {ranks}"
+
+
+def startup_seconds(watchdog_seconds: float) -> float:
+    """Time that ranks have to start up, until they watch one another; 0 for no limit.
+
+    >>> startup_seconds(120), startup_seconds(3), startup_seconds(0)
+    (600, 60.0, 0.0)
+    """
+    return max(PATIENCE * watchdog_seconds, _LEAST_STARTUP_SECONDS) if watchdog_seconds > 0 else 0.0
+
+
 def process_state(process: int) -> str:
     """The state of a process of this machine that writes no heartbeats, in words."""
     return _STATES.get(_state_letter(process), "its process runs, but Python's threads do not")
-
-
-def is_stopped(process: int) -> bool:
-    """Whether a process of this machine is stopped, by a signal or a debugger."""
-    return _state_letter(process) in ("T", "t")
 
 
 def _state_letter(process: int) -> str | None:

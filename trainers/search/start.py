@@ -18,8 +18,7 @@ from recipes.search_space.open_search import OpenedSearch, open_search
 from trainers.launch.preflight import require_startable
 from trainers.launch.request import prepare, refused
 from trainers.launch.vocabulary import search_vocabulary
-from trainers.runs.console import print_error
-from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED
+from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED, print_error
 from trainers.runs.mpi_ranks import LaunchError, launched_rank, launched_ranks
 from trainers.runs.progress import Screen
 from trainers.runs.run_folder import LOG, REPORT

@@ -26,8 +26,7 @@ from trainers.communicators.host_staging import connect_on_gpu
 from trainers.communicators.wire import WIRES, FullWire
 from trainers.datasets.device_feed import DeviceFeed
 from trainers.datasets.loader import LoadImage
-from trainers.gradients.exact_exchange import ExactExchange
-from trainers.gradients.exchange import Exchange
+from trainers.gradients.exchange import ExactExchange, Exchange
 from trainers.gradients.flat_gradients import FlatGradients
 from trainers.gradients.mixed_precision import images_dtype
 from trainers.models.batch_norm import NormGroups

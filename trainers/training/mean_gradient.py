@@ -16,8 +16,7 @@ import numpy as np
 from recipes.planning.noise_scale import Norms
 from recipes.planning.planner import Plan
 from trainers.datasets.loader import LoadedMicroBatch, UpdateShare
-from trainers.gradients.exact_exchange import ExactExchange, ExactRound
-from trainers.gradients.exchange import Exchange, Round
+from trainers.gradients.exchange import ExactExchange, ExactHandle, Exchange, ExchangeHandle
 from trainers.gradients.mixed_precision import LossScale, computing, forward_in
 from trainers.gradients.norms import ShareNorms, SquaredNorm, read_together
 from trainers.models.batch_norm import NormGroups
@@ -45,7 +44,7 @@ class Gradient:
 
     own_losses: list[float]
     values: np.ndarray
-    round: Round | ExactRound | None
+    round: ExchangeHandle | ExactHandle | None
     shares: ShareNorms | None
     norms: Norms | None = None
     ran_out: str | None = None
@@ -143,7 +142,7 @@ class MeanGradient:
     def _add_all(
         self,
         share: UpdateShare,
-        sent: Round | ExactRound,
+        sent: ExchangeHandle | ExactHandle,
         shares: ShareNorms | None,
         *,
         factor: float,

@@ -292,7 +292,9 @@ class RecipeUpdater(StandardUpdater):
         """The mean loss over the global batch, None where memory ran out; sets `stopping` if any is asked to stop."""
         most = share.division.num_micro_batches(0)  # no rank has more than rank 0
         flags = (self._stop_asked(), gradient.ran_out is not None)
-        (self.stopping, ran_out), losses = gather_flags_and_losses(self.mpi, flags, gradient.own_losses, most=most)
+        (self.stopping, ran_out), losses = gather_flags_and_losses(
+            self.mpi, flags, gradient.own_losses, max_losses=most
+        )
         if ran_out:
             return None
         if not np.isfinite(losses).all():

@@ -1,31 +1,33 @@
 """What is chosen by measurement: who competes on which wire, what counts as its cost, and between GPUs without NCCL."""
 
+import contextlib
 import json
 import math
 import statistics
 import time
-from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
-from trainers.communicators import auto
-from trainers.communicators.auto import Candidate, Fastest, cost_of
+from trainers.communicators import Auto, auto
+from trainers.communicators.auto import Fastest, cost_of
 from trainers.communicators.connection import Connection
+from trainers.communicators.host_staging import fastest_without_nccl
 from trainers.communicators.wire import WIRES, FullWire
 from trainers.gradients.exchange import wire_factor
 
-PROGRAM = Path(__file__).with_name("fastest_on_ranks.py")
+WORLD = MPI.COMM_WORLD
 
 
-class Sums:
+class Sums(Connection):
     """A sum over one worker, which is nothing to do, and how often it was asked for."""
 
-    def __init__(self, name, num_roundings, **more):
-        self.calls = 0
-        connection = Connection(MPI.COMM_SELF.Dup(), self._sum, num_roundings=num_roundings, sent=more.pop("sent", 1.0))
-        self.candidate = Candidate(name=name, connection=connection, **more)
+    def __init__(self, name, num_roundings, *, sent=1.0, sums_16_bits=True):
+        self.name, self.calls = name, 0
+        options = {"num_roundings": num_roundings, "sent": sent, "sums_16_bits": sums_16_bits}
+        super().__init__(MPI.COMM_SELF.Dup(), self._sum, **options)
 
     def _sum(self, values, wire):
         self.calls += 1
@@ -38,7 +40,7 @@ def fastest(monkeypatch):
     made = []
 
     def make(*sums, **options):
-        made.append(Fastest(MPI.COMM_SELF.Dup(), [one.candidate for one in sums], **options))
+        made.append(Fastest(MPI.COMM_SELF.Dup(), {one.name: one for one in sums}, **options))
         return made[-1]
 
     yield make
@@ -52,7 +54,7 @@ def test_the_scale_of_16_bits_leaves_room_for_those_alone_that_may_sum_them(fast
     assert connection.num_roundings == 1
     wire = WIRES["float16"]()
     assert wire_factor(1.9, wire, connection.num_roundings) == 2.0**15, "by hand: 1.9 * 2^15 < 65504 < 1.9 * 2^16"
-    assert wire_factor(1.9, wire, ring.candidate.connection.num_roundings) == 2.0**14, "65504 / 1.649 < 1.9 * 2^15"
+    assert wire_factor(1.9, wire, ring.num_roundings) == 2.0**14, "65504 / 1.649 < 1.9 * 2^15"
     connection.sum(np.ones(5, np.float32), wire)
     assert (ring.calls, direct.calls) == (0, 1)
 
@@ -105,43 +107,83 @@ def test_nothing_is_sent_where_the_first_sends_nothing(fastest, sent):
     assert fastest(Sums("one", 0, sent=sent), Sums("other", 0, sent=None)).sends_nothing() is (sent == 0.0)
 
 
-@pytest.fixture(scope="module", params=[1, 2, pytest.param(4, marks=pytest.mark.slow)])
-def found(request, run_on_ranks):
-    """What the program saw, for each size of nodes: by what is slow and by wire, the choices of all ranks."""
-    done = run_on_ranks(request.param, PROGRAM)
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
+def test_between_gpus_without_nccl_whatever_waits_longer_for_its_gpu_is_not_chosen(run_on_ranks, ranks):
+    done = run_on_ranks(ranks, __file__)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout)
-    assert [of_nodes["several_nodes"] for of_nodes in found] == {1: [False], 2: [True, False], 4: [True]}[request.param]
-    return found
 
 
-@pytest.mark.mpi
-def test_between_gpus_without_nccl_whatever_waits_longer_for_its_gpu_is_not_chosen(found):
-    """Also what a stream still has to do when a sum returns counts: the copy back to the GPU."""
-    for of_nodes in found:
-        for slow, chosen in {"upload": "CudaAwareMpi", "mpi": "through host memory"}.items():
-            assert of_nodes[slow]["float32"][-1].startswith(f"{chosen} for buckets like 0.004 MB (")
+SLOW_SECONDS = 0.1
+FIRST_SECONDS = 1.2  # of the first upload: one repeat as long as this would be enough to measure
+COUNT = 1000
 
 
-@pytest.mark.mpi
-def test_the_first_sum_of_each_is_not_timed_between_gpus(found):
-    for of_nodes in found:
-        assert of_nodes["first"]["float32"][-1].startswith("through host memory for buckets like 0.004 MB (")
+class SlowGpu:
+    """Memory of the host, and a stream that takes its time for uploads, or before MPI may have the memory.
+
+    Args:
+        slow: upload, mpi, or first: MPI, and much longer the first upload.
+    """
+
+    zeros = staticmethod(np.zeros)
+    pin = unpin = staticmethod(lambda host: None)
+    download = staticmethod(lambda values, host: np.copyto(host, values))
+    record_event = staticmethod(lambda: None)
+
+    def __init__(self, slow):
+        self.stream = SimpleNamespace(synchronize=lambda: time.sleep(0 if slow == "upload" else SLOW_SECONDS))
+        self._seconds, self._uploads = SLOW_SECONDS if slow == "upload" else 0, 0
+        self._first = FIRST_SECONDS if slow == "first" else 0
+
+    @contextlib.contextmanager
+    def on_stream_after(self, event):
+        yield
+        if self._uploads:
+            time.sleep(self._seconds + self._first)
+            self._uploads = self._first = 0
+
+    def upload(self, host, values):
+        np.copyto(values, host)
+        self._uploads += 1
 
 
-@pytest.mark.mpi
-def test_on_16_bits_the_host_sums_between_gpus_without_nccl(found):
-    for of_nodes in found:
-        assert "through host memory for buckets like 0.004 MB, alone on float16" in of_nodes["upload"]["float16"]
+def choices_of(ranks_per_node, slow, wire):
+    """What was chosen, the same on all ranks; sums are right whatever it was."""
+    connection = fastest_without_nccl(Auto(ranks_per_node=ranks_per_node), WORLD.Dup(), SlowGpu(slow))
+    values = connection.allocate(COUNT, np.float32)
+    for _ in range(2):
+        values[...] = WORLD.rank + np.arange(COUNT) % 7
+        with connection.on_stream_after(connection.record_event()):
+            connection.sum(values, wire)
+        expected = sum(range(WORLD.size)) + WORLD.size * (np.arange(COUNT) % 7)
+        assert (values == expected).all(), "whole numbers, exact in 16 bits too"
+    choices = list(connection.choices)
+    connection.close()
+    assert len({json.dumps(of_rank) for of_rank in WORLD.allgather(choices)}) == 1
+    return choices
 
 
-@pytest.mark.mpi
-def test_what_sums_in_host_memory_chooses_by_itself(found):
-    for of_nodes in found:
-        first, *more = of_nodes["mpi"]["float32"]
-        if of_nodes["several_nodes"]:
+def check_choices(ranks_per_node):
+    """What a stream still has to do when a sum returns counts, such as the copy back; the first sum is not timed."""
+    for slow, fastest in {
+        "upload": "CudaAwareMpi",
+        "mpi": "through host memory",
+        "first": "through host memory",
+    }.items():
+        first, *more = choices_of(ranks_per_node, slow, FullWire())
+        assert more[-1].startswith(f"{fastest} for buckets like 0.004 MB (")
+        several_nodes = ranks_per_node < WORLD.size
+        assert len(more) == 1 + several_nodes
+        if several_nodes:  # what sums in host memory chooses by itself
             assert first.startswith("rings by ")
             assert more[0].endswith(" ms)")
         else:
             assert first == "SharedWindow: all workers share memory"
-        assert len(more) == 1 + of_nodes["several_nodes"]
+        on_16_bits = choices_of(ranks_per_node, slow, WIRES["float16"]())
+        assert "through host memory for buckets like 0.004 MB, alone on float16" in on_16_bits
+
+
+if __name__ == "__main__":  # on a rank
+    for ranks_per_node in {1: [1], 2: [1, 2], 4: [2]}[WORLD.size]:
+        check_choices(ranks_per_node)

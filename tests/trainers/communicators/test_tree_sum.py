@@ -1,8 +1,6 @@
-"""The tree of exact mode: its shape by hand, its bits for every way of dealing the groups."""
+"""The tree of exact mode: its shape by hand, its bits for every way of dealing the groups; here and on ranks."""
 
 import itertools
-import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,15 +8,17 @@ from mpi4py import MPI
 
 from trainers.communicators.tree_sum import TreeSum, halves, sum_of_tree
 
-PROGRAM = Path(__file__).with_name("summation_tree_on_ranks.py")
-CHECKS = re.findall(r"^def (check_\w+)", PROGRAM.read_text(), re.MULTILINE)
+WORLD = MPI.COMM_WORLD
 
 
-def leaves_of(count, values=3):
+def leaf(number, values=3, dtype=np.float32):
     """Numbers whose sum depends on the order."""
-    random = np.random.RandomState(count)
-    scale = 10.0 ** random.randint(-3, 4, size=(count, values))
-    return list((random.normal(size=(count, values)) * scale).astype(np.float32))
+    random = np.random.RandomState(number)
+    return (random.normal(size=values) * 10.0 ** random.randint(-3, 4, size=values)).astype(dtype)
+
+
+def leaves_of(count, **shape):
+    return [leaf(number, **shape) for number in range(count)]
 
 
 def whole(leaves):
@@ -123,7 +123,52 @@ def test_what_comes_in_stays_as_it_is():
 @pytest.mark.mpi
 @pytest.mark.parametrize("ranks", [1, 2, 3, pytest.param(5, marks=pytest.mark.slow)])
 def test_on_ranks(run_on_ranks, ranks):
-    done = run_on_ranks(ranks, PROGRAM)
+    done = run_on_ranks(ranks, __file__)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.findall(r"^passed (\w+)$", done.stdout, re.MULTILINE) == CHECKS
-    assert len(CHECKS) == 4
+
+
+def assert_sum(numbers, count, *, tree=None, piece_bytes=4_000_000, **shape):
+    """The total of `count` leaves has the bits of the tree, this rank holding those of some numbers."""
+    tree = tree or TreeSum(WORLD, piece_bytes=piece_bytes)
+    for number in numbers:
+        tree.add(number, leaf(number, **shape))
+    expected = whole(leaves_of(count, **shape))
+    out = np.full_like(expected, np.nan)
+    tree.total(out)
+    assert out.tobytes() == expected.tobytes(), (list(numbers), count, shape)
+
+
+def check_every_way_to_deal_the_leaves_contiguously():
+    for count in range(1, {1: 10, 2: 10, 3: 8}.get(WORLD.size, 5)):
+        for cuts in itertools.combinations_with_replacement(range(count + 1), WORLD.size - 1):
+            ends = [0, *cuts, count]
+            assert_sum(range(ends[WORLD.rank], ends[WORLD.rank + 1]), count)
+
+
+def check_leaves_dealt_in_turn():
+    for count in (1, WORLD.size, 20, 33):
+        assert_sum(range(WORLD.rank, count, WORLD.size), count)
+
+
+def check_any_length_in_pieces_of_any_size():
+    own = np.array_split(range(6), WORLD.size)[WORLD.rank].tolist()
+    for values, piece_bytes in itertools.product((1, 2, 7, 100), (1, 12, 64, 10**9)):
+        assert_sum(own, 6, piece_bytes=piece_bytes, values=values)
+        assert_sum(own, 6, piece_bytes=piece_bytes, values=values, dtype=np.float64)
+
+
+def check_a_tree_is_used_again_and_again():
+    tree = TreeSum(WORLD)
+    own = np.array_split(range(11), WORLD.size)[WORLD.rank].tolist()
+    for values in (5, 5, 9):
+        for number in own:
+            tree.add(number, np.full(values, np.nan, np.float32))
+        tree.clear()
+        assert_sum(own, 11, tree=tree, values=values)
+        assert not tree.held
+
+
+if __name__ == "__main__":  # on a rank
+    for name, check in list(globals().items()):
+        if name.startswith("check_"):
+            check()

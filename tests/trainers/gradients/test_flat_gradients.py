@@ -1,4 +1,7 @@
-"""Gradients in one array are Chainer's own, bit for bit, and lie in the order in which backward finishes them."""
+"""Gradients in one array are Chainer's own, bit for bit, and lie in the order in which backward finishes them.
+
+Hooks deliver each as soon as backward has computed it, and leave nothing behind.
+"""
 
 import chainer
 import numpy as np
@@ -6,7 +9,7 @@ import pytest
 from chainer import functions as F
 from chainer import links as L
 
-from trainers.gradients.flat_gradients import FlatGradients, backward_order
+from trainers.gradients.flat_gradients import FlatGradients, GradientHooks, backward_order
 from trainers.models import CifarResNet, SmallCNN, SmallResNet, WideResNet
 
 
@@ -184,16 +187,6 @@ def test_the_slots_are_all_parameters_one_after_the_other(made):
     assert all(slot.parameter is by_path[slot.path] for slot in flat.slots)
 
 
-@pytest.mark.parametrize("name", sorted(MODELS.keys() - {"Tied", "Unused", "HalfUsed"}))
-def test_backward_finishes_them_in_the_order_of_the_array(name):
-    make, shape = MODELS[name]
-    model = make()
-    flat = flat_of(model, shape)
-    order = []
-    collect(flat, model, micro_batches(shape), order.append)
-    assert order == list(range(len(flat.slots)))
-
-
 def order_of(model):
     return [path for path, _, _ in backward_order(model, np.ones((1, 6), np.float32))]
 
@@ -213,13 +206,14 @@ def test_what_is_used_past_its_link_comes_late(model, late):
 
 
 @pytest.mark.parametrize("name", sorted(MODELS.keys() - {"Tied"}))
-def test_what_is_finished_changes_no_more_in_this_micro_batch(name):
+def test_backward_finishes_them_in_the_order_of_the_array_and_they_change_no_more_in_this_micro_batch(name):
     make, shape = MODELS[name]
     model = make()
     flat = flat_of(model, shape)
     seen = {}
     collect(flat, model, micro_batches(shape), lambda number: seen.update({number: slot_bytes(flat, number)}))
-    assert len(seen) >= (0 if name == "HalfUsed" else 4), "of a use in vain nothing is known"
+    if name not in ("Unused", "HalfUsed"):  # of a use in vain nothing is known
+        assert list(seen) == list(range(len(flat.slots)))
     assert seen == {number: slot_bytes(flat, number) for number in seen}
 
 
@@ -253,18 +247,12 @@ def test_squared_norms_are_those_of_each_micro_batch(made):
         squares = [np.square(g, dtype=np.float64).sum() for g in of_chainer(model, [x]).values() if g is not None]
         assert norm == pytest.approx(sum(squares), rel=1e-6)
     flat.zero_unwritten()
-    found = flat.values.copy()
+    measured = flat.values.copy()
     collect(flat, model, batches)
-    assert (flat.values == found).all(), "measured or not, the gradients are the same"
-
-
-def test_a_norm_that_nobody_asked_for_is_not_taken():
-    model = Two()
-    flat = flat_of(model, (6,))
-    flat.begin_update()
+    assert (flat.values == measured).all(), "measured or not, the gradients are the same"
     with flat.collect() as norm:
-        backward(model, micro_batches((6,))[0])
-    assert norm.value == 0
+        backward(model, batches[0])
+    assert norm.value == 0, "nobody asked for it"
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
@@ -329,3 +317,114 @@ def test_arrays_are_written_in_turn_and_a_full_one_stays():
     assert all(np.shares_memory(parameter.grad, first) for parameter in model.params())
     flat.next_array()
     assert flat.values is first
+
+
+X = np.arange(6, dtype=np.float32).reshape(2, 3) / 6
+
+
+class Marked(chainer.FunctionNode):
+    """Identity that calls `passed` in backward."""
+
+    def __init__(self, passed):
+        super().__init__()
+        self.passed = passed
+
+    def forward(self, inputs):
+        return inputs
+
+    def backward(self, indexes, grads):
+        self.passed()
+        return grads
+
+
+class Layers(chainer.Chain):
+    """Three linear layers of the same shape, each followed by a mark."""
+
+    def __init__(self, events, order=(0, 1, 2)):
+        super().__init__()
+        self.events, self.order = events, order
+        with self.init_scope():
+            self.layers = chainer.ChainList(*(L.Linear(3, 3) for _ in range(3)))
+
+    def forward(self, x):
+        for number in self.order:
+            mark = Marked(lambda number=number: self.events.append(f"through {number}"))
+            (x,) = mark.apply((self.layers[number](x),))
+        return F.sum(x * x)
+
+
+@pytest.fixture
+def events():
+    return []
+
+
+def with_hooks(model, x, events, only=""):
+    """Backward under hooks for the parameters below a path; the paths of their gradients become events."""
+    paths = [path for path, _ in sorted(model.namedparams()) if path.startswith(only)]
+    numbers = {id(parameter): paths.index(path) for path, parameter in model.namedparams() if path in paths}
+    model.cleargrads()
+    with GradientHooks(lambda variable: numbers.get(id(variable)), lambda number, _: events.append(paths[number])):
+        model(x).backward()
+
+
+def test_a_layers_gradients_come_before_backward_goes_on_to_the_layer_below(events):
+    with_hooks(Layers(events), X, events)
+    assert [event if event.startswith("through") else event.split("/")[2] for event in events] == [
+        *("through 2", "2", "2", "through 1", "1", "1", "through 0", "0", "0")
+    ]
+
+
+def test_without_hooks_chainer_gives_them_all_at_the_end(events):
+    """Why the hooks have the rank of the layer's input: this is what an identity before a parameter would do."""
+    model = Layers(events)
+    for layer in model.layers:
+        weight = layer.W
+        (layer.__dict__["W"],) = Marked(lambda: events.append("a weight")).apply((weight,))
+    model(X).backward()
+    assert events == ["through 2", "through 1", "through 0", *["a weight"] * 3]
+
+
+def test_what_has_no_number_is_left_alone(events):
+    model = Layers(events)
+    with_hooks(model, X, events, only="/layers/1")
+    assert {event for event in events if event.startswith("/")} == {"/layers/1/W", "/layers/1/b"}
+    for path, parameter in model.namedparams():
+        assert (parameter.grad is None) == path.startswith("/layers/1"), path
+
+
+def test_the_gradient_of_the_input_is_chainers(events):
+    model, x = Layers(events), chainer.Variable(X)
+    with_hooks(model, x, events)
+    expected = chainer.Variable(X)
+    model(expected).backward()
+    assert x.grad.tobytes() == expected.grad.tobytes()
+
+
+@pytest.mark.parametrize("fails_in", ["layer", "model"])
+def test_links_have_their_parameters_back_after_a_call_and_after_one_that_raised(events, fails_in):
+    model = Layers(events)
+    before = [(path, id(parameter)) for path, parameter in sorted(model.namedparams())]
+    wrong = X[:, :2] if fails_in == "layer" else X
+    model.order = (0, 1, 7) if fails_in == "model" else (0, 1, 2)
+    hooks = GradientHooks(lambda variable: 0, lambda number, gradient: None)
+    with pytest.raises((IndexError, chainer.utils.type_check.InvalidType)), hooks:
+        model(wrong)
+    assert [(path, id(parameter)) for path, parameter in sorted(model.namedparams())] == before
+    assert all(type(layer.__dict__[name]) is chainer.Parameter for layer in model.layers for name in "Wb")
+
+
+def test_a_link_gets_its_parameters_back_before_the_link_around_it_ends(events):
+    class Outer(chainer.Chain):
+        def __init__(self):
+            super().__init__()
+            with self.init_scope():
+                self.factor, self.inner = chainer.Parameter(np.ones((2, 3), np.float32)), L.Linear(3, 3)
+
+        def forward(self, x):
+            y = self.inner(x)
+            events.append(type(self.inner.__dict__["W"]))
+            return F.sum(y * self.factor)
+
+    with GradientHooks(lambda variable: 0, lambda number, gradient: None):
+        Outer()(X)
+    assert events == [chainer.Parameter]

@@ -40,9 +40,7 @@ def test_three_updates_are_bit_for_bit_those_of_chainers_mixed16_with_float32_up
     half = {path for path, parameter in theirs.namedparams() if parameter.dtype == np.float16}
     assert "/fc/W" in half
     assert "/bn1/gamma" not in half
-    optimizers = []
-    for model in (theirs, ours):
-        optimizers.append(chainer.optimizers.MomentumSGD(lr=rate).setup(model))
+    optimizers = [chainer.optimizers.MomentumSGD(lr=rate).setup(model) for model in (theirs, ours)]
     optimizers[0].use_fp32_update()
     forward = forward_in(ours, "mixed16")
     for seed in range(3):
@@ -119,7 +117,7 @@ def test_gradients_in_bfloat16_are_those_of_float32_up_to_8_bits(component):
     pytest.importorskip("ml_dtypes")
     model = built(component, np.dtype(np.float32)) if component else with_pooling_and_dropout()
     draw_initial_weights(model, seed=0)
-    (images, labels), found = images_and_labels(64), []
+    (images, labels), results = images_and_labels(64), []
     for compute in ("float32", "bfloat16"):
         keyed = KeyedDropout(model, seed=0, epochs=[0] * len(images), indices=range(len(images)))
         with chainer.using_config("train", True), computing(compute, model.device), keyed:
@@ -128,9 +126,9 @@ def test_gradients_in_bfloat16_are_those_of_float32_up_to_8_bits(component):
             loss.backward()
         assert {parameter.grad.dtype for parameter in model.params()} == {np.dtype(np.float32)}
         gradients = np.concatenate([parameter.grad.ravel() for _, parameter in sorted(model.namedparams())])
-        found.append((float(loss.array), gradients))
+        results.append((float(loss.array), gradients))
     assert chainer.config.type_check
-    (expected_loss, expected), (loss, gradient) = found
+    (expected_loss, expected), (loss, gradient) = results
     assert loss == pytest.approx(expected_loss, rel=1e-2)
     assert 0 < np.linalg.norm(gradient - expected) < 0.2 * np.linalg.norm(expected)
 

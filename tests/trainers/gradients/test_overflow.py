@@ -1,4 +1,4 @@
-"""An update whose gradient overflows in float16 is done again at half the scale, and nothing else tells of it."""
+"""An update whose gradient overflows in float16 is done again at half the scale, without another trace of it."""
 
 import json
 import re
@@ -55,9 +55,9 @@ def kept(run, update=UPDATES):
 
 def assert_bit_for_bit(run, other, update=UPDATES):
     (arrays, state), (expected, expected_state) = kept(run, update), kept(other, update)
-    for name, found in arrays.items():
-        assert found.keys() == expected[name].keys()
-        for path, array in found.items():
+    for name, actual in arrays.items():
+        assert actual.keys() == expected[name].keys()
+        for path, array in actual.items():
             np.testing.assert_array_equal(array, expected[name][path], err_msg=f"{name} {path}")
     others = ("recipe_sha256", "best")  # the first scale is in the recipe; two ranks add up the score in two parts
     assert {**state, **dict.fromkeys(others)} == {**expected_state, **dict.fromkeys(others)}
@@ -104,9 +104,9 @@ def test_mixed_precision_trains_as_float32_does_and_float32_knows_no_scale(overf
 
 
 def test_teams_see_the_same_run_up_to_the_rounding_of_float16(overflowed, tmp_path, small, assert_same_run):
-    found = small(tmp_path / "run", 3, "--micro-batch-size", 16, *mixed(OVERFLOWS))
-    assert updates(found)[0]["overflows"] > 5
-    assert_same_run(found, overflowed, loss=1e-3, weights=1e-2)
+    actual = small(tmp_path / "run", 3, "--micro-batch-size", 16, *mixed(OVERFLOWS))
+    assert updates(actual)[0]["overflows"] > 5
+    assert_same_run(actual, overflowed, loss=1e-3, weights=1e-2)
 
 
 @pytest.fixture(scope="module")

@@ -90,7 +90,7 @@ class LateGpu:
         assert not any(np.shares_memory(copy.args[1], host) for copy in copies), "a copy is under way"
         self.pinned.remove(host.ctypes.data)
 
-    def mark(self):
+    def record_event(self):
         return self._ask(CURRENT, Mark(self, CURRENT))
 
     def send(self, host, values, *, behind):
@@ -99,7 +99,7 @@ class LateGpu:
         self._ask(OWN, partial(np.copyto, values.view(np.ndarray), host))
         return self._ask(OWN, Mark(self, OWN))
 
-    def follow(self, mark):
+    def wait_event(self, mark):
         self._ask(CURRENT, Behind(mark))
 
     def advance(self, stream, until=None):
@@ -189,7 +189,7 @@ def test_micro_batches_are_those_of_the_cpu(gpu_on_cpu, recipe, soon):
             collect(StreamIterator.again)
     of_gpu.finalize()
     assert not gpu.pinned
-    gpu.mark().synchronize()
+    gpu.record_event().synchronize()
     assert [micro_batch.part.size for micro_batch, _ in pairs] == [32, 16] * 3 + [32, 32] + [16] * 8
     for micro_batch, other in pairs:
         assert_same_micro_batch(micro_batch, other)

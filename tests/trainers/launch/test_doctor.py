@@ -24,16 +24,12 @@ def test_this_environment_trains_on_the_cpu(diagnosis):
 
 
 @pytest.mark.mpi
-def test_json_says_the_same(diagnosis, capsys):
+def test_json_and_terminal_have_versions_patches_and_the_verdict(diagnosis, capsys):
     doctor.print_diagnosis(diagnosis, as_json=True)
-    said = json.loads(capsys.readouterr().out)
-    assert said == diagnosis.as_dict()
-    assert said["trains_on_cpu"]
-    assert len(said["patches"]) == 24
-
-
-@pytest.mark.mpi
-def test_terminal_shows_versions_patches_and_the_verdict(diagnosis, capsys):
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == diagnosis.as_dict()
+    assert printed["trains_on_cpu"]
+    assert len(printed["patches"]) == 24
     doctor.print_diagnosis(diagnosis)
     shown = capsys.readouterr().out
     for word in ("7.8.1", "mpiexec", "threads per rank", "numpy_sctypes", "Training on the CPU works."):
@@ -52,19 +48,17 @@ def test_ranks_that_do_not_end_in_time_stop_training():
 
 @pytest.mark.mpi
 def test_a_dev_shm_that_mpi_cannot_write_to_is_mended_by_no_other_mpi(tmp_path, monkeypatch):
-    """What MPICH says where /dev/shm is read-only."""
-    said = (
-        "MPIDI_UCX_init_worker(86): ucx function returned with failed status(MPIDI_UCX_init_worker Shared memory error)"
-    )
+    """MPICH's message where /dev/shm is read-only."""
+    error = "MPIDI_UCX_init_worker(86): ucx function returned with failed status (Shared memory error)"
     command = tmp_path / "mpiexec"
-    command.write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 15\n")
+    command.write_text(f"#!/bin/sh\necho '{error}' >&2\nexit 15\n")
     command.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
 
     problems = []
     doctor._mpi(problems, 20.0)
 
-    assert problems[0].what == f"mpiexec -n 2 fails: {said}"
+    assert problems[0].what == f"mpiexec -n 2 fails: {error}"
     assert problems[0].way_out.startswith("let MPI write to /dev/shm, and make room there")
 
 

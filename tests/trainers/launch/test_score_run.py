@@ -4,37 +4,23 @@ import itertools
 import json
 import re
 import shutil
+import sys
+from pathlib import Path
 
 import pytest
+from mpi4py import MPI
 from PIL import Image
 
 from recipes.errors import InputRefused
+from recipes.reading.open import open_recipe
 from trainers.launch.score_run import score_run
+from trainers.launch.vocabulary import vocabulary
+from trainers.runs.checkpoint import load_into, read_checkpoint
+from trainers.training.build import build
 from trainers.training.device import has_gpu
+from trainers.training.extensions.evaluation import score
 
 pytestmark = pytest.mark.mpi
-
-SCORE = """\
-import sys
-from pathlib import Path
-import trainers.compat
-from mpi4py import MPI
-from recipes.reading.open import open_recipe
-from trainers.training.build import build
-from trainers.runs.checkpoint import load_into, read_checkpoint
-from trainers.training.extensions.evaluation import score
-from trainers.launch.vocabulary import vocabulary
-
-folder = Path(sys.argv[1])
-opened = open_recipe(folder / "recipe.yaml", vocabulary=vocabulary())
-parts = build(opened.recipe, opened.dataset)
-load_into(parts.model, None, read_checkpoint(max((folder / "checkpoints").glob("update-*"))))
-found = score(parts.model, load=parts.load_eval, num_samples=parts.num_eval, loss=parts.loss, mpi=MPI.COMM_WORLD)
-for rank in range(MPI.COMM_WORLD.size):
-    if rank == MPI.COMM_WORLD.rank:
-        print(float(found.accuracy).hex(), float(found.loss), found.num_samples, flush=True)
-    MPI.COMM_WORLD.Barrier()
-"""
 
 
 @pytest.fixture(scope="module")
@@ -78,46 +64,38 @@ def test_newest_best_and_named_checkpoints_score_what_the_run_wrote(run, kilobat
     assert done.returncode == 0, done.stderr
     by_command = json.loads(done.stdout)
     by_name = [score_run(run, checkpoint=checkpoint) for checkpoint in ("best", best)]
-    for found, name in zip((by_command, *by_name), (newest, best, best), strict=True):
-        assert (found["checkpoint"], found["accuracy"], found["num_samples"]) == (name, accuracy[name], 297)
-        assert found["loss"] == pytest.approx(loss[name], rel=1e-6)
+    for scored, name in zip((by_command, *by_name), (newest, best, best), strict=True):
+        assert (scored["checkpoint"], scored["accuracy"], scored["num_samples"]) == (name, accuracy[name], 297)
+        assert scored["loss"] == pytest.approx(loss[name], rel=1e-6)
     done = kilobatch("evaluate", run, "--checkpoint", "best")
     assert done.stdout.startswith(f"{best} (epoch ")
     assert f"accuracy {accuracy[best]:.2%}, loss {loss[best]:.4f} over 297 samples" in done.stdout
 
 
 @pytest.fixture(scope="module")
-def score(run, tmp_path_factory, run_on_ranks):
-    """Gives what each of some ranks says of the run's last weights: accuracy, loss and number of samples."""
-    program = tmp_path_factory.mktemp("score") / "score.py"
-    program.write_text(SCORE)
+def score_on(run, run_on_ranks):
+    """Gives what each of some ranks prints of the run's last weights: accuracy, loss and number of samples."""
 
-    def score(ranks):
-        done = run_on_ranks(ranks, program, run)
+    def score_on(ranks):
+        done = run_on_ranks(ranks, __file__, run)
         assert done.returncode == 0, done.stderr
         return [line.split() for line in done.stdout.splitlines()]
 
-    return score
+    return score_on
 
 
-@pytest.fixture(scope="module")
-def alone(score):
-    (line,) = score(1)
-    return line
-
-
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_evaluation_is_exact_on_any_number_of_ranks(score, alone, ranks):
-    accuracy, loss, num_samples = alone
+def test_evaluation_is_exact_on_any_number_of_ranks(score_on):
+    ((accuracy, loss, num_samples),) = score_on(1)
     assert num_samples == "297"
-    found = score(ranks)
-    assert len(found) == ranks
-    for line in found:  # every rank knows the score of all
-        assert (line[0], line[2]) == (accuracy, num_samples)
-        assert float(line[1]) == pytest.approx(float(loss), rel=1e-6)
+    for ranks in (2, 3):
+        lines = score_on(ranks)
+        assert len(lines) == ranks
+        for line in lines:  # every rank has the score of all
+            assert (line[0], line[2]) == (accuracy, num_samples)
+            assert float(line[1]) == pytest.approx(float(loss), rel=1e-6)
 
 
-def test_what_cannot_be_scored_is_told_in_a_line(run, tmp_path, capsys, kilobatch):
+def test_what_cannot_be_scored_is_reported_in_a_line(run, tmp_path, capsys, kilobatch):
     damaged = tmp_path / "damaged"
     shutil.copytree(run, damaged)
     newest = max((damaged / "checkpoints").iterdir())
@@ -138,15 +116,15 @@ def test_what_cannot_be_scored_is_told_in_a_line(run, tmp_path, capsys, kilobatc
     capsys.readouterr()
     for checkpoint in ("newest", "best"):
         assert score_run(damaged, checkpoint=checkpoint)["checkpoint"] != newest.name, "the newest that is whole"
-        told = capsys.readouterr().err
-        assert told.startswith(f"warning: passed over {newest / 'weights.safetensors'}: differs from its checksum")
+        errors = capsys.readouterr().err
+        assert errors.startswith(f"warning: passed over {newest / 'weights.safetensors'}: differs from its checksum")
     done = kilobatch("evaluate", tmp_path / "nowhere")
     assert done.returncode == 2, done.stderr
     assert "is no run's folder: it has no recipe.yaml" in done.stderr
     assert done.stderr.count("\n") == 1, done.stderr
 
 
-def test_an_image_that_cannot_be_read_is_told_in_a_line(tmp_path, kilobatch):
+def test_an_image_that_cannot_be_read_is_reported_in_a_line(tmp_path, kilobatch):
     for split, name in itertools.product(("train", "val"), "ab"):
         (tmp_path / "images" / split / name).mkdir(parents=True)
         Image.effect_noise((8, 8), 60).save(tmp_path / "images" / split / name / "1.png")
@@ -162,3 +140,13 @@ def test_an_image_that_cannot_be_read_is_told_in_a_line(tmp_path, kilobatch):
     done = kilobatch("evaluate", tmp_path / "run")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert done.stderr.startswith(f"kilobatch: {path}: not a readable image")
+
+
+if __name__ == "__main__":  # on a rank
+    folder = Path(sys.argv[1])
+    opened = open_recipe(folder / "recipe.yaml", vocabulary=vocabulary())
+    parts = build(opened.recipe, opened.dataset)
+    load_into(parts.model, None, read_checkpoint(max((folder / "checkpoints").glob("update-*"))))
+    data = {"load": parts.load_eval, "num_samples": parts.num_eval, "loss": parts.loss}
+    result = score(parts.model, **data, mpi=MPI.COMM_WORLD)
+    print(float(result.accuracy).hex(), float(result.loss), result.num_samples)

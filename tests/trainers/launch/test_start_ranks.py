@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from trainers.runs.run_folder import FolderRefused, lock_folder
+from trainers.runs.stop_request import STOP_FILE
 
 pytestmark = pytest.mark.mpi
 
@@ -63,40 +65,24 @@ def weights(folder, update=END):
     return load_file(folder / "checkpoints" / f"update-{update:06d}" / "weights.safetensors")
 
 
-def processes_of(folder):
-    """Command lines of processes that still work on a run."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes()
-        except OSError:  # it has just ended
-            continue
-        if str(folder).encode() in words:
-            found.append(words)
-    return found
-
-
-def assert_nothing_is_left(folder):
-    until = time.monotonic() + 5
-    while processes_of(folder) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert processes_of(folder) == []
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """A run of 40 updates that nothing interrupted."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     done = train(folder, "--stop-after", f"{END}up", "--trace")
     assert done.returncode == 0, done.stderr
+    assert f"stopped: {END} of 165 updates" in done.stdout
+    assert done.stdout.endswith(f"run: {folder}\n")
+    assert not (folder / "report.html").exists()
     return folder
 
 
-def test_stop_after_counts_from_the_start_of_the_run_and_leaves_the_schedule_as_it_is(whole, tmp_path):
+def test_stop_after_counts_from_the_start_of_the_run_and_leaves_the_schedule_as_it_is(
+    whole, tmp_path, on_resident_ranks
+):
     folder = tmp_path / "run"
-    first = train(folder, "--stop-after", "18up", "--trace")
-    assert (first.returncode, first.stderr) == (0, "")
-    assert "stopped: 18 of 165 updates" in first.stdout
+    first = on_resident_ranks(folder, "--stop-after", "18up", "--trace")
+    assert first.returncode == 0, first.stderr
     assert updates(folder) == list(range(18))
     assert checkpoints(folder)[-1] == "update-000018"
     assert (last_line(folder)["value"], last_line(folder)["reason"]) == ("stopped", "--stop-after")
@@ -105,30 +91,32 @@ def test_stop_after_counts_from_the_start_of_the_run_and_leaves_the_schedule_as_
     assert "resuming from update-000018" in then.stdout
     assert updates(folder) == list(range(END))
     keys = ("update", "epoch", "samples", "sample_ids", "images_sha256", "learning_rate", "momentum", "loss")
-    found, expected = ([[line[key] for key in keys] for line in lines(run, "trace.jsonl")] for run in (folder, whole))
-    assert found == expected
+    actual, expected = ([[line[key] for key in keys] for line in lines(run, "trace.jsonl")] for run in (folder, whole))
+    assert actual == expected
     for path, array in weights(folder).items():
         np.testing.assert_array_equal(array, weights(whole)[path], err_msg=path)
 
 
-def test_a_folder_that_is_not_empty_is_refused(whole, kilobatch):
-    done = kilobatch("train", *SMALL, "-n", 2, "--out", whole, "--stop-after", "41up")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--stop-after", "41up"), "is not empty; add --resume to go on with the run in it"),
+        (
+            ("--resume", "--set", "seed=7", "--set", "learning_rate.reference=0.01"),
+            "learning_rate.reference: 0.05 in the run, 0.01 now; seed: 0 in the run, 7 now",
+        ),
+    ],
+    ids=["not empty", "another recipe"],
+)
+def test_a_folder_of_another_run_is_refused(whole, kilobatch, words, message):
+    done = kilobatch("train", *SMALL, "-n", 2, "--out", whole, *words)
     assert done.returncode == 2
-    assert "is not empty; add --resume to go on with the run in it" in done.stderr
+    assert message in done.stderr
     assert done.stderr.count("\n") == 1
     assert updates(whole)[-1] == END - 1
 
 
-def test_another_recipe_is_not_resumed_and_its_differences_are_named(whole, kilobatch):
-    done = kilobatch(
-        "train", *SMALL, "-n", 2, "--out", whole, "--resume", "--set", "seed=7", "--set", "learning_rate.reference=0.01"
-    )
-    assert done.returncode == 2
-    assert "learning_rate.reference: 0.05 in the run, 0.01 now; seed: 0 in the run, 7 now" in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
-def test_resume_without_a_checkpoint_begins_at_0_and_says_so(tmp_path, on_resident_ranks):
+def test_resume_without_a_checkpoint_begins_at_0_and_logs_it(tmp_path, on_resident_ranks):
     (tmp_path / "run").mkdir()
     done = on_resident_ranks(tmp_path / "run", "--resume", "--stop-after", "2up")
     assert done.returncode == 0, done.stderr
@@ -146,8 +134,8 @@ def test_a_run_that_was_done_is_done_again_in_no_update(whole, on_resident_ranks
     assert checkpoints(whole) == before
 
 
-def start_and_interrupt(folder, number, *, times=1):
-    """Start a run, send the parent a signal after three updates, wait for its end."""
+def start_and_interrupt(folder, interrupt):
+    """Start a run, call interrupt(process) after three updates, wait for its end."""
     command = [*KILOBATCH, "train", *SMALL, "-n", "2", "--out", str(folder), "--set", "epochs=20"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         until = time.monotonic() + 60
@@ -157,9 +145,7 @@ def start_and_interrupt(folder, number, *, times=1):
             time.sleep(0.02)
         with pytest.raises(FolderRefused, match="a run is being trained in"):
             lock_folder(folder)
-        for _ in range(times):
-            process.send_signal(number)
-            time.sleep(0.02)
+        interrupt(process)
         _, errors = process.communicate(timeout=60)
     return process.returncode, errors
 
@@ -168,17 +154,17 @@ def start_and_interrupt(folder, number, *, times=1):
     ("number", "ranks"), [(signal.SIGTERM, 3), pytest.param(signal.SIGINT, 2, marks=pytest.mark.slow)]
 )
 def test_a_signal_ends_in_a_checkpoint_from_which_the_run_goes_on_as_if_nothing_had_been(
-    whole, tmp_path, on_resident_ranks, number, ranks
+    whole, tmp_path, on_resident_ranks, processes_of, number, ranks
 ):
     folder = tmp_path / "run"
-    code, errors = start_and_interrupt(folder, number)
+    code, errors = start_and_interrupt(folder, lambda process: process.send_signal(number))
     assert code == 4, errors
     reached = last_line(folder)["update"]
     assert 3 <= reached < END
     assert (last_line(folder)["value"], last_line(folder)["reason"]) == ("stopped", "signal")
     assert f"newest checkpoint: {folder / 'checkpoints'}/update-{reached:06d}; to go on" in errors
     assert (folder / "report.html").exists()
-    assert_nothing_is_left(folder)
+    processes_of(folder, gone=True)
     then = on_resident_ranks(folder, "--resume", "--stop-after", f"{END}up", ranks=ranks)
     assert then.returncode == 0, then.stderr
     assert updates(folder) == list(range(END))
@@ -186,12 +172,12 @@ def test_a_signal_ends_in_a_checkpoint_from_which_the_run_goes_on_as_if_nothing_
         np.testing.assert_allclose(array, weights(whole)[path], rtol=0, atol=1e-4, err_msg=path)
 
 
-def test_a_second_signal_ends_the_run_at_once(tmp_path):
-    code, errors = start_and_interrupt(tmp_path / "run", signal.SIGINT, times=2)
-    assert code == 4
-    assert "ended at once, by a second signal; " in errors or "stopped by a signal; " in errors  # it was faster
-    assert "stopping after this update, with a checkpoint; once more to end at once" in errors
-    assert_nothing_is_left(tmp_path / "run")
+def test_a_run_that_its_stop_file_ended_reports_it(tmp_path):
+    folder = tmp_path / "run"
+    code, errors = start_and_interrupt(folder, lambda process: (folder / STOP_FILE).touch())
+    assert code == 4, errors
+    assert f"kilobatch: stopped by the file {folder}/stop; newest checkpoint: " in errors
+    assert (last_line(folder)["value"], last_line(folder)["reason"]) == ("stopped", "stop file")
 
 
 def test_a_signal_while_the_ranks_start_is_not_lost(tmp_path):
@@ -205,23 +191,22 @@ def test_a_signal_while_the_ranks_start_is_not_lost(tmp_path):
     assert updates(tmp_path / "run") == [0]
 
 
-def test_a_loss_that_is_not_finite_stops_all_ranks_and_says_what_to_try(tmp_path):
+def test_a_loss_that_is_not_finite_stops_all_ranks_and_names_what_to_try(tmp_path, on_resident_ranks):
     folder = tmp_path / "run"
     wild = ("--set", "learning_rate.reference=1e30", "--set", "learning_rate.rule=none")
     wild += ("--set", "learning_rate.warmup=null", "--checkpoint-every", "update")
-    done = train(folder, *wild)
+    done = on_resident_ranks(folder, *wild)
     assert done.returncode == 3, done.stderr
-    place = r"^kilobatch: the (loss|weight) is not finite at update (\d+) on rank \d \((.*?)\), .*$"
-    told = re.search(place, done.stderr, re.M)
-    assert told, done.stderr
-    assert told[3].startswith("first bad parameter /")
-    assert re.search(r"learning rate \d.*e\+\d\d\. Try a longer warmup", told[0])
-    last = f"update-{int(told[2]):06d}"
-    assert told[0].endswith(f"Last good checkpoint: {folder / 'checkpoints' / last}")
+    pattern = r"^kilobatch: the (loss|weight) is not finite at update (\d+) on rank \d \((.*?)\), .*$"
+    message = re.search(pattern, done.stderr, re.M)
+    assert message, done.stderr
+    assert message[3].startswith("first bad parameter /")
+    assert re.search(r"learning rate \d.*e\+\d\d\. Try a longer warmup", message[0])
+    last = f"update-{int(message[2]):06d}"
+    assert message[0].endswith(f"Last good checkpoint: {folder / 'checkpoints' / last}")
     assert checkpoints(folder)[-1] == last
     assert "Traceback" not in done.stderr
     assert last_line(folder)["value"] == "failed"
-    assert_nothing_is_left(folder)
 
 
 def test_best_and_newest_two_checkpoints_are_kept(tmp_path, on_resident_ranks):
@@ -238,12 +223,9 @@ def test_best_and_newest_two_checkpoints_are_kept(tmp_path, on_resident_ranks):
     assert last_line(tmp_path / "run")["best"]["checkpoint"] == f"update-{best:06d}"
 
 
-def test_a_report_that_cannot_be_written_is_told_and_one_that_nobody_wants_is_not_drawn(tmp_path):
+def test_a_report_that_cannot_be_written_is_reported(tmp_path, on_resident_ranks):
     folder = tmp_path / "run"
-    done = train(folder, "--stop-after", "1up", ranks=1)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith(f"run: {folder}\n")
-    assert not (folder / "report.html").exists()
+    assert on_resident_ranks(folder, "--stop-after", "1up", ranks=1).returncode == 0
     (folder / "report.html").mkdir()  # in its way
     done = train(folder, "--stop-after", "2up", "--resume", "--report", ranks=1)
     assert done.returncode == 3
@@ -269,11 +251,8 @@ def test_a_damaged_newest_checkpoint_is_passed_over(tmp_path, on_resident_ranks)
     assert updates(folder) == list(range(5))
 
 
-def test_what_is_not_built_is_refused_by_name_before_a_rank_starts(tmp_path):
-    before = os.times()
-    done = train(tmp_path / "run", recipe=("yamazaki2019",))
-    now = os.times()
-    assert now.children_user + now.children_system - before.children_user - before.children_system < 2
+def test_what_is_not_built_is_refused_by_name(tmp_path, kilobatch):
+    done = kilobatch("train", "yamazaki2019", "--out", tmp_path / "run")
     assert done.returncode == 2
     assert re.fullmatch(r"kilobatch: not built yet: .+; this recipe can be .*, but not trained\n", done.stderr)
     assert not (tmp_path / "run").exists()
@@ -298,9 +277,44 @@ def test_under_a_foreign_mpiexec_it_joins_the_ranks(whole, tmp_path):
     ],
     ids=["recipe", "ranks"],
 )
-def test_what_is_wrong_is_told_once_under_mpiexec_and_nobody_hangs(tmp_path, words, message):
+def test_what_is_wrong_is_reported_once_under_mpiexec_and_nobody_hangs(tmp_path, words, message):
     done = typed("train", *words, "--out", tmp_path / "run", before=(MPIEXEC, "-n", 2), timeout=30)
     assert done.returncode == 2, done.stdout + done.stderr
     assert done.stderr.count(message) == 1
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_whose_readers_have_left_goes_on_and_a_signal_still_ends_in_a_checkpoint(tmp_path):
+    folder = tmp_path / "run"
+    words = f"train digits/ramp -n 2 --out {folder} --set model.width=4 --set evaluation.every=0.2ep"
+    command = [*KILOBATCH, *words.split()]  # a line every four updates
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout.readline().startswith("epoch ")
+        process.stdout.close()  # as `| head -1` does, and a `| tee` that Ctrl-C ended first
+        then, until = len(lines(folder)), time.monotonic() + 60
+        while len(lines(folder)) < then + 12:
+            assert process.poll() is None, (folder / "log.txt").read_text()
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 4
+    last = last_line(folder)
+    assert (last["value"], last["reason"]) == ("stopped", "signal")
+    assert (folder / "checkpoints" / f"update-{last['update']:06d}").is_dir()
+    assert (folder / "report.html").exists()
+
+
+def test_a_run_whose_terminal_is_closed_or_whose_log_has_no_room_goes_on_to_its_end(tmp_path):
+    words = "train digits/ramp -n 1 --stop-after 12up --set model.width=4 --set evaluation.every=0.2ep"
+    command = [*KILOBATCH, *words.split(), "--out"]
+    ours, theirs = pty.openpty()
+    with open("/dev/full", "w") as full:
+        disowned = subprocess.Popen([*command, tmp_path / "disowned"], stdout=theirs, stderr=theirs)
+        unwritten = subprocess.Popen([*command, tmp_path / "unwritten"], stdout=full, stderr=full)
+    os.close(theirs)
+    os.close(ours)  # it is no controlling terminal, so that nobody is sent a SIGHUP
+    for name, process in (("disowned", disowned), ("unwritten", unwritten)):
+        assert process.wait(timeout=120) == 0
+        assert last_line(tmp_path / name)["update"] == 12
+        assert (tmp_path / name / "report.html").exists()

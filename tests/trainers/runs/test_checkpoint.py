@@ -43,6 +43,19 @@ def same(a, b):
     )
 
 
+@pytest.fixture
+def write(tmp_path):
+    """Writes checkpoints of one trained model into a folder, after these updates; returns the last one."""
+    model, optimizer = trained(0)
+
+    def write_all(*updates, folder=tmp_path, **more):
+        for update in updates:
+            last = write_checkpoint(folder, model=model, optimizer=optimizer, state={"update": update}, **more)
+        return last
+
+    return write_all
+
+
 @pytest.mark.parametrize("kind", ["Adam", "MomentumSGD", "NesterovAG", "SGD"])
 def test_training_goes_on_exactly_from_a_checkpoint(tmp_path, kind):
     model, optimizer = trained(0, optimizer=getattr(chainer.optimizers, kind)())
@@ -57,16 +70,9 @@ def test_training_goes_on_exactly_from_a_checkpoint(tmp_path, kind):
     assert same(model, other)
 
 
-def test_every_file_is_named_with_its_checksum_and_is_no_pickle(tmp_path):
-    model, optimizer = trained(0)
+def test_every_file_is_named_with_its_checksum_and_is_no_pickle(tmp_path, write):
     written = []
-    folder = write_checkpoint(
-        tmp_path / "checkpoints",
-        model=model,
-        optimizer=optimizer,
-        state={"update": 7},
-        moved=lambda: written.append(1),
-    )
+    folder = write(7, folder=tmp_path / "checkpoints", moved=lambda: written.append(1))
     assert folder.name == "update-000007"
     names = {line.split("  ")[1] for line in (folder / "MANIFEST").read_text().splitlines()}
     assert names == {path.name for path in folder.iterdir()} - {"MANIFEST"}
@@ -78,11 +84,8 @@ def test_every_file_is_named_with_its_checksum_and_is_no_pickle(tmp_path):
 
 @pytest.mark.parametrize("name", ["weights.safetensors", "optimizer.safetensors", "state.json"])
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
-def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path, name, damage):
-    model, optimizer = trained(0)
-    for update in (3, 4):
-        write_checkpoint(tmp_path, model=model, optimizer=optimizer, state={"update": update})
-    path = tmp_path / "update-000004" / name
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path, write, name, damage):
+    path = write(3, 4) / name
     data = bytearray(path.read_bytes())
     if damage == "remove":
         path.unlink()
@@ -97,32 +100,25 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path, name, 
     assert "update-000004" in complaints[0]
 
 
-def test_a_half_written_checkpoint_is_not_seen(tmp_path):
-    model, optimizer = trained(0)
-    write_checkpoint(tmp_path, model=model, optimizer=optimizer, state={"update": 3})
+def test_a_half_written_checkpoint_is_not_seen_and_removed_by_the_next_one(tmp_path, write):
+    write(3)
     (tmp_path / ".update-000004.partial").mkdir()
+    (tmp_path / ".update-000004.partial" / "weights.safetensors").write_bytes(bytes(100))
     assert newest_checkpoint(tmp_path) == (tmp_path / "update-000003", [])
     assert newest_checkpoint(tmp_path / "nothing") == (None, [])
+    write(4)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["update-000003", "update-000004"]
 
 
-def test_what_a_killed_rank_had_begun_is_removed_by_the_next_checkpoint(tmp_path):
-    model, optimizer = trained(0)
-    (tmp_path / ".update-000002.partial").mkdir()
-    (tmp_path / ".update-000002.partial" / "weights.safetensors").write_bytes(bytes(100))
-    write_checkpoint(tmp_path, model=model, optimizer=optimizer, state={"update": 3})
-    assert [path.name for path in tmp_path.iterdir()] == ["update-000003"]
-
-
-def test_a_checkpoint_that_finds_no_room_leaves_nothing_of_it(tmp_path):
+def test_a_checkpoint_that_finds_no_room_leaves_nothing_of_it(tmp_path, write):
     """A limit of the size of files stands for a full disk: the weights still fit, the optimizer's state does not."""
-    model, optimizer = trained(0)
-    written = write_checkpoint(tmp_path, model=model, optimizer=optimizer, state={"update": 3})
+    written = write(3)
     sizes = {path.name: path.stat().st_size for path in written.iterdir()}
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (sizes["weights.safetensors"], limits[1]))
     try:
         with pytest.raises(OSError, match="File too large") as failure:
-            write_checkpoint(tmp_path, model=model, optimizer=optimizer, state={"update": 4})
+            write(4)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert sizes["optimizer.safetensors"] > sizes["weights.safetensors"]
@@ -130,10 +126,8 @@ def test_a_checkpoint_that_finds_no_room_leaves_nothing_of_it(tmp_path):
     assert error_text(failure.value).startswith("a file cannot be written: [Errno 27] File too large; make room")
 
 
-def test_another_model_is_refused_by_name(tmp_path):
-    folder = write_checkpoint(
-        tmp_path, **dict(zip(("model", "optimizer"), trained(0), strict=True)), state={"update": 1}
-    )
+def test_another_model_is_refused_by_name(write):
+    folder = write(1)
     with pytest.raises(CheckpointError, match=r"differ: /1/W, /1/b, "):
         load_into(chainer.Sequential(L.Linear(4, 5)), None, read_checkpoint(folder))
     wider = chainer.Sequential(L.Linear(4, 6), L.BatchNormalization(6), L.Linear(6, 2))
@@ -141,18 +135,16 @@ def test_another_model_is_refused_by_name(tmp_path):
         load_into(wider, None, read_checkpoint(folder))
 
 
-def test_the_newest_two_and_the_best_are_kept(tmp_path):
-    model, optimizer = trained(0, updates=0)
+def test_the_newest_two_and_the_best_are_kept(tmp_path, write):
     for update in range(1, 7):
-        write_checkpoint(tmp_path, model=model, optimizer=optimizer, state={"update": update})
+        write(update)
         prune_checkpoints(tmp_path, upto=update, keep=2, best="update-000002")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["update-000002", "update-000005", "update-000006"]
 
 
-def test_damaged_ones_that_a_resumed_run_has_passed_over_do_not_count_as_the_newest(tmp_path):
-    model, optimizer = trained(0, updates=0)
+def test_damaged_ones_that_a_resumed_run_has_passed_over_do_not_count_as_the_newest(tmp_path, write):
     for update in (10, 20, 30, 40, 12, 14, 16):  # 20 to 40 were damaged, so the run went on from 10
-        write_checkpoint(tmp_path, model=model, optimizer=optimizer, state={"update": update})
+        write(update)
         if 10 < update < 20:
             prune_checkpoints(tmp_path, upto=update, keep=2, best=None)
     kept = sorted(int(path.name.removeprefix("update-")) for path in tmp_path.iterdir())

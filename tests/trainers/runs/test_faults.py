@@ -84,45 +84,36 @@ MESSAGES = {
 }
 
 
-def processes_of(folder):
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            found += [path] * (str(folder).encode() in path.read_bytes())
-        except OSError:  # it has just ended
-            continue
-    return found
+@pytest.fixture
+def assert_nothing_is_left(processes_of):
+    """Asserts that no process of a run is left, nor MPICH's memory."""
+
+    def check(folder):
+        processes_of(folder, gone=True)
+        segments = re.findall(r"/dev/shm/mpich_shm_\w+", (folder.parent / "maps").read_text())
+        assert segments
+        assert not any(Path(name).exists() for name in segments)
+
+    return check
 
 
-def assert_nothing_is_left(folder):
-    until = time.monotonic() + 5
-    while processes_of(folder) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert processes_of(folder) == []
-    segments = re.findall(r"/dev/shm/mpich_shm_\w+", (folder.parent / "maps").read_text())
-    assert segments
-    assert not any(Path(name).exists() for name in segments)
-
-
-def command_in(folder, *words):
-    (folder / "own_net.py").write_text(OWN)
+def start_in(folder, how, *words, launcher=(), own=OWN):
+    """Start the training of OWN's network, which fails on rank 1 in one of its ways."""
+    (folder / "own_net.py").write_text(own)
     (folder / "mine.yaml").write_text("kilobatch: 1\nextends: digits/ramp\nmodel: {kind: own_net.Net}\n")
-    command = [sys.executable, "-P", "-m", "kilobatch", "train", "mine.yaml", "--allow-code"]
-    return [
-        *command,
-        "--no-report",
-        "--out",
-        str(folder / "run"),
-        "--watchdog",
-        str(WATCHDOG_SECONDS),
-        *map(str, words),
-    ]
+    command = [*launcher, sys.executable, "-P", "-m", "kilobatch", "train", "mine.yaml", "--allow-code", "--no-report"]
+    command += ["--out", str(folder / "run"), "--watchdog", str(WATCHDOG_SECONDS), *map(str, words)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, cwd=folder, env={**os.environ, "FAILS_BY": how}, **pipes)
 
 
-def run_in(folder, how, *words):
-    environment = {**os.environ, "FAILS_BY": how}
-    command = command_in(folder, *words)
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=folder, env=environment)
+def run_in(folder, how, *words, **more):
+    with start_in(folder, how, *words, **more) as process:
+        try:
+            output, errors = process.communicate(timeout=120)
+        finally:
+            process.kill()  # where it has not ended in time
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
 SOCKETS = ("--set", "cluster.exchange.communicator={kind: Ring, sockets: true}")
@@ -146,7 +137,7 @@ SLOW = [
         *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW),
     ],
 )
-def test_one_ranks_trouble_ends_all(tmp_path, how, ranks, more):
+def test_one_ranks_trouble_ends_all(tmp_path, assert_nothing_is_left, how, ranks, more):
     folder = tmp_path / "run"
     done = run_in(tmp_path, how, "-n", ranks, "--checkpoint-every", "2up", *more)
     ended = time.time()
@@ -179,10 +170,8 @@ def test_a_rank_that_works_longer_than_the_others_may_wait_is_left_alone(tmp_pat
 
 
 @pytest.mark.slow
-def test_a_rank_that_hangs_is_named_under_a_foreign_mpiexec(tmp_path):
-    command = [MPIEXEC, "-n", "3", *command_in(tmp_path)]
-    environment = {**os.environ, "FAILS_BY": "stop"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path, env=environment)
+def test_a_rank_that_hangs_is_named_under_a_foreign_mpiexec(tmp_path, assert_nothing_is_left):
+    done = run_in(tmp_path, "stop", launcher=(MPIEXEC, "-n", "3"))
     assert done.returncode == 3, done.stdout + done.stderr
     assert re.search(MESSAGES["stop"].format(host=re.escape(socket.gethostname())), done.stderr), done.stderr
     assert "Last good checkpoint: none was written yet" in done.stderr
@@ -207,26 +196,31 @@ def test_a_message_has_been_read_before_the_process_goes_on(monkeypatch):
         thread.join()
 
 
-def test_weights_that_differ_from_the_start_are_named(tmp_path):
-    begin = "super().__init__()\n"
-    own = OWN.replace(begin, f"{begin}        self.add_persistent('own', MPI.COMM_WORLD.rank)\n")
-    command = command_in(tmp_path, "-n", "2")
-    (tmp_path / "own_net.py").write_text(own)
-    environment = {**os.environ, "FAILS_BY": "not"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, env=environment)
-    assert done.returncode == 3, done.stdout + done.stderr
-    assert f"after 0 updates /own is not the same on all ranks: rank 1 on {socket.gethostname()} differs" in done.stderr
+BEGIN = "super().__init__()\n"
+DIFFERS = OWN.replace(BEGIN, f"{BEGIN}        self.add_persistent('own', MPI.COMM_WORLD.rank)\n")
+REFUSED_BY_ONE = OWN + "\nif MPI.COMM_WORLD.rank == 1:\n    1 / 0\n"
 
 
-def test_a_recipe_that_only_one_rank_refuses_ends_all(tmp_path):
-    command = command_in(tmp_path, "-n", "2")
-    (tmp_path / "own_net.py").write_text(OWN + "\nif MPI.COMM_WORLD.rank == 1:\n    1 / 0\n")
-    environment = {**os.environ, "FAILS_BY": "not"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, env=environment)
+@pytest.mark.parametrize(
+    ("own", "messages"),
+    [
+        (DIFFERS, ["after 0 updates /own is not the same on all ranks: rank 1 on {host} differs"]),
+        (
+            REFUSED_BY_ONE,
+            [
+                "rank 1 on {host} failed:",
+                "model.kind: own_net.Net cannot be used: ZeroDivisionError",
+                "no checkpoint was written yet",
+            ],
+        ),
+    ],
+    ids=["weights that differ", "a recipe that only one rank refuses"],
+)
+def test_ranks_that_differ_from_the_start_end_all(tmp_path, own, messages):
+    done = run_in(tmp_path, "not", "-n", "2", own=own)
     assert done.returncode == 3, done.stdout + done.stderr
-    assert f"rank 1 on {socket.gethostname()} failed:" in done.stderr
-    assert "model.kind: own_net.Net cannot be used: ZeroDivisionError" in done.stderr
-    assert "no checkpoint was written yet" in done.stderr
+    for message in messages:
+        assert message.format(host=socket.gethostname()) in done.stderr
 
 
 def test_a_run_whose_folder_is_gone_reports_it(tmp_path):
@@ -248,35 +242,41 @@ def wait_for(condition):
         time.sleep(0.05)
 
 
-def test_two_signals_end_a_run_in_which_a_rank_hangs(tmp_path):
-    command = command_in(tmp_path, "-n", "2", "--watchdog", "0")
-    environment = {**os.environ, "FAILS_BY": "hang"}
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=environment) as process:
+@pytest.mark.parametrize(
+    ("signals", "messages"),
+    [
+        (
+            2,
+            [
+                "stopping after this update, with a checkpoint; once more to end at once",
+                "ended at once, by a second signal; no checkpoint was written yet",
+            ],
+        ),
+        (
+            1,  # the stop file has nowhere to be
+            [
+                "the ranks cannot be asked to stop, and are ended: [Errno 2] No such file",
+                "ended at once, by a signal; ",
+            ],
+        ),
+    ],
+)
+def test_signals_end_a_run_in_which_a_rank_hangs(tmp_path, assert_nothing_is_left, signals, messages):
+    with start_in(tmp_path, "hang", "-n", "2", "--watchdog", "0") as process:
         wait_for((tmp_path / "failing").exists)
-        for _ in range(2):
+        if signals == 1:
+            (tmp_path / "run").rename(tmp_path / "moved")
+        for _ in range(signals):
             process.send_signal(signal.SIGINT)
             time.sleep(0.5)
         _, errors = process.communicate(timeout=20)
     assert process.returncode == 4, errors
-    assert "ended at once, by a second signal; no checkpoint was written yet" in errors
+    for message in messages:
+        assert message in errors
     assert_nothing_is_left(tmp_path / "run")
 
 
-def test_one_signal_ends_a_run_that_cannot_be_asked_to_stop(tmp_path):
-    command = command_in(tmp_path, "-n", "2", "--watchdog", "0")
-    environment = {**os.environ, "FAILS_BY": "hang"}
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=environment) as process:
-        wait_for((tmp_path / "failing").exists)
-        (tmp_path / "run").rename(tmp_path / "moved")
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=20)
-    assert process.returncode == 4, errors
-    assert "the ranks cannot be asked to stop, and are ended: [Errno 2] No such file" in errors
-    assert "ended at once, by a signal; " in errors
-    assert_nothing_is_left(tmp_path / "run")
-
-
-def test_ranks_whose_parent_is_killed_stop_with_a_checkpoint(tmp_path):
+def test_ranks_whose_parent_is_killed_stop_with_a_checkpoint(tmp_path, processes_of):
     folder = tmp_path / "run"
     metrics = folder / "metrics.jsonl"
     command = [sys.executable, "-P", "-m", "kilobatch", "train", "digits/ramp", "-n", "2", "--out", str(folder)]
@@ -284,7 +284,7 @@ def test_ranks_whose_parent_is_killed_stop_with_a_checkpoint(tmp_path):
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         wait_for(lambda: metrics.exists() and '"train_loss"' in metrics.read_text())
         process.kill()
-    wait_for(lambda: not processes_of(folder))
+    processes_of(folder, gone=True, timeout=60)
     assert '"reason":"signal"' in metrics.read_text().splitlines()[-1]
     assert list((folder / "checkpoints").glob("update-*"))
     assert "the process that started this run has gone" in (folder / "log.txt").read_text()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainers.runs.mpi_ranks import (
+    THREADS,
     LaunchError,
     _tee,
     find_mpiexec,
@@ -31,11 +32,8 @@ from trainers.runs.mpi_ranks import (
 )
 def test_launchers_are_recognised(environment, expected):
     assert launched_ranks(environment) == expected
-
-
-def test_our_own_ranks_know_it():
-    assert launched_by_us({"KILOBATCH_LAUNCHED": "1"})
-    assert not launched_by_us({})
+    assert not launched_by_us(environment)
+    assert launched_by_us({**environment, "KILOBATCH_LAUNCHED": "1"})
 
 
 def test_cores_are_divided_and_nobody_gets_none():
@@ -44,26 +42,22 @@ def test_cores_are_divided_and_nobody_gets_none():
     assert threads_per_rank(10 * cores) == 1
 
 
-def test_a_users_own_setting_is_kept(monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
-    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
-    assert limit_threads(10_000) == 7
-    assert os.environ["OPENBLAS_NUM_THREADS"] == "7"
-
-
-def test_a_users_setting_of_blas_is_none_of_openmp(monkeypatch):
-    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "7")
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert limit_threads(10_000) == 1
-    assert os.environ["OPENBLAS_NUM_THREADS"] == "7"
-
-
-def test_a_setting_that_is_empty_is_none(monkeypatch):
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        monkeypatch.setenv(name, "")
-    assert limit_threads(10_000) == 1
-    assert os.environ["MKL_NUM_THREADS"] == "1"
+@pytest.mark.parametrize(
+    ("settings", "threads", "blas_threads"),
+    [
+        ({"OMP_NUM_THREADS": "7"}, 7, "7"),
+        ({"OPENBLAS_NUM_THREADS": "7"}, 1, "7"),
+        (dict.fromkeys(THREADS, ""), 1, "1"),
+    ],
+    ids=["OpenMP's holds for BLAS too", "BLAS's not for OpenMP", "an empty one is none"],
+)
+def test_a_users_own_setting_is_kept(monkeypatch, settings, threads, blas_threads):
+    for name in THREADS:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    assert limit_threads(10_000) == threads
+    assert os.environ["OPENBLAS_NUM_THREADS"] == blas_threads
 
 
 def test_errors_of_ranks_are_kept_though_the_disk_of_the_log_is_full():

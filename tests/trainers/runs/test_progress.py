@@ -1,3 +1,5 @@
+"""The display of a run on a terminal and in a log."""
+
 import io
 import json
 import os
@@ -33,24 +35,14 @@ def train(update, *, time_ms=None, loss=1.0, size=100, epoch_samples=200):
 
 
 def evaluated(updates, accuracy, *, size=100, epoch_samples=200):
-    at = {
-        "time_ms": 1000 * updates,
-        "update": updates,
-        "epoch": updates * size / epoch_samples,
-        "samples": updates * size,
-    }
+    samples = updates * size
+    at = {"time_ms": 1000 * updates, "update": updates, "epoch": samples / epoch_samples, "samples": samples}
     return [{"key": "eval_accuracy", "value": accuracy, **at}, {"key": "eval_loss", "value": 1 - accuracy, **at}]
 
 
 def stopped(updates, value="success", reason="end"):
-    return {
-        "key": "run_stop",
-        "value": value,
-        "time_ms": 9_000_000,
-        "update": updates,
-        "epoch": updates / 2,
-        "reason": reason,
-    }
+    end = {"key": "run_stop", "value": value, "time_ms": 9_000_000, "reason": reason}
+    return {**end, "update": updates, "epoch": updates / 2}
 
 
 def six_updates():
@@ -98,12 +90,9 @@ def test_mixed_precision_shows_its_scale_and_what_was_done_again(played):
     assert "loss scale" not in played([train(update) for update in range(6)])[0]
 
 
-def test_log_of_a_run_without_evaluations_has_a_line_an_epoch(played):
+def test_log_has_a_line_an_epoch_without_evaluations_else_one_for_each(played):
     text, _ = played([train(update) for update in range(6)])
     assert [line[:24] for line in text.splitlines()] == ["epoch 1.00  update 3/6  ", "epoch 2.00  update 5/6  "]
-
-
-def test_several_evaluations_an_epoch_are_all_printed(played):
     text, _ = played([line for update in range(4) for line in (train(update), *evaluated(update + 1, 0.5))])
     assert re.findall(r"epoch (\S+)  update", text) == ["0.50", "1.00", "1.50", "2.00"]
 
@@ -122,12 +111,7 @@ def test_last_line_without_a_newline_is_shown_and_half_a_line_is_not(played):
     assert len(text.splitlines()) == 1
 
 
-@pytest.mark.parametrize("code", [0, 3, 4])
-def test_exit_status_is_that_of_the_process(played, code):
-    assert played(six_updates(), code=code)[1] == code
-
-
-def test_process_that_writes_nothing_is_followed_to_its_end(played, tmp_path):
+def test_process_that_writes_nothing_is_followed_to_its_end_and_its_exit_code_returned(played):
     assert played([], seconds=0.3, code=2) == ("", 2)
     assert "starting the ranks" in played([], terminal=True)[0]
 

@@ -4,6 +4,7 @@ import fcntl
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -39,6 +40,13 @@ def test_there_is_no_order_where_a_rank_was_not_seen():
     for rank in (2, 0):  # another host's would be the third
         end(started(exits, rank))
     assert exits.order() == exits.order() == []
+
+
+def test_an_exit_that_is_read_after_mpiexecs_is_recorded():
+    exits = RankExits(1)
+    rank = started(exits, 0)
+    threading.Timer(0.2, end, args=(rank,)).start()
+    assert exits.order() == [(0, rank.pid)]
 
 
 def test_a_rank_of_another_host_holds_no_socket(monkeypatch):

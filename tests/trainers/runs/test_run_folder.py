@@ -2,8 +2,6 @@
 
 import errno
 import json
-import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,16 +27,8 @@ RECIPE = {"name": "r", "title": "t", "epochs": 20.0, "batch": {"global": 96}, "c
 
 
 def begun(folder, recipe=RECIPE):
-    write_run(
-        folder,
-        recipe=recipe,
-        origins={},
-        plan={},
-        dataset={"num_train": 1500},
-        dataset_tree={},
-        environment={},
-        command="kilobatch",
-    )
+    nothing = dict.fromkeys(("origins", "plan", "dataset_tree", "environment"), {})
+    write_run(folder, recipe=recipe, dataset={"num_train": 1500}, command="kilobatch", **nothing)
 
 
 def test_a_folder_that_holds_something_is_refused_unless_a_run_in_it_is_resumed(tmp_path):
@@ -72,11 +62,9 @@ def test_a_folder_in_which_a_run_is_being_trained_is_refused_before_ranks_start(
 
 
 @pytest.mark.mpi
-def test_ranks_that_a_launcher_started_refuse_it_too(tmp_path):
-    mpiexec = Path(sys.executable).parent / "mpiexec"
-    command = [mpiexec, "-n", "1", sys.executable, "-P", "-m", "kilobatch", "train", "digits/ramp", "--resume", "--out"]
+def test_ranks_that_a_launcher_started_refuse_it_too(tmp_path, kilobatch):
     with lock_folder(tmp_path):
-        done = subprocess.run([*command, tmp_path], capture_output=True, text=True, timeout=60)
+        done = kilobatch("train", "digits/ramp", "--resume", "--out", tmp_path, ranks=1)
     assert (done.returncode, done.stderr.count("a run is being trained in")) == (2, 1)
 
 

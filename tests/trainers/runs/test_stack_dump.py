@@ -1,92 +1,100 @@
 """A stack dump distinguishes a thread that waits for other ranks from one that works."""
 
-import subprocess
-import sys
-import textwrap
+import threading
 import time
 from types import SimpleNamespace
 
 import chainer
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from trainers.communicators.connection import Connection
 from trainers.communicators.wire import FullWire
 from trainers.gradients.exchange import Exchange
 from trainers.gradients.flat_gradients import FlatGradients
-from trainers.runs.stack_dump import dump_stack
-
-pytestmark = pytest.mark.mpi
-
-PROGRAM = """
-import sys, threading, time
-from mpi4py import MPI
 from trainers.runs.stack_dump import dump_stack, waiting_for_ranks
 
-
-def look():
-    time.sleep(1)
-    found = dump_stack()
-    print(found.waits, found.stack[-1], flush=True)
-    MPI.COMM_WORLD.Send(bytearray(1), 0)  # to this process itself: it goes on
+SECONDS = 0.4
 
 
-def call(mpi):
-    if sys.argv[1] == "message":
-        mpi.Recv(
-            bytearray(1),
-            source=0,
-        )
-    elif sys.argv[1] == "sleep":
-        time.sleep(2)
-    elif sys.argv[1] == "marked":
-        with waiting_for_ranks():
-            with waiting_for_ranks():
-                pass
-            time.sleep(2)
-    elif sys.argv[1] == "no longer marked":
+def receive(mpi):
+    mpi.Recv(
+        bytearray(1),
+        source=0,
+    )
+
+
+def sleep(mpi):
+    time.sleep(SECONDS)
+
+
+def sleep_marked(mpi):
+    with waiting_for_ranks():
         with waiting_for_ranks():
             pass
-        time.sleep(2)
-    elif sys.argv[1] == "loop":
-        until = time.monotonic() + 2
-        while time.monotonic() < until:
-            pass
-    elif sys.argv[1].startswith("thread"):
-        calls = {"thread in MPI": lambda: mpi.Recv(bytearray(1)), "thread at work": lambda: time.sleep(2)}
-        thread = threading.Thread(target=calls.get(sys.argv[1]))
-        if sys.argv[1] in calls:
-            thread.start()
-        with waiting_for_ranks(thread):
-            threading.Event().wait(2)
+        time.sleep(SECONDS)
 
 
-threading.Thread(target=look, daemon=True).start()
-call(MPI.COMM_WORLD)
-time.sleep(0.5)
-import os; sys.stdout.flush(); os._exit(0)
-"""
+def sleep_after_a_mark(mpi):
+    with waiting_for_ranks():
+        pass
+    time.sleep(SECONDS)
+
+
+def loop(mpi):
+    until = time.monotonic() + SECONDS
+    while time.monotonic() < until:
+        pass
+
+
+def wait_for_thread(mpi, target=None):
+    thread = threading.Thread(target=target, args=(mpi,))
+    if target is not None:
+        thread.start()
+    with waiting_for_ranks(thread):
+        threading.Event().wait(SECONDS)
+    if target is not None:
+        thread.join()
+
+
+def wait_for_thread_in_mpi(mpi):
+    wait_for_thread(mpi, receive)
+
+
+def wait_for_thread_at_work(mpi):
+    wait_for_thread(mpi, sleep)
 
 
 @pytest.mark.parametrize(
-    ("where", "waits", "line"),
+    ("call", "waits", "line"),
     [
-        ("message", True, "in call: mpi.Recv("),
-        ("sleep", False, "in call: time.sleep(2)"),
-        ("marked", True, "in call: time.sleep(2)"),
-        ("no longer marked", False, "in call: time.sleep(2)"),
-        ("loop", False, "in call: "),
-        ("thread in MPI", True, "threading.py:"),
-        ("thread at work", False, "threading.py:"),
-        ("thread yet to start", False, "threading.py:"),
+        (receive, True, "in receive: mpi.Recv("),
+        (sleep, False, "in sleep: time.sleep(SECONDS)"),
+        (sleep_marked, True, "in sleep_marked: time.sleep(SECONDS)"),
+        (sleep_after_a_mark, False, "in sleep_after_a_mark: time.sleep(SECONDS)"),
+        (loop, False, "in loop: "),
+        (wait_for_thread_in_mpi, True, "threading.py:"),
+        (wait_for_thread_at_work, False, "threading.py:"),
+        (wait_for_thread, False, "threading.py:"),  # which has yet to start
     ],
+    ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_waiting_for_ranks_is_distinguished_from_work(tmp_path, where, waits, line):
-    (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
-    command = [sys.executable, str(tmp_path / "program.py"), where]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    found, _, frame = done.stdout.partition(" ")
-    assert (found, line in frame) == (str(waits), True), done.stdout + done.stderr
+def test_waiting_for_ranks_is_distinguished_from_work(call, waits, line):
+    dumps = []
+
+    def observe():
+        time.sleep(SECONDS / 2)
+        dumps.append(dump_stack())
+        if call in (receive, wait_for_thread_in_mpi):
+            MPI.COMM_SELF.Send(bytearray(1), 0)  # `receive` returns
+
+    thread = threading.Thread(target=observe)
+    thread.start()
+    call(MPI.COMM_SELF)
+    thread.join()
+    (dump,) = dumps
+    assert (dump.waits, line in dump.stack[-1]) == (waits, True), dump
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -1,15 +1,19 @@
-"""Which rank is at fault is found from the heartbeats of all ranks."""
+"""Which rank is at fault is found from the heartbeats of all ranks, and from their absence while ranks start up."""
 
 import json
+import os
 import re
+import signal
+import sys
 import time
 from dataclasses import asdict, replace
 
 import pytest
 
 from trainers.runs.heartbeat import HeartbeatRecord, heartbeat_file, read_heartbeat
-from trainers.runs.run_folder import RANKS
-from trainers.runs.watchdog import Watchdog, watchers
+from trainers.runs.mpi_ranks import start_ranks
+from trainers.runs.run_folder import METRICS, RANKS
+from trainers.runs.watchdog import StartupCheck, Watchdog, watchers
 
 SECONDS = 0.4
 WAITING = HeartbeatRecord(
@@ -28,13 +32,13 @@ WORKING = replace(WAITING, waits=False, still_seconds=0.1, stack=())
 HANGING = replace(WAITING, waits=False, stack=("b.py:2 in net: time.sleep(1000)",))
 
 
-def message(folder, own, others, *, silent=(), seconds=5 * SECONDS):
-    """The message of the watchdog of `own`, while all but the silent write heartbeats."""
+def message(folder, own, others, *, silent=(), never=(), seconds=5 * SECONDS):
+    """The message of the watchdog of `own`, while all but the silent write heartbeats; those in `never` write none."""
     (folder / RANKS).mkdir(exist_ok=True)
     dog = Watchdog(folder, rank=own.rank, num_ranks=1 + len(others), seconds=SECONDS)
     for beat in range(int(20 * seconds / SECONDS)):
         for record in (own, *others):
-            if record.rank not in silent or beat == 0:
+            if record.rank not in never and (record.rank not in silent or beat == 0):
                 heartbeat_file(folder, record.rank).write_text(json.dumps(asdict(replace(record, beat=beat))))
         text = dog.check(replace(own, beat=beat))
         if text is not None:
@@ -60,17 +64,14 @@ def test_at_most_four_ranks_watch(ranks, expected):
     assert watchers(ranks) == expected
 
 
-def test_the_one_that_does_not_wait_is_named_with_its_stack(tmp_path):
+def test_a_rank_that_hangs_is_named_with_its_stack_and_names_itself_where_it_is_alone(tmp_path):
+    assert message(tmp_path, HANGING, []).startswith("rank 0 on one hangs in update 7")
     text = message(tmp_path, WAITING, [replace(HANGING, rank=1, host="two"), replace(WAITING, rank=2)])
     assert text.splitlines() == [
         "rank 1 on two hangs in update 7, for 1.0 s:",
         "  b.py:2 in net: time.sleep(1000)",
         "No progress in update 7 for 1.0 s; --watchdog allows 0.4.",
     ]
-
-
-def test_a_rank_that_hangs_names_itself_where_it_is_alone(tmp_path):
-    assert message(tmp_path, HANGING, []).startswith("rank 0 on one hangs in update 7")
 
 
 def test_where_all_wait_all_are_named(tmp_path):
@@ -88,13 +89,7 @@ def test_a_silent_rank_is_named_before_those_that_hang(tmp_path):
 
 
 def test_a_rank_that_never_wrote_a_heartbeat_is_named(tmp_path):
-    (tmp_path / RANKS).mkdir()
-    dog = Watchdog(tmp_path, rank=0, num_ranks=2, seconds=SECONDS)
-    text, until = None, time.monotonic() + 10 * SECONDS
-    while text is None and time.monotonic() < until:
-        heartbeat_file(tmp_path, 0).write_text(json.dumps(asdict(replace(WAITING, beat=int(time.monotonic_ns())))))
-        text = dog.check(WAITING)
-        time.sleep(SECONDS / 20)
+    text = message(tmp_path, WAITING, [replace(WAITING, rank=1)], never=[1], seconds=10 * SECONDS)
     assert text.startswith("rank 1 has written no heartbeat;")
 
 
@@ -129,3 +124,59 @@ def test_the_next_watcher_reports_only_where_the_first_does_not(tmp_path):
     began = time.monotonic()
     assert message(tmp_path, own, [first, hanging]).startswith("rank 2 on one hangs")
     assert time.monotonic() - began >= 2.9 * SECONDS / 20  # it let three heartbeats pass
+
+
+@pytest.fixture
+def started(tmp_path):
+    words = ["train", "digits/ramp", "--stop-after", "1up", "--no-report", "--out", str(tmp_path)]
+    ranks = start_ranks(2, words, log=tmp_path / "log.txt")
+    yield ranks
+    ranks.kill()
+    ranks.process.wait(timeout=30)
+    ranks.errors()
+    ranks.process.stderr.close()
+
+
+def processes_of(ranks):
+    while len(processes := ranks.processes()) < ranks.num_ranks:
+        time.sleep(0.01)
+    return processes
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_rank_that_is_stopped_before_it_joins_is_named_and_ends_all(tmp_path, started):
+    process = processes_of(started)[1]
+    os.kill(process, signal.SIGSTOP)
+
+    startup = StartupCheck(tmp_path, started, seconds=4.0)
+    started.process.wait(timeout=30)
+    startup.close()
+
+    assert startup.failure is not None
+    assert "rank 1 on " in startup.failure
+    assert f"(process {process}) did not begin within 4 s: its process is stopped (SIGSTOP)" in startup.failure
+    assert "rank 0" not in startup.failure, "it only waits"
+
+
+@pytest.mark.mpi
+def test_ranks_that_end_before_they_begin_keep_nobody_waiting(tmp_path, started):
+    startup = StartupCheck(tmp_path, started, seconds=20.0)
+    started.kill()
+    started.process.wait(timeout=30)
+    began = time.perf_counter()
+    startup.close()
+    assert time.perf_counter() - began < 10
+    assert startup.failure is None
+
+
+@pytest.mark.mpi
+def test_ranks_that_write_metrics_train_though_their_heartbeats_are_not_seen(tmp_path, started, monkeypatch):
+    monkeypatch.setattr("trainers.runs.watchdog._CHECK_SECONDS", 0.05)
+    startup = StartupCheck(tmp_path / "elsewhere", started, seconds=0.2)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / METRICS).write_text("{}")
+    time.sleep(0.5)
+    startup.close()
+    assert startup.failure is None
+    assert started.process.poll() is None

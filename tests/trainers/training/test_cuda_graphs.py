@@ -18,7 +18,7 @@ from mpi4py import MPI
 from recipes.planning.cluster import GradientExchange
 from recipes.planning.stream import Stream
 from trainers.datasets.loader import StreamIterator
-from trainers.gradients.exchange import Bucket, Exchange, Round
+from trainers.gradients.exchange import Bucket, Exchange, ExchangeHandle
 from trainers.launch.request import TrainRequest, prepare
 from trainers.models.batch_norm import NormGroups
 from trainers.models.batch_norm_statistics import Teams
@@ -253,7 +253,7 @@ def cut_at(ends, *given, **how):
 
 def test_slots_are_told_behind_the_graph_that_makes_them_whole(run, monkeypatch):
     told = []
-    monkeypatch.setattr(Round, "finished", lambda round, number: told.append(number))
+    monkeypatch.setattr(ExchangeHandle, "finished", lambda round, number: told.append(number))
     run()
     eager, told[:] = list(told), []
     monkeypatch.setattr(mean_gradient, "MicroBatchGraphs", lambda *given, **how: cut_at([2, 5], *given, **how))

@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from recipes.errors import InputRefused
 from trainers.communicators import CudaAwareMpi, Nccl
-from trainers.communicators.cuda_aware_mpi import takes_gpu_memory
+from trainers.communicators.mpi_allreduce import takes_gpu_memory
 from trainers.launch.request import TrainRequest, prepare
 from trainers.runs.errors import RunFailed
 from trainers.runs.mpi_ranks import find_mpiexec

@@ -19,9 +19,7 @@ def max_pooling(x: Any, *, kernel: Pair, stride: Pair, pad: Pair, out: Pair) -> 
 def max_pooling_gradient(gy: Any, places: Any, *, size: Pair, kernel: Pair, stride: Pair, pad: Pair) -> Any:
     """See `trainers.kernels.cpu.pooling`."""
     gx = _empty(gy, size, gy.dtype)
-    _launch(
-        "pooling_gradient", (gy, places, gx), size=size, out=gy.shape[2:], kernel=kernel, stride=stride, pad=pad
-    )
+    _launch("pooling_gradient", (gy, places, gx), size=size, out=gy.shape[2:], kernel=kernel, stride=stride, pad=pad)
     return gx
 
 
@@ -43,9 +41,7 @@ def average_pooling(x: Any, *, kernel: Pair, stride: Pair, pad: Pair, out: Pair)
 def average_pooling_gradient(gy: Any, *, size: Pair, kernel: Pair, stride: Pair, pad: Pair) -> Any:
     """The gradient of `average_pooling`'s input, of height and width `size`."""
     gx = _empty(gy, size, gy.dtype)
-    _launch(
-        "pooling_gradient", (gy, None, gx), size=size, out=gy.shape[2:], kernel=kernel, stride=stride, pad=pad
-    )
+    _launch("pooling_gradient", (gy, None, gx), size=size, out=gy.shape[2:], kernel=kernel, stride=stride, pad=pad)
     return gx
 
 

@@ -1,31 +1,82 @@
-"""Run under mpiexec: ChainerMN's parts with our communicator and with its own `naive`, the same numbers from both.
+"""Our exchange behind ChainerMN's interface: settings here, and all its parts on two and three ranks beside `naive`."""
 
-Rank 0 prints `passed NAME` for each check; a check that fails raises.
-"""
-
-import trainers.compat  # noqa: F401  isort: skip
+import re
 
 import chainer
 import chainer.functions as F
 import chainer.links as L
 import chainermn
 import numpy as np
+import pytest
 from chainer.training import extensions
 from chainermn.links import MultiNodeBatchNormalization
 from mpi4py import MPI
 
-from trainers.communicators import Direct, Ring, SharedWindow
+from trainers.communicators import CudaAwareMpi, Direct, MpiAllreduce, Ring, SharedWindow, Torus
 from trainers.gradients.chainermn import create_communicator
 from trainers.models import SmallCNN
 
 WORLD = MPI.COMM_WORLD
-NAIVE = chainermn.create_communicator("naive")
-OURS = {
-    "auto": create_communicator(),
-    "ring": create_communicator(Ring(), bucket_bytes=1000),
-    "shared window": create_communicator(SharedWindow(), bucket_bytes=8),
-    "direct": create_communicator(Direct(), bucket_bytes=260),
-}
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_chainermn_with_ours_as_with_naive(run_on_ranks, ranks):
+    done = run_on_ranks(ranks, __file__)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"wire": "float8"}, "wire must be one of float32, float16, bfloat16, got 'float8'"),
+        ({"bucket_bytes": 7}, "bucket_bytes must be a whole number >= 8, got 7"),
+        ({"bucket_bytes": 1e6}, "bucket_bytes must be a whole number >= 8"),
+    ],
+)
+def test_wrong_settings_are_refused(settings, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        create_communicator(Ring(), MPI.COMM_SELF, **settings)
+
+
+@pytest.mark.parametrize("communicator", ["naive", "Ring", Ring], ids=repr)
+def test_what_is_no_component_is_refused_at_once(communicator):
+    with pytest.raises(TypeError, match=re.escape(f"such as Ring(), got {communicator!r}")):
+        create_communicator(communicator, MPI.COMM_SELF)
+
+
+@pytest.mark.parametrize(
+    ("communicator", "wire", "message"),
+    [
+        (Torus(row=2), "float32", "Torus: 1 workers do not divide into rows of 2"),
+        (MpiAllreduce(), "float16", "MpiAllreduce has no sum of float16; take Direct, Ring or HalvingDoubling"),
+        (CudaAwareMpi(), "float32", "CudaAwareMpi: this MPI takes no pointers into the memory of GPUs"),
+    ],
+)
+def test_a_communicator_that_does_not_fit_is_refused_before_the_first_gradients(communicator, wire, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        create_communicator(communicator, MPI.COMM_SELF, wire=wire)
+
+
+def test_chainermn_takes_it_for_one_of_its_own():
+    communicator = create_communicator(Ring(), MPI.COMM_SELF)
+    assert isinstance(communicator, chainermn.CommunicatorBase)
+    assert (communicator.rank, communicator.size, communicator.get_config("batched_copy")) == (0, 1, False)
+    communicator.finalize()
+
+
+def test_gradients_that_are_no_floats_of_numpy_are_refused_by_path():
+    class Whole(chainer.Chain):
+        def __init__(self):
+            super().__init__()
+            with self.init_scope():
+                self.layer = L.Linear(1, 1)
+
+    model = Whole()
+    model.layer.W.array = np.zeros((1, 1), np.int32)
+    model.layer.W.grad = np.zeros((1, 1), np.int32)
+    with pytest.raises(TypeError, match="gradient of /layer/W is no float array of NumPy or CuPy$"):
+        create_communicator(Ring(), MPI.COMM_SELF).multi_node_mean_grad(model)
 
 
 def both(run):
@@ -35,10 +86,10 @@ def both(run):
         yield name, expected, run(communicator)
 
 
-def assert_same(found, expected, name):
-    assert sorted(found) == sorted(expected)
+def assert_same(actual, expected, name):
+    assert sorted(actual) == sorted(expected)
     for path, array in expected.items():
-        np.testing.assert_allclose(found[path], array, rtol=2e-5, atol=1e-6, err_msg=f"{name} {path}")
+        np.testing.assert_allclose(actual[path], array, rtol=2e-5, atol=1e-6, err_msg=f"{name} {path}")
 
 
 def model_with_gradients(scale=1.0, types=(np.float32,)):
@@ -61,10 +112,10 @@ def check_mean_of_gradients():
         communicator.multi_node_mean_grad(model)
         return gradients(model)
 
-    for name, expected, found in both(run):
-        assert_same(found, expected, name)
+    for name, expected, actual in both(run):
+        assert_same(actual, expected, name)
         if WORLD.size == 2:  # one sum of two: the same bits
-            assert all(np.array_equal(found[path], expected[path]) for path in expected), name
+            assert all(np.array_equal(actual[path], expected[path]) for path in expected), name
 
 
 def check_mean_is_written_where_the_gradients_are():
@@ -84,11 +135,11 @@ def check_gradients_of_every_float_type():
         communicator.multi_node_mean_grad(model)
         return gradients(model)
 
-    for name, expected, found in both(run):
+    for name, expected, actual in both(run):
         for path, array in expected.items():
-            assert found[path].dtype == array.dtype
+            assert actual[path].dtype == array.dtype
             tolerance = {2: 2e-3, 4: 1e-6, 8: 1e-12}[array.dtype.itemsize]
-            np.testing.assert_allclose(found[path], array, atol=tolerance, err_msg=f"{name} {path}")
+            np.testing.assert_allclose(actual[path], array, atol=tolerance, err_msg=f"{name} {path}")
 
 
 def check_gradients_that_are_missing_and_such_as_are_not_contiguous():
@@ -116,10 +167,10 @@ def check_sixteen_bits_neither_overflow_nor_vanish():
             model, exact = model_with_gradients(scale), model_with_gradients(scale)
             communicator.multi_node_mean_grad(model)
             NAIVE.multi_node_mean_grad(exact)
-            found, expected = (
+            actual, expected = (
                 np.concatenate([a.ravel() for _, a in sorted(gradients(m).items())]) for m in (model, exact)
             )
-            error = np.linalg.norm(found / scale - expected / scale) / np.linalg.norm(expected / scale)
+            error = np.linalg.norm(actual / scale - expected / scale) / np.linalg.norm(expected / scale)
             assert 0 < error < bound * WORLD.size, (wire, scale, error)
         communicator.finalize()
 
@@ -159,53 +210,9 @@ def check_training_with_scattered_data_normalisation_over_ranks_and_the_evaluato
         scores = {name: np.asarray(value) for name, value in evaluator().items()}
         return arrays | scores | {"mean": norm.avg_mean, "var": norm.avg_var}
 
-    for name, expected, found in both(run):
+    for name, expected, actual in both(run):
         assert len(expected) == 6 + 2 + 2
-        assert_same(found, expected, name)
-
-
-class Stages(chainermn.MultiNodeChainList):
-    """A layer on each rank: from rank 0 to the next, up to the last one."""
-
-    def __init__(self, communicator):
-        super().__init__(comm=communicator)
-        rank, last = communicator.rank, communicator.size - 1
-        weights = np.random.RandomState(4).normal(size=(communicator.size, 3, 3)).astype(np.float32)
-        before, after = (rank - 1 if rank else None), (rank + 1 if rank < last else None)
-        self.add_link(L.Linear(3, 3, initialW=weights[rank]), rank_in=before, rank_out=after)
-
-
-def check_a_model_divided_over_the_ranks():
-    def run(communicator):
-        model = Stages(communicator)
-        x = np.random.RandomState(5).normal(size=(4, 3)).astype(np.float32)
-        y = model(x if communicator.rank == 0 else None)
-        if communicator.rank == communicator.size - 1:
-            y = F.sum(F.tanh(y))
-        model.cleargrads()
-        y.backward()  # of what arrived here, or of the delegate that stands for what was sent
-        return gradients(model)
-
-    for name, expected, found in both(run):
-        assert all(np.abs(gradient).sum() > 0 for gradient in expected.values())
-        assert_same(found, expected, name)
-
-
-def check_variables_sent_and_received():
-    def run(communicator):
-        x = chainer.Variable(np.array([[1.0, 2.0 + communicator.rank]], np.float32))
-        if communicator.rank == 0:
-            chainermn.functions.send(x * 3, communicator, rank=1, tag=2).backward()
-            return {"x": x.grad}
-        if communicator.rank == 1:
-            y = chainermn.functions.recv(communicator, rank=0, tag=2)
-            F.sum(y * y).backward()
-            return {"y": y.array}
-        return {}
-
-    for name, expected, found in both(run):
-        assert_same(found, expected, name)
-    assert WORLD.rank or expected["x"].tolist() == [[18.0, 36.0]]
+        assert_same(actual, expected, name)
 
 
 def check_parts_of_the_ranks_average_among_themselves():
@@ -219,17 +226,22 @@ def check_parts_of_the_ranks_average_among_themselves():
             part.finalize()
         return gradients(model)
 
-    for name, expected, found in both(run):
-        assert_same(found, expected, name)
+    for name, expected, actual in both(run):
+        assert_same(actual, expected, name)
 
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # on a rank
     chainer.disable_experimental_feature_warning = True
+    NAIVE = chainermn.create_communicator("naive")
+    OURS = {
+        "auto": create_communicator(),
+        "ring": create_communicator(Ring(), bucket_bytes=1000),
+        "shared window": create_communicator(SharedWindow(), bucket_bytes=8),
+        "direct": create_communicator(Direct(), bucket_bytes=260),
+    }
     for name, check in list(globals().items()):
         if name.startswith("check_"):
             check()
             WORLD.Barrier()
-            if WORLD.rank == 0:
-                print(f"passed {name}", flush=True)
     for communicator in OURS.values():
         communicator.finalize()
