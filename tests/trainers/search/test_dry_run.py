@@ -12,6 +12,7 @@ from trainers.search.dry_run import cost_lines, dry_run_text
 from trainers.search.search_folder import write_search_file, write_storage_file
 from trainers.search.storage import open_storage, parse_storage
 from trainers.search.study import SECONDS, new_study
+from trainers.search.trial_run import SearchOptions
 
 TEXT = """\
 kilobatch: 1
@@ -22,6 +23,7 @@ budget: {trials: 6}
 ranks_per_trial: 2
 space: {learning_rate.reference: {kind: Float, low: 0.01, high: 0.2, log: true}}
 """
+OPTIONS = SearchOptions(folder=Path("out"), stop_file=Path("out/stop"))
 TRANSFER = "fixed: {batch.global: 32}\ntransfer: {from_batch: 32, to_batch: 512, trials: [4, 2]}\n"
 
 
@@ -103,7 +105,7 @@ fixed: {epochs: 3, learning_rate.warmup.epochs: 1}
 
 def test_a_dry_run_tells_the_space_the_conditions_and_the_budget_in_device_hours(opened):
     text = DRY + "constraints: [{metric: loss, at_most: 0.5}, {value: optimizer.weight_decay * 2, at_least: 1e-5}]\n"
-    output = dry_run_text(opened(text + "enqueue: [recipe]\nranks_per_trial: 2\n"), groups=3)
+    output = dry_run_text(opened(text + "enqueue: [recipe]\nranks_per_trial: 2\n"), OPTIONS, groups=3)
     assert "search mine over digits/batch_256: maximize accuracy" in output
     assert "optimizer.kind is Lars" in output
     row = next(line for line in output.splitlines() if line.startswith("optimizer.trust_coefficient"))
@@ -120,6 +122,6 @@ def test_a_dry_run_tells_the_space_the_conditions_and_the_budget_in_device_hours
 
 
 def test_a_dry_run_tells_several_objectives(opened):
-    output = dry_run_text(opened(DRY + TWO), groups=1)
+    output = dry_run_text(opened(DRY + TWO), OPTIONS, groups=1)
     assert "maximize accuracy and minimize device-hours" in output
     assert "ranks: 1 a trial, 1 trial at a time, so as long as 6 trials one after the other" in output

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from recipes.errors import RecipeError
-from trainers.search.hosts import Placement, hosts_named, launcher_command, placements
+from trainers.search.rank_groups import Placement, hosts_named, launcher_command, placements
 
 HERE = {"PATH": "/nowhere"}
 
@@ -22,20 +22,23 @@ def allocation(tmp_path):
 
 def test_groups_of_this_machine():
     found = placements(each=2, workers=5, environment=HERE)
-    assert found == [Placement(ranks=2, most_on_a_host=5), Placement(ranks=2, most_on_a_host=5, ranks_before=2)]
+    assert found == [
+        Placement(ranks=2, max_ranks_per_host=5),
+        Placement(ranks=2, max_ranks_per_host=5, ranks_before=2),
+    ]
     path, *words = launcher_command(found[0], HERE)
     assert Path(path).name == "mpiexec"
     assert words == ["-n", "2"]
 
 
 def test_without_a_number_there_is_one_group():
-    assert placements(each=3, workers=None, environment=HERE) == [Placement(ranks=3, most_on_a_host=3)]
+    assert placements(each=3, workers=None, environment=HERE) == [Placement(ranks=3, max_ranks_per_host=3)]
 
 
 def test_groups_take_consecutive_ranks_of_the_hosts():
     found = placements(each=3, workers=9, hosts="a:4,b", environment=HERE)
     assert [place.hosts for place in found] == [(("a", 3),), (("a", 1), ("b", 2)), (("b", 3),)]
-    assert [place.most_on_a_host for place in found] == [4, 5, 5]
+    assert [place.max_ranks_per_host for place in found] == [4, 5, 5]
     assert [place.ranks_before for place in found] == [0, 3, 2]
     assert launcher_command(found[1], HERE)[1:] == ["-hosts", "a:1,b:2", "-n", "3"]
 
@@ -47,7 +50,7 @@ def test_hosts_that_all_have_a_number_say_how_many_ranks_there_are():
 def test_what_slurm_said_of_another_start_is_no_number_of_ranks():
     """Under its environment and without its srun, as in a container."""
     assert placements(each=3, workers=None, environment={**HERE, "SLURM_NTASKS": "12"}) == [
-        Placement(ranks=3, most_on_a_host=3)
+        Placement(ranks=3, max_ranks_per_host=3)
     ]
 
 
@@ -102,4 +105,7 @@ def test_hosts_that_are_named_count_more_than_the_allocation(allocation):
 
 def test_an_allocation_without_srun_is_this_machine(allocation):
     found = placements(each=1, workers=2, environment={**allocation, "PATH": os.devnull})
-    assert found == [Placement(ranks=1, most_on_a_host=2), Placement(ranks=1, most_on_a_host=2, ranks_before=1)]
+    assert found == [
+        Placement(ranks=1, max_ranks_per_host=2),
+        Placement(ranks=1, max_ranks_per_host=2, ranks_before=1),
+    ]

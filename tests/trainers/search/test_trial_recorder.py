@@ -14,8 +14,8 @@ from trainers.launch.vocabulary import search_vocabulary
 from trainers.search.display import Display
 from trainers.search.samplers import Random
 from trainers.search.study import FOLDER, REASON, SECONDS, TrialResult, new_study, store_spent_seconds, tell_complete
-from trainers.search.trial_recorder import SearchOptions, TrialRecorder, UsedBudget, report_costs
-from trainers.search.trial_run import Report
+from trainers.search.trial_recorder import TrialRecorder, UsedBudget, report_costs
+from trainers.search.trial_run import Report, SearchOptions
 
 
 def recorder_of(opened, folder):
