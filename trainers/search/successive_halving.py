@@ -108,7 +108,7 @@ def _rung(search: Search, at: int, *, began: int, of: int | None = None) -> dict
 class OneRungSampler(BaseSampler):
     """Shows a sampler only trials of one rung: scores of runs of different lengths are not comparable.
 
-    The highest rung that has at least two more complete trials than the space has paths, else the lowest of any (the idea of
+    The highest rung that has at least two more complete trials than the space has paths, else the lowest (the idea of
     BOHB, Falkner et al. 2018, arXiv 1807.01774, not checked).
 
     Args:

@@ -109,15 +109,3 @@ def test_a_trial_says_its_first_report_that_counts_and_its_shape_once():
     assert [trial.user_attrs[COMPARED]["from"] for trial in trials] == [5, 3, 5, 5]  # epochs 5 of 20, 6 of 40
     ((number, text),) = output
     assert (number, text.partition(":")[0][:40]) == (2, "trial 2 moves its rate in another shape ")
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Wilcoxon(threshold=0.0), "Wilcoxon.threshold must be > 0"),
-        (lambda: Wilcoxon(startup_reports=1), "Wilcoxon.startup_reports must be a whole number >= 2"),
-    ],
-)
-def test_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()

@@ -35,16 +35,13 @@ def test_a_fault_ends_all_and_the_same_command_goes_on(searching, ranks, each):
     search = searching(TEXT + f"budget: {{trials: 3}}\nranks_per_trial: {each}\n")
     launcher = (find_mpiexec(), "-n", ranks)
     with search.start(*launcher) as process:
-        for number in (0, 1):
-            search.wait_for(search.run_folder(number) / "checkpoints" / "update-*")
-        pids = [*search.pids(0), *search.pids(1)]
+        pids = search.wait_for_checkpoint(0, 1)
         os.kill(pids[-1], signal.SIGKILL)
         process.communicate(timeout=60)
     assert process.returncode != 0
     assert search.gone(pids)
     assert [trial.state for trial in search.trials()] == [TrialState.RUNNING] * 2
-    code, output = search.run(*launcher)
-    assert code == 0, output
+    output = search.complete(*launcher)
     trials = search.trials()
     assert [trial.state for trial in trials] == [TrialState.COMPLETE] * 3
     assert [trial.user_attrs.get("deaths") for trial in trials] == [["the search was ended"]] * 2 + [None]
@@ -106,8 +103,7 @@ def test_a_transfer_goes_on_in_the_phase_in_which_a_rank_was_killed(searching, r
     assert search.gone([*small.pids(0), *small.pids(1)])
     assert [trial.state for trial in small.trials()] == [TrialState.COMPLETE] * 2
     assert [trial.state for trial in large.trials()] == [TrialState.RUNNING]
-    code, output = search.run(*launcher)
-    assert code == 0, output
+    output = search.complete(*launcher)
     assert "mine-from-128: 2 of 2 trials are done" in output
     ended = ["the search was ended"]
     assert small.trials()[0].user_attrs.get("deaths", []) == ended * killed.count("s")
@@ -124,8 +120,7 @@ def test_ranks_of_a_group_on_two_hosts(searching, tmp_path):
     search = searching(TEXT + "budget: {trials: 1}\nranks_per_trial: 2\n", "-n", 2, "--hosts", "left,right")
     seen = tmp_path / "seen"
     launcher = {"HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXEC": str(login), "HOSTS_SEEN": str(seen)}
-    code, output = search.run(**launcher, UCX_TLS="tcp,self")
-    assert code == 0, output
+    search.complete(**launcher, UCX_TLS="tcp,self")
     assert sorted(seen.read_text().split()) == ["left", "right"]
     (trial,) = search.trials()
     assert trial.state == TrialState.COMPLETE

@@ -198,18 +198,6 @@ def test_an_optuna_sampler_works_behind_it():
     assert max(trial.value for trial in study.trials) > 0.9
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: SuccessiveHalving(reduction=1), "SuccessiveHalving.reduction must be a whole number >= 2"),
-        (lambda: Hyperband(rungs=1), "Hyperband.rungs must be a whole number >= 2"),
-    ],
-)
-def test_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
 def test_shares_by_hand():
     assert SuccessiveHalving().shares == Hyperband().shares == (Fraction(1, 9), Fraction(1, 3), Fraction(1))
     assert SuccessiveHalving(reduction=2, rungs=2).shares == (Fraction(1, 2), Fraction(1))
