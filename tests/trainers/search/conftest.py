@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -76,6 +77,25 @@ class Searching:
         part = copy(self)
         part.name, part.folder = f"{self.name}-{name}", self.folder / name
         return part
+
+    def kill_launched_rank(self, *launcher):
+        """Kill a rank of two trials on a foreign launcher's ranks: all ranks end; returns its number and the output."""
+        with self.start(*launcher) as process:
+            pids = self.wait_for_checkpoint(0, 1)
+            os.kill(pids[-1], signal.SIGKILL)
+            output = process.communicate(timeout=60)[0]
+        assert process.returncode != 0
+        assert self.gone(pids)
+        assert [trial.state for trial in self.trials()] == [TrialState.RUNNING] * 2
+        return pids[-1], output
+
+    def resume_launched(self, *launcher):
+        """The same command completes all three trials; returns what was printed."""
+        output = self.complete(*launcher)
+        trials = self.trials()
+        assert [trial.state for trial in trials] == [TrialState.COMPLETE] * 3
+        assert [trial.user_attrs.get("deaths") for trial in trials] == [["the search was ended"]] * 2 + [None]
+        return output
 
     def require_complete(self, num_trials, *, updates, reports):
         """Its trials: all are complete, with every update and every report once."""

@@ -41,7 +41,7 @@ def tell(study, opened, params, *values, **violations):
     write_best(Path(), opened, study, finished)
 
 
-def test_best_yaml_is_complete_and_says_what_the_search_set(open_text):
+def test_best_yaml_is_complete_and_names_what_the_search_set(open_text):
     """The kind comes first, or the decay that was searched would go with the optimizer it replaces."""
     search = open_text(TEXT)
     study = new_study(search.search)
@@ -51,8 +51,12 @@ def test_best_yaml_is_complete_and_says_what_the_search_set(open_text):
     output = [line.split("#")[0].strip() for line in text.splitlines() if line.endswith("# search mine trial 0")]
     for changed in ("weight_decay: 0.005", "kind: Lars", "trust_coefficient: 0.01", "epochs: 3"):
         assert changed in output
-    found = open_recipe("best.yaml", vocabulary=vocabulary()).recipe
-    assert (found.optimizer.weight_decay, found.optimizer.trust_coefficient, found.epochs) == (0.005, 0.01, 3)
+    best = open_recipe("best.yaml", vocabulary=vocabulary()).recipe
+    assert (
+        best.optimizer.weight_decay,
+        best.optimizer.trust_coefficient,
+        best.epochs,
+    ) == (0.005, 0.01, 3)
     assert "extends" not in yaml.safe_load(text)
 
 

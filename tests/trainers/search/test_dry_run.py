@@ -39,7 +39,7 @@ def begin(opened, folder, seconds):
     write_storage_file(folder, address, opened.search.name)
 
 
-def test_what_is_left_is_told_by_the_mean_of_what_has_ended(open_text, tmp_path):
+def test_the_forecast_is_the_mean_of_the_trials_that_have_ended(open_text, tmp_path):
     """Three of six are left, one after the other in one group, side by side in three."""
     search = open_text(TEXT)
     assert cost_lines(search, tmp_path / "out", groups=3)[0].startswith("cost: nothing is known before a trial has")
@@ -53,19 +53,19 @@ def test_what_is_left_is_told_by_the_mean_of_what_has_ended(open_text, tmp_path)
     assert line == f"cost: {took}; none is left"
 
 
-def test_trials_that_were_not_trained_tell_nothing(open_text, tmp_path):
+def test_untrained_trials_give_no_forecast(open_text, tmp_path):
     begin(open_text(TEXT), tmp_path / "out", ())
     (line,) = cost_lines(open_text(TEXT), tmp_path / "out", groups=1)
     assert line.startswith("cost: nothing is known before a trial has")
 
 
-def test_trials_of_another_search_tell_nothing(open_text, tmp_path):
+def test_trials_of_another_search_give_no_forecast(open_text, tmp_path):
     begin(open_text(TEXT), tmp_path / "out", (60.0,))
     (line,) = cost_lines(open_text(TEXT.replace("0.2", "0.4")), tmp_path / "out", groups=1)
     assert line.startswith(f"cost: not known: {tmp_path}/out holds another search; ")
 
 
-def test_a_transfer_tells_of_both_its_searches(open_text, tmp_path):
+def test_a_transfer_has_a_forecast_of_each_of_its_searches(open_text, tmp_path):
     search = open_text(TEXT + TRANSFER)
     small = TEXT.replace("trials: 6", "trials: 4").replace("mine", "mine-from-32") + "fixed: {batch.global: 32}\n"
     Path("from-32.yaml").write_text(small)
@@ -91,7 +91,7 @@ fixed: {epochs: 3, learning_rate.warmup.epochs: 1}
 """
 
 
-def test_a_dry_run_tells_the_space_the_conditions_and_the_budget_in_device_hours(open_text):
+def test_a_dry_run_prints_the_space_the_conditions_and_the_budget_in_device_hours(open_text):
     text = DRY + "constraints: [{metric: loss, at_most: 0.5}, {value: optimizer.weight_decay * 2, at_least: 1e-5}]\n"
     output = dry_run_text(open_text(text + "enqueue: [recipe]\nranks_per_trial: 2\n"), OPTIONS, groups=3)
     assert "search mine over digits/batch_256: maximize accuracy" in output
@@ -109,7 +109,7 @@ def test_a_dry_run_tells_the_space_the_conditions_and_the_budget_in_device_hours
     assert "memory of a device: weights " in output
 
 
-def test_a_dry_run_tells_several_objectives(open_text):
+def test_a_dry_run_prints_several_objectives(open_text):
     output = dry_run_text(open_text(DRY + TWO), OPTIONS, groups=1)
     assert "maximize accuracy and minimize device-hours" in output
     assert "ranks: 1 a trial, 1 trial at a time, so as long as 6 trials one after the other" in output

@@ -72,7 +72,7 @@ class Killing:
         return pids_of
 
     def kill_one(self):
-        """Kill something of the search; False where it could not be found in time."""
+        """Kill something of the search; False if that has ended already."""
         what = self.random.choice(["rank", "leader", "mpiexec", "supervisor"])
         running = self.running()
         if not running:
@@ -91,7 +91,9 @@ class Killing:
         self.killed.append(what)
         if what == "supervisor":
             self.process.communicate()
-            assert self.search.gone([pid for pids in running.values() for pid in pids]), "ranks work on for nobody"
+            assert self.search.gone([pid for pids in running.values() for pid in pids]), (
+                "ranks outlive their supervisor"
+            )
             return True
         self.of_trial[number] = self.of_trial.get(number, 0) + 1
         others = {other: pids for other, pids in running.items() if other != number}

@@ -42,7 +42,7 @@ def test_a_message_that_is_not_yet_whole_comes_later(tmp_path):
     assert reader.read() == [{"b": 2}]
 
 
-def test_silence_begins_where_nobody_touches_the_file_any_more(tmp_path, monkeypatch):
+def test_a_writer_is_dead_when_its_file_has_not_been_touched_for_long(tmp_path, monkeypatch):
     monkeypatch.setattr(rank_groups, "_DEAD_SECONDS", 0.05)
     path = tmp_path / "orders.jsonl"
     reader = MessageReader(path)
@@ -53,7 +53,7 @@ def test_silence_begins_where_nobody_touches_the_file_any_more(tmp_path, monkeyp
     reader.read()
     assert not reader.writer_is_dead
     time.sleep(0.06)
-    os.utime(path, (1, 1))  # whatever the clock of whoever touches it says
+    os.utime(path, (1, 1))  # the time that another host's clock sets does not matter
     reader.read()
     assert not reader.writer_is_dead
     time.sleep(0.06)
@@ -90,12 +90,12 @@ def allocation(tmp_path):
 
 
 def test_groups_of_this_machine():
-    found = placements(each=2, workers=5, environment=HERE)
-    assert found == [
+    groups = placements(each=2, workers=5, environment=HERE)
+    assert groups == [
         Placement(ranks=2, max_ranks_per_host=5),
         Placement(ranks=2, max_ranks_per_host=5, ranks_before=2),
     ]
-    path, *words = launcher_command(found[0], HERE)
+    path, *words = launcher_command(groups[0], HERE)
     assert Path(path).name == "mpiexec"
     assert words == ["-n", "2"]
 
@@ -105,18 +105,18 @@ def test_without_a_number_there_is_one_group():
 
 
 def test_groups_take_consecutive_ranks_of_the_hosts():
-    found = placements(each=3, workers=9, hosts="a:4,b", environment=HERE)
-    assert [place.hosts for place in found] == [(("a", 3),), (("a", 1), ("b", 2)), (("b", 3),)]
-    assert [place.max_ranks_per_host for place in found] == [4, 5, 5]
-    assert [place.ranks_before for place in found] == [0, 3, 2]
-    assert launcher_command(found[1], HERE)[1:] == ["-hosts", "a:1,b:2", "-n", "3"]
+    groups = placements(each=3, workers=9, hosts="a:4,b", environment=HERE)
+    assert [group.hosts for group in groups] == [(("a", 3),), (("a", 1), ("b", 2)), (("b", 3),)]
+    assert [group.max_ranks_per_host for group in groups] == [4, 5, 5]
+    assert [group.ranks_before for group in groups] == [0, 3, 2]
+    assert launcher_command(groups[1], HERE)[1:] == ["-hosts", "a:1,b:2", "-n", "3"]
 
 
 def test_hosts_that_all_have_a_number_say_how_many_ranks_there_are():
     assert len(placements(each=2, workers=None, hosts="a:2,b:4", environment=HERE)) == 3
 
 
-def test_what_slurm_said_of_another_start_is_no_number_of_ranks():
+def test_slurms_number_of_tasks_is_ignored_without_srun():
     """Under its environment and without its srun, as in a container."""
     assert placements(each=3, workers=None, environment={**HERE, "SLURM_NTASKS": "12"}) == [
         Placement(ranks=3, max_ranks_per_host=3)
@@ -161,10 +161,10 @@ def test_fewer_ranks_than_a_trial_takes_are_refused():
 
 
 def test_groups_are_steps_of_the_allocation(allocation):
-    found = placements(each=4, workers=None, environment=allocation)
-    assert found == [Placement(ranks=4, slurm=True)] * 3
+    groups = placements(each=4, workers=None, environment=allocation)
+    assert groups == [Placement(ranks=4, slurm=True)] * 3
     words = "srun --ntasks=4 --exact --kill-on-bad-exit=1 --input=none --cpus-per-task=4"
-    assert launcher_command(found[0], allocation) == words.split()
+    assert launcher_command(groups[0], allocation) == words.split()
     assert len(placements(each=4, workers=8, environment=allocation)) == 2
 
 
@@ -173,8 +173,8 @@ def test_hosts_that_are_named_count_more_than_the_allocation(allocation):
 
 
 def test_an_allocation_without_srun_is_this_machine(allocation):
-    found = placements(each=1, workers=2, environment={**allocation, "PATH": os.devnull})
-    assert found == [
+    groups = placements(each=1, workers=2, environment={**allocation, "PATH": os.devnull})
+    assert groups == [
         Placement(ranks=1, max_ranks_per_host=2),
         Placement(ranks=1, max_ranks_per_host=2, ranks_before=1),
     ]

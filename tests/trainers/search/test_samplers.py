@@ -167,7 +167,7 @@ class Opened:
 
 
 def worked(search, score):
-    """The study of a search whose trials score as `score(values)` says: values of the objectives, and constraints."""
+    """The study of a search whose trials have `score(values)` as their objectives and constraint violations."""
     study = new_study(search)
     enqueue(study, Opened(search))
     for _ in range(search.budget.trials):
@@ -187,8 +187,8 @@ def test_a_trial_has_a_conditional_value_only_with_the_value_it_belongs_to(sampl
 
 def test_a_grid_tries_each_combination_once():
     study = worked(made(samplers.Grid(points=2), trials=6), lambda values: ([values["x"]], {}))
-    found = [tuple(trial.params.values()) for trial in study.trials]
-    assert found == [("a", 0.0), ("a", 1.0), ("b", 0.0, 0.0), ("b", 0.0, 1.0), ("b", 1.0, 0.0), ("b", 1.0, 1.0)]
+    combinations = [tuple(trial.params.values()) for trial in study.trials]
+    assert combinations == [("a", 0.0), ("a", 1.0), ("b", 0.0, 0.0), ("b", 0.0, 1.0), ("b", 1.0, 0.0), ("b", 1.0, 1.0)]
 
 
 @pytest.mark.parametrize("sampler", ALL, ids=repr)
@@ -238,7 +238,7 @@ def test_several_objectives_have_a_front(sampler):
     assert len(best) > 1
 
 
-def test_constraints_are_told_once_although_a_killed_search_tells_them_again():
+def test_constraints_are_stored_once_although_a_killed_search_stores_them_again():
     study = new_study(made(samplers.Random()))
     trial = study.ask()
     with warnings.catch_warnings():
@@ -298,17 +298,17 @@ def test_tpe_proposes_what_optunas_does(multivariate):
     ours = new_study(made(samplers.Tpe(startup_trials=4, multivariate=multivariate)))
     theirs = optuna.create_study(direction="maximize", sampler=plain_tpe(multivariate, seed=0))
     proposed = [[], []]
-    for study, found in zip((ours, theirs), proposed, strict=True):
+    for study, values in zip((ours, theirs), proposed, strict=True):
         for number in range(40):
             trial = study.ask()
-            found.append(suggested(trial, made(samplers.Random())))
+            values.append(suggested(trial, made(samplers.Random())))
             if number % 7 == 5:
                 trial.set_constraint("x", 1.0)
             if number % 5 == 3:
-                trial.report(found[-1]["x"], 1)
+                trial.report(values[-1]["x"], 1)
                 study.tell(trial, state=TrialState.PRUNED if number % 2 else TrialState.FAIL)
             elif number % 6:  # the others run on
-                study.tell(trial, found[-1]["x"] + found[-1].get("y", 0.5))
+                study.tell(trial, values[-1]["x"] + values[-1].get("y", 0.5))
     assert proposed[0] == proposed[1]
 
 

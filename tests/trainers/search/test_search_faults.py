@@ -85,7 +85,7 @@ def test_a_killed_search_is_finished_by_the_same_command(searching):
         pids = search.wait_for_checkpoint(0, 1)
         process.kill()
         process.communicate(timeout=600)
-    assert search.gone(pids)  # no rank works on for nobody
+    assert search.gone(pids)  # no rank outlives its supervisor
     before = search.trials()
     assert [trial.state for trial in before] == [TrialState.RUNNING] * 2
     search.complete()
@@ -122,7 +122,7 @@ def test_the_trial_of_a_killed_search_is_finished_by_the_one_that_shares_its_stu
     assert "2 of 2 trials are done" in output
 
 
-def test_a_search_that_its_stop_file_ended_says_so(searching):
+def test_a_search_that_its_stop_file_ended_names_the_file(searching):
     search = searching(LONG.replace("epochs: 8", "epochs: 40") + "budget: {trials: 1}\n", "-n", 1)
     with search.start() as process:
         search.wait_for(search.run_folder(0) / "metrics.jsonl")

@@ -208,7 +208,7 @@ def test_two_objectives_with_constraints_and_a_conditional_range(searching):
 
     for trial in trained:
         lines = search.metrics(trial.number)
-        evaluated = [place for place, line in enumerate(lines) if line["key"] == "eval_accuracy"]
+        evaluated = [index for index, line in enumerate(lines) if line["key"] == "eval_accuracy"]
         last = [line["value"] for line in lines[evaluated[-2] : evaluated[-1]] if line["key"] == "train_loss"]
         assert trial.values[0] == pytest.approx(sum(last) / len(last))
         assert trial.values[1] == pytest.approx(trial.user_attrs["seconds"] / 3600)

@@ -120,7 +120,7 @@ from trainers.datasets.synthetic import Synthetic
 
 @dataclass(frozen=True, kw_only=True)
 class Seen(Synthetic):
-    """Synthetic images that tell who looks at them."""
+    """Synthetic images that record each check of a sample."""
 
     def open(self, root, split):
         return _Samples(super().open(root, split))
