@@ -179,7 +179,10 @@ def run_launched_worker(folder: Path, *, phases: Sequence[Path], each: int, rank
     is_dead = (lambda: supervisor.poll() is not None) if supervisor else (lambda: False)
     for phase in phases if group != MPI.COMM_NULL else ():
         own = group_folder(phase, number)
-        _redirect_stdout(own / LOG)
+        own.mkdir(parents=True, exist_ok=True)
+        sys.stdout.flush()
+        with open(own / LOG, "ab") as log:  # stderr still goes to the launcher
+            os.dup2(log.fileno(), sys.stdout.fileno())
         worker_loop(group, own / messages, threads=threads, supervisor_is_dead=is_dead, stop=folder / STOP_FILE)
     code = None
     if supervisor is not None:
@@ -261,11 +264,3 @@ def _watch_next_rank(world: Any) -> threading.Event:
     if next_pid != own and hasattr(os, "pidfd_open"):  # Linux
         threading.Thread(target=watch, name="next rank", daemon=True).start()
     return search_ended
-
-
-def _redirect_stdout(log: Path) -> None:
-    """Redirect this rank's stdout to its group's log; stderr still goes to the launcher."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    sys.stdout.flush()
-    with open(log, "ab") as file:
-        os.dup2(file.fileno(), sys.stdout.fileno())
