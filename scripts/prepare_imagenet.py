@@ -62,7 +62,7 @@ _META, _TRUTH = "meta.mat", "ILSVRC2012_validation_ground_truth.txt"
 KAGGLE = Path("ILSVRC", "Data", "CLS-LOC")
 WAY_ON = "then the same command goes on"
 _CLASS, _VAL = re.compile(r"n[0-9]{8}"), re.compile(r"ILSVRC2012_val_[0-9]{8}")
-_NAMED = 5  # classes in a message
+_CLASSES_SHOWN = 5  # in a message
 _LINE_SECONDS = 60.0  # between two lines in a log
 
 # Fills a folder, which may be partly filled already, and reports how many images were added.
@@ -213,12 +213,12 @@ def _files(archive: tarfile.TarFile, path: Path, failure: type[Exception] = Inpu
 
 def _class_tars(archive: tarfile.TarFile, path: Path) -> dict[str, tarfile.TarInfo]:
     """The tar of each class, all of which are complete within the archive."""
-    found, num_bytes = {}, path.stat().st_size
+    tars, num_bytes = {}, path.stat().st_size
     for member in _files(archive, path):
         if member.offset_data + member.size > num_bytes:
             raise InputRefused(f"{path}: cut off within {member.name!r}; fetch it again (its md5: --help)")
-        found[_class(member.name.removeprefix("./").removesuffix(".tar"), path)] = member
-    return found
+        tars[_class(member.name.removeprefix("./").removesuffix(".tar"), path)] = member
+    return tars
 
 
 def _unpack_train(path: Path, folder: Path, add: Callable[[int], None]) -> None:
@@ -339,17 +339,17 @@ def prepare(source: Path, root: Path, dataset: Dataset, console: Console, *, mov
         raise InputRefused(f"{root}: Kaggle's own folder of images; name one of its own for the class folders")
     totals = {"train": dataset.num_train, "val": dataset.num_eval}
     missing = [split for split in totals if not (root / split).is_dir()]
-    found = _open_source(source, root, missing, move=move) if missing else None
+    images = _open_source(source, root, missing, move=move) if missing else None
     with _locked(root):
-        if found is not None:
-            console.print(found.note)
+        if images is not None:
+            console.print(images.note)
         for split in missing:
             part = root / f".{split}.part"
             part.mkdir(exist_ok=True)
-            with showing_progress(console, f"{split}: {found.words} images", totals[split]) as add:
-                found.fill[split](part, add)
+            with showing_progress(console, f"{split}: {images.words} images", totals[split]) as add:
+                images.fill[split](part, add)
             shutil.rmtree(part / ".half", ignore_errors=True)  # of hard links, where the rest was moved
-            _require_whole(part, split, totals[split], dataset.num_classes, found)
+            _require_whole(part, split, totals[split], dataset.num_classes, images)
             part.rename(root / split)
     console.print(f"{root}: counting both splits")
     try:
@@ -364,12 +364,12 @@ def prepare(source: Path, root: Path, dataset: Dataset, console: Console, *, mov
 
 def _open_source(folder: Path, root: Path, splits: list[str], *, move: bool) -> Source:
     if not (folder / KAGGLE).is_dir():
-        found = from_archives(folder, splits)
+        archives = from_archives(folder, splits)
         begun = [split for split in splits if (root / f".{split}.part").is_dir()]
-        needed = sum(found.num_bytes[split] for split in splits if split not in begun)
+        needed = sum(archives.num_bytes[split] for split in splits if split not in begun)
         if needed > (free := shutil.disk_usage(_nearest(root)).free):
             raise InputRefused(f"{root}: {free / 1e9:,.1f} GB are free, {needed / 1e9:,.1f} needed; name another ROOT")
-        return found
+        return archives
     if _nearest(root).stat().st_dev != (folder / KAGGLE).stat().st_dev:
         raise InputRefused(f"{root}: on another file system than {folder}, where no link leads; name a ROOT there")
     return from_kaggle(folder, move=move)
@@ -400,14 +400,14 @@ def _locked(root: Path) -> Iterator[None]:
 def _require_whole(part: Path, split: str, total: int, num_classes: int, source: Source) -> None:
     """Count the images of a split, and say what is missing."""
     counts = {name: len(os.listdir(part / name)) for name in sorted(os.listdir(part))}
-    if (found := sum(counts.values())) == total and len(counts) == num_classes:
+    if (num_images := sum(counts.values())) == total and len(counts) == num_classes:
         return
     in_class = source.in_class if split == "train" else Counter(source.class_of.values())
     wrong = [f"{name} {counts.get(name, 0):,} of {n:,}" for name, n in in_class.items() if counts.get(name, 0) != n]
-    more = f" and {len(wrong) - _NAMED} more classes" if len(wrong) > _NAMED else ""
-    named = f" ({', '.join(wrong[:_NAMED])}{more})" if wrong else ""
+    more = f" and {len(wrong) - _CLASSES_SHOWN} more classes" if len(wrong) > _CLASSES_SHOWN else ""
+    named = f" ({', '.join(wrong[:_CLASSES_SHOWN])}{more})" if wrong else ""
     raise RunFailed(
-        f"{part}: {found:,} images in {len(counts):,} classes, where there should be {total:,} in {num_classes:,}"
+        f"{part}: {num_images:,} images in {len(counts):,} classes, where there should be {total:,} in {num_classes:,}"
         f"{named}; {source.way_out.replace('PART', str(part))}, {WAY_ON}"
     )
 
@@ -421,24 +421,22 @@ def main() -> int:
     parser.add_argument(
         "--dataset", default="imagenet", metavar="D", help="data set whose file has the number of images"
     )
-    given = parser.parse_args()
+    options = parser.parse_args()
     console = Console(highlight=False, soft_wrap=True, markup=False)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        dataset = open_dataset(given.dataset, vocabulary=vocabulary())
-        prepare(given.source, given.root, dataset, console, move=given.move)
+        dataset = open_dataset(options.dataset, vocabulary=vocabulary())
+        prepare(options.source, options.root, dataset, console, move=options.move)
     except InputRefused as error:
-        return _fail(str(error), EXIT_INPUT)
+        code, text = EXIT_INPUT, str(error)
     except RunFailed as error:
-        return _fail(str(error), EXIT_FAILED)
+        code, text = EXIT_FAILED, str(error)
     except OSError as error:
-        return _fail(f"{error.filename or given.root}: {error.strerror}; mend that, {WAY_ON}", EXIT_FAILED)
+        code, text = EXIT_FAILED, f"{error.filename or options.root}: {error.strerror}; mend that, {WAY_ON}"
     except KeyboardInterrupt:
-        return _fail("stopped; the same command goes on", EXIT_STOPPED)
-    return 0
-
-
-def _fail(text: str, code: int) -> int:
+        code, text = EXIT_STOPPED, "stopped; the same command goes on"
+    else:
+        return 0
     print(f"prepare_imagenet: {text}", file=sys.stderr)
     return code
 

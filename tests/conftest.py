@@ -23,11 +23,11 @@ from trainers.training.device import has_gpu
 ROOT = Path(__file__).parent.parent
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 LEFT_OUT = pytest.StashKey()
-NEEDS = {
-    "gpu": "need a GPU with CuPy",
-    "torch": "need PyTorch (pip install torch torchvision timm)",
-    "bfloat16": "need bfloat16 (pip install ml_dtypes)",
-    "other": "something else (-rs lists them)",
+NEEDS = {  # in the summary, and in the reasons of skipped tests
+    "gpu": ("need a GPU with CuPy", "GPU|cudnn"),
+    "torch": ("need PyTorch (pip install torch torchvision timm)", "torch|timm"),
+    "bfloat16": ("need bfloat16 (pip install ml_dtypes)", "ml_dtypes"),
+    "other": ("something else (-rs lists them)", ""),
 }
 NUM_RESIDENT = 8  # ranks; one that no test has used yet has loaded nothing
 
@@ -35,8 +35,8 @@ NUM_RESIDENT = 8  # ranks; one that no test has used yet has loaded nothing
 def pytest_configure():
     """Where Python may keep no byte code of its own accord, each of thousands of processes would compile 200 files."""
     if sys.dont_write_bytecode:
-        for place in ("lr_schedules", "recipes", "trainers"):
-            compileall.compile_dir(ROOT / place, quiet=2)
+        for package in ("lr_schedules", "recipes", "trainers"):
+            compileall.compile_dir(ROOT / package, quiet=2)
         for file in ROOT.glob("*.py"):
             compileall.compile_file(file, quiet=2)
 
@@ -87,10 +87,9 @@ def pytest_terminal_summary(terminalreporter, config):
     counts = Counter(config.stash.get(LEFT_OUT, {}))
     for report in terminalreporter.getreports("skipped"):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
-        needs = {"gpu": "GPU|cudnn", "torch": "torch|timm", "bfloat16": "ml_dtypes"}
-        counts[next((name for name, words in needs.items() if re.search(words, reason)), "other")] += 1
+        counts[next(name for name, (_, words) in NEEDS.items() if re.search(words, reason))] += 1
     if counts:
-        texts = (f"{counts[name]} {words}" for name, words in NEEDS.items() if counts[name])
+        texts = (f"{counts[name]} {text}" for name, (text, _) in NEEDS.items() if counts[name])
         terminalreporter.write_line(f"not run: {', '.join(texts)}")
 
 

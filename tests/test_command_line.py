@@ -38,23 +38,19 @@ def run(tmp_path, monkeypatch):
     return run_command
 
 
-def command(*arguments, cwd):
-    """The real thing, in a process of its own."""
-    line = [sys.executable, str(ROOT / "kilobatch.py"), *arguments]
-    return subprocess.run(line, capture_output=True, text=True, cwd=cwd, check=False)
+def command(*arguments, cwd, python=(), **more):
+    """The real thing, in a process of its own, with these options of Python."""
+    line = [sys.executable, *python, str(ROOT / "kilobatch.py"), *arguments]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | more
+    return subprocess.run(line, text=True, cwd=cwd, check=False, **streams)
 
 
 @pytest.mark.parametrize("group", [(), ("recipes",)])
-def test_every_command_is_told_whole_in_the_help_of_its_group(run, monkeypatch, group):
+def test_help_of_a_group_shows_the_whole_line_of_every_command(run, monkeypatch, group):
     monkeypatch.setenv("COLUMNS", "80")
     code, shown, _ = run(*group, "--help")
     assert code == 0
     assert "..." not in shown.partition("Commands:")[2]
-
-
-def test_a_device_that_is_left_out_is_the_cpu_where_no_cluster_is_asked_for(run):
-    assert "left out, the CPU." in run("evaluate", "--help")[1]
-    assert "left out, the cluster's" in run("train", "--help")[1]
 
 
 def test_a_terminal_without_unicode_gets_question_marks_for_a_picture_and_the_program_its_name(tmp_path):
@@ -93,15 +89,8 @@ def test_list_has_the_keys_programs_read(run):
     assert (code, problems) == (0, [])
     assert {"goyal2017", "akiba2017", "suzuki2018", "digits/baseline", "digits/large_batch"} <= set(rows)
     assert set(rows["goyal2017"]) == {"name", "title", "dataset", "model", "epochs", "global_batch_size", "source"}
-    assert rows["suzuki2018"] | {"title": "", "source": ""} == {
-        "name": "suzuki2018",
-        "title": "",
-        "dataset": "imagenet",
-        "model": "ResNet50",
-        "epochs": 90.0,
-        "global_batch_size": 2048,
-        "source": "",
-    }
+    values = {"dataset": "imagenet", "model": "ResNet50", "epochs": 90.0, "global_batch_size": 2048}
+    assert rows["suzuki2018"].items() >= values.items()
     assert rows["goyal2017"]["source"]["year"] == 2017
 
 
@@ -121,13 +110,13 @@ def test_every_listed_name_validates(run):
     assert "digits/baseline: valid\n" in out
 
 
-def test_what_is_valid_and_not_built_is_said_by_name(run, tmp_path):
+def test_a_valid_recipe_names_what_is_not_built(run, tmp_path):
     (tmp_path / "mine.yaml").write_text(MINE + "lacks: [DecoupledShampoo]\noptimizer: {kind: DecoupledShampoo}\n")
     out = run("recipes", "validate", "mine.yaml")[1]
     assert out == "mine.yaml: valid; cannot be trained yet, not built: DecoupledShampoo\n"
 
 
-def test_validate_tells_the_problems_of_all_files(run, tmp_path):
+def test_validate_shows_the_problems_of_all_files(run, tmp_path):
     (tmp_path / "a.yaml").write_text(MINE + "epocs: 3\n")
     (tmp_path / "b.yaml").write_text(MINE + "seed: x\n")
     code, out, problems = run("recipes", "validate", "a.yaml", "goyal2017", "b.yaml")
@@ -155,12 +144,12 @@ def test_what_show_prints_is_a_recipe(run, tmp_path):
     assert set(after["origins"]) == set(before["origins"])
 
 
-def test_what_is_to_be_typed_next_names_a_path_with_spaces_as_a_shell_takes_it(run, tmp_path):
-    _, said, _ = run("recipes", "copy", "digits/baseline", "my own.yaml")
-    assert "kilobatch recipes validate 'my own.yaml'" in said
+def test_the_next_command_quotes_a_path_with_spaces(run, tmp_path):
+    copied = run("recipes", "copy", "digits/baseline", "my own.yaml")[1]
+    assert "kilobatch recipes validate 'my own.yaml'" in copied
     (tmp_path / "a b").mkdir()
-    _, said, _ = run("recipes", "scale", "digits/baseline", "--batch", "64", "-o", "a b/large.yaml")
-    assert "kilobatch recipes lint 'a b/large.yaml'" in said
+    scaled = run("recipes", "scale", "digits/baseline", "--batch", "64", "-o", "a b/large.yaml")[1]
+    assert "kilobatch recipes lint 'a b/large.yaml'" in scaled
 
 
 def test_copy_is_exact_and_never_overwrites(run, tmp_path):
@@ -188,13 +177,8 @@ def test_curve_at_epochs(run):
     assert [point["global_batch_size"] for point in points] == [2048, 2048, 2048, 4096, 4096]
     assert {point["momentum"] for point in points} == {0.9}
     # 30 * 1,281,167 / 2048 = 18,767.1: the first update that starts at or after epoch 30 is 18,768.
-    assert [(point["update"], point["samples"]) for point in points[:4]] == [
-        (0, 0),
-        (1564, 1564 * 2048),
-        (3128, 3128 * 2048),
-        (18768, 18768 * 2048),
-    ]
-    assert points[4]["update"] == 37535
+    assert [point["update"] for point in points] == [0, 1564, 3128, 18768, 37535]
+    assert [point["samples"] for point in points[:4]] == [update * 2048 for update in (0, 1564, 3128, 18768)]
 
 
 def test_curve_takes_positions_with_units(run):
@@ -269,15 +253,14 @@ def test_wrong_recipe_starts_no_rank(tmp_path):
 @pytest.mark.parametrize("option", ["-u", "-B"])  # with and without a buffer
 @pytest.mark.parametrize("words", ["recipes list", "recipes show digits/baseline", "plan digits/baseline", "--version"])
 def test_output_that_has_no_room_ends_with_3_and_one_line(tmp_path, words, option):
-    line = [sys.executable, option, str(ROOT / "kilobatch.py"), *words.split()]
     with open("/dev/full", "w") as full:
-        done = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, text=True, cwd=tmp_path, check=False)
-    (told,) = done.stderr.splitlines()
-    assert told.startswith("kilobatch: what this command prints cannot be written: No space left on device; make room")
+        done = command(*words.split(), cwd=tmp_path, python=[option], stdout=full)
+    (message,) = done.stderr.splitlines()
+    assert message.startswith("kilobatch: what this command prints cannot be written: No space left on device; ")
     assert done.returncode == 3
 
 
-def test_a_reader_who_leaves_is_told_nothing(tmp_path):
+def test_a_reader_who_leaves_gets_no_message(tmp_path):
     line = [sys.executable, str(ROOT / "kilobatch.py"), "recipes", "list"]
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path) as process:
         process.stdout.close()
@@ -290,8 +273,8 @@ def test_unknown_command_and_missing_argument_end_with_2(tmp_path):
     assert command("recipes", "show", cwd=tmp_path).returncode == 2
 
 
-@pytest.mark.parametrize("place", ["-1", "x", "3", "\u00b2"])
-def test_what_is_no_place_in_a_list_is_refused(run, place):
-    code, _, problems = run("recipes", "show", "digits/baseline", "--set", f"model.blocks.{place}=2")
+@pytest.mark.parametrize("index", ["-1", "x", "3", "\u00b2"])
+def test_what_is_no_index_of_a_list_is_refused(run, index):
+    code, _, problems = run("recipes", "show", "digits/baseline", "--set", f"model.blocks.{index}=2")
     assert (code, len(problems)) == (2, 1)
-    assert f"{place} is no place in a list of 3" in problems[0]
+    assert f"{index} is no place in a list of 3" in problems[0]

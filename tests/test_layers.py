@@ -16,28 +16,27 @@ MAY_IMPORT = {
     | {"PIL", "rich", "safetensors", "sklearn", "sqlalchemy", "threadpoolctl", "torch", "typer", "yaml", "cudnn"},
 }
 PLOTS = "recipes/reports/plots/"
-# The rooms of trainers, floor by floor: a room imports from the floors below its own only.
-FLOORS = (
-    {"compat", "runs"},
-    {"augmentations", "communicators", "kernels"},
-    {"datasets", "gradients", "losses", "models", "optimizers"},
-    {"training"},
-    {"launch"},
-    {"search"},
-    {"commands"},
-)
-FLOOR_OF = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
-# Likewise of recipes; its two files of checks come before the rooms.
-RECIPES_FLOORS = (
-    {"errors", "arguments"},
-    {"schema"},
-    {"planning"},
-    {"reading"},
-    {"lint", "scale", "search_space", "reports"},
-    {"cards"},
-    {"diff"},
-)
-RECIPES_FLOOR_OF = {room: number for number, rooms in enumerate(RECIPES_FLOORS) for room in rooms}
+# The rooms of a package, floor by floor: a room imports from the floors below its own only.
+FLOORS = {
+    "trainers": (
+        {"compat", "runs"},
+        {"augmentations", "communicators", "kernels"},
+        {"datasets", "gradients", "losses", "models", "optimizers"},
+        {"training"},
+        {"launch"},
+        {"search"},
+        {"commands"},
+    ),
+    "recipes": (
+        {"errors", "arguments"},
+        {"schema"},
+        {"planning"},
+        {"reading"},
+        {"lint", "scale", "search_space", "reports"},
+        {"cards"},
+        {"diff"},
+    ),
+}
 
 
 def imports_of(path):
@@ -58,15 +57,15 @@ def files_of(package):
 
 def strays(package, allowed):
     """Imports of a package that are neither the standard library's nor allowed."""
-    found = []
+    forbidden = []
     for path in files_of(package):
         name = str(path.relative_to(ROOT))
         for module, line in imports_of(path):
             top = module.partition(".")[0]
             is_plot = name.startswith(PLOTS) and top == "matplotlib"
             if top not in allowed and top not in sys.stdlib_module_names and not is_plot:
-                found.append(f"{name}:{line}: {module}")
-    return found
+                forbidden.append(f"{name}:{line}: {module}")
+    return forbidden
 
 
 @pytest.mark.parametrize("package", MAY_IMPORT)
@@ -78,37 +77,20 @@ def test_configs_hold_no_code():
     assert list((ROOT / "configs").rglob("*.py")) == []
 
 
-def room_of(parts):
-    return parts[0].removesuffix(".py") if parts else None
-
-
-def test_rooms_of_trainers_import_only_from_floors_below():
-    found = []
-    for path in files_of("trainers"):
-        room = room_of(path.relative_to(ROOT / "trainers").parts)
+@pytest.mark.parametrize("package", FLOORS)
+def test_rooms_import_only_from_floors_below(package):
+    floor_of = {room: number for number, rooms in enumerate(FLOORS[package]) for room in rooms}
+    there = {path.stem for path in (ROOT / package).iterdir() if not path.name.startswith("__")}
+    assert there - {"papers"} == set(floor_of)
+    upwards = []
+    for path in files_of(package):
+        room = path.relative_to(ROOT / package).parts[0].removesuffix(".py")
         for module, line in imports_of(path):
             parts = module.split(".")
-            other = parts[1] if parts[0] == "trainers" and len(parts) > 1 else room
-            if room != "__init__" and other != room and FLOOR_OF[other] >= FLOOR_OF[room]:
-                found.append(f"{path.relative_to(ROOT)}:{line}: {module}")
-    assert found == []
-
-
-def test_these_are_all_rooms_of_trainers():
-    rooms = {path.stem for path in (ROOT / "trainers").iterdir() if not path.name.startswith("__")}
-    assert rooms == set(FLOOR_OF)
-
-
-def test_rooms_of_recipes_import_only_from_floors_below():
-    found = []
-    for path in files_of("recipes"):
-        room = room_of(path.relative_to(ROOT / "recipes").parts)
-        for module, line in imports_of(path):
-            parts = module.split(".")
-            other = parts[1] if parts[0] == "recipes" else room
-            if room != "__init__" and other != room and RECIPES_FLOOR_OF[other] >= RECIPES_FLOOR_OF[room]:
-                found.append(f"{path.relative_to(ROOT)}:{line}: {module}")
-    assert found == []
+            other = parts[1] if parts[0] == package and len(parts) > 1 else room
+            if room != "__init__" and other != room and floor_of[other] >= floor_of[room]:
+                upwards.append(f"{path.relative_to(ROOT)}:{line}: {module}")
+    assert upwards == []
 
 
 def test_nothing_is_imported_from_the_command_line():

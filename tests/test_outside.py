@@ -63,12 +63,12 @@ def write_photos(root):
     """JPEGs of two classes and of several sizes."""
     bits = np.random.default_rng(0)
     for split, count in (("train", 24), ("val", 10)):
-        for place, name in enumerate(("blue", "red")):
+        for label, name in enumerate(("blue", "red")):
             (root / split / name).mkdir(parents=True)
             for number in range(count):
                 height, width = bits.integers(14, 24, 2)
                 image_HWC = bits.integers(0, 120, (height, width, 3))
-                image_HWC[..., 2 - 2 * place] += 100
+                image_HWC[..., 2 - 2 * label] += 100
                 Image.fromarray(image_HWC.astype(np.uint8)).save(root / split / name / f"{number}.jpg", quality=92)
 
 
@@ -96,14 +96,14 @@ def kilobatch(folder, *words, code=0):
 def test_own_model_recipe_and_photos_train_evaluate_and_report(folder):
     checkout = set(ROOT.iterdir())
     assert "mine.yaml: valid" in kilobatch(folder, "recipes", "validate", "mine.yaml", "--allow-code")
-    told = kilobatch(folder, "train", "mine.yaml", "--allow-code", "-n", 2, "--out", "out")
-    assert "finished: 18 of 18 updates" in told
+    output = kilobatch(folder, "train", "mine.yaml", "--allow-code", "-n", 2, "--out", "out")
+    assert "finished: 18 of 18 updates" in output
     run = folder / "out"
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     accuracy = [line["value"] for line in lines if line["key"] == "eval_accuracy"]
     assert accuracy[-1] >= 0.9
-    found = json.loads(kilobatch(folder, "evaluate", "out", "--allow-code", "--json"))
-    assert (found["accuracy"], found["num_samples"]) == (accuracy[-1], 20)
+    scores = json.loads(kilobatch(folder, "evaluate", "out", "--allow-code", "--json"))
+    assert (scores["accuracy"], scores["num_samples"]) == (accuracy[-1], 20)
     assert "wrote page.html" in kilobatch(folder, "report", "out", "-o", "page.html")
     assert "mymodule.MyNet" in (folder / "page.html").read_text()
     assert set(ROOT.iterdir()) == checkout
@@ -121,9 +121,9 @@ def test_the_same_run_on_three_ranks_from_a_folder_that_moved(folder, tmp_path):
 
 
 def test_own_code_needs_the_flag(folder):
-    told = kilobatch(folder, "train", "mine.yaml", "--out", "unflagged", code=2)
-    assert "mine.yaml:3:" in told
-    assert "--allow-code" in told
+    output = kilobatch(folder, "train", "mine.yaml", "--out", "unflagged", code=2)
+    assert "mine.yaml:3:" in output
+    assert "--allow-code" in output
     assert not (folder / "unflagged").exists()
 
 
@@ -136,10 +136,10 @@ def test_a_photo_that_is_damaged_in_the_middle_ends_the_run_with_its_name(folder
     content[len(content) // 2] ^= 255
     damaged.write_bytes(content)
     words = ("--allow-code", "-n", 2, "--data", tmp_path / "photos", "--out", "damaged")
-    told = kilobatch(folder, "train", "mine.yaml", *words, code=3)
-    said = rf"^rank [01] on \S+ failed:\n{re.escape(str(damaged))}: not a readable image \(.+\)$"
-    assert re.search(said, told, re.MULTILINE), told
-    assert "Traceback" not in told
+    output = kilobatch(folder, "train", "mine.yaml", *words, code=3)
+    message = rf"^rank [01] on \S+ failed:\n{re.escape(str(damaged))}: not a readable image \(.+\)$"
+    assert re.search(message, output, re.MULTILINE), output
+    assert "Traceback" not in output
 
 
 def test_a_broken_photo_is_named_before_the_run(folder, tmp_path):
@@ -147,8 +147,8 @@ def test_a_broken_photo_is_named_before_the_run(folder, tmp_path):
     broken = tmp_path / "photos" / "train" / "red" / "7.jpg"
     broken.write_bytes(broken.read_bytes()[:200])
     words = ("--allow-code", "-n", 2, "--data", tmp_path / "photos", "--out", "broken")
-    told = kilobatch(folder, "train", "mine.yaml", *words, code=2)
-    assert "1 of its files cannot be read; replace or remove them" in told
-    assert re.search(rf"^{re.escape(str(broken))}: not a readable image \(.+\)$", told, re.MULTILINE), told
+    output = kilobatch(folder, "train", "mine.yaml", *words, code=2)
+    assert "1 of its files cannot be read; replace or remove them" in output
+    assert re.search(rf"^{re.escape(str(broken))}: not a readable image \(.+\)$", output, re.MULTILINE), output
     assert not (folder / "broken").exists()
-    assert "Traceback" not in told
+    assert "Traceback" not in output

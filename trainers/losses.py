@@ -2,12 +2,6 @@
 
 Targets are int (samples,), labels, or float32 (samples, classes): mixtures of labels, not smoothed yet. A loss's
 `initialize(model)`, if it has one, is called once, after the model's initial weights were drawn.
-
-Binary cross entropy: an independent yes or no for every class.
-
-The targets of a loss: labels or mixtures of them, smoothed.
-
-Softmax cross entropy with label smoothing.
 """
 
 from __future__ import annotations
@@ -27,8 +21,6 @@ __all__ = ["BinaryCrossEntropy", "SoftmaxCrossEntropy"]
 
 if TYPE_CHECKING:
     import chainer
-    import numpy as np
-_REDUCTIONS = ("class_mean", "class_sum")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +57,7 @@ class BinaryCrossEntropy:
 
     def __post_init__(self) -> None:
         require_share("BinaryCrossEntropy.label_smoothing", self.label_smoothing)
-        if self.reduction not in _REDUCTIONS:
+        if self.reduction not in ("class_mean", "class_sum"):
             raise ValueError(f"BinaryCrossEntropy.reduction must be class_mean or class_sum, got {self.reduction!r}")
         if self.target_threshold is not None:
             require_share("BinaryCrossEntropy.target_threshold", self.target_threshold)
@@ -73,10 +65,7 @@ class BinaryCrossEntropy:
             require_number("BinaryCrossEntropy.head_bias", self.head_bias)
 
     def build(self) -> Callable[[chainer.Variable, np.ndarray], chainer.Variable]:
-        """A function of logits (samples x classes, float) and targets that returns a scalar Variable.
-
-        Targets are int (samples,), labels, or float (samples, classes), mixtures of labels before smoothing.
-        """
+        """A function of logits (samples x classes, float) and targets that returns a scalar Variable."""
         return self._loss
 
     def initialize(self, model: chainer.Link) -> None:
@@ -123,11 +112,6 @@ class BinaryCrossEntropy:
             )
 
 
-if TYPE_CHECKING:
-    import chainer
-    import numpy as np
-
-
 @dataclass(frozen=True, kw_only=True)
 class SoftmaxCrossEntropy:
     """Cross entropy between the softmax of the logits and the targets, the mean over the samples.
@@ -155,8 +139,7 @@ class SoftmaxCrossEntropy:
     def build(self) -> Callable[[chainer.Variable, np.ndarray], chainer.Variable]:
         """A function of logits (samples x classes, float) and targets that returns a scalar Variable.
 
-        Targets are int (samples,), labels, or float (samples, classes), mixtures of labels before smoothing. In the
-        fused kernels of a GPU a label outside 0 to K - 1 gives a loss of NaN.
+        In the fused kernels of a GPU a label outside 0 to K - 1 gives a loss of NaN.
         """
         return self._loss
 

@@ -32,24 +32,16 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from timing import as_rank, head, in_turns, middle_and_range, on_ranks, parser_of, ratios, row, write_json
+from timing import as_rank, head, medians_of_turns, middle_and_range, on_ranks, parser_of, ratios, row, write_json
 
 from trainers.runs.mpi_ranks import launched_ranks
 
 SOCKETS = "Ring+sockets"
-COMMUNICATORS = (
-    "Auto",
-    "SharedWindow",
-    "Ring",
-    SOCKETS,
-    "HalvingDoubling",
-    "Direct",
-    "Torus",
-    "Hierarchical",
-    "MpiAllreduce",
-)
+COMMUNICATORS = ("Auto", "SharedWindow", "Ring", SOCKETS, "HalvingDoubling", "Direct", "Torus", "Hierarchical")
+COMMUNICATORS += ("MpiAllreduce",)
 MODELS = {"resnet50": ("ResNet50", 1000, 64), "cifar": ("CifarResNet", 10, 32), "small": ("SmallCNN", 10, 8)}
 WHOLE = 1 << 40  # bytes of a bucket that holds all gradients
 MEAN_MAY_DIFFER_BY = {"float32": 1e-6, "float16": 5e-3, "bfloat16": 4e-2}
@@ -116,9 +108,7 @@ def our_ways(options: argparse.Namespace, world: Any) -> Iterator[Way]:
                 exchange = Exchange(flat, connection, wire=WIRES[wire](), bucket_bytes=size or WHOLE, overlap=False)
                 label = f"{name}, {'whole' if not size else f'{size / 2**20:g} MB'}"
                 label += f", {wire}" if wire != "float32" else ""
-                yield Way(
-                    name=label, arrays=[flat.values], average=lambda exchange=exchange: average(exchange), wire=wire
-                )
+                yield Way(name=label, arrays=[flat.values], average=partial(average, exchange), wire=wire)
 
 
 def gloo_way(num_values: int, world: Any) -> Iterator[Way]:
@@ -149,28 +139,21 @@ def copy_way(num_values: int) -> Way:
     return Way(name="copy", arrays=[values], average=lambda: np.copyto(other, values))
 
 
-def fill(way: Way, rank: int) -> None:
-    """Fill the gradients with numbers that differ between ranks and are the same for every way."""
-    import numpy as np
-
-    random = np.random.default_rng(rank)
-    for array in way.arrays:
-        random.standard_normal(out=array.reshape(-1), dtype=np.float32)
-
-
 def relative_error(way: Way, world: Any) -> float:
     """Of a way's result against MPI's mean in float64: the relative error in L2, the largest of the ranks."""
     import numpy as np
     from mpi4py import MPI
 
-    fill(way, world.rank)
+    random = np.random.default_rng(world.rank)  # the same numbers for every way
+    for array in way.arrays:
+        random.standard_normal(out=array.reshape(-1), dtype=np.float32)
     expected = [array.astype(np.float64) for array in way.arrays]
     for mean in expected:
         world.Allreduce(MPI.IN_PLACE, mean)
         mean /= world.size
     way.average()
     squares = sum(float(np.square(mean).sum()) for mean in expected)
-    errors = sum(float(np.square(found - mean).sum()) for found, mean in zip(way.arrays, expected, strict=True))
+    errors = sum(float(np.square(array - mean).sum()) for array, mean in zip(way.arrays, expected, strict=True))
     return (world.allreduce(errors, op=MPI.MAX) / squares) ** 0.5
 
 
@@ -193,14 +176,8 @@ def measure(options: argparse.Namespace, world: Any) -> dict[str, Any]:
         way.average()
         return world.allreduce(time.perf_counter() - began, op=MPI.MAX)
 
-    medians: dict[str, list[float]] = {name: [] for name in ways}
-    for number in range(options.rounds):
-        times: dict[str, list[float]] = {name: [] for name in ways}
-        for turn in range(options.turns):
-            for name in in_turns([*ways], number * options.turns + turn):
-                times[name].append(seconds_of(ways[name]))
-        for name, values in times.items():
-            medians[name].append(statistics.median(values))
+    calls = {name: partial(seconds_of, way) for name, way in ways.items()}
+    medians = medians_of_turns(calls, rounds=options.rounds, turns=options.turns)
     return {
         "ranks": world.size,
         "threads_per_rank": int(os.environ["OMP_NUM_THREADS"]),
@@ -215,11 +192,11 @@ def measure(options: argparse.Namespace, world: Any) -> dict[str, Any]:
     }
 
 
-def table_lines(found: dict[str, Any]) -> Iterator[str]:
+def table_lines(figures: dict[str, Any]) -> Iterator[str]:
     """Lines of the table in Markdown, the fastest first."""
-    for name, seconds in sorted(found["seconds"].items(), key=lambda way: statistics.median(way[1])):
-        over = [middle_and_range(found[key][name]) for key in ("times_naive", "times_copy")]
-        yield row([found["ranks"], name, f"{1000 * statistics.median(seconds):.1f}", *over])
+    for name, seconds in sorted(figures["seconds"].items(), key=lambda way: statistics.median(way[1])):
+        over = [middle_and_range(figures[key][name]) for key in ("times_naive", "times_copy")]
+        yield row([figures["ranks"], name, f"{1000 * statistics.median(seconds):.1f}", *over])
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
-from timing import parser_of, write_json
+from timing import head, parser_of, row, write_json
 
 import trainers.compat  # noqa: F401
 from recipes.planning.random_bits import draws
@@ -70,17 +70,16 @@ def cases(size: int) -> dict[str, tuple[Callable[..., np.ndarray], Peer | None]]
     }
 
 
+def pillow_resize(image_HWC: np.ndarray, size: int, box: tuple[int, ...] | None = None) -> np.ndarray:
+    """Pillow's resize of the whole image, or of a box."""
+    return np.asarray(Image.fromarray(image_HWC).resize((size, size), Image.Resampling.BILINEAR, box=box))
+
+
 def pillow_crop(image_HWC: np.ndarray, size: int) -> np.ndarray:
     """Half of the image, at a random place, resized."""
     height, width, _ = image_HWC.shape
     top, left = random.randrange(height // 4), random.randrange(width // 4)
-    box = (left, top, left + 3 * width // 4, top + 3 * height // 4)
-    return np.asarray(Image.fromarray(image_HWC).resize((size, size), Image.Resampling.BILINEAR, box=box))
-
-
-def pillow_resize(image_HWC: np.ndarray, size: int) -> np.ndarray:
-    """Pillow's resize."""
-    return np.asarray(Image.fromarray(image_HWC).resize((size, size), Image.Resampling.BILINEAR))
+    return pillow_resize(image_HWC, size, (left, top, left + 3 * width // 4, top + 3 * height // 4))
 
 
 def pillow_flip(image_HWC: np.ndarray) -> np.ndarray:
@@ -129,13 +128,13 @@ def torchvision_augment() -> Peer | None:
 def photos(count: int, size: int) -> list[np.ndarray]:
     """Smooth colours with edges, uint8."""
     rows, columns = np.mgrid[:size, :size]
-    made = []
+    images = []
     for number in range(count):
         waves = [127 + 120 * np.sin(rows / (9 + k + number) + columns / (15 - k)) for k in range(3)]
         image_HWC = np.stack(waves, axis=2).astype(np.uint8)
         image_HWC[size // 4 : size // 2, size // 3 :] = 250 - 5 * number
-        made.append(image_HWC)
-    return made
+        images.append(image_HWC)
+    return images
 
 
 def rate(call: Callable[[np.ndarray, int], Any], images: list[np.ndarray]) -> float:
@@ -152,11 +151,11 @@ def measured(
     """Medians over the rounds: images a second, the peer's, and the ratio within a round."""
     calls = [lambda image, index: ours(image, draws(0, "augmentation", 0, index, 0))]
     calls += [lambda image, index: peer(image)] if peer else []
-    kept = [[rate(call, images) for call in calls] for _ in range(rounds + 1)][1:]
+    rates = [[rate(call, images) for call in calls] for _ in range(rounds + 1)][1:]
     return {
-        "images_per_second": statistics.median(found[0] for found in kept),
-        "peer_images_per_second": statistics.median(found[1] for found in kept) if peer else None,
-        "ratio": statistics.median(found[0] / found[1] for found in kept) if peer else None,
+        "images_per_second": statistics.median(round_[0] for round_ in rates),
+        "peer_images_per_second": statistics.median(round_[1] for round_ in rates) if peer else None,
+        "ratio": statistics.median(round_[0] / round_[1] for round_ in rates) if peer else None,
     }
 
 
@@ -169,15 +168,14 @@ def main() -> None:
     options = parser.parse_args()
     images = photos(options.images, options.size)
     random.seed(0)
-    found = {}
-    print(f"{'augmentation':<18}{'images/s':>10}{'peer':>10}{'ratio':>8}   at {options.size} x {options.size}")
+    print(head(["augmentation", "images/s", "peer", "ratio"]), flush=True)
+    figures = {}
     for name, (ours, peer) in cases(options.size).items():
-        found[name] = measured(ours, peer, images, options.rounds)
-        speed, of_peer, ratio = found[name].values()
-        beside = f"{of_peer:>10,.0f}{ratio:>8.2f}" if peer else f"{'-':>10}{'-':>8}"
-        print(f"{name:<18}{speed:>10,.0f}{beside}", flush=True)
+        figures[name] = measured(ours, peer, images, options.rounds)
+        of_ours, of_peer, ratio = figures[name].values()
+        print(row([name, f"{of_ours:,.0f}", *((f"{of_peer:,.0f}", f"{ratio:.2f}") if peer else ("", ""))]), flush=True)
     settings = {"size": options.size, "images": options.images, "rounds": options.rounds}
-    write_json(options.json, {**settings, "augmentations": found})
+    write_json(options.json, {**settings, "augmentations": figures})
 
 
 if __name__ == "__main__":

@@ -1,11 +1,9 @@
 """Accuracy of the digits recipes over seeds: up to which batch linear scaling and warmup keep it, and without them.
 
     .venv/bin/python scripts/benchmarks/digits.py --seeds 3 [--json F]
-    .venv/bin/python scripts/benchmarks/digits.py --picture docs/pictures/digits.svg
 
 Trains every row with the command line on two ranks, in a temporary folder, and prints a table in Markdown. Accuracy is
-the last evaluation of each run; `+-` is the standard deviation over the seeds. `--picture` draws three
-rows of one seed, with an evaluation every epoch, instead of the table.
+the last evaluation of each run; `+-` is the standard deviation over the seeds.
 """
 
 from __future__ import annotations
@@ -29,46 +27,14 @@ ROWS = [
 ]
 
 
-PICTURED = {
-    "digits/baseline": "batch 32",
-    "digits/large_batch": "batch 512, rate x 16 and warmup",
-    "digits/naive": "batch 512, nothing else changed",
-}
-
-
-def train(recipe: str, folder: Path, *settings: str) -> None:
-    """Train a recipe on two ranks."""
+def accuracy(recipe: str, overrides: tuple[str, ...], seed: int, folder: Path) -> float:
+    """Train once on two ranks and return the last accuracy."""
     command = [sys.executable, "-P", "-m", "kilobatch", "train", recipe, "-n", "2", "--out", str(folder)]
-    for setting in settings:
+    for setting in (*overrides, f"seed={seed}", "evaluation.every=1run"):
         command += ["--set", setting]
     subprocess.run(command, check=True, capture_output=True)
-
-
-def accuracy(recipe: str, overrides: tuple[str, ...], seed: int, folder: Path) -> float:
-    """Train once and return the last accuracy."""
-    train(recipe, folder, *overrides, f"seed={seed}", "evaluation.every=1run")
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     return [line["value"] for line in lines if line["key"] == "eval_accuracy"][-1]
-
-
-def draw(file: Path) -> None:
-    """Draw the accuracy of the `PICTURED` recipes by epoch into an SVG file."""
-    from recipes.reports.plots.figure import epoch_axis, stacked, svg_text
-    from recipes.reports.record import open_run
-    from recipes.reports.style import SERIES
-
-    with tempfile.TemporaryDirectory() as folder:
-        for number, recipe in enumerate(PICTURED):
-            train(recipe, Path(folder, str(number)), "evaluation.every=1ep")
-        runs = [open_run(Path(folder, str(number))) for number in range(len(PICTURED))]
-    with stacked([2.8], width=7.0) as (figure, (axes,)):
-        for run, label, colour in zip(runs, PICTURED.values(), SERIES, strict=False):
-            axes.plot(run.evaluations.epoch, 100 * run.evaluations.accuracy, color=colour, marker="o", label=label)
-        axes.set_title("top-1 accuracy on digits (%)")
-        axes.set_ylim(0, 101)
-        axes.legend(loc="lower right")
-        epoch_axis(axes, runs)
-    file.write_text(svg_text(figure), encoding="utf-8")
 
 
 def main() -> None:
@@ -76,11 +42,7 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rows", type=int, default=len(ROWS), help="so many of them, from the first")
-    parser.add_argument("--picture", type=Path, metavar="F.svg", help="draw three rows of one seed, and end")
     options = parser.parse_args()
-    if options.picture:
-        draw(options.picture)
-        return
     results = []
     print(head(["command", "accuracy", "runs"]))
     for recipe, overrides in ROWS[: options.rows]:

@@ -1,6 +1,6 @@
 """Large-batch methods against plain scaling, each with the same number of trials for its rate.
 
-    OMP_NUM_THREADS=1 .venv/bin/python scripts/benchmarks/methods.py --json F [--picture F]
+    OMP_NUM_THREADS=1 .venv/bin/python scripts/benchmarks/methods.py --json F
 
 Seven methods on three settings: digits at 16 times the reference batch, and a generated set of 20,480 noisy images of
 32x32, a fifth of their labels wrong, at 16 and 64 times. All share epochs, model, order of the samples, augmentation,
@@ -9,10 +9,10 @@ norm span, momentum, weight decay and the cosine; a method sets only how batch a
 Each method has one number, its rate. It is tuned on one seed, with as many trials for each method: a grid of half
 decades around the method's default at that batch, then a quarter of a decade to either side of its best; the best by
 evaluation accuracy (then by loss) is run on other seeds, and only these are reported. A run that diverges counts as
-chance, and the table names it. Two methods more, `lars-trust` and `lamb-up`, run only if `--methods` names them.
+chance, and the table names it. `better` and `worse` than plain scaling stand only where Welch's interval excludes 0.
 
 Every finished run is in the JSON at once, and is not done again: stop the script and start it again as you like, add
-`--methods` and `--settings` one after the other. `--table-only` trains nothing. One process, no MPI ranks.
+`--methods` and `--settings` one after the other. One process, no MPI ranks.
 """
 
 from __future__ import annotations
@@ -20,25 +20,30 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from timing import parser_of
+from timing import head, parser_of
+from timing import row as table_line
 
 RECIPE = "digits/baseline"
 TUNING_SEED = 100
 STEP = 10**0.5  # between neighbours of the grid
-TRIALS = 5
 MICRO_BATCH_SIZE = 256  # affects only time and rounding
+CONFIDENCE = 0.95
+HEADS = ("setting", "method", "rate", "updates", "accuracy %", "minus plain, points", "verdict")
+Runs = Sequence[Mapping[str, Any]]  # of the JSON
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,20 +103,14 @@ class Method:
     """A method: how batch and rate change, and which optimizer is used.
 
     Args:
-        title: in table and pictures.
-        what: in a sentence.
+        title: in the table.
         overrides: of the recipe, by setting.
-        default: setting -> value of `number` without tuning.
-        number: the key that is tuned.
-        added: whether it was added after the others' results were known; such a method is run only if it is named.
+        default: setting -> rate without tuning.
     """
 
     title: str
-    what: str
     overrides: Callable[[Setting], tuple[str, ...]]
     default: Callable[[Setting], float] = lambda setting: 0.05
-    number: str = "learning_rate.reference"
-    added: bool = False
 
 
 DECAY = "weight_decay: 1e-4, no_decay: [norm]"
@@ -133,74 +132,39 @@ def _rmsprop(setting: Setting) -> str:
     return f"optimizer={{kind: RmspropWarmup, beta_center: {0.8 * ends:g}, beta_period: {0.4 * ends:g}, {DECAY}}}"
 
 
-def _lars_rate(setting: Setting) -> float:
-    return 7.4 * (setting.batch / 1632) ** 0.30  # MLPerf's smallest point; B^0.30 fits its points
-
-
-def _lamb_rate(setting: Setting) -> float:
-    return 0.04 * (setting.batch / 32768) ** 0.5  # You et al. 2019 at 32,768, square root
-
-
 METHODS = {
-    "plain": Method(
-        title="plain scaling",
-        overrides=lambda setting: (),
-        what="rate times B / per from the first update on, momentum SGD",
-    ),
-    "warmup": Method(
-        title="gradual warmup",
-        overrides=lambda setting: (_warmup(setting, "reference"),),
-        what="plain scaling, reached from the reference rate over a quarter of the run (Goyal et al. 2017)",
-    ),
-    "ramp": Method(
-        title="batch ramp",
-        overrides=lambda setting: (_ramp(setting),),
-        what="a quarter of the batch for a quarter of the run, then all of it, the rate with it: more updates",
-    ),
+    # Rate times B / per from the first update on, momentum SGD.
+    "plain": Method(title="plain scaling", overrides=lambda setting: ()),
+    # Plain scaling, reached from the reference rate over a quarter of the run (Goyal et al. 2017).
+    "warmup": Method(title="gradual warmup", overrides=lambda setting: (_warmup(setting, "reference"),)),
+    # A quarter of the batch for a quarter of the run, then all of it, the rate with it: more updates.
+    "ramp": Method(title="batch ramp", overrides=lambda setting: (_ramp(setting),)),
+    # The unscaled rate times the gain that the gradients of the norm groups give (Johnson et al. 2020).
     "adascale": Method(
         title="AdaScale",
         overrides=lambda setting: ("learning_rate.rule=none", f"optimizer={{kind: AdaScale, momentum: 0.9, {DECAY}}}"),
-        what="the unscaled rate times the gain that the gradients of the norm groups give (Johnson et al. 2020)",
     ),
-    "rmsprop": Method(
-        title="RMSprop warm-up",
-        overrides=lambda setting: (_rmsprop(setting),),
-        what="RMSprop that goes over to plain scaling by a quarter of the run (Akiba et al. 2017)",
-    ),
+    # RMSprop that goes over to plain scaling by a quarter of the run (Akiba et al. 2017).
+    "rmsprop": Method(title="RMSprop warm-up", overrides=lambda setting: (_rmsprop(setting),)),
+    # Trust coefficient 0.001, a warmup from 0 over a quarter of the run (You et al. 2017).
     "lars": Method(
         title="LARS",
-        default=_lars_rate,
+        default=lambda setting: 7.4 * (setting.batch / 1632) ** 0.30,  # MLPerf's smallest point; B^0.30 fits its points
         overrides=lambda setting: (
             "learning_rate.rule=none",
             _warmup(setting, "0"),
             "optimizer={kind: Lars, trust_coefficient: 0.001, weight_decay: 1e-4}",
         ),
-        what="LARS with trust coefficient 0.001 and a warmup from 0 over a quarter of the run (You et al. 2017)",
     ),
+    # A warmup from 0 over a quarter of the run (You et al. 2019).
     "lamb": Method(
         title="LAMB",
-        default=_lamb_rate,
+        default=lambda setting: 0.04 * (setting.batch / 32768) ** 0.5,  # You et al. 2019 at 32,768, square root
         overrides=lambda setting: (
             "learning_rate.rule=none",
             _warmup(setting, "0"),
             "optimizer={kind: Lamb, weight_decay: 1e-4}",
         ),
-        what="LAMB with a warmup from 0 over a quarter of the run (You et al. 2019)",
-    ),
-    "lars-trust": Method(
-        title="LARS by trust (added)",
-        default=lambda setting: 0.001 * _lars_rate(setting) / (0.05 * setting.times),  # the same product with the rate
-        overrides=lambda setting: (_warmup(setting, "0"), "optimizer={kind: Lars, weight_decay: 1e-4}"),
-        what="LARS at the linearly scaled rate 0.05: tuned is the trust coefficient, which norm and bias do not see",
-        number="optimizer.trust_coefficient",
-        added=True,
-    ),
-    "lamb-up": Method(
-        title="LAMB, grid up (added)",
-        default=lambda setting: 10 * _lamb_rate(setting),
-        overrides=lambda setting: METHODS["lamb"].overrides(setting),
-        what="LAMB with its grid moved up by a decade",
-        added=True,
     ),
 }
 
@@ -213,7 +177,7 @@ def overrides_of(setting: Setting, method: str, *, rate: float, seed: int) -> tu
         f"batch={{global: {setting.batch}, norm_span: {setting.per}}}",
         f"learning_rate.per={setting.per}",
         *METHODS[method].overrides(setting),
-        f"{METHODS[method].number}={rate:.4g}",
+        f"learning_rate.reference={rate:.4g}",
         "evaluation.every=1run",
         f"seed={seed}",
     )
@@ -225,7 +189,7 @@ def grid(default: float, trials: int) -> list[float]:
     >>> [round(rate, 3) for rate in grid(1.0, 5)]
     [0.1, 0.316, 1.0, 3.162, 10.0]
     """
-    return [default * STEP ** (place - trials // 2) for place in range(trials)]
+    return [default * STEP ** (number - trials // 2) for number in range(trials)]
 
 
 def best_trial(trials: list[dict[str, Any]]) -> dict[str, Any]:
@@ -249,10 +213,9 @@ class Results:
         known = json.loads(path.read_text(encoding="utf-8")) if path is not None and path.exists() else {"runs": []}
         self.runs: list[dict[str, Any]] = known["runs"]
 
-    def find(self, overrides: tuple[str, ...], *, method: str) -> dict[str, Any] | None:
-        """The run of exactly these overrides, preferably under this method's name, or None."""
-        same = [run for run in self.runs if tuple(run["overrides"]) == overrides]
-        return max(same, key=lambda run: run["method"] == method, default=None)
+    def find(self, overrides: tuple[str, ...]) -> dict[str, Any] | None:
+        """The run of exactly these overrides, or None."""
+        return next((run for run in self.runs if tuple(run["overrides"]) == overrides), None)
 
     def add(self, run: dict[str, Any]) -> None:
         """Add a finished run."""
@@ -268,38 +231,27 @@ def compare(
 ) -> None:
     """Tune one method on one setting and run it on the reported seeds; what is in the results is not done again."""
 
-    def done(rate: float, seed: int) -> dict[str, Any]:
+    def trained(rate: float, seed: int) -> dict[str, Any]:
         overrides = overrides_of(setting, method, rate=rate, seed=seed)
-        known = results.find(overrides, method=method)
-        if known is not None and known["method"] == method:
+        if (known := results.find(overrides)) is not None:
             return known
-        found = {"setting": setting.name, "method": method, "rate": float(f"{rate:.4g}"), "seed": seed}
-        found = {**known, **found} if known else {**found, "overrides": list(overrides), **train(overrides)}
-        results.add({"commit": commit(), **found})
-        said = found["failed"] or f"{100 * found['accuracy']:.2f} %"
-        place = f"{len(results.runs):4} {setting.name:10} {method:8} rate {found['rate']:<9} seed {seed:<3}"
-        print(f"{place} {said}  {found['seconds']:.1f} s", file=sys.stderr, flush=True)
-        return found
+        run = {"setting": setting.name, "method": method, "rate": float(f"{rate:.4g}"), "seed": seed}
+        run |= {"overrides": list(overrides), **train(overrides)}
+        results.add({"commit": commit(), **run})
+        score = run["failed"] or f"{100 * run['accuracy']:.2f} %"
+        name = f"{len(results.runs):4} {setting.name:10} {method:8} rate {run['rate']:<9} seed {seed:<3}"
+        print(f"{name} {score}  {run['seconds']:.1f} s", file=sys.stderr, flush=True)
+        return run
 
-    tried = [done(rate, TUNING_SEED) for rate in grid(METHODS[method].default(setting), trials)]
+    tried = [trained(rate, TUNING_SEED) for rate in grid(METHODS[method].default(setting), trials)]
     middle = best_trial(tried)["rate"]
-    best = best_trial(tried + [done(rate, TUNING_SEED) for rate in (middle / STEP**0.5, middle * STEP**0.5)])
+    best = best_trial(tried + [trained(rate, TUNING_SEED) for rate in (middle / STEP**0.5, middle * STEP**0.5)])
     for seed in range(seeds):
-        done(best["rate"], seed)
+        trained(best["rate"], seed)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trained:
-    """A run of this process: its plan, the lines of its metrics, seconds of processor time, and why it failed."""
-
-    prepared: Any
-    lines: list[dict[str, Any]]
-    seconds: float
-    failed: str | None
-
-
-def train(overrides: tuple[str, ...]) -> Trained:
-    """Train as `kilobatch train` does on one rank, without a report; the images stay in memory between runs."""
+def train(overrides: tuple[str, ...]) -> dict[str, Any]:
+    """The figures of one run, trained as `kilobatch train` does on one rank; the images stay in memory between runs."""
     from mpi4py import MPI
 
     from recipes.reports import page
@@ -324,19 +276,13 @@ def train(overrides: tuple[str, ...]) -> Trained:
         except RunFailed as error:
             failed = str(error).partition(". ")[0]
         lines = [json.loads(line) for line in Path(name, "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    return Trained(prepared=prepared, lines=lines, seconds=time.process_time() - began, failed=failed)
-
-
-def train_once(overrides: tuple[str, ...]) -> dict[str, Any]:
-    """The figures of one run."""
-    run = train(overrides)
-    scores = {line["key"]: line["value"] for line in run.lines if line["key"].startswith("eval_")}
+    scores = {line["key"]: line["value"] for line in lines if line["key"].startswith("eval_")}
     return {
-        "failed": run.failed,
-        "accuracy": None if run.failed else scores["eval_accuracy"],
-        "loss": None if run.failed else scores["eval_loss"],
-        "updates": run.prepared.plan.timeline.num_updates,
-        "seconds": round(run.seconds, 2),
+        "failed": failed,
+        "accuracy": None if failed else scores["eval_accuracy"],
+        "loss": None if failed else scores["eval_loss"],
+        "updates": prepared.plan.timeline.num_updates,
+        "seconds": round(time.process_time() - began, 2),
     }
 
 
@@ -348,7 +294,7 @@ class InMemory:
 
     def open(self, root: Path | None, split: str) -> Any:
         """The samples of a split."""
-        return _held(self.reader, root, split)
+        return _in_memory(self.reader, root, split)
 
     def fingerprint(self, root: Path | None) -> str:
         """The reader's."""
@@ -356,10 +302,10 @@ class InMemory:
 
 
 @lru_cache
-def _held(reader: Any, root: Path | None, split: str) -> Any:
+def _in_memory(reader: Any, root: Path | None, split: str) -> Any:
     import numpy as np
 
-    from trainers.datasets.splits import SamplesInMemory
+    from trainers.datasets.samples import SamplesInMemory
 
     samples = reader.open(root, split)
     images, labels = zip(*(samples[index] for index in range(len(samples))), strict=True)
@@ -373,31 +319,141 @@ def commit() -> str:
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """A difference of two means and its confidence interval, fractions of 1; the bounds are NaN where none is known."""
+
+    difference: float
+    low: float
+    high: float
+
+    @property
+    def verdict(self) -> str:
+        """`better` or `worse` only where the interval excludes 0.
+
+        >>> Interval(difference=0.01, low=-0.001, high=0.021).verdict
+        'not told apart'
+        """
+        if self.low > 0:
+            return "better"
+        if self.high < 0:
+            return "worse"
+        return "no interval" if math.isnan(self.low) else "not told apart"
+
+    def in_points(self) -> str:
+        """In percentage points.
+
+        >>> Interval(difference=0.012, low=-0.001, high=0.025).in_points()
+        '+1.20 (-0.10 to +2.50)'
+        """
+        bounds = "" if math.isnan(self.low) else f" ({100 * self.low:+.2f} to {100 * self.high:+.2f})"
+        return f"{100 * self.difference:+.2f}{bounds}"
+
+
+def welch(first: Sequence[float], second: Sequence[float]) -> Interval:
+    """Mean of `first` minus mean of `second`, without assuming equal deviations: SciPy's Welch test.
+
+    The bounds are NaN where a side has fewer than two values, or no side has any deviation.
+    """
+    from scipy import stats  # late: it takes a while, and training needs none of it
+
+    low = high = math.nan
+    if min(len(first), len(second)) > 1 and (len(set(first)) > 1 or len(set(second)) > 1):
+        low, high = stats.ttest_ind(first, second, equal_var=False).confidence_interval(CONFIDENCE)
+    difference = statistics.mean(first) - statistics.mean(second)
+    return Interval(difference=difference, low=float(low), high=float(high))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One method on one setting.
+
+    Args:
+        setting: its name.
+        title: of the method.
+        rate: the best of the trials.
+        tried: all rates that were tried.
+        updates: of a run.
+        accuracies: of the reported seeds in their order, a failed run counted as chance.
+        failed: how many of them failed.
+        against: the difference to plain scaling on the same setting; None for plain scaling itself, or without it.
+    """
+
+    setting: str
+    title: str
+    rate: float
+    tried: tuple[float, ...]
+    updates: int
+    accuracies: tuple[float, ...]
+    failed: int
+    against: Interval | None = None
+
+    def cells(self) -> tuple[str, ...]:
+        """In words, under `HEADS`; `better` and `worse` in bold."""
+        edge = " (edge)" if self.rate in (min(self.tried), max(self.tried)) else ""  # a better rate may lie outside
+        deviation = f" ± {100 * statistics.stdev(self.accuracies):.2f}" if len(self.accuracies) > 1 else ""
+        accuracy = f"{100 * statistics.mean(self.accuracies):.2f}{deviation} ({len(self.accuracies)} runs)"
+        failed = f", {self.failed} failed" if self.failed else ""
+        verdict = self.against.verdict if self.against else ""
+        bold = f"**{verdict}**" if verdict in ("better", "worse") else verdict
+        interval = self.against.in_points() if self.against else ""
+        rate = f"{self.rate:.3g}{edge}"
+        return self.setting, self.title, rate, f"{self.updates:,}", f"{accuracy}{failed}", interval, bold
+
+
+def rows_of(runs: Runs) -> list[Row]:
+    """A row for every method with a reported run, by setting, the reference batch first.
+
+    Args:
+        runs: of the JSON; of a method's reported runs only those at its best rate count.
+    """
+    rows = []
+    for setting in (setting for setting in SETTINGS.values() if setting.times > 1):
+        reference = _row(runs, SETTINGS[setting.reference], "plain")
+        plain, *others = (_row(runs, setting, method) for method in METHODS)
+        if reference:
+            reference = replace(reference, setting=setting.name, title="reference batch")
+        for row in filter(None, (reference, plain, *others)):
+            compared = plain is not None and row is not plain
+            rows.append(replace(row, against=welch(row.accuracies, plain.accuracies)) if compared else row)
+    return rows
+
+
+def _row(runs: Runs, setting: Setting, method: str) -> Row | None:
+    own = [run for run in runs if (run["setting"], run["method"]) == (setting.name, method)]
+    trials = [run for run in own if run["seed"] == TUNING_SEED]
+    if not trials:
+        return None
+    rate = best_trial(trials)["rate"]
+    reported = [run for run in own if run["seed"] != TUNING_SEED and run["rate"] == rate]
+    if not reported:
+        return None
+    reported.sort(key=lambda run: run["seed"])
+    return Row(
+        setting=setting.name,
+        title=METHODS[method].title,
+        rate=rate,
+        tried=tuple(run["rate"] for run in trials),
+        updates=reported[0]["updates"],
+        accuracies=tuple(setting.chance if run["failed"] else run["accuracy"] for run in reported),
+        failed=sum(bool(run["failed"]) for run in reported),
+    )
+
+
 def main() -> None:
     """Train what is missing, then show the table."""
     parser = parser_of(__doc__)
-    asked = [key for key, method in METHODS.items() if not method.added]
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=asked, metavar="M")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="M")
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), metavar="S")
     parser.add_argument("--seeds", type=int, default=5, help="reported runs of each row, at least 2")
-    parser.add_argument("--trials", type=int, default=TRIALS, help="rates of the first grid, an odd number; then two")
-    parser.add_argument("--picture", type=Path, metavar="F", help="draw the differences, .png or .svg")
-    parser.add_argument("--table-only", action="store_true", help="train nothing")
+    parser.add_argument("--trials", type=int, default=5, help="rates of the first grid, an odd number; then two")
     options = parser.parse_args()
     results = Results(options.json)
-    for name in () if options.table_only else options.settings:
-        methods = [m for m in options.methods if SETTINGS[name].times > 1 or m == "plain"]
-        for method in methods:
-            how = {"seeds": options.seeds, "trials": options.trials, "train": train_once}
-            compare(results, SETTINGS[name], method, **how)
-    import methods_report
-
-    rows = methods_report.rows_of(results.runs)
-    print(methods_report.markdown_of(rows))
-    if options.picture and rows:
-        from recipes.reports.plots import save_figure
-
-        save_figure(methods_report.picture_of(rows), options.picture)
+    for setting in (SETTINGS[name] for name in options.settings):
+        for method in options.methods:
+            if setting.times > 1 or method == "plain":
+                compare(results, setting, method, seeds=options.seeds, trials=options.trials, train=train)
+    print("\n".join([head(HEADS), *(table_line(row.cells()) for row in rows_of(results.runs))]))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import random
 import statistics
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,7 +39,7 @@ from trainers.runs.run_folder import METRICS
 from trainers.runs.stop_request import STOP_FILE
 from trainers.search.comparability import store_comparability
 from trainers.search.display import Display
-from trainers.search.storage import database, open_storage, parse_storage
+from trainers.search.storage import open_storage, parse_storage
 from trainers.search.storage_cache import refresh
 from trainers.search.study import FOLDER, SECONDS, open_study, suggested
 from trainers.search.trial_leases import TrialLeases
@@ -46,6 +47,7 @@ from trainers.search.trial_recorder import TrialRecorder
 from trainers.search.trial_run import Report, SearchOptions, trial_request
 
 PARTS = ("ask", "plan", "reports", "tell")
+CLOCKS = {"clock": time.perf_counter, "processor": time.process_time}
 TEXT = """\
 kilobatch: 1
 name: bench
@@ -62,36 +64,28 @@ budget: {trials: 1000000}
 
 
 class Meter:
-    """Wall time and processor time, by part and trial."""
+    """Seconds on the clock and of the processor, by part and trial."""
 
     def __init__(self) -> None:
-        self.clock: dict[str, list[float]] = {part: [] for part in PARTS}
-        self.processor: dict[str, list[float]] = {part: [] for part in PARTS}
+        self.trials: list[Counter] = []  # (clock, part) -> seconds
 
     @contextmanager
-    def part(self, name: str, *, more: bool = False) -> Iterator[None]:
-        """Measure the code inside this context, and add it to a trial's part."""
-        clock, processor = time.perf_counter(), time.process_time()
+    def part(self, name: str) -> Iterator[None]:
+        """Measure the code inside this context, and add it to a part of the last trial."""
+        began = {clock: now() for clock, now in CLOCKS.items()}
         yield
-        for measured, seconds in (
-            (self.clock[name], time.perf_counter() - clock),
-            (self.processor[name], time.process_time() - processor),
-        ):
-            if more:
-                measured[-1] += seconds
-            else:
-                measured.append(seconds)
+        for clock, now in CLOCKS.items():
+            self.trials[-1][clock, name] += now() - began[clock]
 
-    def milliseconds(self) -> dict[str, Any]:
+    def milliseconds(self) -> dict[str, dict[str, float]]:
         """Medians of the parts, of the time that a trial costs in the study's storage, and of its total."""
-        found: dict[str, Any] = {}
-        for name, measured in (("clock", self.clock), ("processor", self.processor)):
-            medians = {part: 1000 * statistics.median(seconds) for part, seconds in measured.items()}
-            for total, parts in (("study", ("ask", "reports", "tell")), ("all", PARTS)):
-                sums = [sum(values) for values in zip(*(measured[part] for part in parts), strict=True)]
-                medians[total] = 1000 * statistics.median(sums)
-            found[name] = {part: round(value, 2) for part, value in medians.items()}
-        return found
+        sums = {part: (part,) for part in PARTS} | {"study": ("ask", "reports", "tell"), "all": PARTS}
+
+        def median(clock: str, parts: tuple[str, ...]) -> float:
+            seconds = statistics.median(sum(trial[clock, part] for part in parts) for trial in self.trials)
+            return round(1000 * seconds, 2)
+
+        return {clock: {name: median(clock, parts) for name, parts in sums.items()} for clock in CLOCKS}
 
 
 def main() -> None:
@@ -101,13 +95,15 @@ def main() -> None:
     parser.add_argument("--trials", type=int, nargs="+", default=[0, 1000], help="finished ones, at which to measure")
     parser.add_argument("--reports", type=int, default=10)
     parser.add_argument("--measured", type=int, default=40, help="trials")
-    parser.add_argument("--plain", action="store_true", help="Optuna's own cached database, without view and batches")
     options = parser.parse_args()
     rows = []
     for finished in options.trials:
         with tempfile.TemporaryDirectory() as folder:
             rows.append(measure(Path(folder), options, finished))
-        print(text(rows[-1]), flush=True)
+        print("{storage}, {finished} finished trials, {reports} reports a trial; ms a trial:".format(**rows[-1]))
+        for name in CLOCKS:
+            parts = (f"{part} {value:.1f}" for part, value in rows[-1][name].items())
+            print(f"  {name:9s} {'  '.join(parts)}", flush=True)
     write_json(options.json, {"machine": platform.processor() or platform.machine(), "rows": rows})
 
 
@@ -119,8 +115,7 @@ def measure(folder: Path, options: argparse.Namespace, finished: int) -> dict[st
         if number == 3:  # the first trials read the storage and import modules
             bench.meter = Meter()
         bench.one_trial(0.5 / (number + 1))
-    storage = bench.storage + (", plain" if options.plain else "")
-    return {"storage": storage, "finished": finished, "reports": options.reports, **bench.meter.milliseconds()}
+    return {"storage": bench.storage, "finished": finished, "reports": options.reports, **bench.meter.milliseconds()}
 
 
 def fill(study: optuna.Study, opened: OpenedSearch, finished: int) -> None:
@@ -153,8 +148,7 @@ class Bench:
         self.opened = open_search(path, vocabulary=search_vocabulary())
         self.search, self.folder = self.opened.search, folder
         address = parse_storage(options.storage, folder)
-        storage = optuna.storages.get_storage(database(address)) if options.plain else open_storage(address)
-        self.study = open_study(self.opened, storage, name=f"bench-{time.time_ns()}")
+        self.study = open_study(self.opened, open_storage(address), name=f"bench-{time.time_ns()}")
         self.leases, self.meter = TrialLeases(self.study, folder), Meter()
         display = Display(search=self.search, folder=folder, console=Console(quiet=True), groups=1)
         self.options = SearchOptions(folder=folder, stop_file=folder / STOP_FILE, hang_seconds=600.0)
@@ -164,6 +158,7 @@ class Bench:
     def one_trial(self, score: float) -> None:
         """A trial as the supervisor handles it, with a score that is not the best; it is never ended early."""
         meter, reports = self.meter, self.search.reports
+        meter.trials.append(Counter())
         with meter.part("ask"):
             self.leases.take_stale()
             trial = self.leases.begin(self.search.budget.trials)
@@ -174,7 +169,7 @@ class Bench:
         with meter.part("plan"):
             request = trial_request(self.opened, trial.number, values, folder, self.options)
             prepared = prepare(request, workers=self.search.ranks_per_trial)
-        with meter.part("ask", more=True):
+        with meter.part("ask"):
             store_comparability(trial, prepared.opened.recipe, self.search, say=self.display.say)
             self.display.began(trial.number, values, resumed=False)
         write_metrics(folder, prepared, reports, score)
@@ -205,14 +200,6 @@ def write_metrics(folder: Path, prepared: Prepared, reports: int, score: float) 
         if (update + 1) % (timeline.num_updates // reports) == 0 or update + 1 == timeline.num_updates:
             lines += [{"key": f"eval_{metric}", "value": score, **common} for metric in ("accuracy", "loss")]
     (folder / METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
-def text(row: dict[str, Any]) -> str:
-    """A measurement in a few lines."""
-    lines = [f"{row['storage']}, {row['finished']} finished trials, {row['reports']} reports a trial; ms a trial:"]
-    for name in ("clock", "processor"):
-        lines.append(f"  {name:9s} " + "  ".join(f"{part} {value:.1f}" for part, value in row[name].items()))
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

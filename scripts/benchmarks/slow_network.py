@@ -27,7 +27,7 @@ More ranks than cores wait for each other's turn on a core.
 The network: every host is a network namespace with one link to a bridge. The bridge and mpiexec are in a namespace of
 their own, so the machine's own network is left alone. Both ends of each link have a token bucket filter (`tc qdisc ...
 tbf`): a host sends and receives at most at that rate, at the same time, like a port of a switch. There is no added
-delay. Packets are jumbo frames by default: a network card cuts and joins small ones by itself, here the cores that
+delay. Packets are jumbo frames: a network card cuts and joins small ones by itself, here the cores that
 compute would do it. Ranks of different hosts share no memory as far as MPI knows, and must not: UCX_TLS=tcp,self. The
 namespaces are always removed, also after Ctrl-C or SIGTERM.
 """
@@ -37,6 +37,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import operator
 import os
 import shlex
 import shutil
@@ -46,21 +47,26 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import allreduce
-from timed_training import COMPUTE, NONE, ONE_THREAD, Trained, calibrate, hidden, take_core
-from timing import as_rank, head, in_turns, parser_of, row, write_json
+from timing import Replay, as_rank, head, load_shares, medians_of_turns, parser_of, row, write_json
 
 from trainers.runs.mpi_ranks import find_mpiexec, launched_ranks
 
+RECIPE = "digits/baseline"
+MODEL = "{kind: SmallCNN, width: 96}"
+COMPUTE, NONE = "compute", "none"  # no exchange at all; all at once after the backward pass
+CALIBRATION_SIZES = (32, 256)  # samples of an update on a rank
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 HUB_ADDRESS = "10.99.0.254"
 BURST_BYTES = 65536
 _DELETIONS = 20  # tried, a tenth of a second apart
-JUMBO = 9000
+JUMBO = 9000  # bytes of a packet
+TIMEOUT_SECONDS = 1800.0  # of one launch
 WAYS, WIRES = (NONE, "buckets", "double"), ("float32", "float16")
 HEADS = ("ranks", "Mbit/s", "ratio", "wire", COMPUTE, *WAYS, "hidden by buckets", "by double", "of float32's")
 
@@ -104,13 +110,12 @@ class SlowNetwork:
     Args:
         hosts: how many, at least 1.
         megabits: a second on each link in each direction; None for no throttle.
-        mtu: bytes of a packet.
     Raises:
         NetworkRefused: on entering, with what the kernel said.
     """
 
-    def __init__(self, *, hosts: int, megabits: int | None, mtu: int = JUMBO) -> None:
-        self.hosts, self.megabits, self.mtu = hosts, megabits, mtu
+    def __init__(self, *, hosts: int, megabits: int | None) -> None:
+        self.hosts, self.megabits = hosts, megabits
         self.hub = f"kilobatch-{os.getpid()}-hub"
         self.names = [f"kilobatch-{os.getpid()}-{host}" for host in range(hosts)]
 
@@ -142,8 +147,8 @@ class SlowNetwork:
         command = ["ip", "netns", "exec", self.hub, find_mpiexec(), "-launcher", "ssh"]
         command += ["-launcher-exec", str(self._login), "-localhost", HUB_ADDRESS]
         command += ["-hosts", ",".join(map(address_of, range(self.hosts))), "-ppn", "1", "-n", str(self.hosts), *words]
-        given = {**os.environ, **(environment or {}), "UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "eth0"}
-        subprocess.run(command, check=True, env=given, timeout=timeout, start_new_session=True)
+        variables = {**os.environ, **(environment or {}), "UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "eth0"}
+        subprocess.run(command, check=True, env=variables, timeout=timeout, start_new_session=True)
 
     def _build(self) -> None:
         _do("ip", "netns", "add", self.hub)
@@ -153,7 +158,7 @@ class SlowNetwork:
         for device in ("lo", "bridge"):
             _do(*inside, *f"ip link set {device} up".split())
         for host, name in enumerate(self.names):
-            port, own, mtu = f"port{host}", ["ip", "netns", "exec", name], f"mtu {self.mtu}"
+            port, own, mtu = f"port{host}", ["ip", "netns", "exec", name], f"mtu {JUMBO}"
             _do("ip", "netns", "add", name)
             _do(*inside, *f"ip link add {port} {mtu} type veth peer name eth0 {mtu} netns {name}".split())
             _do(*inside, *f"ip link set {port} master bridge up".split())
@@ -205,83 +210,184 @@ def _stop(number: int, frame: object) -> None:
     sys.exit(128 + number)
 
 
-def trained_by(world: Any, *, samples: int, way: str, wire: str = "float32") -> Trained:
-    """The model with the exchange of one of WAYS, or COMPUTE; all ranks make it together."""
-    from recipes.planning.cluster import GradientExchange
-    from trainers.communicators import Dummy, Ring
-    from trainers.training.build import build_exchange
+def take_core(rank: int, size: int) -> None:
+    """Pin this rank to a core of its own, if the machine has as many cores as ranks."""
+    cores = sorted(os.sched_getaffinity(0))
+    if size <= len(cores):
+        os.sched_setaffinity(0, {cores[rank]})
 
-    settings = GradientExchange(
-        communicator=Dummy() if way == COMPUTE else Ring(sockets=True),
-        wire=wire,
-        bucket_bytes=allreduce.WHOLE if way == NONE else "auto",
-        overlap=way in ("buckets", "double"),
-    )
-    doubled = way == "double"
-    return Trained(
-        world,
-        samples=samples,
-        exchange_of=lambda parts: build_exchange(settings, parts, world, copies=2 if doubled else 1),
-        doubled=doubled,
-    )
+
+class Trained:
+    """The small network that is trained; all ranks make it together.
+
+    Args:
+        world: all ranks.
+        samples: of an update on a rank.
+        way: one of WAYS, or COMPUTE: how gradients are exchanged.
+        wire: on which wire.
+    """
+
+    def __init__(self, world: Any, *, samples: int, way: str, wire: str = "float32") -> None:
+        from recipes.planning.cluster import GradientExchange
+        from trainers.communicators import Dummy, Ring
+        from trainers.launch.request import TrainRequest, prepare
+        from trainers.models.batch_norm import NormGroups
+        from trainers.training.build import build, build_exchange
+        from trainers.training.updater import RecipeUpdater
+
+        doubled = way == "double"
+        batch = f"batch={{global: {samples * world.size}, norm_span: {samples}}}"
+        doubling = f"updater.double_buffering={str(doubled).lower()}"
+        overrides = (f"model={MODEL}", batch, "learning_rate.reference=0.001", doubling)
+        prepared = prepare(TrainRequest(recipe=RECIPE, overrides=overrides), workers=world.size)
+        parts = build(prepared.opened.recipe, prepared.opened.dataset)
+        groups = NormGroups(prepared.opened.recipe.evaluation)
+        groups.install(parts.model)
+        settings = GradientExchange(
+            communicator=Dummy() if way == COMPUTE else Ring(sockets=True),
+            wire=wire,
+            bucket_bytes=allreduce.WHOLE if way == NONE else "auto",
+            overlap=way in ("buckets", "double"),
+        )
+        self._world = world
+        self.exchange = build_exchange(settings, parts, world, copies=2 if doubled else 1)
+        self._updater = RecipeUpdater(
+            {"main": Replay(load_shares(prepared, world.rank, 2))},
+            parts.optimizer,
+            loss=parts.loss,
+            plan=prepared.plan,
+            exchange=self.exchange,
+            mpi=world,
+            norm_groups=groups,
+        )
+
+    def seconds(self, updates: int) -> float:
+        """Seconds an update on the slowest rank, after one update that is not counted."""
+        self._world.Barrier()
+        self._updater.update()
+        seconds = self._slowest(lambda: [self._updater.update() for _ in range(updates)])
+        self._updater.pending_arrays()  # nothing is on its way when the next one takes its turn
+        return seconds / updates
+
+    def communication_seconds(self) -> float:
+        """Of one exchange of all gradients, nothing else going on."""
+        self._world.Barrier()
+        return self._slowest(lambda: self.exchange.begin(scale=1.0).finish())
+
+    def close(self) -> None:
+        """Give memory, thread and communicators back; all ranks together."""
+        self.exchange.close()
+
+    def _slowest(self, call: Callable[[], object]) -> float:
+        from mpi4py import MPI
+
+        began = time.perf_counter()
+        call()
+        return self._world.allreduce(time.perf_counter() - began, op=MPI.MAX)
+
+
+def calibrate(world: Any) -> tuple[int, float, tuple[float, float]]:
+    """Measure what a batch is chosen from; all ranks call this together, and each has its own figures.
+
+    Returns:
+        gradient bytes of a rank; seconds of one exchange of them as float32, nothing else going on; seconds of an
+        update of each of CALIBRATION_SIZES without any exchange.
+    """
+
+    def median_of_3(seconds: Callable[[], float]) -> float:
+        seconds()  # not counted
+        return statistics.median(seconds() for _ in range(3))
+
+    trained = Trained(world, samples=1, way=NONE)
+    num_bytes, communication = trained.exchange.flat.values.nbytes, median_of_3(trained.communication_seconds)
+    trained.close()
+    compute = []
+    for size in CALIBRATION_SIZES:
+        trained = Trained(world, samples=size, way=COMPUTE)
+        compute.append(median_of_3(functools.partial(trained.seconds, 2)))
+        trained.close()
+    return num_bytes, communication, (compute[0], compute[1])
+
+
+def samples_at(ratio: float, *, communication: float, compute: tuple[float, float]) -> int:
+    """Samples of an update on a rank, at least 1, for which communication takes `ratio` times as long as computing.
+
+    Args:
+        communication, compute: seconds, see `calibrate`.
+
+    >>> samples_at(1.0, communication=0.5, compute=(0.1, 0.38))  # on the line through both sizes
+    352
+    """
+    (few, many), (first, last) = CALIBRATION_SIZES, compute
+    each = max((last - first) / (many - few), 1e-9)
+    return max(1, round(few + (communication / ratio - first) / each))
+
+
+def hidden(seconds: Sequence[float], none: Sequence[float], compute: Sequence[float]) -> float:
+    """The share of the communication that computation hides, from times by round.
+
+    >>> hidden([1.1, 2.2], none=[2.0, 3.0], compute=[1.0, 2.0])
+    0.85
+    """
+    rest, whole = (statistics.median(map(operator.sub, times, compute)) for times in (seconds, none))
+    return round(1 - rest / whole, 12)
 
 
 def measure(options: argparse.Namespace, world: Any) -> list[dict[str, Any]]:
     """Times of every way at every ratio on the ranks that were launched; all of them call this together."""
     take_core(world.rank, world.size)  # hosts share none
-    calibrated = calibrate(functools.partial(trained_by, world))
-    found = []
+    gradient_bytes, communication, compute = calibrate(world)
+    figures = []
     for ratio in options.ratios:
-        samples = world.bcast(calibrated.samples(ratio))
-        trained = {COMPUTE: trained_by(world, samples=samples, way=COMPUTE)}
+        samples = world.bcast(samples_at(ratio, communication=communication, compute=compute))
+        trained = {COMPUTE: Trained(world, samples=samples, way=COMPUTE)}
         for wire in WIRES:
-            trained |= {f"{way} {wire}": trained_by(world, samples=samples, way=way, wire=wire) for way in WAYS}
-        seconds: dict[str, list[float]] = {name: [] for name in trained}
-        for number in range(options.rounds):
-            for name in in_turns([*trained], number):
-                seconds[name].append(trained[name].seconds(options.updates))
+            trained |= {f"{way} {wire}": Trained(world, samples=samples, way=way, wire=wire) for way in WAYS}
+        calls = {name: functools.partial(one.seconds, options.updates) for name, one in trained.items()}
+        seconds = medians_of_turns(calls, rounds=options.rounds)
         for one in trained.values():
             one.close()
-        found.append(
+        figures.append(
             {
                 "ranks": world.size,
                 "ratio": ratio,
                 "samples_per_rank": samples,
-                "gradient_bytes": calibrated.gradient_bytes,
-                "communication_seconds": calibrated.communication_seconds,
+                "gradient_bytes": gradient_bytes,
+                "communication_seconds": communication,
                 "seconds": seconds,
             }
         )
-    return found
+    return figures
 
 
-def table_lines(found: dict[str, Any]) -> Iterable[str]:
+def table_lines(figures: dict[str, Any]) -> Iterable[str]:
     """Two lines of the table in Markdown, one for each wire; times in milliseconds, with the measured ratio."""
-    seconds = found["seconds"]
+    seconds = figures["seconds"]
     compute = seconds[COMPUTE]
     for wire in WIRES:
         none, buckets, double = (seconds[f"{way} {wire}"] for way in WAYS)
-        middle = [statistics.median(times) for times in (compute, none, buckets, double)]
+        medians = [statistics.median(times) for times in (compute, none, buckets, double)]
         pairs = ((buckets, none), (double, none), (double, seconds[f"none {WIRES[0]}"]))
         shares = [f"{100 * hidden(times, of, compute):.0f} %" for times, of in pairs]
-        ratio = f"{middle[1] / middle[0] - 1:.2f}"
-        yield row([found["ranks"], found["megabits"], ratio, wire, *(f"{1000 * t:.0f}" for t in middle), *shares])
+        ratio = f"{medians[1] / medians[0] - 1:.2f}"
+        yield row([figures["ranks"], figures["megabits"], ratio, wire, *(f"{1000 * t:.0f}" for t in medians), *shares])
 
 
-def allreduce_lines(found: dict[str, Any]) -> Iterable[str]:
+def allreduce_lines(figures: dict[str, Any]) -> Iterable[str]:
     """The lines of the all-reduce benchmark under a heading with the link."""
-    link = f"{found['megabits']} Mbit/s" if found["megabits"] else "unthrottled"
-    return [f"{found['ranks']} ranks, {link}, {4e-6 * found['num_values']:.1f} MB:", *allreduce.table_lines(found)]
+    link = f"{figures['megabits']} Mbit/s" if figures["megabits"] else "unthrottled"
+    heading = f"{figures['ranks']} ranks, {link}, {4e-6 * figures['num_values']:.1f} MB:"
+    return [heading, *allreduce.table_lines(figures)]
 
 
-def on_hosts(network: SlowNetwork, words: list[str], timeout: float) -> list[dict[str, Any]]:
+def on_hosts(network: SlowNetwork, words: Sequence[str]) -> list[dict[str, Any]]:
     """Run a script on ranks behind such links and read what it measured."""
     with network, tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "figures.json")
         environment = {**ONE_THREAD, "GLOO_SOCKET_IFNAME": "eth0"}
-        network.run([sys.executable, *words, "--json", str(file)], environment=environment, timeout=timeout)
-        figures = json.loads(file.read_text(encoding="utf-8"))
-    return [{**found, "megabits": network.megabits or 0, "mtu": network.mtu} for found in figures]
+        network.run([sys.executable, *words, "--json", str(file)], environment=environment, timeout=TIMEOUT_SECONDS)
+        measured = json.loads(file.read_text(encoding="utf-8"))
+    return [{**figures, "megabits": network.megabits or 0} for figures in measured]
 
 
 def main() -> None:
@@ -289,32 +395,30 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--ranks", nargs="+", type=int, default=[2, 3, 4])
     parser.add_argument("--megabits", nargs="+", type=int, default=[100, 200], help="a second, of each link")
-    parser.add_argument("--mtu", type=int, default=JUMBO, help="bytes of a packet")
     parser.add_argument("--ratios", nargs="+", type=float, default=[0.5, 1.0, 2.0], help="communication over compute")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--updates", type=int, default=3, help="timed in a turn")
     parser.add_argument("--allreduce", action="store_true", help="time allreduce.py instead")
     parser.add_argument("--model", default="cifar", help="with --allreduce: of that script")
-    parser.add_argument("--timeout", type=float, default=1800.0, metavar="SECONDS", help="of one launch")
     options = parser.parse_args()
     if launched_ranks() is not None:
         return as_rank(functools.partial(measure, options), options.json)
     if (reason := why_not()) is not None:
         print(f"slow_network: skipped: {reason}")
         return None
+    words, lines_of = [__file__, *sys.argv[1:]], table_lines
     if options.allreduce:
         words = [allreduce.__file__, "--model", options.model, "--turns", str(options.updates), "--buckets", "0"]
+        words, lines_of = [*words, "--rounds", str(options.rounds)], allreduce_lines
     else:
-        words = [__file__, "--updates", str(options.updates), "--ratios", *map(str, options.ratios)]
         print(head(HEADS), flush=True)
     results = []
     for megabits in options.megabits:
         for ranks in options.ranks:
-            network = SlowNetwork(hosts=ranks, megabits=megabits or None, mtu=options.mtu)
-            found = on_hosts(network, [*words, "--rounds", str(options.rounds)], options.timeout)
-            results += found
-            for one in found:
-                print("\n".join((allreduce_lines if options.allreduce else table_lines)(one)), flush=True)
+            network = SlowNetwork(hosts=ranks, megabits=megabits or None)
+            results += (measured := on_hosts(network, words))
+            for figures in measured:
+                print("\n".join(lines_of(figures)), flush=True)
             write_json(options.json, results)
 
 

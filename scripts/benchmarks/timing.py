@@ -1,4 +1,4 @@
-"""Shared by the benchmarks: options, the order of turns, starts under mpiexec, tables in Markdown, files of figures."""
+"""Shared by the benchmarks: options, turns, loaded micro-batches, MPI ranks, tables in Markdown, files of figures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,22 @@ def in_turns(names: Sequence[str], number: int) -> list[str]:
     return [*names[first:], *names[:first]]
 
 
+def medians_of_turns(
+    calls: Mapping[str, Callable[[], float]], *, rounds: int, turns: int = 1
+) -> dict[str, list[float]]:
+    """For each name the medians of what its call returns in the `turns` of a round; another one is first each turn."""
+    names = [*calls]
+    medians: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(rounds):
+        values: dict[str, list[float]] = {name: [] for name in names}
+        for turn in range(turns):
+            for name in in_turns(names, number * turns + turn):
+                values[name].append(calls[name]())
+        for name in names:
+            medians[name].append(statistics.median(values[name]))
+    return medians
+
+
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
     """Ours over theirs, by round."""
     return [a / b for a, b in zip(ours, theirs, strict=True)]
@@ -63,6 +80,38 @@ def row(cells: Iterable[object]) -> str:
 def head(cells: Sequence[str]) -> str:
     """The first two lines of a table in Markdown."""
     return f"{row(cells)}\n{'|---' * len(cells)}|"
+
+
+class Replay:
+    """An iterator for the updater that repeats the same loaded shares of updates."""
+
+    def __init__(self, shares: list[Any]) -> None:
+        self._shares = shares
+        self._turn = 0
+
+    def next(self) -> Any:
+        """The next share; its micro-batches are loaded."""
+        self._turn += 1
+        return self.again()
+
+    def again(self) -> Any:
+        """The same share: an update that overflowed is done again."""
+        share = self._shares[(self._turn - 1) % len(self._shares)]
+        return replace(share, micro_batches=iter(share.micro_batches))
+
+
+def load_shares(prepared: Any, rank: int, num_updates: int) -> list[Any]:
+    """A rank's share of the first updates of a plan, loaded into memory."""
+    from recipes.planning.stream import Stream
+    from trainers.datasets.loader import StreamIterator
+    from trainers.training.build import build
+
+    recipe, dataset = prepared.opened.recipe, prepared.opened.dataset
+    stream = Stream(seed=recipe.seed, num_samples=dataset.num_train, repeats=recipe.stream.repeats)
+    load = build(recipe, dataset).load_train
+    iterator = StreamIterator(plan=prepared.plan, rank=rank, stream=stream, load=load)
+    shares = [iterator.next() for _ in range(min(num_updates, prepared.plan.timeline.num_updates))]
+    return [replace(share, micro_batches=list(share.micro_batches)) for share in shares]
 
 
 def on_ranks(script: str, ranks: int, words: Sequence[object]) -> Any:

@@ -27,11 +27,13 @@ from __future__ import annotations
 
 import os
 import statistics
+import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from timed_training import Replay, load_shares
-from timing import CLOCKS, as_rank, head, in_turns, middle_and_range, on_ranks, parser_of, ratios, row, write_json
+import timing
+from timing import CLOCKS, Replay, head, medians_of_turns, middle_and_range, ratios, row
 
 from trainers.runs.mpi_ranks import launched_ranks
 
@@ -122,7 +124,7 @@ def measure(case: str, world: Any, *, rounds: int, updates: int, clock: str) -> 
     recipe, overrides = CASES[case]
     prepared = prepare(TrainRequest(recipe=recipe, overrides=overrides), workers=world.size)
     assert all(planned.division.team_size == 1 for planned in prepared.plan.segments), "the bare loop has no teams"
-    shares = load_shares(prepared, world.rank, updates)
+    shares = timing.load_shares(prepared, world.rank, updates)
     loops = loops_of(prepared, shares, chainermn.create_communicator("naive", world))
     now = CLOCKS[clock]
 
@@ -133,7 +135,6 @@ def measure(case: str, world: Any, *, rounds: int, updates: int, clock: str) -> 
         world.Barrier()
         return now() - began
 
-    medians: dict[str, list[float]] = {name: [] for name in LOOPS}
     with chainer.using_config("train", True):
         for _, update in loops.values():
             update()  # compiles, allocates, plans
@@ -141,13 +142,8 @@ def measure(case: str, world: Any, *, rounds: int, updates: int, clock: str) -> 
         difference = max(float(np.abs(weights[0][path].array - weights[1][path].array).max()) for path in weights[0])
         if difference > SAME_WEIGHTS:
             raise RuntimeError(f"updater and bare loop differ by {difference} in a weight after one update")
-        for number in range(rounds):
-            times: dict[str, list[float]] = {name: [] for name in LOOPS}
-            for turn in range(updates):
-                for name in in_turns(LOOPS, number + turn):
-                    times[name].append(seconds_of(loops[name][1]))
-            for name, values in times.items():
-                medians[name].append(statistics.median(values))
+        calls = {name: partial(seconds_of, update) for name, (_, update) in loops.items()}
+        medians = medians_of_turns(calls, rounds=rounds, turns=updates)
     return {
         "case": case,
         "command": " ".join(["kilobatch train", recipe, *(f"--set '{o}'" for o in overrides)]),
@@ -168,17 +164,17 @@ def _over(one: str, other: str) -> str:
     return f"{one}_over_{other}".replace(" ", "_")
 
 
-def table_line(found: dict[str, Any]) -> str:
+def table_line(figures: dict[str, Any]) -> str:
     """A line of the table in Markdown."""
-    times = [f"{1000 * statistics.median(found['seconds'][name]):.1f}" for name in LOOPS]
-    added = [[100 * (value - 1) for value in found[_over(*pair)]] for pair in RATIOS]
-    work = f"{found['micro_batches']} x {found['micro_batch_size']}"
-    return row([found["case"], found["ranks"], work, *times, *(middle_and_range(each, "+.2f") for each in added)])
+    times = [f"{1000 * statistics.median(figures['seconds'][name]):.1f}" for name in LOOPS]
+    added = [[100 * (value - 1) for value in figures[_over(*pair)]] for pair in RATIOS]
+    work = f"{figures['micro_batches']} x {figures['micro_batch_size']}"
+    return row([figures["case"], figures["ranks"], work, *times, *(middle_and_range(each, "+.2f") for each in added)])
 
 
 def main() -> None:
     """Measure every case on every number of ranks, or run as one of the ranks."""
-    parser = parser_of(__doc__)
+    parser = timing.parser_of(__doc__)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), help="what to train; all by default")
     parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2], help="numbers of ranks, one after the other")
     parser.add_argument("--rounds", type=int, default=7)
@@ -187,16 +183,15 @@ def main() -> None:
     options = parser.parse_args()
     how = {"rounds": options.rounds, "updates": options.updates, "clock": options.clock}
     if launched_ranks() is not None:
-        return as_rank(lambda world: [measure(case, world, **how) for case in options.cases], options.json)
-    words = [word for name, value in how.items() for word in (f"--{name}", value)]
+        return timing.as_rank(lambda world: [measure(case, world, **how) for case in options.cases], options.json)
     adds = [f"{name} adds, %" for name in ("updater", "noise", "groups")]
     print(head(["case", "ranks", "micro-batches", *(f"{name} ms" for name in LOOPS), *adds]), flush=True)
     results = []
     for case in options.cases:
         for ranks in options.ranks:
-            results += on_ranks(__file__, ranks, ["--cases", case, *words])
+            results += timing.on_ranks(__file__, ranks, [*sys.argv[1:], "--cases", case])
             print(table_line(results[-1]), flush=True)
-    write_json(options.json, results)
+    timing.write_json(options.json, results)
 
 
 if __name__ == "__main__":

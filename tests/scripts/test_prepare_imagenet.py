@@ -128,21 +128,21 @@ def files_below(folder):
 
 def test_archives_become_class_folders_and_stay_as_they_are(archives, prepare):
     before = files_below(archives)
-    code, said = prepare(archives)
-    assert code == 0, said
+    code, output = prepare(archives)
+    assert code == 0, output
     require_right("root")
     assert files_below(archives) == before
-    assert "9 + 6 images of 3 classes are there" in said
-    assert "kilobatch train goyal2017 --data root" in said
+    assert "9 + 6 images of 3 classes are there" in output
+    assert "kilobatch train goyal2017 --data root" in output
 
 
 def test_a_finished_folder_needs_no_source_and_is_checked_again(archives, prepare):
     assert prepare(archives)[0] == 0
     assert prepare("nowhere")[0] == 0
     next(Path("root/val/n00000007").iterdir()).unlink()
-    code, said = prepare("nowhere")
+    code, output = prepare("nowhere")
     assert code == 2
-    assert "says num_eval: 6, and there are 5" in said
+    assert "says num_eval: 6, and there are 5" in output
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 4)])
@@ -155,16 +155,16 @@ def test_killed_in_the_middle_the_same_command_goes_on(archives, prepare, number
     while process.poll() is None and len(next(os.walk(half), [()])[-1]) < 10:  # the second class
         time.sleep(0.002)
     process.send_signal(number)
-    said = process.communicate(timeout=60)[1]
-    assert process.returncode == code, said
+    output = process.communicate(timeout=60)[1]
+    assert process.returncode == code, output
     assert os.listdir("root") == [".train.part"]
     whole = Path("root/.train.part/n00000012")
     assert set(os.listdir(half.parent)) == {".half", whole.name}
     kept = whole.stat().st_ino
 
     (archives / TRAIN).write_bytes(tar_of({f"{name}.tar": class_tar(name) for name in NAMES}))
-    code, said = prepare(archives)
-    assert code == 0, said
+    code, output = prepare(archives)
+    assert code == 0, output
     require_right("root")
     assert Path("root/train/n00000012").stat().st_ino == kept
 
@@ -173,8 +173,8 @@ def test_an_archive_that_is_cut_off_is_named_and_the_whole_one_goes_on(archives,
     whole = {name: (archives / name).read_bytes() for name in (TRAIN, VAL)}
     for name, code, left in ((TRAIN, 2, None), (VAL, 3, [".val.part", "train"])):
         (archives / name).write_bytes(whole[name][: len(whole[name]) // 2])
-        found, said = prepare(archives)
-        assert (found, name in said, "fetch it again" in said) == (code, True, True), said
+        exit_code, output = prepare(archives)
+        assert (exit_code, name in output, "fetch it again" in output) == (code, True, True), output
         assert (sorted(os.listdir("root")) if Path("root").exists() else None) == left
         (archives / name).write_bytes(whole[name])
     done = {path: path.stat().st_ino for path in Path("root/.val.part").rglob("*.JPEG")}
@@ -184,20 +184,20 @@ def test_an_archive_that_is_cut_off_is_named_and_the_whole_one_goes_on(archives,
     assert {Path("root/val", *path.parts[2:]).stat().st_ino for path in done} == set(done.values())
 
 
-def test_what_is_missing_is_said_class_by_class(archives, prepare):
+def test_missing_images_are_counted_class_by_class(archives, prepare):
     short = tar_of({"n00000007_5.JPEG": image_of("n00000007", 5)})
     (archives / TRAIN).write_bytes(tar_of({"n00000012.tar": class_tar("n00000012"), "n00000007.tar": short}))
-    code, said = prepare(archives)
+    code, output = prepare(archives)
     assert code == 3
-    assert "4 images in 2 classes, where there should be 9 in 3 (n00000007 1 of 3, n02105855 0 of 3)" in said
-    assert "fetch it again, remove root/.train.part, then the same command goes on" in said
+    assert "4 images in 2 classes, where there should be 9 in 3 (n00000007 1 of 3, n02105855 0 of 3)" in output
+    assert "fetch it again, remove root/.train.part, then the same command goes on" in output
     assert not Path("root/train").exists()
 
 
 def member(name, kind, link=""):
-    found = tarfile.TarInfo(name)
-    found.type, found.linkname = kind, link
-    return found
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, link
+    return info
 
 
 HOSTILE = [
@@ -217,9 +217,9 @@ HOSTILE = [
 def test_hostile_members_of_a_class_are_refused_by_name(archives, prepare, tmp_path, more):
     (archives / TRAIN).write_bytes(tar_of({"n00000007.tar": class_tar("n00000007", more)}))
     before = files_below(tmp_path)
-    code, said = prepare(archives)
-    assert code == 3, said
-    assert f"{archives / TRAIN}: " in said
+    code, output = prepare(archives)
+    assert code == 3, output
+    assert f"{archives / TRAIN}: " in output
     written = [name for name in files_below(tmp_path) if name not in before]
     assert {Path(name).parent.as_posix() for name in written} <= {"root/.train.part/.half"}
     assert not Path("root/train").exists()
@@ -228,28 +228,28 @@ def test_hostile_members_of_a_class_are_refused_by_name(archives, prepare, tmp_p
 @pytest.mark.parametrize("name", ["../n00000007.tar", "n00000007/../../evil.tar", "notes.txt"])
 def test_hostile_or_strange_members_of_the_archive_are_refused_before_anything_is_written(archives, prepare, name):
     (archives / TRAIN).write_bytes(tar_of({name: class_tar("n00000007")}))
-    code, said = prepare(archives)
-    assert (code, Path("root").exists()) == (2, False), said
-    assert "is no class's name such as n01440764" in said
+    code, output = prepare(archives)
+    assert (code, Path("root").exists()) == (2, False), output
+    assert "is no class's name such as n01440764" in output
 
 
 def test_strange_evaluation_images_are_refused(archives, prepare):
     (archives / VAL).write_bytes(tar_of({"../ILSVRC2012_val_00000001.JPEG": b"x"}))
-    code, said = prepare(archives)
+    code, output = prepare(archives)
     assert code == 3
-    assert "'../ILSVRC2012_val_00000001.JPEG', which the devkit does not list" in said
+    assert "'../ILSVRC2012_val_00000001.JPEG', which the devkit does not list" in output
     assert not Path("root/.val.part/ILSVRC2012_val_00000001.JPEG").exists()
 
 
 def test_missing_and_wrong_sources_are_refused_with_the_way_to_them(archives, prepare):
-    for content, said in (
+    for content, message in (
         (None, f"holds no {DEVKIT}"),
         (b"no archive", "damaged or cut off"),
         (tar_of({"data/meta.mat": b"no matrix"}, "w:gz"), "it is not the devkit of tasks 1 and 2"),
     ):
         (archives / DEVKIT).unlink() if content is None else (archives / DEVKIT).write_bytes(content)
-        code, told = prepare(archives)
-        assert (code, said in told, "--help" in told or "fetch it again" in told) == (2, True, True), told
+        code, output = prepare(archives)
+        assert (code, message in output, "--help" in output or "fetch it again" in output) == (2, True, True), output
     assert not Path("root").exists()
 
 
@@ -257,19 +257,19 @@ def test_two_commands_do_not_fill_the_same_folder(archives, prepare):
     Path("root").mkdir()
     held = os.open("root", os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_EX)
-    code, said = prepare(archives)
+    code, output = prepare(archives)
     os.close(held)
-    assert (code, "another of these commands is at work there" in said) == (2, True)
+    assert (code, "another of these commands is at work there" in output) == (2, True)
     assert prepare(archives)[0] == 0
 
 
 def test_of_kaggles_files_hard_links_are_made_and_nothing_is_changed(kaggle, prepare):
     before = files_below(kaggle)
-    code, said = prepare(kaggle)
-    assert code == 0, said
+    code, output = prepare(kaggle)
+    assert code == 0, output
     require_right("root")
     assert files_below(kaggle) == before
-    assert "hard links to its images are made" in said
+    assert "hard links to its images are made" in output
     assert {path.stat().st_nlink for path in Path("root").rglob("*.JPEG")} == {2}
 
 
@@ -277,22 +277,22 @@ def test_kaggles_files_are_moved_on_request_and_then_never_told_to_be_removed(ka
     file = kaggle / "ILSVRC" / "Data" / "CLS-LOC" / "train" / "n00000007" / "n00000007_5.JPEG"
     content = file.read_bytes()
     file.unlink()
-    code, said = prepare(kaggle, "root", "--move")
-    assert (code, "remove" in said, "put what is missing into root/.train.part, then" in said) == (3, False, True)
+    code, output = prepare(kaggle, "root", "--move")
+    assert (code, "remove" in output, "put what is missing into root/.train.part, then" in output) == (3, False, True)
     Path("root/.train.part/n00000007/n00000007_5.JPEG").write_bytes(content)
-    code, said = prepare(kaggle, "root", "--move")
-    assert (code, "its images are moved away" in said) == (0, True)
+    code, output = prepare(kaggle, "root", "--move")
+    assert (code, "its images are moved away" in output) == (0, True)
     require_right("root")
     assert list(files_below(kaggle)) == ["LOC_val_solution.csv"]
 
 
 def test_kaggles_own_folder_and_unknown_images_are_refused(kaggle, prepare):
     images = kaggle / "ILSVRC" / "Data" / "CLS-LOC"
-    code, said = prepare(kaggle, images)
-    assert (code, "Kaggle's own folder of images" in said) == (2, True)
+    code, output = prepare(kaggle, images)
+    assert (code, "Kaggle's own folder of images" in output) == (2, True)
     (images / "val" / "holiday.JPEG").write_bytes(b"x")
-    code, said = prepare(kaggle)
-    assert (code, f"{images}/val/holiday.JPEG: LOC_val_solution.csv has no class of it" in said) == (3, True)
+    code, output = prepare(kaggle)
+    assert (code, f"{images}/val/holiday.JPEG: LOC_val_solution.csv has no class of it" in output) == (3, True)
     (images / "val" / "holiday.JPEG").unlink()
     assert prepare(kaggle)[0] == 0
     require_right("root")

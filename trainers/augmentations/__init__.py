@@ -11,17 +11,12 @@ Only `Normalize` turns uint8 into float32. Flips and a normalisation at the end 
 there is one, which so receives uint8.
 """
 
-from trainers.augmentations.color_jitter import ColorJitter
-from trainers.augmentations.crop import CenterCrop, RandomCrop
-from trainers.augmentations.cutout import Cutout
+from trainers.augmentations.auto_augment import RandAugment, TrivialAugment
+from trainers.augmentations.colour import ColorJitter, PcaLighting
+from trainers.augmentations.crop import CenterCrop, RandomCrop, RandomResizedCrop, Resize
+from trainers.augmentations.erasing import Cutout, RandomErasing
 from trainers.augmentations.horizontal_flip import HorizontalFlip
 from trainers.augmentations.normalize import Normalize
-from trainers.augmentations.pca_lighting import PcaLighting
-from trainers.augmentations.rand_augment import RandAugment
-from trainers.augmentations.random_erasing import RandomErasing
-from trainers.augmentations.random_resized_crop import RandomResizedCrop
-from trainers.augmentations.resize import Resize
-from trainers.augmentations.trivial_augment import TrivialAugment
 
 __all__ = [
     "CenterCrop",

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from recipes.arguments import require_count
-from trainers.datasets.splits import SamplesInMemory, require_split, sha256_of
+from trainers.datasets.samples import SamplesInMemory, require_split, sha256_of
 
 _SIDE = 32
 _RECORD_BYTES = 1 + 3 * _SIDE * _SIDE  # label, then the red, green and blue pixels, row by row
@@ -74,11 +74,11 @@ class Cifar10:
                 f"{path}: no such file; the binary version of CIFAR-10 has data_batch_1.bin to data_batch_5.bin and "
                 "test_batch.bin in one folder (the Python version, without .bin, is not read)"
             )
-        expected, found = self.num_per_file * _RECORD_BYTES, path.stat().st_size
-        if found != expected:
+        expected, num_bytes = self.num_per_file * _RECORD_BYTES, path.stat().st_size
+        if num_bytes != expected:
             raise ValueError(
-                f"{path}: {found} bytes, expected {expected} ({self.num_per_file} records of {_RECORD_BYTES} bytes); "
-                "copy the file again, or correct Cifar10.num_per_file"
+                f"{path}: {num_bytes} bytes, expected {expected} ({self.num_per_file} records of {_RECORD_BYTES} "
+                "bytes); copy the file again, or correct Cifar10.num_per_file"
             )
         return path
 

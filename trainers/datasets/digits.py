@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from recipes.arguments import require_count
-from trainers.datasets.splits import SamplesInMemory, require_split, sha256_of
+from trainers.datasets.samples import SamplesInMemory, require_split, sha256_of
 
 _NUM_SAMPLES = 1797
 

@@ -9,8 +9,7 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from trainers.datasets.image_files import FilePaths, ImageFiles
-from trainers.datasets.splits import require_split, sha256_of
+from trainers.datasets.samples import FilePaths, ImageFiles, require_split, sha256_of
 
 _SUFFIXES = (".jpeg", ".jpg", ".png")
 
@@ -83,15 +82,17 @@ class ImageFolder:
 
     def fingerprint(self, root: Path | None) -> str:
         """SHA-256 over the relative paths and sizes of all files, in order, and the fields."""
-        return sha256_of(self._identity(root, self._classes(root)))
+        classes = self._classes(root)
 
-    def _identity(self, root: Path, classes: list[str]) -> Iterator[str | bytes]:
-        yield repr(self)
-        for folder in (self.train, self.eval):
-            for name, images in _images(root, folder, classes):
-                place = os.fsencode(root / folder / name)
-                for image in images:
-                    yield from (folder, _join(name, image), str(os.stat(place + b"/" + image).st_size))
+        def identity() -> Iterator[str | bytes]:
+            yield repr(self)
+            for split in (self.train, self.eval):
+                for name, images in _images(root, split, classes):
+                    folder = os.fsencode(root / split / name)
+                    for image in images:
+                        yield from (split, _join(name, image), str(os.stat(folder + b"/" + image).st_size))
+
+        return sha256_of(identity())
 
     def _classes(self, root: Path | None) -> list[str]:
         """Names of the class folders, in the order of their labels."""
@@ -155,7 +156,6 @@ def _entries(folder: Path, root: Path) -> Iterator[os.DirEntry]:
 
 
 def _refuse_escape(path: str | Path, root: Path) -> None:
-    if not Path(os.path.realpath(path)).is_relative_to(
-        os.path.realpath(root)
-    ):  # Path.resolve() raises where links loop
+    # Path.resolve() raises where links loop.
+    if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root)):
         raise ValueError(f"{path}: leads out of {root}; copy the data there, or name the folder that holds all of it")

@@ -10,7 +10,7 @@ import numpy as np
 
 from recipes.arguments import require_count, require_share
 from recipes.planning.random_bits import draws
-from trainers.datasets.splits import Sample, require_split, sha256_of
+from trainers.datasets.samples import Sample, require_split, sha256_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,9 +91,9 @@ class SyntheticSamples:
         label = index % self.dataset.num_classes
         pattern = self._bytes("synthetic pattern", label)
         noise = self._bytes(f"synthetic {self.split}", index)
-        return ((pattern + 3 * noise) // 4).astype(np.uint8), self._said(index, label)
+        return ((pattern + 3 * noise) // 4).astype(np.uint8), self._label(index, label)
 
-    def _said(self, index: int, label: int) -> int:
+    def _label(self, index: int, label: int) -> int:
         """The label that goes with a sample of the class `label`."""
         if self.split != "train" or not self.dataset.label_noise:
             return label

@@ -99,6 +99,34 @@ def test_table_has_a_line_for_each_wire(slow_network):
     ]
 
 
+def test_batch_of_a_ratio(slow_network):
+    def samples_at(ratio):
+        return slow_network.samples_at(ratio, communication=0.19, compute=(0.1, 0.38))
+
+    assert samples_at(0.5) == 256  # 1.25 ms a sample beside 60 ms
+    assert samples_at(1.9) == 32
+    assert samples_at(19.0) == 1
+
+
+def test_the_hidden_share(slow_network):
+    hidden = slow_network.hidden
+    assert hidden([2.0], none=[2.0], compute=[1.0]) == 0
+    assert hidden([1.0], none=[2.0], compute=[1.0]) == 1
+    assert hidden([2.5], none=[2.0], compute=[1.0]) == -0.5
+    rounds = {"none": [2.0, 12.0, 3.0], "compute": [1.0, 10.0, 2.0]}  # a slow round is slow for all
+    assert hidden([1.1, 10.2, 2.5], **rounds) == 0.8, "1 - the median of .1, .2, .5 over that of 1, 2, 1"
+
+
+def test_each_rank_takes_a_core_of_its_own_if_there_are_enough(slow_network, monkeypatch):
+    taken = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {7, 4, 5, 6})
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: taken.append(cores))
+    for rank in range(2):
+        slow_network.take_core(rank, 2)
+    slow_network.take_core(0, 5)
+    assert taken == [{4}, {5}]
+
+
 @pytest.mark.mpi
 @pytest.mark.slow
 @pytest.mark.usefixtures("allowed")

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image, ImageEnhance
 
 from recipes.planning.random_bits import draws
-from trainers.augmentations import ColorJitter, PcaLighting, color_jitter
+from trainers.augmentations import ColorJitter, PcaLighting, colour
 
 
 def keyed(index=0):
@@ -58,17 +58,17 @@ def test_hue_is_that_of_colorsys():
 
 def test_a_third_of_the_circle_turns_red_into_green_and_grey_has_no_hue():
     image_HWC = np.array([[[255, 0, 0], [0, 200, 0], [80, 80, 80], [0, 0, 0]]], np.float32)
-    turned = color_jitter._turned(image_HWC, 1 / 3)
+    turned = colour._turned(image_HWC, 1 / 3)
     np.testing.assert_allclose(turned, [[[0, 255, 0], [0, 0, 200], [80, 80, 80], [0, 0, 0]]], atol=1e-3)
 
 
 def test_by_hand():
     image_HWC = np.array([[[100], [50]]], np.float32)
-    assert color_jitter._brightened(image_HWC, 0.5).ravel().tolist() == [50, 25]
-    assert color_jitter._contrasted(image_HWC, 0.5).ravel().tolist() == [87.5, 62.5]  # the mean is 75
+    assert colour._brightened(image_HWC, 0.5).ravel().tolist() == [50, 25]
+    assert colour._contrasted(image_HWC, 0.5).ravel().tolist() == [87.5, 62.5]  # the mean is 75
     red = np.array([[[100, 0, 0]]], np.float32)
-    np.testing.assert_allclose(color_jitter._saturated(red, 0.0), [[[29.9] * 3]], rtol=1e-6)
-    np.testing.assert_allclose(color_jitter._saturated(red, 0.5), [[[64.95, 14.95, 14.95]]], rtol=1e-6)
+    np.testing.assert_allclose(colour._saturated(red, 0.0), [[[29.9] * 3]], rtol=1e-6)
+    np.testing.assert_allclose(colour._saturated(red, 0.5), [[[64.95, 14.95, 14.95]]], rtol=1e-6)
 
 
 def test_nothing_changes_where_nothing_may():
@@ -82,7 +82,7 @@ def test_all_orders_come_equally_often_and_the_order_matters():
         counts[order] = counts.get(order, 0) + 1
     assert len(counts) == 24
     assert sum((count - 200) ** 2 / 200 for count in counts.values()) < 49.8  # one in a thousand, 23 degrees of freedom
-    steps = (color_jitter._brightened, color_jitter._contrasted, color_jitter._saturated, color_jitter._turned)
+    steps = (colour._brightened, colour._contrasted, colour._saturated, colour._turned)
     largest, neutral = (1.0, 1.0, 1.0, 0.5), (1.0, 1.0, 1.0, 0.0)
     for index in range(10):
         expected = photo(np.float32)
@@ -122,20 +122,6 @@ def test_lighting_is_nearly_grey_and_has_its_deviation():
 
 def test_no_lighting_without_deviation():
     np.testing.assert_array_equal(PcaLighting(std=0.0)(photo(), keyed()), photo())
-
-
-@pytest.mark.parametrize(
-    ("make", "fields", "message"),
-    [
-        (ColorJitter, {"brightness": 1.5}, "ColorJitter.brightness must be <= 1, got 1.5"),
-        (ColorJitter, {"contrast": -0.1}, "ColorJitter.contrast must be >= 0, got -0.1"),
-        (ColorJitter, {"hue": 0.6}, "ColorJitter.hue must be <= 0.5, got 0.6"),
-        (PcaLighting, {"std": -1}, "PcaLighting.std must be >= 0, got -1"),
-    ],
-)
-def test_wrong_fields_are_refused(make, fields, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        make(**fields)
 
 
 def test_colour_of_one_channel_is_refused():

@@ -1,5 +1,7 @@
 """Every augmentation keeps the promises the pipeline relies on: pure, shaped, drawn from its keys alone."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -129,3 +131,47 @@ def test_those_without_needs_pixels_take_any_values(name):
     given = (image(np.float32, 3) - 128) / 64
     once, eightfold = (augmentation(factor * given, draws(0, "augmentation", 0, 3, 0)) for factor in (1, 8))
     np.testing.assert_allclose(eightfold, 8 * once, rtol=1e-5, atol=1e-5)
+
+
+WRONG = [
+    (ColorJitter, {"brightness": 1.5}, "brightness must be <= 1, got 1.5"),
+    (ColorJitter, {"contrast": -0.1}, "contrast must be >= 0, got -0.1"),
+    (ColorJitter, {"hue": 0.6}, "hue must be <= 0.5, got 0.6"),
+    (PcaLighting, {"std": -1}, "std must be >= 0, got -1"),
+    (RandomErasing, {"probability": 2}, "probability must be <= 1, got 2"),
+    (RandomErasing, {"area": (0.0, 0.3)}, "area must be > 0, got 0.0"),
+    (RandomErasing, {"area": (0.1, 1.1)}, "area must be <= 1, got 1.1"),
+    (RandomErasing, {"ratio": (3.3, 0.3)}, "ratio must be (low, high) with low <= high"),
+    (Cutout, {"size": 0}, "size must be a whole number >= 1, got 0"),
+    (RandAugment, {"num_ops": 0}, "num_ops must be a whole number >= 1, got 0"),
+    (RandAugment, {"magnitude": 11}, "magnitude must be <= 10, got 11"),
+    (RandAugment, {"std": -0.5}, "std must be >= 0, got -0.5"),
+    (RandomCrop, {"size": 0}, "size must be a whole number >= 1, got 0"),
+    (RandomCrop, {"size": 8, "padding": -1}, "padding must be a whole number >= 0, got -1"),
+    (HorizontalFlip, {"probability": 1.5}, "probability must be <= 1, got 1.5"),
+    (HorizontalFlip, {"probability": -0.5}, "probability must be >= 0, got -0.5"),
+    (Resize, {"shorter": 0}, "shorter must be a whole number >= 1, got 0"),
+    (CenterCrop, {"size": True}, "size must be a whole number >= 1, got True"),
+    (Normalize, {}, "with must be the name of a data set, or mean and std be given, got neither"),
+    (Normalize, {"with_": 3}, "with must be the name of a data set, got 3"),
+    (Normalize, {"mean": (0.5,)}, "std must be as long as mean, got () for (0.5,)"),
+    (Normalize, {"mean": [0.5], "std": (0.5,)}, "mean must be a tuple of one number a channel, got"),
+    (Normalize, {"mean": (0.5,), "std": (0.0,)}, "std must be > 0, got 0.0"),
+    (Normalize, {"mean": (124.0,), "std": (0.5,)}, "mean must be <= 1, got 124.0"),
+    (Normalize, {"mean": (-0.1,), "std": (0.5,)}, "mean must be >= 0, got -0.1"),
+    (Normalize, {"mean": (0.5,), "std": (58.4,)}, "std must be <= 1, got 58.4"),
+    (Normalize, {"mean": ("0.5",), "std": (0.5,)}, "mean must be a finite number, got '0.5'"),
+    (RandomResizedCrop, {"size": 0}, "size must be a whole number >= 1, got 0"),
+    (RandomResizedCrop, {"size": 8, "area": (0.0, 1.0)}, "area must be > 0, got 0.0"),
+    (RandomResizedCrop, {"size": 8, "area": (0.5, 1.1)}, "area must be <= 1, got 1.1"),
+    (RandomResizedCrop, {"size": 8, "area": (0.5, 0.4)}, "area must be (low, high) with low <= high"),
+    (RandomResizedCrop, {"size": 8, "area": 0.5}, "area must be two numbers (low, high), got 0.5"),
+    (RandomResizedCrop, {"size": 8, "ratio": [0.75, 1.3]}, "ratio must be two numbers (low, high), got [0.75"),
+    (RandomResizedCrop, {"size": 8, "ratio": (0.75, float("inf"))}, "ratio must be a finite number, got inf"),
+]
+
+
+@pytest.mark.parametrize(("make", "fields", "message"), WRONG)
+def test_wrong_fields_are_refused(make, fields, message):
+    with pytest.raises(ValueError, match=re.escape(f"{make.__name__}.{message}")):
+        make(**fields)

@@ -1,4 +1,8 @@
+"""Flips, normalisation, and the pipeline that ends with them."""
+
 import hashlib
+import math
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,6 +19,10 @@ COLOUR = SimpleNamespace(name="colour", mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6
 
 def photo(height=30, width=40, channels=3, dtype=np.uint8):
     return np.random.default_rng(1).integers(0, 256, (height, width, channels)).astype(dtype)
+
+
+def keyed(index=0):
+    return draws(0, "augmentation", 0, index, 0)
 
 
 def pipeline(*parts, dataset=COLOUR, seed=0):
@@ -85,8 +93,8 @@ def test_mirroring_and_normalising_at_the_end_of_a_list_is_left_to_finish(parts,
     divisor, made = np.float32(1 if NORMALIZE in parts else 255), pipeline(*parts)
     for index in range(6):
         images = [photo()]
-        for place, part in enumerate(parts):
-            images.append(part(images[-1], draws(0, "augmentation", 1, index, place)))
+        for number, part in enumerate(parts):
+            images.append(part(images[-1], draws(0, "augmentation", 1, index, number)))
         pixels = made.pixels(photo(), epoch=1, index=index)
         np.testing.assert_array_equal(pixels.pixels_HWC, images[num_before])
         assert pixels.pixels_HWC.dtype == images[num_before].dtype
@@ -129,3 +137,42 @@ def test_what_is_no_image_is_refused(image_HWC):
 def test_normalize_by_the_name_of_another_data_set_is_refused_at_once():
     with pytest.raises(ValueError, match="Normalize.with must be 'grey'"):
         pipeline(Normalize(with_="colour"), dataset=GREY)
+
+
+def test_flip_exchanges_left_and_right():
+    assert HorizontalFlip(probability=1)(np.array([[[1], [2], [3]]], np.uint8), keyed()).ravel().tolist() == [3, 2, 1]
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.2, 0.5, 1.0])
+def test_flips_come_with_their_probability(probability):
+    flip, image_HWC = HorizontalFlip(probability=probability), np.array([[[1], [2]]], np.uint8)
+    share = np.mean([flip(image_HWC, keyed(index))[0, 0, 0] == 2 for index in range(4000)])
+    assert share == pytest.approx(probability, abs=4 * math.sqrt(probability * (1 - probability) / 4000))
+
+
+def test_normalize_by_hand():
+    image_HWC = np.array([[[0, 51, 255]]], np.uint8)
+    normalized = Normalize(mean=(0.5, 0.2, 0.5), std=(0.5, 0.1, 0.25))(image_HWC, keyed())
+    np.testing.assert_allclose(normalized, [[[-1, 0, 2]]], atol=1e-6)
+    assert normalized.dtype == np.float32
+    np.testing.assert_allclose(
+        Normalize(mean=(0.0,) * 3, std=(1.0,) * 3)(image_HWC, keyed()), image_HWC / 255, atol=1e-6
+    )
+
+
+def test_normalize_takes_its_numbers_from_the_data_set_it_names():
+    numbers = {"name": "imagenet", "mean": (0.4,), "std": (0.2,)}
+    assert Normalize(with_="imagenet").bound(**numbers) == Normalize(with_="imagenet", mean=(0.4,), std=(0.2,))
+    own = Normalize(mean=(0.1,), std=(1.0,))
+    assert own.bound(**numbers) is own
+    with pytest.raises(ValueError, match=re.escape("Normalize.with must be 'imagenet', the data set of the recipe")):
+        Normalize(with_="digits").bound(**numbers)
+    with pytest.raises(ValueError, match="data set's file has no mean and std"):
+        Normalize(with_="imagenet").bound(name="imagenet", mean=None, std=None)
+
+
+def test_normalize_without_its_numbers_or_with_others_is_refused():
+    with pytest.raises(ValueError, match="Normalize has no numbers yet: bind it to the data set 'digits' first"):
+        Normalize(with_="digits")(photo(2, 2, 1), keyed())
+    with pytest.raises(ValueError, match=re.escape("Normalize.mean has 1 channels, the image 3")):
+        Normalize(mean=(0.5,), std=(0.5,))(photo(2, 2), keyed())

@@ -1,19 +1,25 @@
-"""Colour changes, RandAugment and TrivialAugment against torchvision's and timm's; run where they are installed."""
+"""Colour changes, automatic augmentation and mixes against torchvision's and timm's; run where they are installed."""
 
 import random
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from trainers.augmentations import color_jitter, rand_augment, trivial_augment
-from trainers.augmentations.image_operations import Sampling, operated
+from recipes.planning.division import MicroBatch
+from recipes.planning.random_bits import draws
+from trainers.augmentations import auto_augment, colour
+from trainers.augmentations.auto_augment import Sampling, operated
+from trainers.augmentations.mixing import CutMix, GroupMixing, Mixup
+from trainers.losses import soft_targets
 
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
 pytest.importorskip("torchvision")
 timm_augment = pytest.importorskip("timm.data.auto_augment")
+timm_mixup = pytest.importorskip("timm.data.mixup")
 
 GREY = 128
 ENHANCEMENTS = ("Brightness", "Color", "Contrast", "Sharpness")
@@ -36,10 +42,10 @@ def photo(height=40, width=30):
 @pytest.mark.parametrize(
     ("ours", "theirs", "amounts"),
     [
-        (color_jitter._brightened, "adjust_brightness", (0.6, 1.0, 1.4)),
-        (color_jitter._contrasted, "adjust_contrast", (0.6, 1.0, 1.4)),
-        (color_jitter._saturated, "adjust_saturation", (0.6, 1.0, 1.4)),
-        (color_jitter._turned, "adjust_hue", (-0.5, -0.1, 0.2)),
+        (colour._brightened, "adjust_brightness", (0.6, 1.0, 1.4)),
+        (colour._contrasted, "adjust_contrast", (0.6, 1.0, 1.4)),
+        (colour._saturated, "adjust_saturation", (0.6, 1.0, 1.4)),
+        (colour._turned, "adjust_hue", (-0.5, -0.1, 0.2)),
     ],
 )
 def test_colour_changes_are_torchvisions(ours, theirs, amounts):
@@ -55,8 +61,8 @@ def test_colour_changes_are_torchvisions(ours, theirs, amounts):
 
 def test_the_operations_of_rand_augment_are_the_increasing_ones_of_timm():
     assert sorted(NAMES_OF_TIMM) == sorted(timm_augment._RAND_INCREASING_TRANSFORMS)
-    assert timm_augment.rand_augment_ops(magnitude=9)[0].prob == rand_augment._PROBABILITY
-    assert timm_augment._LEVEL_DENOM == rand_augment._LARGEST_MAGNITUDE
+    assert timm_augment.rand_augment_ops(magnitude=9)[0].prob == auto_augment.PROBABILITY
+    assert timm_augment._LEVEL_DENOM == auto_augment.LARGEST_MAGNITUDE
 
 
 def of_timm(name, magnitude, resample):
@@ -76,10 +82,8 @@ def of_timm(name, magnitude, resample):
 @pytest.mark.parametrize("filter_", [Image.Resampling.BILINEAR, Image.Resampling.BICUBIC])
 def test_rand_augment_gives_timms_pixels(place, magnitude, filter_):
     sampling = Sampling(filter_=filter_, fill=GREY)
-    ours = {
-        operated(photo(), [rand_augment._operations(magnitude / 10, sign, sampling, 40, 30)[place]]).tobytes()
-        for sign in (-1, 1)
-    }
+    both = [auto_augment.rand_augment_operations(magnitude / 10, sign, sampling, 40, 30) for sign in (-1, 1)]
+    ours = {operated(photo(), [operations[place]]).tobytes() for operations in both}
     assert ours == set(of_timm(NAMES_OF_TIMM[place], magnitude, filter_))
 
 
@@ -97,6 +101,62 @@ def test_trivial_augment_gives_torchvisions_pixels(place, number):
     signs = (-1, 1) if signed else (1,)
     theirs = [np.asarray(apply(Image.fromarray(photo()), name, sign * magnitude)).astype(int) for sign in signs]
     for sign in (-1, 1):
-        ours = operated(photo(), [trivial_augment._operations(number / 30, sign)[place]]).astype(int)
+        ours = operated(photo(), [auto_augment.trivial_augment_operations(number / 30, sign)[place]]).astype(int)
         # Its magnitudes are float32, and its shears go through an angle: one level at the most.
         assert min(np.abs(ours - other).max() for other in theirs) <= 1
+
+
+@dataclass
+class Given:
+    """Draws that are given: whether to mix, the share, and row and column of a centre."""
+
+    share: float
+    centre: tuple[int, ...] = ()
+
+    def uniform(self):
+        return 0.0
+
+    def symmetric_beta(self, alpha):
+        return self.share
+
+    def integers(self, bound):
+        first, *self.centre = self.centre
+        return first
+
+
+@pytest.mark.parametrize(
+    ("size", "share", "sides"),
+    [((8, 8), 0.75, (4, 4)), ((8, 8), 0.4375, (6, 6)), ((12, 20), 0.48, (8, 14)), ((12, 20), 0.9559, (2, 4))],
+)
+def test_rectangle_and_corrected_share_of_cutmix_are_timms_where_sides_are_even(size, share, sides):
+    # timm 1.0.31 gives an odd side the pixel that the authors' code drops.
+    assert tuple(int(length * np.sqrt(1 - share)) for length in size) == sides
+    own, partners = np.zeros((1, 1, *size), np.float32), np.ones((1, 1, *size), np.float32)
+    for seed in range(20):
+        np.random.seed(seed)
+        centre = tuple(int(np.random.randint(0, length)) for length in size)
+        np.random.seed(seed)
+        (top, bottom, left, right), expected = timm_mixup.cutmix_bbox_and_lam((1, *size), share)
+        mixed, found = CutMix(alpha=1.0)(own, partners, Given(share=share, centre=centre))
+        pasted = np.zeros(size)
+        pasted[top:bottom, left:right] = 1
+        assert (mixed[0, 0] == pasted).all()
+        assert found == pytest.approx(expected, abs=1e-15)
+
+
+def test_partners_images_and_smoothed_targets_of_a_group_are_timms():
+    generator = np.random.default_rng(0)
+    images, labels = generator.standard_normal((16, 3, 8, 8)).astype(np.float32), generator.integers(10, size=16)
+    mixing = GroupMixing(mixes=(Mixup(alpha=0.4),), seed=0, num_classes=10)
+    part = MicroBatch(offset=0, size=16, num_groups=1)
+    mixed, targets = mixing.load(part, samples=0, norm_span=16, load=lambda at: (images[at], labels[at]))
+
+    keyed = draws(0, "mix", 0)
+    keyed.integers(1)  # which mix
+    _, share = Mixup(alpha=0.4)(images, images, keyed)
+    x = torch.tensor(images)
+    expected = x * share + x.flip(0) * (1 - share)
+    np.testing.assert_allclose(mixed, expected.numpy(), rtol=0, atol=1e-6)
+    smoothed = timm_mixup.mixup_target(torch.tensor(labels), 10, lam=share, smoothing=0.1).numpy()
+    found = soft_targets(targets, like=np.zeros((16, 10), np.float32), label_smoothing=0.1)
+    np.testing.assert_allclose(found, smoothed, rtol=0, atol=1e-6)

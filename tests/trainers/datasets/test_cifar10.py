@@ -46,10 +46,6 @@ def test_the_test_batch_is_for_evaluation(root):
     assert samples[0][0][0, 0].tolist() == [5, 0, 0]
 
 
-def test_facts_are_counted_from_the_files(root):
-    assert CUT.facts(root) == {"num_train": 10, "num_eval": 2, "num_classes": 10}
-
-
 def test_files_of_the_published_size_are_accepted(tmp_path):
     for name in NAMES:
         with (tmp_path / name).open("wb") as file:
@@ -102,9 +98,3 @@ def test_the_fingerprint_follows_every_byte(root):
 def test_without_a_folder_the_error_names_what_to_give():
     with pytest.raises(ValueError, match=r"Cifar10 needs a folder of \.bin files: give its root"):
         Cifar10().open(None, "train")
-
-
-@pytest.mark.parametrize("num", [0, -1, 2.0, True])
-def test_a_wrong_count_is_refused(num):
-    with pytest.raises(ValueError, match=r"Cifar10\.num_per_file must be a whole number >= 1"):
-        Cifar10(num_per_file=num)

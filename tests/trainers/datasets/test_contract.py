@@ -112,3 +112,32 @@ def test_digits_are_read_without_loading_scikit_learn():
         "import sys; from trainers.datasets import Digits; Digits().open(None, 'eval'); print('sklearn' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+BELOW_ROOT = "must be a folder below the data set's root, got "
+WRONG = [
+    *((Cifar10, {"num_per_file": value}, "num_per_file must be a whole number >= 1") for value in (0, -1, 2.0, True)),
+    *((Digits, {"num_eval": value}, "num_eval must be") for value in (0, 1797, 29.7, True)),
+    (ImageFolder, {"train": "../train"}, f"train {BELOW_ROOT}'../train'"),
+    (ImageFolder, {"eval": "/val"}, f"eval {BELOW_ROOT}'/val'"),
+    (ImageFolder, {"train": ""}, f"train {BELOW_ROOT}''"),
+    (ImageFolder, {"train": None}, f"train {BELOW_ROOT}None"),
+    (ImageFolder, {"train": "a/../../b"}, f"train {BELOW_ROOT}'a/../../b'"),
+    (ImageFolder, {"train": "val"}, "eval must be another folder than train, got 'val'"),
+    (ImageFolder, {"channels": 4}, "channels must be 1 or 3, got 4"),
+    (ImageFolder, {"channels": True}, "channels must be 1 or 3, got True"),
+    *(
+        (Synthetic, {field: value}, f"{field} must be a whole number >= 1")
+        for field in ("num_train", "num_eval", "num_classes", "channels", "size")
+        for value in (0, -1, 2.0, None)
+    ),
+    (Synthetic, {"seed": -1}, "seed must be a whole number >= 0, got -1"),
+    *((Synthetic, {"label_noise": value}, "label_noise must be") for value in (-0.1, 1.0, None, "0.2")),
+    (Synthetic, {"num_classes": 1, "label_noise": 0.1}, "label_noise needs another class"),
+]
+
+
+@pytest.mark.parametrize(("make", "fields", "message"), WRONG)
+def test_wrong_fields_are_refused(make, fields, message):
+    with pytest.raises(ValueError, match=re.escape(f"{make.__name__}.{message}")):
+        make(**fields)

@@ -99,7 +99,7 @@ def test_the_copy_ahead_ends_while_the_gpu_computes(device):
     device.xp.cuda.get_current_stream().synchronize()
     work.ask()
     share.prefetch()
-    of_gpu._feed._ahead.sent.block._copied.synchronize()
+    of_gpu._feed._prefetched.sent.block._copied.synchronize()
     assert not work.done
     of_cpu.update = of_gpu.update
     first, expected = next(next(of_gpu).micro_batches), next(next(of_cpu).micro_batches)

@@ -40,14 +40,3 @@ def test_both_parts_together_are_all_samples_once(num_eval):
     assert len(Digits(num_eval=num_eval).open(None, "train")) == 1797 - num_eval
     together = sorted(image.tobytes() for image in np.concatenate([train[0], evaluation[0]]))
     assert together == sorted(((image * (255 / 16)).astype(np.float32)).tobytes() for image in load_digits().images)
-
-
-def test_every_class_is_in_both_parts():
-    for split in ("train", "eval"):
-        assert np.bincount(arrays(split)[1]).min() >= 20
-
-
-@pytest.mark.parametrize("num_eval", [0, 1797, 29.7, True])
-def test_a_division_that_leaves_nothing_is_refused(num_eval):
-    with pytest.raises(ValueError, match=r"Digits\.num_eval must be"):
-        Digits(num_eval=num_eval)

@@ -93,26 +93,3 @@ def test_label_noise_is_the_share_of_wrong_labels_and_prefers_no_class():
 def test_labels_of_evaluation_and_all_images_are_those_without_label_noise():
     assert (labels("eval", size=1, label_noise=0.9) == np.arange(256) % 10).all()
     assert (images("train", num_train=20, label_noise=0.9) == images("train", num_train=20)).all()
-
-
-@pytest.mark.parametrize("value", [-0.1, 1.0, None, "0.2"])
-def test_a_label_noise_that_is_no_share_is_refused(value):
-    with pytest.raises(ValueError, match=r"Synthetic\.label_noise must be"):
-        Synthetic(label_noise=value)
-
-
-def test_label_noise_needs_a_second_class():
-    with pytest.raises(ValueError, match=r"Synthetic\.label_noise needs another class"):
-        Synthetic(num_classes=1, label_noise=0.1)
-
-
-@pytest.mark.parametrize("field", ["num_train", "num_eval", "num_classes", "channels", "size"])
-@pytest.mark.parametrize("value", [0, -1, 2.0, None])
-def test_wrong_counts_are_refused(field, value):
-    with pytest.raises(ValueError, match=rf"Synthetic\.{field} must be a whole number >= 1"):
-        Synthetic(**{field: value})
-
-
-def test_a_negative_seed_is_refused():
-    with pytest.raises(ValueError, match=r"Synthetic\.seed must be a whole number >= 0, got -1"):
-        Synthetic(seed=-1)

@@ -1,3 +1,5 @@
+"""Losses by hand, by their formula in float64, and what all of them make of labels and mixtures of labels."""
+
 import math
 
 import chainer
@@ -6,10 +8,14 @@ import numpy as np
 import pytest
 from chainer import gradient_check
 
-from trainers.losses import BinaryCrossEntropy
+from trainers import losses
+from trainers.losses import BinaryCrossEntropy, SoftmaxCrossEntropy, soft_targets
 from trainers.models import ResNet50, SmallCNN
 
 LOSSES = (
+    SoftmaxCrossEntropy(),
+    SoftmaxCrossEntropy(label_smoothing=0.1),
+    SoftmaxCrossEntropy(label_smoothing=0.5),
     BinaryCrossEntropy(),
     BinaryCrossEntropy(label_smoothing=0.1, reduction="class_sum"),
     BinaryCrossEntropy(label_smoothing=0.1, target_threshold=0.2),
@@ -17,12 +23,20 @@ LOSSES = (
 )
 
 
+def test_no_loss_is_missing_here():
+    assert {type(loss).__name__ for loss in LOSSES} == set(losses.__all__)
+
+
 def in_float64(logits, targets, loss):
-    """The loss and its gradient, straight from the formula: logarithms of sigmoids of doubles."""
+    """The loss and its gradient, straight from the formula."""
     z = logits.astype(np.float64)
     num_samples, num_classes = z.shape
     mixture = np.eye(num_classes)[targets] if targets.ndim == 1 else targets.astype(np.float64)
     t = mixture * (1 - loss.label_smoothing) + loss.label_smoothing / num_classes
+    if isinstance(loss, SoftmaxCrossEntropy):
+        log_p = z - z.max(axis=1, keepdims=True)
+        log_p -= np.log(np.exp(log_p).sum(axis=1, keepdims=True))
+        return -(t * log_p).sum() / num_samples, (np.exp(log_p) * t.sum(axis=1, keepdims=True) - t) / num_samples
     if loss.target_threshold is not None:
         t = np.where(t > loss.target_threshold, 1.0, 0.0)
     s, not_s = 1 / (1 + np.exp(-z)), 1 / (1 + np.exp(z))
@@ -41,7 +55,22 @@ def samples(num_samples=7, num_classes=5, scale=3):
     return logits, labels, (shares * rows[labels] + (1 - shares) * rows[labels[::-1]]).astype(np.float32)
 
 
-def test_two_classes_by_hand():
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
+def test_equal_logits_cost_the_logarithm_of_the_number_of_classes(smoothing):
+    loss = SoftmaxCrossEntropy(label_smoothing=smoothing).build()(np.zeros((3, 8), np.float32), np.array([0, 5, 7]))
+    assert float(loss.array) == pytest.approx(math.log(8))
+    assert loss.shape == ()
+
+
+def test_softmax_of_two_classes_by_hand():
+    # p = (3/4, 1/4); without smoothing -log(3/4), with e = 0.2 the label weighs 0.9 and the other class 0.1.
+    logits = np.log(np.array([[3, 1]], np.float32))
+    plain, smoothed = (SoftmaxCrossEntropy(label_smoothing=e).build()(logits, np.array([0])) for e in (0.0, 0.2))
+    assert float(plain.array) == pytest.approx(-math.log(3 / 4))
+    assert float(smoothed.array) == pytest.approx(-0.9 * math.log(3 / 4) - 0.1 * math.log(1 / 4))
+
+
+def test_sigmoids_of_two_classes_by_hand():
     # sigmoid = (3/4, 1/4): -log(3/4) for the yes and -log(3/4) for the no.
     logits, labels = np.log(np.array([[3, 1 / 3]], np.float32)), np.array([0])
     mean, summed = (BinaryCrossEntropy(reduction=r).build()(logits, labels) for r in ("class_mean", "class_sum"))
@@ -127,10 +156,10 @@ def test_parts_weighted_by_their_samples_make_the_whole(loss):
     assert float(loss.build()(logits, mixtures).array) == pytest.approx(whole, rel=1e-6)
 
 
-def test_half_precision_logits_are_scored_in_single_precision():
+@pytest.mark.parametrize("loss", LOSSES)
+def test_half_precision_logits_are_scored_in_single_precision(loss):
     logits, _, mixtures = samples()
-    loss = BinaryCrossEntropy().build()(logits.astype(np.float16), mixtures)
-    assert loss.dtype == np.float32
+    assert loss.build()(logits.astype(np.float16), mixtures).dtype == np.float32
 
 
 @pytest.mark.parametrize("model", [SmallCNN(width=4), ResNet50()])
@@ -159,17 +188,51 @@ def test_a_threshold_that_every_class_passes_is_refused():
 
 
 @pytest.mark.parametrize(
-    "fields",
+    ("loss", "field", "value"),
     [
-        {"label_smoothing": 1.0},
-        {"reduction": "mean"},
-        {"target_threshold": -0.1},
-        {"target_threshold": 1.0},
-        {"head_bias": float("nan")},
-        {"head_bias": "0"},
+        *((SoftmaxCrossEntropy, "label_smoothing", value) for value in (-0.1, 1.0, float("nan"), "0.1", None)),
+        (BinaryCrossEntropy, "label_smoothing", 1.0),
+        (BinaryCrossEntropy, "reduction", "mean"),
+        (BinaryCrossEntropy, "target_threshold", -0.1),
+        (BinaryCrossEntropy, "target_threshold", 1.0),
+        (BinaryCrossEntropy, "head_bias", float("nan")),
+        (BinaryCrossEntropy, "head_bias", "0"),
     ],
 )
-def test_what_is_out_of_range_is_refused(fields):
-    (name,) = fields
-    with pytest.raises(ValueError, match=rf"BinaryCrossEntropy\.{name} must be"):
-        BinaryCrossEntropy(**fields)
+def test_wrong_fields_are_refused(loss, field, value):
+    with pytest.raises(ValueError, match=rf"{loss.__name__}\.{field} must be"):
+        loss(**{field: value})
+
+
+def samples_and_rows(dtype=np.float32):
+    logits, labels, _ = samples(num_samples=8, num_classes=6, scale=1)
+    return logits.astype(dtype), labels, np.eye(6, dtype=np.float32)[labels]
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.3])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_row_of_one_label_is_that_label_bit_for_bit(smoothing, dtype):
+    logits, labels, rows = samples_and_rows(dtype)
+    of_labels, of_rows = (soft_targets(t, like=logits, label_smoothing=smoothing) for t in (labels, rows))
+    assert of_labels.dtype == of_rows.dtype == dtype
+    assert (of_labels == of_rows).all()
+
+
+@pytest.mark.parametrize("smoothing", [0.1, 0.3])
+def test_smoothing_a_mixture_is_mixing_the_smoothed(smoothing):
+    logits, labels, rows = samples_and_rows()
+    share = 0.7
+    first, second = (soft_targets(t, like=logits, label_smoothing=smoothing) for t in (labels, labels[::-1]))
+    mixed = (share * rows + (1 - share) * rows[::-1]).astype(np.float32)
+    found = soft_targets(mixed, like=logits, label_smoothing=smoothing)
+    np.testing.assert_allclose(found, share * first + (1 - share) * second, rtol=1e-6)
+    np.testing.assert_allclose(found.sum(axis=1), 1, rtol=1e-6)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("targets", [np.zeros((8, 5), "f"), np.zeros(8, "f"), np.zeros((8, 6), "i")])
+def test_targets_that_do_not_belong_to_the_logits_are_refused(loss, targets):
+    if targets.ndim == 1 and loss == SoftmaxCrossEntropy():
+        pytest.skip("Chainer's own function checks these")
+    with pytest.raises(ValueError, match=r"targets must be int \(8,\) or float \(8, 6\)"):
+        loss.build()(samples_and_rows()[0], targets)

@@ -1,7 +1,8 @@
-"""Samples in image files."""
+"""Samples in memory and in image files, and what all data sets share."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import warnings
 from array import array
@@ -14,7 +15,6 @@ from typing import ClassVar
 import numpy as np
 from PIL import Image
 
-from trainers.datasets.splits import Sample
 from trainers.runs.errors import RankFailed
 
 # Modes of 8 bits a channel; Pillow reduces 16-bit colour to these. It would clip the other modes (I;16, I, F) to white.
@@ -30,6 +30,53 @@ _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP")
 warnings.filterwarnings("ignore", module=r"PIL\.TiffImagePlugin")
 warnings.filterwarnings("ignore", message="Palette images with Transparency", module=r"PIL\.Image")
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+
+
+# A sample: the image, height x width x channels, uint8 or float32 in 0..255, and its label.
+Sample = tuple[np.ndarray, int]
+
+
+def require_split(split: str) -> None:
+    """Refuse what is neither `train` nor `eval`.
+
+    Raises:
+        ValueError: another word.
+    """
+    if split not in ("train", "eval"):
+        raise ValueError(f"split must be 'train' or 'eval', got {split!r}")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SamplesInMemory:
+    """Images and labels as two arrays, read-only.
+
+    Args:
+        images_NHWC: uint8, or float32 in 0..255.
+        labels: one integer a sample.
+    """
+
+    images_NHWC: np.ndarray
+    labels: np.ndarray
+
+    def __post_init__(self) -> None:
+        assert len(self.images_NHWC) == len(self.labels)
+        self.images_NHWC.flags.writeable = False
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> Sample:
+        return self.images_NHWC[index], int(self.labels[index])
+
+
+def sha256_of(parts: Iterable[str | bytes]) -> str:
+    """SHA-256, in hexadecimal, of the parts, each preceded by its length, so that no two lists give the same bytes."""
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.hexdigest()
 
 
 class UnreadableImage(RankFailed, ValueError):
@@ -58,8 +105,8 @@ class FilePaths(Sequence[str]):
         return len(self._bounds) - 1
 
     def __getitem__(self, index: int) -> str:
-        place = range(len(self))[index]
-        return os.fsdecode(bytes(self._text[self._bounds[place] : self._bounds[place + 1]]))
+        number = range(len(self))[index]
+        return os.fsdecode(bytes(self._text[self._bounds[number] : self._bounds[number + 1]]))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -94,7 +141,7 @@ class ImageFiles:
             UnreadableImage: the file is missing, truncated, not an image, or grey with more than 8 bits; it is named.
         """
         path = self.path_of(index)
-        with _named(path), Image.open(path, formats=_FORMATS) as image:
+        with _naming(path), Image.open(path, formats=_FORMATS) as image:
             _require_mode(image)
             image_HWC = np.array(image.convert("RGB" if self.channels == 3 else "L"), dtype=np.uint8)
         return image_HWC.reshape(*image_HWC.shape[:2], self.channels), int(self.labels[index])
@@ -110,7 +157,7 @@ class ImageFiles:
             UnreadableImage: see `__getitem__`.
         """
         path = self.path_of(index)
-        with _named(path), open(path, "rb") as file, Image.open(file, formats=_FORMATS) as image:
+        with _naming(path), open(path, "rb") as file, Image.open(file, formats=_FORMATS) as image:
             _require_mode(image)
             end = _ENDS.get(image.format or "", b"")
             file.seek(-len(end), os.SEEK_END)
@@ -120,7 +167,7 @@ class ImageFiles:
 
 
 @contextmanager
-def _named(path: Path) -> Iterator[None]:
+def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # Pillow raises OSError, SyntaxError, struct.error and more for broken files

@@ -1,0 +1,61 @@
+"""Benchmarks run, and all that they measure has figures; their times are for quiet machines."""
+
+from argparse import Namespace
+
+import pytest
+
+from trainers import augmentations, communicators
+
+
+@pytest.mark.mpi
+def test_every_way_has_figures_of_every_round(run):
+    options = "--model small --ranks 2 --rounds 2 --turns 1 --buckets 0 --wires float32 bfloat16"
+    lines, (figures,) = run("allreduce.py", options)
+    ours = {*communicators.__all__, "Ring+sockets"} - {"CudaAwareMpi", "Dummy", "Nccl"}
+    seconds = figures["seconds"]
+    assert {way.split(",")[0] for way in seconds} - {"gloo"} == ours | {"naive", "copy"}
+    assert "Ring, whole, bfloat16" in seconds
+    assert "MpiAllreduce, whole, bfloat16" not in seconds
+    assert all(difference < 0.05 for difference in figures["differences"].values())
+    for way, times in seconds.items():
+        assert len(times) == 2
+        assert figures["times_naive"][way] == pytest.approx([seconds["naive"][i] / times[i] for i in (0, 1)])
+        assert figures["times_copy"][way] == pytest.approx([times[i] / seconds["copy"][i] for i in (0, 1)])
+    assert len([line for line in lines if line.startswith("| 2 |")]) == len(seconds)
+
+
+def test_every_augmentation_has_a_figure(run):
+    from augmentations import cases
+
+    lines, figures = run("augmentations.py", "--size 32 --images 1 --rounds 1")
+    known = cases(32)
+    assert {name.partition(",")[0] for name in known} == set(augmentations.__all__)
+    assert figures["augmentations"].keys() == known.keys()
+    for name, (_, peer) in known.items():
+        assert all(figure is None or figure > 0 for figure in figures["augmentations"][name].values())
+        assert (figures["augmentations"][name]["ratio"] is not None) == (peer is not None)
+    assert len([line for line in lines if line.startswith("| ")]) == 1 + len(known)
+
+
+@pytest.mark.mpi
+def test_every_loop_has_figures_of_every_round(run):
+    lines, (figures,) = run("updater.py", "--cases digits --ranks 2 --rounds 2 --updates 1")
+    assert figures["ranks"] * figures["micro_batches"] * figures["micro_batch_size"] == 512
+    assert figures["global_batch_size"] == 512
+    assert figures["seconds"].keys() == {"updater", "noise", "bare", "plain norm"}
+    assert all(len(seconds) == 2 and min(seconds) > 0 for seconds in figures["seconds"].values())
+    for one, other in (("updater", "bare"), ("noise", "updater"), ("bare", "plain norm")):
+        pairs = zip(figures["seconds"][one], figures["seconds"][other], strict=True)
+        assert figures[f"{one}_over_{other}".replace(" ", "_")] == pytest.approx([a / b for a, b in pairs])
+    assert figures["weight_difference"] < 1e-5
+    assert lines[-1].startswith("| digits | 2 | ")
+
+
+def test_every_part_of_a_trial_has_a_figure(tmp_path):
+    from search import PARTS, measure
+
+    figures = measure(tmp_path, Namespace(storage="sqlite", reports=2, measured=1), 1)
+    assert (figures["finished"], figures["reports"]) == (1, 2)
+    for clock in ("clock", "processor"):
+        assert figures[clock].keys() == {*PARTS, "study", "all"}
+        assert min(figures[clock].values()) > 0
