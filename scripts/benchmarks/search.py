@@ -43,8 +43,8 @@ from trainers.search.storage import open_storage, parse_storage
 from trainers.search.storage_cache import refresh
 from trainers.search.study import FOLDER, SECONDS, open_study, suggested
 from trainers.search.trial_leases import TrialLeases
-from trainers.search.trial_recorder import SearchOptions, TrialRecorder
-from trainers.search.trial_run import Report, trial_request
+from trainers.search.trial_recorder import TrialRecorder
+from trainers.search.trial_run import Report, SearchOptions, trial_request
 
 PARTS = ("ask", "plan", "reports", "tell")
 CLOCKS = {"clock": time.perf_counter, "processor": time.process_time}
@@ -151,8 +151,8 @@ class Bench:
         self.study = open_study(self.opened, open_storage(address), name=f"bench-{time.time_ns()}")
         self.leases, self.meter = TrialLeases(self.study, folder), Meter()
         display = Display(search=self.search, folder=folder, console=Console(quiet=True), groups=1)
-        how = SearchOptions(folder=folder, stop_file=folder / STOP_FILE, hang_seconds=600.0)
-        self.recorder = TrialRecorder(self.opened, self.study, how, display, before_tell=self.leases.drop)
+        self.options = SearchOptions(folder=folder, stop_file=folder / STOP_FILE, hang_seconds=600.0)
+        self.recorder = TrialRecorder(self.opened, self.study, self.options, display, before_tell=self.leases.drop)
         self.storage, self.display = address.text, display
 
     def one_trial(self, score: float) -> None:
@@ -167,7 +167,7 @@ class Bench:
             folder = self.folder / f"trials/trial-{trial.number:04d}"
             trial.set_user_attr(FOLDER, str(folder))
         with meter.part("plan"):
-            request = trial_request(self.opened, trial.number, values, folder)
+            request = trial_request(self.opened, trial.number, values, folder, self.options)
             prepared = prepare(request, workers=self.search.ranks_per_trial)
         with meter.part("ask"):
             store_comparability(trial, prepared.opened.recipe, self.search, say=self.display.say)

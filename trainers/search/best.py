@@ -14,6 +14,7 @@ from recipes.reading.registry import shown
 from recipes.schema import Search
 from recipes.search_space.open_search import OpenedSearch, assignments
 from trainers.search.display import score
+from trainers.search.search_folder import write_whole
 from trainers.search.study import best_trials
 
 BEST = "best.yaml"
@@ -33,10 +34,7 @@ def write_best(folder: Path, opened: OpenedSearch, study: optuna.Study, newest: 
     for trial, path in zip(best, paths, strict=True):
         if not path.exists() or not several:
             path.parent.mkdir(exist_ok=True)
-            partial = path.with_name(f".{path.name}.partial")
-            text = best_text(opened, trial)
-            partial.write_text(text, encoding="utf-8", errors="replace")  # a path in a comment may be no UTF-8
-            partial.rename(path)
+            write_whole(path, best_text(opened, trial), errors="replace")  # a path in a comment may be no UTF-8
     for path in set((folder / PARETO).glob("trial-*.yaml")) - set(paths):
         path.unlink()
 

@@ -22,7 +22,7 @@ from trainers.search.search_folder import STORAGE, check_folder, study_of
 from trainers.search.study import SECONDS, enqueue, finished, new_study, suggested
 from trainers.search.successive_halving import has_rungs
 from trainers.search.transfer import Stages
-from trainers.search.trial_run import trial_request
+from trainers.search.trial_run import SearchOptions, trial_request
 
 _NO_FORECAST = (
     "nothing is known before a trial has ended; then this, and the table of the search, go by those that have"
@@ -30,22 +30,15 @@ _NO_FORECAST = (
 
 
 def dry_run_text(
-    opened: OpenedSearch,
-    *,
-    groups: int,
-    folder: Path | None = None,
-    large: OpenedSearch | None = None,
-    cluster: str | None = None,
-    device: str | None = None,
+    opened: OpenedSearch, options: SearchOptions, *, groups: int, large: OpenedSearch | None = None
 ) -> str:
     """The space, the budget, and the first trial: its values, its plan and its recipe.
 
     Args:
         opened: the search.
+        options: of the search, whose folder has its trials if it has begun.
         groups: how many trials run side by side.
-        folder: of the search, with its trials if it has begun; None: no forecast of the cost.
         large: the second search of a transfer, as it would be if the recipe itself were the best of the first.
-        cluster, device: as for `train`.
     Raises:
         InputRefused: the first trial cannot be planned.
     """
@@ -54,9 +47,9 @@ def dry_run_text(
     search, study = opened.search, new_study(opened.search)
     enqueue(study, opened)
     values = suggested(study.ask(), search)
-    request = trial_request(opened, 0, values, Path("trial"), cluster=cluster, device=device)
-    prepared = prepare(request, workers=search.ranks_per_trial)
+    prepared = prepare(trial_request(opened, 0, values, Path("trial"), options), workers=search.ranks_per_trial)
     sizes = model_sizes(prepared.opened.recipe, prepared.opened.dataset)
+    every = prepared.opened.recipe.evaluation.every
     goals = (f"{objective.direction} {metric_name(objective.metric)}" for objective in search.objectives)
     lines = [
         f"search {search.name} over {search.recipe}: {' and '.join(goals)}",
@@ -67,10 +60,10 @@ def dry_run_text(
         *(f"constraint: {_constraint_text(constraint)}" for constraint in search.constraints),
         f"sampler: {type(search.sampler).__name__}",
         f"pruner: {_pruner_text(search)}",
-        f"reports: {search.reports} a trial, every {_epochs(prepared.opened.recipe.evaluation.every)}"
+        f"reports: {search.reports} a trial, every {'epoch' if every == 1 else f'{float(every):g} epochs'}"
         + (f"; {_warmup_text(prepared)}" if search.pruner and not has_rungs(search) else ""),
         *_budget_lines(search, prepared, groups),
-        *([] if folder is None else cost_lines(opened, folder, groups=groups)),
+        *cost_lines(opened, options.folder, groups=groups),
         "",
         "plan of the first trial:",
         plan_text(replace(prepared.plan, model=sizes)),
@@ -90,7 +83,8 @@ def space_text(opened: OpenedSearch, values: Mapping[str, Any]) -> str:
     for path, tree in opened.tree["space"].items():
         row = {"path": path, "range": _range_text(tree)}
         if conditional:
-            row["when"] = _when_text(tree.get("when") or {})
+            when = (tree.get("when") or {}).items()
+            row["when"] = ", ".join(f"{name} is {' or '.join(map(short, choices))}" for name, choices in when)
         rows.append({**row, "first trial": short(values[path]) if path in values else "-"})
     return points_text(rows)
 
@@ -102,10 +96,6 @@ def _range_text(tree: Mapping[str, Any]) -> str:
     step = tree.get("step")
     parts = (f"{tree['low']} to {tree['high']}", tree["log"] and "log", step not in (None, 1) and f"step {step}")
     return ", ".join(filter(None, parts))
-
-
-def _when_text(conditions: Mapping[str, Any]) -> str:
-    return ", ".join(f"{path} is {' or '.join(map(short, values))}" for path, values in conditions.items())
 
 
 def _constraint_text(constraint: Constraint) -> str:
@@ -130,14 +120,10 @@ def _warmup_text(prepared: Prepared) -> str:
     return f"the first trial is not pruned before epoch {end:g}, where its slow start ends"
 
 
-def _epochs(count: float) -> str:
-    return "epoch" if count == 1 else f"{float(count):g} epochs"
-
-
 def _budget_lines(search: Search, prepared: Prepared, groups: int) -> list[str]:
     """What the search may cost: trials, samples, hours and device-hours."""
     budget, seeds, ranks = search.budget, search.seeds_per_trial, search.ranks_per_trial
-    plan = prepared.plan.as_tree()
+    plan, all_ranks = prepared.plan.as_tree(), groups * ranks
     each = f"{plan['num_updates']} updates"
     each += f" from each of {seeds} seeds" if seeds > 1 else ""
     samples = budget.trials * seeds * plan["num_samples"]
@@ -148,21 +134,17 @@ def _budget_lines(search: Search, prepared: Prepared, groups: int) -> list[str]:
         batches = f"batch {search.transfer.from_batch}, then {then} at {search.transfer.to_batch}"
         lines.append(f"transfer: {first} trials at {batches}, from the best of the first ones")
     if budget.hours is not None:
-        limit, plural = _device_hours(budget.hours, groups * ranks), "" if budget.hours == 1 else "s"
+        limit, plural = f"{budget.hours * all_ranks:g} device-hours", "" if budget.hours == 1 else "s"
         lines.append(f"hours: trials begin within {budget.hours:g} hour{plural}, up to {limit}")
     if budget.device_hours is not None:
-        whole = f"{groups * ranks} ranks use in {duration(3600 * budget.device_hours / (groups * ranks))}"
+        whole = f"{all_ranks} ranks use in {duration(3600 * budget.device_hours / all_ranks)}"
         lines.append(f"device-hours: trials begin within {budget.device_hours:g}, which {whole}")
     lines.append(
         f"ranks: {ranks} a trial, {groups} trial{'s side by side' if groups > 1 else ' at a time'}, so as long as "
         f"{rounds} trial{'s' if rounds > 1 else ''} one after the other; an hour of all is "
-        + _device_hours(1, groups * ranks)
+        f"{all_ranks:g} device-hours"
     )
     return lines
-
-
-def _device_hours(hours: float, ranks: int) -> str:
-    return f"{hours * ranks:g} device-hours"
 
 
 def cost_lines(opened: OpenedSearch, folder: Path, *, groups: int) -> list[str]:

@@ -74,7 +74,12 @@ def worker_loop(
         stop: file that asks the whole search to stop, made when a signal reaches a rank; None: signals have no effect.
     """
     requests = _Requests(messages, supervisor_is_dead) if comm.rank == 0 else None
-    with _signals_ask_to_stop(stop):
+
+    def ask_to_stop(number: int, frame: object) -> None:  # a rank goes on: the others would wait for it
+        if stop is not None:
+            request_stop(stop, "signal")
+
+    with handling_signals(ask_to_stop):
         while True:
             tree = None if requests is None else requests.next()
             _sleeping_barrier(comm)
@@ -134,19 +139,14 @@ def _train(request: TrainRequest, comm: Any, threads: int, orphaned: Callable[[]
 
 
 @contextmanager
-def _signals_ask_to_stop(stop: Path | None) -> Iterator[None]:
-    """Within, SIGINT and SIGTERM ask the search to stop; they do not end a rank, for which the others would wait."""
-
-    def note(number: int, frame: object) -> None:
-        if stop is not None:
-            request_stop(stop, "signal")
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+def handling_signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Within, SIGINT and SIGTERM call `handler`."""
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 def run_launched_worker(folder: Path, *, phases: Sequence[Path], each: int, ranks: int) -> int:
@@ -179,7 +179,10 @@ def run_launched_worker(folder: Path, *, phases: Sequence[Path], each: int, rank
     is_dead = (lambda: supervisor.poll() is not None) if supervisor else (lambda: False)
     for phase in phases if group != MPI.COMM_NULL else ():
         own = group_folder(phase, number)
-        _redirect_stdout(own / LOG)
+        own.mkdir(parents=True, exist_ok=True)
+        sys.stdout.flush()
+        with open(own / LOG, "ab") as log:  # stderr still goes to the launcher
+            os.dup2(log.fileno(), sys.stdout.fileno())
         worker_loop(group, own / messages, threads=threads, supervisor_is_dead=is_dead, stop=folder / STOP_FILE)
     code = None
     if supervisor is not None:
@@ -261,11 +264,3 @@ def _watch_next_rank(world: Any) -> threading.Event:
     if next_pid != own and hasattr(os, "pidfd_open"):  # Linux
         threading.Thread(target=watch, name="next rank", daemon=True).start()
     return search_ended
-
-
-def _redirect_stdout(log: Path) -> None:
-    """Redirect this rank's stdout to its group's log; stderr still goes to the launcher."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    sys.stdout.flush()
-    with open(log, "ab") as file:
-        os.dup2(file.fileno(), sys.stdout.fileno())

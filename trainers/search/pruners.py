@@ -123,7 +123,6 @@ class Median:
         require_count("Median.startup_trials", self.startup_trials)
 
     def build(self) -> Any:
-        """Optuna's MedianPruner, among trials that can be compared."""
         from optuna.pruners import MedianPruner
 
         from trainers.search.comparability import FairPruner
@@ -149,7 +148,6 @@ class Percentile:
         require_count("Percentile.startup_trials", self.startup_trials)
 
     def build(self) -> Any:
-        """Optuna's PercentilePruner, among trials that can be compared."""
         from optuna.pruners import PercentilePruner
 
         from trainers.search.comparability import FairPruner
@@ -185,7 +183,6 @@ class Wilcoxon:
         require_count("Wilcoxon.startup_reports", self.startup_reports, at_least=2)
 
     def build(self) -> Any:
-        """Optuna's WilcoxonPruner, among trials that can be compared."""
         from optuna.exceptions import ExperimentalWarning
         from optuna.pruners import WilcoxonPruner
 

@@ -1,4 +1,4 @@
-"""A group of ranks as the supervisor sees it: one MPI job that trains one run after another.
+"""A group of ranks as the supervisor sees it: the hosts it runs on, and one MPI job that trains one run after another.
 
 The supervisor and the first rank of a group exchange messages: lines of JSON in two files on a shared file system. The
 supervisor writes requests to train, the rank writes how each run ended.
@@ -10,14 +10,15 @@ import json
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from trainers.launch.request import TrainRequest
-from trainers.runs.mpi_ranks import start_ranks, users_environment
+from trainers.launch.request import TrainRequest, refused
+from trainers.runs.mpi_ranks import find_mpiexec, start_ranks, users_environment
 from trainers.runs.run_folder import LOG
-from trainers.search.hosts import Placement, launcher_command
 
 REQUESTS, RESULTS = "orders.jsonl", "answers.jsonl"
 JOBS = "jobs"  # in the search's folder: a folder for each group
@@ -203,11 +204,104 @@ def rank_starter(placement: Placement) -> Callable[[Path, Path], MpiJob]:
 
     def start(messages: Path, log: Path) -> MpiJob:
         words = ["search-ranks", str(messages)]
-        if placement.most_on_a_host is not None:
-            words += ["--ranks-here", str(placement.most_on_a_host)]
+        if placement.max_ranks_per_host is not None:
+            words += ["--ranks-here", str(placement.max_ranks_per_host)]
         words += ["--ranks-before", str(placement.ranks_before)] if placement.ranks_before else []
         environment = users_environment()  # without our thread limits: each rank sets those of its own machine
         how = {"log": log, "outlive_us": False, "launcher": launcher_command(placement), "environment": environment}
         return start_ranks(placement.ranks, words, **how)
 
     return start
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """The hosts of one group.
+
+    Args:
+        ranks: of the group.
+        hosts: (host, number of the group's ranks there); empty: this machine.
+        slurm: run as a step of the Slurm allocation that this process is in.
+        max_ranks_per_host: largest number of ranks of all groups on any one of these hosts; None if unknown.
+        ranks_before: ranks of earlier groups on the first of these hosts; 0 if unknown.
+    """
+
+    ranks: int
+    hosts: tuple[tuple[str, int], ...] = ()
+    slurm: bool = False
+    max_ranks_per_host: int | None = None
+    ranks_before: int = 0
+
+
+def launcher_command(placement: Placement, environment: Mapping[str, str] = os.environ) -> list[str]:
+    """The launcher's words before a command that runs once for each rank.
+
+    Under Slurm `--exact` limits a step to what it asks for, so that the groups run side by side. The cores of a rank
+    come from the allocation's `--cpus-per-task`; `SLURM_MPI_TYPE` selects Slurm's MPI plugin.
+
+    >>> launcher_command(Placement(ranks=2, slurm=True), {"SLURM_CPUS_PER_TASK": "8"})
+    ['srun', '--ntasks=2', '--exact', '--kill-on-bad-exit=1', '--input=none', '--cpus-per-task=8']
+    """
+    if placement.slurm:
+        words = ["srun", f"--ntasks={placement.ranks}", "--exact", "--kill-on-bad-exit=1", "--input=none"]
+        cores = environment.get("SLURM_CPUS_PER_TASK")
+        return words + ([f"--cpus-per-task={cores}"] if cores else [])
+    words = [find_mpiexec()]
+    if placement.hosts:
+        words += ["-hosts", ",".join(f"{name}:{ranks}" for name, ranks in placement.hosts)]
+    return [*words, "-n", str(placement.ranks)]
+
+
+def placements(
+    *, each: int, workers: int | None, hosts: str | None = None, environment: Mapping[str, str] = os.environ
+) -> list[Placement]:
+    """The placement of each group: consecutive slots of the hosts, in the order of `hosts`.
+
+    Args:
+        each: ranks of a group.
+        workers: ranks of all groups; None: as many as the hosts or the allocation have, or else one group.
+        hosts: such as `a,b,c:4`; None: the Slurm allocation that this process is in, or else this machine.
+        environment: of this process.
+    Raises:
+        RecipeError: there are fewer ranks than a group needs, or the hosts do not add up to `workers`.
+    """
+    has_srun = shutil.which("srun", path=environment.get("PATH")) is not None
+    slurm = hosts is None and "SLURM_JOB_ID" in environment and has_srun
+    named = [] if hosts is None else hosts_named(hosts, workers)
+    tasks = environment.get("SLURM_NTASKS", "") if slurm else ""
+    workers = workers or sum(ranks for _, ranks in named) or (int(tasks) if tasks.isdecimal() else each)
+    if workers < each:
+        raise refused("-n", f"{workers} ranks are fewer than the {each} of a trial", f"ask for {each} or more")
+    slots = [name for name, ranks in named for _ in range(ranks)]
+    groups = []
+    for start in range(0, workers - each + 1, each):
+        own = tuple(Counter(slots[start : start + each]).items())
+        max_ranks = max((slots.count(name) for name, _ in own), default=None if slurm else workers)
+        before = slots[:start].count(slots[start]) if slots else 0 if slurm else start
+        groups.append(Placement(ranks=each, hosts=own, slurm=slurm, max_ranks_per_host=max_ranks, ranks_before=before))
+    return groups
+
+
+def hosts_named(text: str, workers: int | None) -> list[tuple[str, int]]:
+    """Hosts and the ranks of each; hosts without a number share the remaining ranks evenly.
+
+    >>> hosts_named("a,b,c:4", 8)
+    [('a', 2), ('b', 2), ('c', 4)]
+
+    Raises:
+        RecipeError: a name or a number is missing, or they do not add up to `workers`.
+    """
+    way_out = "write --hosts a,b or a:4,b:4, with -n the ranks of all of them"
+    parts = [part.strip().partition(":") for part in text.split(",")]
+    if not all(name and (number.isdecimal() and int(number) > 0 if colon else True) for name, colon, number in parts):
+        raise refused("--hosts", f"{text!r} is no list of hosts, each with a number of ranks or none", way_out)
+    if len({name for name, _, _ in parts}) < len(parts):
+        raise refused("--hosts", f"{text!r} names a host twice", way_out)
+    given = sum(int(number) for _, _, number in parts if number)
+    num_open = sum(1 for _, _, number in parts if not number)
+    if num_open and workers is None:
+        raise refused("--hosts", f"{text!r} does not say how many ranks run on each host", way_out)
+    left = 0 if workers is None else workers - given
+    if left % num_open or left < num_open if num_open else left:
+        raise refused("--hosts", f"the hosts {text} do not add up to {workers} ranks", way_out)
+    return [(name, int(number) if number else left // num_open) for name, _, number in parts]

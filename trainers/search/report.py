@@ -22,6 +22,7 @@ from recipes.schema import Search
 from trainers.runs.run_folder import REPORT, RUN
 from trainers.search.display import column_names, metric_name, scores, shown
 from trainers.search.optuna_extensions import FilteredStudy
+from trainers.search.search_folder import write_whole
 from trainers.search.study import FOLDER, SECONDS, best_trials, reason_of, state_counts, state_of
 from trainers.search.successive_halving import is_whole
 
@@ -31,7 +32,8 @@ _GOOD = 5  # trials that importance takes for the good ones, where a tenth of al
 
 def write_search_page(folder: Path, study: optuna.Study, search: Search) -> Path:
     """Write the page of a search into its folder, whole or not at all."""
-    return _write(folder, search_page_text(study, search, folder=folder))
+    write_whole(folder / REPORT, search_page_text(study, search, folder=folder))
+    return folder / REPORT
 
 
 def write_transfer_page(folder: Path, search: Search, parts: Sequence[tuple[optuna.Study, Path]]) -> Path:
@@ -42,7 +44,8 @@ def write_transfer_page(folder: Path, search: Search, parts: Sequence[tuple[optu
         search: as the user wrote it.
         parts: study and folder of each of its searches, the small batch first.
     """
-    best = best_trials(parts[-1][0])
+    best, (objective,) = best_trials(parts[-1][0]), search.objectives
+    maximize = objective.direction == "maximize"
     links = [
         tag("li", tag("a", own.name, href=f"{own.name}/{REPORT}"), f": {_spent(search, study.get_trials())}")
         for study, own in parts
@@ -51,9 +54,10 @@ def write_transfer_page(folder: Path, search: Search, parts: Sequence[tuple[optu
         tag("div", f"transfer over {search.recipe}", class_="muted"),
         tag("p", _verdict(search, best), class_="verdict"),
         tag("ul", *links),
-        _rates_picture(parts, search),
+        _pictures(_rate_by_batch(parts, metric=metric_name(objective.metric), maximize=maximize)),
     ]
-    return _write(folder, document(search.title or search.name, joined(body)))
+    write_whole(folder / REPORT, document(search.title or search.name, joined(body)))
+    return folder / REPORT
 
 
 def search_page_text(study: optuna.Study, search: Search, *, folder: Path | None = None) -> str:
@@ -65,19 +69,11 @@ def search_page_text(study: optuna.Study, search: Search, *, folder: Path | None
         tag("p", _verdict(search, best), class_="verdict"),
         tag("p", _spent(search, trials), class_="muted"),
         *([tag("h2", "Not beaten in everything"), _table(best, search, best)] if len(search.objectives) > 1 else []),
-        _pictures(study, search, folder),
+        _pictures(_figures(study, search, folder)),
         tag("h2", "Trials"),
         _table(trials, search, best),
     ]
     return document(search.title or search.name, joined(body))
-
-
-def _write(folder: Path, text: str) -> Path:
-    path = folder / REPORT
-    partial = path.with_name(f".{REPORT}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.rename(path)
-    return path
 
 
 def _verdict(search: Search, best: list[FrozenTrial]) -> str:
@@ -120,25 +116,7 @@ def _value(value: object) -> str:
     return number(value) if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
 
 
-def _pictures(study: optuna.Study, search: Search, folder: Path | None) -> Markup:
-    """All plots for which there are trials enough.
-
-    Args:
-        study: of the search.
-        search: the search.
-        folder: of the search, with the runs of its trials; None: plots that need the runs are left out.
-    """
-    return _drawn(_figures(study, search, folder))
-
-
-def _rates_picture(parts: Sequence[tuple[optuna.Study, Path]], search: Search) -> Markup:
-    """Learning rate against batch over the trials of several searches, each given with its folder."""
-    (objective,) = search.objectives
-    maximize = objective.direction == "maximize"
-    return _drawn(_rate_by_batch(parts, metric=metric_name(objective.metric), maximize=maximize))
-
-
-def _drawn(figures: Iterator[tuple[Any, str]]) -> Markup:
+def _pictures(figures: Iterator[tuple[Any, str]]) -> Markup:
     from recipes.reports.plots import svg_text
 
     with drawn_by_optuna():
@@ -160,6 +138,7 @@ def drawn_by_optuna() -> Iterator[None]:
 
 
 def _figures(study: optuna.Study, search: Search, folder: Path | None) -> Iterator[tuple[Any, str]]:
+    """All plots for which there are trials enough; without `folder` not those that need the runs in it."""
     from recipes.reports.plots import of_search
 
     trials = [trial for trial in study.get_trials(deepcopy=False) if trial.values]
@@ -187,12 +166,7 @@ def _figures(study: optuna.Study, search: Search, folder: Path | None) -> Iterat
 def _point(trial: FrozenTrial) -> Any:
     from recipes.reports.plots.of_search import TrialPoint
 
-    return TrialPoint(
-        number=trial.number,
-        state=state_of(trial),
-        scores=tuple(trial.values),
-        values=trial.params,
-    )
+    return TrialPoint(number=trial.number, state=state_of(trial), scores=tuple(trial.values), values=trial.params)
 
 
 def _by_optuna(study: optuna.Study, points: Sequence[Any], metric: str) -> Iterator[tuple[Any, str]]:

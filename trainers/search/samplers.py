@@ -36,7 +36,6 @@ class CmaEs:
         require_count("CmaEs.startup_trials", self.startup_trials)
 
     def build(self, *, seed: int) -> Any:
-        """Optuna's CmaEsSampler."""
         from optuna.samplers import CmaEsSampler
 
         return CmaEsSampler(seed=seed, n_startup_trials=self.startup_trials, warn_independent_sampling=False)
@@ -115,7 +114,6 @@ class NsgaII:
         require_count("NsgaII.population", self.population, at_least=2)
 
     def build(self, *, seed: int) -> Any:
-        """Optuna's NSGAIISampler."""
         from optuna.samplers import NSGAIISampler
 
         return NSGAIISampler(seed=seed, population_size=self.population)
@@ -126,7 +124,6 @@ class Random:
     """Independent uniform draws: the reference for every other sampler."""
 
     def build(self, *, seed: int) -> Any:
-        """Optuna's RandomSampler."""
         from optuna.samplers import RandomSampler
 
         return RandomSampler(seed=seed)
@@ -155,7 +152,6 @@ class Tpe:
         require_flag("Tpe.multivariate", self.multivariate)
 
     def build(self, *, seed: int) -> Any:
-        """Optuna's TPESampler."""
         from trainers.search.optuna_extensions import CachedTpe
 
         return CachedTpe(

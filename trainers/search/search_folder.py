@@ -148,6 +148,11 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _write_once(path: Path, tree: dict[str, Any]) -> None:
     if not path.exists():
-        partial = path.with_name(f".{path.name}.partial")
-        partial.write_text(yaml.safe_dump(tree, sort_keys=False, width=120), encoding="utf-8")
-        partial.rename(path)
+        write_whole(path, yaml.safe_dump(tree, sort_keys=False, width=120))
+
+
+def write_whole(path: Path, text: str, *, errors: str = "strict") -> None:
+    """Write a file whole or not at all; `errors` as for `open`."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text, encoding="utf-8", errors=errors)
+    partial.rename(path)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -26,9 +25,8 @@ from trainers.runs.stop_request import STOP_FILE
 from trainers.search.best import recipe_path, require_utf8, write_best
 from trainers.search.display import Display, scores, values_text
 from trainers.search.dry_run import dry_run_text
-from trainers.search.group_worker import launched_groups, run_launched_worker
-from trainers.search.hosts import placements
-from trainers.search.rank_groups import Group, rank_starter
+from trainers.search.group_worker import handling_signals, launched_groups, run_launched_worker
+from trainers.search.rank_groups import Group, placements, rank_starter
 from trainers.search.report import write_search_page
 from trainers.search.search_folder import (
     check_folder,
@@ -43,8 +41,7 @@ from trainers.search.storage_cache import refresh
 from trainers.search.study import best_trials, finished, new_study, open_study, spent_seconds, state_counts
 from trainers.search.supervisor import Supervisor
 from trainers.search.transfer import Stages, check_transfer, transfer
-from trainers.search.trial_recorder import SearchOptions
-from trainers.search.trial_run import trial_request
+from trainers.search.trial_run import SearchOptions, trial_request
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,34 +88,37 @@ def _search(request: SearchRequest) -> int:
     if request.dry_run and launched_rank():
         return 0  # rank 0 prints it
     groups = _groups(request, opened, folder)
-    _require_trainable(request, opened)
-    moves = opened.search.transfer is not None
-    large = check_transfer(opened) if moves else None
-    on = {"cluster": request.cluster, "device": request.device}
+    options = SearchOptions(
+        folder=folder,
+        stop_file=request.stop_file or folder / STOP_FILE,
+        hang_seconds=request.hang_seconds,
+        cluster=request.cluster,
+        device=request.device,
+    )
+    _require_trainable(opened, options)
+    has_stages = opened.search.transfer is not None
+    large = check_transfer(opened) if has_stages else None
     if request.dry_run:
-        print(dry_run_text(opened, groups=len(groups), folder=folder, large=large, **on))
+        print(dry_run_text(opened, options, groups=len(groups), large=large))
         return 0
     check_folder(folder, opened, resume=request.resume)
     files = not request.resume and request.stop_file is None  # a transfer has checked them already
     require_startable(opened.base, ranks=1, files=files)
-    address = None if moves else study_address(folder, opened, storage=request.storage, study=request.study)
+    address = None if has_stages else study_address(folder, opened, storage=request.storage, study=request.study)
     with lock_folder(folder):
         write_search_file(folder, opened)
-        stop_file = request.stop_file or folder / STOP_FILE
         if request.stop_file is None:  # else the transfer has removed an old one, and a file there now counts
-            stop_file.unlink(missing_ok=True)
+            options.stop_file.unlink(missing_ok=True)
         if address is None:
-            begin = partial(_begin_phase, replace(request, stop_file=stop_file, resume=False))
+            begin = partial(_begin_stage, replace(request, stop_file=options.stop_file, resume=False))
             return transfer(Stages(opened=opened, folder=folder), begin)
-        options = SearchOptions(folder=folder, stop_file=stop_file, hang_seconds=request.hang_seconds, **on)
-        return _search_in(address, opened, options, groups)
+        return _search_in(*address, opened, options, groups)
 
 
 def _search_in(
-    address_and_name: tuple[StorageAddress, str], opened: OpenedSearch, options: SearchOptions, groups: Sequence[Group]
+    address: StorageAddress, name: str, opened: OpenedSearch, options: SearchOptions, groups: Sequence[Group]
 ) -> int:
     """Open the study's storage and search; if the storage is lost meanwhile, say so and return `EXIT_FAILED`."""
-    address, name = address_and_name
     try:
         with closing(open_storage(address)) as storage:
             study = open_study(opened, storage, name=name)
@@ -133,7 +133,7 @@ def _search_in(
         return EXIT_FAILED
 
 
-def _begin_phase(request: SearchRequest, file: Path, folder: Path) -> int:
+def _begin_stage(request: SearchRequest, file: Path, folder: Path) -> int:
     study = request.study and f"{request.study}-{folder.name}"
     return search(replace(request, search=str(file), out=folder, study=study))
 
@@ -150,7 +150,7 @@ def _search_study(opened: OpenedSearch, study: Any, options: SearchOptions, grou
             f"search {opened.search.name}: {done} of {budget} trials are done, {len(groups)} side by side, "
             f"{ranks} rank{'s' if ranks > 1 else ''} each"
         )
-        with _stop_signals(supervisor):
+        with handling_signals(partial(_stop_at_signal, supervisor)):
             supervisor.run()
     refresh(study)  # what other supervisors have finished meanwhile
     for trial in best_trials(study)[:1]:  # a session killed before it wrote them, or another supervisor, found it
@@ -226,31 +226,20 @@ def _run_as_launched_rank(request: SearchRequest, opened: OpenedSearch, folder: 
     return run_launched_worker(folder, phases=phases, each=each, ranks=ranks)
 
 
-def _require_trainable(request: SearchRequest, opened: OpenedSearch) -> None:
+def _require_trainable(opened: OpenedSearch, options: SearchOptions) -> None:
     """Refuse a recipe that cannot be trained with its own values, and a sampler whose package is not installed."""
     require_utf8(opened)
     new_study(opened.search)
-    on = {"cluster": request.cluster, "device": request.device}
     for share in {Fraction(1), *getattr(opened.search.pruner, "shares", ())}:
-        asked = trial_request(opened, 0, {}, Path("trial"), share=share, **on)
-        prepare(asked, workers=opened.search.ranks_per_trial)
+        request = trial_request(opened, 0, {}, Path("trial"), options, share=share)
+        prepare(request, workers=opened.search.ranks_per_trial)
 
 
-@contextmanager
-def _stop_signals(supervisor: Supervisor) -> Iterator[None]:
+def _stop_at_signal(supervisor: Supervisor, number: int, frame: object) -> None:
     """The first SIGINT or SIGTERM asks all trials to stop after their update, the second ends them."""
-
-    def note(number: int, frame: object) -> None:
-        if supervisor.stopping:
-            supervisor.kill()
-            return
-        supervisor.request_stop("a signal")
-        with suppress(OSError):  # a `| tee` was ended by the same Ctrl-C
-            os.write(2, b"\nstopping after this update, with checkpoints; once more to end at once\n")
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    if supervisor.stopping:
+        supervisor.kill()
+        return
+    supervisor.request_stop("a signal")
+    with suppress(OSError):  # a `| tee` was ended by the same Ctrl-C
+        os.write(2, b"\nstopping after this update, with checkpoints; once more to end at once\n")

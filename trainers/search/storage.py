@@ -169,14 +169,12 @@ class Journal(JournalFileBackend):
             lock.release()
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
-        """See Optuna's backend."""
         try:
             yield from super().read_logs(log_number_from)
         except (OSError, ValueError) as error:
             raise StorageInternalError(f"{self._file_path} cannot be read: {error}") from error
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """See Optuna's backend."""
         try:
             os.stat(self._file_path)
             super().append_logs(logs)

@@ -16,7 +16,6 @@ import json
 import time
 from collections.abc import Container
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 
 import optuna
@@ -94,7 +93,6 @@ class CachedReads:
         return _changeable(super().get_trial(trial_id))
 
     def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
-        """See Optuna's storage."""
         trial_id = super().create_new_trial(study_id, template_trial)
         if study_id in self._snapshots:
             self._snapshots[study_id].trials[trial_id] = self._read_created(study_id, trial_id)
@@ -103,13 +101,11 @@ class CachedReads:
     def set_trial_param(
         self, trial_id: int, param_name: str, param_value_internal: float, distribution: BaseDistribution
     ) -> None:
-        """See Optuna's storage."""
         super().set_trial_param(trial_id, param_name, param_value_internal, distribution)
         value = distribution.to_external_repr(param_value_internal)
         self._update(trial_id, params={param_name: value}, distributions={param_name: distribution})
 
     def set_trial_state_values(self, trial_id: int, state: TrialState, values: Any = None) -> bool:
-        """See Optuna's storage."""
         changed = False
         try:
             changed = super().set_trial_state_values(trial_id, state, values)
@@ -123,17 +119,14 @@ class CachedReads:
         return changed
 
     def set_trial_intermediate_value(self, trial_id: int, step: int, intermediate_value: float) -> None:
-        """See Optuna's storage."""
         super().set_trial_intermediate_value(trial_id, step, intermediate_value)
         self._update(trial_id, intermediate_values={step: intermediate_value})
 
     def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
-        """See Optuna's storage."""
         super().set_trial_user_attr(trial_id, key, value)
         self._update(trial_id, user_attrs={key: value})
 
     def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
-        """See Optuna's storage."""
         super().set_trial_system_attr(trial_id, key, value)
         self._update(trial_id, system_attrs={key: value})
 
@@ -216,17 +209,14 @@ class BatchedWrites(_CachedStorage):
             self.flush()
 
     def set_trial_state_values(self, trial_id: int, state: TrialState, values: Any = None) -> bool:
-        """See Optuna's storage."""
         self.flush()
         return super().set_trial_state_values(trial_id, state, values)
 
     def get_trial(self, trial_id: int) -> FrozenTrial:
-        """See Optuna's storage."""
         self.flush()
         return super().get_trial(trial_id)
 
     def get_all_trials(self, study_id: int, deepcopy: bool = True, states: Any = None) -> list[FrozenTrial]:
-        """See Optuna's storage."""
         self.flush()
         return super().get_all_trials(study_id, deepcopy=deepcopy, states=states)
 
@@ -241,7 +231,11 @@ class BatchedWrites(_CachedStorage):
         rows, self._rows = self._rows, []
         try:
             with _create_scoped_session(self._backend.scoped_session) as session:
-                self._require_running(session, {row["trial_id"] for _, row in rows})
+                trial_ids = {row["trial_id"] for _, row in rows}
+                ended = TrialModel.trial_id.in_(trial_ids), TrialModel.state.in_(_FINISHED)
+                number = session.query(TrialModel.number).filter(*ended).first()
+                if number is not None:
+                    raise UpdateFinishedTrialError(f"trial {number[0]} is finished already")
                 for model in (TrialParamModel, TrialIntermediateValueModel):
                     batch = [row for kind, row in rows if kind is model]
                     if batch:
@@ -291,14 +285,6 @@ class BatchedWrites(_CachedStorage):
                 distribution = json_to_distribution(row["distribution_json"])
                 super().set_trial_param(row["trial_id"], row["param_name"], row["param_value"], distribution)
 
-    def _require_running(self, session: Any, trial_ids: set[int]) -> None:
-        finished = session.query(TrialModel.number).filter(
-            TrialModel.trial_id.in_(trial_ids), TrialModel.state.in_(_FINISHED)
-        )
-        number = finished.first()
-        if number is not None:
-            raise UpdateFinishedTrialError(f"trial {number[0]} is finished already")
-
 
 class CachedDatabase(CachedReads, BatchedWrites):
     """SQLite, PostgreSQL or MySQL, cached and batched."""
@@ -312,12 +298,9 @@ class CachedDatabase(CachedReads, BatchedWrites):
         """From the cache, for the same reason; only the time is read, because the database sets it."""
         finished = copy.copy(trial)
         finished.state, finished.values = state, values
-        finished.datetime_complete = self._time_finished(trial._trial_id)
-        return finished
-
-    def _time_finished(self, trial_id: int) -> datetime | None:
         with _create_scoped_session(self._backend.scoped_session) as session:
-            return TrialModel.find_or_raise_by_id(trial_id, session).datetime_complete
+            finished.datetime_complete = TrialModel.find_or_raise_by_id(trial._trial_id, session).datetime_complete
+        return finished
 
 
 class CachedJournal(CachedReads, JournalStorage):

@@ -6,7 +6,7 @@ All its state is in the study: a resumed session, or another supervisor of the s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -80,7 +80,8 @@ def assigned_share(trial: optuna.Trial, search: Search) -> Fraction:
         trials = trial.study.get_trials(deepcopy=False)
         rungs = [other.user_attrs[RUNG] for other in trials if RUNG in other.user_attrs]
         begun = Counter(rung["began"] for rung in rungs if rung["of"] is None)
-        began = _most_behind(search.pruner.brackets, begun)
+        brackets = {rung: weight for rung, weight in enumerate(search.pruner.brackets) if weight}
+        began = min(brackets, key=lambda rung: (Fraction(begun[rung] + 1, brackets[rung]), rung))
         trial.set_user_attr(RUNG, _rung(search, began, began=began))
     return search.pruner.shares[trial.user_attrs[RUNG]["at"]]
 
@@ -104,12 +105,6 @@ def _rung(search: Search, at: int, *, began: int, of: int | None = None) -> dict
     return {"at": at, "began": began, "of": of, "whole": search.pruner.shares[at] == 1}
 
 
-def _most_behind(wanted: Sequence[int], begun: Mapping[int, int]) -> int:
-    """The rung whose ratio of begun to wanted configurations would be smallest with one more begun there."""
-    rungs = [rung for rung, weight in enumerate(wanted) if weight]
-    return min(rungs, key=lambda rung: (Fraction(begun.get(rung, 0) + 1, wanted[rung]), rung))
-
-
 class OneRungSampler(BaseSampler):
     """Shows a sampler only trials of one rung: scores of runs of different lengths are not comparable.
 
@@ -125,38 +120,28 @@ class OneRungSampler(BaseSampler):
         self._sampler, self._search = sampler, search
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, Any]:
-        """See Optuna's sampler."""
         return self._sampler.infer_relative_search_space(self._view(study), trial)
 
     def sample_relative(self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, Any]) -> dict[str, Any]:
-        """See Optuna's sampler."""
         return self._sampler.sample_relative(self._view(study), trial, search_space)
 
     def sample_independent(self, study: optuna.Study, trial: FrozenTrial, *distribution: Any) -> Any:
-        """See Optuna's sampler."""
         return self._sampler.sample_independent(self._view(study), trial, *distribution)
 
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
-        """See Optuna's sampler."""
         self._sampler.before_trial(self._view(study), trial)
 
     def after_trial(self, study: optuna.Study, trial: FrozenTrial, *result: Any) -> None:
-        """See Optuna's sampler."""
         self._sampler.after_trial(self._view(study), trial, *result)
 
     def reseed_rng(self) -> None:
-        """See Optuna's sampler."""
         self._sampler.reseed_rng()
 
     def _view(self, study: optuna.Study) -> FilteredStudy:
-        at = _learned_from(study.get_trials(deepcopy=False), len(self._search.space) + 2)
+        complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        rungs = Counter(trial.user_attrs[RUNG]["at"] for trial in complete if RUNG in trial.user_attrs)
+        enough = [at for at, count in rungs.items() if count >= len(self._search.space) + 2]
+        at = max(enough, default=min(rungs, default=0))
         return FilteredStudy(
             study, lambda trials: [trial for trial in trials if trial.user_attrs.get(RUNG, {}).get("at") == at]
         )
-
-
-def _learned_from(trials: Iterable[FrozenTrial], enough: int) -> int:
-    """The highest rung with `enough` complete trials, else the lowest that has any."""
-    complete = [trial for trial in trials if trial.state == TrialState.COMPLETE and RUNG in trial.user_attrs]
-    rungs = Counter(trial.user_attrs[RUNG]["at"] for trial in complete)
-    return max((at for at, count in rungs.items() if count >= enough), default=min(rungs, default=0))

@@ -5,16 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import optuna
 from optuna.exceptions import UpdateFinishedTrialError
 
 from recipes.search_space.open_search import OpenedSearch
-from trainers.launch.request import TrainRequest, prepare
-from trainers.runs.run_folder import RUN
+from trainers.launch.request import prepare
 from trainers.runs.stop_request import requester_text, stop_requester
 from trainers.search import study as studies
 from trainers.search.comparability import store_comparability
@@ -24,8 +21,8 @@ from trainers.search.search_folder import TRIALS
 from trainers.search.study import check_constraints
 from trainers.search.successive_halving import assigned_share, promote
 from trainers.search.trial_leases import RENEW_SECONDS, TrialLeases
-from trainers.search.trial_recorder import SearchOptions, TrialRecorder, UsedBudget
-from trainers.search.trial_run import Report, RunEnd, TrialRun, last_line, run_folders, trial_request
+from trainers.search.trial_recorder import TrialRecorder, UsedBudget
+from trainers.search.trial_run import Report, RunEnd, SearchOptions, TrialRun, last_line, run_folders, trial_request
 
 _POLL_SECONDS = 0.02
 _SHOW_SECONDS = 0.2
@@ -155,7 +152,10 @@ class Supervisor:
         index = _num_ended(folders)
         share = assigned_share(trial, self.search)
         try:
-            request = self._request(trial.number, values, folders, index=min(index, len(folders) - 1), share=share)
+            last = min(index, len(folders) - 1)
+            request = trial_request(
+                self.opened, trial.number, values, folders[last], self.options, index=last, share=share
+            )
             prepared = prepare(request, workers=self.search.ranks_per_trial)
             constraints = check_constraints(self.search, prepared.opened.tree)
         except ValueError as error:  # InputRefused too
@@ -175,21 +175,6 @@ class Supervisor:
         run = TrialRun(group, request, prepared, **self._recorder.reporting)
         self._running.append(_Running(trial=trial, run=run, index=index, reported=reported))
         self.display.began(trial.number, values, resumed=request.resume or index > 0)
-
-    def _request(
-        self, number: int, values: dict[str, Any], folders: Sequence[Path], *, index: int, share: Fraction
-    ) -> TrainRequest:
-        return trial_request(
-            self.opened,
-            number,
-            values,
-            folders[index],
-            index=index,
-            share=share,
-            resume=(folders[index] / RUN).exists(),
-            cluster=self.options.cluster,
-            device=self.options.device,
-        )
 
     def _folders(self, trial: optuna.Trial) -> list[Path]:
         name = f"{TRIALS}/trial-{trial.number:04d}"

@@ -22,7 +22,7 @@ from typing import Any
 
 from recipes.errors import Problem, RecipeError
 from recipes.reading.load import resolved_text
-from recipes.reading.open import OpenedRecipe, open_recipe
+from recipes.reading.open import open_recipe
 from recipes.reading.registry import shown
 from recipes.reading.yaml import block_text
 from recipes.scale import scale_recipe
@@ -31,7 +31,7 @@ from recipes.search_space import ranges
 from recipes.search_space.open_search import OpenedSearch, open_search, value_at
 from trainers.search.best import BEST, absolute_dataset, absolute_recipe
 from trainers.search.report import write_transfer_page
-from trainers.search.search_folder import study_of
+from trainers.search.search_folder import study_of, write_whole
 
 SCALED = "scaled.yaml"
 _RATE, _WARMUP = "learning_rate.reference", "learning_rate.warmup.epochs"
@@ -63,38 +63,31 @@ class Stages:
         return self._write(0, recipe=absolute_recipe(self.opened), space=self.opened.tree["space"])
 
     def write_large(self) -> Path:
-        """Write the file of the second search, from the best recipe of the first one; returns its path.
+        """Write the file of the second search, around the best recipe of the first one scaled up; returns its path.
+
+        The scaled recipe is written too; repeating this gives the same files.
 
         Raises:
             InputRefused: no rule leads to the large batch.
         """
-        self.scale()
-        space, recipe = self.space(), self.scaled().tree
+        partial = self.folder / f"partial-{SCALED}"
+        partial.unlink(missing_ok=True)
+        best, batch = self.folder / self.names[0] / BEST, self.opened.search.transfer.to_batch
+        scale_recipe(best, batch=batch, out=partial, **self.opened.options)
+        partial.replace(self.folder / SCALED)
+        recipe = open_recipe(self.folder / SCALED, **self.opened.options).tree
+        space = self._space_around(recipe)
         derived = {path: value_at(recipe, path) for path in space}
         first = {path: value for path, value in derived.items() if _holds(space[path], value)}
         return self._write(1, recipe=SCALED, space=space, fixed={}, enqueue=[first])
 
-    def scale(self) -> None:
-        """Derive the recipe at the large batch and write it; repeating this gives the same file."""
-        best = self.folder / self.names[0] / BEST
-        batch = self.opened.search.transfer.to_batch
-        partial = self.folder / f"partial-{SCALED}"
-        partial.unlink(missing_ok=True)
-        scale_recipe(best, batch=batch, out=partial, **self.opened.options)
-        partial.replace(self.folder / SCALED)
-
-    def scaled(self) -> OpenedRecipe:
-        """The recipe at the large batch."""
-        return open_recipe(self.folder / SCALED, **self.opened.options)
-
-    def space(self) -> dict[str, Any]:
+    def _space_around(self, recipe: Mapping[str, Any]) -> dict[str, Any]:
         """The space of the second search; except for the rate, a range in the user's space takes precedence.
 
         rate        within a factor of 4 of the derived one
         warmup      likewise, and at most half of the run; left out where the recipe has none
         momentum m  1 - m from half to twice the derived one; left out where the optimizer has none
         """
-        recipe = self.scaled().tree
         given = {path: {**range_, "when": {}} for path, range_ in self.opened.tree["space"].items()}
         rate, epochs = recipe["learning_rate"]["reference"], recipe["epochs"]
         space = {_RATE: _log(rate / _FACTOR, rate * _FACTOR)}
@@ -199,9 +192,7 @@ def transfer(stages: Stages, begin: Callable[[Path, Path], int]) -> int:
         return code
     code = begin(stages.write_large(), stages.folder / large)
     if (stages.folder / large / BEST).is_file():
-        partial = stages.folder / f".{BEST}.partial"
-        partial.write_text(stages.best_text(), encoding="utf-8")
-        partial.rename(stages.folder / BEST)
+        write_whole(stages.folder / BEST, stages.best_text())
         print(f"the best of both searches: kilobatch train {quote(str(stages.folder / BEST))}")
     print(f"report of both: {stages.write_page()}")
     return code

@@ -6,7 +6,6 @@ import math
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +20,7 @@ from trainers.search.best import write_best
 from trainers.search.display import Display
 from trainers.search.study import TrialResult, trial_result
 from trainers.search.successive_halving import is_whole
-from trainers.search.trial_run import Report, TrialRun, metrics_lines, reports_in
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchOptions:
-    """How a search is executed; what is searched is in its file.
-
-    Args:
-        folder: of the search.
-        stop_file: when this file appears, the search stops.
-        hang_seconds: a trial without an update for this long is ended.
-        cluster, device: as for `train`.
-    """
-
-    folder: Path
-    stop_file: Path
-    hang_seconds: float = 600.0
-    cluster: str | None = None
-    device: str | None = None
+from trainers.search.trial_run import Report, SearchOptions, TrialRun, metrics_lines, reports_in
 
 
 class UsedBudget:

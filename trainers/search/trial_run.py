@@ -26,7 +26,7 @@ from trainers.launch.request import Prepared, TrainRequest
 from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT
 from trainers.runs.mpi_ranks import LaunchError
 from trainers.runs.progress import Tail
-from trainers.runs.run_folder import ENVIRONMENT, LOG, METRICS
+from trainers.runs.run_folder import ENVIRONMENT, LOG, METRICS, RUN
 from trainers.runs.stop_request import STOP_FILE, request_stop
 from trainers.search.rank_groups import Group
 from trainers.search.trial_leases import BEGUN_IN
@@ -39,17 +39,33 @@ _WATCHDOG = "; --watchdog allows "
 _KILLED = re.compile(r"PID (\d+) RUNNING AT")
 
 
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions:
+    """How a search is executed; what is searched is in its file.
+
+    Args:
+        folder: of the search.
+        stop_file: when this file appears, the search stops.
+        hang_seconds: a trial without an update for this long is ended.
+        cluster, device: as for `train`.
+    """
+
+    folder: Path
+    stop_file: Path
+    hang_seconds: float = 600.0
+    cluster: str | None = None
+    device: str | None = None
+
+
 def trial_request(
     opened: OpenedSearch,
     number: int,
     values: dict[str, Any],
     folder: Path,
+    options: SearchOptions,
     *,
     index: int = 0,
     share: Fraction = Fraction(1),
-    resume: bool = False,
-    cluster: str | None = None,
-    device: str | None = None,
 ) -> TrainRequest:
     """The training request of one of a trial's runs.
 
@@ -57,11 +73,10 @@ def trial_request(
         opened: the search.
         number: of the trial.
         values: path -> the trial's value.
-        folder: of the run.
+        folder: of the run, which is resumed if the folder has one.
+        options: of the search.
         index: of the run within its trial; it is added to the recipe's seed.
         share: of the epochs; a shorter run has its whole schedule compressed, and is evaluated only at its end.
-        resume: go on with the run in the folder.
-        cluster, device: as for `train`.
     Raises:
         InputRefused: a shorter run would be too short, or its recipe does not open.
     """
@@ -85,12 +100,12 @@ def trial_request(
         overrides=tuple(assignments(given)),
         overrides_from=f"search {search.name} trial {number}",
         out=folder,
-        resume=resume,
+        resume=(folder / RUN).exists(),
         checkpoint_every=report,
         data=opened.options["data_root"],
         allow_code=opened.options["allow_code"],
-        cluster=cluster,
-        device=device,
+        cluster=options.cluster,
+        device=options.device,
     )
 
 

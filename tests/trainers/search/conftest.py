@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -16,7 +17,10 @@ from urllib.parse import urlsplit
 
 import optuna
 import pytest
+from optuna.trial import TrialState
 
+from recipes.search_space.open_search import open_search
+from trainers.launch.vocabulary import search_vocabulary
 from trainers.search.storage import PASSWORD, hidden, open_storage, parse_storage
 
 ROOT = Path(__file__).parents[3]
@@ -56,6 +60,12 @@ class Searching:
             output = process.communicate(timeout=1200)[0]
         return process.returncode, output
 
+    def complete(self, *before, **variables):
+        """What it printed until it ended with success."""
+        code, output = self.run(*before, **variables)
+        assert code == 0, output
+        return output
+
     def trials(self):
         """All trials of its study, read anew."""
         where = self.options[self.options.index("--storage") + 1] if "--storage" in self.options else "sqlite"
@@ -64,9 +74,38 @@ class Searching:
 
     def part(self, name):
         """One of the two searches of a transfer, to be looked at."""
-        found = copy(self)
-        found.name, found.folder = f"{self.name}-{name}", self.folder / name
-        return found
+        part = copy(self)
+        part.name, part.folder = f"{self.name}-{name}", self.folder / name
+        return part
+
+    def kill_launched_rank(self, *launcher):
+        """Kill a rank of two trials on a foreign launcher's ranks: all ranks end; returns its number and the output."""
+        with self.start(*launcher) as process:
+            pids = self.wait_for_checkpoint(0, 1)
+            os.kill(pids[-1], signal.SIGKILL)
+            output = process.communicate(timeout=60)[0]
+        assert process.returncode != 0
+        assert self.gone(pids)
+        assert [trial.state for trial in self.trials()] == [TrialState.RUNNING] * 2
+        return pids[-1], output
+
+    def resume_launched(self, *launcher):
+        """The same command completes all three trials; returns what was printed."""
+        output = self.complete(*launcher)
+        trials = self.trials()
+        assert [trial.state for trial in trials] == [TrialState.COMPLETE] * 3
+        assert [trial.user_attrs.get("deaths") for trial in trials] == [["the search was ended"]] * 2 + [None]
+        return output
+
+    def require_complete(self, num_trials, *, updates, reports):
+        """Its trials: all are complete, with every update and every report once."""
+        trials = self.trials()
+        assert [trial.number for trial in trials] == list(range(num_trials))
+        assert {trial.state for trial in trials} == {TrialState.COMPLETE}
+        for trial in trials:
+            assert self.updates(trial.number) == list(range(updates))
+            assert sorted(trial.intermediate_values) == list(range(1, reports + 1))
+        return trials
 
     def run_folder(self, number):
         return self.folder / "trials" / f"trial-{number:04d}"
@@ -76,23 +115,38 @@ class Searching:
         text = self.wait_for(self.run_folder(number) / "environment.json").read_text()
         return [rank["pid"] for rank in json.loads(text)["ranks"]]
 
+    def wait_for_checkpoint(self, *numbers):
+        """Wait until these trials have a checkpoint; returns the processes of all their ranks."""
+        for number in numbers:
+            self.wait_for(self.run_folder(number) / "checkpoints" / "update-*")
+        return [pid for number in numbers for pid in self.pids(number)]
+
     def updates_of_ranks(self, number):
         """The update after which each rank of a trial left it."""
-        signs = sorted((self.run_folder(number) / "ranks").glob("*.json"))
-        return [json.loads(sign.read_text())["update"] for sign in signs]
+        heartbeats = sorted((self.run_folder(number) / "ranks").glob("*.json"))
+        return [json.loads(heartbeat.read_text())["update"] for heartbeat in heartbeats]
 
     def metrics(self, number):
         return [json.loads(text) for text in (self.run_folder(number) / "metrics.jsonl").read_text().splitlines()]
 
+    def updates(self, number):
+        """Numbers of the updates that a trial's metrics have, in their order."""
+        return [line["update"] for line in self.metrics(number) if line["key"] == "train_loss"]
+
     @staticmethod
-    def gone(pids, seconds=30):
-        """Whether no process of these numbers is left, after at most so many seconds."""
+    def alive(pid):
+        """Whether a process works; a zombie does not."""
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        except OSError:
+            return False
+
+    def gone(self, pids, seconds=30):
+        """Whether none of these processes works any more, after at most so many seconds."""
         end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            if not any(os.path.exists(f"/proc/{pid}") for pid in pids):
-                return True
+        while any(map(self.alive, pids)) and time.monotonic() < end:
             time.sleep(0.05)
-        return False
+        return not any(map(self.alive, pids))
 
     def wait_for(self, path, seconds=600):
         """The path, or the first that a pattern in its name finds; while the search runs."""
@@ -100,9 +154,9 @@ class Searching:
         over = False
         while not over:
             over = self.process.poll() is not None or time.monotonic() > end
-            found = sorted(Path(path).parent.glob(Path(path).name))
-            if found:
-                return found[0]
+            paths = sorted(Path(path).parent.glob(Path(path).name))
+            if paths:
+                return paths[0]
             time.sleep(0.02)
         output = "" if self.process.poll() is None else self.process.communicate()[0]
         raise AssertionError(f"there is no {path}: {output}")
@@ -113,6 +167,18 @@ def searching(tmp_path):
     """`searching(text, *options)`: a `Searching`, whose study can be read while warnings are errors."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return lambda text, *options: Searching(tmp_path, text, *options)
+
+
+@pytest.fixture
+def open_text(tmp_path, monkeypatch):
+    """`open_text(text)`: the search of this text, opened from mine.yaml in a working directory of the test's own."""
+    monkeypatch.chdir(tmp_path)
+
+    def open_text(text):
+        Path("mine.yaml").write_text(text)
+        return open_search("mine.yaml", vocabulary=search_vocabulary())
+
+    return open_text
 
 
 class Server:
@@ -205,18 +271,8 @@ def _serving(storage):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "kilobatch",
-        "serve-study",
-        storage,
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-    ]
+    command = [sys.executable, "-P", "-m", "kilobatch", "serve-study", storage]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout.readline().startswith("serving the studies of sqlite:///")

@@ -32,17 +32,6 @@ LARS = {"optimizer.kind": "Lars", "optimizer.trust_coefficient": 0.01, "optimize
 MOMENTUM = {"optimizer.kind": "MomentumSGD", "optimizer.weight_decay": 0.001}
 
 
-@pytest.fixture
-def opened(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-    def open_text(text):
-        Path("mine.yaml").write_text(text)
-        return open_search("mine.yaml", vocabulary=search_vocabulary())
-
-    return open_text
-
-
 def tell(study, opened, params, *values, **violations):
     """A trial with these values, its recipe written where it is among the best."""
     study.enqueue_trial(params)
@@ -52,9 +41,9 @@ def tell(study, opened, params, *values, **violations):
     write_best(Path(), opened, study, finished)
 
 
-def test_best_yaml_is_complete_and_says_what_the_search_set(opened):
+def test_best_yaml_is_complete_and_names_what_the_search_set(open_text):
     """The kind comes first, or the decay that was searched would go with the optimizer it replaces."""
-    search = opened(TEXT)
+    search = open_text(TEXT)
     study = new_study(search.search)
     tell(study, search, LARS, 0.9)
     text = Path("best.yaml").read_text()
@@ -62,13 +51,17 @@ def test_best_yaml_is_complete_and_says_what_the_search_set(opened):
     output = [line.split("#")[0].strip() for line in text.splitlines() if line.endswith("# search mine trial 0")]
     for changed in ("weight_decay: 0.005", "kind: Lars", "trust_coefficient: 0.01", "epochs: 3"):
         assert changed in output
-    found = open_recipe("best.yaml", vocabulary=vocabulary()).recipe
-    assert (found.optimizer.weight_decay, found.optimizer.trust_coefficient, found.epochs) == (0.005, 0.01, 3)
+    best = open_recipe("best.yaml", vocabulary=vocabulary()).recipe
+    assert (
+        best.optimizer.weight_decay,
+        best.optimizer.trust_coefficient,
+        best.epochs,
+    ) == (0.005, 0.01, 3)
     assert "extends" not in yaml.safe_load(text)
 
 
-def test_only_a_better_trial_that_keeps_the_constraints_takes_the_place(opened):
-    search = opened(TEXT)
+def test_only_a_better_trial_that_keeps_the_constraints_takes_the_place(open_text):
+    search = open_text(TEXT)
     study = new_study(search.search)
     for params, value, violations in ((LARS, 0.9, -1.0), (MOMENTUM, 0.8, -1.0), (MOMENTUM, 0.95, 1.0)):
         tell(study, search, params, value, loss=violations)
@@ -77,8 +70,8 @@ def test_only_a_better_trial_that_keeps_the_constraints_takes_the_place(opened):
     assert "in trial 3 of" in Path("best.yaml").read_text()
 
 
-def test_several_objectives_leave_a_recipe_for_each_trial_of_the_front(opened):
-    search = opened(TEXT + TWO)
+def test_several_objectives_leave_a_recipe_for_each_trial_of_the_front(open_text):
+    search = open_text(TEXT + TWO)
     study = new_study(search.search)
     tell(study, search, LARS, 0.9, 0.5)
     tell(study, search, MOMENTUM, 0.8, 0.1)

@@ -3,7 +3,6 @@
 from contextlib import closing
 from pathlib import Path
 
-import pytest
 from optuna.trial import TrialState, create_trial
 
 from recipes.search_space.open_search import open_search
@@ -12,6 +11,7 @@ from trainers.search.dry_run import cost_lines, dry_run_text
 from trainers.search.search_folder import write_search_file, write_storage_file
 from trainers.search.storage import open_storage, parse_storage
 from trainers.search.study import SECONDS, new_study
+from trainers.search.trial_run import SearchOptions
 
 TEXT = """\
 kilobatch: 1
@@ -22,18 +22,8 @@ budget: {trials: 6}
 ranks_per_trial: 2
 space: {learning_rate.reference: {kind: Float, low: 0.01, high: 0.2, log: true}}
 """
+OPTIONS = SearchOptions(folder=Path("out"), stop_file=Path("out/stop"))
 TRANSFER = "fixed: {batch.global: 32}\ntransfer: {from_batch: 32, to_batch: 512, trials: [4, 2]}\n"
-
-
-@pytest.fixture
-def opened(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-    def open_text(text):
-        Path("mine.yaml").write_text(text)
-        return open_search("mine.yaml", vocabulary=search_vocabulary())
-
-    return open_text
 
 
 def begin(opened, folder, seconds):
@@ -49,34 +39,34 @@ def begin(opened, folder, seconds):
     write_storage_file(folder, address, opened.search.name)
 
 
-def test_what_is_left_is_told_by_the_mean_of_what_has_ended(opened, tmp_path):
+def test_the_forecast_is_the_mean_of_the_trials_that_have_ended(open_text, tmp_path):
     """Three of six are left, one after the other in one group, side by side in three."""
-    search = opened(TEXT)
+    search = open_text(TEXT)
     assert cost_lines(search, tmp_path / "out", groups=3)[0].startswith("cost: nothing is known before a trial has")
     begin(search, tmp_path / "out", (60.0, 120.0))
     (line,) = cost_lines(search, tmp_path / "out", groups=3)
     took = "2 trials took 0.1 device-hours, 1 min 30 s each in the mean (1 min 00 s to 2 min 00 s)"
     assert line == f"cost: {took}; the 3 left would take about 0.15 device-hours, 1 min 30 s on 6 ranks"
-    (line,) = cost_lines(opened(TEXT.replace("trials: 6", "trials: 6, hours: 1")), tmp_path / "out", groups=1)
+    (line,) = cost_lines(open_text(TEXT.replace("trials: 6", "trials: 6, hours: 1")), tmp_path / "out", groups=1)
     assert line.endswith("4 min 30 s on 2 ranks, unless a limit of the budget ends it before")
-    (line,) = cost_lines(opened(TEXT.replace("trials: 6", "trials: 3")), tmp_path / "out", groups=1)
+    (line,) = cost_lines(open_text(TEXT.replace("trials: 6", "trials: 3")), tmp_path / "out", groups=1)
     assert line == f"cost: {took}; none is left"
 
 
-def test_trials_that_were_not_trained_tell_nothing(opened, tmp_path):
-    begin(opened(TEXT), tmp_path / "out", ())
-    (line,) = cost_lines(opened(TEXT), tmp_path / "out", groups=1)
+def test_untrained_trials_give_no_forecast(open_text, tmp_path):
+    begin(open_text(TEXT), tmp_path / "out", ())
+    (line,) = cost_lines(open_text(TEXT), tmp_path / "out", groups=1)
     assert line.startswith("cost: nothing is known before a trial has")
 
 
-def test_trials_of_another_search_tell_nothing(opened, tmp_path):
-    begin(opened(TEXT), tmp_path / "out", (60.0,))
-    (line,) = cost_lines(opened(TEXT.replace("0.2", "0.4")), tmp_path / "out", groups=1)
+def test_trials_of_another_search_give_no_forecast(open_text, tmp_path):
+    begin(open_text(TEXT), tmp_path / "out", (60.0,))
+    (line,) = cost_lines(open_text(TEXT.replace("0.2", "0.4")), tmp_path / "out", groups=1)
     assert line.startswith(f"cost: not known: {tmp_path}/out holds another search; ")
 
 
-def test_a_transfer_tells_of_both_its_searches(opened, tmp_path):
-    search = opened(TEXT + TRANSFER)
+def test_a_transfer_has_a_forecast_of_each_of_its_searches(open_text, tmp_path):
+    search = open_text(TEXT + TRANSFER)
     small = TEXT.replace("trials: 6", "trials: 4").replace("mine", "mine-from-32") + "fixed: {batch.global: 32}\n"
     Path("from-32.yaml").write_text(small)
     begin(open_search("from-32.yaml", vocabulary=search_vocabulary()), tmp_path / "from-32", (60.0,))
@@ -101,9 +91,9 @@ fixed: {epochs: 3, learning_rate.warmup.epochs: 1}
 """
 
 
-def test_a_dry_run_tells_the_space_the_conditions_and_the_budget_in_device_hours(opened):
+def test_a_dry_run_prints_the_space_the_conditions_and_the_budget_in_device_hours(open_text):
     text = DRY + "constraints: [{metric: loss, at_most: 0.5}, {value: optimizer.weight_decay * 2, at_least: 1e-5}]\n"
-    output = dry_run_text(opened(text + "enqueue: [recipe]\nranks_per_trial: 2\n"), groups=3)
+    output = dry_run_text(open_text(text + "enqueue: [recipe]\nranks_per_trial: 2\n"), OPTIONS, groups=3)
     assert "search mine over digits/batch_256: maximize accuracy" in output
     assert "optimizer.kind is Lars" in output
     row = next(line for line in output.splitlines() if line.startswith("optimizer.trust_coefficient"))
@@ -119,7 +109,7 @@ def test_a_dry_run_tells_the_space_the_conditions_and_the_budget_in_device_hours
     assert "memory of a device: weights " in output
 
 
-def test_a_dry_run_tells_several_objectives(opened):
-    output = dry_run_text(opened(DRY + TWO), groups=1)
+def test_a_dry_run_prints_several_objectives(open_text):
+    output = dry_run_text(open_text(DRY + TWO), OPTIONS, groups=1)
     assert "maximize accuracy and minimize device-hours" in output
     assert "ranks: 1 a trial, 1 trial at a time, so as long as 6 trials one after the other" in output

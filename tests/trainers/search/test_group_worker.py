@@ -34,25 +34,13 @@ exec sh -c "$*"
 def test_a_fault_ends_all_and_the_same_command_goes_on(searching, ranks, each):
     search = searching(TEXT + f"budget: {{trials: 3}}\nranks_per_trial: {each}\n")
     launcher = (find_mpiexec(), "-n", ranks)
-    with search.start(*launcher) as process:
-        for number in (0, 1):
-            search.wait_for(search.run_folder(number) / "checkpoints" / "update-*")
-        pids = [*search.pids(0), *search.pids(1)]
-        os.kill(pids[-1], signal.SIGKILL)
-        process.communicate(timeout=60)
-    assert process.returncode != 0
-    assert search.gone(pids)
-    assert [trial.state for trial in search.trials()] == [TrialState.RUNNING] * 2
-    code, output = search.run(*launcher)
-    assert code == 0, output
-    trials = search.trials()
-    assert [trial.state for trial in trials] == [TrialState.COMPLETE] * 3
-    assert [trial.user_attrs.get("deaths") for trial in trials] == [["the search was ended"]] * 2 + [None]
+    search.kill_launched_rank(*launcher)
+    output = search.resume_launched(*launcher)
     assert len({tuple(search.pids(number)) for number in range(3)}) == 2
     assert output.count("trials are done, 2 side by side, ") == 1
 
 
-def test_what_is_wrong_is_told_once(searching):
+def test_an_error_is_printed_by_one_rank(searching):
     search = searching(TEXT + "budget: {trials: 4}\nranks_per_trial: 3\n")
     code, output = search.run(find_mpiexec(), "-n", 2)
     assert code == 2
@@ -78,7 +66,7 @@ def launched(monkeypatch, file, *, rank):
     return start.search(SearchRequest(search=str(file), dry_run=True))
 
 
-def test_a_dry_run_is_told_once_for_all_ranks(searching, monkeypatch, capsys):
+def test_a_dry_run_is_printed_by_one_rank(searching, monkeypatch, capsys):
     file = searching(TEXT + "budget: {trials: 4}\nranks_per_trial: 2\n").file
     assert launched(monkeypatch, file, rank=1) == 0
     assert capsys.readouterr().out == ""
@@ -93,10 +81,10 @@ def test_a_transfer_goes_on_in_the_phase_in_which_a_rank_was_killed(searching, r
     text += "budget: {trials: 3}\ntransfer: {from_batch: 128, to_batch: 256, trials: [2, 1]}\n"
     search = searching(f"{text}ranks_per_trial: {each}\n")
     launcher = (find_mpiexec(), "-n", ranks)
-    for place in killed:
+    for letter in killed:
         with search.start(*launcher) as process:
             small, large = search.part("from-128"), search.part("to-256")
-            phase = {"s": small, "l": large}[place]  # in the second one a group has nothing to do
+            phase = {"s": small, "l": large}[letter]  # in the second one a group has nothing to do
             pids = phase.pids(0)
             phase.wait_for(phase.run_folder(0) / "checkpoints" / "update-*")
             os.kill(pids[-1], signal.SIGKILL)
@@ -106,8 +94,7 @@ def test_a_transfer_goes_on_in_the_phase_in_which_a_rank_was_killed(searching, r
     assert search.gone([*small.pids(0), *small.pids(1)])
     assert [trial.state for trial in small.trials()] == [TrialState.COMPLETE] * 2
     assert [trial.state for trial in large.trials()] == [TrialState.RUNNING]
-    code, output = search.run(*launcher)
-    assert code == 0, output
+    output = search.complete(*launcher)
     assert "mine-from-128: 2 of 2 trials are done" in output
     ended = ["the search was ended"]
     assert small.trials()[0].user_attrs.get("deaths", []) == ended * killed.count("s")
@@ -124,8 +111,7 @@ def test_ranks_of_a_group_on_two_hosts(searching, tmp_path):
     search = searching(TEXT + "budget: {trials: 1}\nranks_per_trial: 2\n", "-n", 2, "--hosts", "left,right")
     seen = tmp_path / "seen"
     launcher = {"HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXEC": str(login), "HOSTS_SEEN": str(seen)}
-    code, output = search.run(**launcher, UCX_TLS="tcp,self")
-    assert code == 0, output
+    search.complete(**launcher, UCX_TLS="tcp,self")
     assert sorted(seen.read_text().split()) == ["left", "right"]
     (trial,) = search.trials()
     assert trial.state == TrialState.COMPLETE

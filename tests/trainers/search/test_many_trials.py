@@ -20,22 +20,22 @@ WEIGHTS = Path("weights")
 
 
 class Net(chainer.Chain):
-    """Tells of its weights whenever it is asked outside of training, and they are others than before."""
+    """Writes a hash of its weights at a forward outside of training, if they have changed."""
 
     def __init__(self, num_classes: int):
         super().__init__()
         with self.init_scope():
             self.output = L.Linear(64, num_classes)
-        self.told = None
+        self.written = None
 
     def __call__(self, images):
         if not chainer.config.train:
             arrays = [parameter.array for _, parameter in sorted(self.namedparams())]
-            found = hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()
-            if found != self.told:
-                self.told = found
+            digest = hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()
+            if digest != self.written:
+                self.written = digest
                 with open(WEIGHTS / f"{os.getpid()}.jsonl", "a") as file:
-                    file.write(json.dumps(found) + "\\n")
+                    file.write(json.dumps(digest) + "\\n")
         return self.output(images)
 '''
 RECIPE = "kilobatch: 1\nextends: digits/batch_256\nmodel: {kind: net.Net}\nepochs: 8\n"
@@ -63,8 +63,8 @@ def with_own_net(searching, name, *options):
     return search
 
 
-def told(search, number):
-    """Of each rank of a trial the process and what it told of its weights over all its trials."""
+def written_hashes(search, number):
+    """Of each rank of a trial the process and what it written_hashes of its weights over all its trials."""
     weights = search.file.parent / "weights"
     return {pid: (weights / f"{pid}.jsonl").read_text().splitlines() for pid in search.pids(number)}
 
@@ -72,26 +72,25 @@ def told(search, number):
 def test_24_trials_on_eight_ranks_in_four_groups_are_those_of_one_group(searching, own_net):
     many, one = with_own_net(searching, "many", "-n", 8), with_own_net(searching, "one", "-n", 2)
     for search in (many, one):
-        code, output = search.run()
-        assert code == 0, output
+        search.complete()
         assert [trial.state for trial in search.trials()] == [TrialState.COMPLETE] * 24
     pairs = list(zip(many.trials(), one.trials(), strict=True))
     for trial, other in pairs:
         assert (trial.number, trial.params, trial.value) == (other.number, other.params, other.value)
         assert trial.intermediate_values == other.intermediate_values
     for number in range(24):
-        found = list(told(many, number).values())
-        assert len(found) == 2
-        assert found[0] == found[1]
-        assert len(found[0]) > 4
+        hashes = list(written_hashes(many, number).values())
+        assert len(hashes) == 2
+        assert hashes[0] == hashes[1]
+        assert len(hashes[0]) > 4
     assert len({tuple(many.pids(number)) for number in range(24)}) == 4
     assert len({tuple(one.pids(number)) for number in range(24)}) == 1
 
     stretches = [trial.user_attrs["worked"] for trial, _ in pairs]
     assert {group for ((group, _, _),) in stretches} == {0, 1, 2, 3}
     spans = [(began, ended) for ((_, began, ended),) in stretches]
-    most = max(sum(began <= at < ended for began, ended in spans) for at, _ in spans)
-    assert most == 4
+    max_at_once = max(sum(began <= at < ended for began, ended in spans) for at, _ in spans)
+    assert max_at_once == 4
     alone = [(began, ended) for ((_, began, ended),) in (trial.user_attrs["worked"] for _, trial in pairs)]
     assert all(before[1] <= after[0] for before, after in itertools.pairwise(alone))
 
@@ -112,8 +111,7 @@ ranks_per_trial: 2
 enqueue: {json.dumps([good, *bad])}
 """
     search = searching(text, "-n", 2)
-    code, output = search.run()
-    assert code == 0, output
+    search.complete()
     first, *others = search.trials()
     assert first.state == TrialState.COMPLETE
     assert [trial.state for trial in others] == [TrialState.PRUNED] * 50

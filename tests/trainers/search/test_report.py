@@ -110,12 +110,12 @@ def test_the_history_has_every_trial_and_its_best_is_a_whole_one(study):
     (axes,) = figure.axes
     (best,) = axes.lines
     assert [value for value in best.get_ydata() if np.isfinite(value)] == [0.9] * 4
-    dots = {place.get_label(): len(place.get_offsets()) for place in axes.collections}
+    dots = {points.get_label(): len(points.get_offsets()) for points in axes.collections}
     assert dots == {"complete": 1, "infeasible": 1, "pruned": 1, "short": 1}
     assert sorted(line.get_linestyle() for line in reports.axes[0].lines) == ["-", "-", "-", "--"]
 
 
-def test_what_matters_is_told_of_each_objective_in_its_own_direction():
+def test_importances_are_of_each_objective_in_its_own_direction():
     """The rate decides the accuracy, the more the better; the word decides the hours."""
     study = optuna.create_study(directions=["maximize", "minimize"])
     for number in range(40):
@@ -123,8 +123,8 @@ def test_what_matters_is_told_of_each_objective_in_its_own_direction():
         study.add_trial(trial(TrialState.COMPLETE, values, 0.01 * 1.12**number, ("a", MARKED)[number % 2]))
     drawn = [figure.axes[0] for figure, words in figures(study, BOTH) if "PED-ANOVA" in words]
     assert [axes.get_title(loc="left") for axes in drawn] == ["importance for accuracy", "importance for device-hours"]
-    found = [[label.get_text() for label in axes.get_yticklabels()] for axes in drawn]
-    assert found == [["word", "rate"], ["rate", "word"]]  # the largest last, which is on top
+    labels = [[label.get_text() for label in axes.get_yticklabels()] for axes in drawn]
+    assert labels == [["word", "rate"], ["rate", "word"]]  # the largest last, which is on top
 
 
 def test_several_objectives_have_a_front_and_a_table_of_it():
@@ -162,6 +162,6 @@ def test_a_rate_is_that_of_its_batch_before_warmup_and_schedule(tmp_path):
     plan = {"segments": [{"global_batch_size": 64}, {"global_batch_size": 256}]}
     recipe = {"learning_rate": {"reference": 0.1, "rule": "linear", "per": 32}}
     (tmp_path / "one" / "run.yaml").write_text(json.dumps({"plan": plan, "recipe": recipe}))
-    found = trial(TrialState.COMPLETE, [0.9], 0.1, "a", folder="one")
-    assert batch_and_rate(found, tmp_path) == (256, pytest.approx(0.8))
-    assert batch_and_rate(found, tmp_path / "elsewhere") is None
+    complete = trial(TrialState.COMPLETE, [0.9], 0.1, "a", folder="one")
+    assert batch_and_rate(complete, tmp_path) == (256, pytest.approx(0.8))
+    assert batch_and_rate(complete, tmp_path / "elsewhere") is None

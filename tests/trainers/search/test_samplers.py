@@ -1,44 +1,56 @@
-"""Samplers and pruners: what each proposes or ends, through Optuna."""
+"""Samplers and pruners: what each proposes or ends, in studies of Optuna without runs."""
 
 import dataclasses
-import importlib
 import importlib.util
 import inspect
+import warnings
+from pathlib import Path
 
 import optuna
 import pytest
+from optuna.trial import TrialState
 
+from recipes.errors import RecipeError
+from recipes.schema import Budget, Constraint, Objective, Search
+from recipes.search_space.open_search import open_search
 from recipes.search_space.ranges import Categorical, Float, Int
-from trainers.launch.vocabulary import PACKAGES
+from trainers.launch.vocabulary import search_vocabulary
+from trainers.search import pruners, samplers
 from trainers.search.comparability import COMPARED
+from trainers.search.start import SearchRequest, search
+from trainers.search.study import (
+    TrialResult,
+    best_trials,
+    enqueue,
+    new_study,
+    store_constraints,
+    suggested,
+    tell_complete,
+)
 
 SPACE = {"a": Float(low=0.001, high=1.0, log=True), "b": Int(low=1, high=9), "c": Categorical(choices=("x", "y"))}
-GROUPS = {name: importlib.import_module(PACKAGES[name]) for name in ("samplers", "pruners")}
-COMPONENTS = [getattr(package, name) for package in GROUPS.values() for name in package.__all__]
-
-
+COMPONENTS = [getattr(package, name) for package in (samplers, pruners) for name in package.__all__]
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 NEEDS_TORCH = pytest.mark.skipif(not HAS_TORCH, reason="no PyTorch on this machine")
 NAMES = [
-    pytest.param(name, marks=[pytest.mark.torch, NEEDS_TORCH]) if name == "Gp" else name
-    for name in GROUPS["samplers"].__all__
+    pytest.param(name, marks=[pytest.mark.torch, NEEDS_TORCH]) if name == "Gp" else name for name in samplers.__all__
 ]
 
 
 @pytest.fixture(params=NAMES)
 def sampler(request):
-    return getattr(GROUPS["samplers"], request.param)()
+    return getattr(samplers, request.param)()
 
 
 def draws(sampler, *, seed, trials=15):
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(sampler=sampler.build(seed=seed))
-    found = []
+    drawn = []
     for _ in range(trials):
         trial = study.ask()
-        found.append({path: range_.suggest(trial, path) for path, range_ in SPACE.items()})
-        study.tell(trial, found[-1]["a"] + found[-1]["b"])
-    return found
+        drawn.append({path: range_.suggest(trial, path) for path, range_ in SPACE.items()})
+        study.tell(trial, drawn[-1]["a"] + drawn[-1]["b"])
+    return drawn
 
 
 @pytest.mark.parametrize("component", COMPONENTS, ids=lambda component: component.__name__)
@@ -50,7 +62,7 @@ def test_a_component_is_a_frozen_documented_dataclass(component):
         assert f"    {field.name}: " in inspect.getdoc(component)
 
 
-@pytest.mark.parametrize("package", GROUPS.values(), ids=GROUPS)
+@pytest.mark.parametrize("package", [samplers, pruners], ids=("samplers", "pruners"))
 def test_public_names_are_sorted(package):
     assert package.__all__ == sorted(package.__all__)
 
@@ -66,16 +78,16 @@ def test_a_seed_gives_the_same_draws_and_another_one_others(sampler):
 
 
 def test_a_grid_is_every_combination_with_the_last_path_moving_first():
-    grid = GROUPS["samplers"].Grid(points=3).first({"b": SPACE["b"], "c": SPACE["c"]})
+    grid = samplers.Grid(points=3).first({"b": SPACE["b"], "c": SPACE["c"]})
     assert grid == [{"b": b, "c": c} for b in (1, 5, 9) for c in ("x", "y")]
 
 
 @pytest.mark.parametrize(
     ("pruner", "pruned"),
     [
-        (GROUPS["pruners"].Median(startup_trials=4), [False, False, True, True]),
-        (GROUPS["pruners"].Percentile(keep=25.0, startup_trials=4), [False, True, True, True]),
-        (GROUPS["pruners"].Median(startup_trials=5), [False] * 4),
+        (pruners.Median(startup_trials=4), [False, False, True, True]),
+        (pruners.Percentile(keep=25.0, startup_trials=4), [False, True, True, True]),
+        (pruners.Median(startup_trials=5), [False] * 4),
     ],
     ids=repr,
 )
@@ -87,28 +99,228 @@ def test_a_pruner_ends_what_is_worse_than_its_part_of_the_complete_trials(pruner
         trial.set_user_attr(COMPARED, {"from": 1, "shape": "Z"})
         trial.report(value, 1)
         study.tell(trial, value)
-    found = []
+    verdicts = []
     for value in (0.85, 0.8, 0.7, 0.1):
         trial = study.ask()
         trial.set_user_attr(COMPARED, {"from": 1, "shape": "Z"})
         trial.report(value, 1)
-        found.append(trial.should_prune())
-    assert found == pruned
+        verdicts.append(trial.should_prune())
+    assert verdicts == pruned
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: GROUPS["samplers"].Grid(points=0), "Grid.points must be a whole number >= 1"),
-        (lambda: GROUPS["samplers"].Tpe(startup_trials=-1), "Tpe.startup_trials must be a whole number >= 0"),
-        (lambda: GROUPS["samplers"].Tpe(multivariate=1), "Tpe.multivariate must be true or false"),
-        (lambda: GROUPS["samplers"].Gp(startup_trials=0), "Gp.startup_trials must be a whole number >= 1"),
-        (lambda: GROUPS["samplers"].NsgaII(population=1), "NsgaII.population must be a whole number >= 2"),
-        (lambda: GROUPS["samplers"].CmaEs(startup_trials=0), "CmaEs.startup_trials must be a whole number >= 1"),
-        (lambda: GROUPS["pruners"].Median(startup_trials=0), "Median.startup_trials must be a whole number >= 1"),
-        (lambda: GROUPS["pruners"].Percentile(keep=0.0), "Percentile.keep must be > 0"),
+        (lambda: samplers.Grid(points=0), "Grid.points must be a whole number >= 1"),
+        (lambda: samplers.Tpe(startup_trials=-1), "Tpe.startup_trials must be a whole number >= 0"),
+        (lambda: samplers.Tpe(multivariate=1), "Tpe.multivariate must be true or false"),
+        (lambda: samplers.Gp(startup_trials=0), "Gp.startup_trials must be a whole number >= 1"),
+        (lambda: samplers.NsgaII(population=1), "NsgaII.population must be a whole number >= 2"),
+        (lambda: samplers.CmaEs(startup_trials=0), "CmaEs.startup_trials must be a whole number >= 1"),
+        (lambda: pruners.Median(startup_trials=0), "Median.startup_trials must be a whole number >= 1"),
+        (lambda: pruners.Percentile(keep=0.0), "Percentile.keep must be > 0"),
+        (lambda: pruners.Wilcoxon(threshold=0.0), "Wilcoxon.threshold must be > 0"),
+        (lambda: pruners.Wilcoxon(startup_reports=1), "Wilcoxon.startup_reports must be a whole number >= 2"),
+        (lambda: pruners.SuccessiveHalving(reduction=1), "SuccessiveHalving.reduction must be a whole number >= 2"),
+        (lambda: pruners.Hyperband(rungs=1), "Hyperband.rungs must be a whole number >= 2"),
     ],
 )
 def test_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+CONDITIONAL = {
+    "kind": Categorical(choices=("a", "b")),
+    "x": Float(low=0.0, high=1.0),
+    "y": Float(low=0.0, high=1.0, when={"kind": ("b",)}),
+}
+ALL = [
+    samplers.Random(),
+    samplers.Grid(points=3),
+    samplers.Tpe(startup_trials=4),
+    samplers.Tpe(startup_trials=4, multivariate=True),
+    samplers.NsgaII(population=4),
+    pytest.param(samplers.Gp(startup_trials=4), marks=[pytest.mark.torch, NEEDS_TORCH]),
+]
+
+
+def made(sampler, *, space=CONDITIONAL, constraints=(), metrics=("accuracy",), trials=20):
+    return Search(
+        name="mine",
+        recipe="digits/baseline",
+        objective=tuple(
+            Objective(metric=metric, direction="maximize" if metric == "accuracy" else "minimize") for metric in metrics
+        ),
+        space=space,
+        constraints=constraints,
+        sampler=sampler,
+        budget=Budget(trials=trials),
+    )
+
+
+class Opened:
+    """As much of an opened search as the queue needs."""
+
+    def __init__(self, search):
+        self.search, self.enqueued = search, ()
+
+
+def worked(search, score):
+    """The study of a search whose trials have `score(values)` as their objectives and constraint violations."""
+    study = new_study(search)
+    enqueue(study, Opened(search))
+    for _ in range(search.budget.trials):
+        trial = study.ask()
+        values, violations = score(suggested(trial, search))
+        tell_complete(study, trial, TrialResult(values=values, violations=violations))
+    return study
+
+
+@pytest.mark.parametrize("sampler", ALL, ids=repr)
+def test_a_trial_has_a_conditional_value_only_with_the_value_it_belongs_to(sampler):
+    study = worked(made(sampler), lambda values: ([values["x"] + values.get("y", 0.5)], {}))
+    for trial in study.trials:
+        assert ("y" in trial.params) == (trial.params["kind"] == "b")
+    assert {trial.params["kind"] for trial in study.trials} == {"a", "b"}
+
+
+def test_a_grid_tries_each_combination_once():
+    study = worked(made(samplers.Grid(points=2), trials=6), lambda values: ([values["x"]], {}))
+    combinations = [tuple(trial.params.values()) for trial in study.trials]
+    assert combinations == [("a", 0.0), ("a", 1.0), ("b", 0.0, 0.0), ("b", 0.0, 1.0), ("b", 1.0, 0.0), ("b", 1.0, 1.0)]
+
+
+@pytest.mark.parametrize("sampler", ALL, ids=repr)
+def test_what_breaks_a_constraint_is_never_the_best(sampler):
+    """The more x the better, and x above a half is too much."""
+    study = worked(made(sampler, constraints=(Constraint(value="x", at_most=0.5),)), by_half)
+    assert any(trial.params["x"] > 0.5 for trial in study.trials)
+    kept = [trial for trial in study.trials if trial.params["x"] <= 0.5]
+    assert best_trials(study)[0].value == max(trial.value for trial in kept)
+
+
+def by_half(values):
+    return [values["x"]], {"x <= 0.5": values["x"] - 0.5}
+
+
+def test_no_trial_is_best_while_all_break_a_constraint():
+    study = worked(made(samplers.Random(), trials=2), lambda values: ([values["x"]], {"never": 1.0}))
+    assert best_trials(study) == []
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        samplers.Tpe(startup_trials=8),
+        samplers.NsgaII(population=8),
+        pytest.param(samplers.Gp(startup_trials=8), marks=[pytest.mark.torch, NEEDS_TORCH]),
+    ],
+    ids=repr,
+)
+def test_a_sampler_heeds_constraints(sampler):
+    """The more x the better, and y above a fifth is too much: a fifth of random draws keep it."""
+    space = {"x": CONDITIONAL["x"], "y": Float(low=0.0, high=1.0)}
+    search = made(sampler, space=space, trials=30 if isinstance(sampler, samplers.Gp) else 120)
+    study = worked(search, lambda values: ([values["x"]], {"y <= 0.2": values["y"] - 0.2}))
+    late = [trial.params["y"] <= 0.2 for trial in study.trials[-len(study.trials) // 3 :]]
+    assert sum(late) > 0.5 * len(late)
+
+
+@pytest.mark.parametrize("sampler", ALL, ids=repr)
+def test_several_objectives_have_a_front(sampler):
+    """Accuracy x, cost x + (1 - x) y: with x fixed a higher y only costs."""
+    search = made(sampler, metrics=("accuracy", "device_hours"))
+    study = worked(search, lambda values: ([values["x"], values["x"] + values.get("y", 0.0)], {}))
+    best = best_trials(study)
+    assert {trial.number for trial in best} == {trial.number for trial in study.best_trials}
+    assert [trial.values[0] for trial in best] == sorted((trial.values[0] for trial in best), reverse=True)
+    assert len(best) > 1
+
+
+def test_constraints_are_stored_once_although_a_killed_search_stores_them_again():
+    study = new_study(made(samplers.Random()))
+    trial = study.ask()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            store_constraints(trial, TrialResult(violations={"x <= 1": -0.5, "y <= 1": 2.0}))
+    assert study.tell(trial, 1.0).constraints == {"x <= 1": -0.5, "y <= 1": 2.0}
+
+
+HEAD = """\
+kilobatch: 1
+recipe: digits/batch_256
+budget: {trials: 6}
+sampler: {kind: CmaEs}
+space:
+  loss.label_smoothing: {kind: Categorical, choices: [0.0, 0.1]}
+"""
+RATE = "  learning_rate.reference: {kind: Float, low: 0.01, high: 0.5, when: {loss.label_smoothing: [0.0]}}\n"
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        (RATE, "`when`"),
+        ("objective: [{metric: accuracy}, {metric: loss, direction: minimize}]\n", "several objectives"),
+        ("constraints: [{metric: loss, at_most: 1}]\n", "constraints"),
+    ],
+)
+def test_a_sampler_is_refused_what_it_cannot_do(tmp_path, monkeypatch, more, what):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text(HEAD + more)
+    with pytest.raises(RecipeError) as refused:
+        open_search("mine.yaml", vocabulary=search_vocabulary())
+    assert str(refused.value.problems[0]).startswith(f"mine.yaml:4:10: sampler: CmaEs cannot search with {what}; use")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="PyTorch is installed")
+def test_a_sampler_that_is_not_installed_is_refused_before_anything_is_written(tmp_path):
+    (tmp_path / "mine.yaml").write_text(HEAD.replace("CmaEs", "Gp"))
+    with pytest.raises(ValueError, match="Gp needs PyTorch; pip install"):
+        search(SearchRequest(search=str(tmp_path / "mine.yaml"), out=tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_more_ranks_than_all_trials_of_the_budget_need_are_refused(tmp_path):
+    with pytest.raises(RecipeError, match="-n: 25 ranks are more"):
+        search(SearchRequest(search="digits", workers=25, out=tmp_path / "out", dry_run=True))
+    with pytest.raises(RecipeError, match="-n: 99,999,999,999 ranks are more than all 24 trials .* at most 24$"):
+        search(SearchRequest(search="digits", workers=99_999_999_999, out=tmp_path / "out"))
+    assert search(SearchRequest(search="digits", workers=24, out=tmp_path / "out", dry_run=True)) == 0
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("multivariate", [False, True])
+def test_tpe_proposes_what_optunas_does(multivariate):
+    """Through pruned, failed, infeasible and running trials, and a conditional range."""
+    ours = new_study(made(samplers.Tpe(startup_trials=4, multivariate=multivariate)))
+    theirs = optuna.create_study(direction="maximize", sampler=plain_tpe(multivariate, seed=0))
+    proposed = [[], []]
+    for study, values in zip((ours, theirs), proposed, strict=True):
+        for number in range(40):
+            trial = study.ask()
+            values.append(suggested(trial, made(samplers.Random())))
+            if number % 7 == 5:
+                trial.set_constraint("x", 1.0)
+            if number % 5 == 3:
+                trial.report(values[-1]["x"], 1)
+                study.tell(trial, state=TrialState.PRUNED if number % 2 else TrialState.FAIL)
+            elif number % 6:  # the others run on
+                study.tell(trial, values[-1]["x"] + values[-1].get("y", 0.5))
+    assert proposed[0] == proposed[1]
+
+
+def plain_tpe(multivariate, *, seed):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return optuna.samplers.TPESampler(
+            seed=seed, n_startup_trials=4, multivariate=multivariate, group=multivariate, constant_liar=True
+        )
+
+
+def test_optuna_is_quiet(capsys):
+    worked(made(samplers.Tpe(startup_trials=2, multivariate=True)), lambda values: ([values["x"]], {}))
+    assert capsys.readouterr().err == ""
+    assert optuna.logging.get_verbosity() == optuna.logging.WARNING

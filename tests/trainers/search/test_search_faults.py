@@ -21,7 +21,7 @@ from mpi4py import MPI
 
 
 class Net(chainer.Chain):
-    """Does what it is told to do in its fifth forward."""
+    """Has the trouble that its argument names in its fifth forward."""
 
     def __init__(self, num_classes: int, trouble: str = "none"):
         super().__init__()
@@ -45,15 +45,27 @@ class Net(chainer.Chain):
 '''
 
 
-def updates(search, number):
-    return [line["update"] for line in search.metrics(number) if line["key"] == "train_loss"]
+@pytest.fixture
+def searching_net(searching, tmp_path):
+    """`searching_net(text, *options)`: a search over a recipe with the network above, on two ranks a trial."""
+    (tmp_path / "trouble.py").write_text(NET)
+    (tmp_path / "net.yaml").write_text(
+        "kilobatch: 1\nextends: digits/batch_256\nmodel: {kind: trouble.Net, trouble: none}\nepochs: 2\n"
+        "learning_rate: {warmup: null}\n"
+    )
+
+    def make(text, *options):
+        search = searching(f"{text}ranks_per_trial: 2\nretries: 0\n", "-n", 2, "--allow-code", *options)
+        search.file.write_text(search.file.read_text().replace("digits/batch_256", "net.yaml"))
+        return search
+
+    return make
 
 
 def test_a_killed_rank_costs_its_own_trial_a_checkpoint_at_most(searching):
     search = searching(LONG + "budget: {trials: 2}\nranks_per_trial: 2\n", "-n", 4, "--storage", "journal")
     with search.start() as process:
-        search.wait_for(search.run_folder(0) / "checkpoints" / "update-*")
-        os.kill(search.pids(0)[1], signal.SIGKILL)
+        os.kill(search.wait_for_checkpoint(0)[1], signal.SIGKILL)
         output = process.communicate(timeout=1200)[0]
     assert process.returncode == 0, output
     trials = search.trials()
@@ -61,7 +73,7 @@ def test_a_killed_rank_costs_its_own_trial_a_checkpoint_at_most(searching):
     assert trials[0].user_attrs["deaths"] == ["rank 1 was ended by SIGKILL"]
     assert "trial 0: rank 1 was ended by SIGKILL; it goes on from its last checkpoint" in output
     assert "deaths" not in trials[1].user_attrs
-    assert updates(search, 0) == updates(search, 1) == list(range(UPDATES))
+    assert search.updates(0) == search.updates(1) == list(range(UPDATES))
     resumed = [line for line in search.metrics(0) if line["key"] == "run_start"][-1]
     assert resumed["notes"][0].startswith("resuming from update-")
     assert sorted(trials[0].intermediate_values) == [1, 2, 3, 4]
@@ -70,23 +82,20 @@ def test_a_killed_rank_costs_its_own_trial_a_checkpoint_at_most(searching):
 def test_a_killed_search_is_finished_by_the_same_command(searching):
     search = searching(LONG + "budget: {trials: 3}\n", "-n", 2)
     with search.start() as process:
-        for number in (0, 1):
-            search.wait_for(search.run_folder(number) / "checkpoints" / "update-*")
-        pids = [*search.pids(0), *search.pids(1)]
+        pids = search.wait_for_checkpoint(0, 1)
         process.kill()
         process.communicate(timeout=600)
-    assert search.gone(pids)  # no rank works on for nobody
+    assert search.gone(pids)  # no rank outlives its supervisor
     before = search.trials()
     assert [trial.state for trial in before] == [TrialState.RUNNING] * 2
-    code, output = search.run()
-    assert code == 0, output
+    search.complete()
     trials = search.trials()
     assert [trial.number for trial in trials] == [0, 1, 2]
     assert [trial.state for trial in trials] == [TrialState.COMPLETE] * 3
     for trial, was in zip(trials[:2], before, strict=True):
         assert trial.params == was.params
         assert trial.user_attrs["deaths"] == ["the search was ended"]
-        assert updates(search, trial.number) == list(range(UPDATES))
+        assert search.updates(trial.number) == list(range(UPDATES))
     assert trials[2].params not in (trials[0].params, trials[1].params)
 
 
@@ -94,27 +103,26 @@ def test_a_killed_search_is_finished_by_the_same_command(searching):
 def test_the_trial_of_a_killed_search_is_finished_by_the_one_that_shares_its_study(searching, tmp_path):
     search = searching(LONG + "budget: {trials: 2}\n", "-n", 1, "--storage", f"sqlite:///{tmp_path}/shared.db")
     with search.start() as process:
-        search.wait_for(search.run_folder(0) / "checkpoints" / "update-*")
+        search.wait_for_checkpoint(0)
         process.kill()
         process.communicate(timeout=600)
     killed, search.folder = search.folder, tmp_path / "other"
-    code, output = search.run()
-    assert code == 0, output
+    output = search.complete()
     assert "trial 0 goes on" in output
     trials = search.trials()
     assert [trial.number for trial in trials] == [0, 1]
     assert [trial.state for trial in trials] == [TrialState.COMPLETE] * 2
     assert [trial.user_attrs["home"] for trial in trials] == [str(killed), str(search.folder)]
-    assert updates(search, 1) == list(range(UPDATES))
+    assert search.updates(1) == list(range(UPDATES))
     assert not search.run_folder(0).exists()  # it went on where it began
     search.folder = killed
-    assert updates(search, 0) == list(range(UPDATES))
+    assert search.updates(0) == list(range(UPDATES))
     code, output = search.run()
     assert (code, len(search.trials())) == (0, 2), output
     assert "2 of 2 trials are done" in output
 
 
-def test_a_search_that_its_stop_file_ended_says_so(searching):
+def test_a_search_that_its_stop_file_ended_names_the_file(searching):
     search = searching(LONG.replace("epochs: 8", "epochs: 40") + "budget: {trials: 1}\n", "-n", 1)
     with search.start() as process:
         search.wait_for(search.run_folder(0) / "metrics.jsonl")
@@ -128,7 +136,7 @@ def test_a_search_that_its_stop_file_ended_says_so(searching):
 def test_a_stopped_search_goes_on(searching):
     search = searching(LONG + "budget: {trials: 1}\n", "-n", 1)
     with search.start() as process:
-        search.wait_for(search.run_folder(0) / "checkpoints" / "update-*")
+        search.wait_for_checkpoint(0)
         process.send_signal(signal.SIGTERM)
         output = process.communicate(timeout=600)[0]
     assert process.returncode == 4, output
@@ -136,28 +144,20 @@ def test_a_stopped_search_goes_on(searching):
     (trial,) = search.trials()
     assert trial.state == TrialState.RUNNING
     search.options = ("-n", 1, "--resume")
-    code, output = search.run()
-    assert code == 0, output
+    output = search.complete()
     (trial,) = search.trials()
     assert trial.state == TrialState.COMPLETE
     assert "deaths" not in trial.user_attrs
-    assert updates(search, 0) == list(range(UPDATES))
+    assert search.updates(0) == list(range(UPDATES))
 
 
-def test_a_failed_trial_has_its_reason_and_the_search_goes_on(searching, tmp_path):
-    (tmp_path / "trouble.py").write_text(NET)
-    (tmp_path / "net.yaml").write_text(
-        "kilobatch: 1\nextends: digits/batch_256\nmodel: {kind: trouble.Net, trouble: none}\nepochs: 2\n"
-        "learning_rate: {warmup: null}\n"
-    )
+def test_a_failed_trial_has_its_reason_and_the_search_goes_on(searching_net):
     text = """\
 space:
   model.trouble: {kind: Categorical, choices: [none, raise, nan, memory, leave]}
   batch.global: {kind: Categorical, choices: [128, 256]}
   batch.norm_span: {kind: Categorical, choices: [32, 256]}
 budget: {trials: 6}
-ranks_per_trial: 2
-retries: 0
 enqueue:
   - {model.trouble: raise, batch.global: 256, batch.norm_span: 32}
   - {model.trouble: nan, batch.global: 256, batch.norm_span: 32}
@@ -166,10 +166,8 @@ enqueue:
   - {model.trouble: none, batch.global: 128, batch.norm_span: 256}
   - {model.trouble: none, batch.global: 256, batch.norm_span: 32}
 """
-    search = searching(text.replace("digits/batch_256", "net.yaml"), "-n", 2, "--allow-code")
-    search.file.write_text(search.file.read_text().replace("digits/batch_256", "net.yaml"))
-    code, output = search.run()
-    assert code == 0, output
+    search = searching_net(text)
+    search.complete()
     trials = search.trials()
     assert [trial.state for trial in trials] == [TrialState.FAIL] * 5 + [TrialState.COMPLETE]
     raised, nan, memory, left, unplanned = (trial.user_attrs["reason"] for trial in trials[:5])
@@ -188,18 +186,11 @@ enqueue:
 
 
 @pytest.mark.slow
-def test_a_trial_that_hangs_is_ended(searching, tmp_path):
-    (tmp_path / "trouble.py").write_text(NET)
-    (tmp_path / "net.yaml").write_text(
-        "kilobatch: 1\nextends: digits/batch_256\nmodel: {kind: trouble.Net, trouble: none}\nepochs: 2\n"
-        "learning_rate: {warmup: null}\n"
-    )
+def test_a_trial_that_hangs_is_ended(searching_net):
     text = "space: {model.trouble: {kind: Categorical, choices: [none, hang]}}\nbudget: {trials: 2}\n"
-    text += "ranks_per_trial: 2\nretries: 0\nenqueue: [{model.trouble: hang}, {model.trouble: none}]\n"
-    search = searching(text, "-n", 2, "--allow-code", "--hang-after", 40)
-    search.file.write_text(search.file.read_text().replace("digits/batch_256", "net.yaml"))
-    code, output = search.run()
-    assert code == 0, output
+    text += "enqueue: [{model.trouble: hang}, {model.trouble: none}]\n"
+    search = searching_net(text, "--hang-after", 40)
+    search.complete()
     hung, fine = search.trials()
     assert (hung.state, fine.state) == (TrialState.FAIL, TrialState.COMPLETE)
     assert hung.user_attrs["reason"].startswith("no update for 40 s, after update ")

@@ -19,7 +19,7 @@ from trainers.search.search_folder import (
 from trainers.search.study import open_study
 
 
-def test_a_second_supervisor_is_refused_and_learns_who_the_first_one_is(tmp_path):
+def test_a_second_supervisor_is_refused_with_the_process_of_the_first(tmp_path):
     folder = tmp_path / "search"
     with lock_folder(folder), pytest.raises(FolderRefused, match=f"process {os.getpid()} searches in {folder}"):
         lock_folder(folder).__enter__()
@@ -42,7 +42,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("text", [b"", b"search: [", b"just words", b"\xff\xfe"])
-def test_a_folder_whose_memory_is_damaged_is_refused(tmp_path, text):
+def test_a_folder_with_damaged_files_is_refused(tmp_path, text):
     opened = open_search("digits", vocabulary=search_vocabulary())
     for name in ("search.yaml", "storage.yaml"):
         (tmp_path / name).write_bytes(text)

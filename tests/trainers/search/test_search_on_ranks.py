@@ -64,8 +64,7 @@ def require_kept_ranks(search, trials):
 def test_four_trials_on_four_ranks_in_two_groups_and_the_best_alone(searching, capsys, tmp_path):
     (tmp_path / "slow.yaml").write_text(SLOW)
     search = searching(SPACE + TINY, "-n", 4, "--cluster", tmp_path / "slow.yaml")
-    code, output = search.run()
-    assert code == 0, output
+    output = search.complete()
     trials = search.trials()
     assert [trial.number for trial in trials] == list(range(4))
     assert {trial.state for trial in trials} == {TrialState.COMPLETE}
@@ -116,8 +115,7 @@ ranks_per_trial: 2
 enqueue: [recipe, {learning_rate.reference: 1e-6}]
 """
     search = searching(text, "-n", 2)
-    code, output = search.run()
-    assert code == 0, output
+    output = search.complete()
     good, bad = search.trials()
     assert (good.state, bad.state) == (TrialState.COMPLETE, TrialState.PRUNED), output
     assert bad.user_attrs["pruned_at"] == 3  # the report at epoch 3 and the first that may be compared
@@ -146,8 +144,7 @@ reports: 4
 
 def test_the_best_of_the_short_runs_is_trained_whole_and_each_trial_is_the_mean_of_its_seeds(searching):
     search = searching(RUNGS, "-n", 2)
-    code, output = search.run()
-    assert code == 0, output
+    search.complete()
     trials = search.trials()
     assert [trial.state for trial in trials] == [TrialState.COMPLETE] * 4
     whole = [trial for trial in trials if trial.user_attrs[RUNG]["whole"]]
@@ -201,8 +198,7 @@ enqueue:
 
 def test_two_objectives_with_constraints_and_a_conditional_range(searching):
     search = searching(OBJECTIVES, "-n", 2)
-    code, output = search.run()
-    assert code == 0, output
+    output = search.complete()
     *trained, third = search.trials()
 
     assert third.state == TrialState.PRUNED  # its decay breaks a constraint, which is known before
@@ -212,7 +208,7 @@ def test_two_objectives_with_constraints_and_a_conditional_range(searching):
 
     for trial in trained:
         lines = search.metrics(trial.number)
-        evaluated = [place for place, line in enumerate(lines) if line["key"] == "eval_accuracy"]
+        evaluated = [index for index, line in enumerate(lines) if line["key"] == "eval_accuracy"]
         last = [line["value"] for line in lines[evaluated[-2] : evaluated[-1]] if line["key"] == "train_loss"]
         assert trial.values[0] == pytest.approx(sum(last) / len(last))
         assert trial.values[1] == pytest.approx(trial.user_attrs["seconds"] / 3600)

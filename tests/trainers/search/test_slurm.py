@@ -37,9 +37,7 @@ def allocation(monkeypatch):
 def test_groups_are_steps_and_the_death_of_a_rank_is_one_groups(searching, allocation):
     search = searching(TEXT + "budget: {trials: 4}\nranks_per_trial: 2\n")
     with search.start(*allocation(4)) as process:
-        for number in (0, 1):
-            search.wait_for(search.run_folder(number) / "checkpoints" / "update-*")
-        os.kill(search.pids(0)[1], signal.SIGKILL)
+        os.kill(search.wait_for_checkpoint(0, 1)[1], signal.SIGKILL)
         output = process.communicate(timeout=600)[0]
     assert process.returncode == 0, output
     assert "4 trials are done, 2 side by side, 2 ranks each" in output
@@ -53,24 +51,12 @@ def test_groups_are_steps_and_the_death_of_a_rank_is_one_groups(searching, alloc
 def test_ranks_that_srun_started_are_split_into_groups_and_a_killed_one_ends_all(searching, allocation):
     search = searching(TEXT + "budget: {trials: 3}\nranks_per_trial: 2\n")
     launcher = (*allocation(4), "srun")
-    with search.start(*launcher) as process:
-        for number in (0, 1):
-            search.wait_for(search.run_folder(number) / "checkpoints" / "update-*")
-        pids = [*search.pids(0), *search.pids(1)]
-        os.kill(pids[-1], signal.SIGKILL)
-        output = process.communicate(timeout=60)[0]
-    assert process.returncode != 0
-    assert f"(process {pids[-1]}) has ended; the same command goes on" in output
-    assert search.gone(pids)
-    assert [trial.state for trial in search.trials()] == [TrialState.RUNNING] * 2
-    code, output = search.run(*launcher)
-    assert code == 0, output
-    trials = search.trials()
-    assert [trial.state for trial in trials] == [TrialState.COMPLETE] * 3
-    assert [trial.user_attrs.get("deaths") for trial in trials] == [["the search was ended"]] * 2 + [None]
+    pid, output = search.kill_launched_rank(*launcher)
+    assert f"(process {pid}) has ended; the same command goes on" in output
+    search.resume_launched(*launcher)
 
 
-def test_where_ranks_do_not_meet_it_is_said_once_what_to_type(searching, allocation):
+def test_ranks_that_do_not_join_are_refused_once_with_the_command_to_type(searching, allocation):
     search = searching(TEXT + "budget: {trials: 3}\nranks_per_trial: 2\n")
     for words in ((*allocation(4), "srun"), allocation(4)):  # joined, and as steps
         code, output = search.run(*words, SLURM_MPI_TYPE="none")

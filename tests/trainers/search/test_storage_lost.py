@@ -22,24 +22,6 @@ reports: {REPORTS}
 """
 
 
-def assert_whole(search, budget):
-    """Every trial of the budget is complete, every update and every report of it there once."""
-    trials = search.trials()
-    assert [trial.number for trial in trials] == list(range(budget))
-    assert {trial.state for trial in trials} == {TrialState.COMPLETE}
-    for trial in trials:
-        updates = [line["update"] for line in search.metrics(trial.number) if line["key"] == "train_loss"]
-        assert updates == list(range(UPDATES))
-        assert sorted(trial.intermediate_values) == list(range(1, REPORTS + 1))
-    return trials
-
-
-def begun(search, number=0):
-    """Wait until a trial has a checkpoint; the processes of its ranks."""
-    search.wait_for(search.run_folder(number) / "checkpoints" / "update-*")
-    return search.pids(number)
-
-
 def test_a_write_waits_for_another_program_that_has_locked_the_file(tmp_path):
     with closing(open_storage(parse_storage("sqlite", tmp_path))) as storage:
         study = optuna.create_study(study_name="mine", storage=storage)
@@ -53,8 +35,8 @@ def test_a_write_waits_for_another_program_that_has_locked_the_file(tmp_path):
             later.join()
         assert time.monotonic() - began > 0.9
     with closing(open_storage(parse_storage("sqlite", tmp_path))) as storage:
-        (found,) = optuna.load_study(study_name="mine", storage=storage).get_trials()
-    assert (found.state, found.value, found.intermediate_values) == (TrialState.COMPLETE, 0.5, {1: 0.5})
+        (trial,) = optuna.load_study(study_name="mine", storage=storage).get_trials()
+    assert (trial.state, trial.value, trial.intermediate_values) == (TrialState.COMPLETE, 0.5, {1: 0.5})
 
 
 @pytest.mark.parametrize(
@@ -72,14 +54,14 @@ def test_a_file_that_is_no_study_is_refused_with_a_way_out(kind, message, tmp_pa
 def test_a_file_that_another_program_has_locked_is_waited_for(searching):
     search = searching(TEXT + "budget: {trials: 1}\n", "-n", 1)
     with search.start() as process:
-        begun(search)
+        search.wait_for_checkpoint(0)
         with closing(sqlite3.connect(search.folder / "study.db", timeout=10)) as other:
             other.execute("BEGIN EXCLUSIVE")
             time.sleep(3)
             other.rollback()
         output = process.communicate(timeout=600)[0]
     assert process.returncode == 0, output
-    (trial,) = assert_whole(search, 1)
+    (trial,) = search.require_complete(1, updates=UPDATES, reports=REPORTS)
     assert "deaths" not in trial.user_attrs  # the ranks went on
 
 
@@ -89,7 +71,7 @@ def test_a_folder_that_goes_away_ends_the_search_and_the_same_command_goes_on(se
     budget = "budget: {trials: 9, device_hours: 1.0e-6}\n"  # spent after the first trial
     search = searching(TEXT + budget, "-n", 1, "--storage", f"journal://{shared}/study.journal")
     with search.start() as process:
-        pids = begun(search)
+        pids = search.wait_for_checkpoint(0)
         shared.rename(away)
         output = process.communicate(timeout=60)[0]
     assert process.returncode == 3, output
@@ -98,9 +80,8 @@ def test_a_folder_that_goes_away_ends_the_search_and_the_same_command_goes_on(se
     assert "Traceback" not in output
     assert search.gone(pids)
     away.rename(shared)
-    code, output = search.run()
-    assert code == 0, output
-    (trial,) = assert_whole(search, 1)
+    output = search.complete()
+    (trial,) = search.require_complete(1, updates=UPDATES, reports=REPORTS)
     assert trial.user_attrs["deaths"] == ["the search was ended"]
 
 
@@ -113,7 +94,7 @@ def test_a_server_that_is_started_again_is_waited_for_a_minute(searching, server
     for budget, pause in ((2, 3.0), (4, 15.0), (6, None)):  # None: longer than it waits
         search.file.write_text(f"{search.file.read_text().partition('budget:')[0]}budget: {{trials: {budget}}}\n")
         with search.start() as process:
-            begun(search, budget - 1)
+            search.wait_for_checkpoint(budget - 1)
             server.halt()
             if pause is not None:
                 time.sleep(pause)
@@ -126,7 +107,6 @@ def test_a_server_that_is_started_again_is_waited_for_a_minute(searching, server
         if process.returncode:  # in the middle of a transaction, or of the pause
             assert process.returncode == 3, output
             assert f"the study in {server.url} does not answer any more: " in output
-            code, output = search.run()
-            assert code == 0, output
-        assert_whole(search, budget)
+            output = search.complete()
+        search.require_complete(budget, updates=UPDATES, reports=REPORTS)
     assert codes[-1] == 3

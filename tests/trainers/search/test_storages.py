@@ -20,7 +20,7 @@ def new_study(storage, name="mine"):
 
 
 def late(trial, study):
-    """A report of a trial that another supervisor has finished; a database is told of it later."""
+    """A report of a trial that another supervisor has finished; a database gets it at the next flush."""
     trial.report(0.4, 3)
     flush(study)
 
@@ -88,7 +88,7 @@ def test_a_password_may_come_from_the_environment(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("url", ["postgresql://me:secret@127.0.0.1:1/db", "mysql://me:secret@127.0.0.1:1/db"])
-def test_a_database_that_cannot_be_used_is_told_without_its_password(url, tmp_path):
+def test_a_database_that_cannot_be_used_is_refused_without_its_password(url, tmp_path):
     """Also where its driver is not installed."""
     with pytest.raises(RecipeError) as refused:
         open_storage(parse_storage(url, tmp_path))
@@ -98,7 +98,7 @@ def test_a_database_that_cannot_be_used_is_told_without_its_password(url, tmp_pa
     assert "pip install 'kilobatch[" in output or "check host, user and database" in output
 
 
-def test_a_proxy_that_does_not_answer_is_told(tmp_path, monkeypatch):
+def test_a_proxy_that_does_not_answer_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("trainers.search.storage._WAIT_SECONDS", 0.2)
     with pytest.raises(RecipeError, match="pip install 'kilobatch.grpc.'|nobody answers at grpc://127.0.0.1:1 within"):
         open_storage(parse_storage("grpc://127.0.0.1:1", tmp_path))
@@ -143,11 +143,11 @@ def test_what_one_supervisor_writes_another_one_reads(two_views):
     flush(ours)
     refresh(theirs)
     (read,) = theirs.get_trials()
-    for found in (seen, read):
-        assert found.state == TrialState.RUNNING
-        assert found.params == {"rate": rate, "word": word}
-        assert found.intermediate_values == {1: 0.25, 2: 0.5}
-        assert found.user_attrs == {"reason": {"deaths": [1]}}
+    for view in (seen, read):
+        assert view.state == TrialState.RUNNING
+        assert view.params == {"rate": rate, "word": word}
+        assert view.intermediate_values == {1: 0.25, 2: 0.5}
+        assert view.user_attrs == {"reason": {"deaths": [1]}}
     finished = ours.tell(trial, 0.5)
     assert (finished.state, finished.value) == (TrialState.COMPLETE, 0.5)
     refresh(theirs)
@@ -169,9 +169,9 @@ def test_a_report_that_another_supervisor_has_written_costs_no_parameter_that_wa
     first.report(0.2, 1)
     flush(ours)
     refresh(theirs)
-    found = theirs.get_trials()
-    assert found[0].intermediate_values == {1: 0.2}
-    assert found[1].params == {"rate": rate}
+    stored = theirs.get_trials()
+    assert stored[0].intermediate_values == {1: 0.2}
+    assert stored[1].params == {"rate": rate}
 
 
 def test_what_waits_is_written_before_its_trial_ends_and_replaces_what_another_one_wrote(two_views):
@@ -188,9 +188,9 @@ def test_what_waits_is_written_before_its_trial_ends_and_replaces_what_another_o
     trial.set_user_attr("seconds", 2.0)
     ours.tell(trial, 0.3)
     refresh(theirs)
-    (found,) = theirs.get_trials()
-    assert found.intermediate_values == {1: 0.2, 2: 0.3}
-    assert (found.user_attrs, found.params) == ({"seconds": 2.0}, trial.params)
+    (stored,) = theirs.get_trials()
+    assert stored.intermediate_values == {1: 0.2, 2: 0.3}
+    assert (stored.user_attrs, stored.params) == ({"seconds": 2.0}, trial.params)
     with pytest.raises(UpdateFinishedTrialError):
         late(other, theirs)
 

@@ -40,17 +40,17 @@ def search(*constraints, metrics=("accuracy",)):
 
 def test_objectives_are_those_of_the_end_in_their_order():
     """The training loss is the mean of 2 and 1, the updates since the evaluation before."""
-    found = trial_result(
+    result = trial_result(
         search(metrics=("train_loss", "accuracy", "device_hours", "loss")), [LINES], RECIPE, device_hours=0.5
     )
-    assert (found.values, found.state) == ([1.5, 0.75, 0.5, 1.25], "complete")
+    assert (result.values, result.state) == ([1.5, 0.75, 0.5, 1.25], "complete")
 
 
 def test_several_runs_count_with_their_mean():
     assert trial_result(search(), [LINES, OTHER], RECIPE, device_hours=0.5).values == [0.5]
 
 
-def test_an_objective_that_is_not_finite_is_told():
+def test_an_objective_that_is_not_finite_is_an_error():
     lines = [*LINES, {"key": "eval_accuracy", "value": math.nan}]
     with pytest.raises(ValueError, match="the accuracy is nan"):
         trial_result(search(), [lines], RECIPE, device_hours=0.5)
@@ -74,24 +74,24 @@ def test_an_objective_that_is_not_finite_is_told():
     ],
 )
 def test_a_constraint_is_measured_in_parts_of_its_end(constraint, violations, state):
-    found = trial_result(search(constraint), [LINES], RECIPE, device_hours=0.5)
-    assert (found.violations, found.state) == (violations, state)
+    result = trial_result(search(constraint), [LINES], RECIPE, device_hours=0.5)
+    assert (result.violations, result.state) == (violations, state)
 
 
 def test_a_score_that_is_not_finite_breaks_its_constraint():
     lines = [*LINES, {"key": "eval_loss", "value": math.nan}]
-    found = trial_result(search(Constraint(metric="loss", at_least=0.1)), [lines], RECIPE, device_hours=0.5)
-    assert found.violated == "not loss >= 0.1"
+    result = trial_result(search(Constraint(metric="loss", at_least=0.1)), [lines], RECIPE, device_hours=0.5)
+    assert result.violated == "not loss >= 0.1"
 
 
-def test_what_is_known_before_the_training_is_only_what_the_values_say():
+def test_before_training_only_constraints_on_values_are_checked():
     both = search(
         Constraint(value="learning_rate.reference", at_most=0.4), Constraint(metric="device_hours", at_most=1)
     )
     assert check_constraints(both, RECIPE).violated == "not learning_rate.reference <= 0.4"
 
 
-def test_a_value_that_is_no_number_is_told():
+def test_a_constraint_on_a_value_that_is_no_number_is_an_error():
     with pytest.raises(ValueError, match="optimizer.kind is 'Lars', which is no number"):
         check_constraints(search(Constraint(value="optimizer.kind * 2", at_most=1)), RECIPE)
 

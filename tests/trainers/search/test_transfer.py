@@ -2,13 +2,11 @@
 
 import signal
 
-import optuna
 import pytest
 from optuna.trial import TrialState
 
 from recipes.reading.open import open_recipe
-from recipes.search_space.open_search import open_search
-from trainers.launch.vocabulary import search_vocabulary, vocabulary
+from trainers.launch.vocabulary import vocabulary
 from trainers.search.transfer import check_transfer
 
 TEXT = """\
@@ -26,14 +24,9 @@ reports: 4
 """
 
 
-def opened(tmp_path, text=TEXT):
-    (tmp_path / "mine.yaml").write_text(text)
-    return open_search(tmp_path / "mine.yaml", vocabulary=search_vocabulary())
-
-
-def test_the_large_batch_is_searched_around_what_the_rules_derive(tmp_path):
+def test_the_large_batch_is_searched_around_what_the_rules_derive(open_text):
     """The rate of the recipe is 0.05 at 32; four epochs have a warmup of one, a quarter of the run."""
-    large = check_transfer(opened(tmp_path))
+    large = check_transfer(open_text(TEXT))
     space = large.tree["space"]
     assert list(space) == ["learning_rate.reference", "learning_rate.warmup.epochs", "optimizer.momentum"]
     assert (space["learning_rate.reference"]["low"], space["learning_rate.reference"]["high"]) == (0.0125, 0.2)
@@ -45,13 +38,13 @@ def test_the_large_batch_is_searched_around_what_the_rules_derive(tmp_path):
     assert large.base.recipe.batch.global_.sizes == (512,)
 
 
-def test_a_range_of_the_user_is_kept_and_what_it_does_not_hold_is_not_tried(tmp_path):
+def test_a_range_of_the_user_is_kept_and_what_it_does_not_hold_is_not_tried(open_text, tmp_path):
     own = "space:\n  optimizer.momentum: {kind: Categorical, choices: [0.5, 0.8]}\n"
     own += "  learning_rate.warmup.epochs: {kind: Float, low: 0.5, high: 1.5}\n"
     warmup = "learning_rate: {warmup: {kind: GradualWarmup, epochs: 1}}\n"
     (tmp_path / "own.yaml").write_text(f"kilobatch: 1\nextends: digits/baseline\nname: own\n{warmup}")
     text = TEXT.replace("recipe: digits/baseline", "recipe: own.yaml").replace("space:\n", own)
-    large = check_transfer(opened(tmp_path, text))
+    large = check_transfer(open_text(text))
     assert large.search.space["optimizer.momentum"].choices == (0.5, 0.8)
     assert "optimizer.momentum" not in large.enqueued[0]
     warmup = large.search.space["learning_rate.warmup.epochs"]
@@ -71,15 +64,10 @@ def test_a_range_of_the_user_is_kept_and_what_it_does_not_hold_is_not_tried(tmp_
         ("fixed: {", "fixed: {optimizer: {kind: Lars}, ", "LARS|Lars"),
     ],
 )
-def test_what_could_not_be_scaled_is_refused_before_anything_starts(tmp_path, old, new, message):
-    search = opened(tmp_path, TEXT.replace(old, new))
+def test_what_could_not_be_scaled_is_refused_before_anything_starts(open_text, old, new, message):
+    search = open_text(TEXT.replace(old, new))
     with pytest.raises(ValueError, match=message):
         check_transfer(search)
-
-
-def trials(folder, name):
-    storage = f"sqlite:///{folder / 'study.db'}"
-    return optuna.load_study(study_name=name, storage=storage).get_trials()
 
 
 @pytest.mark.mpi
@@ -93,13 +81,12 @@ def test_a_search_killed_and_one_asked_to_stop_go_on_where_they_were(searching):
             process.kill() if end < 0 else (search.folder / "stop").touch()
             process.communicate(timeout=600)
         assert process.returncode == end
-    code, output = search.run()
-    assert code == 0, output
-    small = trials(search.folder / "from-32", "mine-from-32")
-    large = trials(search.folder / "to-512", "mine-to-512")
+    search.complete()
+    small = search.part("from-32").trials()
+    large = search.part("to-512").trials()
     assert [trial.state for trial in small] == [TrialState.COMPLETE] * 2
     assert [trial.state for trial in large] == [TrialState.COMPLETE] * 2
-    best_small, best_large = (max(found, key=lambda trial: trial.value) for found in (small, large))
+    best_small, best_large = (max(trials, key=lambda trial: trial.value) for trials in (small, large))
     rate = best_small.params["learning_rate.reference"]
     assert large[0].params["learning_rate.reference"] == pytest.approx(rate)  # as derived, first
 
@@ -121,7 +108,7 @@ def test_a_search_killed_and_one_asked_to_stop_go_on_where_they_were(searching):
 
     again, _ = search.run()  # nothing is left to do
     assert again == 0
-    assert len(trials(search.folder / "to-512", "mine-to-512")) == 2
+    assert len(search.part("to-512").trials()) == 2
 
 
 READER = '''\
@@ -133,7 +120,7 @@ from trainers.datasets.synthetic import Synthetic
 
 @dataclass(frozen=True, kw_only=True)
 class Seen(Synthetic):
-    """Synthetic images that tell who looks at them."""
+    """Synthetic images that record each check of a sample."""
 
     def open(self, root, split):
         return _Samples(super().open(root, split))
@@ -167,6 +154,5 @@ def test_samples_are_looked_at_once_for_a_whole_transfer(searching, tmp_path, mo
     text = TEXT.replace("digits/baseline", "net.yaml").replace("trials: [4, 2]", "trials: [1, 1]")
     text = text.replace("to_batch: 512", "to_batch: 64").replace("trials: 6", "trials: 2")
     search.file.write_text(text.replace(", model: {kind: SmallCNN, width: 2, first_stride: 2}", ""))
-    code, output = search.run()
-    assert code == 0, output
+    search.complete()
     assert len((tmp_path / "seen.txt").read_text().split()) == 64 + 16

@@ -37,22 +37,22 @@ study = optuna.create_study(study_name=sys.argv[2], storage=storage, load_if_exi
 leases = TrialLeases(study, Path("."))
 print("ready", flush=True)
 for line in sys.stdin:
-    found = []
+    numbers = []
     for _ in range(int(line)):
         trial = leases.take_stale() or leases.begin(12)
         if trial is None:
             break
-        found.append(trial.number)
+        numbers.append(trial.number)
         if len(sys.argv) > 3:
             trial.report(0.5, 1)
             study.tell(trial, 1.0)
             leases.drop(trial)
-    print(found, flush=True)
+    print(numbers, flush=True)
 """
 
 
 class Supervisor:
-    """A process that takes as many trials as it is told to."""
+    """A process that takes as many trials as `ask` requests."""
 
     def __init__(self, address, study, *options):
         command = [sys.executable, "-c", SUPERVISOR, address.text, study.study_name, *options]
@@ -135,7 +135,7 @@ def test_a_trial_of_another_host_is_taken_when_its_lease_has_run_out(study, tmp_
     assert not ours.undecided()
 
 
-def test_who_stood_still_loses_its_trial_and_knows_it(study, tmp_path):
+def test_a_supervisor_that_stood_still_notices_that_it_has_lost_its_trial(study, tmp_path):
     ours = TrialLeases(study, tmp_path)
     trial = ours.begin(10)
     assert ours.holds(trial)
@@ -164,17 +164,14 @@ def test_the_first_of_those_that_live_may_do_a_thing(study):
 
 
 def lease_of_another_process():
-    """The lease, and the process, which lives until it is told."""
+    """The lease, and the process, which lives until it is killed."""
     code = "import json; from trainers.search.trial_leases import new_lease; print(json.dumps(new_lease())); input()"
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     return process, eval(process.stdout.readline())
 
 
-def test_a_trial_without_a_lease_is_nobodys():
+def test_a_missing_lease_is_stale_and_one_of_this_process_is_of_a_session_that_has_ended():
     assert is_stale(None)
-
-
-def test_a_lease_of_this_process_is_of_a_session_that_has_ended():
     assert is_stale(new_lease())
 
 

@@ -14,8 +14,8 @@ from trainers.launch.vocabulary import search_vocabulary
 from trainers.search.display import Display
 from trainers.search.samplers import Random
 from trainers.search.study import FOLDER, REASON, SECONDS, TrialResult, new_study, store_spent_seconds, tell_complete
-from trainers.search.trial_recorder import SearchOptions, TrialRecorder, UsedBudget, report_costs
-from trainers.search.trial_run import Report
+from trainers.search.trial_recorder import TrialRecorder, UsedBudget, report_costs
+from trainers.search.trial_run import Report, SearchOptions
 
 
 def recorder_of(opened, folder):
@@ -43,7 +43,7 @@ def test_trials_of_other_supervisors_count_and_may_be_the_best(tmp_path):
     assert "trial 3 failed: why; best 95.00 % (trial 2); 4/24 trials" in (tmp_path / "log.txt").read_text()
 
 
-def test_a_pruned_trial_says_where(tmp_path):
+def test_a_pruned_trial_has_its_report_as_reason(tmp_path):
     recorder, _ = recorder_of(open_search("digits", vocabulary=search_vocabulary()), tmp_path)
     recorder.tell_pruned(recorder.study.ask(), 3)
     (trial,) = recorder.study.get_trials()

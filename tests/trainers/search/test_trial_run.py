@@ -33,13 +33,13 @@ def test_a_report_has_the_number_of_the_last_point_that_was_reached(prepared):
         line(7.51, 44),
         line(10.07, 59),
     ]
-    found = list(reports_in(lines, prepared, metric="accuracy", reports=4))
-    assert [(report.number, report.value) for report in found] == [(1, 0.2), (2, 0.4), (3, 0.5), (4, 0.5)]
+    reports = list(reports_in(lines, prepared, metric="accuracy", reports=4))
+    assert [(report.number, report.value) for report in reports] == [(1, 0.2), (2, 0.4), (3, 0.5), (4, 0.5)]
 
 
 def test_the_end_of_a_run_is_its_last_report(prepared):
-    (found,) = reports_in([line(9.9, 59)], prepared, metric="accuracy", reports=4)
-    assert found.number == 4
+    (report,) = reports_in([line(9.9, 59)], prepared, metric="accuracy", reports=4)
+    assert report.number == 4
 
 
 def test_a_line_cut_off_by_a_crash_is_left_out(tmp_path):
@@ -83,11 +83,11 @@ def test_a_line_cut_off_by_a_crash_is_left_out(tmp_path):
     ],
 )
 def test_cause_of_a_failure(errors, how, rank, reason):
-    found = _failure(errors)
-    assert (found.how, found.rank, found.reason) == (how, rank, reason)
+    end = _failure(errors)
+    assert (end.how, end.rank, end.reason) == (how, rank, reason)
 
 
-def test_the_run_of_a_trial_stays_where_it_began(tmp_path):
+def test_a_trials_run_stays_in_the_folder_where_it_began(tmp_path):
     search = open_search("digits", vocabulary=search_vocabulary()).search
     trial, name = new_study(search).ask(), "trials/trial-0000"
     trial.set_user_attr(BEGUN_IN, str(tmp_path / "a"))
