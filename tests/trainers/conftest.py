@@ -26,15 +26,15 @@ class Finished:
     log: str
 
 
-def _assert_same_run(found, expected, *, loss=1e-5, weights=1e-4, rate=0.0):
-    assert [line["update"] for line in found.trace] == list(range(len(expected.trace)))
-    for line, other in zip(found.trace, expected.trace, strict=True):
+def _assert_same_run(actual, expected, *, loss=1e-5, weights=1e-4, rate=0.0):
+    assert [line["update"] for line in actual.trace] == list(range(len(expected.trace)))
+    for line, other in zip(actual.trace, expected.trace, strict=True):
         for key in EQUAL:
             assert line[key] == other[key], (line["update"], key)
         assert line["learning_rate"] == pytest.approx(other["learning_rate"], rel=rate, abs=0), line["update"]
         assert line["loss"] == pytest.approx(other["loss"], rel=loss), line["update"]
-    assert found.weights.keys() == expected.weights.keys()
-    for path, array in found.weights.items():
+    assert actual.weights.keys() == expected.weights.keys()
+    for path, array in actual.weights.items():
         np.testing.assert_allclose(array, expected.weights[path], rtol=0, atol=weights, err_msg=path)
 
 
@@ -85,9 +85,9 @@ def processes_of():
 
     def find(folder, *, gone=False, timeout=5):
         until = time.monotonic() + timeout
-        while (found := [*working_on(folder)]) and gone and time.monotonic() < until:
+        while (actual := [*working_on(folder)]) and gone and time.monotonic() < until:
             time.sleep(0.05)
-        assert not (gone and found), f"still working on {folder}: {found}"
-        return found
+        assert not (gone and actual), f"still working on {folder}: {actual}"
+        return actual
 
     return find

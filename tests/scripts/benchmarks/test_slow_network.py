@@ -179,9 +179,9 @@ def _has_processes(name):
 @pytest.mark.slow
 @pytest.mark.usefixtures("allowed")
 def test_figures_of_every_way(run):
-    lines, (found,) = run("slow_network.py", "--ranks 2 --megabits 200 --ratios 1 --rounds 1 --updates 1")
+    lines, (actual,) = run("slow_network.py", "--ranks 2 --megabits 200 --ratios 1 --rounds 1 --updates 1")
     ways = {f"{way} {wire}" for way in ("none", "buckets", "double") for wire in ("float32", "float16")}
-    assert found["seconds"].keys() == {"compute", *ways}
-    assert found["communication_seconds"] > found["gradient_bytes"] / 25e6 * 0.9
-    assert found["seconds"]["none float32"][0] > found["seconds"]["compute"][0]
+    assert actual["seconds"].keys() == {"compute", *ways}
+    assert actual["communication_seconds"] > actual["gradient_bytes"] / 25e6 * 0.9
+    assert actual["seconds"]["none float32"][0] > actual["seconds"]["compute"][0]
     assert len([line for line in lines if line.startswith("| 2 | 200 |")]) == 2

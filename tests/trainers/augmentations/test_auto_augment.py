@@ -89,9 +89,9 @@ def test_float32_is_rounded_to_8_bits_and_stays_float32(channels):
 
 def test_the_magnitudes_of_rand_augment_by_hand():
     """timm's increasing table at magnitude 9 of 10, 16 x 12 pixels."""
-    found = [described(operation) for operation in auto_augment.rand_augment_operations(0.9, -1, NEAREST, 16, 12)]
-    assert [name for name, *_ in found] == ORDER_OF_RAND_AUGMENT
-    values = [value[0] for _, *value in found if value]
+    actual = [described(operation) for operation in auto_augment.rand_augment_operations(0.9, -1, NEAREST, 16, 12)]
+    assert [name for name, *_ in actual] == ORDER_OF_RAND_AUGMENT
+    values = [value[0] for _, *value in actual if value]
     assert values == pytest.approx([1, 26, 99, 0.19, 0.19, 0.19, 0.19, -27, -0.27, -0.27, -4.86, -6.48])
 
 
@@ -110,9 +110,9 @@ def test_rand_augment_at_its_ends_by_hand():
 
 
 def test_the_magnitudes_of_trivial_augment_by_hand():
-    found = [described(operation) for operation in auto_augment.trivial_augment_operations(0.5, 1)]
-    assert [name for name, *_ in found] == ORDER_OF_TRIVIAL_AUGMENT
-    values = [value[0] for _, *value in found if value]
+    actual = [described(operation) for operation in auto_augment.trivial_augment_operations(0.5, 1)]
+    assert [name for name, *_ in actual] == ORDER_OF_TRIVIAL_AUGMENT
+    values = [value[0] for _, *value in actual if value]
     assert values == pytest.approx([5, 127.5, 1.495, 1.495, 1.495, 1.495, 67.5, 0.495, 0.495, 16, 16])
     strongest = [described(operation) for operation in auto_augment.trivial_augment_operations(1.0, -1)]
     assert strongest[3:5] == [("posterize", 2), ("solarize", 0)]

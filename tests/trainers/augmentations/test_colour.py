@@ -40,20 +40,20 @@ def keyed_changes(index):
 def test_a_single_change_is_pillows(field, place, enhance):
     for index in range(20):
         expected = np.asarray(enhance(Image.fromarray(photo())).enhance(factor(index, place))).astype(int)
-        found = ColorJitter(**{field: 0.4})(photo(), keyed(index)).astype(int)
+        actual = ColorJitter(**{field: 0.4})(photo(), keyed(index)).astype(int)
         # Pillow's mean grey is a whole number, its grey image too, and it cuts off where we round.
-        assert np.abs(found - expected).max() <= 1
+        assert np.abs(actual - expected).max() <= 1
 
 
 def test_hue_is_that_of_colorsys():
     for index in range(5):
         turns = factor(index, 3, neutral=0.0, largest=0.5)
-        found = ColorJitter(hue=0.5)(photo(np.float32), keyed(index))
+        actual = ColorJitter(hue=0.5)(photo(np.float32), keyed(index))
         expected = [
             colorsys.hsv_to_rgb((hue + turns) % 1, saturation, value)
             for hue, saturation, value in (colorsys.rgb_to_hsv(*map(float, p)) for p in photo().reshape(-1, 3))
         ]
-        np.testing.assert_allclose(found.reshape(-1, 3), expected, atol=2e-3)
+        np.testing.assert_allclose(actual.reshape(-1, 3), expected, atol=2e-3)
 
 
 def test_a_third_of_the_circle_turns_red_into_green_and_grey_has_no_hue():
@@ -94,10 +94,10 @@ def test_all_orders_come_equally_often_and_the_order_matters():
 
 def test_factors_are_uniform_around_1():
     image_HWC = np.full((1, 1, 1), 100, np.float32)
-    found = [float(ColorJitter(brightness=0.4)(image_HWC, keyed(index))[0, 0, 0]) for index in range(4000)]
-    assert min(found) == pytest.approx(60, abs=0.2)
-    assert max(found) == pytest.approx(140, abs=0.2)
-    assert np.mean(found) == pytest.approx(100, abs=4 * 80 / math.sqrt(12 * 4000))
+    actual = [float(ColorJitter(brightness=0.4)(image_HWC, keyed(index))[0, 0, 0]) for index in range(4000)]
+    assert min(actual) == pytest.approx(60, abs=0.2)
+    assert max(actual) == pytest.approx(140, abs=0.2)
+    assert np.mean(actual) == pytest.approx(100, abs=4 * 80 / math.sqrt(12 * 4000))
 
 
 def test_lighting_adds_one_colour_by_hand():

@@ -25,8 +25,8 @@ def numbered(height, width, channels=1):
 
 def rectangles(crop, count, *, height=HEIGHT, width=WIDTH):
     """One crop for each of `count` fixed keys: (count, 4) of top, left, height, width."""
-    found = [crop.rectangle(height, width, keyed(index)) for index in range(count)]
-    return np.array(found)
+    actual = [crop.rectangle(height, width, keyed(index)) for index in range(count)]
+    return np.array(actual)
 
 
 def test_random_crop_takes_every_place_equally_often():
@@ -123,8 +123,8 @@ def test_a_crop_that_fits_at_once_by_hand():
 
 def test_the_same_keys_give_the_same_crops_on_every_machine():
     crop = RandomResizedCrop(size=224)
-    found = [crop.rectangle(375, 500, draws(0, "augmentation", epoch, 7, 0)) for epoch in range(5)]
-    assert found == GOLDEN
+    actual = [crop.rectangle(375, 500, draws(0, "augmentation", epoch, 7, 0)) for epoch in range(5)]
+    assert actual == GOLDEN
 
 
 def test_crops_lie_in_the_image_and_keep_to_area_and_ratio():
@@ -144,11 +144,11 @@ def test_crops_lie_in_the_image_and_keep_to_area_and_ratio():
 def test_areas_are_uniform():
     num_bins, count = 16, 8000
     _, _, height, width = rectangles(RandomResizedCrop(size=8, area=(0.08, 0.6)), count, height=1000, width=1000).T
-    found, _ = np.histogram(height * width / 1e6, bins=num_bins, range=(0.08, 0.6))
+    actual, _ = np.histogram(height * width / 1e6, bins=num_bins, range=(0.08, 0.6))
     expected = count / num_bins
-    chi_square = ((found - expected) ** 2 / expected).sum()
+    chi_square = ((actual - expected) ** 2 / expected).sum()
     assert chi_square < 37.7  # one in a thousand lies above, 15 degrees of freedom; the keys are fixed
-    assert found.sum() >= count * 0.999
+    assert actual.sum() >= count * 0.999
 
 
 def test_shapes_are_exchanged_half_the_time():

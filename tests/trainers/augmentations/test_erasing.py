@@ -21,15 +21,15 @@ def ones(height=HEIGHT, width=WIDTH):
 
 def holes(augmentation, count):
     """Bounding boxes (top, left, height, width) of what is zero, for `count` fixed keys that erased anything."""
-    found = []
+    actual = []
     for index in range(count):
         hole = augmentation(ones(), keyed(index))[:, :, 0] == 0
         rows, columns = np.flatnonzero(hole.any(1)), np.flatnonzero(hole.any(0))
         if len(rows):
             box = rows[0], columns[0], len(rows), len(columns)
             assert hole.sum() == box[2] * box[3]
-            found.append(box)
-    return np.array(found)
+            actual.append(box)
+    return np.array(actual)
 
 
 def test_an_erased_rectangle_by_hand():

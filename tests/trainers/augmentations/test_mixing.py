@@ -40,8 +40,8 @@ def test_a_part_of_a_group_is_mixed_as_the_whole_group_is(mix):
     for position in range(20):
         whole, share = mix(own, partners, draws(0, "mix", position))
         for part in (slice(0, 1), slice(1, 4)):
-            found, same = mix(own[part], partners[part], draws(0, "mix", position))
-            assert (found == whole[part]).all()
+            actual, same = mix(own[part], partners[part], draws(0, "mix", position))
+            assert (actual == whole[part]).all()
             assert same == share
 
 
@@ -150,9 +150,9 @@ def test_every_division_gives_the_images_and_targets_of_the_whole_update(workers
     for rank in range(workers):
         for part in division.micro_batches(rank):
             here = slice(part.offset, part.offset + part.size)
-            found, shares = MIXING.load(part, samples=START, norm_span=SPAN, load=load)
-            assert (found == images[here]).all(), (rank, part)
-            assert found.dtype == shares.dtype == np.float32
+            actual, shares = MIXING.load(part, samples=START, norm_span=SPAN, load=load)
+            assert (actual == images[here]).all(), (rank, part)
+            assert actual.dtype == shares.dtype == np.float32
             np.testing.assert_allclose(shares, targets[here], rtol=0, atol=6e-8)
             seen[here] += 1
     assert (seen == 1).all()

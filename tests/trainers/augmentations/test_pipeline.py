@@ -105,11 +105,11 @@ def test_mirroring_and_normalising_at_the_end_of_a_list_is_left_to_finish(parts,
 
 def test_images_differ_by_seed_epoch_and_index():
     crop = RandomResizedCrop(size=8)
-    found = {
+    actual = {
         pipeline(crop, seed=seed)(photo(), epoch=epoch, index=index).tobytes()
         for seed, epoch, index in [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
     }
-    assert len(found) == 4
+    assert len(actual) == 4
 
 
 def test_what_was_drawn_before_does_not_matter():

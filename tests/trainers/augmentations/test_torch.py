@@ -54,9 +54,9 @@ def test_colour_changes_are_torchvisions(ours, theirs, amounts):
     image_CHW = torch.from_numpy(photo().transpose(2, 0, 1) / np.float32(255))
     for amount in amounts:
         expected = getattr(functional, theirs)(image_CHW, amount).numpy().transpose(1, 2, 0) * 255
-        found = np.clip(ours(photo().astype(np.float32), amount), 0, 255)
+        actual = np.clip(ours(photo().astype(np.float32), amount), 0, 255)
         # torchvision's grey is 0.2989 R + 0.587 G + 0.114 B
-        np.testing.assert_allclose(found, expected, atol=0.02)
+        np.testing.assert_allclose(actual, expected, atol=0.02)
 
 
 def test_the_operations_of_rand_augment_are_the_increasing_ones_of_timm():
@@ -67,14 +67,14 @@ def test_the_operations_of_rand_augment_are_the_increasing_ones_of_timm():
 
 def of_timm(name, magnitude, resample):
     """The results of one of timm's operations with either sign."""
-    image, found = Image.fromarray(photo()), {}
+    image, actual = Image.fromarray(photo()), {}
     for seed in range(8):
         random.seed(seed)
         level = timm_augment.LEVEL_TO_ARG[name]
         values = level(magnitude, {"translate_pct": 0.45}) if level else ()
         made = timm_augment.NAME_TO_OP[name](image, *values, fillcolor=(GREY,) * 3, resample=resample)
-        found[np.asarray(made).tobytes()] = values
-    return found
+        actual[np.asarray(made).tobytes()] = values
+    return actual
 
 
 @pytest.mark.parametrize("place", range(15), ids=NAMES_OF_TIMM)
@@ -137,11 +137,11 @@ def test_rectangle_and_corrected_share_of_cutmix_are_timms_where_sides_are_even(
         centre = tuple(int(np.random.randint(0, length)) for length in size)
         np.random.seed(seed)
         (top, bottom, left, right), expected = timm_mixup.cutmix_bbox_and_lam((1, *size), share)
-        mixed, found = CutMix(alpha=1.0)(own, partners, Given(share=share, centre=centre))
+        mixed, actual = CutMix(alpha=1.0)(own, partners, Given(share=share, centre=centre))
         pasted = np.zeros(size)
         pasted[top:bottom, left:right] = 1
         assert (mixed[0, 0] == pasted).all()
-        assert found == pytest.approx(expected, abs=1e-15)
+        assert actual == pytest.approx(expected, abs=1e-15)
 
 
 def test_partners_images_and_smoothed_targets_of_a_group_are_timms():
@@ -158,5 +158,5 @@ def test_partners_images_and_smoothed_targets_of_a_group_are_timms():
     expected = x * share + x.flip(0) * (1 - share)
     np.testing.assert_allclose(mixed, expected.numpy(), rtol=0, atol=1e-6)
     smoothed = timm_mixup.mixup_target(torch.tensor(labels), 10, lam=share, smoothing=0.1).numpy()
-    found = soft_targets(targets, like=np.zeros((16, 10), np.float32), label_smoothing=0.1)
-    np.testing.assert_allclose(found, smoothed, rtol=0, atol=1e-6)
+    actual = soft_targets(targets, like=np.zeros((16, 10), np.float32), label_smoothing=0.1)
+    np.testing.assert_allclose(actual, smoothed, rtol=0, atol=1e-6)

@@ -34,17 +34,17 @@ def device():
 
 def iterator(recipe, device):
     """Two updates before the batch grows, and with it perhaps the images; None as device for the CPU."""
-    found = prepare(TrainRequest(recipe="digits/ramp", overrides=recipe, micro_batch_size=64), workers=1)
-    recipe, parts = found.opened.recipe, build(found.opened.recipe, found.opened.dataset)
+    actual = prepare(TrainRequest(recipe="digits/ramp", overrides=recipe, micro_batch_size=64), workers=1)
+    recipe, parts = actual.opened.recipe, build(actual.opened.recipe, actual.opened.dataset)
     made = StreamIterator(
-        plan=found.plan,
+        plan=actual.plan,
         rank=0,
-        stream=Stream(seed=recipe.seed, num_samples=found.opened.dataset.num_train),
+        stream=Stream(seed=recipe.seed, num_samples=actual.opened.dataset.num_train),
         load=parts.load_train,
         mixing=parts.mixing,
         feed=device and build_feed(recipe, parts, device),
     )
-    made.update = found.plan.timeline.segments[1].update - 2
+    made.update = actual.plan.timeline.segments[1].update - 2
     return made
 
 

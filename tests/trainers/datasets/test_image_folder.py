@@ -122,15 +122,15 @@ def test_splits_may_have_other_names_or_lie_deeper_beside_hidden_files(root, tra
 
 
 def test_the_fingerprint_follows_names_and_sizes(root):
-    found = [ImageFolder().fingerprint(root)]
+    actual = [ImageFolder().fingerprint(root)]
     (root / "train" / "b" / "2.jpg").rename(root / "train" / "b" / "3.jpg")
-    found.append(ImageFolder().fingerprint(root))
+    actual.append(ImageFolder().fingerprint(root))
     with (root / "val" / "b" / "1.jpg").open("ab") as file:
         file.write(b"\0")
-    found.append(ImageFolder().fingerprint(root))
-    assert len(set(found)) == 3
-    assert ImageFolder().fingerprint(root) == found[-1]
-    assert all(re.fullmatch("[0-9a-f]{64}", text) for text in found)
+    actual.append(ImageFolder().fingerprint(root))
+    assert len(set(actual)) == 3
+    assert ImageFolder().fingerprint(root) == actual[-1]
+    assert all(re.fullmatch("[0-9a-f]{64}", text) for text in actual)
 
 
 @pytest.mark.parametrize("content", [b"", b"no image at all", "half", None])

@@ -121,11 +121,11 @@ def test_loss_and_gradient_are_those_of_the_formula(loss, scale, mixed, dtype, b
     logits, labels, mixtures = samples(scale=scale)
     targets = mixtures if mixed else labels
     x = chainer.Variable(logits.astype(dtype))
-    found = loss.build()(x, targets)
-    found.backward()
+    actual = loss.build()(x, targets)
+    actual.backward()
     expected_loss, expected_gradient = in_float64(logits, targets, loss)
-    assert found.dtype == x.grad.dtype == dtype
-    np.testing.assert_allclose(found.array, expected_loss, rtol=bound)
+    assert actual.dtype == x.grad.dtype == dtype
+    np.testing.assert_allclose(actual.array, expected_loss, rtol=bound)
     # s - t of a target of 1 is rounded like 1, whatever is left of it.
     np.testing.assert_allclose(x.grad, expected_gradient, rtol=bound, atol=2 * np.finfo(dtype).eps)
 
@@ -224,9 +224,9 @@ def test_smoothing_a_mixture_is_mixing_the_smoothed(smoothing):
     share = 0.7
     first, second = (soft_targets(t, like=logits, label_smoothing=smoothing) for t in (labels, labels[::-1]))
     mixed = (share * rows + (1 - share) * rows[::-1]).astype(np.float32)
-    found = soft_targets(mixed, like=logits, label_smoothing=smoothing)
-    np.testing.assert_allclose(found, share * first + (1 - share) * second, rtol=1e-6)
-    np.testing.assert_allclose(found.sum(axis=1), 1, rtol=1e-6)
+    actual = soft_targets(mixed, like=logits, label_smoothing=smoothing)
+    np.testing.assert_allclose(actual, share * first + (1 - share) * second, rtol=1e-6)
+    np.testing.assert_allclose(actual.sum(axis=1), 1, rtol=1e-6)
 
 
 @pytest.mark.parametrize("loss", LOSSES)

@@ -33,9 +33,9 @@ def theirs(function, logits, targets):
     return float(loss.detach()), x.grad.numpy()
 
 
-def assert_same(found, expected, bound=1e-12):
-    assert found[0] == pytest.approx(expected[0], rel=bound)
-    np.testing.assert_allclose(found[1], expected[1], rtol=0, atol=bound * abs(expected[1]).max())
+def assert_same(actual, expected, bound=1e-12):
+    assert actual[0] == pytest.approx(expected[0], rel=bound)
+    np.testing.assert_allclose(actual[1], expected[1], rtol=0, atol=bound * abs(expected[1]).max())
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -52,8 +52,8 @@ def test_softmax_cross_entropy_of_mixed_labels_is_timms(smoothing):
     smoothed = timm_mixup.mixup_target(torch.tensor(labels), K, lam=LAM, smoothing=smoothing)
     rows = np.eye(K)[labels]
     mixture = LAM * rows + (1 - LAM) * rows[::-1]
-    found = ours(SoftmaxCrossEntropy(label_smoothing=smoothing), logits, mixture)
-    assert_same(found, theirs(timm_loss.SoftTargetCrossEntropy(), logits, smoothed), bound=1e-6)  # they mix in float32
+    actual = ours(SoftmaxCrossEntropy(label_smoothing=smoothing), logits, mixture)
+    assert_same(actual, theirs(timm_loss.SoftTargetCrossEntropy(), logits, smoothed), bound=1e-6)  # they mix in float32
 
 
 @pytest.mark.parametrize("threshold", [None, 0.2])

@@ -69,10 +69,10 @@ def check(seed, *, with_teams):
     for how in ("moving_average", "pooled", "last_batch", "by_group"):
         split, alone = layer_and_groups(how), layer_and_groups(how)
         shared = team if division.team_size > 1 else None
-        found = one_update(*split, division, shared, x, weights, WORLD, WORLD.rank)
+        actual = one_update(*split, division, shared, x, weights, WORLD, WORLD.rank)
         whole = divide(**sizes, workers=1, micro_batch_size=len(x))
         expected = one_update(*alone, whole, None, x, weights, MPI.COMM_SELF, 0)
-        for part, other in zip(found, expected, strict=True):
+        for part, other in zip(actual, expected, strict=True):
             np.testing.assert_allclose(part, other, rtol=1e-9, atol=1e-9, err_msg=f"seed {seed} {how}")
         for name in ("avg_mean", "avg_var"):
             np.testing.assert_allclose(getattr(split[0], name), getattr(alone[0], name), rtol=1e-12)
@@ -118,8 +118,8 @@ def check_float32(seed):
         groups.update_running_statistics(world, 2 * span)
         sums = [layer.gamma.grad, layer.beta.grad]
         results.append([*(world.allreduce(each.astype("d")) for each in (*outs, *sums)), layer.avg_mean, layer.avg_var])
-    for found, expected in zip(*results, strict=True):
-        away = np.linalg.norm(found - expected)
+    for actual, expected in zip(*results, strict=True):
+        away = np.linalg.norm(actual - expected)
         assert away <= 2e-6 * np.linalg.norm(expected), f"{seed}: {away}"
 
 
@@ -142,7 +142,7 @@ def check_convolved(seed, how):
         groups = NormGroups(Evaluation(norm_statistics=how))
         groups.install(chain)
         groups.begin_update(division, WORLD)
-        found = []
+        actual = []
         for part in division.micro_batches(WORLD.rank):
             groups.begin_micro_batch(part)
             images = chainer.Variable(x[part.offset : part.offset + part.size])
@@ -150,9 +150,9 @@ def check_convolved(seed, how):
                 y = F.relu(chain.bn(chain.conv(images)) + images[:, :1, 1:-1, 1:-1] * np.ones((1, 4, 1, 1), "f"))
                 F.sum(y**2).backward()
             assert type(y.creator_node).__name__ == kind
-            found += [y.array, images.grad]
-        found += [groups.take_statistics(), chain.conv.W.grad, chain.bn.gamma.grad, chain.bn.beta.grad]
-        results.append(found)
+            actual += [y.array, images.grad]
+        actual += [groups.take_statistics(), chain.conv.W.grad, chain.bn.gamma.grad, chain.bn.beta.grad]
+        results.append(actual)
     for one, other in zip(*results, strict=True):
         np.testing.assert_array_equal(one, other)
 

@@ -52,11 +52,11 @@ def test_weights_depend_on_seed_and_path_only():
 
 def test_weights_of_a_seed_stay_what_they_are():
     """An initializer with a generator gets the keyed draws; one without starts NumPy's global one from eight words."""
-    found, keys = drawn(3), {path: word(path) for path in ("/conv/W", "/own/W")}
+    actual, keys = drawn(3), {path: word(path) for path in ("/conv/W", "/own/W")}
     normals = draws(3, "weights", keys["/conv/W"]).normals(216)
-    np.testing.assert_allclose(found["/conv/W"].ravel(), np.sqrt(2 / 27) * normals, rtol=1e-6)
+    np.testing.assert_allclose(actual["/conv/W"].ravel(), np.sqrt(2 / 27) * normals, rtol=1e-6)
     seeded = np.random.RandomState(draws(3, "weights", keys["/own/W"]).bits(4).view(np.uint32))
-    np.testing.assert_array_equal(found["/own/W"], seeded.standard_normal((4, 4)).astype(np.float32))
+    np.testing.assert_array_equal(actual["/own/W"], seeded.standard_normal((4, 4)).astype(np.float32))
 
 
 def test_two_layers_of_one_shape_differ():
@@ -72,11 +72,11 @@ def test_two_layers_of_one_shape_differ():
 
 
 def test_each_initializer_keeps_its_own_distribution():
-    found = drawn(0)
+    actual = drawn(0)
     fan_in = 3 * 3 * 3
-    assert abs(found["/conv/W"].std() - np.sqrt(2 / fan_in)) < 4 * np.sqrt(2 / fan_in) / np.sqrt(2 * 216)
-    assert (found["/conv/b"] == 0).all()
-    np.testing.assert_allclose(found["/odd/W"] @ found["/odd/W"].T, 1.1**2 * np.eye(6), atol=1e-5)
+    assert abs(actual["/conv/W"].std() - np.sqrt(2 / fan_in)) < 4 * np.sqrt(2 / fan_in) / np.sqrt(2 * 216)
+    assert (actual["/conv/b"] == 0).all()
+    np.testing.assert_allclose(actual["/odd/W"] @ actual["/odd/W"].T, 1.1**2 * np.eye(6), atol=1e-5)
 
 
 def test_numpys_global_generator_is_left_as_it_was():

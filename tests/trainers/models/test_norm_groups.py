@@ -228,8 +228,8 @@ def test_scored_it_is_normalised_by_the_running_statistics_with_or_without_a_gra
     expected = (x - mean) / np.sqrt(var + chain.bn.eps) * gamma + beta + (plus if adds else 0)
     expected = np.maximum(expected, 0) if relu else expected
     bound = 1e-5 if dtype == np.float32 else 1e-12
-    for found in (graph, alone):
-        np.testing.assert_allclose(found.array, expected, rtol=bound, atol=bound)
+    for actual in (graph, alone):
+        np.testing.assert_allclose(actual.array, expected, rtol=bound, atol=bound)
     np.testing.assert_array_equal(x, given)
 
 

@@ -62,9 +62,9 @@ def one_update(device, compute, norm_statistics, *, loss_scale=1024):
         parameter.grad *= np.float32(1 / factor)
     overflowed = first_not_finite({path: parameter.grad for path, parameter in sorted(model.namedparams())})
     groups.update_running_statistics(MPI.COMM_SELF, 48)
-    found = {path: to_cpu(parameter.grad) for path, parameter in model.namedparams()}
-    found |= {"bn1/avg_mean": to_cpu(model.bn1.avg_mean), "bn1/avg_var": to_cpu(model.bn1.avg_var)}
-    return float(to_cpu(loss.array)), found, overflowed
+    actual = {path: to_cpu(parameter.grad) for path, parameter in model.namedparams()}
+    actual |= {"bn1/avg_mean": to_cpu(model.bn1.avg_mean), "bn1/avg_var": to_cpu(model.bn1.avg_var)}
+    return float(to_cpu(loss.array)), actual, overflowed
 
 
 @pytest.mark.parametrize("norm_statistics", ["moving_average", "pooled", "last_batch", "by_group"])
@@ -72,10 +72,10 @@ def one_update(device, compute, norm_statistics, *, loss_scale=1024):
 def test_an_update_is_that_of_the_cpu(norm_statistics, compute, bound):
     if compute == "bfloat16":
         pytest.importorskip("ml_dtypes")
-    loss, found, _ = one_update(DEVICE, compute, norm_statistics)
+    loss, actual, _ = one_update(DEVICE, compute, norm_statistics)
     expected_loss, expected, _ = one_update("@numpy", compute, norm_statistics)
     assert loss == pytest.approx(expected_loss, rel=bound)
-    for path, array in found.items():
+    for path, array in actual.items():
         assert array.dtype == np.float32
         np.testing.assert_allclose(array, expected[path], rtol=0, atol=bound * abs(expected[path]).max(), err_msg=path)
 
@@ -91,7 +91,7 @@ def test_a_convolution_and_its_normalisation_are_one_node_with_the_results_of_tw
     monkeypatch.setattr(
         ConvolutionNormalization, "forward", lambda self, inputs: made.append(self) or forward(self, inputs)
     )
-    loss, found, _ = one_update(DEVICE, compute, "moving_average")
+    loss, actual, _ = one_update(DEVICE, compute, "moving_average")
     assert bool(made) == (chainer_hooks.gpu_operators is not None)
     made.clear()
     with chainer.FunctionHook():  # someone looks on
@@ -100,4 +100,4 @@ def test_a_convolution_and_its_normalisation_are_one_node_with_the_results_of_tw
     assert loss == expected_loss
     bound = 1e-5 if compute == "float32" else 5e-3  # cuDNN may add gradients of weights up in any order
     for path, values in expected.items():
-        np.testing.assert_allclose(found[path], values, rtol=0, atol=bound * abs(values).max(), err_msg=path)
+        np.testing.assert_allclose(actual[path], values, rtol=0, atol=bound * abs(values).max(), err_msg=path)

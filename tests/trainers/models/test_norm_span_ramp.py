@@ -20,5 +20,5 @@ def test_running_statistics_of_each_kind_are_the_same_while_the_norm_span_grows(
     assert any(path.endswith("avg_var") for path in alone.weights), "compared as weights are"
     for ranks, micro_batch_size in splits:
         folder = tmp_path / f"{ranks}x{micro_batch_size}"
-        found = train(folder, ranks, "--micro-batch-size", micro_batch_size, *options, stop_after=20, dtype="float64")
-        assert_same_run(found, alone, loss=1e-13, weights=1e-12)
+        actual = train(folder, ranks, "--micro-batch-size", micro_batch_size, *options, stop_after=20, dtype="float64")
+        assert_same_run(actual, alone, loss=1e-13, weights=1e-12)

@@ -45,19 +45,19 @@ class Cpu:
     def record(self, work):
         before, host = self._arrays(), self._host()
         given, cuts = [array.copy() for array in before], []
-        found = work(lambda: cuts.append(0))
+        actual = work(lambda: cuts.append(0))
         for array, kept in zip(before, given, strict=True):
             array[...] = kept
-        found[0][...] = np.nan
+        actual[0][...] = np.nan
 
         def launch():
             self.launched += 1
             now = self._host()
             self._set_host(host)
-            found[0][...] = work(lambda: None)[0]
+            actual[0][...] = work(lambda: None)[0]
             self._set_host(now)
 
-        return found, [launch, *(lambda: None for _ in cuts)]
+        return actual, [launch, *(lambda: None for _ in cuts)]
 
     def forget(self):
         self.forgotten += 1
@@ -121,12 +121,12 @@ def run(monkeypatch):
     return run_on
 
 
-def assert_same(found, expected):
-    for record, other in zip(found[0], expected[0], strict=True):
+def assert_same(actual, expected):
+    for record, other in zip(actual[0], expected[0], strict=True):
         assert (record.loss, record.norms, record.loss_scale, record.overflows) == (
             (other.loss, other.norms, other.loss_scale, other.overflows)
         ), record.update
-    for path, array in found[1].items():
+    for path, array in actual[1].items():
         np.testing.assert_array_equal(array, expected[1][path], err_msg=path)
 
 
@@ -144,8 +144,8 @@ def assert_same(found, expected):
 def test_a_replayed_run_is_the_eager_run(run, caplog, overrides, options):
     device = Cpu()
     with caplog.at_level(logging.INFO, logger="kilobatch"):
-        found = run(*overrides, device=device, **options)
-    assert_same(found, run(*overrides, **options))
+        actual = run(*overrides, device=device, **options)
+    assert_same(actual, run(*overrides, **options))
     assert device.launched
     assert "samples are replayed as a CUDA graph from now on" in caplog.text
     assert "stay eager" not in caplog.text
@@ -198,31 +198,31 @@ class Forgetful(Cpu):
     ids=lambda given: type(given).__name__,
 )
 def test_what_fails_stays_eager_and_says_so_once(run, caplog, device, why):
-    found = run(device=device)
+    actual = run(device=device)
     (line,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert line.startswith(f"cuda_graph: {why}")
     assert line.endswith("; forward and backward stay eager")
-    assert_same(found, run())
+    assert_same(actual, run())
     assert device.forgotten
     assert not device.launched
 
 
 def test_norm_groups_that_workers_share_stay_eager_and_it_is_said_once(run, caplog, monkeypatch):
     monkeypatch.setattr(Teams, "of", lambda teams, division: MPI.COMM_SELF)
-    found = run(device=(device := Cpu()))
+    actual = run(device=(device := Cpu()))
     (line,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert line.startswith("cuda_graph: workers share a norm group")
     assert not device.launched
     caplog.clear()
-    assert_same(found, run())
+    assert_same(actual, run())
     assert not caplog.records
 
 
 def test_a_mask_of_dropout_that_was_captured_is_noticed(run, caplog):
     dropout = "model={kind: SmallCNN, width: 4, dropout: 0.5}"
-    found = run(dropout, device=Cpu())
+    actual = run(dropout, device=Cpu())
     assert "a replay is not the eager computation: the loss" in caplog.text
-    assert_same(found, run(dropout))
+    assert_same(actual, run(dropout))
 
 
 @pytest.mark.gpu
@@ -238,11 +238,11 @@ def test_a_replay_writes_nothing_that_eager_work_beside_it_gave():
     for _ in range(2):
         with gpu.rehearsal():
             work()
-    found, (launch,) = gpu.record(lambda cut: work())
+    actual, (launch,) = gpu.record(lambda cut: work())
     with gpu.rehearsal():
         kept = [given + place for place in range(5)]
     launch()
-    assert float(found.sum()) == 6000
+    assert float(actual.sum()) == 6000
     assert [float(array.sum()) for array in kept] == [1000 * (1 + place) for place in range(5)]
 
 
@@ -252,27 +252,27 @@ def cut_at(ends, *given, **how):
 
 
 def test_slots_are_told_behind_the_graph_that_makes_them_whole(run, monkeypatch):
-    told = []
-    monkeypatch.setattr(ExchangeHandle, "finished", lambda round, number: told.append(number))
+    output = []
+    monkeypatch.setattr(ExchangeHandle, "finished", lambda round, number: output.append(number))
     run()
-    eager, told[:] = list(told), []
+    eager, output[:] = list(output), []
     monkeypatch.setattr(mean_gradient, "MicroBatchGraphs", lambda *given, **how: cut_at([2, 5], *given, **how))
     launched, device = [], Cpu()
     record = device.record
 
     def counted(work):
-        found, launches = record(work)
+        actual, launches = record(work)
         assert len(launches) in (1, 3)  # of the last micro-batch of an update one more for each cut
         launched.append(len(launches))
-        return found, launches
+        return actual, launches
 
     device.record = counted
     run(device=device)
     slots = len(eager) // UPDATES
     assert 3 in launched
     assert eager == UPDATES * list(eager[:slots])
-    assert told == eager[: len(told)]
-    assert len(told) == (UPDATES - 2 * launched.count(3)) * slots  # nobody is told by graphs beside eager work
+    assert output == eager[: len(output)]
+    assert len(output) == (UPDATES - 2 * launched.count(3)) * slots  # nobody is told by graphs beside eager work
 
 
 def test_ends_of_buckets_are_their_last_slots():

@@ -50,7 +50,7 @@ def by_hand(prepared):
     parts, iterator = parts_of(prepared)
     model, recipe, timeline = parts.model, prepared.opened.recipe, prepared.plan.timeline
     velocity = {path: np.zeros_like(array) for path, array in weights(model).items()}
-    found, waiting = [], []
+    actual, waiting = [], []
     for update in range(timeline.num_updates):
         (micro_batch,) = iterator.next().micro_batches
         model.cleargrads()
@@ -64,8 +64,8 @@ def by_hand(prepared):
             for path, parameter in model.namedparams():
                 velocity[path] = 0.5 * velocity[path] + gradients[path]
                 parameter.array -= rate * velocity[path]
-        found.append(weights(model))
-    return found
+        actual.append(weights(model))
+    return actual
 
 
 def test_weights_are_those_of_a_loop_that_applies_gradients_one_update_late(prepared):
@@ -115,9 +115,9 @@ def assert_same_pending(run, other):
 def test_any_ranks_apply_the_same_gradients_one_update_late(
     alone, tmp_path, train, assert_same_run, ranks, micro_batch_size
 ):
-    found = train(tmp_path / "run", ranks, *DOUBLED, "--micro-batch-size", micro_batch_size, dtype="float64")
-    assert_same_run(found, alone, loss=1e-12, weights=1e-12)
-    assert_same_pending(found, alone)
+    actual = train(tmp_path / "run", ranks, *DOUBLED, "--micro-batch-size", micro_batch_size, dtype="float64")
+    assert_same_run(actual, alone, loss=1e-12, weights=1e-12)
+    assert_same_pending(actual, alone)
 
 
 @pytest.mark.mpi
@@ -125,10 +125,10 @@ def test_the_gradient_on_its_way_is_part_of_a_checkpoint(alone, tmp_path, train,
     options = (*DOUBLED, "--noise-scale", "--set", "gradient.clip_norm=0.2", "--micro-batch-size", "32")
     whole = train(tmp_path / "whole", 2, *options, dtype="float64")
     train(tmp_path / "run", 2, *options, stop_after=13, dtype="float64")
-    found = train(tmp_path / "run", 3, *options, "--resume", dtype="float64")
-    assert_same_run(found, whole, loss=1e-12, weights=1e-12)
-    assert_same_pending(found, whole)
-    for line, other in zip(measured(found), measured(whole), strict=True):
+    actual = train(tmp_path / "run", 3, *options, "--resume", dtype="float64")
+    assert_same_run(actual, whole, loss=1e-12, weights=1e-12)
+    assert_same_pending(actual, whole)
+    for line, other in zip(measured(actual), measured(whole), strict=True):
         assert line == pytest.approx(other, rel=1e-9)
     assert "gradient_norm" not in measured(whole)[0], "update 0 applies nothing"
 
@@ -139,8 +139,8 @@ def test_a_checkpoint_of_before_the_first_step_is_gone_on_with(tmp_path, train, 
     whole = train(tmp_path / "whole", 1, *DOUBLED, stop_after=3, dtype="float64")
     first = train(tmp_path / "run", 1, *DOUBLED, stop_after=1, dtype="float64")
     assert not load_file(first.folder / "checkpoints" / "update-000001" / "optimizer.safetensors")
-    found = train(tmp_path / "run", 2, *DOUBLED, "--resume", stop_after=3, dtype="float64")
-    assert_same_run(found, whole, loss=1e-12, weights=1e-12)
+    actual = train(tmp_path / "run", 2, *DOUBLED, "--resume", stop_after=3, dtype="float64")
+    assert_same_run(actual, whole, loss=1e-12, weights=1e-12)
 
 
 def measured(run):

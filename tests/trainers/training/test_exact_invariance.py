@@ -65,12 +65,12 @@ def bits_of(folder, update):
     checkpoint = folder / "checkpoints" / f"update-{update:06d}"
     files = [*sorted(checkpoint.iterdir()), folder / "trace.jsonl"]
     assert {"weights.safetensors", "optimizer.safetensors", "state.json"} <= {file.name for file in files}
-    found = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    actual = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert sum(line["key"] == "train_loss" for line in lines) == update
-    told = [line for line in lines if line["key"] == "train_loss" or line["key"].startswith("eval_")]
-    timeless = [{k: v for k, v in line.items() if not TIMES.fullmatch(k)} for line in told]
-    return found | {"metrics": timeless}
+    output = [line for line in lines if line["key"] == "train_loss" or line["key"].startswith("eval_")]
+    timeless = [{k: v for k, v in line.items() if not TIMES.fullmatch(k)} for line in output]
+    return actual | {"metrics": timeless}
 
 
 @pytest.fixture(scope="module")

@@ -36,10 +36,10 @@ def averages(run):
     return load_file(next((run.folder / "checkpoints").glob("update-*24/averages.safetensors")))
 
 
-def assert_same_methods(found, expected):
-    for line, other in zip(measured(found), measured(expected), strict=True):
+def assert_same_methods(actual, expected):
+    for line, other in zip(measured(actual), measured(expected), strict=True):
         assert line == pytest.approx(other, rel=1e-9)
-    for path, array in averages(found).items():
+    for path, array in averages(actual).items():
         np.testing.assert_allclose(array, averages(expected)[path], rtol=0, atol=1e-12, err_msg=path)
 
 
@@ -55,16 +55,16 @@ def test_the_methods_do_something(methods_alone):
 def test_gain_clipping_and_average_are_the_same_on_any_ranks(
     methods_alone, tmp_path, train, assert_same_run, ranks, micro_batch_size
 ):
-    found = train(tmp_path / "run", ranks, *METHODS, "--micro-batch-size", micro_batch_size, dtype="float64")
-    assert_same_run(found, methods_alone, loss=1e-12, weights=1e-12, rate=1e-12)
-    assert_same_methods(found, methods_alone)
+    actual = train(tmp_path / "run", ranks, *METHODS, "--micro-batch-size", micro_batch_size, dtype="float64")
+    assert_same_run(actual, methods_alone, loss=1e-12, weights=1e-12, rate=1e-12)
+    assert_same_methods(actual, methods_alone)
 
 
 def test_gain_clipping_and_average_go_on_after_a_resume(methods_alone, tmp_path, train, assert_same_run):
     train(tmp_path / "run", 2, *METHODS, stop_after=13, dtype="float64")
-    found = train(tmp_path / "run", 3, *METHODS, "--resume", dtype="float64")
-    assert_same_run(found, methods_alone, loss=1e-12, weights=1e-12, rate=1e-12)
-    assert_same_methods(found, methods_alone)
+    actual = train(tmp_path / "run", 3, *METHODS, "--resume", dtype="float64")
+    assert_same_run(actual, methods_alone, loss=1e-12, weights=1e-12, rate=1e-12)
+    assert_same_methods(actual, methods_alone)
 
 
 def test_a_clock_of_gains_goes_on_while_an_update_is_one_group_of_the_reference_batch(tmp_path, train):
@@ -74,8 +74,8 @@ def test_a_clock_of_gains_goes_on_while_an_update_is_one_group_of_the_reference_
     rates = {}
     for clock in ("gain", "samples"):
         options = ("--set", batch, "--set", rate, "--set", f"optimizer={{kind: AdaScale, clock: {clock}}}")
-        found = train(tmp_path / clock, 1, *options, stop_after=5, recipe="digits/baseline")
-        rates[clock] = [line["learning_rate"] for line in found.trace[:4]]
+        actual = train(tmp_path / clock, 1, *options, stop_after=5, recipe="digits/baseline")
+        rates[clock] = [line["learning_rate"] for line in actual.trace[:4]]
     assert rates["gain"] == pytest.approx(rates["samples"], rel=1e-12)
     assert len(set(rates["gain"])) == 4, "the rate moves"
 

@@ -37,6 +37,6 @@ def test_two_ranks_train_and_evaluate_it_on_classes_of_jpegs(tmp_path, kilobatch
     assert "updates 0 to 2 of 180" in (tmp_path / "run" / "log.txt").read_text()
     losses = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["update"] for line in losses if line["key"] == "train_loss"] == [0, 1]
-    found = json.loads(output("evaluate", "run", "--json"))
-    assert found["num_samples"] == 8
-    assert np.isfinite(found["loss"])
+    actual = json.loads(output("evaluate", "run", "--json"))
+    assert actual["num_samples"] == 8
+    assert np.isfinite(actual["loss"])

@@ -20,17 +20,17 @@ def opened(*overrides):
     return open_recipe("digits/ramp", vocabulary=vocabulary(), overrides=overrides)
 
 
-def first_update(found, *, workers=1):
+def first_update(actual, *, workers=1):
     """The micro-batches of the first update, of all workers."""
-    parts = build(found.recipe, found.dataset)
+    parts = build(actual.recipe, actual.dataset)
     made = plan(
-        recipe=found.recipe,
-        dataset=found.dataset,
+        recipe=actual.recipe,
+        dataset=actual.dataset,
         cluster=open_cluster("laptop", vocabulary=vocabulary()),
         workers=workers,
         micro_batch_size=32,
     )
-    stream = Stream(seed=0, num_samples=found.dataset.num_train, repeats=found.recipe.stream.repeats)
+    stream = Stream(seed=0, num_samples=actual.dataset.num_train, repeats=actual.recipe.stream.repeats)
     for rank in range(workers):
         iterator = StreamIterator(plan=made, rank=rank, stream=stream, load=parts.load_train, mixing=parts.mixing)
         yield from next(iterator).micro_batches
@@ -73,15 +73,15 @@ def test_evaluation_is_never_mixed_nor_repeated():
 
     scores = []
     for overrides in ((), (MIX, "stream.repeats=3")):
-        found = opened(*overrides)
-        parts = build(found.recipe, found.dataset)
+        actual = opened(*overrides)
+        parts = build(actual.recipe, actual.dataset)
         kept = {"load": parts.load_eval, "num_samples": 100, "loss": parts.loss, "mpi": MPI.COMM_SELF}
         scores.append(score(parts.model, **kept))
     assert scores[0] == scores[1]
 
 
 def test_the_head_bias_is_set_over_the_initial_weights():
-    found = opened(f"loss={{kind: BinaryCrossEntropy, head_bias: {-math.log(10)}}}")
-    model, other = build(found.recipe, found.dataset).model, build(opened().recipe, found.dataset).model
+    actual = opened(f"loss={{kind: BinaryCrossEntropy, head_bias: {-math.log(10)}}}")
+    model, other = build(actual.recipe, actual.dataset).model, build(opened().recipe, actual.dataset).model
     np.testing.assert_allclose(model.fc.b.array, -math.log(10), rtol=1e-6)
     assert (model.fc.W.array == other.fc.W.array).all()

@@ -58,10 +58,10 @@ def alone(tmp_path_factory, run):
 
 @pytest.mark.parametrize(("method", "ranks", "micro_batch_size"), SPLITS)
 def test_images_and_weights_are_the_same(alone, run, tmp_path, assert_same_run, method, ranks, micro_batch_size):
-    found = run(tmp_path / "run", method, ranks, "--micro-batch-size", micro_batch_size)
-    assert len(found.trace) == UPDATES
-    assert found.weights["/fc/W"].dtype == np.float64
-    assert_same_run(found, alone(method), loss=1e-13, weights=1e-12)
+    actual = run(tmp_path / "run", method, ranks, "--micro-batch-size", micro_batch_size)
+    assert len(actual.trace) == UPDATES
+    assert actual.weights["/fc/W"].dtype == np.float64
+    assert_same_run(actual, alone(method), loss=1e-13, weights=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -143,12 +143,12 @@ def test_a_run_whose_memory_runs_out_is_the_one_with_small_micro_batches_from_th
 
 
 def assert_said(run, noted, *, update, rank):
-    said = (
+    output = (
         rf"update {update}: memory ran out on rank {rank} with micro-batches of \d+ samples: at most \d+ from here on"
     )
     for line in noted:
         assert (line["rank"], line["update"]) == (rank, update + 1)
-        assert re.match(said + ".* It was said: .*MemoryError: Unable to allocate", line["note"])
+        assert re.match(output + ".* It was said: .*MemoryError: Unable to allocate", line["note"])
         assert run.log.count(line["note"]) == 1
     report = open_run(run.folder)
     assert {line["note"] for line in noted} <= set(report.notes)
@@ -178,10 +178,10 @@ def test_memory_that_runs_out_later_on_is_told_once_and_holds_for_the_rest_of_th
 def test_where_nothing_smaller_has_the_same_statistics_the_run_fails_and_says_what_to_do(hungry, options, least):
     with pytest.raises(AssertionError) as failed:
         hungry("run", 2, "forward 1 1 -8", {}, *options, own_ranks=True)  # not even for a thread
-    said = str(failed.value)
-    assert re.search(rf"rank 1 on \S+ failed:[\s\S]*memory ran out at update \d with {least} at a time", said), said
-    assert "Start fewer ranks on a machine" in said
-    assert "Unable to allocate" in said
+    output = str(failed.value)
+    assert re.search(rf"rank 1 on \S+ failed:[\s\S]*memory ran out at update \d with {least} at a time", output), output
+    assert "Start fewer ranks on a machine" in output
+    assert "Unable to allocate" in output
 
 
 @pytest.mark.gpu

@@ -70,17 +70,17 @@ def test_an_update_has_the_size_and_the_batch_of_its_start(alone):
 
 @pytest.mark.parametrize(("ranks", "micro_batch_size"), SPLITS)
 def test_images_and_weights_are_the_same(alone, run, tmp_path, assert_same_run, ranks, micro_batch_size):
-    found = run(tmp_path / "run", ranks, "--micro-batch-size", micro_batch_size)
-    assert [line["image_size"] for line in found.trace] == SIZES
-    assert found.weights["/fc/W"].dtype == np.float64
-    assert_same_run(found, alone, loss=1e-13, weights=1e-12)
+    actual = run(tmp_path / "run", ranks, "--micro-batch-size", micro_batch_size)
+    assert [line["image_size"] for line in actual.trace] == SIZES
+    assert actual.weights["/fc/W"].dtype == np.float64
+    assert_same_run(actual, alone, loss=1e-13, weights=1e-12)
 
 
 def test_a_run_resumed_where_the_size_grows_is_the_uninterrupted_one(alone, run, tmp_path, assert_same_run):
     run(tmp_path / "run", 2, stop_after=4)
-    found = run(tmp_path / "run", 3, "--resume")
-    assert [line["image_size"] for line in found.trace] == SIZES
-    assert_same_run(found, alone, loss=1e-13, weights=1e-12)
+    actual = run(tmp_path / "run", 3, "--resume")
+    assert [line["image_size"] for line in actual.trace] == SIZES
+    assert_same_run(actual, alone, loss=1e-13, weights=1e-12)
 
 
 def test_each_augmentation_changes_what_the_model_sees(tmp_path):

@@ -54,22 +54,22 @@ def test_thirty_updates_of_bytes_are_those_of_the_cpu(run, assert_same_run, more
 
 
 def test_two_ranks_on_one_gpu_are_one_rank(run, assert_same_run):
-    found = run("two", 2, "--device", "gpu", dtype="float64")
-    assert_same_run(found, on_gpu(run, "float64"), **EXACT)
-    assert "through host memory, because ranks 0 and 1 share GPU" in found.log or "Nccl: every worker" in found.log
+    actual = run("two", 2, "--device", "gpu", dtype="float64")
+    assert_same_run(actual, on_gpu(run, "float64"), **EXACT)
+    assert "through host memory, because ranks 0 and 1 share GPU" in actual.log or "Nccl: every worker" in actual.log
 
 
 def test_other_micro_batches_are_the_same_run(run, assert_same_run):
-    found = run("split", 1, "--device", "auto", "--micro-batch-size", 32, dtype="float64")
-    assert_same_run(found, on_gpu(run, "float64"), **EXACT)
+    actual = run("split", 1, "--device", "auto", "--micro-batch-size", 32, dtype="float64")
+    assert_same_run(actual, on_gpu(run, "float64"), **EXACT)
 
 
 @pytest.mark.parametrize("wire", ["float32", "float16", "bfloat16"])
 def test_one_rank_through_nccl(run, assert_same_run, wire):
     nccl = ("--set", "cluster.exchange.communicator={kind: Nccl}", "--set", f"cluster.exchange.wire={wire}")
-    found = run(f"nccl {wire}", 1, "--device", "gpu", *nccl)
+    actual = run(f"nccl {wire}", 1, "--device", "gpu", *nccl)
     bounds = {"float32": {}, "float16": {"loss": 2e-2, "weights": 5e-2}, "bfloat16": {"loss": 0.1, "weights": 0.2}}
-    assert_same_run(found, on_gpu(run, "float32"), **bounds[wire])
+    assert_same_run(actual, on_gpu(run, "float32"), **bounds[wire])
 
 
 @pytest.mark.parametrize(
@@ -88,9 +88,9 @@ def captures():
     """A run on the GPU by the kernels that can be captured."""
     pytest.importorskip("cudnn", reason="cuBLAS, by which Chainer's convolutions go, is not captured")
 
-    def assert_captured(found, *, replayed=True):
-        assert ("are replayed as a CUDA graph from now on" in found.log) == replayed
-        assert "stay eager" not in found.log
+    def assert_captured(actual, *, replayed=True):
+        assert ("are replayed as a CUDA graph from now on" in actual.log) == replayed
+        assert "stay eager" not in actual.log
 
     return assert_captured
 
@@ -110,39 +110,39 @@ def test_micro_batches_replayed_as_a_cuda_graph_are_the_same_run(run, assert_sam
         pytest.importorskip("ml_dtypes")
     given = ("--device", "gpu", "--micro-batch-size", 32, "--noise-scale", "--set", option)
     eager = run(f"eager {option}", 1, *given)
-    found = run(f"graph {option}", 1, *given, "--set", "cluster.cuda_graph=true")
-    captures(found)
+    actual = run(f"graph {option}", 1, *given, "--set", "cluster.cuda_graph=true")
+    captures(actual)
     captures(eager, replayed=False)
-    assert_same_run(found, eager, **bounds)
+    assert_same_run(actual, eager, **bounds)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_run_with_cuda_graphs_resumes(tmp_path, train, run, assert_same_run, captures, ranks):
     given = ("--device", "gpu", "--micro-batch-size", 32, "--set", "cluster.cuda_graph=true")
     train(tmp_path / "run", ranks, *given, stop_after=12, timeout=600)
-    found = train(tmp_path / "run", ranks, *given, "--resume", timeout=600)
-    captures(found)
+    actual = train(tmp_path / "run", ranks, *given, "--resume", timeout=600)
+    captures(actual)
     expected = run("split in float32", 1, "--device", "gpu", "--micro-batch-size", 32)
-    assert_same_run(found, expected, loss=5e-3, weights=2e-2)
+    assert_same_run(actual, expected, loss=5e-3, weights=2e-2)
 
 
 def test_dropout_is_not_captured_and_the_run_goes_on(run, assert_same_run):
     given = ("--device", "gpu", "--set", "model={kind: SmallCNN, width: 8, dropout: 0.5}")
-    found = run("dropout graph", 1, *given, "--set", "cluster.cuda_graph=true")
-    assert "cuda_graph: no graph was captured" in found.log
-    assert_same_run(found, run("dropout", 1, *given), loss=5e-3, weights=2e-2)
+    actual = run("dropout graph", 1, *given, "--set", "cluster.cuda_graph=true")
+    assert "cuda_graph: no graph was captured" in actual.log
+    assert_same_run(actual, run("dropout", 1, *given), loss=5e-3, weights=2e-2)
 
 
 def test_a_checkpoint_goes_from_one_device_to_the_other_and_back(tmp_path, train, run, assert_same_run):
     folder = tmp_path / "run"
     for stop, device in ((10, "gpu"), (20, "cpu"), (30, "gpu")):
         more = () if stop == 10 else ("--resume",)
-        found = train(folder, 1, "--device", device, *more, dtype="float64", stop_after=stop, timeout=600)
-    assert_same_run(found, on_cpu(run, "float64"), **EXACT)
+        actual = train(folder, 1, "--device", device, *more, dtype="float64", stop_after=stop, timeout=600)
+    assert_same_run(actual, on_cpu(run, "float64"), **EXACT)
 
 
 def test_the_record_names_the_gpu(run):
-    found = on_gpu(run, "float32")
-    (rank,) = json.loads((found.folder / "environment.json").read_text())["ranks"]
+    actual = on_gpu(run, "float32")
+    (rank,) = json.loads((actual.folder / "environment.json").read_text())["ranks"]
     assert rank["gpu"]
-    assert f"rank 0 computes on {rank['gpu']}" in found.log
+    assert f"rank 0 computes on {rank['gpu']}" in actual.log

@@ -44,9 +44,9 @@ def test_ranks_and_micro_batches_change_nothing(alone, tmp_path, train, assert_s
 def test_in_float64_the_difference_is_rounding_and_nothing_else(
     alone_in_float64, tmp_path, train, assert_same_run, ranks, micro_batch_size
 ):
-    found = train(tmp_path / "run", ranks, "--micro-batch-size", micro_batch_size, dtype="float64")
-    assert found.weights["/fc/W"].dtype == np.float64
-    assert_same_run(found, alone_in_float64, loss=1e-13, weights=1e-12)
+    actual = train(tmp_path / "run", ranks, "--micro-batch-size", micro_batch_size, dtype="float64")
+    assert actual.weights["/fc/W"].dtype == np.float64
+    assert_same_run(actual, alone_in_float64, loss=1e-13, weights=1e-12)
 
 
 @pytest.mark.parametrize(("first", "then"), [(2, 3), *slow([(3, 1), (2, 2)])])

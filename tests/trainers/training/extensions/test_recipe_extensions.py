@@ -43,8 +43,8 @@ def folder(tmp_path):
 
 
 def lines(run, key):
-    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{name: line[name] for name in ("update", "value")} for line in found if line["key"] == key]
+    actual = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{name: line[name] for name in ("update", "value")} for line in actual if line["key"] == key]
 
 
 @pytest.mark.mpi
