@@ -8,8 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-__all__ = ["InputRefused", "Problem", "RecipeError", "nearest", "refuse_unreachable"]
-
 _UNREACHABLE = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 
 

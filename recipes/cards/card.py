@@ -16,8 +16,6 @@ from recipes.reading.open import OpenedRecipe
 from recipes.reports.wording import duration, number, percent
 from recipes.schema import Card, Claim, Recipe
 
-__all__ = ["CardFacts", "card_facts", "card_markdown", "card_text", "peak_rate"]
-
 _NUM_POINTS = 1000
 
 

@@ -15,16 +15,6 @@ from recipes.reports.page import document
 from recipes.reports.wording import number
 from recipes.schema.vocabulary import Vocabulary
 
-__all__ = [
-    "PICTURES",
-    "card_page",
-    "library_page",
-    "library_pictures",
-    "published_recipes",
-    "write_card",
-    "write_library_page",
-]
-
 PICTURES = "pictures/library"  # beside the page
 _PAPERS = Path(__file__).resolve().parent.parent / "papers"
 _INTRODUCTION = """\

@@ -22,8 +22,6 @@ from recipes.reports.wording import number
 from recipes.schema import Recipe
 from recipes.schema.vocabulary import Vocabulary, rate_rule
 
-__all__ = ["Compared", "Comparison", "compare_recipes", "differing", "effects", "same_schedule"]
-
 _RECIPE, _RUN = "recipe.yaml", "run.yaml"
 
 _DIGITS = 6

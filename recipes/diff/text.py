@@ -9,8 +9,6 @@ from itertools import groupby, zip_longest
 from recipes.diff.recipes import Comparison
 from recipes.reading.tree_diff import Difference, value_texts
 
-__all__ = ["diff_text"]
-
 _WIDTH = 80
 _HEAD = 24  # characters of the column of keys; a longer key has its own line
 _ORIGIN = 30  # at most

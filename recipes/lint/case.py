@@ -11,8 +11,6 @@ from recipes.reading.open import OpenedRecipe
 from recipes.schema import Recipe
 from recipes.schema.vocabulary import rate_rule
 
-__all__ = ["Case", "Fault", "Finding", "Rule"]
-
 _WIDTH = 116
 
 

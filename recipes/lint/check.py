@@ -23,8 +23,6 @@ from recipes.reading.registry import shown
 from recipes.reading.yaml import Origin
 from recipes.schema.vocabulary import Vocabulary
 
-__all__ = ["Ignore", "ignores_of", "lint_recipe"]
-
 _COMMAND_LINE = "command line"
 
 _COMMENT = re.compile(r"(?:^|(?<=\s))#\s*lint:\s*ignore\b\s*(?P<rest>.*)")

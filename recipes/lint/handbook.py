@@ -9,8 +9,6 @@ from functools import cache
 from recipes.lint.case import Rule
 from recipes.lint.rules import all_rules
 
-__all__ = ["Entry", "entries", "entry_of", "handbook"]
-
 _SECTIONS = ("Way out", "Source", "Fires", "Quiet")
 _INTRODUCTION = """\
 # Rules of `kilobatch recipes lint`

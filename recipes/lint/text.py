@@ -9,8 +9,6 @@ from dataclasses import asdict
 from recipes.lint.case import Finding
 from recipes.lint.handbook import Entry
 
-__all__ = ["findings_text", "rules_text"]
-
 
 def findings_text(findings_of: Mapping[str, Sequence[Finding]], as_json: bool = False) -> str:
     """The findings in each recipe, by the name that the user gave."""

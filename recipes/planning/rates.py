@@ -14,20 +14,6 @@ from recipes.schema import Evaluation, LearningRate, Recipe
 from recipes.schema.positions import last_multiple
 from recipes.schema.vocabulary import Unbuilt
 
-__all__ = [
-    "LINEAR_HOLDS_TO",
-    "batch_size_at",
-    "full_rate",
-    "full_rate_at",
-    "image_size_at",
-    "learning_rate_at",
-    "largest_linear_batch",
-    "averaged_samples",
-    "first_step_of",
-    "momentum_at",
-    "norm_span_at",
-]
-
 LINEAR_HOLDS_TO = 8192  # samples: Goyal et al. 2017, arXiv 1706.02677, figure 3
 
 _RULES = {"linear": linear_scaling, "sqrt": sqrt_scaling, "none": no_scaling}

@@ -9,8 +9,6 @@ from recipes.reading.read import Reading
 from recipes.schema import Recipe
 from recipes.schema.vocabulary import Unbuilt
 
-__all__ = ["IMAGE_SIZE", "at_image_size", "check_image_size", "keys_of_image_size"]
-
 IMAGE_SIZE = "image_size"  # value of an augmentation's `size` that stands for the recipe's `image_size`
 
 _Entry = TypeVar("_Entry")

@@ -10,8 +10,6 @@ from recipes.reading.open import OpenedRecipe, open_recipe
 from recipes.reading.registry import find_or_refuse, names, require_suffix, shown
 from recipes.schema.vocabulary import Vocabulary
 
-__all__ = ["copy_recipe", "library", "summary"]
-
 
 def library(*, vocabulary: Vocabulary, allow_code: bool = False) -> tuple[list[dict[str, Any]], list[Problem]]:
     """A summary of every recipe that has a name, sorted by name, and the problems of those that do not open."""

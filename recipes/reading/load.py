@@ -16,8 +16,6 @@ from recipes.errors import Problem, RecipeError
 from recipes.reading.registry import UnknownNameError, find, shown
 from recipes.reading.yaml import Node, Origin, OverrideSource, flow_text, parse_yaml
 
-__all__ = ["Origins", "chain_of", "load_tree", "overrides_by_file", "resolved_text"]
-
 _FLOW_WIDTH = 90
 
 Origins = dict[tuple[str | int, ...], Origin]

@@ -18,8 +18,6 @@ from recipes.reading.registry import find, find_or_refuse
 from recipes.schema import Dataset, Recipe
 from recipes.schema.vocabulary import Component, Unbuilt, Vocabulary
 
-__all__ = ["OpenedRecipe", "open_cluster", "open_dataset", "open_recipe", "read_cluster"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class OpenedRecipe:

@@ -24,19 +24,6 @@ from recipes.reading.load import Origins
 from recipes.schema.positions import UNITS
 from recipes.schema.vocabulary import Component, Unbuilt, Vocabulary
 
-__all__ = [
-    "Field",
-    "Path",
-    "REFUSED",
-    "Reading",
-    "component_of",
-    "fields_of",
-    "is_epochs",
-    "options_of",
-    "sections_with",
-    "words",
-]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Field:

@@ -26,8 +26,6 @@ from recipes.schema import Batch, Dataset, LearningRate, RampStep, Recipe, Warmu
 from recipes.schema.positions import first_sample_at, parse_position
 from recipes.schema.vocabulary import Component
 
-__all__ = ["RateReading", "TimeReading", "listed", "read_recipe"]
-
 # Keys of a warmup that stand beside those of its kind.
 _BESIDE = ("joins", "target_batch")
 

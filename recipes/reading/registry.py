@@ -11,17 +11,6 @@ from pathlib import Path
 
 from recipes.errors import Problem, RecipeError, nearest, refuse_unreachable
 
-__all__ = [
-    "UnknownNameError",
-    "can_name_folder",
-    "find",
-    "find_or_refuse",
-    "library_name",
-    "names",
-    "require_suffix",
-    "shown",
-]
-
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")  # a folder's name may have 255 characters, and a run adds its date
 
 _PACKAGE = Path(__file__).resolve().parent.parent

@@ -7,9 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Difference", "MISSING", "WORDS", "comparable_tree", "compare", "value_text", "value_texts"]
-
-
 # Keys of a recipe that only name or document it, and affect no run.
 WORDS = ("name", "title", "source", "claims", "card", "assumed", "open")
 _WORDS_OF_DATASET = ("title", "source", "root", "lacks")

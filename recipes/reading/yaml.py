@@ -16,8 +16,6 @@ import yaml
 
 from recipes.errors import Problem, RecipeError
 
-__all__ = ["Node", "Origin", "OverrideSource", "block_text", "flow_text", "parse_yaml"]
-
 _PAIR = re.compile(r"\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}")
 
 MAX_BYTES = 1_000_000

@@ -16,8 +16,6 @@ from recipes.reading.open import OpenedRecipe
 from recipes.schema import Recipe
 from recipes.schema.positions import UNITS, parse_position
 
-__all__ = ["curve_points", "parse_at", "points_text"]
-
 _NUM_POINTS = 1024
 _JUMP = 1 / 500  # of the curve's range, between two neighbouring points
 

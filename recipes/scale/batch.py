@@ -10,8 +10,6 @@ from recipes.planning.rates import averaged_samples
 from recipes.scale.request import Change, Request
 from recipes.schema.positions import written_in_updates
 
-__all__ = ["batch_changes", "positions_in_updates"]
-
 _BUSBRIDGE = "Busbridge et al. 2023, arXiv 2307.13813"
 
 

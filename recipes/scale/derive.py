@@ -21,8 +21,6 @@ from recipes.scale.rules import ERRORS_BEYOND, ada_scale, lars, linear, rmsprop_
 from recipes.schema import Recipe
 from recipes.schema.vocabulary import Vocabulary, rate_rule
 
-__all__ = ["Scaled", "not_promised", "scale_recipe"]
-
 
 def not_promised(request: Request) -> Iterator[str]:
     """Conclusions that a reader might draw from the new file and should not, one in a line."""

@@ -13,8 +13,6 @@ from recipes.planning.rates import full_rate
 from recipes.reading.open import OpenedRecipe
 from recipes.schema import Recipe
 
-__all__ = ["Change", "Request", "parse_batch", "rounded"]
-
 _BATCH = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?)(?P<k>[kK]?)")
 _K = 1024
 

@@ -21,19 +21,6 @@ from recipes.reading.registry import names
 from recipes.scale.request import Change, Request, rounded
 from recipes.schema.vocabulary import Vocabulary
 
-__all__ = [
-    "Point",
-    "ada_scale",
-    "between",
-    "decay",
-    "lars",
-    "linear",
-    "linear_rate",
-    "points",
-    "rmsprop_warmup",
-    "square_root",
-]
-
 _SOURCE = "reference convergence points of MLPerf Training for ResNet-50, as the library has them"
 _DECAY_UNIT = 1e-4  # the rules allow 1e-4 times a power of two
 

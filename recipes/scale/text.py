@@ -10,8 +10,6 @@ from typing import Any
 from recipes.scale.derive import Scaled
 from recipes.scale.request import Change
 
-__all__ = ["scaled_text"]
-
 _WIDTH = 116
 
 

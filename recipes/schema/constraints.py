@@ -10,8 +10,6 @@ import re
 from collections.abc import Callable, Collection
 from typing import Any
 
-__all__ = ["Expression"]
-
 _PATH = re.compile(r"(?<![\w.])[A-Za-z_]\w*(\.\w+)*")
 _OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 _MAX_NODES = 500  # nodes: an expression deeper than Python's recursion limit has more

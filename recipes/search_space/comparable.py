@@ -9,8 +9,6 @@ from dataclasses import replace
 from recipes.planning.rates import full_rate_at
 from recipes.schema import Recipe
 
-__all__ = ["POINTS", "rate_shape", "slow_until"]
-
 POINTS = 20
 _LETTERS = string.ascii_lowercase + string.ascii_uppercase
 _OFFSET = 0.4142  # keeps the points away from boundaries of schedules, and levels away from a rounding threshold

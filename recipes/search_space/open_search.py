@@ -21,8 +21,6 @@ from recipes.schema.constraints import Expression
 from recipes.schema.vocabulary import Component, SearchVocabulary
 from recipes.search_space.ranges import condition_values, is_active, refuse_conditions, values_text
 
-__all__ = ["OpenedSearch", "SearchChecks", "assignments", "open_search", "value_at"]
-
 _NO_PATH = re.compile(r"[\s=#]")
 
 # Paths that a search may not have: texts that do not affect the training, and values that the search sets itself.

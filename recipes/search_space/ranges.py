@@ -14,9 +14,6 @@ from typing import Any
 
 from recipes.reading.read import Reading
 
-__all__ = ["Categorical", "Float", "Int"]
-
-
 # Path of the space -> values: a trial has a value of this range only if it has one of these at every such path.
 Conditions = Mapping[str, tuple[Any, ...]]
 
