@@ -1,20 +1,22 @@
-"""Runs the rules on a recipe, gives each fault its line, and drops those that a comment ignores.
+"""Runs the rules on a recipe, gives each fault its line, drops those that a comment ignores, and prints the rest.
 
 The comment is `# lint: ignore RULE[, RULE] why`, on the line of the key or above it.
 """
 
 from __future__ import annotations
 
+import json
 import re
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from recipes.errors import RecipeError, nearest
-from recipes.lint.case import Case, Fault, Finding
+from recipes.lint.case import Case, Fault
 from recipes.lint.handbook import Entry, entries
 from recipes.lint.rules import workers as worker_rules
 from recipes.reading.load import Origins, chain_of, load_tree
@@ -24,9 +26,47 @@ from recipes.reading.yaml import Origin
 from recipes.schema.vocabulary import Vocabulary
 
 _COMMAND_LINE = "command line"
-
+_WIDTH = 116  # columns of the printed text
 _COMMENT = re.compile(r"(?:^|(?<=\s))#\s*lint:\s*ignore\b\s*(?P<rest>.*)")
 _WORDS = re.compile(r"(?P<rules>[\w-]+(?:\s*,\s*[\w-]+)*)\s*(?P<why>.*)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """A rule that fired, at the key that caused it.
+
+    Args:
+        file, line, column: of the key, as an editor counts; the file is `command line` for `--set`.
+        rule: its id.
+        path: of the key, with dots; empty for a comment.
+        what: what is found, with its numbers.
+        way_out: what to write instead.
+        why: why that is a fault.
+        source: publication of the rule.
+    """
+
+    file: str
+    line: int
+    column: int
+    rule: str
+    path: str
+    what: str
+    way_out: str
+    why: str = ""
+    source: str = ""
+
+    @property
+    def headline(self) -> str:
+        """Line and column, rule, fault and a way out in one line, as compilers write it."""
+        start = f"{self.file}:{self.line}:{self.column}: {self.rule}"
+        return ": ".join(filter(None, [start, self.path, f"{self.what}; {self.way_out}"]))
+
+    def __str__(self) -> str:
+        lines = [self.headline]
+        for word, text in (("why", self.why), ("source", self.source)):
+            if text:
+                lines += textwrap.wrap(f"{word}: {text}", _WIDTH, initial_indent="    ", subsequent_indent="      ")
+        return "\n".join(lines)
 
 
 def lint_recipe(
@@ -205,3 +245,23 @@ class _Comments:
                 elif rule in active and (ignore, rule) not in own.used:
                     what = f"{rule} finds nothing at line {ignore.target}"
                     yield Finding(**position, rule="unused-ignore", what=what, way_out="remove it, or move it")
+
+
+def findings_text(findings_of: Mapping[str, Sequence[Finding]], as_json: bool = False) -> str:
+    """The findings in each recipe, by the name that the user gave."""
+    if as_json:
+        trees = {name: [asdict(finding) for finding in findings] for name, findings in findings_of.items()}
+        return json.dumps(trees, indent=2) + "\n"
+    # Two recipes may share a file: its findings are printed once, and so is the reason of each rule.
+    once = dict.fromkeys(finding for findings in findings_of.values() for finding in findings)
+    explained: set[str] = set()
+    lines = []
+    for finding in once:
+        lines.append(finding.headline if finding.rule in explained else str(finding))
+        explained.add(finding.rule)
+    lines += [f"{name}: {_count(len(findings))}" for name, findings in findings_of.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _count(number: int) -> str:
+    return "clean" if number == 0 else f"{number} finding{'s' if number > 1 else ''}"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from functools import cache
 
 from recipes.lint.case import Rule
@@ -97,6 +98,15 @@ def entry_of(rule: Rule) -> Entry:
         fires=_recipe(sections.get("Fires", [])),
         quiet=_recipe(sections.get("Quiet", [])),
     )
+
+
+def rules_text(as_json: bool = False) -> str:
+    """Every rule in a line."""
+    rows = [entry for _, entry in entries().values()]
+    if as_json:
+        return json.dumps([asdict(entry) for entry in rows], indent=2) + "\n"
+    width = max(len(entry.rule) for entry in rows)
+    return "".join(f"{entry.rule:{width}}  {entry.what}\n" for entry in rows)
 
 
 def handbook() -> str:

@@ -16,7 +16,7 @@ import yaml
 
 from recipes.errors import InputRefused, refuse_unreachable
 from recipes.planning.phase_times import PHASES
-from recipes.reports.memory import memory_words
+from recipes.reports.wording import memory_words
 
 _PHASE_FIELDS = [f"{name}_seconds" for name in PHASES]
 

@@ -14,6 +14,8 @@ from typing import Any
 
 from recipes.reading.read import Reading
 
+__all__ = ["Categorical", "Float", "Int"]  # the kinds of a range
+
 # Path of the space -> values: a trial has a value of this range only if it has one of these at every such path.
 Conditions = Mapping[str, tuple[Any, ...]]
 

@@ -97,7 +97,7 @@ class Recorded:
     Args:
         number: of its draw.
         values: see `values_of`.
-        shape: of its rate, see `recipes.search_space.comparable`.
+        shape: of its rate, see `recipes.planning.rates`.
         slow_until: epochs, likewise.
         correct: of the evaluation samples, at each report of the whole run.
         short: the same at the end of the compressed runs, the shortest first.
@@ -130,8 +130,8 @@ def read_table(path: Path = TABLE) -> list[Recorded]:
 
 def record(number: int) -> dict[str, Any]:
     """A line of the table: one configuration, trained in a ninth, a third and all of its epochs."""
+    from recipes.planning.rates import rate_shape, slow_until
     from recipes.reading.open import open_recipe
-    from recipes.search_space.comparable import rate_shape, slow_until
     from recipes.search_space.open_search import assignments
     from recipes.search_space.shorter_runs import compressed
     from trainers.launch.vocabulary import vocabulary

@@ -119,10 +119,10 @@ def slice_figure(
     trials = [trial for trial in trials if path in trial.values]
     values = [trial.values[path] for trial in trials]
     names = [str(choice) for choice in choices]
-    places = [names.index(str(value)) for value in values] if choices else values
+    positions = [names.index(str(value)) for value in values] if choices else values
     with stacked([_HEIGHT if len(metrics) == 1 else 0.7 * _HEIGHT] * len(metrics)) as (figure, panels):
-        for place, (axes, metric) in enumerate(zip(panels, metrics, strict=True)):
-            _dots(axes, trials, places, place)
+        for score, (axes, metric) in enumerate(zip(panels, metrics, strict=True)):
+            _dots(axes, trials, positions, score)
             axes.set_title(metric)
         _legend(panels[0])
         if choices:
@@ -153,9 +153,9 @@ def front_figure(trials: Sequence[TrialPoint], front: Sequence[int], *, metrics:
         if best:
             x, y, numbers = zip(*best, strict=True)
             axes.plot(x, y, color=SERIES[1], marker="o", markersize=5, linewidth=1.0, label="not beaten")
-            for place in zip(x, y, numbers, strict=True):
+            for *point, number in zip(x, y, numbers, strict=True):
                 offset = {"xytext": (4, -9), "textcoords": "offset points"}
-                axes.annotate(str(place[2]), place[:2], color=MUTED, fontsize=7, **offset)
+                axes.annotate(str(number), point, color=MUTED, fontsize=7, **offset)
         axes.set(xlabel=metrics[1], title=f"{metrics[0]} against {metrics[1]}")
         _legend(axes)
     return figure

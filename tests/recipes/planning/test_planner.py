@@ -6,7 +6,7 @@ import pytest
 
 from recipes.planning.division import PlanError
 from recipes.planning.planner import Model
-from recipes.reports.plan_text import plan_text
+from recipes.reports.terminal import plan_text
 from recipes.schema import Precision
 from trainers.launch.request import TrainRequest, prepare
 

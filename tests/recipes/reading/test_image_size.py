@@ -10,7 +10,7 @@ from recipes.planning.timeline import timeline
 from recipes.reading.image_size import at_image_size, keys_of_image_size
 from recipes.reading.open import open_cluster
 from recipes.reports.curves import curve_points
-from recipes.reports.plan_text import plan_text
+from recipes.reports.terminal import plan_text
 from recipes.schema.vocabulary import Unbuilt
 from trainers.augmentations import CenterCrop, Cutout, RandomResizedCrop, Resize
 from trainers.launch.vocabulary import vocabulary

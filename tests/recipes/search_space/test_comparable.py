@@ -3,8 +3,8 @@
 import pytest
 
 import trainers.compat  # noqa: F401
+from recipes.planning.rates import rate_shape, slow_until
 from recipes.reading.open import open_recipe
-from recipes.search_space.comparable import rate_shape, slow_until
 from trainers.launch.vocabulary import vocabulary
 
 RISE = "learning_rate.schedule={kind: PiecewiseLinear, points: [[0, 0.1], [4, 1.0], [20, 0.0]]}"

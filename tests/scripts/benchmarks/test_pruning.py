@@ -5,8 +5,8 @@ from dataclasses import replace
 import optuna
 import pytest
 
+from recipes.planning.rates import rate_shape, slow_until
 from recipes.reading.open import open_recipe
-from recipes.search_space.comparable import rate_shape, slow_until
 from trainers.launch.vocabulary import vocabulary
 
 
