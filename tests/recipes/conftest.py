@@ -28,10 +28,10 @@ def write(tmp_path, monkeypatch):
 
     def written(text=None, name="mine.yaml", **lines):
         if text is None:
-            rows = VALID.splitlines()
+            rows = [*VALID.splitlines(), ""]
             for key, line in lines.items():
                 rows[int(key.removeprefix("line_")) - 1] = line
-            text = "\n".join(rows) + "\n"
+            text = "\n".join(rows).rstrip("\n") + "\n"
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(text if isinstance(text, bytes) else text.encode())

@@ -15,27 +15,6 @@ learning_rate:
 claims: [1]
 """
 
-# What is changed in the valid recipe -> place, path, a part of the cause, a part of the way out.
-WRONG = {
-    "version missing": ({"line_1": "seed: 1"}, "1:1", "kilobatch", "is missing", "`kilobatch: 1`"),
-    "version of the future": ({"line_1": "kilobatch: 2"}, "1:12", "kilobatch", "2 is not a version", "`kilobatch: 1`"),
-    "extends nothing": ({"line_9": "extends: goyal2071"}, "9:10", "extends", "no recipe called", "goyal2017"),
-    "extends no file": ({"line_9": "extends: ./no.yaml"}, "9:10", "extends", "no file no.yaml", "counts from"),
-    "extends a file outside": ({"line_9": "extends: ../x.yaml"}, "9:10", "extends", "lies outside", "move the file"),
-    "extends an absolute path": ({"line_9": "extends: /x.yaml"}, "9:10", "extends", "lies outside", "move the file"),
-    "extends itself": ({"line_9": "extends: ./mine.yaml"}, "9:10", "extends", "mine.yaml -> mine.yaml", "remove one"),
-}
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_wrong_file_is_one_line_with_place_cause_and_way_out(case, write, problem_of):
-    lines, position, path, cause, way_out = WRONG[case]
-    problem = problem_of(write(**lines))
-    assert f"{problem.file}:{problem.line}:{problem.column}" == f"mine.yaml:{position}"
-    assert problem.path == path
-    assert cause in problem.what
-    assert way_out in problem.way_out
-
 
 def test_what_is_derived_or_changed_leaves_the_file_as_it_was_read(write):
     base = write(BASE, "base.yaml")

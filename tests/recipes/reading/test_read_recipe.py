@@ -8,6 +8,7 @@ from recipes.reading.load import resolved_text
 from recipes.reading.open import open_recipe
 from recipes.schema import Augmentation, Evaluation, NormMomentum, Updater
 from recipes.schema.vocabulary import Unbuilt
+from trainers.augmentations.mixing import CutMix, Mixup
 from trainers.launch.vocabulary import vocabulary
 
 N = 1500
@@ -167,3 +168,21 @@ def test_recipe_and_problem_can_be_sent_to_another_process(opened, write):
     with pytest.raises(RecipeError) as caught:
         open_recipe(write(line_5="epochs: 0"), vocabulary=vocabulary())
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_left_out_nothing_is_mixed_and_nothing_repeated(opened):
+    recipe = opened().recipe
+    assert recipe.augmentation.mix == ()
+    assert recipe.stream.repeats == 1
+
+
+def test_mixes_and_repeats_are_read_in_order(opened):
+    result = opened("augmentation.mix=[{kind: Mixup, alpha: 0.2}, {kind: CutMix, alpha: 1}]", "stream.repeats=3")
+    assert result.recipe.augmentation.mix == (Mixup(alpha=0.2), CutMix(alpha=1.0))
+    assert result.recipe.stream.repeats == 3
+    assert result.tree["augmentation"]["mix"][1] == {"kind": "CutMix", "alpha": 1, "probability": 1.0}
+
+
+def test_a_mix_that_is_not_built_is_named_in_lacks(opened):
+    result = opened("augmentation.mix=[{kind: PuzzleMix, alpha: 1}]", "lacks=[PuzzleMix]")
+    assert result.recipe.augmentation.mix == (Unbuilt(kind="PuzzleMix", fields={"alpha": 1}),)
