@@ -1,9 +1,11 @@
-"""A small valid recipe that tests change, and its opening."""
+"""A small valid recipe that tests change, its opening, and `kilobatch recipes` as a user types it."""
 
 import pytest
+from typer.testing import CliRunner
 
+import kilobatch
 import trainers.compat  # noqa: F401
-from recipes.errors import RecipeError
+from recipes.errors import InputRefused, RecipeError
 from recipes.reading.open import open_recipe
 from trainers.launch.vocabulary import vocabulary
 
@@ -62,3 +64,19 @@ def problem_of():
         return caught.value.problems[0]
 
     return only_problem
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Runs `kilobatch recipes ...` in an empty folder: (exit code, what is printed, or the refusal)."""
+    monkeypatch.chdir(tmp_path)
+
+    def run_command(*arguments):
+        result = CliRunner().invoke(kilobatch.app, ["recipes", *map(str, arguments)])
+        if isinstance(result.exception, InputRefused):
+            assert result.stdout == ""
+            return 2, str(result.exception)
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        return result.exit_code, result.output
+
+    return run_command

@@ -11,14 +11,8 @@ from trainers.launch.vocabulary import vocabulary
 
 
 def test_batch_words():
-    assert [parse_batch(text) for text in ("32k", "8K", "1.5k", "8192", " 64k ", "1")] == [
-        32768,
-        8192,
-        1536,
-        8192,
-        65536,
-        1,
-    ]
+    sizes = {"32k": 32768, "8K": 8192, "1.5k": 1536, "8192": 8192, " 64k ": 65536, "1": 1}
+    assert {text: parse_batch(text) for text in sizes} == sizes
     for text in ("", "0", "-1", "k", "32kk", "1.3333k", "8M", "1e4"):
         with pytest.raises(InputRefused, match="8k for 8"):
             parse_batch(text)
@@ -196,3 +190,38 @@ def test_a_value_that_is_left_open_is_not_scaled(scale):
     text = "kilobatch: 1\nextends: goyal2017\nopen: [learning_rate.warmup]\n"
     with pytest.raises(InputRefused, match="learning_rate.warmup is left open by own: give it first"):
         scale("own.yaml", 256, text=text)
+
+
+SUBJECTS = {
+    "accuracy:": "accuracy",
+    "that the rate is the best": "rate",
+    "that linear scaling holds": "linear",
+    "that the points hold": "points",
+    "that the square root holds for LAMB": "root",
+    "that the gradient's noise": "noise",
+    "less time:": "time",
+}
+DIGITS = "kilobatch: 1\nextends: digits/baseline\n"  # 1,500 samples, batch 32
+LAMB = DIGITS + "optimizer: {kind: Lamb}\n"
+RAMP = DIGITS + "batch: {global: [{from: 0, size: 32}, {from: 1, size: 128}]}\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "batch", "subjects"),
+    [
+        ("goyal2017/256", None, 8192, ["time"]),
+        ("goyal2017", None, 256, []),
+        ("goyal2017", None, 16384, ["linear", "time"]),
+        ("mlperf/lars_8192", None, 16384, ["points", "time"]),
+        ("own.yaml", DIGITS, 150, ["time"]),
+        ("own.yaml", DIGITS, 151, ["noise", "time"]),
+        ("own.yaml", LAMB, 64, ["root", "time"]),
+        ("own.yaml", RAMP, 40, ["noise", "time"]),
+        ("own.yaml", RAMP, 31, []),
+    ],
+)
+def test_what_is_not_promised(name, text, batch, subjects, scale):
+    made, _ = scale(name, batch, text=text, beyond=True)
+    result = [subject for words, subject in SUBJECTS.items() for line in made.not_promised if line.startswith(words)]
+    assert len(result) == len(made.not_promised)
+    assert result == ["accuracy", "rate", *subjects]

@@ -4,24 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
-
-import kilobatch
-from recipes.errors import InputRefused
-
-
-@pytest.fixture
-def run(tmp_path, monkeypatch):
-    """Runs a command of `recipes` in an empty folder: (exit code, stdout or refusal)."""
-    monkeypatch.chdir(tmp_path)
-
-    def run_command(*arguments):
-        result = CliRunner().invoke(kilobatch.app, ["recipes", *arguments])
-        if isinstance(result.exception, InputRefused):
-            return 2, str(result.exception)
-        return result.exit_code, result.output
-
-    return run_command
 
 
 def test_every_key_has_a_reason_and_the_end_lists_what_is_not_promised(run):
