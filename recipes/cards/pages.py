@@ -51,12 +51,7 @@ def published_recipes(vocabulary: Vocabulary) -> list[tuple[str, OpenedRecipe]]:
 
 
 def library_page(recipes: Iterable[tuple[str, OpenedRecipe]], *, pictures: bool = True) -> str:
-    """The page as text.
-
-    Args:
-        recipes: by name.
-        pictures: whether it shows the pictures of `library_pictures`.
-    """
+    """The page as text, with or without the pictures of `library_pictures`."""
     rows, sections = [], []
     for name, opened in sorted(recipes, key=lambda pair: _natural(pair[0])):
         facts = card_facts(name, opened)

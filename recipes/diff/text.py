@@ -21,9 +21,7 @@ _LIBRARY = "recipes/papers/"
 def diff_text(comparison: Comparison, *, with_words: bool = False) -> str:
     """The recipes, a row for each difference, their effects, and the verdict; at most 80 columns.
 
-    Args:
-        comparison: of recipes.
-        with_words: include values that only name or document.
+    `with_words` includes values that only name or document.
     """
     lines = []
     for recipe in comparison.recipes:

@@ -37,12 +37,9 @@ class Finding:
 
     Args:
         file, line, column: of the key, as an editor counts; the file is `command line` for `--set`.
-        rule: its id.
         path: of the key, with dots; empty for a comment.
-        what: what is found, with its numbers.
-        way_out: what to write instead.
-        why: why that is a fault.
-        source: publication of the rule.
+        what, way_out: what is found, with its numbers, and what to write instead.
+        why, source: why that is a fault, and the publication of the rule.
     """
 
     file: str
@@ -154,8 +151,7 @@ class Ignore:
     Args:
         line, column: of its `#`, counted from 1.
         target: the line it applies to: its own, or the next one that holds more than a comment.
-        rules: ids, as they were written.
-        why: the reason; empty if none is given.
+        rules, why: ids as they were written, and the reason; empty if none is given.
     """
 
     line: int

@@ -49,13 +49,9 @@ text comes from their docstrings by `kilobatch recipes lint --rules --markdown`.
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """The parts of a rule's docstring.
+    """The parts of a rule's docstring: its id, what is found, why that is a fault, a way out and the source.
 
     Args:
-        rule: its id.
-        what: what is found.
-        why: why that is a fault.
-        way_out, source: as in a finding.
         fires: a recipe that breaks this rule and no other.
         quiet: a recipe that just keeps it.
     """

@@ -26,16 +26,12 @@ _MOMENTUM_NAMES = ("momentum", "mu1", "beta1")
 
 
 def learning_rate_at(recipe: Recipe, epoch: float) -> float:
-    """The learning rate of an update that starts at `epoch`.
+    """The learning rate of an update that starts at `epoch`, samples consumed over samples of the training set.
 
         rate(t) = reference * rule(B / per) * shape(t')
 
     B is the warmup's `target_batch` until the warmup ends, then the current or the initial batch; shape is schedule and
     warmup as `joins` says; t' is t, or the last multiple of `every`.
-
-    Args:
-        recipe: whose formula.
-        epoch: samples consumed over samples of the training set.
     """
     formula = recipe.learning_rate
     return full_rate_at(recipe, epoch) * _shape(formula)(_read_at(formula, epoch))
@@ -117,12 +113,7 @@ def largest_linear_batch(recipe: Recipe) -> float:
 def averaged_samples(evaluation: Evaluation, *, global_batch_size: int, norm_span: int) -> float | None:
     """The effective number of samples in the running statistics' moving average; None if there is no average.
 
-        size / (1 - d)      size = B, or a norm group's; d = keep, or keep ** (B / per)
-
-    Args:
-        evaluation: of the recipe.
-        global_batch_size: B, samples of an update.
-        norm_span: samples of a norm group, the step of `by_group`.
+        size / (1 - d)      size = B, or a norm group's with `by_group`; d = keep, or keep ** (B / per)
 
     >>> round(averaged_samples(Evaluation(), global_batch_size=8192, norm_span=32))
     81920

@@ -70,11 +70,7 @@ def overrides_by_file(overrides: Sequence[str], within: str) -> tuple[tuple[str 
 
 
 def chain_of(path: Path) -> list[tuple[Path, Origin | None]]:
-    """A recipe's file and those it extends, in order, each with the origin of its `extends`, None for the last.
-
-    Args:
-        path: of a file that `load_tree` reads.
-    """
+    """A recipe's file and those it extends, in order, each with the origin of its `extends`, None for the last."""
     link = parse_yaml(path.read_bytes(), file=shown(path)).value.get("extends")
     return [(path, None)] if link is None else [(path, link.origin), *chain_of(_base(link, path))]
 
@@ -222,12 +218,7 @@ def _flatten(node: Node, path: tuple[str | int, ...], origins: Origins) -> objec
 
 
 def resolved_text(tree: Mapping[str, Any], origins: Mapping[str, str]) -> str:
-    """A recipe's file as text: it opens to the same recipe, and a comment on each line gives the values' origin.
-
-    Args:
-        tree: resolved, of JSON's types.
-        origins: dotted path -> text.
-    """
+    """A resolved tree as text that opens to the same recipe; comments give the origins, by dotted path."""
     lines = list(_lines(tree, "", "", origins))
     width = min(max((len(text) for text, origin in lines if origin), default=0), 60)
     return "".join(f"{text:{width}}  # {origin}".rstrip() + "\n" if origin else f"{text}\n" for text, origin in lines)

@@ -201,15 +201,19 @@ class Reading:
             values[field.name], resolved[field.key] = value, tree
         if any(value is REFUSED for value in values.values()):
             return REFUSED, resolved
-        return self._construct(cls, values, path), resolved
+        try:
+            return cls(**values), resolved
+        except (TypeError, ValueError) as error:
+            return self.refuse_error(error, cls, path), resolved
 
     def value(self, hint: Any, raw: object, path: Path) -> tuple[Any, Any]:
         """One value by its hint."""
         options = options_of(hint)
         if len(options) > 1:
             # Words and null first: any other value must be of the remaining option.
-            if any(_is_among(option, raw) for option in options if _is_word(option)):
-                return raw, raw
+            for option in filter(_is_word, options):
+                with suppress(ValueError):
+                    return _plain(option, raw), raw
             hint = next((option for option in options if not _is_word(option)), options[0])
         if is_epochs(hint):
             return self.position(raw, path)
@@ -317,12 +321,6 @@ class Reading:
                 self.refuse((*path, key), "is not a known key", way_out, at_key=True)
         return {key: raw[key] for key in unknown}
 
-    def _construct(self, cls: type, values: dict[str, Any], path: Path) -> Any:
-        try:
-            return cls(**values)
-        except (TypeError, ValueError) as error:
-            return self.refuse_error(error, cls, path)
-
     def refuse_error(self, error: Exception, cls: type, path: Path) -> Any:
         """Notes a dataclass's error at the field it names: `Cosine.epochs must be > 0, got -1` at the key `epochs`."""
         match = re.match(rf"{cls.__name__}\.(\w+) (must .*?)(?:, got (.*))?$", str(error), re.DOTALL)
@@ -335,6 +333,27 @@ class Reading:
 def dotted(path: Path) -> str:
     """A path as it is written in messages and in `assumed`."""
     return ".".join(map(str, path))
+
+
+def names_in(raw: object) -> tuple[str, ...]:
+    """The texts in what may be a list: names in `lacks`, before its own problems are noted."""
+    return tuple(name for name in raw if isinstance(name, str)) if isinstance(raw, list) else ()
+
+
+def value_at(tree: Any, path: str) -> Any:
+    """The value at a dotted path of a tree; a number is the index in a list.
+
+    Raises:
+        LookupError: there is none.
+    """
+    for key in path.split("."):
+        if isinstance(tree, list) and key.isdecimal():
+            tree = tree[int(key)]
+        elif isinstance(tree, dict):
+            tree = tree[key]
+        else:
+            raise LookupError(path)
+    return tree
 
 
 def _folded(name: str) -> str:
@@ -371,10 +390,6 @@ def _plain(hint: Any, raw: Any) -> Any:
 
 def _is_word(hint: Any) -> bool:
     return hint is type(None) or get_origin(hint) is Literal
-
-
-def _is_among(hint: Any, raw: object) -> bool:
-    return raw is None if hint is type(None) else isinstance(raw, str) and raw in get_args(hint)
 
 
 def _shown(raw: object) -> str:

@@ -27,12 +27,7 @@ _LIST = "`kilobatch recipes list` has the names"
 
 
 class UnknownNameError(LookupError):
-    """No file has this name.
-
-    Args:
-        what: what was looked for and not found.
-        way_out: what to do about it.
-    """
+    """No file has this name: `what` was looked for, and a `way_out`."""
 
     def __init__(self, what: str, way_out: str) -> None:
         super().__init__(what)

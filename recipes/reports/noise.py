@@ -47,13 +47,7 @@ def loss_scale(run: Run) -> Markup:
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """Consecutive updates with one global batch, and their noise scale.
-
-    Args:
-        first_epoch, last_epoch: starts of the first and of the last update.
-        global_batch_size: samples.
-        scale: None where the gradient was lost in its noise.
-    """
+    """Consecutive updates with one global batch; their noise scale, None where the gradient was lost in its noise."""
 
     first_epoch: float
     last_epoch: float

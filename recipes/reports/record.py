@@ -241,24 +241,17 @@ def _by_rank(path: Path, lines: Lines) -> np.ndarray | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """The record of a run.
+    """The record of a run; `updates` and `evaluations` have one column for each quantity.
 
     Args:
-        folder: the run's folder.
         recipe: the resolved recipe, as the tree written to `run.yaml`.
         origins: where each value of the recipe comes from, by dotted path.
-        plan: the plan, as a tree.
-        dataset: facts of the data set.
-        command: the command line that started it.
         environment: versions, devices, git, data fingerprint.
-        updates: one column for each quantity, with one entry for each update.
-        evaluations: the same for evaluations.
         seconds: time from the start to the last line, of all sessions together, without the pauses between them.
         outcome: `success`, `stopped`, `failed`, or `unfinished` where the last session has written no end.
         reason: why it stopped or failed; empty if it reached its end, or the position of `--stop-after`.
         notes: of its sessions, from their start and later.
         memory: peak memory of the ranks, in words; empty if unknown.
-        phases: times of the phases, as far as they were measured.
         sessions: first update and number of workers of each stretch of updates that equally many made; empty where a
             session has not written them.
     """

@@ -11,7 +11,7 @@ from typing import Any
 
 from recipes.reports.html import Markup, joined, table, tag
 from recipes.reports.record import Run
-from recipes.reports.wording import duration, number, percent, size
+from recipes.reports.wording import counted, duration, number, percent, size
 
 OUTCOMES = {"success": "Finished", "stopped": "Stopped", "failed": "Failed", "unfinished": "Unfinished"}
 _SECONDS = {"seconds": 1.0, "minutes": 60.0, "hours": 3600.0, "days": 86400.0}
@@ -95,7 +95,7 @@ def plan(run: Run) -> Markup:
         idle = f", {number(segment['idle_workers'])} idle" if segment.get("idle_workers") else ""
         steps = f"{number(segment.get('micro_batch_size'))} × {number(segment.get('accumulation_steps'))}"
         rates = " to ".join(dict.fromkeys(number(rate) for rate in _listed(segment.get("learning_rate"))))
-        teams = f"{number(segment.get('num_teams'))} of {_ranks(segment.get('team_size'))}{idle}"
+        teams = f"{number(segment.get('num_teams'))} of {counted(segment.get('team_size'), 'rank')}{idle}"
         groups = f"{number(segment.get('num_groups'))} of {number(segment.get('norm_span'))}"
         shares = _shares(_listed(segment.get("samples_per_worker")))
         rows.append(
@@ -252,10 +252,6 @@ def _by_session(run: Run) -> str:
     earlier = [f"{number(first)} to {number(end)} by {_counted(count)}" for (first, count), end in stretches]
     first, count = run.sessions[-1]
     return f"updates {', '.join(earlier)}, and from {number(first)} on by {_counted(count)}"
-
-
-def _ranks(count: Any) -> str:
-    return f"{number(count)} rank{'' if count == 1 else 's'}"
 
 
 def _listed(value: Any) -> list[Any]:

@@ -67,7 +67,7 @@ def size(num_bytes: object) -> str:
     return f"{value:,.3g} TB"
 
 
-def counted(count: int, noun: str) -> str:
+def counted(count: object, noun: str) -> str:
     """A number of things.
 
     >>> counted(1, "update"), counted(14_076, "update")
@@ -84,8 +84,7 @@ def exchange_words(exchange: Mapping[str, Any]) -> str:
     'Ring, 2 buckets of 4 kB in all, float16, while backward goes on; the busiest worker sends 2 kB an update'
     """
     when = "while backward goes on" if exchange.get("overlap") else "after backward"
-    count = exchange.get("num_buckets")
-    buckets = f"{number(count)} bucket{'' if count == 1 else 's'} of {size(exchange.get('gradient_bytes'))} in all"
+    buckets = f"{counted(exchange.get('num_buckets'), 'bucket')} of {size(exchange.get('gradient_bytes'))} in all"
     sent = exchange.get("sent_bytes")
     sends = "the library decides how much a worker sends"
     if isinstance(sent, (int, float)):

@@ -29,12 +29,7 @@ def batch_changes(request: Request) -> Iterator[Change]:
 
 
 def positions_in_updates(request: Request, moved: set[str]) -> Iterator[Change]:
-    """Converts positions written in updates to epochs: 500 updates of another batch are another time.
-
-    Args:
-        request: the request.
-        moved: keys that have their new value already.
-    """
+    """Positions in updates as epochs, where keys have not moved yet: updates of another batch are another time."""
     done: set[str] = set()
     for path, text in written_in_updates(dict(request.written)):
         # A list is replaced as a whole.

@@ -6,7 +6,7 @@ import json
 import os
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -15,8 +15,8 @@ from typing import Any
 from recipes.errors import InputRefused, Problem, RecipeError
 from recipes.planning.rates import LINEAR_HOLDS_TO, largest_linear_batch
 from recipes.reading.load import load_tree, resolved_text
-from recipes.reading.open import OpenedRecipe, open_recipe
-from recipes.reading.read import fields_of
+from recipes.reading.open import OpenedRecipe, leaves, open_recipe
+from recipes.reading.read import dotted, fields_of
 from recipes.reading.registry import can_name_folder, library_name, require_suffix, shown
 from recipes.scale.batch import batch_changes, positions_in_updates
 from recipes.scale.request import Change, Request
@@ -64,12 +64,9 @@ class Scaled:
     """A recipe at another batch.
 
     Args:
-        recipe: name of the reference.
-        before, batch: first global batch of the reference and of the new recipe.
+        before, batch: first global batch of the reference `recipe` and of the new one.
         rates: first full rate of the two.
-        file: of the new recipe.
         changes: every key that was considered, also those that stay.
-        not_promised: what the new recipe does not promise.
     """
 
     recipe: str
@@ -87,7 +84,7 @@ class Scaled:
             "global_batch_size": [self.before, self.batch],
             "full_rate": list(self.rates),
             "file": str(self.file),
-            "changes": [{**change.as_tree(), "moves": change.moves} for change in self.changes],
+            "changes": [{**asdict(change), "moves": change.moves} for change in self.changes],
             "not_promised": list(self.not_promised),
         }
 
@@ -194,11 +191,11 @@ def _text(request: Request, changes: Sequence[Change], file: Path) -> str:
         for key in parents:
             inner = inner.setdefault(key, {})
         inner[last] = change.after
-        origins |= dict.fromkeys(_leaves(change.key, change.after), change.reason)
+        origins |= dict.fromkeys(map(dotted, leaves(change.after, (change.key,))), change.reason)
     gone = tuple(f"{change.key}." for change in moving if change.after is None)
     kept = [path for path in request.recipe.assumed if not path.startswith(gone)]
     tree["assumed"] = sorted({*kept, *(change.key for change in moving)})
-    origins |= dict.fromkeys(_leaves("assumed", tree["assumed"]), "")
+    origins |= dict.fromkeys(map(dotted, leaves(tree["assumed"], ("assumed",))), "")
     return _HEADER + resolved_text(tree, origins)
 
 
@@ -208,12 +205,6 @@ def _require_name(file: Path) -> None:
         what = f"{file.stem!r} is the new recipe's name too, and cannot name a run's folder"
         way_out = "give a -o of the letters a to z and A to Z, digits, `_`, `.` and `-`, at most 200"
         raise RecipeError([Problem(file=shown(file), line=1, column=1, path="", what=what, way_out=way_out)])
-
-
-def _leaves(path: str, value: Any) -> list[str]:
-    """The dotted paths of all leaves of a value."""
-    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [leaf for key, inner in pairs for leaf in _leaves(f"{path}.{key}", inner)] or [path]
 
 
 def _link(path: Path, file: Path) -> str:

@@ -27,17 +27,12 @@ _DECAY_UNIT = 1e-4  # the rules allow 1e-4 times a power of two
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A published point, or an interpolated one.
+    """A published point, or an interpolated one, whose name is empty.
 
     Args:
-        name: of the recipe; empty for an interpolated point.
-        batch: global batch.
-        rate: full rate.
-        warmup: epochs.
-        momentum: of the optimizer.
-        decay: weight decay.
-        epochs: length of the run.
-        schedule: epochs of the decay of the rate.
+        batch, rate: global batch and full rate.
+        warmup, epochs, schedule: epochs of the warmup, of the run, and of the decay of the rate.
+        momentum, decay: of the optimizer.
     """
 
     name: str = ""
@@ -178,11 +173,7 @@ def linear(request: Request) -> Iterator[Change]:
 
 
 def linear_rate(request: Request, *, holds_to: int) -> Iterator[Change]:
-    """The rate of SGD.
-
-    Args:
-        holds_to: the largest batch with a published result.
-    """
+    """The rate of SGD; `holds_to` is the largest batch with a published result."""
     formula = request.recipe.learning_rate
     reach = largest_linear_batch(request.recipe) * request.kappa
     if formula.rule != "sqrt" and reach > holds_to and not request.beyond:

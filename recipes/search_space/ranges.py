@@ -202,13 +202,7 @@ def combinations(space: Space, points: int) -> Iterator[dict[str, Any]]:
 
 
 def is_active(space: Space, path: str, values: Mapping[str, Any]) -> bool:
-    """Whether a trial has a value at a path.
-
-    Args:
-        space: of the search.
-        path: in the space.
-        values: the trial's values of the paths before this one in the order of `suggested`.
-    """
+    """Whether a trial has a value at a path, by its values of the paths before this one in the order of `suggested`."""
     return all(other in values and _among(values[other], wanted) for other, wanted in space[path].when.items())
 
 
@@ -234,12 +228,7 @@ def values_text(values: Mapping[str, Any]) -> str:
 
 
 def refuse_conditions(reading: Reading, space: Space) -> None:
-    """Notes every condition that names no path of the space, or impossible values, or depends on itself.
-
-    Args:
-        reading: takes the problems.
-        space: with unchecked conditions.
-    """
+    """Notes every condition that names no path of the space, or impossible values, or depends on itself."""
     for path, range_ in space.items():
         for other, wanted in range_.when.items():
             at = ("space", path, "when", other)

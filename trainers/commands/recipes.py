@@ -67,10 +67,8 @@ def validate(
         except RecipeError as error:
             problems += error.problems
             continue
-        lacking = [*opened.recipe.lacks, *opened.dataset.lacks]
-        reasons = [f"not built: {', '.join(lacking)}"] if lacking else []
-        reasons += [f"left open: {', '.join(opened.recipe.open)}"] if opened.recipe.open else []
-        print(f"{name}: valid" + (f"; cannot be trained yet, {'; '.join(reasons)}" if reasons else ""))
+        reasons = "; ".join(opened.obstacles)
+        print(f"{name}: valid" + (f"; cannot be trained yet, {reasons}" if reasons else ""))
     if problems:
         raise RecipeError(problems)
 
