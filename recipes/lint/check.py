@@ -95,12 +95,13 @@ def lint_recipe(
         active = {name: pair for name, pair in active.items() if pair[0].__module__ != worker_rules.__name__}
     comments = _Comments(files=[_File(path=path, extends=link) for path, link in chain])
     order = {name: position for position, name in enumerate([_COMMAND_LINE, *(file.name for file in comments.files)])}
-    pairs = [
-        _finding(fault, entry, _blamed_key(fault.keys, origins, order))
-        for rule, entry in active.values()
-        for fault in rule(case)
-    ]
-    left = [finding for finding, origin in pairs if not comments.ignore(finding, origin)]
+    left = []
+    for rule, entry in active.values():
+        for fault in rule(case):
+            path, origin = _blamed_key(fault.keys, origins, order)
+            finding = _finding(fault, entry, path, origin)
+            if not comments.ignore(finding, origin):
+                left.append(finding)
     left.sort(key=lambda finding: (order[finding.file], finding.line, finding.column, finding.rule))
     return [*left, *comments.faults(active)]
 
@@ -128,9 +129,8 @@ def _nearest(key: str, origins: Origins) -> tuple[int, Origin]:
     return len(path), origins[path]
 
 
-def _finding(fault: Fault, entry: Entry, key_and_origin: tuple[str, Origin]) -> tuple[Finding, Origin]:
-    path, origin = key_and_origin
-    finding = Finding(
+def _finding(fault: Fault, entry: Entry, path: str, origin: Origin) -> Finding:
+    return Finding(
         file=origin.file,
         line=origin.key_line,
         column=origin.key_column,
@@ -141,7 +141,6 @@ def _finding(fault: Fault, entry: Entry, key_and_origin: tuple[str, Origin]) -> 
         why=entry.why,
         source=entry.source,
     )
-    return finding, origin
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,6 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
 from typing import Any
 
 from recipes.errors import InputRefused
@@ -47,7 +46,8 @@ class Point:
 
 def points(vocabulary: Vocabulary) -> tuple[Point, ...]:
     """The points, in the order of their batches: the recipes `mlperf/lars_*` of the library."""
-    return tuple(sorted((_point(name, vocabulary) for name in _names()), key=lambda point: point.batch))
+    known = [_point(name, vocabulary) for name in names("recipes") if name.startswith("mlperf/lars_")]
+    return tuple(sorted(known, key=lambda point: point.batch))
 
 
 def between(known: tuple[Point, ...], batch: int) -> tuple[Point, Point, Point]:
@@ -136,11 +136,6 @@ def _require_published_shape(request: Request) -> None:
         raise InputRefused("LARS with a ramp: the published points have one batch each, and no rule joins them")
     if request.value("learning_rate.warmup") is None or request.value("learning_rate.schedule.kind") != "Polynomial":
         raise InputRefused("LARS without a warmup or with a schedule other than Polynomial is not among the published")
-
-
-@cache
-def _names() -> tuple[str, ...]:
-    return tuple(name for name in names("recipes") if name.startswith("mlperf/lars_"))
 
 
 def _point(name: str, vocabulary: Vocabulary) -> Point:

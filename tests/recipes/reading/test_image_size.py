@@ -5,7 +5,7 @@ import numpy as np
 from lr_schedules import BatchRamp
 from recipes.planning.planner import plan
 from recipes.planning.rates import image_size_at
-from recipes.planning.timeline import timeline
+from recipes.planning.timeline import timeline, timeline_of
 from recipes.reading.image_size import at_image_size, keys_of_image_size
 from recipes.reading.open import open_cluster
 from recipes.reports.curves import curve_points
@@ -79,16 +79,9 @@ def test_coupled_with_the_batch_both_move_at_the_same_update():
 def test_the_size_of_an_update_by_the_formula_and_by_the_timeline_are_one(opened):
     line = "image_size: [{from: 0, size: 4}, {from: 3.3, size: 6}, {from: 7.7, size: 8}]"
     result = opened(line_9=f"{LOSS}\n{line}\n{CROP}")
-    recipe = result.recipe
-    made = timeline(
-        global_batch_size=recipe.batch.global_,
-        norm_span=recipe.batch.norm_span,
-        epochs=recipe.epochs,
-        num_train=result.dataset.num_train,
-        image_size=recipe.image_size,
-    )
+    made = timeline_of(result.recipe, result.dataset)
     for update in range(made.num_updates):
-        assert made.segment_of(update).image_size == image_size_at(recipe, made.epoch_at(update))
+        assert made.segment_of(update).image_size == image_size_at(result.recipe, made.epoch_at(update))
 
 
 def test_what_means_the_size_gets_it_and_nothing_else_changes():
