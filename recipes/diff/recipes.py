@@ -241,7 +241,7 @@ def _file_of(name: str) -> str:
         return name
     what = f"is a folder without {_RECIPE}, so no run's"
     way_out = "name the folder of a run (runs/NAME), a recipe's file, or a name of `kilobatch recipes list`"
-    raise RecipeError([Problem(file=name, line=1, column=1, path="", what=what, way_out=way_out)])
+    raise RecipeError([Problem(file=name, what=what, way_out=way_out)])
 
 
 def _origins(file: Path, opened: OpenedRecipe) -> Mapping[str, str]:

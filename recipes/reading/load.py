@@ -80,10 +80,8 @@ def _load(path: Path, *, versioned: bool, chain: tuple[Path, ...] = ()) -> Node:
     try:
         data = path.read_bytes()
     except OSError as error:
-        reason = error.strerror or str(error)
-        what = f"cannot be read: {reason}"
-        problem = Problem(file=file, line=1, column=1, path="", what=what, way_out="check the path")
-        raise RecipeError([problem]) from None
+        what = f"cannot be read: {error.strerror or error}"
+        raise RecipeError([Problem(file=file, what=what, way_out="check the path")]) from None
     root = _parsed(data, file)
     if not isinstance(root.value, dict):
         raise RecipeError([root.origin.problem("", "holds no keys", "write `key: value` lines, see docs/recipes.md")])

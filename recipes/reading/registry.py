@@ -82,7 +82,7 @@ def require_suffix(file: Path) -> None:
     if file.suffix not in _SUFFIXES:
         way_out = f"call it {Path(os.path.abspath(file).rstrip('/') or 'mine').with_suffix('.yaml').name}"
         what = "the path of a recipe ends in .yaml"
-        raise RecipeError([Problem(file=shown(file), line=1, column=1, path="", what=what, way_out=way_out)])
+        raise RecipeError([Problem(file=shown(file), what=what, way_out=way_out)])
 
 
 @refuse_unreachable()
@@ -95,8 +95,7 @@ def find_or_refuse(kind: str, name: str) -> Path:
     try:
         return find(kind, name)
     except UnknownNameError as error:
-        problem = Problem(file=name, line=1, column=1, path="", what=error.what, way_out=error.way_out)
-        raise RecipeError([problem]) from None
+        raise RecipeError([Problem(file=name, what=error.what, way_out=error.way_out)]) from None
 
 
 def names(kind: str) -> list[str]:

@@ -204,7 +204,7 @@ def _require_name(file: Path) -> None:
     if not can_name_folder(file.stem):
         what = f"{file.stem!r} is the new recipe's name too, and cannot name a run's folder"
         way_out = "give a -o of the letters a to z and A to Z, digits, `_`, `.` and `-`, at most 200"
-        raise RecipeError([Problem(file=shown(file), line=1, column=1, path="", what=what, way_out=way_out)])
+        raise RecipeError([Problem(file=shown(file), what=what, way_out=way_out)])
 
 
 def _link(path: Path, file: Path) -> str:
@@ -216,7 +216,7 @@ def _link(path: Path, file: Path) -> str:
     if not path.resolve().is_relative_to(folder):
         way_out = f"write it into {shown(path.parent)} or above: -o {Path(os.path.relpath(path.parent)) / file.name}"
         what = f"cannot extend {shown(path)}, which does not lie below it"
-        raise RecipeError([Problem(file=str(file), line=1, column=1, path="", what=what, way_out=way_out)])
+        raise RecipeError([Problem(file=str(file), what=what, way_out=way_out)])
     return str(path.resolve().relative_to(folder))
 
 
@@ -228,7 +228,7 @@ def _write(file: Path, text: str, check: Callable[[], OpenedRecipe]) -> OpenedRe
             new.write(text)
     except OSError as error:
         reason = "exists, and nothing is overwritten" if isinstance(error, FileExistsError) else str(error.strerror)
-        problem = Problem(file=shown(file), line=1, column=1, path="", what=reason, way_out="give another -o")
+        problem = Problem(file=shown(file), what=reason, way_out="give another -o")
         raise RecipeError([problem]) from None
     try:
         return check()

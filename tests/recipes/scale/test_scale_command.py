@@ -48,13 +48,6 @@ def test_wrong_input_ends_with_2(run):
     assert run("scale", "goyal2017")[0] == 2
 
 
-def test_long_values_stand_below_each_other(run):
-    out = run("scale", "smith2017/cifar10_grow", "--batch", "64")[1].splitlines()
-    position = next(number for number, line in enumerate(out) if line.startswith("batch.global"))
-    assert out[position].endswith("{from: 160, size: 5120}]")
-    assert out[position + 1].strip().startswith("-> [{from: 0, size: 64}, ")
-
-
 def test_page_on_scaling_shows_what_is_printed(run):
     page = (Path(__file__).parents[3] / "docs" / "scaling.md").read_text()
     example = page.split("```")[1].strip().splitlines()
