@@ -51,6 +51,8 @@ class OpenedSearch:
         tree: resolved: every default filled in.
         enqueued: the trials to try first, each with values for some or all paths.
         base: its recipe, with the fixed values.
+        options: arguments of `open_recipe` and `open_search` by which its recipe was opened: vocabulary, allow_code,
+            data_root.
     """
 
     search: Search
@@ -58,6 +60,7 @@ class OpenedSearch:
     enqueued: tuple[dict[str, Any], ...]
     base: OpenedRecipe
     path: Path
+    options: dict[str, Any]
 
 
 @refuse_unreachable()
@@ -88,7 +91,8 @@ def open_search(
     enqueued = checks.enqueued(base)
     if reading.problems:
         raise RecipeError(reading.problems)
-    return OpenedSearch(search=search, tree={"kilobatch": 1, **resolved}, enqueued=enqueued, base=base, path=path)
+    tree = {"kilobatch": 1, **resolved}
+    return OpenedSearch(search=search, tree=tree, enqueued=enqueued, base=base, path=path, options=options)
 
 
 def _read(path: Path, vocabulary: SearchVocabulary) -> tuple[Reading, Search, dict[str, Any]]:

@@ -46,7 +46,7 @@ def chainer_step(name: str, precision: str, images: np.ndarray, labels: np.ndarr
     from recipes.schema import Precision
     from trainers import kernels
     from trainers.gradients.mixed_precision import computing, forward_in, images_dtype
-    from trainers.kernels.cuda.images_loss_pooling import as_NHWC
+    from trainers.kernels.cuda.pooling import as_NHWC
     from trainers.losses import SoftmaxCrossEntropy
 
     kernels.use_on_gpu(name.partition("+")[0])

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from trainers.kernels.cuda import images_loss_pooling
+from trainers.kernels.cuda.images import finished
 
 _ALIGNED = 16  # bytes; alignment of an array in a block
 
@@ -107,7 +107,7 @@ class DeviceFeed:
     def _finished(self, sent: _Sent) -> Any:
         targets, *arrays, pixels = sent.arrays
         sent.block.follow()
-        images = images_loss_pooling.finished(pixels, *arrays, channels_first=sent.channels_first, dtype=self._dtype)
+        images = finished(pixels, *arrays, channels_first=sent.channels_first, dtype=self._dtype)
         targets = targets.copy()
         sent.block.leave()
         self._free.append(sent.block)

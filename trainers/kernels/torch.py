@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainers.kernels.cpu import normalization, pooling_elementwise
+from trainers.kernels.cpu import normalization, pooling
 from trainers.kernels.cpu.compiled import Steps, Threads, address
 from trainers.kernels.cpu.compiled_normalization import Passes
 from trainers.kernels.cpu.convolution import Pair
+from trainers.kernels.cpu.elementwise import WORTH
 from trainers.kernels.cpu.normalization import sums_of_groups
-from trainers.kernels.cpu.pooling_elementwise import WORTH
 from trainers.kernels.threads import num_threads
 
 
@@ -158,10 +158,10 @@ def normalization_gradient(
 
 
 def max_pooling(x: np.ndarray, *, kernel: Pair, stride: Pair, pad: Pair, out: Pair) -> tuple[np.ndarray, np.ndarray]:
-    """See `trainers.kernels.cpu.pooling_elementwise`; places are int64 indexes of pixels unless NumPy computed them."""
+    """See `trainers.kernels.cpu.pooling`; places are int64 indexes of pixels unless NumPy computed them."""
     sizes = list(zip(x.shape[2:], kernel, stride, pad, out, strict=True))
     if any(2 * p > k or (o - 1) * step >= size + p for size, k, step, p, o in sizes):
-        return pooling_elementwise.max_pooling(x, kernel=kernel, stride=stride, pad=pad, out=out)
+        return pooling.max_pooling(x, kernel=kernel, stride=stride, pad=pad, out=out)
     over = any(o > (size + 2 * p - k) // step + 1 for size, k, step, p, o in sizes)
     y, places = _aten.max_pool2d_with_indices(_tensor(x), kernel, stride, pad, (1, 1), over)
     return y.numpy(), places.numpy()
@@ -170,10 +170,10 @@ def max_pooling(x: np.ndarray, *, kernel: Pair, stride: Pair, pad: Pair, out: Pa
 def max_pooling_gradient(
     gy: np.ndarray, places: np.ndarray, *, size: Pair, kernel: Pair, stride: Pair, pad: Pair
 ) -> np.ndarray:
-    """See `trainers.kernels.cpu.pooling_elementwise`."""
+    """See `trainers.kernels.cpu.pooling`."""
     if places.dtype != np.int64:
         how = {"size": size, "kernel": kernel, "stride": stride, "pad": pad}
-        return pooling_elementwise.max_pooling_gradient(gy, places, **how)
+        return pooling.max_pooling_gradient(gy, places, **how)
     gy_tensor = _tensor(gy)
     x = torch.empty((*gy.shape[:2], *size), dtype=gy_tensor.dtype, memory_format=_LAST)  # only its shape is read
     sizes = zip(size, kernel, stride, pad, gy.shape[2:], strict=True)
@@ -183,9 +183,9 @@ def max_pooling_gradient(
 
 
 def max_pooled_at(x: np.ndarray, places: np.ndarray, *, kernel: Pair, stride: Pair, pad: Pair) -> np.ndarray:
-    """See `trainers.kernels.cpu.pooling_elementwise`."""
+    """See `trainers.kernels.cpu.pooling`."""
     if places.dtype != np.int64:
-        return pooling_elementwise.max_pooled_at(x, places, kernel=kernel, stride=stride, pad=pad)
+        return pooling.max_pooled_at(x, places, kernel=kernel, stride=stride, pad=pad)
     planes, chosen = (array.reshape(*array.shape[:2], -1) for array in (x, places))
     return np.take_along_axis(planes, chosen, axis=2).reshape(places.shape)
 

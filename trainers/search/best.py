@@ -13,7 +13,6 @@ from recipes.reading.open import open_recipe
 from recipes.reading.registry import shown
 from recipes.schema import Search
 from recipes.search_space.open_search import OpenedSearch, assignments
-from trainers.launch.vocabulary import vocabulary
 from trainers.search.display import score
 from trainers.search.study import best_trials
 
@@ -21,15 +20,7 @@ BEST = "best.yaml"
 PARETO = "pareto"  # a folder, where there are several objectives
 
 
-def write_best(
-    folder: Path,
-    opened: OpenedSearch,
-    study: optuna.Study,
-    newest: optuna.trial.FrozenTrial,
-    *,
-    data: Path | None,
-    allow_code: bool,
-) -> None:
+def write_best(folder: Path, opened: OpenedSearch, study: optuna.Study, newest: optuna.trial.FrozenTrial) -> None:
     """Write the recipe of the best trial, or those of the Pareto front, each in a file of its trial's number.
 
     Does nothing if `newest` is not among them. Recipes of trials that are no longer on the front are removed.
@@ -43,7 +34,7 @@ def write_best(
         if not path.exists() or not several:
             path.parent.mkdir(exist_ok=True)
             partial = path.with_name(f".{path.name}.partial")
-            text = best_text(opened, trial, data=data, allow_code=allow_code)
+            text = best_text(opened, trial)
             partial.write_text(text, encoding="utf-8", errors="replace")  # a path in a comment may be no UTF-8
             partial.rename(path)
     for path in set((folder / PARETO).glob("trial-*.yaml")) - set(paths):
@@ -55,9 +46,7 @@ def recipe_path(folder: Path, search: Search, trial: optuna.trial.FrozenTrial) -
     return folder / PARETO / f"trial-{trial.number:04d}.yaml" if len(search.objectives) > 1 else folder / BEST
 
 
-def best_text(
-    opened: OpenedSearch, trial: optuna.trial.FrozenTrial, *, data: Path | None = None, allow_code: bool = False
-) -> str:
+def best_text(opened: OpenedSearch, trial: optuna.trial.FrozenTrial) -> str:
     """The recipe's file as text: values that the search changed have the origin `search NAME trial 17`.
 
     It has no `extends` and no claims, and is evaluated as often as the recipe that was searched over.
@@ -75,11 +64,9 @@ def best_text(
     }
     recipe = open_recipe(
         opened.base.path,
-        vocabulary=vocabulary(allow_code=allow_code),
         overrides=assignments({**given, **absolute_dataset(opened)}),
         overrides_from=origin,
-        allow_code=allow_code,
-        data_root=data,
+        **opened.options,
     )
     head = f"# {_scores(search, trial)} in trial {trial.number} of the search {search.name}"
     return f"{head} ({str(trial.datetime_complete)[:19]})\n{resolved_text(recipe.tree, recipe.origins)}"

@@ -35,8 +35,6 @@ def dry_run_text(
     groups: int,
     folder: Path | None = None,
     large: OpenedSearch | None = None,
-    data: Path | None = None,
-    allow_code: bool = False,
     cluster: str | None = None,
     device: str | None = None,
 ) -> str:
@@ -47,17 +45,16 @@ def dry_run_text(
         groups: how many trials run side by side.
         folder: of the search, with its trials if it has begun; None: no forecast of the cost.
         large: the second search of a transfer, as it would be if the recipe itself were the best of the first.
-        data, allow_code, cluster, device: as for `train`.
+        cluster, device: as for `train`.
     Raises:
         InputRefused: the first trial cannot be planned.
     """
     from trainers.training.build import model_sizes  # imports Chainer, which a supervisor does not need otherwise
 
     search, study = opened.search, new_study(opened.search)
-    options: dict[str, Any] = {"data": data, "allow_code": allow_code}
     enqueue(study, opened)
     values = suggested(study.ask(), search)
-    request = trial_request(opened, 0, values, Path("trial"), cluster=cluster, device=device, **options)
+    request = trial_request(opened, 0, values, Path("trial"), cluster=cluster, device=device)
     prepared = prepare(request, workers=search.ranks_per_trial)
     sizes = model_sizes(prepared.opened.recipe, prepared.opened.dataset)
     goals = (f"{objective.direction} {metric_name(objective.metric)}" for objective in search.objectives)
@@ -73,7 +70,7 @@ def dry_run_text(
         f"reports: {search.reports} a trial, every {_epochs(prepared.opened.recipe.evaluation.every)}"
         + (f"; {_warmup_text(prepared)}" if search.pruner and not has_rungs(search) else ""),
         *_budget_lines(search, prepared, groups),
-        *([] if folder is None else cost_lines(opened, folder, groups=groups, **options)),
+        *([] if folder is None else cost_lines(opened, folder, groups=groups)),
         "",
         "plan of the first trial:",
         plan_text(replace(prepared.plan, model=sizes)),
@@ -168,9 +165,7 @@ def _device_hours(hours: float, ranks: int) -> str:
     return f"{hours * ranks:g} device-hours"
 
 
-def cost_lines(
-    opened: OpenedSearch, folder: Path, *, groups: int, data: Path | None = None, allow_code: bool = False
-) -> list[str]:
+def cost_lines(opened: OpenedSearch, folder: Path, *, groups: int) -> list[str]:
     """Device-hours and hours of the remaining trials, from the mean of those that have ended.
 
     The mean, not the median: the forecast is of their sum. A transfer has a line for each of its two searches.
@@ -179,11 +174,10 @@ def cost_lines(
         opened: the search.
         folder: of the search; it need not exist.
         groups: how many trials run side by side.
-        data, allow_code: as for `open_search`.
     """
     if opened.search.transfer is None:
         return [f"cost: {_cost(opened, folder, groups)}"]
-    stages = Stages(opened=opened, folder=folder, data=data, allow_code=allow_code)
+    stages = Stages(opened=opened, folder=folder)
     lines = []
     for name in stages.names:
         file = folder / f"{name}.yaml"

@@ -19,15 +19,6 @@ from recipes.arguments import require_count
 __all__ = ["Hyperband", "Median", "Percentile", "SuccessiveHalving", "Wilcoxon"]
 
 
-def shares(reduction: int, rungs: int) -> tuple[Fraction, ...]:
-    """The share of the epochs in a run of each rung, the shortest first.
-
-    >>> [str(share) for share in shares(3, 3)]
-    ['1/9', '1/3', '1']
-    """
-    return tuple(Fraction(1, reduction**left) for left in range(rungs - 1, -1, -1))
-
-
 @dataclass(frozen=True, kw_only=True)
 class SuccessiveHalving:
     """Trains every configuration in a short run first, and the best in longer ones: 1/9, 1/3 and all epochs by default.
@@ -54,13 +45,17 @@ class SuccessiveHalving:
     rungs: int = 3
 
     def __post_init__(self) -> None:
-        require_count("SuccessiveHalving.reduction", self.reduction, at_least=2)
-        require_count("SuccessiveHalving.rungs", self.rungs, at_least=2)
+        require_count(f"{type(self).__name__}.reduction", self.reduction, at_least=2)
+        require_count(f"{type(self).__name__}.rungs", self.rungs, at_least=2)
 
     @property
     def shares(self) -> tuple[Fraction, ...]:
-        """The share of the epochs in a run of each rung, the shortest first."""
-        return shares(self.reduction, self.rungs)
+        """The share of the epochs in a run of each rung, the shortest first.
+
+        >>> [str(share) for share in SuccessiveHalving().shares]
+        ['1/9', '1/3', '1']
+        """
+        return tuple(Fraction(1, self.reduction**left) for left in range(self.rungs - 1, -1, -1))
 
     @property
     def brackets(self) -> tuple[int, ...]:
@@ -84,7 +79,7 @@ class SuccessiveHalving:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hyperband:
+class Hyperband(SuccessiveHalving):
     """`SuccessiveHalving` in which some configurations begin with longer runs, in case short ones mislead.
 
         configurations that begin at rung s, in proportion:  ceil(rungs * reduction ** (rungs - 1 - s) / (rungs - s))
@@ -100,17 +95,7 @@ class Hyperband:
     Differs: brackets grow side by side without a limit, asynchronously, as in Li et al. 2018, arXiv 1810.05934.
     """
 
-    reduction: int = 3
-    rungs: int = 3
-
-    def __post_init__(self) -> None:
-        require_count("Hyperband.reduction", self.reduction, at_least=2)
-        require_count("Hyperband.rungs", self.rungs, at_least=2)
-
-    @property
-    def shares(self) -> tuple[Fraction, ...]:
-        """What part of the epochs a run of each rung has, the shortest first."""
-        return shares(self.reduction, self.rungs)
+    least_trials = 1  # some configurations begin with whole runs
 
     @property
     def brackets(self) -> tuple[int, ...]:
@@ -121,12 +106,6 @@ class Hyperband:
         """
         rungs = self.rungs
         return tuple(math.ceil(rungs * self.reduction ** (rungs - 1 - s) / (rungs - s)) for s in range(rungs))
-
-    def build(self) -> Any:
-        """Optuna's NopPruner: no run is ended on its way."""
-        from optuna.pruners import NopPruner
-
-        return NopPruner()
 
 
 @dataclass(frozen=True, kw_only=True)

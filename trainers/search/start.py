@@ -14,7 +14,6 @@ from shlex import quote
 from typing import Any
 
 from recipes.errors import InputRefused
-from recipes.schema import Search
 from recipes.search_space.open_search import OpenedSearch, open_search
 from trainers.launch.preflight import require_startable
 from trainers.launch.request import prepare, refused
@@ -94,12 +93,11 @@ def _search(request: SearchRequest) -> int:
         return 0  # rank 0 prints it
     groups = _groups(request, opened, folder)
     _require_trainable(request, opened)
-    options: dict[str, Any] = {"data": request.data, "allow_code": request.allow_code}
     moves = opened.search.transfer is not None
-    large = check_transfer(opened, **options) if moves else None
+    large = check_transfer(opened) if moves else None
+    on = {"cluster": request.cluster, "device": request.device}
     if request.dry_run:
-        on = {"cluster": request.cluster, "device": request.device}
-        print(dry_run_text(opened, groups=len(groups), folder=folder, large=large, **on, **options))
+        print(dry_run_text(opened, groups=len(groups), folder=folder, large=large, **on))
         return 0
     check_folder(folder, opened, resume=request.resume)
     files = not request.resume and request.stop_file is None  # a transfer has checked them already
@@ -112,23 +110,22 @@ def _search(request: SearchRequest) -> int:
             stop_file.unlink(missing_ok=True)
         if address is None:
             begin = partial(_begin_phase, replace(request, stop_file=stop_file, resume=False))
-            return transfer(Stages(opened=opened, folder=folder, **options), begin)
-        on = {"cluster": request.cluster, "device": request.device, "hang_seconds": request.hang_seconds}
-        how = SearchOptions(folder=folder, stop_file=stop_file, **on, **options)
-        return _search_in(address, opened, how, groups)
+            return transfer(Stages(opened=opened, folder=folder), begin)
+        options = SearchOptions(folder=folder, stop_file=stop_file, hang_seconds=request.hang_seconds, **on)
+        return _search_in(address, opened, options, groups)
 
 
 def _search_in(
-    address_and_name: tuple[StorageAddress, str], opened: OpenedSearch, how: SearchOptions, groups: Sequence[Group]
+    address_and_name: tuple[StorageAddress, str], opened: OpenedSearch, options: SearchOptions, groups: Sequence[Group]
 ) -> int:
     """Open the study's storage and search; if the storage is lost meanwhile, say so and return `EXIT_FAILED`."""
     address, name = address_and_name
     try:
         with closing(open_storage(address)) as storage:
             study = open_study(opened, storage, name=name)
-            require_own_trials(how.folder, study)
-            write_storage_file(how.folder, address, name)  # only now: the storage can be used
-            return _search_study(opened, study, how, groups)
+            require_own_trials(options.folder, study)
+            write_storage_file(options.folder, address, name)  # only now: the storage can be used
+            return _search_study(opened, study, options, groups)
     except Exception as error:
         if not is_unreachable(error):
             raise
@@ -158,19 +155,21 @@ def _search_study(opened: OpenedSearch, study: Any, options: SearchOptions, grou
             supervisor.run()
     refresh(study)  # what other supervisors have finished meanwhile
     for trial in best_trials(study)[:1]:  # a session killed before it wrote them, or another supervisor, found it
-        write_best(options.folder, opened, study, trial, data=options.data, allow_code=options.allow_code)
+        write_best(options.folder, opened, study, trial)
     write_search_page(options.folder, study, opened.search)
-    return _print_result(study, opened.search, options, display, stopped_by=supervisor.stopped_by)
+    return _print_result(study, opened, options, display, stopped_by=supervisor.stopped_by)
 
 
-def _print_result(study: Any, search: Search, options: SearchOptions, display: Display, *, stopped_by: str) -> int:
+def _print_result(
+    study: Any, opened: OpenedSearch, options: SearchOptions, display: Display, *, stopped_by: str
+) -> int:
     """Print the result; returns the exit code."""
-    ended, best, folder = finished(study), best_trials(study), options.folder
+    search, ended, best, folder = opened.search, finished(study), best_trials(study), options.folder
     display.say(state_counts(ended))
     for trial in best:
         path = recipe_path(folder, search, trial)
         display.say(f"best: trial {trial.number}, {scores(search, trial.values)}, with {values_text(trial.params)}")
-        display.say(f"  to train it: kilobatch train {quote(str(path))}{_as_trials(search, options)}")
+        display.say(f"  to train it: kilobatch train {quote(str(path))}{_as_trials(opened, options)}")
     display.say(f"report: {folder / REPORT}")
     if stopped_by:
         print_error(f"kilobatch: stopped by {stopped_by}; the same command goes on")
@@ -182,12 +181,13 @@ def _print_result(study: Any, search: Search, options: SearchOptions, display: D
     return 0
 
 
-def _as_trials(search: Search, options: SearchOptions) -> str:
+def _as_trials(opened: OpenedSearch, options: SearchOptions) -> str:
     """The options of `kilobatch train` with which a recipe is trained as the trials were."""
-    several = search.ranks_per_trial if search.ranks_per_trial > 1 else None
-    flags = {"-n": several, "--cluster": options.cluster, "--device": options.device, "--data": options.data}
+    ranks = opened.search.ranks_per_trial
+    flags = {"-n": ranks if ranks > 1 else None, "--cluster": options.cluster, "--device": options.device}
+    flags["--data"] = opened.options["data_root"]
     words = "".join(f" {flag} {quote(str(value))}" for flag, value in flags.items() if value is not None)
-    return words + (" --allow-code" if options.allow_code else "")
+    return words + (" --allow-code" if opened.options["allow_code"] else "")
 
 
 def _groups(request: SearchRequest, opened: OpenedSearch, folder: Path) -> list[Group]:
@@ -231,10 +231,9 @@ def _require_trainable(request: SearchRequest, opened: OpenedSearch) -> None:
     """Refuse a recipe that cannot be trained with its own values, and a sampler whose package is not installed."""
     require_utf8(opened)
     new_study(opened.search)
-    options = {"data": request.data, "allow_code": request.allow_code}
     on = {"cluster": request.cluster, "device": request.device}
     for share in {Fraction(1), *getattr(opened.search.pruner, "shares", ())}:
-        asked = trial_request(opened, 0, {}, Path("trial"), share=share, **on, **options)
+        asked = trial_request(opened, 0, {}, Path("trial"), share=share, **on)
         prepare(asked, workers=opened.search.ranks_per_trial)
 
 

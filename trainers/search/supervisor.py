@@ -187,8 +187,6 @@ class Supervisor:
             index=index,
             share=share,
             resume=(folders[index] / RUN).exists(),
-            data=self.options.data,
-            allow_code=self.options.allow_code,
             cluster=self.options.cluster,
             device=self.options.device,
         )

@@ -30,7 +30,6 @@ from recipes.scale import scale_recipe
 from recipes.scale.request import rounded
 from recipes.search_space import ranges
 from recipes.search_space.open_search import OpenedSearch, open_search
-from trainers.launch.vocabulary import search_vocabulary
 from trainers.search.best import BEST, absolute_dataset, absolute_recipe
 from trainers.search.report import write_transfer_page
 from trainers.search.search_folder import study_of
@@ -49,13 +48,10 @@ class Stages:
     Args:
         opened: the search as the user wrote it.
         folder: of the transfer.
-        data, allow_code: as for `open_search`.
     """
 
     opened: OpenedSearch
     folder: Path
-    data: Path | None = None
-    allow_code: bool = False
 
     @property
     def names(self) -> tuple[str, str]:
@@ -85,15 +81,12 @@ class Stages:
         batch = self.opened.search.transfer.to_batch
         partial = self.folder / f"partial-{SCALED}"
         partial.unlink(missing_ok=True)
-        options = {"vocabulary": search_vocabulary(allow_code=self.allow_code), "allow_code": self.allow_code}
-        scale_recipe(best, batch=batch, out=partial, data_root=self.data, **options)
+        scale_recipe(best, batch=batch, out=partial, **self.opened.options)
         partial.replace(self.folder / SCALED)
 
     def scaled(self) -> OpenedRecipe:
         """The recipe at the large batch."""
-        words = search_vocabulary(allow_code=self.allow_code)
-        path = self.folder / SCALED
-        return open_recipe(path, vocabulary=words, allow_code=self.allow_code, data_root=self.data)
+        return open_recipe(self.folder / SCALED, **self.opened.options)
 
     def space(self) -> dict[str, Any]:
         """The space of the second search; except for the rate, a range in the user's space takes precedence.
@@ -121,8 +114,7 @@ class Stages:
     def best_text(self) -> str:
         """The best recipe of the second search as text, each value's origin followed through the transfer's files."""
         path = self.folder / self.names[1] / BEST
-        words = search_vocabulary(allow_code=self.allow_code)
-        best = open_recipe(path, vocabulary=words, allow_code=self.allow_code, data_root=self.data)
+        best = open_recipe(path, **self.opened.options)
         head = path.read_text(encoding="utf-8").partition("\n")[0]
         origins = {key: self._first_origin(origin) for key, origin in best.origins.items()}
         return f"{head}\n{resolved_text(best.tree, origins)}"
@@ -148,8 +140,7 @@ class Stages:
 
     def open(self, path: Path) -> OpenedSearch:
         """Open the file of one of the two searches."""
-        words = search_vocabulary(allow_code=self.allow_code)
-        return open_search(path, vocabulary=words, allow_code=self.allow_code, data_root=self.data)
+        return open_search(path, **self.opened.options)
 
     def _write(self, stage: int, **changed: Any) -> Path:
         """Write a stage's file: the user's search with `changed`, and its share of time limits by number of trials."""
@@ -168,7 +159,7 @@ class Stages:
         return path
 
 
-def check_transfer(opened: OpenedSearch, *, data: Path | None = None, allow_code: bool = False) -> OpenedSearch:
+def check_transfer(opened: OpenedSearch) -> OpenedSearch:
     """Refuse a transfer whose second search could not begin.
 
     Returns:
@@ -183,7 +174,7 @@ def check_transfer(opened: OpenedSearch, *, data: Path | None = None, allow_code
         way_out = f"write `fixed: {{batch.global: {transfer.from_batch}}}`, or from_batch: {first}"
         raise RecipeError([_refused(opened, what, way_out)])
     with tempfile.TemporaryDirectory() as name:
-        stages = Stages(opened=opened, folder=Path(name), data=data, allow_code=allow_code)
+        stages = Stages(opened=opened, folder=Path(name))
         trial = stages.folder / stages.names[0]
         trial.mkdir()
         tree = {**opened.base.tree, "claims": [], "card": None, **absolute_dataset(opened)}

@@ -32,15 +32,12 @@ class SearchOptions:
         folder: of the search.
         stop_file: when this file appears, the search stops.
         hang_seconds: a trial without an update for this long is ended.
-        data: folder of the data set's files.
-        allow_code, cluster, device: as for `train`.
+        cluster, device: as for `train`.
     """
 
     folder: Path
     stop_file: Path
     hang_seconds: float = 600.0
-    data: Path | None = None
-    allow_code: bool = False
     cluster: str | None = None
     device: str | None = None
 
@@ -146,8 +143,7 @@ class TrialRecorder:
         finished = studies.tell_complete(self.study, trial, result)
         state = result.state if is_whole(finished) else "short"
         self._display_end(trial.number, state, values=result.values, reason=result.violated)
-        options = {"data": self.options.data, "allow_code": self.options.allow_code}
-        write_best(self.options.folder, self.opened, self.study, finished, **options)
+        write_best(self.options.folder, self.opened, self.study, finished)
 
     def tell_infeasible(self, trial: optuna.Trial, result: TrialResult) -> None:
         """End a trial, untrained, whose values violate a constraint."""

@@ -23,7 +23,6 @@ from recipes.schema.positions import last_multiple
 from recipes.search_space.open_search import OpenedSearch, assignments
 from recipes.search_space.shorter_runs import compressed
 from trainers.launch.request import Prepared, TrainRequest
-from trainers.launch.vocabulary import vocabulary
 from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT
 from trainers.runs.mpi_ranks import LaunchError
 from trainers.runs.progress import Tail
@@ -49,8 +48,6 @@ def trial_request(
     index: int = 0,
     share: Fraction = Fraction(1),
     resume: bool = False,
-    data: Path | None = None,
-    allow_code: bool = False,
     cluster: str | None = None,
     device: str | None = None,
 ) -> TrainRequest:
@@ -64,7 +61,7 @@ def trial_request(
         index: of the run within its trial; it is added to the recipe's seed.
         share: of the epochs; a shorter run has its whole schedule compressed, and is evaluated only at its end.
         resume: go on with the run in the folder.
-        data, allow_code, cluster, device: as for `train`.
+        cluster, device: as for `train`.
     Raises:
         InputRefused: a shorter run would be too short, or its recipe does not open.
     """
@@ -81,9 +78,7 @@ def trial_request(
         "card": None,
     }
     if share < 1:
-        options = {"allow_code": allow_code, "data_root": data}
-        words = vocabulary(allow_code=allow_code)
-        whole = open_recipe(opened.base.path, vocabulary=words, overrides=assignments(given), **options)
+        whole = open_recipe(opened.base.path, overrides=assignments(given), **opened.options)
         given |= compressed(whole, share)
     return TrainRequest(
         recipe=os.fspath(opened.base.path),
@@ -92,8 +87,8 @@ def trial_request(
         out=folder,
         resume=resume,
         checkpoint_every=report,
-        data=data,
-        allow_code=allow_code,
+        data=opened.options["data_root"],
+        allow_code=opened.options["allow_code"],
         cluster=cluster,
         device=device,
     )

@@ -13,7 +13,7 @@ import pytest
 from trainers import kernels
 from trainers.kernels import chainer_hooks
 from trainers.kernels.cpu import compiled_normalization, convolution
-from trainers.kernels.cuda import images_loss_pooling, launcher, normalization, tensors
+from trainers.kernels.cuda import elementwise, launcher, loss, normalization, pooling, tensors
 from trainers.training.device import has_gpu
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
@@ -111,16 +111,7 @@ def cuda(request, monkeypatch):
 @pytest.fixture
 def cuda_on_cpu(compiled, monkeypatch):
     """Called, our CUDA kernels serve NumPy's arrays, but for convolutions; it gives the names of what is launched."""
-    modules = (
-        convolution,
-        tensors,
-        images_loss_pooling,
-        images_loss_pooling,
-        normalization,
-        images_loss_pooling,
-        tensors,
-        tensors,
-    )
+    modules = (convolution, tensors, elementwise, loss, normalization, pooling)
     operators = SimpleNamespace(**{name: value for module in modules for name, value in vars(module).items()})
     launched = []
 

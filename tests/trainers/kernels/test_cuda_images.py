@@ -8,7 +8,7 @@ import pytest
 
 from trainers.augmentations import HorizontalFlip, Normalize, RandomCrop, RandomErasing, RandomResizedCrop
 from trainers.augmentations.pipeline import Pipeline
-from trainers.kernels.cuda import images_loss_pooling
+from trainers.kernels.cuda import images
 
 KINDS = [
     pytest.param("e", marks=pytest.mark.skipif(platform.machine() != "x86_64", reason="no F16C")),
@@ -38,7 +38,7 @@ def rounded(images, kind):
 def finished(device, pixels, mirrored, numbers, kind, *, channels_first=False):
     arrays = [device.xp.asarray(np.ascontiguousarray(array)) for array in (pixels, mirrored, *numbers)]
     dtype = rounded(np.zeros(0), kind).dtype
-    found = images_loss_pooling.finished(*arrays, channels_first=channels_first, dtype=dtype)
+    found = images.finished(*arrays, channels_first=channels_first, dtype=dtype)
     assert found.transpose(0, 2, 3, 1).flags.c_contiguous  # there: CuPy's copies for the host are in C order
     return from_device(found)
 

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from trainers.kernels.cpu import pooling_elementwise
-from trainers.kernels.cuda import images_loss_pooling, launcher, normalization
+from trainers.kernels.cpu import pooling as cpu_pooling
+from trainers.kernels.cuda import elementwise, launcher, normalization, pooling
+from trainers.kernels.cuda import loss as cuda_loss
 from trainers.kernels.cuda import tensors as cuda_steps
 from trainers.kernels.optimizer_steps import StepDecay
 from trainers.optimizers import Adam, Lamb, Lars, RmspropWarmup
@@ -148,15 +149,15 @@ def test_max_pooling_is_that_of_the_cpu_to_the_bit(cuda, kind, seed):
     size, out, how = windows(random)
     x = random.normal(size=(random.randint(1, 4), *size, random.choice(CHANNELS))).transpose(0, 3, 1, 2)
     x = rounded(x.round() if seed % 2 else x, kind)  # equal values: the first one counts
-    expected, expected_places = pooling_elementwise.max_pooling(x, out=out, **how)
-    y, places = images_loss_pooling.max_pooling(on(cuda, x, kind), out=out, **how)
+    expected, expected_places = cpu_pooling.max_pooling(x, out=out, **how)
+    y, places = pooling.max_pooling(on(cuda, x, kind), out=out, **how)
     np.testing.assert_array_equal(from_device(y), expected)
     np.testing.assert_array_equal(from_device(places), expected_places)
-    at = images_loss_pooling.max_pooled_at(on(cuda, x[::-1], kind), places, **how)
-    np.testing.assert_array_equal(from_device(at), pooling_elementwise.max_pooled_at(x[::-1], expected_places, **how))
+    at = pooling.max_pooled_at(on(cuda, x[::-1], kind), places, **how)
+    np.testing.assert_array_equal(from_device(at), cpu_pooling.max_pooled_at(x[::-1], expected_places, **how))
     gy = rounded(random.normal(size=y.shape), kind)
-    gx = images_loss_pooling.max_pooling_gradient(on(cuda, gy, kind), places, size=size, **how)
-    expected = pooling_elementwise.max_pooling_gradient(gy.astype(np.float64), expected_places, size=size, **how)
+    gx = pooling.max_pooling_gradient(on(cuda, gy, kind), places, size=size, **how)
+    expected = cpu_pooling.max_pooling_gradient(gy.astype(np.float64), expected_places, size=size, **how)
     assert_close(gx, expected, bound=BOUNDS[kind])
 
 
@@ -176,8 +177,8 @@ def test_average_pooling_and_its_gradient(cuda, kind, seed):
         window = np.s_[:, :, j * down : j * down + how["kernel"][0], i * across : i * across + how["kernel"][1]]
         expected[:, :, j, i] = padded[window].mean(axis=(2, 3))
         gradient[window] += gy[:, :, j, i][:, :, None, None] / np.prod(how["kernel"])
-    assert_close(images_loss_pooling.average_pooling(on(cuda, x, kind), out=out, **how), expected, bound=BOUNDS[kind])
-    found = images_loss_pooling.average_pooling_gradient(on(cuda, gy, kind), size=size, **how)
+    assert_close(pooling.average_pooling(on(cuda, x, kind), out=out, **how), expected, bound=BOUNDS[kind])
+    found = pooling.average_pooling_gradient(on(cuda, gy, kind), size=size, **how)
     assert_close(found, gradient[:, :, top : top + size[0], left : left + size[1]], bound=BOUNDS[kind])
 
 
@@ -192,16 +193,16 @@ def test_relu_and_sums_keep_the_order_in_memory(cuda, kind, shape):
     last = np.ascontiguousarray(other)
     values, others, lasts = (on(cuda, array, kind) for array in (x, other, last))
     for y in (others, lasts):
-        assert images_loss_pooling.add(values, y).strides == x.strides
-        np.testing.assert_array_equal(from_device(images_loss_pooling.add(values, y)), x + other)
+        assert elementwise.add(values, y).strides == x.strides
+        np.testing.assert_array_equal(from_device(elementwise.add(values, y)), x + other)
         into = on(cuda, x, kind)
-        assert images_loss_pooling.add_to(into, y)
+        assert elementwise.add_to(into, y)
         np.testing.assert_array_equal(from_device(into), x + other)
-        found = from_device(images_loss_pooling.relu_gradient(values, y))
+        found = from_device(elementwise.relu_gradient(values, y))
         np.testing.assert_array_equal(found, np.where(x > 0, other, 0 * other))
-    np.testing.assert_array_equal(from_device(images_loss_pooling.relu(values)), np.where(x > 0, x, 0 * x))
-    assert images_loss_pooling.relu(values[..., ::2]) is None or shape[-1] <= 2
-    assert images_loss_pooling.add(values, others.astype("f" if kind == "d" else "d")) is None
+    np.testing.assert_array_equal(from_device(elementwise.relu(values)), np.where(x > 0, x, 0 * x))
+    assert elementwise.relu(values[..., ::2]) is None or shape[-1] <= 2
+    assert elementwise.add(values, others.astype("f" if kind == "d" else "d")) is None
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -216,8 +217,8 @@ def test_cross_entropy_and_its_gradient(cuda, kind, targets, shape):
         given = (0.7 * share + 0.3 * share[::-1]).astype("f")
         share = given.astype("d")
     x, t, gy = on(cuda, logits, kind), cuda.xp.asarray(given), on(cuda, 3.0, launcher.vector_type(logits))
-    loss, kept = images_loss_pooling.cross_entropy(x, t, label_smoothing=smoothing)
-    gx = images_loss_pooling.cross_entropy_gradient(x, t, kept, gy, label_smoothing=smoothing)
+    loss, kept = cuda_loss.cross_entropy(x, t, label_smoothing=smoothing)
+    gx = cuda_loss.cross_entropy_gradient(x, t, kept, gy, label_smoothing=smoothing)
     q, log_p = (1 - smoothing) * share + smoothing / classes, logits.astype("d")
     log_p -= log_p.max(axis=1, keepdims=True)
     log_p -= np.log(np.exp(log_p).sum(axis=1, keepdims=True))
@@ -231,8 +232,8 @@ def test_cross_entropy_and_its_gradient(cuda, kind, targets, shape):
 def test_a_label_of_no_class_reads_nothing_and_makes_nan(cuda, label):
     x = on(cuda, np.random.RandomState(0).normal(size=(3, 5)), "f")
     labels = cuda.xp.asarray(np.array([1, label, 4], "q" if label > 2**31 else "i"))
-    loss, kept = images_loss_pooling.cross_entropy(x, labels, label_smoothing=0.1)
-    gx = images_loss_pooling.cross_entropy_gradient(x, labels, kept, on(cuda, 1.0, "f"), label_smoothing=0.1)
+    loss, kept = cuda_loss.cross_entropy(x, labels, label_smoothing=0.1)
+    gx = cuda_loss.cross_entropy_gradient(x, labels, kept, on(cuda, 1.0, "f"), label_smoothing=0.1)
     assert np.isnan(from_device(loss))
     np.testing.assert_array_equal(np.isnan(from_device(gx)).all(axis=1), [False, True, False])
 

@@ -8,7 +8,7 @@ import pytest
 from chainer import gradient_check
 
 from trainers import kernels
-from trainers.kernels.cpu import compiled_normalization, convolution, normalization, pooling_elementwise
+from trainers.kernels.cpu import compiled_normalization, convolution, elementwise, normalization, pooling
 
 OURS = ["numpy", pytest.param("torch", marks=pytest.mark.torch)]
 CASES = 25
@@ -233,7 +233,7 @@ class Poisoned:
 
 
 def test_every_value_of_what_is_allocated_is_written(monkeypatch):
-    for module in (convolution, normalization, pooling_elementwise):
+    for module in (convolution, elementwise, normalization, pooling):
         monkeypatch.setattr(module, "np", Poisoned())
     monkeypatch.setattr(convolution, "_kept", type("Kept", (), {})())
     for seed in range(CASES):

@@ -15,7 +15,6 @@ from trainers.search.start import SearchRequest
 from trainers.search.start import search as start_search
 from trainers.search.study import TrialResult, new_study, suggested, tell_complete
 
-OPTIONS = {"data": None, "allow_code": False}
 TWO = "objective: [{metric: accuracy}, {metric: device_hours, direction: minimize}]\n"
 TEXT = """\
 kilobatch: 1
@@ -50,7 +49,7 @@ def tell(study, opened, params, *values, **violations):
     trial = study.ask()
     assert suggested(trial, opened.search) == params
     finished = tell_complete(study, trial, TrialResult(values=values, violations=violations))
-    write_best(Path(), opened, study, finished, **OPTIONS)
+    write_best(Path(), opened, study, finished)
 
 
 def test_best_yaml_is_complete_and_says_what_the_search_set(opened):

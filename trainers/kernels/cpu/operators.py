@@ -2,6 +2,7 @@
 
 from trainers.kernels.cpu.compiled import Steps
 from trainers.kernels.cpu.convolution import convolution, convolution_data, convolution_weights
+from trainers.kernels.cpu.elementwise import add, add_to, relu, relu_gradient
 from trainers.kernels.cpu.normalization import (
     COMPUTES_MASK,
     gradient_by,
@@ -12,15 +13,7 @@ from trainers.kernels.cpu.normalization import (
     scales,
     whole_scales,
 )
-from trainers.kernels.cpu.pooling_elementwise import (
-    add,
-    add_to,
-    max_pooled_at,
-    max_pooling,
-    max_pooling_gradient,
-    relu,
-    relu_gradient,
-)
+from trainers.kernels.cpu.pooling import max_pooled_at, max_pooling, max_pooling_gradient
 from trainers.kernels.threads import THREADS
 
 __all__ = ["add", "relu", "relu_gradient", "convolution", "convolution_data", "convolution_weights", "max_pooled_at"]

@@ -20,7 +20,7 @@ import cupy
 
 from trainers.kernels.cpu.convolution import Pair, out_size
 from trainers.kernels.cuda import launcher
-from trainers.kernels.cuda.images_loss_pooling import as_NHWC
+from trainers.kernels.cuda.pooling import as_NHWC
 
 log = logging.getLogger("kilobatch")
 

@@ -3,19 +3,8 @@
 from __future__ import annotations
 
 from trainers.kernels.cuda.convolution import convolution, convolution_data, convolution_weights
-from trainers.kernels.cuda.images_loss_pooling import (
-    add,
-    add_to,
-    average_pooling,
-    average_pooling_gradient,
-    cross_entropy,
-    cross_entropy_gradient,
-    max_pooled_at,
-    max_pooling,
-    max_pooling_gradient,
-    relu,
-    relu_gradient,
-)
+from trainers.kernels.cuda.elementwise import add, add_to, relu, relu_gradient
+from trainers.kernels.cuda.loss import cross_entropy, cross_entropy_gradient
 from trainers.kernels.cuda.normalization import (
     COMPUTES_MASK,
     gradient_by,
@@ -26,6 +15,13 @@ from trainers.kernels.cuda.normalization import (
     scales,
     see,
     whole_scales,
+)
+from trainers.kernels.cuda.pooling import (
+    average_pooling,
+    average_pooling_gradient,
+    max_pooled_at,
+    max_pooling,
+    max_pooling_gradient,
 )
 from trainers.kernels.cuda.products import product
 from trainers.kernels.cuda.tensors import STEPS, finite, gather, move_averages, narrowed, optimizer_step

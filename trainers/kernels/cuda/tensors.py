@@ -1,8 +1,6 @@
-"""Running statistics of all layers moved on a GPU by one launch.
+"""Kernels over many tensors in one launch: optimizer steps, running statistics, casts, gathering, finite checks.
 
-An optimizer's step of all parameters at once on a GPU: one launch, after two more for trust ratios.
-
-Kernels over many tensors in one launch: tables of which block works where, casts, gathering, finite checks.
+Tables say which block works where. Trust ratios take two launches more.
 """
 
 from __future__ import annotations
