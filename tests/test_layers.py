@@ -10,7 +10,7 @@ ROOT = Path(__file__).parent.parent
 OURS = {"lr_schedules", "recipes", "trainers", "configs", "scripts", "kilobatch", "tests"}
 MAY_IMPORT = {
     "lr_schedules": {"lr_schedules"},
-    "recipes": {"lr_schedules", "recipes", "numpy", "yaml"},
+    "recipes": {"lr_schedules", "recipes", "numpy", "yaml", "pydantic"},
     "trainers": {"lr_schedules", "recipes", "trainers"}
     | {"chainer", "chainermn", "chainercv", "cupy", "mpi4py", "optuna", "numpy"}
     | {"PIL", "rich", "safetensors", "sklearn", "sqlalchemy", "threadpoolctl", "torch", "typer", "yaml", "cudnn"},

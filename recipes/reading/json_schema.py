@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import types
 from collections.abc import Mapping
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, get_args, get_origin
+
+from pydantic import TypeAdapter
 
 from lr_schedules import BatchRamp
 from recipes.reading.read import Field, component_of, fields_of, is_epochs, options_of
@@ -28,9 +30,6 @@ _START = {
     ]
 }
 _NULL = {"type": "null"}
-_TYPES = {
-    kind: {"type": name} for kind, name in ((str, "string"), (int, "integer"), (float, "number"), (bool, "boolean"))
-}
 
 
 def json_schema(vocabulary: Vocabulary) -> dict[str, Any]:
@@ -92,12 +91,7 @@ def _value(hint: Any, vocabulary: Vocabulary) -> dict[str, Any]:
         if ... in get_args(hint):
             return {"type": "array", "items": inner[0]}
         return {"type": "array", "prefixItems": inner, "minItems": len(inner), "maxItems": len(inner)}
-    if get_origin(hint) is Literal:
-        words = get_args(hint)
-        return {**({"const": words[0]} if len(words) == 1 else {"enum": [*words]}), **_TYPES[type(words[0])]}
-    if get_origin(hint) in (dict, Mapping):
-        return {"additionalProperties": True, "type": "object"}
-    return _TYPES.get(hint, {})
+    return TypeAdapter(hint).json_schema()
 
 
 def _component(component: Component, vocabulary: Vocabulary) -> dict[str, Any]:

@@ -7,6 +7,7 @@ type hints apart and put them into words.
 from __future__ import annotations
 
 import dataclasses
+import json
 import pathlib
 import re
 import types
@@ -14,6 +15,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from lr_schedules import BatchRamp
 from lr_schedules.units import Epochs, Schedule
@@ -127,13 +130,6 @@ def words(hint: Any) -> str:
 Path = tuple[str | int, ...]
 # (tree, its path, the values of the fields before it) -> (value, resolved tree)
 Reader = Callable[[Any, Path, Mapping[str, Any]], tuple[Any, Any]]
-# Type of a field -> types of YAML's values; true is no number.
-_OF_YAML = {
-    float: (float, int),
-    pathlib.Path: (str,),
-    tuple: (list,),
-    **{kind: (kind,) for kind in (int, str, bool, types.NoneType, list, dict)},
-}
 # Stands for a value that was refused: the object around it is not built, and no further problem is noted for it.
 REFUSED: Any = type("Refused", (), {"__repr__": lambda self: "REFUSED"})()
 
@@ -212,7 +208,7 @@ class Reading:
         if len(options) > 1:
             # Words and null first: any other value must be of the remaining option.
             for option in filter(_is_word, options):
-                with suppress(ValueError):
+                with suppress(ValidationError):
                     return _plain(option, raw), raw
             hint = next((option for option in options if not _is_word(option)), options[0])
         if is_epochs(hint):
@@ -225,10 +221,10 @@ class Reading:
             return self._list(hint, raw, path)
         try:
             return _plain(hint, raw), raw
-        except TypeError:
+        except PydanticUserError:
             way_out = "annotate it with int, float, str, bool, Literal or a tuple of these"
             return self.refuse(path, f"has the type {hint}, which no YAML can give", way_out), raw
-        except ValueError:
+        except ValidationError:
             expected = " or ".join(map(words, options))
             way_out = f"must be {expected}"
             if isinstance(raw, str) and " or " in expected:
@@ -360,32 +356,19 @@ def _folded(name: str) -> str:
     return name.replace("_", "").lower()
 
 
+@cache
+def _adapter(hint: Any) -> TypeAdapter:
+    return TypeAdapter(hint)
+
+
 def _plain(hint: Any, raw: Any) -> Any:
     """A value of YAML as an object of a type that is neither a component nor a dataclass.
 
     Raises:
-        ValueError: it is no such value.
-        TypeError: no YAML can give this type.
+        ValidationError: it is no such value.
+        PydanticUserError: no YAML can give this type.
     """
-    origin, inner = get_origin(hint), get_args(hint)
-    if hint in (Any, object) or (origin is Literal and any(type(raw) is type(word) and raw == word for word in inner)):
-        return raw
-    if origin is Annotated:
-        return _plain(inner[0], raw)
-    if origin in (Union, types.UnionType):
-        for option in inner:
-            with suppress(ValueError):
-                return _plain(option, raw)
-    elif origin in (dict, Mapping) and isinstance(raw, dict):
-        return {_plain(inner[0], key): _plain(inner[1], value) for key, value in raw.items()}
-    elif origin in (list, tuple) and isinstance(raw, list):
-        hints = inner if origin is tuple and ... not in inner else inner[:1] * len(raw)
-        return origin(_plain(each, value) for each, value in zip(hints, raw, strict=True))
-    elif hint in _OF_YAML and type(raw) in _OF_YAML[hint]:
-        return hint(raw) if hint in (float, pathlib.Path, tuple) else raw
-    elif hint not in _OF_YAML and origin not in (Literal, dict, Mapping, list, tuple):
-        raise TypeError(f"{hint} is no type of YAML")
-    raise ValueError(f"{raw!r} is not {words(hint)}")
+    return _adapter(hint).validate_json(json.dumps(raw), strict=True)
 
 
 def _is_word(hint: Any) -> bool:
