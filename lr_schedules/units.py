@@ -1,4 +1,7 @@
-"""The type of a position in epochs, the type of a schedule, and checks that all schedules share."""
+"""The type of a position in epochs, the type of a schedule, and checks that all schedules share.
+
+In the checks `name` is class and field, for the message.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +24,10 @@ Schedule = Callable[[float], float]
 def require_number(
     name: str, value: object, *, above: float | None = None, at_least: float | None = None, at_most: float | None = None
 ) -> None:
-    """Refuse what is not a finite real number in the range.
+    """Refuse what is not a finite real number above `above`, at least `at_least` and at most `at_most`.
 
-    Args:
-        name: class and field, for the message.
-        value: what was given; a bool is not a number here.
-        above: the value must be greater than this.
-        at_least: the value must not be less than this.
-        at_most: the value must not be greater than this.
     Raises:
-        ValueError: `value` is not a finite number, or lies outside the range.
+        ValueError: `value` is not a finite number (a bool is none), or lies outside the range.
 
     >>> require_number("Cosine.epochs", -1, above=0)
     Traceback (most recent call last):
@@ -47,13 +44,11 @@ def require_number(
 
 
 def require_increasing(name: str, positions: object) -> None:
-    """Refuse what is not a tuple of finite positions, each greater than the one before, none negative.
+    """Refuse what is not a tuple of finite positions in epochs, each greater than the one before, none negative.
 
-    Args:
-        name: class and field, for the message.
-        positions: in epochs. A list is refused: it would make the schedule unhashable.
     Raises:
-        ValueError: not a tuple, empty, not finite, negative, equal or going backwards.
+        ValueError: not a tuple (a list would make the schedule unhashable), empty, not finite, negative, equal or going
+            backwards.
 
     >>> require_increasing("MultiStep.boundaries", (30, 80, 60))
     Traceback (most recent call last):

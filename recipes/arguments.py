@@ -1,4 +1,7 @@
-"""The refusals that the fields of all components share, beside `lr_schedules.units.require_number`."""
+"""The refusals that the fields of all components share, beside `lr_schedules.units.require_number`.
+
+`name` is class and field, for the message; `value` is what was given, of any type.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,8 @@ _MAX_WEIGHTS, _MAX_BLOCKS = 10**9, 2000
 
 
 def require_count(name: str, value: object, *, at_least: int = 1) -> None:
-    """Refuse what is not a whole number of at least `at_least`.
+    """Refuse what is not a whole number of at least `at_least`; a bool is no count, nor is 16.0.
 
-    Args:
-        name: class and field, for the message.
-        value: what was given; a bool is not a count, nor is 16.0.
-        at_least: the smallest count that makes sense.
     Raises:
         ValueError: `value` is no int or too small.
 
@@ -34,12 +33,8 @@ def require_count(name: str, value: object, *, at_least: int = 1) -> None:
 
 
 def require_buildable(name: str, *, weights: int, blocks: int = 0) -> None:
-    """Refuse a network that nobody can mean: more than 10^9 weights, or 2,000 blocks.
+    """Refuse a network that nobody can mean: more than 10^9 weights of 3x3 convolutions, or 2,000 blocks of layers.
 
-    Args:
-        name: class and fields, for the message.
-        weights: of its 3x3 convolutions.
-        blocks: of layers in all.
     Raises:
         ValueError: it has more.
 
@@ -56,9 +51,6 @@ def require_buildable(name: str, *, weights: int, blocks: int = 0) -> None:
 def require_size(name: str, value: object) -> None:
     """Refuse what is neither a whole number from 1 to 16,384 nor the word for the recipe's `image_size`.
 
-    Args:
-        name: class and field, for the message.
-        value: what was given.
     Raises:
         ValueError: neither.
     """
@@ -71,9 +63,6 @@ def require_size(name: str, value: object) -> None:
 def require_share(name: str, value: object) -> None:
     """Refuse what is not a number in [0, 1): a momentum, a probability to drop, a part that is given away.
 
-    Args:
-        name: class and field, for the message.
-        value: what was given.
     Raises:
         ValueError: `value` is no number or outside [0, 1).
     """
@@ -83,11 +72,8 @@ def require_share(name: str, value: object) -> None:
 
 
 def require_flag(name: str, value: object) -> None:
-    """Refuse what is neither True nor False.
+    """Refuse what is neither True nor False; 0 and 1 are numbers.
 
-    Args:
-        name: class and field, for the message.
-        value: what was given; 0 and 1 are numbers.
     Raises:
         ValueError: `value` is no bool.
     """
@@ -96,14 +82,10 @@ def require_flag(name: str, value: object) -> None:
 
 
 def require_range(name: str, value: object, *, at_most: float | None = None) -> None:
-    """Refuse what is not a tuple of two numbers (low, high) with 0 < low <= high.
+    """Refuse what is not a tuple of two numbers (low, high) with 0 < low <= high <= `at_most`.
 
-    Args:
-        name: class and field, for the message.
-        value: what was given; a list is refused: it would make the component unhashable.
-        at_most: the largest value that `high` may have.
     Raises:
-        ValueError: no tuple of two numbers, not positive, going backwards or too large.
+        ValueError: no tuple of two numbers (a list is not hashable), not positive, backwards or too large.
     """
     if not isinstance(value, tuple) or len(value) != 2:
         raise ValueError(f"{name} must be two numbers (low, high), got {value!r}")

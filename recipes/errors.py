@@ -8,8 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-__all__ = ["InputRefused", "Problem", "RecipeError", "nearest", "refuse_unreachable"]
-
 _UNREACHABLE = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 
 
@@ -26,20 +24,18 @@ class Problem:
 
     Args:
         file: where it was written, as a user would open it; `command line` for `--set`.
-        line: counted from 1; of `--set`, the number of the option.
-        column: counted from 1.
+        line, column: counted from 1; of `--set`, the line is the number of the option.
         path: of the value, with dots; empty where the file as a whole is meant.
-        what: what is wrong.
-        way_out: what to do about it.
+        what, way_out: what is wrong, and what to do about it.
 
     >>> print(Problem(file="a.yaml", line=3, column=9, path="batch.global", what="is 0", way_out="write 1 or more"))
     a.yaml:3:9: batch.global: is 0; write 1 or more
     """
 
     file: str
-    line: int
-    column: int
-    path: str
+    line: int = 1
+    column: int = 1
+    path: str = ""
     what: str
     way_out: str
 
@@ -79,7 +75,7 @@ def refuse_unreachable() -> Iterator[None]:
             raise
         file, what = str(error.filename), f"cannot be read: {error.strerror}"
         way_out = "check the path, and whether you may open it and its folders"
-        raise RecipeError([Problem(file=file, line=1, column=1, path="", what=what, way_out=way_out)]) from None
+        raise RecipeError([Problem(file=file, what=what, way_out=way_out)]) from None
 
 
 def nearest(word: str, known: Sequence[str], *, called: str = "known") -> str:

@@ -16,26 +16,18 @@ from recipes.reading.open import OpenedRecipe
 from recipes.reports.wording import duration, number, percent
 from recipes.schema import Card, Claim, Recipe
 
-__all__ = ["CardFacts", "card_facts", "card_markdown", "card_text", "peak_rate"]
-
 _NUM_POINTS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
 class CardFacts:
-    """The contents of a recipe's card.
+    """The contents of a recipe's card, whose `card` is None where the recipe has none.
 
     Args:
-        name: that the user gave.
-        title: a line.
-        source: authors, title and year.
-        url: of the source; empty where there is none.
-        card: its words; None where the recipe has none.
         claims: (what is claimed, on which hardware, status, source), one for each claim.
         values: (what, value), the recipe in a dozen lines.
         obstacles: why it cannot be trained now; empty if it can.
-        assumed: paths of values that the source does not give.
-        open: paths of values that nobody published.
+        assumed, open: paths of values that the source does not give, and that nobody published.
     """
 
     name: str
@@ -54,9 +46,6 @@ def card_facts(name: str, opened: OpenedRecipe) -> CardFacts:
     """The facts of an opened recipe; `name` is what the library calls it."""
     recipe, source = opened.recipe, opened.recipe.source
     parts = [source.get("authors"), source.get("title"), source.get("year")]
-    lacking = [*recipe.lacks, *opened.dataset.lacks]
-    obstacles = [f"not built: {', '.join(lacking)}"] if lacking else []
-    obstacles += [f"left open: {', '.join(recipe.open)}"] if recipe.open else []
     return CardFacts(
         name=name,
         title=recipe.title,
@@ -65,7 +54,7 @@ def card_facts(name: str, opened: OpenedRecipe) -> CardFacts:
         card=recipe.card,
         claims=tuple((claim_text(claim), claim.on, claim.status, claim.source) for claim in recipe.claims),
         values=tuple(_values(opened)),
-        obstacles=tuple(obstacles),
+        obstacles=opened.obstacles,
         assumed=recipe.assumed,
         open=recipe.open,
     )
@@ -207,13 +196,7 @@ def card_text(facts: CardFacts, width: int = 100) -> str:
 
 
 def card_markdown(facts: CardFacts, *, picture: str | None = None, level: int = 1) -> str:
-    """The card as a section.
-
-    Args:
-        facts: of the recipe.
-        picture: link to a picture of its curves; None for none.
-        level: of its heading.
-    """
+    """The card as a section with a heading of `level`; `picture` is the link to one of its curves."""
     parts = [f"{'#' * level} {facts.name}", f"**{facts.title}**"]
     source = f"[{facts.source}]({facts.url})" if facts.url else facts.source
     parts.append(f"{source}. {_standing(facts)}")

@@ -15,16 +15,6 @@ from recipes.reports.page import document
 from recipes.reports.wording import number
 from recipes.schema.vocabulary import Vocabulary
 
-__all__ = [
-    "PICTURES",
-    "card_page",
-    "library_page",
-    "library_pictures",
-    "published_recipes",
-    "write_card",
-    "write_library_page",
-]
-
 PICTURES = "pictures/library"  # beside the page
 _PAPERS = Path(__file__).resolve().parent.parent / "papers"
 _INTRODUCTION = """\
@@ -61,12 +51,7 @@ def published_recipes(vocabulary: Vocabulary) -> list[tuple[str, OpenedRecipe]]:
 
 
 def library_page(recipes: Iterable[tuple[str, OpenedRecipe]], *, pictures: bool = True) -> str:
-    """The page as text.
-
-    Args:
-        recipes: by name.
-        pictures: whether it shows the pictures of `library_pictures`.
-    """
+    """The page as text, with or without the pictures of `library_pictures`."""
     rows, sections = [], []
     for name, opened in sorted(recipes, key=lambda pair: _natural(pair[0])):
         facts = card_facts(name, opened)

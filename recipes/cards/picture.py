@@ -13,8 +13,6 @@ from recipes.reports.curves import reads_better_in_decades
 from recipes.reports.style import DARK, GRID, INK, MUTED, SERIES
 from recipes.schema import Recipe
 
-__all__ = ["curve_picture"]
-
 _WIDTH, _LEFT, _RIGHT = 720, 64, 12  # pixels
 _NUM_POINTS = 652  # of a curve: about one for each pixel
 _RATE_HEIGHT, _STEP_HEIGHT, _HEAD, _GAP, _FOOT = 150, 48, 24, 14, 30

@@ -10,7 +10,7 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
 
-from recipes.cards.card import card_facts, peak_rate, ramp_text
+from recipes.cards.card import peak_rate, ramp_text
 from recipes.errors import Problem, RecipeError, refuse_unreachable
 from recipes.planning.rates import full_rate_at, learning_rate_at
 from recipes.planning.timeline import Timeline, timeline_of
@@ -21,8 +21,6 @@ from recipes.reports.record import RunError, read_head
 from recipes.reports.wording import number
 from recipes.schema import Recipe
 from recipes.schema.vocabulary import Vocabulary, rate_rule
-
-__all__ = ["Compared", "Comparison", "compare_recipes", "differing", "effects", "same_schedule"]
 
 _RECIPE, _RUN = "recipe.yaml", "run.yaml"
 
@@ -38,7 +36,7 @@ def effects(opened: OpenedRecipe) -> dict[str, str]:
 
 def _effects(opened: OpenedRecipe) -> Iterator[tuple[str, str]]:
     recipe, updates = opened.recipe, timeline_of(opened.recipe, opened.dataset)
-    yield "can be trained", "; ".join(card_facts(recipe.name, opened).obstacles) or "yes"
+    yield "can be trained", "; ".join(opened.obstacles) or "yes"
     yield "global batch", ramp_text(recipe.batch.global_)
     yield "norm span", ramp_text(recipe.batch.norm_span)
     yield "epochs", number(recipe.epochs, digits=_DIGITS)
@@ -114,12 +112,10 @@ def differing(rows: Sequence[dict[str, str]]) -> dict[str, tuple[str, ...]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """One of the recipes.
+    """One of the recipes, with a label: a letter, or a number with more than 26 recipes.
 
     Args:
-        label: a letter, or a number with more than 26 recipes.
         name: as the user gave it.
-        opened: the recipe.
         origins: dotted path -> origin of the value; of a run as recorded when it began.
     """
 
@@ -131,9 +127,7 @@ class Compared:
     def origin(self, path: str | None, value: Any) -> str:
         """The origin of a value: each file that gives a part of it, or else the origin of what contains it.
 
-        Args:
-            path: its dotted path; None if the recipe does not have it.
-            value: the value there; of a mapping only the keys are used.
+        `path` is None if the recipe does not have it; of a value that is a mapping only the keys are used.
         """
         if path is None:
             return ""
@@ -155,7 +149,6 @@ class Comparison:
     """The differences between recipes.
 
     Args:
-        recipes: at least two.
         differences: of values that training reads.
         words: differences of values that only name or document.
         effects: derived quantity -> its text for each recipe; only quantities that differ.
@@ -225,18 +218,15 @@ def compare_recipes(
     if problems:
         raise RecipeError(problems)
     differences = compare([comparable_tree(one.opened.tree, one.opened.dataset_tree) for one in recipes])
+    moves = any(difference.moves_schedule for difference in differences)
+    same = {same_schedule(recipes[0].opened, other.opened) for other in recipes[1:]} if moves else ()
     return Comparison(
         recipes=tuple(recipes),
         differences=tuple(difference for difference in differences if not difference.is_words),
         words=tuple(difference for difference in differences if difference.is_words),
         effects=differing([effects(one.opened) for one in recipes]),
-        same_schedule=_same_schedule(recipes) if any(each.moves_schedule for each in differences) else True,
+        same_schedule=False if False in same else None if None in same else True,
     )
-
-
-def _same_schedule(recipes: Sequence[Compared]) -> bool | None:
-    verdicts = {same_schedule(recipes[0].opened, other.opened) for other in recipes[1:]}
-    return False if False in verdicts else None if None in verdicts else True
 
 
 @refuse_unreachable()
@@ -251,7 +241,7 @@ def _file_of(name: str) -> str:
         return name
     what = f"is a folder without {_RECIPE}, so no run's"
     way_out = "name the folder of a run (runs/NAME), a recipe's file, or a name of `kilobatch recipes list`"
-    raise RecipeError([Problem(file=name, line=1, column=1, path="", what=what, way_out=way_out)])
+    raise RecipeError([Problem(file=name, what=what, way_out=way_out)])
 
 
 def _origins(file: Path, opened: OpenedRecipe) -> Mapping[str, str]:

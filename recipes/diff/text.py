@@ -9,8 +9,6 @@ from itertools import groupby, zip_longest
 from recipes.diff.recipes import Comparison
 from recipes.reading.tree_diff import Difference, value_texts
 
-__all__ = ["diff_text"]
-
 _WIDTH = 80
 _HEAD = 24  # characters of the column of keys; a longer key has its own line
 _ORIGIN = 30  # at most
@@ -23,9 +21,7 @@ _LIBRARY = "recipes/papers/"
 def diff_text(comparison: Comparison, *, with_words: bool = False) -> str:
     """The recipes, a row for each difference, their effects, and the verdict; at most 80 columns.
 
-    Args:
-        comparison: of recipes.
-        with_words: include values that only name or document.
+    `with_words` includes values that only name or document.
     """
     lines = []
     for recipe in comparison.recipes:

@@ -4,8 +4,7 @@ A rule is one function in a file of `rules`; the other files run the rules and p
 the rooms below it.
 """
 
-from recipes.lint.case import Finding
-from recipes.lint.check import lint_recipe
-from recipes.lint.handbook import entries, handbook
+from recipes.lint.check import Finding, findings_text, lint_recipe
+from recipes.lint.handbook import entries, handbook, rules_text
 
-__all__ = ["Finding", "entries", "handbook", "lint_recipe"]
+__all__ = ["Finding", "entries", "findings_text", "handbook", "lint_recipe", "rules_text"]

@@ -1,20 +1,22 @@
-"""Runs the rules on a recipe, gives each fault its line, and drops those that a comment ignores.
+"""Runs the rules on a recipe, gives each fault its line, drops those that a comment ignores, and prints the rest.
 
 The comment is `# lint: ignore RULE[, RULE] why`, on the line of the key or above it.
 """
 
 from __future__ import annotations
 
+import json
 import re
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from recipes.errors import RecipeError, nearest
-from recipes.lint.case import Case, Fault, Finding
+from recipes.lint.case import Case, Fault
 from recipes.lint.handbook import Entry, entries
 from recipes.lint.rules import workers as worker_rules
 from recipes.reading.load import Origins, chain_of, load_tree
@@ -23,12 +25,45 @@ from recipes.reading.registry import shown
 from recipes.reading.yaml import Origin
 from recipes.schema.vocabulary import Vocabulary
 
-__all__ = ["Ignore", "ignores_of", "lint_recipe"]
-
 _COMMAND_LINE = "command line"
-
+_WIDTH = 116  # columns of the printed text
 _COMMENT = re.compile(r"(?:^|(?<=\s))#\s*lint:\s*ignore\b\s*(?P<rest>.*)")
 _WORDS = re.compile(r"(?P<rules>[\w-]+(?:\s*,\s*[\w-]+)*)\s*(?P<why>.*)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """A rule that fired, at the key that caused it.
+
+    Args:
+        file, line, column: of the key, as an editor counts; the file is `command line` for `--set`.
+        path: of the key, with dots; empty for a comment.
+        what, way_out: what is found, with its numbers, and what to write instead.
+        why, source: why that is a fault, and the publication of the rule.
+    """
+
+    file: str
+    line: int
+    column: int
+    rule: str
+    path: str
+    what: str
+    way_out: str
+    why: str = ""
+    source: str = ""
+
+    @property
+    def headline(self) -> str:
+        """Line and column, rule, fault and a way out in one line, as compilers write it."""
+        start = f"{self.file}:{self.line}:{self.column}: {self.rule}"
+        return ": ".join(filter(None, [start, self.path, f"{self.what}; {self.way_out}"]))
+
+    def __str__(self) -> str:
+        lines = [self.headline]
+        for word, text in (("why", self.why), ("source", self.source)):
+            if text:
+                lines += textwrap.wrap(f"{word}: {text}", _WIDTH, initial_indent="    ", subsequent_indent="      ")
+        return "\n".join(lines)
 
 
 def lint_recipe(
@@ -60,12 +95,13 @@ def lint_recipe(
         active = {name: pair for name, pair in active.items() if pair[0].__module__ != worker_rules.__name__}
     comments = _Comments(files=[_File(path=path, extends=link) for path, link in chain])
     order = {name: position for position, name in enumerate([_COMMAND_LINE, *(file.name for file in comments.files)])}
-    pairs = [
-        _finding(fault, entry, _blamed_key(fault.keys, origins, order))
-        for rule, entry in active.values()
-        for fault in rule(case)
-    ]
-    left = [finding for finding, origin in pairs if not comments.ignore(finding, origin)]
+    left = []
+    for rule, entry in active.values():
+        for fault in rule(case):
+            path, origin = _blamed_key(fault.keys, origins, order)
+            finding = _finding(fault, entry, path, origin)
+            if not comments.ignore(finding, origin):
+                left.append(finding)
     left.sort(key=lambda finding: (order[finding.file], finding.line, finding.column, finding.rule))
     return [*left, *comments.faults(active)]
 
@@ -93,9 +129,8 @@ def _nearest(key: str, origins: Origins) -> tuple[int, Origin]:
     return len(path), origins[path]
 
 
-def _finding(fault: Fault, entry: Entry, key_and_origin: tuple[str, Origin]) -> tuple[Finding, Origin]:
-    path, origin = key_and_origin
-    finding = Finding(
+def _finding(fault: Fault, entry: Entry, path: str, origin: Origin) -> Finding:
+    return Finding(
         file=origin.file,
         line=origin.key_line,
         column=origin.key_column,
@@ -106,7 +141,6 @@ def _finding(fault: Fault, entry: Entry, key_and_origin: tuple[str, Origin]) -> 
         why=entry.why,
         source=entry.source,
     )
-    return finding, origin
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,8 +150,7 @@ class Ignore:
     Args:
         line, column: of its `#`, counted from 1.
         target: the line it applies to: its own, or the next one that holds more than a comment.
-        rules: ids, as they were written.
-        why: the reason; empty if none is given.
+        rules, why: ids as they were written, and the reason; empty if none is given.
     """
 
     line: int
@@ -207,3 +240,23 @@ class _Comments:
                 elif rule in active and (ignore, rule) not in own.used:
                     what = f"{rule} finds nothing at line {ignore.target}"
                     yield Finding(**position, rule="unused-ignore", what=what, way_out="remove it, or move it")
+
+
+def findings_text(findings_of: Mapping[str, Sequence[Finding]], as_json: bool = False) -> str:
+    """The findings in each recipe, by the name that the user gave."""
+    if as_json:
+        trees = {name: [asdict(finding) for finding in findings] for name, findings in findings_of.items()}
+        return json.dumps(trees, indent=2) + "\n"
+    # Two recipes may share a file: its findings are printed once, and so is the reason of each rule.
+    once = dict.fromkeys(finding for findings in findings_of.values() for finding in findings)
+    explained: set[str] = set()
+    lines = []
+    for finding in once:
+        lines.append(finding.headline if finding.rule in explained else str(finding))
+        explained.add(finding.rule)
+    lines += [f"{name}: {_count(len(findings))}" for name, findings in findings_of.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _count(number: int) -> str:
+    return "clean" if number == 0 else f"{number} finding{'s' if number > 1 else ''}"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from functools import cache
 
 from recipes.lint.case import Rule
 from recipes.lint.rules import all_rules
-
-__all__ = ["Entry", "entries", "entry_of", "handbook"]
 
 _SECTIONS = ("Way out", "Source", "Fires", "Quiet")
 _INTRODUCTION = """\
@@ -50,13 +49,9 @@ text comes from their docstrings by `kilobatch recipes lint --rules --markdown`.
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """The parts of a rule's docstring.
+    """The parts of a rule's docstring: its id, what is found, why that is a fault, a way out and the source.
 
     Args:
-        rule: its id.
-        what: what is found.
-        why: why that is a fault.
-        way_out, source: as in a finding.
         fires: a recipe that breaks this rule and no other.
         quiet: a recipe that just keeps it.
     """
@@ -99,6 +94,15 @@ def entry_of(rule: Rule) -> Entry:
         fires=_recipe(sections.get("Fires", [])),
         quiet=_recipe(sections.get("Quiet", [])),
     )
+
+
+def rules_text(as_json: bool = False) -> str:
+    """Every rule in a line."""
+    rows = [entry for _, entry in entries().values()]
+    if as_json:
+        return json.dumps([asdict(entry) for entry in rows], indent=2) + "\n"
+    width = max(len(entry.rule) for entry in rows)
+    return "".join(f"{entry.rule:{width}}  {entry.what}\n" for entry in rows)
 
 
 def handbook() -> str:

@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 
 from recipes.errors import InputRefused
 
-__all__ = ["largest_divisor"]
-
 
 def largest_divisor(limit: int, sizes: Sequence[int]) -> int:
     """The largest number up to `limit` (and a million, which bounds the search) that divides all sizes.

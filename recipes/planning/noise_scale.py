@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["NoiseScale", "Norms", "noise_scale"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Norms:

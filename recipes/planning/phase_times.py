@@ -1,4 +1,4 @@
-"""The seconds of an update by phase: exchange split into communication and waiting, and the slowest worker."""
+"""The seconds of an update by phase: exchange split into communication and waiting, and the straggler."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _OWN = [PHASES.index(name) for name in ("input", "forward", "backward", "optimiz
 _EXPOSED, _WAITING = PHASES.index("exposed"), PHASES.index("waiting")
 
 
-def parted(seconds: np.ndarray) -> np.ndarray:
+def split_exchange(seconds: np.ndarray) -> np.ndarray:
     """The same seconds, (workers, phases), with the time in the exchange split into communication and waiting.
 
         communication = least time of a worker in it          waiting += the time above that
@@ -20,7 +20,7 @@ def parted(seconds: np.ndarray) -> np.ndarray:
     A worker that is early waits in the exchange for the last one. The last one does not wait: its time is that of the
     communication itself.
 
-    >>> parted(np.array([[0.0, 1, 1, 3, 0, 0], [0.0, 2, 2, 1, 0, 0]])).tolist()
+    >>> split_exchange(np.array([[0.0, 1, 1, 3, 0, 0], [0.0, 2, 2, 1, 0, 0]])).tolist()
     [[0.0, 1.0, 1.0, 1.0, 0.0, 2.0], [0.0, 2.0, 2.0, 1.0, 0.0, 0.0]]
     """
     least = seconds[:, _EXPOSED].min()
@@ -30,17 +30,17 @@ def parted(seconds: np.ndarray) -> np.ndarray:
     return result
 
 
-def own_work(seconds: np.ndarray) -> np.ndarray:
+def busy_seconds(seconds: np.ndarray) -> np.ndarray:
     """Seconds of each worker's own work, which does not depend on other workers; `seconds` is (workers, phases).
 
-    >>> own_work(np.array([[1.0, 2, 3, 50, 4, 60]])).tolist()
+    >>> busy_seconds(np.array([[1.0, 2, 3, 50, 4, 60]])).tolist()
     [10.0]
     """
     return seconds[:, _OWN].sum(axis=1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slowest:
+class Straggler:
     """The worker that the others wait for.
 
     Args:
@@ -56,7 +56,7 @@ class Slowest:
     seconds: float
 
 
-def slowest(seconds: np.ndarray) -> Slowest | None:
+def find_straggler(seconds: np.ndarray) -> Straggler | None:
     """The worker with the most seconds of own work, without waiting for others.
 
     Args:
@@ -64,11 +64,11 @@ def slowest(seconds: np.ndarray) -> Slowest | None:
     Returns:
         None with one worker, or where the others have not worked.
 
-    >>> found = slowest(np.array([[1.0, 1, 2, 0, 0, 2], [3.0, 1, 2, 0, 0, 0]]))
-    >>> found.rank, found.phase, found.behind, found.seconds
+    >>> worker = find_straggler(np.array([[1.0, 1, 2, 0, 0, 2], [3.0, 1, 2, 0, 0, 0]]))
+    >>> worker.rank, worker.phase, worker.behind, worker.seconds
     (1, 'input', 0.5, 2.0)
     """
-    busy = own_work(seconds)
+    busy = busy_seconds(seconds)
     rank = int(busy.argmax())
     others = np.delete(seconds[:, _OWN], rank, axis=0)
     middle = float(np.median(others.sum(axis=1))) if len(others) else 0.0
@@ -77,4 +77,4 @@ def slowest(seconds: np.ndarray) -> Slowest | None:
     above = seconds[rank, _OWN] - np.median(others, axis=0)
     worst = int(above.argmax())
     phase = PHASES[_OWN[worst]]
-    return Slowest(rank=rank, behind=float(busy[rank] / middle - 1), phase=phase, seconds=float(above[worst]))
+    return Straggler(rank=rank, behind=float(busy[rank] / middle - 1), phase=phase, seconds=float(above[worst]))

@@ -56,14 +56,9 @@ class PlannedSegment:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A recipe on a cluster.
+    """A recipe on `workers` workers of a cluster, with a division for each segment of the timeline of all updates.
 
     Args:
-        recipe, dataset: what is trained, on what.
-        cluster: whose workers.
-        workers: how many of them.
-        timeline: all updates.
-        segments: a division for each segment of the timeline.
         model: sizes for the memory, or None where the model was not built.
         exact: each norm group is a micro-batch of its own, so that its bits do not depend on the division.
     """

@@ -1,12 +1,14 @@
 """Rate, batch, momentum and image size of a recipe at any time: pure functions of the epochs seen.
 
-Two limits follow from them: the largest batch under linear scaling, and the samples in running statistics.
+From them follow the largest batch under linear scaling, the samples in running statistics, and when two runs may be
+compared before their end: after their slow starts, and with the same shape of the rate.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
+import string
+from dataclasses import asdict, replace
 
 from lr_schedules import Joined, Product, linear_scaling, no_scaling, sqrt_scaling
 from lr_schedules.units import Schedule
@@ -14,37 +16,22 @@ from recipes.schema import Evaluation, LearningRate, Recipe
 from recipes.schema.positions import last_multiple
 from recipes.schema.vocabulary import Unbuilt
 
-__all__ = [
-    "LINEAR_HOLDS_TO",
-    "batch_size_at",
-    "full_rate",
-    "full_rate_at",
-    "image_size_at",
-    "learning_rate_at",
-    "largest_linear_batch",
-    "averaged_samples",
-    "first_step_of",
-    "momentum_at",
-    "norm_span_at",
-]
-
 LINEAR_HOLDS_TO = 8192  # samples: Goyal et al. 2017, arXiv 1706.02677, figure 3
 
 _RULES = {"linear": linear_scaling, "sqrt": sqrt_scaling, "none": no_scaling}
+POINTS = 20  # of a shape
+_LETTERS = string.ascii_lowercase + string.ascii_uppercase
+_OFFSET = 0.4142  # keeps the points away from boundaries of schedules, and levels away from a rounding threshold
 _MOMENTUM_NAMES = ("momentum", "mu1", "beta1")
 
 
 def learning_rate_at(recipe: Recipe, epoch: float) -> float:
-    """The learning rate of an update that starts at `epoch`.
+    """The learning rate of an update that starts at `epoch`, samples consumed over samples of the training set.
 
         rate(t) = reference * rule(B / per) * shape(t')
 
     B is the warmup's `target_batch` until the warmup ends, then the current or the initial batch; shape is schedule and
     warmup as `joins` says; t' is t, or the last multiple of `every`.
-
-    Args:
-        recipe: whose formula.
-        epoch: samples consumed over samples of the training set.
     """
     formula = recipe.learning_rate
     return full_rate_at(recipe, epoch) * _shape(formula)(_read_at(formula, epoch))
@@ -126,12 +113,7 @@ def largest_linear_batch(recipe: Recipe) -> float:
 def averaged_samples(evaluation: Evaluation, *, global_batch_size: int, norm_span: int) -> float | None:
     """The effective number of samples in the running statistics' moving average; None if there is no average.
 
-        size / (1 - d)      size = B, or a norm group's; d = keep, or keep ** (B / per)
-
-    Args:
-        evaluation: of the recipe.
-        global_batch_size: B, samples of an update.
-        norm_span: samples of a norm group, the step of `by_group`.
+        size / (1 - d)      size = B, or a norm group's with `by_group`; d = keep, or keep ** (B / per)
 
     >>> round(averaged_samples(Evaluation(), global_batch_size=8192, norm_span=32))
     81920
@@ -143,3 +125,36 @@ def averaged_samples(evaluation: Evaluation, *, global_batch_size: int, norm_spa
         return global_batch_size / (1 - average.keep ** (global_batch_size / average.per))
     size = norm_span if evaluation.norm_statistics == "by_group" else global_batch_size
     return size / (1 - average.keep)
+
+
+def slow_until(recipe: Recipe) -> float:
+    """The epoch at which a run's slow start ends; before, it looks worse than it is.
+
+    The latest end of: the warmup, the schedule's own rise or slow start, the optimizer's. Schedules and optimizers
+    that have one say so by a property `slow_until`.
+    """
+    formula = recipe.learning_rate
+    warmup = 0.0 if formula.warmup is None else formula.warmup.shape.epochs
+    delay = warmup if formula.warmup is not None and formula.warmup.joins == "before" else 0.0
+    of_schedule = delay + getattr(formula.schedule, "slow_until", 0.0)
+    return max(warmup, of_schedule, getattr(recipe.optimizer, "slow_until", 0.0))
+
+
+def rate_shape(recipe: Recipe) -> str:
+    """The shape of the rate over the run: a letter for each of 20 points, from a at 0 to Z at the peak.
+
+        r(t) = reference * rule(B(t) / per) * schedule(t)        the warmup left out
+
+    Two runs that differ only in the size of the rate, in length (one compressed) or in warmup have the same shape.
+    With `joins: before`, however, the warmup shifts the schedule, and changes the shape. `every` is ignored.
+    """
+    formula = recipe.learning_rate
+    delay = 0.0
+    if formula.warmup is not None and formula.warmup.joins == "before":
+        delay = formula.warmup.shape.epochs
+    plain = replace(recipe, learning_rate=replace(formula, every="update", warmup=None))
+    times = [(point + _OFFSET) / POINTS * recipe.epochs for point in range(POINTS)]
+    rates = [full_rate_at(plain, time) * formula.schedule(max(0.0, time - delay)) for time in times]
+    peak = max(rates) or 1.0
+    top = len(_LETTERS) - 1
+    return "".join(_LETTERS[min(top, math.floor(top * rate / peak + _OFFSET))] for rate in rates)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from recipes.reading.read import Reading
 from recipes.schema import Recipe
 from recipes.schema.vocabulary import Unbuilt
-
-__all__ = ["IMAGE_SIZE", "at_image_size", "check_image_size", "keys_of_image_size"]
 
 IMAGE_SIZE = "image_size"  # value of an augmentation's `size` that stands for the recipe's `image_size`
 
@@ -18,7 +16,7 @@ _Entry = TypeVar("_Entry")
 
 def keys_of_image_size(entry: object) -> list[str]:
     """The keys of an augmentation whose value stands for the recipe's `image_size`, such as `size`."""
-    fields = entry.fields if isinstance(entry, Unbuilt) else _fields(entry)
+    fields = entry.fields if isinstance(entry, Unbuilt) else vars(entry) if dataclasses.is_dataclass(entry) else {}
     return [key for key, value in fields.items() if isinstance(value, str) and value == IMAGE_SIZE]
 
 
@@ -41,14 +39,6 @@ def check_image_size(reading: Reading, recipe: Recipe) -> None:
         for key in keys_of_image_size(entry):
             what = "is the size of training images, which is not that of evaluation"
             reading.refuse(("augmentation", "eval", index, key), what, "write the number of pixels")
-    if recipe.image_size is None:
-        return
-    if not users:
+    if recipe.image_size is not None and not users:
         way_out = "write `size: image_size` into an entry of `augmentation.train`, or remove `image_size`"
         reading.refuse((IMAGE_SIZE,), "is used by no augmentation", way_out)
-
-
-def _fields(entry: object) -> dict[str, Any]:
-    if not dataclasses.is_dataclass(entry):
-        return {}
-    return {field.name: getattr(entry, field.name) for field in dataclasses.fields(entry)}

@@ -15,8 +15,6 @@ from recipes.reading.reference import argument_texts, first_line
 from recipes.schema import RampStep, Recipe, Warmup
 from recipes.schema.vocabulary import Component, Vocabulary
 
-__all__ = ["json_schema"]
-
 _POSITION = {
     "anyOf": [
         {"type": "number", "minimum": 0},

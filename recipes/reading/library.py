@@ -6,15 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from recipes.errors import Problem, RecipeError
-from recipes.reading.open import OpenedRecipe, open_recipe
+from recipes.reading.open import open_recipe
 from recipes.reading.registry import find_or_refuse, names, require_suffix, shown
 from recipes.schema.vocabulary import Vocabulary
 
-__all__ = ["copy_recipe", "library", "summary"]
-
 
 def library(*, vocabulary: Vocabulary, allow_code: bool = False) -> tuple[list[dict[str, Any]], list[Problem]]:
-    """A summary of every recipe that has a name, sorted by name, and the problems of those that do not open."""
+    """A row for every recipe that has a name, sorted by name, and the problems of those that do not open.
+
+    `global_batch_size` is that of the first update.
+    """
     rows: list[dict[str, Any]] = []
     problems: list[Problem] = []
     for name in names("recipes"):
@@ -23,22 +24,16 @@ def library(*, vocabulary: Vocabulary, allow_code: bool = False) -> tuple[list[d
         except RecipeError as error:
             problems += error.problems
         else:
-            rows.append(summary(name, opened))
+            recipe = opened.recipe
+            row = {
+                "name": name,
+                "title": recipe.title,
+                "dataset": recipe.dataset,
+                "model": opened.tree["model"]["kind"],
+            }
+            row |= {"epochs": recipe.epochs, "global_batch_size": recipe.batch.global_.sizes[0]}
+            rows.append({**row, "source": dict(recipe.source)})
     return rows, problems
-
-
-def summary(name: str, opened: OpenedRecipe) -> dict[str, Any]:
-    """A row of the list; `global_batch_size` is that of the first update."""
-    recipe = opened.recipe
-    return {
-        "name": name,
-        "title": recipe.title,
-        "dataset": recipe.dataset,
-        "model": opened.tree["model"]["kind"],
-        "epochs": recipe.epochs,
-        "global_batch_size": recipe.batch.global_.sizes[0],
-        "source": dict(recipe.source),
-    }
 
 
 def copy_recipe(name: str, target: Path | None = None) -> Path:
@@ -59,6 +54,6 @@ def copy_recipe(name: str, target: Path | None = None) -> Path:
     except OSError as error:
         reason = "exists, and a copy never overwrites" if isinstance(error, FileExistsError) else str(error.strerror)
         way_out = "give another name: kilobatch recipes copy NAME FILE.yaml"
-        problem = Problem(file=shown(target), line=1, column=1, path="", what=reason, way_out=way_out)
+        problem = Problem(file=shown(target), what=reason, way_out=way_out)
         raise RecipeError([problem]) from None
     return target

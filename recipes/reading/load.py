@@ -16,8 +16,6 @@ from recipes.errors import Problem, RecipeError
 from recipes.reading.registry import UnknownNameError, find, shown
 from recipes.reading.yaml import Node, Origin, OverrideSource, flow_text, parse_yaml
 
-__all__ = ["Origins", "chain_of", "load_tree", "overrides_by_file", "resolved_text"]
-
 _FLOW_WIDTH = 90
 
 Origins = dict[tuple[str | int, ...], Origin]
@@ -72,11 +70,7 @@ def overrides_by_file(overrides: Sequence[str], within: str) -> tuple[tuple[str 
 
 
 def chain_of(path: Path) -> list[tuple[Path, Origin | None]]:
-    """A recipe's file and those it extends, in order, each with the origin of its `extends`, None for the last.
-
-    Args:
-        path: of a file that `load_tree` reads.
-    """
+    """A recipe's file and those it extends, in order, each with the origin of its `extends`, None for the last."""
     link = parse_yaml(path.read_bytes(), file=shown(path)).value.get("extends")
     return [(path, None)] if link is None else [(path, link.origin), *chain_of(_base(link, path))]
 
@@ -86,10 +80,8 @@ def _load(path: Path, *, versioned: bool, chain: tuple[Path, ...] = ()) -> Node:
     try:
         data = path.read_bytes()
     except OSError as error:
-        reason = error.strerror or str(error)
-        what = f"cannot be read: {reason}"
-        problem = Problem(file=file, line=1, column=1, path="", what=what, way_out="check the path")
-        raise RecipeError([problem]) from None
+        what = f"cannot be read: {error.strerror or error}"
+        raise RecipeError([Problem(file=file, what=what, way_out="check the path")]) from None
     root = _parsed(data, file)
     if not isinstance(root.value, dict):
         raise RecipeError([root.origin.problem("", "holds no keys", "write `key: value` lines, see docs/recipes.md")])
@@ -224,12 +216,7 @@ def _flatten(node: Node, path: tuple[str | int, ...], origins: Origins) -> objec
 
 
 def resolved_text(tree: Mapping[str, Any], origins: Mapping[str, str]) -> str:
-    """A recipe's file as text: it opens to the same recipe, and a comment on each line gives the values' origin.
-
-    Args:
-        tree: resolved, of JSON's types.
-        origins: dotted path -> text.
-    """
+    """A resolved tree as text that opens to the same recipe; comments give the origins, by dotted path."""
     lines = list(_lines(tree, "", "", origins))
     width = min(max((len(text) for text, origin in lines if origin), default=0), 60)
     return "".join(f"{text:{width}}  # {origin}".rstrip() + "\n" if origin else f"{text}\n" for text, origin in lines)

@@ -12,13 +12,11 @@ from typing import Any
 from recipes.errors import RecipeError, refuse_unreachable
 from recipes.planning.cluster import Cluster
 from recipes.reading.load import Origins, load_tree
-from recipes.reading.read import REFUSED, Reading, dotted
+from recipes.reading.read import REFUSED, Reading, dotted, names_in
 from recipes.reading.read_recipe import read_recipe
 from recipes.reading.registry import find, find_or_refuse
 from recipes.schema import Dataset, Recipe
 from recipes.schema.vocabulary import Component, Unbuilt, Vocabulary
-
-__all__ = ["OpenedRecipe", "open_cluster", "open_dataset", "open_recipe", "read_cluster"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +41,13 @@ class OpenedRecipe:
     origins: dict[str, str]
     path: Path
     reading: Reading
+
+    @property
+    def obstacles(self) -> tuple[str, ...]:
+        """Why it cannot be trained now; empty if it can."""
+        lacking = [*self.recipe.lacks, *self.dataset.lacks]
+        reasons = (("not built", lacking), ("left open", self.recipe.open))
+        return tuple(f"{words}: {', '.join(names)}" for words, names in reasons if names)
 
 
 @refuse_unreachable()
@@ -88,7 +93,7 @@ def open_recipe(
         dataset=dataset,
         tree=resolved,
         dataset_tree=dataset_tree,
-        origins={dotted(leaf): _origin(leaf, reading.origins, reading.notes) for leaf in _leaves(resolved, ())},
+        origins={dotted(leaf): _origin(leaf, reading.origins, reading.notes) for leaf in leaves(resolved)},
         path=path,
         reading=reading,
     )
@@ -136,13 +141,8 @@ def _open_dataset(
 ) -> tuple[Dataset, dict[str, Any]]:
     tree, origins = load_tree(path, versioned=False)
     tree.pop("kilobatch", None)
-    lacks = tree.get("lacks")
-    reading = Reading(
-        origins=origins,
-        vocabulary=vocabulary,
-        allow_code=allow_code,
-        lacks=tuple(name for name in lacks if isinstance(name, str)) if isinstance(lacks, list) else (),
-    )
+    lacks = names_in(tree.get("lacks"))
+    reading = Reading(origins=origins, vocabulary=vocabulary, allow_code=allow_code, lacks=lacks)
     tree.setdefault("name", path.stem)
     root = data_root
     if root is None and isinstance(tree.get("root"), str):
@@ -180,12 +180,10 @@ def _count(tree: dict[str, Any], root: Path | None, reading: Reading) -> None:
     tree.update({key: facts[key] for key in missing})
 
 
-def _leaves(tree: object, path: tuple[str | int, ...]) -> list[tuple[str | int, ...]]:
-    if isinstance(tree, dict) and tree:
-        return [leaf for key, value in tree.items() for leaf in _leaves(value, (*path, key))]
-    if isinstance(tree, list) and tree:
-        return [leaf for index, value in enumerate(tree) for leaf in _leaves(value, (*path, index))]
-    return [path]
+def leaves(tree: object, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+    """The paths of all values of a tree that hold no others; `path` is that of the tree."""
+    pairs = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    return [leaf for key, value in pairs for leaf in leaves(value, (*path, key))] or [path]
 
 
 def _origin(leaf: tuple[str | int, ...], origins: Origins, notes: Mapping[tuple[str | int, ...], str]) -> str:

@@ -12,6 +12,7 @@ import pathlib
 import re
 import types
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -23,19 +24,6 @@ from recipes.errors import Problem, nearest
 from recipes.reading.load import Origins
 from recipes.schema.positions import UNITS
 from recipes.schema.vocabulary import Component, Unbuilt, Vocabulary
-
-__all__ = [
-    "Field",
-    "Path",
-    "REFUSED",
-    "Reading",
-    "component_of",
-    "fields_of",
-    "is_epochs",
-    "options_of",
-    "sections_with",
-    "words",
-]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -209,15 +197,19 @@ class Reading:
             values[field.name], resolved[field.key] = value, tree
         if any(value is REFUSED for value in values.values()):
             return REFUSED, resolved
-        return self._construct(cls, values, path), resolved
+        try:
+            return cls(**values), resolved
+        except (TypeError, ValueError) as error:
+            return self.refuse_error(error, cls, path), resolved
 
     def value(self, hint: Any, raw: object, path: Path) -> tuple[Any, Any]:
         """One value by its hint."""
         options = options_of(hint)
         if len(options) > 1:
             # Words and null first: any other value must be of the remaining option.
-            if any(_is_among(option, raw) for option in options if _is_word(option)):
-                return raw, raw
+            for option in filter(_is_word, options):
+                with suppress(ValidationError):
+                    return _plain(option, raw), raw
             hint = next((option for option in options if not _is_word(option)), options[0])
         if is_epochs(hint):
             return self.position(raw, path)
@@ -228,7 +220,7 @@ class Reading:
         if get_origin(hint) is tuple:
             return self._list(hint, raw, path)
         try:
-            return _adapter(hint).validate_json(json.dumps(raw), strict=True), raw
+            return _plain(hint, raw), raw
         except PydanticUserError:
             way_out = "annotate it with int, float, str, bool, Literal or a tuple of these"
             return self.refuse(path, f"has the type {hint}, which no YAML can give", way_out), raw
@@ -325,12 +317,6 @@ class Reading:
                 self.refuse((*path, key), "is not a known key", way_out, at_key=True)
         return {key: raw[key] for key in unknown}
 
-    def _construct(self, cls: type, values: dict[str, Any], path: Path) -> Any:
-        try:
-            return cls(**values)
-        except (TypeError, ValueError) as error:
-            return self.refuse_error(error, cls, path)
-
     def refuse_error(self, error: Exception, cls: type, path: Path) -> Any:
         """Notes a dataclass's error at the field it names: `Cosine.epochs must be > 0, got -1` at the key `epochs`."""
         match = re.match(rf"{cls.__name__}\.(\w+) (must .*?)(?:, got (.*))?$", str(error), re.DOTALL)
@@ -345,6 +331,27 @@ def dotted(path: Path) -> str:
     return ".".join(map(str, path))
 
 
+def names_in(raw: object) -> tuple[str, ...]:
+    """The texts in what may be a list: names in `lacks`, before its own problems are noted."""
+    return tuple(name for name in raw if isinstance(name, str)) if isinstance(raw, list) else ()
+
+
+def value_at(tree: Any, path: str) -> Any:
+    """The value at a dotted path of a tree; a number is the index in a list.
+
+    Raises:
+        LookupError: there is none.
+    """
+    for key in path.split("."):
+        if isinstance(tree, list) and key.isdecimal():
+            tree = tree[int(key)]
+        elif isinstance(tree, dict):
+            tree = tree[key]
+        else:
+            raise LookupError(path)
+    return tree
+
+
 def _folded(name: str) -> str:
     return name.replace("_", "").lower()
 
@@ -354,12 +361,18 @@ def _adapter(hint: Any) -> TypeAdapter:
     return TypeAdapter(hint)
 
 
+def _plain(hint: Any, raw: Any) -> Any:
+    """A value of YAML as an object of a type that is neither a component nor a dataclass.
+
+    Raises:
+        ValidationError: it is no such value.
+        PydanticUserError: no YAML can give this type.
+    """
+    return _adapter(hint).validate_json(json.dumps(raw), strict=True)
+
+
 def _is_word(hint: Any) -> bool:
     return hint is type(None) or get_origin(hint) is Literal
-
-
-def _is_among(hint: Any, raw: object) -> bool:
-    return raw is None if hint is type(None) else isinstance(raw, str) and raw in get_args(hint)
 
 
 def _shown(raw: object) -> str:

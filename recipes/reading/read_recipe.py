@@ -20,13 +20,11 @@ from recipes.errors import RecipeError
 from recipes.planning.division import largest_divisor
 from recipes.planning.rates import full_rate
 from recipes.reading.image_size import check_image_size
-from recipes.reading.read import REFUSED, Path, Reading
+from recipes.reading.read import REFUSED, Path, Reading, names_in, value_at
 from recipes.reading.registry import UnknownNameError, can_name_folder
 from recipes.schema import Batch, Dataset, LearningRate, RampStep, Recipe, Warmup
 from recipes.schema.positions import first_sample_at, parse_position
 from recipes.schema.vocabulary import Component
-
-__all__ = ["RateReading", "TimeReading", "listed", "read_recipe"]
 
 # Keys of a warmup that stand beside those of its kind.
 _BESIDE = ("joins", "target_batch")
@@ -189,12 +187,7 @@ def listed(positions: Iterable[float]) -> str:
 
 @dataclass(kw_only=True)
 class RateReading:
-    """Reads `learning_rate`, after `epochs` and `batch`.
-
-    Args:
-        reading: of the recipe.
-        time: which has been read.
-    """
+    """Reads `learning_rate`, after `time` has read `epochs` and `batch`."""
 
     reading: Reading
     time: TimeReading
@@ -294,12 +287,12 @@ def read_recipe(
     if "name" not in given:
         given["name"] = stem
         reading.notes[("name",)] = "rule: the name of the file"
-    lacks = given.get("lacks")
-    reading.lacks = tuple(name for name in lacks if isinstance(name, str)) if isinstance(lacks, list) else ()
+    reading.lacks = names_in(given.get("lacks"))
     time = TimeReading(reading=reading, open_dataset=open_dataset)
+    batch = given.get("batch")
     using = {
         "dataset": time.read_dataset,
-        "epochs": partial(time.read_epochs, global_=_inside(given, "batch", "global")),
+        "epochs": partial(time.read_epochs, global_=batch.get("global") if isinstance(batch, dict) else None),
         "batch": time.read_batch,
         "image_size": time.read_image_size,
         "learning_rate": RateReading(reading=reading, time=time).read,
@@ -314,12 +307,6 @@ def read_recipe(
         _check_augmentation(reading, recipe, time.dataset)
         check_image_size(reading, recipe)
     return recipe, time.dataset, {"kilobatch": 1, **resolved}
-
-
-def _inside(tree: object, *keys: str) -> object:
-    for key in keys:
-        tree = tree.get(key) if isinstance(tree, dict) else None
-    return tree
 
 
 def _check(reading: Reading, recipe: Recipe, resolved: Mapping[str, Any]) -> None:
@@ -340,7 +327,9 @@ def _check(reading: Reading, recipe: Recipe, resolved: Mapping[str, Any]) -> Non
             reading.refuse(("lacks", index), f"{name} is built", "remove it from `lacks`")
     for key in ("assumed", "open"):
         for index, path in enumerate(getattr(recipe, key)):
-            if not _exists(resolved, path.split(".")):
+            try:
+                value_at(resolved, path)
+            except LookupError:
                 reading.refuse((key, index), f"there is no value at {path}", "name a path that `show` prints")
 
 
@@ -378,14 +367,3 @@ def _check_augmentation(reading: Reading, recipe: Recipe, dataset: Dataset) -> N
                     entry.bound(name=dataset.name, mean=dataset.mean, std=dataset.std)
             except ValueError as error:
                 reading.refuse_error(error, type(entry), path)
-
-
-def _exists(tree: Any, keys: list[str]) -> bool:
-    for key in keys:
-        if isinstance(tree, list) and key.isdecimal() and int(key) < len(tree):
-            tree = tree[int(key)]
-        elif isinstance(tree, dict) and key in tree:
-            tree = tree[key]
-        else:
-            return False
-    return True

@@ -15,8 +15,6 @@ from recipes.reading.read import Field, component_of, fields_of, options_of, wor
 from recipes.schema.positions import UNITS
 from recipes.schema.vocabulary import Component, Vocabulary
 
-__all__ = ["argument_texts", "first_line", "reference"]
-
 _ENTRY = re.compile(r"    (\w+(?:, \w+)*): (.*)")
 
 

@@ -11,17 +11,6 @@ from pathlib import Path
 
 from recipes.errors import Problem, RecipeError, nearest, refuse_unreachable
 
-__all__ = [
-    "UnknownNameError",
-    "can_name_folder",
-    "find",
-    "find_or_refuse",
-    "library_name",
-    "names",
-    "require_suffix",
-    "shown",
-]
-
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")  # a folder's name may have 255 characters, and a run adds its date
 
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -38,12 +27,7 @@ _LIST = "`kilobatch recipes list` has the names"
 
 
 class UnknownNameError(LookupError):
-    """No file has this name.
-
-    Args:
-        what: what was looked for and not found.
-        way_out: what to do about it.
-    """
+    """No file has this name: `what` was looked for, and a `way_out`."""
 
     def __init__(self, what: str, way_out: str) -> None:
         super().__init__(what)
@@ -98,7 +82,7 @@ def require_suffix(file: Path) -> None:
     if file.suffix not in _SUFFIXES:
         way_out = f"call it {Path(os.path.abspath(file).rstrip('/') or 'mine').with_suffix('.yaml').name}"
         what = "the path of a recipe ends in .yaml"
-        raise RecipeError([Problem(file=shown(file), line=1, column=1, path="", what=what, way_out=way_out)])
+        raise RecipeError([Problem(file=shown(file), what=what, way_out=way_out)])
 
 
 @refuse_unreachable()
@@ -111,8 +95,7 @@ def find_or_refuse(kind: str, name: str) -> Path:
     try:
         return find(kind, name)
     except UnknownNameError as error:
-        problem = Problem(file=name, line=1, column=1, path="", what=error.what, way_out=error.way_out)
-        raise RecipeError([problem]) from None
+        raise RecipeError([Problem(file=name, what=error.what, way_out=error.way_out)]) from None
 
 
 def names(kind: str) -> list[str]:

@@ -7,9 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Difference", "MISSING", "WORDS", "comparable_tree", "compare", "value_text", "value_texts"]
-
-
 # Keys of a recipe that only name or document it, and affect no run.
 WORDS = ("name", "title", "source", "claims", "card", "assumed", "open")
 _WORDS_OF_DATASET = ("title", "source", "root", "lacks")
@@ -48,12 +45,7 @@ class Difference:
 
 
 def comparable_tree(recipe: Mapping[str, Any], dataset: Mapping[str, Any]) -> dict[str, Any]:
-    """A resolved recipe with the facts of its data set in place of the data set's name.
-
-    Args:
-        recipe: resolved.
-        dataset: resolved, or from a run's record.
-    """
+    """A resolved recipe with the facts of its data set in place of the data set's name."""
     facts = {key: value for key, value in dataset.items() if key not in _WORDS_OF_DATASET}
     return {**{key: value for key, value in recipe.items() if key != "kilobatch"}, "dataset": facts}
 
@@ -181,9 +173,7 @@ def _same(one: Any, other: Any, *, unordered: bool = False) -> bool:
 def value_texts(difference: Difference, *, space: str = " ") -> list[str]:
     """The values of all recipes, `-` for a missing one; floats to six digits if these distinguish them.
 
-    Args:
-        difference: between recipes.
-        space: text between a key and its value.
+    `space` stands between a key and its value.
     """
     values = difference.values
     if difference.path[-1].startswith("from "):  # a step of only some recipes' ramps
@@ -194,12 +184,7 @@ def value_texts(difference: Difference, *, space: str = " ") -> list[str]:
 
 
 def value_text(value: Any, space: str = " ", *, digits: int | None = None) -> str:
-    """A value in a line, as in a recipe; a component as its kind and its keys.
-
-    Args:
-        value: of a tree, or MISSING.
-        space: text between a key and its value.
-        digits: of a float; None for all.
+    """A value in a line, as in a recipe; a component as its kind and its keys. `digits` of a float: None for all.
 
     >>> value_text({"kind": "Warm", "epochs": 5, "start": {"rate": 0.1}}), value_text([1, None, True])
     ('Warm: epochs 5, start {rate 0.1}', '[1, null, true]')

@@ -10,13 +10,11 @@ import json
 import math
 import re
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import yaml
 
 from recipes.errors import Problem, RecipeError
-
-__all__ = ["Node", "Origin", "OverrideSource", "block_text", "flow_text", "parse_yaml"]
 
 _PAIR = re.compile(r"\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}")
 
@@ -82,12 +80,12 @@ def parse_yaml(data: bytes, *, file: str, line: int = 1, column: int = 1) -> Nod
     """
     source = _Source(file=file, first_line=line, first_column=column)
     if len(data) > MAX_BYTES:
-        source.refuse(0, 0, f"the file has {len(data):,} bytes", f"a recipe has at most {MAX_BYTES:,}")
+        source.refuse(_Mark(0, 0), f"the file has {len(data):,} bytes", f"a recipe has at most {MAX_BYTES:,}")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         lines = data[: error.start].split(b"\n")
-        source.refuse(len(lines) - 1, len(lines[-1]), "not UTF-8 text", "save the file as UTF-8")
+        source.refuse(_Mark(len(lines) - 1, len(lines[-1])), "not UTF-8 text", "save the file as UTF-8")
     try:
         composer = _Composer(text, source)
         try:
@@ -99,13 +97,21 @@ def parse_yaml(data: bytes, *, file: str, line: int = 1, column: int = 1) -> Nod
     except yaml.reader.ReaderError as error:
         before = text[: error.position].split("\n")
         what = f"the character {chr(error.character)!r} is not allowed in YAML"
-        source.refuse(len(before) - 1, len(before[-1]), what, "remove it, or write it as an escape in double quotes")
+        mark = _Mark(len(before) - 1, len(before[-1]))
+        source.refuse(mark, what, "remove it, or write it as an escape in double quotes")
     if root is None:
-        source.refuse(0, 0, "the file is empty", "write `kilobatch: 1` and the keys of docs/recipes.md")
+        source.refuse(_Mark(0, 0), "the file is empty", "write `kilobatch: 1` and the keys of docs/recipes.md")
     node = _Expansion(source).expand(root, None, frozenset())
     if source.problems:
         raise RecipeError(source.problems)
     return node
+
+
+class _Mark(NamedTuple):
+    """A position, as PyYAML's marks have it: counted from 0."""
+
+    line: int
+    column: int
 
 
 @dataclass(kw_only=True)
@@ -118,20 +124,20 @@ class _Source:
     problems: list[Problem] = field(default_factory=list)
 
     def origin(self, mark: yaml.Mark, key: yaml.Mark) -> Origin:
-        line, column = self.user_position(mark.line, mark.column)
-        key_line, key_column = self.user_position(key.line, key.column)
+        (line, column), (key_line, key_column) = map(self.user_position, (mark, key))
         return Origin(file=self.file, line=line, column=column, key_line=key_line, key_column=key_column)
 
-    def user_position(self, line: int, column: int) -> tuple[int, int]:
-        """Line and column as a user counts them, from PyYAML's, which begin at 0."""
-        return line + self.first_line, column + (self.first_column if line == 0 else 1)
+    def user_position(self, mark: yaml.Mark | _Mark) -> tuple[int, int]:
+        """Line and column as a user counts them."""
+        return mark.line + self.first_line, mark.column + (self.first_column if mark.line == 0 else 1)
 
-    def note(self, line: int, column: int, what: str, way_out: str, path: str = "") -> None:
-        line, column = self.user_position(line, column)
+    def note(self, mark: yaml.Mark | _Mark, what: str, way_out: str, path: str = "") -> None:
+        line, column = self.user_position(mark)
+        path = path.strip(".")
         self.problems.append(Problem(file=self.file, line=line, column=column, path=path, what=what, way_out=way_out))
 
-    def refuse(self, line: int, column: int, what: str, way_out: str) -> NoReturn:
-        self.note(line, column, what, way_out)
+    def refuse(self, mark: yaml.Mark | _Mark, what: str, way_out: str) -> NoReturn:
+        self.note(mark, what, way_out)
         raise RecipeError(self.problems)
 
     def refuse_syntax(self, error: yaml.MarkedYAMLError) -> NoReturn:
@@ -146,7 +152,7 @@ class _Source:
             what, way_out = "a second document begins", "one file holds one document: remove `---`"
         elif "undefined alias" in what:
             way_out = "give the anchor `&name` before the alias `*name`"
-        self.refuse(mark.line, mark.column, what, way_out)
+        self.refuse(mark, what, way_out)
 
 
 class _Composer(yaml.SafeLoader):
@@ -163,15 +169,13 @@ class _Composer(yaml.SafeLoader):
         mark = event.start_mark
         if getattr(event, "tag", None) is not None:
             tag = event.tag.replace("tag:yaml.org,2002:", "!!")
-            self.source.refuse(
-                mark.line, mark.column, f"the tag {tag} asks for an object", "a recipe is plain data: remove the tag"
-            )
+            self.source.refuse(mark, f"the tag {tag} asks for an object", "a recipe is plain data: remove the tag")
         self.num_nodes += 1
         if self.num_nodes > MAX_NODES:
-            self.source.refuse(mark.line, mark.column, f"more than {MAX_NODES:,} values", "shorten the file")
+            self.source.refuse(mark, f"more than {MAX_NODES:,} values", "shorten the file")
         self.depth += 1
         if self.depth > MAX_DEPTH:
-            self.source.refuse(mark.line, mark.column, f"more than {MAX_DEPTH} levels of nesting", "flatten this value")
+            self.source.refuse(mark, f"more than {MAX_DEPTH} levels of nesting", "flatten this value")
         try:
             return super().compose_node(parent, index)
         finally:
@@ -189,13 +193,11 @@ class _Expansion:
         mark = node.start_mark
         self.num_nodes += 1
         if self.num_nodes > MAX_NODES:
-            self.source.refuse(
-                mark.line, mark.column, f"aliases expand to more than {MAX_NODES:,} values", "write the values out"
-            )
+            self.source.refuse(mark, f"aliases expand to more than {MAX_NODES:,} values", "write the values out")
         if id(node) in inside:
-            self.source.refuse(mark.line, mark.column, "an alias stands inside its own anchor", "write the value out")
+            self.source.refuse(mark, "an alias stands inside its own anchor", "write the value out")
         if len(inside) >= MAX_DEPTH:
-            self.source.refuse(mark.line, mark.column, f"more than {MAX_DEPTH} levels of nesting", "flatten this value")
+            self.source.refuse(mark, f"more than {MAX_DEPTH} levels of nesting", "flatten this value")
         origin = self.source.origin(mark, (key or node).start_mark)
         inside = inside | {id(node)}
         if isinstance(node, yaml.MappingNode):
@@ -208,18 +210,17 @@ class _Expansion:
     def mapping(self, node: yaml.MappingNode, inside: frozenset[int], path: str) -> dict[str, Node]:
         made: dict[str, Node] = {}
         for key, value in node.value:
-            line, column = key.start_mark.line, key.start_mark.column
             if not isinstance(key, yaml.ScalarNode) or not key.value:
-                self.source.note(line, column, "a key is not text", "write `key: value`", path.strip("."))
+                self.source.note(key.start_mark, "a key is not text", "write `key: value`", path)
                 continue
             if self.refused_characters(key, path):
                 continue
             inner = f"{path}.{key.value}".strip(".")
             if key.value == "<<":
-                self.source.note(line, column, "merge keys are not read", "write the values out", inner)
+                self.source.note(key.start_mark, "merge keys are not read", "write the values out", inner)
             elif key.value in made:
-                first = made[key.value].origin.key_line
-                self.source.note(line, column, f"given twice, first on line {first}", "remove one of the two", inner)
+                what = f"given twice, first on line {made[key.value].origin.key_line}"
+                self.source.note(key.start_mark, what, "remove one of the two", inner)
             else:
                 made[key.value] = self.expand(value, key, inside, inner)
         return made
@@ -240,28 +241,22 @@ class _Expansion:
         elif not _NOT_FINITE.fullmatch(text):
             return text
         if number is None or not math.isfinite(number):
-            mark = node.start_mark
-            what = f"{text:.40} is not a finite number"
-            self.source.note(mark.line, mark.column, what, "write a number", path.strip("."))
+            self.source.note(node.start_mark, f"{text:.40} is not a finite number", "write a number", path)
         return number
 
     def whole(self, node: yaml.ScalarNode, path: str) -> int:
         # Check the length first: Python's int() refuses numbers of thousands of digits.
         if len(node.value) <= 20 and abs(int(node.value)) <= _LARGEST_INT:
             return int(node.value)
-        line, column = node.start_mark.line, node.start_mark.column
-        self.source.note(
-            line, column, f"{node.value:.40} has more than 64 bits", "write a smaller number", path.strip(".")
-        )
+        what = f"{node.value:.40} has more than 64 bits"
+        self.source.note(node.start_mark, what, "write a smaller number", path)
         return 0
 
     def refused_characters(self, node: yaml.ScalarNode, path: str) -> bool:
         """Whether a text holds a control character; if so, the problem is noted."""
         match = _NO_TEXT.search(node.value)
         if match:
-            line, column = node.start_mark.line, node.start_mark.column
-            what = f"holds the control character {match[0]!a}"
-            self.source.note(line, column, what, "remove it", path.strip("."))
+            self.source.note(node.start_mark, f"holds the control character {match[0]!a}", "remove it", path)
         return match is not None
 
 

@@ -16,8 +16,6 @@ from recipes.reading.open import OpenedRecipe
 from recipes.schema import Recipe
 from recipes.schema.positions import UNITS, parse_position
 
-__all__ = ["curve_points", "parse_at", "points_text"]
-
 _NUM_POINTS = 1024
 _JUMP = 1 / 500  # of the curve's range, between two neighbouring points
 
@@ -97,13 +95,9 @@ def smoothed(values: np.ndarray, span: int) -> np.ndarray:
 
 
 def curve_points(opened: OpenedRecipe, epochs: Sequence[float]) -> list[dict[str, Any]]:
-    """The formulas at exactly each epoch; `update` and `samples` are of the first update that starts there or later.
+    """The formulas at each epoch of the run; `update` and `samples` are of the first update that starts there or later.
 
     At the end of the run, that is the update after the last one.
-
-    Args:
-        opened: the recipe.
-        epochs: at most the length of the run.
     """
     recipe, updates = opened.recipe, timeline_of(opened.recipe, opened.dataset)
     points = []

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from recipes.planning.noise_scale import NoiseScale, Norms, noise_scale
-from recipes.planning.phase_times import PHASES, parted, slowest
+from recipes.planning.phase_times import PHASES, find_straggler, split_exchange
 from recipes.reports.html import Markup, joined, table, tag
 from recipes.reports.record import Run
 from recipes.reports.wording import exchange_words, number
@@ -47,13 +47,7 @@ def loss_scale(run: Run) -> Markup:
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """Consecutive updates with one global batch, and their noise scale.
-
-    Args:
-        first_epoch, last_epoch: starts of the first and of the last update.
-        global_batch_size: samples.
-        scale: None where the gradient was lost in its noise.
-    """
+    """Consecutive updates with one global batch; their noise scale, None where the gradient was lost in its noise."""
 
     first_epoch: float
     last_epoch: float
@@ -136,7 +130,7 @@ def phases(run: Run) -> Markup:
 
 def slowest_worker(run: Run) -> str:
     """The slowest worker, its host, and the phase in which it is behind; empty with one worker."""
-    worker = None if run.phases.by_rank is None else slowest(run.phases.by_rank)
+    worker = None if run.phases.by_rank is None else find_straggler(run.phases.by_rank)
     if worker is None:
         return ""
     name = f"rank {worker.rank}{_host(run, worker.rank)}"
@@ -150,7 +144,7 @@ def slowest_worker(run: Run) -> str:
 
 
 def _slowest_words(run: Run) -> str:
-    waiting = parted(run.phases.by_rank)[:, PHASES.index("waiting")].mean()
+    waiting = split_exchange(run.phases.by_rank)[:, PHASES.index("waiting")].mean()
     return f"{slowest_worker(run)} A worker waits {number(1000 * float(waiting), digits=3)} ms an update for others."
 
 
@@ -174,7 +168,7 @@ def _share(seconds: float, whole: float) -> tuple[str, str]:
 
 
 def _by_rank(run: Run) -> Markup:
-    shown = parted(run.phases.by_rank)
+    shown = split_exchange(run.phases.by_rank)
     order = np.arange(len(shown))
     if len(shown) > _MAX_ROWS:  # the slowest workers wait least
         order = np.argsort(shown[:, PHASES.index("waiting")], kind="stable")

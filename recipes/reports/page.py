@@ -20,11 +20,8 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-ur
 
 
 def write_page(runs: Sequence[Run], path: str | Path) -> None:
-    """Writes the report, whole or not at all.
+    """Writes the report on one run, or on several beside each other, as HTML, whole or not at all.
 
-    Args:
-        runs: one run, or several to compare.
-        path: of the HTML file.
     Raises:
         ValueError: no runs.
         OSError: the file cannot be written.
@@ -53,12 +50,7 @@ def page_text(runs: Sequence[Run]) -> str:
 
 
 def document(title: str, body: Markup) -> str:
-    """A whole page in the reports' style, which loads nothing from elsewhere.
-
-    Args:
-        title: its heading.
-        body: what stands below.
-    """
+    """A whole page in the reports' style, with a title as heading, which loads nothing from elsewhere."""
     # HTML's escaping does not apply in a style sheet; this one is constant, without text of a run.
     head = joined(
         [
@@ -83,17 +75,14 @@ def _single(run: Run) -> Markup:
             sections.verdict(run),
             sections.tiles(run),
             _pictures([run]),
-            noise(run),
-            loss_scale(run),
-            phases(run),
-            sections.plan(run),
-            sections.claims(run),
-            sections.recipe(run),
-            sections.warnings(run),
-            sections.environment(run),
-            sections.reproduction(run),
+            *_details(run),
         ]
     )
+
+
+def _details(run: Run) -> list[Markup]:
+    parts = (noise, loss_scale, phases, sections.plan, sections.claims, sections.recipe, sections.warnings)
+    return [part(run) for part in (*parts, sections.environment, sections.reproduction)]
 
 
 def _comparison(runs: Sequence[Run]) -> Markup:
@@ -108,23 +97,7 @@ def _comparison(runs: Sequence[Run]) -> Markup:
             words = f"{_label(leader, runs)} alone was evaluated, and ends {best}."
         elif lowest == leader.final_accuracy:
             words = f"{len(finished)} runs end alike, {best}."
-    details = [
-        tag(
-            "details",
-            tag("summary", _label(run, runs)),
-            sections.verdict(run),
-            noise(run),
-            loss_scale(run),
-            phases(run),
-            sections.plan(run),
-            sections.claims(run),
-            sections.recipe(run),
-            sections.warnings(run),
-            sections.environment(run),
-            sections.reproduction(run),
-        )
-        for run in runs
-    ]
+    details = [tag("details", tag("summary", _label(run, runs)), sections.verdict(run), *_details(run)) for run in runs]
     return joined(
         [
             tag("p", words, class_="verdict"),

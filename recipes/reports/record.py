@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import zip_longest
@@ -16,7 +15,7 @@ import yaml
 
 from recipes.errors import InputRefused, refuse_unreachable
 from recipes.planning.phase_times import PHASES
-from recipes.reports.memory import memory_words
+from recipes.reports.wording import memory_words
 
 _PHASE_FIELDS = [f"{name}_seconds" for name in PHASES]
 
@@ -75,7 +74,22 @@ def read_metrics(path: Path) -> Lines:
         RunError: the file is missing, or a line is not an object with `key`, `value` and `time_ms`. A half-written
             last line is what a killed run leaves, and is passed over.
     """
-    return list(_lines(path))
+    lines: Lines = []
+    texts = _bytes(path).split(b"\n")
+    for number, text in enumerate(texts, start=1):
+        if not text.strip():
+            continue
+        try:
+            line = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            if number == len(texts):  # no newline after it: cut by a kill
+                break
+            raise RunError(f"{path}:{number}: not JSON: {error}") from None
+        if not isinstance(line, dict) or not {"key", "value", "time_ms"} <= line.keys():
+            raise RunError(f'{path}:{number}: expected an object with "key", "value" and "time_ms"')
+        number_of(path, number, line, "time_ms")
+        lines.append((number, line))
+    return lines
 
 
 def updates_of(path: Path, lines: Lines) -> Updates:
@@ -110,28 +124,6 @@ def evaluations_of(path: Path, lines: Lines) -> Evaluations:
             row = rows.setdefault(reached[0], [*reached, math.nan, math.nan])
             row[columns[line["key"]]] = number_of(path, number, line, "value")
     return _columns(Evaluations, [rows[update] for update in sorted(rows)])
-
-
-def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    try:
-        texts = path.read_bytes().split(b"\n")
-    except FileNotFoundError:
-        raise RunError(f"{path}: missing; is {path.parent} the folder of a run?") from None
-    except OSError as error:
-        raise RunError(f"{path}: cannot be read: {error}") from None
-    for number, text in enumerate(texts, start=1):
-        if not text.strip():
-            continue
-        try:
-            line = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            if number == len(texts):  # no newline after it: cut by a kill
-                return
-            raise RunError(f"{path}:{number}: not JSON: {error}") from None
-        if not isinstance(line, dict) or not {"key", "value", "time_ms"} <= line.keys():
-            raise RunError(f'{path}:{number}: expected an object with "key", "value" and "time_ms"')
-        number_of(path, number, line, "time_ms")
-        yield number, line
 
 
 def number_of(path: Path, number: int, line: dict[str, Any], name: str) -> float:
@@ -241,24 +233,17 @@ def _by_rank(path: Path, lines: Lines) -> np.ndarray | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """The record of a run.
+    """The record of a run; `updates` and `evaluations` have one column for each quantity.
 
     Args:
-        folder: the run's folder.
         recipe: the resolved recipe, as the tree written to `run.yaml`.
         origins: where each value of the recipe comes from, by dotted path.
-        plan: the plan, as a tree.
-        dataset: facts of the data set.
-        command: the command line that started it.
         environment: versions, devices, git, data fingerprint.
-        updates: one column for each quantity, with one entry for each update.
-        evaluations: the same for evaluations.
         seconds: time from the start to the last line, of all sessions together, without the pauses between them.
         outcome: `success`, `stopped`, `failed`, or `unfinished` where the last session has written no end.
         reason: why it stopped or failed; empty if it reached its end, or the position of `--stop-after`.
         notes: of its sessions, from their start and later.
         memory: peak memory of the ranks, in words; empty if unknown.
-        phases: times of the phases, as far as they were measured.
         sessions: first update and number of workers of each stretch of updates that equally many made; empty where a
             session has not written them.
     """
@@ -358,12 +343,19 @@ def open_run(path: str | Path) -> Run:
     )
 
 
-def _text(path: Path) -> str:
+def _bytes(path: Path) -> bytes:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_bytes()
     except FileNotFoundError:
         raise RunError(f"{path}: missing; is {path.parent} the folder of a run?") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read: {error}") from None
+
+
+def _text(path: Path) -> str:
+    try:
+        return _bytes(path).decode()
+    except UnicodeDecodeError as error:
         raise RunError(f"{path}: cannot be read: {error}") from None
 
 

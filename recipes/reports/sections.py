@@ -11,7 +11,7 @@ from typing import Any
 
 from recipes.reports.html import Markup, joined, table, tag
 from recipes.reports.record import Run
-from recipes.reports.wording import duration, number, percent, size
+from recipes.reports.wording import counted, duration, number, percent, size
 
 OUTCOMES = {"success": "Finished", "stopped": "Stopped", "failed": "Failed", "unfinished": "Unfinished"}
 _SECONDS = {"seconds": 1.0, "minutes": 60.0, "hours": 3600.0, "days": 86400.0}
@@ -87,32 +87,7 @@ def plan(run: Run) -> Markup:
     if not segments:
         return Markup("")
     sized = any(segment.get("image_size") for segment in segments)
-    rows = []
-    for segment in segments:
-        first, count = segment.get("update"), segment.get("num_updates")
-        whole = isinstance(first, int) and isinstance(count, int)
-        span = f"{number(first)} to {number(first + count - 1)}" if whole else number(first)
-        idle = f", {number(segment['idle_workers'])} idle" if segment.get("idle_workers") else ""
-        steps = f"{number(segment.get('micro_batch_size'))} × {number(segment.get('accumulation_steps'))}"
-        rates = " to ".join(dict.fromkeys(number(rate) for rate in _listed(segment.get("learning_rate"))))
-        teams = f"{number(segment.get('num_teams'))} of {_ranks(segment.get('team_size'))}{idle}"
-        groups = f"{number(segment.get('num_groups'))} of {number(segment.get('norm_span'))}"
-        shares = _shares(_listed(segment.get("samples_per_worker")))
-        rows.append(
-            (
-                span,
-                number(segment.get("epoch")),
-                number(segment.get("global_batch_size")),
-                *([number(segment.get("image_size"))] if sized else []),
-                rates,
-                groups,
-                teams,
-                shares,
-                steps,
-            )
-        )
-    heads = ["updates", "from epoch", "global batch", *(["image size"] if sized else []), "learning rate"]
-    heads += ["norm groups", "teams", "samples a worker", "micro-batch × steps"]
+    rows = [_segment_cells(segment, sized) for segment in segments]
     summary = f"{_counted(run.plan.get('workers'))} of cluster {run.plan.get('cluster', '–')}, "
     summary += f"{number(run.plan.get('num_updates'))} updates, "
     summary += f"{number(run.plan.get('num_samples'))} samples of {run.plan.get('dataset', '–')}"
@@ -124,7 +99,27 @@ def plan(run: Run) -> Markup:
         parts = [f"{key.removesuffix('_bytes').replace('_', ' ')} {size(memory[key])}" for key in memory]
         summary += f" Memory on a device: {', '.join(parts)}."
     summary += f" In this run: {run.memory}." if run.memory else ""
-    return joined([tag("h2", "Plan"), tag("p", summary), table(heads, rows, class_="numbers")])
+    cells = table([*rows[0]], [[*row.values()] for row in rows], class_="numbers")
+    return joined([tag("h2", "Plan"), tag("p", summary), cells])
+
+
+def _segment_cells(segment: dict[str, Any], sized: bool) -> dict[str, str]:
+    """A row of the plan, by the heads of its columns."""
+    first, count = segment.get("update"), segment.get("num_updates")
+    whole = isinstance(first, int) and isinstance(count, int)
+    idle = f", {number(segment['idle_workers'])} idle" if segment.get("idle_workers") else ""
+    micro_batch, steps = number(segment.get("micro_batch_size")), number(segment.get("accumulation_steps"))
+    return {
+        "updates": f"{number(first)} to {number(first + count - 1)}" if whole else number(first),
+        "from epoch": number(segment.get("epoch")),
+        "global batch": number(segment.get("global_batch_size")),
+        **({"image size": number(segment.get("image_size"))} if sized else {}),
+        "learning rate": " to ".join(dict.fromkeys(number(rate) for rate in _listed(segment.get("learning_rate")))),
+        "norm groups": f"{number(segment.get('num_groups'))} of {number(segment.get('norm_span'))}",
+        "teams": f"{number(segment.get('num_teams'))} of {counted(segment.get('team_size'), 'rank')}{idle}",
+        "samples a worker": _shares(_listed(segment.get("samples_per_worker"))),
+        "micro-batch × steps": f"{micro_batch} × {steps}",
+    }
 
 
 def warnings(run: Run) -> Markup:
@@ -252,10 +247,6 @@ def _by_session(run: Run) -> str:
     earlier = [f"{number(first)} to {number(end)} by {_counted(count)}" for (first, count), end in stretches]
     first, count = run.sessions[-1]
     return f"updates {', '.join(earlier)}, and from {number(first)} on by {_counted(count)}"
-
-
-def _ranks(count: Any) -> str:
-    return f"{number(count)} rank{'' if count == 1 else 's'}"
 
 
 def _listed(value: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Curves of a recipe as text for a terminal, drawn with braille dots."""
+"""Text for a terminal: the curves of a recipe, drawn with braille dots, and a plan."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recipes.reports.curves import reads_better_in_decades, recipe_curves
+from recipes.planning.planner import Plan
+from recipes.reports.curves import points_text, reads_better_in_decades, recipe_curves
+from recipes.reports.wording import counted, size
 from recipes.schema import Dataset, Recipe
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # bits of a braille cell: four rows of two dots
@@ -73,7 +75,7 @@ def _rate_lines(canvas: _Canvas, curve: _Curve, rows: int) -> list[str]:
 def _step_lines(canvas: _Canvas, curve: _Curve, low: float, rows: int) -> list[str]:
     epochs, values = curve
     span = float(values.max()) - low
-    ticks = [((size - low) / span, f"{size:,.0f}") for size in (*np.unique(values)[::-1], low)]
+    ticks = [((value - low) / span, f"{value:,.0f}") for value in (*np.unique(values)[::-1], low)]
     return canvas.drawn(epochs, (values - low) / span, ticks, rows)
 
 
@@ -124,3 +126,50 @@ def _round_step(least: float) -> float:
     """
     power = 10.0 ** math.floor(math.log10(least))
     return next(factor * power for factor in (1.0, 2.0, 5.0, 10.0) if factor * power >= least * (1 - 1e-9))
+
+
+def plan_text(plan: Plan) -> str:
+    """The plan: a row a segment, then memory and warnings."""
+    tree = plan.as_tree()
+    lines = [
+        f"{tree['recipe']} on {tree['dataset']}, {counted(tree['workers'], 'worker')} of {tree['cluster']}: "
+        f"{counted(tree['num_updates'], 'update')}, {counted(tree['num_samples'], 'sample')}, "
+        f"computed in {tree['compute']}",
+        "",
+        points_text([_plan_row(segment) for segment in tree["segments"]]),
+        "",
+    ]
+    memory = tree["memory"]
+    if memory:
+        lines.append(
+            f"memory of a device: weights {size(memory['weights_bytes'])} + {_half(memory)}gradients "
+            f"{size(memory['gradients_bytes'])} + optimizer state {size(memory['optimizer_state_bytes'])}, "
+            "and the activations, which are not known yet"
+        )
+    else:
+        lines.append("memory of a device: not known, the model is not built yet")
+    return "\n".join(lines + [f"warning: {warning}" for warning in tree["warnings"]])
+
+
+def _half(memory: dict) -> str:
+    halves = {half: memory.get(f"{half}_weights_bytes") for half in ("float16", "bfloat16")}
+    return "".join(f"their {half} casts {size(taken)} + " for half, taken in halves.items() if taken is not None)
+
+
+def _plan_row(segment: dict) -> dict:
+    shares = segment["samples_per_worker"]
+    first, last = segment["learning_rate"]
+    return {
+        "epoch": segment["epoch"],
+        "update": segment["update"],
+        "updates": segment["num_updates"],
+        "batch": segment["global_batch_size"],
+        "share": f"{min(shares)}-{max(shares)}" if min(shares) < max(shares) else shares[0],
+        "micro_batch": segment["micro_batch_size"],
+        "accumulation": segment["accumulation_steps"],
+        "norm_span": segment["norm_span"],
+        **({} if segment["image_size"] is None else {"image_size": segment["image_size"]}),
+        "teams": f"{segment['num_teams']} of {segment['team_size']}",
+        "idle": segment["idle_workers"],
+        "rate, first and last": f"{first:.6g}, {last:.6g}",
+    }

@@ -1,10 +1,12 @@
-"""Numbers, durations and sizes as text."""
+"""Numbers, durations and sizes as text, and two lines of a run's metrics: exchange and peak memory."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from typing import Any
+
+_MEMORY = {"resident_bytes": "resident set", "gpu_pool_bytes": "on the GPU"}
 
 
 def percent(fraction: float | None) -> str:
@@ -65,7 +67,7 @@ def size(num_bytes: object) -> str:
     return f"{value:,.3g} TB"
 
 
-def counted(count: int, noun: str) -> str:
+def counted(count: object, noun: str) -> str:
     """A number of things.
 
     >>> counted(1, "update"), counted(14_076, "update")
@@ -82,8 +84,7 @@ def exchange_words(exchange: Mapping[str, Any]) -> str:
     'Ring, 2 buckets of 4 kB in all, float16, while backward goes on; the busiest worker sends 2 kB an update'
     """
     when = "while backward goes on" if exchange.get("overlap") else "after backward"
-    count = exchange.get("num_buckets")
-    buckets = f"{number(count)} bucket{'' if count == 1 else 's'} of {size(exchange.get('gradient_bytes'))} in all"
+    buckets = f"{counted(exchange.get('num_buckets'), 'bucket')} of {size(exchange.get('gradient_bytes'))} in all"
     sent = exchange.get("sent_bytes")
     sends = "the library decides how much a worker sends"
     if isinstance(sent, (int, float)):
@@ -92,3 +93,27 @@ def exchange_words(exchange: Mapping[str, Any]) -> str:
     chosen = f" ({'; '.join(map(str, choices))})" if isinstance(choices, list) and choices else ""
     waits = f"; waiting {exchange['waiting']}" if exchange.get("waiting") else ""
     return f"{exchange.get('value')}{chosen}, {buckets}, {exchange.get('wire')}, {when}; {sends}{waits}"
+
+
+def memory_words(*lines: Mapping[str, Any]) -> str:
+    """A sentence on the peaks in the last lines of a run's sessions; empty if they have none.
+
+    >>> memory_words({"resident_bytes": [210_000_000, 250_000_000]})
+    'peak memory of a rank: resident set 250 MB (rank 1)'
+    >>> memory_words({"resident_bytes": [210_000_000, 250_000_000]}, {"resident_bytes": [90_000_000]})
+    'peak memory of a rank: resident set 250 MB (rank 1)'
+    >>> memory_words({"resident_bytes": [1_500_000_000], "gpu_pool_bytes": [30_000_000_000]})
+    'peak memory of a rank: resident set 1.5 GB, on the GPU 30 GB'
+    """
+    texts = []
+    for key, words in _MEMORY.items():
+        sessions = [line[key] for line in lines if _are_peaks(line.get(key))]
+        if sessions:
+            peaks = max(sessions, key=max)
+            peak = max(peaks)
+            texts.append(f"{words} {size(peak)}" + (f" (rank {peaks.index(peak)})" if len(peaks) > 1 else ""))
+    return f"peak memory of a rank: {', '.join(texts)}" if texts else ""
+
+
+def _are_peaks(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(peak, int) for peak in value)

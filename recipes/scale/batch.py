@@ -10,8 +10,6 @@ from recipes.planning.rates import averaged_samples
 from recipes.scale.request import Change, Request
 from recipes.schema.positions import written_in_updates
 
-__all__ = ["batch_changes", "positions_in_updates"]
-
 _BUSBRIDGE = "Busbridge et al. 2023, arXiv 2307.13813"
 
 
@@ -31,12 +29,7 @@ def batch_changes(request: Request) -> Iterator[Change]:
 
 
 def positions_in_updates(request: Request, moved: set[str]) -> Iterator[Change]:
-    """Converts positions written in updates to epochs: 500 updates of another batch are another time.
-
-    Args:
-        request: the request.
-        moved: keys that have their new value already.
-    """
+    """Positions in updates as epochs, where keys have not moved yet: updates of another batch are another time."""
     done: set[str] = set()
     for path, text in written_in_updates(dict(request.written)):
         # A list is replaced as a whole.

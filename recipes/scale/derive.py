@@ -1,27 +1,28 @@
-"""Derives a recipe for another batch: the changes with their reasons, the new file, and what it does not promise."""
+"""Derives a recipe for another batch: the changes with their reasons, the new file, and the text that is printed."""
 
 from __future__ import annotations
 
+import json
 import os
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from recipes.errors import InputRefused, Problem, RecipeError
 from recipes.planning.rates import LINEAR_HOLDS_TO, largest_linear_batch
 from recipes.reading.load import load_tree, resolved_text
-from recipes.reading.open import OpenedRecipe, open_recipe
-from recipes.reading.read import fields_of
+from recipes.reading.open import OpenedRecipe, leaves, open_recipe
+from recipes.reading.read import dotted, fields_of
 from recipes.reading.registry import can_name_folder, library_name, require_suffix, shown
 from recipes.scale.batch import batch_changes, positions_in_updates
 from recipes.scale.request import Change, Request
 from recipes.scale.rules import ERRORS_BEYOND, ada_scale, lars, linear, rmsprop_warmup, square_root
 from recipes.schema import Recipe
 from recipes.schema.vocabulary import Vocabulary, rate_rule
-
-__all__ = ["Scaled", "not_promised", "scale_recipe"]
 
 
 def not_promised(request: Request) -> Iterator[str]:
@@ -54,6 +55,7 @@ def not_promised(request: Request) -> Iterator[str]:
         )
 
 
+_WIDTH = 116  # columns of the printed text
 _HEADER = "# Derived by `kilobatch recipes scale`, which names the source of each reason.\n"
 
 
@@ -62,12 +64,9 @@ class Scaled:
     """A recipe at another batch.
 
     Args:
-        recipe: name of the reference.
-        before, batch: first global batch of the reference and of the new recipe.
+        before, batch: first global batch of the reference `recipe` and of the new one.
         rates: first full rate of the two.
-        file: of the new recipe.
         changes: every key that was considered, also those that stay.
-        not_promised: what the new recipe does not promise.
     """
 
     recipe: str
@@ -85,7 +84,7 @@ class Scaled:
             "global_batch_size": [self.before, self.batch],
             "full_rate": list(self.rates),
             "file": str(self.file),
-            "changes": [{**change.as_tree(), "moves": change.moves} for change in self.changes],
+            "changes": [{**asdict(change), "moves": change.moves} for change in self.changes],
             "not_promised": list(self.not_promised),
         }
 
@@ -192,11 +191,11 @@ def _text(request: Request, changes: Sequence[Change], file: Path) -> str:
         for key in parents:
             inner = inner.setdefault(key, {})
         inner[last] = change.after
-        origins |= dict.fromkeys(_leaves(change.key, change.after), change.reason)
+        origins |= dict.fromkeys(map(dotted, leaves(change.after, (change.key,))), change.reason)
     gone = tuple(f"{change.key}." for change in moving if change.after is None)
     kept = [path for path in request.recipe.assumed if not path.startswith(gone)]
     tree["assumed"] = sorted({*kept, *(change.key for change in moving)})
-    origins |= dict.fromkeys(_leaves("assumed", tree["assumed"]), "")
+    origins |= dict.fromkeys(map(dotted, leaves(tree["assumed"], ("assumed",))), "")
     return _HEADER + resolved_text(tree, origins)
 
 
@@ -205,13 +204,7 @@ def _require_name(file: Path) -> None:
     if not can_name_folder(file.stem):
         what = f"{file.stem!r} is the new recipe's name too, and cannot name a run's folder"
         way_out = "give a -o of the letters a to z and A to Z, digits, `_`, `.` and `-`, at most 200"
-        raise RecipeError([Problem(file=shown(file), line=1, column=1, path="", what=what, way_out=way_out)])
-
-
-def _leaves(path: str, value: Any) -> list[str]:
-    """The dotted paths of all leaves of a value."""
-    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [leaf for key, inner in pairs for leaf in _leaves(f"{path}.{key}", inner)] or [path]
+        raise RecipeError([Problem(file=shown(file), what=what, way_out=way_out)])
 
 
 def _link(path: Path, file: Path) -> str:
@@ -223,7 +216,7 @@ def _link(path: Path, file: Path) -> str:
     if not path.resolve().is_relative_to(folder):
         way_out = f"write it into {shown(path.parent)} or above: -o {Path(os.path.relpath(path.parent)) / file.name}"
         what = f"cannot extend {shown(path)}, which does not lie below it"
-        raise RecipeError([Problem(file=str(file), line=1, column=1, path="", what=what, way_out=way_out)])
+        raise RecipeError([Problem(file=str(file), what=what, way_out=way_out)])
     return str(path.resolve().relative_to(folder))
 
 
@@ -235,10 +228,52 @@ def _write(file: Path, text: str, check: Callable[[], OpenedRecipe]) -> OpenedRe
             new.write(text)
     except OSError as error:
         reason = "exists, and nothing is overwritten" if isinstance(error, FileExistsError) else str(error.strerror)
-        problem = Problem(file=shown(file), line=1, column=1, path="", what=reason, way_out="give another -o")
+        problem = Problem(file=shown(file), what=reason, way_out="give another -o")
         raise RecipeError([problem]) from None
     try:
         return check()
     except Exception:
         file.unlink()
         raise
+
+
+def scaled_text(scaled: Scaled, as_json: bool = False) -> str:
+    """Every key with its reason and source, then what is not promised."""
+    if as_json:
+        return json.dumps(scaled.as_tree(), indent=2) + "\n"
+    factor = scaled.batch / scaled.before
+    rates = "full rate {:.6g} -> {:.6g}".format(*scaled.rates)
+    lines = [f"{scaled.recipe}: batch {scaled.before:,} -> {scaled.batch:,} (k = {factor:g}), {rates}", ""]
+    width = max(len(change.key) for change in scaled.changes)
+    sources = list(dict.fromkeys(change.source for change in scaled.changes if change.source))
+    for change in scaled.changes:
+        lines += _values(change, width + 2)
+        words = change.reason + (f" [{sources.index(change.source) + 1}]" if change.source else "")
+        indent = " " * (width + 4)
+        lines += textwrap.wrap(words, _WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+    lines += ["", *(f"[{number}] {source}" for number, source in enumerate(sources, 1)), "", "Not promised:"]
+    for text in scaled.not_promised:
+        lines += textwrap.wrap(text, _WIDTH, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
+    lines += ["", f"wrote {scaled.file}; look at it: kilobatch recipes lint {quote(str(scaled.file))}"]
+    return "\n".join(lines) + "\n"
+
+
+def _values(change: Change, width: int) -> list[str]:
+    """A key and its values, in two lines if they are long."""
+    start = f"{change.key:{width}}"
+    if not change.moves:
+        return [f"{start}{_value(change.after)}, unchanged"]
+    before, after = _value(change.before), _value(change.after)
+    if width + len(before) + len(after) > _WIDTH:
+        return [f"{start}{before}", f"{' ' * width}-> {after}"]
+    return [f"{start}{before} -> {after}"]
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_value(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    return "none" if value is None else json.dumps(value).strip('"')

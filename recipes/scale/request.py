@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 from recipes.errors import InputRefused
 from recipes.planning.rates import full_rate
 from recipes.reading.open import OpenedRecipe
+from recipes.reading.read import value_at
 from recipes.schema import Recipe
-
-__all__ = ["Change", "Request", "parse_batch", "rounded"]
 
 _BATCH = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?)(?P<k>[kK]?)")
 _K = 1024
@@ -42,8 +41,7 @@ class Change:
     Args:
         key: dotted path.
         before, after: its values as in YAML; None for a key that is missing. Equal if the key stays.
-        reason: for the change, or for none.
-        source: publication of the reason.
+        reason, source: for the change, or for none, and its publication.
     """
 
     key: str
@@ -56,10 +54,6 @@ class Change:
     def moves(self) -> bool:
         """Whether the value changes."""
         return self.before != self.after
-
-    def as_tree(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,10 +99,10 @@ class Request:
 
     def value(self, key: str) -> Any:
         """The resolved value at a dotted key, None if there is none."""
-        tree: Any = self.opened.tree
-        for part in key.split("."):
-            tree = tree.get(part) if isinstance(tree, Mapping) else None
-        return tree
+        try:
+            return value_at(self.opened.tree, key)
+        except LookupError:
+            return None
 
     def kept(self, key: str, reason: str, source: str = "") -> Change:
         """A `Change` of a key that stays."""

@@ -11,7 +11,6 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
 from typing import Any
 
 from recipes.errors import InputRefused
@@ -21,36 +20,18 @@ from recipes.reading.registry import names
 from recipes.scale.request import Change, Request, rounded
 from recipes.schema.vocabulary import Vocabulary
 
-__all__ = [
-    "Point",
-    "ada_scale",
-    "between",
-    "decay",
-    "lars",
-    "linear",
-    "linear_rate",
-    "points",
-    "rmsprop_warmup",
-    "square_root",
-]
-
 _SOURCE = "reference convergence points of MLPerf Training for ResNet-50, as the library has them"
 _DECAY_UNIT = 1e-4  # the rules allow 1e-4 times a power of two
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A published point, or an interpolated one.
+    """A published point, or an interpolated one, whose name is empty.
 
     Args:
-        name: of the recipe; empty for an interpolated point.
-        batch: global batch.
-        rate: full rate.
-        warmup: epochs.
-        momentum: of the optimizer.
-        decay: weight decay.
-        epochs: length of the run.
-        schedule: epochs of the decay of the rate.
+        batch, rate: global batch and full rate.
+        warmup, epochs, schedule: epochs of the warmup, of the run, and of the decay of the rate.
+        momentum, decay: of the optimizer.
     """
 
     name: str = ""
@@ -65,7 +46,8 @@ class Point:
 
 def points(vocabulary: Vocabulary) -> tuple[Point, ...]:
     """The points, in the order of their batches: the recipes `mlperf/lars_*` of the library."""
-    return tuple(sorted((_point(name, vocabulary) for name in _names()), key=lambda point: point.batch))
+    known = [_point(name, vocabulary) for name in names("recipes") if name.startswith("mlperf/lars_")]
+    return tuple(sorted(known, key=lambda point: point.batch))
 
 
 def between(known: tuple[Point, ...], batch: int) -> tuple[Point, Point, Point]:
@@ -156,11 +138,6 @@ def _require_published_shape(request: Request) -> None:
         raise InputRefused("LARS without a warmup or with a schedule other than Polynomial is not among the published")
 
 
-@cache
-def _names() -> tuple[str, ...]:
-    return tuple(name for name in names("recipes") if name.startswith("mlperf/lars_"))
-
-
 def _point(name: str, vocabulary: Vocabulary) -> Point:
     tree = open_recipe(name, vocabulary=vocabulary).tree
     rate = tree["learning_rate"]
@@ -191,11 +168,7 @@ def linear(request: Request) -> Iterator[Change]:
 
 
 def linear_rate(request: Request, *, holds_to: int) -> Iterator[Change]:
-    """The rate of SGD.
-
-    Args:
-        holds_to: the largest batch with a published result.
-    """
+    """The rate of SGD; `holds_to` is the largest batch with a published result."""
     formula = request.recipe.learning_rate
     reach = largest_linear_batch(request.recipe) * request.kappa
     if formula.rule != "sqrt" and reach > holds_to and not request.beyond:

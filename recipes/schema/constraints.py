@@ -10,8 +10,6 @@ import re
 from collections.abc import Callable, Collection
 from typing import Any
 
-__all__ = ["Expression"]
-
 _PATH = re.compile(r"(?<![\w.])[A-Za-z_]\w*(\.\w+)*")
 _OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 _MAX_NODES = 500  # nodes: an expression deeper than Python's recursion limit has more
@@ -55,10 +53,8 @@ class Expression:
         return tuple(self._names.values())
 
     def __call__(self, value_at: Callable[[str], Any]) -> float:
-        """The value of the expression.
+        """The value of the expression, with the value of each path from `value_at`.
 
-        Args:
-            value_at: gives the value at a path.
         Raises:
             ValueError: a value is no number, the division is by 0, or the result is no number that a float can hold.
         """
@@ -75,9 +71,7 @@ class Expression:
     def divides_by_0(self, value_at: Callable[[str], Any], *, but: Collection[str]) -> bool:
         """Whether a divisor is 0; divisors with a path of `but`, whose value may change, are not counted.
 
-        Args:
-            value_at: gives the value at a path; raises LookupError if there is none.
-            but: paths.
+        `value_at` gives the value at a path, and raises LookupError if there is none.
         """
         divisors = (node.right for node in ast.walk(self._tree) if isinstance(getattr(node, "op", None), ast.Div))
         return any(self._is_0(node, value_at) for node in divisors if not self._holds(node, but))

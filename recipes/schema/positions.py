@@ -8,8 +8,6 @@ import re
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 
-__all__ = ["first_sample_at", "last_multiple", "multiple", "parse_position", "written_in_updates"]
-
 _WORD = re.compile(r"(?P<number>[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]{1,2})?|\.[0-9]+)\s*(?P<unit>[A-Za-z]+)")
 _TIMED_BY_BATCH = ("epochs", "image_size", "learning_rate", "evaluation", "weight_average", "optimizer")
 _COUNTED = 2**53  # samples up to which a float is exact; beyond, searches by single samples would not terminate

@@ -13,15 +13,13 @@ from typing import Any
 from recipes.errors import Problem, RecipeError, refuse_unreachable
 from recipes.reading.load import load_tree
 from recipes.reading.open import OpenedRecipe, open_recipe
-from recipes.reading.read import REFUSED, Reading
+from recipes.reading.read import REFUSED, Reading, value_at
 from recipes.reading.registry import UnknownNameError, can_name_folder, find, find_or_refuse
 from recipes.reading.yaml import flow_text
 from recipes.schema import Objective, Search
 from recipes.schema.constraints import Expression
 from recipes.schema.vocabulary import Component, SearchVocabulary
 from recipes.search_space.ranges import condition_values, is_active, refuse_conditions, values_text
-
-__all__ = ["OpenedSearch", "SearchChecks", "assignments", "open_search", "value_at"]
 
 _NO_PATH = re.compile(r"[\s=#]")
 
@@ -45,32 +43,14 @@ def assignments(values: Mapping[str, Any]) -> list[str]:
     return [f"{path}={flow_text(values[path])}" for path in _kinds_first(values)]
 
 
-def value_at(tree: Any, path: str) -> Any:
-    """The value at a dotted path of a resolved recipe.
-
-    Raises:
-        LookupError: there is none.
-    """
-    for key in path.split("."):
-        if isinstance(tree, list) and key.isdecimal():
-            tree = tree[int(key)]
-        elif isinstance(tree, dict):
-            tree = tree[key]
-        else:
-            raise LookupError(path)
-    return tree
-
-
 @dataclass(frozen=True, kw_only=True)
 class OpenedSearch:
     """A search, checked.
 
     Args:
-        search: as in its file.
         tree: resolved: every default filled in.
         enqueued: the trials to try first, each with values for some or all paths.
         base: its recipe, with the fixed values.
-        path: of the file.
         options: arguments of `open_recipe` and `open_search` by which its recipe was opened: vocabulary, allow_code,
             data_root.
     """
@@ -167,14 +147,7 @@ def _recipe_file(reading: Reading, search: Search, path: Path) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchChecks:
-    """The checks, in the order in which they are made; problems go to `reading`.
-
-    Args:
-        reading: of the search's file.
-        search: as in its file.
-        recipe: the file of its recipe.
-        options: of `open_recipe`.
-    """
+    """The checks, in the order in which they are made, with the options of `open_recipe`; problems go to `reading`."""
 
     reading: Reading
     search: Search
@@ -232,9 +205,7 @@ class SearchChecks:
     def constraints(self, base: OpenedRecipe, trees: Sequence[dict[str, Any]]) -> None:
         """Every path of a constraint is in the space, or has a number in the recipe; no divisor is always 0.
 
-        Args:
-            base: from `base`.
-            trees: from `ends`: searched values may change others, as `kind` changes the fields beside it.
+        `trees` are those of `ends`: searched values may change others, as `kind` changes the fields beside it.
         """
         for index, constraint in enumerate(self.search.constraints):
             if constraint.value is None:

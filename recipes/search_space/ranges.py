@@ -14,8 +14,7 @@ from typing import Any
 
 from recipes.reading.read import Reading
 
-__all__ = ["Categorical", "Float", "Int"]
-
+__all__ = ["Categorical", "Float", "Int"]  # the kinds of a range
 
 # Path of the space -> values: a trial has a value of this range only if it has one of these at every such path.
 Conditions = Mapping[str, tuple[Any, ...]]
@@ -203,13 +202,7 @@ def combinations(space: Space, points: int) -> Iterator[dict[str, Any]]:
 
 
 def is_active(space: Space, path: str, values: Mapping[str, Any]) -> bool:
-    """Whether a trial has a value at a path.
-
-    Args:
-        space: of the search.
-        path: in the space.
-        values: the trial's values of the paths before this one in the order of `suggested`.
-    """
+    """Whether a trial has a value at a path, by its values of the paths before this one in the order of `suggested`."""
     return all(other in values and _among(values[other], wanted) for other, wanted in space[path].when.items())
 
 
@@ -235,12 +228,7 @@ def values_text(values: Mapping[str, Any]) -> str:
 
 
 def refuse_conditions(reading: Reading, space: Space) -> None:
-    """Notes every condition that names no path of the space, or impossible values, or depends on itself.
-
-    Args:
-        reading: takes the problems.
-        space: with unchecked conditions.
-    """
+    """Notes every condition that names no path of the space, or impossible values, or depends on itself."""
     for path, range_ in space.items():
         for other, wanted in range_.when.items():
             at = ("space", path, "when", other)

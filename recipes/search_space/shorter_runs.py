@@ -16,8 +16,6 @@ from recipes.reading.read import fields_of, is_epochs, options_of
 from recipes.schema import Warmup, WeightAverage
 from recipes.schema.positions import first_sample_at
 
-__all__ = ["MIN_UPDATES", "compressed"]
-
 MIN_UPDATES = 5  # of a compressed run; assumed: with fewer, schedules hardly differ
 _APART = ("evaluation",)  # not compressed: how often to evaluate is not part of the training
 

@@ -2,7 +2,6 @@ import pytest
 
 from lr_schedules import (
     Constant,
-    ConstantWarmup,
     Exponential,
     GradualWarmup,
     Joined,
@@ -44,15 +43,6 @@ def test_before_warms_up_to_where_the_decay_starts():
     """A schedule that starts below 1 must not jump when the warmup ends."""
     schedule = Joined(warmup=GradualWarmup(epochs=4.0), schedule=Constant(factor=0.5), joins="before")
     assert [schedule(epoch) for epoch in (2.0, 4.0)] == [0.25, 0.5]
-
-
-def test_constant_warmup_joins_too():
-    schedule = Joined(
-        warmup=ConstantWarmup(epochs=5.0, start=0.125),
-        schedule=MultiStep(boundaries=(30.0,), factor=0.5),
-        joins="multiply",
-    )
-    assert [schedule(epoch) for epoch in (0.0, 5.0, 30.0)] == [0.125, 1.0, 0.5]
 
 
 def test_the_three_ways_agree_while_the_schedule_is_flat():

@@ -7,11 +7,6 @@ def test_ramp_changes_at_the_boundary_and_not_before():
     assert {epoch: ramp(epoch) for epoch in by_hand} == by_hand
 
 
-def test_ramp_of_one_stage_is_a_constant_batch():
-    ramp = BatchRamp(boundaries=(0.0,), sizes=(8192,))
-    assert [ramp(epoch) for epoch in (0.0, 45.0, 90.0)] == [8192, 8192, 8192]
-
-
 def test_boundary_that_is_a_whole_number_of_samples_is_met_exactly():
     """s / N rounds to the literal 0.1 when s = N / 10: the update that starts there already has the new batch."""
     ramp = BatchRamp(boundaries=(0.0, 0.1), sizes=(50, 100))

@@ -14,10 +14,6 @@ def test_multi_step_falls_at_the_boundary_and_not_before():
     assert {epoch: schedule(epoch) for epoch in by_hand} == by_hand
 
 
-def test_multi_step_may_grow():
-    assert MultiStep(boundaries=(1.0,), factor=2.0)(1.0) == 2.0
-
-
 @pytest.mark.parametrize(
     ("power", "end", "epoch", "factor"),
     [

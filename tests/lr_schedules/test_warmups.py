@@ -10,11 +10,6 @@ def test_gradual_warmup_by_hand(epoch, factor):
     assert GradualWarmup(epochs=4.0, start=0.5)(epoch) == factor
 
 
-def test_gradual_warmup_starts_at_zero_by_default():
-    assert GradualWarmup(epochs=4.0)(0.0) == 0.0
-    assert GradualWarmup(epochs=4.0)(1.0) == 0.25
-
-
 def test_gradual_warmup_rises_by_the_same_amount_every_update():
     warmup = GradualWarmup(epochs=4.0, start=0.5)
     rates = [warmup(update / 8) for update in range(33)]

@@ -1,9 +1,11 @@
-"""A small valid recipe that tests change, and its opening."""
+"""A small valid recipe that tests change, its opening, and `kilobatch recipes` as a user types it."""
 
 import pytest
+from typer.testing import CliRunner
 
+import kilobatch
 import trainers.compat  # noqa: F401
-from recipes.errors import RecipeError
+from recipes.errors import InputRefused, RecipeError
 from recipes.reading.open import open_recipe
 from trainers.launch.vocabulary import vocabulary
 
@@ -28,10 +30,10 @@ def write(tmp_path, monkeypatch):
 
     def written(text=None, name="mine.yaml", **lines):
         if text is None:
-            rows = VALID.splitlines()
+            rows = [*VALID.splitlines(), ""]
             for key, line in lines.items():
                 rows[int(key.removeprefix("line_")) - 1] = line
-            text = "\n".join(rows) + "\n"
+            text = "\n".join(rows).rstrip("\n") + "\n"
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -62,3 +64,19 @@ def problem_of():
         return caught.value.problems[0]
 
     return only_problem
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Runs `kilobatch recipes ...` in an empty folder: (exit code, what is printed, or the refusal)."""
+    monkeypatch.chdir(tmp_path)
+
+    def run_command(*arguments):
+        result = CliRunner().invoke(kilobatch.app, ["recipes", *map(str, arguments)])
+        if isinstance(result.exception, InputRefused):
+            assert result.stdout == ""
+            return 2, str(result.exception)
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        return result.exit_code, result.output
+
+    return run_command

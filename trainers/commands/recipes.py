@@ -67,10 +67,8 @@ def validate(
         except RecipeError as error:
             problems += error.problems
             continue
-        lacking = [*opened.recipe.lacks, *opened.dataset.lacks]
-        reasons = [f"not built: {', '.join(lacking)}"] if lacking else []
-        reasons += [f"left open: {', '.join(opened.recipe.open)}"] if opened.recipe.open else []
-        print(f"{name}: valid" + (f"; cannot be trained yet, {'; '.join(reasons)}" if reasons else ""))
+        reasons = "; ".join(opened.obstacles)
+        print(f"{name}: valid" + (f"; cannot be trained yet, {reasons}" if reasons else ""))
     if problems:
         raise RecipeError(problems)
 
@@ -89,15 +87,14 @@ def lint(
     as_json: Json = False,
 ) -> None:
     """Find what is likely a mistake at a large batch. Exit code 5 if something is found."""
-    from recipes.lint import entries, handbook, lint_recipe
-    from recipes.lint.text import findings_text, rules_text
+    from recipes.lint import findings_text, handbook, lint_recipe, rules_text
     from recipes.reading.open import open_cluster
     from trainers.launch.vocabulary import vocabulary
 
     if rules or not recipes:
         if not rules:
             raise typer.BadParameter("name a recipe, or ask for --rules", param_hint="RECIPE")
-        print(handbook() if markdown else rules_text([entry for _, entry in entries().values()], as_json), end="")
+        print(handbook() if markdown else rules_text(as_json), end="")
         return
     known = vocabulary(allow_code=allow_code)
     sent = "float32" if wire is None else wire.value
@@ -106,9 +103,9 @@ def lint(
         workers = workers or opened.num_workers
         sent = opened.exchange.wire if wire is None else sent
     options = {"vocabulary": known, "overrides": overrides or (), "allow_code": allow_code, "data_root": data}
-    found = {name: lint_recipe(name, workers=workers, wire=sent, **options) for name in recipes}
-    print(findings_text(found, as_json), end="")
-    raise typer.Exit(5 if any(found.values()) else 0)
+    findings = {name: lint_recipe(name, workers=workers, wire=sent, **options) for name in recipes}
+    print(findings_text(findings, as_json), end="")
+    raise typer.Exit(5 if any(findings.values()) else 0)
 
 
 DIFF_EXAMPLES = """\b
@@ -145,12 +142,12 @@ def diff(
     from trainers.launch.vocabulary import vocabulary
 
     known = vocabulary(allow_code=allow_code)
-    found = compare_recipes([first, *others], vocabulary=known, allow_code=allow_code, data_root=data)
+    comparison = compare_recipes([first, *others], vocabulary=known, allow_code=allow_code, data_root=data)
     if as_json:
-        print(json.dumps(found.as_tree(), indent=2))
+        print(json.dumps(comparison.as_tree(), indent=2))
     else:
-        print(diff_text(found, with_words=everything), end="")
-    raise typer.Exit(0 if found.same else 1)
+        print(diff_text(comparison, with_words=everything), end="")
+    raise typer.Exit(0 if comparison.same else 1)
 
 
 @app.command()
@@ -164,8 +161,7 @@ def scale(
     as_json: Json = False,
 ) -> None:
     """Derive a recipe for another batch. A new file, and a reason for every value; nothing is ever overwritten."""
-    from recipes.scale import parse_batch, scale_recipe
-    from recipes.scale.text import scaled_text
+    from recipes.scale import parse_batch, scale_recipe, scaled_text
     from trainers.launch.vocabulary import vocabulary
 
     options = {"vocabulary": vocabulary(allow_code=allow_code), "allow_code": allow_code, "data_root": data}

@@ -107,7 +107,7 @@ def plan(
     """Show how workers divide an update. Micro-batches, norm groups and memory, for every stage of the ramp."""
     from recipes.planning.planner import plan
     from recipes.reading.load import overrides_by_file
-    from recipes.reports.plan_text import plan_text
+    from recipes.reports.terminal import plan_text
     from trainers.launch.preflight import refuse_folder
     from trainers.launch.request import cluster_of
     from trainers.launch.vocabulary import vocabulary

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from recipes.planning.phase_times import PHASES, own_work, parted
+from recipes.planning.phase_times import PHASES, busy_seconds, split_exchange
 
 Item = TypeVar("Item")
 
@@ -124,9 +124,9 @@ class UpdateSeconds:
     def as_line(self) -> dict[str, float | int | list[int]]:
         """Plain data for a line: means over the workers, and the worker that was busy longest."""
         names = [f"{name}_seconds" for name in PHASES]
-        line = dict(zip(names, parted(self.seconds).mean(axis=0).tolist(), strict=True))
+        line = dict(zip(names, split_exchange(self.seconds).mean(axis=0).tolist(), strict=True))
         line["exchange_seconds"] = self.exchange_seconds
-        busy = own_work(self.seconds)
+        busy = busy_seconds(self.seconds)
         slowest = int(busy.argmax())
         line |= {"slowest_rank": slowest, "slowest_seconds": float(busy[slowest])}
         line = {name: value if isinstance(value, int) else round(value, 6) for name, value in line.items()}

@@ -18,8 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from recipes.reports.memory import memory_words
-from recipes.reports.wording import duration, number, percent
+from recipes.reports.wording import duration, memory_words, number, percent
 from trainers.runs.errors import redirect_to_devnull
 
 _POLL_SECONDS = 0.2

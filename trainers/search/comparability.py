@@ -10,13 +10,13 @@ import optuna
 from optuna.pruners import BasePruner
 from optuna.trial import FrozenTrial
 
+from recipes.planning.rates import rate_shape, slow_until
 from recipes.schema import Recipe, Search
-from recipes.search_space.comparable import rate_shape, slow_until
 from trainers.search.optuna_extensions import FilteredStudy
 from trainers.search.successive_halving import has_rungs
 
 # User attribute of a trial that can be compared with others: {"from": number of its first report that counts, the first
-# after its warmup and slow start, "shape": of its rate, as `recipes.search_space.comparable` has it}.
+# after its warmup and slow start, "shape": of its rate, as `recipes.planning.rates` has it}.
 COMPARED = "compared"
 
 

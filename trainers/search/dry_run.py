@@ -9,12 +9,12 @@ from statistics import fmean
 from typing import Any
 
 from recipes.errors import InputRefused
+from recipes.planning.rates import slow_until
 from recipes.reading.load import resolved_text
 from recipes.reports.curves import points_text
-from recipes.reports.plan_text import plan_text
+from recipes.reports.terminal import plan_text
 from recipes.reports.wording import duration, number
 from recipes.schema import Constraint, Search
-from recipes.search_space.comparable import slow_until
 from recipes.search_space.open_search import OpenedSearch
 from trainers.launch.request import Prepared, prepare
 from trainers.search.display import metric_name, short

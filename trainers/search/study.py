@@ -20,10 +20,11 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
+from recipes.reading.read import value_at
 from recipes.schema import Search
 from recipes.schema.constraints import Expression
 from recipes.search_space import ranges
-from recipes.search_space.open_search import OpenedSearch, value_at
+from recipes.search_space.open_search import OpenedSearch
 from trainers.runs.run_folder import FolderRefused, dataset_facts, differences, run_identity
 from trainers.search.optuna_extensions import is_feasible
 from trainers.search.storage_cache import flush

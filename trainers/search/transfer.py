@@ -23,12 +23,13 @@ from typing import Any
 from recipes.errors import Problem, RecipeError
 from recipes.reading.load import resolved_text
 from recipes.reading.open import open_recipe
+from recipes.reading.read import value_at
 from recipes.reading.registry import shown
 from recipes.reading.yaml import block_text
 from recipes.scale import scale_recipe
 from recipes.scale.request import rounded
 from recipes.search_space import ranges
-from recipes.search_space.open_search import OpenedSearch, open_search, value_at
+from recipes.search_space.open_search import OpenedSearch, open_search
 from trainers.search.best import BEST, absolute_dataset, absolute_recipe
 from trainers.search.report import write_transfer_page
 from trainers.search.search_folder import study_of, write_whole

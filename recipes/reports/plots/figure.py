@@ -141,10 +141,8 @@ def restyled(axes: Axes, *, title: str, height: float = 2.9, lines: bool = False
     """The figure of some axes, all of its axes in the house style and without their legends.
 
     Args:
-        axes: as they were drawn.
-        title: replaces theirs.
         height: of the axes, in inches.
-        lines: of a grid, and axes on two sides only; else a frame.
+        lines: draw a grid, and axes on two sides only; else a frame.
     """
     figure = axes.figure
     assert isinstance(figure, Figure)
@@ -173,13 +171,7 @@ def restyled(axes: Axes, *, title: str, height: float = 2.9, lines: bool = False
 
 @dataclass(frozen=True, kw_only=True)
 class RunPicture:
-    """One picture of one or several runs.
-
-    Args:
-        title: a few words.
-        caption: what is drawn, in a sentence.
-        figure: the picture.
-    """
+    """One picture of one or several runs, with a title of a few words and a sentence on what is drawn."""
 
     title: str
     caption: str

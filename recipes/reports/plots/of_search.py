@@ -22,7 +22,6 @@ class TrialPoint:
     """A trial as the pictures need it.
 
     Args:
-        number: of the trial.
         state: `complete`, `pruned`, `infeasible` (beyond a constraint) or `short` (of a lower rung).
         scores: its objectives; of a pruned one the last report.
         values: path of the space -> value, of the paths that the trial has.
@@ -48,13 +47,7 @@ _LOOKS = {
 
 
 def history_figure(axes: Axes, others: Sequence[TrialPoint], *, metric: str) -> Figure:
-    """Optuna's history: the objective of every complete trial, and the best so far, as steps.
-
-    Args:
-        axes: as Optuna drew them.
-        others: trials that it leaves out, such as pruned ones.
-        metric: of the objective.
-    """
+    """Optuna's history: the objective of every complete trial, the best so far, and `others` as dots."""
     complete, *infeasible = axes.collections
     complete.set(color=SERIES[0], sizes=[18], label="complete")
     for dots in infeasible:
@@ -70,13 +63,7 @@ def history_figure(axes: Axes, others: Sequence[TrialPoint], *, metric: str) -> 
 
 
 def reports_figure(axes: Axes, states: Mapping[int, str], *, metric: str) -> Figure:
-    """Optuna's intermediate values, styled by the trial's state: pruned trials dashed, infeasible ones grey.
-
-    Args:
-        axes: as Optuna drew them.
-        states: of the trials by number.
-        metric: of the objective.
-    """
+    """Optuna's intermediate values, styled by the states of the trials: pruned ones dashed, infeasible ones grey."""
     for line in axes.lines:
         state = states[int(line.get_label().removeprefix("Trial"))]
         marker = "o" if len(line.get_xdata()) == 1 else ""
@@ -88,12 +75,7 @@ def reports_figure(axes: Axes, states: Mapping[int, str], *, metric: str) -> Fig
 
 
 def importance_figure(axes: Axes, *, metric: str) -> Figure:
-    """Optuna's importances: the share of each path in what distinguishes good trials, the largest on top.
-
-    Args:
-        axes: as Optuna drew them, for one objective.
-        metric: of that objective.
-    """
+    """Optuna's importances: the share of each path in what distinguishes good trials, the largest on top."""
     for bar, share in zip(axes.patches, axes.texts, strict=True):
         bar.set(color=SERIES[0])
         share.set(color=MUTED, fontsize=8, text=f" {share.get_text()}")
@@ -107,22 +89,14 @@ def importance_figure(axes: Axes, *, metric: str) -> Figure:
 def slice_figure(
     trials: Sequence[TrialPoint], path: str, *, metrics: Sequence[str], log: bool = False, choices: Sequence[Any] = ()
 ) -> Figure:
-    """The objectives against the values of one path.
-
-    Args:
-        trials: all of them.
-        path: of the space.
-        metrics: names of the objectives.
-        log: whether to use a logarithmic axis.
-        choices: the values it can have, in order; empty for a range of numbers.
-    """
+    """The objectives against the values of one path; `choices` are those it can have, empty for a range of numbers."""
     trials = [trial for trial in trials if path in trial.values]
     values = [trial.values[path] for trial in trials]
     names = [str(choice) for choice in choices]
-    places = [names.index(str(value)) for value in values] if choices else values
+    positions = [names.index(str(value)) for value in values] if choices else values
     with stacked([_HEIGHT if len(metrics) == 1 else 0.7 * _HEIGHT] * len(metrics)) as (figure, panels):
-        for place, (axes, metric) in enumerate(zip(panels, metrics, strict=True)):
-            _dots(axes, trials, places, place)
+        for score, (axes, metric) in enumerate(zip(panels, metrics, strict=True)):
+            _dots(axes, trials, positions, score)
             axes.set_title(metric)
         _legend(panels[0])
         if choices:
@@ -138,14 +112,7 @@ def slice_figure(
 
 
 def front_figure(trials: Sequence[TrialPoint], front: Sequence[int], *, metrics: tuple[str, str], at: int) -> Figure:
-    """One objective against the first, with the Pareto front.
-
-    Args:
-        trials: all of them.
-        front: numbers of the trials on the Pareto front.
-        metrics: names of the two.
-        at: place of the other objective.
-    """
+    """The first objective against the one of index `at`; `front` are the numbers of the trials on the Pareto front."""
     trials = [trial for trial in trials if len(trial.scores) > at]
     with stacked([_HEIGHT]) as (figure, (axes,)):
         _dots(axes, trials, [trial.scores[at] for trial in trials])
@@ -153,22 +120,16 @@ def front_figure(trials: Sequence[TrialPoint], front: Sequence[int], *, metrics:
         if best:
             x, y, numbers = zip(*best, strict=True)
             axes.plot(x, y, color=SERIES[1], marker="o", markersize=5, linewidth=1.0, label="not beaten")
-            for place in zip(x, y, numbers, strict=True):
+            for *point, number in zip(x, y, numbers, strict=True):
                 offset = {"xytext": (4, -9), "textcoords": "offset points"}
-                axes.annotate(str(place[2]), place[:2], color=MUTED, fontsize=7, **offset)
+                axes.annotate(str(number), point, color=MUTED, fontsize=7, **offset)
         axes.set(xlabel=metrics[1], title=f"{metrics[0]} against {metrics[1]}")
         _legend(axes)
     return figure
 
 
 def rate_figure(trials: Sequence[tuple[float, float, TrialPoint]], *, metric: str, maximize: bool) -> Figure:
-    """The rate of every trial against its batch, the best at each batch, and the linear and square root rules.
-
-    Args:
-        trials: batch, rate and trial.
-        metric: of the objective.
-        maximize: whether a higher value is better.
-    """
+    """The rate of every (batch, rate, trial), the best at each batch, and the linear and square root rules."""
     with stacked([1.2 * _HEIGHT]) as (figure, (axes,)):
         for state, (face, edge, marker) in _LOOKS.items():
             chosen = [(batch, rate) for batch, rate, trial in trials if trial.state == state]

@@ -12,30 +12,18 @@ from trainers.launch.preflight import NotBuilt, refuse_unbuilt
 from trainers.launch.vocabulary import vocabulary
 
 
-@pytest.fixture
-def run(tmp_path, monkeypatch):
-    """Runs a command in an empty folder: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-
-    def run_command(*arguments):
-        result = CliRunner().invoke(kilobatch.app, ["recipes", *arguments])
-        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-        return result.exit_code, result.stdout, result.stderr
-
-    return run_command
-
-
 def test_card_on_the_terminal_ends_with_its_curve(run):
-    code, out, _ = run("card", "goyal2017", "--set", "batch.global=512")
+    code, out = run("card", "goyal2017", "--set", "batch.global=512")
     assert code == 0
     assert "global batch   512" in out
     assert any("\u2801" <= character <= "\u28ff" for character in out)
 
 
 @pytest.mark.parametrize(("name", "files"), [("c.html", ["c.html"]), ("c.md", ["c.md", "c.svg"])])
-def test_card_into_files(run, tmp_path, name, files):
-    code, out, err = run("card", "digits/ramp", "-o", name)
-    assert (code, out, err) == (0, "", f"wrote {' and '.join(files)}\n")
+def test_card_into_files(tmp_path, monkeypatch, name, files):
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(kilobatch.app, ["recipes", "card", "digits/ramp", "-o", name])
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "", f"wrote {' and '.join(files)}\n")
     assert sorted(path.name for path in tmp_path.iterdir()) == files
     assert "can be trained here" in (tmp_path / name).read_text().lower()
 
@@ -65,7 +53,7 @@ def test_card_refuses_what_it_cannot_do(run, tmp_path, arguments):
 
 
 def test_recipe_with_open_values_is_valid_and_lists_them(run):
-    code, out, _ = run("validate", "you2017/resnet50_32768")
+    code, out = run("validate", "you2017/resnet50_32768")
     assert code == 0
     assert "cannot be trained yet" in out
     assert "left open: learning_rate.reference, learning_rate.warmup" in out

@@ -52,17 +52,6 @@ def test_the_passage_in_the_docs_is_what_is_printed(diff, monkeypatch):
     assert expected == diff(*command.split()[4:])[1]
 
 
-def test_a_row_has_both_values_and_where_they_come_from(diff):
-    Path("mine.yaml").write_text(MINE + "seed: 3\nbatch: {global: 4096}\n")
-    out = diff("goyal2017", "mine.yaml")[1]
-    assert "\nbatch\n  global                  A  8192" in out
-    assert "\n                          B  4096" in out
-    assert "mine.yaml:4\n" in out
-    assert "\nseed                      A  0" in out
-    assert "\nWhat it comes to          A                           B\n" in out
-    assert "\n  updates                 14,076                      28,151\n" in out
-
-
 @pytest.mark.parametrize(
     ("changed", "verdict"),
     [
@@ -98,14 +87,6 @@ def test_words_are_listed_by_name_and_with_all_in_full(diff):
     assert "Names and words" not in out
 
 
-def test_a_step_that_one_ramp_lacks_is_as_before_and_a_missing_augmentation_a_dash(diff):
-    out = diff("goyal2017", "suzuki2018")[1]
-    assert "\n  global.from 30          A  as before\n" in out
-    out = diff("goyal2017", "wightman2021")[1]
-    assert "\n  train.RandAugment       A  -\n" in out
-    assert "\n  train.RandomResizedCrop.size\n                          A  224" in out
-
-
 def test_a_pipe_gets_plain_text_and_the_exit_code_is_that_of_diff(tmp_path):
     def printed(*names):
         line = [sys.executable, str(ROOT / "kilobatch.py"), "recipes", "diff", *names]
@@ -118,14 +99,3 @@ def test_a_pipe_gets_plain_text_and_the_exit_code_is_that_of_diff(tmp_path):
     assert "\x1b" not in done.stdout
     assert "?" not in done.stdout
     assert printed("digits/baseline", "digits/bseline").returncode == 2
-
-
-def test_help_teaches_exit_codes_and_examples(diff):
-    out = diff("--help")[1]
-    for words in (
-        "Exit code 0: the same training",
-        "1: values differ",
-        "2: a recipe was refused",
-        "diff runs/a runs/b",
-    ):
-        assert words in out

@@ -58,28 +58,46 @@ def test_one_comment_names_several_rules(lint):
     assert lint(f"{text}  # lint: ignore {rules} both on purpose\n") == []
 
 
-def test_comment_of_the_extended_file_goes_with_its_key(lint):
-    base = BEYOND.replace("384}", "384}   # lint: ignore linear-beyond-8k figure 1")
-    assert lint("kilobatch: 1\nextends: ./base.yaml\nseed: 1\n", base=base) == []
-    (finding,) = lint("kilobatch: 1\nextends: ./base.yaml\nbatch: {global: 32768}\n", base=base)
-    assert (finding.file, finding.rule) == ("mine.yaml", "linear-beyond-8k")
+IGNORED = BEYOND.replace("384}", "384}   # lint: ignore linear-beyond-8k figure 1")
+GOYAL, MINE = "kilobatch: 1\nextends: goyal2017\n", "kilobatch: 1\nextends: ./base.yaml\n"
 
 
-def test_comment_at_extends_is_about_all_that_it_brings(lint):
-    mine = "kilobatch: 1\nextends: ./base.yaml   # lint: ignore linear-beyond-8k their choice\nseed: 1\n"
-    assert lint(mine, base=BEYOND) == []
-
-
-def test_comment_at_extends_is_not_about_an_override(lint, marks):
-    mine = "kilobatch: 1\nextends: goyal2017   # lint: ignore linear-beyond-8k their choice\nseed: 1\n"
-    assert ("linear-beyond-8k", 1, 1) in marks(lint(mine, "batch.global=16384"))
-
-
-def test_comment_of_another_rule_or_line_lets_nothing_through(lint, marks):
-    text = BEYOND + "seed: 1   # lint: ignore linear-beyond-8k here\n"
-    assert marks(lint(text)) == [("linear-beyond-8k", 3, 9), ("unused-ignore", 4, 11)]
-    text = BEYOND.replace("384}", "384}   # lint: ignore no-warmup there")
-    assert marks(lint(text)) == [("linear-beyond-8k", 3, 9), ("unused-ignore", 3, 26)]
+@pytest.mark.parametrize(
+    ("text", "base", "overrides", "expected"),
+    [
+        pytest.param(MINE + "seed: 1\n", IGNORED, [], [], id="goes with its key"),
+        pytest.param(MINE + "batch: {global: 32768}\n", IGNORED, [], [("linear-beyond-8k", 3, 9)], id="another key"),
+        pytest.param(MINE + "batch: {global: 8192}\n", IGNORED, [], [], id="unused in a base is not reported"),
+        pytest.param(
+            MINE.replace("base.yaml", "base.yaml   # lint: ignore linear-beyond-8k their choice"),
+            BEYOND, [], [], id="at extends: all that it brings",
+        ),
+        pytest.param(
+            GOYAL.replace("2017", "2017   # lint: ignore linear-beyond-8k their choice"),
+            GOYAL, ["batch.global=16384"], [("linear-beyond-8k", 1, 1), ("unused-ignore", 2, 22)],
+            id="at extends: no override",
+        ),
+        pytest.param(
+            BEYOND + "seed: 1   # lint: ignore linear-beyond-8k here\n",
+            GOYAL, [], [("linear-beyond-8k", 3, 9), ("unused-ignore", 4, 11)], id="of another line",
+        ),
+        pytest.param(
+            BEYOND.replace("384}", "384}   # lint: ignore no-warmup there"),
+            GOYAL, [], [("linear-beyond-8k", 3, 9), ("unused-ignore", 3, 26)], id="of another rule",
+        ),
+        pytest.param(
+            BEYOND.replace("384}", "384}  # lint: ignore linear-beyond-8k"),
+            GOYAL, [], [("bare-ignore", 3, 25)], id="without a reason",
+        ),
+        pytest.param(GOYAL + "seed: 1  # lint: ignore\n", GOYAL, [], [("bare-ignore", 3, 10)], id="without a rule"),
+        pytest.param(
+            BEYOND + 'title: "x # lint: ignore linear-beyond-8k y"\n',
+            GOYAL, [], [("linear-beyond-8k", 3, 9)], id="inside a text",
+        ),
+    ],
+)  # fmt: skip
+def test_which_findings_a_comment_ignores(text, base, overrides, expected, lint, marks):
+    assert marks(lint(text, *overrides, base=base)) == expected
 
 
 def test_unknown_rule_in_a_comment_is_reported_with_the_nearest(lint):
@@ -88,27 +106,11 @@ def test_unknown_rule_in_a_comment_is_reported_with_the_nearest(lint):
     assert finding.way_out == "did you mean no-warmup or constant-warmup?"
 
 
-def test_comment_without_a_reason_or_a_rule_is_reported(lint, marks):
-    assert marks(lint(BEYOND.replace("384}", "384}  # lint: ignore linear-beyond-8k"))) == [("bare-ignore", 3, 25)]
-    assert marks(lint("kilobatch: 1\nextends: goyal2017\nseed: 1  # lint: ignore\n")) == [("bare-ignore", 3, 10)]
-
-
-def test_what_stands_in_a_text_is_no_comment(lint, marks):
-    text = BEYOND + 'title: "x # lint: ignore linear-beyond-8k y"\n'
-    assert marks(lint(text)) == [("linear-beyond-8k", 3, 9)]
-
-
 def test_comment_of_a_rule_that_did_not_run_is_left_alone(lint, marks):
     text = "kilobatch: 1\nextends: goyal2017\nbatch: {norm_span: 64}   # lint: ignore span-over-share a team of two\n"
     assert lint(text) == []
     assert lint(text, workers=256) == []
     assert marks(lint(text, workers=2)) == [("unused-ignore", 3, 26)]
-
-
-def test_comments_of_the_extended_file_are_not_reported_as_unused(lint, marks):
-    base = BEYOND.replace("384}", "384}   # lint: ignore linear-beyond-8k figure 1")
-    mine = "kilobatch: 1\nextends: ./base.yaml\nbatch: {global: 8192}\n"
-    assert lint(mine, base=base) == []
 
 
 def test_wrong_recipe_is_refused_and_not_linted(lint):

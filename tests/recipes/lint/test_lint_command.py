@@ -1,30 +1,20 @@
 """`kilobatch recipes lint`, as a user types it."""
 
 import json
+from functools import partial
 
 import pytest
-from typer.testing import CliRunner
 
-import kilobatch
-from recipes.errors import RecipeError
 from recipes.lint import entries, handbook
 
 BEYOND = "kilobatch: 1\nextends: goyal2017\nbatch: {global: 16384}\n"
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
-    """Runs `recipes lint` in a folder with a recipe that breaks a rule: (exit code, stdout)."""
-    monkeypatch.chdir(tmp_path)
+def run(run, tmp_path):
+    """Runs `recipes lint` in a folder with a recipe that breaks a rule: (exit code, what is printed)."""
     (tmp_path / "mine.yaml").write_text(BEYOND)
-
-    def run_command(*arguments):
-        result = CliRunner().invoke(kilobatch.app, ["recipes", "lint", *arguments])
-        if isinstance(result.exception, RecipeError):
-            return 2, str(result.exception)
-        return result.exit_code, result.output
-
-    return run_command
+    return partial(run, "lint")
 
 
 def test_clean_recipe_ends_with_0_and_a_finding_with_5(run):

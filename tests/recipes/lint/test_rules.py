@@ -58,41 +58,48 @@ def test_a_rule_without_a_docstring_has_an_entry_with_empty_texts():
     assert (entry_of(half_rule).what, entry_of(half_rule).way_out) == ("Only a headline.", "none.")
 
 
-@pytest.mark.parametrize(("batch", "rules"), [(1631, []), (1632, ["no-warmup"])])
-def test_lars_without_a_warmup_is_reported_from_the_smallest_published_batch(batch, rules, lint):
-    text = (
-        "kilobatch: 1\nextends: mlperf/lars_1632\nlearning_rate: {warmup: null}\n"
-        f"batch: {{global: {batch}, norm_span: 1}}\n"
-    )
-    assert [finding.rule for finding in lint(text)] == rules
+RAMP = "batch: {global: [{from: 0, size: 4096}, {from: 30, size: 8192}]}\nevaluation: {norm_momentum: {per: 8192}}\n"
+LATER = "batch: {global: [{from: 0, size: 8192}, {from: %s, size: 16384}]}\nevaluation: {norm_momentum: {per: 8192}}\n"
+LARS = "optimizer: {kind: Lars, weight_decay: 1e-4, no_decay: [norm, bias]}\n"
+OWN_WARMUP = "optimizer: {kind: %s, weight_decay: 1e-4, no_decay: [norm]}\nlearning_rate: {warmup: null, rule: %s}\n"
+SLOW = "learning_rate: {%sschedule: {kind: SlowStart, boundaries: [30, 60], factors: [%s, 1.0, 0.1]}}\n"
+LAGGING = "evaluation: {norm_momentum: {keep: 0.999}, norm_statistics: %s}\n"
 
 
-def test_a_batch_that_grows_where_the_rate_falls_is_not_beyond_8k(lint, marks):
-    text = (
-        "kilobatch: 1\nextends: goyal2017\nevaluation: {norm_momentum: {per: 8192}}\n"
-        "batch: {global: [{from: 0, size: 8192}, {from: 30, size: 16384}]}\n"
-    )
-    assert lint(text) == []
-    assert marks(lint(text.replace("30", "29"))) == [("linear-beyond-8k", 4, 9)]
-
-
-def test_rules_about_scaling_are_quiet_where_nothing_is_scaled_that_way(lint):
-    root = "kilobatch: 1\nextends: goyal2017\nbatch: {global: 16384}\nlearning_rate: {rule: sqrt}\n"
-    assert "linear-beyond-8k" not in [finding.rule for finding in lint(root)]
-    lars = "kilobatch: 1\nextends: goyal2017/256\noptimizer: {kind: Lars, weight_decay: 1e-4, no_decay: [norm, bias]}\n"
-    assert "scaled-lars" not in [finding.rule for finding in lint(lars)]
-
-
-def test_a_schedule_whose_clock_starts_after_the_warmup_steps_down_behind_it(lint):
-    text = "kilobatch: 1\nextends: goyal2017\nlearning_rate: {warmup: {epochs: 31, joins: before}}\n"
-    assert lint(text) == []
-    assert [finding.rule for finding in lint(text.replace("before", "over"))] == ["warmup-past-decay"]
-
-
-def test_statistics_that_move_by_group_or_not_at_all_do_not_lag(lint):
-    text = "kilobatch: 1\nextends: goyal2017\nevaluation: {norm_momentum: {keep: 0.999}}\n"
-    for statistics, rules in (("pooled", ["lagging-statistics"]), ("by_group", []), ("last_batch", [])):
-        assert [finding.rule for finding in lint(text, f"evaluation.norm_statistics={statistics}")] == rules
+@pytest.mark.parametrize(
+    ("base", "changes", "rules"),
+    [
+        # LARS is reported without a warmup from the smallest published batch on
+        ("mlperf/lars_1632", "learning_rate: {warmup: null}\nbatch: {global: 1631, norm_span: 1}\n", []),
+        ("mlperf/lars_1632", "learning_rate: {warmup: null}\nbatch: {global: 1632, norm_span: 1}\n", ["no-warmup"]),
+        # a batch that grows where the rate falls
+        ("goyal2017", LATER % 30, []),
+        ("goyal2017", LATER % 29, ["linear-beyond-8k"]),
+        # nothing is scaled that way
+        ("goyal2017", "batch: {global: 16384}\nlearning_rate: {rule: sqrt}\n", []),
+        ("goyal2017/256", LARS, []),
+        # a clock that starts after the warmup
+        ("goyal2017", "learning_rate: {warmup: {epochs: 31, joins: before}}\n", []),
+        ("goyal2017", "learning_rate: {warmup: {epochs: 31, joins: over}}\n", ["warmup-past-decay"]),
+        # statistics that move by group or not at all
+        ("goyal2017", LAGGING % "pooled", ["lagging-statistics"]),
+        ("goyal2017", LAGGING % "by_group", []),
+        ("goyal2017", LAGGING % "last_batch", []),
+        # optimizers with a warmup or a gain of their own
+        ("goyal2017", OWN_WARMUP % ("AdaScale", "none"), []),
+        ("goyal2017", OWN_WARMUP % ("RmspropWarmup", "linear"), []),
+        ("goyal2017", OWN_WARMUP % ("AdaScale", "linear"), ["scaled-twice"]),
+        # a schedule that steps up where the batch does
+        ("goyal2017", RAMP + SLOW % ("", "0.5"), ["scaled-twice"]),
+        ("goyal2017", RAMP + SLOW % ("", "1.0"), []),
+        ("goyal2017", RAMP + SLOW % ("scale_with: initial, ", "0.5"), []),
+        # gradients one update late
+        ("goyal2017", RAMP + "updater: {double_buffering: true}\n", ["double-buffering"]),
+        ("goyal2017", LATER.replace("16384", "4096") % 30 + "updater: {double_buffering: true}\n", []),
+    ],
+)
+def test_rules_that_fire(base, changes, rules, lint):
+    assert [finding.rule for finding in lint(f"kilobatch: 1\nextends: {base}\n{changes}")] == rules
 
 
 @pytest.mark.parametrize(
@@ -112,41 +119,3 @@ def test_what_is_written_against_statistics_that_lag_is_quiet(batch, per, way_ou
     assert finding.way_out == f"write `norm_momentum: {way_out}`"
     after = lint(text.replace("{keep: 0.95, per: %s}", way_out))
     assert "lagging-statistics" not in [finding.rule for finding in after]
-
-
-@pytest.mark.parametrize("kind", ["AdaScale", "RmspropWarmup"])
-def test_an_optimizer_with_a_warmup_of_its_own_needs_none(kind, lint):
-    rule = {"AdaScale": "none", "RmspropWarmup": "linear"}[kind]
-    text = (
-        f"kilobatch: 1\nextends: goyal2017\nlearning_rate: {{warmup: null, rule: {rule}}}\n"
-        f"optimizer: {{kind: {kind}, weight_decay: 1e-4, no_decay: [norm]}}\n"
-    )
-    assert lint(text) == []
-
-
-def test_a_schedule_that_steps_up_where_the_batch_does_is_scaled_twice(lint, marks):
-    text = (
-        "kilobatch: 1\nextends: goyal2017\nbatch: {global: [{from: 0, size: 4096}, {from: 30, size: 8192}]}\n"
-        "evaluation: {norm_momentum: {per: 8192}}\n"
-        "learning_rate: {schedule: {kind: SlowStart, boundaries: [30, 60], factors: [0.5, 1.0, 0.1]}}\n"
-    )
-    assert marks(lint(text)) == [("scaled-twice", 5, 17)]
-    assert lint(text.replace("[0.5, 1.0, 0.1]", "[1.0, 1.0, 0.1]")) == []
-    assert lint(text.replace("{schedule", "{scale_with: initial, schedule")) == []
-
-
-def test_adascale_under_a_rule_is_scaled_twice(lint, marks):
-    text = (
-        "kilobatch: 1\nextends: goyal2017\nlearning_rate: {warmup: null}\n"
-        "optimizer: {kind: AdaScale, weight_decay: 1e-4, no_decay: [norm]}\n"
-    )
-    assert marks(lint(text)) == [("scaled-twice", 4, 13)]
-
-
-def test_double_buffering_with_a_ramp_down_is_let_through(lint, marks):
-    text = (
-        "kilobatch: 1\nextends: goyal2017\nupdater: {double_buffering: true}\n"
-        "evaluation: {norm_momentum: {per: 8192}}\nbatch: {global: [{from: 0, size: 4096}, {from: 30, size: 8192}]}\n"
-    )
-    assert marks(lint(text)) == [("double-buffering", 3, 11)]
-    assert lint(text.replace("size: 4096", "size: 8192").replace("from: 30, size: 8192", "from: 30, size: 4096")) == []

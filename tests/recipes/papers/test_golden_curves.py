@@ -12,7 +12,7 @@ import pytest
 
 import trainers.compat  # noqa: F401
 from recipes.planning.rates import batch_size_at, image_size_at, learning_rate_at, momentum_at, norm_span_at
-from recipes.planning.timeline import timeline
+from recipes.planning.timeline import timeline_of
 from recipes.reading.open import open_recipe
 from recipes.reading.registry import names
 from trainers.launch.vocabulary import vocabulary
@@ -24,13 +24,7 @@ NUM_POINTS = 40
 def curve(name):
     """40 updates from the first to the last, as evenly as whole updates allow."""
     opened = open_recipe(name, vocabulary=vocabulary())
-    recipe, batch = opened.recipe, opened.recipe.batch
-    updates = timeline(
-        global_batch_size=batch.global_,
-        norm_span=batch.norm_span,
-        epochs=recipe.epochs,
-        num_train=opened.dataset.num_train,
-    )
+    recipe, updates = opened.recipe, timeline_of(opened.recipe, opened.dataset)
     moves = recipe.image_size is not None and len(set(recipe.image_size.sizes)) > 1
     points = []
     for update in (point * (updates.num_updates - 1) // (NUM_POINTS - 1) for point in range(NUM_POINTS)):

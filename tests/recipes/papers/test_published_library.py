@@ -12,7 +12,7 @@ from math import cos, floor, inf, nextafter, pi
 import pytest
 
 from recipes.planning.rates import batch_size_at, learning_rate_at, momentum_at, norm_span_at
-from recipes.planning.timeline import timeline
+from recipes.planning.timeline import timeline_of
 from recipes.reading.open import open_recipe
 from recipes.reading.registry import names
 from trainers.launch.vocabulary import vocabulary
@@ -331,17 +331,19 @@ def name(request):
 
 
 @pytest.fixture(scope="module")
-def recipe(name):
-    opened = open_recipe(name, vocabulary=vocabulary())
-    assert opened.dataset.num_train == N
-    assert opened.recipe.epochs == 90
+def opened(name):
+    return open_recipe(name, vocabulary=vocabulary())
+
+
+@pytest.fixture(scope="module")
+def recipe(opened):
+    assert (opened.dataset.num_train, opened.recipe.epochs) == (N, 90)
     return opened.recipe
 
 
 @pytest.fixture(scope="module")
-def updates(recipe):
-    batch = recipe.batch
-    return timeline(global_batch_size=batch.global_, norm_span=batch.norm_span, epochs=recipe.epochs, num_train=N)
+def updates(opened):
+    return timeline_of(opened.recipe, opened.dataset)
 
 
 def assert_published(name, recipe, epoch, exact):
@@ -354,9 +356,8 @@ def assert_published(name, recipe, epoch, exact):
 
 def test_numbers_worked_out_by_hand(name, recipe):
     for epoch, rate, size in BY_HAND[name]:
-        assert (epoch, learning_rate_at(recipe, epoch)) == (epoch, pytest.approx(rate, rel=1e-12))
-        assert batch_size_at(recipe, epoch) == size
-        assert momentum_at(recipe, epoch) == 0.9
+        shown = (epoch, learning_rate_at(recipe, epoch), batch_size_at(recipe, epoch), momentum_at(recipe, epoch))
+        assert shown == (epoch, pytest.approx(rate, rel=1e-12), size, 0.9)
 
 
 def test_boundary_changes_the_rate_exactly_there(name, recipe):
@@ -365,17 +366,14 @@ def test_boundary_changes_the_rate_exactly_there(name, recipe):
             assert_published(name, recipe, epoch, Fraction(epoch))
 
 
-def test_updates_around_every_boundary(name, recipe, updates):
+def test_updates_around_every_boundary_and_every_200th_between(name, recipe, updates):
     """The last update that starts before a boundary, the first that starts at or after it, and the one after that."""
+    tried = {*range(0, updates.num_updates, 200), updates.num_updates - 1}
     for boundary in BOUNDARIES[name]:
         first = updates.first_update_at(float(boundary))
         assert updates.samples_at(first - 1) < boundary * N <= updates.samples_at(first)
-        for update in (first - 1, first, first + 1):
-            assert_published(name, recipe, updates.epoch_at(update), Fraction(updates.samples_at(update), N))
-
-
-def test_every_200th_update_between(name, recipe, updates):
-    for update in [*range(0, updates.num_updates, 200), updates.num_updates - 1]:
+        tried |= {first - 1, first, first + 1}
+    for update in tried:
         assert_published(name, recipe, updates.epoch_at(update), Fraction(updates.samples_at(update), N))
 
 

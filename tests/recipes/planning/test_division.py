@@ -30,6 +30,18 @@ def test_every_sample_is_computed_once_within_the_micro_batch(options):
     assert [division.samples_of(rank) for rank in range(len(parts))] == [sum(m.size for m in own) for own in parts]
     assert division.largest == max(m.size for own in parts for m in own)
     assert division.num_shares == (sum(map(len, parts)) if division.team_size == 1 else 0)
+    # A norm group is whole on one worker, or one slot of each of a team.
+    span = options["norm_span"]
+    if division.team_size == 1:
+        assert all(m.offset % span == 0 and m.size == m.num_groups * span for own in parts for m in own)
+        return
+    for team in range(division.num_teams):
+        members = range(team * division.team_size, (team + 1) * division.team_size)
+        for slot in zip(*(parts[rank] for rank in members), strict=True):
+            sizes = [m.size for m in slot]
+            assert (sum(sizes), slot[0].offset % span) == (span, 0)
+            assert sizes == sorted(sizes, reverse=True)
+            assert sizes[0] - sizes[-1] <= 1
 
 
 @pytest.mark.parametrize("options", CASES, ids=lambda o: "-".join(map(str, o.values())))
@@ -44,23 +56,6 @@ def test_the_next_smaller_micro_batch_is_half_in_whole_groups_and_what_a_smaller
         tried.append(size)
     assert division.team_size > 1 or division.largest == options["norm_span"]
     assert len(tried) <= 1 + tried[0].bit_length()
-
-
-@pytest.mark.parametrize("options", CASES, ids=lambda o: "-".join(map(str, o.values())))
-def test_a_norm_group_is_whole_on_one_worker_or_one_slot_of_each_of_a_team(options):
-    division, parts = shares(**options)
-    span = options["norm_span"]
-    if division.team_size == 1:
-        assert all(m.offset % span == 0 and m.size == m.num_groups * span for own in parts for m in own)
-        return
-    for team in range(division.num_teams):
-        members = range(team * division.team_size, (team + 1) * division.team_size)
-        for slot in zip(*(parts[rank] for rank in members), strict=True):
-            assert sum(m.size for m in slot) == span
-            assert slot[0].offset % span == 0
-            sizes = [m.size for m in slot]
-            assert sizes == sorted(sizes, reverse=True)
-            assert sizes[0] - sizes[-1] <= 1
 
 
 def test_by_hand_192_samples_on_five_workers():

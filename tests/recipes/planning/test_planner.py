@@ -6,7 +6,7 @@ import pytest
 
 from recipes.planning.division import PlanError
 from recipes.planning.planner import Model
-from recipes.reports.plan_text import plan_text
+from recipes.reports.terminal import plan_text
 from recipes.schema import Precision
 from trainers.launch.request import TrainRequest, prepare
 
@@ -18,13 +18,11 @@ def planned(*overrides, workers=1, micro_batch_size=None):
     return prepare(request, workers=workers).plan
 
 
-def test_ada_scale_has_a_norm_group_a_micro_batch_whatever_fits():
-    for workers, micro_batch_size in ((1, None), (2, 96), (3, 32)):
-        division = planned(*ADA_SCALE, workers=workers, micro_batch_size=micro_batch_size).segments[0].division
-        micro_batches = [part for rank in range(workers) for part in division.micro_batches(rank)]
-        assert [(part.offset, part.size, part.num_groups) for part in micro_batches] == [
-            (0, 32, 1), (32, 32, 1), (64, 32, 1),
-        ]  # fmt: skip
+@pytest.mark.parametrize(("workers", "micro_batch_size"), [(1, None), (2, 96), (3, 32)])
+def test_ada_scale_has_a_norm_group_a_micro_batch_whatever_fits(workers, micro_batch_size):
+    division = planned(*ADA_SCALE, workers=workers, micro_batch_size=micro_batch_size).segments[0].division
+    parts = [part for rank in range(workers) for part in division.micro_batches(rank)]
+    assert [(part.offset, part.size, part.num_groups) for part in parts] == [(0, 32, 1), (32, 32, 1), (64, 32, 1)]
 
 
 def test_ada_scale_keeps_groups_whole_where_workers_are_many():

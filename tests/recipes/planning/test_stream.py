@@ -38,9 +38,10 @@ def test_an_update_larger_than_the_data_set_takes_from_several_epochs():
     assert sorted(indices[1:4]) == [0, 1, 2]
 
 
-def test_an_empty_data_set_is_refused():
-    with pytest.raises(ValueError, match=r"num_samples must be at least 1"):
-        Stream(seed=0, num_samples=0)
+@pytest.mark.parametrize("wrong", [{"num_samples": 0}, {"num_samples": 3, "repeats": 0}])
+def test_an_empty_data_set_and_no_repeat_are_refused(wrong):
+    with pytest.raises(ValueError, match=f"{[*wrong][-1]} must be at least 1"):
+        Stream(seed=0, **wrong)
 
 
 @pytest.mark.parametrize("repeats", [2, 3, 4, 200])
@@ -62,20 +63,8 @@ def test_every_copy_has_draws_of_its_own_and_the_first_those_of_the_epoch():
     assert epochs[:4].tolist() == [0, 2**32, 2 * 2**32, 0]
 
 
-def test_one_repeat_is_the_stream_without():
-    plain, once = Stream(seed=4, num_samples=101), Stream(seed=4, num_samples=101, repeats=1)
-    assert (np.stack(plain.samples(50, 300)) == np.stack(once.samples(50, 300))).all()
-    order = np.concatenate([permutation(4, epoch, 101) for epoch in range(4)])
-    assert (plain.samples(50, 300)[1] == order[50:350]).all()
-
-
 @pytest.mark.parametrize("repeats", [1, 3])
 def test_samples_at_any_positions_are_those_of_the_whole_stream(repeats):
     stream = Stream(seed=2, num_samples=101, repeats=repeats)
     whole, some = np.stack(stream.samples(0, 500)), [400, 3, 101, 3, 99]
     assert (np.stack(stream.at(some)) == whole[:, some]).all()
-
-
-def test_no_repeat_at_all_is_refused():
-    with pytest.raises(ValueError, match=r"repeats must be at least 1"):
-        Stream(seed=0, num_samples=3, repeats=0)

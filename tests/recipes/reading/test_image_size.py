@@ -1,16 +1,15 @@
 """Progressive resizing in a recipe: which update has which size, and what is refused where."""
 
 import numpy as np
-import pytest
 
 from lr_schedules import BatchRamp
 from recipes.planning.planner import plan
 from recipes.planning.rates import image_size_at
-from recipes.planning.timeline import timeline
+from recipes.planning.timeline import timeline, timeline_of
 from recipes.reading.image_size import at_image_size, keys_of_image_size
 from recipes.reading.open import open_cluster
 from recipes.reports.curves import curve_points
-from recipes.reports.plan_text import plan_text
+from recipes.reports.terminal import plan_text
 from recipes.schema.vocabulary import Unbuilt
 from trainers.augmentations import CenterCrop, Cutout, RandomResizedCrop, Resize
 from trainers.launch.vocabulary import vocabulary
@@ -18,97 +17,11 @@ from trainers.launch.vocabulary import vocabulary
 CROP = "augmentation: {train: [{kind: RandomResizedCrop, size: image_size}]}"
 LOSS = "loss: {kind: SoftmaxCrossEntropy}"
 
-# The last lines of a recipe whose ninth line is `loss` -> place, path, a part of the cause, a part of the way out.
-WRONG = {
-    "a size that nobody uses": (
-        "image_size: 8",
-        "10:13",
-        "image_size",
-        "is used by no augmentation",
-        "size: image_size",
-    ),
-    "an augmentation that wants what is not there": (
-        CROP,
-        "10:56",
-        "augmentation.train.0.size",
-        "means the recipe's `image_size`, which is not there",
-        "add `image_size: 224`",
-    ),
-    "evaluation by the size of training": (
-        f"image_size: 8\n{CROP[:-1]}, eval: [{{kind: CenterCrop, size: image_size}}]}}",
-        "11:102",
-        "augmentation.eval.0.size",
-        "size of training images",
-        "write the number of pixels",
-    ),
-    "no pixels": (f"image_size: 0\n{CROP}", "10:13", "image_size", "is 0", "at least 1"),
-    "a step of no pixels": (
-        f"image_size: [{{from: 0, size: 6}}, {{from: 5, size: -8}}]\n{CROP}",
-        "10:50",
-        "image_size.1.size",
-        "is -8",
-        "at least 1",
-    ),
-    "more pixels than anybody has": (
-        f"image_size: [{{from: 0, size: 6}}, {{from: 5, size: 16385}}]\n{CROP}",
-        "10:13",
-        "image_size",
-        "is 16385",
-        "at most 16384 pixels",
-    ),
-    "more pixels than anybody has in an augmentation": (
-        f"image_size: 6\n{CROP[:-2]}, {{kind: Resize, shorter: 20000}}]}}",
-        "11:93",
-        "augmentation.train.1.shorter",
-        "is 20000",
-        "at most 16384 pixels",
-    ),
-    "half a pixel": (f"image_size: 6.5\n{CROP}", "10:13", "image_size", "is 6.5", "whole number"),
-    "steps out of order": (
-        f"image_size: [{{from: 0, size: 6}}, {{from: 5, size: 7}}, {{from: 5, size: 8}}]\n{CROP}",
-        "10:61",
-        "image_size.2.from",
-        "5 does not come after 5",
-        "order of time",
-    ),
-    "a late beginning": (
-        f"image_size: [{{from: 1, size: 6}}]\n{CROP}",
-        "10:21",
-        "image_size.0.from",
-        "begins at 1",
-        "begins at 0",
-    ),
-    "a step after the end": (
-        f"image_size: [{{from: 0, size: 6}}, {{from: 20, size: 8}}]\n{CROP}",
-        "10:41",
-        "image_size.1.from",
-        "at or after the end",
-        "remove this step",
-    ),
-    "another word": (
-        "image_size: 8\naugmentation: {train: [{kind: RandomResizedCrop, size: imagesize}]}",
-        "11:56",
-        "augmentation.train.0.size",
-        "the text 'imagesize'",
-        "did you mean image_size?",
-    ),
-}
-
 
 def steps(**sizes):
     """A ramp: `steps(at_0=8, at_30=16)`."""
     boundaries = tuple(float(key.removeprefix("at_")) for key in sizes)
     return BatchRamp(boundaries=boundaries, sizes=tuple(sizes.values()))
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_size_is_one_line_with_place_cause_and_way_out(case, write, problem_of):
-    lines, position, path, cause, way_out = WRONG[case]
-    problem = problem_of(write(line_9=f"{LOSS}\n{lines}"))
-    result = f"{problem.line}:{problem.column}", problem.path
-    assert result == (position, path)
-    assert cause in problem.what
-    assert way_out in problem.way_out
 
 
 def test_a_recipe_without_it_has_none(opened):
@@ -166,16 +79,9 @@ def test_coupled_with_the_batch_both_move_at_the_same_update():
 def test_the_size_of_an_update_by_the_formula_and_by_the_timeline_are_one(opened):
     line = "image_size: [{from: 0, size: 4}, {from: 3.3, size: 6}, {from: 7.7, size: 8}]"
     result = opened(line_9=f"{LOSS}\n{line}\n{CROP}")
-    recipe = result.recipe
-    made = timeline(
-        global_batch_size=recipe.batch.global_,
-        norm_span=recipe.batch.norm_span,
-        epochs=recipe.epochs,
-        num_train=result.dataset.num_train,
-        image_size=recipe.image_size,
-    )
+    made = timeline_of(result.recipe, result.dataset)
     for update in range(made.num_updates):
-        assert made.segment_of(update).image_size == image_size_at(recipe, made.epoch_at(update))
+        assert made.segment_of(update).image_size == image_size_at(result.recipe, made.epoch_at(update))
 
 
 def test_what_means_the_size_gets_it_and_nothing_else_changes():

@@ -1,13 +1,16 @@
 """What a recipe's keys mean once it is open: units, rules, defaults, origins, what is not built."""
 
+from operator import attrgetter
+
 import pytest
 import yaml
 
-from lr_schedules import BatchRamp, Constant, Cosine, GradualWarmup, MultiStep, Polynomial, Product
+from lr_schedules import Constant, Cosine, GradualWarmup, Polynomial, Product
 from recipes.reading.load import resolved_text
 from recipes.reading.open import open_recipe
 from recipes.schema import Augmentation, Evaluation, NormMomentum, Updater
 from recipes.schema.vocabulary import Unbuilt
+from trainers.augmentations.mixing import CutMix, Mixup
 from trainers.launch.vocabulary import vocabulary
 
 N = 1500
@@ -50,36 +53,37 @@ def test_resolved_text_opens_to_the_same_recipe(opened, write):
     assert after.tree == before.tree
 
 
-def test_a_recipe_without_a_name_is_called_as_its_file(opened):
-    result = opened(line_2="title: unnamed")
-    assert result.recipe.name == "mine"
-    assert result.origins["name"] == "rule: the name of the file"
-
-
 def test_norm_span_is_the_largest_up_to_32_that_divides_every_batch(opened):
     spans = {"96": 32, "100": 25, "7": 7, "37": 1, "[{from: 0, size: 96}, {from: 3, size: 120}]": 24}
     for batch, span in spans.items():
         assert opened(line_6=f"batch: {{global: {batch}}}").recipe.batch.norm_span.sizes == (span,)
 
 
-def test_ramp_in_updates_counts_the_updates_of_this_ramp(opened):
-    steps = "[{from: 0, size: 96}, {from: 10up, size: 192}, {from: 15up, size: 288}]"
-    ramp = opened(line_6=f"batch: {{global: {steps}}}").recipe.batch.global_
-    assert ramp == BatchRamp(boundaries=(0.0, 960 / N, (960 + 5 * 192) / N), sizes=(96, 192, 288))
+# 16 updates of 96 reach epoch 1, the last one with 36 samples of the second epoch; 4 more of 192.
+END = (16 * 96 + 4 * 192) / N
+RAMP = "batch: {global: [{from: 0, size: 96}, {from: 1, size: 192}]}"
+IN_UPDATES = "batch: {global: [{from: 0, size: 96}, {from: 10up, size: 192}, {from: 15up, size: 288}]}"
+STEPS = "learning_rate: {reference: 0.05, per: 32, schedule: {kind: MultiStep, boundaries: [16up, 20up]}}"
+AIMED = "learning_rate: {reference: 0.05, per: 32, warmup: {kind: GradualWarmup, epochs: 5, target_batch: 192}}"
 
 
-def test_updates_count_whole_updates_before_a_boundary(opened):
-    # 16 updates of 96 reach epoch 1, the last one with 36 samples of the second epoch; 4 more of 192.
-    result = opened(
-        line_6="batch: {global: [{from: 0, size: 96}, {from: 1, size: 192}]}",
-        line_7="learning_rate: {reference: 0.05, per: 32, schedule: {kind: MultiStep, boundaries: [16up, 20up]}}",
-    )
-    assert result.recipe.learning_rate.schedule == MultiStep(boundaries=(16 * 96 / N, (16 * 96 + 4 * 192) / N))
-
-
-def test_length_in_updates_counts_the_ramp_too(opened):
-    result = opened(line_5="epochs: 20up", line_6="batch: {global: [{from: 0, size: 96}, {from: 1, size: 192}]}")
-    assert result.recipe.epochs == (16 * 96 + 4 * 192) / N
+@pytest.mark.parametrize(
+    ("lines", "path", "value"),
+    [
+        ({"line_2": "title: unnamed"}, "name", "mine"),
+        ({"line_6": IN_UPDATES}, "batch.global_.boundaries", (0.0, 960 / N, (960 + 5 * 192) / N)),
+        (
+            {"line_6": RAMP, "line_7": STEPS},
+            "learning_rate.schedule.boundaries",
+            (16 * 96 / N, (16 * 96 + 4 * 192) / N),
+        ),
+        ({"line_6": RAMP, "line_5": "epochs: 20up"}, "epochs", END),
+        ({"line_6": RAMP, "line_7": AIMED}, "learning_rate.warmup.target_batch", 192),
+        ({"line_7": "learning_rate: {reference: 0.05, rule: none}"}, "learning_rate.per", 96),
+    ],
+)
+def test_updates_and_left_out_values_follow_from_the_rest_of_the_file(opened, lines, path, value):
+    assert attrgetter(path)(opened(**lines).recipe) == value
 
 
 def test_units_inside_nested_lists_and_schedules(opened):
@@ -110,19 +114,6 @@ def test_warmup_starts_at_a_rate_or_a_factor(opened, start, factor):
     assert (type(shape), shape.epochs, shape.start) == (GradualWarmup, 5.0, pytest.approx(factor))
     assert result.recipe.learning_rate.warmup.target_batch == 96
     assert result.tree["learning_rate"]["warmup"]["start"] == yaml.safe_load(start)
-
-
-def test_warmup_aims_at_the_batch_it_names(opened):
-    result = opened(
-        line_6="batch: {global: [{from: 0, size: 96}, {from: 3, size: 192}]}",
-        line_7="learning_rate: {reference: 0.05, per: 32, warmup: {kind: GradualWarmup, epochs: 5, target_batch: 192}}",
-    )
-    assert result.recipe.learning_rate.warmup.target_batch == 192
-
-
-def test_without_a_rule_the_batch_of_the_reference_may_be_left_out(opened):
-    result = opened(line_7="learning_rate: {reference: 0.05, rule: none}")
-    assert result.recipe.learning_rate.per == 96
 
 
 def test_evaluation_and_rate_may_be_read_every_update(opened):
@@ -167,3 +158,21 @@ def test_recipe_and_problem_can_be_sent_to_another_process(opened, write):
     with pytest.raises(RecipeError) as caught:
         open_recipe(write(line_5="epochs: 0"), vocabulary=vocabulary())
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_left_out_nothing_is_mixed_and_nothing_repeated(opened):
+    recipe = opened().recipe
+    assert recipe.augmentation.mix == ()
+    assert recipe.stream.repeats == 1
+
+
+def test_mixes_and_repeats_are_read_in_order(opened):
+    result = opened("augmentation.mix=[{kind: Mixup, alpha: 0.2}, {kind: CutMix, alpha: 1}]", "stream.repeats=3")
+    assert result.recipe.augmentation.mix == (Mixup(alpha=0.2), CutMix(alpha=1.0))
+    assert result.recipe.stream.repeats == 3
+    assert result.tree["augmentation"]["mix"][1] == {"kind": "CutMix", "alpha": 1, "probability": 1.0}
+
+
+def test_a_mix_that_is_not_built_is_named_in_lacks(opened):
+    result = opened("augmentation.mix=[{kind: PuzzleMix, alpha: 1}]", "lacks=[PuzzleMix]")
+    assert result.recipe.augmentation.mix == (Unbuilt(kind="PuzzleMix", fields={"alpha": 1}),)

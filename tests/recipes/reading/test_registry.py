@@ -36,23 +36,30 @@ def test_names_do_not_leave_their_folder(write, tmp_path, monkeypatch, name):
         find("recipes", name)
 
 
-def test_recipes_of_an_installed_package_are_found_without_running_it(write, tmp_path, monkeypatch):
-    write("raise SystemExit('this package was run')\n", "site/acme/__init__.py")
+@pytest.fixture
+def install(write, tmp_path, monkeypatch):
+    """Installs a package `acme` with some code and an entry point of recipes."""
+
+    def installed(code, value="acme"):
+        write(code, "site/acme/__init__.py")
+        entry = EntryPoint(name="acme", value=value, group="kilobatch.recipes")
+        monkeypatch.setattr(registry, "entry_points", lambda group: [entry] if group == entry.group else [])
+        monkeypatch.syspath_prepend(tmp_path / "site")
+
+    return installed
+
+
+def test_recipes_of_an_installed_package_are_found_without_running_it(install, write):
+    install("raise SystemExit('this package was run')\n")
     path = write(name="site/acme/deep/fast.yaml")
-    entry = EntryPoint(name="acme", value="acme", group="kilobatch.recipes")
-    monkeypatch.setattr(registry, "entry_points", lambda group: [entry] if group == entry.group else [])
-    monkeypatch.syspath_prepend(tmp_path / "site")
     assert find("recipes", "acme/deep/fast") == path
     assert "acme/deep/fast" in names("recipes")
     assert "acme" not in sys.modules
 
 
 @pytest.mark.parametrize("value", ["nowhere.recipes", "acme.recipes"])
-def test_an_installed_package_that_is_broken_hides_no_other_recipe(write, tmp_path, monkeypatch, value):
-    write("1 / 0\n", "site/acme/__init__.py")
-    entry = EntryPoint(name="acme", value=value, group="kilobatch.recipes")
-    monkeypatch.setattr(registry, "entry_points", lambda group: [entry] if group == entry.group else [])
-    monkeypatch.syspath_prepend(tmp_path / "site")
+def test_an_installed_package_that_is_broken_hides_no_other_recipe(install, value):
+    install("1 / 0\n", value)
     assert "goyal2017" in names("recipes")
     with pytest.raises(UnknownNameError):
         find("recipes", "acme/fast")

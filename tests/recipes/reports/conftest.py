@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from lr_schedules import BatchRamp, GradualWarmup, MultiStep
-from recipes.schema import Augmentation, Batch, Dataset, Evaluation, LearningRate, Recipe, Updater, Warmup
+from lr_schedules import BatchRamp, GradualWarmup
+from recipes.reading.open import open_dataset, open_recipe
+from recipes.schema import Dataset, Recipe
 from recipes.schema.vocabulary import Unbuilt
+from trainers.launch.vocabulary import vocabulary
 
 NUM_TRAIN = 1440
 RECIPE = {
@@ -131,7 +134,7 @@ def write_run(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def imagenet() -> Dataset:
-    return Dataset(name="imagenet", num_train=1_281_167, num_eval=50_000, num_classes=1000, channels=3)
+    return open_dataset("imagenet", vocabulary=vocabulary())
 
 
 @pytest.fixture
@@ -145,32 +148,17 @@ def make_recipe() -> Callable[..., Recipe]:
         schedule: Any = None,
         sizes: tuple[int, ...] = (2048, 4096),
         boundaries: tuple[float, ...] = (0.0, 30.0),
-        title: str = "A ramp",
-        epochs: float = 90.0,
+        **changes: Any,
     ) -> Recipe:
-        shape = GradualWarmup(epochs=5.0, start=256 / sizes[0])
-        return Recipe(
-            name="ramped",
-            title=title,
-            source={},
-            dataset="imagenet",
-            model=Unbuilt(kind="ResNet50", fields={}),
-            epochs=epochs,
-            batch=Batch(
-                global_=BatchRamp(boundaries=boundaries, sizes=sizes),
-                norm_span=BatchRamp(boundaries=(0.0,), sizes=(32,)),
-            ),
-            learning_rate=LearningRate(
-                reference=0.1,
-                per=256,
-                warmup=Warmup(shape=shape, joins="multiply", target_batch=sizes[0]) if warmup else None,
-                schedule=schedule or MultiStep(boundaries=(30.0, 60.0, 80.0), factor=0.1),
-            ),
+        recipe = open_recipe("suzuki2018", vocabulary=vocabulary()).recipe
+        rate = recipe.learning_rate
+        start = replace(rate.warmup, shape=GradualWarmup(epochs=5.0, start=256 / sizes[0]), target_batch=sizes[0])
+        return replace(
+            recipe,
+            batch=replace(recipe.batch, global_=BatchRamp(boundaries=boundaries, sizes=sizes)),
+            learning_rate=replace(rate, warmup=start if warmup else None, schedule=schedule or rate.schedule),
             optimizer=Unbuilt(kind="MomentumSGD", fields={} if momentum is None else {"momentum": momentum}),
-            loss=Unbuilt(kind="SoftmaxCrossEntropy", fields={}),
-            augmentation=Augmentation(),
-            evaluation=Evaluation(),
-            updater=Updater(),
+            **{"name": "ramped", "title": "A ramp", **changes},
         )
 
     return make

@@ -9,16 +9,12 @@ from recipes.lint import lint_recipe
 from recipes.scale import parse_batch
 from trainers.launch.vocabulary import vocabulary
 
+HALF_SAMPLES = "{global: [{from: 0, size: 32}, {from: 1, size: 48}], norm_span: 16}"
+
 
 def test_batch_words():
-    assert [parse_batch(text) for text in ("32k", "8K", "1.5k", "8192", " 64k ", "1")] == [
-        32768,
-        8192,
-        1536,
-        8192,
-        65536,
-        1,
-    ]
+    sizes = {"32k": 32768, "8K": 8192, "1.5k": 1536, "8192": 8192, " 64k ": 65536, "1": 1}
+    assert {text: parse_batch(text) for text in sizes} == sizes
     for text in ("", "0", "-1", "k", "32kk", "1.3333k", "8M", "1e4"):
         with pytest.raises(InputRefused, match="8k for 8"):
             parse_batch(text)
@@ -136,50 +132,39 @@ def test_a_recipe_whose_folder_is_no_utf_8_is_refused(scale, tmp_path):
     assert not (tmp_path / "x.yaml").exists()
 
 
-def test_a_file_that_is_no_recipe_by_its_name_is_refused(scale, tmp_path):
-    with pytest.raises(RecipeError, match="x.txt:1:1: the path of a recipe ends in .yaml; call it x.yaml"):
-        scale("digits/baseline", 64, out=tmp_path / "x.txt")
-    assert not (tmp_path / "x.txt").exists()
-
-
-def test_a_file_whose_name_is_no_recipes_name_is_refused_with_what_helps(scale, tmp_path):
-    with pytest.raises(
-        RecipeError, match="'my large' is the new recipe's name too, .*; give a -o of the letters a to z"
-    ):
-        scale("digits/baseline", 64, out=tmp_path / "my large.yaml")
+@pytest.mark.parametrize(
+    ("name", "refusal"),
+    [
+        ("x.txt", "x.txt:1:1: the path of a recipe ends in .yaml; call it x.yaml"),
+        ("my large.yaml", "'my large' is the new recipe's name too, .*; give a -o of the letters a to z"),
+    ],
+)
+def test_a_file_whose_name_is_no_recipes_is_refused_with_what_helps(name, refusal, scale, tmp_path):
+    with pytest.raises(RecipeError, match=refusal):
+        scale("digits/baseline", 64, out=tmp_path / name)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_nothing_is_left_behind_by_a_recipe_that_does_not_open(scale, tmp_path):
-    text = "kilobatch: 1\nextends: goyal2017\nlearning_rate: {warmup: {start: {rate: 0.5}}}\n"
-    with pytest.raises(RecipeError, match="a rate of 0.5 does not lie between 0 and the full rate of batch 512"):
-        scale("own.yaml", 512, text=text)
-    assert [path.name for path in tmp_path.iterdir()] == ["own.yaml"]
 
 
 @pytest.mark.parametrize(
-    ("name", "batch", "refusal"),
+    ("base", "change", "batch", "refusal"),
     [
-        ("goyal2017", 8192, "has a batch of 8,192 already"),
-        ("digits/baseline", 2048, "2,048 samples an update, and there are 1,500"),
+        ("goyal2017", "", 8192, "has a batch of 8,192 already"),
+        ("digits/baseline", "", 2048, "2,048 samples an update, and there are 1,500"),
+        ("digits/baseline", f"batch: {HALF_SAMPLES}", 33, "no whole number of samples"),
+        (
+            "digits/baseline",
+            "optimizer: {kind: Shampoo}\nlacks: [Shampoo]",
+            64,
+            "how Shampoo follows .*; known: AdaScale",
+        ),
+        ("goyal2017", "open: [learning_rate.warmup]", 256, "learning_rate.warmup is left open by own: give it first"),
+        ("goyal2017", "learning_rate: {warmup: {start: {rate: 0.5}}}", 512, "a rate of 0.5 does not lie between 0 and"),
     ],
 )
-def test_what_cannot_be_is_refused(name, batch, refusal, scale, tmp_path):
+def test_what_cannot_be_is_refused_and_leaves_nothing_behind(base, change, batch, refusal, scale, tmp_path):
     with pytest.raises(InputRefused, match=refusal):
-        scale(name, batch)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_ramp_that_would_have_a_part_of_a_sample_is_refused(scale):
-    steps = "{global: [{from: 0, size: 32}, {from: 1, size: 48}], norm_span: 16}"
-    with pytest.raises(InputRefused, match="no whole number of samples"):
-        scale("ramp.yaml", 33, text=f"kilobatch: 1\nextends: digits/baseline\nbatch: {steps}\n")
-
-
-def test_a_kind_without_a_rule_is_refused(scale):
-    text = "kilobatch: 1\nextends: digits/baseline\noptimizer: {kind: Shampoo}\nlacks: [Shampoo]\n"
-    with pytest.raises(InputRefused, match="no rule says how Shampoo follows the batch; known: AdaScale, Adam"):
-        scale("own.yaml", 64, text=text)
+        scale("own.yaml", batch, text=f"kilobatch: 1\nextends: {base}\n{change}\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["own.yaml"]
 
 
 @pytest.mark.parametrize("kind", vocabulary().optimizers)
@@ -192,7 +177,36 @@ def test_every_optimizer_has_a_rule(kind, scale):
         assert scale("own.yaml", 64, text=text)[1].recipe.batch.global_.sizes == (64,)
 
 
-def test_a_value_that_is_left_open_is_not_scaled(scale):
-    text = "kilobatch: 1\nextends: goyal2017\nopen: [learning_rate.warmup]\n"
-    with pytest.raises(InputRefused, match="learning_rate.warmup is left open by own: give it first"):
-        scale("own.yaml", 256, text=text)
+SUBJECTS = {
+    "accuracy:": "accuracy",
+    "that the rate is the best": "rate",
+    "that linear scaling holds": "linear",
+    "that the points hold": "points",
+    "that the square root holds for LAMB": "root",
+    "that the gradient's noise": "noise",
+    "less time:": "time",
+}
+DIGITS = "kilobatch: 1\nextends: digits/baseline\n"  # 1,500 samples, batch 32
+LAMB = DIGITS + "optimizer: {kind: Lamb}\n"
+RAMP = DIGITS + "batch: {global: [{from: 0, size: 32}, {from: 1, size: 128}]}\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "batch", "subjects"),
+    [
+        ("goyal2017/256", None, 8192, ["time"]),
+        ("goyal2017", None, 256, []),
+        ("goyal2017", None, 16384, ["linear", "time"]),
+        ("mlperf/lars_8192", None, 16384, ["points", "time"]),
+        ("own.yaml", DIGITS, 150, ["time"]),
+        ("own.yaml", DIGITS, 151, ["noise", "time"]),
+        ("own.yaml", LAMB, 64, ["root", "time"]),
+        ("own.yaml", RAMP, 40, ["noise", "time"]),
+        ("own.yaml", RAMP, 31, []),
+    ],
+)
+def test_what_is_not_promised(name, text, batch, subjects, scale):
+    made, _ = scale(name, batch, text=text, beyond=True)
+    result = [subject for words, subject in SUBJECTS.items() for line in made.not_promised if line.startswith(words)]
+    assert len(result) == len(made.not_promised)
+    assert result == ["accuracy", "rate", *subjects]

@@ -12,23 +12,18 @@ optimizer: {kind: Adam, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 1e-4,
 """
 
 
-def test_adam_at_4_times_the_batch(scale, change_of):
-    made, opened = scale("adam.yaml", 1024, text=ADAM)
-    assert made.rates == pytest.approx((1e-3, 2e-3))
-    assert change_of(made, "optimizer.beta1") == (0.9, 0.6)  # 1 - 4 * 0.1
-    assert change_of(made, "optimizer.beta2") == (0.999, 0.996)  # 1 - 4 * 0.001
-    assert change_of(made, "optimizer.eps") == (1e-8, 5e-9)
-    assert change_of(made, "optimizer.weight_decay") == (1e-4, 1e-4)
-    assert (opened.recipe.optimizer.beta1, opened.recipe.optimizer.eps) == (0.6, 5e-9)
+@pytest.mark.parametrize(
+    ("batch", "rate", "beta1", "beta2", "eps"),
+    [(1024, 2e-3, 0.6, 0.996, 5e-9), (64, 5e-4, 0.975, 0.99975, 2e-8)],  # 1 - k * 0.1, 1 - k * 0.001
+)
+def test_adam_at_4_times_and_a_quarter_of_the_batch(batch, rate, beta1, beta2, eps, scale, change_of):
+    made, opened = scale("adam.yaml", batch, text=ADAM)
+    assert made.rates == pytest.approx((1e-3, rate))
+    expected = {"beta1": (0.9, beta1), "beta2": (0.999, beta2), "eps": (1e-8, eps), "weight_decay": (1e-4, 1e-4)}
+    assert {key: change_of(made, f"optimizer.{key}") for key in expected} == expected
+    assert (opened.recipe.optimizer.beta1, opened.recipe.optimizer.eps) == (beta1, eps)
     assert change_of(made, "learning_rate.reference") == (1e-3, 1e-3)
     assert change_of(made, "learning_rate.warmup") == (None, None)
-
-
-def test_adam_at_a_quarter_of_the_batch(scale, change_of):
-    made, _ = scale("adam.yaml", 64, text=ADAM)
-    assert made.rates == pytest.approx((1e-3, 5e-4))
-    assert change_of(made, "optimizer.beta1") == (0.9, 0.975)
-    assert change_of(made, "optimizer.eps") == (1e-8, 2e-8)
 
 
 def test_adam_there_and_back_again(scale, same_run, tmp_path):

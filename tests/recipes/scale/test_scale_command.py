@@ -4,24 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
-
-import kilobatch
-from recipes.errors import InputRefused
-
-
-@pytest.fixture
-def run(tmp_path, monkeypatch):
-    """Runs a command of `recipes` in an empty folder: (exit code, stdout or refusal)."""
-    monkeypatch.chdir(tmp_path)
-
-    def run_command(*arguments):
-        result = CliRunner().invoke(kilobatch.app, ["recipes", *arguments])
-        if isinstance(result.exception, InputRefused):
-            return 2, str(result.exception)
-        return result.exit_code, result.output
-
-    return run_command
 
 
 def test_every_key_has_a_reason_and_the_end_lists_what_is_not_promised(run):
@@ -64,13 +46,6 @@ def test_wrong_input_ends_with_2(run):
     )
     assert run("scale", "nobody2017", "--batch", "8k")[0] == 2
     assert run("scale", "goyal2017")[0] == 2
-
-
-def test_long_values_stand_below_each_other(run):
-    out = run("scale", "smith2017/cifar10_grow", "--batch", "64")[1].splitlines()
-    position = next(number for number, line in enumerate(out) if line.startswith("batch.global"))
-    assert out[position].endswith("{from: 160, size: 5120}]")
-    assert out[position + 1].strip().startswith("-> [{from: 0, size: 64}, ")
 
 
 def test_page_on_scaling_shows_what_is_printed(run):

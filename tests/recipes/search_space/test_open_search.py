@@ -20,6 +20,112 @@ budget: {trials: 6}
 SPACE = "space: {learning_rate.reference: {kind: Float, low: 0.01, high: 0.5, log: true}}\n"
 
 
+CONDITIONAL = "space:\n  optimizer.kind: {kind: Categorical, choices: [MomentumSGD, Lars]}\n"
+RATE = "  optimizer.trust_coefficient: {kind: Float, low: 1e-4, high: 1e-2, when: {optimizer.kind: [Lars]}}\n"
+REFUSED = """
+# Keys and values of a search
+space: {}
+=> 5:8: space: holds no paths
+space: [epochs]
+=> 5:8: space: holds no paths
+space:
+  learning_rate.referenec: {kind: Float, low: 0.1, high: 1}
+=> 6:3: space.learning_rate.referenec: the recipe refuses this: is not a known key; did you mean reference?
+space:
+  learning_rate.warmup.epochs: {kind: Int, low: 1, high: 50}
+=> 6:58: space.learning_rate.warmup.epochs.high: the recipe refuses this: 50 is longer than the run, 20; shorten the
+space:
+  optimizer.kind: {kind: Categorical, choices: [MomentumSGD, Momentum]}
+=> 6:62: space.optimizer.kind.choices.1: the recipe refuses this: there is no optimizer called Momentum; did you mean
+space:
+  seed: {kind: Flaot, low: 0, high: 3}
+=> 6:16: space.seed.kind: there is no range called Flaot; did you mean Float?
+space:
+  seed: {kind: Int, low: 3, high: 3}
+=> 6:35: space.seed.high: is 3; must be above low
+fixed:
+  epochs: 0
+=> 7:11: fixed.epochs: the recipe refuses this:
+fixed: {learning_rate.reference: 0.1}
+=> 6:9: fixed.learning_rate.reference: is given by learning_rate.reference of this search too
+fixed: {evaluation.every: 1}
+=> 6:9: fixed.evaluation.every: cannot be part of a search: a trial is evaluated at its `reports`
+enqueue: [recipe, {learning_rate.reference: 0.9}]
+=> 6:45: enqueue.1.learning_rate.reference: 0.9 of learning_rate.reference is outside its range
+enqueue: [{epochs: 3}]
+=> 6:20: enqueue.0.epochs: epochs is not in the space
+recipe: digits/batch_257
+=> 2:9: recipe: there is no recipe called 'digits/batch_257'
+recipe: gone.yaml
+=> 2:9: recipe: there is no file gone.yaml
+sampler: {kind: Bayes}
+=> 3:17: sampler.kind: there is no sampler called Bayes; known: CmaEs, Gp, Grid, NsgaII, Random, Tpe
+budget: {trials: 0}
+=> 4:18: budget.trials: is 0
+objective: {metric: loss}
+=> 6:12: objective.direction: is maximize; must be minimize for loss
+pruner: {kind: Median, startup_trials: 0}
+=> 6:40: pruner.startup_trials: is 0
+objective: [{metric: accuracy}, {metric: accuracy}]
+=> 6:12: objective: is ['accuracy', 'accuracy']; must name each metric once
+objective: [{metric: accuracy}, {metric: loss}]
+=> 6:33: objective.1.direction: is maximize; must be minimize for loss
+objective: {metric: device_hours, direction: minimize}
+pruner: {kind: Median}
+=> 7:9: pruner: is not possible; must be null: reports are not compared by device-hours
+seeds_per_trial: 0
+=> 6:18: seeds_per_trial: is 0; must be at least 1
+budget: {trials: 6, device_hours: 0}
+=> 4:35: budget.device_hours: is 0.0; must be above 0 and finite
+transfer: {from_batch: 256, to_batch: 64, trials: [4, 2]}
+=> 6:39: transfer.to_batch: is 64; must be above from_batch, 256
+transfer: {from_batch: 64, to_batch: 256, trials: [4, 3]}
+=> 6:11: transfer: is [4, 3]; must have the budget's 6 trials
+constraints: [{metric: accuracy}]
+=> 6:15: constraints.0: give `at_most` or `at_least`
+constraints: [{value: epochs ** 2, at_most: 3}]
+=> 6:23: constraints.0.value: is epochs ** 2; must be paths and numbers: Pow is none of + - * /
+constraints: [{value: optimizer.momentun, at_most: 3}]
+=> 6:23: constraints.0.value: the recipe has no value at optimizer.momentun; name a path
+constraints: [{value: optimizer.kind, at_most: 3}]
+=> 6:23: constraints.0.value: optimizer.kind is "MomentumSGD", which is no number
+fixed: {optimizer.weight_decay: 0}
+constraints: [{value: learning_rate.reference / optimizer.weight_decay, at_most: 3}]
+=> 7:23: constraints.0.value: divides by 0 in every trial; search what it divides by
+fixed: {"loss.label_smoothing=0.3 #": 0.1}
+=> 6:9: fixed.loss.label_smoothing=0.3 #: 'loss.label_smoothing=0.3 #' is no path: it has a space, `=` or `#`; write
+space: {"seed ": {kind: Int, low: 1, high: 3}}
+=> 5:9: space.seed : 'seed ' is no path
+pruner: {kind: SuccessiveHalving}
+=> 4:18: budget.trials: is 6, and with SuccessiveHalving the first whole run is the one of number
+reports: 0
+=> 6:10: reports: is 0; must be at least 1
+name: a/b
+=> 6:7: name: 'a/b' cannot name a search's folder
+# Conditions: below a space that has optimizer.kind
+  epochs: {kind: Int, low: 5, high: 9, when: {optimizer.sort: [Lars]}}
+=> 7:47: space.epochs.when.optimizer.sort: optimizer.sort is not in the space; name another path
+  epochs: {kind: Int, low: 5, high: 9, when: {optimizer.kind: [MomentumSGD, Adam]}}
+=> 7:77: space.epochs.when.optimizer.kind.1: "Adam" is never the value of optimizer.kind
+  epochs: {kind: Int, low: 5, high: 9, when: {optimizer.kind: []}}
+=> 7:63: space.epochs.when.optimizer.kind: holds no values
+  epochs: {kind: Int, low: 5, high: 9, when: {seed: [1]}}
+  seed: {kind: Int, low: 0, high: 3, when: {epochs: [5]}}
+=> 7:40: space.epochs.when: depends on itself; remove one of these conditions
+  loss.label_smoothing: {kind: Float, low: 0.0, high: 0.2}
+  epochs: {kind: Int, low: 5, high: 9, when: {loss.label_smoothing: [0.0]}}
+=> 8:47: space.epochs.when.loss.label_smoothing: loss.label_smoothing can be any number
+  optimizer.trust_coefficient: {kind: Float, low: 1e-4, high: 1e-2, when: {optimizer.kind: [MomentumSGD, Lars]}}
+=> 7:3: space.optimizer.trust_coefficient: the recipe refuses this: is not a known key with optimizer.kind
+  optimizer.trust_coefficient: {kind: Float, low: 1e-4, high: 1e-2, when: {optimizer.kind: [Lars]}}
+enqueue: [{optimizer.kind: MomentumSGD, optimizer.trust_coefficient: 1e-3}]
+=> 8:70: enqueue.0.optimizer.trust_coefficient: a trial has optimizer.trust_coefficient only with others; give
+  optimizer.trust_coefficient: {kind: Float, low: 1e-4, high: 1e-2, when: {optimizer.kind: [Lars]}}
+enqueue: [{optimizer.trust_coefficient: 1e-3}]
+=> 8:41: enqueue.0.optimizer.trust_coefficient: a trial has optimizer.trust_coefficient only
+"""
+
+
 @pytest.fixture
 def opened(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -55,138 +161,27 @@ def test_the_recipes_own_values_are_enqueued(opened):
     assert result.enqueued == ({"learning_rate.reference": 0.05}, {"learning_rate.reference": 0.1})
 
 
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        (HEAD, "mine.yaml:1:1: space: is missing; add `space: ...`, `key: value` pairs"),
-        (HEAD + "space: {}\n", "mine.yaml:5:8: space: holds no paths"),
-        (HEAD + "space: [epochs]\n", "mine.yaml:5:8: space: holds no paths"),
-        (
-            HEAD + "space:\n  learning_rate.referenec: {kind: Float, low: 0.1, high: 1}\n",
-            "mine.yaml:6:3: space.learning_rate.referenec: the recipe refuses this: is not a known key; "
-            "did you mean reference?",
-        ),
-        (
-            HEAD + "space:\n  learning_rate.warmup.epochs: {kind: Int, low: 1, high: 50}\n",
-            "mine.yaml:6:58: space.learning_rate.warmup.epochs.high: the recipe refuses this: 50 is longer than the "
-            "run, 20; shorten the warmup, or lengthen `epochs`",
-        ),
-        (
-            HEAD + "space:\n  optimizer.kind: {kind: Categorical, choices: [MomentumSGD, Momentum]}\n",
-            "mine.yaml:6:62: space.optimizer.kind.choices.1: the recipe refuses this: there is no optimizer called "
-            "Momentum; did you mean MomentumSGD?",
-        ),
-        (
-            HEAD + "space:\n  seed: {kind: Flaot, low: 0, high: 3}\n",
-            "mine.yaml:6:16: space.seed.kind: there is no range called Flaot; did you mean Float?",
-        ),
-        (
-            HEAD + "space:\n  seed: {kind: Int, low: 3, high: 3}\n",
-            "mine.yaml:6:35: space.seed.high: is 3; must be above low",
-        ),
-        (
-            HEAD + SPACE + "fixed:\n  epochs: 0\n",
-            "mine.yaml:7:11: fixed.epochs: the recipe refuses this:",
-        ),
-        (
-            HEAD + SPACE + "fixed: {learning_rate.reference: 0.1}\n",
-            "mine.yaml:6:9: fixed.learning_rate.reference: is given by learning_rate.reference of this search too",
-        ),
-        (
-            HEAD + SPACE + "fixed: {evaluation.every: 1}\n",
-            "mine.yaml:6:9: fixed.evaluation.every: cannot be part of a search: a trial is evaluated at its `reports`",
-        ),
-        (
-            HEAD + SPACE + "enqueue: [recipe, {learning_rate.reference: 0.9}]\n",
-            "mine.yaml:6:45: enqueue.1.learning_rate.reference: 0.9 of learning_rate.reference is outside its range",
-        ),
-        (
-            HEAD + SPACE + "enqueue: [{epochs: 3}]\n",
-            "mine.yaml:6:20: enqueue.0.epochs: epochs is not in the space",
-        ),
-        (
-            HEAD.replace("batch_256", "batch_257") + SPACE,
-            "mine.yaml:2:9: recipe: there is no recipe called 'digits/batch_257'",
-        ),
-        (HEAD.replace("digits/batch_256", "gone.yaml") + SPACE, "mine.yaml:2:9: recipe: there is no file gone.yaml"),
-        (
-            HEAD.replace("Random", "Bayes") + SPACE,
-            "mine.yaml:3:17: sampler.kind: there is no sampler called Bayes; known: CmaEs, Gp, Grid, NsgaII, "
-            "Random, Tpe",
-        ),
-        (HEAD.replace("trials: 6", "trials: 0") + SPACE, "mine.yaml:4:18: budget.trials: is 0"),
-        (
-            HEAD + SPACE + "objective: {metric: loss}\n",
-            "mine.yaml:6:12: objective.direction: is maximize; must be minimize for loss",
-        ),
-        (HEAD + SPACE + "pruner: {kind: Median, startup_trials: 0}\n", "mine.yaml:6:40: pruner.startup_trials: is 0"),
-        (
-            HEAD + SPACE + "objective: [{metric: accuracy}, {metric: accuracy}]\n",
-            "mine.yaml:6:12: objective: is ['accuracy', 'accuracy']; must name each metric once",
-        ),
-        (
-            HEAD + SPACE + "objective: [{metric: accuracy}, {metric: loss}]\n",
-            "mine.yaml:6:33: objective.1.direction: is maximize; must be minimize for loss",
-        ),
-        (
-            HEAD + SPACE + "objective: {metric: device_hours, direction: minimize}\npruner: {kind: Median}\n",
-            "mine.yaml:7:9: pruner: is not possible; must be null: reports are not compared by device-hours",
-        ),
-        (HEAD + SPACE + "seeds_per_trial: 0\n", "mine.yaml:6:18: seeds_per_trial: is 0; must be at least 1"),
-        (
-            HEAD.replace("trials: 6", "trials: 6, device_hours: 0") + SPACE,
-            "mine.yaml:4:35: budget.device_hours: is 0.0; must be above 0 and finite",
-        ),
-        (
-            HEAD + SPACE + "transfer: {from_batch: 256, to_batch: 64, trials: [4, 2]}\n",
-            "mine.yaml:6:39: transfer.to_batch: is 64; must be above from_batch, 256",
-        ),
-        (
-            HEAD + SPACE + "transfer: {from_batch: 64, to_batch: 256, trials: [4, 3]}\n",
-            "mine.yaml:6:11: transfer: is [4, 3]; must have the budget's 6 trials",
-        ),
-        (
-            HEAD + SPACE + "constraints: [{metric: accuracy}]\n",
-            "mine.yaml:6:15: constraints.0: give `at_most` or `at_least`",
-        ),
-        (
-            HEAD + SPACE + "constraints: [{value: epochs ** 2, at_most: 3}]\n",
-            "mine.yaml:6:23: constraints.0.value: is epochs ** 2; must be paths and numbers: Pow is none of + - * /",
-        ),
-        (
-            HEAD + SPACE + "constraints: [{value: optimizer.momentun, at_most: 3}]\n",
-            "mine.yaml:6:23: constraints.0.value: the recipe has no value at optimizer.momentun; name a path",
-        ),
-        (
-            HEAD + SPACE + "constraints: [{value: optimizer.kind, at_most: 3}]\n",
-            'mine.yaml:6:23: constraints.0.value: optimizer.kind is "MomentumSGD", which is no number',
-        ),
-        (
-            HEAD + SPACE + "fixed: {optimizer.weight_decay: 0}\n"
-            "constraints: [{value: learning_rate.reference / optimizer.weight_decay, at_most: 3}]\n",
-            "mine.yaml:7:23: constraints.0.value: divides by 0 in every trial; search what it divides by",
-        ),
-        (
-            HEAD + SPACE + 'fixed: {"loss.label_smoothing=0.3 #": 0.1}\n',
-            "mine.yaml:6:9: fixed.loss.label_smoothing=0.3 #: 'loss.label_smoothing=0.3 #' is no path: it has a space, "
-            "`=` or `#`; write keys with dots between",
-        ),
-        (
-            HEAD + 'space: {"seed ": {kind: Int, low: 1, high: 3}}\n',
-            "mine.yaml:5:9: space.seed : 'seed ' is no path",
-        ),
-        (
-            HEAD + SPACE + "pruner: {kind: SuccessiveHalving}\n",
-            "mine.yaml:4:18: budget.trials: is 6, and with SuccessiveHalving the first whole run is the one of number",
-        ),
-        (HEAD + SPACE + "reports: 0\n", "mine.yaml:6:10: reports: is 0; must be at least 1"),
-        (HEAD + SPACE + "name: a/b\n", "mine.yaml:6:7: name: 'a/b' cannot name a search's folder"),
-    ],
-)
-def test_refused_at_its_place(opened, text, problem):
+def cases():
+    """(text of a search, its first problem): rows replace those of `HEAD` with their key, or follow `SPACE`."""
+    rows = []
+    for row in filter(None, REFUSED.splitlines()):
+        if row.startswith("=> "):
+            lines = {line.partition(":")[0]: line for line in HEAD.splitlines()}
+            lines |= {line.partition(":")[0]: line for line in rows if line.partition(":")[0] in lines}
+            more = [line for line in rows if line not in lines.values()]
+            space = "" if more[:1] and more[0].startswith("space") else SPACE
+            text = "\n".join([*lines.values(), CONDITIONAL if more[:1] and more[0][0] == " " else space])
+            yield pytest.param(text + "\n".join(more), row[3:], id=" ".join(rows))
+            rows = []
+        elif not row.startswith("#"):
+            rows.append(row)
+
+
+@pytest.mark.parametrize(("text", "problem"), [*cases()])
+def test_refused_at_its_position(opened, text, problem):
     with pytest.raises(RecipeError) as refused:
         opened(text)
-    assert str(refused.value.problems[0]).startswith(problem)
+    assert str(refused.value.problems[0]).startswith(f"mine.yaml:{problem}")
 
 
 @pytest.mark.parametrize(
@@ -239,3 +234,22 @@ def test_origin_of_what_a_search_sets_is_the_search():
 def test_origin_of_an_option_is_the_command_line_as_before():
     _, origins = load_tree(Path("recipes/papers/digits/baseline.yaml"), overrides=["epochs=3"])
     assert str(origins[("epochs",)]) == "command line"
+
+
+def test_a_range_is_tried_on_the_recipe_with_the_values_that_it_needs(opened):
+    """MomentumSGD, the recipe's own, has no trust coefficient."""
+    result = opened(HEAD + CONDITIONAL + RATE)
+    assert result.search.space["optimizer.trust_coefficient"].when == {"optimizer.kind": ("Lars",)}
+
+
+def test_the_recipes_own_values_are_those_of_a_trial_like_it(opened):
+    assert opened(HEAD + CONDITIONAL + RATE + "enqueue: [recipe]\n").enqueued == ({"optimizer.kind": "MomentumSGD"},)
+
+
+def test_a_conditional_range_may_have_a_fixed_value_for_all_other_trials(opened):
+    text = (
+        HEAD
+        + CONDITIONAL
+        + "  loss.label_smoothing: {kind: Float, low: 0.0, high: 0.2, when: {optimizer.kind: [Lars]}}\n"
+    )
+    assert opened(text + "fixed: {loss.label_smoothing: 0.1}\n").base.recipe.loss.label_smoothing == 0.1

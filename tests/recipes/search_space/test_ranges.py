@@ -1,8 +1,8 @@
-"""Ranges of a search's space."""
+"""Ranges of a search's space, and spaces some of whose ranges belong to some trials only."""
 
 import pytest
 
-from recipes.search_space.ranges import Categorical, Float, Int
+from recipes.search_space.ranges import Categorical, Float, Int, combinations, condition_values, is_active, suggested
 
 
 def test_ends_are_what_a_recipe_must_allow():
@@ -62,3 +62,67 @@ def test_what_lies_in_a_range(made, inside, outside):
 def test_refused(cls, fields, message):
     with pytest.raises(ValueError, match=message.replace("(", r"\(")):
         cls(**fields)
+
+
+SPACE = {
+    "depth": Int(low=1, high=2, when={"word": ("b", "c")}),
+    "word": Categorical(choices=("a", "b", "c")),
+    "rate": Float(low=0.0, high=1.0, when={"depth": (2,)}),
+}
+
+
+class Lowest:
+    """Stands for Optuna's trial: the first choice and the lowest number, but for what is given."""
+
+    def __init__(self, **given):
+        self.given, self.requests = given, []
+
+    def _value(self, name, lowest):
+        self.requests.append(name)
+        return self.given.get(name, lowest)
+
+    def suggest_float(self, name, low, high, **_):
+        return self._value(name, low)
+
+    def suggest_int(self, name, low, high, **_):
+        return self._value(name, low)
+
+    def suggest_categorical(self, name, choices):
+        return self._value(name, choices[0])
+
+
+@pytest.mark.parametrize(
+    ("given", "values"),
+    [
+        ({}, {"word": "a"}),
+        ({"word": "c"}, {"word": "c", "depth": 1}),
+        ({"word": "b", "depth": 2}, {"word": "b", "depth": 2, "rate": 0.0}),
+    ],
+)
+def test_a_trial_is_asked_for_what_it_has_and_in_the_order_of_the_conditions(given, values):
+    trial = Lowest(**given)
+    assert suggested(SPACE, trial) == values
+    assert trial.requests == list(values)
+
+
+def test_combinations_hold_each_trial_once():
+    result = list(combinations(SPACE, 2))
+    assert result == [
+        {"word": "a"},
+        {"word": "b", "depth": 1},
+        *({"word": "b", "depth": 2, "rate": rate} for rate in (0.0, 1.0)),
+        {"word": "c", "depth": 1},
+        *({"word": "c", "depth": 2, "rate": rate} for rate in (0.0, 1.0)),
+    ]
+
+
+def test_circumstances_are_every_combination_of_the_named_values_and_what_these_need():
+    assert condition_values(SPACE, "word") == [{}]
+    assert condition_values(SPACE, "depth") == [{"word": "b"}, {"word": "c"}]
+    assert condition_values(SPACE, "rate") == [{"word": "b", "depth": 2}]
+
+
+def test_true_is_not_one():
+    space = {"flag": Categorical(choices=(True, 1)), "more": Int(low=1, high=2, when={"flag": (1,)})}
+    assert is_active(space, "more", {"flag": 1})
+    assert not is_active(space, "more", {"flag": True})

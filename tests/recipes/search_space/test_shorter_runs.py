@@ -6,10 +6,17 @@ import pytest
 
 import trainers.compat  # noqa: F401
 from recipes.errors import InputRefused
-from recipes.planning.rates import batch_size_at, full_rate_at, image_size_at, learning_rate_at, norm_span_at
+from recipes.planning.rates import (
+    batch_size_at,
+    full_rate_at,
+    image_size_at,
+    learning_rate_at,
+    norm_span_at,
+    rate_shape,
+    slow_until,
+)
 from recipes.reading.open import open_recipe
 from recipes.reading.registry import names
-from recipes.search_space.comparable import rate_shape, slow_until
 from recipes.search_space.open_search import assignments
 from recipes.search_space.shorter_runs import compressed
 from trainers.launch.vocabulary import vocabulary

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from recipes.planning.phase_times import PHASES, slowest
+from recipes.planning.phase_times import PHASES, find_straggler
 from recipes.reports.noise import slowest_worker
 from recipes.reports.page import page_text
 from recipes.reports.record import open_run
@@ -170,11 +170,11 @@ def test_the_slowest_of_several_is_beside_the_median_of_the_others():
     table[:, PHASES.index("forward")] = [1.0, 1.2, 1.1, 1.1]
     table[:, PHASES.index("input")] = [0.1, 0.1, 0.7, 0.1]
     table[:, PHASES.index("waiting")] = [9, 9, 0, 9]
-    worker = slowest(table)
+    worker = find_straggler(table)
     assert (worker.rank, worker.phase) == (2, "input")
     assert worker.behind == pytest.approx(1.8 / 1.2 - 1)
     assert worker.seconds == pytest.approx(0.6)
-    assert slowest(table[:1]) is None
+    assert find_straggler(table[:1]) is None
 
 
 @pytest.mark.mpi

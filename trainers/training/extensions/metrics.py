@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from chainer.training import Extension, Trainer
 
-from recipes.planning.phase_times import PHASES, parted
+from recipes.planning.phase_times import PHASES, split_exchange
 from trainers.runs.phase_clock import RankSeconds, UpdateSeconds
 
 _OPTIONAL = ("image_size", "gradient_norm", "gain", "loss_scale", "overflows")
@@ -114,7 +114,7 @@ class Metrics(Extension):
     def _write_rank_seconds(self) -> None:
         """Write a line with the mean seconds of each worker since the last such line."""
         if self._unwritten:
-            means = np.mean([parted(seconds.seconds) for seconds in self._unwritten], axis=0)
+            means = np.mean([split_exchange(seconds.seconds) for seconds in self._unwritten], axis=0)
             rows = [[round(value, 6) for value in row] for row in means.tolist()]
             self.write("rank_seconds", len(self._unwritten), phases=PHASES, seconds=rows, **self._reached)
             self._unwritten = []

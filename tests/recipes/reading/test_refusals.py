@@ -1,0 +1,374 @@
+"""Wrong recipes: a problem is one line with file, line, column, path, cause and way out; all of a file come at once.
+
+A recipe opens or is refused whatever value stands anywhere in it, and never crashes the program.
+"""
+
+import copy
+import json
+import re
+
+import pytest
+
+from recipes.errors import RecipeError
+from recipes.reading.open import open_recipe
+from trainers.launch.vocabulary import vocabulary
+
+# The lines that replace those of the valid recipe, by number; then position, path, a part of the cause and one of the
+# way out.
+CASES = r"""
+# Files that are no YAML we read
+5| epochs: 20
+ | epochs: 30
+=> 6:1 epochs: given twice, first on line 5; remove
+6| batch:
+ |     global: 96
+ |   norm_span: 32
+=> 8:3: block; indentation
+5| epochs: 20 seed: 1
+=> 5:16: second `key: value`; quote
+9| loss: {kind: SoftmaxCrossEntropy
+=> 10:1: flow mapping; brackets
+9| ---
+ | loss: 1
+=> 9:1: second document; remove
+4| model: !!python/object/apply:os.system [ls]
+=> 4:8: python/object; remove the tag
+5| epochs: !epochs 20
+=> 5:9: the tag !epochs; remove the tag
+6| batch: {<<: {global: 96}}
+=> 6:9 batch.<<: merge keys; write the values
+6| batch: &b {global: *b}
+=> 6:8: inside its own anchor; write the value
+6| batch: *b
+=> 6:8: undefined alias; anchor
+5| epochs: .inf
+=> 5:9 epochs: .inf is not a finite number; write a number
+5| epochs: 1e999
+=> 5:9 epochs: not a finite number; write a number
+6| batch: {global: 100000000000000000000}
+=> 6:17 batch.global: more than 64 bits; smaller
+5| epochs: 9223372036854775808
+=> 5:9 epochs: more than 64 bits; smaller
+3| title: "\e[2Jgone"
+=> 3:8 title: '\x1b'; remove it
+6| batch: {"\e[2J": 1}
+=> 6:9 batch: '\x1b'; remove it
+3| title: "\ud800"
+=> 3:8 title: '\ud800'; remove it
+# Merging
+1| seed: 1
+=> 1:1 kilobatch: is missing; `kilobatch: 1`
+1| kilobatch: 2
+=> 1:12 kilobatch: 2 is not a version; `kilobatch: 1`
+9| extends: goyal2071
+=> 9:10 extends: no recipe called; goyal2017
+9| extends: ./no.yaml
+=> 9:10 extends: no file no.yaml; counts from
+9| extends: ../x.yaml
+=> 9:10 extends: lies outside; move the file
+9| extends: /x.yaml
+=> 9:10 extends: lies outside; move the file
+9| extends: ./mine.yaml
+=> 9:10 extends: mine.yaml -> mine.yaml; remove one
+# Wrong keys, values and names
+5| epoch: 20
+ | epochs: 20
+=> 5:1 epoch: not a known key; did you mean epochs?
+2| name: 2017
+=> 2:7 name: is 2017; text, in quotes
+7| learning_rate: {reference: 0.05, per: 32, warmpu: {}}
+=> 7:43 learning_rate.warmpu: not a known key; did you mean warmup?
+8| optimizer: {kind: MomentumSGD, momemtum: 0.9}
+=> 8:32 optimizer.momemtum: not a known key; did you mean momentum?
+10| norm_span: 32
+=> 10:1 norm_span: not a known key; it belongs one level down: batch.norm_span
+10| los: ~
+=> 10:1 los: not a known; loss
+3| title: no data
+=> 1:1 dataset: is missing; add `dataset: ...`
+7| learning_rate: {reference: 0.05}
+=> 7:16 learning_rate.per: missing; add
+6| batch: {norm_span: 8}
+=> 6:8 batch.global: is missing; add `global: ...`, a whole number or a ramp
+7| learning_rate: {reference: "0.05", per: 32}
+=> 7:28 learning_rate.reference: the text '0.05'; must be a number
+6| batch: {global: 8_192}
+=> 6:17 batch.global: '8_192'; whole number
+6| batch: {global: 96.5}
+=> 6:17 batch.global: 96.5; whole number
+4| model: {kind: SmallResNet, zero_last_gamma: yes}
+=> 4:45 model.zero_last_gamma: the text 'yes'; true or false
+7| learning_rate: {reference: -1, per: 32, warmup: {kind: GradualWarmup, epochs: 2, start: 0}}
+=> 7:28 learning_rate.reference: is -1.0; must be above 0
+7| learning_rate: {reference: 1, per: 9, warmup: {kind: ConstantWarmup, epochs: 2, start: {rate: 0.5}, target_batch: 0}}
+=> 7:115 learning_rate.warmup.target_batch: is 0; must be at least 1
+3| dataset: digit
+=> 3:10 dataset: no dataset called; did you mean digits?
+4| model: {kind: SmalResNet}
+=> 4:15 model.kind: SmalResNet; SmallResNet
+4| model: SmallResNet
+=> 4:8 model: the text; {kind: SmallResNet}
+10| augmentation: {eval: [{kind: Normalize, with: imagenet}]}
+=> 10:47 augmentation.eval.0.with: is 'imagenet'; must be 'digits', the data set of the recipe, unless mean and std
+10| augmentation: {train: [{kind: ColorJitter, saturation: 0.4}]}
+=> 10:56 augmentation.train.0.saturation: is 0.4; must be 0 for images of 1 channel
+3| dataset: digits
+ | augmentation: {train: [{kind: Normalize, with: digits}, {kind: RandAugment}]}
+=> 4:64 augmentation.train.1.kind: stands after Normalize, whose result is no longer in 0..255; put it before Normalize
+4| model: {kind: my.Net}
+=> 4:15 model.kind: your own; --allow-code
+10| seed: -1
+=> 10:7 seed: is -1; 0 or more
+2| name: a/b
+=> 2:7 name: cannot name a run's folder; letters
+2| name: ..
+=> 2:7 name: cannot name a run's folder; letters
+8| optimizer: {kind: AdaScale}
+10| updater: {double_buffering: true}
+=> 10:29 updater.double_buffering: AdaScale sets its rate by the gradient; another optimizer
+6| batch: {global: 15, norm_span: 15}
+8| optimizer: {kind: AdaScale}
+=> 6:32 batch.norm_span: AdaScale compares the gradients of norm groups, and the batch of 15; 5 would do
+10| lacks: [SmallResNet]
+=> 10:9 lacks.0: SmallResNet is built; remove it
+10| assumed: [batch.size]
+=> 10:11 assumed.0: no value at batch.size; show
+6| batch: {global: [{from: 0, size: 8}]}
+ | assumed: [batch.global.1]
+=> 7:11 assumed.0: no value at batch.global.1; show
+10| claims: [{metric: a, kind: b, value: 1, status: done}]
+=> 10:49 claims.0.status: the text 'done'; reproduced, predicted or not run
+8| optimizer: {kind: MomentumSGD, momentum: 1.5}
+=> 8:42 optimizer.momentum: is 1.5; must be
+7| learning_rate: {reference: 0, per: 32}
+=> 7:28 learning_rate.reference: is 0; must be above 0
+10| evaluation: {every: 0}
+=> 10:21 evaluation.every: is 0; must be above 0
+10| evaluation: {norm_statistics: poled}
+=> 10:31 evaluation.norm_statistics: the text 'poled'; did you mean pooled?
+# Lengths, ramps, norm spans and warmups that cannot be
+5| epochs: 20epochs
+=> 5:9 epochs: 'epochs' is not a unit; 30ep
+5| epochs: 0.5up
+=> 5:9 epochs: not a whole number of updates; 500up
+5| epochs: 2run
+=> 5:9 epochs: length of the run; 30ep
+6| batch: {global: 0}
+=> 6:17 batch.global: is 0; at least 1
+6| batch: {global: 96.0}
+=> 6:17 batch.global: is 96.0; whole number: 96
+5| epochs: 0
+=> 5:9 epochs: is 0; longer than 0
+5| epochs: 1e300
+=> 5:9 epochs: more than 9,007,199,254,740,992 samples; 30ep
+5| epochs: 1e99up
+=> 5:9 epochs: 1e99up is more than 9,007; 30ep
+5| epochs: -1
+=> 5:9 epochs: -1 lies before the start; 30ep
+6| batch: {global: [{from: 0, size: 96}, {from: 9, size: 192}, {from: 5, size: 288}]}
+=> 6:68 batch.global.2.from: 5 does not come after 9; order of time
+6| batch: {global: [{from: 1, size: 96}]}
+=> 6:25 batch.global.0.from: begins at 1; begins at 0
+6| batch: {global: [{from: 0, size: 96}, {from: 20, size: 192}]}
+=> 6:46 batch.global.1.from: 20 lies at or after the end of the run; lengthen `epochs`
+6| batch: {global: [{from: 0}]}
+=> 6:18 batch.global.0.size: is missing; add `size: ...`
+6| batch: {global: []}
+=> 6:17 batch.global: empty list; one number
+6| batch: {global: 96, norm_span: 36}
+=> 6:32 batch.norm_span: 96 from 0 on is no multiple of 36; 32 would do
+6| batch: {global: [{from: 0, size: 96}, {from: 2, size: 1500}], norm_span: 32}
+=> 6:74 batch.norm_span: 1500 from 2 on is no multiple of 32; 12 would do
+6| batch: {global: [{from: 0, size: 96}, {from: 2, size: 1500}], norm_span: [{from: 0, size: 32}, {from: 2, size: 32}]}
+=> 6:74 batch.norm_span: 1500 from 2 on is no multiple of 32; 30 would do
+6| batch: {global: 96, norm_span: 192}
+=> 6:32 batch.norm_span: no multiple of 192; 96 would do
+6| batch: {global: 96, norm_span: [{from: 0, size: 32}, {from: 2, size: 96}]}
+=> 6:32 batch.norm_span: changes at 2, where `batch.global` does not; steps of the batch: 0
+6| batch: {global: 96, norm_span: 0}
+=> 6:32 batch.norm_span: is 0; at least 1
+7| learning_rate: {reference: 0.05, per: 32, warmup: {kind: GradualWarmup, epochs: 25}}
+=> 7:81 learning_rate.warmup.epochs: 25 is longer than the run, 20; shorten
+7| learning_rate: {reference: 0.05, per: 32, warmup: {kind: GradualWarmup, epochs: 0}}
+=> 7:81 learning_rate.warmup.epochs: is 0; must be > 0
+7| learning_rate: {reference: 0.05, per: 32, warmup: {kind: GradualWarmup, epochs: 5, start: 0.1}}
+=> 7:91 learning_rate.warmup.start: 0.1 may be a rate or a factor; {rate: 0.1} or {factor: 0.1}
+7| learning_rate: {reference: 0.05, per: 32, warmup: {kind: GradualWarmup, epochs: 5, start: {rate: 0.2}}}
+=> 7:91 learning_rate.warmup.start: 0.2 does not lie between 0 and the full rate of batch 96, 0.15; start lower
+7| learning_rate: {reference: 0.05, per: 32, warmup: {kind: GradualWarmup, epochs: 5, start: refrence}}
+=> 7:91 learning_rate.warmup.start: not where; reference
+7| learning_rate: {reference: 0.05, per: 32, warmup: {kind: GradualWarmup, epochs: 5, start: true}}
+=> 7:91 learning_rate.warmup.start: not where; reference
+7| learning_rate: {reference: 0.05, per: 32, warmup: {kind: GradualWarmup, epochs: 5, joins: add}}
+=> 7:91 learning_rate.warmup.joins: 'add'; before or over
+7| learning_rate: {reference: 0.05, per: 32, warmup: {kind: ConstantWarmup, epochs: 5, start: 0}}
+=> 7:92 learning_rate.warmup.start: is 0; must be > 0
+7| learning_rate: {reference: 0.05, per: 32, warmup: {kind: GradualWarmap, epochs: 5}}
+=> 7:58 learning_rate.warmup.kind: no warmup called; GradualWarmup
+7| learning_rate: {reference: 0.05, per: 32, warmup: {kind: GradualWarmup, epochs: 5, target_batch: 0}}
+=> 7:98 learning_rate.warmup.target_batch: is 0; at least 1
+7| learning_rate: {reference: 0.05, per: 32, warmup: {kind: GradualWarmup, epochs: 5, strat: 0}}
+=> 7:84 learning_rate.warmup.strat: not a known key; did you mean start?
+# Mixing and repeats
+10| augmentation: {mix: [{kind: CutMix}]}
+=> 10:22 augmentation.mix.0.alpha: is missing; add `alpha: ...`, a number
+10| augmentation: {mix: [{kind: CutMix, alpha: 1}, {kind: Mixup, alpha: 0}]}
+=> 10:69 augmentation.mix.1.alpha: is 0; must be > 0
+10| augmentation: {mix: [{kind: Cutout, size: 8}]}
+=> 10:29 augmentation.mix.0.kind: there is no mix called Cutout; known: CutMix, Mixup
+10| augmentation: {mix: {kind: Mixup, alpha: 1}}
+=> 10:21 augmentation.mix: is a mapping; must be a list
+10| stream: {repeats: 0}
+=> 10:19 stream.repeats: is 0; must be at least 1
+10| stream: {repeats: 1.5}
+=> 10:19 stream.repeats: is 1.5; must be a whole number
+9| loss: {kind: BinaryCrossEntropy, target_threshold: 2}
+=> 9:52 loss.target_threshold: is 2; must be < 1
+9| loss: {kind: BinaryCrossEntropy, reduction: class_men}
+=> 9:45 loss.reduction: the text 'class_men'; must be class_mean or class_sum
+# Image sizes
+10| image_size: 8
+=> 10:13 image_size: is used by no augmentation; size: image_size
+10| augmentation: {train: [{kind: RandomResizedCrop, size: image_size}]}
+=> 10:56 augmentation.train.0.size: means the recipe's `image_size`, which is not there; add `image_size: 224`
+10| image_size: 8
+ | augmentation: {train: [{kind: RandomResizedCrop, size: image_size}], eval: [{kind: CenterCrop, size: image_size}]}
+=> 11:102 augmentation.eval.0.size: size of training images; write the number of pixels
+10| image_size: [{from: 0, size: 6}, {from: 5, size: -8}]
+ | augmentation: {train: [{kind: RandomResizedCrop, size: image_size}]}
+=> 10:50 image_size.1.size: is -8; at least 1
+10| image_size: [{from: 0, size: 6}, {from: 5, size: 16385}]
+ | augmentation: {train: [{kind: RandomResizedCrop, size: image_size}]}
+=> 10:13 image_size: is 16385; at most 16384 pixels
+10| image_size: 6
+ | augmentation: {train: [{kind: RandomResizedCrop, size: image_size}, {kind: Resize, shorter: 20000}]}
+=> 11:93 augmentation.train.1.shorter: is 20000; at most 16384 pixels
+10| image_size: 8
+ | augmentation: {train: [{kind: RandomResizedCrop, size: imagesize}]}
+=> 11:56 augmentation.train.0.size: the text 'imagesize'; did you mean image_size?
+"""
+VALUES = [None, 0, -1, True, "x", "", [], {}, [[1, 2]], {"kind": "x"}, 1e300, 10**18, "500up", "9" * 30 + "up"]
+
+
+def cases():
+    lines, number = {}, ""
+    for row in filter(None, CASES.splitlines()):
+        if row.startswith("=> "):
+            yield pytest.param(lines, row[3:], id=" ".join(lines.values()))
+            lines = {}
+        elif not row.startswith("#"):
+            key, _, text = row.partition("| ")
+            number = key.strip() or number
+            lines[f"line_{number}"] = f"{lines[f'line_{number}']}\n{text}" if key == " " else text
+    assert not lines
+
+
+@pytest.mark.parametrize(("lines", "expected"), [*cases()])
+def test_wrong_recipe_is_one_line_with_position_cause_and_way_out(lines, expected, write, problem_of):
+    position, path, cause, way_out = re.fullmatch(r"(\d+:\d+) ?([^ ]*): (.*); (.*)", expected).groups()
+    problem = problem_of(write(**lines))
+    assert (f"{problem.file}:{problem.line}:{problem.column}", problem.path) == (f"mine.yaml:{position}", path)
+    assert cause in problem.what
+    assert way_out in problem.way_out
+
+
+def test_billion_laughs_are_not_expanded(write, problem_of):
+    rows = ["a: &a [x, x, x, x, x, x, x, x, x, x]"]
+    rows += [f"{b}: &{b} [{', '.join([f'*{a}'] * 10)}]" for a, b in zip("abcdefgh", "bcdefghi", strict=True)]
+    problem = problem_of(write("\n".join(rows)))
+    assert "expand to more than 10,000 values" in problem.what
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("a: " + "[" * 100_000, "50 levels"),
+        ("a: 1\n" * 200_000, "10,000 values"),
+        ("#" * 2_000_000, "2,000,000 bytes"),
+        (b"kilobatch: 1\nname: \xff\n", "UTF-8"),
+        (b"kilobatch: 1\nname: \x00\n", "not allowed"),
+        ("[1, 2]", "no keys"),
+        ("# a comment", "is empty"),
+        ("batch:\n\tglobal: 96", "a tab"),
+        (f"epochs: {'9' * 5000}", "more than 64 bits"),
+    ],
+    ids=["deep", "long", "large", "latin-1", "nul", "list", "empty", "tab", "digits"],
+)
+def test_what_is_no_recipe_at_all_is_refused(text, cause, write, problem_of):
+    assert cause in problem_of(write(text)).what
+
+
+def test_place_of_a_character_that_is_no_text(write, problem_of):
+    problem = problem_of(write(b"kilobatch: 1\nname: \xff\n"))
+    assert (problem.line, problem.column) == (2, 7)
+
+
+def test_problem_of_a_data_set_stands_in_its_file(write, problem_of):
+    write("num_train: 10\nnum_eval: 0\nnum_classes: 2\nchannels: 1\n", "configs/datasets/few.yaml")
+    problem = problem_of(write(line_3="dataset: few"))
+    assert str(problem).startswith("configs/datasets/few.yaml:2:11: num_eval: is 0; must be at least 1")
+
+
+def test_all_problems_of_a_file_are_reported_at_once(write, problem_of):
+    path = write(line_2="nmae: mine", line_4="model: {kind: Small}", line_6="batch: {global: 0}", line_9="seed: 1.5")
+    with pytest.raises(RecipeError) as caught:
+        open_recipe(path, vocabulary=vocabulary())
+    lines = [problem.line for problem in caught.value.problems]
+    assert lines == [1, 2, 4, 6, 9]  # the first one: `loss` is missing
+    assert len(str(caught.value).splitlines()) == 5
+
+
+def test_a_file_name_that_cannot_name_a_folder_is_refused_with_the_key_that_helps(write, problem_of):
+    problem = problem_of(write(line_2="title: no name", name="猫.yaml"))
+    assert str(problem).startswith("猫.yaml:1:1: name: '猫' cannot name a run's folder; add a `name:` of the letters a")
+
+
+def test_ramp_inside_the_warmup_needs_to_know_its_aim(write, problem_of):
+    warmup = "{kind: GradualWarmup, epochs: 5}"
+    problem = problem_of(
+        write(
+            line_6="batch: {global: [{from: 0, size: 96}, {from: 3, size: 192}]}",
+            line_7=f"learning_rate: {{reference: 0.05, per: 32, warmup: {warmup}}}",
+        )
+    )
+    assert problem.path == "learning_rate.warmup"
+    assert "the batch moves at 3, inside the warmup of 5" in problem.what
+    assert "`target_batch: 192`" in problem.way_out
+
+
+def test_warmup_before_a_decay_leaves_it_some_time(write, problem_of):
+    problem = problem_of(
+        write(
+            line_7="learning_rate: {reference: 0.05, per: 32, schedule: {kind: Cosine}, "
+            "warmup: {kind: GradualWarmup, epochs: 20, joins: before}}"
+        )
+    )
+    assert (problem.line, problem.path) == (7, "learning_rate.schedule.epochs")
+
+
+def paths(tree, path=()):
+    yield path
+    for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ():
+        yield from paths(value, (*path, key))
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+def test_recipe_with_this_value_anywhere_opens_or_is_refused(value, tmp_path):
+    whole = open_recipe("digits/ramp", vocabulary=vocabulary()).tree
+    file = tmp_path / "changed.yaml"
+    refusals = []
+    for path in list(paths(whole))[1:]:
+        changed = copy.deepcopy(whole)
+        inner = changed
+        for key in path[:-1]:
+            inner = inner[key]
+        inner[path[-1]] = value
+        file.write_text(json.dumps(changed))
+        try:
+            open_recipe(file, vocabulary=vocabulary())
+        except RecipeError as error:
+            refusals.append(error)
+    assert len(refusals) > 20
+    for error in refusals:
+        assert len(str(error).splitlines()) == len(error.problems)
+        assert all(problem.way_out and problem.line == 1 for problem in error.problems)
