@@ -53,13 +53,17 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """The tests of a file run on one worker of xdist; all files that start ranks, one after another, on the same."""
+    """The tests of a file run on one worker of xdist. All files of searches on ranks, one after another, run on the
+    same worker; so do all other files that start ranks.
+    """
     from xdist.scheduler import LoadScopeScheduling
 
     class FilesScheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid):
             file = nodeid.partition("::")[0]
-            return "ranks" if starts_ranks(config.rootpath / file) else file
+            if not starts_ranks(config.rootpath / file):
+                return file
+            return "searches" if "search" in Path(file).parts else "ranks"
 
     return FilesScheduling(config, log)
 
