@@ -35,6 +35,7 @@ def test_recipe_opens_and_says_where_its_numbers_come_from(name):
     assert {claim.status for claim in recipe.claims} <= {"reproduced", "predicted", "not run"}
     assert all(claim.source and claim.on for claim in recipe.claims)
     assert sorted(recipe.assumed) == list(recipe.assumed)
+    assert recipe.card is not None, f"{name}: recipes in recipes/papers need a `card`; copy that of ying2018.yaml"
     assert recipe.card.changed
     assert recipe.card.hardware
     assert recipe.card.evidence.verified
