@@ -1,17 +1,22 @@
-"""Gradients of a model put into one array together, on a GPU and compiled for the CPU."""
+"""Kernels over many tensors in one launch, on a GPU and compiled for the CPU: gradients, 16-bit weights, averages."""
 
 import gc
 import platform
 
 import chainer
 import chainer.functions as F
+import chainer.links as L
 import numpy as np
 import pytest
+from mpi4py import MPI
 
+from recipes.planning.division import divide
+from recipes.schema import Evaluation
 from trainers.gradients.flat_gradients import FlatGradients, _Arrivals
-from trainers.gradients.mixed_precision import forward_in
+from trainers.gradients.mixed_precision import forward_in, weights_in
 from trainers.kernels.cuda import tensors as cuda_tensors
 from trainers.models import SmallResNet
+from trainers.models.batch_norm import NormGroups, moved_statistics
 from trainers.models.keyed_random import draw_initial_weights
 
 F16C = pytest.mark.skipif(platform.machine() != "x86_64", reason="no F16C")
@@ -181,3 +186,150 @@ def test_an_infinity_is_told_as_without_the_kernel(cuda_on_cpu):
     assert expected is not None
     cuda_on_cpu()
     assert taken("float32", bad=np.inf)[0].not_finite == expected
+
+
+def bits_of(array):
+    return np.asarray(host(array)).view(f"u{array.itemsize}")
+
+
+@pytest.mark.parametrize("kind", KINDS[:3])
+def test_tensors_are_rounded_as_one_by_one_and_lie_channels_last(cuda, kind):
+    dtype = dtype_of(kind)
+    random = np.random.RandomState(0)
+    tensors = [random.normal(size=shape).astype("f") for shape in SHAPES]
+    found = cuda_tensors.narrowed([cuda.xp.asarray(tensor) for tensor in tensors], dtype)
+    for one, tensor in zip(found, tensors, strict=True):
+        np.testing.assert_array_equal(bits_of(one), bits_of(tensor.astype(dtype)))
+        assert (one.transpose(0, 2, 3, 1) if one.ndim == 4 else one).flags.c_contiguous
+
+
+def test_what_it_does_not_round_it_leaves(cuda):
+    weights = cuda.xp.asarray(np.ones((4, 3), "f"))
+    wide = weights.astype("d")
+    for tensors, kind in (([weights], "d"), ([weights, weights.T], "e"), ([weights, wide], "e"), ([], "e")):
+        assert cuda_tensors.narrowed(tensors, np.dtype(kind)) is None
+
+
+def test_tensors_of_more_values_than_it_counts_it_leaves(cuda, monkeypatch):
+    tensors = [cuda.xp.asarray(np.ones(5, "f")), cuda.xp.asarray(np.ones(3, "f"))]
+    monkeypatch.setattr(cuda_tensors, "_MOST", 5)
+    assert cuda_tensors.narrowed(tensors, np.dtype("f")) is not None
+    monkeypatch.setattr(cuda_tensors, "_MOST", 4)
+    assert cuda_tensors.narrowed(tensors, np.dtype("f")) is None
+
+
+def gradients(model, images):
+    """Of the sum of a forward's squares with weights in the images' type, by path."""
+    with chainer.using_config("train", True), weights_in(model, images.dtype):
+        loss = F.sum(F.cast(model(images), np.float32) ** 2)
+    model.cleargrads()
+    loss.backward()
+    return {path: parameter.grad for path, parameter in model.namedparams()}
+
+
+@F16C
+def test_a_model_in_16_bits_has_the_gradients_it_had_and_they_lie_as_its_parameters(cuda_on_cpu):
+    model = SmallResNet(width=4).build(num_classes=5, channels=3, image_size=8)
+    draw_initial_weights(model, seed=0)
+    images = np.random.RandomState(0).normal(size=(4, 3, 8, 8)).astype(np.float16)
+    expected, launched = gradients(model, images), cuda_on_cpu()
+    found = gradients(model, images)
+    assert launched == ["narrowed"]
+    for path, parameter in model.namedparams():
+        assert parameter.grad.dtype == np.float32
+        assert parameter.grad.flags.c_contiguous
+        np.testing.assert_array_equal(found[path], expected[path], err_msg=path)
+
+
+def test_in_float32_only_windows_are_cast_and_their_gradients_are_what_they_were(cuda_on_cpu):
+    model = SmallResNet(width=4).build(num_classes=5, channels=3, image_size=8)
+    draw_initial_weights(model, seed=0)
+    images = np.random.RandomState(0).normal(size=(4, 3, 8, 8)).astype(np.float32)
+    expected, launched = gradients(model, images), cuda_on_cpu()
+    with weights_in(model, np.float32):
+        assert not model.conv1.W.array.flags.c_contiguous
+        assert type(model.fc.W) is chainer.Parameter
+    assert launched == ["narrowed"]
+    found = gradients(model, images)
+    for path, parameter in model.namedparams():
+        assert parameter.grad.flags.c_contiguous
+        np.testing.assert_allclose(found[path], expected[path], rtol=0, atol=1e-5 * np.abs(expected[path]).max())
+
+
+def test_in_float32_and_without_such_kernels_weights_stay(cuda_on_cpu):
+    model = SmallResNet(width=4).build(num_classes=5, channels=3, image_size=8)
+    before = [id(link.__dict__[name]) for link in model.links() for name in sorted(link._params)]
+    with weights_in(model, np.float32):
+        assert [id(link.__dict__[name]) for link in model.links() for name in sorted(link._params)] == before
+    cuda_on_cpu()
+    for parameter in model.params():
+        parameter.array = parameter.array.astype(np.float64)
+    with weights_in(model, np.float32):
+        assert [id(link.__dict__[name]) for link in model.links() for name in sorted(link._params)] == before
+
+
+def test_a_link_in_two_places_is_cast_once(cuda_on_cpu):
+    model, served = chainer.Sequential(L.Linear(3, 3)), cuda_on_cpu()
+    model.append(model[0])
+    W, b = model[0].W, model[0].b
+    with weights_in(model, np.float16):
+        cast = model[0].W
+        assert cast.dtype == np.float16
+        assert cast.creator.inputs[0].get_variable() is W
+    assert model[0].W is W
+    assert model[0].b is b
+    assert served == ["narrowed"]
+
+
+CHANNELS = 300  # more than a block has threads
+
+
+@pytest.mark.parametrize("kind", ["f", "d"])
+@pytest.mark.parametrize("keep", [0.0, 0.9, 1.0])
+@pytest.mark.parametrize("how", ["pooled", "moving_average"])
+@pytest.mark.parametrize("bad", [1.0, np.nan, np.inf])
+def test_averages_move_as_by_operations_on_arrays(cuda, kind, keep, how, bad):
+    random = np.random.RandomState(0)
+    sums, averages = random.uniform(1, 2, 5000), random.normal(size=(2, CHANNELS)).astype(kind)
+    places = random.permutation(5000)[: 4 * CHANNELS].reshape(4, CHANNELS)
+    sums[places[0, ::7]] = 0  # of layers that were not used
+    sums[places[:, 1]] *= bad
+    with np.errstate(invalid="ignore"):
+        expected = moved_statistics(sums[places], averages, keep, how)
+    found = cuda.xp.asarray(averages)
+    cuda_tensors.move_averages(cuda.xp.asarray(sums), cuda.xp.asarray(places), found, keep, pooled=how == "pooled")
+    np.testing.assert_allclose(host(found), expected, rtol=1e-6 if kind == "f" else 1e-13)
+    np.testing.assert_array_equal(host(found)[:, ::7], averages[:, ::7])
+
+
+class Net(chainer.Chain):
+    """Two normalisations, of which one has its turn twice."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.wide, self.narrow, self.idle = (L.BatchNormalization(size) for size in (5, 3, 2))
+
+    def forward(self, x):
+        return self.narrow(self.narrow(self.wide(x)[:, :3]))
+
+
+@pytest.mark.parametrize("how", ["pooled", "moving_average", "last_batch", "by_group"])
+def test_a_models_running_statistics_are_moved_in_one_launch(cuda_on_cpu, how):
+    def moved():
+        model, groups = Net(), NormGroups(Evaluation(norm_statistics=how))
+        groups.install(model)
+        division = divide(global_batch_size=8, norm_span=4, workers=1, micro_batch_size=8)
+        x = np.random.RandomState(0).normal(size=(8, 5)).astype("f")
+        for _ in range(2):
+            groups.begin_update(division)
+            groups.begin_micro_batch(division.micro_batches(0)[0])
+            with chainer.using_config("train", True):
+                model(x)
+            groups.update_running_statistics(MPI.COMM_SELF, 8)
+        return [getattr(link, name).copy() for link in model.children() for name in ("avg_mean", "avg_var")]
+
+    expected, launched = moved(), cuda_on_cpu()
+    for found, other in zip(moved(), expected, strict=True):
+        np.testing.assert_allclose(found, other, rtol=1e-6, atol=1e-7)
+    assert launched.count("moved_averages") == 2
