@@ -1,6 +1,7 @@
 """A convolution and its normalisation in one node have the bits of two, and of Chainer's many."""
 
 import contextlib
+from types import SimpleNamespace
 
 import chainer
 import chainer.functions as F
@@ -11,6 +12,7 @@ import pytest
 from recipes.planning.division import divide
 from recipes.schema import Evaluation
 from trainers.gradients.flat_gradients import GradientHooks
+from trainers.kernels import chainer_hooks
 from trainers.models import ResNet18, SmallCNN, SmallResNet, WideResNet
 from trainers.models.batch_norm import NormGroups
 from trainers.models.keyed_random import draw_initial_weights
@@ -270,3 +272,21 @@ def test_test_mode_and_no_graph():
         y = layer(x, plus)
     assert y.creator_node is None
     np.testing.assert_array_equal(y.array, layer(x, plus).array)
+
+
+def test_where_kernels_lack_a_gradient_chainers_nodes_give_it(monkeypatch):
+    """As cuDNN may lack a plan for one."""
+
+    def gradients():
+        layer, (x, plus) = Layer(), map(chainer.Variable, arrays())
+        y = layer(x, plus)
+        assert nodes_behind(y) == ["ConvolutionNormalization"]
+        F.sum(y**2).backward()
+        return [x.grad, plus.grad, layer.conv.W.grad, layer.bn.gamma.grad]
+
+    expected, ours = gradients(), dict(vars(chainer_hooks.operators))
+    ours.pop("convolution_gradients", None)
+    ours["convolution_data"] = lambda *_, **__: None
+    monkeypatch.setattr(chainer_hooks, "operators", SimpleNamespace(**ours))
+    for actual, other in zip(gradients(), expected, strict=True):
+        np.testing.assert_allclose(actual, other, rtol=1e-4, atol=1e-5)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from chainer.backends.cuda import to_cpu
 
+from recipes.schema import WeightAverage
 from trainers import kernels, optimizers
 from trainers.gradients.norms import first_not_finite
 from trainers.kernels import chainer_hooks, threads
@@ -16,6 +17,7 @@ from trainers.kernels.cpu import compiled
 from trainers.kernels.cpu.compiled import Threads
 from trainers.optimizers.fused_step import FusedStep
 from trainers.optimizers.hyperparameters import Hyperparameters, set_hyperparameters
+from trainers.optimizers.weight_average import AveragedWeights
 from trainers.optimizers.weight_decay import decay_parameters
 from trainers.runs.checkpoint import load_into, optimizer_arrays, read_checkpoint, write_checkpoint
 from trainers.training.device import has_gpu
@@ -303,3 +305,63 @@ def test_the_first_parameter_that_is_not_finite_is_found(cuda_on_cpu, bad):
         dict(model.namedparams())[path].array.flat[place] = bad
     assert first_not_finite(model.weights()) == "/bn/gamma"
     assert served == ["not_finite"] * 2
+
+
+@pytest.mark.parametrize("served", [True, False])
+def test_arrays_that_are_weights_no_longer_are_not_kept(cuda_on_cpu, monkeypatch, served):
+    component, launched = optimizers.MomentumSGD(momentum=0.9), cuda_on_cpu()
+    model, optimizer = L.Linear(3, 2), component.build()
+    optimizer.setup(model)
+    optimizer.lr = 0.1
+    step = FusedStep(optimizer, component)
+    model.W.grad, model.b.grad = np.ones((2, 3), "f"), np.ones(2, "f")
+    step()
+    weights = weakref.ref(model.W.array)
+    monkeypatch.setattr(chainer_hooks, "operators", chainer_hooks.operators if served else None)
+    for parameter in model.params():  # as on another device
+        parameter.array = parameter.array.copy()
+    step()
+    assert weights() is None
+    assert len(launched) == 1 + served
+
+
+def followed(*, otherwise=False):
+    """The averages behind some updates, the first of them before the start."""
+    random, model = np.random.RandomState(0), chainer.Sequential(L.Linear(300, 150), L.BatchNormalization(33))
+    averaged = AveragedWeights(model, WeightAverage(keep=0.9, per=64, start=0.5))
+    for epoch in range(4):
+        for parameter in model.params():
+            parameter.array = random.normal(size=parameter.shape).astype(np.float32)
+        model[1].avg_var = random.uniform(1, 2, 33).astype(np.float32)
+        if otherwise:
+            model[0].W.array = np.asfortranarray(model[0].W.array)
+        averaged.move(epoch=epoch, global_batch_size=32)
+        if epoch == 0:
+            for path, array in averaged._current().items():
+                np.testing.assert_array_equal(averaged.arrays[path], array, err_msg=path)
+    return averaged.arrays
+
+
+@pytest.fixture
+def one_by_one(monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(chainer_hooks, "operators", None)
+        return followed()
+
+
+def test_averages_follow_all_at_once_on_a_gpu(one_by_one, cuda_on_cpu):
+    launched = cuda_on_cpu()
+    assert_alike(followed(), one_by_one, bound=1e-6)
+    assert launched == ["momentum_step"] * 4
+
+
+def test_averages_follow_all_at_once_by_what_is_compiled(one_by_one, compiled_step):
+    served = compiled_step()
+    assert_alike(followed(), one_by_one, bound=1e-6)
+    assert len(served) == 4
+
+
+def test_averages_that_lie_otherwise_follow_one_by_one(one_by_one, cuda_on_cpu):
+    launched = cuda_on_cpu()
+    assert_alike(followed(otherwise=True), one_by_one, bound=1e-6)
+    assert launched == []
