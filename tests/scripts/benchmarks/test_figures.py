@@ -1,7 +1,5 @@
 """Benchmarks run, and all that they measure has figures; their times are for quiet machines."""
 
-from argparse import Namespace
-
 import pytest
 
 from trainers import augmentations, communicators
@@ -49,13 +47,3 @@ def test_every_loop_has_figures_of_every_round(run):
         assert figures[f"{one}_over_{other}".replace(" ", "_")] == pytest.approx([a / b for a, b in pairs])
     assert figures["weight_difference"] < 1e-5
     assert lines[-1].startswith("| digits | 2 | ")
-
-
-def test_every_part_of_a_trial_has_a_figure(tmp_path):
-    from search import PARTS, measure
-
-    figures = measure(tmp_path, Namespace(storage="sqlite", reports=2, measured=1), 1)
-    assert (figures["finished"], figures["reports"]) == (1, 2)
-    for clock in ("clock", "processor"):
-        assert figures[clock].keys() == {*PARTS, "study", "all"}
-        assert min(figures[clock].values()) > 0

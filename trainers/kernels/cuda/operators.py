@@ -1,5 +1,7 @@
 """The kernels called `cudnn`, for GPUs."""
 
+# ruff: noqa: F401  these names are the operators
+
 from __future__ import annotations
 
 from trainers.kernels.cuda.convolution import convolution, convolution_data, convolution_weights
@@ -25,36 +27,3 @@ from trainers.kernels.cuda.pooling import (
 )
 from trainers.kernels.cuda.products import product
 from trainers.kernels.cuda.tensors import STEPS, finite, gather, move_averages, narrowed, optimizer_step
-
-__all__ = [
-    "COMPUTES_MASK",
-    "STEPS",
-    "add",
-    "add_to",
-    "average_pooling",
-    "average_pooling_gradient",
-    "convolution",
-    "convolution_data",
-    "convolution_weights",
-    "cross_entropy",
-    "cross_entropy_gradient",
-    "finite",
-    "gather",
-    "gradient_by",
-    "max_pooled_at",
-    "max_pooling",
-    "max_pooling_gradient",
-    "mean_and_variance",
-    "move_averages",
-    "narrowed",
-    "normalization_gradient",
-    "normalized",
-    "normalized_by",
-    "optimizer_step",
-    "product",
-    "relu",
-    "relu_gradient",
-    "scales",
-    "see",
-    "whole_scales",
-]
