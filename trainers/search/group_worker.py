@@ -30,7 +30,7 @@ from trainers.runs.mpi_ranks import killed_with_parent, limit_threads, parent_is
 from trainers.runs.run_folder import LOG
 from trainers.runs.stop_request import STOP_FILE, request_stop
 from trainers.search.rank_groups import REQUESTS, RESULTS, Group, MessageReader, dismiss, group_folder, write_message
-from trainers.training.device import place_here, sit_at
+from trainers.training.device import choose_gpu, local_rank_of
 
 _POLL_SECONDS = 0.01
 _LAUNCHER_SECONDS = 1.0  # time for a launcher to end the ranks itself
@@ -44,8 +44,8 @@ def run_worker(messages: Path, *, ranks: int, threads: int, ranks_before: int) -
         ranks_before: ranks of earlier groups on the machine of its first rank, whose GPUs are theirs.
     """
     world = join_world(ranks)
-    local_rank, on_first_host = place_here(world)
-    sit_at(local_rank + (ranks_before if on_first_host else 0))
+    local_rank, on_first_host = local_rank_of(world)
+    choose_gpu(local_rank + (ranks_before if on_first_host else 0))
     worker_loop(world, messages, threads=threads)
 
 
@@ -158,7 +158,7 @@ def run_launched_worker(folder: Path, *, phases: Sequence[Path], each: int, rank
     for the requests of the second.
 
     Bytes on the wire, beside those of `worker_loop`: about 40 from each rank to each, 60 from rank 0 to all, a barrier,
-    and those of MPI_Comm_split and of `place_here`.
+    and those of MPI_Comm_split and of `local_rank_of`.
 
     Args:
         folder: of the search.
@@ -170,7 +170,7 @@ def run_launched_worker(folder: Path, *, phases: Sequence[Path], each: int, rank
 
     threads = limit_threads()
     world = join_world(ranks)
-    sit_at(place_here(world)[0])
+    choose_gpu(local_rank_of(world)[0])
     messages = world.bcast(f"world-{time.time_ns()}", root=0)
     search_ended = _watch_next_rank(world)
     supervisor = _start_supervisor(messages, ranks) if world.rank == 0 else None

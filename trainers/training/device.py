@@ -124,16 +124,16 @@ def require_numbers(compute: str, reading: Reading) -> None:
         raise RecipeError(reading.problems)
 
 
-_seat: int | None = None  # this process's number among all that share the machine's GPUs, if several runs do
+_gpu_number: int | None = None  # this process's number among all that share the machine's GPUs, if several runs do
 
 
-def sit_at(place: int) -> None:
-    """Make the runs of this process compute on GPU `place` modulo the number of GPUs, whatever their local rank."""
-    global _seat
-    _seat = place
+def choose_gpu(number: int) -> None:
+    """Make the runs of this process compute on GPU `number` modulo the number of GPUs, whatever their local rank."""
+    global _gpu_number
+    _gpu_number = number
 
 
-def place_here(mpi: Any) -> tuple[int, bool]:
+def local_rank_of(mpi: Any) -> tuple[int, bool]:
     """This process's local rank in `mpi`, and whether rank 0 is on the same machine.
 
     Bytes on the wire: 4 from one rank of each machine to its others, and those of MPI_Comm_split_type.
@@ -147,9 +147,9 @@ def place_here(mpi: Any) -> tuple[int, bool]:
 
 
 def take_device(kind: str, mpi: Any) -> Any:
-    """Make this worker's device current: the CPU, or GPU number local rank modulo the number of GPUs (see `sit_at`).
+    """Make this worker's device current: the CPU, or GPU number local rank modulo the number of GPUs (see `choose_gpu`).
 
-    Bytes on the wire: about 40 from each worker to each, and those of `place_here` and `first_message`.
+    Bytes on the wire: about 40 from each worker to each, and those of `local_rank_of` and `first_message`.
 
     Args:
         kind: cpu or gpu.
@@ -169,19 +169,19 @@ def take_device(kind: str, mpi: Any) -> Any:
         )
     if kind == "cpu":
         return chainer.get_device("@numpy")
-    device, trouble = _tried_gpu(place_here(mpi)[0] if _seat is None else _seat)
+    device, trouble = _tested_gpu(local_rank_of(mpi)[0] if _gpu_number is None else _gpu_number)
     if (first := first_message(mpi, trouble)) is not None:
         rank, reason = first
         raise RunFailed(f"rank {rank} on {kinds_and_hosts[rank][1]} cannot compute on its GPU: {reason}")
     return device
 
 
-def _tried_gpu(place: int) -> tuple[Any, str | None]:
-    """The GPU of a place on this machine, made current, and what is wrong with it, in words; None where nothing is."""
+def _tested_gpu(number: int) -> tuple[Any, str | None]:
+    """The GPU of this number, modulo their count, made current, and what is wrong with it, in words; None where nothing is."""
     import chainer
 
     try:
-        device = chainer.get_device(f"@cupy:{place % chainer.backends.cuda.cuda.runtime.getDeviceCount()}")
+        device = chainer.get_device(f"@cupy:{number % chainer.backends.cuda.cuda.runtime.getDeviceCount()}")
         device.use()
         kernels.use_on_gpu(None)
         ones = device.xp.ones((2, 2), dtype="float32")

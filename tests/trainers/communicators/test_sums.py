@@ -286,6 +286,7 @@ OUTSIDE = 0.7123456789  # no sum, on no wire
 def sums_of_parts(name, wire, dtype):
     """Sums of views into the middle of what was allocated, whose neighbours stay as they are."""
     connection = connected(name)
+    assert connection.sent_values(2) is None or connection.sent_values(2) >= 0
     gap = 3
     memory = connection.allocate(sum(SIZES) + gap * (len(SIZES) + 1), dtype)
     memory[...] = OUTSIDE

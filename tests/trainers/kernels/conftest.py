@@ -95,6 +95,21 @@ def compiled(tmp_path_factory):
     return Cpu(tmp_path_factory.mktemp("kernels"))
 
 
+@pytest.fixture(
+    params=[
+        pytest.param("e", marks=pytest.mark.skipif(platform.machine() != "x86_64", reason="no F16C")),
+        pytest.param("E", id="bfloat16"),
+        "f",
+        "d",
+    ]
+)
+def kind(request):
+    """The character of a type that CUDA kernels serve; E is bfloat16, which NumPy has from ml_dtypes."""
+    if request.param == "E":
+        pytest.importorskip("ml_dtypes")
+    return request.param
+
+
 @pytest.fixture(params=["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
 def cuda(request, monkeypatch):
     """The device that the kernels run on, its memory poisoned."""

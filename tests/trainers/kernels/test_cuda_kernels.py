@@ -1,6 +1,5 @@
 """Our CUDA kernels against NumPy in float64 on the same rounded inputs: on a GPU, and compiled for the CPU."""
 
-import platform
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,12 +13,6 @@ from trainers.kernels.optimizer_steps import StepDecay
 from trainers.optimizers import Adam, Lamb, Lars, RmspropWarmup
 
 BOUNDS = {"e": 2e-3, "E": 1e-2, "f": 1e-5, "d": 1e-11}
-KINDS = [
-    pytest.param("e", marks=pytest.mark.skipif(platform.machine() != "x86_64", reason="no F16C")),
-    pytest.param("E", id="bfloat16"),
-    "f",
-    "d",
-]
 CHANNELS = [1, 3, 8, 17, 32, 64, 100, 264, 520]
 
 
@@ -82,7 +75,6 @@ class Rows:
         return scales, parts
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(12))
 def test_normalisation_of_groups_with_relu_and_sum(cuda, kind, seed):
     case, relu, adds = Rows(cuda, kind, seed), seed % 2 == 1, seed % 3 == 0
@@ -93,7 +85,6 @@ def test_normalisation_of_groups_with_relu_and_sum(cuda, kind, seed):
     assert_close(y, np.maximum(expected, 0) if relu else expected, bound=BOUNDS[kind])
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(12))
 def test_gradients_of_normalisation_with_relu_and_sum(cuda, kind, seed):
     case, relu = Rows(cuda, kind, seed), seed % 3 > 0
@@ -142,7 +133,6 @@ def windows(random):
     return size, out, {"kernel": kernel, "stride": stride, "pad": pad}
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(15))
 def test_max_pooling_is_that_of_the_cpu_to_the_bit(cuda, kind, seed):
     random = np.random.RandomState(seed)
@@ -161,7 +151,6 @@ def test_max_pooling_is_that_of_the_cpu_to_the_bit(cuda, kind, seed):
     assert_close(gx, expected, bound=BOUNDS[kind])
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(10))
 def test_average_pooling_and_its_gradient(cuda, kind, seed):
     random = np.random.RandomState(seed)
@@ -182,7 +171,6 @@ def test_average_pooling_and_its_gradient(cuda, kind, seed):
     assert_close(found, gradient[:, :, top : top + size[0], left : left + size[1]], bound=BOUNDS[kind])
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", [(3,), (2, 8, 3, 5), (2, 64, 9, 8), (2, 3, 4, 5, 2)])
 def test_relu_and_sums_keep_the_order_in_memory(cuda, kind, shape):
     random = np.random.RandomState(0)
@@ -205,7 +193,6 @@ def test_relu_and_sums_keep_the_order_in_memory(cuda, kind, shape):
     assert elementwise.add(values, others.astype("f" if kind == "d" else "d")) is None
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("targets", ["i", "q", "mixtures"])
 @pytest.mark.parametrize("shape", [(1, 3), (300, 2), (9, 10), (17, 65), (3, 1000), (2, 1001)])
 def test_cross_entropy_and_its_gradient(cuda, kind, targets, shape):
@@ -238,7 +225,6 @@ def test_a_label_of_no_class_reads_nothing_and_makes_nan(cuda, label):
     np.testing.assert_array_equal(np.isnan(from_device(gx)).all(axis=1), [False, True, False])
 
 
-@pytest.mark.parametrize("kind", KINDS[:3])
 @pytest.mark.parametrize("component", [Lars(), Adam(), Lamb(), RmspropWarmup()])
 def test_a_step_of_all_parameters_is_that_in_float64(cuda, kind, component):
     random, at = np.random.RandomState(0), SimpleNamespace(lr=0.1, alpha=0.1, epoch=9.0)

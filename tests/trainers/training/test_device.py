@@ -19,7 +19,7 @@ from trainers.launch.request import TrainRequest, prepare
 from trainers.runs.errors import RunFailed
 from trainers.runs.mpi_ranks import find_mpiexec
 from trainers.training import device as device_module
-from trainers.training.device import gpu_facts, has_gpu, notes_on, sit_at, take_device
+from trainers.training.device import choose_gpu, gpu_facts, has_gpu, notes_on, take_device
 
 CLUSTER = "name: ours\nnodes: 1\nworkers_per_node: 2\ndevice: {device}\ndevice_memory_bytes: 8000000000\n{more}"
 NO_GPU = r"(Chainer can use no GPU here: \S|CuPy finds no GPU: )"
@@ -169,7 +169,7 @@ def test_a_gpu_that_does_not_work_fails_all_ranks_and_is_named():
         from trainers.runs.errors import RunFailed
         world = MPI.COMM_WORLD
         if world.rank != 1:
-            device._tried_gpu = lambda place: (None, None)
+            device._tested_gpu = lambda place: (None, None)
         try:
             said = device.take_device("gpu", world)
         except RunFailed as error:
@@ -195,10 +195,10 @@ def test_a_gpu_that_does_not_work_fails_all_ranks_and_is_named():
 def test_ranks_of_a_machine_are_numbered_there_whatever_team_they_are_in(run_on_ranks, tmp_path):
     program = """if True:
         from mpi4py import MPI
-        from trainers.training.device import place_here
+        from trainers.training.device import local_rank_of
         world = MPI.COMM_WORLD
         team = world.Split(world.rank // 2)
-        found = world.gather((*place_here(world), *place_here(team)))
+        found = world.gather((*local_rank_of(world), *local_rank_of(team)))
         print(found or "")
     """
     (tmp_path / "program.py").write_text(program)
@@ -221,7 +221,7 @@ def test_a_search_on_gpus_that_are_not_here_starts_nothing(tmp_path, more):
 @pytest.mark.skipif(not has_gpu(), reason="needs a GPU with CuPy")
 @pytest.mark.parametrize("seat", [0, 1, 5])
 def test_runs_side_by_side_take_the_gpus_of_their_seats(monkeypatch, seat):
-    monkeypatch.setattr(device_module, "_seat", None)
-    sit_at(seat)
+    monkeypatch.setattr(device_module, "_gpu_number", None)
+    choose_gpu(seat)
     taken = take_device("gpu", MPI.COMM_SELF)
     assert taken.device.id == seat % chainer.backends.cuda.cuda.runtime.getDeviceCount()
