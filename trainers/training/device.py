@@ -147,7 +147,7 @@ def local_rank_of(mpi: Any) -> tuple[int, bool]:
 
 
 def take_device(kind: str, mpi: Any) -> Any:
-    """Make this worker's device current: the CPU, or GPU number local rank modulo the number of GPUs (see `choose_gpu`).
+    """Make this worker's device current: the CPU, or the GPU of its local rank modulo their number (see `choose_gpu`).
 
     Bytes on the wire: about 40 from each worker to each, and those of `local_rank_of` and `first_message`.
 
@@ -177,7 +177,7 @@ def take_device(kind: str, mpi: Any) -> Any:
 
 
 def _tested_gpu(number: int) -> tuple[Any, str | None]:
-    """The GPU of this number, modulo their count, made current, and what is wrong with it, in words; None where nothing is."""
+    """The GPU of this number modulo their count, made current, and in words what is wrong with it, else None."""
     import chainer
 
     try:
