@@ -18,8 +18,6 @@ _MAX_NODES = 500  # nodes: an expression deeper than Python's recursion limit ha
 class Expression:
     """An expression of dotted paths and numbers, with + - * / and parentheses.
 
-    Args:
-        text: as it is written.
     Raises:
         ValueError: it is something else, or names no path.
 

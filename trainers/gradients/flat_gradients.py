@@ -214,10 +214,6 @@ class FlatGradients:
 
 class _Arrivals:
     """Gradients that have arrived: added at once, or held back up to the next end where kernels add many in one launch.
-
-    Args:
-        flat: where they are added.
-        finished, ends: see `FlatGradients.collect`.
     """
 
     def __init__(self, flat: FlatGradients, finished: Callable[[int], None] | None, ends: Collection[int]) -> None:

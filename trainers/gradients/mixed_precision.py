@@ -40,8 +40,6 @@ class LossScale:
     The scale is halved where an update's gradient overflows, and doubled after `double_after` updates in which none
     did.
 
-    Args:
-        settings: the recipe's `precision`.
     Attributes:
         scale: the current one.
         halvings: of the scale in the current update.
@@ -121,9 +119,6 @@ def computing(compute: str, device: Any) -> Iterator[None]:
         tf32        cuDNN and cuBLAS may round factors to TF32
         mixed16     NumPy does not warn of infinities and NaN: they are looked for afterwards
         bfloat16    Chainer does not check types: it has no such floats, and NumPy's kind of them is V
-
-    Args:
-        device: Chainer's, of the model.
     """
     with contextlib.ExitStack() as stack:
         if compute == "tf32" and device.xp is not np:

@@ -46,8 +46,6 @@ def check_folder(request: TrainRequest, folder: Path, prepared: Prepared) -> Non
 def join_world(ranks: int) -> Any:
     """MPI's communicator of all ranks; called once a process. From now on an uncaught exception ends all ranks.
 
-    Args:
-        ranks: number that the launcher started.
     Raises:
         LaunchError: mpi4py finds no MPI, or another one than the launcher's.
     """
@@ -75,10 +73,6 @@ def way_to_join(library: str, environment: Mapping[str, str] = os.environ) -> st
 
     >>> way_to_join("MPICH Version: 4.3.2", {"SLURM_STEP_ID": "0"})
     'type `export SLURM_MPI_TYPE=pmi2` before the same command (srun --mpi=list says what this Slurm has)'
-
-    Args:
-        library: MPI's version string.
-        environment: of this process.
     """
     others = any(name.startswith(("HYDI_", "OMPI_COMM_WORLD_")) for name in environment)  # mpiexec in a Slurm step
     if "SLURM_STEP_ID" not in environment or others:

@@ -65,9 +65,6 @@ def refuse_folder(dataset: Dataset, folder: Path | None) -> None:
 def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool) -> None:
     """Check once, before the ranks start and each meets the same error, what only the machine and the data can tell.
 
-    Args:
-        ranks: on this machine, or fewer.
-        files: check the samples, too.
     Raises:
         DataRefused: see `require_data`, `require_room` and `require_readable`.
         InputRefused: a model of one's own cannot be trained; see `trainers.training.build.require_trainable`.

@@ -34,9 +34,6 @@ def own_class(dotted: str, *, group: str) -> type:
     arguments of the constructor become the fields; `num_classes`, `channels` and `image_size` of a Chain come from the
     data set.
 
-    Args:
-        dotted: module and class.
-        group: of the vocabulary.
     Raises:
         ImportError: the module is not there or fails.
         TypeError: the name is neither.

@@ -172,11 +172,7 @@ class TeamStatistics(GroupStatistics):
 
 
 class Teams:
-    """Gives one worker the communicator of its team, for any team size.
-
-    Args:
-        mpi: communicator of all workers.
-    """
+    """Gives one worker the communicator of its team, for any team size."""
 
     def __init__(self, mpi: Any) -> None:
         self._mpi = mpi

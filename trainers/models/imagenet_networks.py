@@ -52,11 +52,6 @@ class BasicBlock(chainer.Chain):
 
 class BasicNetwork(PickableSequentialChain):
     """ResNet-18 or 34: ChainerCV's `ResNet`, `arch="fb"`, with basic blocks for its bottlenecks.
-
-    Args:
-        num_layers: 18 or 34.
-        num_in: channels of an image.
-        num_classes: logits.
     """
 
     def __init__(self, num_layers: int, num_in: int, num_classes: int) -> None:
@@ -90,12 +85,7 @@ def _averaged(x: chainer.Variable) -> chainer.Variable:
 
 
 def resnet(depth: int, *, num_classes: int, channels: int, **options: object) -> chainer.Chain:
-    """A ResNet of ChainerCV, or one of basic blocks in its manner, with all its parameters initialised.
-
-    Args:
-        depth: 18, 34, 50, 101 or 152.
-        options: see `_with_options`.
-    """
+    """A ResNet of ChainerCV, or one of basic blocks in its manner, with all its parameters initialised."""
     if depth in _BASIC_BLOCKS:
         return _with_options(BasicNetwork(depth, channels, num_classes), **options)
     # Pass `fc_kwargs`: ChainerCV writes into its mutable default, which later networks would share.

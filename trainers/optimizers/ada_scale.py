@@ -122,12 +122,7 @@ class Gain:
         return 1.0
 
     def epoch(self, epoch: float, *, num_train: int) -> float:
-        """The epoch at which to read the schedule in the update that starts at `epoch`; call it before `observe`.
-
-        Args:
-            epoch: by samples.
-            num_train: samples of the training set.
-        """
+        """The epoch at which to read the schedule in the update that starts at `epoch`; call it before `observe`."""
         return self._samples / num_train if self._clock == "gain" else epoch
 
     @property

@@ -38,11 +38,7 @@ class ComponentRule(optimizer.UpdateRule):
 
 
 class ComponentOptimizer(optimizer.GradientMethod):
-    """Chainer optimizer whose rules read, in `hyperparam`, the rate `lr` and all else from `component`.
-
-    Args:
-        component: the optimizer of the recipe.
-    """
+    """Chainer optimizer whose rules read, in `hyperparam`, the rate `lr` and all else from `component`."""
 
     lr = optimizer.HyperparameterProxy("lr")
 

@@ -32,11 +32,6 @@ def set_hyperparameters(component: Any, optimizer: chainer.Optimizer, values: Hy
     """Set the hyperparameters that an update rule reads, all to Python floats: a NumPy float64 would widen its arrays.
 
     Beside the rate, under the component's `rate_attribute`: `relative_rate` (rate over full rate) and `epoch`.
-
-    Args:
-        component: the recipe's optimizer.
-        optimizer: what it built.
-        values: for the update to come.
     """
     hyperparam = optimizer.hyperparam
     setattr(hyperparam, component.rate_attribute, float(values.learning_rate))

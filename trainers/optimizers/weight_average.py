@@ -35,12 +35,7 @@ class AveragedWeights:
         return {path: array for path, array in weights_of(self._model).items() if array.dtype.kind == "f"}
 
     def move(self, *, epoch: float, global_batch_size: int) -> None:
-        """Follow the weights of one update.
-
-        Args:
-            epoch: at the update's start.
-            global_batch_size: its samples.
-        """
+        """Follow the weights of one update."""
         keep = self._settings.keep ** (global_batch_size / self._settings.per)
         if epoch < self._settings.start:
             keep = 0.0

@@ -117,9 +117,6 @@ def abort_on_exception(rank: int) -> None:
 
     Plain Python would leave the other ranks waiting in a collective call forever. The message names rank and host. A
     `RunFailed`, which all ranks raise together, is printed once; it and a `RankFailed` have no traceback.
-
-    Args:
-        rank: this process's rank.
     """
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -190,9 +187,6 @@ def exit_on_error(error: Exception) -> None:
     Refused input: one line a problem, exit code 2. stdout cannot be written, such as on a full disk: one line, exit
     code 3. Broken pipe of stdout: no message, exit code 1. On a rank, `abort_on_exception` handles an error in
     printing and ends all ranks.
-
-    Args:
-        error: of the command.
     """
     if isinstance(error, InputRefused):
         print_error(str(error) if isinstance(error, RecipeError) else f"kilobatch: {error}")

@@ -66,9 +66,6 @@ def peak_memory(device: Any) -> dict[str, int]:
     """Peak memory of this process in bytes, by kind: its resident set, and on a GPU what CuPy's pools have allocated.
 
     Memory shared by ranks counts in the resident set of each rank that has touched it.
-
-    Args:
-        device: Chainer's, of this worker.
     """
     peak = {"resident_bytes": _peak_resident_bytes()}
     if device.name != "@numpy":

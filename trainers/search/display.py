@@ -101,14 +101,7 @@ class _Row:
 
 @dataclass(kw_only=True)
 class Display:
-    """Shows the progress of a search on the console and in its log.
-
-    Args:
-        search: the search.
-        folder: of the search.
-        console: to print on.
-        groups: how many trials run side by side.
-    """
+    """Shows the progress of a search on the console and in its log."""
 
     search: Search
     folder: Path

@@ -151,11 +151,6 @@ def cost_lines(opened: OpenedSearch, folder: Path, *, groups: int) -> list[str]:
     """Device-hours and hours of the remaining trials, from the mean of those that have ended.
 
     The mean, not the median: the forecast is of their sum. A transfer has a line for each of its two searches.
-
-    Args:
-        opened: the search.
-        folder: of the search; it need not exist.
-        groups: how many trials run side by side.
     """
     if opened.search.transfer is None:
         return [f"cost: {_cost(opened, folder, groups)}"]

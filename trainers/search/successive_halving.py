@@ -110,10 +110,6 @@ class OneRungSampler(BaseSampler):
 
     The highest rung that has at least two more complete trials than the space has paths, else the lowest (the idea of
     BOHB, Falkner et al. 2018, arXiv 1807.01774, not checked).
-
-    Args:
-        sampler: Optuna's.
-        search: the sampler's search.
     """
 
     def __init__(self, sampler: BaseSampler, search: Search) -> None:

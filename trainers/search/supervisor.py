@@ -98,11 +98,7 @@ class Supervisor:
         return self.stopped_by != ""
 
     def request_stop(self, by: str) -> None:
-        """No trial begins; those that run write a checkpoint and stay in the study as running, for the next session.
-
-        Args:
-            by: what asks, in words.
-        """
+        """No trial begins; those that run write a checkpoint and stay in the study as running, for the next session."""
         self.stopped_by = by
         for running in self._running:
             running.run.request_stop()

@@ -43,12 +43,7 @@ _LONGEST_WARMUP = 0.5  # as a share of the run
 
 @dataclass(frozen=True, kw_only=True)
 class Stages:
-    """The two searches of a transfer.
-
-    Args:
-        opened: the search as the user wrote it.
-        folder: of the transfer.
-    """
+    """The two searches of a transfer."""
 
     opened: OpenedSearch
     folder: Path

@@ -132,12 +132,7 @@ def _claims_study(study: optuna.Study) -> optuna.Study:
 
 
 class TrialLeases:
-    """The trials that a supervisor holds, and those that it may begin or continue.
-
-    Args:
-        study: of `open_study`.
-        folder: of this supervisor's search.
-    """
+    """The trials that a supervisor holds, and those that it may begin or continue."""
 
     def __init__(self, study: optuna.Study, folder: Path) -> None:
         self._study, self._storage, self._folder = study, study._storage, os.fspath(folder.resolve())

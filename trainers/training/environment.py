@@ -91,11 +91,7 @@ def this_rank(rank: int, device: dict[str, Any]) -> dict[str, Any]:
 
 
 def mixed_kernels_warning(ranks: list[dict[str, Any]]) -> list[str]:
-    """A warning if the ranks do not all compute by the same kernels; else empty.
-
-    Args:
-        ranks: `this_rank` of each rank.
-    """
+    """A warning if the ranks do not all compute by the same kernels; else empty."""
     of_kernels: dict[str, list[dict[str, Any]]] = {}
     for rank in ranks:
         of_kernels.setdefault(rank["kernels"], []).append(rank)

@@ -63,10 +63,6 @@ def require_equal_weights(model: chainer.Link, mpi: Any, *, update: int) -> None
     Bytes on the wire: 4 a parameter from each rank to each. Two arrays that differ in one number, or in numbers within
     four bytes of each other, never have the same CRC-32; others do once in four thousand million.
 
-    Args:
-        model: on the CPU or a GPU.
-        mpi: communicator of all workers.
-        update: how many updates were done.
     Raises:
         WeightsDiffer: on all ranks.
     """
@@ -87,10 +83,6 @@ def why_weights_differ(settings: GradientExchange, mpi: Any) -> str:
     """Why the weights of the ranks are meant to drift apart; empty where they must stay equal.
 
     A communicator that sums nothing says so by a class attribute `weights_drift = True`.
-
-    Args:
-        settings: of the cluster.
-        mpi: communicator of all workers.
     """
     if mpi.size == 1 or not getattr(settings.communicator, "weights_drift", False):
         return ""

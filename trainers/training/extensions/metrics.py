@@ -17,12 +17,7 @@ _OPTIONAL = ("image_size", "gradient_norm", "gain", "loss_scale", "overflows")
 
 
 class JsonLines:
-    """A file of JSON lines, written by one rank, a whole line at a time.
-
-    Args:
-        path: the file, appended to.
-        writes: whether this rank writes.
-    """
+    """A file of JSON lines, written by one rank, a whole line at a time."""
 
     def __init__(self, path: Path, *, writes: bool) -> None:
         self._path = path
