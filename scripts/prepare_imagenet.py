@@ -281,7 +281,6 @@ def _place_val(
 
 
 def _image(file: str, name: str, path: Path) -> str:
-    """The file name of a class's image."""
     if not re.fullmatch(rf"{name}_[0-9]+\.JPEG", file):
         raise RunFailed(f"{path}: class {name} holds {file!r}, no {name}_NUMBER.JPEG; not ILSVRC 2012's images")
     return file
@@ -413,7 +412,6 @@ def _require_whole(part: Path, split: str, total: int, num_classes: int, source:
 
 
 def main() -> int:
-    """The command; returns its exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", metavar="SOURCE", type=Path, help="folder of the archives or of Kaggle's files")
     parser.add_argument("root", metavar="ROOT", type=Path, help="folder to make, or to go on with")

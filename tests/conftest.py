@@ -150,7 +150,6 @@ class ResidentRanks:
         self._ranks = [(connection, pid) for _, pid, connection in sorted(hellos, key=lambda hello: hello[0])]
 
     def close(self):
-        """End the ranks at once."""
         for connection, pid in self._ranks:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

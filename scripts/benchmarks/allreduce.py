@@ -193,7 +193,6 @@ def measure(options: argparse.Namespace, world: Any) -> dict[str, Any]:
 
 
 def table_lines(figures: dict[str, Any]) -> Iterator[str]:
-    """Lines of the table in Markdown, the fastest first."""
     for name, seconds in sorted(figures["seconds"].items(), key=lambda way: statistics.median(way[1])):
         over = [middle_and_range(figures[key][name]) for key in ("times_naive", "times_copy")]
         yield row([figures["ranks"], name, f"{1000 * statistics.median(seconds):.1f}", *over])

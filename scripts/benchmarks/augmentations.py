@@ -71,7 +71,6 @@ def cases(size: int) -> dict[str, tuple[Callable[..., np.ndarray], Peer | None]]
 
 
 def pillow_resize(image_HWC: np.ndarray, size: int, box: tuple[int, ...] | None = None) -> np.ndarray:
-    """Pillow's resize of the whole image, or of a box."""
     return np.asarray(Image.fromarray(image_HWC).resize((size, size), Image.Resampling.BILINEAR, box=box))
 
 
@@ -83,7 +82,6 @@ def pillow_crop(image_HWC: np.ndarray, size: int) -> np.ndarray:
 
 
 def pillow_flip(image_HWC: np.ndarray) -> np.ndarray:
-    """The mirror image with probability 1/2."""
     image = Image.fromarray(image_HWC)
     return np.asarray(ImageOps.mirror(image) if random.random() < 0.5 else image)
 
@@ -138,7 +136,6 @@ def photos(count: int, size: int) -> list[np.ndarray]:
 
 
 def rate(call: Callable[[np.ndarray, int], Any], images: list[np.ndarray]) -> float:
-    """Images a second of one pass over the images."""
     began = time.process_time()
     for index, image_HWC in enumerate(images):
         call(image_HWC, index)
@@ -160,7 +157,6 @@ def measured(
 
 
 def main() -> None:
-    """Measure, print the table, write the JSON."""
     parser = parser_of(__doc__)
     parser.add_argument("--size", type=int, default=224, help="side of the images in pixels (224)")
     parser.add_argument("--images", type=int, default=32, help="images of a round (32)")

@@ -38,7 +38,6 @@ def accuracy(recipe: str, overrides: tuple[str, ...], seed: int, folder: Path) -
 
 
 def main() -> None:
-    """Measure all rows and print them."""
     parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rows", type=int, default=len(ROWS), help="so many of them, from the first")

@@ -101,7 +101,6 @@ class Program:
         return json.loads(answer)
 
     def end(self) -> None:
-        """End the process."""
         self.process.stdin.close()
         self.process.wait()
 
@@ -162,7 +161,6 @@ def table_lines(figures: dict[str, Any], against: list[str]) -> list[str]:
 
 
 def measure_on_cpu(options: argparse.Namespace, threads: int) -> list[dict[str, Any]]:
-    """Measure at every batch and print the table."""
     ours = [name for other in options.against for name in OURS[other]]
     names = [*options.against, *ours, *(f"{name}+groups" for name in ours if options.groups)]
     names += [f"{name}+update" for name in ("pytorch", *ours) if options.update and name in names]

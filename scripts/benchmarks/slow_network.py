@@ -72,7 +72,6 @@ HEADS = ("ranks", "Mbit/s", "ratio", "wire", COMPUTE, *WAYS, "hidden by buckets"
 
 
 def address_of(host: int) -> str:
-    """The address of a host, counted from 0."""
     return f"10.99.0.{host + 1}"
 
 

@@ -27,7 +27,6 @@ def parser_of(doc: str | None) -> argparse.ArgumentParser:
 
 
 def write_json(path: Path | None, figures: Any) -> None:
-    """Write the figures; nothing where there is no path."""
     if path is not None:
         path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
@@ -59,7 +58,6 @@ def medians_of_turns(
 
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
-    """Ours over theirs, by round."""
     return [a / b for a, b in zip(ours, theirs, strict=True)]
 
 
@@ -73,12 +71,10 @@ def middle_and_range(values: Sequence[float], form: str = ".2f") -> str:
 
 
 def row(cells: Iterable[object]) -> str:
-    """A row of a table in Markdown."""
     return f"| {' | '.join(map(str, cells))} |"
 
 
 def head(cells: Sequence[str]) -> str:
-    """The first two lines of a table in Markdown."""
     return f"{row(cells)}\n{'|---' * len(cells)}|"
 
 
@@ -90,7 +86,6 @@ class Replay:
         self._turn = 0
 
     def next(self) -> Any:
-        """The next share; its micro-batches are loaded."""
         self._turn += 1
         return self.again()
 

@@ -165,7 +165,6 @@ def _over(one: str, other: str) -> str:
 
 
 def table_line(figures: dict[str, Any]) -> str:
-    """A line of the table in Markdown."""
     times = [f"{1000 * statistics.median(figures['seconds'][name]):.1f}" for name in LOOPS]
     added = [[100 * (value - 1) for value in figures[_over(*pair)]] for pair in RATIOS]
     work = f"{figures['micro_batches']} x {figures['micro_batch_size']}"

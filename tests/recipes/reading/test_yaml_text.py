@@ -28,8 +28,6 @@ NUMBERS = [0, 12, -3, 1e-5, 5e-324, 1e300, 0.1, True, None, 2**63 - 1]
 
 
 def read(text):
-    """Plain data of a YAML text."""
-
     def plain(node):
         if isinstance(node.value, dict):
             return {key: plain(inner) for key, inner in node.value.items()}

@@ -20,8 +20,6 @@ HOSTILE = "<script>document.title='taken'</script><img src=http://leak.invalid/x
 
 
 class Parsed(HTMLParser):
-    """Tags, attributes and text of a page."""
-
     def __init__(self, page):
         super().__init__()
         self.tags, self.attributes, self.words = [], [], []

@@ -242,7 +242,6 @@ def connected(name):
 
 
 def on_host(array):
-    """A copy in NumPy's memory."""
     return np.array(array) if isinstance(array, np.ndarray) else array.get()
 
 
@@ -276,7 +275,6 @@ def error_over_bound(actual, rows, scale, connection, wire, unit):
 
 
 def same_everywhere(array):
-    """Whether all ranks have these bits."""
     return len(set(WORLD.allgather(hashlib.sha256(array.tobytes()).digest()))) == 1
 
 
@@ -369,7 +367,6 @@ def _unit(rows, wire):
 
 
 def run(name, wire_name, bucket_bytes):
-    """What one case was."""
     dtype = np.float64 if wire_name == "float64" else np.float32
     error, identical = sums_of_parts(name, wire_of(wire_name), dtype)
     (values, errors, choices) = zip(

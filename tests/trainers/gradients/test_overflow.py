@@ -137,8 +137,6 @@ def decisions(run):
 
 @pytest.fixture
 def failed(kilobatch):
-    """The stderr of a run that fails."""
-
     def run(folder, *options):
         done = kilobatch("train", "digits/large_batch", *options, "--out", folder, ranks=2)
         assert done.returncode == 3

@@ -13,7 +13,7 @@ from recipes.planning.division import divide
 from recipes.schema import Evaluation
 from trainers.gradients.flat_gradients import GradientHooks
 from trainers.kernels import chainer_hooks
-from trainers.models import ResNet18, SmallCNN, SmallResNet, WideResNet
+from trainers.models import ResNet18, SmallCNN, SmallResNet, WideResNet, batch_norm
 from trainers.models.batch_norm import NormGroups
 from trainers.models.keyed_random import draw_initial_weights
 
@@ -78,6 +78,48 @@ def test_one_node_has_the_bits_of_two(component, dtype, assert_as_exact):
                 assert_as_exact(found[path], values, dtype=dtype, path=path)
             else:
                 np.testing.assert_array_equal(found[path], values, err_msg=path)
+
+
+class Names(chainer.FunctionHook):
+    """The kinds of nodes that are computed, forward and backward."""
+
+    def __init__(self):
+        self.seen = []
+
+    def forward_preprocess(self, function, in_data):
+        self.seen.append(type(function).__name__)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("component", [SmallResNet(width=8), SmallCNN(width=8), WideResNet(depth=10, widen=1)])
+def test_a_normalisation_has_the_bits_of_chainers_nodes(monkeypatch, component, dtype, assert_as_exact):
+    ours, chainers = Names(), Names()
+    actual, nodes = one_update(component, dtype=dtype, watch=lambda: ours)
+    assert "Normalization" in nodes
+    assert not {"BatchNormalization", "ReLU"} & {*nodes}
+    assert not {"Deconvolution2DFunction", "Convolution2DGradW"} & {*ours.seen}
+    monkeypatch.setattr(batch_norm, "covers", lambda *arrays: False)
+    expected, nodes = one_update(component, dtype=dtype, watch=lambda: chainers, second=True)
+    assert "BatchNormalization" in nodes
+    assert "Normalization" not in nodes
+    assert {"Deconvolution2DFunction", "Convolution2DGradW"} <= {*chainers.seen}
+    assert actual.keys() == expected.keys()
+    for path, values in expected.items():
+        assert_as_exact(actual[path], values, dtype=dtype, path=path)
+
+
+@pytest.mark.parametrize("wanted", [(0, 1, 2), (0,), (1,), (2,), (0, 2), (1, 2)])
+def test_a_convolution_computes_the_gradients_that_are_wanted(wanted):
+    random = np.random.RandomState(0)
+    arrays = [random.normal(size=shape) for shape in ((3, 4, 7, 6), (5, 4, 3, 2), (5,))]
+
+    def gradients(second):
+        variables = [chainer.Variable(a) if i in wanted else a for i, a in enumerate(arrays)]
+        F.sum(F.convolution_2d(*variables, stride=2, pad=1) ** 2).backward(enable_double_backprop=second)
+        return [variables[i].grad for i in wanted]
+
+    for one, other in zip(gradients(False), gradients(True), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_backward_again_has_the_same_bits_though_the_convolutions_output_was_freed():

@@ -17,7 +17,6 @@ CHANNELS = [1, 3, 8, 17, 32, 64, 100, 264, 520]
 
 
 def rounded(values, kind):
-    """Values in a type, NumPy's."""
     dtype = pytest.importorskip("ml_dtypes").bfloat16 if kind == "E" else kind
     return np.asarray(values).astype(dtype, order="K")
 

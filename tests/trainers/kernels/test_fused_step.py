@@ -95,7 +95,6 @@ def update(optimizer, component, number):
 
 
 def arrays_of(optimizer):
-    """Weights and states."""
     weights = {path: parameter.array for path, parameter in optimizer.target.namedparams()}
     return {path: to_cpu(array) for path, array in {**weights, **optimizer_arrays(optimizer)}.items()}
 

@@ -26,7 +26,6 @@ END = 24  # update at which runs are compared
 
 
 def typed(*words, timeout=60, before=()):
-    """The command as a user types it."""
     command = [*map(str, before), *KILOBATCH, *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout)
 

@@ -55,13 +55,11 @@ class Searching:
         return self.process
 
     def run(self, *before, **variables):
-        """Its exit code and what it printed."""
         with self.start(*before, **variables) as process:
             output = process.communicate(timeout=1200)[0]
         return process.returncode, output
 
     def complete(self, *before, **variables):
-        """What it printed until it ended with success."""
         code, output = self.run(*before, **variables)
         assert code == 0, output
         return output
@@ -135,7 +133,6 @@ class Searching:
 
     @staticmethod
     def alive(pid):
-        """Whether a process works; a zombie does not."""
         try:
             return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
         except OSError:
@@ -253,13 +250,11 @@ def opened(address):
 
 @pytest.fixture
 def study_name():
-    """A name that no other test's study has."""
     return f"study-{uuid.uuid4().hex}"
 
 
 @pytest.fixture(scope="session")
 def proxy(tmp_path_factory):
-    """The address of a proxy before SQLite."""
     pytest.importorskip("grpc", reason="pip install 'kilobatch[grpc]'")
     with _serving(f"sqlite:///{tmp_path_factory.mktemp('proxy')}/study.db") as address:
         yield address
@@ -267,7 +262,6 @@ def proxy(tmp_path_factory):
 
 @contextmanager
 def _serving(storage):
-    """The address of a proxy before a storage."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -25,13 +25,10 @@ ENDED = "the search was ended"
 
 @pytest.fixture
 def storage(request, server):
-    """What `--storage` is given."""
     return request.param if request.param in ("sqlite", "journal") else server(request.param).url
 
 
 class Killing:
-    """A search, what is killed of it, and how often."""
-
     def __init__(self, search, seed):
         self.search, self.random = search, random.Random(seed)
         self.budget, self.process, self.last_news = 0, None, time.monotonic()

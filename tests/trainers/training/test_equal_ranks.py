@@ -59,7 +59,6 @@ PATHS = ["/conv/W", "/conv/b", "/norm/avg_mean", "/norm/avg_var", "/norm/beta", 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory, run_on_ranks):
-    """What three ranks said of each difference."""
     program = tmp_path_factory.mktemp("program") / "program.py"
     program.write_text(PROGRAM)
     done = run_on_ranks(3, program)

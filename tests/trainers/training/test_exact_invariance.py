@@ -43,8 +43,6 @@ def one_thread():
 
 @pytest.fixture(scope="module")
 def exact(train, tmp_path_factory):
-    """Trains in exact mode to the bits of the run."""
-
     def run(ranks, settings, *, update, micro_batch_size=32, ramp=RAMP, resumed_from=None):
         folder = tmp_path_factory.mktemp("exact") / "run"
         words, timeout = ["--exact", "--noise-scale"], 60 + 20 * update

@@ -80,7 +80,6 @@ def by_hand(prepared):
 
 
 def updater_of(prepared):
-    """The updater, and the model that it moves."""
     parts, iterator = parts_of(prepared)
     recipe = prepared.opened.recipe
     groups = NormGroups(recipe.evaluation)

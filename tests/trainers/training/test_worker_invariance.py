@@ -81,7 +81,6 @@ def run(train, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory, run):
-    """The runs on one rank, each made when it is asked for."""
     made = {}
 
     def alone_by(method):
