@@ -7,8 +7,14 @@ import numpy as np
 import pytest
 from chainer import gradient_check
 
+from recipes.planning.division import divide
+from recipes.schema import Evaluation
 from trainers import kernels
+from trainers.gradients.mixed_precision import forward_in
 from trainers.kernels.cpu import compiled_normalization, convolution, elementwise, normalization, pooling
+from trainers.models import SmallResNet
+from trainers.models.batch_norm import NormGroups
+from trainers.models.keyed_random import draw_initial_weights
 
 OURS = ["numpy", pytest.param("torch", marks=pytest.mark.torch)]
 CASES = 25
@@ -269,3 +275,31 @@ def test_gradients_of_parameters_lie_as_parameters_do(ours, kernel):
     link = L.Convolution2D(3, 5, kernel)
     F.sum(link(np.ones((2, 3, 6, 6), np.float32)) ** 2).backward()
     assert all(parameter.grad.flags.c_contiguous for parameter in link.params())  # ChainerMN's mean of others is lost
+
+
+def mixed_step(compute):
+    """The loss of a step in two norm groups, and its gradients by path."""
+    model = SmallResNet(width=4).build(num_classes=5, channels=3, image_size=8)
+    draw_initial_weights(model, seed=0)
+    groups = NormGroups(Evaluation())
+    groups.install(model)
+    division = divide(global_batch_size=16, norm_span=8, workers=1, micro_batch_size=16)
+    groups.begin_update(division)
+    groups.begin_micro_batch(division.micro_batches(0)[0])
+    random = np.random.RandomState(0)
+    images, labels = random.normal(size=(16, 3, 8, 8)).astype(np.float32), random.randint(0, 5, 16).astype(np.int32)
+    with chainer.using_config("train", True):
+        loss = F.softmax_cross_entropy(forward_in(model, compute)(images), labels)
+        model.cleargrads()
+        (loss * 1024).backward()
+    return {"loss": loss.array, **{path: parameter.grad for path, parameter in model.namedparams()}}
+
+
+def test_a_step_in_mixed16_is_chainers_to_the_bit(ours):
+    """Float16 is Chainer's own on the CPU, whichever kernels serve."""
+    kernels.use("chainer")
+    expected, single = mixed_step("mixed16"), mixed_step("float32")
+    ours()
+    for path, array in mixed_step("mixed16").items():
+        np.testing.assert_array_equal(array, expected[path], err_msg=path)
+    assert any(not np.array_equal(array, single[path]) for path, array in mixed_step("float32").items())
