@@ -35,9 +35,6 @@ from types import ModuleType
 from trainers.kernels import chainer_convolution, chainer_hooks
 from trainers.runs.memory import keep_freed_memory
 
-__all__ = ["GPU_KINDS", "KINDS", "HOOKS", "VARIABLE", "ask_for", "asked", "described", "details", "has_compiled"]
-__all__ += ["in_use", "missing", "use", "use_on_gpu"]
-
 KINDS = ("numpy", "torch", "chainer")
 GPU_KINDS = ("cudnn", "chainer")
 _MODULES = {"numpy": "trainers.kernels.cpu.operators", "torch": "trainers.kernels.torch"}

@@ -20,8 +20,6 @@ from trainers.training.device import require_asked, require_device, require_numb
 from trainers.training.exact_mode import require_exact
 from trainers.training.request import Prepared, TrainRequest
 
-__all__ = ["Prepared", "TrainRequest", "cluster_of", "prepare", "refused"]
-
 
 def prepare(request: TrainRequest, *, workers: int) -> Prepared:
     """Check recipe, data set, cluster and options, and plan the run; nothing is written.

@@ -17,9 +17,6 @@ from lr_schedules import shapes, warmups
 from recipes.errors import InputRefused
 from recipes.schema.vocabulary import SearchVocabulary, Vocabulary
 
-__all__ = ["own_class", "search_vocabulary", "vocabulary"]
-
-
 # Facts about the data set that `build` of a model gets; a Chain takes those that its constructor names.
 _OF_DATASET = ("num_classes", "channels", "image_size")
 # A subclass of these needs no dataclass of its own.

@@ -6,13 +6,14 @@ import contextlib
 import hashlib
 import json
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from chainer.training import Trainer
 
 from recipes.planning.stream import Stream
+from recipes.schema.positions import last_multiple
 from trainers.communicators.tree_sum import TreeSum
 from trainers.datasets.loader import StreamIterator
 from trainers.models.batch_norm import NormGroups
@@ -46,7 +47,6 @@ from trainers.training.extensions.metrics import Metrics
 from trainers.training.extensions.profile import Profile, profiled_updates
 from trainers.training.extensions.trace import Trace
 from trainers.training.request import Prepared, TrainRequest
-from trainers.training.triggers import AnyOf, Every
 from trainers.training.updater import RecipeUpdater
 
 log = logging.getLogger("kilobatch")
@@ -243,7 +243,10 @@ class _Run:
         )
         every = Every(epochs=self.prepared.checkpoint_every, num_updates=num_updates)
         evaluates = Every(epochs=self.opened.recipe.evaluation.every, num_updates=num_updates)
-        saves = AnyOf(lambda trainer: self._ends(), every)
+
+        def saves(trainer: Trainer) -> bool:
+            return self._ends() or every(trainer)
+
         trainer.extend(
             lambda trainer: self.heartbeat.updated(), name="heartbeat", trigger=(1, "iteration"), priority=_FIRST
         )
@@ -260,7 +263,7 @@ class _Run:
         trainer.extend(evaluation, trigger=evaluates)
         self._extend_by_recipe(trainer, resumed)
         if not self.drifting:
-            kept, either = self.checkpoints, AnyOf(evaluates, saves)
+            kept, either = self.checkpoints, lambda trainer: evaluates(trainer) or saves(trainer)
             trainer.extend(lambda trainer: self._equal(), name="equal weights", trigger=either, priority=_FIRST)
             trainer.extend(timed("checkpoint", kept), name=kept.default_name, priority=kept.priority, trigger=saves)
         return trainer
@@ -331,6 +334,27 @@ class _Run:
         self.metrics.close()
         self.stop_request.close()
         self.updater.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Every:
+    """Fires after the first update that reaches each multiple of `epochs`, and after the last update of the run.
+
+    Args:
+        epochs: above 0, or `update` for every update.
+        num_updates: updates of the whole run.
+    """
+
+    epochs: float | Literal["update"]
+    num_updates: int
+
+    def __call__(self, trainer: Trainer) -> bool:
+        updater = trainer.updater
+        if self.epochs == "update" or updater.iteration == self.num_updates:
+            return True
+        return last_multiple(updater.epoch_detail, self.epochs) > last_multiple(
+            updater.previous_epoch_detail, self.epochs
+        )
 
 
 def fingerprint(tree: dict[str, Any]) -> str:

@@ -8,21 +8,18 @@ SIZES = ("nodes", "workers_per_node", "device_memory_bytes", "micro_batch_size")
 
 
 @pytest.mark.parametrize(
-    ("num_bytes", "expected"),
-    [(40, 256_000), (2_048_000, 256_000), (102_228_128, 12_778_516), (10**9, 32_000_000)],
+    ("bucket_bytes", "double_buffering", "sizes"),
+    [
+        ("auto", False, {40: 256_000, 2_048_000: 256_000, 102_228_128: 12_778_516, 10**9: 32_000_000}),
+        ("auto", True, {40: 256_000, 3_000_000: 3_000_000, 10**9: 32_000_000}),  # which hides all: as large as may be
+        (1000, False, {10**9: 1000}),
+        (1000, True, {10**9: 1000}),
+    ],
 )
-def test_auto_buckets_are_an_eighth_within_bounds(num_bytes, expected):
-    assert GradientExchange().bucket_bytes_of(num_bytes) == expected
-
-
-def test_auto_buckets_are_as_large_as_may_be_where_double_buffering_hides_all():
-    sizes = [GradientExchange().bucket_bytes_of(bytes_, double_buffering=True) for bytes_ in (40, 3_000_000, 10**9)]
-    assert sizes == [256_000, 3_000_000, 32_000_000]
-
-
-def test_buckets_of_a_size_given_do_not_look_at_the_model():
-    assert GradientExchange(bucket_bytes=1000).bucket_bytes_of(10**9) == 1000
-    assert GradientExchange(bucket_bytes=1000).bucket_bytes_of(10**9, double_buffering=True) == 1000
+def test_buckets_are_an_eighth_within_bounds_or_of_the_size_given(bucket_bytes, double_buffering, sizes):
+    exchange = GradientExchange(bucket_bytes=bucket_bytes)
+    for num_bytes, expected in sizes.items():
+        assert exchange.bucket_bytes_of(num_bytes, double_buffering=double_buffering) == expected
 
 
 def test_buckets_of_no_bytes_are_refused():

@@ -1,5 +1,7 @@
 """Benchmarks run, and all that they measure has figures; their times are for quiet machines."""
 
+import doctest
+
 import pytest
 
 from trainers import augmentations, communicators
@@ -47,3 +49,22 @@ def test_every_loop_has_figures_of_every_round(run):
         assert figures[f"{one}_over_{other}".replace(" ", "_")] == pytest.approx([a / b for a, b in pairs])
     assert figures["weight_difference"] < 1e-5
     assert lines[-1].startswith("| digits | 2 | ")
+
+
+@pytest.mark.parametrize("name", ["timing", "slow_network"])
+def test_doctests(name):
+    assert doctest.testmod(__import__(name)).failed == 0
+
+
+def test_medians_are_those_of_the_turns_of_a_round():
+    from timing import medians_of_turns
+
+    order, values = [], {"a": iter([1, 2, 9, 4, 5, 6]), "b": iter(range(6))}
+
+    def call(name):
+        order.append(name)
+        return next(values[name])
+
+    calls = {name: lambda name=name: call(name) for name in values}
+    assert medians_of_turns(calls, rounds=2, turns=3) == {"a": [2, 5], "b": [1, 4]}
+    assert "".join(order) == "abba" * 3

@@ -19,6 +19,11 @@ def samples():
     return 3 * draws.standard_normal((8, K)), draws.integers(K, size=8)
 
 
+def mixture_of(labels):
+    rows = np.eye(K)[labels]
+    return LAM * rows + (1 - LAM) * rows[::-1]
+
+
 def ours(component, logits, targets):
     x = chainer.Variable(logits)
     loss = component.build()(x, targets)
@@ -39,21 +44,13 @@ def assert_same(actual, expected, bound=1e-12):
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_softmax_cross_entropy_of_labels_is_pytorchs(smoothing):
-    logits, labels = samples()
+def test_softmax_cross_entropy_is_pytorchs_and_of_mixed_labels_timms(smoothing):
+    component, (logits, labels) = SoftmaxCrossEntropy(label_smoothing=smoothing), samples()
     function = torch.nn.CrossEntropyLoss(label_smoothing=smoothing)
-    expected = theirs(function, logits, labels)
-    assert_same(ours(SoftmaxCrossEntropy(label_smoothing=smoothing), logits, labels), expected)
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_softmax_cross_entropy_of_mixed_labels_is_timms(smoothing):
-    logits, labels = samples()
+    assert_same(ours(component, logits, labels), theirs(function, logits, labels))
     smoothed = timm_mixup.mixup_target(torch.tensor(labels), K, lam=LAM, smoothing=smoothing)
-    rows = np.eye(K)[labels]
-    mixture = LAM * rows + (1 - LAM) * rows[::-1]
-    actual = ours(SoftmaxCrossEntropy(label_smoothing=smoothing), logits, mixture)
-    assert_same(actual, theirs(timm_loss.SoftTargetCrossEntropy(), logits, smoothed), bound=1e-6)  # they mix in float32
+    expected = theirs(timm_loss.SoftTargetCrossEntropy(), logits, smoothed)
+    assert_same(ours(component, logits, mixture_of(labels)), expected, bound=1e-6)  # they mix in float32
 
 
 @pytest.mark.parametrize("threshold", [None, 0.2])
@@ -67,6 +64,4 @@ def test_binary_cross_entropy_is_timms(smoothing, reduction, threshold):
     )
     assert_same(ours(component, logits, labels), theirs(function, logits, labels))
     smoothed = timm_mixup.mixup_target(torch.tensor(labels), K, lam=LAM, smoothing=smoothing).double()
-    rows = np.eye(K)[labels]
-    mixture = LAM * rows + (1 - LAM) * rows[::-1]
-    assert_same(ours(component, logits, mixture), theirs(function, logits, smoothed), bound=1e-6)
+    assert_same(ours(component, logits, mixture_of(labels)), theirs(function, logits, smoothed), bound=1e-6)
