@@ -97,8 +97,8 @@ def add_to(new: Any, before: Any) -> None:
 def added(new: Any, before: Any) -> Any:
     """new + before, with the memory layout of `new`."""
     ours = operators_for(new, before)
-    found = None if ours is None else ours.add(new, before)
-    return new + before if found is None else found
+    grads = None if ours is None else ours.add(new, before)
+    return new + before if grads is None else grads
 
 
 def _convolution_backward(module: ModuleType) -> None:
@@ -114,24 +114,24 @@ def _convolution_backward(module: ModuleType) -> None:
     def arrays(self, indexes, gy):
         if module.chainer.config.enable_backprop or _is_special(self):
             return None
-        found = gradients(indexes, self.inputs[0].data, self.inputs[1].data, gy, **options_of(self))
-        if found is None:
+        grads = gradients(indexes, self.inputs[0].data, self.inputs[1].data, gy, **options_of(self))
+        if grads is None:
             return None
-        found = (*found, gy.sum(axis=(0, 2, 3)) if 2 in indexes else ())
-        return [found[index] for index in indexes]
+        grads = (*grads, gy.sum(axis=(0, 2, 3)) if 2 in indexes else ())
+        return [grads[index] for index in indexes]
 
     def backward(self, indexes, grad_outputs):
-        found = arrays(self, indexes, grad_outputs[0].array)
-        return original(self, indexes, grad_outputs) if found is None else tuple(map(variable_of, found))
+        grads = arrays(self, indexes, grad_outputs[0].array)
+        return original(self, indexes, grad_outputs) if grads is None else tuple(map(variable_of, grads))
 
     def backward_accumulate(self, indexes, grad_outputs, grad_inputs):
-        found = arrays(self, indexes, grad_outputs[0].array)
-        if found is None:
+        grads = arrays(self, indexes, grad_outputs[0].array)
+        if grads is None:
             return accumulate(self, indexes, grad_outputs, grad_inputs)
-        for new, before in zip(found, grad_inputs, strict=True):
+        for new, before in zip(grads, grad_inputs, strict=True):
             if before is not None:
                 add_to(new, before.array)
-        return tuple(map(variable_of, found))
+        return tuple(map(variable_of, grads))
 
     convolution.backward, convolution.backward_accumulate = backward, backward_accumulate
 

@@ -105,8 +105,8 @@ class ChannelsLastImpl(batch_normalization.GeneralBatchNormalizationImpl):
         rows = rows_served(x, gamma, axis)
         if rows is None:
             return super().get_mean_and_var(axis, gamma, x, xp, interm_dtype)
-        found = chainer_hooks.operators_for(x).mean_and_variance(rows)
-        return tuple(part.reshape(gamma.shape).astype(interm_dtype) for part in found)
+        result = chainer_hooks.operators_for(x).mean_and_variance(rows)
+        return tuple(part.reshape(gamma.shape).astype(interm_dtype) for part in result)
 
     def backward(self, axis, gamma, gy, x, x_layout, xp, expander, mean, inv_std, eps, var, forward_data):
         rows = rows_served(x, gamma, axis)

@@ -61,10 +61,10 @@ class Normalization(chainer.FunctionNode):
     def backward(self, indexes: tuple[int, ...], grad_outputs: tuple[chainer.Variable]) -> tuple[Any, ...]:
         (gy,), y = grad_outputs, self._out
         if chainer.config.enable_backprop:  # gradients of gradients are asked for: by nodes that have them
-            found = self._nodes(gy, *self.get_retained_inputs(), y)
-            return tuple(found[index] for index in indexes)
-        found = self._gradients(gy.array, self.inputs[0].data, self.inputs[1].data, y)
-        return tuple([variable_of(found[index]) for index in indexes])
+            grads = self._nodes(gy, *self.get_retained_inputs(), y)
+            return tuple(grads[index] for index in indexes)
+        grads = self._gradients(gy.array, self.inputs[0].data, self.inputs[1].data, y)
+        return tuple([variable_of(grads[index]) for index in indexes])
 
     @property
     def _out(self) -> Any:
@@ -170,13 +170,13 @@ class ConvolutionNormalization(Normalization):
         self._kept_data = None
         gh, *rest = self._gradients(grad_outputs[0].array, h, gamma, self._out)
         del h, rest[len(self.inputs) - 2 :]  # freed now: the next array reuses memory that is still in the caches
-        found = [*(chainer_convolution.gradients(indexes, x, W, gh, **self._how) or self._by_nodes(x, W, gh)), *rest]
+        grads = [*(chainer_convolution.gradients(indexes, x, W, gh, **self._how) or self._by_nodes(x, W, gh)), *rest]
         for index, before in zip(indexes, grad_inputs, strict=True):
             if before is not None and index < 2:
-                chainer_convolution.add_to(found[index], before.array)
+                chainer_convolution.add_to(grads[index], before.array)
             elif before is not None:
-                found[index] = chainer_convolution.added(found[index], before.array)
-        return tuple([variable_of(found[index]) for index in indexes])
+                grads[index] = chainer_convolution.added(grads[index], before.array)
+        return tuple([variable_of(grads[index]) for index in indexes])
 
     def _by_nodes(self, x: Any, W: Any, gh: Any) -> tuple[Any, ...]:
         """The gradients of x and W by Chainer's nodes, where the kernels have only the convolution itself."""

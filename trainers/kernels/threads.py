@@ -15,8 +15,8 @@ _VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 @cache
 def num_threads() -> int:
     """The number of threads that the environment gives BLAS, else of the cores of this process."""
-    said = (os.environ.get(name, "") for name in _VARIABLES)
-    return next((int(text) for text in said if text.isdigit() and int(text)), len(os.sched_getaffinity(0)))
+    values = (os.environ.get(name, "") for name in _VARIABLES)
+    return next((int(text) for text in values if text.isdigit() and int(text)), len(os.sched_getaffinity(0)))
 
 
 def shared(task: Callable[[int, int], None], count: int, *, worth: bool) -> None:

@@ -92,10 +92,10 @@ def product(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 def mean_and_variance(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """See `trainers.kernels.cpu.normalization`; PyTorch gives them rounded to the type of x."""
-    if (found := _compiled.mean_and_variance(x)) is not None:
-        return found
-    found = [torch.batch_norm_update_stats(_image(group), None, None, 0.0) for group in x]
-    mean, var = (np.array([part.numpy() for part in parts], np.float64) for parts in zip(*found, strict=True))
+    if (result := _compiled.mean_and_variance(x)) is not None:
+        return result
+    result = [torch.batch_norm_update_stats(_image(group), None, None, 0.0) for group in x]
+    mean, var = (np.array([part.numpy() for part in parts], np.float64) for parts in zip(*result, strict=True))
     return mean, var
 
 
@@ -133,8 +133,8 @@ def gradient_by(
     whole: Any = None,
 ) -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:
     """See `trainers.kernels.cpu.normalization`."""
-    if (found := _compiled.gradient_by(gy, x, scales, relu=relu, y=y, whole=whole)) is not None:
-        return found
+    if (result := _compiled.gradient_by(gy, x, scales, relu=relu, y=y, whole=whole)) is not None:
+        return result
     if relu and y is None:
         y = normalized_by(x, scales, relu=True)
     counted, (mean, inv_std, gamma, _) = relu_gradient(y, gy) if relu else gy, scales
@@ -148,13 +148,13 @@ def normalization_gradient(
     """See `trainers.kernels.cpu.normalization`, which serves parts of groups."""
     if whole is not None:
         return normalization.normalization_gradient(gy, x, mean, inv_std, gamma, whole=whole)
-    found = []
+    result = []
     for gy_group, group, *vectors in zip(gy, x, gamma, mean, inv_std, strict=True):
         weight, about, inverse = (_tensor(np.ascontiguousarray(each)) for each in vectors)  # strides are not looked at
         given = (_image(gy_group), _image(group), weight, None, None, about, inverse, True, 0.0, [True, True, True])
         gx, ggamma, gbeta = (part.numpy() for part in _aten.native_batch_norm_backward(*given))
-        found.append((gx[0, :, :, 0].T, ggamma, gbeta))
-    return tuple(each[0][np.newaxis] if len(each) == 1 else np.stack(each) for each in zip(*found, strict=True))
+        result.append((gx[0, :, :, 0].T, ggamma, gbeta))
+    return tuple(each[0][np.newaxis] if len(each) == 1 else np.stack(each) for each in zip(*result, strict=True))
 
 
 def max_pooling(x: np.ndarray, *, kernel: Pair, stride: Pair, pad: Pair, out: Pair) -> tuple[np.ndarray, np.ndarray]:

@@ -40,16 +40,16 @@ def own_class(dotted: str, *, group: str) -> type:
     if here not in sys.path:
         sys.path.append(here)  # at the end: a folder `recipes` of the user's must not hide ours
     try:
-        found = getattr(importlib.import_module(module_name), name)
+        cls = getattr(importlib.import_module(module_name), name)
     except (Exception, SystemExit) as error:  # a script may end itself
         # Whatever a user's module raises is told as a problem of the recipe's line, not as our traceback.
         raise ImportError(f"{type(error).__name__}: {error}") from error
     method = _METHODS.get(group, "build")
-    if dataclasses.is_dataclass(found) and callable(getattr(found, method, None)):
-        return found
+    if dataclasses.is_dataclass(cls) and callable(getattr(cls, method, None)):
+        return cls
     plain = _PLAIN.get(group)
-    if plain and isinstance(found, type) and _is_a(found, plain):
-        return _component_of(found, dotted, group)
+    if plain and isinstance(cls, type) and _is_a(cls, plain):
+        return _component_of(cls, dotted, group)
     also = f" or a {plain}" if plain else ""
     raise TypeError(f"it is no frozen dataclass with {method}(){also}")
 

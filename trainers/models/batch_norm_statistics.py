@@ -88,8 +88,8 @@ class GroupStatistics(ChannelsLastImpl):
         self.num_values = rows.shape[1]
         if self.is_whole and hasattr(ours, "whole_scales"):
             given = None if seen is None else (seen.weights, seen.sums, seen.factor(self.num_values))
-            if (found := ours.whole_scales(rows, gamma, beta, eps, seen=given)) is not None:
-                return found
+            if (result := ours.whole_scales(rows, gamma, beta, eps, seen=given)) is not None:
+                return result
         self._of_rows(rows)
         return ours.scales(rows, self.mean, self.var, gamma, beta, eps)
 

@@ -161,10 +161,10 @@ def each_kind(request, monkeypatch):
 def assert_as_exact():
     """Asserts the same bits; the same up to rounding, where one of both was normalised by what is compiled."""
 
-    def compare(found, expected, *, dtype, path):
+    def compare(actual, expected, *, dtype, path):
         if compiled_normalization.COMPILED is None or dtype != np.float32:
-            np.testing.assert_array_equal(found, expected, err_msg=path)
+            np.testing.assert_array_equal(actual, expected, err_msg=path)
         else:
-            assert np.linalg.norm(found - expected) <= 2e-5 * np.linalg.norm(expected), path
+            assert np.linalg.norm(actual - expected) <= 2e-5 * np.linalg.norm(expected), path
 
     return compare

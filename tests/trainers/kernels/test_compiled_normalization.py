@@ -54,10 +54,10 @@ def in_float64(x, gamma, beta):
     return wide.mean(axis=1), 1 / np.sqrt(wide.var(axis=1) + EPS), *vectors
 
 
-def assert_near(found, expected, *, bound=1e-5):
+def assert_near(actual, expected, *, bound=1e-5):
     """Both bounds of the kernels' accuracy: of the norm, and ten times that of the largest element."""
-    assert found.shape == expected.shape
-    away = found - expected
+    assert actual.shape == expected.shape
+    away = actual - expected
     assert np.linalg.norm(away) <= bound * np.linalg.norm(expected)
     assert np.abs(away).max() <= 10 * bound * np.abs(expected).max()
 
@@ -76,12 +76,12 @@ def test_statistics_are_those_of_float64(shape, level):
     expected = np.concatenate([[weights.sum()], *(weights @ part for part in (mean, factor * var, mean**2))])
     np.testing.assert_allclose(sums - 7.0, expected, rtol=2e-6, atol=1e-6)
     np.testing.assert_array_equal(ALONE.whole_scales(x, gamma, beta, EPS), scales)
-    found = ALONE.mean_and_variance(x)
-    assert found.dtype == np.float64
+    actual = ALONE.mean_and_variance(x)
+    assert actual.dtype == np.float64
     deviation = np.sqrt(var)
-    assert (np.abs(found[0] - mean) <= 1e-6 * deviation).all()
-    np.testing.assert_allclose(found[1], var, rtol=2e-6)
-    np.testing.assert_array_equal(found[0].astype("f"), scales[0])
+    assert (np.abs(actual[0] - mean) <= 1e-6 * deviation).all()
+    np.testing.assert_allclose(actual[1], var, rtol=2e-6)
+    np.testing.assert_array_equal(actual[0].astype("f"), scales[0])
 
 
 @pytest.mark.parametrize("relu", [False, True])
@@ -93,13 +93,13 @@ def test_what_is_normalised_and_its_gradients_are_those_of_float64(shape, adds, 
     y = ALONE.normalized_by(x, scales, relu=relu, plus=plus)
     wide, wide_scales = x.astype("d"), tuple(part.astype("d") for part in scales)
     assert_near(y, normalization.normalized_by(wide, wide_scales, relu=relu, plus=plus))
-    found = ALONE.gradient_by(gy, x, scales, relu=relu, y=y if adds and relu else None)
+    actual = ALONE.gradient_by(gy, x, scales, relu=relu, y=y if adds and relu else None)
     out = y.astype("d") if relu else None
     expected = normalization.gradient_by(gy.astype("d"), wide, wide_scales, relu=relu, y=out)
-    assert_near(found[0], expected[0])
-    assert_near(found[1], np.stack(expected[1]))
+    assert_near(actual[0], expected[0])
+    assert_near(actual[1], np.stack(expected[1]))
     if adds:
-        np.testing.assert_array_equal(found[2], expected[2])
+        np.testing.assert_array_equal(actual[2], expected[2])
 
 
 @pytest.mark.parametrize("relu", [False, True])
@@ -128,11 +128,11 @@ def test_gradients_of_parts_are_those_of_the_whole_group(rows, adds, relu):
         for one, same in zip(ALONE.gradient_by(gy_part, x_part, scales, **how, whole=noted), apart, strict=True):
             np.testing.assert_array_equal(one, same)
     assert whole()[2] == sum(rows)
-    found = [ALONE.gradient_by(gy_part, x_part, scales, **how, whole=whole) for gy_part, x_part, how in parts]
+    actual = [ALONE.gradient_by(gy_part, x_part, scales, **how, whole=whole) for gy_part, x_part, how in parts]
     expected = ALONE.gradient_by(gy, x, scales, relu=relu, y=y)
-    assert_near(np.concatenate([gx for gx, _, _ in found], axis=1), expected[0], bound=1e-6)
-    assert_near(sum(of_parameters for _, of_parameters, _ in found), expected[1], bound=1e-6)
-    np.testing.assert_array_equal(np.concatenate([counted for *_, counted in found], axis=1), expected[2])
+    assert_near(np.concatenate([gx for gx, _, _ in actual], axis=1), expected[0], bound=1e-6)
+    assert_near(sum(of_parameters for _, of_parameters, _ in actual), expected[1], bound=1e-6)
+    np.testing.assert_array_equal(np.concatenate([counted for *_, counted in actual], axis=1), expected[2])
 
 
 def pieces(y, cuts):
@@ -167,10 +167,10 @@ def everything(passes):
 
 
 def threads_of(whose, count):
-    found = ctypes.util.find_library("gomp")
-    if whose == "OpenMP's" and found is None:
+    actual = ctypes.util.find_library("gomp")
+    if whose == "OpenMP's" and actual is None:
         pytest.skip("needs a library of OpenMP")
-    parallel = threads.THREADS.parallel if whose == "ours" else address(ctypes.CDLL(found), "GOMP_parallel")
+    parallel = threads.THREADS.parallel if whose == "ours" else address(ctypes.CDLL(actual), "GOMP_parallel")
     return Threads(lambda: count, parallel)
 
 
@@ -179,15 +179,15 @@ def threads_of(whose, count):
 def test_threads_change_no_bit(count, whose):
     shared, alone = Passes(threads_of(whose, count)), everything(ALONE)
     for _ in range(5):
-        for found, expected in zip(everything(shared), alone, strict=True):
-            np.testing.assert_array_equal(found, expected)
+        for actual, expected in zip(everything(shared), alone, strict=True):
+            np.testing.assert_array_equal(actual, expected)
 
 
 def test_threads_of_python_may_call_at_once():
     shared, alone = Passes(threads_of("ours", 3)), everything(ALONE)
     with ThreadPoolExecutor(4) as callers:
-        for found in callers.map(lambda _: everything(shared), range(24)):
-            for one, expected in zip(found, alone, strict=True):
+        for actual in callers.map(lambda _: everything(shared), range(24)):
+            for one, expected in zip(actual, alone, strict=True):
                 np.testing.assert_array_equal(one, expected)
 
 
@@ -227,14 +227,14 @@ def test_both_kinds_take_them_for_parts_of_groups(operators):
     scales = ALONE.whole_scales(x, gamma, beta, EPS)
     how = {"relu": True, "whole": lambda *sums: [3 * one for one in sums]}
     np.testing.assert_array_equal(operators.mean_and_variance(x), ALONE.mean_and_variance(x))
-    found, expected = (each.gradient_by(gy, x, scales, **how) for each in (operators, ALONE))
-    for one, same in zip(found, expected, strict=True):
+    actual, expected = (each.gradient_by(gy, x, scales, **how) for each in (operators, ALONE))
+    for one, same in zip(actual, expected, strict=True):
         np.testing.assert_array_equal(one, same)
 
 
 def test_without_them_both_kinds_compute_the_same(monkeypatch, operators):
     x, plus, gy, gamma, beta = made((2, 300, 16))
-    found = []
+    actual = []
     for compiled in (compiled_normalization.COMPILED, None):
         monkeypatch.setattr(compiled_normalization, "COMPILED", compiled)
         scales = operators.scales(x, *operators.mean_and_variance(x), gamma, beta, EPS)
@@ -243,8 +243,8 @@ def test_without_them_both_kinds_compute_the_same(monkeypatch, operators):
         alone = operators.gradient_by(gy, x, scales, relu=True)[:2]
         of_part = operators.gradient_by(gy, x, scales, relu=True, y=y, whole=lambda *sums: [3 * one for one in sums])
         parts = (of_sum, (*alone, y), of_part)
-        found.append([y, *(each for gx, parameters, counted in parts for each in (gx, np.stack(parameters), counted))])
-    for one, other in zip(*found, strict=True):
+        actual.append([y, *(each for gx, parameters, counted in parts for each in (gx, np.stack(parameters), counted))])
+    for one, other in zip(*actual, strict=True):
         assert one.dtype == other.dtype
         assert_near(one, other)
 

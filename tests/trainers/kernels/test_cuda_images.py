@@ -31,9 +31,9 @@ def rounded(images, kind):
 def finished(device, pixels, mirrored, numbers, kind, *, channels_first=False):
     arrays = [device.xp.asarray(np.ascontiguousarray(array)) for array in (pixels, mirrored, *numbers)]
     dtype = rounded(np.zeros(0), kind).dtype
-    found = images.finished(*arrays, channels_first=channels_first, dtype=dtype)
-    assert found.transpose(0, 2, 3, 1).flags.c_contiguous  # there: CuPy's copies for the host are in C order
-    return from_device(found)
+    actual = images.finished(*arrays, channels_first=channels_first, dtype=dtype)
+    assert actual.transpose(0, 2, 3, 1).flags.c_contiguous  # there: CuPy's copies for the host are in C order
+    return from_device(actual)
 
 
 @pytest.mark.parametrize("parts", LISTS.values(), ids=LISTS)
@@ -47,8 +47,8 @@ def test_the_end_of_a_pipeline_is_that_of_the_cpu(cuda, kind, parts, given):
     pixels, mirrored = (np.stack(each) for each in zip(*made, strict=True))
     assert pixels.dtype == (np.float32 if RandomErasing() in parts else given)
     assert (0 < mirrored.sum() < 7) == (HorizontalFlip() in parts[-2:])
-    found = finished(cuda, pixels, mirrored.astype(np.uint8), pipeline.finish.shift_and_scale(3), kind)
-    np.testing.assert_array_equal(found, rounded(expected, kind))
+    actual = finished(cuda, pixels, mirrored.astype(np.uint8), pipeline.finish.shift_and_scale(3), kind)
+    np.testing.assert_array_equal(actual, rounded(expected, kind))
 
 
 @pytest.mark.parametrize("shape", [(3, 1, 5, 7), (2, 3, 4, 300), (1, 5, 1, 1)])
@@ -56,6 +56,6 @@ def test_images_that_are_whole_are_rounded_and_laid_out_anew(cuda, kind, shape):
     images = np.random.default_rng(4).normal(size=shape).astype(np.float32)
     images.flat[0], count = -0.0, shape[1]
     identity = np.zeros(count, np.float32), np.ones(count, np.float32)
-    found = finished(cuda, images, np.zeros(shape[0], np.uint8), identity, kind, channels_first=True)
-    np.testing.assert_array_equal(found, rounded(images, kind))
-    assert np.signbit(found.flat[0])
+    actual = finished(cuda, images, np.zeros(shape[0], np.uint8), identity, kind, channels_first=True)
+    np.testing.assert_array_equal(actual, rounded(images, kind))
+    assert np.signbit(actual.flat[0])

@@ -33,11 +33,11 @@ def from_device(array):
     return np.asarray(array.get() if hasattr(array, "get") else array)
 
 
-def assert_close(found, expected, *, bound):
+def assert_close(actual, expected, *, bound):
     """Norm of the difference over that of the reference, and no element off by more than ten times the largest."""
-    found = from_device(found)
-    assert found.shape == expected.shape
-    difference = found.astype(np.float64) - expected
+    actual = from_device(actual)
+    assert actual.shape == expected.shape
+    difference = actual.astype(np.float64) - expected
     assert np.linalg.norm(difference) <= bound * np.linalg.norm(expected)
     assert np.abs(difference).max() <= 10 * bound * np.abs(expected).max()
 
@@ -99,8 +99,8 @@ def test_gradients_of_normalisation_with_relu_and_sum(cuda, kind, seed):
     bound, terms = BOUNDS[kind], scale * counted  # what cancels, where there are few rows
     assert np.abs(from_device(gx) - expected).max() <= 10 * bound * np.abs(terms).max()
     assert np.linalg.norm(from_device(gx) - expected) <= bound * np.linalg.norm(terms)
-    for found, of, each in ((gradients[0], ggamma, counted * x_hat), (gradients[1], gbeta, counted)):
-        assert np.abs(from_device(found) - of.sum(axis=(0, 1))).max() <= bound * np.abs(each).sum(axis=(0, 1)).max()
+    for actual, of, each in ((gradients[0], ggamma, counted * x_hat), (gradients[1], gbeta, counted)):
+        assert np.abs(from_device(actual) - of.sum(axis=(0, 1))).max() <= bound * np.abs(each).sum(axis=(0, 1)).max()
     if plus is not None:
         np.testing.assert_array_equal(from_device(last), rounded(counted, kind))
 
@@ -118,8 +118,8 @@ def test_gradients_of_a_part_of_a_group_use_the_sums_of_the_whole(cuda):
     parts = [tuple(cuda.xp.ascontiguousarray(a[:, part]) for a in (case.gy, case.x)) for part in np.s_[:half, half:]]
     whole = {"whole": lambda *_: (of_gamma, of_beta, case.shape[1])}
     for (gy, x), part in zip(parts, np.s_[:half, half:], strict=True):
-        found = normalization.gradient_by(gy, x, scales, relu=False, **whole)
-        assert_close(found[0], from_device(gx)[:, part], bound=1e-11)
+        actual = normalization.gradient_by(gy, x, scales, relu=False, **whole)
+        assert_close(actual[0], from_device(gx)[:, part], bound=1e-11)
 
 
 def windows(random):
@@ -166,8 +166,8 @@ def test_average_pooling_and_its_gradient(cuda, kind, seed):
         expected[:, :, j, i] = padded[window].mean(axis=(2, 3))
         gradient[window] += gy[:, :, j, i][:, :, None, None] / np.prod(how["kernel"])
     assert_close(pooling.average_pooling(on(cuda, x, kind), out=out, **how), expected, bound=BOUNDS[kind])
-    found = pooling.average_pooling_gradient(on(cuda, gy, kind), size=size, **how)
-    assert_close(found, gradient[:, :, top : top + size[0], left : left + size[1]], bound=BOUNDS[kind])
+    actual = pooling.average_pooling_gradient(on(cuda, gy, kind), size=size, **how)
+    assert_close(actual, gradient[:, :, top : top + size[0], left : left + size[1]], bound=BOUNDS[kind])
 
 
 @pytest.mark.parametrize("shape", [(3,), (2, 8, 3, 5), (2, 64, 9, 8), (2, 3, 4, 5, 2)])
@@ -185,8 +185,8 @@ def test_relu_and_sums_keep_the_order_in_memory(cuda, kind, shape):
         into = on(cuda, x, kind)
         assert elementwise.add_to(into, y)
         np.testing.assert_array_equal(from_device(into), x + other)
-        found = from_device(elementwise.relu_gradient(values, y))
-        np.testing.assert_array_equal(found, np.where(x > 0, other, 0 * other))
+        actual = from_device(elementwise.relu_gradient(values, y))
+        np.testing.assert_array_equal(actual, np.where(x > 0, other, 0 * other))
     np.testing.assert_array_equal(from_device(elementwise.relu(values)), np.where(x > 0, x, 0 * x))
     assert elementwise.relu(values[..., ::2]) is None or shape[-1] <= 2
     assert elementwise.add(values, others.astype("f" if kind == "d" else "d")) is None
@@ -230,10 +230,10 @@ def test_a_step_of_all_parameters_is_that_in_float64(cuda, kind, component):
     form, shapes = component.fused_step(at, 3), [(1,), (33, 5), (130, 129), (7, 3, 3), (16384,)]
     decay = StepDecay(coupled=True, shrink=0.05, lambdas=(0.1, 0.0, 0.2, -1.0, 0.1))
     tensors = [[rounded(random.uniform(0.1, 1, shape), kind) for shape in shapes] for _ in range(4)]
-    found, expected = ([[on(cuda, tensor, k) for tensor in each] for each in tensors] for k in (kind, "d"))
-    for weights, gradients, *states in (found, expected):
+    actual, expected = ([[on(cuda, tensor, k) for tensor in each] for each in tensors] for k in (kind, "d"))
+    for weights, gradients, *states in (actual, expected):
         cuda_steps.optimizer_step(form, decay, weights, gradients, states[: len(form.states)])
-    for one, other in zip(sum(found, []), sum(expected, []), strict=True):
+    for one, other in zip(sum(actual, []), sum(expected, []), strict=True):
         assert_close(one, from_device(other), bound=BOUNDS[kind])
 
 
@@ -258,14 +258,14 @@ def test_whole_groups_get_in_one_launch_what_several_give(cuda, kind, shape):
     gamma, beta = cuda.xp.asarray(random.normal(size=(2, channels)).astype(launcher.vector_type(x)))
     weights, *seen = (cuda.xp.asarray(random.uniform(size=size)) for size in (groups, *[1 + 3 * channels] * 2))
     seen[1][...] = seen[0]
-    found = normalization.whole_scales(x, gamma, beta, eps, seen=(weights, seen[0], 1.25))
+    actual = normalization.whole_scales(x, gamma, beta, eps, seen=(weights, seen[0], 1.25))
     mean, var = normalization.mean_and_variance(x)
     normalization.see(mean, var, weights, seen[1], factor=1.25)
     expected = normalization.scales(x, mean, var, gamma, beta, eps)
-    for one, other in ((found, expected), (normalization.whole_scales(x, gamma, beta, eps), expected), seen):
+    for one, other in ((actual, expected), (normalization.whole_scales(x, gamma, beta, eps), expected), seen):
         np.testing.assert_array_equal(from_device(one), from_device(other))
     here, by_a_team = (
-        normalization.gradient_by(gy, x, found, relu=True, whole=whole)[:2] for whole in (None, lambda *sums: sums)
+        normalization.gradient_by(gy, x, actual, relu=True, whole=whole)[:2] for whole in (None, lambda *sums: sums)
     )
     for one, other in zip(map(from_device, here), map(from_device, by_a_team), strict=True):
         bound = 1e-14 if kind == "d" else 1e-6  # of a quotient multiplied again

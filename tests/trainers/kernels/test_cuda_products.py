@@ -45,8 +45,8 @@ def test_a_linear_layer_is_a_convolution_while_a_graph_is_captured(monkeypatch):
     monkeypatch.setattr(chainer_hooks, "operators", ours)
     for rehearses in (False, True):
         monkeypatch.setattr(launcher, "device", SimpleNamespace(rehearses=rehearses))
-        for found, right in zip(linear(*arrays(np, np.float32)), expected, strict=True):
-            np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-6)
+        for actual, right in zip(linear(*arrays(np, np.float32)), expected, strict=True):
+            np.testing.assert_allclose(actual, right, rtol=1e-5, atol=1e-6)
         assert sorted(set(called)) == (sorted(names) if rehearses else [])
 
 
@@ -68,10 +68,10 @@ def test_a_captured_linear_layer_gives_what_cublas_gives(dtype):
         with gpu.rehearsal():  # kernels are compiled, plans are made
             linear(*given)
         plans = convolution._plan.cache_info().misses
-        found, (launch,) = gpu.record(lambda cut: linear(*given))
+        actual, (launch,) = gpu.record(lambda cut: linear(*given))
         assert convolution._plan.cache_info().misses == plans, "a plan was made while a graph was captured"
         launch()
-        for one, right in zip(found, expected, strict=True):
+        for one, right in zip(actual, expected, strict=True):
             np.testing.assert_allclose(one.get(), right.get(), rtol=1e-2 if dtype == "float16" else 1e-5, atol=1e-2)
     finally:
         chainer_hooks.gpu_operators = before

@@ -16,8 +16,8 @@ def nvrtc():
     """NVIDIA's run-time compiler, of any package that has brought it; needs no GPU."""
     import importlib.util
 
-    found = importlib.util.find_spec("nvidia")
-    folders = list(found.submodule_search_locations) if found else []
+    actual = importlib.util.find_spec("nvidia")
+    folders = list(actual.submodule_search_locations) if actual else []
     files = [file for folder in folders for file in Path(folder).glob("*/lib/libnvrtc.so.*")]
     if not files:
         pytest.skip("needs NVRTC, as cupy-cuda13x[ctk] or PyTorch bring it")

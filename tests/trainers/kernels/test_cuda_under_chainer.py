@@ -47,15 +47,15 @@ def one_update(component, *, size, dtype, second=False, division=DIVISION, team=
             loss = F.sum(slope**2)
         model.cleargrads()
         loss.backward()
-    found = {path: parameter.grad for path, parameter in model.namedparams() if parameter.grad is not None}
-    found["layers"] = np.zeros(sum(isinstance(link, NormGroupBatchNormalization) for link in model.links()))
-    return {"loss": loss.array, **found, "statistics": groups.take_statistics()}
+    actual = {path: parameter.grad for path, parameter in model.namedparams() if parameter.grad is not None}
+    actual["layers"] = np.zeros(sum(isinstance(link, NormGroupBatchNormalization) for link in model.links()))
+    return {"loss": loss.array, **actual, "statistics": groups.take_statistics()}
 
 
-def assert_alike(found, expected, *, bound):
-    assert found.keys() == expected.keys()
+def assert_alike(actual, expected, *, bound):
+    assert actual.keys() == expected.keys()
     for path, values in expected.items():
-        np.testing.assert_allclose(found[path], values, rtol=0, atol=bound * np.abs(values).max(), err_msg=path)
+        np.testing.assert_allclose(actual[path], values, rtol=0, atol=bound * np.abs(values).max(), err_msg=path)
 
 
 @pytest.mark.parametrize(
@@ -71,12 +71,12 @@ def test_an_update_and_the_gradient_of_a_gradient(cuda_on_cpu, monkeypatch, comp
     launched, applied = cuda_on_cpu(), []
     original = Normalization.forward
     monkeypatch.setattr(Normalization, "forward", lambda *given: applied.append(0) or original(*given))
-    found = one_update(component, size=size, dtype=np.float64, second=second)
-    assert len(applied) == len(found["layers"])
+    actual = one_update(component, size=size, dtype=np.float64, second=second)
+    assert len(applied) == len(actual["layers"])
     assert "cross_entropy" in launched
     if not second:
-        assert launched.count("totals") == launched.count("slopes") == len(found["layers"])
-    assert_alike(found, expected, bound=1e-9)
+        assert launched.count("totals") == launched.count("slopes") == len(actual["layers"])
+    assert_alike(actual, expected, bound=1e-9)
 
 
 def test_a_group_whose_statistics_a_team_puts_together(cuda_on_cpu):
@@ -141,7 +141,7 @@ def test_a_score_is_that_over_numpys_kernels(cuda_on_cpu):
         expected = model(images).array
         launched = cuda_on_cpu()
         with chainer.no_backprop_mode():
-            found = model(images).array
+            actual = model(images).array
     layers = sum(isinstance(link, NormGroupBatchNormalization) for link in model.links())
     assert launched.count("normalized") == layers > 5
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)

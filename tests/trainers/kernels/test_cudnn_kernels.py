@@ -29,7 +29,7 @@ def precision(request):
 
 def of_both(function, arrays, precision):
     """What a function gives and its gradients: on the GPU, and in float64 of the same rounded numbers on the CPU."""
-    dtype, found = precision if precision == "float16" else "float32", []
+    dtype, actual = precision if precision == "float16" else "float32", []
     if precision == "bfloat16":
         dtype = pytest.importorskip("ml_dtypes").bfloat16
     for device, kind in (("@cupy:0", None), ("@numpy", "float64")):
@@ -38,12 +38,12 @@ def of_both(function, arrays, precision):
         y = function(*variables)
         gy = np.random.RandomState(1).normal(size=y.shape).astype(dtype).astype(kind or dtype)
         gradients = chainer.grad([y], variables, [chainer.Variable(send(gy))])
-        found.append([chainer.backends.cuda.to_cpu(v.array).astype(np.float64) for v in (y, *gradients)])
-    return found
+        actual.append([chainer.backends.cuda.to_cpu(v.array).astype(np.float64) for v in (y, *gradients)])
+    return actual
 
 
-def assert_close(found, expected, bound):
-    for one, other in zip(found, expected, strict=True):
+def assert_close(actual, expected, bound):
+    for one, other in zip(actual, expected, strict=True):
         assert one.shape == other.shape
         assert np.linalg.norm(one - other) <= bound * np.linalg.norm(other)
         assert np.abs(one - other).max() <= 10 * bound * np.abs(other).max()
@@ -58,8 +58,8 @@ def test_convolution_and_its_gradients(precision, seed):
     size = kernel + random.randint(0, 12, 2)
     n, c, o = random.randint(1, 6), int(random.choice([3, 8, 17, 64])), int(random.choice([1, 8, 33, 128]))
     x, W = random.normal(size=(n, c, *size)), random.normal(size=(o, c, kernel, kernel)) / np.sqrt(c * kernel**2)
-    found, expected = of_both(lambda x, W: F.convolution_2d(x, W, stride=stride, pad=pad), (x, W), precision)
-    assert_close(found, expected, BOUNDS[precision])
+    actual, expected = of_both(lambda x, W: F.convolution_2d(x, W, stride=stride, pad=pad), (x, W), precision)
+    assert_close(actual, expected, BOUNDS[precision])
 
 
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
@@ -77,8 +77,8 @@ def test_cudnn_is_what_computes_and_leaves_channels_last(precision):
 @pytest.mark.parametrize("function", [F.relu, lambda x: x + x * 2, lambda x: F.average_pooling_2d(x, 7)])
 def test_other_nodes(precision, function):
     random = np.random.RandomState(0)
-    found, expected = of_both(function, (random.normal(size=(4, 24, 7, 7)),), precision)
-    assert_close(found, expected, BOUNDS[precision])
+    actual, expected = of_both(function, (random.normal(size=(4, 24, 7, 7)),), precision)
+    assert_close(actual, expected, BOUNDS[precision])
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"], indirect=True)
@@ -91,5 +91,5 @@ def test_softmax_cross_entropy(precision, smoothing, mixed):
         targets = (0.75 * np.eye(1000)[targets] + 0.25 * np.eye(1000)[targets[::-1]]).astype(np.float32)
     loss = SoftmaxCrossEntropy(label_smoothing=smoothing).build()
     logits = random.normal(0, 4, (65, 1000))
-    found, expected = of_both(lambda x: loss(x, x.xp.asarray(targets)), (logits,), precision)
-    assert_close(found, expected, BOUNDS[precision])
+    actual, expected = of_both(lambda x: loss(x, x.xp.asarray(targets)), (logits,), precision)
+    assert_close(actual, expected, BOUNDS[precision])

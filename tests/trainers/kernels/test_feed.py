@@ -143,32 +143,32 @@ def prepared(overrides, micro_batch_size):
     )
 
 
-def iterators(found, gpu, *, load=None, update=0):
+def iterators(actual, gpu, *, load=None, update=0):
     """The iterator of the CPU, and one that feeds a GPU."""
-    recipe, parts = found.opened.recipe, build(found.opened.recipe, found.opened.dataset)
-    stream = Stream(seed=recipe.seed, num_samples=found.opened.dataset.num_train)
+    recipe, parts = actual.opened.recipe, build(actual.opened.recipe, actual.opened.dataset)
+    stream = Stream(seed=recipe.seed, num_samples=actual.opened.dataset.num_train)
     feed = DeviceFeed(gpu, load=load or parts.load_pixels, finish=parts.finish, dtype=images_dtype(recipe.precision))
     made = []
     for each in (None, feed):
-        kept = {"plan": found.plan, "rank": 0, "stream": stream, "load": parts.load_train, "mixing": parts.mixing}
+        kept = {"plan": actual.plan, "rank": 0, "stream": stream, "load": parts.load_train, "mixing": parts.mixing}
         made.append(StreamIterator(**kept, trace=True, feed=each))
         made[-1].update = update
     return made
 
 
-def assert_same_micro_batch(found, expected):
-    assert found.part == expected.part
+def assert_same_micro_batch(actual, expected):
+    assert actual.part == expected.part
     for name in ("images_NCHW", "targets", "epochs", "indices"):
-        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), err_msg=name)
-    assert found.targets.dtype == expected.targets.dtype
-    assert found.images_NCHW.dtype == np.float32
+        np.testing.assert_array_equal(getattr(actual, name), getattr(expected, name), err_msg=name)
+    assert actual.targets.dtype == expected.targets.dtype
+    assert actual.images_NCHW.dtype == np.float32
 
 
 @pytest.mark.parametrize("soon", [(), (OWN,), (CURRENT,), (OWN, CURRENT)], ids=str)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_micro_batches_are_those_of_the_cpu(gpu_on_cpu, recipe, soon):
-    found, gpu = prepared(RECIPES[recipe], 32), gpu_on_cpu(soon)
-    of_cpu, of_gpu = iterators(found, gpu, update=found.plan.timeline.segments[1].update - 2)
+    actual, gpu = prepared(RECIPES[recipe], 32), gpu_on_cpu(soon)
+    of_cpu, of_gpu = iterators(actual, gpu, update=actual.plan.timeline.segments[1].update - 2)
     pairs = []
 
     def collect(ask):
@@ -196,14 +196,14 @@ def test_micro_batches_are_those_of_the_cpu(gpu_on_cpu, recipe, soon):
 
 
 def test_an_update_begins_with_what_was_loaded_during_the_one_before(gpu_on_cpu):
-    found, asked = prepared(BYTES, 32), []
-    parts = build(found.opened.recipe, found.opened.dataset)
+    actual, asked = prepared(BYTES, 32), []
+    parts = build(actual.opened.recipe, actual.opened.dataset)
 
     def load(epoch, index, image_size):
         asked.append(index)
         return parts.load_pixels(epoch, index, image_size)
 
-    _, iterator = iterators(found, gpu_on_cpu((OWN, CURRENT)), load=load)
+    _, iterator = iterators(actual, gpu_on_cpu((OWN, CURRENT)), load=load)
 
     def loaded_by(do):
         before = len(asked)
@@ -222,14 +222,14 @@ def test_an_update_begins_with_what_was_loaded_during_the_one_before(gpu_on_cpu)
     asked.clear()
     assert loaded_by(lambda: deque(iterator.again().micro_batches)) == 48
     assert loaded_by(share.prefetch) == 16
-    iterator.update = found.plan.timeline.num_updates
+    iterator.update = actual.plan.timeline.num_updates
     iterator.finalize()
     assert loaded_by(share.prefetch) == 0, "nothing comes after the last update"
 
 
 def test_what_goes_wrong_ahead_is_raised_by_the_update_that_needs_it(gpu_on_cpu):
-    found = prepared(BYTES, 48)
-    parts = build(found.opened.recipe, found.opened.dataset)
+    actual = prepared(BYTES, 48)
+    parts = build(actual.opened.recipe, actual.opened.dataset)
     broken = Stream(seed=0, num_samples=1024).samples(48, 48)[1][40]
 
     def load(epoch, index, image_size):
@@ -237,7 +237,7 @@ def test_what_goes_wrong_ahead_is_raised_by_the_update_that_needs_it(gpu_on_cpu)
             raise ValueError("the file is damaged")
         return parts.load_pixels(epoch, index, image_size)
 
-    _, iterator = iterators(found, gpu_on_cpu(()), load=load)
+    _, iterator = iterators(actual, gpu_on_cpu(()), load=load)
     for _ in range(2):  # an update that is done again does not need it either
         share = next(iterator) if iterator.update == 0 else iterator.again()
         assert len(list(share.micro_batches)) == 1
@@ -252,10 +252,10 @@ def test_what_goes_wrong_ahead_is_raised_by_the_update_that_needs_it(gpu_on_cpu)
 def test_updates_are_those_without_a_feed(gpu_on_cpu, recipe, precision):
     """Also where the loss scale is halved, and where memory runs out for more than one norm group at once."""
     small = (f"precision={{compute: {precision}}}", "model={kind: SmallCNN, width: 4}")
-    found, weights, halved = prepared((*RECIPES[recipe], *small), 48), [], 0
+    actual, weights, halved = prepared((*RECIPES[recipe], *small), 48), [], 0
     for fed in (False, True):
-        parts, mpi = build(found.opened.recipe, found.opened.dataset), MPI.COMM_SELF
-        groups = NormGroups(found.opened.recipe.evaluation)
+        parts, mpi = build(actual.opened.recipe, actual.opened.dataset), MPI.COMM_SELF
+        groups = NormGroups(actual.opened.recipe.evaluation)
         groups.install(parts.model)
         calls = itertools.count()
 
@@ -265,10 +265,10 @@ def test_updates_are_those_without_a_feed(gpu_on_cpu, recipe, precision):
             return of(logits, targets)
 
         updater = RecipeUpdater(
-            iterators(found, gpu_on_cpu((OWN, CURRENT)))[fed],
+            iterators(actual, gpu_on_cpu((OWN, CURRENT)))[fed],
             parts.optimizer,
             loss=loss,
-            plan=found.plan,
+            plan=actual.plan,
             exchange=build_exchange(GradientExchange(), parts, mpi),
             mpi=mpi,
             norm_groups=groups,

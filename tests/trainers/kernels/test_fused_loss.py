@@ -36,9 +36,9 @@ def test_it_is_the_loss_of_chainers_nodes(cuda_on_cpu, smoothing, targets, dtype
     given = samples(targets, dtype)
     expected = loss_and_gradient(smoothing, *given)
     launched = cuda_on_cpu()
-    found = loss_and_gradient(smoothing, *given)
+    actual = loss_and_gradient(smoothing, *given)
     assert launched == LAUNCHED
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(actual, expected, strict=True):
         assert one.dtype == other.dtype == dtype
         np.testing.assert_allclose(one, other, rtol=0, atol=bound * np.abs(other).max())
 

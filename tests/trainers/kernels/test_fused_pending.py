@@ -55,13 +55,13 @@ def results(expression, *, at_once):
 
 def nodes(y):
     """Names of the nodes that y was computed by, without what is common to all cases."""
-    found, waiting = [], [y.creator_node]
+    actual, waiting = [], [y.creator_node]
     while waiting:
         node = waiting.pop()
         if node is not None:
-            found.append(type(node).__name__)
+            actual.append(type(node).__name__)
             waiting += [each.creator_node for each in node.inputs]
-    return sorted(found)
+    return sorted(actual)
 
 
 def in_steps(net, x, of):
@@ -84,10 +84,10 @@ ONE = {
 @pytest.mark.parametrize("case", ONE)
 def test_plain_code_is_one_node_with_the_bits_of_many(case):
     expression, count = ONE[case]
-    found, y = results(expression, at_once=False)
+    actual, y = results(expression, at_once=False)
     assert nodes(y) == ["ConvolutionNormalization"] * count
     expected, _ = results(expression, at_once=True)
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(actual, expected, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
@@ -126,8 +126,8 @@ OTHERS = {
 
 @pytest.mark.parametrize("case", OTHERS)
 def test_any_other_use_has_the_bits_that_it_had(case):
-    found, expected = (results(OTHERS[case], at_once=at_once)[0] for at_once in (False, True))
-    for one, other in zip(found, expected, strict=True):
+    actual, expected = (results(OTHERS[case], at_once=at_once)[0] for at_once in (False, True))
+    for one, other in zip(actual, expected, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
@@ -140,9 +140,9 @@ AGAIN = {
 
 @pytest.mark.parametrize("case", AGAIN)
 def test_a_use_after_relu_is_computed_again_and_counted_once(case):
-    (*found, seen), (*expected, once) = (results(AGAIN[case], at_once=at_once)[0] for at_once in (False, True))
+    (*actual, seen), (*expected, once) = (results(AGAIN[case], at_once=at_once)[0] for at_once in (False, True))
     np.testing.assert_array_equal(seen, once)
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(actual, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4 * np.abs(other).max())
 
 

@@ -107,12 +107,12 @@ def after_updates(component, dtype, *, count=3, device="@numpy"):
     return arrays_of(optimizer)
 
 
-def assert_alike(found, expected, *, bound):
-    assert found.keys() == expected.keys()
+def assert_alike(actual, expected, *, bound):
+    assert actual.keys() == expected.keys()
     for path, values in expected.items():
-        assert found[path].dtype == values.dtype
+        assert actual[path].dtype == values.dtype
         largest = max(np.abs(values).max(), 1e-3)
-        np.testing.assert_allclose(found[path], values, rtol=0, atol=bound * largest, err_msg=path)
+        np.testing.assert_allclose(actual[path], values, rtol=0, atol=bound * largest, err_msg=path)
 
 
 def test_no_optimizer_is_missing_here():
@@ -149,20 +149,20 @@ def compiled_step(request, monkeypatch):
 def test_compiled_it_is_the_step_of_chainer(compiled_step, component):
     expected = after_updates(component, np.float32)
     served = compiled_step()
-    found = after_updates(component, np.float32)
+    actual = after_updates(component, np.float32)
     assert len(served) == 3
-    assert_alike(found, expected, bound=1e-5)
+    assert_alike(actual, expected, bound=1e-5)
 
 
 def test_compiled_it_has_the_same_bits_on_any_number_of_threads(monkeypatch):
-    found = []
+    actual = []
     for count in (1, 2, 3):
         steps = compiled.Steps(Threads(lambda count=count: count, threads.THREADS.parallel))
         monkeypatch.setattr(chainer_hooks, "operators", steps)
         monkeypatch.setattr(steps, "STEPS", compiled.STEPS, raising=False)
-        found.append([after_updates(component, np.float32) for component in FORMS])
-    for other in found[1:]:
-        for one, same in zip(found[0], other, strict=True):
+        actual.append([after_updates(component, np.float32) for component in FORMS])
+    for other in actual[1:]:
+        for one, same in zip(actual[0], other, strict=True):
             for path, values in one.items():
                 np.testing.assert_array_equal(same[path], values, err_msg=path)
 
@@ -179,12 +179,12 @@ def test_what_is_compiled_leaves_float64_to_chainer(compiled_step):
 def test_it_is_the_step_of_chainer(cuda_on_cpu, component, dtype, bound):
     expected = after_updates(component, dtype)
     served = cuda_on_cpu()
-    found = after_updates(component, dtype)
+    actual = after_updates(component, dtype)
     assert sum(name.endswith("_step") for name in served) == 3
     clips = getattr(component, "clip", False)
     has_ratio = isinstance(component, optimizers.Lars | optimizers.Lamb)
     assert served.count("ratios") == (2 if clips else 3 if has_ratio else 0)
-    assert_alike(found, expected, bound=bound)
+    assert_alike(actual, expected, bound=bound)
 
 
 @pytest.mark.gpu
@@ -193,8 +193,8 @@ def test_it_is_the_step_of_chainer(cuda_on_cpu, component, dtype, bound):
 def test_on_a_gpu_it_is_that_of_the_cpu(component):
     expected = after_updates(component, np.float32)
     kernels.use_on_gpu("cudnn")
-    found = after_updates(component, np.float32, device="@cupy:0")
-    assert_alike(found, expected, bound=1e-5)
+    actual = after_updates(component, np.float32, device="@cupy:0")
+    assert_alike(actual, expected, bound=1e-5)
 
 
 @pytest.mark.parametrize("fused_first", [True, False])

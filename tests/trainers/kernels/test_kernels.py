@@ -73,10 +73,10 @@ def derivatives(function, arrays, gy, *, dtype):
     return [v.array for v in (y, *first, *second) if v is not None]
 
 
-def assert_close(found, expected, *, bound):
+def assert_close(actual, expected, *, bound):
     """Norm of the difference over that of the reference, and no element off by more than ten times the largest."""
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected, strict=True):
+    assert len(actual) == len(expected)
+    for one, other in zip(actual, expected, strict=True):
         assert one.shape == other.shape
         np.testing.assert_array_equal(np.isneginf(one), np.isneginf(other))  # of a pooling window in the padding
         one, other = (np.where(np.isneginf(values), 0, values) for values in (one, other))
@@ -95,9 +95,9 @@ def compared(function, arrays, random, ours):
     ours()
     assert kernels.in_use() != kind
     for dtype, bound in ((np.float64, 1e-11), (np.float32, 1e-5)):
-        found = derivatives(function, arrays, gy, dtype=dtype)
-        assert all(one.dtype == dtype for one in found)
-        assert_close(found, expected, bound=bound)
+        actual = derivatives(function, arrays, gy, dtype=dtype)
+        assert all(one.dtype == dtype for one in actual)
+        assert_close(actual, expected, bound=bound)
 
 
 @pytest.mark.parametrize("seed", range(CASES))
@@ -162,9 +162,9 @@ def test_normalisation_reads_parameters_that_lie_apart_in_memory(ours):
         y.backward()
         return images.grad
 
-    found = gradient()
+    actual = gradient()
     ours("chainer")
-    np.testing.assert_allclose(found, gradient(), atol=1e-12)
+    np.testing.assert_allclose(actual, gradient(), atol=1e-12)
 
 
 def test_a_channel_of_one_large_value_is_normalised_to_its_shift(ours, monkeypatch):
@@ -223,9 +223,9 @@ def test_gradients_are_those_of_differences(ours):
 def test_what_is_not_covered_is_chainers_to_the_bit(ours, options, dtype):
     random = np.random.RandomState(0)
     x, W = array(random, 2, 4, 9, 9, dtype=dtype), array(random, 6, 4 // options.get("groups", 1), 3, 3, dtype=dtype)
-    found = F.convolution_2d(x, W, **options).array
+    actual = F.convolution_2d(x, W, **options).array
     kernels.use("chainer")
-    np.testing.assert_array_equal(found, F.convolution_2d(x, W, **options).array)
+    np.testing.assert_array_equal(actual, F.convolution_2d(x, W, **options).array)
 
 
 class Poisoned:
@@ -246,12 +246,12 @@ def test_every_value_of_what_is_allocated_is_written(monkeypatch):
         random = np.random.RandomState(seed)
         x, W, b, options = convolution_case(random)
         gy = array(random, *convolution.convolution(x, W, b, **options).shape)
-        found = [
+        actual = [
             convolution.convolution(x, W, b, **options),
             convolution.convolution_data(gy, W, size=x.shape[2:], **options),
             convolution.convolution_weights(x, gy, kernel=W.shape[2:], **options),
         ]
-        assert all(np.isfinite(one).all() for one in found), seed
+        assert all(np.isfinite(one).all() for one in actual), seed
         with chainer.using_config("dtype", np.float64):
             layer = L.BatchNormalization(x.shape[1])
         variable = chainer.Variable(x)

@@ -25,8 +25,8 @@ def bits(run, update):
 @pytest.mark.parametrize(("dtype", "loss", "weights"), [("float64", 1e-10, 1e-9), ("float32", 1e-3, 1e-2)])
 def test_torch_trains_as_numpy_does(tmp_path, train, assert_same_run, dtype, loss, weights):
     expected = train(tmp_path / "numpy", 1, "--kernels", "numpy", stop_after=5, dtype=dtype)
-    found = train(tmp_path / "torch", 2, *TORCH, stop_after=5, dtype=dtype)
-    assert_same_run(found, expected, loss=loss, weights=weights)
+    actual = train(tmp_path / "torch", 2, *TORCH, stop_after=5, dtype=dtype)
+    assert_same_run(actual, expected, loss=loss, weights=weights)
 
 
 def test_exact_runs_of_torch_have_the_same_bits_on_any_ranks_and_after_a_resume(tmp_path, train):

@@ -56,9 +56,9 @@ def load(library: ctypes.CDLL | None, functions: Mapping[str, tuple[Any, ...]]) 
 
 
 def _built() -> ctypes.CDLL | None:
-    found = importlib.util.find_spec("trainers.kernels.cpu._passes")
+    spec = importlib.util.find_spec("trainers.kernels.cpu._passes")
     try:
-        return None if found is None or found.origin is None else ctypes.CDLL(found.origin)
+        return None if spec is None or spec.origin is None else ctypes.CDLL(spec.origin)
     except OSError:  # damaged, or for another system
         return None
 
@@ -130,9 +130,9 @@ class Steps:
         if COMPILED is None or not self._threads.serve or any(array.dtype != np.float32 for array in arrays):
             return [bool(np.isfinite(array).all()) for array in arrays]
         chunks, firsts = _cut(tuple(array.size for array in arrays))
-        found = np.empty(len(chunks), np.uint8)
-        self._call("find_finite", arrays, {"finite": found}, {})
-        return np.logical_and.reduceat(found, firsts[:-1]).tolist()
+        flags = np.empty(len(chunks), np.uint8)
+        self._call("find_finite", arrays, {"finite": flags}, {})
+        return np.logical_and.reduceat(flags, firsts[:-1]).tolist()
 
     def _call(self, name: str, tensors: Sequence[np.ndarray], given: dict[str, Any], numbers: dict[str, float]) -> None:
         chunks, firsts = _cut(tuple(tensor.size for tensor in tensors))

@@ -31,8 +31,8 @@ def mean_and_variance(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     Squares of float32 are exact in float64, so one pass over the array loses nothing. In the compiled pass, m is an
     estimate of the mean, and sums of four rows are float32.
     """
-    if (found := _compiled.mean_and_variance(x)) is not None:
-        return found
+    if (result := _compiled.mean_and_variance(x)) is not None:
+        return result
     about = np.zeros(x.shape[:3:2])
     if x.dtype == np.float64:
         about = _moments(x, about)[0]
@@ -139,8 +139,8 @@ def gradient_by(
         y: output of the forward, where ReLU was applied and the output was retained.
         whole: see `normalization_gradient`.
     """
-    if (found := _compiled.gradient_by(gy, x, scales, relu=relu, y=y, whole=whole)) is not None:
-        return found
+    if (result := _compiled.gradient_by(gy, x, scales, relu=relu, y=y, whole=whole)) is not None:
+        return result
     if relu and y is None:
         y = normalized_by(x, scales, relu=True)
     counted, (mean, inv_std, gamma, _) = np.empty(gy.shape, gy.dtype) if relu else gy, scales

@@ -100,7 +100,7 @@ class _Plan:
 
     def _tune(self, addresses: dict[int, int], handle: Any) -> None:
         """Choose the fastest of the plans that the heuristics put first."""
-        found = []
+        timings = []
         for index in range(self.graph.get_execution_plan_count()):
             try:
                 self._select(index)
@@ -112,11 +112,11 @@ class _Plan:
                 end.synchronize()
             except (cudnn.cudnnGraphNotSupportedError, RuntimeError, ValueError):  # refused, or not on this GPU
                 continue
-            found.append((cupy.cuda.get_elapsed_time(start, end), index))
-            if len(found) == _TRIED:
+            timings.append((cupy.cuda.get_elapsed_time(start, end), index))
+            if len(timings) == _TRIED:
                 break
-        if found:
-            self._select(min(found)[1])
+        if timings:
+            self._select(min(timings)[1])
         self.tuned = True
 
     def _select(self, index: int) -> None:
@@ -162,11 +162,11 @@ def _operation(
 ) -> list[Any]:
     """Add the operation to a graph; returns the tensors of x, W and y."""
     written = ("data", "weights", "forward").index(operation)
-    found = [
+    tensors = [
         None if number == written else graph.tensor(dim=list(shape), stride=_strides(shape), data_type=kind)
         for number, shape in enumerate(shapes)
     ]
-    x, W, y = found
+    x, W, y = tensors
     options = {"padding": list(pad), "stride": list(stride), "dilation": [1, 1]}
     if operation == "forward":
         out = graph.conv_fprop(image=x, weight=W, **options)
@@ -176,8 +176,8 @@ def _operation(
         out = graph.conv_wgrad(image=x, loss=y, **options)
     shape = shapes[written]
     out.set_output(True).set_data_type(kind).set_dim(list(shape)).set_stride(_strides(shape))
-    found[written] = out
-    return found
+    tensors[written] = out
+    return tensors
 
 
 def _strides(shape: tuple[int, ...]) -> list[int]:

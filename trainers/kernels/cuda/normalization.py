@@ -84,10 +84,10 @@ def gradient_by(
         _add_up(x, parts, total=sums)
         of_gamma, of_beta, values = whole(sums[:, 1] * scales[1], sums[:, 0], rows)
         parts, of_all = sums[:, None], _as_parts(xp.asarray(of_beta), xp.asarray(of_gamma))
-    found, gradients = (xp.empty((2, *shape), scales.dtype) for shape in ((groups, channels), (channels,)))
-    _each_few(x, "slopes", parts, of_all, scales, found, gradients, float(values))
+    slopes, gradients = (xp.empty((2, *shape), scales.dtype) for shape in ((groups, channels), (channels,)))
+    _each_few(x, "slopes", parts, of_all, scales, slopes, gradients, float(values))
     gx = xp.empty(x.shape, x.dtype)
-    spread.launch("input_gradient", counted, x, gx, *vectors, found[0], found[1], int(relu and y is None))
+    spread.launch("input_gradient", counted, x, gx, *vectors, slopes[0], slopes[1], int(relu and y is None))
     return gx, gradients, counted
 
 
@@ -161,9 +161,9 @@ class _Spread:
 
 def _scaled(x: Any, parts: Any, gamma: Any, beta: Any, eps: float, **how: Any) -> Any:
     """`scales` from partial sums; see `_add_up`."""
-    found = launcher.device.xp.empty((4, len(parts), parts.shape[3]), launcher.vector_type(x))
-    _add_up(x, parts, scaled=(*_vectors(x, gamma, beta), found), eps=eps, **how)
-    return found
+    scales = launcher.device.xp.empty((4, len(parts), parts.shape[3]), launcher.vector_type(x))
+    _add_up(x, parts, scaled=(*_vectors(x, gamma, beta), scales), eps=eps, **how)
+    return scales
 
 
 def _add_up(
@@ -184,10 +184,10 @@ def _add_up(
         scaled: gamma, beta, and the array that `scales` are written to.
         seen: weights, seen and factor of `see`.
     """
-    *vectors, found = scaled or (None, None, None)
+    *vectors, scales = scaled or (None, None, None)
     weights, sums, factor = seen or (None, None, 1.0)
     numbers = (float(values), float(eps), float(factor))
-    _each_few(x, "totals", parts, total, *vectors, found, weights, sums, *numbers)
+    _each_few(x, "totals", parts, total, *vectors, scales, weights, sums, *numbers)
 
 
 def _each_few(x: Any, name: str, parts: Any, *arguments: Any) -> None:

@@ -41,9 +41,9 @@ _ALIGNED = 256  # values: alignment of narrowed tensors in their common memory
 
 def finite(tensors: Sequence[Any]) -> list[bool]:
     """Whether each of these arrays of one type holds only finite numbers."""
-    found = launcher.device.xp.zeros(len(tensors), "B")
-    launch("not_finite", tensors[0], table(tensors), addresses(tensors), found)
-    return [not flag for flag in found.tolist()]
+    flags = launcher.device.xp.zeros(len(tensors), "B")
+    launch("not_finite", tensors[0], table(tensors), addresses(tensors), flags)
+    return [not flag for flag in flags.tolist()]
 
 
 def narrowed(tensors: Sequence[Any], dtype: Any) -> list[Any] | None:
@@ -55,9 +55,9 @@ def narrowed(tensors: Sequence[Any], dtype: Any) -> list[Any] | None:
     if any(tensor.dtype != np.float32 or not tensor.flags.c_contiguous or tensor.size > _MOST for tensor in tensors):
         return None
     xp = launcher.device.xp
-    of_all, told, ends = _layout(tuple(tensor.shape for tensor in tensors), tuple(map(_address, tensors)), xp)
+    of_all, fields, ends = _layout(tuple(tensor.shape for tensor in tensors), tuple(map(_address, tensors)), xp)
     out = xp.empty(ends[-1], dtype)
-    launch("narrowed", out, of_all, *told, out)
+    launch("narrowed", out, of_all, *fields, out)
     placed = zip(tensors, ends[:-1], strict=True)
     return [_channels_first(out[start : start + tensor.size], tensor.shape) for tensor, start in placed]
 
@@ -228,7 +228,7 @@ def optimizer_step(
 
 
 def _ratios(trust: Trust, parts: Any, of_all: Table, lambdas: Any, like: Any) -> Any:
-    found, count = launcher.device.xp.empty(len(lambdas), "d"), len(lambdas)
-    arguments = (parts, of_all.firsts, lambdas, found, *map(float, trust.numbers), count)
+    ratios, count = launcher.device.xp.empty(len(lambdas), "d"), len(lambdas)
+    arguments = (parts, of_all.firsts, lambdas, ratios, *map(float, trust.numbers), count)
     launcher.device.launch("ratios", like.dtype.char, 1, (-(-count // THREADS),), arguments)
-    return found
+    return ratios
