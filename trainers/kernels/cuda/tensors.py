@@ -181,7 +181,7 @@ def addresses(tensors: Sequence[Any]) -> Any:
 
 
 def _address(tensor: Any) -> int:
-    return tensor.data.ptr if hasattr(tensor.data, "ptr") else tensor.ctypes.data
+    return tensor.ctypes.data if isinstance(tensor, np.ndarray) else tensor.data.ptr
 
 
 def on_device(values: tuple[float, ...], kind: str) -> Any:
