@@ -31,13 +31,13 @@ def dtype_of(kind):
 def gradients_of(shapes, dtype):
     """In C order, those of four axes with channels last, a matrix the other way round."""
     random = np.random.RandomState(0)
-    found = [np.asarray(random.normal(size=shape)).astype(dtype) for shape in shapes]
-    for number, one in enumerate(found):
+    actual = [np.asarray(random.normal(size=shape)).astype(dtype) for shape in shapes]
+    for number, one in enumerate(actual):
         if one.ndim == 4:
-            found[number] = np.ascontiguousarray(one.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+            actual[number] = np.ascontiguousarray(one.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
         elif one.shape == (130, 129):
-            found[number] = np.asfortranarray(one)
-    return found
+            actual[number] = np.asfortranarray(one)
+    return actual
 
 
 def on(cuda, arrays):
@@ -65,11 +65,11 @@ def test_gradients_are_put_or_added_as_one_by_one(cuda, kind, finds):
     for start, tensor, add in zip(starts, tensors, adds, strict=False):
         place = slice(start, start + tensor.size)
         expected[place] = add * expected[place] + tensor.astype(wide).ravel()
-    out, found = cuda.xp.asarray(before), cuda.xp.zeros(20, np.uint8)
+    out, flags = cuda.xp.asarray(before), cuda.xp.zeros(20, np.uint8)
     how = {"starts": starts[:-1].tolist(), "adds": adds, "numbers": [*range(3, 3 + len(tensors))]}
-    assert cuda_tensors.gather(on(cuda, tensors), out, found=found if finds else None, **how)
+    assert cuda_tensors.gather(on(cuda, tensors), out, found=flags if finds else None, **how)
     np.testing.assert_array_equal(host(out), expected)
-    assert np.flatnonzero(host(found)).tolist() == ([3 + number for number in ODD] if finds else [])
+    assert np.flatnonzero(host(flags)).tolist() == ([3 + number for number in ODD] if finds else [])
 
 
 def test_of_several_types_and_very_many_each_type_takes_its_launches(cuda):
@@ -122,7 +122,7 @@ def test_ever_other_sets_of_tensors_are_not_all_remembered(cuda, monkeypatch):
 
 
 def taken(compute, bad=None):
-    """Gradients of two micro-batches, what was told meanwhile and where an infinity was found."""
+    """Gradients of two micro-batches, what was told meanwhile and where an infinity was actual."""
     model = SmallResNet(width=4).build(num_classes=5, channels=3, image_size=8)
     draw_initial_weights(model, seed=0)
     random, told = np.random.RandomState(0), []
@@ -142,15 +142,15 @@ def taken(compute, bad=None):
 def test_a_model_has_the_gradients_it_has_one_by_one(cuda_on_cpu, compute):
     expected, told, norm = taken(compute)
     launched = cuda_on_cpu()
-    found, told_since, norm_since = taken(compute)
+    actual, told_since, norm_since = taken(compute)
     launches = [name for name in launched if name == "gathered"]
     types = 2 if compute == "mixed16" else 1  # weights of normalisation have gradients of float32
     assert types * 2 <= len(launches) <= types * 2 * 2
     scale = np.abs(expected.values).max()
-    np.testing.assert_allclose(found.values, expected.values, rtol=0, atol=scale * (1e-2 if types == 2 else 1e-5))
-    assert sorted(told_since) == sorted(told) == list(range(len(found.slots)))
+    np.testing.assert_allclose(actual.values, expected.values, rtol=0, atol=scale * (1e-2 if types == 2 else 1e-5))
+    assert sorted(told_since) == sorted(told) == list(range(len(actual.slots)))
     assert norm_since == pytest.approx(norm, rel=2e-2)
-    assert found.not_finite is expected.not_finite is None
+    assert actual.not_finite is expected.not_finite is None
 
 
 class RunsOut(chainer.FunctionNode):
@@ -195,8 +195,8 @@ def test_tensors_are_rounded_as_one_by_one_and_lie_channels_last(cuda, kind):
     dtype = dtype_of(kind)
     random = np.random.RandomState(0)
     tensors = [random.normal(size=shape).astype("f") for shape in SHAPES]
-    found = cuda_tensors.narrowed([cuda.xp.asarray(tensor) for tensor in tensors], dtype)
-    for one, tensor in zip(found, tensors, strict=True):
+    actual = cuda_tensors.narrowed([cuda.xp.asarray(tensor) for tensor in tensors], dtype)
+    for one, tensor in zip(actual, tensors, strict=True):
         np.testing.assert_array_equal(bits_of(one), bits_of(tensor.astype(dtype)))
         assert (one.transpose(0, 2, 3, 1) if one.ndim == 4 else one).flags.c_contiguous
 
@@ -231,12 +231,12 @@ def test_a_model_in_16_bits_has_the_gradients_it_had_and_they_lie_as_its_paramet
     draw_initial_weights(model, seed=0)
     images = np.random.RandomState(0).normal(size=(4, 3, 8, 8)).astype(np.float16)
     expected, launched = gradients(model, images), cuda_on_cpu()
-    found = gradients(model, images)
+    actual = gradients(model, images)
     assert launched == ["narrowed"]
     for path, parameter in model.namedparams():
         assert parameter.grad.dtype == np.float32
         assert parameter.grad.flags.c_contiguous
-        np.testing.assert_array_equal(found[path], expected[path], err_msg=path)
+        np.testing.assert_array_equal(actual[path], expected[path], err_msg=path)
 
 
 def test_in_float32_only_windows_are_cast_and_their_gradients_are_what_they_were(cuda_on_cpu):
@@ -248,10 +248,10 @@ def test_in_float32_only_windows_are_cast_and_their_gradients_are_what_they_were
         assert not model.conv1.W.array.flags.c_contiguous
         assert type(model.fc.W) is chainer.Parameter
     assert launched == ["narrowed"]
-    found = gradients(model, images)
+    actual = gradients(model, images)
     for path, parameter in model.namedparams():
         assert parameter.grad.flags.c_contiguous
-        np.testing.assert_allclose(found[path], expected[path], rtol=0, atol=1e-5 * np.abs(expected[path]).max())
+        np.testing.assert_allclose(actual[path], expected[path], rtol=0, atol=1e-5 * np.abs(expected[path]).max())
 
 
 def test_in_float32_and_without_such_kernels_weights_stay(cuda_on_cpu):
@@ -294,10 +294,10 @@ def test_averages_move_as_by_operations_on_arrays(cuda, kind, keep, how, bad):
     sums[places[:, 1]] *= bad
     with np.errstate(invalid="ignore"):
         expected = moved_statistics(sums[places], averages, keep, how)
-    found = cuda.xp.asarray(averages)
-    cuda_tensors.move_averages(cuda.xp.asarray(sums), cuda.xp.asarray(places), found, keep, pooled=how == "pooled")
-    np.testing.assert_allclose(host(found), expected, rtol=1e-6 if kind == "f" else 1e-13)
-    np.testing.assert_array_equal(host(found)[:, ::7], averages[:, ::7])
+    actual = cuda.xp.asarray(averages)
+    cuda_tensors.move_averages(cuda.xp.asarray(sums), cuda.xp.asarray(places), actual, keep, pooled=how == "pooled")
+    np.testing.assert_allclose(host(actual), expected, rtol=1e-6 if kind == "f" else 1e-13)
+    np.testing.assert_array_equal(host(actual)[:, ::7], averages[:, ::7])
 
 
 class Net(chainer.Chain):
@@ -328,6 +328,6 @@ def test_a_models_running_statistics_are_moved_in_one_launch(cuda_on_cpu, how):
         return [getattr(link, name).copy() for link in model.children() for name in ("avg_mean", "avg_var")]
 
     expected, launched = moved(), cuda_on_cpu()
-    for found, other in zip(moved(), expected, strict=True):
-        np.testing.assert_allclose(found, other, rtol=1e-6, atol=1e-7)
+    for actual, other in zip(moved(), expected, strict=True):
+        np.testing.assert_allclose(actual, other, rtol=1e-6, atol=1e-7)
     assert launched.count("moved_averages") == 2
