@@ -21,6 +21,8 @@ compiled `normalization.c` and `steps.c` serve both `numpy` and `torch`, on the 
 
 `trainers/__init__.py` installs the `HOOKS`, each when its module of Chainer is imported. Which kernels serve is looked
 up at each call; the default is the environment's, `KILOBATCH_KERNELS`. Nothing is loaded here, not even NumPy.
+
+Operators of a device enter here, and the hooks by which Chainer's nodes use them. This room imports from runs only.
 """
 
 from __future__ import annotations

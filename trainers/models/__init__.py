@@ -1,4 +1,8 @@
-"""Models: each a frozen dataclass whose `build` gives a `chainer.Chain` from float32 NCHW to logits."""
+"""Models: each a frozen dataclass whose `build` gives a `chainer.Chain` from float32 NCHW to logits.
+
+Networks enter here, with normalisation over norm groups and draws that are keyed by sample. This room imports from
+communicators, kernels and runs.
+"""
 
 from trainers.models.resnet import ResNet18, ResNet34, ResNet50, ResNet101, ResNet152
 from trainers.models.small_images import CifarResNet, SmallCNN, SmallResNet, WideResNet

@@ -5,7 +5,8 @@ float. `num_state_values` is how many numbers of state it keeps for one number o
 `trainers.optimizers.weight_decay.decay_parameters` once the Chainer optimizer is set up with a model; if
 `decays_itself` is true the update rules add it themselves, because their trust ratio depends on it. `fused_step`
 describes an update so that kernels can apply it to all parameters at once (`fused_step`); without it Chainer
-updates parameter by parameter.
+updates parameter by parameter. Weight decay and averaged weights stand here too; this room imports from kernels and
+runs.
 """
 
 from trainers.optimizers.ada_scale import AdaScale
