@@ -32,11 +32,22 @@ class MicroBatch:
         offset: of its first sample within the update, from 0.
         size: samples.
         num_groups: norm groups in it, all of the same size; 1 where it is a team member's part of a group.
+        first_group: number of its first norm group within the update.
     """
 
     offset: int
     size: int
     num_groups: int
+    first_group: int
+
+    @property
+    def by_group(self) -> tuple[MicroBatch, ...]:
+        """The same samples in micro-batches of one whole norm group each."""
+        span = self.size // self.num_groups
+        return tuple(
+            MicroBatch(offset=self.offset + n * span, size=span, num_groups=1, first_group=self.first_group + n)
+            for n in range(self.num_groups)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +58,9 @@ class Division:
     workers one sample more. The groups are given to the teams contiguously, the first teams one more. Workers that are
     left over have no samples and still join every collective call. Where workers share a group, a micro-batch holds one
     group at most: either no more fits, or there are not more groups than teams.
+
+    With `aligned`, exact mode's, a micro-batch holds 2^k groups and begins at a multiple of 2^k: it is a node of
+    `trainers.communicators.tree_sum.TreeSum`, whoever computes it. Teams then have one worker.
     """
 
     workers: int
@@ -54,6 +68,7 @@ class Division:
     norm_span: int
     team_size: int
     groups_per_micro_batch: int
+    aligned: bool = False
 
     @property
     def num_teams(self) -> int:
@@ -87,17 +102,32 @@ class Division:
         span, steps = self.norm_span, self.num_micro_batches(rank)
         if self.team_size > 1:
             part = self._part_of_group(rank)
-            return tuple(MicroBatch(offset=g * span + part.start, size=len(part), num_groups=1) for g in groups)
-        shares = (_share(len(groups), steps, step) for step in range(steps))
+            return tuple(
+                MicroBatch(offset=g * span + part.start, size=len(part), num_groups=1, first_group=g) for g in groups
+            )
+        cut = _nodes(groups, self._largest_node) if self.aligned else _even(groups, steps)
         return tuple(
-            MicroBatch(offset=(groups.start + s.start) * span, size=len(s) * span, num_groups=len(s)) for s in shares
+            MicroBatch(offset=held.start * span, size=len(held) * span, num_groups=len(held), first_group=held.start)
+            for held in cut
         )
 
     def num_micro_batches(self, rank: int) -> int:
         """Micro-batches of a worker in one update; counted without making them: there may be millions."""
         team = self.team_of(rank)
-        num_groups = 0 if team is None else len(self.groups_of(team))
-        return -(-num_groups // self.groups_per_micro_batch)
+        groups = range(0) if team is None else self.groups_of(team)
+        if self.aligned:
+            return _num_nodes(groups, self._largest_node)
+        return -(-len(groups) // self.groups_per_micro_batch)
+
+    def num_groups_of(self, rank: int) -> int:
+        """Norm groups of which a worker computes all or a part in one update."""
+        team = self.team_of(rank)
+        return 0 if team is None else len(self.groups_of(team))
+
+    @property
+    def _largest_node(self) -> int:
+        """Groups of the largest micro-batch allowed, a power of two."""
+        return 1 << self.groups_per_micro_batch.bit_length() - 1
 
     def samples_of(self, rank: int) -> int:
         """Samples of a worker in one update."""
@@ -107,6 +137,9 @@ class Division:
     @property
     def largest(self) -> int:
         """Samples of the largest micro-batch."""
+        if self.aligned:  # the first worker's begins at 0, and no other has more groups
+            held = len(self.groups_of(0))
+            return min(self._largest_node, 1 << held.bit_length() - 1) * self.norm_span
         # Five groups, at most four at a time, become three and two; a worker with four groups has all four at once.
         counts = (len(self.groups_of(team)) for team in (0, self.num_teams - 1))
         groups = max(-(-count // -(-count // self.groups_per_micro_batch)) for count in counts if count)
@@ -126,6 +159,35 @@ class Division:
         """The same shares in micro-batches of at most `micro_batch_size` samples, yet at least one norm group."""
         groups = max(1, min(self.groups_per_micro_batch, micro_batch_size // self.norm_span))
         return replace(self, groups_per_micro_batch=groups)
+
+
+def _even(groups: range, parts: int) -> list[range]:
+    """Groups in so many parts, the first ones one more."""
+    return [groups[share.start : share.stop] for share in (_share(len(groups), parts, part) for part in range(parts))]
+
+
+def _nodes(groups: range, largest: int) -> list[range]:
+    """Groups in parts of 2^k that begin at a multiple of 2^k, each as large as it can be.
+
+    >>> _nodes(range(5, 11), 4)
+    [range(5, 6), range(6, 8), range(8, 10), range(10, 11)]
+    """
+    parts, start = [], groups.start
+    while start < groups.stop:
+        size = min(largest, start & -start or largest, 1 << (groups.stop - start).bit_length() - 1)
+        parts.append(range(start, start + size))
+        start += size
+    return parts
+
+
+def _num_nodes(groups: range, largest: int) -> int:
+    """len(_nodes(groups, largest)), counted without making them."""
+    if not groups:
+        return 0
+    first, last = -(-groups.start // largest) * largest, groups.stop // largest * largest
+    if first > last:
+        return len(_nodes(groups, largest))  # less than two of the largest
+    return (last - first) // largest + (first - groups.start).bit_count() + (groups.stop - last).bit_count()
 
 
 def _share(total: int, parts: int, part: int) -> range:

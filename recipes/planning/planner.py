@@ -16,6 +16,10 @@ _BYTES, _HALF_BYTES = 4, 2  # float32, 16 bits
 _HALVES = {"mixed16": "float16", "bfloat16": "bfloat16"}
 
 
+class NormGroupTooLarge(PlanError):
+    """A norm group that one worker must compute whole does not fit its micro-batch."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Model:
     """What the planner needs of a model and its optimizer.
@@ -60,7 +64,8 @@ class Plan:
 
     Args:
         model: sizes for the memory, or None where the model was not built.
-        exact: each norm group is a micro-batch of its own, so that its bits do not depend on the division.
+        exact: divided so that the bits of the run do not depend on the number of workers.
+        why_not_exact: what keeps the bits from that, and a way out; None where `exact`, or where nobody asked.
     """
 
     recipe: Recipe
@@ -71,6 +76,7 @@ class Plan:
     segments: tuple[PlannedSegment, ...]
     model: Model | None = None
     exact: bool = False
+    why_not_exact: str | None = None
 
     def division_of(self, update: int) -> Division:
         """How an update is divided."""
@@ -93,6 +99,7 @@ class Plan:
                     f"from update {planned.segment.update} on {idle} of {self.workers} workers have no samples: "
                     f"{planned.division.num_groups} norm groups of {planned.segment.norm_span} samples do not give "
                     f"every worker one; fewer workers or a smaller batch.norm_span would use them all"
+                    + (", or --fast, where workers share norm groups" if self.exact else "")
                 )
         return tuple(rows)
 
@@ -154,6 +161,7 @@ def plan(
     micro_batch_size: int | None = None,
     model: Model | None = None,
     exact: bool = False,
+    by_group: bool = False,
 ) -> Plan:
     """Divide a recipe over workers.
 
@@ -162,8 +170,10 @@ def plan(
         workers: how many of the cluster's workers; all of them by default.
         micro_batch_size: the most samples of one forward on one worker; the cluster's by default.
         model: sizes for the memory.
-        exact: divide it for exact mode.
+        exact: divide it so that the bits of the run do not depend on the number of workers.
+        by_group: with `exact`, give each norm group a forward of its own, whose gradient can be measured.
     Raises:
+        NormGroupTooLarge: `exact`, and a norm group is larger than the micro-batch.
         PlanError: no workers, more than the cluster has or than the largest global batch has samples, a norm group that
             they cannot hold, or a device that is too small for the weights; the message says what fits.
     """
@@ -173,8 +183,9 @@ def plan(
     if micro_batch_size is not None and micro_batch_size < 1:
         raise PlanError(f"a micro-batch of {micro_batch_size} samples holds nothing; ask for at least 1")
     largest = micro_batch_size or cluster.micro_batch_size
+    how = {"exact": exact, "by_group": by_group}
     segments = tuple(
-        PlannedSegment(segment=segment, division=_division(recipe, segment, workers, largest, exact=exact))
+        PlannedSegment(segment=segment, division=_division(recipe, segment, workers, largest, **how))
         for segment in whole.segments
     )
     made = Plan(
@@ -206,26 +217,27 @@ def _require_workers(workers: int, cluster: Cluster, whole: Timeline) -> None:
         )
 
 
-def _division(recipe: Recipe, segment: Segment, workers: int, largest: int | str, *, exact: bool) -> Division:
+def _division(
+    recipe: Recipe, segment: Segment, workers: int, largest: int | str, *, exact: bool, by_group: bool
+) -> Division:
     """How the updates of a segment are divided, at most `largest` samples a forward."""
     parts = {"global_batch_size": segment.global_batch_size, "norm_span": segment.norm_span, "workers": workers}
-    if getattr(recipe.optimizer, "needs_group_gradients", False):
-        return _division_by_groups(parts, largest, who=f"{type(recipe.optimizer).__name__} needs the gradient of")
-    if exact:
-        return _division_by_groups(parts, largest, who="--exact takes")
     size = max(segment.norm_span, _AUTO_MICRO_BATCH_SIZE) if largest == "auto" else largest
-    return divide(**parts, micro_batch_size=size)
-
-
-def _division_by_groups(parts: dict[str, int], largest: int | str, *, who: str) -> Division:
-    """A division in which every norm group is one micro-batch of one worker, so that its gradient is computed apart."""
+    who = None
+    if getattr(recipe.optimizer, "needs_group_gradients", False):
+        who, by_group = f"{type(recipe.optimizer).__name__} needs the gradient of", True
+    elif exact:
+        who = "to have the same bits on any number of ranks takes"
+    if who is None:
+        return divide(**parts, micro_batch_size=size)
     span = parts["norm_span"]
-    if largest != "auto" and largest < span:
-        raise PlanError(
-            f"{who} each norm group of {span} samples from one worker, whose micro-batch is {largest}; what fits: "
-            f"norm_span {largest_divisor(largest, [span])}, or a micro-batch of {span}"
+    if size < span:
+        raise NormGroupTooLarge(
+            f"{who} each norm group of {span} samples from one worker, whose micro-batch is {size}; what fits: "
+            f"norm_span {largest_divisor(size, [span])}, or a micro-batch of {span}"
         )
-    return replace(divide(**parts, micro_batch_size=span), team_size=1)
+    divided = divide(**parts, micro_batch_size=span if by_group else size)
+    return replace(divided, team_size=1, aligned=exact)
 
 
 def _require_memory(made: Plan) -> None:

@@ -85,14 +85,15 @@ class TreeSum:
         self._free += [block.values for block in self._blocks]
         self._blocks = []
 
-    def add(self, leaf: int, values: np.ndarray) -> None:
-        """Add the array of a norm group; its values are copied.
+    def add(self, leaf: int, values: np.ndarray, *, leaves: int = 1) -> None:
+        """Add the array of a norm group, or the sum of some that are a node of the tree; its values are copied.
 
         Args:
-            leaf: number of the group in the update, larger than those before.
+            leaf: number of the first group in the update, larger than those before; a multiple of `leaves`.
             values: one-dimensional, of the same length and type for all groups.
+            leaves: how many groups, a power of two.
         """
-        start, size, summed = leaf, 1, values
+        start, size, summed = leaf, leaves, values
         while start % (2 * size) == size and (start - size, size) == self._last_block():
             left = self._blocks.pop()
             left.values += summed

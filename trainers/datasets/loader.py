@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import starmap
 from typing import Any
@@ -52,6 +52,16 @@ class LoadedMicroBatch:
     epochs: np.ndarray
     indices: np.ndarray
     seen: tuple[TracedSample, ...]
+
+    @property
+    def by_group(self) -> list[LoadedMicroBatch]:
+        """The same samples in micro-batches of one norm group each, without a trace, which the update has already."""
+        arrays = ("images_NCHW", "targets", "epochs", "indices")
+        starts = [(part, part.offset - self.part.offset) for part in self.part.by_group]
+        return [
+            replace(self, part=part, seen=(), **{name: getattr(self, name)[s : s + part.size] for name in arrays})
+            for part, s in starts
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -234,7 +234,7 @@ class ExactExchange:
     Nothing overlaps with backward: every sum needs the last group. Bytes on the wire: those of TreeSum.
 
     Args:
-        flat: the gradients; every micro-batch is one norm group and overwrites them.
+        flat: the gradients; every micro-batch is a node of the tree and overwrites them.
         connection: of all workers; its memory and its communicator are used, its sums are not.
         bucket_bytes: gradients that are sent together.
     """
@@ -274,12 +274,11 @@ class ExactHandle:
 
     @contextlib.contextmanager
     def part(self, micro_batch: MicroBatch) -> Iterator[None]:
-        """Around forward and backward of a micro-batch: its gradients become a leaf of the tree."""
-        assert micro_batch.num_groups == 1, "the plan of exact mode"
+        """Around forward and backward of a micro-batch: its gradients become a node of the tree."""
         self._flat.overwrite()
         yield
         self._flat.zero_unwritten()
-        self._tree.add(micro_batch.offset // micro_batch.size, self._values)
+        self._tree.add(micro_batch.first_group, self._values, leaves=micro_batch.num_groups)
 
     def finished(self, number: int) -> None:
         """A slot is complete: nothing to do, since nothing is sent before all slots are."""

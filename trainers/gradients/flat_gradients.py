@@ -277,7 +277,7 @@ class GradientHooks(chainer.LinkHook):
             return
         self.uses.update(numbers)
         ranks = [argument.rank for argument in args.args if isinstance(argument, chainer.Variable)]
-        identity = _DeliveringIdentity(self._deliver, numbers)
+        identity = DeliveringIdentity(self._deliver, numbers)
         self._replaced += replaced
         outs = identity.outs([parameter for *_, parameter in replaced], ranks)
         for (_, name, _), out in zip(replaced, outs, strict=True):
@@ -298,7 +298,7 @@ class GradientHooks(chainer.LinkHook):
         link.__dict__[name] = parameter
 
 
-class _DeliveringIdentity(chainer.FunctionNode):
+class DeliveringIdentity(chainer.FunctionNode):
     """Identity of a link's parameters; backward gives their gradients to `deliver` and ends there."""
 
     def __init__(self, deliver: Callable[[int, np.ndarray], None], numbers: list[int]) -> None:
@@ -316,6 +316,10 @@ class _DeliveringIdentity(chainer.FunctionNode):
             outs.append(out)
         self.outputs = tuple([weakref.ref(out.node) for out in outs])
         return outs
+
+    def number_of(self, out: Any) -> int:
+        """The number of the parameter behind one of its outputs, a node of a variable."""
+        return next(number for number, each in zip(self._numbers, self.outputs, strict=True) if each() is out)
 
     def backward(self, indexes: tuple[int, ...], grads: tuple[chainer.Variable | None, ...]) -> tuple[None, ...]:
         for number, grad in zip(self._numbers, grads, strict=True):

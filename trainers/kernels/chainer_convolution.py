@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
+from trainers.kernels import by_group
 from trainers.kernels.chainer_hooks import operators_for
 
 Pair = tuple[int, int]
@@ -56,7 +57,7 @@ def _convolution_apply(module: ModuleType) -> None:
             ours = None if _is_special(self) or self.cudnn_fast else _fitting(x, W, *b, **how)
             if ours is not None:
                 W = ordered(ours, W)
-                y = ours.convolution(x, W, *(b or (None,)), **how)
+                y = ours.convolution(x, W, *(b or (None,)), **how, **by_group.options())
                 if y is not None:
                     self.ordered_weights = W
                     self.retain_inputs((0, 1))
@@ -75,6 +76,7 @@ def gradients(indexes: Sequence[int], x: Any, W: Any, gy: Any, **how: Pair) -> t
     ours = operators_for(x, W, gy)
     if ours is None:
         return None
+    how |= by_group.options()
     if 0 in indexes and 1 in indexes and hasattr(ours, "convolution_gradients"):
         gx, gW = ours.convolution_gradients(x, W, gy, **how)
     else:
@@ -117,7 +119,7 @@ def _convolution_backward(module: ModuleType) -> None:
         grads = gradients(indexes, self.inputs[0].data, self.inputs[1].data, gy, **options_of(self))
         if grads is None:
             return None
-        grads = (*grads, gy.sum(axis=(0, 2, 3)) if 2 in indexes else ())
+        grads = (*grads, by_group.sum_over_samples(gy, (0, 2, 3)) if 2 in indexes else ())
         return [grads[index] for index in indexes]
 
     def backward(self, indexes, grad_outputs):

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from trainers.kernels import by_group
+
 operators: Any = None  # the module of our kernels on the CPU; None: Chainer's own serve
 gpu_operators: Any = None  # the same on a GPU
 
@@ -14,7 +16,8 @@ _FORWARDS = ("forward_cpu", "forward_gpu")
 
 
 def hook_linear(module: ModuleType) -> None:
-    """`LinearFunction` and its two gradients, where the kernels have a product of their own."""
+    """`LinearFunction` and its gradients, where the kernels have a product of their own or compute groups apart."""
+    _linear_backward(module)
     for node, factors_of in (
         (module.LinearFunction, lambda x, W, b=None: (x, W.T)),
         (module.LinearGradData, lambda W, gy: (gy, W)),
@@ -27,6 +30,10 @@ def _linear_forward(module: ModuleType, node: Any, factors_of: Callable[..., tup
     original = node.forward
 
     def forward(self, inputs):
+        if by_group.count and len({each.dtype for each in inputs}) == 1:
+            self._config_use_ideep = module.chainer.config.use_ideep
+            self.retain_inputs((0, 1))
+            return (by_group.product(*factors_of(*inputs), of_weights=node is module.LinearGradWeight, b=inputs[2:]),)
         ours, kind = operators_for(*inputs), getattr(self, "_w_dtype", inputs[0].dtype)
         if kind != inputs[0].dtype or not hasattr(ours, "product"):
             return original(self, inputs)
@@ -38,6 +45,19 @@ def _linear_forward(module: ModuleType, node: Any, factors_of: Callable[..., tup
         return (y + inputs[2] if len(inputs) == 3 else y,)
 
     node.forward = forward
+
+
+def _linear_backward(module: ModuleType) -> None:
+    original = module.LinearFunction.backward
+
+    def backward(self, indexes, grad_outputs):
+        if not by_group.count:
+            return original(self, indexes, grad_outputs)
+        apart = by_group.sum_over_samples(grad_outputs[0].array, (0,)) if 2 in indexes else None
+        others = iter(original(self, tuple(index for index in indexes if index < 2), grad_outputs))
+        return tuple(module.chainer.Variable(apart) if index == 2 else next(others) for index in indexes)
+
+    module.LinearFunction.backward = backward
 
 
 def hook_max_pooling(module: ModuleType) -> None:

@@ -16,6 +16,7 @@ from recipes.planning.division import Division, MicroBatch
 from recipes.schema import Evaluation
 from trainers.communicators.tree_sum import TreeSum
 from trainers.kernels import chainer_hooks
+from trainers.kernels.by_group import tree_sum
 from trainers.kernels.fused_normalization import Pending, as_rows, covers
 from trainers.models.batch_norm_statistics import GroupStatistics, Seen, TeamStatistics
 from trainers.runs.phase_clock import PhaseClock
@@ -33,7 +34,7 @@ class NormGroups:
 
     Args:
         evaluation: how the running statistics move (the recipe's).
-        tree: in exact mode, where a micro-batch is one group: sums the groups' statistics in a fixed order.
+        tree: in exact mode, where a micro-batch is a node of it: sums the groups' statistics.
     Attributes:
         num_groups: norm groups in the current micro-batch.
         team: communicator of the workers that share the current group; None where its samples are all here.
@@ -52,6 +53,7 @@ class NormGroups:
         self._layers: dict[str, NormGroupBatchNormalization] = {}
         self._means: list[Any] = []
         self._sums = self._averages = self._places = np.empty(0)
+        self._most_groups = 1  # of a micro-batch so far
 
     def install(self, model: chainer.Link) -> None:
         """Make every `BatchNormalization` of a model normalise by groups.
@@ -88,13 +90,17 @@ class NormGroups:
 
     def begin_micro_batch(self, part: MicroBatch) -> None:
         """The next forward is of this part of the update."""
-        self.num_groups = part.num_groups
-        self._first_group = part.offset // self._division.norm_span
+        self.num_groups, self._first_group = part.num_groups, part.first_group
+        if self._tree is not None:
+            if part.num_groups > self._most_groups:
+                self._most_groups = part.num_groups
+                self._lay_out()
+            self._sums.fill(0)
 
     def end_micro_batch(self) -> None:
         """Forward and backward of the micro-batch are done."""
         if self._tree is not None and self._layers:
-            self._tree.add(self._first_group, self.take_statistics())
+            self._tree.add(self._first_group, tree_sum(self._sums[: self.num_groups]), leaves=self.num_groups)
 
     def take_statistics(self) -> np.ndarray:
         """Return and clear what the layers have seen: float64, (1 + 3 * channels,) of each layer in turn."""
@@ -124,7 +130,7 @@ class NormGroups:
         """What the layers of all workers have seen, summed, on this worker's device."""
         from mpi4py import MPI
 
-        sums = self.take_statistics()
+        sums = self.take_statistics() if self._tree is None else np.empty(self._sums.shape[1])
         with self.clock("waiting"):
             if self._tree is None:
                 world.Allreduce(MPI.IN_PLACE, sums)
@@ -135,18 +141,20 @@ class NormGroups:
     def _lay_out(self) -> None:
         """Put what all layers see into one array, their running statistics into another; each layer gets views.
 
-        So an update moves all layers at once, and CUDA graphs find the arrays at the same addresses.
+        So an update moves all layers at once, and CUDA graphs find the arrays at the same addresses. In exact mode what
+        they see has a row for each group of a micro-batch.
         """
         layers = list(self._layers.values())
         if not layers:
             return
         xp, ends = layers[0].xp, np.cumsum([0, *(layer.avg_mean.size for layer in layers)])
-        self._sums = xp.zeros(len(layers) + 3 * int(ends[-1]))
+        size = len(layers) + 3 * int(ends[-1])
+        self._sums = xp.zeros(size if self._tree is None else (self._most_groups, size))
         self._averages = xp.empty((2, int(ends[-1])), np.result_type(*(layer.avg_mean.dtype for layer in layers)))
         places = np.empty((4, int(ends[-1])), np.intp)
         for number, (layer, start, stop) in enumerate(zip(layers, ends.tolist(), ends[1:].tolist(), strict=False)):
             first, shape = number + 3 * start, layer.avg_mean.shape
-            layer._seen = self._sums[first : first + 1 + 3 * (stop - start)]
+            layer._seen = self._sums[..., first : first + 1 + 3 * (stop - start)]
             places[0, start:stop] = first
             places[1:, start:stop] = np.arange(first + 1, first + 1 + 3 * (stop - start)).reshape(3, -1)
             for name, own in zip(("avg_mean", "avg_var"), self._averages[:, start:stop], strict=True):
@@ -248,7 +256,8 @@ class NormGroupBatchNormalization(L.BatchNormalization):
         """What computes the statistics of one forward and adds them to what this layer has seen."""
         groups = self.norm_groups
         unbiased = groups.evaluation.norm_statistics != "pooled"
-        seen = Seen(self._seen, groups.weights_on(self.xp), unbiased)
+        sums = self._seen if groups._tree is None else self._seen[: groups.num_groups]
+        seen = Seen(sums, groups.weights_on(self.xp), unbiased)
         return GroupStatistics(seen) if groups.team is None else TeamStatistics(groups.team, groups.clock, seen)
 
 

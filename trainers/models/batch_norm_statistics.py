@@ -25,7 +25,7 @@ class Seen:
 
     Args:
         sums: float64 (1 + 3 * channels,): the weights of the groups; weighted sums of their means, variances, squared
-            means.
+            means. (groups, 1 + 3 * channels): the same of each group apart.
         weights: of the groups of this forward, (groups,), float64 on the same device.
         unbiased: whether the variances added are unbiased.
     """
@@ -41,8 +41,12 @@ class Seen:
         if hasattr(ours, "see"):
             ours.see(means, variances, self.weights, self.sums, factor=factor)
             return
+        parts = (means, factor * variances, means**2)
+        if self.sums.ndim == 2:
+            self.sums += np.concatenate([self.weights[:, None], *(self.weights[:, None] * part for part in parts)], 1)
+            return
         self.sums[0] += self.weights.sum()
-        for sums, part in zip(self.sums[1:].reshape(3, -1), (means, factor * variances, means**2), strict=True):
+        for sums, part in zip(self.sums[1:].reshape(3, -1), parts, strict=True):
             sums += self.weights @ part
 
     def factor(self, num_values: int) -> float:

@@ -6,11 +6,13 @@ import contextlib
 import functools
 import logging
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import chainer
+import chainer.functions as F
 import numpy as np
 
 from recipes.planning.noise_scale import Norms
@@ -19,6 +21,8 @@ from trainers.datasets.loader import LoadedMicroBatch, UpdateShare
 from trainers.gradients.exchange import ExactExchange, ExactHandle, Exchange, ExchangeHandle
 from trainers.gradients.mixed_precision import LossScale, computing, forward_in
 from trainers.gradients.norms import ShareNorms, SquaredNorm, read_together
+from trainers.gradients.sample_by_sample import MixesSamples, require_sample_by_sample
+from trainers.kernels import by_group
 from trainers.models.batch_norm import NormGroups
 from trainers.models.keyed_random import KeyedDropout
 from trainers.runs.errors import OutOfMemory, one_line
@@ -34,7 +38,8 @@ class Gradient:
     """The gradient of one update; its exchange may still be in flight.
 
     Args:
-        own_losses: this worker's terms of the mean loss over the global batch, one a micro-batch.
+        own_losses: this worker's terms of the mean loss over the global batch, one a micro-batch; in exact mode one a
+            norm group.
         values: the flat array that holds it, once it is complete.
         round: its exchange; None once it is complete.
         shares: squared norms of its micro-batches, where they are measured, until it is complete.
@@ -95,6 +100,7 @@ class MeanGradient:
                 "device": GraphRecorder(),
             }
             self._graphs = MicroBatchGraphs(exchange.flat, norm_groups, **given)
+        self._exact, self._group_by_group = isinstance(exchange, ExactExchange), False
         self._mpi, self.clock = exchange.connection.mpi, norm_groups.clock
         exchange.observe = self.clock.bucket
 
@@ -149,20 +155,43 @@ class MeanGradient:
         hold: bool,
     ) -> list[tuple[Any, float]]:
         """Forward and backward of all micro-batches; of each its mean loss (array) and fraction of the global batch."""
-        batch = share.segment.global_batch_size
         last = share.division.micro_batches(self._mpi.rank)[-1:]
-        losses = []
+        losses: list[tuple[Any, float]] = []
+        add = functools.partial(self._add, share, sent, shares, losses, factor=factor)
         for micro_batch in self.clock.each("input", share.micro_batches):
-            part = micro_batch.part
-            finished = sent.finished if (part,) == last and not hold else None
-            self._norm_groups.begin_micro_batch(part)
-            with sent.part(part):
-                loss, norm = self._run(micro_batch, factor, finished, measure=shares is not None)
-            self._norm_groups.end_micro_batch()
-            losses.append((loss, part.size / batch))
-            if shares is not None:
-                shares.add(size=part.size, squared=norm.value)
+            finished = sent.finished if (micro_batch.part,) == last and not hold else None
+            try:
+                for each in micro_batch.by_group if self._group_by_group else (micro_batch,):
+                    add(each, finished)
+            except MixesSamples as error:  # nothing was added
+                self._group_by_group = True
+                if self._mpi.rank == 0:
+                    log.info("each norm group is a forward of its own, which takes longer where it is small: %s", error)
+                for each in micro_batch.by_group:
+                    add(each, finished)
         return losses
+
+    def _add(
+        self,
+        share: UpdateShare,
+        sent: ExchangeHandle | ExactHandle,
+        shares: ShareNorms | None,
+        losses: list[tuple[Any, float]],
+        micro_batch: LoadedMicroBatch,
+        finished: Callable[[int], None] | None,
+        *,
+        factor: float,
+    ) -> None:
+        """Forward and backward of a micro-batch; appends its losses, each with its fraction of the global batch."""
+        part = micro_batch.part
+        self._norm_groups.begin_micro_batch(part)
+        with sent.part(part):
+            own_losses, norm = self._run(micro_batch, factor, finished, measure=shares is not None)
+        self._norm_groups.end_micro_batch()
+        fraction = part.size / len(own_losses) / share.segment.global_batch_size
+        losses += [(loss, fraction) for loss in own_losses]
+        if shares is not None:
+            shares.add(size=part.size, squared=norm.value)
 
     def close(self) -> None:
         """Free the memory of CUDA graphs."""
@@ -186,19 +215,24 @@ class MeanGradient:
 
     def _run(
         self, micro_batch: LoadedMicroBatch, factor: float, finished: Callable[[int], None] | None, *, measure: bool
-    ) -> tuple[Any, SquaredNorm]:
-        """Forward and backward of a micro-batch, eagerly or by a CUDA graph; its loss, and its norm where measured."""
+    ) -> tuple[list[Any], SquaredNorm]:
+        """Forward and backward of a micro-batch, eagerly or by a CUDA graph; its losses, and its norm where measured."""
         send, flat, groups = self._model.device.send, self._exchange.flat, self._norm_groups
         images, targets = send(micro_batch.images_NCHW), send(micro_batch.targets)
         keyed = KeyedDropout(self._model, seed=self._seed, epochs=micro_batch.epochs, indices=micro_batch.indices)
+        if self._exact:
+            with by_group.apart(micro_batch.part.num_groups):
+                return self._backward_by_group(keyed, factor, measure, images, targets)
         work = functools.partial(self._backward, keyed, float(micro_batch.part.size) * factor, measure)
         if self._graphs is None or groups.team is not None:
             self._warn_eager()
-            return work(images, targets, finished)
+            loss, norm = work(images, targets, finished)
+            return [loss], norm
         of_arrays = tuple((array.shape, array.strides, array.dtype.str) for array in (images, targets))
         kind = (of_arrays, micro_batch.part.size, factor, measure, groups.work_key, flat.work_key)
         with self.clock("backward"):
-            return self._graphs.run(kind, (images, targets), work, finished)
+            loss, norm = self._graphs.run(kind, (images, targets), work, finished)
+            return [loss], norm
 
     def _warn_eager(self) -> None:
         """Warn once, on rank 0, if graphs were asked for."""
@@ -224,3 +258,24 @@ class MeanGradient:
             with self.clock("backward"):
                 (loss * factor).backward()
         return loss.array, norm
+
+    def _backward_by_group(
+        self, keyed: KeyedDropout, factor: float, measure: bool, images: Any, targets: Any
+    ) -> tuple[list[Any], SquaredNorm]:
+        """The same, and the loss of each norm group, with the bits that the group has alone.
+
+        Raises:
+            MixesSamples: there are several groups, and the model may look at all of them.
+        """
+        groups, span = by_group.count, len(images) // by_group.count
+        with self._exchange.flat.collect(measure=measure) as norm, computing(self._compute, self._model.device):
+            with self.clock("forward"), chainer.using_config("train", True), keyed:
+                logits = self._logits(images)
+                if groups > 1:
+                    require_sample_by_sample(logits, images)
+                of_groups = F.split_axis(logits, groups, axis=0, force_tuple=True)
+                starts = range(0, len(images), span)
+                losses = [self._loss(o, targets[s : s + span]) for o, s in zip(of_groups, starts, strict=True)]
+            with self.clock("backward"):
+                (functools.reduce(operator.add, losses) * (span * factor)).backward()
+        return [loss.array for loss in losses], norm

@@ -290,7 +290,8 @@ class RecipeUpdater(StandardUpdater):
     @phase("waiting")
     def _agree(self, gradient: Gradient, share: UpdateShare, hyperparameters: Hyperparameters) -> float | None:
         """The mean loss over the global batch, None where memory ran out; sets `stopping` if any is asked to stop."""
-        most = share.division.num_micro_batches(0)  # no rank has more than rank 0
+        division = share.division
+        most = division.num_groups_of(0) if self.plan.exact else division.num_micro_batches(0)  # none has more
         flags = (self._stop_asked(), gradient.ran_out is not None)
         (self.stopping, ran_out), losses = gather_flags_and_losses(
             self.mpi, flags, gradient.own_losses, max_losses=most

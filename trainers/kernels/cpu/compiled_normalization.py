@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from trainers.kernels import by_group
 from trainers.kernels.cpu.compiled import LIBRARY, Threads, load, place
 
 _PARTS = 16  # of a group, at most
@@ -21,7 +22,7 @@ _PART_VALUES = 1 << 15  # of a part, at least
 _PLACE, _NUMBER, _FLAG = ctypes.c_void_p, ctypes.c_double, ctypes.c_int
 _PASSES = {
     "mean_and_variance": (_PLACE, _PLACE),
-    "whole_scales": (_PLACE, _PLACE, _PLACE, _NUMBER, _PLACE, _PLACE, _PLACE, _NUMBER, _PLACE),
+    "whole_scales": (_PLACE, _PLACE, _PLACE, _NUMBER, _PLACE, _PLACE, _PLACE, ctypes.c_int64, _NUMBER, _PLACE),
     "normalized": (_PLACE, _PLACE, _PLACE, _FLAG, _PLACE, _PLACE),
     "gradients": (_PLACE, _PLACE, _PLACE, _FLAG, _PLACE, _PLACE, _PLACE, _PLACE, _PLACE),
     "input_gradients": (_PLACE, _PLACE, _FLAG, _PLACE, _NUMBER, _PLACE, _PLACE),
@@ -63,15 +64,18 @@ class Passes:
 
         Args:
             gamma, beta: (channels,)
-            seen: see `trainers.kernels.cuda.normalization`.
+            seen: see `trainers.kernels.cuda.normalization`; or with sums of each group, (groups, 1 + 3 * channels).
         """
         weights, sums, factor = seen or (None, None, 0.0)
-        fits = gamma.shape == beta.shape == x.shape[2:] and (sums is None or sums.size == 1 + 3 * x.shape[2])
+        fits = gamma.shape == beta.shape == x.shape[2:]
+        if sums is not None:
+            fits = fits and sums.shape in ((1 + 3 * x.shape[2],), (len(x), 1 + 3 * x.shape[2]))
         if not fits or not self._serve(x, gamma, beta):
             return None
         shape, memory, threads = self._given(x)
         scales = np.empty((4, *x.shape[::2]), x.dtype)
-        arrays = (place(scales), place(weights), place(sums), factor, place(memory))
+        apart = sums.strides[0] // sums.itemsize if sums is not None and sums.ndim == 2 else 0
+        arrays = (place(scales), place(weights), place(sums), apart, factor, place(memory))
         COMPILED.whole_scales(shape, threads, place(x), place(gamma), place(beta), eps, *arrays)
         return scales
 
@@ -110,7 +114,7 @@ class Passes:
             return None
         shape, memory, threads = self._given(x)
         counted = gy if y is None else np.empty(gy.shape, gy.dtype)
-        gx, parameters = np.empty(x.shape, x.dtype), np.empty((2, x.shape[2]), x.dtype)
+        gx, parameters = np.empty(x.shape, x.dtype), np.empty((len(x), 2, x.shape[2]), x.dtype)
         arrays = (place(counted), place(gx if whole is None else None), place(parameters), place(memory))
         COMPILED.gradients(shape, threads, place(gy), place(x), place(y), relu, place(scales), *arrays)
         if whole is not None:
@@ -119,7 +123,7 @@ class Passes:
             sums[1] = ggamma / scales[1]
             arrays = (place(scales), rows, place(gx), place(memory))
             COMPILED.input_gradients(shape, threads, place(counted), place(x), relu and y is None, *arrays)
-        return gx, parameters, counted
+        return gx, by_group.sum_of_groups(parameters), counted
 
     def _serve(self, *arrays: np.ndarray) -> bool:
         if COMPILED is None or not self._threads.serve:

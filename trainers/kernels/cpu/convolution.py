@@ -4,6 +4,9 @@ Arguments and results have Chainer's axes (NCHW), as views of memory in the orde
 copied once. Patches are gathered (im2col) block by block into memory that stays in the cache.
 
 Notation: n images, c channels in, o channels out, h x w in, oh x ow out, kh x kw kernel.
+
+With `groups` above 1 the images are so many norm groups, and the products of each are those it would have alone, see
+`trainers.kernels.by_group`.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ import threading
 from collections.abc import Iterator
 
 import numpy as np
+
+from trainers.kernels.by_group import tree_sum
 
 _BLOCK_VALUES = 1 << 19  # patches gathered at once: 2 MiB of float32
 _BLOCK_ROWS = 1024  # at least, where blocks are summed: adding the product of few rows costs as much as the product
@@ -25,7 +30,9 @@ def out_size(size: Pair, kernel: Pair, stride: Pair, pad: Pair) -> Pair:
     return tuple((s + 2 * p - k) // step + 1 for s, k, step, p in zip(size, kernel, stride, pad, strict=True))
 
 
-def convolution(x: np.ndarray, W: np.ndarray, b: np.ndarray | None, *, stride: Pair, pad: Pair) -> np.ndarray:
+def convolution(
+    x: np.ndarray, W: np.ndarray, b: np.ndarray | None, *, stride: Pair, pad: Pair, groups: int = 1
+) -> np.ndarray:
     """y[n, o] = sum over c of x[n, c] correlated with W[o, c], plus b[o].
 
     Args:
@@ -40,10 +47,12 @@ def convolution(x: np.ndarray, W: np.ndarray, b: np.ndarray | None, *, stride: P
         by_patch = W.reshape(W.shape[:2]).T
     else:
         by_patch = W.transpose(2, 3, 1, 0).reshape(-1, len(W))
-    return _as_NCHW(_products(channels_last(x), by_patch, b, kernel, stride, pad))
+    return _as_NCHW(_products(channels_last(x), by_patch, b, kernel, stride, pad, groups))
 
 
-def convolution_data(gy: np.ndarray, W: np.ndarray, *, size: Pair, stride: Pair, pad: Pair) -> np.ndarray:
+def convolution_data(
+    gy: np.ndarray, W: np.ndarray, *, size: Pair, stride: Pair, pad: Pair, groups: int = 1
+) -> np.ndarray:
     """The gradient of a convolution's input; a transposed convolution.
 
     Args:
@@ -57,17 +66,20 @@ def convolution_data(gy: np.ndarray, W: np.ndarray, *, size: Pair, stride: Pair,
     if stride == (1, 1) and all(p < k for p, k in zip(pad, kernel, strict=True)):
         flipped = W[:, :, ::-1, ::-1].transpose(2, 3, 0, 1).reshape(-1, num_in)
         around = tuple(k - 1 - p for p, k in zip(pad, kernel, strict=True))
-        return _as_NCHW(_products(gy_NHWC, flipped, None, tuple(kernel), stride, around))
+        return _as_NCHW(_products(gy_NHWC, flipped, None, tuple(kernel), stride, around, groups))
     gx = np.zeros((len(gy), *size, num_in), gy.dtype)
     by_image = W.transpose(0, 2, 3, 1).reshape(num_out, -1)
     if tuple(kernel) == (1, 1) and pad == (0, 0):
-        gx[:, :: stride[0], :: stride[1]] = (gy_NHWC.reshape(-1, num_out) @ by_image).reshape(*gy_NHWC.shape[:3], -1)
+        given = gy_NHWC.reshape(groups, -1, num_out) @ by_image
+        gx[:, :: stride[0], :: stride[1]] = given.reshape(*gy_NHWC.shape[:3], -1)
     else:
-        _add_patches(gx, gy_NHWC, by_image, tuple(kernel), stride, pad)
+        _add_patches(gx, gy_NHWC, by_image, tuple(kernel), stride, pad, groups)
     return _as_NCHW(gx)
 
 
-def convolution_weights(x: np.ndarray, gy: np.ndarray, *, kernel: Pair, stride: Pair, pad: Pair) -> np.ndarray:
+def convolution_weights(
+    x: np.ndarray, gy: np.ndarray, *, kernel: Pair, stride: Pair, pad: Pair, groups: int = 1
+) -> np.ndarray:
     """The gradient of a convolution's weights.
 
     Args:
@@ -77,14 +89,18 @@ def convolution_weights(x: np.ndarray, gy: np.ndarray, *, kernel: Pair, stride: 
         (o, c, kh, kw).
     """
     x_NHWC, gy_NHWC = channels_last(x), channels_last(gy)
-    num_out = gy_NHWC.shape[3]
+    num_out, span = gy_NHWC.shape[3], len(x_NHWC) // groups
     row = kernel[0] * kernel[1] * x_NHWC.shape[3]
-    gW = None
+    gW = np.empty((groups, num_out, row), x_NHWC.dtype)
     most = max(_BLOCK_VALUES, _BLOCK_ROWS * row)
-    for images, rows, patches in _patches(x_NHWC, kernel, stride, pad, gy_NHWC.shape[1:3], most):
-        part = gy_NHWC[images, rows].reshape(-1, num_out).T @ patches
-        gW = part if gW is None else np.add(gW, part, out=gW)
-    return gW.reshape(num_out, *kernel, -1).transpose(0, 3, 1, 2)
+    for images, rows, patches in _patches(x_NHWC, kernel, stride, pad, gy_NHWC.shape[1:3], most, groups):
+        gy_rows = gy_NHWC[images, rows].reshape(*patches.shape[:2], num_out).transpose(0, 2, 1)
+        first, rest = divmod(images.start, span)
+        if rest == rows.start == 0:
+            np.matmul(gy_rows, patches, out=gW[first : first + len(patches)])
+        else:
+            gW[first] += (gy_rows @ patches)[0]
+    return tree_sum(gW).reshape(num_out, *kernel, -1).transpose(0, 3, 1, 2)
 
 
 def channels_last(x_NCHW: np.ndarray) -> np.ndarray:
@@ -97,62 +113,92 @@ def _as_NCHW(x_NHWC: np.ndarray) -> np.ndarray:
 
 
 def _products(
-    x_NHWC: np.ndarray, by_patch: np.ndarray, b: np.ndarray | None, kernel: Pair, stride: Pair, pad: Pair
+    x_NHWC: np.ndarray,
+    by_patch: np.ndarray,
+    b: np.ndarray | None,
+    kernel: Pair,
+    stride: Pair,
+    pad: Pair,
+    groups: int,
 ) -> np.ndarray:
     """Each patch of the images, as a row, times a matrix (kh * kw * c, o)."""
     n, *size, _ = x_NHWC.shape
     out = out_size(tuple(size), kernel, stride, pad)
     y = np.empty((n, *out, by_patch.shape[1]), x_NHWC.dtype)
-    for images, rows, patches in _patches(x_NHWC, kernel, stride, pad, out, _BLOCK_VALUES):
-        np.matmul(patches, by_patch, out=y[images, rows].reshape(len(patches), -1))
+    for images, rows, patches in _patches(x_NHWC, kernel, stride, pad, out, _BLOCK_VALUES, groups):
+        np.matmul(patches, by_patch, out=y[images, rows].reshape(*patches.shape[:2], -1))
     if b is not None:
         y += b
     return y
 
 
 def _add_patches(
-    gx_NHWC: np.ndarray, gy_NHWC: np.ndarray, by_image: np.ndarray, kernel: Pair, stride: Pair, pad: Pair
+    gx_NHWC: np.ndarray,
+    gy_NHWC: np.ndarray,
+    by_image: np.ndarray,
+    kernel: Pair,
+    stride: Pair,
+    pad: Pair,
+    groups: int,
 ) -> None:
     """col2im: add to `gx_NHWC`, zeros, what each output pixel contributes to its patch of the input."""
     (_, height, width, num_in), (n, oh, ow, num_out) = gx_NHWC.shape, gy_NHWC.shape
     (kh, kw), (sy, sx), (ph, pw) = kernel, stride, pad
     together = max(1, _BLOCK_VALUES // (oh * ow * kh * kw * num_in))
     padded_size = (max(height + 2 * ph, sy * (oh - 1) + kh), max(width + 2 * pw, sx * (ow - 1) + kw))
-    for start in range(0, n, together):
-        part = gy_NHWC[start : start + together]
-        given = (part.reshape(-1, num_out) @ by_image).reshape(len(part), oh, ow, kh, kw, num_in)
+    for images, whole in _blocks(n, together, groups):
+        part = gy_NHWC[images]
+        given = (part.reshape(whole, -1, num_out) @ by_image).reshape(len(part), oh, ow, kh, kw, num_in)
         padded = np.zeros((len(part), *padded_size, num_in), gx_NHWC.dtype)
         for j in range(kh):
             for i in range(kw):
                 padded[:, j : j + sy * oh : sy, i : i + sx * ow : sx] += given[:, :, :, j, i]
-        gx_NHWC[start : start + together] = padded[:, ph : ph + height, pw : pw + width]
+        gx_NHWC[images] = padded[:, ph : ph + height, pw : pw + width]
+
+
+def _blocks(n: int, together: int, groups: int) -> Iterator[tuple[slice, int]]:
+    """Images that are computed together, and how many whole groups they are; 1 where they are part of one.
+
+    A group is cut in the same way beside any number of others.
+    """
+    span = n // groups
+    if together >= span:
+        together -= together % span
+        for start in range(0, n, together):
+            stop = min(start + together, n)
+            yield slice(start, stop), (stop - start) // span
+        return
+    for end in range(span, n + 1, span):
+        for start in range(end - span, end, together):
+            yield slice(start, min(start + together, end)), 1
 
 
 def _patches(
-    x_NHWC: np.ndarray, kernel: Pair, stride: Pair, pad: Pair, out: Pair, most: int
+    x_NHWC: np.ndarray, kernel: Pair, stride: Pair, pad: Pair, out: Pair, most: int, groups: int
 ) -> Iterator[tuple[slice, slice, np.ndarray]]:
-    """Blocks of patches: images and rows of the output that they belong to, and the patches, one a row.
+    """Blocks of patches: images and rows of the output that they belong to, and the patches.
 
-    Valid until the next block. `most`: values of a block, at least an image's row.
+    Patches are (groups, patches of a group, kh * kw * c); one group where the images are part of one. Valid until the
+    next block. `most`: values of a block, at least an image's row.
     """
     n, height, width, channels = x_NHWC.shape
     (kh, kw), (sy, sx), (ph, pw), (oh, ow) = kernel, stride, pad, out
     row = kh * kw * channels
     if kernel == (1, 1) and pad == (0, 0):
         pixels = x_NHWC if stride == (1, 1) else np.ascontiguousarray(x_NHWC[:, ::sy, ::sx])
-        yield slice(None), slice(None), pixels.reshape(-1, channels)
+        yield slice(0, n), slice(0, oh), pixels.reshape(groups, -1, channels)
         return
-    together = max(1, min(n, most // (oh * ow * row)))
+    together = max(1, most // (oh * ow * row))
     rows = oh if together > 1 else max(1, min(oh, most // (ow * row)))
-    gathered = _memory(together * rows * ow * row, x_NHWC.dtype)
+    gathered = _memory(min(together, n) * rows * ow * row, x_NHWC.dtype)
     padded = x_NHWC
     if (ph, pw) != (0, 0):
-        padded = np.zeros((together, height + 2 * ph, width + 2 * pw, channels), x_NHWC.dtype)
+        padded = np.zeros((min(together, n), height + 2 * ph, width + 2 * pw, channels), x_NHWC.dtype)
     value = x_NHWC.itemsize  # not from .strides: the stride of an axis of length 1 may be anything
     pixel = channels * value
     line = padded.shape[2] * pixel
-    for start in range(0, n, together):
-        part = x_NHWC[start : start + together]
+    for images, whole in _blocks(n, together, groups):
+        part = x_NHWC[images]
         if (ph, pw) == (0, 0):
             padded = part
         else:
@@ -168,7 +214,7 @@ def _patches(
             )
             block = gathered[: windows.size].reshape(windows.shape)
             np.copyto(block, windows)
-            yield slice(start, start + together), slice(top, top + count), block.reshape(-1, row)
+            yield images, slice(top, top + count), block.reshape(whole, -1, row)
 
 
 def _memory(size: int, dtype: np.dtype) -> np.ndarray:

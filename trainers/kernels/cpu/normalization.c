@@ -122,9 +122,10 @@ FAST void mean_and_variance(const struct shape *of, unsigned threads, const floa
     }
 }
 
-/* scales, (4, groups, channels): mean, 1 / deviation, gamma, beta. seen, or null: as norm_statistics.Seen has it. */
+/* scales, (4, groups, channels): mean, 1 / deviation, gamma, beta. seen, or null: as norm_statistics.Seen has it; what each group
+ * adds goes `apart` numbers after that of the group before, with 0 into the same sums. */
 FAST void whole_scales(const struct shape *of, unsigned threads, const float *x, given gamma, given beta, double eps,
-                       float *scales, const double *weights, double *seen, double factor, double *memory) {
+                       float *scales, const double *weights, double *seen, int64_t apart, double factor, double *memory) {
     struct pass pass = pass_of(of, threads, x, 0, memory), *p = &pass;
     int64_t channels = of->channels, size = of->groups * channels;
     mean_and_variance(of, threads, x, memory);
@@ -136,8 +137,8 @@ FAST void whole_scales(const struct shape *of, unsigned threads, const float *x,
         for EACH(c) out[2 * size + c] = gamma[c];
         for EACH(c) out[3 * size + c] = beta[c];
         if (!seen) continue;
-        double weight = weights[group], *restrict sums = seen + 1;
-        seen[0] += weight;
+        double weight = weights[group], *restrict sums = seen + group * apart + 1;
+        sums[-1] += weight;
         for EACH(c) sums[c] += weight * mean[c];
         for EACH(c) sums[channels + c] += weight * (factor * var[c]);
         for EACH(c) sums[2 * channels + c] += weight * (mean[c] * mean[c]);
@@ -276,7 +277,7 @@ FAST void input_gradients(const struct shape *of, unsigned threads, const float 
     go_over(p, 1);
 }
 
-/* of_parameters: gradients of gamma and beta, (2, channels), over all groups. gx: null where x has parts of groups. */
+/* of_parameters: each group's gradients of gamma and beta, (groups, 2, channels). gx: null where x has parts of groups. */
 FAST void gradients(const struct shape *of, unsigned threads, const float *gy, const float *x, const float *y, int relu,
                     const float *scales, float *counted, float *gx, float *restrict of_parameters, double *memory) {
     struct pass pass = pass_of(of, threads, x, scales, memory), *p = &pass;
@@ -284,12 +285,12 @@ FAST void gradients(const struct shape *of, unsigned threads, const float *gy, c
     pass.gy = gy, pass.y = y, pass.counted = counted, pass.run = y ? sum_where : relu ? sum_above : sum_all;
     go_over(p, 0);
     add_parts(p);
-    for (int64_t n = 0; n < 2 * channels; n++) of_parameters[n] = 0;
     for (int64_t group = 0; group < of->groups; group++) {
         const double *restrict of_beta = SUMS, *restrict of_gamma = of_beta + channels;
         given inv_std = OF(inv_std);
-        for EACH(c) of_parameters[c] += (float)(of_gamma[c] * inv_std[c]);
-        for EACH(c) of_parameters[channels + c] += (float)of_beta[c];
+        float *restrict out = of_parameters + 2 * group * channels;
+        for EACH(c) out[c] = of_gamma[c] * inv_std[c];
+        for EACH(c) out[channels + c] = of_beta[c];
     }
     if (gx) input_gradients(of, threads, y ? counted : gy, x, relu && !y, scales, (double)of->rows, gx, memory);
 }

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from trainers.kernels.by_group import sum_of_groups
 from trainers.kernels.cpu.compiled_normalization import COMPILED, Passes
 from trainers.kernels.threads import THREADS, shared
 
@@ -150,8 +151,7 @@ def gradient_by(
 
 def sums_of_groups(parts: Sequence[np.ndarray], *, like: np.ndarray) -> list[np.ndarray]:
     """Gradients of each group's vectors, (groups, channels), summed over the groups, in the type of `like`."""
-    parts = [part.astype(like.dtype, copy=False) for part in parts]
-    return [part.sum(axis=0) if len(part) > 1 else part[0] for part in parts]
+    return [sum_of_groups(part.astype(like.dtype, copy=False)) for part in parts]
 
 
 def normalization_gradient(

@@ -18,5 +18,6 @@ from trainers.kernels.cpu.normalization import (
 from trainers.kernels.cpu.pooling import max_pooled_at, max_pooling, max_pooling_gradient
 from trainers.kernels.threads import THREADS
 
+COMPUTES_GROUPS = COMPUTES_MASK  # several norm groups, each with the bits it has alone: by compiled passes only
 _steps = Steps(THREADS)
 optimizer_step, finite, STEPS = _steps.optimizer_step, _steps.finite, _steps.types

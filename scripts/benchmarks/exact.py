@@ -1,0 +1,125 @@
+"""What equal bits on any number of ranks cost: an update in exact mode against one with `--fast`.
+
+    .venv/bin/python scripts/benchmarks/exact.py
+    .venv/bin/python scripts/benchmarks/exact.py --cases digits --ranks 2 --rounds 9 --updates 8 --json F
+
+Two updaters train the same model from the same weights on the same samples at the same rates, on one thread a rank:
+
+    fast        sums by the communicator that `Auto` chooses, beside backward; a team may share a norm group
+    exact       the default of `kilobatch train`: the bits do not depend on the number of ranks
+
+Images are loaded before. The two take turns update by update in the same processes. A round is `--updates` turns; its
+figure is the median time of an update over its turns, and its ratio that of two medians of the same round. The table
+has the median over the rounds and, in brackets, the smallest and the largest.
+
+The script starts itself under mpiexec for each number of ranks. Wall times mean something on an otherwise idle machine
+only. `--clock cpu` counts rank 0's processor time instead; on several ranks it contains MPI's busy waiting.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import timing
+from timing import CLOCKS, Replay, head, medians_of_turns, middle_and_range, ratios, row
+
+from trainers.runs.mpi_ranks import launched_ranks
+
+_IMAGES = (
+    "dataset=synthetic",
+    "learning_rate.warmup=null",
+    "epochs=1",
+    "augmentation={train: [{kind: RandomCrop, size: 32, padding: 4}, {kind: Normalize, with: synthetic}], "
+    "eval: [{kind: Resize, shorter: 32}, {kind: CenterCrop, size: 32}, {kind: Normalize, with: synthetic}]}",
+)
+CASES = {
+    "digits": ("digits/large_batch", ()),
+    "images": ("digits/large_batch", (*_IMAGES, "batch={global: 192, norm_span: 32}")),
+    "resnet18": ("digits/large_batch", (*_IMAGES, "batch={global: 128, norm_span: 32}", "model={kind: ResNet18}")),
+}
+MODES = ("fast", "exact")
+
+
+def updater(mode: str, case: str, world: Any, updates: int) -> tuple[Callable[[], None], dict[str, int]]:
+    """A function that does one update, and the sizes of its forwards."""
+    from trainers.communicators.tree_sum import TreeSum
+    from trainers.launch.request import TrainRequest, prepare
+    from trainers.models.batch_norm import NormGroups
+    from trainers.training.build import build, build_exchange
+    from trainers.training.updater import RecipeUpdater
+
+    recipe, overrides = CASES[case]
+    prepared = prepare(TrainRequest(recipe=recipe, overrides=overrides, exact=mode == "exact"), workers=world.size)
+    parts = build(prepared.opened.recipe, prepared.opened.dataset)
+    groups = NormGroups(prepared.opened.recipe.evaluation, TreeSum(world.Dup()) if mode == "exact" else None)
+    groups.install(parts.model)
+    shares = timing.load_shares(prepared, world.rank, updates)
+    exchange = build_exchange(prepared.plan.cluster.exchange, parts, world, exact=prepared.plan.exact)
+    given = {"loss": parts.loss, "plan": prepared.plan, "exchange": exchange, "mpi": world, "norm_groups": groups}
+    division = prepared.plan.segments[0].division
+    sizes = {"micro_batches": division.num_micro_batches(0), "micro_batch_size": division.largest}
+    return RecipeUpdater({"main": Replay(shares)}, parts.optimizer, **given).update, sizes
+
+
+def measure(case: str, world: Any, *, rounds: int, updates: int, clock: str) -> dict[str, Any]:
+    """Times of one case on the ranks that were launched; all of them call this together."""
+    import chainer
+
+    now, made = CLOCKS[clock], {mode: updater(mode, case, world, updates) for mode in MODES}
+
+    def seconds_of(update: Callable[[], None]) -> float:
+        world.Barrier()
+        began = now()
+        update()
+        world.Barrier()
+        return now() - began
+
+    with chainer.using_config("train", True):
+        for update, _ in made.values():
+            update()
+            update()
+        calls = {mode: partial(seconds_of, update) for mode, (update, _) in made.items()}
+        medians = medians_of_turns(calls, rounds=rounds, turns=updates)
+    return {
+        "case": case,
+        "ranks": world.size,
+        "clock": clock,
+        "sizes": {mode: sizes for mode, (_, sizes) in made.items()},
+        "seconds": medians,
+        "exact_over_fast": ratios(medians["exact"], medians["fast"]),
+    }
+
+
+def table_line(figures: dict[str, Any]) -> str:
+    times = [f"{1000 * statistics.median(figures['seconds'][mode]):.1f}" for mode in MODES]
+    work = [f"{sizes['micro_batches']} x {sizes['micro_batch_size']}" for sizes in figures["sizes"].values()]
+    return row([figures["case"], figures["ranks"], *work, *times, middle_and_range(figures["exact_over_fast"])])
+
+
+def main() -> None:
+    """Measure every case on every number of ranks, or run as one of the ranks."""
+    parser = timing.parser_of(__doc__)
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=["digits", "images"], help="what to train")
+    parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2], help="numbers of ranks, one after the other")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--updates", type=int, default=6, help="turns of a round")
+    parser.add_argument("--clock", choices=CLOCKS, default="wall")
+    options = parser.parse_args()
+    how = {"rounds": options.rounds, "updates": options.updates, "clock": options.clock}
+    if launched_ranks() is not None:
+        return timing.as_rank(lambda world: [measure(case, world, **how) for case in options.cases], options.json)
+    print(head(["case", "ranks", *(f"{mode} forwards" for mode in MODES), *(f"{mode} ms" for mode in MODES), "ratio"]))
+    results = []
+    for case in options.cases:
+        for ranks in options.ranks:
+            results += timing.on_ranks(__file__, ranks, [*sys.argv[1:], "--cases", case])
+            print(table_line(results[-1]), flush=True)
+    timing.write_json(options.json, results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Whether a forward of several norm groups gives each group the bits that it has alone: by the nodes of its graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import chainer
+import numpy as np
+from chainer.functions.activation.relu import ReLU
+from chainer.functions.array.reshape import Reshape
+from chainer.functions.connection.convolution_2d import Convolution2DFunction
+from chainer.functions.connection.linear import LinearFunction
+from chainer.functions.math.average import Mean
+from chainer.functions.math.basic_math import Add
+from chainer.functions.noise.dropout import Dropout
+from chainer.functions.pooling.max_pooling_nd import MaxPoolingND
+
+from trainers.gradients.flat_gradients import DeliveringIdentity
+from trainers.kernels import chainer_hooks
+from trainers.kernels.fused_normalization import ConvolutionNormalization, Normalization
+
+# Which inputs of a node are parameters. These nodes compute each sample by itself, or each norm group by itself.
+_PARAMETERS: dict[type, tuple[int, ...]] = {
+    Add: (),
+    Convolution2DFunction: (1, 2),
+    ConvolutionNormalization: (1, 2, 3),
+    Dropout: (),  # its masks are keyed by sample
+    LinearFunction: (1, 2),
+    MaxPoolingND: (),
+    Mean: (),
+    Normalization: (1, 2),
+    ReLU: (),
+    Reshape: (),
+}
+
+
+class MixesSamples(Exception):
+    """A forward of several norm groups may give them other bits than each would have alone; says by what."""
+
+
+def require_sample_by_sample(logits: chainer.Variable, images_NCHW: np.ndarray) -> None:
+    """Accept a graph in which nothing but norm groups looks at several samples, by operators that compute groups apart.
+
+    Args:
+        logits: computed from the images within `trainers.kernels.by_group.apart`.
+    Raises:
+        MixesSamples: a node is none of those that are known to do so, an array is neither images nor parameter, or a
+            parameter is used twice or outside its layer.
+    """
+    if not getattr(chainer_hooks.operators_for(images_NCHW), "COMPUTES_GROUPS", False):
+        raise MixesSamples("the kernels in use compute all samples of a forward as one")
+    waiting, known, used = [logits.node], {id(logits.node)}, set()
+    while waiting:
+        variable = waiting.pop()
+        node = variable.creator_node
+        if node is None:
+            if variable.data is not images_NCHW:
+                raise MixesSamples("the model computes with an array that is neither its images nor a parameter")
+            continue
+        if variable.dtype != np.float32 or not _is_known(node, variable.shape, len(images_NCHW)):
+            raise MixesSamples(f"{type(node).__name__} is not known to compute each sample by itself")
+        for index, each in enumerate(node.inputs):
+            if index in _PARAMETERS[type(node)]:
+                _require_used_once(each, used)
+            elif id(each) not in known:
+                known.add(id(each))
+                waiting.append(each)
+
+
+def _is_known(node: chainer.FunctionNode, shape: tuple[int, ...], num_samples: int) -> bool:
+    if type(node) not in _PARAMETERS or shape[:1] != (num_samples,):
+        return False
+    if isinstance(node, Mean):
+        return node.axis is not None and all(0 < axis % len(node.inputs[0].shape) for axis in node.axis)
+    if isinstance(node, Reshape):
+        return node.inputs[0].shape[:1] == shape[:1]
+    if isinstance(node, Convolution2DFunction):
+        return node.ordered_weights is not None  # computed by our kernels
+    return not isinstance(node, MaxPoolingND) or node._operators is not None
+
+
+def _require_used_once(parameter: Any, used: set[int]) -> None:
+    identity = parameter.creator_node
+    if isinstance(identity, DeliveringIdentity):
+        number = identity.number_of(parameter)
+        if number in used:
+            raise MixesSamples("a parameter is used twice")
+        used.add(number)
+    elif identity is not None or parameter.requires_grad:
+        raise MixesSamples("a parameter is used outside its layer, or computed")

@@ -1,0 +1,73 @@
+"""Forwards of several norm groups whose bits do not depend on how many there are: exact mode's, on a CPU.
+
+A product or a sum over all samples of a forward rounds differently with each number of samples. Within `apart`, kernels
+compute those of each group by itself, as they would for that group alone, and add what the groups give to a parameter
+in the tree of `trainers.communicators.tree_sum`, of which a forward is then one node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+count = 0  # norm groups of the current forward that are computed apart, a power of two; 0: all samples as one
+
+
+@contextlib.contextmanager
+def apart(groups: int) -> Iterator[None]:
+    """Around forward and backward of so many norm groups."""
+    global count
+    before, count = count, groups
+    try:
+        yield
+    finally:
+        count = before
+
+
+def options() -> dict[str, int]:
+    """The argument `groups` of operators that can compute groups apart; nothing where there is one group."""
+    return {"groups": count} if count > 1 else {}
+
+
+def tree_sum(parts: np.ndarray) -> np.ndarray:
+    """parts[0] + parts[1] + ..., neighbours first, then neighbouring sums.
+
+    Args:
+        parts: a power of two of them on the first axis.
+
+    >>> tree_sum(np.arange(8.0).reshape(4, 2)).tolist()
+    [12.0, 16.0]
+    """
+    while len(parts) > 1:
+        parts = parts[0::2] + parts[1::2]
+    return parts[0]
+
+
+def sum_of_groups(parts: np.ndarray) -> np.ndarray:
+    """The sum of what each group of a forward gives to a parameter, (groups, ...)."""
+    if len(parts) == 1:
+        return parts[0]
+    return tree_sum(parts) if count else parts.sum(axis=0)
+
+
+def sum_over_samples(values: Any, axis: tuple[int, ...]) -> Any:
+    """values.sum(axis), where axis 0 is the samples; of each group apart where `count` is above 1."""
+    if not count:
+        return values.sum(axis=axis)
+    return tree_sum(np.stack([part.sum(axis=axis) for part in np.split(values, count)]))
+
+
+def product(x: np.ndarray, y: np.ndarray, *, of_weights: bool, b: Sequence[np.ndarray] = ()) -> np.ndarray:
+    """x @ y + b of each group apart.
+
+    Args:
+        of_weights: the product sums over samples: x is (values, samples). Else x is (samples, values).
+    """
+    if of_weights:
+        x_parts, y_parts = (np.stack(np.split(part, count)) for part in (x.T, y))
+        return tree_sum(x_parts.transpose(0, 2, 1) @ y_parts)
+    products = np.ascontiguousarray(x).reshape(count, len(x) // count, -1) @ y
+    return sum(b, products.reshape(len(x), -1))
