@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -65,7 +66,7 @@ class Plan:
     Args:
         model: sizes for the memory, or None where the model was not built.
         exact: divided so that the bits of the run do not depend on the number of workers.
-        why_not_exact: what keeps the bits from that, and a way out; None where `exact`, or where nobody asked.
+        why_not_exact: what keeps the bits from that, and a way out; None where `exact`.
     """
 
     recipe: Recipe
@@ -87,6 +88,26 @@ class Plan:
         """The same plan in micro-batches of at most `micro_batch_size` samples, yet at least one norm group."""
         limited = (replace(planned, division=planned.division.limited(micro_batch_size)) for planned in self.segments)
         return replace(self, segments=tuple(limited))
+
+    def without_exact(self, why: str, micro_batch_size: int | None) -> Plan:
+        """The same run divided without equal bits on any number of workers; `micro_batch_size` as for `plan`."""
+        same = {name: getattr(self, name) for name in ("recipe", "dataset", "cluster", "workers", "model")}
+        return plan(**same, micro_batch_size=micro_batch_size, why_not_exact=why)
+
+    @property
+    def busy(self) -> float:
+        """The share of the workers' time in which they have samples to compute, in (0, 1]; the rest they wait."""
+        each = [(planned.segment, planned.division.samples_of(0)) for planned in self.segments]  # no worker has more
+        done = sum(segment.num_updates * segment.global_batch_size for segment, _ in each)
+        return done / (self.workers * sum(segment.num_updates * most for segment, most in each))
+
+    @property
+    def workers_all_busy(self) -> list[int]:
+        """The nearest numbers of workers, below and above, of which none would wait for another's samples."""
+        groups = math.gcd(*(planned.division.num_groups for planned in self.segments))
+        fit = [number for number in range(1, min(groups, 10**6) + 1) if groups % number == 0]
+        near = [max((n for n in fit if n < self.workers), default=0), min((n for n in fit if n > self.workers), default=0)]
+        return [number for number in near if number]
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -126,9 +147,11 @@ class Plan:
             "cluster": self.cluster.name,
             "workers": self.workers,
             "compute": self.recipe.precision.compute,
-            **({"exact": True} if self.exact else {}),
+            "exact": self.exact,
+            **({"why_not_exact": self.why_not_exact} if self.why_not_exact else {}),
             "num_updates": self.timeline.num_updates,
             "num_samples": self.timeline.num_samples,
+            "busy": self.busy,
             "segments": [self._segment_tree(planned) for planned in self.segments],
             "memory": self.model.memory(self.recipe.precision.compute) if self.model else None,
             "warnings": list(self.warnings),
@@ -161,6 +184,7 @@ def plan(
     micro_batch_size: int | None = None,
     model: Model | None = None,
     exact: bool = False,
+    why_not_exact: str | None = None,
     by_group: bool = False,
 ) -> Plan:
     """Divide a recipe over workers.
@@ -171,6 +195,7 @@ def plan(
         micro_batch_size: the most samples of one forward on one worker; the cluster's by default.
         model: sizes for the memory.
         exact: divide it so that the bits of the run do not depend on the number of workers.
+        why_not_exact: where not `exact`, what keeps the bits from that.
         by_group: with `exact`, give each norm group a forward of its own, whose gradient can be measured.
     Raises:
         NormGroupTooLarge: `exact`, and a norm group is larger than the micro-batch.
@@ -197,6 +222,7 @@ def plan(
         segments=segments,
         model=model,
         exact=exact,
+        why_not_exact=why_not_exact,
     )
     _require_memory(made)
     return made

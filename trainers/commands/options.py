@@ -44,3 +44,9 @@ def opened_recipe(recipe: str, overrides: Sequence[str | None] | None, data: Pat
         allow_code=allow_code,
         data_root=data,
     )
+Exact = Annotated[
+    bool | None,
+    typer.Option(
+        "--exact/--fast", help="Same bits on any number of ranks: refuse a run that cannot hold them, or give them up."
+    ),
+]

@@ -35,7 +35,7 @@ def search(
     """Search for the best values of a recipe. Trials run side by side; the same command resumes a search."""
     from trainers.runs.mpi_ranks import limit_threads
 
-    limit_threads(workers)
+    limit_threads(workers, threads=1)
     from trainers.search.start import SearchRequest
     from trainers.search.start import search as run_search
 
@@ -64,7 +64,7 @@ def search_ranks(messages: Path, ranks_here: int | None = None, ranks_before: in
     from trainers.runs.rank_exits import hold_exit_socket
 
     hold_exit_socket(launched_rank())
-    threads = limit_threads(ranks_here)
+    threads = limit_threads(ranks_here, threads=1)
     from trainers.search.group_worker import run_worker
 
     run_worker(messages, ranks=launched_ranks() or 1, threads=threads, ranks_before=ranks_before)

@@ -13,6 +13,7 @@ from trainers.commands.options import (
     ClusterName,
     Data,
     Device,
+    Exact,
     Json,
     MicroBatch,
     Recipe,
@@ -42,9 +43,7 @@ def train(
     noise_scale: Annotated[
         bool, typer.Option("--noise-scale", help="Measure the gradient noise scale: see the report.")
     ] = False,
-    exact: Annotated[
-        bool, typer.Option("--exact", help="The same bits on any number of ranks; slower, see docs/training.md.")
-    ] = False,
+    exact: Exact = None,
     profile: Annotated[
         int | None, typer.Option(min=1, metavar="U", help="Write profile.json of U updates, for chrome://tracing.")
     ] = None,
@@ -62,7 +61,7 @@ def train(
     from trainers.runs.mpi_ranks import limit_threads
 
     given = json.loads(as_rank) if as_rank else {}
-    limit_threads(workers, threads=1 if given.get("exact", exact) else None)
+    limit_threads(workers, threads=None if given.get("exact", exact) is False else 1)
     from trainers.kernels import ask_for
 
     ask_for(kernels)
@@ -100,26 +99,26 @@ def plan(
     workers: Workers = None,
     micro_batch_size: MicroBatch = None,
     overrides: SetBoth = None,
+    exact: Exact = None,
     data: Data = None,
     allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
     """Show how workers divide an update. Micro-batches, norm groups and memory, for every stage of the ramp."""
-    from recipes.planning.planner import plan
     from recipes.reading.load import overrides_by_file
     from recipes.reports.terminal import plan_text
     from trainers.launch.preflight import refuse_folder
-    from trainers.launch.request import cluster_of
+    from trainers.launch.request import cluster_of, planned
     from trainers.launch.vocabulary import vocabulary
     from trainers.training.build import model_sizes
 
     own, of_cluster = overrides_by_file(overrides or (), "cluster")
     opened = opened_recipe(recipe, own, data, allow_code)
     refuse_folder(opened.dataset, data)
-    made = plan(
-        recipe=opened.recipe,
-        dataset=opened.dataset,
-        cluster=cluster_of(cluster, workers=workers, vocabulary=vocabulary(), overrides=of_cluster)[0],
+    made = planned(
+        opened,
+        cluster_of(cluster, workers=workers, vocabulary=vocabulary(), overrides=of_cluster)[0],
+        exact=exact,
         workers=workers,
         micro_batch_size=micro_batch_size,
         model=model_sizes(opened.recipe, opened.dataset),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from recipes.errors import Problem, RecipeError
 from recipes.planning.cluster import Cluster
-from recipes.planning.planner import Plan, plan
+from recipes.planning.planner import NormGroupTooLarge, Plan, plan
 from recipes.reading.load import overrides_by_file
 from recipes.reading.open import OpenedRecipe, open_recipe, read_cluster
 from recipes.reading.read import Reading
@@ -17,7 +18,7 @@ from trainers import kernels
 from trainers.launch.preflight import refuse_folder, refuse_unbuilt
 from trainers.launch.vocabulary import vocabulary
 from trainers.training.device import require_asked, require_device, require_numbers, settled
-from trainers.training.exact_mode import require_exact
+from trainers.training.exact_mode import ExactRefused, why_not_exact
 from trainers.training.request import Prepared, TrainRequest
 
 
@@ -46,8 +47,6 @@ def prepare(request: TrainRequest, *, workers: int) -> Prepared:
     require_numbers(opened.recipe.precision.compute, opened.reading)
     cluster, reading = cluster_of(request.cluster, workers=workers, vocabulary=words, overrides=of_cluster)
     cluster = replace(cluster, device=settled(request.device, cluster.device))
-    if request.exact:
-        require_exact(cluster)
     if request.device is not None:
         require_asked(cluster.device)
     require_device(cluster, reading, workers=workers)
@@ -55,13 +54,13 @@ def prepare(request: TrainRequest, *, workers: int) -> Prepared:
     names_the_device = cluster.device == "cpu" or word not in kernels.KINDS  # a GPU's beside those of the CPU
     if names_the_device and (lacks := kernels.missing(word, device=cluster.device)) is not None:
         raise refused("--kernels", *lacks)
-    made = plan(
-        recipe=opened.recipe,
-        dataset=opened.dataset,
-        cluster=cluster,
+    made = planned(
+        opened,
+        cluster,
+        exact=request.exact,
         workers=workers,
         micro_batch_size=request.micro_batch_size,
-        exact=request.exact,
+        by_group=request.measure_noise,
     )
     _require_model_for_images(opened)
     stop_after, every = request.stop_after, request.checkpoint_every
@@ -73,6 +72,28 @@ def prepare(request: TrainRequest, *, workers: int) -> Prepared:
         ),
         checkpoint_every=every if every == "update" else _epochs("--checkpoint-every", every, made),
     )
+
+
+def planned(opened: OpenedRecipe, cluster: Cluster, *, exact: bool | None, **how: Any) -> Plan:
+    """The plan of a run, whose bits do not depend on the number of ranks where that can be held.
+
+    Args:
+        exact: None for that; False where nobody wants it; True to refuse a run that cannot hold it.
+        how: for `recipes.planning.planner.plan`.
+    Raises:
+        ExactRefused: `exact` is True and cannot be held.
+        PlanError: these workers cannot serve the recipe.
+    """
+    how |= {"recipe": opened.recipe, "dataset": opened.dataset, "cluster": cluster}
+    why = "--fast" if exact is False else why_not_exact(cluster)
+    if why is None:
+        try:
+            return plan(exact=True, **how)
+        except NormGroupTooLarge as error:
+            why = str(error)
+    if exact:
+        raise ExactRefused(f"--exact cannot be held: {why}")
+    return plan(why_not_exact=why, **how)
 
 
 def cluster_of(

@@ -14,12 +14,21 @@ from shlex import quote
 from typing import Any
 
 from recipes.errors import InputRefused
+from recipes.planning.planner import Plan
 from trainers.launch.join_ranks import check_folder, join_world, train_together
 from trainers.launch.preflight import require_startable
 from trainers.launch.request import Prepared, TrainRequest, prepare
 from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED, error_text, print_error
 from trainers.runs.heartbeat import clear_heartbeats, read_heartbeat
-from trainers.runs.mpi_ranks import Ranks, launched_by_us, launched_rank, launched_ranks, limit_threads, start_ranks
+from trainers.runs.mpi_ranks import (
+    THREADS,
+    Ranks,
+    launched_by_us,
+    launched_rank,
+    launched_ranks,
+    limit_threads,
+    start_ranks,
+)
 from trainers.runs.rank_exits import describe_first_exit, hold_exit_socket
 from trainers.runs.run_folder import (
     LOG,
@@ -44,12 +53,25 @@ def start_or_join(request: TrainRequest) -> int:
     ranks = launched_ranks()
     if ranks is not None:
         return _join(request, ranks)
-    workers = request.workers or 1
-    prepared = prepare(request, workers=workers)
+    prepared = prepare(request, workers=request.workers or 1)
+    workers = request.workers or ranks_that_pay(prepared.plan, cores=len(os.sched_getaffinity(0)))
+    if workers != prepared.plan.workers:
+        prepared = prepare(request, workers=workers)
     folder = request.out or default_folder(prepared.opened.recipe.name)
     check_folder(request, folder, prepared)
     require_startable(prepared.opened, ranks=workers, files=not request.resume)
     return _start(request, prepared, folder, workers)
+
+
+def ranks_that_pay(made: Plan, *, cores: int) -> int:
+    """The fewest ranks, one a core, on which a run takes as short as on any number of them: each has a norm group to do.
+
+    One where the run is on a GPU, or where a rank has several BLAS threads.
+    """
+    several = made.cluster.device != "cpu" or any((os.environ.get(name) or "1") != "1" for name in THREADS)
+    numbers = [(planned.segment.num_updates, planned.division.num_groups) for planned in made.segments]
+    steps = {ranks: sum(n * -(-groups // ranks) for n, groups in numbers) for ranks in range(1, cores + 1)}
+    return 1 if several else min(steps, key=lambda ranks: (steps[ranks], ranks))
 
 
 def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int) -> int:
@@ -61,7 +83,8 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
         clear_heartbeats(folder, anew=False)
         tree = replace(request, out=folder, workers=None).as_tree()
         as_rank = ["train", request.recipe, "--as-rank", json.dumps(tree)]  # it gets its number from MPI
-        started = signals.ranks = start_ranks(workers, as_rank, log=folder / LOG)
+        threads = 1 if prepared.plan.exact else None
+        started = signals.ranks = start_ranks(workers, as_rank, log=folder / LOG, threads=threads)
         seconds = startup_seconds(request.watchdog_seconds)
         startup = StartupCheck(folder, started, seconds=seconds) if seconds else None
         from trainers.runs.progress import Screen, follow  # while the ranks load theirs

@@ -197,6 +197,7 @@ def start_ranks(
     outlive_us: bool = True,
     launcher: Sequence[str] | None = None,
     environment: Mapping[str, str] | None = None,
+    threads: int | None = None,
 ) -> Ranks:
     """Start `kilobatch ARGUMENTS` on ranks of this machine, or wherever another launcher starts them.
 
@@ -208,11 +209,16 @@ def start_ranks(
         log: file for what the ranks print.
         outlive_us: whether the ranks go on if this process is killed.
         launcher: words before the command that start it once for each rank; by default mpiexec, on this machine.
-        environment: of the ranks; by default this process's, and a share of the cores where it sets no threads.
+        environment: of the ranks; by default the user's, with `threads` where it sets none.
+        threads: of BLAS on a rank; by default a share of the cores.
     Raises:
         LaunchError: there is no mpiexec.
     """
-    threads = dict.fromkeys(THREADS, str(threads_per_rank(num_ranks)))
+    if environment is None:
+        environment = users_environment()
+        if not environment.get(THREADS[0]):
+            limits = dict.fromkeys(THREADS, str(threads or threads_per_rank(num_ranks)))
+            environment = {**environment, **{name: environment.get(name) or limit for name, limit in limits.items()}}
     exits = RankExits(num_ranks)
     own = {_OWN: command_line(), _PARENT: _process_mark(os.getpid()), "PYTHONUNBUFFERED": "1"}
     own |= {} if exits.name is None else {EXIT_SOCKET: exits.name}
@@ -223,7 +229,7 @@ def start_ranks(
     with open(log, "ab") as file:
         process = subprocess.Popen(
             command,
-            env={**({**threads, **os.environ} if environment is None else environment), **own},
+            env={**environment, **own},
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.PIPE,

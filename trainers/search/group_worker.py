@@ -168,7 +168,7 @@ def run_launched_worker(folder: Path, *, phases: Sequence[Path], each: int, rank
     """
     from mpi4py import MPI
 
-    threads = limit_threads()
+    threads = limit_threads(threads=1)
     world = join_world(ranks)
     choose_gpu(local_rank_of(world)[0])
     messages = world.bcast(f"world-{time.time_ns()}", root=0)

@@ -31,7 +31,7 @@ class TrainRequest:
     device: str | None = None
     trace: bool = False
     measure_noise: bool = False
-    exact: bool = False
+    exact: bool | None = None
     profile: int | None = None
     allow_code: bool = False
     data: Path | None = None

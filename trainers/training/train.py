@@ -14,6 +14,7 @@ from chainer.training import Trainer
 
 from recipes.planning.stream import Stream
 from recipes.schema.positions import last_multiple
+from trainers import kernels
 from trainers.communicators.tree_sum import TreeSum
 from trainers.datasets.loader import StreamIterator
 from trainers.models.batch_norm import NormGroups
@@ -39,7 +40,7 @@ from trainers.training.build import Parts, build, build_exchange, build_feed, si
 from trainers.training.device import gpu_facts, notes_on, take_device
 from trainers.training.environment import changed_kernels_warning, environment, mixed_kernels_warning, this_rank
 from trainers.training.equal_ranks import WeightsDiffer, require_equal_weights, require_one_recipe, why_weights_differ
-from trainers.training.exact_mode import require_one_machine
+from trainers.training.exact_mode import broken_since, unlike_hosts
 from trainers.training.extensions.checkpoints import Checkpoints
 from trainers.training.extensions.evaluation import Evaluation, score
 from trainers.training.extensions.gradient_exchange import GradientExchange
@@ -82,8 +83,10 @@ def train_as_rank(
     """
     configure_logging(folder, rank=mpi.rank, to_file=not launched_by_us)
     require_one_recipe(fingerprint(prepared.opened.tree), mpi)
-    if prepared.plan.exact:
-        require_one_machine(mpi)
+    if prepared.plan.exact and (why := unlike_hosts(mpi)) is not None:
+        if request.exact:
+            raise RunFailed(f"--exact cannot be held: {why}, or leave --exact out")
+        prepared = replace(prepared, plan=prepared.plan.without_exact(why, request.micro_batch_size))
     run = _Run(prepared, request, folder, mpi, threads, heartbeat or Heartbeat(folder, mpi=mpi, seconds=0))
     run.start()
     try:
@@ -153,6 +156,7 @@ class _Run:
         state, notes = self._resumed_state() if self.request.resume else (None, [])
         self._equal()
         unmeasured = self.plan.without_noise_scale if self.request.measure_noise else ()
+        notes += self._notes_on_bits()
         notes += notes_on(self.device, self.opened.recipe.precision.compute)
         warnings = (*self.heartbeat.warnings, *self.plan.warnings, *unmeasured, *filter(None, [self.drifting]))
         notes += [f"warning: {warning}" for warning in warnings]
@@ -170,14 +174,24 @@ class _Run:
         for note in notes:
             log.info("%s", note)
         log.info(
-            "training %s on %d worker(s), %d thread(s) each, updates %d to %d of %d",
+            "training %s on %d worker(s), %d thread(s) each, %s kernels, updates %d to %d of %d",
             self.opened.recipe.name,
             self.mpi.size,
             self.threads,
+            kernels.in_use(),
             self.updater.iteration,
             self.end_update,
             self.plan.timeline.num_updates,
         )
+
+    def _notes_on_bits(self) -> list[str]:
+        """Whether the bits of the run depend on the number of ranks, and why; sets `exact`, which the run records."""
+        self.exact, why = self.plan.exact, self.plan.why_not_exact
+        if not self.exact:
+            return [f"the bits of this run depend on the number of ranks: {why}"]
+        broken = broken_since(self.folder) if self.request.resume and self.leads else None
+        self.exact = broken is None
+        return [] if broken is None else [f"warning: the bits of this run are not those of one that began here: {broken}"]
 
     def _resumed_state(self) -> tuple[dict[str, Any] | None, list[str]]:
         """Rank 0 reads the newest whole checkpoint, all ranks load it; returns its state, and notes for the user."""
@@ -216,7 +230,7 @@ class _Run:
                 ranks=ranks,
                 threads=self.threads,
                 fingerprint=opened.dataset.reader.fingerprint(opened.dataset.root),
-                exact=self.plan.exact,
+                exact=self.exact,
             ),
             command=command_line(),
         )
