@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 count = 0  # norm groups of the current forward that are computed apart, a power of two; 0: all samples as one
 
@@ -57,6 +58,8 @@ def sum_over_samples(values: Any, axis: tuple[int, ...]) -> Any:
     """values.sum(axis), where axis 0 is the samples; of each group apart where `count` is above 1."""
     if not count:
         return values.sum(axis=axis)
+    import numpy as np
+
     return tree_sum(np.stack([part.sum(axis=axis) for part in np.split(values, count)]))
 
 
@@ -66,6 +69,8 @@ def product(x: np.ndarray, y: np.ndarray, *, of_weights: bool, b: Sequence[np.nd
     Args:
         of_weights: the product sums over samples: x is (values, samples). Else x is (samples, values).
     """
+    import numpy as np
+
     if of_weights:
         x_parts, y_parts = (np.stack(np.split(part, count)) for part in (x.T, y))
         return tree_sum(x_parts.transpose(0, 2, 1) @ y_parts)

@@ -43,7 +43,8 @@ class Seen:
             return
         parts = (means, factor * variances, means**2)
         if self.sums.ndim == 2:
-            self.sums += np.concatenate([self.weights[:, None], *(self.weights[:, None] * part for part in parts)], 1)
+            weights, sums = self.weights[:, np.newaxis], self.sums
+            sums += np.concatenate([weights, *(weights * part for part in parts)], axis=1)
             return
         self.sums[0] += self.weights.sum()
         for sums, part in zip(self.sums[1:].reshape(3, -1), parts, strict=True):

@@ -14,7 +14,7 @@ ADA_SCALE = ("optimizer={kind: AdaScale, momentum: 0.9}", "learning_rate.rule=no
 
 
 def planned(*overrides, workers=1, micro_batch_size=None):
-    request = TrainRequest(recipe="digits/ramp", overrides=overrides, micro_batch_size=micro_batch_size)
+    request = TrainRequest(recipe="digits/ramp", overrides=overrides, micro_batch_size=micro_batch_size, exact=False)
     return prepare(request, workers=workers).plan
 
 

@@ -169,16 +169,16 @@ def test_both_mixes_are_drawn_and_one_for_the_whole_group():
 
 def test_a_whole_group_loads_nothing_twice_and_a_part_only_the_partners_it_lacks():
     loaded = []
-    MIXING.load(MicroBatch(offset=16, size=32, num_groups=2), samples=0, norm_span=16, load=lambda p: load(p, loaded))
+    MIXING.load(MicroBatch(offset=16, size=32, num_groups=2, first_group=1), samples=0, norm_span=16, load=lambda p: load(p, loaded))
     assert loaded == list(range(16, 48))
     loaded.clear()
-    middle = MicroBatch(offset=6, size=5, num_groups=1)  # 6 to 10 of 16: their mirror images are 9 to 5
+    middle = MicroBatch(offset=6, size=5, num_groups=1, first_group=0)  # 6 to 10 of 16: their mirror images are 9 to 5
     MIXING.load(middle, samples=0, norm_span=16, load=lambda p: load(p, loaded))
     assert loaded == [6, 7, 8, 9, 10, 5]
 
 
 def test_the_middle_of_an_odd_group_keeps_its_label():
-    part = MicroBatch(offset=0, size=5, num_groups=1)
+    part = MicroBatch(offset=0, size=5, num_groups=1, first_group=0)
     images, labels = load(range(5))
     mixed, targets = MIXING.load(part, samples=0, norm_span=5, load=load)
     assert targets[2, labels[2]] == 1
@@ -186,7 +186,7 @@ def test_the_middle_of_an_odd_group_keeps_its_label():
 
 
 def test_another_seed_or_another_place_in_the_stream_mixes_otherwise():
-    part = MicroBatch(offset=0, size=16, num_groups=1)
+    part = MicroBatch(offset=0, size=16, num_groups=1, first_group=0)
     shares = [
         GroupMixing(mixes=(Mixup(alpha=1.0),), seed=seed, num_classes=CLASSES)
         .load(part, samples=samples, norm_span=16, load=lambda positions: load([p % 16 for p in positions]))[1]

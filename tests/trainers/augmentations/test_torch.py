@@ -148,7 +148,7 @@ def test_partners_images_and_smoothed_targets_of_a_group_are_timms():
     generator = np.random.default_rng(0)
     images, labels = generator.standard_normal((16, 3, 8, 8)).astype(np.float32), generator.integers(10, size=16)
     mixing = GroupMixing(mixes=(Mixup(alpha=0.4),), seed=0, num_classes=10)
-    part = MicroBatch(offset=0, size=16, num_groups=1)
+    part = MicroBatch(offset=0, size=16, num_groups=1, first_group=0)
     mixed, targets = mixing.load(part, samples=0, norm_span=16, load=lambda at: (images[at], labels[at]))
 
     keyed = draws(0, "mix", 0)

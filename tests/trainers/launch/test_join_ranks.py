@@ -8,7 +8,7 @@ import sys
 import pytest
 
 pytestmark = pytest.mark.mpi
-TRAIN = [sys.executable, "-P", "-m", "kilobatch", "train", "digits/ramp", "-n", "2", "--set", "model.width=4"]
+TRAIN = [sys.executable, "-P", "-m", "kilobatch", "train", "digits/ramp", "--fast", "-n", "2", "--set", "model.width=4"]
 
 
 def train(folder, *words, **environment):

@@ -121,12 +121,6 @@ def test_a_cuda_graph_is_refused_on_a_cpu(prepared):
     assert not prepared.plan().cluster.cuda_graph
 
 
-def test_exact_mode_is_refused_on_a_gpu_by_its_name(prepared):
-    assert "--exact is promised on CPUs only, and cluster ours has device gpu" in prepared.refusal(
-        asked="gpu", exact=True
-    )
-
-
 @without_gpu
 def test_the_command_line_starts_nothing(tmp_path):
     command = [sys.executable, "-P", "-m", "kilobatch", "train", "digits/ramp", "--device", "gpu"]

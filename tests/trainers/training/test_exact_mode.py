@@ -1,4 +1,4 @@
-"""What `--exact` refuses, and what its promise is bound to."""
+"""Equal bits on any number of ranks: the default, where it cannot be held, and what it is bound to."""
 
 import json
 import subprocess
@@ -7,13 +7,12 @@ import sys
 import pytest
 from mpi4py import MPI
 
-from recipes.planning.division import PlanError
 from recipes.reading.open import open_cluster
 from trainers.launch.request import TrainRequest, prepare
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.mpi_ranks import THREADS
 from trainers.training.environment import numerical_environment
-from trainers.training.exact_mode import ExactRefused, require_exact, require_one_machine, require_same_machine
+from trainers.training.exact_mode import ExactRefused, require_same_machine, unlike_hosts, why_not_exact
 
 CLUSTER = "name: ours\nnodes: 1\nworkers_per_node: 4\ndevice: {device}\ndevice_memory_bytes: 8000000000\n{more}"
 
@@ -29,50 +28,63 @@ def cluster(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["MpiAllreduce", "Ring", "HalvingDoubling", "SharedWindow", "Dummy"])
-def test_communicators_that_add_up_by_themselves_are_refused_by_name(cluster, kind):
-    with pytest.raises(ExactRefused, match=f"has them summed by {kind}, .* leave exchange.communicator out"):
-        require_exact(cluster(f"exchange: {{communicator: {{kind: {kind}}}}}"), {})
+def test_communicators_that_add_up_by_themselves_cannot_hold_them(cluster, kind):
+    why = why_not_exact(cluster(f"exchange: {{communicator: {{kind: {kind}}}}}"), {})
+    assert f"has gradients summed by {kind}, whose order depends on the ranks; leave exchange.communicator out" in why
 
 
 @pytest.mark.parametrize("kind", ["Auto", "Direct"])
 def test_those_that_leave_it_open_are_not(cluster, kind):
-    require_exact(cluster(f"exchange: {{communicator: {{kind: {kind}}}}}"), {})
-    require_exact(cluster(), {})
+    assert why_not_exact(cluster(f"exchange: {{communicator: {{kind: {kind}}}}}"), {}) is None
+    assert why_not_exact(cluster(), {}) is None
 
 
 @pytest.mark.parametrize("wire", ["float16", "bfloat16"])
-def test_16_bits_on_the_wire_are_refused(cluster, wire):
-    with pytest.raises(ExactRefused, match=f"cluster ours has {wire} on the wire"):
-        require_exact(cluster(f"exchange: {{wire: {wire}}}"), {})
+def test_16_bits_on_the_wire_cannot(cluster, wire):
+    assert f"cluster ours has {wire} on the wire" in why_not_exact(cluster(f"exchange: {{wire: {wire}}}"), {})
 
 
-def test_a_gpu_is_refused(cluster):
-    with pytest.raises(ExactRefused, match="promised on CPUs only, and cluster ours has device gpu"):
-        require_exact(cluster(device="gpu"), {})
+def test_a_gpu_cannot(cluster):
+    assert "cluster ours has device gpu, and equal bits are held on CPUs only" in why_not_exact(cluster(device="gpu"), {})
 
 
 @pytest.mark.parametrize("name", THREADS)
-def test_more_than_one_thread_is_refused(cluster, name):
-    with pytest.raises(ExactRefused, match=f"{name} is 2; unset it"):
-        require_exact(cluster(), {name: "2"})
-    require_exact(cluster(), {name: "1"})
-    require_exact(cluster(), {name: ""})
+def test_more_than_one_thread_cannot(cluster, name):
+    assert f"{name} is 2, and equal bits take one BLAS thread a rank; unset it" in why_not_exact(cluster(), {name: "2"})
+    assert why_not_exact(cluster(), {name: "1"}) is None
+    assert why_not_exact(cluster(), {name: ""}) is None
 
 
-def planned(monkeypatch, *overrides, **what):
+def planned(monkeypatch, *overrides, exact=None, **what):
     for name in THREADS:
         monkeypatch.setenv(name, "1")
     workers = what.pop("workers", 1)
-    return prepare(TrainRequest(recipe="digits/ramp", overrides=overrides, exact=True, **what), workers=workers).plan
+    return prepare(TrainRequest(recipe="digits/ramp", overrides=overrides, exact=exact, **what), workers=workers).plan
 
 
-@pytest.mark.parametrize("micro_batch_size", [None, 32, 100, 192])
-def test_a_forward_is_one_norm_group_whatever_micro_batch_fits(monkeypatch, micro_batch_size):
+@pytest.mark.parametrize(
+    "micro_batch_size, parts",
+    [
+        (32, [(32 * number, 32) for number in range(3)]),
+        (None, [(0, 64), (64, 32)]),
+        (192, [(0, 64), (64, 32)]),  # worker 0 has groups 0 and 1
+    ],
+)
+def test_a_forward_is_a_node_of_the_tree(monkeypatch, micro_batch_size, parts):
     made = planned(monkeypatch, workers=2, micro_batch_size=micro_batch_size)
     assert made.as_tree()["exact"] is True
-    for segment, count in zip(made.segments, (3, 6), strict=True):
-        parts = [part for rank in range(2) for part in segment.division.micro_batches(rank)]
-        assert [(part.offset, part.size) for part in parts] == [(32 * number, 32) for number in range(count)]
+    division = made.segments[0].division
+    assert [(part.offset, part.size) for rank in range(2) for part in division.micro_batches(rank)] == parts
+
+
+def test_norms_are_measured_of_single_norm_groups(monkeypatch):
+    made = planned(monkeypatch, measure_noise=True, micro_batch_size=192)
+    assert [segment.division.num_shares for segment in made.segments] == [3, 6]
+
+
+def test_fast_gives_them_up_and_says_so(monkeypatch):
+    made = planned(monkeypatch, exact=False)
+    assert (made.exact, made.why_not_exact) == (False, "--fast")
 
 
 def test_more_workers_than_norm_groups_leave_some_without(monkeypatch):
@@ -81,9 +93,12 @@ def test_more_workers_than_norm_groups_leave_some_without(monkeypatch):
     assert "2 of 5 workers have no samples" in made.warnings[0]
 
 
-def test_a_norm_group_that_no_worker_holds_is_refused_by_name(monkeypatch):
-    with pytest.raises(PlanError, match="--exact takes each norm group of 32 samples from one worker, whose .* is 16"):
-        planned(monkeypatch, micro_batch_size=16)
+def test_a_norm_group_that_no_worker_holds_cannot(monkeypatch):
+    why = "takes each norm group of 32 samples from one worker, whose micro-batch is 16; what fits: norm_span 16"
+    made = planned(monkeypatch, workers=2, micro_batch_size=16)
+    assert not made.exact and why in made.why_not_exact
+    with pytest.raises(ExactRefused, match=f"--exact cannot be held: .*{why}"):
+        planned(monkeypatch, workers=2, micro_batch_size=16, exact=True)
 
 
 def test_a_refusal_ends_with_2_and_nothing_written(tmp_path, monkeypatch):
@@ -91,7 +106,7 @@ def test_a_refusal_ends_with_2_and_nothing_written(tmp_path, monkeypatch):
     command = [sys.executable, "-P", "-m", "kilobatch", "train", "digits/ramp", "--exact", "--out", tmp_path / "run"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert done.stderr.startswith("kilobatch: --exact computes with one BLAS thread a rank, and OMP_NUM_THREADS is 2")
+    assert done.stderr.startswith("kilobatch: --exact cannot be held: OMP_NUM_THREADS is 2, and equal bits take one")
     assert not (tmp_path / "run").exists()
 
 
@@ -125,7 +140,7 @@ def test_another_processor_or_version_is_refused_naming_both(run):
 
 @pytest.mark.parametrize("environment", [{}, {"exact": False}])
 def test_an_ordinary_run_does_not_become_an_exact_one(run, environment):
-    with pytest.raises(ExactRefused, match="was not, or not last, trained with --exact"):
+    with pytest.raises(ExactRefused, match="its weights so far depend on how it was divided"):
         require_same_machine(run(**environment, **numerical_environment()))
 
 
@@ -133,7 +148,7 @@ def test_without_a_record_nothing_is_promised(run, tmp_path):
     run()
     for text in ("", "{"):
         (tmp_path / "environment.json").write_text(text)
-        with pytest.raises(ExactRefused, match="was not, or not last, trained with --exact"):
+        with pytest.raises(ExactRefused, match="its weights so far depend on how it was divided"):
             require_same_machine(tmp_path)
 
 
@@ -149,4 +164,4 @@ def test_a_resume_elsewhere_ends_with_2(run, monkeypatch):
 
 
 def test_one_machine_agrees_with_itself():
-    require_one_machine(MPI.COMM_SELF)
+    assert unlike_hosts(MPI.COMM_SELF) is None
