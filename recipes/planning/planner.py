@@ -106,8 +106,7 @@ class Plan:
         """The nearest numbers of workers, below and above, of which none would wait for another's samples."""
         groups = math.gcd(*(planned.division.num_groups for planned in self.segments))
         fit = [number for number in range(1, min(groups, 10**6) + 1) if groups % number == 0]
-        near = [max((n for n in fit if n < self.workers), default=0), min((n for n in fit if n > self.workers), default=0)]
-        return [number for number in near if number]
+        return [*[n for n in fit if n < self.workers][-1:], *[n for n in fit if n > self.workers][:1]]
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -139,11 +139,11 @@ def plan_text(plan: Plan) -> str:
         points_text([_plan_row(segment) for segment in tree["segments"]]),
         "",
     ]
-    bits = "the same on any number of workers" if plan.exact else f"depend on the number of workers: {plan.why_not_exact}"
-    lines.append(f"bits: {bits}")
+    why = f"depend on the number of workers: {plan.why_not_exact}"
+    lines.append(f"bits: {'the same on any number of workers' if plan.exact else why}")
     if plan.busy < 1:
         fit = " or ".join(map(str, plan.workers_all_busy))
-        lines.append(f"workers compute {plan.busy:.0%} of the time and wait for the others' samples; {fit} would not wait")
+        lines.append(f"workers compute {plan.busy:.0%} of the time, and wait for others the rest; {fit} would not wait")
     memory = tree["memory"]
     if memory:
         lines.append(

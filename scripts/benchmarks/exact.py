@@ -111,7 +111,8 @@ def main() -> None:
     options = parser.parse_args()
     how = {"rounds": options.rounds, "updates": options.updates, "clock": options.clock}
     if launched_ranks() is not None:
-        return timing.as_rank(lambda world: [measure(case, world, **how) for case in options.cases], options.json)
+        measures = lambda world: [measure(case, world, **how) for case in options.cases]  # noqa: E731
+        return timing.as_rank(measures, options.json, threads=1)
     print(head(["case", "ranks", *(f"{mode} forwards" for mode in MODES), *(f"{mode} ms" for mode in MODES), "ratio"]))
     results = []
     for case in options.cases:

@@ -118,9 +118,13 @@ def on_ranks(script: str, ranks: int, words: Sequence[object]) -> Any:
         return json.loads(file.read_text(encoding="utf-8"))
 
 
-def as_rank(measure: Callable[[Any], Any], file: Path | None) -> None:
-    """Call `measure(world)` on all ranks that were launched together; rank 0 writes the figures."""
-    limit_threads()  # before NumPy is imported
+def as_rank(measure: Callable[[Any], Any], file: Path | None, *, threads: int | None = None) -> None:
+    """Call `measure(world)` on all ranks that were launched together; rank 0 writes the figures.
+
+    Args:
+        threads: of BLAS on each rank; None: cores divided by ranks.
+    """
+    limit_threads(threads=threads)  # before NumPy is imported
     import trainers.compat  # noqa: F401  isort: skip
     from mpi4py import MPI
 

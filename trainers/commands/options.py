@@ -44,6 +44,8 @@ def opened_recipe(recipe: str, overrides: Sequence[str | None] | None, data: Pat
         allow_code=allow_code,
         data_root=data,
     )
+
+
 Exact = Annotated[
     bool | None,
     typer.Option(

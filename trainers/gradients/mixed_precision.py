@@ -116,9 +116,9 @@ def _forward_in_order(model: chainer.Chain, images_NCHW: Any) -> chainer.Variabl
 def computing(compute: str, device: Any) -> Iterator[None]:
     """Around a forward from `forward_in` and its backward.
 
-        tf32        cuDNN and cuBLAS may round factors to TF32
-        mixed16     NumPy does not warn of infinities and NaN: they are looked for afterwards
-        bfloat16    Chainer does not check types: it has no such floats, and NumPy's kind of them is V
+    tf32        cuDNN and cuBLAS may round factors to TF32
+    mixed16     NumPy does not warn of infinities and NaN: they are looked for afterwards
+    bfloat16    Chainer does not check types: it has no such floats, and NumPy's kind of them is V
     """
     with contextlib.ExitStack() as stack:
         if compute == "tf32" and device.xp is not np:

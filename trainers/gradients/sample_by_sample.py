@@ -38,6 +38,12 @@ class MixesSamples(Exception):
     """A forward of several norm groups may give them other bits than each would have alone; says by what."""
 
 
+def require_operators(images_NCHW: np.ndarray) -> None:
+    """Raise MixesSamples where the kernels in use have no operators that compute groups apart."""
+    if not getattr(chainer_hooks.operators_for(images_NCHW), "COMPUTES_GROUPS", False):
+        raise MixesSamples("the kernels in use compute all samples of a forward as one")
+
+
 def require_sample_by_sample(logits: chainer.Variable, images_NCHW: np.ndarray) -> None:
     """Accept a graph in which nothing but norm groups looks at several samples, by operators that compute groups apart.
 
@@ -47,8 +53,6 @@ def require_sample_by_sample(logits: chainer.Variable, images_NCHW: np.ndarray) 
         MixesSamples: a node is none of those that are known to do so, an array is neither images nor parameter, or a
             parameter is used twice or outside its layer.
     """
-    if not getattr(chainer_hooks.operators_for(images_NCHW), "COMPUTES_GROUPS", False):
-        raise MixesSamples("the kernels in use compute all samples of a forward as one")
     waiting, known, used = [logits.node], {id(logits.node)}, set()
     while waiting:
         variable = waiting.pop()
@@ -71,7 +75,7 @@ def _is_known(node: chainer.FunctionNode, shape: tuple[int, ...], num_samples: i
     if type(node) not in _PARAMETERS or shape[:1] != (num_samples,):
         return False
     if isinstance(node, Mean):
-        return node.axis is not None and all(0 < axis % len(node.inputs[0].shape) for axis in node.axis)
+        return node.axis is not None and all(axis % len(node.inputs[0].shape) > 0 for axis in node.axis)
     if isinstance(node, Reshape):
         return node.inputs[0].shape[:1] == shape[:1]
     if isinstance(node, Convolution2DFunction):

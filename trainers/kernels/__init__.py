@@ -3,8 +3,9 @@
 On the CPU:
 
     chainer     Chainer's own: im2col through `numpy.pad` and `numpy.tensordot`
-    numpy       the same sums by NumPy alone, images with their channels last in memory from end to end; the default
-    torch       PyTorch's CPU operators on the same memory, no copies; needs the extra `kilobatch[torch]`
+    numpy       the same sums by NumPy alone, images with their channels last in memory from end to end
+    torch       PyTorch's CPU operators on the same memory, no copies; the default where PyTorch is installed, as by the
+                extra `kilobatch[torch]`
 
 On a GPU:
 
@@ -27,6 +28,7 @@ Operators of a device enter here, and the hooks by which Chainer's nodes use the
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.util
@@ -95,6 +97,18 @@ def use(kind: str | None) -> str:
         keep_freed_memory()
     _in_use = kind
     return kind
+
+
+def of_runs() -> str:
+    """The kernels of a run on a CPU: what the environment asks for, else PyTorch's where it is installed."""
+    return asked() if os.environ.get(VARIABLE) or missing("torch") else "torch"
+
+
+def settle() -> None:
+    """Before a run on a CPU: change from the default to the kernels of runs, unless PyTorch does not load."""
+    if _in_use_on_gpu is None and in_use() == KINDS[0]:
+        with contextlib.suppress(ImportError, OSError):  # of PyTorch, and of the loader
+            use(of_runs())
 
 
 def use_on_gpu(kind: str | None) -> tuple[str, str | None]:

@@ -33,17 +33,18 @@ def options() -> dict[str, int]:
     return {"groups": count} if count > 1 else {}
 
 
-def tree_sum(parts: np.ndarray) -> np.ndarray:
+def tree_sum(parts: np.ndarray | Sequence[np.ndarray]) -> np.ndarray:
     """parts[0] + parts[1] + ..., neighbours first, then neighbouring sums.
 
     Args:
-        parts: a power of two of them on the first axis.
+        parts: a power of two of them, arrays or on the first axis of one.
 
     >>> tree_sum(np.arange(8.0).reshape(4, 2)).tolist()
     [12.0, 16.0]
     """
     while len(parts) > 1:
-        parts = parts[0::2] + parts[1::2]
+        pairs = parts[0::2], parts[1::2]
+        parts = pairs[0] + pairs[1] if hasattr(parts, "dtype") else [a + b for a, b in zip(*pairs, strict=True)]
     return parts[0]
 
 

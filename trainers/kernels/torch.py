@@ -6,11 +6,13 @@ What PyTorch does not cover (padding above half a pooling window, windows that b
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from trainers.kernels.by_group import tree_sum
 from trainers.kernels.cpu import normalization, pooling
 from trainers.kernels.cpu.compiled import Steps, Threads, address
 from trainers.kernels.cpu.compiled_normalization import Passes
@@ -32,7 +34,7 @@ def _openmp() -> int | None:
 
 
 torch.set_num_threads(num_threads())
-COMPUTES_MASK = normalization.COMPUTES_MASK
+COMPUTES_MASK = COMPUTES_GROUPS = normalization.COMPUTES_MASK
 scales = normalization.scales
 _aten = torch.ops.aten
 _threads = Threads(torch.get_num_threads, _openmp())
@@ -42,8 +44,12 @@ STEPS = _steps.types
 _LAST = torch.channels_last
 
 
-def convolution(x: np.ndarray, W: np.ndarray, b: np.ndarray | None, *, stride: Pair, pad: Pair) -> np.ndarray:
+def convolution(
+    x: np.ndarray, W: np.ndarray, b: np.ndarray | None, *, stride: Pair, pad: Pair, groups: int = 1
+) -> np.ndarray:
     """See `trainers.kernels.cpu.convolution`."""
+    if groups > 1:
+        return _joined([convolution(part, W, b, stride=stride, pad=pad) for part in np.split(x, groups)])
     x_tensor, W_tensor = _tensor(x), _tensor(W)
     images = _images(W, stride, pad, x_tensor)
     y = torch.conv2d(_cut(x_tensor, images), W_tensor, None if b is None else _tensor(b), stride, pad)
@@ -55,8 +61,12 @@ def in_order(W: np.ndarray) -> np.ndarray:
     return _tensor(W).numpy()
 
 
-def convolution_data(gy: np.ndarray, W: np.ndarray, *, size: Pair, stride: Pair, pad: Pair) -> np.ndarray:
+def convolution_data(
+    gy: np.ndarray, W: np.ndarray, *, size: Pair, stride: Pair, pad: Pair, groups: int = 1
+) -> np.ndarray:
     """See `trainers.kernels.cpu.convolution`."""
+    if groups > 1:
+        return _joined([convolution_data(part, W, size=size, stride=stride, pad=pad) for part in np.split(gy, groups)])
     gy_tensor = _tensor(gy)
     # Of the input only shape and order are read.
     x = torch.empty((len(gy), W.shape[1], *size), dtype=gy_tensor.dtype, memory_format=_LAST)
@@ -65,8 +75,13 @@ def convolution_data(gy: np.ndarray, W: np.ndarray, *, size: Pair, stride: Pair,
     return _cut(gx, len(gy)).numpy()
 
 
-def convolution_weights(x: np.ndarray, gy: np.ndarray, *, kernel: Pair, stride: Pair, pad: Pair) -> np.ndarray:
+def convolution_weights(
+    x: np.ndarray, gy: np.ndarray, *, kernel: Pair, stride: Pair, pad: Pair, groups: int = 1
+) -> np.ndarray:
     """See `trainers.kernels.cpu.convolution`."""
+    if groups > 1:
+        how = {"kernel": kernel, "stride": stride, "pad": pad}
+        return tree_sum([convolution_weights(*parts, **how) for parts in _split(groups, x, gy)])
     x_tensor = _tensor(x)
     W = torch.empty((gy.shape[1], x.shape[1], *kernel), dtype=x_tensor.dtype, memory_format=_LAST)
     images = _images(W, stride, pad, x_tensor)
@@ -75,14 +90,19 @@ def convolution_weights(x: np.ndarray, gy: np.ndarray, *, kernel: Pair, stride: 
 
 
 def convolution_gradients(
-    x: np.ndarray, W: np.ndarray, gy: np.ndarray, *, stride: Pair, pad: Pair
+    x: np.ndarray, W: np.ndarray, gy: np.ndarray, *, stride: Pair, pad: Pair, groups: int = 1
 ) -> tuple[np.ndarray, np.ndarray]:
     """What `convolution_data` and `convolution_weights` return, by one call."""
     x_tensor, W_tensor, gy_tensor = map(_tensor, (x, W, gy))
-    images = _images(W, stride, pad, x_tensor)
-    given = (_cut(gy_tensor, images), _cut(x_tensor, images), W_tensor)
-    gx, gW, _ = _backward(*given, stride, pad, [True, True, False])
-    return _cut(gx, len(x)).numpy(), gW.contiguous().numpy()
+    of_x, of_W = [], []
+    for gy_part, x_part in zip(gy_tensor.chunk(groups), x_tensor.chunk(groups), strict=True):
+        images = _images(W, stride, pad, x_part)
+        given = (_cut(gy_part, images), _cut(x_part, images), W_tensor)
+        gx, gW, _ = _backward(*given, stride, pad, [True, True, False])
+        of_x.append(_cut(gx, len(x_part)))
+        of_W.append(gW)
+    gx = of_x[0] if groups == 1 else torch.cat([part.permute(0, 2, 3, 1) for part in of_x]).permute(0, 3, 1, 2)
+    return gx.numpy(), tree_sum(of_W).contiguous().numpy()
 
 
 def product(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -211,6 +231,15 @@ def relu(x: np.ndarray) -> np.ndarray:
 def relu_gradient(y: np.ndarray, gy: np.ndarray) -> np.ndarray:
     """gy where y > 0, else 0."""
     return _aten.threshold_backward(_tensor(gy, order=None), _tensor(y, order=None), 0).numpy()
+
+
+def _split(groups: int, *arrays: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
+    return zip(*(np.split(array, groups) for array in arrays), strict=True)
+
+
+def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Images of several groups, NCHW with channels last in memory, as one array."""
+    return np.concatenate([part.transpose(0, 2, 3, 1) for part in parts]).transpose(0, 3, 1, 2)
 
 
 def _backward(gy, x, W, stride, pad, wanted):

@@ -192,7 +192,7 @@ def _gpu(problems: list[Problem]) -> dict[str, Any]:
 
 def _kernels(problems: list[Problem]) -> str:
     """The kernels that compute on the CPU, in words."""
-    asked = kernels.asked()
+    asked = kernels.of_runs()
     if (lacks := kernels.missing(asked)) is None:
         return kernels.described(asked)
     problems.append(Problem(what=lacks[0], way_out=lacks[1], stops_cpu_training=True))

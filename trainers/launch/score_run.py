@@ -7,6 +7,7 @@ from typing import Any
 
 from recipes.errors import InputRefused, refuse_unreachable
 from recipes.reading.open import open_recipe
+from trainers import kernels
 from trainers.launch.preflight import refuse_folder, require_data
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.checkpoint import CheckpointError, load_into, newest_checkpoint, read_checkpoint
@@ -57,6 +58,8 @@ def score_run(
     from trainers.training.extensions.evaluation import score
 
     parts = build(opened.recipe, opened.dataset)
+    if kind == "cpu":
+        kernels.settle()
     parts.model.to_device(take_device(kind, MPI.COMM_SELF))
     NormGroups(opened.recipe.evaluation).install(parts.model)  # one pass a layer, with the same bits as in training
     state = load_into(parts.model, None, content)

@@ -64,7 +64,7 @@ def start_or_join(request: TrainRequest) -> int:
 
 
 def ranks_that_pay(made: Plan, *, cores: int) -> int:
-    """The fewest ranks, one a core, on which a run takes as short as on any number of them: each has a norm group to do.
+    """The fewest ranks, at most one a core, on which a run takes as short as on any number of them.
 
     One where the run is on a GPU, or where a rank has several BLAS threads.
     """

@@ -50,9 +50,10 @@ def environment(*, ranks: list[dict[str, Any]], threads: int, fingerprint: str, 
 
 
 def numerical_environment() -> dict[str, Any]:
-    """What the results of exact mode depend on besides recipe and data: equal values promise bit-identical runs."""
+    """What the bits of a run depend on besides recipe and data: equal values promise bit-identical runs on CPUs."""
     import chainer
 
+    kernels.settle()
     return {
         "cpu": _cpu("model name") or platform.processor(),
         "cpu_model": "-".join(map(_cpu, ("vendor_id", "cpu family", "model", "stepping"))),

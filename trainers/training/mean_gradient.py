@@ -21,7 +21,7 @@ from trainers.datasets.loader import LoadedMicroBatch, UpdateShare
 from trainers.gradients.exchange import ExactExchange, ExactHandle, Exchange, ExchangeHandle
 from trainers.gradients.mixed_precision import LossScale, computing, forward_in
 from trainers.gradients.norms import ShareNorms, SquaredNorm, read_together
-from trainers.gradients.sample_by_sample import MixesSamples, require_sample_by_sample
+from trainers.gradients.sample_by_sample import MixesSamples, require_operators, require_sample_by_sample
 from trainers.kernels import by_group
 from trainers.models.batch_norm import NormGroups
 from trainers.models.keyed_random import KeyedDropout
@@ -216,7 +216,7 @@ class MeanGradient:
     def _run(
         self, micro_batch: LoadedMicroBatch, factor: float, finished: Callable[[int], None] | None, *, measure: bool
     ) -> tuple[list[Any], SquaredNorm]:
-        """Forward and backward of a micro-batch, eagerly or by a CUDA graph; its losses, and its norm where measured."""
+        """Forward and backward of a micro-batch, eager or by a CUDA graph; its losses, and its norm where measured."""
         send, flat, groups = self._model.device.send, self._exchange.flat, self._norm_groups
         images, targets = send(micro_batch.images_NCHW), send(micro_batch.targets)
         keyed = KeyedDropout(self._model, seed=self._seed, epochs=micro_batch.epochs, indices=micro_batch.indices)
@@ -268,6 +268,8 @@ class MeanGradient:
             MixesSamples: there are several groups, and the model may look at all of them.
         """
         groups, span = by_group.count, len(images) // by_group.count
+        if groups > 1:
+            require_operators(images)
         with self._exchange.flat.collect(measure=measure) as norm, computing(self._compute, self._model.device):
             with self.clock("forward"), chainer.using_config("train", True), keyed:
                 logits = self._logits(images)

@@ -82,6 +82,8 @@ def train_as_rank(
         RunFailed: on all ranks, where the run cannot go on.
     """
     configure_logging(folder, rank=mpi.rank, to_file=not launched_by_us)
+    if prepared.plan.cluster.device == "cpu":
+        kernels.settle()
     require_one_recipe(fingerprint(prepared.opened.tree), mpi)
     if prepared.plan.exact and (why := unlike_hosts(mpi)) is not None:
         if request.exact:
@@ -191,7 +193,9 @@ class _Run:
             return [f"the bits of this run depend on the number of ranks: {why}"]
         broken = broken_since(self.folder) if self.request.resume and self.leads else None
         self.exact = broken is None
-        return [] if broken is None else [f"warning: the bits of this run are not those of one that began here: {broken}"]
+        return (
+            [] if broken is None else [f"warning: the bits of this run are not those of one that began here: {broken}"]
+        )
 
     def _resumed_state(self) -> tuple[dict[str, Any] | None, list[str]]:
         """Rank 0 reads the newest whole checkpoint, all ranks load it; returns its state, and notes for the user."""

@@ -1,6 +1,7 @@
 """One update divided: nothing dropped, padded or doubled, whatever the workers."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -42,6 +43,34 @@ def test_every_sample_is_computed_once_within_the_micro_batch(options):
             assert (sum(sizes), slot[0].offset % span) == (span, 0)
             assert sizes == sorted(sizes, reverse=True)
             assert sizes[0] - sizes[-1] <= 1
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 4, 8, 64])
+@pytest.mark.parametrize("workers", [1, 2, 3, 5, 7, 16, 40])
+@pytest.mark.parametrize("groups", [1, 2, 3, 6, 16, 21, 33])
+def test_aligned_micro_batches_are_nodes_of_one_tree(groups, workers, limit):
+    sizes = {"global_batch_size": 8 * groups, "norm_span": 8, "workers": workers, "micro_batch_size": 8 * limit}
+    division = replace(divide(**sizes), team_size=1, aligned=True)
+    parts = [division.micro_batches(rank) for rank in range(workers)]
+    assert [g for own in parts for m in own for g in range(m.first_group, m.first_group + m.num_groups)] == list(
+        range(groups)
+    )
+    for own in parts:
+        assert all(m.num_groups.bit_count() == 1 and m.first_group % m.num_groups == 0 for m in own)
+        assert all(m.num_groups <= limit and (m.offset, m.size) == (8 * m.first_group, 8 * m.num_groups) for m in own)
+        siblings = [
+            one
+            for one, other in itertools.pairwise(own)
+            if one.num_groups == other.num_groups and one.first_group % (2 * one.num_groups) == 0
+        ]
+        assert all(2 * one.num_groups > limit for one in siblings), "they are as large as they can be"
+    assert [division.num_micro_batches(rank) for rank in range(workers)] == [len(own) for own in parts]
+    assert [division.num_groups_of(rank) for rank in range(workers)] == [sum(m.num_groups for m in p) for p in parts]
+    assert division.largest == max(m.size for own in parts for m in own)
+    for part in parts[0]:
+        assert [(one.first_group, one.offset) for one in part.by_group] == [
+            (g, 8 * g) for g in range(part.first_group, part.first_group + part.num_groups)
+        ]
 
 
 @pytest.mark.parametrize("options", CASES, ids=lambda o: "-".join(map(str, o.values())))

@@ -169,7 +169,8 @@ def test_both_mixes_are_drawn_and_one_for_the_whole_group():
 
 def test_a_whole_group_loads_nothing_twice_and_a_part_only_the_partners_it_lacks():
     loaded = []
-    MIXING.load(MicroBatch(offset=16, size=32, num_groups=2, first_group=1), samples=0, norm_span=16, load=lambda p: load(p, loaded))
+    part = MicroBatch(offset=16, size=32, num_groups=2, first_group=1)
+    MIXING.load(part, samples=0, norm_span=16, load=lambda p: load(p, loaded))
     assert loaded == list(range(16, 48))
     loaded.clear()
     middle = MicroBatch(offset=6, size=5, num_groups=1, first_group=0)  # 6 to 10 of 16: their mirror images are 9 to 5

@@ -59,6 +59,16 @@ def test_the_shape_is_known_from_the_number_of_leaves(count, shape):
     assert written(0, count) == shape
 
 
+def test_a_node_that_was_summed_elsewhere_is_as_good_as_its_leaves():
+    leaves, tree = leaves_of(11), TreeSum(MPI.COMM_SELF)
+    for start, stop in ((0, 4), (4, 6), (6, 7), (7, 8), (8, 10), (10, 11)):
+        tree.add(start, whole(leaves[start:stop]), leaves=stop - start)
+    assert list(tree.held) == [(0, 8), (8, 10), (10, 11)]
+    out = np.empty_like(leaves[0])
+    tree.total(out)
+    assert out.tobytes() == whole(leaves).tobytes()
+
+
 def test_a_tree_is_another_sum_than_one_after_the_other():
     leaves = leaves_of(9, values=100)
     assert whole(leaves).tobytes() != sum(leaves[1:], leaves[0]).tobytes()

@@ -138,9 +138,8 @@ def gpu_on_cpu(compiled, monkeypatch):
 
 
 def prepared(overrides, micro_batch_size):
-    return prepare(
-        TrainRequest(recipe="digits/ramp", overrides=overrides, micro_batch_size=micro_batch_size, exact=False), workers=1
-    )
+    how = {"micro_batch_size": micro_batch_size, "exact": False}
+    return prepare(TrainRequest(recipe="digits/ramp", overrides=overrides, **how), workers=1)
 
 
 def iterators(actual, gpu, *, load=None, update=0):

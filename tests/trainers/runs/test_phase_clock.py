@@ -79,8 +79,8 @@ def run(tmp_path_factory, kilobatch):
             recipe += f"augmentation: {{train: [{{kind: Normalize, with: digits}}{train}]}}\n"
             (folder / "mine.yaml").write_text(recipe)
             (folder / "two.yaml").write_text(CLUSTER)
-            words = ["train", "mine.yaml", "--allow-code", "--fast", "--no-report", "--out", "run", "--profile", PROFILED]
-            words += ["--cluster", "two.yaml", "--stop-after", f"{UPDATES}up"]
+            words = ["train", "mine.yaml", "--allow-code", "--fast", "--no-report", "--out", "run"]
+            words += ["--profile", PROFILED, "--cluster", "two.yaml", "--stop-after", f"{UPDATES}up"]
             words += ["--set", "evaluation.every=8up", "--checkpoint-every", "9up"]
             done = kilobatch(*words, ranks=2, cwd=folder)
             assert done.returncode == 0, done.stdout + done.stderr

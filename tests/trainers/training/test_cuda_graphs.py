@@ -75,7 +75,8 @@ class Cpu:
 
 def trained(*overrides, device=None, measure=False, micro_batch_size=32, mpi=MPI.COMM_SELF):
     """Records of the updates, and the weights behind them; with a device graphs are captured there."""
-    request = TrainRequest(recipe="digits/ramp", overrides=(*NET, RAMP, *overrides), micro_batch_size=micro_batch_size, exact=False)
+    how = {"micro_batch_size": micro_batch_size, "exact": False}
+    request = TrainRequest(recipe="digits/ramp", overrides=(*NET, RAMP, *overrides), **how)
     prepared = prepare(request, workers=mpi.size)
     plan = replace(prepared.plan, cluster=replace(prepared.plan.cluster, cuda_graph=device is not None))
     recipe, dataset = plan.recipe, plan.dataset

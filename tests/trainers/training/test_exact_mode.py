@@ -45,7 +45,8 @@ def test_16_bits_on_the_wire_cannot(cluster, wire):
 
 
 def test_a_gpu_cannot(cluster):
-    assert "cluster ours has device gpu, and equal bits are held on CPUs only" in why_not_exact(cluster(device="gpu"), {})
+    why = why_not_exact(cluster(device="gpu"), {})
+    assert "cluster ours has device gpu, and equal bits are held on CPUs only" in why
 
 
 @pytest.mark.parametrize("name", THREADS)
@@ -63,7 +64,7 @@ def planned(monkeypatch, *overrides, exact=None, **what):
 
 
 @pytest.mark.parametrize(
-    "micro_batch_size, parts",
+    ("micro_batch_size", "parts"),
     [
         (32, [(32 * number, 32) for number in range(3)]),
         (None, [(0, 64), (64, 32)]),
@@ -96,7 +97,8 @@ def test_more_workers_than_norm_groups_leave_some_without(monkeypatch):
 def test_a_norm_group_that_no_worker_holds_cannot(monkeypatch):
     why = "takes each norm group of 32 samples from one worker, whose micro-batch is 16; what fits: norm_span 16"
     made = planned(monkeypatch, workers=2, micro_batch_size=16)
-    assert not made.exact and why in made.why_not_exact
+    assert not made.exact
+    assert why in made.why_not_exact
     with pytest.raises(ExactRefused, match=f"--exact cannot be held: .*{why}"):
         planned(monkeypatch, workers=2, micro_batch_size=16, exact=True)
 
