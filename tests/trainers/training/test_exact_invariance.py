@@ -2,9 +2,14 @@
 
 import hashlib
 import json
+import os
 import re
+import subprocess
+import sys
 
 import pytest
+
+from trainers.runs.mpi_ranks import THREADS
 
 pytestmark = pytest.mark.mpi
 
@@ -36,7 +41,7 @@ MIXED = ("precision={compute: mixed16, loss_scale: 1073741824, double_after: 1}"
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        for name in THREADS:
             patch.setenv(name, "1")
         yield
 
@@ -138,3 +143,33 @@ def test_100_updates_on_any_ranks_with_any_micro_batch(exact, long_run, ranks, m
 def test_100_updates_resumed_half_way_on_another_number(exact, long_run, first, then):
     settings, alone = long_run
     assert exact(then, settings, update=100, ramp=LONG_RAMP, resumed_from=(first, 50), micro_batch_size=64) == alone
+
+
+OWN = """\
+kilobatch: 1
+name: images
+extends: digits/baseline
+dataset: synthetic
+epochs: 10
+batch: {global: 192}
+augmentation:
+  train: [{kind: RandomCrop, size: 32, padding: 4}, {kind: HorizontalFlip}, {kind: Normalize, with: synthetic}]
+  eval: [{kind: Normalize, with: synthetic}]
+evaluation: {every: 1run}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("recipe", "updates"), [("digits/large_batch", 59), ("images.yaml", 54)])
+def test_the_command_of_the_readme_gives_the_same_weights_on_eight_numbers_of_ranks(tmp_path, recipe, updates):
+    """No option but -n and --out, as a user types it."""
+    (tmp_path / "images.yaml").write_text(OWN)
+    environment = {name: value for name, value in os.environ.items() if name not in THREADS}
+    digests = {}
+    for ranks in (1, 2, 3, 4, 5, 6, 8, 16):
+        command = [sys.executable, "-P", "-m", "kilobatch", "train", recipe, "-n", str(ranks), "--out", f"runs/{ranks}"]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stdout + done.stderr
+        weights = tmp_path / "runs" / str(ranks) / "checkpoints" / f"update-{updates:06d}" / "weights.safetensors"
+        digests[ranks] = hashlib.sha256(weights.read_bytes()).hexdigest()
+    assert len(set(digests.values())) == 1, digests
