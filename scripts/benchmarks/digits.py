@@ -1,9 +1,11 @@
 """Accuracy of the digits recipes over seeds: up to which batch linear scaling and warmup keep it, and without them.
 
-    .venv/bin/python scripts/benchmarks/digits.py --seeds 3 [--json F]
+    .venv/bin/python scripts/benchmarks/digits.py --seeds 10 [--json F]
+    .venv/bin/python scripts/benchmarks/digits.py --seeds 10 --rows 0 2 --fast --ranks 3
 
 Trains every row with the command line on two ranks, in a temporary folder, and prints a table in Markdown. Accuracy is
-the last evaluation of each run; `+-` is the standard deviation over the seeds.
+the last evaluation of each run; `+-` is the standard deviation over the seeds. With `--fast`, each number of ranks rounds
+otherwise and gives another sample of the same training.
 """
 
 from __future__ import annotations
@@ -27,9 +29,9 @@ ROWS = [
 ]
 
 
-def accuracy(recipe: str, overrides: tuple[str, ...], seed: int, folder: Path) -> float:
-    """Train once on two ranks and return the last accuracy."""
-    command = [sys.executable, "-P", "-m", "kilobatch", "train", recipe, "-n", "2", "--out", str(folder)]
+def accuracy(recipe: str, overrides: tuple[str, ...], seed: int, folder: Path, how: list[str]) -> float:
+    """Train once, with the options `how`, and return the last accuracy."""
+    command = [sys.executable, "-P", "-m", "kilobatch", "train", recipe, *how, "--no-report", "--out", str(folder)]
     for setting in (*overrides, f"seed={seed}", "evaluation.every=1run"):
         command += ["--set", setting]
     subprocess.run(command, check=True, capture_output=True)
@@ -40,15 +42,19 @@ def accuracy(recipe: str, overrides: tuple[str, ...], seed: int, folder: Path) -
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--rows", type=int, default=len(ROWS), help="so many of them, from the first")
+    parser.add_argument("--rows", nargs="+", type=int, default=[*range(len(ROWS))], help="which of them, from 0 on")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--fast", action="store_true", help="train with --fast")
     options = parser.parse_args()
     results = []
     print(head(["command", "accuracy", "runs"]))
-    for recipe, overrides in ROWS[: options.rows]:
+    how = ["-n", str(options.ranks), *(["--fast"] if options.fast else [])]
+    for recipe, overrides in (ROWS[number] for number in options.rows):
         with tempfile.TemporaryDirectory() as folder:
-            values = [accuracy(recipe, overrides, seed, Path(folder, str(seed))) for seed in range(options.seeds)]
+            folders = [Path(folder, str(seed)) for seed in range(options.seeds)]
+            values = [accuracy(recipe, overrides, seed, out, how) for seed, out in enumerate(folders)]
         spread = f" +- {100 * statistics.stdev(values):.2f}" if len(values) > 1 else ""
-        words = " ".join(["kilobatch train", recipe, "-n 2", *(f"--set {o}" for o in overrides)])
+        words = " ".join(["kilobatch train", recipe, *how, *(f"--set {o}" for o in overrides)])
         each = ", ".join(f"{100 * value:.2f}" for value in values)
         mean = f"{100 * statistics.mean(values):.2f}"
         print(row([f"`{words}`", f"{mean}{spread} % ({each})", len(values)]), flush=True)
