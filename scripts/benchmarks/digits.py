@@ -4,8 +4,8 @@
     .venv/bin/python scripts/benchmarks/digits.py --seeds 10 --rows 0 2 --fast --ranks 3
 
 Trains every row with the command line on two ranks, in a temporary folder, and prints a table in Markdown. Accuracy is
-the last evaluation of each run; `+-` is the standard deviation over the seeds. With `--fast`, each number of ranks rounds
-otherwise and gives another sample of the same training.
+the last evaluation of each run; `+-` is the standard deviation over the seeds. With `--fast`, each number of ranks
+rounds otherwise and gives another sample of the same training.
 """
 
 from __future__ import annotations

@@ -53,6 +53,8 @@ def train(
     watchdog: Annotated[
         float, typer.Option(min=0, metavar="SECONDS", help="End the run if it makes no progress for so long; 0: never.")
     ] = 120,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print only how the run ended.")] = False,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Print a line an update.")] = False,
     data: Data = None,
     allow_code: AllowCode = False,
     as_rank: Annotated[str | None, typer.Option("--as-rank", hidden=True)] = None,  # the request, from our parent
@@ -89,6 +91,7 @@ def train(
         allow_code=allow_code,
         report=report,
         watchdog_seconds=watchdog,
+        verbosity=verbose - quiet,
     )
     raise typer.Exit(start_or_join(request))
 

@@ -40,7 +40,7 @@ from trainers.runs.run_folder import (
     newest_checkpoint_name,
     write_report,
 )
-from trainers.runs.stop_request import STOP_FILE, request_stop, requester_text
+from trainers.runs.stop_request import STOP_FILE, request_stop, requester_text, stop_signals
 from trainers.runs.watchdog import StartupCheck, startup_seconds
 
 
@@ -90,8 +90,15 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
         from trainers.runs.progress import Screen, follow  # while the ranks load theirs
 
         console = Screen()
+        if not console.is_terminal and request.verbosity >= 0:
+            console.print(f"run: {folder}", markup=False, highlight=False, soft_wrap=True)
+        if request.cluster is not None and request.workers is None and request.verbosity >= 0:
+            cluster = prepared.plan.cluster
+            chosen = f"{workers} of the {cluster.num_workers} workers of cluster {cluster.name}: what pays on this machine"
+            console.print(f"{chosen}; -n chooses another number", markup=False, highlight=False, soft_wrap=True)
         totals = {"total_updates": timeline.num_updates, "total_samples": timeline.num_samples}
-        code = follow(folder, started.process, console=console, since_ms=began_ms, **totals)
+        totals |= {"since_ms": began_ms, "verbosity": request.verbosity}
+        code = follow(folder, started.process, console=console, **totals)
     if startup is not None and startup.close():
         print_error(f"kilobatch: {startup.failure}\nkilobatch: the run failed; log: {folder / LOG}; {_way_on(folder)}")
         return EXIT_FAILED
@@ -130,7 +137,7 @@ def _join(request: TrainRequest, ranks: int) -> int:
 
 
 class _StopSignals:
-    """While ranks run: the first SIGINT or SIGTERM asks them to stop after their update, the second kills them.
+    """While ranks run: the first stop signal asks them to stop after their update, the second kills them.
 
     Installed before the ranks start, so that no signal is lost and no rank is left behind; removes an old stop file.
     """
@@ -142,7 +149,7 @@ class _StopSignals:
 
     def __enter__(self) -> _StopSignals:
         (self._folder / STOP_FILE).unlink(missing_ok=True)
-        self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._before = {number: signal.signal(number, self._note) for number in stop_signals()}
         return self
 
     def __exit__(self, *exception: object) -> None:

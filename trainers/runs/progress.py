@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import subprocess
 import sys
-from collections import deque
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,11 +17,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from recipes.reports.wording import duration, memory_words, number, percent
+from recipes.reports.wording import duration
 from trainers.runs.errors import redirect_to_devnull
+from trainers.runs.progress_lines import EVERY_SECONDS, ProgressLines, RunState
 
 _POLL_SECONDS = 0.2
-_RECENT = 16  # updates over which the displayed loss and samples per second are averaged
 
 
 def follow(
@@ -33,22 +32,24 @@ def follow(
     *,
     total_samples: int | None = None,
     since_ms: int = 0,
+    verbosity: int = 0,
 ) -> int:
     """Shows the progress of a run from its `metrics.jsonl` until its process ends.
 
-    On a terminal a progress bar, updated after every update; elsewhere a line an evaluation, and one for an epoch
-    without evaluation.
+    On a terminal a progress bar, updated after every update; elsewhere, and with `--verbose`, lines.
 
     Args:
         run_folder: where the ranks write; the file need not exist yet.
         process: the ranks' mpiexec; the caller reads its pipes.
         total_samples: of the whole run, as `total_updates`; with it the time left is right while the batch grows.
         since_ms: lines older than this are of sessions before a `--resume`, and not shown.
+        verbosity: -1 shows only notes and how the run ended, 1 a line an update.
     Returns:
         The exit status of the process.
     """
-    state = _State(total_updates=total_updates, total_samples=total_samples)
-    display = _Bar(console, state) if console.is_terminal else _Lines(console, state)
+    state = RunState(total_updates=total_updates, total_samples=total_samples)
+    lines = ProgressLines(partial(_print_line, console), state, every_seconds=EVERY_SECONDS[verbosity])
+    display = _Bar(console, state) if console.is_terminal and verbosity == 0 else lines
     with closing(Tail(Path(run_folder) / "metrics.jsonl", since_ms)) as tail, display:
         while process.poll() is None:
             display.take(_with_notes_printed(console, tail.lines()))
@@ -131,138 +132,10 @@ def _line(text: bytes) -> dict[str, Any] | None:
     return line if known else None
 
 
-class _State:
-    """The state of the run according to the lines so far."""
-
-    def __init__(self, *, total_updates: int, total_samples: int | None) -> None:
-        self.total_updates = total_updates
-        self.total_samples = total_samples
-        self.updates = self.samples = 0
-        self.epoch = 0.0
-        self.learning_rate = self.global_batch_size = self.accuracy = self.evaluation_loss = None
-        self.loss_scale: float | None = None  # of mixed precision
-        self.overflows = 0  # attempts at an update that were repeated
-        self._exposed: deque[float] = deque(maxlen=_RECENT)  # seconds of exchange that computation did not hide
-        self.ending = ""
-        self._recent: deque[tuple[int, float, float]] = deque(maxlen=_RECENT)  # samples, seconds, loss
-        self._first: tuple[float, int, int] | None = None  # time, updates, samples when the first update was done
-        self._now = 0.0
-
-    def take(self, line: dict[str, Any]) -> None:
-        key, value = line["key"], line.get("value")
-        if key == "train_loss":
-            self._take_update(line)
-        elif key == "eval_accuracy":
-            self.accuracy, self.epoch = value, line["epoch"]
-        elif key == "eval_loss":
-            self.evaluation_loss, self.epoch = value, line["epoch"]
-        elif key == "run_stop":
-            words = {"success": "finished"}.get(value, value)
-            done = f"{number(line.get('update', self.updates))} of {number(self.total_updates)} updates"
-            at = f"{done}, epoch {line.get('epoch', self.epoch):.2f}"
-            scored = f", accuracy {percent(self.accuracy)}" if self.accuracy is not None else ""
-            reason = "" if line.get("reason") in (None, "end") else line["reason"]  # `end`: all its updates are done
-            self.ending = f"{words}: {at}{scored}" + (f"; {reason}" if reason else "")
-            self.ending += f"\n{memory}" if (memory := memory_words(line)) else ""
-
-    def _take_update(self, line: dict[str, Any]) -> None:
-        self._now, self.epoch = line["time_ms"] / 1000, line["epoch"]
-        self.learning_rate, self.global_batch_size = line["learning_rate"], line["global_batch_size"]
-        self.loss_scale, self.overflows = line.get("loss_scale"), self.overflows + line.get("overflows", 0)
-        self.updates, self.samples = line["update"] + 1, line["samples"] + line["global_batch_size"]
-        loss = math.nan if line["value"] is None else line["value"]
-        self._recent.append((line["global_batch_size"], line["update_seconds"], loss))
-        self._exposed.append(line.get("exposed_seconds", 0.0))
-        if self._first is None:
-            self._first = (self._now, self.updates, self.samples)
-
-    @property
-    def loss(self) -> float:
-        """Mean over the samples of the last few updates."""
-        samples = sum(size for size, _, _ in self._recent)
-        return sum(size * loss for size, _, loss in self._recent) / samples if samples else math.nan
-
-    @property
-    def samples_per_second(self) -> float:
-        seconds = sum(seconds for _, seconds, _ in self._recent)
-        return sum(size for size, _, _ in self._recent) / seconds if seconds > 0 else math.nan
-
-    @property
-    def exposed(self) -> float:
-        """Share of the time that went into gradient exchange not hidden by computation."""
-        seconds = sum(seconds for _, seconds, _ in self._recent)
-        return sum(self._exposed) / seconds if seconds > 0 else 0.0
-
-    @property
-    def seconds_left(self) -> float | None:
-        """From the pace in samples (else updates) since the first update of this session, evaluations included."""
-        if self._first is None:
-            return None
-        start, updates, samples = self._first
-        done, left = self.updates - updates, self.total_updates - self.updates
-        if self.total_samples is not None:
-            done, left = self.samples - samples, self.total_samples - self.samples
-        return (self._now - start) / done * left if done > 0 and left > 0 else None
-
-    @property
-    def figures(self) -> str:
-        """The current figures in a line."""
-        parts = [
-            f"batch {number(self.global_batch_size)}",
-            f"rate {number(self.learning_rate)}",
-            f"loss {self.loss:.4f}",
-        ]
-        parts += [f"accuracy {percent(self.accuracy)}"] if self.accuracy is not None else []
-        parts += [f"loss scale {number(self.loss_scale)}"] if self.loss_scale is not None else []
-        parts += [f"overflows {number(self.overflows)}"] if self.overflows else []
-        parts += [f"exposed {100 * self.exposed:.0f} %"] if self.exposed >= 0.005 else []
-        return "  ".join([*parts, f"{number(self.samples_per_second, digits=3)} samples/s"])
-
-
-class _Lines:
-    """One line an evaluation or epoch, for a log."""
-
-    def __init__(self, console: Console, state: _State) -> None:
-        self._console = console
-        self._state = state
-        self._printed_epoch = 0
-        self._evaluated: set[str] = set()  # keys of an evaluation that have arrived and are not printed yet
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *failure: object) -> None:
-        self._print_evaluation()
-
-    def take(self, lines: list[dict[str, Any]]) -> None:
-        for line in lines:
-            if not line["key"].startswith("eval_") or line["key"] in self._evaluated:
-                self._print_evaluation()
-            self._state.take(line)
-            if line["key"].startswith("eval_"):
-                self._evaluated.add(line["key"])
-            elif line["key"] == "train_loss" and int(self._state.epoch) > self._printed_epoch:
-                self._print()
-
-    def _print_evaluation(self) -> None:
-        if self._evaluated:
-            self._evaluated.clear()
-            self._print()
-
-    def _print(self) -> None:
-        state = self._state
-        self._printed_epoch = int(state.epoch)
-        left = f"  left {duration(state.seconds_left)}" if state.seconds_left is not None else ""
-        _print_line(
-            self._console,
-            f"epoch {state.epoch:.2f}  update {state.updates}/{state.total_updates}  {state.figures}{left}",
-        )
-
-
 class _Bar:
     """A progress bar and the current figures, for a terminal."""
 
-    def __init__(self, console: Console, state: _State) -> None:
+    def __init__(self, console: Console, state: RunState) -> None:
         self._state = state
         self._live = Live(self._picture(), console=console, auto_refresh=False)
 

@@ -8,6 +8,12 @@ from pathlib import Path
 STOP_FILE = "stop"  # in the run's folder: requests a stop at the next update, from any host
 
 
+def stop_signals() -> list[signal.Signals]:
+    """Signals that ask a run to stop: Ctrl-C, `kill`, and a terminal that was closed, unless `nohup` ignores that."""
+    closed = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
+    return [signal.SIGINT, signal.SIGTERM, *closed]
+
+
 def request_stop(file: Path, who: str) -> None:
     """Make the stop file of a run or a search; `who` requests it: `signal` or `search`. A user's own file is empty."""
     file.write_text(who, encoding="ascii")
@@ -23,12 +29,12 @@ def stop_requester(file: Path) -> str:
 
 
 def requester_text(who: str, file: Path) -> str:
-    """Who requested a stop, in words, from what `stop_requester` returned; `file` is the stop file."""
-    return "a signal" if who == "signal" else f"the file {file}"
+    """Who requested a stop, in words: what `stop_requester` returned, or `extension`; `file` is the stop file."""
+    return {"signal": "a signal", "extension": "an extension of the recipe"}.get(who, f"the file {file}")
 
 
 class StopRequest:
-    """Whether a stop was requested: by SIGINT, SIGTERM or SIGUSR1 to this process, or a file in the run's folder.
+    """Whether a stop was requested: by a signal to this process (see `stop_signals`), or a file in the run's folder.
 
     Args:
         run: the run's folder.
@@ -38,8 +44,7 @@ class StopRequest:
     def __init__(self, run: Path, *, watches_file: bool) -> None:
         self._file = run / STOP_FILE if watches_file else None
         self._signalled = False
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-        self._before = {number: signal.signal(number, self._note) for number in numbers}
+        self._before = {number: signal.signal(number, self._note) for number in (*stop_signals(), signal.SIGUSR1)}
 
     def close(self) -> None:
         """The run is over: signals mean what they did before."""

@@ -105,6 +105,26 @@ def mixed_kernels_warning(ranks: list[dict[str, Any]]) -> list[str]:
     ]
 
 
+def crowded_warnings(mpi: Any, threads: int) -> list[str]:
+    """On rank 0 a warning for each host with fewer cores than its ranks compute on; all ranks call this together.
+
+    Bytes on the wire: about 100 from each rank to rank 0.
+    """
+    cores_of: dict[str, list[set[int]]] = {}
+    for host, cores in mpi.gather((socket.gethostname(), os.sched_getaffinity(0)), root=0) or ():
+        cores_of.setdefault(host, []).append(cores)
+    warnings = []
+    for host, each in cores_of.items():
+        cores = len(set().union(*each))
+        if len(each) * threads > cores:
+            of = f" of {threads} threads" if threads > 1 else ""
+            warnings.append(
+                f"warning: {len(each)} ranks{of} share the {cores} cores of {host} and take turns on them; "
+                f"{max(1, cores // threads)} would fit: -n, or `mpiexec -n`"
+            )
+    return warnings
+
+
 def _named(ranks: list[dict[str, Any]]) -> str:
     """The ranks and their hosts in words, at most five by name."""
     more = f" and {len(ranks) - 5} more" if len(ranks) > 5 else ""

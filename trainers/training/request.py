@@ -37,6 +37,7 @@ class TrainRequest:
     data: Path | None = None
     report: bool = True
     watchdog_seconds: float = 120.0
+    verbosity: int = 0  # -1 quiet, 1 verbose
 
     def as_tree(self) -> dict[str, Any]:
         """The same request as plain data."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from chainer.training import Trainer
 
 from recipes.planning.stream import Stream
@@ -25,6 +26,7 @@ from trainers.runs.heartbeat import Heartbeat
 from trainers.runs.memory import peak_memory, reset_peak
 from trainers.runs.mpi_ranks import command_line
 from trainers.runs.phase_clock import RankSeconds
+from trainers.runs.progress_lines import EVERY_SECONDS, ProgressLines, RunState
 from trainers.runs.run_folder import (
     CHECKPOINTS,
     METRICS,
@@ -38,7 +40,13 @@ from trainers.runs.run_folder import (
 from trainers.runs.stop_request import StopRequest
 from trainers.training.build import Parts, build, build_exchange, build_feed, sizes_of
 from trainers.training.device import gpu_facts, notes_on, take_device
-from trainers.training.environment import changed_kernels_warning, environment, mixed_kernels_warning, this_rank
+from trainers.training.environment import (
+    changed_kernels_warning,
+    crowded_warnings,
+    environment,
+    mixed_kernels_warning,
+    this_rank,
+)
 from trainers.training.equal_ranks import WeightsDiffer, require_equal_weights, require_one_recipe, why_weights_differ
 from trainers.training.exact_mode import broken_since, unlike_hosts
 from trainers.training.extensions.checkpoints import Checkpoints
@@ -82,6 +90,7 @@ def train_as_rank(
         RunFailed: on all ranks, where the run cannot go on.
     """
     configure_logging(folder, rank=mpi.rank, to_file=not launched_by_us)
+    log.info("run: %s", folder)
     if prepared.plan.cluster.device == "cpu":
         kernels.settle()
     require_one_recipe(fingerprint(prepared.opened.tree), mpi)
@@ -165,6 +174,7 @@ class _Run:
         if self.leads:
             (folder / CHECKPOINTS).mkdir(exist_ok=True)
             truncate_records(folder, self.updater.iteration)
+        notes += [] if self.device.xp is not np else crowded_warnings(self.mpi, self.threads)
         ranks = self.mpi.gather(this_rank(self.mpi.rank, gpu_facts(self.device)), root=0)
         if self.leads:
             notes += mixed_kernels_warning(ranks)
@@ -243,7 +253,13 @@ class _Run:
         """The metrics of the run, with the seconds of all ranks; rank 0 writes them."""
         rounds = not self.plan.exact and self.updater.exchange.wire.name != "float32"
         ranks = RankSeconds(self.updater.clock, self.mpi, counts_lost=rounds)
-        return Metrics(self.folder / METRICS, writes=self.leads, ranks=ranks)
+        state = RunState(
+            total_updates=self.plan.timeline.num_updates, total_samples=self.plan.timeline.num_samples
+        )
+        lines = ProgressLines(log.info, state, every_seconds=EVERY_SECONDS[self.request.verbosity])
+        return Metrics(
+            self.folder / METRICS, writes=self.leads, ranks=ranks, observe=lambda line: lines.take([line])
+        )
 
     def _trainer(self, resumed: dict[str, Any] | None) -> Trainer:
         folder, num_updates = self.folder, self.plan.timeline.num_updates
@@ -334,7 +350,8 @@ class _Run:
         stopped = self.updater.stopping and self.updater.iteration < self.end_update
         whole = self.updater.iteration >= self.plan.timeline.num_updates
         how = "success" if whole else "stopped"
-        reason = self.stop_request.by if stopped else "" if whole else "--stop-after"
+        by = self.stop_request.by if self.updater.asked_to_stop else "extension"
+        reason = by if stopped else "" if whole else "--stop-after"
         reached = {"update": self.updater.iteration, "epoch": self.updater.epoch_detail}
         self.mpi.Barrier()  # every rank has done its part before the run counts as ended
         peaks = self._peaks()

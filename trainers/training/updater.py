@@ -123,6 +123,8 @@ class RecipeUpdater(StandardUpdater):
         stop_asked: whether this worker was asked to stop; the workers agree once an update.
     Attributes:
         pending: the gradient that waits to be applied, and its hyperparameters; None without double buffering.
+        stopping: the run ends after this update; an extension may set it, on all workers.
+        asked_to_stop: some worker was asked to.
         clock: times the phases of every update.
         mpi: as given; extensions may use it, all workers together.
     """
@@ -144,7 +146,7 @@ class RecipeUpdater(StandardUpdater):
         super().__init__(iterator, optimizer, loss_func=loss, auto_new_epoch=False)
         self.plan = plan
         self.record: UpdateRecord | None = None
-        self.stopping = False
+        self.stopping = self.asked_to_stop = False
         self.averaged = averaged
         self.exchange = exchange
         self.pending: tuple[Gradient, Hyperparameters] | None = None
@@ -293,9 +295,10 @@ class RecipeUpdater(StandardUpdater):
         division = share.division
         most = division.num_groups_of(0) if self.plan.exact else division.num_micro_batches(0)  # none has more
         flags = (self._stop_asked(), gradient.ran_out is not None)
-        (self.stopping, ran_out), losses = gather_flags_and_losses(
+        (self.asked_to_stop, ran_out), losses = gather_flags_and_losses(
             self.mpi, flags, gradient.own_losses, max_losses=most
         )
+        self.stopping = self.stopping or self.asked_to_stop
         if ran_out:
             return None
         if not np.isfinite(losses).all():

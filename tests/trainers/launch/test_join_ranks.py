@@ -26,7 +26,7 @@ def train(folder, *words, **environment):
 )
 def test_without_an_mpi_the_way_out_is_named_and_nothing_trained(tmp_path, environment, why):
     done = train(tmp_path / "run", **environment)
-    assert (done.returncode, done.stdout) == (2, "")
+    assert (done.returncode, done.stdout) == (2, f"run: {tmp_path / 'run'}\n")
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"kilobatch: MPI cannot start: {why}")
     assert "pip install mpi4py mpich" in line
@@ -35,7 +35,7 @@ def test_without_an_mpi_the_way_out_is_named_and_nothing_trained(tmp_path, envir
 
 def test_a_thread_for_the_exchange_is_refused_where_mpi_forbids_it(tmp_path):
     done = train(tmp_path / "run", MPI4PY_RC_THREAD_LEVEL="serialized")
-    assert (done.returncode, done.stdout) == (2, "")
+    assert (done.returncode, done.stdout) == (2, f"run: {tmp_path / 'run'}\n")
     (line,) = done.stderr.splitlines()
     assert line.startswith("kilobatch: gradients are exchanged by a thread beside backward, and MPI gives MPI_THREAD_S")
     assert "overlap=false" in line

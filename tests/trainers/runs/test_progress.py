@@ -70,31 +70,43 @@ def played(tmp_path):
     return play
 
 
-def test_log_has_a_line_an_evaluation_and_one_at_the_end(played):
+def test_log_has_a_line_after_the_first_update_one_an_evaluation_and_one_at_the_end(played):
     text, status = played(six_updates())
     lines = text.splitlines()
     assert status == 0
-    assert len(lines) == 4
-    assert lines[0] == (
-        "epoch 1.00  update 2/6  batch 100  rate 0.5  loss 0.7500  accuracy 55.00 %  200 samples/s  left 4.0 s"
+    assert len(lines) == 5
+    assert lines[0] == "update 1/6  epoch 0.00  batch 100  rate 0.5  loss 1.0000  200 samples/s"
+    assert lines[1] == (
+        "update 2/6  epoch 1.00  batch 100  rate 0.5  loss 0.7500  accuracy 55.00 %  200 samples/s  left 4.0 s"
     )
-    assert lines[2].startswith("epoch 3.00  update 6/6")
-    assert "left" not in lines[2]
-    assert lines[3] == "finished: 6 of 6 updates, epoch 3.00, accuracy 75.00 %"
+    assert lines[3].startswith("update 6/6  epoch 3.00")
+    assert "left" not in lines[3]
+    assert lines[4] == "finished: 6 of 6 updates, epoch 3.00, accuracy 75.00 %"
 
 
 def test_mixed_precision_shows_its_scale_and_what_was_done_again(played):
     scales = [{"loss_scale": 65536.0 / 2 ** min(update, 2), "overflows": int(0 < update < 3)} for update in range(6)]
-    text, _ = played([{**train(update), **scale} for update, scale in enumerate(scales)])
+    text, _ = played([{**train(update), **scale} for update, scale in enumerate(scales)], verbosity=1)
     assert "loss 1.0000  loss scale 16,384  overflows 2  200 samples/s" in text.splitlines()[-1]
     assert "loss scale" not in played([train(update) for update in range(6)])[0]
 
 
-def test_log_has_a_line_an_epoch_without_evaluations_else_one_for_each(played):
-    text, _ = played([train(update) for update in range(6)])
-    assert [line[:24] for line in text.splitlines()] == ["epoch 1.00  update 3/6  ", "epoch 2.00  update 5/6  "]
-    text, _ = played([line for update in range(4) for line in (train(update), *evaluated(update + 1, 0.5))])
-    assert re.findall(r"epoch (\S+)  update", text) == ["0.50", "1.00", "1.50", "2.00"]
+def shown_updates(text):
+    return [int(number) for number in re.findall(r"^update (\d+)/", text, re.MULTILINE)]
+
+
+def test_log_has_a_line_every_30_seconds_and_one_for_each_evaluation(played):
+    text, _ = played([train(update, time_ms=11_000 * update) for update in range(9)])
+    assert shown_updates(text) == [1, 4, 7]
+    lines = [line for update in range(4) for line in (train(update), *evaluated(update + 1, 0.5))]
+    assert shown_updates(played(lines)[0]) == [1, 1, 2, 3, 4]
+
+
+def test_quiet_shows_how_it_ended_and_verbose_each_update(played):
+    lines = [*(train(update) for update in range(3)), *evaluated(3, 0.5), stopped(3)]
+    assert played(lines, verbosity=-1)[0] == "finished: 3 of 6 updates, epoch 1.50, accuracy 50.00 %\n"
+    for terminal in (False, True):
+        assert shown_updates(played(lines, verbosity=1, terminal=terminal)[0]) == [1, 2, 3, 3]
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.05, 0.25])
@@ -108,7 +120,7 @@ def test_last_lines_are_shown_however_fast_the_process_ends(played, seconds):
 def test_last_line_without_a_newline_is_shown_and_half_a_line_is_not(played):
     assert "finished" in played(six_updates(), end="")[0]
     text, _ = played([train(0), *evaluated(1, 0.5)], end='\n{"key": "run_st')
-    assert len(text.splitlines()) == 1
+    assert shown_updates(text) == [1, 1]
 
 
 def test_process_that_writes_nothing_is_followed_to_its_end_and_its_exit_code_returned(played):
@@ -186,10 +198,7 @@ def test_resumed_run_shows_nothing_of_the_sessions_before(tmp_path):
     shown = io.StringIO()
     with subprocess.Popen([sys.executable, "-c", RESUME, str(tmp_path)]) as process:
         follow(tmp_path, process, 6, Console(file=shown, _environ={}), since_ms=50_000)
-    assert [line[:23] for line in shown.getvalue().splitlines()] == [
-        "epoch 1.00  update 3/6 ",
-        "epoch 2.00  update 4/6 ",
-    ]
+    assert shown_updates(shown.getvalue()) == [3, 4]
     assert "77.00 %" in shown.getvalue()
     assert "11.00 %" not in shown.getvalue()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +49,21 @@ class Metrics(Extension):
         path: the run's `metrics.jsonl`.
         writes: whether this rank writes.
         ranks: gathers the seconds of all workers, all of which have this extension then; None: no such times.
+        observe: called with each line, on the rank that writes.
     """
 
     priority = 250
     trigger = (1, "iteration")
 
-    def __init__(self, path: Path, *, writes: bool, ranks: RankSeconds | None = None) -> None:
-        self._lines = JsonLines(path, writes=writes)
+    def __init__(
+        self,
+        path: Path,
+        *,
+        writes: bool,
+        ranks: RankSeconds | None = None,
+        observe: Callable[[dict[str, Any]], None] = lambda line: None,
+    ) -> None:
+        self._lines, self._observe = JsonLines(path, writes=writes), observe if writes else lambda line: None
         self._ranks = ranks
         self._unwritten: list[UpdateSeconds] = []
         self._reached: dict[str, Any] = {}
@@ -94,7 +103,9 @@ class Metrics(Extension):
 
     def write(self, key: str, value: Any, **more: Any) -> None:
         """Append a line; `value` and `more` are plain data."""
-        self._lines.write({"key": key, "value": value, "time_ms": round(time.time() * 1000), **more})
+        line = {"key": key, "value": value, "time_ms": round(time.time() * 1000), **more}
+        self._lines.write(line)
+        self._observe(line)
 
     def restart_clock(self) -> None:
         """Exclude what happened since the last update (an evaluation, a checkpoint) from the next update's time."""
