@@ -94,8 +94,8 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
             console.print(f"run: {folder}", markup=False, highlight=False, soft_wrap=True)
         if request.cluster is not None and request.workers is None and request.verbosity >= 0:
             cluster = prepared.plan.cluster
-            chosen = f"{workers} of the {cluster.num_workers} workers of cluster {cluster.name}: what pays on this machine"
-            console.print(f"{chosen}; -n chooses another number", markup=False, highlight=False, soft_wrap=True)
+            text = f"{workers} of the {cluster.num_workers} workers of cluster {cluster.name}, which pays on this machine"
+            console.print(f"{text}; -n chooses another number", markup=False, highlight=False, soft_wrap=True)
         totals = {"total_updates": timeline.num_updates, "total_samples": timeline.num_samples}
         totals |= {"since_ms": began_ms, "verbosity": request.verbosity}
         code = follow(folder, started.process, console=console, **totals)
