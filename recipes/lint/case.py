@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+from recipes.planning.rates import learning_rate_at, momentum_at
 from recipes.reading.open import OpenedRecipe
 from recipes.schema import Recipe
 from recipes.schema.vocabulary import rate_rule
+
+_POSITIONS = 2000  # of a run at which its rates are looked at
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +78,23 @@ class Case:
     def growth(self) -> float:
         """The first batch over the batch at which the reference rate holds."""
         return self.first_batch / self.recipe.learning_rate.per
+
+    @cached_property
+    def peak(self) -> tuple[float, float]:
+        """The highest rate of the run, and the first epoch at which it is within a tenth of it."""
+        epochs = [self.recipe.epochs * number / _POSITIONS for number in range(_POSITIONS)]
+        rates = [learning_rate_at(self.recipe, epoch) for epoch in epochs]
+        return max(rates), next(e for e, rate in zip(epochs, rates, strict=True) if rate >= 0.9 * max(rates))
+
+    @property
+    def first_rate(self) -> float:
+        """The rate of the first update."""
+        return learning_rate_at(self.recipe, 0.0)
+
+    @property
+    def reach(self) -> float:
+        """By how much momentum multiplies a step of SGD over time, 1 / (1 - m)."""
+        return 1 / (1 - (momentum_at(self.recipe, 0.0) or 0.0))
 
     @property
     def ramps(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from recipes.reading.open import OpenedRecipe, leaves, open_recipe
 from recipes.reading.read import dotted, fields_of
 from recipes.reading.registry import can_name_folder, library_name, require_suffix, shown
 from recipes.scale.batch import batch_changes, positions_in_updates
+from recipes.scale.promise import require_promise
 from recipes.scale.request import Change, Request
 from recipes.scale.rules import ERRORS_BEYOND, ada_scale, lars, linear, rmsprop_warmup, square_root
 from recipes.schema import Recipe
@@ -119,7 +121,13 @@ def scale_recipe(
     _require_published(request, changes)
     file = out or Path(f"{opened.recipe.name}-{batch}.yaml")
     _require_name(file)
-    made = _write(file, _text(request, changes, file), partial(open_recipe, file, **options))
+
+    def check() -> OpenedRecipe:
+        made = open_recipe(file, **options)
+        require_promise(opened.recipe, made.recipe, ratio=_rate_ratio(request, changes))
+        return made
+
+    made = _write(file, _text(request, changes, file), check)
     return Scaled(
         recipe=opened.recipe.name,
         before=opened.recipe.batch.global_.sizes[0],
@@ -152,6 +160,18 @@ def _by_optimizer(request: Request, vocabulary: Vocabulary) -> Iterator[Change]:
         known = sorted({*of_kind, *(name for name in vocabulary.optimizers if rate_rule(vocabulary.optimizers[name]))})
         raise InputRefused(f"no rule says how {kind} follows the batch; known: {', '.join(known)}")
     return rule(request)
+
+
+def _rate_ratio(request: Request, changes: Sequence[Change]) -> float:
+    """What the full rate is multiplied by, by the rule for this optimizer."""
+    kind, rule = request.value("optimizer.kind"), request.recipe.learning_rate.rule
+    if kind == "Lars":
+        return next(change.after for change in changes if change.key == "learning_rate.reference") / request.rate
+    if kind == "AdaScale" and rule == "none":  # the measured gain scales it
+        return 1.0
+    if rule == "sqrt" or rate_rule(request.recipe.optimizer) == "sqrt":
+        return math.sqrt(request.kappa)
+    return float(request.kappa)
 
 
 def _require_batch(request: Request) -> None:

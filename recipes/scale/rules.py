@@ -198,18 +198,24 @@ def _warmup(request: Request) -> Change:
     warmup, given = request.recipe.learning_rate.warmup, request.value("learning_rate.warmup")
     aimed = None if warmup is None else request.written["learning_rate"]["warmup"].get("target_batch")
     if warmup is not None and aimed is None:
-        # It defaults to the first batch, also in the new recipe: so it is neither shown nor written.
-        given = {name: value for name, value in given.items() if name != "target_batch"}
+        given = _without_target(given)
     if is_reference:
         return Change(key=key, before=given, after=None, reason="none up to the reference batch", source=source)
     if warmup is None and (request.kappa <= 1 or request.recipe.learning_rate.rule == "sqrt"):
         return request.kept(key, "none, as before")
+    if warmup is None and getattr(formula.schedule, "slow_until", 0.0) > 0:
+        return request.kept(key, f"none: the schedule rises by itself, until epoch {formula.schedule.slow_until:g}")
     if warmup is None:
         return request.moved(
             key, _five_epochs(request), "a rise in a straight line over 5 epochs, less in a short run", source
         )
     after = given if aimed is None else {**given, "target_batch": int(aimed * request.kappa)}
     return Change(key=key, before=given, after=after, reason="as many epochs as before, to the new rate", source=source)
+
+
+def _without_target(warmup: dict[str, Any]) -> dict[str, Any]:
+    """A warmup whose `target_batch` is the first batch, also in the new recipe: it is neither shown nor written."""
+    return {name: value for name, value in warmup.items() if name != "target_batch"}
 
 
 def _five_epochs(request: Request) -> dict[str, Any]:
@@ -246,13 +252,14 @@ def ada_scale(request: Request) -> Iterator[Change]:
 
 
 _MALLADI = "Malladi et al. 2022, arXiv 2205.10287, square root scaling rule (its equations not checked line by line)"
+_LAMB = "You et al. 2019, arXiv 1904.00962, untuned LAMB: the table of rates and warmups (not checked)"
 _AKIBA = "Akiba et al. 2017, arXiv 1711.04325"
 # They trained at 32,768 with the linear rule after their warmup.
 _AKIBA_HOLDS_TO = 32768
 
 
 def square_root(request: Request) -> Iterator[Change]:
-    """Adam and LAMB: rate times the root of k, each 1 - beta times k, epsilon over the root."""
+    """Adam: rate times the root of k, each 1 - beta times k, epsilon over the root. LAMB: rate and warmup only."""
     formula = request.recipe.learning_rate
     first = request.recipe.batch.global_.sizes[0]
     if formula.rule == "sqrt":
@@ -265,11 +272,40 @@ def square_root(request: Request) -> Iterator[Change]:
         after = full_rate(request.rate, request.batch, rule="sqrt", per=first)
         reason = f"the full rate of {first:,}: it moves from {request.rate:.6g} to {after:.6g}"
         yield request.moved("learning_rate.reference", rounded(request.rate), reason, _MALLADI)
-    yield request.kept("learning_rate.warmup", "as many epochs as before", "time is samples")
-    for key in ("beta1", "beta2"):
-        yield _beta(request, f"optimizer.{key}")
-    yield _epsilon(request)
+    if request.value("optimizer.kind") == "Lamb":
+        yield from _lamb(request)
+    else:
+        yield _same_warmup(request, "as many epochs as before", "time is samples")
+        for key in ("beta1", "beta2"):
+            yield _beta(request, f"optimizer.{key}")
+        yield _epsilon(request)
     yield from _decay(request)
+
+
+def _same_warmup(request: Request, reason: str, source: str) -> Change:
+    key, given = "learning_rate.warmup", request.value("learning_rate.warmup")
+    if given is not None and "target_batch" not in request.written["learning_rate"]["warmup"]:
+        given = _without_target(given)
+    return Change(key=key, before=given, after=given, reason=reason, source=source)
+
+
+def _lamb(request: Request) -> Iterator[Change]:
+    """The warmup in proportion to the batch; betas and epsilon as they were."""
+    warmup = request.recipe.learning_rate.warmup
+    if warmup is None:
+        yield request.kept("learning_rate.warmup", "none, as before")
+    else:
+        epochs = rounded(warmup.shape.epochs * float(request.kappa))
+        if epochs >= request.recipe.epochs:
+            raise InputRefused(
+                f"learning_rate.warmup: {warmup.shape.epochs:g} epochs would become {epochs:g} of "
+                f"{request.recipe.epochs:g}: this rule ends below a batch of "
+                f"{request.recipe.batch.global_.sizes[0] * request.recipe.epochs / warmup.shape.epochs:,.0f}"
+            )
+        reason = "in proportion to the batch: 0.3125 epochs at 512, 20 at 32,768"
+        yield request.moved("learning_rate.warmup.epochs", epochs, reason, _LAMB)
+    for key in ("optimizer.beta1", "optimizer.beta2", "optimizer.eps"):
+        yield request.kept(key, "the same from batch 512 to 32,768", _LAMB)
 
 
 def rmsprop_warmup(request: Request) -> Iterator[Change]:

@@ -105,8 +105,9 @@ class RandomResizedCrop:
 
     Source: fb.resnet.torch, datasets/transforms.lua, RandomSizedCrop (the attempts, the uniform draws, the exchange);
         the augmentation of Goyal et al. 2017, arXiv 1706.02677.
-    Differs: fb.resnet.torch multiplies the side by the ratio, not by its root, so its shapes reach from 9:16 to 16:9,
-        and it interpolates bicubically. Others draw the logarithm of the ratio uniformly.
+    Differs: fb.resnet.torch interpolates bicubically. Its first commit, 6f9402d, multiplied the side by the ratio, not
+        by its root, so that shapes reached from 9:16 to 16:9; d4b9406 corrected that. Others draw the logarithm of the
+        ratio uniformly.
     """
 
     size: ImageSize
@@ -166,15 +167,16 @@ def resampled(image_HWC: np.ndarray, *, height: int, width: int) -> np.ndarray:
 
 @dataclass(frozen=True, kw_only=True)
 class Resize:
-    """The shorter side to a given length, the longer one in proportion, rounded to the nearest pixel.
+    """The shorter side to a given length, the longer one in proportion, rounded down.
 
     Args:
         shorter: length of the shorter side in pixels, or `image_size`, the recipe's.
     Raises:
         ValueError: `shorter` is neither a whole number above 0 nor `image_size`.
 
-    Source: fb.resnet.torch, datasets/transforms.lua, Scale.
-    Differs: bilinear and antialiased, where the source is bicubic.
+    Source: fb.resnet.torch, datasets/transforms.lua, Scale; torchvision, transforms/functional.py, whose
+        int(size * long / short) rounds down as well.
+    Differs: bilinear and antialiased, where fb.resnet.torch is bicubic.
     """
 
     shorter: ImageSize
@@ -186,5 +188,5 @@ class Resize:
         """The resampled image, channels and type as given."""
         height, width, _ = image_HWC.shape
         side = min(height, width)
-        height, width = ((2 * length * self.shorter + side) // (2 * side) for length in (height, width))
+        height, width = (length * self.shorter // side for length in (height, width))
         return resampled(image_HWC, height=height, width=width)

@@ -94,7 +94,7 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
             console.print(f"run: {folder}", markup=False, highlight=False, soft_wrap=True)
         if request.cluster is not None and request.workers is None and request.verbosity >= 0:
             cluster = prepared.plan.cluster
-            text = f"{workers} of the {cluster.num_workers} workers of cluster {cluster.name}, which pays on this machine"
+            text = f"{workers} of the {cluster.num_workers} workers of cluster {cluster.name}, as it pays here"
             console.print(f"{text}; -n chooses another number", markup=False, highlight=False, soft_wrap=True)
         totals = {"total_updates": timeline.num_updates, "total_samples": timeline.num_samples}
         totals |= {"since_ms": began_ms, "verbosity": request.verbosity}

@@ -7,11 +7,13 @@ from fractions import Fraction
 
 from recipes.lint.case import Case, Fault
 from recipes.planning.rates import momentum_at
+from recipes.planning.timeline import timeline_of
 from recipes.schema.positions import written_in_updates
 
 # "About a tenth" in the paper, whose own largest is 5,120 of CIFAR-10's 50,000.
 _LARGEST_SHARE = Fraction(5120, 50_000)
 _LARGEST_MOMENTUM = 0.9
+_FEWEST = 100  # updates of a run
 
 
 def batch_over_tenth(case: Case) -> Iterator[Fault]:
@@ -25,16 +27,16 @@ def batch_over_tenth(case: Case) -> Iterator[Fault]:
         5,120 of 50,000, which is the bound here.
     Fires:
         dataset: digits
-        batch: {global: 154, norm_span: 1}
+        batch: {global: 154, norm_span: 11}
         augmentation: {train: [], eval: []}
         evaluation: {norm_momentum: {keep: 0.8}}
-        learning_rate: {per: 32}
+        learning_rate: {per: 32, reference: 0.05}
     Quiet:
         dataset: digits
-        batch: {global: 153, norm_span: 1}
+        batch: {global: 153, norm_span: 9}
         augmentation: {train: [], eval: []}
         evaluation: {norm_momentum: {keep: 0.8}}
-        learning_rate: {per: 32}
+        learning_rate: {per: 32, reference: 0.05}
     """
     num_train = case.opened.dataset.num_train
     if case.largest_batch > _LARGEST_SHARE * num_train:
@@ -42,6 +44,40 @@ def batch_over_tenth(case: Case) -> Iterator[Fault]:
             keys=("batch.global", "dataset"),
             what=f"{case.largest_batch:,} of {num_train:,} training samples in one update",
             way_out=f"write at most {int(_LARGEST_SHARE * num_train):,}",
+        )
+
+
+def few_updates(case: Case) -> Iterator[Fault]:
+    """A run of fewer than 100 updates.
+
+    So few steps do not train a network, however they are scaled. At a fixed number of epochs a larger batch makes
+    fewer of them.
+
+    Way out: a smaller batch, or more epochs.
+    Source: Fashion-MNIST, 5 epochs, a small ResNet: batch 4,096 makes 74 updates and reaches 68.7 % with linear scaling
+        and warmup, batch 128 makes 2,345 and reaches 90.6 % (measured); the fewest of the library on ImageNet: 1,341.
+    Fires:
+        dataset: digits
+        epochs: 2
+        batch: {global: 64, norm_span: 32}
+        augmentation: {train: [], eval: []}
+        evaluation: {norm_momentum: {keep: 0.8}}
+        learning_rate: {per: 32, reference: 0.05, schedule: {kind: Cosine}, warmup: null}
+    Quiet:
+        dataset: digits
+        epochs: 5
+        batch: {global: 64, norm_span: 32}
+        augmentation: {train: [], eval: []}
+        evaluation: {norm_momentum: {keep: 0.8}}
+        learning_rate: {per: 32, reference: 0.05, schedule: {kind: Cosine}, warmup: null}
+    """
+    updates = timeline_of(case.recipe, case.opened.dataset).num_updates
+    if updates < _FEWEST:
+        fits = int(case.recipe.epochs * case.opened.dataset.num_train / _FEWEST)
+        yield Fault(
+            keys=("batch.global", "epochs"),
+            what=f"{updates} updates in all",
+            way_out=f"write a batch of at most {fits:,}, or more epochs",
         )
 
 
@@ -75,7 +111,7 @@ def double_buffering(case: Case) -> Iterator[Fault]:
     Source: Suzuki 2018, ChainerMN 1.3: with a ramp, double buffering and float16 on the wire top-1 75.8 % against
         76.4 %; how momentum multiplies a step: Smith et al. 2017, arXiv 1711.00489.
     Fires:
-        optimizer: {momentum: 0.95}
+        optimizer: {momentum: 0.91}
         updater: {double_buffering: true}
     Quiet:
         updater: {double_buffering: true}

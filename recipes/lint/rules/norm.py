@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from recipes.lint.case import Case, Fault
 from recipes.planning.rates import averaged_samples
 
-_WIDEST = 512
+_NARROWEST, _WIDEST = 8, 512
 _MANY_TIMES = 8
 
 
@@ -31,6 +31,53 @@ def wide_norm_span(case: Case) -> Iterator[Fault]:
             keys=("batch.norm_span", "batch.global"),
             what=f"{widest:,} samples share statistics",
             way_out="write 32 to 256",
+        )
+
+
+def narrow_norm_span(case: Case) -> Iterator[Fault]:
+    """Statistics over fewer than 8 samples.
+
+    Mean and variance of so few are mostly noise, and differ from those that evaluation uses.
+
+    Way out: 32, or a model with group normalisation.
+    Source: Wu and He 2018, arXiv 1803.08494, batch normalisation over 32, 16, 8, 4 and 2 images: error 23.6, 23.7,
+        24.8, 27.3 and 34.7 % (not checked).
+    Fires:
+        batch: {norm_span: 2}
+    Quiet:
+        batch: {norm_span: 8}
+    """
+    narrowest = min(case.recipe.batch.norm_span.sizes)
+    if narrowest < _NARROWEST and case.largest_batch >= _NARROWEST:
+        yield Fault(
+            keys=("batch.norm_span", "batch.global"),
+            what=f"{narrowest} sample{'s' if narrowest > 1 else ''} share statistics",
+            way_out="write 32 to 256",
+        )
+
+
+def lagging_average(case: Case) -> Iterator[Fault]:
+    """An average of the weights that looks back over more than a quarter of the run.
+
+    It looks back about `per` / (1 - keep) samples. What it averages then is mostly weights from before the rate fell.
+
+    Way out: an average over a tenth of the run, or a smaller `per`: a published `keep` belongs to its own batch.
+    Source: Busbridge et al. 2023, arXiv 2307.13813; torchvision's recipe: 4 % of its run.
+    Fires:
+        weight_average: {keep: 0.9999, per: 8192}
+    Quiet:
+        weight_average: {keep: 0.999, per: 8192}
+    """
+    average, samples = case.recipe.weight_average, case.recipe.epochs * case.opened.dataset.num_train
+    if average is None or average.keep >= 1:
+        return
+    per = case.largest_batch if average.per == "update" else average.per
+    window = per / (1 - average.keep)
+    if window > samples / 4:
+        yield Fault(
+            keys=("weight_average.keep", "weight_average.per", "epochs"),
+            what=f"an average over {window / case.opened.dataset.num_train:.3g} of {case.recipe.epochs:g} epochs",
+            way_out=f"write `keep: {1 - per / (samples / 10):.4g}`, a tenth of the run",
         )
 
 

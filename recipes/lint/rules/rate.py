@@ -6,10 +6,20 @@ import math
 from collections.abc import Iterator
 
 from recipes.lint.case import Case, Fault
-from recipes.planning.rates import LINEAR_HOLDS_TO, batch_size_at, full_rate_at, largest_linear_batch, learning_rate_at
+from recipes.planning.rates import (
+    LINEAR_HOLDS_TO,
+    batch_size_at,
+    full_rate_at,
+    largest_linear_batch,
+    learning_rate_at,
+    momentum_at,
+)
 from recipes.schema.vocabulary import rate_rule
 
 _LARGEST_UNSCALED = 8
+_LARGE_DATA = 10**6  # samples, as ImageNet
+_LONGEST_STEPS = (8.0, 3.0)  # rate / (1 - momentum) for 256 samples: of small data sets, of large ones
+_MEASURE_THEIR_RATE = ("AdaScale",)
 
 
 def unscaled_rate(case: Case) -> Iterator[Fault]:
@@ -39,8 +49,8 @@ def scaled_twice(case: Case) -> Iterator[Fault]:
     """A rate that follows the batch by rule and once more by hand.
 
     `rule` multiplies the reference rate already. Detected are: AdaScale, whose gain scales too, with a rule; a
-    `reference` that is scaled with the batch, compared with the recipe that this one extends; a schedule that steps up
-    by the same factor where a ramp does.
+    `reference` that is scaled with the batch, compared with the recipe that this one extends, or by as much as the rule
+    scales it; a schedule that steps up by the same factor where a ramp does.
 
     Way out: leave `reference` and `per` as they were found, or write `rule: none` and scale by hand.
     Source: Goyal et al. 2017, arXiv 1706.02677, linear scaling rule: k times the batch, k times the rate; AdaScale:
@@ -72,6 +82,57 @@ def scaled_twice(case: Case) -> Iterator[Fault]:
             keys=("learning_rate.schedule",),
             what=f"the schedule steps up with the batch at {start:g}, and rule {formula.rule} does too",
             way_out="keep the schedule flat there, or write `scale_with: initial`",
+        )
+
+
+def long_steps(case: Case) -> Iterator[Fault]:
+    """A rate of SGD that moves the weights further per sample than any published one.
+
+    What counts is the full rate, however it is written, over 1 - momentum, for each 256 samples: 1.0 in Goyal et al.,
+    at most 2.3 in the library's recipes for ImageNet and 4 for small data sets. A rate that was scaled twice, or a
+    momentum that was raised at the same rate, is many times that.
+
+    Way out: the rate and momentum of a published recipe, scaled once.
+    Source: Smith et al. 2017, arXiv 1711.00489: the noise of SGD goes as rate / (batch (1 - momentum)); the library.
+    Fires:
+        learning_rate: {reference: 0.4}
+    Quiet:
+        learning_rate: {reference: 0.2}
+    """
+    rate, epoch = case.peak
+    step = rate * case.reach / batch_size_at(case.recipe, epoch) * 256
+    largest = _LONGEST_STEPS[case.opened.dataset.num_train >= _LARGE_DATA]
+    if case.is_momentum_sgd and case.optimizer["kind"] not in _MEASURE_THEIR_RATE and step > largest:
+        yield Fault(
+            keys=("learning_rate.reference", "optimizer.momentum", "learning_rate.per", "batch.global"),
+            what=f"rate {rate:.4g} over 1 - momentum is {step:.3g} per 256 samples, published: at most {largest:g}",
+            way_out=f"write a rate {step / largest:.2g} times smaller or more, or a smaller momentum",
+        )
+
+
+def raised_momentum(case: Case) -> Iterator[Fault]:
+    """A momentum of SGD that at least doubles 1 / (1 - m) at the rate of the recipe that this one extends.
+
+    Momentum multiplies a step by 1 / (1 - m): 0.99 in place of 0.9 is ten times the rate.
+
+    Way out: divide the rate by as much.
+    Source: Smith et al. 2017, arXiv 1711.00489: batch proportional to rate / (1 - momentum).
+    Fires:
+        optimizer: {momentum: 0.95}
+    Quiet:
+        learning_rate: {reference: 0.05}
+        optimizer: {momentum: 0.95}
+    """
+    if case.base is None or not case.is_momentum_sgd:
+        return
+    before = 1 / (1 - (momentum_at(case.base.recipe, 0.0) or 0.0))
+    formula, others = case.recipe.learning_rate, case.base.recipe.learning_rate
+    same_rate = (formula.reference, formula.per, formula.rule) == (others.reference, others.per, others.rule)
+    if same_rate and case.reach >= 1.999 * before:
+        yield Fault(
+            keys=("optimizer.momentum",),
+            what=f"steps {case.reach / before:.3g} times longer than in {case.base.recipe.name}, at the same rate",
+            way_out=f"write a reference rate of {formula.reference * before / case.reach:.3g}, or the former momentum",
         )
 
 
@@ -155,9 +216,10 @@ def _scaled_by_hand(case: Case) -> float | None:
         return None
     formula, before = case.recipe.learning_rate, case.base.recipe.learning_rate
     same_rule = (formula.rule, formula.per) == (before.rule, before.per)
-    growth = case.first_batch / case.base.recipe.batch.global_.sizes[0]
+    growths = (case.first_batch / case.base.recipe.batch.global_.sizes[0], case.growth)
     ratio = formula.reference / before.reference
-    return ratio if same_rule and growth != 1 and math.isclose(ratio, growth, rel_tol=0.01) else None
+    scaled = any(growth != 1 and math.isclose(ratio, growth, rel_tol=0.01) for growth in growths)
+    return ratio if same_rule and scaled else None
 
 
 def _steps_up_with_batch(case: Case) -> Iterator[float]:

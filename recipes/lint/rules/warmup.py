@@ -18,9 +18,10 @@ _FIVE_EPOCHS = "{kind: GradualWarmup, epochs: 5, start: reference, joins: multip
 def no_warmup(case: Case) -> Iterator[Fault]:
     """The full rate from the first update, at more than 8 times the batch that the reference rate holds at.
 
-    In the first epochs the gradient changes too fast for one large step to replace many small ones. The rate of LARS
-    and LAMB follows no rule: they are reported from a batch of 1,632, the smallest of MLPerf's reference points, all of
-    which warm up. RmspropWarmup and AdaScale have a warmup of their own and are not reported.
+    In the first epochs the gradient changes too fast for one large step to replace many small ones. A rate that is
+    written at its own batch counts by the first step, rate over 1 - momentum, which is 1.0 at batch 256. The rate of
+    LARS and LAMB follows no rule: they are reported from a batch of 1,632, the smallest of MLPerf's reference points,
+    all of which warm up. RmspropWarmup and AdaScale have a warmup of their own and are not reported.
 
     Way out: rise to the full rate over 5 epochs.
     Source: Goyal et al. 2017, arXiv 1706.02677, comparison of warmups at batch 8,192: top-1 error 24.84 %
@@ -39,9 +40,58 @@ def no_warmup(case: Case) -> Iterator[Fault]:
         what = f"none, and a batch of {case.first_batch:,} is {case.growth:g} times the {formula.per:,} of `per`"
     elif is_layerwise(case.recipe.optimizer) and case.first_batch >= _SMALLEST_PUBLISHED:
         what = f"none, with {kind} at a batch of {case.first_batch:,}"
+    elif case.is_momentum_sgd and (step := case.first_rate * case.reach) > 1.001 * _LARGEST_WITHOUT:
+        what = f"none, and the first rate is {case.first_rate:.4g}: {step:.3g} over 1 - momentum, at batch 256 1"
     if what is not None:
         keys = ("learning_rate.warmup", "batch.global", "learning_rate.per")
         yield Fault(keys=keys, what=what, way_out=f"write `warmup: {_FIVE_EPOCHS}`")
+
+
+def short_warmup(case: Case) -> Iterator[Fault]:
+    """A rise of less than one epoch to more than 8 times the rate of batch 256.
+
+    A few updates are over before the gradient has settled; the first long steps then come as if there were no warmup.
+
+    Way out: 5 epochs.
+    Source: Goyal et al. 2017, arXiv 1706.02677: 5 epochs, 782 updates at batch 8,192; the shortest of the library is 2.
+    Fires:
+        learning_rate: {warmup: {epochs: 5up}}
+    Quiet:
+        learning_rate: {warmup: {epochs: 2}}
+    """
+    rate, epoch = case.peak
+    rises = case.first_rate < 0.5 * rate and case.optimizer["kind"] not in _BRING_THEIR_OWN
+    if case.is_momentum_sgd and rises and epoch < 1 and max(case.growth, rate * case.reach) > _LARGEST_WITHOUT:
+        yield Fault(
+            keys=("learning_rate.warmup.epochs", "learning_rate.schedule"),
+            what=f"rises to a rate of {rate:.4g} within {epoch:.2g} epochs",
+            way_out=f"write `warmup: {_FIVE_EPOCHS}`",
+        )
+
+
+def decay_after_end(case: Case) -> Iterator[Fault]:
+    """A step of the schedule at or after the end of the run: it never happens.
+
+    A recipe that extends another and shortens the run inherits the boundaries of the longer one. The rate then falls
+    once or never, and the accuracy of the last epochs is missing.
+
+    Way out: boundaries at the same shares of the run.
+    Source: Goyal et al. 2017, arXiv 1706.02677: steps at 30, 60 and 80 of 90 epochs.
+    Fires:
+        epochs: 30
+    Quiet:
+        epochs: 30
+        learning_rate: {schedule: {boundaries: [10, 20, 27]}}
+    """
+    boundaries = getattr(case.recipe.learning_rate.schedule, "boundaries", None) or ()
+    late = [boundary for boundary in boundaries if boundary >= case.recipe.epochs]
+    if late:
+        shares = (boundary * case.recipe.epochs / (max(boundaries) * 90 / 80) for boundary in boundaries)
+        yield Fault(
+            keys=("epochs", "learning_rate.schedule.boundaries"),
+            what=f"steps at {', '.join(f'{each:g}' for each in late)} of a run of {case.recipe.epochs:g} epochs",
+            way_out=f"write boundaries such as [{', '.join(f'{share:.3g}' for share in shares)}]",
+        )
 
 
 def constant_warmup(case: Case) -> Iterator[Fault]:

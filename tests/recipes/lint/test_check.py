@@ -103,7 +103,7 @@ def test_which_findings_a_comment_ignores(text, base, overrides, expected, lint,
 def test_unknown_rule_in_a_comment_is_reported_with_the_nearest(lint):
     (finding,) = lint("kilobatch: 1\nextends: goyal2017\nseed: 1   # lint: ignore no-warmups why\n")
     assert (finding.rule, finding.what) == ("unused-ignore", "there is no rule no-warmups")
-    assert finding.way_out == "did you mean no-warmup or constant-warmup?"
+    assert finding.way_out == "did you mean no-warmup or short-warmup?"
 
 
 def test_comment_of_a_rule_that_did_not_run_is_left_alone(lint, marks):

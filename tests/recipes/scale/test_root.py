@@ -61,12 +61,23 @@ def test_lamb_of_you2019_at_a_quarter_of_the_batch(scale, change_of):
     made, opened = scale("you2019", 8192)
     assert made.rates == pytest.approx((0.04, 0.02))
     assert change_of(made, "learning_rate.rule") == ("none", "sqrt")
-    assert change_of(made, "optimizer.beta1") == (0.9, 0.975)  # 1 - 0.1 / 4
-    assert change_of(made, "optimizer.beta2") == (0.999, 0.99975)
-    assert change_of(made, "optimizer.eps") == (1e-6, 2e-6)
+    for key, value in (("beta1", 0.9), ("beta2", 0.999), ("eps", 1e-6)):
+        assert change_of(made, f"optimizer.{key}") == (value, value)
+    assert opened.recipe.learning_rate.warmup.shape.epochs == pytest.approx(5, rel=1e-3)  # 20 at 32,768
+    assert opened.recipe.learning_rate.warmup.target_batch == 8192
     assert change_of(made, "optimizer.weight_decay") == (1.5, 1.5)
     assert opened.recipe.epochs == pytest.approx(3519 * 32768 / 1281167)  # 3,519 updates of the old batch
     assert any("LAMB" in text for text in made.not_promised)
+
+
+def test_lamb_ends_where_the_warmup_would_fill_the_run(scale):
+    with pytest.raises(InputRefused, match=r"20.001 epochs would become 160.008 of 90.0043: this rule ends"):
+        scale("you2019", 8 * 32768)
+
+
+def test_the_warmup_that_is_printed_is_that_of_the_file(scale, change_of):
+    made, _ = scale("you2019", 16384)
+    assert not any("target_batch" in str(change.before) for change in made.changes)
 
 
 def test_rmsprop_warmup_is_linear_for_sgd_and_the_root_for_rmsprop(scale, change_of):

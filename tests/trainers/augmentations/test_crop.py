@@ -63,10 +63,20 @@ def test_random_crop_larger_than_the_image_is_refused():
 
 @pytest.mark.parametrize(
     ("given", "expected"),
-    [((4, 8), (6, 12)), ((8, 4), (12, 6)), ((375, 500), (6, 8)), ((4, 5), (6, 8)), ((3, 500), (6, 1000))],
+    [((4, 8), (6, 12)), ((8, 4), (12, 6)), ((375, 500), (6, 8)), ((4, 5), (6, 7)), ((3, 500), (6, 1000))],
 )
-def test_resize_keeps_the_shape_and_rounds_the_longer_side(given, expected):
+def test_resize_keeps_the_shape_and_rounds_the_longer_side_down(given, expected):
     assert Resize(shorter=6)(np.zeros((*given, 3), np.uint8), keyed()).shape == (*expected, 3)
+
+
+@pytest.mark.parametrize("shorter", [160, 232, 256])
+def test_resize_gives_the_size_that_torchvision_gives(shorter):
+    random = np.random.default_rng(0)
+    sizes = [(257, 273), (273, 257), *random.integers(100, 900, (200, 2)).tolist()]
+    for height, width in sizes:
+        long = int(shorter * max(height, width) / min(height, width))  # torchvision 0.19, _compute_resized_output_size
+        expected = (long, shorter) if height > width else (shorter, long) if width > height else (shorter, shorter)
+        assert Resize(shorter=shorter)(np.zeros((height, width, 1), np.uint8), keyed()).shape[:2] == expected
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
