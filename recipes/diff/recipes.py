@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from recipes.reports.wording import number
 from recipes.schema import Recipe
 from recipes.schema.vocabulary import Vocabulary, rate_rule
 
-_RECIPE, _RUN = "recipe.yaml", "run.yaml"
+_RECIPE, _RUN, _IDENTITY = "recipe.yaml", "run.yaml", "identity.json"
 
 _DIGITS = 6
 _MOST_UPDATES = 500_000  # comparing so many takes seconds, and a stranger's recipe may have any number
@@ -190,7 +191,11 @@ class Comparison:
 
 
 def compare_recipes(
-    names_or_paths: Sequence[str], *, vocabulary: Vocabulary, allow_code: bool = False, data_root: Path | None = None
+    names_or_paths: Sequence[str],
+    *,
+    vocabulary: Vocabulary,
+    allow_code: bool | None = False,
+    data_root: Path | None = None,
 ) -> Comparison:
     """Opens recipes and compares their resolved values.
 
@@ -217,7 +222,11 @@ def compare_recipes(
             recipes.append(Compared(label=label, name=name, opened=opened, origins=_origins(Path(file), opened)))
     if problems:
         raise RecipeError(problems)
-    differences = compare([comparable_tree(one.opened.tree, one.opened.dataset_tree) for one in recipes])
+    trees = [comparable_tree(one.opened.tree, one.opened.dataset_tree) for one in recipes]
+    made_of = [_identity(one.opened.path) for one in recipes]
+    if all(made_of):  # runs, which know their code and their data
+        trees = [{**tree, **each} for tree, each in zip(trees, made_of, strict=True)]
+    differences = compare(trees)
     moves = any(difference.moves_schedule for difference in differences)
     same = {same_schedule(recipes[0].opened, other.opened) for other in recipes[1:]} if moves else ()
     return Comparison(
@@ -227,6 +236,16 @@ def compare_recipes(
         effects=differing([effects(one.opened) for one in recipes]),
         same_schedule=False if False in same else None if None in same else True,
     )
+
+
+def _identity(file: Path) -> dict[str, Any]:
+    """SHA-256 of a run's own code and of its data, by file and part, shortened; empty where the file is no run's."""
+    try:
+        tree = json.loads((file.parent / _IDENTITY).read_text(encoding="utf-8"))
+        kept = {what: tree[what] for what in ("code", "data")}
+        return {what: {name: str(digest)[:12] for name, digest in kept[what].items()} for what in kept}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return {}
 
 
 @refuse_unreachable()

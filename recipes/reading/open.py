@@ -57,7 +57,7 @@ def open_recipe(
     vocabulary: Vocabulary,
     overrides: Sequence[str | None] = (),
     overrides_from: str = "command line",
-    allow_code: bool = False,
+    allow_code: bool | None = False,
     data_root: Path | None = None,
 ) -> OpenedRecipe:
     """A recipe by its name in the library or the path of its file.
@@ -67,7 +67,7 @@ def open_recipe(
         vocabulary: what `kind` may be.
         overrides: `a.b=c` as given to `--set`; None for an option that is for another file.
         overrides_from: who gave the overrides, for the origins.
-        allow_code: a kind may be a dotted name, imported by the vocabulary.
+        allow_code: a kind may be a dotted name, imported by the vocabulary; None: it is left unbuilt.
         data_root: folder of the data set's files, instead of its own `root`.
     Raises:
         RecipeError: with all problems of the recipe, of what it extends, or of its data set.
@@ -100,7 +100,7 @@ def open_recipe(
 
 
 def open_dataset(
-    name: str, *, vocabulary: Vocabulary, allow_code: bool = False, data_root: Path | None = None
+    name: str, *, vocabulary: Vocabulary, allow_code: bool | None = False, data_root: Path | None = None
 ) -> Dataset:
     """A data set's facts by its name or path.
 
@@ -137,7 +137,7 @@ def read_cluster(name: str, *, vocabulary: Vocabulary, overrides: Sequence[str |
 
 
 def _open_dataset(
-    path: Path, *, vocabulary: Vocabulary, allow_code: bool, data_root: Path | None
+    path: Path, *, vocabulary: Vocabulary, allow_code: bool | None, data_root: Path | None
 ) -> tuple[Dataset, dict[str, Any]]:
     tree, origins = load_tree(path, versioned=False)
     tree.pop("kilobatch", None)

@@ -143,7 +143,8 @@ class Reading:
         vocabulary: what `kind` may be.
         lacks: names that the tree says are not built.
         may_lack: the tree has a key `lacks`.
-        allow_code: a kind may be a dotted name of the user's own code.
+        allow_code: a kind may be a dotted name of the user's own code; None leaves such a component unbuilt, for those
+            who only look at the recipe.
         to_epochs: a position as written -> epochs, or ValueError; None while the data set is not known.
         rest_of_run: default length in epochs of a schedule; None if there is no default.
     """
@@ -152,7 +153,7 @@ class Reading:
     vocabulary: Vocabulary
     lacks: tuple[str, ...] = ()
     may_lack: bool = True
-    allow_code: bool = False
+    allow_code: bool | None = False
     to_epochs: Callable[[object], float] | None = None
     rest_of_run: float | None = None
     problems: list[Problem] = dataclasses.field(default_factory=list)
@@ -254,7 +255,8 @@ class Reading:
             return self.refuse(path, what, way_out), raw
         kind = raw["kind"]
         # Schedules and warmups must be built: without them there is no curve and no plan.
-        if kind in self.lacks and component.group not in ("schedules", "warmups"):
+        left_alone = kind in self.lacks or ("." in kind and self.allow_code is None)
+        if left_alone and component.group not in ("schedules", "warmups"):
             fields = {key: value for key, value in raw.items() if key != "kind"}
             return Unbuilt(kind=kind, fields=fields), raw
         cls = self._class_of(component, kind, path)

@@ -32,8 +32,14 @@ Device = Annotated[str | None, typer.Option(metavar="D", help="cpu, gpu, or auto
 MicroBatch = Annotated[int | None, typer.Option(min=1, metavar="M", help="The most samples of one forward.")]
 
 
-def opened_recipe(recipe: str, overrides: Sequence[str | None] | None, data: Path | None, allow_code: bool) -> Any:
-    """The opened recipe of a name or path; raises `RecipeError` if it is refused."""
+def opened_recipe(
+    recipe: str, overrides: Sequence[str | None] | None, data: Path | None, allow_code: bool, *, looks: bool = False
+) -> Any:
+    """The opened recipe of a name or path; raises `RecipeError` if it is refused.
+
+    Args:
+        looks: the command only looks at the recipe, and leaves code of the user's own alone without `allow_code`.
+    """
     from recipes.reading.open import open_recipe
     from trainers.launch.vocabulary import vocabulary
 
@@ -41,7 +47,7 @@ def opened_recipe(recipe: str, overrides: Sequence[str | None] | None, data: Pat
         recipe,
         vocabulary=vocabulary(allow_code=allow_code),
         overrides=overrides or (),
-        allow_code=allow_code,
+        allow_code=allow_code or (None if looks else False),
         data_root=data,
     )
 

@@ -43,7 +43,7 @@ def show(
     """A recipe with every value, and where each comes from."""
     from recipes.reading.load import resolved_text
 
-    opened = opened_recipe(recipe, overrides, data, allow_code)
+    opened = opened_recipe(recipe, overrides, data, allow_code, looks=True)
     if as_json:
         print(json.dumps({"recipe": opened.tree, "origins": opened.origins}, indent=2))
     else:
@@ -142,7 +142,7 @@ def diff(
     from trainers.launch.vocabulary import vocabulary
 
     known = vocabulary(allow_code=allow_code)
-    comparison = compare_recipes([first, *others], vocabulary=known, allow_code=allow_code, data_root=data)
+    comparison = compare_recipes([first, *others], vocabulary=known, allow_code=allow_code or None, data_root=data)
     if as_json:
         print(json.dumps(comparison.as_tree(), indent=2))
     else:
@@ -204,7 +204,7 @@ def card(
         recipes = published_recipes(vocabulary())
         _written(lambda: write_library_page(recipes, library), "--library")
         return
-    opened = opened_recipe(recipe, overrides, data, allow_code)
+    opened = opened_recipe(recipe, overrides, data, allow_code, looks=True)
     if out is not None:
         _written(lambda: write_card(recipe, opened, out), "-o")
     else:
@@ -238,7 +238,7 @@ def curve(
     from recipes.reports.curves import curve_points, parse_at, points_text
     from recipes.reports.terminal import curve_text
 
-    opened = opened_recipe(recipe, overrides, data, allow_code)
+    opened = opened_recipe(recipe, overrides, data, allow_code, looks=True)
     if out is not None:
         from recipes.reports.plots import curve_figure, save_figure
 

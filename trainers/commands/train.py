@@ -32,6 +32,10 @@ def train(
         Path | None, typer.Option("--out", help="The run's folder; runs/NAME-DATE-TIME if left out.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in --out.")] = False,
+    accept_changed: Annotated[
+        str | None,
+        typer.Option(metavar="data,code", help="With --resume: go on with other data or code of your own, recorded."),
+    ] = None,
     stop_after: Annotated[str | None, typer.Option(metavar="30up", help="Stop there, with a checkpoint.")] = None,
     checkpoint_every: Annotated[str, typer.Option(metavar="1ep", help="How often to write a checkpoint.")] = "1ep",
     micro_batch_size: MicroBatch = None,
@@ -79,6 +83,7 @@ def train(
         overrides=tuple(overrides or ()),
         out=out,
         resume=resume,
+        accept_changed=tuple((accept_changed or "").replace(" ", "").split(",")) if accept_changed else (),
         stop_after=stop_after,
         checkpoint_every=checkpoint_every,
         micro_batch_size=micro_batch_size,
@@ -116,7 +121,7 @@ def plan(
     from trainers.training.build import model_sizes
 
     own, of_cluster = overrides_by_file(overrides or (), "cluster")
-    opened = opened_recipe(recipe, own, data, allow_code)
+    opened = opened_recipe(recipe, own, data, allow_code, looks=True)
     refuse_folder(opened.dataset, data)
     made = planned(
         opened,

@@ -14,6 +14,7 @@ from trainers.launch.preflight import require_startable
 from trainers.launch.request import Prepared, TrainRequest, prepare
 from trainers.runs.errors import RankFailed, RunFailed, abort_on_exception, remove_shared_memory
 from trainers.runs.heartbeat import Heartbeat, clear_heartbeats
+from trainers.runs.identity import identity_of, read_identity, require_same_identity
 from trainers.runs.mpi_ranks import LaunchError, launched_by_us, parent_is_gone
 from trainers.runs.run_folder import (
     dataset_facts,
@@ -35,12 +36,17 @@ def check_folder(request: TrainRequest, folder: Path, prepared: Prepared) -> Non
 
     Raises:
         FolderRefused: it is not empty, or holds a run of another recipe.
+        IdentityChanged: own code or data are not those of the run, and that was not accepted.
         ExactRefused: in exact mode, it holds one that was trained elsewhere or otherwise.
     """
     require_usable(folder, resume=request.resume)
     require_same_recipe(folder, prepared.opened.tree, dataset_facts(prepared.opened.dataset))
     if request.resume and request.exact:
         require_same_machine(folder)
+    if request.resume and read_identity(folder) is not None:
+        opened = prepared.opened
+        now = identity_of([opened.tree, opened.dataset_tree], prepared.code_folders, opened.dataset)
+        require_same_identity(folder, now, accepted=request.accept_changed)
 
 
 def join_world(ranks: int) -> Any:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from recipes.errors import Problem, RecipeError
@@ -17,6 +18,8 @@ from recipes.schema.vocabulary import Vocabulary
 from trainers import kernels
 from trainers.launch.preflight import refuse_folder, refuse_unbuilt
 from trainers.launch.vocabulary import vocabulary
+from trainers.runs.identity import WHATS, code_folders
+from trainers.runs.run_folder import RECIPE
 from trainers.training.device import require_asked, require_device, require_numbers, settled
 from trainers.training.exact_mode import ExactRefused, why_not_exact
 from trainers.training.request import Prepared, TrainRequest
@@ -30,6 +33,11 @@ def prepare(request: TrainRequest, *, workers: int) -> Prepared:
     """
     if request.resume and request.out is None:
         raise refused("--resume", "goes on in a run's folder, and none is named", "name it: --out runs/a --resume")
+    unknown = [word for word in request.accept_changed if word not in WHATS]
+    if unknown or (request.accept_changed and not request.resume):
+        what = f"{unknown[0]!r} is neither code nor data" if unknown else "is for a run that is resumed"
+        raise refused("--accept-changed", what, "write --resume --accept-changed code,data, or one of them")
+    folders = code_folders(*_runs_of(request)) if request.allow_code else []
     words = vocabulary(allow_code=request.allow_code)
     own, of_cluster = overrides_by_file(request.overrides, "cluster")
     opened = open_recipe(
@@ -67,11 +75,20 @@ def prepare(request: TrainRequest, *, workers: int) -> Prepared:
     return Prepared(
         opened=opened,
         plan=made,
+        code_folders=tuple(folders),
         stop_after_update=(
             None if stop_after is None else made.timeline.first_update_at(_epochs("--stop-after", stop_after, made))
         ),
         checkpoint_every=every if every == "update" else _epochs("--checkpoint-every", every, made),
     )
+
+
+def _runs_of(request: TrainRequest) -> Iterator[Path]:
+    """Folders of runs whose copies of own code may serve: of the run that is resumed, or whose recipe is trained."""
+    if request.resume and request.out is not None:
+        yield request.out
+    if Path(request.recipe).name == RECIPE:
+        yield Path(request.recipe).parent
 
 
 def planned(opened: OpenedRecipe, cluster: Cluster, *, exact: bool | None, **how: Any) -> Plan:

@@ -12,6 +12,7 @@ from trainers.launch.preflight import refuse_folder, require_data
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.checkpoint import CheckpointError, load_into, newest_checkpoint, read_checkpoint
 from trainers.runs.errors import RankFailed, print_error
+from trainers.runs.identity import changes, code_folders, identity_of, read_identity
 from trainers.runs.run_folder import CHECKPOINTS, RECIPE
 from trainers.training.device import require_asked, settled, take_device
 
@@ -41,11 +42,16 @@ def score_run(
     """
     if not (folder / RECIPE).is_file():
         raise InputRefused(f"{folder} is no run's folder: it has no {RECIPE}; name the folder that train printed")
+    folders = code_folders(folder) if allow_code else []
     opened = open_recipe(
         folder / RECIPE, vocabulary=vocabulary(allow_code=allow_code), allow_code=allow_code, data_root=data
     )
     refuse_folder(opened.dataset, data)
     require_data(opened.dataset)
+    if (before := read_identity(folder)) is not None:
+        now = identity_of([opened.tree, opened.dataset_tree], folders, opened.dataset)
+        for text in changes(before, now).values():
+            print_error(f"kilobatch: warning: {folder} was trained with other {text}; this score is not the run's")
     kind = settled(device, "cpu")
     require_asked(kind)
     path = _checkpoint_called(checkpoint, folder / CHECKPOINTS)

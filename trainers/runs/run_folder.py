@@ -191,8 +191,11 @@ def _before(text: str, update: int) -> bool:
 
 
 def run_identity(recipe: dict[str, Any]) -> dict[str, Any]:
-    """The keys of a recipe that decide the run, and its name; without the other texts, such as the title."""
-    return {key: value for key, value in recipe.items() if key not in _WORDS_ONLY}
+    """The keys of a recipe that decide the run, and its name; without the other texts, such as the title.
+
+    The name of the data set's file is left out: the facts of the data are compared, and a run has its own copy.
+    """
+    return {key: value for key, value in recipe.items() if key not in (*_WORDS_ONLY, "dataset")}
 
 
 def _replace(path: Path, text: str) -> None:

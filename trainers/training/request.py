@@ -25,6 +25,7 @@ class TrainRequest:
     overrides_from: str | None = None
     out: Path | None = None
     resume: bool = False
+    accept_changed: tuple[str, ...] = ()
     stop_after: str | None = None
     checkpoint_every: str = "1ep"
     micro_batch_size: int | None = None
@@ -47,7 +48,8 @@ class TrainRequest:
     def from_tree(cls, tree: Mapping[str, Any]) -> TrainRequest:
         """A request of `as_tree`, also after it was JSON."""
         paths = {name: tree[name] and Path(tree[name]) for name in ("out", "data")}
-        return cls(**{**tree, **paths, "overrides": tuple(tree["overrides"])})
+        lists = {name: tuple(tree.get(name, ())) for name in ("overrides", "accept_changed")}
+        return cls(**{**tree, **paths, **lists})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,11 +57,13 @@ class Prepared:
     """What `launch.request.prepare` made of a request that has passed every check.
 
     Args:
+        code_folders: where own code was imported from, first to last.
         stop_after_update: end with a checkpoint after so many updates from the start of the run; None for all.
         checkpoint_every: epochs, or `update`.
     """
 
     opened: OpenedRecipe
     plan: Plan
+    code_folders: tuple[Path, ...]
     stop_after_update: int | None
     checkpoint_every: float | str

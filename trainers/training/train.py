@@ -23,6 +23,7 @@ from trainers.optimizers.weight_average import AveragedWeights
 from trainers.runs.checkpoint import load_into, newest_checkpoint, read_checkpoint
 from trainers.runs.errors import EXIT_STOPPED, NotFinite, Overflow, RunFailed
 from trainers.runs.heartbeat import Heartbeat
+from trainers.runs.identity import CODE, identity_of, own_code, write_identity
 from trainers.runs.memory import peak_memory, reset_peak
 from trainers.runs.mpi_ranks import command_line
 from trainers.runs.phase_clock import RankSeconds
@@ -178,7 +179,7 @@ class _Run:
         ranks = self.mpi.gather(this_rank(self.mpi.rank, gpu_facts(self.device)), root=0)
         if self.leads:
             notes += mixed_kernels_warning(ranks)
-            self._write_run(ranks)
+            notes += self._write_run(ranks)
         self.metrics = self._metrics()
         self.trainer = self._trainer(resumed=state)
         reached = {"update": self.updater.iteration, "epoch": self.updater.epoch_detail}
@@ -230,7 +231,8 @@ class _Run:
         iterator.update = self.updater.iteration = state["update"]
         return state, notes
 
-    def _write_run(self, ranks: list[dict[str, Any]]) -> None:
+    def _write_run(self, ranks: list[dict[str, Any]]) -> list[str]:
+        """Write the run's files; returns what has changed of code and data, in words."""
         opened = self.opened
         folder = self.folder
         write_run(
@@ -248,6 +250,13 @@ class _Run:
             ),
             command=command_line(),
         )
+        files = own_code([opened.tree, opened.dataset_tree], self.prepared.code_folders)
+        now = identity_of([opened.tree, opened.dataset_tree], self.prepared.code_folders, opened.dataset)
+        update = self.updater.iteration
+        changed = write_identity(folder, now, files, update=update)
+        copies = [name for name, file in files.items() if CODE in file.parts]
+        notes = [f"own code from the copy of a run: {', '.join(copies)}"] if copies else []
+        return notes + [f"warning: goes on from update {update} with changed {text}" for text in changed]
 
     def _metrics(self) -> Metrics:
         """The metrics of the run, with the seconds of all ranks; rank 0 writes them."""

@@ -183,7 +183,7 @@ def test_all_problems_of_all_recipes_are_reported_and_no_code_is_run(diff, tmp_p
     code, problems = diff("a.yaml", "b.yaml", "nothing.yaml", tmp_path)
     assert code == 2
     positions = [problem.split(": ")[0] for problem in problems.splitlines()]
-    assert positions == [f"{tmp_path}:1:1", "a.yaml:3:15", "b.yaml:3:1", "b.yaml:4:7", "nothing.yaml:1:1"]
+    assert positions == [f"{tmp_path}:1:1", "b.yaml:3:1", "b.yaml:4:7", "nothing.yaml:1:1"]
     assert "did you mean epochs?" in problems
     assert "without recipe.yaml" in problems
     assert not Path("ran").exists()

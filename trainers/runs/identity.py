@@ -1,0 +1,169 @@
+"""What a run was made of besides its recipe: the user's own code, and the data. Recorded, and compared later."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from recipes.errors import InputRefused
+from recipes.schema import Dataset
+
+IDENTITY, CODE = "identity.json", "code"
+WHATS = ("code", "data")
+_MOST_NAMED = 5
+
+
+class IdentityChanged(InputRefused):
+    """Code or data are not those that the run began with; names them and the way on."""
+
+
+def own_code(trees: Iterable[Any], folders: Sequence[Path]) -> dict[str, Path]:
+    """The files of the user's own modules, by their path below a folder: those that dotted kinds name, and what these
+    import from beside them.
+
+    Found by reading the source, so that imports within functions count too, and nothing is run.
+
+    Args:
+        trees: a resolved recipe and its data set.
+        folders: where modules are imported from, first to last.
+    """
+    waiting, found = sorted({name.rpartition(".")[0] for tree in trees for name in _dotted_kinds(tree)}), {}
+    while waiting:
+        module = waiting.pop()
+        for name, file in _files_of(module, folders):
+            if name not in found:
+                found[name] = file
+                waiting += _imports(file, module if file.name == "__init__.py" else module.rpartition(".")[0])
+    return dict(sorted(found.items()))
+
+
+def identity_of(trees: Iterable[Any], folders: Sequence[Path], dataset: Dataset) -> dict[str, Any]:
+    """What decides a run besides its recipe, as plain data: SHA-256 of each own file, and of each part of the data."""
+    files = own_code(trees, folders)
+    reader = dataset.reader
+    parts = getattr(reader, "fingerprints", None)
+    data = parts(dataset.root) if parts else {dataset.name: reader.fingerprint(dataset.root)}
+    return {
+        "code": {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()},
+        "data": data,
+    }
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
+    """In words what of `code` and `data` is not as it was; empty where all is."""
+    found = {}
+    for what in WHATS:
+        was, has = before.get(what) or {}, now.get(what) or {}
+        if not isinstance(was, Mapping):
+            continue
+        words = [f"{name} is gone" for name in was if name not in has]
+        words += [f"{name} is new" for name in has if name not in was]
+        words += [f"{name} has changed" for name in has if name in was and was[name] != has[name]]
+        if words:
+            more = f" and {len(words) - _MOST_NAMED} more" if len(words) > _MOST_NAMED else ""
+            found[what] = f"{what}: {', '.join(words[:_MOST_NAMED])}{more}"
+    return found
+
+
+def read_identity(folder: Path) -> dict[str, Any] | None:
+    """What was recorded in a run's folder; None where nothing was, or it is damaged."""
+    try:
+        tree = json.loads((folder / IDENTITY).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return tree if isinstance(tree, dict) else None
+
+
+def require_same_identity(folder: Path, now: Mapping[str, Any], *, accepted: Sequence[str]) -> None:
+    """Refuse to resume with other code or other data than the run in `folder` has, unless that is accepted.
+
+    Raises:
+        IdentityChanged: names what differs.
+    """
+    changed = changes(read_identity(folder) or now, now)
+    refused = [text for what, text in changed.items() if what not in accepted]
+    if refused:
+        words = ",".join(what for what in changed)
+        raise IdentityChanged(
+            f"{folder} was trained with other {' and '.join(changed)}; {'; '.join(refused)}; put back what it had "
+            f"({folder / CODE} has its code), go on all the same with --accept-changed {words}, which is recorded, or "
+            "start anew in another --out"
+        )
+
+
+def write_identity(folder: Path, now: dict[str, Any], files: Mapping[str, Path], *, update: int) -> list[str]:
+    """Record what a run is made of from `update` on, and copy its own code; returns what has changed, in words."""
+    before = read_identity(folder)
+    changed = list(changes(before, now).values()) if before else []
+    accepted = list((before or {}).get("accepted", ()))
+    accepted += [{"from_update": update, "changed": changed}] if changed else []
+    text = json.dumps({**now, "accepted": accepted}, indent=1) + "\n"
+    for name, file in files.items():
+        copy = folder / CODE / name
+        if file.resolve() != copy.resolve():
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(file.read_bytes())
+    (folder / IDENTITY).write_text(text, encoding="utf-8")
+    return changed
+
+
+def code_folders(*runs: Path | None) -> list[Path]:
+    """Where own code is looked for: the working directory, then what runs have kept of theirs.
+
+    The folders join the end of Python's path, so that imports find the copies.
+    """
+    folders = [Path.cwd(), *(run / CODE for run in runs if run is not None and (run / CODE).is_dir())]
+    for folder in folders:
+        if str(folder.resolve()) not in sys.path:
+            sys.path.append(str(folder.resolve()))
+    return folders
+
+
+def _dotted_kinds(tree: Any) -> Iterator[str]:
+    if isinstance(tree, Mapping):
+        if isinstance(kind := tree.get("kind"), str) and "." in kind:
+            yield kind
+        tree = list(tree.values())
+    for inner in tree if isinstance(tree, list) else ():
+        yield from _dotted_kinds(inner)
+
+
+def _files_of(module: str, folders: Sequence[Path]) -> Iterator[tuple[str, Path]]:
+    """The file of a module and of the packages around it, by its path below the first folder that has it."""
+    parts = module.split(".")
+    for folder in folders:
+        below = [Path(*parts[: n + 1], "__init__.py") for n in range(len(parts))]
+        names = [name for name in below if (folder / name).is_file()]
+        plain = Path(*parts).with_suffix(".py")
+        names += [plain] if (folder / plain).is_file() else []
+        if names and not _is_ours(folder / parts[0]):
+            yield from ((name.as_posix(), folder / name) for name in names)
+            return
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a folder is one of kilobatch's own packages, as where the working directory is its checkout."""
+    ours = Path(__file__).resolve().parents[2]
+    return path.resolve() in {ours / name for name in ("trainers", "recipes", "lr_schedules")}
+
+
+def _imports(file: Path, package: str) -> list[str]:
+    """Modules that a file may import: dotted names, absolute."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):
+        return []
+    names = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join(filter(None, [*above, node.module or ""]))
+            names += [base, *(f"{base}.{alias.name}" for alias in node.names)]
+    return [name for name in names if name]
