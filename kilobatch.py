@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from trainers.commands import machine, recipes, runs, search, train
+from trainers.commands import machine, recipes, runs, search, train, verify
 from trainers.commands.options import OPTIONS_OF_GROUPS
 
 EXAMPLES = """\b
@@ -30,6 +30,7 @@ app.command()(search.search)
 app.command(hidden=True)(search.search_ranks)
 app.command()(search.serve_study)
 app.command()(train.plan)
+app.command()(verify.verify)
 app.command()(runs.evaluate)
 app.command()(runs.report)
 app.command()(machine.doctor)

@@ -132,7 +132,7 @@ class TimeReading:
         trees = []
         outer = self.ramp
         for index, item in enumerate(raw):
-            if outer is None and boundaries:
+            if outer is None and boundaries[:1] == [0]:
                 self.ramp = BatchRamp(boundaries=tuple(boundaries), sizes=tuple(sizes))
             step, tree = self.reading.record(RampStep, item, (*path, index))
             trees.append(tree)
@@ -303,6 +303,7 @@ def read_recipe(
         reading.notes.pop(("extensions",), None)
     if recipe is not REFUSED:
         _check(reading, recipe, resolved)
+        _check_batch(reading, recipe, time.dataset)
         _check_comparison(reading, recipe)
         _check_augmentation(reading, recipe, time.dataset)
         check_image_size(reading, recipe)
@@ -331,6 +332,14 @@ def _check(reading: Reading, recipe: Recipe, resolved: Mapping[str, Any]) -> Non
                 value_at(resolved, path)
             except LookupError:
                 reading.refuse((key, index), f"there is no value at {path}", "name a path that `show` prints")
+
+
+def _check_batch(reading: Reading, recipe: Recipe, dataset: Dataset) -> None:
+    """An update takes each sample at most once."""
+    largest = max(recipe.batch.global_.sizes)
+    if largest > dataset.num_train:
+        what = f"an update of {largest:,} samples is more than the {dataset.num_train:,} of {dataset.name}"
+        reading.refuse(("batch", "global"), what, f"write at most {dataset.num_train:,}, better a tenth of that")
 
 
 def _check_comparison(reading: Reading, recipe: Recipe) -> None:

@@ -25,7 +25,6 @@ ROWS = [
     ("digits/large_batch", ()),
     ("digits/naive", ()),
     ("digits/batch_1024", ()),
-    ("digits/large_batch", ("batch.global=2048",)),
 ]
 
 

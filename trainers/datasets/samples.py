@@ -150,6 +150,12 @@ class ImageFiles:
         """The file of a sample."""
         return self.folder / self.paths[index]
 
+    def size_of(self, index: int) -> tuple[int, int]:
+        """Height and width of an image in pixels, from its file's header."""
+        path = self.path_of(index)
+        with _naming(path), Image.open(path, formats=_FORMATS) as image:
+            return image.height, image.width
+
     def require_readable(self, index: int) -> None:
         """Check a file's header and last bytes; decode it only if it does not end as its format does.
 

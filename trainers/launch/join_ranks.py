@@ -21,6 +21,7 @@ from trainers.runs.run_folder import (
     default_folder,
     folder_required,
     lock_folder,
+    require_another_end,
     require_same_recipe,
     require_usable,
     write_report,
@@ -43,6 +44,8 @@ def check_folder(request: TrainRequest, folder: Path, prepared: Prepared) -> Non
     require_same_recipe(folder, prepared.opened.tree, dataset_facts(prepared.opened.dataset))
     if request.resume and request.exact:
         require_same_machine(folder)
+    if request.resume:
+        require_another_end(folder)
     if request.resume and read_identity(folder) is not None:
         opened = prepared.opened
         now = identity_of([opened.tree, opened.dataset_tree], prepared.code_folders, opened.dataset)

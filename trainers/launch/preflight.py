@@ -67,12 +67,19 @@ def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool) -> None:
 
     Raises:
         DataRefused: see `require_data`, `require_room` and `require_readable`.
-        InputRefused: a model of one's own cannot be trained; see `trainers.training.build.require_trainable`.
+        InputRefused: images cannot be computed together, or a model of one's own cannot be trained; see
+            `require_images` and `require_trainable` of `trainers.training.build`.
     """
     require_data(opened.dataset)
     require_room(opened.dataset, ranks=ranks)
     if files:
         require_readable(opened.dataset)
+    augmentation = opened.recipe.augmentation
+    own = any(not type(part).__module__.startswith("trainers.") for part in (*augmentation.train, *augmentation.eval))
+    if files and (own or getattr(opened.dataset.reader, "reads_folder", True)):
+        from trainers.training.build import require_images
+
+        require_images(opened.recipe, opened.dataset)
     if opened.tree["model"]["kind"] not in models.__all__:
         from trainers.training.build import require_trainable  # and Chainer
 

@@ -8,6 +8,7 @@ import inspect
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -178,7 +179,13 @@ class _Group(Mapping[str, type]):
         return kind in self.names or any(kind == entry.name for entry in self._entry_points())
 
     def _entry_points(self) -> list:
-        return list(entry_points(group=f"kilobatch.{self.name}"))
+        return _entry_points_of(f"kilobatch.{self.name}")
+
+
+@cache
+def _entry_points_of(group: str) -> list:
+    """Scanned once: each scan reads the folders of all installed packages."""
+    return list(entry_points(group=group))
 
 
 class KindBroken(ImportError, InputRefused):

@@ -85,7 +85,8 @@ class Overflow(RunFailed):
         super().__init__(
             f"the gradient of {parameter} is not finite at update {update} on rank {rank}, even at a loss scale of "
             f"{loss_scale:.12g}, after {halvings} halvings. Something in the model leaves the range of float16 "
-            "(65,504): try precision.compute: float32, a longer warmup or a lower learning_rate.reference"
+            "(65,504): try a smaller precision.loss_scale, where the halvings begin, precision.compute: float32, "
+            "a longer warmup or a lower learning_rate.reference"
         )
 
 

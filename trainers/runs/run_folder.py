@@ -26,6 +26,7 @@ from trainers.runs.errors import DISK_FULL, RankFailed
 RUN, RECIPE, DATASET = "run.yaml", "recipe.yaml", "dataset.yaml"
 METRICS, TRACE, PROFILE, LOG = "metrics.jsonl", "trace.jsonl", "profile.json", "log.txt"
 ENVIRONMENT, CHECKPOINTS, REPORT, RANKS = "environment.json", "checkpoints", "report.html", "ranks"
+_FOREVER = ("NotFinite", "Overflow")  # errors that the same recipe meets again
 _WORDS_ONLY = tuple(key for key in WORDS if key != "name")  # the name identifies the folder's run
 
 
@@ -139,6 +140,24 @@ def require_same_recipe(folder: Path, recipe: dict[str, Any], dataset: dict[str,
         raise FolderRefused(
             f"{folder} holds a run of another recipe; {'; '.join(changed)}; resume with the recipe it began with, or "
             "start anew in another --out"
+        )
+
+
+def require_another_end(folder: Path) -> None:
+    """Refuse to resume a run that ended in numbers that are not finite: the same recipe ends there again.
+
+    Raises:
+        FolderRefused: the last session ended so, with what the recipe is to be changed to.
+    """
+    try:
+        last = json.loads((folder / METRICS).read_bytes().splitlines()[-1])
+        failed = last["key"] == "run_stop" and last["value"] == "failed" and last["cause"] in _FOREVER
+    except (OSError, ValueError, LookupError, TypeError):
+        return  # no run, an older one, or one that was killed
+    if failed:
+        raise FolderRefused(
+            f"the run in {folder} ended because {str(last.get('reason', '')).partition('. Last good')[0]}. "
+            "Resumed, the same recipe comes to the same numbers; change it, and start anew in another --out"
         )
 
 

@@ -34,6 +34,8 @@ from trainers.models.keyed_random import draw_initial_weights
 from trainers.optimizers.weight_decay import decay_parameters
 from trainers.runs.errors import UnfitImage, one_line
 
+_LOOKED = 2000  # samples whose size is looked at before a run
+
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
@@ -69,7 +71,7 @@ def build(recipe: Recipe, dataset: Dataset) -> Parts:
     Raises:
         ValueError: the data are not what the data set's file says; the model lacks something that the loss needs.
     """
-    model = _with_weights(build_model(recipe, dataset), recipe)
+    model = _with_weights(build_model(recipe, dataset), recipe, dataset)
     optimizer = recipe.optimizer.build()
     optimizer.setup(model)
     decay_parameters(optimizer, recipe.optimizer)
@@ -119,8 +121,9 @@ def require_trainable(recipe: Recipe, dataset: Dataset) -> None:
     """Build a model of one's own as a run does, to learn now whether that works, not when ranks have started.
 
     Raises:
-        InputRefused: its constructor fails; it has no parameters, or one without a shape, or a normalisation over the
-            batch that is not `BatchNormalization`; the loss wants something that it does not have.
+        InputRefused: its constructor or its forward fails, or gives no logits; it has no parameters, or one without a
+            shape, or a normalisation over the batch that is not `BatchNormalization`; the loss wants something that it
+            does not have.
     """
     name = type(recipe.model).__name__
     try:
@@ -128,19 +131,109 @@ def require_trainable(recipe: Recipe, dataset: Dataset) -> None:
     except InputRefused:
         raise
     except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if Path(frame.filename).is_relative_to(Path.cwd())]  # where it was imported
-        place = f"{(own or frames)[-1].filename}:{(own or frames)[-1].lineno}"
-        raise InputRefused(f"the model, {name}, cannot be built: {one_line(error)} ({place}); correct it") from error
-    try:
-        NormGroups(recipe.evaluation).install(_with_weights(model, recipe))
-    except (TypeError, ValueError) as error:
-        raise InputRefused(f"the model, {name}, cannot be trained: {error}") from error
+        what = f"the model, {name}, cannot be built: {one_line(error)}"
+        raise InputRefused(f"{what} ({_own_place(error)}); correct it") from error
     if next(model.params(), None) is None:
         raise InputRefused(f"the model, {name}, has no parameters: make its layers within `with self.init_scope():`")
+    if not callable(getattr(model, "forward", None)):
+        raise InputRefused(f"the model, {name}, has no method `forward(self, images_NCHW)`, which gives the logits")
+    _require_logits(model, name, example_image(recipe, dataset), dataset.num_classes)
+    try:
+        NormGroups(recipe.evaluation).install(_with_weights(model, recipe, dataset))
+    except (TypeError, ValueError) as error:
+        raise InputRefused(f"the model, {name}, cannot be trained: {error}") from error
 
 
-def _with_weights(model: chainer.Chain, recipe: Recipe) -> chainer.Chain:
+def _require_logits(model: chainer.Chain, name: str, image_CHW: np.ndarray, num_classes: int) -> None:
+    """Refuse a forward that fails on two images, or whose result is not (2, num_classes)."""
+    images_NCHW, size = np.stack([image_CHW] * 2), "x".join(map(str, image_CHW.shape))
+    try:
+        with chainer.using_config("train", False), chainer.no_backprop_mode():
+            logits = chainer.as_array(model(images_NCHW))
+    except Exception as error:
+        what = f"its forward fails on images of {size}, channels, height and width: {one_line(error)}"
+        raise InputRefused(f"the model, {name}: {what} ({_own_place(error)}); correct it") from error
+    if getattr(logits, "shape", None) != (2, num_classes):
+        raise InputRefused(
+            f"the model, {name}, makes {getattr(logits, 'shape', type(logits).__name__)} of two images of {size}, and "
+            f"the logits of {num_classes} classes are (2, {num_classes}); let its last layer have num_classes outputs"
+        )
+
+
+def _own_place(error: Exception) -> str:
+    """File and line of the user's own code in which an error was raised; else where it was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename).is_relative_to(Path.cwd())]  # where it was imported
+    return f"{(own or frames)[-1].filename}:{(own or frames)[-1].lineno}"
+
+
+def example_image(recipe: Recipe, dataset: Dataset) -> np.ndarray:
+    """The first training sample as the model gets it: CHW, of CHAINER_DTYPE."""
+    load = _loaders(recipe, dataset, "train")[0]
+    image_CHW, _ = load(0, 0, image_size=image_sizes(recipe)[-1])
+    return image_CHW.astype(chainer.get_dtype(), copy=False)
+
+
+def require_images(recipe: Recipe, dataset: Dataset) -> None:
+    """Load some samples as training and evaluation do, where that may fail: own augmentations, images of many sizes.
+
+    Of files, those with the least and the most height, width and ratio of both: other images lie between them.
+
+    Raises:
+        InputRefused: an augmentation fails, or images come out in several sizes.
+    """
+    for split, key in (("train", "augmentation.train"), ("eval", "augmentation.eval")):
+        load, samples, parts = _loaders(recipe, dataset, split)
+        own = [part for part in parts if not type(part).__module__.startswith("trainers.")]
+        if not own and not hasattr(samples, "size_of"):
+            continue
+        for size in dict.fromkeys(image_sizes(recipe) if split == "train" else image_sizes(recipe)[-1:]):
+            shapes: dict[tuple[int, ...], int] = {}
+            for index in _extremes(samples):
+                try:
+                    image_CHW, _ = load(0, index, image_size=size)
+                except UnfitImage as error:
+                    raise InputRefused(f"{error}") from error
+                except Exception as error:
+                    raise InputRefused(
+                        f"{key} cannot be applied to sample {index}: {one_line(error)} ({_own_place(error)}); an "
+                        "augmentation is called with (image_HWC, draws) and returns an image, uint8 or float32"
+                    ) from error
+                shapes.setdefault(image_CHW.shape, index)
+            if len(shapes) > 1:
+                (one, first), (other, second) = list(shapes.items())[:2]
+                called = getattr(samples, "path_of", "sample {}".format)
+                named = [called(first), called(second)]
+                raise InputRefused(
+                    f"{key} makes {'x'.join(map(str, one))} of {named[0]}, {'x'.join(map(str, other))} of {named[1]}: "
+                    "they cannot be computed together; bring all images to one size: Resize and CenterCrop, or "
+                    "RandomResizedCrop"
+                )
+
+
+def _extremes(samples: Any) -> list[int]:
+    """Some samples: the first ones, and those of extreme sizes among evenly spaced ones."""
+    chosen = [0, len(samples) - 1]
+    if hasattr(samples, "size_of"):
+        looked = [len(samples) * number // _LOOKED for number in range(min(_LOOKED, len(samples)))]
+        sizes = {index: samples.size_of(index) for index in looked}
+        for measure in (lambda i: sizes[i][0], lambda i: sizes[i][1], lambda i: sizes[i][0] / sizes[i][1]):
+            chosen += [min(sizes, key=measure), max(sizes, key=measure)]
+    return sorted(set(chosen))
+
+
+def _loaders(recipe: Recipe, dataset: Dataset, split: str) -> tuple[LoadImage, Any, Sequence[Any]]:
+    """The loader of a split, its samples and its augmentations."""
+    samples, parts = dataset.reader.open(dataset.root, split), getattr(recipe.augmentation, split)
+    return functools.partial(_load, samples, Pipeline(parts=parts, dataset=dataset, seed=recipe.seed)), samples, parts
+
+
+def _with_weights(model: chainer.Chain, recipe: Recipe, dataset: Dataset) -> chainer.Chain:
+    """Draw the initial weights by the recipe's seed; before, lazy layers get their shapes from a forward of one image.
+    """
+    if any(parameter.array is None for parameter in model.params()):
+        with chainer.using_config("train", False), chainer.no_backprop_mode():
+            model(example_image(recipe, dataset)[np.newaxis])
     draw_initial_weights(model, seed=recipe.seed)
     if hasattr(recipe.loss, "initialize"):
         recipe.loss.initialize(model)
@@ -240,9 +333,9 @@ def model_sizes(recipe: Recipe, dataset: Dataset) -> Model | None:
 
 
 def sizes_of(model: chainer.Chain, recipe: Recipe) -> Model:
-    """The numbers that the plan's memory estimate needs of a model that is built."""
+    """The numbers that the plan's memory estimate needs of a model that is built; lazy layers count nothing yet."""
     return Model(
-        num_parameters=sum(parameter.size for parameter in model.params()),
+        num_parameters=sum(each.size for each in model.params() if each.array is not None),
         num_state_values=getattr(recipe.optimizer, "num_state_values", 0),
     )
 

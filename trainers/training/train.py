@@ -349,7 +349,8 @@ class _Run:
         """The error for the user: the cause, and where the last good checkpoint is."""
         last = self.checkpoints.last and self.folder / CHECKPOINTS / self.checkpoints.last
         peaks = self._peaks()
-        self.metrics.write("run_stop", "failed", update=self.updater.iteration, reason=str(error), **peaks)
+        cause = {"cause": type(error).__name__}
+        self.metrics.write("run_stop", "failed", update=self.updater.iteration, reason=str(error), **cause, **peaks)
         self.close()
         return RunFailed(f"{error}. Last good checkpoint: {last or 'none was written yet'}")
 

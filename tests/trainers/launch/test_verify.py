@@ -1,0 +1,175 @@
+"""`kilobatch verify` finds planted faults and names them, and passes recipes of the library."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from recipes.reading.open import open_recipe
+from recipes.reading.registry import names
+from trainers.launch.vocabulary import vocabulary
+
+pytestmark = pytest.mark.mpi
+
+CODE = """\
+import os
+from dataclasses import dataclass
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+
+RANKS = int(os.environ.get("PMI_SIZE", 1))
+RANK = int(os.environ.get("PMI_RANK", 0))
+
+
+class Plain(chainer.Chain):
+    def forward(self, h):
+        return h
+
+
+class Net(chainer.Chain):
+    Middle = Plain
+
+    def __init__(self, num_classes, channels):
+        super().__init__()
+        with self.init_scope():
+            self.conv = L.Convolution2D(channels, 4, 3, pad=1)
+            self.bn = L.BatchNormalization(4)
+            self.middle = self.Middle()
+            self.fc = L.Linear(4, num_classes)
+
+    def forward(self, x):
+        h = self.middle(F.relu(self.bn(self.conv(x))))
+        return self.fc(F.average(h, axis=(2, 3)))
+
+
+class Wide(chainer.Chain):
+    def forward(self, h):
+        return h - F.broadcast_to(F.mean(h, axis=(0, 2, 3), keepdims=True), h.shape)
+
+
+class Unkeyed(chainer.Chain):
+    def forward(self, h):
+        return h * (np.random.rand(*h.shape) > 0.5).astype(h.dtype)
+
+
+class Counts(chainer.Chain):
+    def __init__(self):
+        super().__init__()
+        self.add_persistent("mean", np.zeros(4))
+
+    def forward(self, h):
+        if chainer.config.train:
+            self.mean = 0.5 * self.mean + 0.5 * h.array.mean(axis=(0, 2, 3))
+        return h - self.mean.astype(h.dtype)[None, :, None, None]
+
+
+class WithWide(Net):
+    Middle = Wide
+
+
+class WithUnkeyed(Net):
+    Middle = Unkeyed
+
+
+class WithCounts(Net):
+    Middle = Counts
+
+
+@dataclass(frozen=True)
+class Jitter:
+    def __call__(self, image_HWC, draws):
+        return np.clip(image_HWC + np.random.normal(size=image_HWC.shape), 0, 255).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class ByRank:
+    def __call__(self, image_HWC, draws):
+        return image_HWC if RANK == 0 else image_HWC[::-1]
+
+
+@dataclass(frozen=True)
+class MeanOverRanks:
+    def build(self):
+        return lambda logits, targets: F.softmax_cross_entropy(logits, targets) / RANKS
+"""
+FAULTS = {
+    "batch-wide layer": ("model={kind: faults.WithWide}", "micro-batches of", "/middle (Wide) looks at the whole m"),
+    "global random state": (
+        "augmentation.train=[{kind: faults.Jitter}]",
+        "the same command again",
+        "faults.Jitter draws from a global random state",
+    ),
+    "rank in the data": (
+        "augmentation.train=[{kind: faults.ByRank}]",
+        "1 and 2 ranks",
+        "faults.ByRank depends on the rank",
+    ),
+    "unkeyed dropout": (
+        "model={kind: faults.WithUnkeyed}",
+        "the same command again",
+        "/middle (Unkeyed) draws from a global random state",
+    ),
+    "statistics outside norm groups": (
+        "model={kind: faults.WithCounts}",
+        "micro-batches of",
+        "/middle (Counts) keeps statistics of its own",
+    ),
+    "an average by ranks": (
+        "loss={kind: faults.MeanOverRanks}",
+        "1 and 2 ranks",
+        "faults.MeanOverRanks or faults.Net uses the rank or the number of ranks",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def verified(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("verify")
+    (folder / "faults.py").write_text(CODE)
+
+    def run(recipe, *overrides):
+        words = ["verify", recipe, "--allow-code", "--json", *(word for each in overrides for word in ("--set", each))]
+        command = [sys.executable, "-P", "-m", "kilobatch", *words]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
+        assert done.returncode in (0, 1), done.stderr
+        checks = json.loads(done.stdout)
+        assert done.returncode == int(any(not check["holds"] for check in checks))
+        return {check["name"]: check["why"] for check in checks}
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "fault", [name if name == "unkeyed dropout" else pytest.param(name, marks=pytest.mark.slow) for name in FAULTS]
+)
+def test_a_planted_fault_is_found_and_named(verified, fault):
+    override, where, said = FAULTS[fault]
+    model = () if override.startswith("model") else ("model={kind: faults.Net}",)
+    found = verified("digits/baseline", override, *model)
+    (why,) = [why for name, why in found.items() if name.startswith(where)][:1]
+    assert said in why, found
+    first = next(name for name, why in found.items() if why)
+    assert first.startswith(where), found
+
+
+@pytest.mark.slow
+def test_a_model_without_a_fault_passes(verified):
+    assert set(verified("digits/baseline", "model={kind: faults.Net}").values()) == {""}
+
+
+TRAINABLE = [
+    name
+    for name in names("recipes")
+    if not (opened := open_recipe(name, vocabulary=vocabulary())).obstacles
+    and opened.dataset.name in ("digits", "synthetic", "cifar10")
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in TRAINABLE if name.startswith("digits")])
+def test_recipes_of_the_library_pass(verified, name):
+    assert set(verified(name).values()) == {""}

@@ -1,0 +1,36 @@
+"""`kilobatch verify`: the promise of the same training, checked on one's own model and data."""
+
+from __future__ import annotations
+
+import json
+
+import typer
+
+from trainers.commands.options import AllowCode, Data, Json, Recipe, Set
+
+
+def verify(
+    recipe: Recipe, overrides: Set = None, data: Data = None, allow_code: AllowCode = False, as_json: Json = False
+) -> None:
+    """Check that a recipe trains the same on any number of ranks, micro-batches and resumes, with your model and data.
+
+    Short runs of small batches are compared. What breaks the promise is named. Exit code 0: all hold, 1: one does not.
+    """
+    from rich.console import Console
+    from rich.markup import escape
+
+    from trainers.launch.verify import Check, as_tree
+    from trainers.launch.verify import verify as run
+
+    console = Console(stderr=as_json, highlight=False)
+
+    def tell(check: Check) -> None:
+        mark = "[green]holds[/]" if check.holds else "[red]BROKEN[/]"
+        why = f": {check.why}" if check.why else ""
+        console.print(f"{mark} {escape(check.name + why)}", soft_wrap=True)
+
+    with console.status("training a few updates in several ways"):
+        checks = run(recipe, overrides=overrides or (), data=data, allow_code=allow_code, tell=tell)
+    if as_json:
+        print(json.dumps(as_tree(checks), indent=2))
+    raise typer.Exit(0 if all(check.holds for check in checks) else 1)

@@ -1,0 +1,345 @@
+"""`kilobatch verify`: whether a recipe, with the user's own code and data, is the same training however it is divided.
+
+Short runs of the recipe are compared: again, in smaller micro-batches, on two and three ranks, resumed. They are
+computed in float64 with `--fast`, where only rounding may differ, about 1e-15, and once as `train` does it, where no
+bit may. Where runs differ, the model is looked at layer by layer for what breaks the promise.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from recipes.errors import InputRefused
+from recipes.planning.division import largest_divisor
+from recipes.reading.open import OpenedRecipe, open_recipe
+from trainers.launch.preflight import refuse_unbuilt, require_startable
+from trainers.launch.vocabulary import vocabulary
+from trainers.runs.identity import code_folders
+from trainers.runs.mpi_ranks import without_launcher
+
+_UPDATES, _RESUMED_AFTER = 3, 1
+_GROUPS = 6  # of the batch that is tried: two and three ranks get as many each
+_MOST_SAMPLES = 16  # of a norm group that is tried
+_TOLERANCE = 1e-7  # relative, of losses in float64
+_SECONDS = 600  # of a run, at most
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One comparison.
+
+    Args:
+        name: what was varied.
+        holds: whether the runs are the same.
+        why: how they differ, and what does it; empty where they are the same.
+    """
+
+    name: str
+    holds: bool
+    why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Tried:
+    """What a short run gave: for each update sample ids, digest of the images and loss; the digest of its weights."""
+
+    ids: tuple[Any, ...]
+    images: tuple[str, ...]
+    losses: tuple[float, ...]
+    weights: bytes
+
+
+def verify(
+    recipe: str,
+    *,
+    overrides: Sequence[str] = (),
+    data: Path | None = None,
+    allow_code: bool = False,
+    tell: Callable[[Check], None] = lambda check: None,
+) -> list[Check]:
+    """Train a recipe in several ways and compare.
+
+    Args:
+        recipe, overrides, data, allow_code: as for `train`.
+        tell: called with each check once it is done.
+    Raises:
+        InputRefused: the recipe cannot be trained here; a run failed, with what it said.
+    """
+    code_folders(*([Path(recipe).parent] if allow_code else []))
+    small = _small(recipe, overrides, data, allow_code)
+    opened = _opened(recipe, small, data, allow_code)
+    refuse_unbuilt(opened.recipe, opened.dataset)
+    require_startable(opened, ranks=3, files=True)
+    batch, span = opened.recipe.batch.global_.sizes[0], max(opened.recipe.batch.norm_span.sizes)
+    words = ["train", recipe, "--no-report", "-q", *(word for value in small for word in ("--set", value))]
+    words += [*(["--data", str(data)] if data else []), *(["--allow-code"] if allow_code else [])]
+    checks: list[Check] = []
+
+    def done(name: str, why: str) -> None:
+        checks.append(Check(name=name, holds=not why, why=why))
+        tell(checks[-1])
+
+    with tempfile.TemporaryDirectory(prefix="kilobatch-verify-") as root:
+        trial = _Trials(Path(root), words)
+        alone = trial("--fast", ranks=1, micro=batch)
+        again = trial("--fast", ranks=1, micro=batch)
+        random = _why_random(opened, alone, again)
+        done("the same command again", random)
+        if random:
+            return checks  # all others would differ as well
+
+        def compare(name: str, why: Callable[[_Tried], str], **how: Any) -> None:
+            try:
+                tried = trial("--fast", **how)
+            except InputRefused as error:  # weights that differ between ranks end a run
+                done(name, str(error))
+            else:
+                done(name, why(tried))
+
+        divided, ranks_differ = partial(_why_divided, opened, alone), partial(_why_ranks, opened, alone, checks)
+        compare(f"micro-batches of {span} and of {batch} samples", divided, ranks=1, micro=span)
+        compare("1 and 2 ranks", ranks_differ, ranks=2, micro=batch)
+        compare("1 and 3 ranks", ranks_differ, ranks=3, micro=batch)
+        compare(f"3 ranks in micro-batches of {span}", ranks_differ, ranks=3, micro=span)
+        why = partial(_why_resumed, opened, alone, checks)
+        compare("resumed on 2 ranks after update 1", why, ranks=2, micro=batch, resumed=True)
+        try:
+            one, three = (trial("--exact", ranks=ranks, micro=batch, dtype="float32") for ranks in (1, 3))
+        except InputRefused as error:
+            done("equal bits on 1 and 3 ranks", f"cannot be held: {error}")
+        else:
+            same = (one.weights, one.losses) == (three.weights, three.losses)
+            done("equal bits on 1 and 3 ranks", "" if same else _first_difference(one, three, tolerance=0.0))
+    return checks
+
+
+def _small(recipe: str, overrides: Sequence[str], data: Path | None, allow_code: bool) -> list[str]:
+    """Overrides that make the recipe's updates small: six norm groups of at most 16 samples."""
+    opened = _opened(recipe, overrides, data, allow_code)
+    most = min(_MOST_SAMPLES, opened.dataset.num_train // _GROUPS)
+    span = largest_divisor(most, [opened.recipe.batch.norm_span.sizes[0]])
+    small = [*overrides, f"batch={{global: {_GROUPS * span}, norm_span: {span}}}"]
+    warmup = opened.tree["learning_rate"].get("warmup")
+    if warmup:
+        small.append(f"learning_rate.warmup.target_batch={_GROUPS * span}")
+    return [*small, "evaluation.every=1run"]
+
+
+def _opened(recipe: str, overrides: Sequence[str], data: Path | None, allow_code: bool) -> OpenedRecipe:
+    words = vocabulary(allow_code=allow_code)
+    return open_recipe(recipe, vocabulary=words, overrides=overrides, allow_code=allow_code, data_root=data)
+
+
+class _Trials:
+    """Runs `kilobatch train` with the given words in folders of their own."""
+
+    def __init__(self, root: Path, words: list[str]) -> None:
+        self._root, self._words, self._number = root, words, 0
+
+    def __call__(self, how: str, *, ranks: int, micro: int, resumed: bool = False, dtype: str = "float64") -> _Tried:
+        self._number += 1
+        folder = self._root / str(self._number)
+        given = [*self._words, how, "--trace", "--micro-batch-size", str(micro), "--out", str(folder)]
+        if resumed:
+            self._run([*given, "-n", "1", "--stop-after", f"{_RESUMED_AFTER}up"], dtype)
+            given.append("--resume")
+        self._run([*given, "-n", str(ranks), "--stop-after", f"{_UPDATES}up"], dtype)
+        lines = [json.loads(line) for line in (folder / "trace.jsonl").read_text(encoding="utf-8").splitlines()]
+        weights = (folder / "checkpoints" / f"update-{_UPDATES:06d}" / "weights.safetensors").read_bytes()
+        shutil.rmtree(folder)
+        keys = ("sample_ids", "images_sha256", "loss")
+        ids, images, losses = ([line[key] for line in lines] for key in keys)
+        losses = (math.nan if loss is None else loss for loss in losses)
+        return _Tried(ids=tuple(map(tuple, ids)), images=tuple(images), losses=tuple(losses), weights=weights)
+
+    def _run(self, words: list[str], dtype: str) -> None:
+        environment = {**without_launcher(os.environ), "CHAINER_DTYPE": dtype}
+        command = [sys.executable, "-P", "-m", "kilobatch", *words]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_SECONDS)
+        if done.returncode != 0:
+            said = [line for line in done.stderr.splitlines() if line.strip()]
+            raise InputRefused(f"a run for the comparison failed, in {dtype}: {' '.join(said[-3:])}; correct it first")
+
+
+def _first_difference(one: _Tried, other: _Tried, *, tolerance: float = _TOLERANCE) -> str:
+    """What differs first between two runs, in words; empty where they are the same."""
+    for update in range(len(one.ids)):
+        if one.ids[update] != other.ids[update]:
+            return f"the order of samples of update {update}"
+        if one.images[update] != other.images[update]:
+            return f"the images of update {update}"
+    for update, (first, second) in enumerate(zip(one.losses, other.losses, strict=True)):
+        if not math.isclose(first, second, rel_tol=tolerance, abs_tol=0.0):
+            return f"the loss of update {update}: {first:.9g} and {second:.9g}"
+    return "the weights" if tolerance == 0 and one.weights != other.weights else ""
+
+
+def _why_random(opened: OpenedRecipe, alone: _Tried, again: _Tried) -> str:
+    found = _first_difference(alone, again, tolerance=1e-12)
+    if not found:
+        return ""
+    if found.startswith("the loss"):
+        layer = _Probe(opened).random_layer()
+        what = f"{layer} draws from a global random state" if layer else "something draws from a global random state"
+        return f"{found}; {what}: use F.dropout, whose masks are keyed, or draws of kilobatch"
+    kinds = _own_kinds(opened, ("augmentation", "dataset"))
+    return f"{found}; {kinds or 'the reader or an augmentation'} draws from a global random state: use its `draws`"
+
+
+def _why_divided(opened: OpenedRecipe, alone: _Tried, divided: _Tried) -> str:
+    found = _first_difference(alone, divided)
+    if not found:
+        return ""
+    probe = _Probe(opened)
+    if layer := probe.counting_layer():
+        way_out = "chainer.links.BatchNormalization has norm groups"
+        return f"{found}; {layer} keeps statistics of its own, once a micro-batch: {way_out}"
+    if layer := probe.mixing_layer():
+        return f"{found}; {layer} looks at the whole micro-batch: what it gives for a sample depends on those beside it"
+    return f"{found}; {_own_kinds(opened, ('loss', 'model')) or 'loss or model'} depends on the micro-batch"
+
+
+def _why_ranks(opened: OpenedRecipe, alone: _Tried, before: Sequence[Check], on_ranks: _Tried) -> str:
+    found = _first_difference(alone, on_ranks)
+    if not found:
+        return ""
+    if not found.startswith("the loss"):
+        kinds = _own_kinds(opened, ("dataset", "augmentation")) or "the reader or an augmentation"
+        return f"{found}; {kinds} depends on the rank: a sample must be the same on any"
+    if not before[1].holds:
+        return f"{found}; what breaks micro-batches breaks this too"
+    at_once = found.startswith("the loss of update 0")
+    keys = ("loss", "model") if at_once else ("optimizer", "extensions", "loss", "model")
+    kinds = _own_kinds(opened, keys) or "something"
+    return f"{found}; {kinds} uses the rank or the number of ranks: averages must count samples, not ranks"
+
+
+def _why_resumed(opened: OpenedRecipe, alone: _Tried, before: Sequence[Check], resumed: _Tried) -> str:
+    found = _first_difference(alone, resumed)
+    if not found:
+        return ""
+    if not all(check.holds for check in before):
+        return f"{found}; what breaks the checks above breaks this too"
+    kinds = _own_kinds(opened, ("extensions", "model", "optimizer", "loss")) or "something"
+    return f"{found}; {kinds} has a state that no checkpoint keeps: see `state` of extensions, or persistents"
+
+
+def _own_kinds(opened: OpenedRecipe, keys: Sequence[str]) -> str:
+    """The user's own components under these keys of the recipe, in words."""
+
+    def kinds(tree: Any) -> Iterator[str]:
+        if isinstance(tree, dict):
+            if "." in str(tree.get("kind", "")):
+                yield tree["kind"]
+            tree = list(tree.values())
+        for inner in tree if isinstance(tree, list) else ():
+            yield from kinds(inner)
+
+    trees = [opened.dataset_tree if key == "dataset" else opened.tree.get(key) for key in keys]
+    return " or ".join(dict.fromkeys(kind for tree in trees for kind in kinds(tree)))
+
+
+class _Probe:
+    """Looks at the model of a recipe layer by layer, on two norm groups of training samples."""
+
+    def __init__(self, opened: OpenedRecipe) -> None:
+        import chainer
+        import numpy as np
+
+        from trainers.models.batch_norm import NormGroups
+        from trainers.training.build import build, image_sizes
+
+        parts = build(opened.recipe, opened.dataset)
+        self._model, self._groups = parts.model, NormGroups(opened.recipe.evaluation)
+        self._groups.install(self._model)
+        self._span = opened.recipe.batch.norm_span.sizes[0]
+        size = image_sizes(opened.recipe)[-1]
+        images = [parts.load_train(0, index, image_size=size)[0] for index in range(3 * self._span)]
+        self._images = np.stack(images).astype(chainer.get_dtype())
+        self._seed = opened.recipe.seed
+
+    def mixing_layer(self) -> str | None:
+        """The first layer whose result for a norm group depends on the group beside it."""
+        a, b, c = (list(range(n * self._span, (n + 1) * self._span)) for n in range(3))
+        return self._first_that_differs(self._outputs([*a, *b], 2), self._outputs([*a, *c], 2))
+
+    def random_layer(self) -> str | None:
+        """The first layer that gives something else when it is called again."""
+        own = list(range(self._span))
+        return self._first_that_differs(self._outputs(own, 1), self._outputs(own, 1))
+
+    def counting_layer(self) -> str | None:
+        """A layer, other than normalisation, that a forward changes."""
+        import numpy as np
+
+        from trainers.models.batch_norm import NormGroupBatchNormalization
+
+        def kept() -> dict[str, Any]:
+            return {
+                f"{path} ({type(link).__name__})": [np.copy(link.__dict__[name]) for name in sorted(link._persistent)]
+                for path, link in self._model.namedlinks()
+                if not isinstance(link, NormGroupBatchNormalization)
+            }
+
+        before = kept()
+        self._outputs(list(range(self._span)), 1)
+        after = kept()
+        changed = (p for p in before if any(not np.array_equal(a, b) for a, b in zip(before[p], after[p], strict=True)))
+        return next(changed, None)
+
+    def _outputs(self, indices: list[int], groups: int) -> dict[str, Any]:
+        """What each layer gives for the first norm group, by path, in the order of calls."""
+        import chainer
+        import numpy as np
+
+        from recipes.planning.division import divide
+        from trainers.models.keyed_random import KeyedDropout
+
+        division = divide(
+            global_batch_size=len(indices), norm_span=self._span, workers=1, micro_batch_size=len(indices)
+        )
+        self._groups.begin_update(division)
+        self._groups.begin_micro_batch(division.micro_batches(0)[0])
+        paths = {id(link): f"{path} ({type(link).__name__})" for path, link in self._model.namedlinks()}
+        outputs: dict[str, Any] = {}
+        span, assumed = self._span, len(indices) // groups
+
+        class Watch(chainer.LinkHook):
+            name = "kilobatch verify"
+
+            def forward_postprocess(self, args: Any) -> None:
+                out = getattr(args.out, "array", None)
+                if out is not None and out.ndim and len(out) == len(indices):
+                    outputs[f"{paths.get(id(args.link), 'a layer')}#{len(outputs)}"] = out[:span].copy()
+
+        numbers = np.array(indices)
+        keyed = KeyedDropout(self._model, seed=self._seed, epochs=0 * numbers, indices=numbers)
+        assert assumed == span
+        with chainer.using_config("train", True), chainer.no_backprop_mode(), keyed, Watch():
+            self._model(self._images[numbers])
+        return outputs
+
+    @staticmethod
+    def _first_that_differs(one: dict[str, Any], other: dict[str, Any]) -> str | None:
+        import numpy as np
+
+        for name in one:
+            if name not in other or not np.allclose(one[name], other[name], rtol=1e-3, atol=1e-5):
+                return name.rpartition("#")[0]
+        return None
+
+
+def as_tree(checks: Sequence[Check]) -> list[dict[str, Any]]:
+    """For JSON."""
+    return [asdict(check) for check in checks]
