@@ -41,7 +41,7 @@ from trainers.runs.mpi_ranks import launched_ranks
 
 SOCKETS = "Ring+sockets"
 COMMUNICATORS = ("Auto", "SharedWindow", "Ring", SOCKETS, "HalvingDoubling", "Direct", "Torus", "Hierarchical")
-COMMUNICATORS += ("MpiAllreduce",)
+COMMUNICATORS += ("MpiAllreduce", "ChainerMN")
 MODELS = {"resnet50": ("ResNet50", 1000, 64), "cifar": ("CifarResNet", 10, 32), "small": ("SmallCNN", 10, 8)}
 WHOLE = 1 << 40  # bytes of a bucket that holds all gradients
 MEAN_MAY_DIFFER_BY = {"float32": 1e-6, "float16": 5e-3, "bfloat16": 4e-2}
@@ -103,7 +103,7 @@ def our_ways(options: argparse.Namespace, world: Any) -> Iterator[Way]:
         connection = component.connect(world.Dup())
         owns = type(connection).allocate is not communicators.connection.Connection.allocate
         flat = FlatGradients(*built(options.model), connection.allocate if owns else allocate)
-        for wire in options.wires if name != "MpiAllreduce" else ["float32"]:
+        for wire in options.wires if getattr(component, "sums_16_bits", True) else ["float32"]:
             for size in options.buckets:
                 exchange = Exchange(flat, connection, wire=WIRES[wire](), bucket_bytes=size or WHOLE, overlap=False)
                 label = f"{name}, {'whole' if not size else f'{size / 2**20:g} MB'}"
@@ -188,13 +188,21 @@ def measure(options: argparse.Namespace, world: Any) -> dict[str, Any]:
         "differences": differences,
         "seconds": medians,
         "times_naive": {name: ratios(medians["naive"], seconds) for name, seconds in medians.items()},
+        "times_mpi": {name: ratios(seconds, medians[of_mpi(name, medians)]) for name, seconds in medians.items()},
         "times_copy": {name: ratios(seconds, medians["copy"]) for name, seconds in medians.items()},
     }
 
 
+def of_mpi(name: str, medians: dict[str, Any]) -> str:
+    """The way by MPI_Allreduce in buckets of the same size, or in one; `naive` where it was left out."""
+    by_mpi = [other for other in medians if other.startswith("MpiAllreduce")]
+    alike = [other for other in by_mpi if other.split(", ")[1:2] == name.split(", ")[1:2]]
+    return next(iter([*alike, *by_mpi]), "naive")
+
+
 def table_lines(figures: dict[str, Any]) -> Iterator[str]:
     for name, seconds in sorted(figures["seconds"].items(), key=lambda way: statistics.median(way[1])):
-        over = [middle_and_range(figures[key][name]) for key in ("times_naive", "times_copy")]
+        over = [middle_and_range(figures[key][name]) for key in ("times_naive", "times_mpi", "times_copy")]
         yield row([figures["ranks"], name, f"{1000 * statistics.median(seconds):.1f}", *over])
 
 
@@ -211,7 +219,7 @@ def main() -> None:
     options = parser.parse_args()
     if launched_ranks() is not None:
         return as_rank(lambda world: [measure(options, world)], options.json)
-    print(head(["ranks", "way", "ms", "times as fast as naive", "over one copy"]), flush=True)
+    print(head(["ranks", "way", "ms", "times as fast as naive", "over MpiAllreduce", "over one copy"]), flush=True)
     results = []
     for ranks in options.ranks:
         results += on_ranks(__file__, ranks, sys.argv[1:])

@@ -12,6 +12,7 @@ each worker to each, beside what `Auto` measures.
 """
 
 from trainers.communicators.auto import Auto
+from trainers.communicators.chainermn_own import ChainerMN
 from trainers.communicators.connection import Dummy
 from trainers.communicators.direct import Direct
 from trainers.communicators.halving_doubling import HalvingDoubling
@@ -24,6 +25,7 @@ from trainers.communicators.torus import Torus
 
 __all__ = [
     "Auto",
+    "ChainerMN",
     "CudaAwareMpi",
     "Direct",
     "Dummy",

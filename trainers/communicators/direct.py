@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from trainers.communicators.connection import Connection, even_slices, ring_traffic
-from trainers.communicators.mpi_messages import wait_for
+from trainers.communicators.mpi_messages import barrier, copy_for, ranks_here, wait_for
 from trainers.communicators.ring import round_to
 from trainers.communicators.wire import Wire
 
@@ -37,6 +37,7 @@ class _DirectConnection(Connection):
 
     def __init__(self, mpi: Any) -> None:
         super().__init__(mpi, self._sum, num_roundings=1, sent=ring_traffic(mpi.size))
+        self._within_host = len(ranks_here(mpi)) == mpi.size
         self._others = [(mpi.rank + step) % mpi.size for step in range(1, mpi.size)]
         self._memory = np.empty(0, np.uint8)
 
@@ -60,6 +61,8 @@ class _DirectConnection(Connection):
 
     def _exchange(self, sent: Sequence[np.ndarray], received: Sequence[np.ndarray]) -> None:
         """One message to each of the others and one from each."""
+        if self._within_host:
+            barrier(self.mpi)  # which sleeps until all have come
         requests = [self.mpi.Irecv(array, source=other) for array, other in zip(received, self._others, strict=True)]
         requests += [self.mpi.Isend(array, other) for array, other in zip(sent, self._others, strict=True)]
-        wait_for(requests)
+        (copy_for if self._within_host else wait_for)(requests)

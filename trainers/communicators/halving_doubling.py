@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from trainers.communicators.connection import Connection, ring_traffic
-from trainers.communicators.mpi_messages import send_and_receive
+from trainers.communicators.mpi_messages import ranks_here, send_and_receive
 from trainers.communicators.ring import round_to
 from trainers.communicators.wire import Wire
 
@@ -36,7 +36,7 @@ class HalvingDoubling:
         num_roundings = max(size.bit_length() - 1 for _, size in blocks) + len(blocks) - 1
         sent = max(ring_traffic(size) + (len(blocks) > 1) / size for _, size in blocks)
         wait_mode = "sleeps" if len(blocks) == 1 else "sleeps within a block, spins between them"
-        sum_of = functools.partial(_sum, mpi)
+        sum_of = functools.partial(_sum, mpi, ranks_here(mpi))
         return Connection(mpi, sum_of, num_roundings=num_roundings, sent=sent, wait_mode=wait_mode)
 
 
@@ -68,7 +68,7 @@ def segment(total: int, parts: int, part: int) -> slice:
     return slice(low, high)
 
 
-def _sum(mpi: Any, values: np.ndarray, wire: Wire) -> None:
+def _sum(mpi: Any, here: frozenset[int], values: np.ndarray, wire: Wire) -> None:
     blocks = binary_blocks(mpi.size)
     block = next(number for number, (start, size) in enumerate(blocks) if start <= mpi.rank < start + size)
     start, size = blocks[block]
@@ -79,7 +79,7 @@ def _sum(mpi: Any, values: np.ndarray, wire: Wire) -> None:
         steps.append((partner, *(values[segment(len(values), pieces, r * pieces // size)] for r in (own, partner))))
     for partner, kept, given in steps:  # halving
         received = wire.buffer_to_add(kept)
-        send_and_receive(mpi, wire.pack(given), start + partner, received, start + partner)
+        send_and_receive(mpi, wire.pack(given), start + partner, received, start + partner, here=here)
         wire.add(kept, received)
 
     mine = values[segment(len(values), size, own)]
@@ -103,7 +103,7 @@ def _sum(mpi: Any, values: np.ndarray, wire: Wire) -> None:
 
     for partner, summed, wanted in reversed(steps):  # doubling, the same way back
         received = wire.buffer_to_store(wanted)
-        send_and_receive(mpi, wire.pack(summed), start + partner, received, start + partner)
+        send_and_receive(mpi, wire.pack(summed), start + partner, received, start + partner, here=here)
         wire.store(wanted, received)
 
 

@@ -78,8 +78,56 @@ def num_cores(node: Any) -> int:
     return len(set().union(*node.allgather(os.sched_getaffinity(0))))
 
 
-def send_and_receive(mpi: Any, sent: np.ndarray, dest: int, received: np.ndarray, source: int) -> None:
-    """MPI_Sendrecv with such a wait, in pieces that leave room between them. Bytes on the wire: those of `sent`.
+def ranks_here(mpi: Any) -> frozenset[int]:
+    """The ranks of a communicator that are on this one's host; all of them call this together.
+
+    Bytes on the wire: those of MPI_Comm_split_type, and within the host 8 from each rank to each.
+    """
+    from mpi4py import MPI
+
+    node = mpi.Split_type(MPI.COMM_TYPE_SHARED, mpi.rank)
+    try:
+        return frozenset(node.allgather(mpi.rank))
+    finally:
+        node.Free()
+
+
+def send_and_receive(
+    mpi: Any,
+    sent: np.ndarray,
+    dest: int,
+    received: np.ndarray,
+    source: int,
+    *,
+    here: frozenset[int] = frozenset(),
+) -> None:
+    """MPI_Sendrecv that leaves the core to others while it waits. Bytes on the wire: those of `sent`.
+
+    Args:
+        here: ranks on this host, see `ranks_here`: between these a message is a copy in memory, which MPI makes while
+            it is polled. It is whole there, and begins once both neighbours have come.
+    """
+    if dest in here and source in here:
+        token = np.zeros(2, np.uint8)
+        wait_for([mpi.Irecv(token[:1], source), mpi.Isend(token[1:], dest)])
+        copy_for([mpi.Irecv(received, source), mpi.Isend(sent, dest)])
+    else:
+        _in_pieces(mpi, sent, dest, received, source)
+
+
+def copy_for(requests: list[Any]) -> None:
+    """Return when messages within this host are done: MPI makes the copies while it is polled, so there is no sleep.
+
+    A rank that waits for a core, or the backward pass, gets it between two polls.
+    """
+    from mpi4py import MPI
+
+    while not MPI.Request.Testall(requests):
+        os.sched_yield()
+
+
+def _in_pieces(mpi: Any, sent: np.ndarray, dest: int, received: np.ndarray, source: int) -> None:
+    """The same with such a wait, in pieces that leave room between them. Bytes on the wire: those of `sent`.
 
     A small message of another thread, such as that of the loss, goes over the same connection and waits until what has
     been handed to MPI before has left: a piece is handed over when one has come in, on a fast link up to 128 at a time.

@@ -10,7 +10,7 @@ import numpy as np
 
 from recipes.arguments import require_flag
 from trainers.communicators.connection import Connection, even_slices, ring_traffic
-from trainers.communicators.mpi_messages import send_and_receive
+from trainers.communicators.mpi_messages import ranks_here, send_and_receive
 from trainers.communicators.tcp_ring import SocketRing
 from trainers.communicators.wire import FullWire, Wire
 
@@ -69,12 +69,12 @@ class MpiRing:
     """Messages from each worker to the next, all at the same time, by MPI: the numbers themselves on the wire."""
 
     def __init__(self, mpi: Any) -> None:
-        self._mpi, self.rank, self.size = mpi, mpi.rank, mpi.size
+        self._mpi, self.rank, self.size, self._here = mpi, mpi.rank, mpi.size, ranks_here(mpi)
 
     def shift(self, sent: np.ndarray, received: np.ndarray) -> None:
         """Send an array to the next worker and receive one, of a length that is known, from the previous one."""
         rank, size = self.rank, self.size
-        send_and_receive(self._mpi, sent, (rank + 1) % size, received, (rank - 1) % size)
+        send_and_receive(self._mpi, sent, (rank + 1) % size, received, (rank - 1) % size, here=self._here)
 
     def close(self) -> None:
         """Nothing to free: the caller owns the communicator."""
