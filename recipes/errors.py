@@ -4,18 +4,43 @@ from __future__ import annotations
 
 import difflib
 import errno
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 _UNREACHABLE = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
+# Commands to a terminal, and characters that turn the direction of a line; line breaks and tabs stay.
+_COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_HEAD, _TAIL = 1400, 500  # characters of a long line: its place and what is wrong, and the way out
+
+
+def printable(text: str) -> str:
+    """A message without control characters and with its long lines cut in the middle: names and values of a stranger.
+
+    >>> printable("a file called \\x1b[31mred.jpg")
+    'a file called \\\\x1b[31mred.jpg'
+    >>> len(printable("a" * 100_000))
+    1929
+    """
+    lines = [_COMMANDS.sub(lambda match: ascii(match[0])[1:-1], line) for line in text.split("\n")]
+    cut = (
+        line
+        if len(line) <= _HEAD + _TAIL
+        else f"{line[:_HEAD]} [... {len(line) - _HEAD - _TAIL:,} characters ...] {line[-_TAIL:]}"
+        for line in lines
+    )
+    return "\n".join(cut)
 
 
 class InputRefused(ValueError):
     """Something a user gave was refused before anything started; the message says what, where and a way out.
 
-    The command line prints it and ends with exit code 2.
+    The command line prints it, `printable`, and ends with exit code 2.
     """
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 @dataclass(frozen=True, kw_only=True)

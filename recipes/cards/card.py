@@ -197,21 +197,36 @@ def card_text(facts: CardFacts, width: int = 100) -> str:
 
 def card_markdown(facts: CardFacts, *, picture: str | None = None, level: int = 1) -> str:
     """The card as a section with a heading of `level`; `picture` is the link to one of its curves."""
-    parts = [f"{'#' * level} {facts.name}", f"**{facts.title}**"]
-    source = f"[{facts.source}]({facts.url})" if facts.url else facts.source
-    parts.append(f"{source}. {_standing(facts)}")
+    parts = [f"{'#' * level} {_escaped(facts.name)}", f"**{_escaped(facts.title)}**"]
+    source = _escaped(facts.source)
+    if facts.url.startswith("https://"):
+        source = f"[{source}]({quote(facts.url, safe=':/?#&=%+,;@~')})"
+    parts.append(f"{source}. {_escaped(_standing(facts))}")
     if picture is not None:
-        parts.append(f"![Learning rate and batch of {facts.name} against epochs]({quote(picture)})")
-    parts.append("\n".join(f"- **{head}:** {text}" for head, text in _words(facts)))
+        parts.append(f"![Learning rate and batch of {_escaped(facts.name)} against epochs]({quote(picture)})")
+    parts.append("\n".join(f"- **{head}:** {_escaped(text)}" for head, text in _words(facts)))
     if facts.claims:
-        rows = [f"| {' | '.join(claim)} |" for claim in facts.claims]
+        rows = [f"| {' | '.join(map(_cell, claim))} |" for claim in facts.claims]
         parts.append("\n".join(["| claimed | on | status | place in the source |", "|---|---|---|---|", *rows]))
     if facts.open:
         parts.append(f"Open: {_paths(facts.open)}.")
     parts.append("<details><summary>All values, and which are assumed</summary>")
-    parts.append("\n".join(["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in facts.values)]))
+    parts.append("\n".join(["| | |", "|---|---|", *(f"| {_cell(key)} | {_cell(value)} |" for key, value in facts.values)]))
     parts += [f"Assumed: {_paths(facts.assumed)}."] if facts.assumed else []
     return "\n\n".join([*parts, "</details>"]) + "\n"
+
+
+def _escaped(text: str) -> str:
+    """A text of a recipe in Markdown, on one line: no HTML and no link of a stranger's.
+
+    >>> _escaped("see <script> and [this](javascript:x)")
+    'see &lt;script> and [this]\\\\(javascript:x)'
+    """
+    return " ".join(text.split()).replace("<", "&lt;").replace("](", "]\\(")
+
+
+def _cell(text: str) -> str:
+    return _escaped(text).replace("|", "\\|")
 
 
 def _paths(paths: tuple[str, ...]) -> str:

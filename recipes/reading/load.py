@@ -20,6 +20,7 @@ _FLOW_WIDTH = 90
 
 Origins = dict[tuple[str | int, ...], Origin]
 _VERSION = 1
+_LONGEST_CHAIN = 32  # files that extend one another
 # Keys that are not inherited: a derived recipe is another run, which nobody has measured.
 _OWN_KEYS = ("name", "claims", "card")
 
@@ -95,6 +96,9 @@ def _load(path: Path, *, versioned: bool, chain: tuple[Path, ...] = ()) -> Node:
     if base.resolve() in chain:
         names = " -> ".join(shown(known) for known in (*chain, base))
         raise RecipeError([link.origin.problem("extends", f"a circle: {names}", "remove one of these links")])
+    if len(chain) >= _LONGEST_CHAIN:
+        what = f"over {_LONGEST_CHAIN} files extend one another"
+        raise RecipeError([link.origin.problem("extends", what, "write some of them as one file")])
     inherited = _load(base, versioned=versioned, chain=chain)
     return _merge(_without(inherited, *_OWN_KEYS), root)
 

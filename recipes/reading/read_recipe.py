@@ -132,7 +132,7 @@ class TimeReading:
         trees = []
         outer = self.ramp
         for index, item in enumerate(raw):
-            if outer is None and boundaries[:1] == [0]:
+            if outer is None and boundaries and len(boundaries) == index:  # no step before this one was refused
                 self.ramp = BatchRamp(boundaries=tuple(boundaries), sizes=tuple(sizes))
             step, tree = self.reading.record(RampStep, item, (*path, index))
             trees.append(tree)

@@ -87,6 +87,8 @@ def read_metrics(path: Path) -> Lines:
             raise RunError(f"{path}:{number}: not JSON: {error}") from None
         if not isinstance(line, dict) or not {"key", "value", "time_ms"} <= line.keys():
             raise RunError(f'{path}:{number}: expected an object with "key", "value" and "time_ms"')
+        if not isinstance(line["key"], str):
+            raise RunError(f"{path}:{number}: `key` is {json.dumps(line['key'])[:40]}, expected a text")
         number_of(path, number, line, "time_ms")
         lines.append((number, line))
     return lines

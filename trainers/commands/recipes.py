@@ -22,6 +22,7 @@ Wire = Enum("Wire", {name: name for name in ("float32", "float16", "bfloat16")})
 @app.command("list")
 def list_recipes(as_json: Json = False, allow_code: AllowCode = False) -> None:
     """The recipes that have a name."""
+    from recipes.errors import printable
     from recipes.reading.library import library
     from recipes.reports.curves import points_text
     from trainers.launch.vocabulary import vocabulary
@@ -33,7 +34,7 @@ def list_recipes(as_json: Json = False, allow_code: AllowCode = False) -> None:
         keys = ("name", "dataset", "model", "epochs", "global_batch_size", "title")
         print(points_text([{key: row[key] for key in keys} for row in rows]))
     for problem in problems:
-        print(problem, file=sys.stderr)
+        print(printable(str(problem)), file=sys.stderr)
 
 
 @app.command()
@@ -139,6 +140,7 @@ def diff(
     """
     from recipes.diff.recipes import compare_recipes
     from recipes.diff.text import diff_text
+    from recipes.errors import printable
     from trainers.launch.vocabulary import vocabulary
 
     known = vocabulary(allow_code=allow_code)
@@ -146,7 +148,7 @@ def diff(
     if as_json:
         print(json.dumps(comparison.as_tree(), indent=2))
     else:
-        print(diff_text(comparison, with_words=everything), end="")
+        print(printable(diff_text(comparison, with_words=everything)), end="")
     raise typer.Exit(0 if comparison.same else 1)
 
 
@@ -252,8 +254,10 @@ def curve(
 
 def _written(write: Callable[[], list[Path]], option: str) -> None:
     """Writes files and says which; if that fails, the option is refused."""
+    from recipes.errors import printable
+
     try:
         files = write()
     except (OSError, ValueError) as error:
-        raise typer.BadParameter(str(error), param_hint=option) from None
-    print(f"wrote {' and '.join(map(str, files))}", file=sys.stderr)
+        raise typer.BadParameter(printable(str(error)), param_hint=option) from None
+    print(printable(f"wrote {' and '.join(map(str, files))}"), file=sys.stderr)

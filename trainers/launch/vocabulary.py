@@ -8,7 +8,7 @@ import inspect
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -162,30 +162,26 @@ class _Group(Mapping[str, type]):
     def __getitem__(self, kind: str) -> type:
         if kind in self.names:
             return getattr(self.package, kind)
-        for entry in self._entry_points():
-            if entry.name == kind:
-                return _loaded(entry)
+        if kind in self._installed:
+            return _loaded(self._installed[kind])
         if self.allow_code and "." in kind:
             return own_class(kind, group=self.name)
         raise KeyError(kind)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted({*self.names, *(entry.name for entry in self._entry_points())}))
+        return iter(sorted({*self.names, *self._installed}))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
     def __contains__(self, kind: object) -> bool:
-        return kind in self.names or any(kind == entry.name for entry in self._entry_points())
+        return kind in self.names or kind in self._installed
 
-    def _entry_points(self) -> list:
-        return _entry_points_of(f"kilobatch.{self.name}")
-
-
-@cache
-def _entry_points_of(group: str) -> list:
-    """Scanned once: each scan reads the folders of all installed packages."""
-    return list(entry_points(group=group))
+    @cached_property
+    def _installed(self) -> dict[str, EntryPoint]:
+        """The names of other packages; found once, because looking through all packages takes a millisecond."""
+        found = entry_points(group=f"kilobatch.{self.name}")
+        return {entry.name: entry for entry in reversed(list(found))}  # of two with one name the first counts
 
 
 class KindBroken(ImportError, InputRefused):

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import chainer
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from recipes.errors import InputRefused
@@ -135,7 +136,7 @@ def read_checkpoint(folder: Path) -> CheckpointContent:
     """What one checkpoint holds.
 
     Raises:
-        CheckpointError: a file is missing or differs from its checksum.
+        CheckpointError: a file is missing, differs from its checksum, or cannot be read although it does not.
     """
     try:
         manifest = (folder / _MANIFEST).read_text().splitlines()
@@ -147,13 +148,32 @@ def read_checkpoint(folder: Path) -> CheckpointContent:
     for name, content in data.items():
         if hashlib.sha256(content).hexdigest() != sums.get(name):
             raise CheckpointError(f"{folder / name}: differs from its checksum in {_MANIFEST}; it was damaged")
+    arrays = {name: _arrays(folder / name, content) for name, content in data.items() if name != _STATE}
     return CheckpointContent(
-        weights=load(data[_WEIGHTS]),
-        optimizer=load(data[_OPTIMIZER]),
-        averages=load(data[_AVERAGES]) if _AVERAGES in data else {},
-        pending=load(data[_PENDING]) if _PENDING in data else {},
-        state=json.loads(data[_STATE]),
+        weights=arrays[_WEIGHTS],
+        optimizer=arrays[_OPTIMIZER],
+        averages=arrays.get(_AVERAGES, {}),
+        pending=arrays.get(_PENDING, {}),
+        state=_state(folder / _STATE, data[_STATE]),
     )
+
+
+def _arrays(file: Path, data: bytes) -> dict[str, np.ndarray]:
+    try:
+        return load(data)
+    except (SafetensorError, ArithmeticError, LookupError, TypeError, ValueError) as error:  # a stranger's header
+        raise CheckpointError(f"{file}: not a file of safetensors ({type(error).__name__}: {error})") from None
+
+
+def _state(file: Path, data: bytes) -> dict[str, Any]:
+    try:
+        state = json.loads(data)
+    except (RecursionError, ValueError) as error:
+        raise CheckpointError(f"{file}: not JSON ({error})") from None
+    update = state.get("update") if isinstance(state, dict) else None
+    if not isinstance(update, int) or update < 0 or not isinstance(state.get("optimizer_steps"), dict):
+        raise CheckpointError(f"{file}: holds no `update` and `optimizer_steps`, as a run writes them")
+    return state
 
 
 def newest_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:

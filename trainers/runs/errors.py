@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
-from recipes.errors import InputRefused, RecipeError
+from recipes.errors import InputRefused, RecipeError, printable
 from trainers.runs.mpi_ranks import launched_ranks
 
 EXIT_INPUT, EXIT_FAILED, EXIT_STOPPED = 2, 3, 4
@@ -146,7 +146,7 @@ def error_text(error: BaseException) -> str:
 
 def print_and_drain(text: str) -> None:
     """Write to stderr and wait until a pipe is read: this process, and the launcher that relays it, may end next."""
-    print(text, file=sys.stderr, flush=True)
+    print(printable(text), file=sys.stderr, flush=True)
     with suppress(OSError, ValueError):  # no file, no pipe
         pipe, until = sys.stderr.fileno(), time.monotonic() + _DRAIN_SECONDS
         while stat.S_ISFIFO(os.fstat(pipe).st_mode) and _unread(pipe) and time.monotonic() < until:
@@ -210,7 +210,7 @@ def exit_on_error(error: Exception) -> None:
 def print_error(text: str, *, end: str = "\n") -> None:
     """Print on stderr, or nothing once its reader is gone: Ctrl-C ends a `2>&1 | tee log` before the run."""
     try:
-        print(text, end=end, file=sys.stderr, flush=True)
+        print(printable(text), end=end, file=sys.stderr, flush=True)
     except OSError:  # a pipe without a reader, a terminal that is gone, a full disk
         redirect_to_devnull(sys.stderr)
 

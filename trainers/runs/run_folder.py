@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import yaml
 
-from recipes.errors import InputRefused
+from recipes.errors import InputRefused, printable
 from recipes.reading.tree_diff import WORDS
 from recipes.reading.yaml import block_text
 from recipes.schema import Dataset
@@ -226,14 +226,22 @@ def _replace(path: Path, text: str) -> None:
 log = logging.getLogger("kilobatch")
 
 
+class _Printable(logging.Formatter):
+    """Formats a record as a `printable` text: file names and messages of libraries go into it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
 def configure_logging(folder: Path, *, rank: int, to_file: bool) -> None:
     """From now on rank 0 logs everything, the others their warnings; with `to_file` into the run's log file as well."""
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stdout)]
     if to_file and rank == 0:
         folder.mkdir(parents=True, exist_ok=True)
         handlers.append(logging.FileHandler(folder / LOG, encoding="utf-8"))
-    line = f"%(asctime)s rank {rank} %(message)s"
-    logging.basicConfig(level=logging.WARNING, handlers=handlers, format=line, force=True)
+    for handler in handlers:
+        handler.setFormatter(_Printable(f"%(asctime)s rank {rank} %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=handlers, force=True)
     log.setLevel(logging.INFO if rank == 0 else logging.WARNING)
 
 

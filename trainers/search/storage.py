@@ -79,11 +79,14 @@ def parse_storage(text: str, folder: Path) -> StorageAddress:
     dialect = scheme.partition("+")[0]
     if scheme == "sqlite" or scheme == "journal":
         return _file(scheme, rest.removeprefix("/") if scheme == "sqlite" else rest)
-    if scheme == "grpc" and _port(text) is not None:
+    if scheme == "grpc" and _is_well_formed(text) and urlsplit(text).port is not None:
         parts = urlsplit(text)
         return StorageAddress(
             kind="grpc", target=f"{parts.hostname}:{parts.port}", text=f"grpc://{parts.hostname}:{parts.port}"
         )
+    if mark and dialect in _DRIVERS and not _is_well_formed(text):
+        way_out = "in a user or a password write @ as %40, : as %3A, / as %2F, ? as %3F and # as %23"
+        raise refused("--storage", f"{hidden(text)} is no URL", way_out)
     if mark and dialect in _DRIVERS and urlsplit(text).path.strip("/"):
         return _database(text)
     raise refused("--storage", f"{hidden(text)} is no storage of a study", _FORMS)
@@ -95,11 +98,27 @@ def hidden(text: str) -> str:
     >>> hidden("postgresql://me:secret@host/studies?sslmode=require&password=x")
     'postgresql://me@host/studies?sslmode=require'
     """
-    location, _, query = text.partition("?")
-    scheme, mark, rest = location.partition("://")
-    user, at, host = rest.rpartition("@")
-    kept = [item for item in query.split("&") if item and not _SECRET.search(item.partition("=")[0])]
-    return f"{scheme}{mark}{user.partition(':')[0]}{at}{host}" + (f"?{'&'.join(kept)}" if kept else "")
+    scheme, mark, rest = text.partition("://")
+    if not mark:
+        scheme, rest = "", text
+    # All before the last @ may be a password that holds / ? # or @ as they are.
+    user, at, place = rest.rpartition("@")
+    user = re.split("[:/?#@]", user)[0] if mark else ""
+    location, _, query = place.partition("#")[0].partition("?")
+    if not at and not _is_well_formed(text):  # without a host, what follows a colon may be a password, unless it is a port
+        location = re.sub(r":(?![0-9]+(/|$))[^/]*", "", location)
+    kept = [item for item in query.split("&") if item and not _SECRET.search(unquote(item))]
+    return f"{scheme}{mark}{user}{at}{location}" + (f"?{'&'.join(kept)}" if kept else "")
+
+
+def _is_well_formed(text: str) -> bool:
+    """Whether a URL can be taken apart at one place only: no @ after the host, a port that is a number."""
+    try:
+        parts = urlsplit(text)
+        _ = parts.port
+    except ValueError:  # its text may hold the password
+        return False
+    return "@" not in parts.path + parts.query + parts.fragment and not parts.fragment
 
 
 def open_storage(address: StorageAddress) -> BaseStorage:
@@ -193,8 +212,10 @@ def root_cause(address: StorageAddress, error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     line = next(iter(str(error).strip().splitlines()), type(error).__name__)
-    password = urlsplit(address.target).password or "" if address.kind == "database" else ""
-    for secret in filter(None, (password, unquote(password))):
+    parts = urlsplit(address.target)
+    items = [item.partition("=")[2] for item in parts.query.split("&") if _SECRET.search(unquote(item))]
+    secrets = [parts.password, *items] if address.kind == "database" else []
+    for secret in filter(None, (form for text in secrets if text for form in (text, unquote(text)))):
         line = line.replace(secret, "***")
     return line
 
@@ -217,13 +238,6 @@ def _database(text: str) -> StorageAddress:
         user, _, host = parts.netloc.rpartition("@")
         parts = parts._replace(netloc=f"{user}:{quote(os.environ[PASSWORD], safe='')}@{host}")
     return StorageAddress(kind="database", target=parts.geturl(), text=hidden(text))
-
-
-def _port(text: str) -> int | None:
-    try:
-        return urlsplit(text).port
-    except ValueError:
-        return None
 
 
 def _sqlite(path: Path) -> RDBStorage:

@@ -67,7 +67,7 @@ def test_files_of_a_search_lie_in_its_folder_wherever_it_was_started(tmp_path, m
         ("journal://study.journal", "write journal:///"),
         ("journal:///nowhere/at/all", "there is no folder /nowhere/at; make it"),
         ("grpc://host", "grpc://host is no storage"),
-        ("grpc://host:many", "grpc://host:many is no storage"),
+        ("grpc://host:many", "grpc://host is no storage"),
         ("postgresql://me:secret@host", "postgresql://me@host is no storage"),
         ("oracle://me:secret@host/db", "oracle://me@host/db is no storage"),
     ],
