@@ -211,7 +211,8 @@ def card_markdown(facts: CardFacts, *, picture: str | None = None, level: int = 
     if facts.open:
         parts.append(f"Open: {_paths(facts.open)}.")
     parts.append("<details><summary>All values, and which are assumed</summary>")
-    parts.append("\n".join(["| | |", "|---|---|", *(f"| {_cell(key)} | {_cell(value)} |" for key, value in facts.values)]))
+    rows = [f"| {_cell(key)} | {_cell(value)} |" for key, value in facts.values]
+    parts.append("\n".join(["| | |", "|---|---|", *rows]))
     parts += [f"Assumed: {_paths(facts.assumed)}."] if facts.assumed else []
     return "\n\n".join([*parts, "</details>"]) + "\n"
 

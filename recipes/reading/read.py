@@ -21,7 +21,9 @@ from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from lr_schedules import BatchRamp
 from lr_schedules.units import Epochs, Schedule
 from recipes.errors import Problem, nearest
+from recipes.planning.cluster import Cluster
 from recipes.reading.load import Origins
+from recipes.schema import Recipe
 from recipes.schema.positions import UNITS
 from recipes.schema.vocabulary import Component, Unbuilt, Vocabulary
 
@@ -315,9 +317,21 @@ class Reading:
             if _folded(key) not in lacked:
                 inside = [f"{section}.{key}" for section in sections_with(cls, key)]
                 way_out = f"it belongs one level down: {' or '.join(inside)}" if inside else ""
-                way_out = way_out or nearest(key, known, called="known here")
+                way_out = way_out or self._of_the_cluster(cls, key, path) or nearest(key, known, called="known here")
+                if "kind" in known and isinstance(kind := raw.get("kind"), str):
+                    place = dotted(path)
+                    way_out += f"{'' if way_out.endswith('?') else ';'} if it was left by another kind, remove it; "
+                    way_out += f"`{place}: {{kind: {kind}}}` begins without it, and so does --set '{place}={{...}}'"
                 self.refuse((*path, key), "is not a known key", way_out, at_key=True)
         return {key: raw[key] for key in unknown}
+
+    def _of_the_cluster(self, cls: type, key: str, path: Path) -> str:
+        """A way out of a key of a cluster's file in a recipe; empty if it is none."""
+        within = [key] if any(field.key == key for field in fields_of(Cluster)) else sections_with(Cluster, key)
+        if cls is not Recipe or path or not within:
+            return ""
+        where = f"cluster.{key}" if within == [key] else f"cluster.{within[0]}.{key}"
+        return f"it belongs to the cluster: `plan` and `train` take --set {where}=..., or write it in its file"
 
     def refuse_error(self, error: Exception, cls: type, path: Path) -> Any:
         """Notes a dataclass's error at the field it names: `Cosine.epochs must be > 0, got -1` at the key `epochs`."""

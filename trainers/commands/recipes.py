@@ -59,7 +59,7 @@ def validate(
     allow_code: AllowCode = False,
 ) -> None:
     """Check recipes. Every problem is one line with its place and a way out."""
-    from recipes.errors import RecipeError
+    from recipes.errors import RecipeError, printable
 
     problems = []
     for name in recipes:
@@ -69,7 +69,7 @@ def validate(
             problems += error.problems
             continue
         reasons = "; ".join(opened.obstacles)
-        print(f"{name}: valid" + (f"; cannot be trained yet, {reasons}" if reasons else ""))
+        print(printable(f"{name}: valid" + (f"; cannot be trained yet, {reasons}" if reasons else "")))
     if problems:
         raise RecipeError(problems)
 

@@ -10,7 +10,7 @@ from recipes.reading.open import open_recipe
 from trainers import kernels
 from trainers.launch.preflight import refuse_folder, require_data
 from trainers.launch.vocabulary import vocabulary
-from trainers.runs.checkpoint import CheckpointError, load_into, newest_checkpoint, read_checkpoint
+from trainers.runs.checkpoint import CheckpointError, load_into, newest_checkpoint, read_checkpoint, refuse_foreign
 from trainers.runs.errors import RankFailed, print_error
 from trainers.runs.identity import changes, code_folders, identity_of, read_identity
 from trainers.runs.run_folder import CHECKPOINTS, RECIPE
@@ -68,7 +68,9 @@ def score_run(
         kernels.settle()
     parts.model.to_device(take_device(kind, MPI.COMM_SELF))
     NormGroups(opened.recipe.evaluation).install(parts.model)  # one pass a layer, with the same bits as in training
-    state = load_into(parts.model, None, content)
+    with refuse_foreign(path):
+        state = load_into(parts.model, None, content)
+        reached = {"update": state["update"], "epoch": state["epoch"]}
     read = {"load": parts.load_eval, "threads_load": parts.threads_load, "num_samples": parts.num_eval}
     try:
         result = score(parts.model, **read, loss=parts.loss, mpi=MPI.COMM_SELF)
@@ -77,8 +79,7 @@ def score_run(
     return {
         "run": str(folder),
         "checkpoint": path.name,
-        "update": state["update"],
-        "epoch": state["epoch"],
+        **reached,
         "accuracy": result.accuracy,
         "loss": result.loss,
         "num_samples": result.num_samples,
@@ -104,10 +105,11 @@ def _checkpoint_called(checkpoint: str, folder: Path) -> Path:
         return newest
     name = checkpoint
     if checkpoint == "best":
-        best = read_checkpoint(newest).state["best"]
+        with refuse_foreign(newest):
+            best = read_checkpoint(newest).state["best"]
+            name = best and best["checkpoint"]
         if best is None:
             raise CheckpointError(f"{folder}: no evaluation has fallen on a checkpoint yet; use newest")
-        name = best["checkpoint"]
     known = sorted(path.name for path in folder.glob("update-*"))
     if name not in known:
         raise CheckpointError(f"there is no checkpoint {name} in {folder}; there are: {', '.join(known)}")

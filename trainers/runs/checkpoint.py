@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -170,10 +171,29 @@ def _state(file: Path, data: bytes) -> dict[str, Any]:
         state = json.loads(data)
     except (RecursionError, ValueError) as error:
         raise CheckpointError(f"{file}: not JSON ({error})") from None
-    update = state.get("update") if isinstance(state, dict) else None
-    if not isinstance(update, int) or update < 0 or not isinstance(state.get("optimizer_steps"), dict):
-        raise CheckpointError(f"{file}: holds no `update` and `optimizer_steps`, as a run writes them")
+    kinds = {"update": int, "optimizer_steps": dict, "epoch": int | float, "best": dict | None}
+    given = state if isinstance(state, dict) else {}
+    if not {"update", "optimizer_steps"} <= given.keys() or not all(
+        isinstance(given[key], kind) for key, kind in kinds.items() if key in given
+    ):
+        raise CheckpointError(f"{file}: holds no state of a run")
     return state
+
+
+@contextmanager
+def refuse_foreign(checkpoint: Path) -> Iterator[None]:
+    """Refuse a state that lacks what a run writes, or has it in another form: a stranger's, with right checksums.
+
+    Raises:
+        CheckpointError: what happens within fails for such a reason.
+    """
+    try:
+        yield
+    except InputRefused:
+        raise
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        what = f"{checkpoint}: its {_STATE} is not as a run writes it ({type(error).__name__}: {error})"
+        raise CheckpointError(f"{what}; take another checkpoint") from error
 
 
 def newest_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:

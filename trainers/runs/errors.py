@@ -137,7 +137,7 @@ def abort_on_exception(rank: int) -> None:
 
 def error_text(error: BaseException) -> str:
     """The text to print for an exception: with its traceback, unless the message alone is enough."""
-    if isinstance(error, RankFailed):
+    if isinstance(error, RankFailed | InputRefused):
         return f"{error}\n"
     if isinstance(error, OSError) and error.errno in DISK_FULL:
         return f"a file cannot be written: {error}; make room where the run's folder lies\n"

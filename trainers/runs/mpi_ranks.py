@@ -18,6 +18,7 @@ from typing import IO
 
 from recipes.errors import InputRefused
 from trainers.runs.rank_exits import EXIT_SOCKET, RankExits
+from trainers.runs.storage_url import without_passwords
 
 _SIZE_NAMES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "SLURM_STEP_NUM_TASKS")
 _LOCAL_SIZE_NAMES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_TASKS_PER_NODE")
@@ -85,8 +86,8 @@ def _process_mark(process: int) -> str:
 
 
 def command_line() -> str:
-    """The command that the user typed, also on the ranks that it started."""
-    return os.environ.get(_OWN) or shlex.join(["kilobatch", *sys.argv[1:]])
+    """The command that the user typed, also on the ranks that it started; without the password of a storage."""
+    return os.environ.get(_OWN) or shlex.join(["kilobatch", *without_passwords(sys.argv[1:])])
 
 
 def threads_per_rank(local_ranks: int) -> int:

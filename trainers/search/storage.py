@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import re
 import sqlite3
 import time
 import warnings
@@ -28,6 +27,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from recipes.errors import RecipeError
 from trainers.launch.request import refused
+from trainers.runs.storage_url import hidden, is_secret, is_well_formed
 from trainers.search.storage_cache import CachedDatabase, CachedJournal, CachedProxy
 from trainers.search.study import DEATHS, PRUNED_AT
 from trainers.search.trial_leases import LEASE
@@ -41,7 +41,6 @@ _FORMS = (
     "give sqlite, journal, sqlite:////PATH, journal:///PATH, postgresql://USER@HOST/DATABASE, "
     "mysql://USER@HOST/DATABASE or grpc://HOST:PORT"
 )
-_SECRET = re.compile("pass|pwd|secret|token", re.IGNORECASE)
 _DRIVERS = {"postgresql": "psycopg", "mysql": "pymysql", "mariadb": "pymysql"}
 _EXTRAS = {"postgresql": "postgresql", "mysql": "mysql", "mariadb": "mysql"}
 
@@ -79,46 +78,17 @@ def parse_storage(text: str, folder: Path) -> StorageAddress:
     dialect = scheme.partition("+")[0]
     if scheme == "sqlite" or scheme == "journal":
         return _file(scheme, rest.removeprefix("/") if scheme == "sqlite" else rest)
-    if scheme == "grpc" and _is_well_formed(text) and urlsplit(text).port is not None:
+    if scheme == "grpc" and is_well_formed(text) and urlsplit(text).port is not None:
         parts = urlsplit(text)
         return StorageAddress(
             kind="grpc", target=f"{parts.hostname}:{parts.port}", text=f"grpc://{parts.hostname}:{parts.port}"
         )
-    if mark and dialect in _DRIVERS and not _is_well_formed(text):
+    if mark and dialect in _DRIVERS and not is_well_formed(text):
         way_out = "in a user or a password write @ as %40, : as %3A, / as %2F, ? as %3F and # as %23"
         raise refused("--storage", f"{hidden(text)} is no URL", way_out)
     if mark and dialect in _DRIVERS and urlsplit(text).path.strip("/"):
         return _database(text)
     raise refused("--storage", f"{hidden(text)} is no storage of a study", _FORMS)
-
-
-def hidden(text: str) -> str:
-    """A URL without its password, and without items of its query whose name suggests a secret.
-
-    >>> hidden("postgresql://me:secret@host/studies?sslmode=require&password=x")
-    'postgresql://me@host/studies?sslmode=require'
-    """
-    scheme, mark, rest = text.partition("://")
-    if not mark:
-        scheme, rest = "", text
-    # All before the last @ may be a password that holds / ? # or @ as they are.
-    user, at, place = rest.rpartition("@")
-    user = re.split("[:/?#@]", user)[0] if mark else ""
-    location, _, query = place.partition("#")[0].partition("?")
-    if not at and not _is_well_formed(text):  # without a host, what follows a colon may be a password, unless it is a port
-        location = re.sub(r":(?![0-9]+(/|$))[^/]*", "", location)
-    kept = [item for item in query.split("&") if item and not _SECRET.search(unquote(item))]
-    return f"{scheme}{mark}{user}{at}{location}" + (f"?{'&'.join(kept)}" if kept else "")
-
-
-def _is_well_formed(text: str) -> bool:
-    """Whether a URL can be taken apart at one place only: no @ after the host, a port that is a number."""
-    try:
-        parts = urlsplit(text)
-        _ = parts.port
-    except ValueError:  # its text may hold the password
-        return False
-    return "@" not in parts.path + parts.query + parts.fragment and not parts.fragment
 
 
 def open_storage(address: StorageAddress) -> BaseStorage:
@@ -213,7 +183,7 @@ def root_cause(address: StorageAddress, error: BaseException) -> str:
         error = error.__cause__
     line = next(iter(str(error).strip().splitlines()), type(error).__name__)
     parts = urlsplit(address.target)
-    items = [item.partition("=")[2] for item in parts.query.split("&") if _SECRET.search(unquote(item))]
+    items = [item.partition("=")[2] for item in parts.query.split("&") if is_secret(item)]
     secrets = [parts.password, *items] if address.kind == "database" else []
     for secret in filter(None, (form for text in secrets if text for form in (text, unquote(text)))):
         line = line.replace(secret, "***")

@@ -20,7 +20,7 @@ from trainers.communicators.tree_sum import TreeSum
 from trainers.datasets.loader import StreamIterator
 from trainers.models.batch_norm import NormGroups
 from trainers.optimizers.weight_average import AveragedWeights
-from trainers.runs.checkpoint import load_into, newest_checkpoint, read_checkpoint
+from trainers.runs.checkpoint import load_into, newest_checkpoint, read_checkpoint, refuse_foreign
 from trainers.runs.errors import EXIT_STOPPED, NotFinite, Overflow, RunFailed
 from trainers.runs.heartbeat import Heartbeat
 from trainers.runs.identity import CODE, identity_of, own_code, write_identity
@@ -225,8 +225,9 @@ class _Run:
         if content is None:
             return None, notes
         averages = self.averaged and self.averaged.arrays
-        state = load_into(self.parts.model, self.parts.optimizer, content, averages=averages)
-        self.updater.restore(state["updater"], content.pending)
+        with refuse_foreign(folder):
+            state = load_into(self.parts.model, self.parts.optimizer, content, averages=averages)
+            self.updater.restore(state["updater"], content.pending)
         iterator = self.updater.get_iterator("main")
         iterator.update = self.updater.iteration = state["update"]
         return state, notes

@@ -9,9 +9,10 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import TrialState, create_trial
 
 from recipes.errors import InputRefused, RecipeError
+from trainers.runs.storage_url import hidden
 from trainers.search import start
 from trainers.search.start import SearchRequest
-from trainers.search.storage import PASSWORD, hidden, open_storage, parse_storage, serve_study
+from trainers.search.storage import PASSWORD, open_storage, parse_storage, serve_study
 from trainers.search.storage_cache import flush, refresh
 
 
