@@ -145,3 +145,21 @@ def test_picture_shows_a_panel_for_each_thing_that_moves():
     assert {"global batch size", "2,048", "4,096"} <= set(words("suzuki2018"))
     assert {"image size", "160", "192"} <= set(words("ffcv2022"))
     assert "momentum 0.9, stand-ins for what nobody published" in words("mikami2018")
+
+
+def test_a_markdown_card_escapes_html_links_and_tables_of_a_stranger(tmp_path):
+    file = tmp_path / "mine.yaml"
+    attack = "'<script>alert(1)</script> [x](javascript:y) a|b'"
+    words = f"card: {{changed: {attack}, hardware: {attack}, evidence: {{verified: {attack}}}}}"
+    file.write_text(
+        f"kilobatch: 1\nextends: goyal2017\ntitle: {attack}\n"
+        f"source: {{title: {attack}, url: 'javascript:z'}}\n{words}\n"
+        f"lacks: [{attack}]\nclaims: [{{metric: top1, kind: accuracy, value: 0.7, on: {attack}, status: not run, "
+        f"source: {attack}}}]\n"
+    )
+    text = card_markdown(card_facts("mine", opened(file)))
+    assert "&lt;script>" in text
+    assert "<script" not in text
+    assert "](javascript" not in text
+    assert "a\\|b |" in text
+    assert "<script" not in card_page(card_facts("mine", opened(file)), opened(file))

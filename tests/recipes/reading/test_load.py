@@ -2,6 +2,7 @@
 
 import pytest
 
+from recipes.errors import RecipeError
 from recipes.reading.load import load_tree
 
 BASE = """\
@@ -149,3 +150,10 @@ def test_set_reaches_into_a_list(write):
 def test_set_beyond_a_list_is_refused(write, problem_of):
     problem = problem_of(write(line_9="loss: {kind: SoftmaxCrossEntropy}\nlacks: [A]"), "lacks.1=B")
     assert "1 is no place in a list of 1" in problem.what
+
+
+def test_a_long_chain_of_files_is_refused_where_it_becomes_too_long(tmp_path):
+    for number in range(3000):
+        (tmp_path / f"f{number}.yaml").write_text(f"kilobatch: 1\nextends: f{number + 1}.yaml\n")
+    with pytest.raises(RecipeError, match=r"f31\.yaml:2:10: extends: over 32 files extend one another; write some"):
+        load_tree(tmp_path / "f0.yaml")

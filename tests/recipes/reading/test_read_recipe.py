@@ -1,11 +1,13 @@
 """What a recipe's keys mean once it is open: units, rules, defaults, origins, what is not built."""
 
+import re
 from operator import attrgetter
 
 import pytest
 import yaml
 
 from lr_schedules import Constant, Cosine, GradualWarmup, Polynomial, Product
+from recipes.errors import RecipeError
 from recipes.reading.load import resolved_text
 from recipes.reading.open import open_recipe
 from recipes.schema import Augmentation, Evaluation, NormMomentum, Updater
@@ -176,3 +178,32 @@ def test_mixes_and_repeats_are_read_in_order(opened):
 def test_a_mix_that_is_not_built_is_named_in_lacks(opened):
     result = opened("augmentation.mix=[{kind: PuzzleMix, alpha: 1}]", "lacks=[PuzzleMix]")
     assert result.recipe.augmentation.mix == (Unbuilt(kind="PuzzleMix", fields={"alpha": 1}),)
+
+
+@pytest.mark.parametrize(
+    ("override", "place"),
+    [
+        ("exchange.wire=float16", "cluster.exchange=..."),
+        ("wire=float16", "cluster.exchange.wire="),
+        ("nodes=2", "cluster.nodes="),
+    ],
+)
+def test_a_key_of_the_cluster_is_sent_there(override, place):
+    with pytest.raises(RecipeError, match=f"it belongs to the cluster: .* take --set {re.escape(place)}"):
+        open_recipe("digits/baseline", vocabulary=vocabulary(), overrides=[override])
+
+
+def test_a_key_that_another_kind_left_has_a_way_out(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("kilobatch: 1\nextends: digits/baseline\noptimizer: {kind: Adam, momentum: 0.9}\n")
+    way_out = "`optimizer: {kind: Adam}` begins without it, and so does --set 'optimizer={...}'"
+    with pytest.raises(RecipeError, match=f"3:25: optimizer.momentum: is not a known key; .*{re.escape(way_out)}"):
+        open_recipe(file, vocabulary=vocabulary())
+
+
+def test_a_mistyped_first_step_of_a_ramp_is_refused_at_its_key(tmp_path):
+    file = tmp_path / "mine.yaml"
+    steps = "[{frm: 0, size: 96}, {from: 1, size: 192}, {from: 2, size: 384}]"
+    file.write_text(f"kilobatch: 1\nextends: digits/baseline\nbatch: {{global: {steps}}}\n")
+    with pytest.raises(RecipeError, match=r":3:19: batch.global.0.frm: is not a known key; did you mean from"):
+        open_recipe(file, vocabulary=vocabulary())

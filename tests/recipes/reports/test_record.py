@@ -146,6 +146,8 @@ def test_loss_that_is_not_finite_is_kept(write_run, metric_lines):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"key": ["train_loss"]}, r"metrics\.jsonl:2: `key` is \[\"train_loss\"\], expected a text"),
+        ({"key": {}}, r"metrics\.jsonl:2: `key` is \{\}, expected a text"),
         ({"epoch": "one"}, r"metrics\.jsonl:2: `epoch` is \"one\", expected a number"),
         ({"samples": None}, r"metrics\.jsonl:2: `samples` is null"),
         ({"update": 0.5}, r"metrics\.jsonl:2: `update` is 0.5, expected a whole number"),

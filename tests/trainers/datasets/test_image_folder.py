@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from recipes.errors import RecipeError
+from recipes.reading.open import open_dataset
 from trainers.datasets import ImageFolder
+from trainers.launch.vocabulary import vocabulary
 
 
 def write(path, color=(200, 100, 50), mode="RGB", size=(12, 9)):
@@ -234,3 +237,16 @@ def test_names_that_are_no_text_are_read(root):
     assert os.fsencode(samples.paths[-1]) == b"b/\xff.png"
     assert samples[6][0].shape == (9, 12, 3)
     assert ImageFolder().fingerprint(root)
+
+
+def test_a_file_name_is_shown_without_commands_to_the_terminal(tmp_path):
+    (tmp_path / "train" / "a").mkdir(parents=True)
+    (tmp_path / "val" / "a").mkdir(parents=True)
+    (tmp_path / "train" / "a" / "\x1b[31mred.gif").touch()
+    (tmp_path / "mine.yaml").write_text(
+        "reader: {kind: ImageFolder}\nroot: .\nchannels: 3\nmean: [0, 0, 0]\nstd: [1, 1, 1]\n"
+    )
+    with pytest.raises(RecipeError) as refused:
+        open_dataset(str(tmp_path / "mine.yaml"), vocabulary=vocabulary())
+    assert r"a/\x1b[31mred.gif: not a file with one of the suffixes" in str(refused.value)
+    assert "\x1b" not in str(refused.value)

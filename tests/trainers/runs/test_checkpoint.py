@@ -1,5 +1,6 @@
 """Checkpoints: whole or absent, exact, readable without pickle."""
 
+import hashlib
 import json
 import resource
 
@@ -14,6 +15,7 @@ from trainers.runs.checkpoint import (
     newest_checkpoint,
     prune_checkpoints,
     read_checkpoint,
+    refuse_foreign,
     write_checkpoint,
 )
 from trainers.runs.errors import error_text
@@ -149,3 +151,41 @@ def test_damaged_ones_that_a_resumed_run_has_passed_over_do_not_count_as_the_new
             prune_checkpoints(tmp_path, upto=update, keep=2, best=None)
     kept = sorted(int(path.name.removeprefix("update-")) for path in tmp_path.iterdir())
     assert kept == [14, 16, 20, 30, 40]
+
+
+def with_right_checksums(folder, name, data):
+    (folder / name).write_bytes(data)
+    lines = [line.split("  ") for line in (folder / "MANIFEST").read_text().splitlines()]
+    sums = [f"{hashlib.sha256((folder / file).read_bytes()).hexdigest()}  {file}\n" for _, file in lines]
+    (folder / "MANIFEST").write_text("".join(sums))
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\xff" * 8, b"\x08" + bytes(7) + b"[1, 2]  ", b"\x02" + bytes(7) + b"{}" + b"x"]
+)
+def test_a_broken_header_with_right_checksums_is_refused(write, data):
+    folder = write(3)
+    with_right_checksums(folder, "weights.safetensors", data)
+    with pytest.raises(CheckpointError, match=r"weights\.safetensors: not a file of safetensors"):
+        read_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    "data", [b"[]", b"{}", b"{", b"\xff", b"[" * 100_000, b'{"update": "3", "optimizer_steps": {}}']
+)
+def test_a_state_of_another_form_with_right_checksums_is_refused(write, data):
+    folder = write(3)
+    with_right_checksums(folder, "state.json", data)
+    with pytest.raises(CheckpointError, match=r"state\.json: (not JSON|holds no state of a run)"):
+        read_checkpoint(folder)
+
+
+def test_a_state_that_lacks_what_a_run_writes_is_refused_with_its_checkpoint(write):
+    folder = write(3)
+    with_right_checksums(folder, "state.json", b'{"update": 3, "optimizer_steps": {"": 3}}')
+    model, optimizer = trained(1)
+    with (
+        pytest.raises(CheckpointError, match="its state.json is not as a run writes it .KeyError"),
+        refuse_foreign(folder),
+    ):
+        load_into(model, optimizer, read_checkpoint(folder))

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import logging
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,8 +15,10 @@ from trainers.launch.start_ranks import start_or_join
 from trainers.runs.errors import RankFailed
 from trainers.runs.run_folder import (
     FolderRefused,
+    configure_logging,
     folder_required,
     lock_folder,
+    log,
     require_same_recipe,
     require_usable,
     truncate_records,
@@ -144,3 +147,18 @@ def test_a_line_that_cannot_be_written_names_its_file():
         lines.write({"key": "x"})
     with suppress(OSError):
         lines.close()
+
+
+def test_lines_of_the_log_hold_no_commands_to_a_terminal(tmp_path, capsys):
+    root = logging.getLogger()
+    handlers = root.handlers[:]
+    root.handlers.clear()  # `force` would close those of others
+    try:
+        configure_logging(tmp_path, rank=0, to_file=True)
+        log.warning("cannot read %s", "\x1b[31mred.jpg\x07")
+    finally:
+        for handler in root.handlers:
+            handler.close()
+        root.handlers[:] = handlers
+    assert r"cannot read \x1b[31mred.jpg\x07" in (tmp_path / "log.txt").read_text()
+    assert "\x1b" not in capsys.readouterr().out

@@ -46,6 +46,7 @@ def two_views(opened, study_name):
             "database",
             "mysql+pymysql://me@host/studies?charset=utf8",
         ),
+        ("postgresql://me@host/db?p%61ssword=secret", "database", "postgresql://me@host/db"),
     ],
 )
 def test_a_storage_is_shown_without_its_secrets(text, kind, shown, tmp_path):
@@ -71,6 +72,18 @@ def test_files_of_a_search_lie_in_its_folder_wherever_it_was_started(tmp_path, m
         ("grpc://host:many", "grpc://host is no storage"),
         ("postgresql://me:secret@host", "postgresql://me@host is no storage"),
         ("oracle://me:secret@host/db", "oracle://me@host/db is no storage"),
+        (
+            "postgresql://me:secret?secret@host/db",
+            "postgresql://me@host/db is no URL; in a user or a password write @ as",
+        ),
+        ("postgresql://me:123/secret@host/db", "postgresql://me@host/db is no URL"),
+        ("postgresql://me:secret#secret@host/db", "postgresql://me@host/db is no URL"),
+        ("postgresql://[me:secret@host/db", "postgresql://[me@host/db is no URL"),
+        ("postgresql://me:secret\u2100@host/db", "postgresql://me@host/db is no URL"),
+        ("postgresql://me:secret", "postgresql://me is no URL"),
+        ("postgresql://host/db?options=x@y&password=secret", "postgresql://host@y is no URL"),
+        ("me:secret@host", "@host is no storage"),
+        ("grpc://me:secret@host:many", "grpc://me@host:many is no storage"),
     ],
 )
 def test_what_names_no_storage_is_refused_with_what_would(text, message, tmp_path):
