@@ -173,9 +173,12 @@ def _state(file: Path, data: bytes) -> dict[str, Any]:
         raise CheckpointError(f"{file}: not JSON ({error})") from None
     kinds = {"update": int, "optimizer_steps": dict, "epoch": int | float, "best": dict | None}
     given = state if isinstance(state, dict) else {}
-    if not {"update", "optimizer_steps"} <= given.keys() or not all(
-        isinstance(given[key], kind) for key, kind in kinds.items() if key in given
-    ):
+    whole = {"update", "optimizer_steps"} <= given.keys()
+    whole = whole and all(isinstance(given[key], kind) for key, kind in kinds.items() if key in given)
+    whole = whole and all(isinstance(count, int) for count in given["optimizer_steps"].values())
+    if best := given.get("best"):
+        whole = whole and isinstance(best.get("checkpoint"), str) and isinstance(best.get("accuracy"), int | float)
+    if not whole:
         raise CheckpointError(f"{file}: holds no state of a run")
     return state
 

@@ -131,7 +131,7 @@ def require_same_recipe(folder: Path, recipe: dict[str, Any], dataset: dict[str,
     try:
         before = yaml.safe_load((folder / RUN).read_text(encoding="utf-8"))
         ran, on = run_identity(before["recipe"]), before["dataset"]
-    except (yaml.YAMLError, UnicodeDecodeError, LookupError, TypeError, AttributeError) as error:
+    except (yaml.YAMLError, RecursionError, ValueError, LookupError, TypeError, AttributeError) as error:
         what = f"{folder / RUN} is damaged, so that nobody can say which recipe the run had"
         raise FolderRefused(f"{what}; start anew in another --out") from error
     changed = differences(ran, run_identity(recipe))

@@ -228,6 +228,7 @@ class _Run:
         with refuse_foreign(folder):
             state = load_into(self.parts.model, self.parts.optimizer, content, averages=averages)
             self.updater.restore(state["updater"], content.pending)
+            _ = state["best"]  # read later
         iterator = self.updater.get_iterator("main")
         iterator.update = self.updater.iteration = state["update"]
         return state, notes
