@@ -188,6 +188,15 @@ def write_run(
     _replace(folder / ENVIRONMENT, json.dumps(environment, indent=1) + "\n")
 
 
+def environment_of(folder: Path) -> dict[str, Any]:
+    """The environment in which a run's last session began; empty where it is lost or damaged."""
+    try:
+        tree = json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8"))
+    except (OSError, RecursionError, ValueError):
+        return {}
+    return tree if isinstance(tree, dict) and isinstance(tree.get("kernels", {}), dict) else {}
+
+
 def truncate_records(folder: Path, update: int) -> None:
     """Drop from metrics and trace all after `update` updates: a resumed run does these again."""
     for name in (METRICS, TRACE):

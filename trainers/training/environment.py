@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import platform
 import socket
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from trainers import kernels
-from trainers.runs.run_folder import ENVIRONMENT
+from trainers.runs.run_folder import environment_of
 
 _CHOOSE_KERNELS = ("OPENBLAS_CORETYPE", "MKL_CBWR", "NPY_DISABLE_CPU_FEATURES")  # override the choice by CPU features
 _ON_GPUS = ("cupy-cuda12x", "cupy-cuda13x", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "ml-dtypes")
@@ -67,9 +66,8 @@ def numerical_environment() -> dict[str, Any]:
 
 def changed_kernels_warning(folder: Path) -> list[str]:
     """A warning if the run in a folder was trained by other kernels than the current ones; else empty."""
-    try:
-        before = json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    before = environment_of(folder)
+    if not before:
         return []
     was, now = before.get("kernels", {}).get("operators", _DEFAULT_KERNELS), kernels.in_use()
     if was == now:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 from recipes.errors import InputRefused
 from recipes.planning.cluster import Cluster
 from trainers.runs.mpi_ranks import THREADS
-from trainers.runs.run_folder import CHECKPOINTS, ENVIRONMENT, differences
+from trainers.runs.run_folder import CHECKPOINTS, differences, environment_of
 from trainers.training.environment import numerical_environment
 
 _SUMS_LIKE_IT = (None, "Auto", "Direct")  # exact mode's own exchange has the two steps of Direct
@@ -67,10 +66,7 @@ def broken_since(folder: Path) -> str | None:
     """
     if not any((folder / CHECKPOINTS).glob("update-*")):
         return None  # nothing to resume from
-    try:
-        before = json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        before = {}  # lost or damaged: nothing says that it was exact
+    before = environment_of(folder)
     if not before.get("exact"):
         return "its weights so far depend on how it was divided"
     now = numerical_environment()

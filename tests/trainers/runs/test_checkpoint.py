@@ -189,3 +189,12 @@ def test_a_state_that_lacks_what_a_run_writes_is_refused_with_its_checkpoint(wri
         refuse_foreign(folder),
     ):
         load_into(model, optimizer, read_checkpoint(folder))
+
+
+@pytest.mark.parametrize("best", [{"checkpoint": 3, "accuracy": 0.5}, {"checkpoint": "update-000003"}, [1]])
+def test_a_best_checkpoint_of_another_form_is_refused(write, best):
+    folder = write(3)
+    state = {"update": 3, "optimizer_steps": {}, "best": best}
+    with_right_checksums(folder, "state.json", json.dumps(state).encode())
+    with pytest.raises(CheckpointError, match="holds no state of a run"):
+        read_checkpoint(folder)
