@@ -17,6 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from recipes.errors import printable
 from recipes.reports.wording import duration
 from trainers.runs.errors import redirect_to_devnull
 from trainers.runs.progress_lines import EVERY_SECONDS, ProgressLines, RunState
@@ -166,7 +167,7 @@ class _Bar:
 
 
 def _print_line(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
 class Screen(Console):

@@ -15,6 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from recipes.errors import printable
 from recipes.reports.wording import duration, number, percent
 from recipes.schema import Search
 from trainers.runs.run_folder import LOG
@@ -143,6 +144,7 @@ class Display:
 
     def say(self, text: str) -> None:
         """Print a line on the console and write it to the log."""
+        text = printable(text)
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
         with open(self.folder / LOG, "a", encoding="utf-8", errors="backslashreplace") as file:  # paths
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
