@@ -12,9 +12,10 @@ from trainers.commands.options import AllowCode, Data, Json, Recipe, Set
 def verify(
     recipe: Recipe, overrides: Set = None, data: Data = None, allow_code: AllowCode = False, as_json: Json = False
 ) -> None:
-    """Check that a recipe trains the same on any number of ranks, micro-batches and resumes, with your model and data.
+    """Check that your model and data train the same on any ranks.
 
-    Short runs of small batches are compared. What breaks the promise is named. Exit code 0: all hold, 1: one does not.
+    Short runs of small batches are compared: again, in other micro-batches, on 1, 2 and 3 ranks, resumed. What breaks
+    the promise is named. Exit code 0: all hold, 1: one does not.
     """
     from rich.console import Console
     from rich.markup import escape

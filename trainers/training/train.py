@@ -180,6 +180,7 @@ class _Run:
         if self.leads:
             notes += mixed_kernels_warning(ranks)
             notes += self._write_run(ranks)
+        self.mpi.Barrier()  # the run's files are there before anything can fail
         self.metrics = self._metrics()
         self.trainer = self._trainer(resumed=state)
         reached = {"update": self.updater.iteration, "epoch": self.updater.epoch_detail}

@@ -107,7 +107,7 @@ def test_rules_that_fire(base, changes, rules, lint):
     [
         (96, "update", "{keep: 0.93, per: 96}"),
         (96, 8192, "{keep: 0.93, per: 96}"),
-        (1504, "update", "{keep: 0, per: 1504}"),
+        (1472, "update", "{keep: 0.01, per: 1472}"),
     ],
 )
 def test_what_is_written_against_statistics_that_lag_is_quiet(batch, per, way_out, lint):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from recipes.planning.division import PlanError
+from recipes.planning.division import PlanError, divide
 from recipes.planning.planner import Model
 from recipes.reports.terminal import plan_text
 from recipes.schema import Precision
@@ -87,7 +87,9 @@ def test_workers_who_would_never_have_a_sample_are_refused_before_anything_is_co
 
 def test_a_batch_of_any_size_is_planned_by_arithmetic():
     """Not by a list of its 1.6e13 micro-batches, as long as which no recipe of a stranger may keep a machine busy."""
-    (segment,) = planned("batch.global=1000000000000000", workers=2).as_tree()["segments"]
-    assert segment["samples_per_worker"] == [500_000_000_000_000] * 2
-    assert (segment["micro_batch_size"], segment["accumulation_steps"]) == (64, 7_812_500_000_000)
-    assert segment["num_shares"] == 2 * segment["accumulation_steps"]
+    for aligned in (False, True):
+        division = divide(global_batch_size=10**15, norm_span=32, workers=2, micro_batch_size=64)
+        division = replace(division, aligned=aligned)
+        assert [division.samples_of(rank) for rank in range(2)] == [500_000_000_000_000] * 2
+        assert (division.largest, division.num_micro_batches(0)) == (64, 7_812_500_000_000)
+        assert division.num_shares == 2 * 7_812_500_000_000

@@ -142,10 +142,10 @@ def test_schedule_cannot_be_lacking(opened, write, problem_of):
 
 
 def test_data_set_beside_the_recipe_and_its_root(write, tmp_path):
-    write("num_train: 9\nnum_eval: 3\nnum_classes: 2\nchannels: 1\nroot: pictures\n", "folder/few.yaml")
+    write("num_train: 999\nnum_eval: 3\nnum_classes: 2\nchannels: 1\nroot: pictures\n", "folder/few.yaml")
     path = write(line_3="dataset: few.yaml", name="folder/mine.yaml")
     dataset = open_recipe(path, vocabulary=vocabulary()).dataset
-    assert (dataset.name, dataset.num_train, dataset.root) == ("few", 9, tmp_path / "folder" / "pictures")
+    assert (dataset.name, dataset.num_train, dataset.root) == ("few", 999, tmp_path / "folder" / "pictures")
     elsewhere = open_recipe(path, vocabulary=vocabulary(), data_root=tmp_path)
     assert elsewhere.dataset.root == tmp_path
 

@@ -54,6 +54,9 @@ class Net(chainer.Chain):
         if launched_ranks() is not None:
             raise InputRefused("this net is not for sale; take another")
         super().__init__(fc=L.Linear(64, num_classes))
+
+    def forward(self, x):
+        return self.fc(x)
 """
 
 

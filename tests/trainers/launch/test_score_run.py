@@ -138,8 +138,10 @@ def test_an_image_that_cannot_be_read_is_reported_in_a_line(tmp_path, kilobatch)
     path = tmp_path / "images" / "val" / "b" / "1.png"
     path.write_bytes(path.read_bytes()[:60])
     done = kilobatch("evaluate", tmp_path / "run")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert done.stderr.startswith(f"kilobatch: {path}: not a readable image")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 2), done.stderr
+    warning, refusal = done.stderr.splitlines()
+    assert "was trained with other data: val/b has changed" in warning
+    assert refusal.startswith(f"kilobatch: {path}: not a readable image")
 
 
 if __name__ == "__main__":  # on a rank

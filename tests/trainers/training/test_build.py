@@ -176,6 +176,9 @@ class Own(chainer.Chain):
         super().__init__()
         with self.init_scope():
             {layers}
+
+    def forward(self, x):
+        return self.out(x) if hasattr(self, "out") else self.fc(x)
 """
 HEAD = "self.out = L.Linear(64, num_classes)"
 HEAD_BIAS = "loss={kind: BinaryCrossEntropy, head_bias: -2.0}"
@@ -192,13 +195,20 @@ HEAD_BIAS = "loss={kind: BinaryCrossEntropy, head_bias: -2.0}"
         (
             "self.fc = L.Linear(None, 2)",
             "seed=0",
-            "Own, cannot be trained: parameter /fc/W has no shape yet: give its l",
+            "Own, makes (2, 2) of two images of 1x8x8, and the logits of 10 classes are (2, 10); let its",
         ),
         (
-            "self.n = L.BatchRenormalization(2)",
+            "self.n, self.fc = L.BatchRenormalization(2), L.Linear(None, num_classes)",
             "seed=0",
             "Own, cannot be trained: /n is a BatchRenormalization: its sta",
         ),
+        (
+            "self.out, self.lost = L.Linear(64, num_classes), L.Linear(None, 3)",
+            "seed=0",
+            "Own, cannot be trained: parameter /lost/W has no shape yet: give its l",
+        ),
+        ("self.fc = L.Linear(3, num_classes)", "seed=0", "Own: its forward fails on images of 1x8x8, channels, height"),
+        ("self.fc, self.forward = L.Linear(64, num_classes), None", "seed=0", "Own, has no method `forward(self"),
         ("import os; os.environ['NOT']", "seed=0", "Own, cannot be built: KeyError: 'NOT' (HERE/NAME.py:9)"),
         ("pass", "seed=0", "Own, has no parameters: make its layers within"),
     ],
