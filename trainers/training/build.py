@@ -135,7 +135,7 @@ def require_trainable(recipe: Recipe, dataset: Dataset) -> None:
         raise InputRefused(f"{what} ({_own_place(error)}); correct it") from error
     if next(model.params(), None) is None:
         raise InputRefused(f"the model, {name}, has no parameters: make its layers within `with self.init_scope():`")
-    if not callable(getattr(model, "forward", None)):
+    if not callable(getattr(model, "forward", None)) and type(model).__call__ is chainer.Link.__call__:
         raise InputRefused(f"the model, {name}, has no method `forward(self, images_NCHW)`, which gives the logits")
     _require_logits(model, name, example_image(recipe, dataset), dataset.num_classes)
     try:
