@@ -57,7 +57,7 @@ class ChainerMN:
 
         def sum_of(values: Any, wire: Wire) -> None:
             if not isinstance(wire, FullWire):
-                raise ValueError(f"ChainerMN: no sum of {wire.name}; take Direct, Ring or HalvingDoubling")
+                raise ValueError(f"ChainerMN: MPI has no sum of {wire.name}; take Direct, Ring or HalvingDoubling")
             if gpu is not None:
                 gpu.stream.synchronize()
             communicator.multi_node_mean_grad(_link_of(values))

@@ -41,7 +41,7 @@ from trainers.runs.run_folder import (
     write_report,
 )
 from trainers.runs.stop_request import STOP_FILE, request_stop, requester_text, stop_signals
-from trainers.runs.watchdog import StartupCheck, startup_seconds
+from trainers.runs.watchdog import ParentWatch, startup_seconds
 
 
 def start_or_join(request: TrainRequest) -> int:
@@ -85,8 +85,8 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
         as_rank = ["train", request.recipe, "--as-rank", json.dumps(tree)]  # it gets its number from MPI
         threads = 1 if prepared.plan.exact else None
         started = signals.ranks = start_ranks(workers, as_rank, log=folder / LOG, threads=threads)
-        seconds = startup_seconds(request.watchdog_seconds)
-        startup = StartupCheck(folder, started, seconds=seconds) if seconds else None
+        limits = {"seconds": startup_seconds(request.watchdog_seconds), "stopped_seconds": request.watchdog_seconds}
+        watch = ParentWatch(folder, started, **limits)
         from trainers.runs.progress import Screen, follow  # while the ranks load theirs
 
         console = Screen()
@@ -99,8 +99,12 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
         totals = {"total_updates": timeline.num_updates, "total_samples": timeline.num_samples}
         totals |= {"since_ms": began_ms, "verbosity": request.verbosity}
         code = follow(folder, started.process, console=console, **totals)
-    if startup is not None and startup.close():
-        print_error(f"kilobatch: {startup.failure}\nkilobatch: the run failed; log: {folder / LOG}; {_way_on(folder)}")
+    failure = watch.close()
+    if failure is None and (left := started.left_behind()):
+        failure = f"mpiexec's process beside the ranks was killed, and {len(left)} ranks trained on; they are ended"
+    if failure is not None:
+        started.kill()
+        print_error(f"kilobatch: {failure}\nkilobatch: the run failed; log: {folder / LOG}; {_way_on(folder)}")
         return EXIT_FAILED
     code = _verdict(code, folder, began_ms, started, ended_at_once_by=signals.ended_at_once_by)
     if request.report and code in (0, EXIT_STOPPED):

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ _RANK_NAMES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _OWN = "KILOBATCH_LAUNCHED"  # in the environment of ranks we started: the command line that was typed
 _PARENT = "KILOBATCH_PARENT"  # there too: the process that started them, see `_process_mark`
+_LEFT_SECONDS = 3.0  # that ranks may take to end after their mpiexec
 _KILLS, _KILL_SECONDS = 4, 0.5  # how often, and how long mpiexec has to end each time
 
 # A program that replaces itself by the command after it, which the kernel kills when its parent ends for any reason. A
@@ -150,8 +152,12 @@ class Ranks:
     def kill(self) -> None:
         """Kill all ranks, also one that hangs: on a SIGTERM, which mpiexec passes on, a rank only stops cleanly.
 
-        Waits for mpiexec, two seconds at most: it forgets a signal that comes while it starts.
+        Waits for mpiexec, two seconds at most: it forgets a signal that comes while it starts. Ranks whose launcher has
+        died are found by their environment.
         """
+        for process in self.processes().values():
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
         for _ in range(_KILLS):
             for descendant in reversed(_descendants(self.process.pid)):
                 with suppress(ProcessLookupError):
@@ -162,15 +168,29 @@ class Ranks:
                 return
 
     def processes(self) -> dict[int, int]:
-        """Rank -> PID, of the ranks on this machine."""
+        """Rank -> PID, of the ranks on this machine, also of those that their launcher has left behind."""
         processes: dict[int, int] = {}
-        for process in _descendants(self.process.pid):
-            with suppress(OSError):  # it has just ended
-                words = Path(f"/proc/{process}/environ").read_text(errors="replace").split("\0")
-                environment = dict(word.partition("=")[::2] for word in words)
-                if _OWN in environment and launched_ranks(environment) is not None:
-                    processes.setdefault(launched_rank(environment), process)
+        mark = f"{_PARENT}={_process_mark(os.getpid())}".encode()
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # it has just ended, or is another user's
+                text = (folder / "environ").read_bytes()
+                if mark in text:
+                    words = text.decode(errors="replace").split("\0")
+                    environment = dict(word.partition("=")[::2] for word in words)
+                    if launched_ranks(environment) is not None and _is_rank(int(folder.name)):
+                        processes.setdefault(launched_rank(environment), int(folder.name))
         return processes
+
+    def left_behind(self) -> dict[int, int]:
+        """`processes` that have not ended some seconds after mpiexec has."""
+        until = time.monotonic() + _LEFT_SECONDS
+        while (left := self.processes()) and time.monotonic() < until:
+            time.sleep(0.05)
+        return left
+
+    def has_launcher(self) -> bool:
+        """Whether mpiexec still has its proxy, the process of this machine that started the ranks; or has ended."""
+        return self.poll() is not None or bool(_children(self.process.pid))
 
     def poll(self) -> int | None:
         """The exit code of mpiexec; None while it runs."""
@@ -256,6 +276,22 @@ def without_launcher(environment: Mapping[str, str] = os.environ) -> dict[str, s
         for name, value in environment.items()
         if not name.startswith(ours) and name not in (*_SIZE_NAMES, *_RANK_NAMES)
     }
+
+
+def _is_rank(process: int) -> bool:
+    """Whether a process runs Python: helpers of the MPI library may have a rank's environment too, and zombies none."""
+    try:
+        return b"kilobatch" in Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def _children(parent: int) -> list[int]:
+    """PIDs of the children of a process."""
+    with suppress(OSError):
+        tasks = Path(f"/proc/{parent}/task").glob("*/children")
+        return [int(word) for task in tasks for word in task.read_text().split()]
+    return []
 
 
 def _descendants(parent: int) -> list[int]:

@@ -1,7 +1,6 @@
 """Which rank is at fault when a run hangs, from the heartbeats of all ranks.
 
-`Watchdog` runs in a rank and watches the others. Until each rank has written heartbeats, `StartupCheck` in the parent
-process watches whether all of them start up.
+`Watchdog` runs in a rank and watches the others. `ParentWatch` in the parent process watches what they cannot see.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ _WATCHES_FROM = 1 / 8  # part of a rank's allowed time after which, without prog
 _SILENT = 3 / 4  # part of a rank's allowed time without a heartbeat after which it counts as stopped or dead
 _TURN = 3  # heartbeats that a watcher waits for the watcher before it to report
 _CHECK_SECONDS = 0.5  # between two looks at whether the ranks have started up
+_ALONE_SECONDS = 3.0  # between the end of the launcher's proxy and that of the ranks that it leaves, at least
 _LEAST_STARTUP_SECONDS = 60.0  # to import everything and to join MPI, on a slow disk and busy cores
 _STATES = {
     "T": "its process is stopped (SIGSTOP)",
@@ -156,22 +156,29 @@ class Watchdog:
         return f"{record.name} {does} {record.when}, for {record.still_seconds:.1f} s:{stack}"
 
 
-class StartupCheck:
-    """Kills all ranks if one does not start up in time, for example because it was stopped before it joined MPI.
+class ParentWatch:
+    """What the parent sees of its ranks and they cannot see of themselves; it then kills them all.
+
+    A rank does not start up in time, for example because it was stopped before it joined MPI. Their launcher has died:
+    mpiexec would wait for it without end, or leave the ranks alone. All of them are stopped (SIGSTOP), so that none can
+    say so.
 
     Args:
         folder: of the run, without heartbeats of a previous run.
-        ranks: that were just started and have so many `seconds` to start up.
+        ranks: that were just started.
+        seconds: to start up; 0 for no limit.
+        stopped_seconds: for which all ranks may be stopped; 0 for no limit.
     Attributes:
-        failure: which ranks did not start up, in words, if all were killed for it; else None.
+        failure: what was seen, in words, if all were killed for it; else None.
     """
 
-    def __init__(self, folder: Path, ranks: Ranks, *, seconds: float) -> None:
+    def __init__(self, folder: Path, ranks: Ranks, *, seconds: float, stopped_seconds: float) -> None:
         self.failure: str | None = None
         self._folder, self._ranks, self._seconds = folder, ranks, seconds
+        self._stopped_seconds = stopped_seconds
         self._metrics_before = self._metrics_changed_ns()
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._serve, name="startup check", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="watch of the ranks", daemon=True)
         self._thread.start()
 
     def close(self) -> str | None:
@@ -181,15 +188,30 @@ class StartupCheck:
         return self.failure
 
     def _serve(self) -> None:
-        waited = 0.0
-        while missing := self._missing():
-            if self._over.wait(_CHECK_SECONDS):
-                return
-            waited += _CHECK_SECONDS  # not by the clock: this process may have been stopped as well
-            if waited >= self._seconds:
-                self.failure = self._describe(missing)
-                self._ranks.kill()
-                return
+        waited = stopped = alone = 0.0  # not by the clock: this process may have been stopped as well
+        starting, had_launcher = self._seconds > 0, False
+        while not self._over.wait(_CHECK_SECONDS):
+            had_launcher = had_launcher or self._ranks.has_launcher()
+            alone = 0.0 if self._ranks.has_launcher() or not had_launcher else alone + _CHECK_SECONDS
+            missing = self._missing() if starting else []
+            starting, waited = bool(missing), waited + _CHECK_SECONDS
+            stopped = stopped + _CHECK_SECONDS if self._all_stopped() else 0.0
+            if alone >= _ALONE_SECONDS:
+                self._end("mpiexec's process beside the ranks (hydra_pmi_proxy) was killed, and they were left alone")
+            elif missing and waited >= self._seconds:
+                self._end(self._describe(missing))
+            elif self._stopped_seconds and stopped >= self._stopped_seconds:
+                self._end(f"all ranks have been stopped (SIGSTOP) for {stopped:g} s; --watchdog allows no more")
+
+    def _end(self, failure: str) -> None:
+        self.failure = failure
+        self._ranks.kill()
+        self._over.set()
+
+    def _all_stopped(self) -> bool:
+        records = [read_heartbeat(self._folder, rank) for rank in range(self._ranks.num_ranks)]
+        here = [record.process for record in records if record is not None and record.host == socket.gethostname()]
+        return len(here) == self._ranks.num_ranks and all(_state_letter(process) in ("T", "t") for process in here)
 
     def _missing(self) -> list[int]:
         """Ranks that have not written a second heartbeat yet."""

@@ -76,11 +76,14 @@ BUCKET_BYTES = (1, 100, 1 << 30)
 SIZES = (0, 1, 2, 7, 1001, 150_001 if WORLD.size <= 2 else 20_001)  # more than a piece of SharedWindow's on two
 HALF_OF_THE_LEAST = {"float16": 2.0**-25}  # what flushing to zero or rounding the smallest numbers may cost
 REFUSED = {"MpiAllreduce": "MPI has no sum of", "SharedWindow 2": "different numbers", "Torus 2": "do not divide"}
+REFUSED |= {"ChainerMN": REFUSED["MpiAllreduce"]}
 REFUSED |= {"Nccl": "share GPU", "Auto measured": "CudaAwareMpi: ", "CudaAwareMpi": "CudaAwareMpi: "}
 FACTORS = ("ranks", "communicator", "wire", "bucket_bytes")
 NEVER_TOGETHER = {
     ("MpiAllreduce", "float16"),
     ("MpiAllreduce", "bfloat16"),
+    ("ChainerMN", "float16"),
+    ("ChainerMN", "bfloat16"),
     (1, "Torus 2"),
     (3, "Torus 2"),
     (3, "SharedWindow 2"),
@@ -219,7 +222,7 @@ def cases(which):
 
 
 def is_refused(ranks, name, wire):
-    if name == "MpiAllreduce":
+    if name in ("MpiAllreduce", "ChainerMN"):
         return wire in ("float16", "bfloat16")
     if name == "Nccl":
         return ranks > DEVICE.xp.cuda.runtime.getDeviceCount()

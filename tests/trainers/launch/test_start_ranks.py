@@ -361,3 +361,50 @@ def test_an_extension_that_stops_the_run_is_named(tmp_path):
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 4
     assert "kilobatch: stopped by an extension of the recipe; newest checkpoint: run/chec" in done.stderr
+
+
+def children(process):
+    tasks = Path(f"/proc/{process}/task").glob("*/children")
+    return [int(word) for task in tasks for word in task.read_text().split()]
+
+
+def train_until_something_happens(folder, disturb, *words):
+    """A long run on two ranks; `disturb(mpiexec)` after its first updates. Code, stderr, seconds until the end."""
+    command = [*KILOBATCH, "train", *SMALL, "-n", "2", "--out", str(folder), "--no-report", *words]
+    command += ["--set", "epochs=500"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        until = time.monotonic() + 60
+        while not (folder / "metrics.jsonl").exists() or len(updates(folder)) < 4:
+            assert process.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        disturb(children(process.pid)[0])
+        began = time.monotonic()
+        _, errors = process.communicate(timeout=60)
+        return process.returncode, errors, time.monotonic() - began
+
+
+def test_ranks_whose_launcher_was_killed_beside_them_are_ended_and_the_run_fails(tmp_path, processes_of):
+    folder = tmp_path / "run"
+    code, errors, seconds = train_until_something_happens(
+        folder, lambda mpiexec: os.kill(children(mpiexec)[0], signal.SIGKILL)
+    )
+    assert code == 3
+    assert "kilobatch: mpiexec's process beside the ranks" in errors
+    assert "was killed" in errors
+    assert seconds < 30
+    processes_of(folder, gone=True)
+
+
+def test_ranks_that_are_all_stopped_are_noticed_by_their_parent(tmp_path, processes_of):
+    folder = tmp_path / "run"
+
+    def stop_all(mpiexec):
+        for rank in children(children(mpiexec)[0]):
+            os.kill(rank, signal.SIGSTOP)
+
+    code, errors, seconds = train_until_something_happens(folder, stop_all, "--watchdog", "3")
+    assert code == 3
+    assert "kilobatch: all ranks have been stopped (SIGSTOP) for 3 s" in errors
+    assert seconds < 30
+    processes_of(folder, gone=True)

@@ -13,7 +13,7 @@ import pytest
 from trainers.runs.heartbeat import HeartbeatRecord, heartbeat_file, read_heartbeat
 from trainers.runs.mpi_ranks import start_ranks
 from trainers.runs.run_folder import METRICS, RANKS
-from trainers.runs.watchdog import StartupCheck, Watchdog, watchers
+from trainers.runs.watchdog import ParentWatch, Watchdog, watchers
 
 SECONDS = 0.4
 WAITING = HeartbeatRecord(
@@ -149,7 +149,7 @@ def test_a_rank_that_is_stopped_before_it_joins_is_named_and_ends_all(tmp_path, 
     process = processes_of(started)[1]
     os.kill(process, signal.SIGSTOP)
 
-    startup = StartupCheck(tmp_path, started, seconds=4.0)
+    startup = ParentWatch(tmp_path, started, seconds=4.0, stopped_seconds=0)
     started.process.wait(timeout=30)
     startup.close()
 
@@ -161,7 +161,7 @@ def test_a_rank_that_is_stopped_before_it_joins_is_named_and_ends_all(tmp_path, 
 
 @pytest.mark.mpi
 def test_ranks_that_end_before_they_begin_keep_nobody_waiting(tmp_path, started):
-    startup = StartupCheck(tmp_path, started, seconds=20.0)
+    startup = ParentWatch(tmp_path, started, seconds=20.0, stopped_seconds=0)
     started.kill()
     started.process.wait(timeout=30)
     began = time.perf_counter()
@@ -173,7 +173,7 @@ def test_ranks_that_end_before_they_begin_keep_nobody_waiting(tmp_path, started)
 @pytest.mark.mpi
 def test_ranks_that_write_metrics_train_though_their_heartbeats_are_not_seen(tmp_path, started, monkeypatch):
     monkeypatch.setattr("trainers.runs.watchdog._CHECK_SECONDS", 0.05)
-    startup = StartupCheck(tmp_path / "elsewhere", started, seconds=0.2)
+    startup = ParentWatch(tmp_path / "elsewhere", started, seconds=0.2, stopped_seconds=0)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / METRICS).write_text("{}")
     time.sleep(0.5)
