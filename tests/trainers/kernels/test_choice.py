@@ -84,7 +84,7 @@ def test_a_run_that_says_nothing_is_from_before_there_was_a_choice(tmp_path):
     kernels.use("numpy")
     for kind, warnings in (("chainer", 0), ("numpy", 1)):
         kernels.use(kind)
-        (tmp_path / ENVIRONMENT).write_text("{}")
+        (tmp_path / ENVIRONMENT).write_text('{"date": "2026-11-20"}')
         assert len(environment.changed_kernels_warning(tmp_path)) == warnings
     (tmp_path / ENVIRONMENT).unlink()
     assert environment.changed_kernels_warning(tmp_path) == []
