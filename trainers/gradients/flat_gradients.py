@@ -213,8 +213,7 @@ class FlatGradients:
 
 
 class _Arrivals:
-    """Gradients that have arrived: added at once, or held back up to the next end where kernels add many in one launch.
-    """
+    """Gradients that have arrived: added at once, or held back up to the next end where a kernel adds many at once."""
 
     def __init__(self, flat: FlatGradients, finished: Callable[[int], None] | None, ends: Collection[int]) -> None:
         self._flat, self._finished = flat, finished

@@ -219,6 +219,7 @@ def _way_on(folder: Path) -> str:
 
 def _last_line(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text(encoding="utf-8").splitlines()[-1])
-    except (OSError, IndexError, ValueError):
+        line = json.loads(path.read_text(encoding="utf-8").splitlines()[-1])
+    except (OSError, IndexError, ValueError, RecursionError):
         return {}
+    return line if isinstance(line, dict) else {}

@@ -51,8 +51,7 @@ class BasicBlock(chainer.Chain):
 
 
 class BasicNetwork(PickableSequentialChain):
-    """ResNet-18 or 34: ChainerCV's `ResNet`, `arch="fb"`, with basic blocks for its bottlenecks.
-    """
+    """ResNet-18 or 34: ChainerCV's `ResNet`, `arch="fb"`, with basic blocks for its bottlenecks."""
 
     def __init__(self, num_layers: int, num_in: int, num_classes: int) -> None:
         super().__init__()

@@ -190,7 +190,7 @@ class Ranks:
 
     def has_launcher(self) -> bool:
         """Whether mpiexec still has its proxy, the process of this machine that started the ranks; or has ended."""
-        return self.poll() is not None or bool(_children(self.process.pid))
+        return self.poll() is not None or any(map(_process_mark, _children(self.process.pid)))
 
     def poll(self) -> int | None:
         """The exit code of mpiexec; None while it runs."""

@@ -197,25 +197,36 @@ def environment_of(folder: Path) -> dict[str, Any]:
     return tree if isinstance(tree, dict) and isinstance(tree.get("kernels", {}), dict) else {}
 
 
-def truncate_records(folder: Path, update: int) -> None:
-    """Drop from metrics and trace all after `update` updates: a resumed run does these again."""
+def truncate_records(folder: Path, update: int) -> list[str]:
+    """Drop from metrics and trace all after `update` updates: a resumed run does these again.
+
+    Returns:
+        A warning where metrics of the first `update` updates are lost.
+    """
+    warnings = []
     for name in (METRICS, TRACE):
         path = folder / name
         if not path.exists():
+            if name == METRICS and update:
+                warnings.append(f"warning: {path} is missing: the metrics of the first {update} updates are lost")
             continue
-        kept = [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if _before(line, update)]
-        _replace(path, "".join(kept))
+        kept = [line for line in path.read_bytes().splitlines(keepends=True) if _before(line, update)]
+        if name == METRICS and (lost := update - sum(b'"train_loss"' in line for line in kept)) > 0:
+            what = f"the metrics of {lost} of the first {update} updates are lost"
+            warnings.append(f"warning: {path} was cut or damaged: {what}")
+        _replace(path, b"".join(kept).decode())
+    return warnings
 
 
-def _before(text: str, update: int) -> bool:
-    """Whether a line is about the first `update` updates; a line cut off by a crash is not."""
+def _before(text: bytes, update: int) -> bool:
+    """Whether a line is about the first `update` updates; a damaged line, or one that a crash cut off, is not."""
     try:
-        line = json.loads(text)
-    except ValueError:
+        line = json.loads(text.decode())
+        if "key" not in line or line["key"] == "train_loss":  # an update's own line carries its number, from 0
+            return line["update"] < update
+        return line.get("update", 0) <= update
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return False
-    if "key" not in line or line["key"] == "train_loss":  # an update's own line carries its number, from 0
-        return line["update"] < update
-    return line.get("update", 0) <= update
 
 
 def run_identity(recipe: dict[str, Any]) -> dict[str, Any]:
@@ -233,6 +244,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 log = logging.getLogger("kilobatch")
+ENDING = (logging.INFO + logging.WARNING) // 2  # level of the line that says how a run ended
 
 
 class _Printable(logging.Formatter):
@@ -242,9 +254,13 @@ class _Printable(logging.Formatter):
         return printable(super().format(record))
 
 
-def configure_logging(folder: Path, *, rank: int, to_file: bool) -> None:
-    """From now on rank 0 logs everything, the others their warnings; with `to_file` into the run's log file as well."""
+def configure_logging(folder: Path, *, rank: int, to_file: bool, quiet: bool = False) -> None:
+    """From now on rank 0 logs everything, the others their warnings; with `to_file` into the run's log file as well.
+
+    With `quiet` only `ENDING` and warnings are printed; the file has everything.
+    """
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stdout)]
+    handlers[0].setLevel(ENDING if quiet else logging.NOTSET)
     if to_file and rank == 0:
         folder.mkdir(parents=True, exist_ok=True)
         handlers.append(logging.FileHandler(folder / LOG, encoding="utf-8"))

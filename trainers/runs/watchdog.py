@@ -21,7 +21,7 @@ _SILENT = 3 / 4  # part of a rank's allowed time without a heartbeat after which
 _TURN = 3  # heartbeats that a watcher waits for the watcher before it to report
 _CHECK_SECONDS = 0.5  # between two looks at whether the ranks have started up
 _ALONE_SECONDS = 3.0  # between the end of the launcher's proxy and that of the ranks that it leaves, at least
-_LEAST_STARTUP_SECONDS = 60.0  # to import everything and to join MPI, on a slow disk and busy cores
+_LEAST_STARTUP_SECONDS = 45.0  # to import everything and to join MPI, on a slow disk and busy cores
 _STATES = {
     "T": "its process is stopped (SIGSTOP)",
     "t": "its process is stopped by a debugger",
@@ -242,7 +242,7 @@ def startup_seconds(watchdog_seconds: float) -> float:
     """Time that ranks have to start up, until they watch one another; 0 for no limit.
 
     >>> startup_seconds(120), startup_seconds(3), startup_seconds(0)
-    (600, 60.0, 0.0)
+    (600, 45.0, 0.0)
     """
     return max(PATIENCE * watchdog_seconds, _LEAST_STARTUP_SECONDS) if watchdog_seconds > 0 else 0.0
 

@@ -28,7 +28,7 @@ from trainers.launch.request import TrainRequest
 from trainers.runs.errors import EXIT_STOPPED, RunFailed, abort_all_ranks, print_and_drain
 from trainers.runs.mpi_ranks import killed_with_parent, limit_threads, parent_is_gone, without_launcher
 from trainers.runs.run_folder import LOG
-from trainers.runs.stop_request import STOP_FILE, request_stop
+from trainers.runs.stop_request import STOP_FILE, request_stop, stop_signals
 from trainers.search.rank_groups import REQUESTS, RESULTS, Group, MessageReader, dismiss, group_folder, write_message
 from trainers.training.device import choose_gpu, local_rank_of
 
@@ -140,8 +140,8 @@ def _train(request: TrainRequest, comm: Any, threads: int, orphaned: Callable[[]
 
 @contextmanager
 def handling_signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Within, SIGINT and SIGTERM call `handler`."""
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    """Within, the signals that ask for a stop call `handler`."""
+    before = {number: signal.signal(number, handler) for number in stop_signals()}
     try:
         yield
     finally:

@@ -236,7 +236,7 @@ def _require_trainable(opened: OpenedSearch, options: SearchOptions) -> None:
 
 
 def _stop_at_signal(supervisor: Supervisor, number: int, frame: object) -> None:
-    """The first SIGINT or SIGTERM asks all trials to stop after their update, the second ends them."""
+    """The first stop signal asks all trials to stop after their update, the second ends them."""
     if supervisor.stopping:
         supervisor.kill()
         return

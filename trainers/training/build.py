@@ -229,8 +229,7 @@ def _loaders(recipe: Recipe, dataset: Dataset, split: str) -> tuple[LoadImage, A
 
 
 def _with_weights(model: chainer.Chain, recipe: Recipe, dataset: Dataset) -> chainer.Chain:
-    """Draw the initial weights by the recipe's seed; before, lazy layers get their shapes from a forward of one image.
-    """
+    """Draw initial weights by the recipe's seed; before, lazy layers get their shapes from a forward of one image."""
     if any(parameter.array is None for parameter in model.params()):
         with chainer.using_config("train", False), chainer.no_backprop_mode():
             model(example_image(recipe, dataset)[np.newaxis])

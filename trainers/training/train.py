@@ -30,6 +30,7 @@ from trainers.runs.phase_clock import RankSeconds
 from trainers.runs.progress_lines import EVERY_SECONDS, ProgressLines, RunState
 from trainers.runs.run_folder import (
     CHECKPOINTS,
+    ENDING,
     METRICS,
     PROFILE,
     TRACE,
@@ -90,7 +91,9 @@ def train_as_rank(
     Raises:
         RunFailed: on all ranks, where the run cannot go on.
     """
-    configure_logging(folder, rank=mpi.rank, to_file=not launched_by_us)
+    configure_logging(
+        folder, rank=mpi.rank, to_file=not launched_by_us, quiet=request.verbosity < 0 and not launched_by_us
+    )
     log.info("run: %s", folder)
     if prepared.plan.cluster.device == "cpu":
         kernels.settle()
@@ -174,7 +177,7 @@ class _Run:
         notes += [f"warning: {warning}" for warning in warnings]
         if self.leads:
             (folder / CHECKPOINTS).mkdir(exist_ok=True)
-            truncate_records(folder, self.updater.iteration)
+            notes += truncate_records(folder, self.updater.iteration)
         notes += [] if self.device.xp is not np else crowded_warnings(self.mpi, self.threads)
         ranks = self.mpi.gather(this_rank(self.mpi.rank, gpu_facts(self.device)), root=0)
         if self.leads:
@@ -265,13 +268,9 @@ class _Run:
         """The metrics of the run, with the seconds of all ranks; rank 0 writes them."""
         rounds = not self.plan.exact and self.updater.exchange.wire.name != "float32"
         ranks = RankSeconds(self.updater.clock, self.mpi, counts_lost=rounds)
-        state = RunState(
-            total_updates=self.plan.timeline.num_updates, total_samples=self.plan.timeline.num_samples
-        )
+        state = RunState(total_updates=self.plan.timeline.num_updates, total_samples=self.plan.timeline.num_samples)
         lines = ProgressLines(log.info, state, every_seconds=EVERY_SECONDS[self.request.verbosity])
-        return Metrics(
-            self.folder / METRICS, writes=self.leads, ranks=ranks, observe=lambda line: lines.take([line])
-        )
+        return Metrics(self.folder / METRICS, writes=self.leads, ranks=ranks, observe=lambda line: lines.take([line]))
 
     def _trainer(self, resumed: dict[str, Any] | None) -> Trainer:
         folder, num_updates = self.folder, self.plan.timeline.num_updates
@@ -369,7 +368,7 @@ class _Run:
         self.mpi.Barrier()  # every rank has done its part before the run counts as ended
         peaks = self._peaks()
         self.metrics.write("run_stop", how, reason=reason, best=self.checkpoints.best, **reached, **peaks)
-        log.info("%s at update %d", how, self.updater.iteration)
+        log.log(ENDING, "%s at update %d", how, self.updater.iteration)
         return EXIT_STOPPED if stopped else 0
 
     def _peaks(self) -> dict[str, list[int]]:

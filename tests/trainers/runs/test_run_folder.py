@@ -162,3 +162,19 @@ def test_lines_of_the_log_hold_no_commands_to_a_terminal(tmp_path, capsys):
         root.handlers[:] = handlers
     assert r"cannot read \x1b[31mred.jpg\x07" in (tmp_path / "log.txt").read_text()
     assert "\x1b" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "bad", [b'{"key": "train_loss", "update": "x"}\n', b"[1]\n", b"\xff\xfe\n", b"3\n", b"[" * 9999]
+)
+def test_metrics_that_were_cut_or_damaged_are_counted_and_the_rest_is_kept(tmp_path, bad):
+    good = b'{"key": "train_loss", "update": 0}\n'
+    (tmp_path / "metrics.jsonl").write_bytes(good + bad)
+    (warning,) = truncate_records(tmp_path, 2)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == good
+    assert warning.endswith("metrics.jsonl was cut or damaged: the metrics of 1 of the first 2 updates are lost")
+
+
+def test_lost_metrics_are_named(tmp_path):
+    (warning,) = truncate_records(tmp_path, 2)
+    assert warning.endswith("metrics.jsonl is missing: the metrics of the first 2 updates are lost")
