@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from PIL import Image
 
 from recipes.arguments import ImageSize, require_count, require_range, require_size
 from recipes.planning.random_bits import Draws
+from trainers.augmentations.decoders import EncodedImage, resampled
 from trainers.runs.errors import UnfitImage
 
 _NUM_ATTEMPTS = 10
@@ -119,10 +119,13 @@ class RandomResizedCrop:
         require_range("RandomResizedCrop.area", self.area, at_most=1)
         require_range("RandomResizedCrop.ratio", self.ratio)
 
-    def __call__(self, image_HWC: np.ndarray, draws: Draws) -> np.ndarray:
+    def __call__(self, image_HWC: np.ndarray | EncodedImage, draws: Draws) -> np.ndarray:
         """`size` x `size` pixels, channels and type as given."""
         top, left, height, width = self.rectangle(*image_HWC.shape[:2], draws)
-        crop_HWC = image_HWC[top : top + height, left : left + width]
+        if isinstance(image_HWC, EncodedImage):
+            crop_HWC = image_HWC.crop(top, left, height, width)
+        else:
+            crop_HWC = image_HWC[top : top + height, left : left + width]
         return resampled(crop_HWC, height=self.size, width=self.size)
 
     def rectangle(self, height: int, width: int, draws: Draws) -> tuple[int, int, int, int]:
@@ -143,26 +146,6 @@ class RandomResizedCrop:
 
 def _between(bounds: tuple[float, float], share: float) -> float:
     return bounds[0] + (bounds[1] - bounds[0]) * share
-
-
-def resampled(image_HWC: np.ndarray, *, height: int, width: int) -> np.ndarray:
-    """The image at another size, by antialiased bilinear interpolation (the filter grows when the image shrinks).
-
-    Pillow's, at its fixed point for uint8: the same bits wherever the same Pillow runs.
-
-    Args:
-        image_HWC: uint8 or float32, any number of channels.
-        height, width: in pixels.
-    Returns:
-        Of the same type and number of channels; the image itself where the size is right already.
-    """
-    if image_HWC.shape[:2] == (height, width):
-        return image_HWC
-    size = (width, height)
-    if image_HWC.dtype == np.uint8 and image_HWC.shape[2] == 3:
-        return np.asarray(Image.fromarray(image_HWC).resize(size, Image.Resampling.BILINEAR))
-    channels = [Image.fromarray(image_HWC[:, :, c]) for c in range(image_HWC.shape[2])]
-    return np.stack([np.asarray(channel.resize(size, Image.Resampling.BILINEAR)) for channel in channels], axis=2)
 
 
 @dataclass(frozen=True, kw_only=True)

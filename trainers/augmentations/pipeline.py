@@ -10,6 +10,8 @@ import numpy as np
 
 from recipes.planning.random_bits import Draws, draws
 from recipes.reading.image_size import at_image_size, keys_of_image_size
+from trainers.augmentations.crop import RandomResizedCrop
+from trainers.augmentations.decoders import EncodedImage
 from trainers.augmentations.horizontal_flip import HorizontalFlip
 from trainers.augmentations.normalize import Normalize
 
@@ -95,31 +97,39 @@ class Pipeline:
         self._needs_size = any(map(keys_of_image_size, self._parts))
         self._parts_at: dict[int, list[Augmentation]] = {}
 
-    def __call__(self, image_HWC: np.ndarray, *, epoch: int, index: int, image_size: int | None = None) -> np.ndarray:
+    def __call__(
+        self, image_HWC: np.ndarray | EncodedImage, *, epoch: int, index: int, image_size: int | None = None
+    ) -> np.ndarray:
         """The augmented image of sample `index` in `epoch`: float32, CHW, in C order, a new array.
 
         Args, Raises: see `pixels`.
         """
         return self.finish.image(*self.pixels(image_HWC, epoch=epoch, index=index, image_size=image_size))
 
-    def pixels(self, image_HWC: np.ndarray, *, epoch: int, index: int, image_size: int | None = None) -> Pixels:
+    def pixels(
+        self, image_HWC: np.ndarray | EncodedImage, *, epoch: int, index: int, image_size: int | None = None
+    ) -> Pixels:
         """The input of `finish`; a uint8 image stays uint8 unless an augmentation converts it.
 
         Args:
-            image_HWC: uint8, or float32 in 0..255; it is not changed.
+            image_HWC: uint8, or float32 in 0..255; it is not changed. Of a file, the first part of the list may decode
+                no more than it crops.
             epoch: of the stream.
             index: position of the sample in its data set's own order.
             image_size: in this update, for augmentations with `size: image_size`.
         Raises:
             ValueError: the image has another number of axes or type, or a part needs the image size and there is none.
         """
-        if image_HWC.ndim != 3 or image_HWC.dtype not in (np.uint8, np.float32):
+        parts = self._sized(image_size)
+        if isinstance(image_HWC, EncodedImage) and not (self._end and isinstance(parts[0], RandomResizedCrop)):
+            image_HWC = image_HWC.decoded()
+        if len(image_HWC.shape) != 3 or image_HWC.dtype not in (np.uint8, np.float32):
             raise ValueError(
                 f"sample {index} must be an image height x width x channels of uint8 or float32, "
                 f"got shape {image_HWC.shape} of {image_HWC.dtype}"
             )
         mirrored = False
-        for number, part in enumerate(self._sized(image_size)):
+        for number, part in enumerate(parts):
             drawn = draws(self._seed, "augmentation", epoch, index, number)
             if number < self._end:
                 image_HWC = part(image_HWC, drawn)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import warnings
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,24 +12,11 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-from PIL import Image
 
+from trainers.augmentations.decoders import EncodedImage, UndecodableImage, decode, format_of, size_of
 from trainers.runs.errors import RankFailed
 
-# Modes of 8 bits a channel; Pillow reduces 16-bit colour to these. It would clip the other modes (I;16, I, F) to white.
-_MODES = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr"})
-
 _ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
-
-# Formats that are opened, whatever the file's suffix. Of Pillow's others, EPS would run Ghostscript on the file.
-_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP")
-
-# Warnings of Pillow that would appear in the middle of a run without the file's name: of damaged EXIF data, which is
-# not used; of transparency, which is dropped; of large images. Pillow still refuses images of twice its limit.
-warnings.filterwarnings("ignore", module=r"PIL\.TiffImagePlugin")
-warnings.filterwarnings("ignore", message="Palette images with Transparency", module=r"PIL\.Image")
-warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
-
 
 # A sample: the image, height x width x channels, uint8 or float32 in 0..255, and its label.
 Sample = tuple[np.ndarray, int]
@@ -110,51 +96,56 @@ class FilePaths(Sequence[str]):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ImageFiles:
-    """Images that are read and decoded on access. No file stays open, so threads may share it.
+class EncodedSamples:
+    """Samples that are stored as image files, one by one or in a larger file, and decoded on access.
 
-    Transparency is dropped; an orientation in the EXIF data is not applied.
+    A subclass reads the bytes: `encoded(index)` and, for messages, `name_of(index)`. Threads may share it.
 
     Args:
-        folder: that the paths are relative to.
-        paths: of each sample; `FilePaths` if there are many.
         labels: one integer a sample.
-        channels: 3 for colour, 1 for grey.
+        channels: 3 for colour, 1 for grey; images of the other kind are converted.
     Attributes:
         threads_pay: True: reading takes long and releases the GIL.
     """
 
     threads_pay: ClassVar[bool] = True
 
-    folder: Path
-    paths: Sequence[str]
     labels: np.ndarray
     channels: int
 
+    def encoded(self, index: int) -> bytes:
+        """The bytes of the image's file."""
+        raise NotImplementedError
+
+    def name_of(self, index: int) -> str:
+        """The file of a sample; where it lies within a larger one, with its place in it."""
+        raise NotImplementedError
+
     def __len__(self) -> int:
-        return len(self.paths)
+        return len(self.labels)
 
     def __getitem__(self, index: int) -> Sample:
         """The image, uint8 height x width x channels, and its label.
 
         Raises:
-            UnreadableImage: the file is missing, truncated, not an image, or grey with more than 8 bits; it is named.
+            UnreadableImage: the file is missing, truncated, no image, or has more than 8 bits a channel; it is named.
         """
-        path = self.path_of(index)
-        with _naming(path), Image.open(path, formats=_FORMATS) as image:
-            _require_mode(image)
-            image_HWC = np.array(image.convert("RGB" if self.channels == 3 else "L"), dtype=np.uint8)
-        return image_HWC.reshape(*image_HWC.shape[:2], self.channels), int(self.labels[index])
+        with self.naming(index):
+            return decode(self.encoded(index), self.channels), int(self.labels[index])
 
-    def path_of(self, index: int) -> Path:
-        """The file of a sample."""
-        return self.folder / self.paths[index]
+    def lazy(self, index: int) -> tuple[EncodedImage, int]:
+        """The image, decoded when its pixels are needed, and its label.
+
+        Raises:
+            UnreadableImage: the file is missing, or its header is that of no image.
+        """
+        with self.naming(index):
+            return EncodedImage(self.encoded(index), self.channels), int(self.labels[index])
 
     def size_of(self, index: int) -> tuple[int, int]:
         """Height and width of an image in pixels, from its file's header."""
-        path = self.path_of(index)
-        with _naming(path), Image.open(path, formats=_FORMATS) as image:
-            return image.height, image.width
+        with self.naming(index):
+            return size_of(self.encoded(index))
 
     def require_readable(self, index: int) -> None:
         """Check a file's header and last bytes; decode it only if it does not end as its format does.
@@ -162,24 +153,40 @@ class ImageFiles:
         Raises:
             UnreadableImage: see `__getitem__`.
         """
-        path = self.path_of(index)
-        with _naming(path), open(path, "rb") as file, Image.open(file, formats=_FORMATS) as image:
-            _require_mode(image)
-            end = _ENDS.get(image.format or "", b"")
-            file.seek(-len(end), os.SEEK_END)
-            whole = bool(end) and file.read() == end
-        if not whole:
+        with self.naming(index):
+            file = self.encoded(index)
+            end = _ENDS.get(format_of(file), b"")
+        if not (end and file.endswith(end)):
             self[index]
 
+    @contextmanager
+    def naming(self, index: int) -> Iterator[None]:
+        """Name the sample's file in errors raised inside, as unreadable."""
+        try:
+            yield
+        except UndecodableImage as error:
+            raise UnreadableImage(f"{self.name_of(index)}: {error}") from error
+        except OSError as error:
+            what = f"not a readable image ({type(error).__name__}: {error})"
+            raise UnreadableImage(f"{self.name_of(index)}: {what}") from error
 
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # Pillow raises OSError, SyntaxError, struct.error and more for broken files
-        raise UnreadableImage(f"{path}: not a readable image ({type(error).__name__}: {error})") from error
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ImageFiles(EncodedSamples):
+    """Images in files of their own. No file stays open.
 
-def _require_mode(image: Image.Image) -> None:
-    if image.mode not in _MODES:
-        raise ValueError(f"mode {image.mode}: only 8 bits a channel are read, convert it first")
+    Args:
+        folder: that the paths are relative to.
+        paths: of each sample; `FilePaths` if there are many.
+    """
+
+    folder: Path
+    paths: Sequence[str]
+
+    def encoded(self, index: int) -> bytes:
+        """The bytes of the image's file."""
+        return (self.folder / self.paths[index]).read_bytes()
+
+    def name_of(self, index: int) -> str:
+        """The file of a sample."""
+        return str(self.folder / self.paths[index])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from trainers.communicators.host_staging import connect_on_gpu
 from trainers.communicators.wire import WIRES, FullWire
 from trainers.datasets.device_feed import DeviceFeed
 from trainers.datasets.loader import LoadImage
+from trainers.datasets.samples import EncodedSamples
 from trainers.gradients.exchange import ExactExchange, Exchange
 from trainers.gradients.flat_gradients import FlatGradients
 from trainers.gradients.mixed_precision import images_dtype
@@ -202,7 +204,7 @@ def require_images(recipe: Recipe, dataset: Dataset) -> None:
                 shapes.setdefault(image_CHW.shape, index)
             if len(shapes) > 1:
                 (one, first), (other, second) = list(shapes.items())[:2]
-                called = getattr(samples, "path_of", "sample {}".format)
+                called = getattr(samples, "name_of", "sample {}".format)
                 named = [called(first), called(second)]
                 raise InputRefused(
                     f"{key} makes {'x'.join(map(str, one))} of {named[0]}, {'x'.join(map(str, other))} of {named[1]}: "
@@ -347,9 +349,11 @@ def _mixing(recipe: Recipe, dataset: Dataset) -> GroupMixing | None:
 def _load(
     samples: Any, augmented: Callable[..., Any], epoch: int, index: int, image_size: int | None = None
 ) -> tuple[Any, int]:
-    image_HWC, label = samples[index]
+    named = getattr(samples, "name_of", "sample {}".format)
+    is_encoded = isinstance(samples, EncodedSamples)
     try:
-        return augmented(image_HWC, epoch=epoch, index=index, image_size=image_size), label
+        image, label = samples.lazy(index) if is_encoded else samples[index]
+        with samples.naming(index) if is_encoded else nullcontext():
+            return augmented(image, epoch=epoch, index=index, image_size=image_size), label
     except UnfitImage as error:
-        named = samples.path_of(index) if hasattr(samples, "path_of") else f"sample {index}"
-        raise UnfitImage(f"{named}: {error}") from error
+        raise UnfitImage(f"{named(index)}: {error}") from error

@@ -15,12 +15,24 @@ from typing import Any
 import numpy as np
 
 from trainers import kernels
+from trainers.augmentations import decoders
 from trainers.runs.run_folder import environment_of
 
 _CHOOSE_KERNELS = ("OPENBLAS_CORETYPE", "MKL_CBWR", "NPY_DISABLE_CPU_FEATURES")  # override the choice by CPU features
 _ON_GPUS = ("cupy-cuda12x", "cupy-cuda13x", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "ml-dtypes")
 _DEFAULT_KERNELS = "chainer"  # of old runs, recorded before there were other kernels
-_PACKAGES = ("kilobatch", "chainer", "chainercv", "numpy", "mpi4py", "mpich", *_ON_GPUS, "pillow", "safetensors")
+_OF_IMAGES = ("pillow", "simplejpeg", "opencv-python-headless")
+_PACKAGES = (
+    "kilobatch",
+    "chainer",
+    "chainercv",
+    "numpy",
+    "mpi4py",
+    "mpich",
+    *_ON_GPUS,
+    *_OF_IMAGES,
+    "safetensors",
+)
 
 
 def environment(*, ranks: list[dict[str, Any]], threads: int, fingerprint: str, exact: bool) -> dict[str, Any]:
@@ -60,8 +72,19 @@ def numerical_environment() -> dict[str, Any]:
         "libc": " ".join(platform.libc_ver()),
         "kernels": {"operators": kernels.in_use(), **kernels.details()}
         | {name: os.environ[name] for name in _CHOOSE_KERNELS if os.environ.get(name)},
+        "decoder": decoders.in_use(),
         "dtype": np.dtype(chainer.get_dtype()).name,
     }
+
+
+def changed_decoder_warning(folder: Path) -> list[str]:
+    """A warning if the run in a folder had its images from another family of decoders; else empty."""
+    before = environment_of(folder)
+    was, now = before.get("decoder", "pillow"), decoders.in_use()
+    if not before or was == now:
+        return []
+    what = f"warning: images were decoded by {was} so far, {now} goes on: pixels of a resize differ by rounding"
+    return [f"{what}; {decoders.VARIABLE}={was} goes on as before"]
 
 
 def changed_kernels_warning(folder: Path) -> list[str]:

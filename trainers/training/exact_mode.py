@@ -71,6 +71,7 @@ def broken_since(folder: Path) -> str | None:
         return "its weights so far depend on how it was divided"
     now = numerical_environment()
     before.setdefault("kernels", {}).setdefault("operators", "chainer")  # runs from before there was a choice
+    before.setdefault("decoder", "pillow")
     changed = differences({key: before.get(key) for key in now}, now)
     return f"it was trained on another machine or by other versions: {'; '.join(changed)}" if changed else None
 

@@ -43,6 +43,7 @@ from trainers.runs.stop_request import StopRequest
 from trainers.training.build import Parts, build, build_exchange, build_feed, sizes_of
 from trainers.training.device import gpu_facts, notes_on, take_device
 from trainers.training.environment import (
+    changed_decoder_warning,
     changed_kernels_warning,
     crowded_warnings,
     environment,
@@ -225,6 +226,7 @@ class _Run:
                 else f"nothing to resume: no whole checkpoint in {folder}; starting at update 0"
             )
             notes += changed_kernels_warning(self.folder) if path else []
+            notes += changed_decoder_warning(self.folder) if path else []
         content = self.mpi.bcast(content, root=0)
         if content is None:
             return None, notes

@@ -8,7 +8,7 @@ import pytest
 
 from recipes.planning.random_bits import draws
 from trainers.augmentations import CenterCrop, RandomCrop, RandomResizedCrop, Resize
-from trainers.augmentations.crop import resampled
+from trainers.augmentations.decoders import resampled
 
 HEIGHT, WIDTH = 120, 100
 GOLDEN = [(36, 219, 256, 193), (143, 69, 151, 136), (64, 55, 300, 295), (59, 145, 269, 301), (65, 130, 196, 179)]

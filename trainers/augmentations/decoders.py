@@ -1,0 +1,230 @@
+"""Decoders of image files, and the resampling that goes with each: a family gives its own pixels.
+
+    opencv      JPEG by libjpeg-turbo (simplejpeg), resampling by OpenCV: 1.4 times as fast as Pillow on a core
+    pillow      all by Pillow; where simplejpeg or OpenCV is missing
+
+Files that are no JPEG, and JPEGs in CMYK, are decoded by Pillow in each family. Both families decode the same pixels
+from a JPEG in colour; resampled ones differ by half a step of 255 on average.
+
+A process uses one family, chosen by `use` or by KILOBATCH_DECODER in its environment, else the first that is installed.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import numpy as np
+from PIL import Image
+
+from recipes.errors import InputRefused
+
+VARIABLE = "KILOBATCH_DECODER"
+MOST_PIXELS = 2 * 89_478_485  # of an image that is decoded, Pillow's limit: 179 million
+
+# Modes of 8 bits a channel; Pillow reduces 16-bit colour to these. It would clip the other modes (I;16, I, F) to white.
+_MODES = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr"})
+
+# Formats that are opened, whatever the file's suffix. Of Pillow's others, EPS would run Ghostscript on the file.
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP")
+
+# Warnings of Pillow that would appear in the middle of a run without the file's name: of damaged EXIF data, which is
+# not used; of transparency, which is dropped; of large images. Pillow still refuses images of twice its limit.
+warnings.filterwarnings("ignore", module=r"PIL\.TiffImagePlugin")
+warnings.filterwarnings("ignore", message="Palette images with Transparency", module=r"PIL\.Image")
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+
+
+class UndecodableImage(ValueError):
+    """The bytes of a file are no image, or are damaged."""
+
+
+class EncodedImage:
+    """The bytes of an image file, decoded when its pixels are needed.
+
+    Args:
+        file: its bytes.
+        channels: 3 for colour, 1 for grey.
+    Attributes:
+        shape: (height, width, channels), from the file's header.
+        dtype: uint8.
+    """
+
+    dtype = np.dtype(np.uint8)
+
+    def __init__(self, file: bytes, channels: int) -> None:
+        self._file, self._channels = file, channels
+        self.shape = (*size_of(file), channels)
+
+    def decoded(self) -> np.ndarray:
+        """All of it, uint8 HWC."""
+        return decode(self._file, self._channels)
+
+    def crop(self, top: int, left: int, height: int, width: int) -> np.ndarray:
+        """A rectangle of it in pixels, uint8 HWC."""
+        return self.decoded()[top : top + height, left : left + width]
+
+
+def size_of(file: bytes) -> tuple[int, int]:
+    """Height and width of an image file in pixels, from its header.
+
+    Raises:
+        UndecodableImage: no image, or 16 bits or more a channel.
+    """
+    with _decoding(), _open_with_pillow(file) as image:
+        return image.height, image.width
+
+
+def format_of(file: bytes) -> str:
+    """The format of an image file, as Pillow calls it: JPEG, PNG, BMP, GIF or WEBP; its header is checked.
+
+    Raises:
+        UndecodableImage: see `size_of`.
+    """
+    with _decoding(), _open_with_pillow(file) as image:
+        return image.format or ""
+
+
+@contextmanager
+def _decoding() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # Pillow raises OSError, SyntaxError, struct.error and more for broken files
+        raise UndecodableImage(f"not a readable image ({type(error).__name__}: {error})") from error
+
+
+def decode(file: bytes, channels: int) -> np.ndarray:
+    """The pixels of an image file, uint8 HWC; transparency is dropped, an orientation in the EXIF data is not applied.
+
+    Raises:
+        UndecodableImage: truncated, no image, 16 bits or more a channel, or too many pixels.
+    """
+    with _decoding():
+        return _FAMILIES[in_use()].decode(file, channels)
+
+
+def resampled(image_HWC: np.ndarray, *, height: int, width: int) -> np.ndarray:
+    """The image at another size, antialiased.
+
+    By OpenCV's area where both sides shrink, else its bilinear interpolation; with `pillow`, and for float32, by
+    Pillow's bilinear interpolation whose filter grows when the image shrinks. The same bits wherever the same versions
+    run.
+
+    Args:
+        image_HWC: uint8 or float32, any number of channels.
+        height, width: in pixels.
+    Returns:
+        Of the same type and number of channels; the image itself where the size is right already.
+    """
+    if image_HWC.shape[:2] == (height, width):
+        return image_HWC
+    kind = in_use() if image_HWC.dtype == np.uint8 else "pillow"
+    return _FAMILIES[kind].resample(image_HWC, height, width)
+
+
+def use(kind: str | None) -> str:
+    """Decode and resample by this family from now on.
+
+    Args:
+        kind: one of `KINDS`; None for what the environment asks for, else the first that is installed.
+    Raises:
+        InputRefused: there is no such family, or it lacks a package.
+    """
+    global _in_use
+    kind = kind or os.environ.get(VARIABLE) or next(each for each in KINDS if not missing(each))
+    if kind not in KINDS:
+        raise InputRefused(f"no decoder is called {kind} ({VARIABLE}); there are {', '.join(KINDS)}")
+    if lacks := missing(kind):
+        raise InputRefused(f"decoder {kind} needs {', '.join(lacks)} ({VARIABLE}); type: pip install {' '.join(lacks)}")
+    _in_use = kind
+    return kind
+
+
+def in_use() -> str:
+    """The family in use."""
+    return _in_use or use(None)
+
+
+def missing(kind: str) -> list[str]:
+    """Packages that a family lacks."""
+    return [package for package, module in _FAMILIES[kind].needs.items() if find_spec(module) is None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Family:
+    """What one family computes.
+
+    Args:
+        needs: package -> its module.
+        decode: (bytes of a file, channels) -> uint8 HWC.
+        resample: (uint8 HWC of 1 or 3 channels, height, width) -> the same at that size.
+    """
+
+    needs: dict[str, str]
+    decode: Callable[[bytes, int], np.ndarray]
+    resample: Callable[[np.ndarray, int, int], np.ndarray]
+
+
+def _open_with_pillow(file: bytes | memoryview) -> Image.Image:
+    """The image of a file, not decoded yet.
+
+    Raises:
+        ValueError: 16 bits or more a channel, or too many pixels.
+        Exception: what Pillow raises for a file that is no image.
+    """
+    image = Image.open(io.BytesIO(file), formats=FORMATS)
+    if image.mode not in _MODES:
+        raise ValueError(f"mode {image.mode}: only 8 bits a channel are read, convert it first")
+    return image
+
+
+def _decode_with_pillow(file: bytes, channels: int) -> np.ndarray:
+    with _open_with_pillow(file) as image:
+        image_HWC = np.array(image.convert("RGB" if channels == 3 else "L"), dtype=np.uint8)
+    return image_HWC.reshape(*image_HWC.shape[:2], channels)
+
+
+def _resample_with_pillow(image_HWC: np.ndarray, height: int, width: int) -> np.ndarray:
+    size = (width, height)
+    if image_HWC.dtype == np.uint8 and image_HWC.shape[2] == 3:
+        return np.asarray(Image.fromarray(image_HWC).resize(size, Image.Resampling.BILINEAR))
+    channels = [Image.fromarray(image_HWC[:, :, c]) for c in range(image_HWC.shape[2])]
+    return np.stack([np.asarray(channel.resize(size, Image.Resampling.BILINEAR)) for channel in channels], axis=2)
+
+
+def _decode_with_turbo(file: bytes, channels: int) -> np.ndarray:
+    import simplejpeg
+
+    if not simplejpeg.is_jpeg(file):
+        return _decode_with_pillow(file, channels)
+    height, width, colours, _ = simplejpeg.decode_jpeg_header(file)
+    if colours not in ("YCbCr", "RGB", "Gray"):
+        return _decode_with_pillow(file, channels)
+    if height * width > MOST_PIXELS:
+        raise ValueError(f"{height} x {width} pixels, more than {MOST_PIXELS:,}: it could be made to fill the memory")
+    return simplejpeg.decode_jpeg(file, colorspace="RGB" if channels == 3 else "GRAY")
+
+
+def _resample_with_opencv(image_HWC: np.ndarray, height: int, width: int) -> np.ndarray:
+    import cv2
+
+    shrinks = height <= image_HWC.shape[0] and width <= image_HWC.shape[1]
+    how = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
+    return cv2.resize(image_HWC, (width, height), interpolation=how).reshape(height, width, -1)
+
+
+_FAMILIES = {
+    "opencv": _Family(
+        needs={"simplejpeg": "simplejpeg", "opencv-python-headless": "cv2"},
+        decode=_decode_with_turbo,
+        resample=_resample_with_opencv,
+    ),
+    "pillow": _Family(needs={"pillow": "PIL"}, decode=_decode_with_pillow, resample=_resample_with_pillow),
+}
+KINDS = tuple(_FAMILIES)
+_in_use: str | None = None
