@@ -67,7 +67,7 @@ def train(
     from trainers.runs.mpi_ranks import limit_threads
 
     given = json.loads(as_rank) if as_rank else {}
-    limit_threads(workers, threads=None if given.get("exact", exact) is False else 1)
+    limit_threads(workers, threads=None if given.get("exact", exact) is False else 1, kernels_share_cores=True)
     from trainers.kernels import ask_for
 
     ask_for(kernels)

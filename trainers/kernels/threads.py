@@ -9,7 +9,7 @@ from functools import cache
 
 from trainers.kernels.cpu.compiled import LIBRARY, Threads, address
 
-_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_VARIABLES = ("KILOBATCH_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 @cache

@@ -24,6 +24,7 @@ from trainers.runs.storage_url import without_passwords
 _SIZE_NAMES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "SLURM_STEP_NUM_TASKS")
 _LOCAL_SIZE_NAMES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_TASKS_PER_NODE")
 _RANK_NAMES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
+KERNEL_THREADS = "KILOBATCH_THREADS"  # of our own kernels and of loading, whose bits do not depend on their number
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _OWN = "KILOBATCH_LAUNCHED"  # in the environment of ranks we started: the command line that was typed
 _PARENT = "KILOBATCH_PARENT"  # there too: the process that started them, see `_process_mark`
@@ -97,7 +98,9 @@ def threads_per_rank(local_ranks: int) -> int:
     return max(1, len(os.sched_getaffinity(0)) // local_ranks)
 
 
-def limit_threads(local_ranks: int | None = None, *, threads: int | None = None) -> int:
+def limit_threads(
+    local_ranks: int | None = None, *, threads: int | None = None, kernels_share_cores: bool = False
+) -> int:
     """Set the number of threads of BLAS and OpenMP in a rank, unless the user has.
 
     A user's OMP_NUM_THREADS holds for BLAS too, as both BLAS libraries do it. Must run before NumPy is imported. Too
@@ -106,8 +109,9 @@ def limit_threads(local_ranks: int | None = None, *, threads: int | None = None)
     Args:
         local_ranks: ranks on this machine; None: from the launcher's environment.
         threads: of a rank; None: cores divided by ranks.
+        kernels_share_cores: our own kernels have cores divided by ranks, whatever `threads` is.
     Returns:
-        threads a rank.
+        threads a rank, the larger number of both.
     """
     if local_ranks is None:
         sizes = (os.environ.get(name, "").split("(")[0] for name in _LOCAL_SIZE_NAMES)
@@ -119,7 +123,10 @@ def limit_threads(local_ranks: int | None = None, *, threads: int | None = None)
             _limited.add(name)
         elif name == THREADS[0]:
             number = os.environ[name]
-    return int(os.environ[THREADS[0]])
+    if kernels_share_cores and not os.environ.get(KERNEL_THREADS, "").isdigit():
+        os.environ[KERNEL_THREADS] = str(threads_per_rank(local_ranks))
+        _limited.add(KERNEL_THREADS)
+    return max(int(os.environ[THREADS[0]]), int(os.environ.get(KERNEL_THREADS) or 1))
 
 
 def users_environment() -> dict[str, str]:
@@ -239,6 +246,7 @@ def start_ranks(
         environment = users_environment()
         if not environment.get(THREADS[0]):
             limits = dict.fromkeys(THREADS, str(threads or threads_per_rank(num_ranks)))
+            limits[KERNEL_THREADS] = str(threads_per_rank(num_ranks))
             environment = {**environment, **{name: environment.get(name) or limit for name, limit in limits.items()}}
     exits = RankExits(num_ranks)
     own = {_OWN: command_line(), _PARENT: _process_mark(os.getpid()), "PYTHONUNBUFFERED": "1"}

@@ -11,6 +11,7 @@ from recipes.planning.division import divide
 from recipes.schema import Evaluation
 from trainers import kernels
 from trainers.gradients.mixed_precision import forward_in
+from trainers.kernels import threads as pool
 from trainers.kernels.cpu import compiled_normalization, convolution, elementwise, normalization, pooling
 from trainers.models import SmallResNet
 from trainers.models.batch_norm import NormGroups
@@ -303,3 +304,32 @@ def test_a_step_in_mixed16_is_chainers_to_the_bit(ours):
     for path, array in mixed_step("mixed16").items():
         np.testing.assert_array_equal(array, expected[path], err_msg=path)
     assert any(not np.array_equal(array, single[path]) for path, array in mixed_step("float32").items())
+
+
+@pytest.mark.parametrize(("kernel", "stride"), [((3, 3), (1, 1)), ((3, 3), (2, 2)), ((1, 1), (1, 1)), ((1, 1), (2, 2))])
+def test_threads_that_share_norm_groups_change_no_bit(monkeypatch, kernel, stride):
+    random = np.random.RandomState(0)
+    x = array(random, 20, 64, 16, 16, dtype=np.float32)
+    W, b = array(random, 48, 64, *kernel, dtype=np.float32, channels_last=False), random.normal(size=48).astype("f")
+    pad = tuple(k // 2 for k in kernel)
+    out = convolution.out_size((16, 16), kernel, stride, pad)
+    gy = array(random, 20, 48, *out, dtype=np.float32)
+    how = {"stride": stride, "pad": pad, "groups": 4}
+    monkeypatch.setattr(convolution, "_WORTH_THREADS", 0)
+
+    def computed(threads):
+        monkeypatch.setattr(pool, "num_threads", lambda: threads)
+        pool._pool.cache_clear()
+        try:
+            return [
+                convolution.convolution(x, W, b, **how),
+                convolution.convolution_data(gy, W, size=(16, 16), **how),
+                convolution.convolution_weights(x, gy, kernel=kernel, **how),
+            ]
+        finally:
+            pool._pool.cache_clear()
+
+    one = computed(1)
+    for threads in (2, 3, 7):
+        for alone, shared in zip(one, computed(threads), strict=True):
+            np.testing.assert_array_equal(shared, alone)

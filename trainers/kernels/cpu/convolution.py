@@ -12,14 +12,16 @@ With `groups` above 1 the images are so many norm groups, and the products of ea
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from trainers.kernels.by_group import tree_sum
+from trainers.kernels.threads import shared
 
 _BLOCK_VALUES = 1 << 19  # patches gathered at once: 2 MiB of float32
 _BLOCK_ROWS = 1024  # at least, where blocks are summed: adding the product of few rows costs as much as the product
+_WORTH_THREADS = 1 << 23  # multiplications
 _kept = threading.local()
 
 Pair = tuple[int, int]
@@ -69,11 +71,16 @@ def convolution_data(
         return _as_NCHW(_products(gy_NHWC, flipped, None, tuple(kernel), stride, around, groups))
     gx = np.zeros((len(gy), *size, num_in), gy.dtype)
     by_image = W.transpose(0, 2, 3, 1).reshape(num_out, -1)
-    if tuple(kernel) == (1, 1) and pad == (0, 0):
-        given = gy_NHWC.reshape(groups, -1, num_out) @ by_image
-        gx[:, :: stride[0], :: stride[1]] = given.reshape(*gy_NHWC.shape[:3], -1)
-    else:
-        _add_patches(gx, gy_NHWC, by_image, tuple(kernel), stride, pad, groups)
+
+    def of_images(images: slice, some: slice) -> None:
+        whole = some.stop - some.start
+        if tuple(kernel) == (1, 1) and pad == (0, 0):
+            given = gy_NHWC[images].reshape(whole, -1, num_out) @ by_image
+            gx[images, :: stride[0], :: stride[1]] = given.reshape(*gy_NHWC[images].shape[:3], -1)
+        else:
+            _add_patches(gx[images], gy_NHWC[images], by_image, tuple(kernel), stride, pad, whole)
+
+    _on_threads(of_images, gy_NHWC, row=by_image.shape[1], groups=groups)
     return _as_NCHW(gx)
 
 
@@ -93,13 +100,19 @@ def convolution_weights(
     row = kernel[0] * kernel[1] * x_NHWC.shape[3]
     gW = np.empty((groups, num_out, row), x_NHWC.dtype)
     most = max(_BLOCK_VALUES, _BLOCK_ROWS * row)
-    for images, rows, patches in _patches(x_NHWC, kernel, stride, pad, gy_NHWC.shape[1:3], most, groups):
-        gy_rows = gy_NHWC[images, rows].reshape(*patches.shape[:2], num_out).transpose(0, 2, 1)
-        first, rest = divmod(images.start, span)
-        if rest == rows.start == 0:
-            np.matmul(gy_rows, patches, out=gW[first : first + len(patches)])
-        else:
-            gW[first] += (gy_rows @ patches)[0]
+
+    def of_images(images: slice, some: slice) -> None:
+        gy_some, gW_some = gy_NHWC[images], gW[some]
+        out = gy_NHWC.shape[1:3]
+        for part, rows, patches in _patches(x_NHWC[images], kernel, stride, pad, out, most, len(gW_some)):
+            gy_rows = gy_some[part, rows].reshape(*patches.shape[:2], num_out).transpose(0, 2, 1)
+            first, rest = divmod(part.start, span)
+            if rest == rows.start == 0:
+                np.matmul(gy_rows, patches, out=gW_some[first : first + len(patches)])
+            else:
+                gW_some[first] += (gy_rows @ patches)[0]
+
+    _on_threads(of_images, gy_NHWC, row=row, groups=groups)
     return tree_sum(gW).reshape(num_out, *kernel, -1).transpose(0, 3, 1, 2)
 
 
@@ -125,11 +138,30 @@ def _products(
     n, *size, _ = x_NHWC.shape
     out = out_size(tuple(size), kernel, stride, pad)
     y = np.empty((n, *out, by_patch.shape[1]), x_NHWC.dtype)
-    for images, rows, patches in _patches(x_NHWC, kernel, stride, pad, out, _BLOCK_VALUES, groups):
-        np.matmul(patches, by_patch, out=y[images, rows].reshape(*patches.shape[:2], -1))
-    if b is not None:
-        y += b
+
+    def of_images(images: slice, some: slice) -> None:
+        y_some, whole = y[images], some.stop - some.start
+        for part, rows, patches in _patches(x_NHWC[images], kernel, stride, pad, out, _BLOCK_VALUES, whole):
+            np.matmul(patches, by_patch, out=y_some[part, rows].reshape(*patches.shape[:2], -1))
+        if b is not None:
+            y_some += b
+
+    _on_threads(of_images, y, row=len(by_patch), groups=groups)
     return y
+
+
+def _on_threads(task: Callable[[slice, slice], None], y_NHWC: np.ndarray, *, row: int, groups: int) -> None:
+    """Call task(images, groups) for all images of an output, several norm groups at once where threads pay.
+
+    Args:
+        row: multiplications for a value of the output.
+    """
+    span = len(y_NHWC) // groups
+
+    def of_groups(start: int, stop: int) -> None:
+        task(slice(start * span, stop * span), slice(start, stop))
+
+    shared(of_groups, groups, worth=y_NHWC.size * row >= _WORTH_THREADS)
 
 
 def _add_patches(
