@@ -26,6 +26,7 @@ _LOCAL_SIZE_NAMES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_TAS
 _RANK_NAMES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
 KERNEL_THREADS = "KILOBATCH_THREADS"  # of our own kernels and of loading, whose bits do not depend on their number
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_NUMPYS_BLAS = "OPENBLAS_NUM_THREADS"
 _OWN = "KILOBATCH_LAUNCHED"  # in the environment of ranks we started: the command line that was typed
 _PARENT = "KILOBATCH_PARENT"  # there too: the process that started them, see `_process_mark`
 _LEFT_SECONDS = 3.0  # that ranks may take to end after their mpiexec
@@ -109,7 +110,8 @@ def limit_threads(
     Args:
         local_ranks: ranks on this machine; None: from the launcher's environment.
         threads: of a rank; None: cores divided by ranks.
-        kernels_share_cores: our own kernels have cores divided by ranks, whatever `threads` is.
+        kernels_share_cores: our own kernels have cores divided by ranks, whatever `threads` is, and NumPy's BLAS one
+            thread: OpenBLAS's threads spin, and beside a busy process an update took twenty times as long.
     Returns:
         threads a rank, the larger number of both.
     """
@@ -117,6 +119,9 @@ def limit_threads(
         sizes = (os.environ.get(name, "").split("(")[0] for name in _LOCAL_SIZE_NAMES)
         local_ranks = next((int(size) for size in sizes if size.isdigit()), launched_ranks() or 1)
     number = str(threads or threads_per_rank(local_ranks))
+    if kernels_share_cores and not any(os.environ.get(name, "").isdigit() for name in THREADS):
+        os.environ[_NUMPYS_BLAS] = "1"
+        _limited.add(_NUMPYS_BLAS)
     for name in THREADS:
         if not os.environ.get(name, "").isdigit():  # unset, empty or no number
             os.environ[name] = number
@@ -246,7 +251,7 @@ def start_ranks(
         environment = users_environment()
         if not environment.get(THREADS[0]):
             limits = dict.fromkeys(THREADS, str(threads or threads_per_rank(num_ranks)))
-            limits[KERNEL_THREADS] = str(threads_per_rank(num_ranks))
+            limits |= {_NUMPYS_BLAS: "1", KERNEL_THREADS: str(threads_per_rank(num_ranks))}
             environment = {**environment, **{name: environment.get(name) or limit for name, limit in limits.items()}}
     exits = RankExits(num_ranks)
     own = {_OWN: command_line(), _PARENT: _process_mark(os.getpid()), "PYTHONUNBUFFERED": "1"}

@@ -318,7 +318,8 @@ def test_threads_that_share_norm_groups_change_no_bit(monkeypatch, kernel, strid
     monkeypatch.setattr(convolution, "_WORTH_THREADS", 0)
 
     def computed(threads):
-        monkeypatch.setattr(pool, "num_threads", lambda: threads)
+        for module in (pool, convolution):
+            monkeypatch.setattr(module, "num_threads", lambda: threads)
         pool._pool.cache_clear()
         try:
             return [
@@ -333,3 +334,27 @@ def test_threads_that_share_norm_groups_change_no_bit(monkeypatch, kernel, strid
     for threads in (2, 3, 7):
         for alone, shared in zip(one, computed(threads), strict=True):
             np.testing.assert_array_equal(shared, alone)
+
+
+def test_threads_that_share_images_change_rounding_only(monkeypatch):
+    random = np.random.RandomState(0)
+    x, gy = array(random, 7, 8, 6, 6), array(random, 7, 5, 6, 6)
+    W = array(random, 5, 8, 3, 3, channels_last=False)
+    how = {"stride": (1, 1), "pad": (1, 1)}
+    monkeypatch.setattr(convolution, "_WORTH_THREADS", 0)
+
+    def computed(threads):
+        for module in (pool, convolution):
+            monkeypatch.setattr(module, "num_threads", lambda: threads)
+        pool._pool.cache_clear()
+        try:
+            return [
+                convolution.convolution(x, W, None, **how),
+                convolution.convolution_data(gy, W, size=(6, 6), **how),
+                convolution.convolution_weights(x, gy, kernel=(3, 3), **how),
+            ]
+        finally:
+            pool._pool.cache_clear()
+
+    for one, several in zip(computed(1), computed(3), strict=True):
+        np.testing.assert_allclose(several, one, rtol=1e-12, atol=1e-12)

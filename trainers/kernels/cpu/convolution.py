@@ -11,13 +11,15 @@ With `groups` above 1 the images are so many norm groups, and the products of ea
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from trainers.kernels.by_group import tree_sum
-from trainers.kernels.threads import shared
+from trainers.kernels import by_group
+from trainers.kernels.by_group import sum_of_groups, tree_sum
+from trainers.kernels.threads import num_threads, shared
 
 _BLOCK_VALUES = 1 << 19  # patches gathered at once: 2 MiB of float32
 _BLOCK_ROWS = 1024  # at least, where blocks are summed: adding the product of few rows costs as much as the product
@@ -80,7 +82,7 @@ def convolution_data(
         else:
             _add_patches(gx[images], gy_NHWC[images], by_image, tuple(kernel), stride, pad, whole)
 
-    _on_threads(of_images, gy_NHWC, row=by_image.shape[1], groups=groups)
+    _on_threads(of_images, _pieces(gy_NHWC, row=by_image.shape[1], groups=groups))
     return _as_NCHW(gx)
 
 
@@ -96,14 +98,14 @@ def convolution_weights(
         (o, c, kh, kw).
     """
     x_NHWC, gy_NHWC = channels_last(x), channels_last(gy)
-    num_out, span = gy_NHWC.shape[3], len(x_NHWC) // groups
-    row = kernel[0] * kernel[1] * x_NHWC.shape[3]
-    gW = np.empty((groups, num_out, row), x_NHWC.dtype)
+    num_out, row = gy_NHWC.shape[3], kernel[0] * kernel[1] * x_NHWC.shape[3]
+    pieces = _pieces(gy_NHWC, row=row, groups=groups)
+    gW = np.empty((pieces[-1][1].stop, num_out, row), x_NHWC.dtype)
     most = max(_BLOCK_VALUES, _BLOCK_ROWS * row)
 
     def of_images(images: slice, some: slice) -> None:
-        gy_some, gW_some = gy_NHWC[images], gW[some]
-        out = gy_NHWC.shape[1:3]
+        gy_some, gW_some, out = gy_NHWC[images], gW[some], gy_NHWC.shape[1:3]
+        span = len(gy_some) // len(gW_some)
         for part, rows, patches in _patches(x_NHWC[images], kernel, stride, pad, out, most, len(gW_some)):
             gy_rows = gy_some[part, rows].reshape(*patches.shape[:2], num_out).transpose(0, 2, 1)
             first, rest = divmod(part.start, span)
@@ -112,8 +114,8 @@ def convolution_weights(
             else:
                 gW_some[first] += (gy_rows @ patches)[0]
 
-    _on_threads(of_images, gy_NHWC, row=row, groups=groups)
-    return tree_sum(gW).reshape(num_out, *kernel, -1).transpose(0, 3, 1, 2)
+    _on_threads(of_images, pieces)
+    return (tree_sum(gW) if groups > 1 else sum_of_groups(gW)).reshape(num_out, *kernel, -1).transpose(0, 3, 1, 2)
 
 
 def channels_last(x_NCHW: np.ndarray) -> np.ndarray:
@@ -146,22 +148,34 @@ def _products(
         if b is not None:
             y_some += b
 
-    _on_threads(of_images, y, row=len(by_patch), groups=groups)
+    _on_threads(of_images, _pieces(y, row=len(by_patch), groups=groups))
     return y
 
 
-def _on_threads(task: Callable[[slice, slice], None], y_NHWC: np.ndarray, *, row: int, groups: int) -> None:
-    """Call task(images, groups) for all images of an output, several norm groups at once where threads pay.
+# Images that a thread computes, and the rows of a sum over images that it makes: one a norm group, else one a thread.
+_Piece = tuple[slice, slice]
 
-    Args:
-        row: multiplications for a value of the output.
+
+def _pieces(y_NHWC: np.ndarray, *, row: int, groups: int) -> list[_Piece]:
+    """What threads compute at once for an output, or its gradient; `row`: multiplications for a value of it.
+
+    Norm groups that are computed apart stay whole, so that the number of threads changes no bit.
     """
-    span = len(y_NHWC) // groups
+    n = len(y_NHWC)
+    threads = num_threads() if y_NHWC.size * row >= _WORTH_THREADS else 1
+    if groups > 1 or by_group.count:
+        cuts, span = [groups * k // min(threads, groups) for k in range(min(threads, groups) + 1)], n // groups
+        return [(slice(a * span, b * span), slice(a, b)) for a, b in itertools.pairwise(cuts)]
+    cuts = [n * k // min(threads, n) for k in range(min(threads, n) + 1)]
+    return [(slice(a, b), slice(k, k + 1)) for k, (a, b) in enumerate(itertools.pairwise(cuts))]
 
-    def of_groups(start: int, stop: int) -> None:
-        task(slice(start * span, stop * span), slice(start, stop))
 
-    shared(of_groups, groups, worth=y_NHWC.size * row >= _WORTH_THREADS)
+def _on_threads(task: Callable[[slice, slice], None], pieces: list[_Piece]) -> None:
+    def of_some(start: int, stop: int) -> None:
+        for piece in pieces[start:stop]:
+            task(*piece)
+
+    shared(of_some, len(pieces), worth=True)
 
 
 def _add_patches(
