@@ -13,7 +13,8 @@ MAY_IMPORT = {
     "recipes": {"lr_schedules", "recipes", "numpy", "yaml", "pydantic"},
     "trainers": {"lr_schedules", "recipes", "trainers"}
     | {"chainer", "chainermn", "chainercv", "cupy", "mpi4py", "optuna", "numpy"}
-    | {"PIL", "rich", "safetensors", "sklearn", "sqlalchemy", "threadpoolctl", "torch", "typer", "yaml", "cudnn"},
+    | {"PIL", "cv2", "simplejpeg", "rich", "safetensors", "sklearn", "sqlalchemy", "threadpoolctl", "torch", "typer"}
+    | {"yaml", "cudnn"},
 }
 PLOTS = "recipes/reports/plots/"
 # The rooms of a package, floor by floor: a room imports from the floors below its own only.

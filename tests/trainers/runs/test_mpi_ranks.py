@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainers.runs.mpi_ranks import (
+    KERNEL_THREADS,
     THREADS,
     LaunchError,
     _tee,
@@ -52,7 +53,7 @@ def test_cores_are_divided_and_nobody_gets_none():
     ids=["OpenMP's holds for BLAS too", "BLAS's not for OpenMP", "an empty one is none"],
 )
 def test_a_users_own_setting_is_kept(monkeypatch, settings, threads, blas_threads):
-    for name in THREADS:
+    for name in (KERNEL_THREADS, *THREADS):
         monkeypatch.delenv(name, raising=False)
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
