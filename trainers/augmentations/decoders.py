@@ -1,23 +1,28 @@
 """Decoders of image files, and the resampling that goes with each: a family gives its own pixels.
 
-    opencv      JPEG by libjpeg-turbo (simplejpeg), resampling by OpenCV: 1.4 times as fast as Pillow on a core
+    opencv      JPEG by libjpeg-turbo (simplejpeg), resampling by OpenCV
     pillow      all by Pillow; where simplejpeg or OpenCV is missing
+    nvimgcodec  JPEG by NVIDIA's nvImageCodec on the CPU, which decodes no more than the crop; resampling by OpenCV
 
-Files that are no JPEG, and JPEGs in CMYK, are decoded by Pillow in each family. Both families decode the same pixels
-from a JPEG in colour; resampled ones differ by half a step of 255 on average.
+Files that are no JPEG, and JPEGs in CMYK, are decoded by Pillow in each family. All families decode the same pixels
+from a JPEG in colour; resampled ones differ by about half a step of 255 from Pillow's, on average.
 
-A process uses one family, chosen by `use` or by KILOBATCH_DECODER in its environment, else the first that is installed.
+A process uses one family, chosen by `use` or by KILOBATCH_DECODER in its environment, else the first of opencv and
+pillow that is installed.
 """
 
 from __future__ import annotations
 
 import io
 import os
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -66,8 +71,9 @@ class EncodedImage:
         return decode(self._file, self._channels)
 
     def crop(self, top: int, left: int, height: int, width: int) -> np.ndarray:
-        """A rectangle of it in pixels, uint8 HWC."""
-        return self.decoded()[top : top + height, left : left + width]
+        """A rectangle of it in pixels, uint8 HWC: the bytes of the whole there."""
+        with _decoding():
+            return _FAMILIES[in_use()].crop(self._file, self._channels, (top, left, height, width))
 
 
 def size_of(file: bytes) -> tuple[int, int]:
@@ -76,12 +82,12 @@ def size_of(file: bytes) -> tuple[int, int]:
     Raises:
         UndecodableImage: no image, or 16 bits or more a channel.
     """
-    with _decoding(), _open_with_pillow(file) as image:
-        return image.height, image.width
+    with _decoding():
+        return _FAMILIES[in_use()].size(file)
 
 
 def format_of(file: bytes) -> str:
-    """The format of an image file, as Pillow calls it: JPEG, PNG, BMP, GIF or WEBP; its header is checked.
+    """The format of an image file, as Pillow calls it: JPEG, PNG, BMP, GIF or WEBP; its header is read.
 
     Raises:
         UndecodableImage: see `size_of`.
@@ -136,13 +142,25 @@ def use(kind: str | None) -> str:
         InputRefused: there is no such family, or it lacks a package.
     """
     global _in_use
-    kind = kind or os.environ.get(VARIABLE) or next(each for each in KINDS if not missing(each))
+    kind = kind or os.environ.get(VARIABLE) or next(each for each in ("opencv", "pillow") if not missing(each))
     if kind not in KINDS:
         raise InputRefused(f"no decoder is called {kind} ({VARIABLE}); there are {', '.join(KINDS)}")
     if lacks := missing(kind):
         raise InputRefused(f"decoder {kind} needs {', '.join(lacks)} ({VARIABLE}); type: pip install {' '.join(lacks)}")
     _in_use = kind
     return kind
+
+
+def follow(kind: str) -> None:
+    """Use the family of a run, where it is installed and the environment asks for no other."""
+    if not os.environ.get(VARIABLE) and kind in KINDS and not missing(kind):
+        use(kind)
+
+
+def ask_for(kind: str | None) -> None:
+    """Make this family the default of this process and those that it starts; None leaves the environment as it is."""
+    if kind is not None:
+        os.environ[VARIABLE] = kind
 
 
 def in_use() -> str:
@@ -152,7 +170,17 @@ def in_use() -> str:
 
 def missing(kind: str) -> list[str]:
     """Packages that a family lacks."""
-    return [package for package, module in _FAMILIES[kind].needs.items() if find_spec(module) is None]
+    return [package for package, module in _FAMILIES[kind].needs.items() if not _is_there(module)]
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # not even its parent
+        return False
+
+
+_Rectangle = tuple[int, int, int, int]  # top, left, height, width
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,12 +189,16 @@ class _Family:
 
     Args:
         needs: package -> its module.
+        size: bytes of a file -> (height, width), from its header.
         decode: (bytes of a file, channels) -> uint8 HWC.
+        crop: (bytes of a file, channels, (top, left, height, width)) -> uint8 HWC.
         resample: (uint8 HWC of 1 or 3 channels, height, width) -> the same at that size.
     """
 
     needs: dict[str, str]
+    size: Callable[[bytes], tuple[int, int]]
     decode: Callable[[bytes, int], np.ndarray]
+    crop: Callable[[bytes, int, _Rectangle], np.ndarray]
     resample: Callable[[np.ndarray, int, int], np.ndarray]
 
 
@@ -183,6 +215,11 @@ def _open_with_pillow(file: bytes | memoryview) -> Image.Image:
     return image
 
 
+def _size_with_pillow(file: bytes) -> tuple[int, int]:
+    with _open_with_pillow(file) as image:
+        return image.height, image.width
+
+
 def _decode_with_pillow(file: bytes, channels: int) -> np.ndarray:
     with _open_with_pillow(file) as image:
         image_HWC = np.array(image.convert("RGB" if channels == 3 else "L"), dtype=np.uint8)
@@ -197,34 +234,103 @@ def _resample_with_pillow(image_HWC: np.ndarray, height: int, width: int) -> np.
     return np.stack([np.asarray(channel.resize(size, Image.Resampling.BILINEAR)) for channel in channels], axis=2)
 
 
-def _decode_with_turbo(file: bytes, channels: int) -> np.ndarray:
+def _cut(decode: Callable[[bytes, int], np.ndarray]) -> Callable[[bytes, int, _Rectangle], np.ndarray]:
+    """A crop by decoding the whole."""
+
+    def crop(file: bytes, channels: int, rectangle: _Rectangle) -> np.ndarray:
+        top, left, height, width = rectangle
+        return decode(file, channels)[top : top + height, left : left + width]
+
+    return crop
+
+
+def _turbo_size(file: bytes) -> tuple[int, int] | None:
+    """Height and width of a JPEG that libjpeg-turbo is to decode; None for all else."""
     import simplejpeg
 
     if not simplejpeg.is_jpeg(file):
-        return _decode_with_pillow(file, channels)
+        return None
     height, width, colours, _ = simplejpeg.decode_jpeg_header(file)
-    if colours not in ("YCbCr", "RGB", "Gray"):
-        return _decode_with_pillow(file, channels)
     if height * width > MOST_PIXELS:
         raise ValueError(f"{height} x {width} pixels, more than {MOST_PIXELS:,}: it could be made to fill the memory")
+    return (height, width) if colours in ("YCbCr", "RGB", "Gray") else None
+
+
+def _size_with_turbo(file: bytes) -> tuple[int, int]:
+    return _turbo_size(file) or _size_with_pillow(file)
+
+
+def _decode_with_turbo(file: bytes, channels: int) -> np.ndarray:
+    import simplejpeg
+
+    if _turbo_size(file) is None:
+        return _decode_with_pillow(file, channels)
     return simplejpeg.decode_jpeg(file, colorspace="RGB" if channels == 3 else "GRAY")
+
+
+def _crop_with_nvimgcodec(file: bytes, channels: int, rectangle: _Rectangle) -> np.ndarray:
+    top, left, height, width = rectangle
+    if channels != 3 or _turbo_size(file) is None:
+        return _cut(_decode_with_turbo)(file, channels, rectangle)
+    if not hasattr(_of_thread, "nvimgcodec"):
+        _of_thread.nvimgcodec = _nvimgcodec()
+    nvimgcodec, decoder = _of_thread.nvimgcodec
+    region = nvimgcodec.Region(top, left, top + height, left + width)
+    image = decoder.decode(nvimgcodec.CodeStream(file).get_sub_code_stream(region=region))
+    if image is None:
+        raise ValueError("nvImageCodec cannot decode it")
+    return np.asarray(image)
+
+
+def _nvimgcodec() -> tuple[ModuleType, Any]:
+    """The package and a decoder on the CPU; what it prints about missing libraries of GPUs is dropped."""
+    stderr, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 2)
+    try:
+        from nvidia import nvimgcodec
+
+        backends = [nvimgcodec.Backend(nvimgcodec.BackendKind.CPU_ONLY)]
+        device = nvimgcodec.NVIMGCODEC_DEVICE_CPU_ONLY
+        return nvimgcodec, nvimgcodec.Decoder(device_id=device, max_num_cpu_threads=1, backends=backends)
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(nothing)
 
 
 def _resample_with_opencv(image_HWC: np.ndarray, height: int, width: int) -> np.ndarray:
     import cv2
 
+    cv2.setNumThreads(1)  # a rank's loaders share its cores already
     shrinks = height <= image_HWC.shape[0] and width <= image_HWC.shape[1]
     how = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
     return cv2.resize(image_HWC, (width, height), interpolation=how).reshape(height, width, -1)
 
 
+_TURBO = {"simplejpeg": "simplejpeg", "opencv-python-headless": "cv2"}
 _FAMILIES = {
     "opencv": _Family(
-        needs={"simplejpeg": "simplejpeg", "opencv-python-headless": "cv2"},
+        needs=_TURBO,
+        size=_size_with_turbo,
         decode=_decode_with_turbo,
+        crop=_cut(_decode_with_turbo),
         resample=_resample_with_opencv,
     ),
-    "pillow": _Family(needs={"pillow": "PIL"}, decode=_decode_with_pillow, resample=_resample_with_pillow),
+    "pillow": _Family(
+        needs={"pillow": "PIL"},
+        size=_size_with_pillow,
+        decode=_decode_with_pillow,
+        crop=_cut(_decode_with_pillow),
+        resample=_resample_with_pillow,
+    ),
+    "nvimgcodec": _Family(
+        needs={**_TURBO, "nvidia-nvimgcodec-cu12": "nvidia.nvimgcodec"},
+        size=_size_with_turbo,
+        decode=_decode_with_turbo,
+        crop=_crop_with_nvimgcodec,
+        resample=_resample_with_opencv,
+    ),
 }
 KINDS = tuple(_FAMILIES)
 _in_use: str | None = None
+_of_thread = threading.local()

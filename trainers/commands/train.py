@@ -12,6 +12,7 @@ from trainers.commands.options import (
     AllowCode,
     ClusterName,
     Data,
+    Decoder,
     Device,
     Exact,
     Json,
@@ -43,6 +44,7 @@ def train(
     kernels: Annotated[
         str | None, typer.Option(metavar="K", help="Kernels: numpy or torch, on a GPU cudnn; chainer: Chainer's own.")
     ] = None,
+    decoder: Decoder = None,
     trace: Annotated[bool, typer.Option("--trace", help="Write trace.jsonl: samples, images, loss by update.")] = False,
     noise_scale: Annotated[
         bool, typer.Option("--noise-scale", help="Measure the gradient noise scale: see the report.")
@@ -68,9 +70,11 @@ def train(
 
     given = json.loads(as_rank) if as_rank else {}
     limit_threads(workers, threads=None if given.get("exact", exact) is False else 1, kernels_share_cores=True)
+    from trainers.augmentations import decoders
     from trainers.kernels import ask_for
 
     ask_for(kernels)
+    decoders.ask_for(decoder)
     from trainers.launch.request import TrainRequest
     from trainers.launch.start_ranks import start_or_join
 

@@ -16,7 +16,9 @@ from importlib.metadata import PackageNotFoundError, packages_distributions, ver
 from pathlib import Path
 from typing import Any
 
+from recipes.errors import InputRefused
 from trainers import compat, kernels
+from trainers.augmentations import decoders
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.mpi_ranks import LOCAL_LAUNCH, LaunchError, find_mpiexec, launched_ranks, threads_per_rank
 from trainers.training.device import INSTALL
@@ -75,6 +77,7 @@ def examine(*, mpi_timeout_seconds: float = 60.0) -> Diagnosis:
     sections = {"mpi": _mpi(problems, mpi_timeout_seconds)}  # before an import here initialises MPI in this process
     sections = {"versions": _versions(problems), **sections, "gpu": _gpu(problems), "machine": _machine(problems)}
     sections["machine"]["kernels"] = _kernels(problems)
+    sections["machine"]["decoder"] = _decoder(problems)
     _one_update(problems)
     problems.sort(key=lambda problem: not problem.stops_cpu_training)
     return Diagnosis(sections=sections, patches=compat.patches(), problems=problems)
@@ -197,6 +200,21 @@ def _kernels(problems: list[Problem]) -> str:
         return kernels.described(asked)
     problems.append(Problem(what=lacks[0], way_out=lacks[1], stops_cpu_training=True))
     return f"{asked}, which is not here"
+
+
+def _decoder(problems: list[Problem]) -> str:
+    """The decoder of images in use, and others that are here."""
+    try:
+        used = decoders.use(None)
+    except InputRefused as error:
+        what, _, way_out = str(error).partition("; ")
+        problems.append(Problem(what=what, way_out=way_out, stops_cpu_training=True))
+        return "none"
+    others = [kind for kind in decoders.KINDS if kind != used and not decoders.missing(kind)]
+    if used == "pillow" and (lacks := decoders.missing("opencv")):
+        what = "images are decoded by Pillow, which takes longer"
+        problems.append(Problem(what=what, way_out=f"pip install {' '.join(lacks)}", stops_cpu_training=False))
+    return f"{used}; {', '.join(others)} with --decoder" if others else used
 
 
 def _communicator_lacks(name: str) -> tuple[str, str] | None:

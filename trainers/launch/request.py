@@ -16,6 +16,7 @@ from recipes.reading.read import Reading
 from recipes.schema.positions import parse_position
 from recipes.schema.vocabulary import Vocabulary
 from trainers import kernels
+from trainers.augmentations import decoders
 from trainers.launch.preflight import refuse_folder, refuse_unbuilt
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.identity import WHATS, code_folders
@@ -62,6 +63,7 @@ def prepare(request: TrainRequest, *, workers: int) -> Prepared:
     names_the_device = cluster.device == "cpu" or word not in kernels.KINDS  # a GPU's beside those of the CPU
     if names_the_device and (lacks := kernels.missing(word, device=cluster.device)) is not None:
         raise refused("--kernels", *lacks)
+    decoders.use(None)
     made = planned(
         opened,
         cluster,

@@ -8,12 +8,13 @@ from typing import Any
 from recipes.errors import InputRefused, refuse_unreachable
 from recipes.reading.open import open_recipe
 from trainers import kernels
+from trainers.augmentations import decoders
 from trainers.launch.preflight import refuse_folder, require_data
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.checkpoint import CheckpointError, load_into, newest_checkpoint, read_checkpoint, refuse_foreign
 from trainers.runs.errors import RankFailed, print_error
 from trainers.runs.identity import changes, code_folders, identity_of, read_identity
-from trainers.runs.run_folder import CHECKPOINTS, RECIPE
+from trainers.runs.run_folder import CHECKPOINTS, RECIPE, environment_of
 from trainers.training.device import require_asked, settled, take_device
 
 
@@ -66,6 +67,7 @@ def score_run(
     parts = build(opened.recipe, opened.dataset)
     if kind == "cpu":
         kernels.settle()
+    decoders.follow(environment_of(folder).get("decoder", "pillow"))
     parts.model.to_device(take_device(kind, MPI.COMM_SELF))
     NormGroups(opened.recipe.evaluation).install(parts.model)  # one pass a layer, with the same bits as in training
     with refuse_foreign(path):

@@ -84,7 +84,7 @@ def changed_decoder_warning(folder: Path) -> list[str]:
     if not before or was == now:
         return []
     what = f"warning: images were decoded by {was} so far, {now} goes on: pixels of a resize differ by rounding"
-    return [f"{what}; {decoders.VARIABLE}={was} goes on as before"]
+    return [f"{what}; --decoder {was} goes on as before"]
 
 
 def changed_kernels_warning(folder: Path) -> list[str]:

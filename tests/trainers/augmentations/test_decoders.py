@@ -1,0 +1,207 @@
+"""Families of decoders: the same pixels of a file, right for all kinds of files, and every damaged one is named."""
+
+import io
+import random
+import resource
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from recipes.errors import InputRefused
+from recipes.planning.random_bits import draws
+from trainers.augmentations import RandomResizedCrop, decoders
+from trainers.augmentations.decoders import EncodedImage, UndecodableImage, decode, resampled, size_of
+from trainers.training.environment import changed_decoder_warning
+
+FAMILIES = [
+    pytest.param(kind, marks=pytest.mark.skipif(bool(lacks), reason=f"{kind} needs {', '.join(lacks)}"))
+    for kind, lacks in ((kind, decoders.missing(kind)) for kind in decoders.KINDS)
+]
+SEED, MUTATED = 23, 2000
+
+
+@pytest.fixture(autouse=True)
+def family_kept():
+    before = decoders.in_use()
+    yield
+    decoders.use(before)
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request):
+    decoders.use(request.param)
+    return request.param
+
+
+def photo(height=120, width=170, mode="RGB"):
+    """Smooth colours under some noise."""
+    y, x = np.mgrid[:height, :width]
+    waves = [128 + 90 * np.sin(x / (9 + 7 * c) + y / 23) for c in range(3)]
+    noise = np.random.default_rng(0).normal(0, 6, (height, width, 3))
+    image = Image.fromarray((np.stack(waves, axis=2) + noise).clip(0, 255).astype(np.uint8))
+    return image.convert(mode)
+
+
+def saved(image, kind="JPEG", **how):
+    file = io.BytesIO()
+    image.save(file, kind, **how)
+    return file.getvalue()
+
+
+def by_pillow(file, mode="RGB"):
+    return np.asarray(Image.open(io.BytesIO(file)).convert(mode))
+
+
+@pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:2", "4:2:0"])
+@pytest.mark.parametrize("how", [{}, {"progressive": True}, {"quality": 30}, {"optimize": True}])
+def test_a_jpeg_in_colour_has_the_same_pixels_in_each_family(family, subsampling, how):
+    file = saved(photo(), subsampling=subsampling, **how)
+    np.testing.assert_array_equal(decode(file, 3), by_pillow(file))
+
+
+def test_a_crop_is_that_of_the_whole_byte_for_byte(family):
+    file = saved(photo())
+    whole, image = decode(file, 3), EncodedImage(file, 3)
+    for top, left, height, width in ((0, 0, 120, 170), (3, 5, 64, 100), (119, 169, 1, 1), (17, 0, 33, 170)):
+        crop = image.crop(top, left, height, width)
+        np.testing.assert_array_equal(crop, whole[top : top + height, left : left + width])
+
+
+def test_a_random_crop_of_a_file_is_that_of_its_pixels(family):
+    file, part = saved(photo()), RandomResizedCrop(size=32)
+    for index in range(5):
+        ours = part(EncodedImage(file, 3), draws(0, "augmentation", 0, index, 0))
+        np.testing.assert_array_equal(ours, part(decode(file, 3), draws(0, "augmentation", 0, index, 0)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode"), [("JPEG", "L"), ("JPEG", "CMYK"), ("PNG", "P"), ("PNG", "RGBA"), ("PNG", "1")]
+)
+def test_other_colours_become_those_that_the_data_set_has(family, kind, mode):
+    file = saved(photo(mode=mode), kind)
+    np.testing.assert_array_equal(decode(file, 3), by_pillow(file))
+    np.testing.assert_allclose(decode(file, 1)[:, :, 0].astype(int), by_pillow(file, "L"), atol=3)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 20_000), (20_000, 1), (7, 20_000)])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_tiny_and_very_long_images_are_read(family, size, kind):
+    if kind == "WEBP" and max(size) > 16_383:
+        pytest.skip("WebP has no images of this size")
+    file = saved(Image.new("RGB", size[::-1], (200, 100, 50)), kind)
+    assert size_of(file) == decode(file, 3).shape[:2] == size
+
+
+def test_an_orientation_in_the_exif_data_is_not_applied(family):
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    assert decode(saved(photo(), exif=turned), 3).shape == (120, 170, 3)
+
+
+@pytest.mark.parametrize("height_width", [((300, 400), (224, 224)), ((100, 140), (224, 224)), ((240, 180), (224, 224))])
+def test_resampled_pixels_are_near_pillows(family, height_width):
+    (height, width), (to_height, to_width) = height_width
+    image = np.asarray(photo(height, width))
+    expected = np.asarray(photo(height, width).resize((to_width, to_height), Image.Resampling.BILINEAR)).astype(int)
+    mean = np.abs(resampled(image, height=to_height, width=to_width) - expected).mean()
+    assert mean == 0 if family == "pillow" else mean < 1.5
+
+
+def test_float_images_are_resampled_by_pillow_in_each_family(family):
+    image = np.random.default_rng(0).random((9, 7, 2), dtype=np.float32)
+    ours = resampled(image, height=4, width=5)
+    expected = [np.asarray(Image.fromarray(image[:, :, c]).resize((5, 4), Image.Resampling.BILINEAR)) for c in (0, 1)]
+    np.testing.assert_array_equal(ours, np.stack(expected, axis=2))
+
+
+def png_that_claims(width, height):
+    def chunk(name, data):
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(b"\0" * 100)) + chunk(b"IEND", b"")
+
+
+def jpeg_that_claims(width, height):
+    file = saved(photo())
+    place = file.index(b"\xff\xc0")
+    return file[: place + 5] + struct.pack(">HH", height, width) + file[place + 9 :]
+
+
+BAD = {
+    "empty": b"",
+    "no image": b"a text, long enough to be one" * 9,
+    "truncated JPEG": saved(photo())[:-500],
+    "JPEG without its end": saved(photo())[:-2],
+    "truncated PNG": saved(photo(), "PNG")[:-200],
+    "JPEG's first bytes only": b"\xff\xd8\xff",
+    "16 bits": saved(Image.fromarray(np.arange(2400, dtype=np.uint16).reshape(40, 60)), "PNG"),
+    "PNG bomb": png_that_claims(30_000, 30_000),
+    "JPEG bomb": jpeg_that_claims(30_000, 30_000),
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_bad_file_is_refused_by_each_family(family, bad):
+    with pytest.raises(UndecodableImage, match="not a readable image"):
+        decode(BAD[bad], 3)
+
+
+def mutated(count, seed):
+    """JPEGs and PNGs with bytes changed, cut out, doubled, or cut off."""
+    chance = random.Random(seed)
+    sources = [saved(photo(60, 80)), saved(photo(60, 80), progressive=True), saved(photo(40, 30), "PNG")]
+    for number in range(count):
+        file = bytearray(sources[number % len(sources)])
+        for _ in range(chance.choice((1, 1, 2, 8, 40))):
+            place, how = chance.randrange(len(file)), chance.randrange(4)
+            if how == 0:
+                file[place] = chance.randrange(256)
+            elif how == 1:
+                del file[place : place + chance.randrange(1, 30)]
+            elif how == 2:
+                file[place:place] = file[place : place + chance.randrange(1, 60)]
+            else:
+                file[place : place + 2] = b"\xff" + bytes([chance.randrange(256)])
+            if len(file) < 10:
+                break
+        yield bytes(file)
+
+
+@pytest.mark.parametrize("count", [100, pytest.param(MUTATED, marks=pytest.mark.slow)])
+def test_mutated_files_are_decoded_or_refused_in_bounded_memory(family, count):
+    before, results = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, {True: 0, False: 0}
+    for file in mutated(count, SEED):
+        try:
+            image = decode(file, 3)
+            results[True] += 1
+            assert image.ndim == 3
+            assert image.shape[2] == 3
+        except UndecodableImage:
+            results[False] += 1
+    assert min(results.values()) > 0
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # KiB
+
+
+def test_the_environment_chooses_and_what_is_not_there_is_refused(monkeypatch):
+    monkeypatch.setenv(decoders.VARIABLE, "pillow")
+    assert decoders.use(None) == "pillow"
+    monkeypatch.setenv(decoders.VARIABLE, "fast")
+    with pytest.raises(InputRefused, match="no decoder is called fast .*; there are opencv, pillow, nvimgcodec"):
+        decoders.use(None)
+    monkeypatch.setattr(decoders, "find_spec", lambda module: None)
+    with pytest.raises(InputRefused, match="decoder opencv needs simplejpeg, opencv-python-headless .* pip install"):
+        decoders.use("opencv")
+
+
+def test_a_run_that_goes_on_with_another_family_is_told(tmp_path):
+    decoders.use("opencv")
+    (tmp_path / "environment.json").write_text('{"decoder": "opencv"}')
+    assert changed_decoder_warning(tmp_path) == []
+    (tmp_path / "environment.json").write_text('{"date": "2026-11-22"}')
+    (warning,) = changed_decoder_warning(tmp_path)
+    assert "decoded by pillow so far, opencv goes on" in warning
+    assert "--decoder pillow" in warning
