@@ -6,11 +6,19 @@ import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import numpy as np
 
-from trainers.datasets.samples import FilePaths, ImageFiles, require_split, sha256_of
+from trainers.datasets.samples import (
+    FilePaths,
+    ImageFiles,
+    require_channels,
+    require_names,
+    require_root,
+    require_split,
+    sha256_of,
+)
 
 _SUFFIXES = (".jpeg", ".jpg", ".png")
 _NUM_READ = 16  # files of a class whose bytes are in the fingerprint
@@ -41,15 +49,8 @@ class ImageFolder:
     channels: int = 3
 
     def __post_init__(self) -> None:
-        for name in ("train", "eval"):
-            folder = getattr(self, name)
-            path = PurePosixPath(folder) if isinstance(folder, str) else None
-            if path is None or path.is_absolute() or not path.parts or ".." in path.parts:
-                raise ValueError(f"ImageFolder.{name} must be a folder below the data set's root, got {folder!r}")
-        if PurePosixPath(self.train) == PurePosixPath(self.eval):
-            raise ValueError(f"ImageFolder.eval must be another folder than train, got {self.eval!r}")
-        if self.channels not in (1, 3) or isinstance(self.channels, bool):
-            raise ValueError(f"ImageFolder.channels must be 1 or 3, got {self.channels!r}")
+        require_names(self)
+        require_channels(self)
 
     def open(self, root: Path | None, split: str) -> ImageFiles:
         """The samples of "train" or "eval". Lists that split, reads no image.
@@ -100,12 +101,7 @@ class ImageFolder:
 
     def _classes(self, root: Path | None) -> list[str]:
         """Names of the class folders, in the order of their labels."""
-        if root is None:
-            layout = f"{self.train}/CLASS/FILE and {self.eval}/CLASS/FILE"
-            raise ValueError(
-                f"ImageFolder needs the folder of the data: type --data FOLDER, where FOLDER holds {layout}, or write "
-                "its root in the data set's file"
-            )
+        root = require_root("ImageFolder", root, f"{self.train}/CLASS/FILE and {self.eval}/CLASS/FILE")
         train, evaluation = _class_folders(root, self.train), _class_folders(root, self.eval)
         if train != evaluation:
             name = min(set(train) ^ set(evaluation), key=os.fsencode)
