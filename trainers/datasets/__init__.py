@@ -15,7 +15,20 @@ from trainers.datasets.cifar import Cifar10, Cifar100
 from trainers.datasets.digits import Digits
 from trainers.datasets.idx import Idx
 from trainers.datasets.image_folder import ImageFolder
+from trainers.datasets.parquet import Parquet
 from trainers.datasets.synthetic import Synthetic
 from trainers.datasets.tar_shards import TarShards
+from trainers.datasets.tiny_imagenet import TinyImageNet
 
-__all__ = ["Arrays", "Cifar10", "Cifar100", "Digits", "Idx", "ImageFolder", "Synthetic", "TarShards"]
+__all__ = [
+    "Arrays",
+    "Cifar10",
+    "Cifar100",
+    "Digits",
+    "Idx",
+    "ImageFolder",
+    "Parquet",
+    "Synthetic",
+    "TarShards",
+    "TinyImageNet",
+]

@@ -12,9 +12,11 @@ import numpy as np
 
 from trainers.datasets.byte_ranges import ByteRanges
 from trainers.datasets.index_file import indexed, state_of
+from trainers.datasets.progress_bar import showing_progress
 from trainers.datasets.samples import FilePaths, require_channels, require_names, require_root, require_split, sha256_of
 
 _IMAGES = ("jpg", "jpeg", "png")
+_QUIET_SECONDS = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +93,7 @@ class TarShards:
         if not files:
             raise ValueError(f"{root / pattern}: no such archive; write `{split}` in the reader for other names")
         state = {path.name: state_of(path) for path in files}
-        name = f"{pattern.replace('*', '')}.npz"
-        return indexed(root, name, state=state, make=lambda: _arrays(files)), files
+        return indexed(root, pattern.replace("*", ""), state=state, make=lambda: _arrays(files)), files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +105,11 @@ class _Member:
 
 
 def _arrays(files: Sequence[Path]) -> dict[str, np.ndarray]:
-    members = [list(_images(path)) for path in files]
+    members, words = [], f"{files[0].parent}: finding the images in its archives, once"
+    with showing_progress(words, len(files), unit="archives", after_seconds=_QUIET_SECONDS) as add:
+        for path in files:
+            members.append(list(_images(path)))
+            add(1)
     flat = [member for each in members for member in each]
     kinds = {type(member.label) for member in flat}
     if len(kinds) > 1:

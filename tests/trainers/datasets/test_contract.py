@@ -3,10 +3,12 @@
 import io
 import pickle
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -23,10 +25,17 @@ CASES = {
     "Synthetic": Synthetic(num_train=60, num_eval=30, num_classes=3, channels=1, size=8),
 }
 CASES |= {name: getattr(datasets, name)() for name in {*datasets.__all__} - {*CASES}}
+if find_spec("pyarrow") is None:  # an extra
+    del CASES["Parquet"]
+
+
+@pytest.fixture
+def root(name, folder):
+    return folder / "tiny" if name == "TinyImageNet" else folder
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory):
+def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("images")
     draws = np.random.default_rng(0)
     for split, count in (("train", 8), ("val", 3)):
@@ -46,6 +55,8 @@ def root(tmp_path_factory):
     write_arrays(folder, draws)
     write_idx(folder)
     write_shards(folder)
+    write_parquet(folder)
+    write_tiny_imagenet(folder)
     return folder
 
 
@@ -61,6 +72,30 @@ def write_idx(folder):
             values = np.arange(np.prod(shape), dtype=np.uint8) % 3
             header = bytes([0, 0, 8, len(shape)]) + np.array(shape, ">u4").tobytes()
             (folder / f"{split}-{part}-ubyte").write_bytes(header + values.tobytes())
+
+
+def write_parquet(folder):
+    if find_spec("pyarrow") is None:
+        return
+    import pyarrow
+    from pyarrow.parquet import write_table
+
+    (folder / "data").mkdir()
+    for split, name in (("train", "train"), ("val", "validation")):
+        images = [{"bytes": path.read_bytes(), "path": path.name} for path in sorted((folder / split).rglob("*.jpg"))]
+        table = pyarrow.table({"image": images, "label": [number % 2 for number in range(len(images))]})
+        write_table(table, folder / "data" / f"{name}-0.parquet", row_group_size=3)
+
+
+def write_tiny_imagenet(folder):
+    tiny = folder / "tiny"
+    for name in ("cat", "dog"):
+        shutil.copytree(folder / "train" / name, tiny / "train" / name / "images")
+    (tiny / "val" / "images").mkdir(parents=True)
+    for number, path in enumerate(sorted((folder / "val").rglob("*.jpg"))):
+        shutil.copy(path, tiny / "val" / "images" / f"val_{number}.JPEG")
+    lines = [f"val_{number}.JPEG\t{'cat' if number < 3 else 'dog'}\t0\t0\t9\t9\n" for number in range(6)]
+    (tiny / "val" / "val_annotations.txt").write_text("".join(lines))
 
 
 def write_shards(folder):

@@ -69,8 +69,8 @@ def test_the_index_is_read_until_an_archive_changes(root, monkeypatch):
     aged(root)
     first = TarShards().open(root, "train")
     assert sorted(path.name for path in root.glob(".*")) == [
-        ".kilobatch-index-train-.tar.npz",
-        ".kilobatch-index-val-.tar.npz",
+        ".kilobatch-index-train-.tar",
+        ".kilobatch-index-val-.tar",
     ]
     with monkeypatch.context() as patch:
         patch.setattr("trainers.datasets.tar_shards._images", None)  # nobody looks into the archives
