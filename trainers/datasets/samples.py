@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -122,7 +122,8 @@ class FilePaths(Sequence[str]):
     """
 
     def __init__(self) -> None:
-        self._text, self._bounds = bytearray(), array("q", [0])
+        self._text: Any = bytearray()
+        self._bounds: Any = array("q", [0])
 
     def extend(self, paths: Iterable[bytes]) -> None:
         """Add paths, encoded as by the file system."""
@@ -136,9 +137,9 @@ class FilePaths(Sequence[str]):
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, np.ndarray]) -> FilePaths:
-        """What `arrays` gave."""
+        """What `arrays` gave, which it shares; it takes no more paths."""
         paths = cls()
-        paths._text, paths._bounds = bytearray(arrays["paths"].tobytes()), array("q", arrays["bounds"].tobytes())
+        paths._text, paths._bounds = arrays["paths"], arrays["bounds"]
         return paths
 
     def __len__(self) -> int:
