@@ -177,7 +177,7 @@ def _count(tree: dict[str, Any], root: Path | None, reading: Reading) -> None:
         way_out = f"give {'its' if root is None else 'another'} folder with --data, or write {missing[0]} here to plan"
         reading.refuse(("reader",), f"cannot count: {error}", way_out)
         facts = dict.fromkeys(missing, 1)
-    tree.update({key: facts[key] for key in missing})
+    tree.update({key: facts[key] for key in missing if key in facts})
 
 
 def leaves(tree: object, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:

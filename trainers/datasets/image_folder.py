@@ -5,15 +5,28 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import numpy as np
 
-from trainers.datasets.samples import FilePaths, ImageFiles, require_split, sha256_of
+from trainers.datasets.index_file import indexed, state_of
+from trainers.datasets.progress_bar import showing_progress
+from trainers.datasets.samples import (
+    FilePaths,
+    ImageFiles,
+    require_channels,
+    require_names,
+    require_root,
+    require_split,
+    sha256_of,
+)
 
 _SUFFIXES = (".jpeg", ".jpg", ".png")
 _NUM_READ = 16  # files of a class whose bytes are in the fingerprint
+_LISTERS = 8  # threads: a network file system answers several at once
+_QUIET_SECONDS = 2.0  # of listing, before it shows its progress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +37,10 @@ class ImageFolder:
     The samples are in the order of their paths below the split, as bytes. Names that begin with a dot are passed over;
     a file that is not called .jpg, .jpeg or .png is refused, and so is a link that leads out of ROOT.
     Transparency is dropped.
+
+    The paths and sizes of the files are in an index, which is made once and again when the time of change of a class
+    folder differs: a file that is added, removed, renamed or replaced changes it, one that is written over in place
+    does not.
 
     Args:
         train: folder of the training split, below ROOT.
@@ -41,18 +58,11 @@ class ImageFolder:
     channels: int = 3
 
     def __post_init__(self) -> None:
-        for name in ("train", "eval"):
-            folder = getattr(self, name)
-            path = PurePosixPath(folder) if isinstance(folder, str) else None
-            if path is None or path.is_absolute() or not path.parts or ".." in path.parts:
-                raise ValueError(f"ImageFolder.{name} must be a folder below the data set's root, got {folder!r}")
-        if PurePosixPath(self.train) == PurePosixPath(self.eval):
-            raise ValueError(f"ImageFolder.eval must be another folder than train, got {self.eval!r}")
-        if self.channels not in (1, 3) or isinstance(self.channels, bool):
-            raise ValueError(f"ImageFolder.channels must be 1 or 3, got {self.channels!r}")
+        require_names(self)
+        require_channels(self)
 
     def open(self, root: Path | None, split: str) -> ImageFiles:
-        """The samples of "train" or "eval". Lists that split, reads no image.
+        """The samples of "train" or "eval", from the index of that split; reads no image.
 
         Raises:
             ValueError: there is no root; a folder is missing or empty; the splits have different classes; a file is no
@@ -60,16 +70,13 @@ class ImageFolder:
         """
         require_split(split)
         classes, folder = self._classes(root), getattr(self, split)
+        index = _index(root, folder, classes)
         label_of = {name: label for label, name in enumerate(classes)}
-        paths, labels, counts = FilePaths(), [], []
-        for name, images in _images(root, folder, classes):
-            paths.extend(_join(name, image) for image in images)
-            labels.append(label_of[name])
-            counts.append(len(images))
+        labels = np.array([label_of[name] for name in _in_order(classes)], dtype=np.int32)
         return ImageFiles(
             folder=root / folder,
-            paths=paths,
-            labels=np.repeat(np.array(labels, dtype=np.int32), counts),
+            paths=FilePaths.of_arrays(index),
+            labels=np.repeat(labels, index["counts"]),
             channels=self.channels,
         )
 
@@ -77,7 +84,7 @@ class ImageFolder:
         """num_train, num_eval and num_classes, counted from the folders."""
         classes = self._classes(root)
         counts = {
-            f"num_{split}": sum(len(images) for _, images in _images(root, getattr(self, split), classes))
+            f"num_{split}": int(_index(root, getattr(self, split), classes)["counts"].sum())
             for split in ("train", "eval")
         }
         return {**counts, "num_classes": len(classes)}
@@ -87,25 +94,23 @@ class ImageFolder:
         return sha256_of([repr(self), *(word for pair in self.fingerprints(root).items() for word in pair)])
 
     def fingerprints(self, root: Path | None) -> dict[str, str]:
-        """SHA-256 of each `SPLIT/CLASS`: names and sizes of its files, and the bytes of some.
+        """SHA-256 of each `SPLIT/CLASS`: names and sizes of its files, by the index, and the bytes of some.
 
         Read are every file of a class of up to 16, and 16 evenly spaced ones of a larger class.
         """
-        classes = self._classes(root)
-        return {
-            f"{split}/{name}": sha256_of(_identity(os.fsencode(root / split / name), images))
-            for split in (self.train, self.eval)
-            for name, images in _images(root, split, classes)
-        }
+        classes, found = self._classes(root), {}
+        for split in (self.train, self.eval):
+            index = _index(root, split, classes)
+            paths, sizes, start = FilePaths.of_arrays(index), index["sizes"].tolist(), 0
+            for name, count in zip(_in_order(classes), index["counts"].tolist(), strict=True):
+                samples = range(start, start + count)
+                found[f"{split}/{name}"] = sha256_of(_identity(os.fsencode(root / split), paths, sizes, samples))
+                start += count
+        return found
 
     def _classes(self, root: Path | None) -> list[str]:
         """Names of the class folders, in the order of their labels."""
-        if root is None:
-            layout = f"{self.train}/CLASS/FILE and {self.eval}/CLASS/FILE"
-            raise ValueError(
-                f"ImageFolder needs the folder of the data: type --data FOLDER, where FOLDER holds {layout}, or write "
-                "its root in the data set's file"
-            )
+        root = require_root("ImageFolder", root, f"{self.train}/CLASS/FILE and {self.eval}/CLASS/FILE")
         train, evaluation = _class_folders(root, self.train), _class_folders(root, self.eval)
         if train != evaluation:
             name = min(set(train) ^ set(evaluation), key=os.fsencode)
@@ -130,28 +135,47 @@ def _class_folders(root: Path, split: str) -> list[str]:
     return sorted((entry.name for entry in entries), key=os.fsencode)
 
 
-def _images(root: Path, split: str, classes: list[str]) -> Iterator[tuple[str, list[bytes]]]:
-    """Each class of `root/split` with the names of its images, in the order of their paths' bytes."""
-    for name in sorted(classes, key=lambda name: _join(name, b"")):
-        folder = root / split / name
-        images = sorted(os.fsencode(_image_name(entry)) for entry in _entries(folder, root))
-        if not images:
-            raise ValueError(f"{folder}: no image in this class; remove the folder or fill it")
-        yield name, images
+def _in_order(classes: list[str]) -> list[str]:
+    """The classes in the order of their paths' bytes."""
+    return sorted(classes, key=lambda name: os.fsencode(name) + b"/")
 
 
-def _identity(folder: bytes, images: list[bytes]) -> Iterator[str | bytes]:
-    read = {len(images) * number // _NUM_READ for number in range(_NUM_READ)}
-    for number, image in enumerate(images):
-        path = folder + b"/" + image
-        yield from (image, str(os.stat(path).st_size))
-        if number in read:
-            with open(path, "rb") as file:
+def _index(root: Path, split: str, classes: list[str]) -> dict[str, np.ndarray]:
+    """paths and bounds of `FilePaths`, sizes of all files in bytes, counts of each class, in the order of paths."""
+    folder = root / split
+    state = {name: state_of(folder / name) for name in _in_order(classes)}
+
+    def images(name: str) -> list[tuple[bytes, int]]:
+        entries = [(_image_name(entry), entry.stat().st_size) for entry in _entries(folder / name, root)]
+        if not entries:
+            raise ValueError(f"{folder / name}: no image in this class; remove the folder or fill it")
+        return sorted((os.fsencode(file), size) for file, size in entries)
+
+    def make() -> dict[str, np.ndarray]:
+        paths, sizes, counts = FilePaths(), [], []
+        words = f"{folder}: listing its classes, once"
+        with (
+            showing_progress(words, len(state), unit="classes", after_seconds=_QUIET_SECONDS) as add,
+            ThreadPoolExecutor(_LISTERS) as threads,
+        ):
+            for name, found in zip(state, threads.map(images, state), strict=True):
+                paths.extend(os.fsencode(name) + b"/" + file for file, _ in found)
+                sizes.append(np.array([size for _, size in found], dtype=np.int64))
+                counts.append(len(found))
+                add(1)
+        return {**paths.arrays(), "sizes": np.concatenate(sizes), "counts": np.array(counts)}
+
+    return indexed(root, split, state=state, make=make)
+
+
+def _identity(folder: bytes, paths: FilePaths, sizes: list[int], samples: range) -> Iterator[str | bytes]:
+    read = {samples[len(samples) * number // _NUM_READ] for number in range(_NUM_READ)}
+    for index in samples:
+        path = os.fsencode(paths[index])
+        yield from (path.rpartition(b"/")[2], str(sizes[index]))
+        if index in read:
+            with open(folder + b"/" + path, "rb") as file:
                 yield hashlib.file_digest(file, "sha256").digest()
-
-
-def _join(name: str, image: bytes) -> bytes:
-    return os.fsencode(name) + b"/" + image
 
 
 def _image_name(entry: os.DirEntry) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import ClassVar
+from pathlib import Path, PurePosixPath
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -30,6 +30,49 @@ def require_split(split: str) -> None:
     """
     if split not in ("train", "eval"):
         raise ValueError(f"split must be 'train' or 'eval', got {split!r}")
+
+
+def require_root(kind: str, root: Path | None, layout: str) -> Path:
+    """The folder of the data.
+
+    Args:
+        kind: of the reader.
+        layout: what the folder holds, for the message.
+    Raises:
+        ValueError: there is none.
+    """
+    if root is None:
+        raise ValueError(
+            f"{kind} needs the folder of the data: type --data FOLDER, where FOLDER holds {layout}, or write its root "
+            "in the data set's file"
+        )
+    return root
+
+
+def require_names(reader: object) -> None:
+    """Refuse `train` and `eval` of a reader that are empty, absolute, lead upwards, or are equal.
+
+    Raises:
+        ValueError: see above.
+    """
+    kind, paths = type(reader).__name__, {}
+    for name in ("train", "eval"):
+        value = getattr(reader, name)
+        paths[name] = path = PurePosixPath(value) if isinstance(value, str) else None
+        if path is None or path.is_absolute() or not path.parts or ".." in path.parts:
+            raise ValueError(f"{kind}.{name} must be a path below the data set's root, got {value!r}")
+    if paths["train"] == paths["eval"]:
+        raise ValueError(f"{kind}.eval must be another path than train, got {value!r}")
+
+
+def require_channels(reader: object) -> None:
+    """Refuse `channels` of a reader that is not 1 or 3.
+
+    Raises:
+        ValueError: see above.
+    """
+    if (value := reader.channels) not in (1, 3) or isinstance(value, bool):
+        raise ValueError(f"{type(reader).__name__}.channels must be 1 or 3, got {value!r}")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -79,13 +122,25 @@ class FilePaths(Sequence[str]):
     """
 
     def __init__(self) -> None:
-        self._text, self._bounds = bytearray(), array("q", [0])
+        self._text: Any = bytearray()
+        self._bounds: Any = array("q", [0])
 
     def extend(self, paths: Iterable[bytes]) -> None:
         """Add paths, encoded as by the file system."""
         for path in paths:
             self._text += path
             self._bounds.append(len(self._text))
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Its content, for an index file."""
+        return {"paths": np.frombuffer(self._text, np.uint8), "bounds": np.array(self._bounds)}
+
+    @classmethod
+    def of_arrays(cls, arrays: Mapping[str, np.ndarray]) -> FilePaths:
+        """What `arrays` gave, which it shares; it takes no more paths."""
+        paths = cls()
+        paths._text, paths._bounds = arrays["paths"], arrays["bounds"]
+        return paths
 
     def __len__(self) -> int:
         return len(self._bounds) - 1

@@ -17,9 +17,10 @@ import lr_schedules
 from lr_schedules import shapes, warmups
 from recipes.errors import InputRefused
 from recipes.schema.vocabulary import SearchVocabulary, Vocabulary
+from trainers.datasets.own_data import is_own_data, reader_methods
 
-# Facts about the data set that `build` of a model gets; a Chain takes those that its constructor names.
-_OF_DATASET = ("num_classes", "channels", "image_size")
+# Arguments that are no keys of the recipe: of a Chain, facts about the data set; of a class of samples, what to open.
+_GIVEN = {"models": ("num_classes", "channels", "image_size"), "datasets": ("split", "root")}
 # A subclass of these needs no dataclass of its own.
 _PLAIN = {"models": "chainer.Chain", "extensions": "chainer.training.Extension"}
 _METHODS = {**dict.fromkeys(("augmentations", "mixes", "schedules", "warmups"), "__call__"), "datasets": "open"}
@@ -30,11 +31,11 @@ def own_class(dotted: str, *, group: str) -> type:
 
     A frozen dataclass with the methods of its group is used as it is. Of a `chainer.Chain` or a Chainer extension the
     arguments of the constructor become the fields; `num_classes`, `channels` and `image_size` of a Chain come from the
-    data set.
+    data set. Of a class of samples (see `trainers.datasets.own_data`) too; kilobatch gives `split` and `root`.
 
     Raises:
         ImportError: the module is not there or fails.
-        TypeError: the name is neither.
+        TypeError: the name is none of these.
     """
     module_name, _, name = dotted.rpartition(".")
     here = str(Path.cwd())
@@ -51,7 +52,10 @@ def own_class(dotted: str, *, group: str) -> type:
     plain = _PLAIN.get(group)
     if plain and isinstance(cls, type) and _is_a(cls, plain):
         return _component_of(cls, dotted, group)
+    if group == "datasets" and is_own_data(cls):
+        return _component_of(cls, dotted, group)
     also = f" or a {plain}" if plain else ""
+    also = ", or a class with __len__(), load(index) and the argument split" if group == "datasets" else also
     raise TypeError(f"it is no frozen dataclass with {method}(){also}")
 
 
@@ -61,18 +65,18 @@ def _is_a(cls: type, chainer_class: str) -> bool:
 
 
 def _component_of(cls: type, dotted: str, group: str) -> type:
-    """A dataclass whose fields are the arguments of a Chainer class's constructor."""
+    """A dataclass whose fields are the arguments of a class's constructor that are not given."""
     parameters = inspect.signature(cls).parameters
     try:
         hints = get_type_hints(cls.__init__)
     except NameError:
         hints = {}
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    from_dataset = _OF_DATASET if group == "models" else ()
+    of_kilobatch = _GIVEN.get(group, ())
     fields = [
         (name, hints.get(name, Any), *_default(parameter))
         for name, parameter in parameters.items()
-        if name not in from_dataset and parameter.kind in by_name
+        if name not in of_kilobatch and parameter.kind in by_name
     ]
 
     def build(self: Any, **of_dataset: Any) -> Any:
@@ -82,7 +86,8 @@ def _component_of(cls: type, dotted: str, group: str) -> type:
     def reduce(self: Any) -> tuple:
         return _remade, (dotted, group, {field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
 
-    methods = {"build": build, "__reduce__": reduce, "__doc__": cls.__doc__}
+    methods = reader_methods(cls) if group == "datasets" else {"build": build}
+    methods |= {"__reduce__": reduce, "__doc__": cls.__doc__}
     return dataclasses.make_dataclass(cls.__name__, fields, namespace=methods, frozen=True, kw_only=True)
 
 
@@ -163,7 +168,7 @@ class _Group(Mapping[str, type]):
         if kind in self.names:
             return getattr(self.package, kind)
         if kind in self._installed:
-            return _loaded(self._installed[kind])
+            return _loaded(self._installed[kind], group=self.name)
         if self.allow_code and "." in kind:
             return own_class(kind, group=self.name)
         raise KeyError(kind)
@@ -188,9 +193,11 @@ class KindBroken(ImportError, InputRefused):
     """A `kind` of an installed package cannot be imported."""
 
 
-def _loaded(entry: EntryPoint) -> type:
+def _loaded(entry: EntryPoint, *, group: str) -> type:
     try:
-        return entry.load()
+        cls = entry.load()
     except (Exception, SystemExit) as error:
         what = f"{entry.value}, of an installed package, is broken: {type(error).__name__}: {error}"
         raise KindBroken(f"{what}; mend or remove that package") from error
+    is_plain = group == "datasets" and not dataclasses.is_dataclass(cls) and is_own_data(cls)
+    return _component_of(cls, f"{entry.module}.{entry.attr}", group) if is_plain else cls

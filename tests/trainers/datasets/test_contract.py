@@ -1,29 +1,41 @@
 """Every data set keeps the promises the stream, the trace and the run's record rely on."""
 
+import io
 import pickle
 import re
+import shutil
 import subprocess
 import sys
+import tarfile
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from trainers import datasets
-from trainers.datasets import Cifar10, Digits, ImageFolder, Synthetic
+from trainers.datasets import Arrays, Cifar10, Cifar100, Digits, ImageFolder, Synthetic, TarShards
 
 CASES = {
     "Cifar10": Cifar10(num_per_file=12),
+    "Cifar100": Cifar100(num_train=100, num_eval=100),
     "Digits": Digits(num_eval=100),
     "ImageFolder": ImageFolder(),
     "Synthetic": Synthetic(num_train=60, num_eval=30, num_classes=3, channels=1, size=8),
 }
 CASES |= {name: getattr(datasets, name)() for name in {*datasets.__all__} - {*CASES}}
+if find_spec("pyarrow") is None:  # an extra
+    del CASES["Parquet"]
+
+
+@pytest.fixture
+def root(name, folder):
+    return folder / "tiny" if name == "TinyImageNet" else folder
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory):
+def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("images")
     draws = np.random.default_rng(0)
     for split, count in (("train", 8), ("val", 3)):
@@ -36,7 +48,68 @@ def root(tmp_path_factory):
         records = draws.integers(0, 256, (12, 3073), dtype=np.uint8)
         records[:, 0] = np.arange(12) % 10
         records.tofile(folder / f"{name}.bin")
+    for name in ("train", "test"):
+        records = draws.integers(0, 256, (100, 3074), dtype=np.uint8)
+        records[:, 1] = np.arange(100)
+        records.tofile(folder / f"{name}.bin")
+    write_arrays(folder, draws)
+    write_idx(folder)
+    write_shards(folder)
+    write_parquet(folder)
+    write_tiny_imagenet(folder)
     return folder
+
+
+def write_arrays(folder, draws):
+    for split, count in (("train", 8), ("val", 4)):
+        np.save(folder / f"{split}_images.npy", draws.integers(0, 256, (count, 6, 5, 3), dtype=np.uint8))
+        np.save(folder / f"{split}_labels.npy", np.arange(count) % 3)
+
+
+def write_idx(folder):
+    for split, count in (("train", 7), ("t10k", 4)):
+        for part, shape in (("images-idx3", (count, 6, 5)), ("labels-idx1", (count,))):
+            values = np.arange(np.prod(shape), dtype=np.uint8) % 3
+            header = bytes([0, 0, 8, len(shape)]) + np.array(shape, ">u4").tobytes()
+            (folder / f"{split}-{part}-ubyte").write_bytes(header + values.tobytes())
+
+
+def write_parquet(folder):
+    if find_spec("pyarrow") is None:
+        return
+    import pyarrow
+    from pyarrow.parquet import write_table
+
+    (folder / "data").mkdir()
+    for split, name in (("train", "train"), ("val", "validation")):
+        images = [{"bytes": path.read_bytes(), "path": path.name} for path in sorted((folder / split).rglob("*.jpg"))]
+        table = pyarrow.table({"image": images, "label": [number % 2 for number in range(len(images))]})
+        write_table(table, folder / "data" / f"{name}-0.parquet", row_group_size=3)
+
+
+def write_tiny_imagenet(folder):
+    tiny = folder / "tiny"
+    for name in ("cat", "dog"):
+        shutil.copytree(folder / "train" / name, tiny / "train" / name / "images")
+    (tiny / "val" / "images").mkdir(parents=True)
+    for number, path in enumerate(sorted((folder / "val").rglob("*.jpg"))):
+        shutil.copy(path, tiny / "val" / "images" / f"val_{number}.JPEG")
+    lines = [f"val_{number}.JPEG\t{'cat' if number < 3 else 'dog'}\t0\t0\t9\t9\n" for number in range(6)]
+    (tiny / "val" / "val_annotations.txt").write_text("".join(lines))
+
+
+def write_shards(folder):
+    """Two archives a split, by the class folders' images; classes by .cls."""
+    for split in ("train", "val"):
+        images = sorted((folder / split).rglob("*.jpg"))
+        for number, half in enumerate((images[::2], images[1::2])):
+            with tarfile.open(folder / f"{split}-{number}.tar", "w") as archive:
+                for label, path in enumerate(half):
+                    name = f"{path.parent.name}{path.stem}"
+                    archive.add(path, f"{name}.jpg")
+                    member = tarfile.TarInfo(f"{name}.cls")
+                    member.size = 1
+                    archive.addfile(member, io.BytesIO(b"%d" % (label % 2)))
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
@@ -95,7 +168,7 @@ def test_fingerprints_are_sha256_of_data_and_fields(name, root):
     fingerprint = CASES[name].fingerprint(root)
     assert re.fullmatch("[0-9a-f]{64}", fingerprint)
     assert CASES[name].fingerprint(root) == fingerprint
-    if name == "Cifar10":  # its files must be as long as its fields say; its own tests change a byte
+    if name.startswith("Cifar"):  # its files must be as long as its fields say; its own tests change a byte
         return
     others = {"Digits": Digits(num_eval=101), "ImageFolder": ImageFolder(channels=1), "Synthetic": Synthetic(seed=1)}
     assert name not in others or others[name].fingerprint(root) != fingerprint
@@ -114,7 +187,7 @@ def test_digits_are_read_without_loading_scikit_learn():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
-BELOW_ROOT = "must be a folder below the data set's root, got "
+BELOW_ROOT = "must be a path below the data set's root, got "
 WRONG = [
     *((Cifar10, {"num_per_file": value}, "num_per_file must be a whole number >= 1") for value in (0, -1, 2.0, True)),
     *((Digits, {"num_eval": value}, "num_eval must be") for value in (0, 1797, 29.7, True)),
@@ -123,7 +196,7 @@ WRONG = [
     (ImageFolder, {"train": ""}, f"train {BELOW_ROOT}''"),
     (ImageFolder, {"train": None}, f"train {BELOW_ROOT}None"),
     (ImageFolder, {"train": "a/../../b"}, f"train {BELOW_ROOT}'a/../../b'"),
-    (ImageFolder, {"train": "val"}, "eval must be another folder than train, got 'val'"),
+    (ImageFolder, {"train": "val"}, "eval must be another path than train, got 'val'"),
     (ImageFolder, {"channels": 4}, "channels must be 1 or 3, got 4"),
     (ImageFolder, {"channels": True}, "channels must be 1 or 3, got True"),
     *(
@@ -131,6 +204,10 @@ WRONG = [
         for field in ("num_train", "num_eval", "num_classes", "channels", "size")
         for value in (0, -1, 2.0, None)
     ),
+    (Arrays, {"train": "../x"}, f"train {BELOW_ROOT}'../x'"),
+    (Cifar100, {"num_eval": 0}, "num_eval must be a whole number >= 1"),
+    (TarShards, {"eval": "train-*.tar"}, "eval must be another path than train, got 'train-*.tar'"),
+    (TarShards, {"channels": 2}, "channels must be 1 or 3, got 2"),
     (Synthetic, {"seed": -1}, "seed must be a whole number >= 0, got -1"),
     *((Synthetic, {"label_noise": value}, "label_noise must be") for value in (-0.1, 1.0, None, "0.2")),
     (Synthetic, {"num_classes": 1, "label_noise": 0.1}, "label_noise needs another class"),

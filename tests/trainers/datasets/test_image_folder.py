@@ -3,6 +3,7 @@ import re
 import struct
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -250,3 +251,29 @@ def test_a_file_name_is_shown_without_commands_to_the_terminal(tmp_path):
         open_dataset(str(tmp_path / "mine.yaml"), vocabulary=vocabulary())
     assert r"a/\x1b[31mred.gif: not a file with one of the suffixes" in str(refused.value)
     assert "\x1b" not in str(refused.value)
+
+
+@pytest.fixture
+def aged(root):
+    """Folders that changed a minute ago."""
+    for folder in [*root.glob("*/*")]:
+        os.utime(folder, (time.time() - 60,) * 2)
+    return root
+
+
+def test_folders_are_listed_once_and_again_when_one_changes(aged, monkeypatch):
+    before = names(aged, "train"), ImageFolder().fingerprints(aged)
+    with monkeypatch.context() as patch:
+        patch.setattr("trainers.datasets.image_folder._image_name", None)  # nobody looks at files
+        assert (names(aged, "train"), ImageFolder().fingerprints(aged)) == before
+    (aged / "train" / "b" / "1.jpg").rename(aged / "train" / "b" / "0.jpg")
+    assert names(aged, "train")[2] == "b/0.jpg"
+    assert ImageFolder().fingerprints(aged) != before[1]
+
+
+def test_a_long_listing_shows_its_progress(aged, monkeypatch, capsys):
+    monkeypatch.setattr("trainers.datasets.image_folder._QUIET_SECONDS", 1e-9)
+    ImageFolder().facts(aged)
+    assert "train: listing its classes, once: 0 of 3 classes" in capsys.readouterr().err
+    ImageFolder().facts(aged)
+    assert capsys.readouterr().err == ""

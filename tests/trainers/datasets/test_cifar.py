@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from recipes.reading.open import open_dataset
-from trainers.datasets import Cifar10
+from trainers.datasets import Cifar10, Cifar100
 from trainers.launch.vocabulary import vocabulary
 
 NAMES = [f"data_batch_{number}.bin" for number in range(1, 6)] + ["test_batch.bin"]
@@ -96,5 +96,27 @@ def test_the_fingerprint_follows_every_byte(root):
 
 
 def test_without_a_folder_the_error_names_what_to_give():
-    with pytest.raises(ValueError, match=r"Cifar10 needs a folder of \.bin files: give its root"):
+    with pytest.raises(ValueError, match=r"CIFAR-10 needs the folder of the data: .*FOLDER holds data_batch_1"):
         Cifar10().open(None, "train")
+
+
+def test_of_cifar_100_the_fine_label_is_the_class(tmp_path):
+    rows, columns = np.indices((32, 32))
+    for name, count in (("train.bin", 3), ("test.bin", 2)):
+        records = [bytes([19]) + record(97 + k, rows, columns, columns) for k in range(count)]
+        (tmp_path / name).write_bytes(b"".join(records))
+    cut = Cifar100(num_train=3, num_eval=2)
+    assert cut.facts(tmp_path) == {"num_train": 3, "num_eval": 2, "num_classes": 100}
+    samples = cut.open(tmp_path, "train")
+    assert [samples[index][1] for index in range(3)] == [97, 98, 99]
+    assert samples[2][0][5, 9].tolist() == [5, 9, 9]
+    (tmp_path / "test.bin").write_bytes(bytes([0]) + record(100, rows, columns, columns) * 2)
+    with pytest.raises(ValueError, match=r"test\.bin: 6147 bytes, expected 6148 \(2 records of 3074 bytes\)"):
+        cut.open(tmp_path, "eval")
+    with pytest.raises(ValueError, match="record 0 has label 100, above 99"):
+        Cifar100(num_train=3, num_eval=1).open(damaged(tmp_path), "eval")
+
+
+def damaged(root):
+    (root / "test.bin").write_bytes(bytes([0, 100]) + bytes(3072))
+    return root

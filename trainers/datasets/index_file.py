@@ -1,0 +1,74 @@
+"""An index of a data set's files: one file, made once, that every rank reads in place of listing folders."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from trainers.datasets.samples import sha256_of
+
+_SETTLED_NS = 2_000_000_000  # the clock of some file systems ticks once in two seconds
+
+# File or folder -> its size in bytes, 0 for a folder, and its time of change in nanoseconds.
+State = Mapping[str, tuple[int, int]]
+
+
+def indexed(
+    root: Path, name: str, *, state: State, make: Callable[[], dict[str, np.ndarray]]
+) -> dict[str, np.ndarray]:
+    """The arrays of an index: read from its file if that is of the data as they are now, else made, and kept.
+
+    The file is `.kilobatch-index-NAME` in the root or, where that cannot be written, in the user's cache folder. It is
+    kept only if all data are older by two seconds: a later change then has another time of change. Processes that make
+    it at once make the same file.
+
+    Args:
+        root: folder of the data.
+        name: of the index, one for each split.
+        state: of the data that the index is made from.
+        make: gives the arrays.
+    """
+    stamp = sha256_of(["kilobatch index 1", *(str(word) for path, now in state.items() for word in (path, *now))])
+    file = f".kilobatch-index-{name.replace('/', '-')}"
+    places = [root / file, cache_folder() / "indexes" / f"{sha256_of([os.path.realpath(root)])[:16]}{file}"]
+    for place in places:
+        # What is damaged is made anew: zipfile checks the CRC of each array.
+        with suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile), place.open("rb") as opened:
+            arrays = np.load(opened)
+            if str(arrays["stamp"]) == stamp:
+                return {key: arrays[key] for key in arrays.files if key != "stamp"}
+    made = make()
+    newest = max(changed for _, changed in state.values())
+    for place in places:
+        with suppress(OSError):
+            _keep(place, {"stamp": np.array(stamp), **made}, newest)
+            break
+    return made
+
+
+def cache_folder() -> Path:
+    """Where kilobatch keeps what it can make anew: `kilobatch` in XDG_CACHE_HOME, else in ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kilobatch"
+
+
+def state_of(path: str | Path) -> tuple[int, int]:
+    """Size in bytes, 0 of a folder, and time of change in nanoseconds."""
+    found = os.stat(path)
+    return 0 if os.path.isdir(path) else found.st_size, found.st_mtime_ns
+
+
+def _keep(place: Path, arrays: dict[str, np.ndarray], newest: int) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    part = place.with_name(f"{place.name}.{os.uname().nodename}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as file:
+            np.savez(file, **arrays)
+        if part.stat().st_mtime_ns - newest > _SETTLED_NS:  # by the clock of that file system
+            part.replace(place)
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,291 @@
+"""Parquet files with images, as data sets are published on the Hugging Face Hub."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainers.datasets.byte_ranges import ByteRanges
+from trainers.datasets.index_file import indexed, state_of
+from trainers.datasets.progress_bar import showing_progress
+from trainers.datasets.samples import (
+    EncodedSamples,
+    FilePaths,
+    UnreadableImage,
+    require_channels,
+    require_names,
+    require_root,
+    require_split,
+    sha256_of,
+)
+
+_CACHE_BYTES = 2**28  # of row groups that a process keeps
+_QUIET_SECONDS = 2.0
+_NEEDLE = 32  # bytes of an image that are searched for; the others are compared then
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parquet:
+    """Rows of an image and its class, in the files in which ImageNet-1k is published for download.
+
+        ROOT/data/train-00000-of-00294.parquet ..., ROOT/data/validation-00000-of-00014.parquet ...
+        image       bytes of an image file, or a struct with a field `bytes` of them
+        label       the class, a whole number from 0
+
+    The samples are in the order of the files' names as bytes, and of their rows. Labels, and where each image lies, are
+    in an index, which is made once and again when the size or time of a file changes.
+
+    Access: where images are stored uncompressed, as `scripts/prepare_imagenet.py` writes them, the index has the place
+    of each, and a sample is one read. Elsewhere Parquet gives nothing less than a row group: the whole group of an
+    image is read and decompressed for it, and the last 256 MiB of groups are kept. In random order that is about one
+    group for each image, a hundred times its size where groups have 100 rows.
+
+    Args:
+        train, eval: names of the files of either split below ROOT; * stands for any characters.
+        image, label: names of the columns.
+        channels: 3 for colour, 1 for grey; images of the other kind are converted.
+    Raises:
+        ValueError: `train` or `eval` is empty or leads out of the root, or they are equal; `channels` is not 1 or 3.
+            When opened: pyarrow is not installed; there is no file; one is damaged or has other columns; a row has no
+            image, or a label below 0.
+
+    Source: the layout of https://huggingface.co/datasets/ILSVRC/imagenet-1k (not checked: its files were not at hand).
+    """
+
+    train: str = "data/train-*.parquet"
+    eval: str = "data/validation-*.parquet"
+    image: str = "image"
+    label: str = "label"
+    channels: int = 3
+
+    def __post_init__(self) -> None:
+        require_names(self)
+        require_channels(self)
+        for name in ("image", "label"):
+            if not isinstance(value := getattr(self, name), str) or not value:
+                raise ValueError(f"Parquet.{name} must be the name of a column, got {value!r}")
+
+    def open(self, root: Path | None, split: str) -> ByteRanges | RowGroups:
+        """The samples of "train" or "eval"; reads the index alone.
+
+        Raises:
+            ValueError: see the class.
+        """
+        require_split(split)
+        arrays, files = self._index(root, split)
+        if len(arrays["offsets"]):
+            return ByteRanges(
+                labels=arrays["labels"],
+                channels=self.channels,
+                files=files,
+                file_of=arrays["file_of"],
+                offsets=arrays["offsets"],
+                sizes=arrays["sizes"],
+                names=FilePaths(),
+            )
+        return RowGroups(
+            labels=arrays["labels"],
+            channels=self.channels,
+            files=files,
+            column=self.image,
+            starts=arrays["starts"],
+            file_of_group=arrays["file_of_group"],
+        )
+
+    def facts(self, root: Path | None) -> dict[str, int]:
+        """num_train, num_eval and num_classes: the largest label and one."""
+        labels = {split: self._index(root, split)[0]["labels"] for split in ("train", "eval")}
+        counts = {f"num_{split}": len(values) for split, values in labels.items()}
+        return {**counts, "num_classes": 1 + max(int(values.max()) for values in labels.values())}
+
+    def fingerprint(self, root: Path | None) -> str:
+        """SHA-256 over `fingerprints`, in order, and the fields."""
+        return sha256_of([repr(self), *(word for pair in self.fingerprints(root).items() for word in pair)])
+
+    def fingerprints(self, root: Path | None) -> dict[str, str]:
+        """SHA-256 of each file, see `ByteRanges` and `RowGroups`."""
+        return {**self.open(root, "train").fingerprints(root), **self.open(root, "eval").fingerprints(root)}
+
+    def _index(self, root: Path | None, split: str) -> tuple[dict[str, np.ndarray], list[Path]]:
+        root, pattern = require_root("Parquet", root, f"{self.train} and {self.eval}"), getattr(self, split)
+        files = sorted(root.glob(pattern), key=os.fsencode)
+        if not files:
+            raise ValueError(f"{root / pattern}: no such file; write `{split}` in the reader for other names")
+        state = {str(path.relative_to(root)): state_of(path) for path in files}
+        state |= {f"columns {self.image}, {self.label}": (0, 0)}
+        return indexed(root, pattern.replace("*", ""), state=state, make=lambda: self._made(files)), files
+
+    def _made(self, files: Sequence[Path]) -> dict[str, np.ndarray]:
+        rows, labels, places, are_plain = [], [], [np.zeros((0, 2), dtype=np.int64)], True
+        words = f"{files[0].parent}: finding the images in its files, once"
+        with showing_progress(words, len(files), unit="files", after_seconds=_QUIET_SECONDS) as add:
+            for path in files:
+                with _opened(path) as file:
+                    for group in range(file.num_row_groups):
+                        labels.append(_labels(file, group, self.label, path))
+                        rows.append((len(labels[-1]), path))
+                        found = _places(file, group, self.image, path) if are_plain else None
+                        are_plain = found is not None
+                        places = [*places, found] if are_plain else places[:1]
+                add(1)
+        file_of = {path: number for number, path in enumerate(files)}
+        file_of_group = np.array([file_of[path] for _, path in rows], dtype=np.int32)
+        counts = [count for count, _ in rows]
+        return {
+            "labels": np.concatenate(labels).astype(np.int32),
+            "starts": np.cumsum([0, *counts]),
+            "file_of_group": file_of_group,
+            "file_of": np.repeat(file_of_group, counts),
+            "offsets": np.concatenate(places)[:, 0],
+            "sizes": np.concatenate(places)[:, 1],
+        }
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RowGroups(EncodedSamples):
+    """Samples of which nothing less than a group of rows can be read; the last groups are kept, 256 MiB of them.
+
+    Args:
+        files: in their order.
+        column: of the images.
+        starts: index of the first sample of each group, and the number of samples.
+        file_of_group: place in `files` of each group.
+    """
+
+    files: Sequence[Path]
+    column: str
+    starts: np.ndarray
+    file_of_group: np.ndarray
+    _kept: OrderedDict[int, list[bytes]] = field(default_factory=OrderedDict, init=False, repr=False)
+    _keeping: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
+
+    def encoded(self, index: int) -> bytes:
+        """The bytes of the image's file."""
+        group = int(np.searchsorted(self.starts, index, side="right")) - 1
+        with self._keeping:
+            images = self._kept.get(group)
+            if images is not None:
+                self._kept.move_to_end(group)
+        if images is None:
+            images = self._read(group)
+            with self._keeping:
+                self._kept[group] = images
+                while len(self._kept) > 1 and sum(sum(map(len, each)) for each in self._kept.values()) > _CACHE_BYTES:
+                    self._kept.popitem(last=False)
+        return images[index - int(self.starts[group])]
+
+    def name_of(self, index: int) -> str:
+        """The file of a sample, and its row."""
+        group = int(np.searchsorted(self.starts, index, side="right")) - 1
+        return f"{self.files[int(self.file_of_group[group])]}, row {index - int(self.starts[self._first_group(group)])}"
+
+    def fingerprints(self, root: Path) -> dict[str, str]:
+        """SHA-256 of each file: its labels, its footer, which has the size of each group, and its first image."""
+        found = {}
+        for number, path in enumerate(self.files):
+            groups = np.flatnonzero(self.file_of_group == number)
+            start, stop = int(self.starts[groups[0]]), int(self.starts[groups[-1] + 1])
+            labels = self.labels[start:stop].astype("<i8").tobytes()
+            found[os.path.relpath(path, root)] = sha256_of([labels, _footer(path), self.encoded(start)])
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_kept", "_keeping")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _kept=OrderedDict(), _keeping=threading.Lock())
+
+    def _first_group(self, group: int) -> int:
+        """The first group of the file that has this one."""
+        return int(np.searchsorted(self.file_of_group, self.file_of_group[group]))
+
+    def _read(self, group: int) -> list[bytes]:
+        path = self.files[int(self.file_of_group[group])]
+        try:
+            with _opened(path) as file:
+                images = _images(file, group - self._first_group(group), self.column, path)
+        except ValueError as error:
+            raise UnreadableImage(f"{error}") from error
+        return [image.as_py() for image in images]
+
+
+def _opened(path: Path) -> Any:
+    if find_spec("pyarrow") is None:
+        raise ValueError(f"{path}: Parquet is read with pyarrow; type: pip install 'kilobatch[parquet]'")
+    import pyarrow
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        return ParquetFile(path)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ValueError(f"{path}: {error}; damaged, cut off or no Parquet: copy it again") from error
+
+
+def _column(file: Any, group: int, name: str, path: Path) -> Any:
+    """A column of a group of rows, as an array of pyarrow."""
+    import pyarrow
+
+    if name not in (names := file.schema_arrow.names):
+        raise ValueError(f"{path}: no column {name!r}, it has {', '.join(names)}; write its name in the reader")
+    try:
+        return file.read_row_group(group, columns=[name], use_threads=False).column(0).combine_chunks()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ValueError(f"{path}: {error}; damaged or cut off: copy it again") from error
+
+
+def _labels(file: Any, group: int, name: str, path: Path) -> np.ndarray:
+    labels = _column(file, group, name, path)
+    if labels.null_count or not str(labels.type).startswith(("int", "uint")) or min(labels.to_numpy()) < 0:
+        raise ValueError(f"{path}: column {name!r} must hold whole numbers from 0; a set without labels is not read")
+    return labels.to_numpy().astype(np.int64)
+
+
+def _images(file: Any, group: int, name: str, path: Path) -> Any:
+    images = _column(file, group, name, path)
+    if str(images.type).startswith("struct"):
+        images = images.field("bytes")
+    if images.null_count or "binary" not in str(images.type):
+        raise ValueError(f"{path}: column {name!r} must hold the bytes of an image in each row")
+    return images
+
+
+def _places(file: Any, group: int, name: str, path: Path) -> np.ndarray | None:
+    """Offset and size in the file of each image of a group; None where they do not lie there whole.
+
+    Parquet's pages have no table of them: they are searched for in the column's bytes, and compared.
+    """
+    columns = [file.metadata.row_group(group).column(number) for number in range(file.metadata.num_columns)]
+    column = next(each for each in columns if each.path_in_schema in (name, f"{name}.bytes"))
+    if column.compression != "UNCOMPRESSED":
+        return None
+    begin = min(filter(None, (column.dictionary_page_offset, column.data_page_offset)))
+    with path.open("rb") as plain:
+        stored = os.pread(plain.fileno(), column.total_compressed_size, begin)
+    places, behind = [], 0
+    for image in _images(file, group, name, path):
+        data = image.as_py()
+        needle = len(data).to_bytes(4, "little") + data[:_NEEDLE]
+        at = stored.find(needle, behind)
+        if at < 0:  # of equal images in a dictionary, one is stored
+            at = stored.find(needle)
+        if at < 0 or stored[at + 4 : at + 4 + len(data)] != data:
+            return None
+        behind = at + 4 + len(data)
+        places.append((begin + at + 4, len(data)))
+    return np.array(places, dtype=np.int64)
+
+
+def _footer(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(-8, os.SEEK_END)
+        length = int.from_bytes(file.read(4), "little")
+        file.seek(-8 - length, os.SEEK_END)
+        return file.read(length)

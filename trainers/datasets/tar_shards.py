@@ -1,0 +1,171 @@
+"""Tar archives of images, as WebDataset writes them."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from trainers.datasets.byte_ranges import ByteRanges
+from trainers.datasets.index_file import indexed, state_of
+from trainers.datasets.progress_bar import showing_progress
+from trainers.datasets.samples import FilePaths, require_channels, require_names, require_root, require_split, sha256_of
+
+_IMAGES = ("jpg", "jpeg", "png")
+_QUIET_SECONDS = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TarShards:
+    """Images in tar archives, uncompressed: `ROOT/train-*.tar` and `ROOT/val-*.tar`, as WebDataset has them.
+
+        KEY.jpg (.jpeg, .png), and KEY.cls      the class, a whole number from 0 as text, in the same archive
+        CLASS/FILE.jpg                          where no image has a .cls: classes are numbered by name, as bytes
+
+    KEY is the path up to the first dot of its last part. Members with other endings are passed over. The samples are in
+    the order of the archives' names as bytes, and in an archive in the order of its images. A sample is one read at its
+    offset; the offsets are in an index, which is made once and again when the size or time of an archive changes.
+
+    Args:
+        train, eval: names of the archives of either split below ROOT; * stands for any characters.
+        channels: 3 for colour, 1 for grey; images of the other kind are converted.
+    Raises:
+        ValueError: `train` or `eval` is empty or leads out of the root, or they are equal; `channels` is not 1 or 3.
+            When opened: there is no archive; one is damaged, compressed, or has a member that is sparse, a link or a
+            device; an image has no class, or two images have one key.
+
+    Source: the layout of https://github.com/webdataset/webdataset (not checked).
+    Differs: WebDataset reads the archives one after the other and shuffles in a buffer.
+    """
+
+    train: str = "train-*.tar"
+    eval: str = "val-*.tar"
+    channels: int = 3
+
+    def __post_init__(self) -> None:
+        require_names(self)
+        require_channels(self)
+
+    def open(self, root: Path | None, split: str) -> ByteRanges:
+        """The samples of "train" or "eval"; reads the index alone.
+
+        Raises:
+            ValueError: see the class.
+        """
+        require_split(split)
+        root = require_root("TarShards", root, f"{self.train} and {self.eval}")
+        found = {each: self._index(root, each) for each in ("train", "eval")}
+        (train, _), (evaluation, _) = (found[each] for each in ("train", "eval"))
+        if list(train["classes"]) != list(evaluation["classes"]):
+            raise ValueError(f"{root}: {self.train} and {self.eval} have other classes; both must have the same")
+        arrays, files = found[split]
+        return ByteRanges(
+            labels=arrays["labels"],
+            channels=self.channels,
+            files=files,
+            file_of=arrays["file_of"],
+            offsets=arrays["offsets"],
+            sizes=arrays["sizes"],
+            names=FilePaths.of_arrays(arrays),
+        )
+
+    def facts(self, root: Path | None) -> dict[str, int]:
+        """num_train, num_eval and num_classes: of .cls the largest and one."""
+        opened = {split: self.open(root, split) for split in ("train", "eval")}
+        counts = {f"num_{split}": len(samples) for split, samples in opened.items()}
+        return {**counts, "num_classes": 1 + max(int(samples.labels.max()) for samples in opened.values())}
+
+    def fingerprint(self, root: Path | None) -> str:
+        """SHA-256 over `fingerprints`, in order, and the fields."""
+        return sha256_of([repr(self), *(word for pair in self.fingerprints(root).items() for word in pair)])
+
+    def fingerprints(self, root: Path | None) -> dict[str, str]:
+        """SHA-256 of each archive, see `ByteRanges`."""
+        return {**self.open(root, "train").fingerprints(root), **self.open(root, "eval").fingerprints(root)}
+
+    def _index(self, root: Path, split: str) -> tuple[dict[str, np.ndarray], list[Path]]:
+        pattern = getattr(self, split)
+        files = sorted(root.glob(pattern), key=os.fsencode)
+        if not files:
+            raise ValueError(f"{root / pattern}: no such archive; write `{split}` in the reader for other names")
+        state = {path.name: state_of(path) for path in files}
+        return indexed(root, pattern.replace("*", ""), state=state, make=lambda: _arrays(files)), files
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Member:
+    name: str
+    offset: int
+    size: int
+    label: int | str
+
+
+def _arrays(files: Sequence[Path]) -> dict[str, np.ndarray]:
+    members, words = [], f"{files[0].parent}: finding the images in its archives, once"
+    with showing_progress(words, len(files), unit="archives", after_seconds=_QUIET_SECONDS) as add:
+        for path in files:
+            members.append(list(_images(path)))
+            add(1)
+    flat = [member for each in members for member in each]
+    kinds = {type(member.label) for member in flat}
+    if len(kinds) > 1:
+        odd = next(member.name for member in flat if isinstance(member.label, str))
+        raise ValueError(f"{files[0].parent}: {odd} has no .cls, and other images have one; add what is missing")
+    classes = sorted({member.label for member in flat}, key=os.fsencode) if kinds == {str} else []
+    label_of = {name: label for label, name in enumerate(classes)}
+    names = FilePaths()
+    names.extend(os.fsencode(member.name) for member in flat)
+    return {
+        "labels": np.array([label_of.get(member.label, member.label) for member in flat], dtype=np.int32),
+        "file_of": np.repeat(np.arange(len(files), dtype=np.int32), [len(each) for each in members]),
+        "offsets": np.array([member.offset for member in flat], dtype=np.int64),
+        "sizes": np.array([member.size for member in flat], dtype=np.int64),
+        "classes": np.array([os.fsencode(name) for name in classes], dtype=np.bytes_),
+        **names.arrays(),
+    }
+
+
+def _images(path: Path) -> Iterator[_Member]:
+    """The images of an archive, in order."""
+    images: dict[str, tarfile.TarInfo] = {}
+    classes: dict[str, int] = {}
+    try:
+        with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as archive:
+            end = os.fstat(file.fileno()).st_size
+            for member in archive:
+                if member.isdir():
+                    continue
+                if not member.isreg() or member.issparse():
+                    what = "a link, a device or a file with holes"
+                    raise ValueError(f"{path}: {member.name!r} is {what}; pack it as a plain file")
+                if member.offset_data + member.size > end:
+                    raise ValueError(f"{path}: cut off within {member.name!r}; copy it again")
+                folder, _, last = member.name.rpartition("/")
+                stem, _, ending = last.partition(".")
+                key = f"{folder}/{stem}"
+                if ending.lower() in _IMAGES:
+                    if key in images:
+                        raise ValueError(f"{path}: {member.name!r} and {images[key].name!r} have one key; rename one")
+                    images[key] = member
+                elif ending == "cls":
+                    classes[key] = _label(os.pread(file.fileno(), member.size, member.offset_data), path, member.name)
+                archive.members = []  # else it keeps all of them
+    except tarfile.TarError as error:
+        raise ValueError(f"{path}: {error}; damaged, cut off or compressed: unpack it, or copy it again") from error
+    if not images:
+        raise ValueError(f"{path}: holds no image ({', '.join(_IMAGES)})")
+    for key, member in images.items():
+        label = classes.get(key, PurePosixPath(member.name).parent.name)
+        if label == "":
+            raise ValueError(f"{path}: {member.name!r} has no .cls beside it, and lies in no folder of a class")
+        yield _Member(name=member.name, offset=member.offset_data, size=member.size, label=label)
+
+
+def _label(text: bytes, path: Path, name: str) -> int:
+    if not text.strip().isdigit() or len(text) > 20:
+        raise ValueError(f"{path}: {name!r} holds {text[:20]!r}, where a class is a whole number from 0")
+    return int(text)
