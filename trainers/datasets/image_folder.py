@@ -98,6 +98,10 @@ class ImageFolder:
             for name, images in _images(root, split, classes)
         }
 
+    def class_names(self, root: Path | None) -> list[str]:
+        """Names of the classes, in the order of their labels."""
+        return self._classes(root)
+
     def _classes(self, root: Path | None) -> list[str]:
         """Names of the class folders, in the order of their labels."""
         if root is None:

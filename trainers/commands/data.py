@@ -1,0 +1,54 @@
+"""`kilobatch data ...`: look at a data set, check its images, measure how fast they come, see them augmented."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from trainers.commands.options import OPTIONS_OF_GROUPS, AllowCode, Data, Json
+
+app = typer.Typer(help="Look at a data set, check its images and measure how fast they come.", **OPTIONS_OF_GROUPS)
+
+Dataset = Annotated[str, typer.Argument(metavar="DATASET", help="A data set's name or file, or a folder of images.")]
+
+
+@app.command()
+def inspect(
+    dataset: Dataset,
+    data: Data = None,
+    out: Annotated[Path | None, typer.Option("-o", metavar="F.png", help="Draw sizes and classes there.")] = None,
+    allow_code: AllowCode = False,
+    as_json: Json = False,
+) -> None:
+    """Counts, classes, sizes and fingerprint of a data set."""
+    from trainers.datasets.inspection import inspect, inspection_text
+
+    found = inspect(opened_dataset(dataset, data, allow_code))
+    print(json.dumps(found, indent=2) if as_json else inspection_text(found))
+    if out is not None:
+        from recipes.reports.plots.figure import save_figure
+        from recipes.reports.plots.of_data import data_figure
+
+        save_figure(data_figure(found), out)
+
+
+def opened_dataset(name: str, data: Path | None, allow_code: bool) -> Any:
+    """The data set of a name or file; a folder is a data set of its own, read by ImageFolder.
+
+    Raises:
+        InputRefused: it is refused, its data are not there, or it has no reader.
+    """
+    from recipes.reading.open import open_dataset
+    from trainers.datasets.inspection import dataset_of_folder, require_opened
+    from trainers.launch.preflight import refuse_folder
+    from trainers.launch.vocabulary import vocabulary
+
+    if data is None and Path(name).is_dir():
+        return require_opened(dataset_of_folder(Path(name)))
+    words = vocabulary(allow_code=allow_code)
+    dataset = open_dataset(name, vocabulary=words, allow_code=allow_code, data_root=data)
+    refuse_folder(dataset, data)
+    return require_opened(dataset)
