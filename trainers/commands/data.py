@@ -35,6 +35,28 @@ def inspect(
         save_figure(data_figure(found), out)
 
 
+@app.command()
+def verify(
+    dataset: Dataset,
+    data: Data = None,
+    write_list: Annotated[Path | None, typer.Option(metavar="F", help="Write the names of bad images there.")] = None,
+    allow_code: AllowCode = False,
+    as_json: Json = False,
+) -> None:
+    """Decode every image and name the bad ones. Exit code 3 if there are any, or the counts differ."""
+    from trainers.datasets.image_check import num_images, verified_text, verify_images
+    from trainers.runs.errors import EXIT_FAILED
+    from trainers.runs.progress_bar import progress_bar
+
+    opened = opened_dataset(dataset, data, allow_code)
+    with progress_bar(f"decoding {opened.name}", total=num_images(opened), noun="images") as advance:
+        verified = verify_images(opened, advance)
+    print(json.dumps(verified.as_tree(), indent=2) if as_json else verified_text(verified))
+    if write_list is not None:
+        write_list.write_text("".join(f"{finding.name}\n" for finding in verified.bad), encoding="utf-8")
+    raise typer.Exit(0 if verified.holds else EXIT_FAILED)
+
+
 def opened_dataset(name: str, data: Path | None, allow_code: bool) -> Any:
     """The data set of a name or file; a folder is a data set of its own, read by ImageFolder.
 
