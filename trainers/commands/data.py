@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from trainers.commands.options import OPTIONS_OF_GROUPS, AllowCode, Data, Json
+from trainers.commands.options import OPTIONS_OF_GROUPS, AllowCode, Data, Json, opened_recipe
 
-app = typer.Typer(help="Look at a data set, check its images and measure how fast they come.", **OPTIONS_OF_GROUPS)
+app = typer.Typer(help="Look at a data set, check and time its images.", **OPTIONS_OF_GROUPS)
 
 Dataset = Annotated[str, typer.Argument(metavar="DATASET", help="A data set's name or file, or a folder of images.")]
 
@@ -55,6 +55,31 @@ def verify(
     if write_list is not None:
         write_list.write_text("".join(f"{finding.name}\n" for finding in verified.bad), encoding="utf-8")
     raise typer.Exit(0 if verified.holds else EXIT_FAILED)
+
+
+@app.command()
+def bench(
+    dataset: Dataset,
+    recipe: Annotated[str | None, typer.Option("--recipe", metavar="R", help="Whose augmentation is applied.")] = None,
+    target: Annotated[float, typer.Option(min=1, metavar="RATE", help="Images/s to compute cores for.")] = 6300,
+    data: Data = None,
+    allow_code: AllowCode = False,
+    as_json: Json = False,
+) -> None:
+    """Images/s by stage on one core and on all, and what bounds them."""
+    from trainers.datasets.input_rates import measure_input, rates_text
+
+    opened = opened_dataset(dataset, data, allow_code)
+    of = None if recipe is None else _trainable(opened_recipe(recipe, None, data, allow_code)).recipe
+    rates = measure_input(opened, of, target=target)
+    print(json.dumps(rates, indent=2) if as_json else rates_text(rates))
+
+
+def _trainable(opened: Any) -> Any:
+    from trainers.launch.preflight import refuse_unbuilt
+
+    refuse_unbuilt(opened.recipe, opened.dataset)
+    return opened
 
 
 def opened_dataset(name: str, data: Path | None, allow_code: bool) -> Any:
