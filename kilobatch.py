@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from trainers.commands import machine, recipes, runs, search, train, verify
+from trainers.commands import data, machine, recipes, runs, search, train, verify
 from trainers.commands.options import OPTIONS_OF_GROUPS
 
 EXAMPLES = """\b
@@ -25,6 +25,7 @@ Examples:
 """
 app = typer.Typer(add_completion=False, epilog=EXAMPLES, **OPTIONS_OF_GROUPS)
 app.add_typer(recipes.app, name="recipes")
+app.add_typer(data.app, name="data")
 app.command()(train.train)
 app.command()(search.search)
 app.command(hidden=True)(search.search_ranks)

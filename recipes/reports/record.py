@@ -245,6 +245,7 @@ class Run:
         outcome: `success`, `stopped`, `failed`, or `unfinished` where the last session has written no end.
         reason: why it stopped or failed; empty if it reached its end, or the position of `--stop-after`.
         notes: of its sessions, from their start and later.
+        skipped_images: that could not be decoded, each once: its file and why.
         memory: peak memory of the ranks, in words; empty if unknown.
         sessions: first update and number of workers of each stretch of updates that equally many made; empty where a
             session has not written them.
@@ -264,6 +265,7 @@ class Run:
     reason: str
     phases: Phases
     notes: tuple[str, ...] = ()
+    skipped_images: tuple[str, ...] = ()
     memory: str = ""
     sessions: tuple[tuple[int, int], ...] = ()
 
@@ -340,6 +342,9 @@ def open_run(path: str | Path) -> Run:
         reason=reason,
         phases=phases_of(metrics, lines),
         notes=_notes(lines),
+        skipped_images=tuple(
+            dict.fromkeys(str(line.get("value")) for _, line in lines if line["key"] == "skipped_image")
+        ),
         sessions=_sessions(lines),
         memory=memory_words(*(line for _, line in lines if line["key"] == "run_stop")),
     )

@@ -14,6 +14,7 @@ from recipes.reports.record import Run
 from recipes.reports.wording import counted, duration, number, percent, size
 
 OUTCOMES = {"success": "Finished", "stopped": "Stopped", "failed": "Failed", "unfinished": "Unfinished"}
+_MOST_NAMED = 10  # images
 _SECONDS = {"seconds": 1.0, "minutes": 60.0, "hours": 3600.0, "days": 86400.0}
 
 
@@ -132,6 +133,10 @@ def warnings(run: Run) -> Markup:
         texts.append(f"Assumed, for the recipe's source does not give them: {', '.join(map(str, assumed))}.")
     if diverged := sum(not math.isfinite(loss) for loss in run.updates.loss):
         texts.append(f"The loss was not finite in {number(diverged)} updates.")
+    if skipped := run.skipped_images:
+        more = f"; and {number(len(skipped) - _MOST_NAMED)} more" if len(skipped) > _MOST_NAMED else ""
+        named = f"{'; '.join(skipped[:_MOST_NAMED])}{more}"
+        texts.append(f"{counted(len(skipped), 'image')} could not be decoded, and other samples were taken: {named}.")
     if not texts:
         return Markup("")
     return joined([tag("h2", "Warnings"), tag("ul", *(tag("li", text) for text in texts), class_="warnings")])

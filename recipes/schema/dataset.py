@@ -4,12 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from recipes.schema.recipe import require
 from recipes.schema.vocabulary import Component
 
-__all__ = ["Dataset"]
+__all__ = ["Dataset", "StopAfter"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopAfter:
+    """How many images a run may skip.
+
+    Args:
+        stop_after: the run ends if more different images than these cannot be decoded, at least 1.
+    """
+
+    stop_after: int
+
+    def __post_init__(self) -> None:
+        require(self.stop_after >= 1, f"StopAfter.stop_after must be at least 1, got {self.stop_after}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +43,9 @@ class Dataset:
         reader: the component that opens it; null where there is none yet.
         root: folder of its files; a relative one counts from the data set's file. `--data` gives another.
         obtain: how to get that folder, in one line; shown if the data are not found.
+        on_bad_image: what happens to an image that cannot be decoded. `refuse`: the run ends and names it. `skip`: the
+            next readable sample takes its place, the same in every epoch and on any ranks. `{stop_after: n}`: as skip,
+            for up to n different images.
         lacks: names of methods that are not built: a kind named here is accepted and cannot be opened.
     """
 
@@ -44,6 +61,7 @@ class Dataset:
     reader: Annotated[object, Component("datasets")] | None = None
     root: Path | None = None
     obtain: str = ""
+    on_bad_image: Literal["refuse", "skip"] | StopAfter = "refuse"
     lacks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

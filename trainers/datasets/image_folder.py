@@ -108,6 +108,10 @@ class ImageFolder:
                 start += count
         return found
 
+    def class_names(self, root: Path | None) -> list[str]:
+        """Names of the classes, in the order of their labels."""
+        return self._classes(root)
+
     def _classes(self, root: Path | None) -> list[str]:
         """Names of the class folders, in the order of their labels."""
         root = require_root("ImageFolder", root, f"{self.train}/CLASS/FILE and {self.eval}/CLASS/FILE")

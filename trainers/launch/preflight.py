@@ -10,6 +10,7 @@ from recipes.errors import InputRefused
 from recipes.reading.open import OpenedRecipe
 from recipes.schema import Dataset, Recipe
 from trainers import models
+from trainers.datasets.bad_images import can_skip, limit_of
 from trainers.runs.memory import installed_bytes
 
 _MAX_CHECKED = 50_000  # samples of a split: 2 s if the files are in the page cache
@@ -128,14 +129,18 @@ def require_room(dataset: Dataset, *, ranks: int) -> None:
 def require_readable(dataset: Dataset) -> None:
     """Check the samples' files before training, by `require_readable(index)` of the samples, where they have it.
 
-    Of a larger split, 50,000 evenly spaced samples are checked; a fault in the others shows when they are read.
+    Of a larger split, 50,000 evenly spaced samples are checked; a fault in the others shows when they are read. Images
+    that the data set's `on_bad_image` lets the run skip are no fault.
 
     Raises:
         DataRefused: some cannot be read; the first ten are named.
     """
     opened = (dataset.reader.open(dataset.root, split) for split in ("train", "eval"))
-    complaints = [text for samples in opened for text in _complaints(samples)]
-    if complaints:
+    errors = [error for samples in opened for error in _unreadable(samples)]
+    if dataset.on_bad_image != "refuse":
+        skips, limit = sum(map(can_skip, errors)), limit_of(dataset)
+        errors = [error for error in errors if not can_skip(error) or (limit is not None and skips > limit)]
+    if complaints := list(map(str, errors)):
         more = f"\nand {len(complaints) - _MAX_NAMED:,} more" if len(complaints) > _MAX_NAMED else ""
         named = "\n".join(complaints[:_MAX_NAMED])
         raise DataRefused(
@@ -144,10 +149,10 @@ def require_readable(dataset: Dataset) -> None:
         )
 
 
-def _complaints(samples: Any) -> Iterator[str]:
+def _unreadable(samples: Any) -> Iterator[ValueError]:
     count = min(len(samples), _MAX_CHECKED) if hasattr(samples, "require_readable") else 0
     for number in range(count):
         try:
             samples.require_readable(number * len(samples) // count)
         except ValueError as error:
-            yield str(error)
+            yield error

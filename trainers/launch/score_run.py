@@ -78,6 +78,8 @@ def score_run(
         result = score(parts.model, **read, loss=parts.loss, mpi=MPI.COMM_SELF)
     except RankFailed as error:  # a broken image, say
         raise InputRefused(str(error)) from error
+    for image in (image for images in parts.skipped for image in images.values()):
+        print_error(f"kilobatch: warning: sample {image.index} of {image.split} is skipped: {image.message}")
     return {
         "run": str(folder),
         "checkpoint": path.name,

@@ -48,7 +48,7 @@ def newest_checkpoint_name(folder: Path) -> str | None:
 def dataset_facts(dataset: Dataset) -> dict[str, Any]:
     """A data set as plain data: what two runs must agree on; its folder may differ."""
     facts = {key: value for key, value in vars(dataset).items() if key not in ("reader", "root", "obtain", "lacks")}
-    return json.loads(json.dumps({**facts, "reader": repr(dataset.reader)}))
+    return json.loads(json.dumps({**facts, "reader": repr(dataset.reader)}, default=vars))
 
 
 def require_usable(folder: Path, *, resume: bool) -> None:

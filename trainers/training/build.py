@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from trainers.communicators import Auto, Direct
 from trainers.communicators.gpu import Gpu
 from trainers.communicators.host_staging import connect_on_gpu
 from trainers.communicators.wire import WIRES, FullWire
+from trainers.datasets.bad_images import SkippedImage, SkippingSamples, open_samples
 from trainers.datasets.device_feed import DeviceFeed
 from trainers.datasets.loader import LoadImage
 from trainers.datasets.samples import EncodedSamples
@@ -53,6 +54,7 @@ class Parts:
         finish: pixels -> image.
         mixing: of training samples, None where the recipe does not mix.
         num_eval: samples of the evaluation set.
+        skipped: of each split whose bad images are skipped, those that were so far, by their index.
     """
 
     model: chainer.Chain
@@ -65,6 +67,7 @@ class Parts:
     finish: Finish
     mixing: GroupMixing | None
     num_eval: int
+    skipped: tuple[Mapping[int, SkippedImage], ...]
 
 
 def build(recipe: Recipe, dataset: Dataset) -> Parts:
@@ -82,7 +85,7 @@ def build(recipe: Recipe, dataset: Dataset) -> Parts:
         ("train", recipe.augmentation.train, dataset.num_train),
         ("eval", recipe.augmentation.eval, dataset.num_eval),
     ):
-        samples = dataset.reader.open(dataset.root, split)
+        samples = open_samples(dataset, split)
         if len(samples) != expected:
             raise ValueError(
                 f"data set {dataset.name}: {len(samples)} samples in {split}, its file says {expected}; "
@@ -101,6 +104,7 @@ def build(recipe: Recipe, dataset: Dataset) -> Parts:
         finish=pipeline.finish,
         mixing=_mixing(recipe, dataset),
         num_eval=dataset.num_eval,
+        skipped=tuple(samples.skipped for samples, _ in sources.values() if isinstance(samples, SkippingSamples)),
     )
 
 
@@ -226,7 +230,7 @@ def _extremes(samples: Any) -> list[int]:
 
 def _loaders(recipe: Recipe, dataset: Dataset, split: str) -> tuple[LoadImage, Any, Sequence[Any]]:
     """The loader of a split, its samples and its augmentations."""
-    samples, parts = dataset.reader.open(dataset.root, split), getattr(recipe.augmentation, split)
+    samples, parts = open_samples(dataset, split), getattr(recipe.augmentation, split)
     return functools.partial(_load, samples, Pipeline(parts=parts, dataset=dataset, seed=recipe.seed)), samples, parts
 
 

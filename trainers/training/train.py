@@ -17,6 +17,7 @@ from recipes.planning.stream import Stream
 from recipes.schema.positions import last_multiple
 from trainers import kernels
 from trainers.communicators.tree_sum import TreeSum
+from trainers.datasets.bad_images import TooManyBadImages, limit_of
 from trainers.datasets.loader import StreamIterator
 from trainers.models.batch_norm import NormGroups
 from trainers.optimizers.weight_average import AveragedWeights
@@ -57,6 +58,7 @@ from trainers.training.extensions.evaluation import Evaluation, score
 from trainers.training.extensions.gradient_exchange import GradientExchange
 from trainers.training.extensions.metrics import Metrics
 from trainers.training.extensions.profile import Profile, profiled_updates
+from trainers.training.extensions.skipped_images import SkippedImages
 from trainers.training.extensions.trace import Trace
 from trainers.training.request import Prepared, TrainRequest
 from trainers.training.updater import RecipeUpdater
@@ -107,7 +109,7 @@ def train_as_rank(
     run.start()
     try:
         run.trainer.run(show_loop_exception_msg=False)
-    except (NotFinite, Overflow, WeightsDiffer) as error:  # on all ranks
+    except (NotFinite, Overflow, TooManyBadImages, WeightsDiffer) as error:  # on all ranks
         raise run.failed(error) from error
     code = run.end()
     run.close()
@@ -308,6 +310,9 @@ class _Run:
         if self.request.trace:
             trainer.extend(Trace(folder / TRACE, self.mpi))
         trainer.extend(evaluation, trigger=evaluates)
+        if self.parts.skipped:
+            limit = limit_of(self.opened.dataset)
+            trainer.extend(SkippedImages(self.parts.skipped, limit=limit, metrics=self.metrics, mpi=self.mpi))
         self._extend_by_recipe(trainer, resumed)
         if not self.drifting:
             kept, either = self.checkpoints, lambda trainer: evaluates(trainer) or saves(trainer)

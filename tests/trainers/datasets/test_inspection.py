@@ -1,0 +1,94 @@
+"""What `data inspect` says is what was put into the data set."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from recipes.errors import InputRefused
+from recipes.reports.plots.of_data import data_figure
+from recipes.schema import Dataset
+from trainers.datasets import Synthetic
+from trainers.datasets.inspection import dataset_of_folder, evenly, inspect, inspection_text, require_opened
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Classes of 3 and 1 image, 20 x 30 to 50 x 30, one of them grey, one a PNG called JPEG, one of no image at all."""
+    root = tmp_path_factory.mktemp("photos")
+    for split in ("train", "val"):
+        for name, heights in (("cat", (20, 30, 40)), ("dog", (50,))):
+            (root / split / name).mkdir(parents=True)
+            for height in heights:
+                Image.new("RGB", (30, height)).save(root / split / name / f"{height}.jpg")
+    Image.new("L", (30, 20)).save(root / "train/cat/20.jpg", format="PNG")
+    turned = Image.Exif()
+    turned[0x112] = 6
+    Image.new("RGB", (30, 30)).save(root / "train/cat/30.jpg", exif=turned)
+    (root / "val/dog/50.jpg").write_bytes(b"no image")
+    return root
+
+
+@pytest.fixture(scope="module")
+def found(folder):
+    return inspect(dataset_of_folder(folder))
+
+
+def test_classes_are_counted_and_named(found):
+    classes = found["splits"]["train"]["classes"]
+    assert classes["counts"] == [3, 1]
+    assert classes["smallest"] == {"name": "dog", "samples": 1}
+    assert classes["largest"] == {"name": "cat", "samples": 3}
+
+
+def test_sizes_types_and_modes_are_those_of_the_files(found, folder):
+    images = found["splits"]["train"]["images"]
+    assert images["height"] == {"min": 20, "median": 35.0, "max": 50}
+    assert images["width"] == {"min": 30, "median": 30.0, "max": 30}
+    assert images["types"] == {"JPEG": 3, "PNG": 1}
+    assert images["modes"] == {"RGB": 3, "L": 1}
+    assert images["turned_by_exif"] == 1
+    assert images["bytes"]["max"] == max(path.stat().st_size for path in (folder / "train").rglob("*.jpg"))
+    assert sum(images["histogram"]["images"]) == 4
+
+
+def test_a_file_that_is_no_image_is_counted_and_ends_nothing(found):
+    images = found["splits"]["eval"]["images"]
+    assert (images["looked_at"], images["unreadable"]) == (4, 1)
+    assert "no image by their header: 1" in inspection_text(found)
+
+
+def test_samples_that_keep_no_labels_are_counted_one_by_one():
+    reader = Synthetic(num_train=7, num_eval=2, num_classes=3, size=4)
+    facts = reader.facts(None)
+    part = inspect(Dataset(name="made", channels=3, reader=reader, **facts))["splits"]
+    assert part["train"]["classes"]["counts"] == [3, 2, 2]
+    assert part["eval"]["classes"]["without_samples"] == 1
+    assert part["train"]["images"]["modes"] == {"uint8, 3 channels": 7}
+
+
+def test_the_picture_shows_every_split(found):
+    titles = [axes.get_title(loc="left") for axes in data_figure(found).axes]
+    assert titles == ["train: 4 images", "train: 4 samples", "eval: 4 images", "eval: 4 samples"]
+
+
+def test_evenly_spaced_indices_reach_over_all_samples():
+    assert evenly(10, 3) == [0, 3, 6]
+    assert evenly(2, 3) == [0, 1]
+
+
+def test_a_folder_without_splits_is_refused_with_a_way_out(tmp_path):
+    with pytest.raises(InputRefused, match=r"no such folder.*name a data set of configs/datasets, and this folder"):
+        dataset_of_folder(tmp_path)
+
+
+def test_a_data_set_without_reader_is_refused():
+    with pytest.raises(InputRefused, match="data set planned has no reader"):
+        require_opened(Dataset(name="planned", num_train=1, num_eval=1, num_classes=1, channels=1))
+
+
+def test_the_histogram_of_one_size_has_one_bar(tmp_path):
+    for split in ("train", "val"):
+        (tmp_path / split / "a").mkdir(parents=True)
+        Image.fromarray(np.zeros((5, 5, 3), np.uint8)).save(tmp_path / split / "a/1.png")
+    images = inspect(dataset_of_folder(tmp_path))["splits"]["train"]["images"]
+    assert images["histogram"] == {"edges": [5, 6], "images": [1]}

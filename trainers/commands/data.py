@@ -1,0 +1,101 @@
+"""`kilobatch data ...`: look at a data set, check its images, measure how fast they come, see them augmented."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from trainers.commands.options import OPTIONS_OF_GROUPS, AllowCode, Data, Json, opened_recipe
+
+app = typer.Typer(help="Look at a data set, check and time its images.", **OPTIONS_OF_GROUPS)
+
+Dataset = Annotated[str, typer.Argument(metavar="DATASET", help="A data set's name or file, or a folder of images.")]
+
+
+@app.command()
+def inspect(
+    dataset: Dataset,
+    data: Data = None,
+    out: Annotated[Path | None, typer.Option("-o", metavar="F.png", help="Draw sizes and classes there.")] = None,
+    allow_code: AllowCode = False,
+    as_json: Json = False,
+) -> None:
+    """Counts, classes, sizes and fingerprint of a data set."""
+    from trainers.datasets.inspection import inspect, inspection_text
+
+    found = inspect(opened_dataset(dataset, data, allow_code))
+    print(json.dumps(found, indent=2) if as_json else inspection_text(found))
+    if out is not None:
+        from recipes.reports.plots.figure import save_figure
+        from recipes.reports.plots.of_data import data_figure
+
+        save_figure(data_figure(found), out)
+
+
+@app.command()
+def verify(
+    dataset: Dataset,
+    data: Data = None,
+    write_list: Annotated[Path | None, typer.Option(metavar="F", help="Write the names of bad images there.")] = None,
+    allow_code: AllowCode = False,
+    as_json: Json = False,
+) -> None:
+    """Decode every image and name the bad ones. Exit code 3 if there are any, or the counts differ."""
+    from trainers.datasets.image_check import num_images, verified_text, verify_images
+    from trainers.runs.errors import EXIT_FAILED
+    from trainers.runs.progress_bar import progress_bar
+
+    opened = opened_dataset(dataset, data, allow_code)
+    with progress_bar(f"decoding {opened.name}", total=num_images(opened), noun="images") as advance:
+        verified = verify_images(opened, advance)
+    print(json.dumps(verified.as_tree(), indent=2) if as_json else verified_text(verified))
+    if write_list is not None:
+        write_list.write_text("".join(f"{finding.name}\n" for finding in verified.bad), encoding="utf-8")
+    raise typer.Exit(0 if verified.holds else EXIT_FAILED)
+
+
+@app.command()
+def bench(
+    dataset: Dataset,
+    recipe: Annotated[str | None, typer.Option("--recipe", metavar="R", help="Whose augmentation is applied.")] = None,
+    target: Annotated[float, typer.Option(min=1, metavar="RATE", help="Images/s to compute cores for.")] = 6300,
+    data: Data = None,
+    allow_code: AllowCode = False,
+    as_json: Json = False,
+) -> None:
+    """Images/s by stage on one core and on all, and what bounds them."""
+    from trainers.datasets.input_rates import measure_input, rates_text
+
+    opened = opened_dataset(dataset, data, allow_code)
+    of = None if recipe is None else _trainable(opened_recipe(recipe, None, data, allow_code)).recipe
+    rates = measure_input(opened, of, target=target)
+    print(json.dumps(rates, indent=2) if as_json else rates_text(rates))
+
+
+def _trainable(opened: Any) -> Any:
+    from trainers.launch.preflight import refuse_unbuilt
+
+    refuse_unbuilt(opened.recipe, opened.dataset)
+    return opened
+
+
+def opened_dataset(name: str, data: Path | None, allow_code: bool) -> Any:
+    """The data set of a name or file; a folder is a data set of its own, read by ImageFolder.
+
+    Raises:
+        InputRefused: it is refused, its data are not there, or it has no reader.
+    """
+    from recipes.reading.open import open_dataset
+    from trainers.datasets.inspection import dataset_of_folder, require_opened
+    from trainers.launch.preflight import refuse_folder
+    from trainers.launch.vocabulary import vocabulary
+
+    if data is None and Path(name).is_dir():
+        return require_opened(dataset_of_folder(Path(name)))
+    words = vocabulary(allow_code=allow_code)
+    dataset = open_dataset(name, vocabulary=words, allow_code=allow_code, data_root=data)
+    refuse_folder(dataset, data)
+    return require_opened(dataset)

@@ -1,0 +1,158 @@
+"""`kilobatch data verify`: reads and decodes every image of a data set, and names all that a run could not use."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from recipes.errors import printable
+from recipes.reports.wording import counted, number
+from recipes.schema import Dataset
+from trainers.datasets.inspection import SPLITS
+
+_AT_ONCE = 32  # images that a thread takes
+_SMALL, _LARGE = 8, 10_000  # pixels of a side: images beyond are named, though they can be read
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One image that is named.
+
+    Args:
+        split: train or eval.
+        index: of the sample.
+        name: its file, with its place where it lies within a larger one.
+        cause: what is wrong or unusual.
+    """
+
+    split: str
+    index: int
+    name: str
+    cause: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verified:
+    """What the check found.
+
+    Args:
+        dataset: its name.
+        checked: images.
+        bad: images that cannot be used, in the order of the samples.
+        unusual: images that can be used, and are named because they are very small or large.
+        wrong_counts: what the data set's file says and its data do not.
+    """
+
+    dataset: str
+    checked: int
+    bad: list[Finding]
+    unusual: list[Finding]
+    wrong_counts: list[str]
+
+    @property
+    def holds(self) -> bool:
+        """Whether a run can use all of it."""
+        return not self.bad and not self.wrong_counts
+
+    def as_tree(self) -> dict[str, Any]:
+        """As plain data."""
+        return asdict(self) | {"holds": self.holds}
+
+
+def verify_images(dataset: Dataset, advance: Callable[[int], None]) -> Verified:
+    """Read and decode every image, on a thread a core.
+
+    Args:
+        dataset: whose data are there.
+        advance: called with the number of further images that were checked.
+    """
+    bad, unusual, checked = [], [], 0
+    for split in SPLITS:
+        samples = dataset.reader.open(dataset.root, split)
+        checked += len(samples)
+        for found, done in _on_threads(_Check(dataset, samples, split), len(samples)):
+            advance(done)
+            bad += [finding for is_bad, finding in found if is_bad]
+            unusual += [finding for is_bad, finding in found if not is_bad]
+    return Verified(
+        dataset=dataset.name, checked=checked, bad=bad, unusual=unusual, wrong_counts=_wrong_counts(dataset)
+    )
+
+
+def num_images(dataset: Dataset) -> int:
+    """Images of both splits, by the reader."""
+    facts = dataset.reader.facts(dataset.root)
+    return facts["num_train"] + facts["num_eval"]
+
+
+def _on_threads(check: _Check, count: int) -> Iterator[tuple[list[tuple[bool, Finding]], int]]:
+    """What was found in each few samples, in order, and how many these are."""
+    ranges = [range(start, min(start + _AT_ONCE, count)) for start in range(0, count, _AT_ONCE)]
+    pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="verify")
+    try:
+        for indices, found in zip(ranges, pool.map(check, ranges), strict=True):
+            yield found, len(indices)
+    finally:
+        pool.shutdown(cancel_futures=True)  # after Ctrl-C only what has begun is finished
+
+
+class _Check:
+    """Finds in some samples those that cannot be used (True) and those that are unusual (False)."""
+
+    def __init__(self, dataset: Dataset, samples: Any, split: str) -> None:
+        self._dataset, self._samples, self._split = dataset, samples, split
+
+    def __call__(self, indices: range) -> list[tuple[bool, Finding]]:
+        found = []
+        for index in indices:
+            cause, is_bad = self._cause(index)
+            if cause:
+                name = getattr(self._samples, "name_of", "sample {}".format)(index)
+                cause = cause.removeprefix(f"{name}: ")
+                found.append((is_bad, Finding(split=self._split, index=index, name=name, cause=cause)))
+        return found
+
+    def _cause(self, index: int) -> tuple[str, bool]:
+        """What is wrong (True) or unusual (False) with a sample; empty where nothing is."""
+        try:
+            image_HWC, label = self._samples[index]
+        except ValueError as error:  # UnreadableImage, or what a reader of one's own raises
+            return str(error), True
+        except Exception as error:
+            return f"{type(error).__name__}: {error}", True
+        if image_HWC.ndim != 3 or image_HWC.shape[2] != self._dataset.channels:
+            return f"an array of {image_HWC.shape}, and the data set has {self._dataset.channels} channel(s)", True
+        if image_HWC.dtype != np.uint8 and not (image_HWC.min() >= 0 and image_HWC.max() <= 255):  # or NaN
+            return f"pixels of {image_HWC.dtype} outside 0..255", True
+        if not 0 <= label < self._dataset.num_classes:
+            return f"label {label}, and the data set has {self._dataset.num_classes} classes", True
+        height, width, _ = image_HWC.shape
+        can_vary = hasattr(self._samples, "encoded")
+        if can_vary and (min(height, width) < _SMALL or max(height, width) > _LARGE):
+            return f"{height} x {width} pixels", False
+        return "", False
+
+
+def _wrong_counts(dataset: Dataset) -> list[str]:
+    facts = dataset.reader.facts(dataset.root)
+    said = {key: getattr(dataset, key) for key in facts}
+    return [
+        f"{key}: the data set's file says {number(said[key])}, and there are {number(count)}"
+        for key, count in facts.items()
+        if count > said[key] or (count < said[key] and key != "num_classes")
+    ]
+
+
+def verified_text(verified: Verified) -> str:
+    """What the check found, for a terminal: every image that is named on a line of its own."""
+    lines = [f"{finding.name}: {finding.cause}" for finding in verified.bad]
+    lines += [f"{finding.name}: {finding.cause}; it can be read" for finding in verified.unusual]
+    lines += verified.wrong_counts
+    images = f"{counted(verified.checked, 'image')} of {verified.dataset}"
+    bad = f"{number(len(verified.bad))} cannot be used" if verified.bad else "all can be used"
+    return printable("\n".join([*lines, f"{images}: {bad}"]))

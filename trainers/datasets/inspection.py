@@ -1,0 +1,197 @@
+"""`kilobatch data inspect`: what a data set holds, from its labels and the headers of an even sample of its images."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from recipes.errors import InputRefused
+from recipes.reports.wording import counted, number, size
+from recipes.schema import Dataset
+from trainers.augmentations.decoders import FORMATS
+from trainers.datasets.image_folder import ImageFolder
+
+SPLITS = ("train", "eval")
+_LOOKED = 2000  # images of a split whose header is read
+_BINS = 12  # of the histogram
+_WIDTH = 40  # of its longest bar, in characters
+_ORIENTATION = 0x112  # the EXIF tag
+
+
+def dataset_of_folder(folder: Path) -> Dataset:
+    """A data set of `FOLDER/train/CLASS/FILE` and `FOLDER/val/CLASS/FILE` that no file describes.
+
+    Raises:
+        InputRefused: the folder is not as described.
+    """
+    reader = ImageFolder()
+    try:
+        facts = reader.facts(folder)
+    except (OSError, ValueError) as error:
+        raise InputRefused(f"{error}; or name a data set of configs/datasets, and this folder by --data") from error
+    return Dataset(name=folder.resolve().name, reader=reader, root=folder, channels=reader.channels, **facts)
+
+
+def require_opened(dataset: Dataset) -> Dataset:
+    """The data set itself, whose reader has found its data.
+
+    Raises:
+        InputRefused: it has no reader, or this does not find the data.
+    """
+    if not hasattr(dataset.reader, "facts"):
+        raise InputRefused(f"data set {dataset.name} has no reader; name one: reader: {{kind: ImageFolder}}")
+    try:
+        dataset.reader.facts(dataset.root)
+    except (LookupError, OSError, ValueError) as error:
+        obtain = f"; {dataset.obtain}" if dataset.obtain else ""
+        raise InputRefused(f"data set {dataset.name}: {error}{obtain}") from error
+    return dataset
+
+
+def class_names(dataset: Dataset) -> list[str]:
+    """The names of the classes where the reader knows them (`class_names(root)`), else their numbers."""
+    if hasattr(dataset.reader, "class_names"):
+        return list(dataset.reader.class_names(dataset.root))
+    return [str(label) for label in range(dataset.num_classes)]
+
+
+def labels_of(samples: Any) -> np.ndarray:
+    """The label of every sample; where the samples keep no array of them, each sample is loaded."""
+    if hasattr(samples, "labels"):
+        return np.asarray(samples.labels)
+    return np.array([samples[index][1] for index in range(len(samples))])
+
+
+def evenly(count: int, most: int) -> list[int]:
+    """Up to `most` evenly spaced indices of `count` samples."""
+    chosen = min(count, most)
+    return [count * number // chosen for number in range(chosen)]
+
+
+def inspect(dataset: Dataset) -> dict[str, Any]:
+    """What a data set holds, as plain data.
+
+    Sizes, types and modes are those of up to 2,000 evenly spaced images of each split, by their headers.
+
+    Returns:
+        name, num_classes, channels, fingerprint, and for each split samples, classes and images.
+    """
+    names = class_names(dataset)
+    return {
+        "name": dataset.name,
+        "reader": type(dataset.reader).__name__,
+        "root": None if dataset.root is None else str(dataset.root),
+        "num_classes": dataset.num_classes,
+        "channels": dataset.channels,
+        "fingerprint": dataset.reader.fingerprint(dataset.root),
+        "splits": {split: _split(dataset.reader.open(dataset.root, split), names) for split in SPLITS},
+    }
+
+
+def _split(samples: Any, names: Sequence[str]) -> dict[str, Any]:
+    counts = np.bincount(labels_of(samples), minlength=len(names))
+    small, large = int(counts.argmin()), int(counts.argmax())
+    return {
+        "samples": len(samples),
+        "classes": {
+            "counts": counts.tolist(),
+            "smallest": {"name": names[small], "samples": int(counts[small])},
+            "largest": {"name": names[large], "samples": int(counts[large])},
+            "without_samples": int((counts == 0).sum()),
+        },
+        "images": _images(samples),
+    }
+
+
+def _images(samples: Any) -> dict[str, Any]:
+    """Sizes, types and modes of an even sample."""
+    measured, kinds, modes, unreadable, turned = [], Counter(), Counter(), 0, 0
+    looked = evenly(len(samples), _LOOKED)
+    for index in looked:
+        if not hasattr(samples, "encoded"):
+            image_HWC = samples[index][0]
+            measured.append((*image_HWC.shape[:2], image_HWC.nbytes))
+            kinds["array"] += 1
+            modes[f"{image_HWC.dtype}, {counted(image_HWC.shape[2], 'channel')}"] += 1
+            continue
+        try:
+            file = samples.encoded(index)
+            with Image.open(io.BytesIO(file), formats=FORMATS) as image:
+                turned += image.getexif().get(_ORIENTATION, 1) not in (0, 1)
+                measured.append((image.height, image.width, len(file)))
+                kinds[image.format] += 1
+                modes[image.mode] += 1
+        except Exception:  # Pillow raises OSError, SyntaxError, struct.error and more; `data verify` names the file
+            unreadable += 1
+    found: dict[str, Any] = {"looked_at": len(looked), "unreadable": unreadable, "turned_by_exif": turned}
+    found |= {"types": dict(kinds.most_common()), "modes": dict(modes.most_common())}
+    if measured:
+        columns = dict(zip(("height", "width", "bytes"), np.array(measured).T, strict=True))
+        found |= {
+            name: {"min": int(each.min()), "median": float(np.median(each)), "max": int(each.max())}
+            for name, each in columns.items()
+        }
+        found["histogram"] = _histogram(np.minimum(columns["height"], columns["width"]))
+    return found
+
+
+def _histogram(sides: np.ndarray) -> dict[str, list]:
+    """Images by their shorter side: whole numbers as edges."""
+    low, high = int(sides.min()), int(sides.max()) + 1
+    edges = np.unique(np.linspace(low, high, min(_BINS, high - low) + 1).astype(int))
+    return {"edges": edges.tolist(), "images": np.histogram(sides, edges)[0].tolist()}
+
+
+def inspection_text(found: dict[str, Any]) -> str:
+    """What `inspect` found, for a terminal."""
+    lines = [f"{found['name']}: {number(found['num_classes'])} classes, {counted(found['channels'], 'channel')}"]
+    lines.append(f"read by {found['reader']}" + (f" from {found['root']}" if found["root"] else ""))
+    lines.append(f"fingerprint {found['fingerprint']}")
+    for split, part in found["splits"].items():
+        lines += ["", f"{split}: {counted(part['samples'], 'sample')}", *_class_lines(part["classes"])]
+        lines += _image_lines(part["images"])
+    return "\n".join(lines)
+
+
+def _class_lines(classes: dict[str, Any]) -> list[str]:
+    small, large = classes["smallest"], classes["largest"]
+    line = f"  samples a class: {number(small['samples'])} ({small['name']}) to {number(large['samples'])}"
+    empty = classes["without_samples"]
+    return [f"{line} ({large['name']})"] + ([f"  classes without a sample: {number(empty)}"] if empty else [])
+
+
+def _image_lines(images: dict[str, Any]) -> list[str]:
+    lines = [f"  {word}: {_shares(images[word])}" for word in ("types", "modes")]
+    if "histogram" in images:
+        for name in ("height", "width", "bytes"):
+            shown = size if name == "bytes" else number
+            least, middle, most = (shown(images[name][key]) for key in ("min", "median", "max"))
+            lines.append(f"  {name}: {least} to {most}, median {middle}")
+    if images["turned_by_exif"]:
+        lines.append(f"  turned by EXIF, which is not applied: {number(images['turned_by_exif'])}")
+    if images["unreadable"]:
+        lines.append(f"  no image by their header: {number(images['unreadable'])}; `kilobatch data verify` names them")
+    lines.append(f"  all by {counted(images['looked_at'], 'image')}, evenly spaced")
+    if len(images.get("histogram", {}).get("images", ())) > 1:
+        lines += ["  shorter side in pixels", *_bars(images["histogram"])]
+    return lines
+
+
+def _shares(counts: dict[str, int]) -> str:
+    return ", ".join(f"{kind} {number(count)}" for kind, count in counts.items()) or "none"
+
+
+def _bars(histogram: dict[str, list]) -> list[str]:
+    edges, counts = histogram["edges"], histogram["images"]
+    ranges = [f"{low}-{high - 1}" if high - low > 1 else f"{low}" for low, high in zip(edges, edges[1:], strict=False)]
+    wide, most = max(map(len, ranges)), max(counts)
+    return [
+        f"    {text:>{wide}} {'█' * round(_WIDTH * count / most)} {number(count)}".rstrip()
+        for text, count in zip(ranges, counts, strict=True)
+    ]
