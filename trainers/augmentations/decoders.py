@@ -3,6 +3,7 @@
     opencv      JPEG by libjpeg-turbo (simplejpeg), resampling by OpenCV
     pillow      all by Pillow; where simplejpeg or OpenCV is missing
     nvimgcodec  JPEG by NVIDIA's nvImageCodec on the CPU, which decodes no more than the crop; resampling by OpenCV
+    dali        the same by a pipeline of NVIDIA's DALI on the CPU, which is given the file and the crop
 
 Files that are no JPEG, and JPEGs in CMYK, are decoded by Pillow in each family. All families decode the same pixels
 from a JPEG in colour; resampled ones differ by about half a step of 255 from Pillow's, on average.
@@ -21,8 +22,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -268,34 +267,69 @@ def _decode_with_turbo(file: bytes, channels: int) -> np.ndarray:
     return simplejpeg.decode_jpeg(file, colorspace="RGB" if channels == 3 else "GRAY")
 
 
-def _crop_with_nvimgcodec(file: bytes, channels: int, rectangle: _Rectangle) -> np.ndarray:
-    top, left, height, width = rectangle
-    if channels != 3 or _turbo_size(file) is None:
-        return _cut(_decode_with_turbo)(file, channels, rectangle)
-    if not hasattr(_of_thread, "nvimgcodec"):
-        _of_thread.nvimgcodec = _nvimgcodec()
-    nvimgcodec, decoder = _of_thread.nvimgcodec
-    region = nvimgcodec.Region(top, left, top + height, left + width)
-    image = decoder.decode(nvimgcodec.CodeStream(file).get_sub_code_stream(region=region))
-    if image is None:
-        raise ValueError("nvImageCodec cannot decode it")
-    return np.asarray(image)
+def _part_with(make: Callable[[], Callable[[bytes, _Rectangle], np.ndarray]]) -> Callable[..., np.ndarray]:
+    """A crop of a JPEG in colour by what `make` makes, once a thread; of all else by decoding the whole."""
+    of_thread = threading.local()
+
+    def crop(file: bytes, channels: int, rectangle: _Rectangle) -> np.ndarray:
+        if channels != 3 or _turbo_size(file) is None:
+            return _cut(_decode_with_turbo)(file, channels, rectangle)
+        if not hasattr(of_thread, "part"):
+            with _stderr_dropped():  # NVIDIA's packages print what they lack for a GPU
+                of_thread.part = make()
+        return of_thread.part(file, rectangle)
+
+    return crop
 
 
-def _nvimgcodec() -> tuple[ModuleType, Any]:
-    """The package and a decoder on the CPU; what it prints about missing libraries of GPUs is dropped."""
+@contextmanager
+def _stderr_dropped() -> Iterator[None]:
     stderr, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 2)
     try:
-        from nvidia import nvimgcodec
-
-        backends = [nvimgcodec.Backend(nvimgcodec.BackendKind.CPU_ONLY)]
-        device = nvimgcodec.NVIMGCODEC_DEVICE_CPU_ONLY
-        return nvimgcodec, nvimgcodec.Decoder(device_id=device, max_num_cpu_threads=1, backends=backends)
+        yield
     finally:
         os.dup2(stderr, 2)
         os.close(stderr)
         os.close(nothing)
+
+
+def _nvimgcodec() -> Callable[[bytes, _Rectangle], np.ndarray]:
+    from nvidia import nvimgcodec
+
+    backends = [nvimgcodec.Backend(nvimgcodec.BackendKind.CPU_ONLY)]
+    on_cpu = {"device_id": nvimgcodec.NVIMGCODEC_DEVICE_CPU_ONLY, "max_num_cpu_threads": 1}
+    decoder = nvimgcodec.Decoder(backends=backends, **on_cpu)
+
+    def part(file: bytes, rectangle: _Rectangle) -> np.ndarray:
+        top, left, height, width = rectangle
+        region = nvimgcodec.Region(top, left, top + height, left + width)
+        image = decoder.decode(nvimgcodec.CodeStream(file).get_sub_code_stream(region=region))
+        if image is None:
+            raise ValueError("nvImageCodec cannot decode it")
+        return np.asarray(image)
+
+    return part
+
+
+def _dali() -> Callable[[bytes, _Rectangle], np.ndarray]:
+    from nvidia.dali import Pipeline, fn, types
+
+    pipeline = Pipeline(batch_size=1, num_threads=1, device_id=None, prefetch_queue_depth=1)
+    with pipeline:
+        file = fn.external_source(name="file", dtype=types.UINT8, ndim=1)
+        place, shape = (fn.external_source(name=name, dtype=types.FLOAT, ndim=1) for name in ("place", "shape"))
+        how = {"axes": [0, 1], "normalized_anchor": False, "normalized_shape": False}
+        pipeline.set_outputs(fn.decoders.image_slice(file, place, shape, **how))
+    pipeline.build()
+
+    def part(file: bytes, rectangle: _Rectangle) -> np.ndarray:
+        pipeline.feed_input("file", [np.frombuffer(file, np.uint8)])
+        pipeline.feed_input("place", [np.array(rectangle[:2], np.float32)])
+        pipeline.feed_input("shape", [np.array(rectangle[2:], np.float32)])
+        return np.array(pipeline.run()[0].at(0))
+
+    return part
 
 
 def _resample_with_opencv(image_HWC: np.ndarray, height: int, width: int) -> np.ndarray:
@@ -327,10 +361,16 @@ _FAMILIES = {
         needs={**_TURBO, "nvidia-nvimgcodec-cu12": "nvidia.nvimgcodec"},
         size=_size_with_turbo,
         decode=_decode_with_turbo,
-        crop=_crop_with_nvimgcodec,
+        crop=_part_with(_nvimgcodec),
+        resample=_resample_with_opencv,
+    ),
+    "dali": _Family(
+        needs={**_TURBO, "nvidia-dali-cuda120": "nvidia.dali"},
+        size=_size_with_turbo,
+        decode=_decode_with_turbo,
+        crop=_part_with(_dali),
         resample=_resample_with_opencv,
     ),
 }
 KINDS = tuple(_FAMILIES)
 _in_use: str | None = None
-_of_thread = threading.local()
