@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from trainers.commands.options import OPTIONS_OF_GROUPS, AllowCode, Data, Json, opened_recipe
+from trainers.commands.options import OPTIONS_OF_GROUPS, AllowCode, Data, Json, Recipe, Set, opened_recipe, written
 
 app = typer.Typer(help="Look at a data set, check and time its images.", **OPTIONS_OF_GROUPS)
 
@@ -29,10 +29,9 @@ def inspect(
     found = inspect(opened_dataset(dataset, data, allow_code))
     print(json.dumps(found, indent=2) if as_json else inspection_text(found))
     if out is not None:
-        from recipes.reports.plots.figure import save_figure
-        from recipes.reports.plots.of_data import data_figure
+        from recipes.reports.plots import data_figure, save_figure
 
-        save_figure(data_figure(found), out)
+        written(lambda: save_figure(data_figure(found), out), "-o")
 
 
 @app.command()
@@ -44,7 +43,7 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Decode every image and name the bad ones. Exit code 3 if there are any, or the counts differ."""
-    from trainers.datasets.image_check import num_images, verified_text, verify_images
+    from trainers.datasets.image_check import num_images, verified_text, verify_images, write_names
     from trainers.runs.errors import EXIT_FAILED
     from trainers.runs.progress_bar import progress_bar
 
@@ -53,7 +52,7 @@ def verify(
         verified = verify_images(opened, advance)
     print(json.dumps(verified.as_tree(), indent=2) if as_json else verified_text(verified))
     if write_list is not None:
-        write_list.write_text("".join(f"{finding.name}\n" for finding in verified.bad), encoding="utf-8")
+        written(lambda: write_names(verified.bad, write_list), "--write-list")
     raise typer.Exit(0 if verified.holds else EXIT_FAILED)
 
 
@@ -73,6 +72,29 @@ def bench(
     of = None if recipe is None else _trainable(opened_recipe(recipe, None, data, allow_code)).recipe
     rates = measure_input(opened, of, target=target)
     print(json.dumps(rates, indent=2) if as_json else rates_text(rates))
+
+
+@app.command()
+def sheet(
+    recipe: Recipe,
+    out: Annotated[Path, typer.Option("-o", metavar="F.png", help="Where to draw it.")],
+    epoch: Annotated[int, typer.Option(min=0, metavar="E", help="Of the run, from 0.")] = 0,
+    evaluation: Annotated[bool, typer.Option("--eval", help="Show samples of the evaluation.")] = False,
+    overrides: Set = None,
+    data: Data = None,
+    allow_code: AllowCode = False,
+) -> None:
+    """Draw 64 samples as a recipe's model gets them."""
+    from trainers.datasets.sheet import evaluated_samples, save_sheet, sheet, title_of, training_samples
+    from trainers.launch.preflight import refuse_folder, require_data
+
+    opened = _trainable(opened_recipe(recipe, overrides, data, allow_code))
+    made, dataset = opened.recipe, opened.dataset
+    refuse_folder(dataset, data)
+    require_data(dataset)
+    shown = evaluated_samples(made, dataset) if evaluation else training_samples(made, dataset, epoch=epoch)
+    title = title_of(made, epoch=None if evaluation else epoch, count=len(shown))
+    written(lambda: save_sheet(sheet(shown, title=title), out), "-o")
 
 
 def _trainable(opened: Any) -> Any:

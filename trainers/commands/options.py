@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -54,6 +55,17 @@ def opened_recipe(
         allow_code=allow_code or (None if looks else False),
         data_root=data,
     )
+
+
+def written(write: Callable[[], list[Path]], option: str) -> None:
+    """Writes files and says which; if that fails, the option is refused."""
+    from recipes.errors import printable
+
+    try:
+        files = write()
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(printable(str(error)), param_hint=option) from None
+    print(printable(f"wrote {' and '.join(map(str, files))}"), file=sys.stderr)
 
 
 Exact = Annotated[

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from shlex import quote
@@ -12,7 +11,18 @@ from typing import Annotated
 
 import typer
 
-from trainers.commands.options import NAME, NAMES, OPTIONS_OF_GROUPS, AllowCode, Data, Json, Recipe, Set, opened_recipe
+from trainers.commands.options import (
+    NAME,
+    NAMES,
+    OPTIONS_OF_GROUPS,
+    AllowCode,
+    Data,
+    Json,
+    Recipe,
+    Set,
+    opened_recipe,
+    written,
+)
 
 app = typer.Typer(help="Look at recipes, check, copy and derive them.", **OPTIONS_OF_GROUPS)
 
@@ -204,11 +214,11 @@ def card(
         raise typer.BadParameter("name a recipe, or give --library a file", param_hint="RECIPE")
     if library is not None:
         recipes = published_recipes(vocabulary())
-        _written(lambda: write_library_page(recipes, library), "--library")
+        written(lambda: write_library_page(recipes, library), "--library")
         return
     opened = opened_recipe(recipe, overrides, data, allow_code, looks=True)
     if out is not None:
-        _written(lambda: write_card(recipe, opened, out), "-o")
+        written(lambda: write_card(recipe, opened, out), "-o")
     else:
         print(f"{card_text(card_facts(recipe, opened))}\n\n{curve_text(opened.recipe, opened.dataset)}")
 
@@ -244,20 +254,9 @@ def curve(
     if out is not None:
         from recipes.reports.plots import curve_figure, save_figure
 
-        _written(lambda: save_figure(curve_figure(opened.recipe, opened.dataset), out), "-o")
+        written(lambda: save_figure(curve_figure(opened.recipe, opened.dataset), out), "-o")
     if at is None and not as_json and out is None:
         print(curve_text(opened.recipe, opened.dataset))
     elif at is not None or as_json:
         points = curve_points(opened, parse_at(at, opened))
         print(json.dumps(points, indent=2) if as_json else points_text(points))
-
-
-def _written(write: Callable[[], list[Path]], option: str) -> None:
-    """Writes files and says which; if that fails, the option is refused."""
-    from recipes.errors import printable
-
-    try:
-        files = write()
-    except (OSError, ValueError) as error:
-        raise typer.BadParameter(printable(str(error)), param_hint=option) from None
-    print(printable(f"wrote {' and '.join(map(str, files))}"), file=sys.stderr)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -146,6 +147,12 @@ def _wrong_counts(dataset: Dataset) -> list[str]:
         for key, count in facts.items()
         if count > said[key] or (count < said[key] and key != "num_classes")
     ]
+
+
+def write_names(findings: Sequence[Finding], path: Path) -> list[Path]:
+    """Write the names of images, one in a line; returns the files written."""
+    path.write_bytes(b"".join(os.fsencode(finding.name) + b"\n" for finding in findings))
+    return [path]
 
 
 def verified_text(verified: Verified) -> str:
