@@ -18,9 +18,7 @@ _SETTLED_NS = 2_000_000_000  # the clock of some file systems ticks once in two 
 State = Mapping[str, tuple[int, int]]
 
 
-def indexed(
-    root: Path, name: str, *, state: State, make: Callable[[], dict[str, np.ndarray]]
-) -> dict[str, np.ndarray]:
+def indexed(root: Path, name: str, *, state: State, make: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """The arrays of an index: read from its file if that is of the data as they are now, else made, and kept.
 
     The file is `.kilobatch-index-NAME` in the root or, where that cannot be written, in the user's cache folder. It is
