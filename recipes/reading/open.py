@@ -8,14 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from recipes.errors import RecipeError, refuse_unreachable
+from recipes.errors import InputRefused, RecipeError, refuse_unreachable
 from recipes.planning.cluster import Cluster
 from recipes.reading.load import Origins, load_tree
 from recipes.reading.read import REFUSED, Reading, dotted, names_in
 from recipes.reading.read_recipe import read_recipe
 from recipes.reading.registry import find, find_or_refuse
 from recipes.schema import Dataset, Recipe
+from recipes.schema.dataset import url_of
 from recipes.schema.vocabulary import Component, Unbuilt, Vocabulary
 
 
@@ -146,7 +148,11 @@ def _open_dataset(
     tree.setdefault("name", path.stem)
     root = data_root
     if root is None and isinstance(tree.get("root"), str):
-        root = path.parent / os.path.expanduser(tree["root"])
+        text = tree["root"]
+        root = Path(text) if url_of(text) else path.parent / os.path.expanduser(text)
+    if root is not None and (url := url_of(root)) and "@" in urlsplit(url).netloc:
+        what = "the URL of the data holds credentials, and recipes and runs are shared"
+        raise InputRefused(f"{what}; leave them to fsspec: its configuration, or variables such as AWS_PROFILE")
     _count(tree, root, reading)
     dataset, resolved = reading.record(Dataset, tree, ())
     if dataset is not REFUSED and (gives := getattr(dataset.reader, "channels", dataset.channels)) != dataset.channels:
@@ -155,7 +161,10 @@ def _open_dataset(
         reading.refuse(("channels",), what, way_out)
     if reading.problems:
         raise RecipeError(reading.problems)
-    return dataclasses.replace(dataset, root=root), {**resolved, "root": root and os.path.realpath(root)}
+    return dataclasses.replace(dataset, root=root), {
+        **resolved,
+        "root": root and (url_of(root) or os.path.realpath(root)),
+    }
 
 
 def _count(tree: dict[str, Any], root: Path | None, reading: Reading) -> None:

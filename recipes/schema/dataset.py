@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -26,6 +27,16 @@ class StopAfter:
         require(self.stop_after >= 1, f"StopAfter.stop_after must be at least 1, got {self.stop_after}")
 
 
+def url_of(root: Path | str) -> str | None:
+    """The URL of a root that is one, also after `Path` took one of its slashes; None for a folder.
+
+    >>> url_of(Path("s3://bucket/imagenet")), url_of(Path("data/imagenet"))
+    ('s3://bucket/imagenet', None)
+    """
+    found = re.match("([a-z][a-z0-9+]+):/+(.*)", str(root))
+    return None if found is None else f"{found[1]}://{found[2]}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
     """Facts of a data set and how to read it: a file of `configs/datasets`.
@@ -41,7 +52,8 @@ class Dataset:
         mean: mean of each channel, of pixel values scaled to 0..1, in [0, 1].
         std: standard deviation of each channel, of pixel values scaled to 0..1, in (0, 1].
         reader: the component that opens it; null where there is none yet.
-        root: folder of its files; a relative one counts from the data set's file. `--data` gives another.
+        root: folder of its files, or a URL that fsspec opens, such as s3://bucket/imagenet, without credentials; a
+            relative folder counts from the data set's file. `--data` gives another.
         obtain: how to get that folder, in one line; shown if the data are not found.
         on_bad_image: what happens to an image that cannot be decoded. `refuse`: the run ends and names it. `skip`: the
             next readable sample takes its place, the same in every epoch and on any ranks. `{stop_after: n}`: as skip,

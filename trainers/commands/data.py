@@ -57,6 +57,28 @@ def verify(
 
 
 @app.command()
+def stage(
+    dataset: Dataset,
+    to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="On a local disk, or in memory: /dev/shm/...")],
+    data: Data = None,
+    allow_code: AllowCode = False,
+) -> None:
+    """Copy a data set's files, from a URL or a folder, to a local folder. Goes on where it was cut off."""
+    from recipes.errors import InputRefused
+    from trainers.datasets.progress_bar import showing_progress
+    from trainers.datasets.remote import sizes_at
+    from trainers.datasets.remote import stage as copy
+
+    opened = opened_dataset(dataset, data, allow_code)
+    if opened.root is None:
+        raise InputRefused(f"data set {opened.name} has no root to copy from; give one with --data")
+    total = sum(sizes_at(opened.root).values())
+    with showing_progress(f"copying {opened.name}", total, unit="bytes") as advance:
+        number, num_bytes = copy(opened.root, to, done=advance)
+    print(f"{number:,} files, {num_bytes / 1e9:,.1f} GB. To train on them: --data {to}")
+
+
+@app.command()
 def bench(
     dataset: Dataset,
     recipe: Annotated[str | None, typer.Option("--recipe", metavar="R", help="Whose augmentation is applied.")] = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ import numpy as np
 
 from trainers.datasets.index_file import indexed, state_of
 from trainers.datasets.progress_bar import showing_progress
+from trainers.datasets.remote import Mirror, mirror_of
 from trainers.datasets.samples import (
     FilePaths,
     ImageFiles,
@@ -69,8 +70,9 @@ class ImageFolder:
                 image by its name; a link leads out of the root. Reading a sample: the file is not a readable image.
         """
         require_split(split)
+        mirror, root = _mirror_and_folder(root)
         classes, folder = self._classes(root), getattr(self, split)
-        index = _index(root, folder, classes)
+        index = _index(root, folder, classes, mirror)
         label_of = {name: label for label, name in enumerate(classes)}
         labels = np.array([label_of[name] for name in _in_order(classes)], dtype=np.int32)
         return ImageFiles(
@@ -78,13 +80,15 @@ class ImageFolder:
             paths=FilePaths.of_arrays(index),
             labels=np.repeat(labels, index["counts"]),
             channels=self.channels,
+            mirror=mirror,
         )
 
     def facts(self, root: Path | None) -> dict[str, int]:
         """num_train, num_eval and num_classes, counted from the folders."""
+        mirror, root = _mirror_and_folder(root)
         classes = self._classes(root)
         counts = {
-            f"num_{split}": int(_index(root, getattr(self, split), classes)["counts"].sum())
+            f"num_{split}": int(_index(root, getattr(self, split), classes, mirror)["counts"].sum())
             for split in ("train", "eval")
         }
         return {**counts, "num_classes": len(classes)}
@@ -98,19 +102,24 @@ class ImageFolder:
 
         Read are every file of a class of up to 16, and 16 evenly spaced ones of a larger class.
         """
+        mirror, root = _mirror_and_folder(root)
         classes, found = self._classes(root), {}
         for split in (self.train, self.eval):
-            index = _index(root, split, classes)
+            index = _index(root, split, classes, mirror)
+
+            def path_of(name: str, split: str = split) -> Path:
+                return root / split / name if mirror is None else mirror.fetch(f"{split}/{name}")
+
             paths, sizes, start = FilePaths.of_arrays(index), index["sizes"].tolist(), 0
             for name, count in zip(_in_order(classes), index["counts"].tolist(), strict=True):
                 samples = range(start, start + count)
-                found[f"{split}/{name}"] = sha256_of(_identity(os.fsencode(root / split), paths, sizes, samples))
+                found[f"{split}/{name}"] = sha256_of(_identity(path_of, paths, sizes, samples))
                 start += count
         return found
 
     def class_names(self, root: Path | None) -> list[str]:
         """Names of the classes, in the order of their labels."""
-        return self._classes(root)
+        return self._classes(_mirror_and_folder(root)[1])
 
     def _classes(self, root: Path | None) -> list[str]:
         """Names of the class folders, in the order of their labels."""
@@ -123,6 +132,12 @@ class ImageFolder:
                 f"{root}: class {name!r} is in {there} but not in {missing}: both splits must have the same classes"
             )
         return train
+
+
+def _mirror_and_folder(root: Path | None) -> tuple[Mirror | None, Path | None]:
+    """A URL's mirror, which has all folders and fetches files when they are read, and its folder; else no mirror."""
+    mirror = mirror_of(root)
+    return mirror, root if mirror is None else mirror.folder
 
 
 def _class_folders(root: Path, split: str) -> list[str]:
@@ -144,13 +159,16 @@ def _in_order(classes: list[str]) -> list[str]:
     return sorted(classes, key=lambda name: os.fsencode(name) + b"/")
 
 
-def _index(root: Path, split: str, classes: list[str]) -> dict[str, np.ndarray]:
+def _index(root: Path, split: str, classes: list[str], mirror: Mirror | None) -> dict[str, np.ndarray]:
     """paths and bounds of `FilePaths`, sizes of all files in bytes, counts of each class, in the order of paths."""
-    folder = root / split
-    state = {name: state_of(folder / name) for name in _in_order(classes)}
+    folder, ordered = root / split, _in_order(classes)
+    state = {name: state_of(folder / name) for name in ordered} if mirror is None else {mirror.version: (0, 0)}
 
     def images(name: str) -> list[tuple[bytes, int]]:
-        entries = [(_image_name(entry), entry.stat().st_size) for entry in _entries(folder / name, root)]
+        if mirror is None:
+            entries = [(_image_name(entry), entry.stat().st_size) for entry in _entries(folder / name, root)]
+        else:
+            entries = [(_suffixed(file), mirror.sizes[file]) for file in mirror.names_in(f"{split}/{name}")]
         if not entries:
             raise ValueError(f"{folder / name}: no image in this class; remove the folder or fill it")
         return sorted((os.fsencode(file), size) for file, size in entries)
@@ -159,10 +177,10 @@ def _index(root: Path, split: str, classes: list[str]) -> dict[str, np.ndarray]:
         paths, sizes, counts = FilePaths(), [], []
         words = f"{folder}: listing its classes, once"
         with (
-            showing_progress(words, len(state), unit="classes", after_seconds=_QUIET_SECONDS) as add,
+            showing_progress(words, len(ordered), unit="classes", after_seconds=_QUIET_SECONDS) as add,
             ThreadPoolExecutor(_LISTERS) as threads,
         ):
-            for name, found in zip(state, threads.map(images, state), strict=True):
+            for name, found in zip(ordered, threads.map(images, ordered), strict=True):
                 paths.extend(os.fsencode(name) + b"/" + file for file, _ in found)
                 sizes.append(np.array([size for _, size in found], dtype=np.int64))
                 counts.append(len(found))
@@ -172,20 +190,27 @@ def _index(root: Path, split: str, classes: list[str]) -> dict[str, np.ndarray]:
     return indexed(root, split, state=state, make=make)
 
 
-def _identity(folder: bytes, paths: FilePaths, sizes: list[int], samples: range) -> Iterator[str | bytes]:
+def _identity(
+    path_of: Callable[[str], Path], paths: FilePaths, sizes: list[int], samples: range
+) -> Iterator[str | bytes]:
     read = {samples[len(samples) * number // _NUM_READ] for number in range(_NUM_READ)}
     for index in samples:
         path = os.fsencode(paths[index])
         yield from (path.rpartition(b"/")[2], str(sizes[index]))
         if index in read:
-            with open(folder + b"/" + path, "rb") as file:
+            with path_of(paths[index]).open("rb") as file:
                 yield hashlib.file_digest(file, "sha256").digest()
 
 
 def _image_name(entry: os.DirEntry) -> str:
-    if not entry.name.lower().endswith(_SUFFIXES) or not entry.is_file():
-        raise ValueError(f"{entry.path}: not a file with one of the suffixes {', '.join(_SUFFIXES)}; move it away")
-    return entry.name
+    return _suffixed(entry.path if entry.is_file() else "", entry.path)
+
+
+def _suffixed(path: str, shown: str = "") -> str:
+    """The file's name, which says that it is an image."""
+    if not path.lower().endswith(_SUFFIXES):
+        raise ValueError(f"{shown or path}: not a file with one of the suffixes {', '.join(_SUFFIXES)}; move it away")
+    return path.rpartition("/")[2]
 
 
 def _entries(folder: Path, root: Path) -> Iterator[os.DirEntry]:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from recipes.schema.dataset import url_of
 from trainers.augmentations.decoders import EncodedImage, UndecodableImage, decode, format_of, size_of
 from trainers.runs.errors import RankFailed
 
@@ -33,7 +34,7 @@ def require_split(split: str) -> None:
 
 
 def require_root(kind: str, root: Path | None, layout: str) -> Path:
-    """The folder of the data.
+    """The folder of the data; for a URL, its whole copy in the cache.
 
     Args:
         kind: of the reader.
@@ -46,6 +47,10 @@ def require_root(kind: str, root: Path | None, layout: str) -> Path:
             f"{kind} needs the folder of the data: type --data FOLDER, where FOLDER holds {layout}, or write its root "
             "in the data set's file"
         )
+    if url_of(root) is not None:
+        from trainers.datasets.remote import local_root  # which needs this file
+
+        return local_root(root)
     return root
 
 
@@ -233,15 +238,27 @@ class ImageFiles(EncodedSamples):
     Args:
         folder: that the paths are relative to.
         paths: of each sample; `FilePaths` if there are many.
+        mirror: of a URL, where the files come from; `folder` lies in it.
     """
 
     folder: Path
     paths: Sequence[str]
+    mirror: Any = None
 
     def encoded(self, index: int) -> bytes:
         """The bytes of the image's file."""
+        if self.mirror is not None:
+            return self.mirror.read(self._name(index))
         return (self.folder / self.paths[index]).read_bytes()
+
+    def will_need(self, indices: Iterable[int]) -> None:
+        """Fetch the files of these samples ahead, where they come from a URL."""
+        if self.mirror is not None:
+            self.mirror.will_need(map(self._name, indices))
+
+    def _name(self, index: int) -> str:
+        return f"{self.folder.relative_to(self.mirror.folder).as_posix()}/{self.paths[index]}"
 
     def name_of(self, index: int) -> str:
         """The file of a sample."""
-        return str(self.folder / self.paths[index])
+        return str(self.folder / self.paths[index]) if self.mirror is None else f"{self.mirror.url}/{self._name(index)}"

@@ -1,0 +1,374 @@
+"""Data at a URL, such as `s3://bucket/imagenet`: listed once, and each file fetched to a cache when it is first needed.
+
+fsspec opens the URL and alone knows the credentials: from its configuration, or the environment. The cache is a folder
+for each URL in `KILOBATCH_CACHE`, else `~/.cache/kilobatch/data`, which all processes of the machine share. When its
+files are larger than `KILOBATCH_CACHE_SIZE`, 200GB by default, those that were not read for longest are removed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import queue
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import lru_cache, partial
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from recipes.errors import InputRefused
+from recipes.schema.dataset import url_of
+from trainers.datasets.index_file import cache_folder
+from trainers.datasets.samples import sha256_of
+from trainers.runs.errors import RankFailed
+from trainers.runs.mpi_ranks import launched_by_us
+
+FOLDER_VARIABLE, SIZE_VARIABLE = "KILOBATCH_CACHE", "KILOBATCH_CACHE_SIZE"
+ATTEMPTS = 5  # of a file, before it ends the run
+FIRST_PAUSE = 1.0  # seconds before the second attempt; each further pause is twice as long
+STALLED_SECONDS = 30.0  # without a byte, after which an attempt is given up
+_FETCHERS = 16  # files that are fetched ahead at once
+_LISTED_SECONDS = 600.0  # for which processes other than a run's ranks trust a listing
+_LISTING, _LOCK = ".listing.json", ".lock"
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+
+
+class CannotFetch(RankFailed, OSError):
+    """A file at a URL cannot be read, after several attempts."""
+
+
+def mirror_of(root: Path | None) -> Mirror | None:
+    """The mirror of a root that is a URL; None for a folder."""
+    url = None if root is None else url_of(root)
+    return None if url is None else _mirror(url)
+
+
+def local_root(root: Path) -> Path:
+    """A folder with all files of a root: itself, or a URL's whole copy in the cache."""
+    mirror = mirror_of(root)
+    if mirror is None:
+        return root
+    mirror.fetch_all(mirror.sizes)
+    return mirror.folder
+
+
+@lru_cache(maxsize=8)
+def _mirror(url: str) -> Mirror:
+    return Mirror(url)
+
+
+class Mirror:
+    """The files below a URL, and a folder of the cache that gets each of them when it is first read.
+
+    Args:
+        url: without credentials.
+    Attributes:
+        folder: in the cache.
+        sizes: path below the URL -> bytes.
+    Raises:
+        InputRefused: there is no such place, or no package to open it with.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        place = os.environ.get(FOLDER_VARIABLE)
+        self.folder = (Path(place) if place else cache_folder() / "data") / sha256_of([self.url])[:16]
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._limit = _bytes_of(os.environ.get(SIZE_VARIABLE) or "200GB")
+        self._fetched = 0  # bytes since the cache was last made to fit
+        self._wanted: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._fetchers: list[threading.Thread] = []
+        self._files, self._base = _open(self.url)
+        self.sizes, self.version = self._listed()
+        self._names_in: dict[str, list[str]] = {}
+        for name in self.sizes:
+            self._names_in.setdefault(name.rpartition("/")[0], []).append(name)
+        for folder in self._names_in:
+            (self.folder / folder).mkdir(parents=True, exist_ok=True)
+
+    def names_in(self, folder: str) -> list[str]:
+        """Names of the files of a folder, without those that begin with a dot."""
+        return [name for name in self._names_in.get(folder, []) if not name.rpartition("/")[2].startswith(".")]
+
+    def fetch(self, name: str) -> Path:
+        """The file of this name below the URL, in the cache.
+
+        Raises:
+            CannotFetch: it cannot be read, after several attempts.
+        """
+        path = self.folder / name
+        try:
+            if path.stat().st_size == self.sizes[name]:
+                os.utime(path)
+                return path
+        except FileNotFoundError:
+            pass
+        except KeyError:
+            raise CannotFetch(f"{self.url}/{name}: was not there when the data were listed") from None
+        part = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.part")
+        self.copy(name, part)
+        part.replace(path)
+        self._fetched += self.sizes[name]
+        if self._fetched > self._limit / 20:
+            self._fit()
+        return path
+
+    def copy(self, name: str, target: Path) -> None:
+        """Copy a file from the URL, and not by the cache.
+
+        Raises:
+            CannotFetch: it cannot be read, after several attempts.
+        """
+        self._attempt(name, lambda: self._get(name, target))
+
+    def read(self, name: str) -> bytes:
+        """The bytes of a file, which may be removed from the cache at any time."""
+        while True:
+            with suppress(FileNotFoundError):  # removed by another process since it was fetched
+                return self.fetch(name).read_bytes()
+
+    def fetch_all(self, names: Iterable[str], *, done: Callable[[int], None] = lambda count: None) -> None:
+        """Fetch files, several at once.
+
+        Raises:
+            InputRefused: together they are larger than the cache.
+        """
+        names = list(names)
+        if (needed := sum(self.sizes[name] for name in names)) > self._limit:
+            raise InputRefused(
+                f"{self.url}: {needed:,} bytes, and the cache may have {self._limit:,}; give more room by "
+                f"{SIZE_VARIABLE}, or copy the data: kilobatch data stage"
+            )
+
+        def one(name: str) -> None:
+            self.fetch(name)
+            done(self.sizes[name])
+
+        with ThreadPoolExecutor(_FETCHERS) as threads:
+            list(threads.map(one, names))
+
+    def will_need(self, names: Iterable[str]) -> None:
+        """Fetch files ahead, in this order; what fails is tried again, and named, when it is read."""
+        if not self._fetchers:
+            self._fetchers = [
+                threading.Thread(target=self._fetch_ahead, name=f"fetch ahead {number}", daemon=True)
+                for number in range(_FETCHERS)
+            ]
+            for thread in self._fetchers:
+                thread.start()
+        for name in names:
+            self._wanted.put(name)
+
+    def _fetch_ahead(self) -> None:
+        while True:
+            with suppress(CannotFetch, OSError):
+                self.fetch(self._wanted.get())
+
+    def _listed(self) -> tuple[dict[str, int], str]:
+        """Sizes of all files, and a name for their present state; kept for the ranks of a run."""
+        place = self.folder / _LISTING
+        with _locked(self.folder):
+            with suppress(OSError, ValueError, KeyError):
+                age = time.time() - place.stat().st_mtime
+                if launched_by_us() or age < _LISTED_SECONDS:
+                    kept = json.loads(place.read_text(encoding="utf-8"))
+                    return kept["sizes"], kept["version"]
+            found = self._attempt("", lambda: self._files.find(self._base, detail=True))
+            marks, sizes = {}, {}
+            for path, facts in sorted(found.items()):
+                name = path[len(self._base) :].lstrip("/")
+                if facts.get("type") == "directory" or not name:
+                    continue
+                if facts.get("size") is None:  # HTTP's listings have none
+                    facts = self._attempt(name, partial(self._files.info, path))
+                if ".." in PurePosixPath(name).parts:
+                    raise InputRefused(f"{self.url}/{name}: leads out of the root")
+                sizes[name] = int(facts["size"])
+                marks[name] = str(facts.get("ETag") or facts.get("md5Hash") or facts.get("mtime") or "")
+            if not sizes:
+                raise InputRefused(f"{self.url}: no file there; check the address, and who may list it")
+            self._drop_changed(place, marks)
+            version = sha256_of([word for name in sizes for word in (name, str(sizes[name]), marks[name])])
+            part = place.with_name(f"{place.name}.part")
+            part.write_text(json.dumps({"sizes": sizes, "marks": marks, "version": version}), encoding="utf-8")
+            part.replace(place)
+            return sizes, version
+
+    def _drop_changed(self, place: Path, marks: dict[str, str]) -> None:
+        """Remove from the cache what has changed or gone at the URL, and folders of which all has gone."""
+        with suppress(OSError, ValueError, KeyError):
+            before = json.loads(place.read_text(encoding="utf-8"))["marks"]
+            for name, mark in before.items():
+                if marks.get(name) != mark:
+                    (self.folder / name).unlink(missing_ok=True)
+                    if name not in marks:
+                        with suppress(OSError):  # other files are there
+                            (self.folder / name).parent.rmdir()
+
+    def _attempt(self, name: str, task: Callable[[], Any]) -> Any:
+        """The result of a task, which is tried several times."""
+        where, pause = f"{self.url}/{name}" if name else self.url, FIRST_PAUSE
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                return task()
+            except InputRefused:
+                raise
+            except Exception as error:  # of a network, by any of fsspec's drivers
+                cause = f"{type(error).__name__}: {error}"
+                missing = isinstance(error, FileNotFoundError | PermissionError)
+                if missing or attempt == ATTEMPTS:
+                    tries = "" if missing else f" after {attempt} attempts"
+                    raise CannotFetch(f"{where}: cannot be read{tries} ({cause})") from error
+            time.sleep(pause)
+            pause *= 2
+        raise AssertionError
+
+    def _get(self, name: str, part: Path) -> None:
+        """Copy a file; given up where no byte comes for long."""
+        outcome: list[BaseException | None] = []
+
+        def copy() -> None:
+            try:
+                self._files.get_file(f"{self._base}/{name}", os.fspath(part))
+                outcome.append(None)
+            except BaseException as error:
+                outcome.append(error)
+
+        thread = threading.Thread(target=copy, name=f"fetch {name}", daemon=True)
+        thread.start()
+        size, grown = 0, time.monotonic()
+        while thread.join(0.02 if size == 0 else 0.2) or thread.is_alive():
+            now = part.stat().st_size if part.exists() else 0
+            if now > size:
+                size, grown = now, time.monotonic()
+            elif time.monotonic() - grown > STALLED_SECONDS:
+                raise TimeoutError(f"no byte came for {STALLED_SECONDS:g} s")
+        if outcome[0] is not None:
+            raise outcome[0]
+        if (size := part.stat().st_size) != self.sizes[name]:
+            raise OSError(f"{size} of {self.sizes[name]} bytes came")
+
+    def _fit(self) -> None:
+        """Remove files that were not read for longest, until the cache is nine tenths of its limit."""
+        with _locked(self.folder):
+            self._fetched = 0
+            found = []
+            for folder, _, files in os.walk(self.folder):
+                for name in files:
+                    if not name.startswith("."):
+                        with suppress(FileNotFoundError):
+                            facts = os.stat(os.path.join(folder, name))
+                            found.append((facts.st_mtime_ns, facts.st_size, os.path.join(folder, name)))
+            total = sum(size for _, size, _ in found)
+            for _, size, path in sorted(found) if total > self._limit else []:
+                if total <= 0.9 * self._limit:
+                    break
+                with suppress(FileNotFoundError):
+                    os.unlink(path)
+                total -= size
+
+
+def stage(root: Path, target: Path, *, done: Callable[[int], None] = lambda count: None) -> tuple[int, int]:
+    """Copy all files of a URL, or of a folder, to a local folder; those that are there with their size are kept.
+
+    Args:
+        target: is made if it does not exist.
+        done: called with the bytes of each file that is there.
+    Returns:
+        number and bytes of the files.
+    Raises:
+        InputRefused: the target has too little room.
+        CannotFetch: a file cannot be read, after several attempts.
+    """
+    sizes, mirror = sizes_at(root), mirror_of(root)
+    target.mkdir(parents=True, exist_ok=True)
+    missing = [name for name, size in sizes.items() if _size(target / name) != size]
+    needed, free = sum(sizes[name] for name in missing), shutil.disk_usage(target).free
+    if needed > free:
+        raise InputRefused(f"{target}: {free:,} bytes are free, {needed:,} needed; name another folder")
+    done(sum(size for name, size in sizes.items()) - needed)
+
+    def one(name: str) -> None:
+        path = target / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f".{path.name}.part")
+        if mirror is None:
+            shutil.copyfile(root / name, part)
+        else:
+            mirror.copy(name, part)
+        part.replace(path)
+        done(sizes[name])
+
+    with ThreadPoolExecutor(_FETCHERS) as threads:
+        list(threads.map(one, missing))
+    return len(sizes), sum(sizes.values())
+
+
+def sizes_at(root: Path) -> dict[str, int]:
+    """Bytes of each file of a URL or a folder, by its path there.
+
+    Raises:
+        InputRefused: there is none.
+    """
+    if (mirror := mirror_of(root)) is not None:
+        return mirror.sizes
+    sizes = {path.relative_to(root).as_posix(): path.stat().st_size for path in root.rglob("*") if path.is_file()}
+    if not sizes:
+        raise InputRefused(f"{root}: no file there; name the folder of the data")
+    return sizes
+
+
+def _size(path: Path) -> int | None:
+    with suppress(OSError):
+        return path.stat().st_size
+    return None
+
+
+def _open(url: str) -> tuple[Any, str]:
+    """fsspec's file system for a URL, and the path of the URL in it."""
+    try:
+        import fsspec
+    except ImportError as error:
+        raise InputRefused(f'{url}: needs fsspec; type: pip install "kilobatch[remote]"') from error
+    try:
+        return fsspec.core.url_to_fs(url, **_timeouts(url))
+    except ImportError as error:
+        raise InputRefused(f'{url}: {error}; type: pip install "kilobatch[remote]"') from error
+    except Exception as error:  # of any driver: credentials, a missing library
+        cause = f"{type(error).__name__}: {error}"
+        raise InputRefused(
+            f"{url}: cannot be opened ({cause}); credentials come from fsspec's configuration"
+        ) from error
+
+
+def _timeouts(url: str) -> dict[str, Any]:
+    """Options by which a driver itself gives up a server that does not answer, where it can."""
+    if url.startswith("s3://"):
+        times = {"connect_timeout": STALLED_SECONDS, "read_timeout": STALLED_SECONDS, "retries": {"max_attempts": 1}}
+        return {"config_kwargs": times}
+    return {}
+
+
+def _bytes_of(text: str) -> int:
+    """The bytes of a size such as 200GB.
+
+    >>> _bytes_of("200GB"), _bytes_of("1.5 M"), _bytes_of("4096")
+    (200000000000, 1500000, 4096)
+    """
+    found = re.fullmatch(r"([0-9.]+)\s*([KMGT]?)B?", text.strip(), re.IGNORECASE)
+    if found is None:
+        raise InputRefused(f"{SIZE_VARIABLE}: {text!r} is no size; write one such as 200GB")
+    return int(float(found[1]) * _UNITS[found[2].upper()])
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    with open(folder / _LOCK, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
