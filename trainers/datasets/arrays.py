@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from trainers.datasets.manifest import preparation
 from trainers.datasets.samples import SamplesInMemory, require_names, require_root, require_split, sha256_of
 
 _WHOLE_BYTES = 2**30  # arrays of more bytes are not read whole for the fingerprint
@@ -77,7 +78,8 @@ class Arrays:
 
     def fingerprints(self, root: Path | None) -> dict[str, str]:
         """SHA-256 of each split: its shape, its labels and its images; of more than 1 GiB, 4,096 evenly spaced ones."""
-        return {getattr(self, split): sha256_of(_identity(self.open(root, split))) for split in ("train", "eval")}
+        opened = {getattr(self, split): self.open(root, split) for split in ("train", "eval")}
+        return {**preparation(root), **{name: sha256_of(_identity(samples)) for name, samples in opened.items()}}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from trainers.datasets.index_file import indexed, state_of
+from trainers.datasets.manifest import preparation
 from trainers.datasets.progress_bar import showing_progress
 from trainers.datasets.samples import (
     FilePaths,
@@ -25,7 +26,7 @@ from trainers.datasets.samples import (
 
 _SUFFIXES = (".jpeg", ".jpg", ".png")
 _NUM_READ = 16  # files of a class whose bytes are in the fingerprint
-_LISTERS = 8  # threads: a network file system answers several at once
+_LISTERS = 4  # threads: a network file system answers several at once; here more would wait for each other
 _QUIET_SECONDS = 2.0  # of listing, before it shows its progress
 
 
@@ -98,7 +99,8 @@ class ImageFolder:
 
         Read are every file of a class of up to 16, and 16 evenly spaced ones of a larger class.
         """
-        classes, found = self._classes(root), {}
+        classes = self._classes(root)
+        found = preparation(root)
         for split in (self.train, self.eval):
             index = _index(root, split, classes)
             paths, sizes, start = FilePaths.of_arrays(index), index["sizes"].tolist(), 0

@@ -12,6 +12,7 @@ import numpy as np
 
 from trainers.datasets.byte_ranges import ByteRanges
 from trainers.datasets.index_file import indexed, state_of
+from trainers.datasets.manifest import preparation
 from trainers.datasets.progress_bar import showing_progress
 from trainers.datasets.samples import FilePaths, require_channels, require_names, require_root, require_split, sha256_of
 
@@ -85,7 +86,8 @@ class TarShards:
 
     def fingerprints(self, root: Path | None) -> dict[str, str]:
         """SHA-256 of each archive, see `ByteRanges`."""
-        return {**self.open(root, "train").fingerprints(root), **self.open(root, "eval").fingerprints(root)}
+        opened = [self.open(root, split).fingerprints(root) for split in ("train", "eval")]
+        return {**preparation(root), **opened[0], **opened[1]}
 
     def _index(self, root: Path, split: str) -> tuple[dict[str, np.ndarray], list[Path]]:
         pattern = getattr(self, split)

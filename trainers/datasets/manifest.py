@@ -1,0 +1,34 @@
+"""The manifest of a prepared data set: how it was made, and the SHA-256 of each of its chunks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+MANIFEST = "manifest.jsonl"
+
+
+def read_manifest(root: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """How it was made, and the line of each chunk by its name; a torn last line is left out.
+
+    Raises:
+        OSError: there is none.
+    """
+    lines = []
+    for text in (root / MANIFEST).read_text(encoding="utf-8").splitlines():
+        try:
+            lines.append(json.loads(text))
+        except ValueError:
+            break
+    header, *chunks = lines or [{}]
+    return header, {line["name"]: line for line in chunks}
+
+
+def preparation(root: Path) -> dict[str, str]:
+    """For the fingerprint: what preparing a data set did to its images; empty where it was not prepared."""
+    try:
+        header, _ = read_manifest(root)
+    except OSError:
+        return {}
+    return {"preparation": str(header.get("images"))}
