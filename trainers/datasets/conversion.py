@@ -24,6 +24,7 @@ from trainers.datasets.shard_files import WRITERS, Chunk, StoredImage, chunks_of
 from trainers.runs.errors import RunFailed
 
 FORMS = tuple(WRITERS)
+_ARRAYS = {"train": "train_{}.npy", "eval": "val_{}.npy"}
 _JPEG = b"\xff\xd8"  # how its files begin
 READERS = {"folder": "ImageFolder", "tar": "TarShards", "parquet": "Parquet", "arrays": "Arrays"}
 
@@ -111,7 +112,7 @@ def convert(
     done = _begun(root, header)
     sizes = _array_shapes(source, conversion) if conversion.form == "arrays" else {}
     for split, shape in sizes.items():
-        _allocate(root, split, shape, source.splits[split].labels)
+        _allocate(root / _ARRAYS[split].format("images"), shape)
     for split, samples in source.splits.items():
         found = chunks_of(
             conversion.form, split, samples.labels, source.classes, per_chunk=conversion.per_chunk
@@ -127,6 +128,8 @@ def convert(
                 manifest.flush()
                 os.fsync(manifest.fileno())
                 add(len(chunk.indices))
+        if conversion.form == "arrays":
+            np.save(root / _ARRAYS[split].format("labels"), samples.labels)
 
 
 def verify(root: Path, add: Callable[[int], None]) -> None:
@@ -289,9 +292,6 @@ def _array_shapes(source: SourceImages, how: Conversion) -> dict[str, tuple[int,
     return shapes
 
 
-def _allocate(root: Path, split: str, shape: tuple[int, ...], labels: np.ndarray) -> None:
-    name = {"train": "train", "eval": "val"}[split]
-    path = root / f"{name}_images.npy"
+def _allocate(path: Path, shape: tuple[int, ...]) -> None:
     if not path.exists():
         np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape).flush()
-    np.save(root / f"{name}_labels.npy", labels)

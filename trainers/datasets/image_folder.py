@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from trainers.datasets.index_file import indexed, state_of
-from trainers.datasets.manifest import preparation
+from trainers.datasets.manifest import preparation, refuse_unfinished
 from trainers.datasets.progress_bar import showing_progress
 from trainers.datasets.samples import (
     FilePaths,
@@ -83,6 +83,7 @@ class ImageFolder:
 
     def facts(self, root: Path | None) -> dict[str, int]:
         """num_train, num_eval and num_classes, counted from the folders."""
+        refuse_unfinished(root)
         classes = self._classes(root)
         counts = {
             f"num_{split}": int(_index(root, getattr(self, split), classes)["counts"].sum())

@@ -32,3 +32,19 @@ def preparation(root: Path) -> dict[str, str]:
     except OSError:
         return {}
     return {"preparation": str(header.get("images"))}
+
+
+def refuse_unfinished(root: Path | None) -> None:
+    """Refuse a data set whose preparation was interrupted.
+
+    Raises:
+        ValueError: there are fewer samples than its manifest promises.
+    """
+    if root is None or not (root / MANIFEST).exists():
+        return
+    header, lines = read_manifest(root)
+    promised = header.get("num_train", 0) + header.get("num_eval", 0)
+    there = sum(line["samples"] for line in lines.values())
+    if there < promised:
+        what = f"only {there:,} of {promised:,} samples are written"
+        raise ValueError(f"{root / MANIFEST}: {what}; run scripts/prepare_imagenet.py again, which goes on")

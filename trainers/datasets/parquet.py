@@ -15,7 +15,7 @@ import numpy as np
 
 from trainers.datasets.byte_ranges import ByteRanges
 from trainers.datasets.index_file import indexed, state_of
-from trainers.datasets.manifest import preparation
+from trainers.datasets.manifest import preparation, refuse_unfinished
 from trainers.datasets.progress_bar import showing_progress
 from trainers.datasets.samples import (
     EncodedSamples,
@@ -103,6 +103,7 @@ class Parquet:
 
     def facts(self, root: Path | None) -> dict[str, int]:
         """num_train, num_eval and num_classes: the largest label and one."""
+        refuse_unfinished(root)
         labels = {split: self._index(root, split)[0]["labels"] for split in ("train", "eval")}
         counts = {f"num_{split}": len(values) for split, values in labels.items()}
         return {**counts, "num_classes": 1 + max(int(values.max()) for values in labels.values())}
