@@ -1,7 +1,13 @@
-"""Makes the folder that ImageNet's recipes train on: ROOT/train/CLASS/*.JPEG and ROOT/val/CLASS/*.JPEG.
+"""Makes what ImageNet's recipes train on, from your download, in one of four forms.
 
-    .venv/bin/python scripts/prepare_imagenet.py SOURCE ROOT
-    kilobatch train goyal2017 --data ROOT
+    .venv/bin/python scripts/prepare_imagenet.py SOURCE ROOT [--format F] [--shorter PIXELS]
+    kilobatch train goyal2017 --data ROOT                       # --format folder
+    kilobatch train goyal2017 --set dataset=ROOT/imagenet.yaml  # any form
+
+    folder    ROOT/train/CLASS/*.JPEG, ROOT/val/CLASS/*.JPEG: ImageFolder
+    tar       ROOT/train-00000.tar ..., 10,000 images each, as WebDataset has them: TarShards
+    parquet   ROOT/data/train-00000-of-00129.parquet ..., uncompressed: Parquet
+    arrays    ROOT/train_images.npy: decoded pixels, squares of --shorter from the middle of each image: Arrays
 
 ImageNet's licence does not let us distribute its images. SOURCE is a folder with your download, either from
 https://image-net.org, where you register and accept its terms (Download, ILSVRC 2012, tasks 1 and 2):
@@ -16,11 +22,18 @@ or from https://www.kaggle.com/c/imagenet-object-localization-challenge, where y
     ILSVRC/Data/CLS-LOC/train/CLASS/*.JPEG
     ILSVRC/Data/CLS-LOC/val/*.JPEG
 
-Archives are only read; each image is written once. Kaggle's images are not copied: ROOT gets hard links to them, or
-with --move the files themselves; both need ROOT on the same file system.
+or a folder in one of the four forms, such as the Parquet files of https://huggingface.co/datasets/ILSVRC/imagenet-1k.
 
-If this command is interrupted, run it again: it continues where it was. A split is ROOT/.train.part or ROOT/.val.part
-until all its images are there and counted.
+--shorter 256 stores smaller copies, JPEG of --quality 95, for fast training. What that does to the accuracy is not
+known here: nobody has measured it.
+
+SOURCE is only read. For class folders of Kaggle's images, ROOT gets hard links or, with --move, the files themselves;
+both need ROOT on the same file system.
+
+If this command is interrupted, run it again: it continues where it was. A split of class folders is ROOT/.train.part or
+ROOT/.val.part until all its images are there and counted. In all other cases ROOT/manifest.jsonl has a line with the
+SHA-256 of each shard (of class folders: each class) that is whole; run the command again at the end, and it compares
+all of them.
 
 Exit codes: 0 done, 2 the input is wrong and nothing was written, 3 it failed on the way, 4 stopped by a signal.
 The md5 sums are those of torchvision/datasets/imagenet.py; `md5sum FILE` prints yours.
@@ -29,306 +42,57 @@ The md5 sums are those of torchvision/datasets/imagenet.py; `md5sum FILE` prints
 from __future__ import annotations
 
 import argparse
-import csv
 import fcntl
-import io
 import os
-import re
 import shutil
 import signal
 import sys
-import tarfile
-import time
-import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import yaml
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from recipes.errors import InputRefused
 from recipes.reading.open import open_dataset
 from recipes.schema import Dataset
+from trainers.datasets import Arrays, ImageFolder, Parquet, TarShards
+from trainers.datasets.conversion import FORMS, READERS, Conversion, SourceImages, convert, names_of_classes, verify
+from trainers.datasets.ilsvrc2012 import (
+    ARCHIVES,
+    KAGGLE,
+    WAY_ON,
+    FolderSource,
+    archive_images,
+    archives_to_folders,
+    kaggle_images,
+    kaggle_to_folders,
+)
+from trainers.datasets.manifest import MANIFEST, read_manifest
+from trainers.datasets.progress_bar import showing_progress
 from trainers.launch.preflight import require_data
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED, RunFailed
 
-ARCHIVES = {"train": "ILSVRC2012_img_train.tar", "val": "ILSVRC2012_img_val.tar"}
-DEVKIT, SOLUTION = "ILSVRC2012_devkit_t12.tar.gz", "LOC_val_solution.csv"
-_META, _TRUTH = "meta.mat", "ILSVRC2012_validation_ground_truth.txt"
-KAGGLE = Path("ILSVRC", "Data", "CLS-LOC")
-WAY_ON = "then the same command goes on"
-_CLASS, _VAL = re.compile(r"n[0-9]{8}"), re.compile(r"ILSVRC2012_val_[0-9]{8}")
 _CLASSES_SHOWN = 5  # in a message
-_LINE_SECONDS = 60.0  # between two lines in a log
-
-# Fills a folder, which may be partly filled already, and reports how many images were added.
-Fill = Callable[[Path, Callable[[int], None]], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """A source of images, and how the splits are made from it.
-
-    Args:
-        note: a message about the source.
-        words: the work on the images, for the progress bar.
-        way_out: advice if images are missing; PART is the folder that was filled.
-        fill: split -> function that fills its folder.
-        class_of: class of each evaluation image, by the name of its file.
-        in_class: training images of each class, if the source has these numbers.
-        num_bytes: split -> bytes to write.
-    """
-
-    note: str
-    words: str
-    way_out: str
-    fill: Mapping[str, Fill]
-    class_of: Mapping[str, str]
-    in_class: Mapping[str, int] = field(default_factory=dict)
-    num_bytes: Mapping[str, int] = field(default_factory=dict)
+_MAKE = {"ImageFolder": ImageFolder, "TarShards": TarShards, "Parquet": Parquet, "Arrays": Arrays}
+# What shows that a folder has a form.
+_SIGNS = {
+    "ImageFolder": ("train/*/*", "val/*/*"),
+    "TarShards": ("train-*.tar", "val-*.tar"),
+    "Parquet": ("data/train-*.parquet", "data/validation-*.parquet"),
+    "Arrays": ("train*.np[yz]", "val*.np[yz]"),
+}
 
 
-def from_archives(folder: Path, splits: Collection[str]) -> Source:
-    """The archives of these splits, after quick checks.
-
-    Raises:
-        InputRefused: one is not there, or not what it should be.
-    """
-    paths = {split: folder / ARCHIVES[split] for split in splits}
-    wanted = [*paths.values(), folder / DEVKIT]
-    if absent := [path.name for path in wanted if not path.is_file()]:
-        raise InputRefused(f"{folder}: holds no {', no '.join(absent)}, nor Kaggle's files; --help lists the files")
-    for split, path in paths.items():
-        with _reading(path, InputRefused), tarfile.open(path, "r:") as archive:
-            if split == "train":
-                _class_tars(archive, path)
-    class_of, in_class = read_devkit(folder / DEVKIT)
-    fill = {
-        "train": lambda target, add: _unpack_train(paths["train"], target, add),
-        "val": lambda target, add: _unpack_val(paths["val"], class_of, target, add),
-    }
-    num_bytes = {split: path.stat().st_size for split, path in paths.items()}
-    return Source(
-        note=f"{folder}: the archives stay as they are",
-        words="unpacking",
-        way_out="compare the archive's md5 with --help, fetch it again, remove PART",
-        fill=fill,
-        class_of=class_of,
-        in_class=in_class,
-        num_bytes=num_bytes,
-    )
-
-
-def from_kaggle(folder: Path, *, move: bool) -> Source:
-    """Kaggle's files: class folders for training, evaluation images side by side and their classes in a table.
-
-    Raises:
-        InputRefused: a folder is not there; the table is not as Kaggle's.
-    """
-    images = folder / KAGGLE
-    for path in (images / "train", images / "val"):
-        if not path.is_dir():
-            raise InputRefused(f"{path}: no such folder; --help shows the layout of Kaggle's files")
-    class_of = _read_solution(folder / SOLUTION)
-    names = [_class(name, images / "train") for name in sorted(os.listdir(images / "train"))]
-    fill = {
-        "train": lambda target, add: _place_train(images / "train", names, target, add, move=move),
-        "val": lambda target, add: _place_val(images / "val", class_of, target, add, move=move),
-    }
-    if move:
-        note, words, way_out = "its images are moved away", "moving", "put what is missing into PART"
-    else:
-        note, words = "stays as it is; hard links to its images are made, which take no room", "hard links to"
-        way_out = f"put what is missing into {images}, remove PART, which holds links only"
-    return Source(note=f"{images}: {note}", words=words, way_out=way_out, fill=fill, class_of=class_of)
-
-
-def read_devkit(path: Path) -> tuple[dict[str, str], dict[str, int]]:
-    """Class of each evaluation image by its file's name, and the number of training images of each class.
-
-    Raises:
-        InputRefused: the archive is damaged, or not the devkit; SciPy is not installed.
-    """
-    try:
-        from scipy.io import loadmat
-    except ImportError as error:
-        raise InputRefused("the devkit's meta.mat is read with SciPy; type: pip install scipy") from error
-    with _reading(path, InputRefused), tarfile.open(path, "r:gz") as archive:
-        files = [file for file in _files(archive, path) if Path(file.name).name in (_META, _TRUTH)]
-        contents = {Path(file.name).name: archive.extractfile(file).read() for file in files}
-    try:
-        synsets = loadmat(io.BytesIO(contents[_META]), squeeze_me=True)["synsets"]
-        leaves = [synset for synset in synsets if int(synset["num_children"]) == 0]
-        name_of = {int(leaf["ILSVRC2012_ID"]): _class(str(leaf["WNID"]), path) for leaf in leaves}
-        has_numbers = "num_train_images" in synsets.dtype.names
-        in_class = {str(leaf["WNID"]): int(leaf["num_train_images"]) for leaf in leaves if has_numbers}
-        numbers = contents[_TRUTH].split()
-        names = [name_of[int(number)] for number in numbers]
-    except InputRefused:
-        raise
-    except Exception as error:  # SciPy raises many kinds for files that are not what they should be
-        what = f"{type(error).__name__}: {error} in data/{_META} or data/{_TRUTH}"
-        raise InputRefused(f"{path}: {what}; it is not the devkit of tasks 1 and 2 (its md5: --help)") from error
-    return {f"ILSVRC2012_val_{number:08d}.JPEG": name for number, name in enumerate(names, 1)}, in_class
-
-
-def _read_solution(path: Path) -> dict[str, str]:
-    """File name -> class of each evaluation image; the boxes in the table are ignored."""
-    if not path.is_file():
-        raise InputRefused(f"{path}: no such file; it comes with Kaggle's images and has their classes")
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.reader(file))[1:]
-    if wrong := [row for row in rows if len(row) != 2 or not _VAL.fullmatch(row[0])]:
-        raise InputRefused(f"{path}: {','.join(wrong[0])!r} is no line of image, class and boxes; fetch it again")
-    return {f"{image}.JPEG": _class(boxes.partition(" ")[0], path) for image, boxes in rows}
-
-
-def _class(name: str, path: Path) -> str:
-    if not _CLASS.fullmatch(name):
-        raise InputRefused(f"{path}: {name!r} is no class's name such as n01440764; it is not ILSVRC 2012's")
-    return name
-
-
-@contextmanager
-def _reading(path: Path, failure: type[Exception] = RunFailed) -> Iterator[None]:
-    """Name the archive in errors raised inside, as damaged."""
-    try:
-        yield
-    except (tarfile.TarError, EOFError, zlib.error) as error:
-        raise failure(f"{path}: {error}; damaged or cut off: compare its md5, fetch it again, {WAY_ON}") from error
-
-
-def _files(archive: tarfile.TarFile, path: Path, failure: type[Exception] = InputRefused) -> Iterator[tarfile.TarInfo]:
-    """The files of an archive; folders are skipped, anything else is refused."""
-    for member in archive:
-        if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE) or member.issparse():
-            raise failure(f"{path}: {member.name!r} is a link, a device or a file with holes; not ILSVRC 2012's")
-        if not member.isdir():
-            yield member
-
-
-def _class_tars(archive: tarfile.TarFile, path: Path) -> dict[str, tarfile.TarInfo]:
-    """The tar of each class, all of which are complete within the archive."""
-    tars, num_bytes = {}, path.stat().st_size
-    for member in _files(archive, path):
-        if member.offset_data + member.size > num_bytes:
-            raise InputRefused(f"{path}: cut off within {member.name!r}; fetch it again (its md5: --help)")
-        tars[_class(member.name.removeprefix("./").removesuffix(".tar"), path)] = member
-    return tars
-
-
-def _unpack_train(path: Path, folder: Path, add: Callable[[int], None]) -> None:
-    """Unpack each class's tar, read in place, into a folder that is renamed to the class when it is complete."""
-    with _reading(path), tarfile.open(path, "r:") as outer:
-        for name, member in _class_tars(outer, path).items():
-            if (folder / name).exists():
-                add(len(os.listdir(folder / name)))
-                continue
-            half = _emptied(folder / ".half")
-            with tarfile.open(fileobj=outer.extractfile(member), mode="r:") as inner:
-                for file in _files(inner, path, RunFailed):
-                    _write(inner, file, half / _image(file.name.removeprefix("./"), name, path))
-                    add(1)
-            half.rename(folder / name)
-
-
-def _unpack_val(path: Path, class_of: Mapping[str, str], folder: Path, add: Callable[[int], None]) -> None:
-    """Unpack each image into its class's folder; the file is renamed to its name when it is complete."""
-    for name in set(class_of.values()):
-        (folder / name).mkdir(exist_ok=True)
-    with _reading(path), tarfile.open(path, "r:") as archive:
-        for member in _files(archive, path, RunFailed):
-            plain = member.name.removeprefix("./")
-            if plain not in class_of:
-                raise RunFailed(f"{path}: holds {member.name!r}, which the devkit does not list; fetch both again")
-            if not (target := folder / class_of[plain] / plain).exists():
-                _write(archive, member, folder / ".half")
-                (folder / ".half").rename(target)
-            add(1)
-
-
-def _place_train(source: Path, names: Sequence[str], folder: Path, add: Callable[[int], None], *, move: bool) -> None:
-    """Move each class's folder, or make one of hard links, renamed to the class when it is complete."""
-    for name in names:
-        if not (target := folder / name).exists():
-            files = [_image(entry.name, name, source) for entry in _entries(source / name)]
-            if move:
-                (source / name).rename(target)
-            else:
-                half = _emptied(folder / ".half")
-                for file in files:
-                    os.link(source / name / file, half / file)
-                half.rename(target)
-        add(len(os.listdir(target)))
-
-
-def _place_val(
-    source: Path, class_of: Mapping[str, str], folder: Path, add: Callable[[int], None], *, move: bool
+def prepare(
+    source: Path, root: Path, dataset: Dataset, console: Console, *, conversion: Conversion, workers: int, move: bool
 ) -> None:
-    """Move each image into its class's folder, or make a hard link there."""
-    for name in set(class_of.values()):
-        (folder / name).mkdir(exist_ok=True)
-    for entry in _entries(source):
-        if entry.name not in class_of:
-            raise RunFailed(f"{entry.path}: {SOLUTION} has no class of it; move it away, {WAY_ON}")
-        if not (target := folder / class_of[entry.name] / entry.name).exists():
-            (os.rename if move else os.link)(entry.path, target)
-        add(1)
-
-
-def _image(file: str, name: str, path: Path) -> str:
-    if not re.fullmatch(rf"{name}_[0-9]+\.JPEG", file):
-        raise RunFailed(f"{path}: class {name} holds {file!r}, no {name}_NUMBER.JPEG; not ILSVRC 2012's images")
-    return file
-
-
-def _entries(folder: Path) -> Iterator[os.DirEntry]:
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if not entry.is_file(follow_symlinks=False):
-                raise RunFailed(f"{entry.path}: a link or a folder, where images are expected; move it away, {WAY_ON}")
-            yield entry
-
-
-def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:
-    with archive.extractfile(member) as content, path.open("wb") as file:
-        shutil.copyfileobj(content, file, 1 << 20)
-
-
-def _emptied(folder: Path) -> Path:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    return folder
-
-
-@contextmanager
-def showing_progress(console: Console, words: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Yield a function that counts further images of a split: a bar on a terminal, a line a minute in a log."""
-    if console.is_terminal:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=console) as bar:
-            task = bar.add_task(words, total=total)
-            yield lambda images: bar.advance(task, images)
-        return
-    console.print(words)
-    done, printed_at = 0, time.monotonic()
-
-    def add(images: int) -> None:
-        nonlocal done, printed_at
-        done += images
-        if time.monotonic() - printed_at > _LINE_SECONDS:
-            printed_at = time.monotonic()
-            console.print(f"{words}: {done:,} of {total:,} images")
-
-    yield add
-
-
-def prepare(source: Path, root: Path, dataset: Dataset, console: Console, *, move: bool = False) -> None:
-    """Make the splits that are not there yet, and check both.
+    """Make what is not there yet, and check all of it.
 
     Raises:
         InputRefused: before anything was written: the source is not what it should be, or does not fit.
@@ -336,6 +100,94 @@ def prepare(source: Path, root: Path, dataset: Dataset, console: Console, *, mov
     """
     if root.resolve() == (source / KAGGLE).resolve():
         raise InputRefused(f"{root}: Kaggle's own folder of images; name one of its own for the class folders")
+    if root.resolve() == source.resolve():
+        raise InputRefused(f"{root}: the folder of the source; name another ROOT")
+    as_folders = conversion == Conversion(form="folder") and not (root / MANIFEST).exists()
+    if as_folders and (not source.is_dir() or _form_of(source) is None):
+        make_folders(source, root, dataset, console, move=move)
+        how = f"--data {root}"
+    elif move:
+        raise InputRefused("--move is for class folders of Kaggle's images, without --shorter; leave it out")
+    else:
+        how = f"--set dataset={_convert(source, root, dataset, console, conversion, workers)}"
+    console.print(f"{dataset.num_train:,} + {dataset.num_eval:,} images of {dataset.num_classes:,} classes are there.")
+    console.print(f"To train on them: kilobatch train goyal2017 {how}")
+
+
+def _convert(
+    source: Path, root: Path, dataset: Dataset, console: Console, conversion: Conversion, workers: int
+) -> Path:
+    """Write samples in another form, or compare those that are all written with the manifest; the data set's file."""
+    totals = {"train": dataset.num_train, "eval": dataset.num_eval}
+    reader = _MAKE[READERS[conversion.form]]()
+    file = root / f"{dataset.name}.yaml"
+    if not (root / MANIFEST).exists() or _num_written(root) < sum(totals.values()):
+        images = _images(source)
+        for split, samples in images.splits.items():
+            if len(samples) != totals[split]:
+                what = f"{len(samples):,} images in {split}, where there should be {totals[split]:,}"
+                raise InputRefused(f"{source}: {what}; fetch it again, or name the data set's file with --dataset")
+        if len(images.classes) != dataset.num_classes:
+            what = f"{len(images.classes):,} classes, where there should be {dataset.num_classes:,}"
+            raise InputRefused(f"{source}: {what}; fetch it again, or name the data set's file with --dataset")
+        console.print(f"{images.name}: stays as it is")
+        showing = partial(showing_progress, unit="images")
+        with _locked(root):
+            convert(images, root, conversion, workers=workers, showing=showing)
+    else:
+        console.print(f"{root}: all is written; comparing it with {MANIFEST}")
+        with showing_progress(f"{root}: SHA-256 of", sum(totals.values()), unit="images") as add:
+            verify(root, add)
+    facts = {key: getattr(dataset, key) for key in ("num_train", "num_eval", "num_classes", "channels")}
+    numbers = {key: list(values) for key in ("mean", "std") if (values := getattr(dataset, key))}
+    tree = {
+        "name": dataset.name,
+        "title": f"{dataset.title or dataset.name}, as {conversion.form}: {read_manifest(root)[0]['images']}",
+        "source": "scripts/prepare_imagenet.py; mean and deviation: those of the images before",
+        "reader": {"kind": type(reader).__name__},
+        "root": ".",
+        **facts,
+        **numbers,
+    }
+    file.write_text(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    try:
+        require_data(replace(dataset, root=root, obtain="", reader=reader))
+    except InputRefused as error:
+        raise RunFailed(str(error)) from error
+    return file
+
+
+def _num_written(root: Path) -> int:
+    return sum(line["samples"] for line in read_manifest(root)[1].values())
+
+
+def _form_of(folder: Path) -> str | None:
+    """The reader of a folder, by what it holds; None for ILSVRC 2012's own files."""
+    if (folder / KAGGLE).is_dir() or any((folder / name).is_file() for name in ARCHIVES.values()):
+        return None
+    signs = _SIGNS.items()
+    return next((kind for kind, sign in signs if all(next(folder.glob(one), None) for one in sign)), None)
+
+
+def _images(folder: Path) -> SourceImages:
+    """The samples of a source."""
+    kind = _form_of(folder)
+    if kind is None:
+        return kaggle_images(folder) if (folder / KAGGLE).is_dir() else archive_images(folder)
+    try:
+        splits = {split: _MAKE[kind]().open(folder, split) for split in ("train", "eval")}
+    except ValueError as error:
+        raise InputRefused(str(error)) from error
+    return SourceImages(name=f"{kind} in {folder}", splits=splits, classes=names_of_classes(splits["train"]))
+
+
+def make_folders(source: Path, root: Path, dataset: Dataset, console: Console, *, move: bool) -> None:
+    """Make the class folders that are not there yet from ILSVRC 2012's own files, and count both splits.
+
+    Raises:
+        InputRefused: before anything was written: the source is not what it should be, or does not fit.
+        RunFailed: on the way.
+    """
     totals = {"train": dataset.num_train, "val": dataset.num_eval}
     missing = [split for split in totals if not (root / split).is_dir()]
     images = _open_source(source, root, missing, move=move) if missing else None
@@ -345,25 +197,23 @@ def prepare(source: Path, root: Path, dataset: Dataset, console: Console, *, mov
         for split in missing:
             part = root / f".{split}.part"
             part.mkdir(exist_ok=True)
-            with showing_progress(console, f"{split}: {images.words} images", totals[split]) as add:
+            with showing_progress(f"{split}: {images.words} images", totals[split], unit="images") as add:
                 images.fill[split](part, add)
             shutil.rmtree(part / ".half", ignore_errors=True)  # of hard links, where the rest was moved
             _require_whole(part, split, totals[split], dataset.num_classes, images)
             part.rename(root / split)
     console.print(f"{root}: counting both splits")
     try:
-        require_data(replace(dataset, root=root, obtain=""))
+        require_data(replace(dataset, root=root, obtain="", reader=ImageFolder()))
     except InputRefused as error:
         if missing:
             raise RunFailed(str(error)) from error
         raise
-    console.print(f"{dataset.num_train:,} + {dataset.num_eval:,} images of {dataset.num_classes:,} classes are there.")
-    console.print(f"To train on them: kilobatch train goyal2017 --data {root}")
 
 
-def _open_source(folder: Path, root: Path, splits: list[str], *, move: bool) -> Source:
+def _open_source(folder: Path, root: Path, splits: list[str], *, move: bool) -> FolderSource:
     if not (folder / KAGGLE).is_dir():
-        archives = from_archives(folder, splits)
+        archives = archives_to_folders(folder, splits)
         begun = [split for split in splits if (root / f".{split}.part").is_dir()]
         needed = sum(archives.num_bytes[split] for split in splits if split not in begun)
         if needed > (free := shutil.disk_usage(_nearest(root)).free):
@@ -371,7 +221,7 @@ def _open_source(folder: Path, root: Path, splits: list[str], *, move: bool) -> 
         return archives
     if _nearest(root).stat().st_dev != (folder / KAGGLE).stat().st_dev:
         raise InputRefused(f"{root}: on another file system than {folder}, where no link leads; name a ROOT there")
-    return from_kaggle(folder, move=move)
+    return kaggle_to_folders(folder, move=move)
 
 
 def _nearest(path: Path) -> Path:
@@ -396,7 +246,7 @@ def _locked(root: Path) -> Iterator[None]:
         os.close(held)
 
 
-def _require_whole(part: Path, split: str, total: int, num_classes: int, source: Source) -> None:
+def _require_whole(part: Path, split: str, total: int, num_classes: int, source: FolderSource) -> None:
     """Count the images of a split, and say what is missing."""
     counts = {name: len(os.listdir(part / name)) for name in sorted(os.listdir(part))}
     if (num_images := sum(counts.values())) == total and len(counts) == num_classes:
@@ -413,18 +263,38 @@ def _require_whole(part: Path, split: str, total: int, num_classes: int, source:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("source", metavar="SOURCE", type=Path, help="folder of the archives or of Kaggle's files")
+    parser.add_argument("source", metavar="SOURCE", type=Path, help="folder of your download, or of one of the forms")
     parser.add_argument("root", metavar="ROOT", type=Path, help="folder to make, or to go on with")
+    parser.add_argument("--format", choices=FORMS, default="folder", help="form to write, folder if left out")
+    parser.add_argument("--shorter", metavar="PIXELS", type=int, help="smaller copies: their shorter side")
+    parser.add_argument("--quality", metavar="Q", type=int, default=95, help="of smaller copies' JPEGs, 1 to 100: 95")
+    parser.add_argument("--per-shard", metavar="N", type=int, default=10_000, help="images of a shard: 10000")
+    parser.add_argument("--workers", metavar="N", type=int, help="processes; as many as cores if left out")
     parser.add_argument("--move", action="store_true", help="move Kaggle's files to ROOT instead of hard links")
     parser.add_argument(
         "--dataset", default="imagenet", metavar="D", help="data set whose file has the number of images"
     )
     options = parser.parse_args()
+    for name, most in (("shorter", 10_000), ("quality", 100), ("per_shard", 10**9), ("workers", 1024)):
+        if (value := getattr(options, name)) is not None and not 1 <= value <= most:
+            parser.error(f"--{name.replace('_', '-')} must be from 1 to {most}, got {value}")
     console = Console(highlight=False, soft_wrap=True, markup=False)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    conversion = Conversion(
+        form=options.format, shorter=options.shorter, quality=options.quality, per_chunk=options.per_shard
+    )
+    workers = options.workers or len(os.sched_getaffinity(0))
     try:
         dataset = open_dataset(options.dataset, vocabulary=vocabulary())
-        prepare(options.source, options.root, dataset, console, move=options.move)
+        prepare(
+            options.source,
+            options.root,
+            dataset,
+            console,
+            conversion=conversion,
+            workers=workers,
+            move=options.move,
+        )
     except InputRefused as error:
         code, text = EXIT_INPUT, str(error)
     except RunFailed as error:

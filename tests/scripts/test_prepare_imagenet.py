@@ -15,7 +15,9 @@ import pytest
 from PIL import Image
 from scipy.io import savemat
 
-from trainers.datasets import ImageFolder
+from recipes.reading.open import open_dataset
+from trainers.datasets import Arrays, ImageFolder, Parquet, TarShards
+from trainers.launch.vocabulary import vocabulary
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 TRAIN, VAL, DEVKIT = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar", "ILSVRC2012_devkit_t12.tar.gz"
@@ -119,7 +121,7 @@ def require_right(root):
         assert len(samples) == count
         for image_HWC, label in (samples[index] for index in range(count)):
             np.testing.assert_allclose(image_HWC.mean((0, 1)), colors[label], atol=3)
-    assert sorted(os.listdir(root)) == ["train", "val"]
+    assert sorted(name for name in os.listdir(root) if not name.startswith(".kilobatch-index")) == ["train", "val"]
 
 
 def files_below(folder):
@@ -296,3 +298,84 @@ def test_kaggles_own_folder_and_unknown_images_are_refused(kaggle, prepare):
     (images / "val" / "holiday.JPEG").unlink()
     assert prepare(kaggle)[0] == 0
     require_right("root")
+
+
+FORMS = [("tar", TarShards()), ("parquet", Parquet()), ("arrays", Arrays()), ("folder", ImageFolder())]
+
+
+def of_colors(reader, root):
+    """The class of each image by its colour, and by its label, in both splits."""
+    colors = np.array([COLORS[name] for name in sorted(COLORS)])
+    for split, count in (("train", 9), ("eval", 6)):
+        samples = reader.open(Path(root), split)
+        assert len(samples) == count
+        for image_HWC, label in (samples[index] for index in range(count)):
+            np.testing.assert_allclose(image_HWC.mean((0, 1)), colors[label], atol=4)
+
+
+@pytest.mark.parametrize("kind", ["archives", "kaggle"])
+@pytest.mark.parametrize(("form", "reader"), FORMS, ids=[form for form, _ in FORMS])
+def test_a_download_becomes_each_form_and_is_trained_by_its_file(request, prepare, kind, form, reader):
+    if form == "parquet":
+        pytest.importorskip("pyarrow", reason="an extra: pip install 'kilobatch[parquet]'")
+    source = request.getfixturevalue(kind)
+    before = files_below(source)
+    words = ["--format", form, "--workers", "1", "--shorter", "9"]
+    code, output = prepare(source, "root", *words)
+    assert code == 0, output
+    assert files_below(source) == before
+    of_colors(reader, "root")
+    assert "to train on them: kilobatch train goyal2017 --set dataset=root/small.yaml" in output.lower()
+    dataset = open_dataset("root/small.yaml", vocabulary=vocabulary())
+    assert (dataset.name, dataset.reader, dataset.num_train) == ("small", reader, 9)
+    assert "shorter side" in dataset.title
+    of_colors(dataset.reader, dataset.root)
+
+    code, output = prepare("nowhere", "root", *words)
+    assert (code, "all is written; comparing it with manifest.jsonl" in output) == (0, True), output
+
+
+def test_unchanged_copies_of_archives_have_the_bytes_and_order_of_class_folders(archives, prepare):
+    assert prepare(archives, "folders")[0] == 0
+    assert prepare(archives, "shards", "--format", "tar", "--per-shard", "4", "--workers", "2")[0] == 0
+    for split in ("train", "eval"):
+        samples, others = ImageFolder().open(Path("folders"), split), TarShards().open(Path("shards"), split)
+        assert [samples.encoded(index) for index in range(len(samples))] == [
+            others.encoded(index) for index in range(len(others))
+        ]
+        assert samples.labels.tolist() == others.labels.tolist()
+
+
+def test_counts_are_compared_before_a_form_is_written(archives, prepare):
+    files = {name: content for name, content in val_files().items() if "00000006" not in name}
+    (archives / VAL).write_bytes(tar_of(files))
+    code, output = prepare(archives, "root", "--format", "tar")
+    assert (code, Path("root").exists()) == (2, False)
+    assert "5 images in eval, where there should be 6; fetch it again" in output
+
+
+def test_wrong_options_are_refused(archives, prepare):
+    code, output = prepare(archives, "root", "--format", "tar", "--move")
+    assert (code, "--move is for class folders of Kaggle's images" in output) == (2, True)
+    code, output = prepare(archives, archives)
+    assert (code, "the folder of the source; name another ROOT" in output) == (2, True)
+
+
+def test_killed_while_shards_are_written_the_same_command_goes_on(archives, prepare):
+    files = {f"n00000007_{n}.JPEG": image_of("n00000007", n) for n in range(4000)}
+    (archives / TRAIN).write_bytes(tar_of({f"{n}.tar": tar_of(files) if "07" in n else class_tar(n) for n in NAMES}))
+    Path("small.yaml").write_text(Path("small.yaml").read_text().replace("num_train: 9", "num_train: 4006"))
+    options = ["--format", "tar", "--shorter", "8", "--per-shard", "100", "--workers", "1"]
+    words = [sys.executable, SCRIPTS / "prepare_imagenet.py", archives, "root", "--dataset", "small.yaml", *options]
+    process = subprocess.Popen(words, stderr=subprocess.PIPE)
+    while process.poll() is None and not Path("root/train-00003.tar").exists():
+        time.sleep(0.002)
+    process.kill()
+    process.communicate(timeout=60)
+    assert process.returncode == -9
+    kept = Path("root/train-00002.tar").stat().st_ino
+    assert not Path("root/val-00000.tar").exists()
+    code, output = prepare(archives, "root", *options)
+    assert code == 0, output
+    assert Path("root/train-00002.tar").stat().st_ino == kept
+    assert len(TarShards().open(Path("root"), "train")) == 4006

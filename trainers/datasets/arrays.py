@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from trainers.datasets.manifest import preparation, refuse_unfinished
 from trainers.datasets.samples import SamplesInMemory, require_names, require_root, require_split, sha256_of
 
 _WHOLE_BYTES = 2**30  # arrays of more bytes are not read whole for the fingerprint
@@ -67,6 +68,7 @@ class Arrays:
 
     def facts(self, root: Path | None) -> dict[str, int]:
         """num_train, num_eval and num_classes: the largest label and one."""
+        refuse_unfinished(root)
         opened = {split: self.open(root, split) for split in ("train", "eval")}
         counts = {f"num_{split}": len(samples) for split, samples in opened.items()}
         return {**counts, "num_classes": 1 + max(int(samples.labels.max()) for samples in opened.values())}
@@ -77,7 +79,8 @@ class Arrays:
 
     def fingerprints(self, root: Path | None) -> dict[str, str]:
         """SHA-256 of each split: its shape, its labels and its images; of more than 1 GiB, 4,096 evenly spaced ones."""
-        return {getattr(self, split): sha256_of(_identity(self.open(root, split))) for split in ("train", "eval")}
+        opened = {getattr(self, split): self.open(root, split) for split in ("train", "eval")}
+        return {**preparation(root), **{name: sha256_of(_identity(samples)) for name, samples in opened.items()}}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

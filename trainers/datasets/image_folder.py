@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from trainers.datasets.index_file import indexed, state_of
+from trainers.datasets.manifest import preparation, refuse_unfinished
 from trainers.datasets.progress_bar import showing_progress
 from trainers.datasets.remote import Mirror, mirror_of
 from trainers.datasets.samples import (
@@ -26,7 +27,7 @@ from trainers.datasets.samples import (
 
 _SUFFIXES = (".jpeg", ".jpg", ".png")
 _NUM_READ = 16  # files of a class whose bytes are in the fingerprint
-_LISTERS = 8  # threads: a network file system answers several at once
+_LISTERS = 4  # threads: a network file system answers several at once; here more would wait for each other
 _QUIET_SECONDS = 2.0  # of listing, before it shows its progress
 
 
@@ -86,6 +87,7 @@ class ImageFolder:
     def facts(self, root: Path | None) -> dict[str, int]:
         """num_train, num_eval and num_classes, counted from the folders."""
         mirror, root = _mirror_and_folder(root)
+        refuse_unfinished(root)
         classes = self._classes(root)
         counts = {
             f"num_{split}": int(_index(root, getattr(self, split), classes, mirror)["counts"].sum())
@@ -103,7 +105,7 @@ class ImageFolder:
         Read are every file of a class of up to 16, and 16 evenly spaced ones of a larger class.
         """
         mirror, root = _mirror_and_folder(root)
-        classes, found = self._classes(root), {}
+        classes, found = self._classes(root), preparation(root)
         for split in (self.train, self.eval):
             index = _index(root, split, classes, mirror)
 

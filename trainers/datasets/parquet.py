@@ -15,6 +15,7 @@ import numpy as np
 
 from trainers.datasets.byte_ranges import ByteRanges
 from trainers.datasets.index_file import indexed, state_of
+from trainers.datasets.manifest import preparation, refuse_unfinished
 from trainers.datasets.progress_bar import showing_progress
 from trainers.datasets.samples import (
     EncodedSamples,
@@ -102,6 +103,7 @@ class Parquet:
 
     def facts(self, root: Path | None) -> dict[str, int]:
         """num_train, num_eval and num_classes: the largest label and one."""
+        refuse_unfinished(root)
         labels = {split: self._index(root, split)[0]["labels"] for split in ("train", "eval")}
         counts = {f"num_{split}": len(values) for split, values in labels.items()}
         return {**counts, "num_classes": 1 + max(int(values.max()) for values in labels.values())}
@@ -112,7 +114,8 @@ class Parquet:
 
     def fingerprints(self, root: Path | None) -> dict[str, str]:
         """SHA-256 of each file, see `ByteRanges` and `RowGroups`."""
-        return {**self.open(root, "train").fingerprints(root), **self.open(root, "eval").fingerprints(root)}
+        opened = [self.open(root, split).fingerprints(root) for split in ("train", "eval")]
+        return {**preparation(root), **opened[0], **opened[1]}
 
     def _index(self, root: Path | None, split: str) -> tuple[dict[str, np.ndarray], list[Path]]:
         root, pattern = require_root("Parquet", root, f"{self.train} and {self.eval}"), getattr(self, split)

@@ -12,6 +12,7 @@ import numpy as np
 
 from trainers.datasets.byte_ranges import ByteRanges
 from trainers.datasets.index_file import indexed, state_of
+from trainers.datasets.manifest import preparation, refuse_unfinished
 from trainers.datasets.progress_bar import showing_progress
 from trainers.datasets.samples import FilePaths, require_channels, require_names, require_root, require_split, sha256_of
 
@@ -75,6 +76,7 @@ class TarShards:
 
     def facts(self, root: Path | None) -> dict[str, int]:
         """num_train, num_eval and num_classes: of .cls the largest and one."""
+        refuse_unfinished(root)
         opened = {split: self.open(root, split) for split in ("train", "eval")}
         counts = {f"num_{split}": len(samples) for split, samples in opened.items()}
         return {**counts, "num_classes": 1 + max(int(samples.labels.max()) for samples in opened.values())}
@@ -85,7 +87,8 @@ class TarShards:
 
     def fingerprints(self, root: Path | None) -> dict[str, str]:
         """SHA-256 of each archive, see `ByteRanges`."""
-        return {**self.open(root, "train").fingerprints(root), **self.open(root, "eval").fingerprints(root)}
+        opened = [self.open(root, split).fingerprints(root) for split in ("train", "eval")]
+        return {**preparation(root), **opened[0], **opened[1]}
 
     def _index(self, root: Path, split: str) -> tuple[dict[str, np.ndarray], list[Path]]:
         pattern = getattr(self, split)

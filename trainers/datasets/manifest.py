@@ -1,0 +1,50 @@
+"""The manifest of a prepared data set: how it was made, and the SHA-256 of each of its chunks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+MANIFEST = "manifest.jsonl"
+
+
+def read_manifest(root: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """How it was made, and the line of each chunk by its name; a torn last line is left out.
+
+    Raises:
+        OSError: there is none.
+    """
+    lines = []
+    for text in (root / MANIFEST).read_text(encoding="utf-8").splitlines():
+        try:
+            lines.append(json.loads(text))
+        except ValueError:
+            break
+    header, *chunks = lines or [{}]
+    return header, {line["name"]: line for line in chunks}
+
+
+def preparation(root: Path) -> dict[str, str]:
+    """For the fingerprint: what preparing a data set did to its images; empty where it was not prepared."""
+    try:
+        header, _ = read_manifest(root)
+    except OSError:
+        return {}
+    return {"preparation": str(header.get("images"))}
+
+
+def refuse_unfinished(root: Path | None) -> None:
+    """Refuse a data set whose preparation was interrupted.
+
+    Raises:
+        ValueError: there are fewer samples than its manifest promises.
+    """
+    if root is None or not (root / MANIFEST).exists():
+        return
+    header, lines = read_manifest(root)
+    promised = header.get("num_train", 0) + header.get("num_eval", 0)
+    there = sum(line["samples"] for line in lines.values())
+    if there < promised:
+        what = f"only {there:,} of {promised:,} samples are written"
+        raise ValueError(f"{root / MANIFEST}: {what}; run scripts/prepare_imagenet.py again, which goes on")
