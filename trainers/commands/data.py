@@ -44,11 +44,11 @@ def verify(
 ) -> None:
     """Decode every image and name the bad ones. Exit code 3 if there are any, or the counts differ."""
     from trainers.datasets.image_check import num_images, verified_text, verify_images, write_names
+    from trainers.datasets.progress_bar import showing_progress
     from trainers.runs.errors import EXIT_FAILED
-    from trainers.runs.progress_bar import progress_bar
 
     opened = opened_dataset(dataset, data, allow_code)
-    with progress_bar(f"decoding {opened.name}", total=num_images(opened), noun="images") as advance:
+    with showing_progress(f"decoding {opened.name}", num_images(opened), unit="images") as advance:
         verified = verify_images(opened, advance)
     print(json.dumps(verified.as_tree(), indent=2) if as_json else verified_text(verified))
     if write_list is not None:

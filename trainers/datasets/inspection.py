@@ -61,6 +61,11 @@ def class_names(dataset: Dataset) -> list[str]:
     return [str(label) for label in range(dataset.num_classes)]
 
 
+def class_called(names: Sequence[str], label: int) -> str:
+    """The name of a class; its number if it has none."""
+    return names[label] if label < len(names) else str(label)
+
+
 def labels_of(samples: Any) -> np.ndarray:
     """The label of every sample; where the samples keep no array of them, each sample is loaded."""
     if hasattr(samples, "labels"):
@@ -101,8 +106,8 @@ def _split(samples: Any, names: Sequence[str]) -> dict[str, Any]:
         "samples": len(samples),
         "classes": {
             "counts": counts.tolist(),
-            "smallest": {"name": names[small], "samples": int(counts[small])},
-            "largest": {"name": names[large], "samples": int(counts[large])},
+            "smallest": {"name": class_called(names, small), "samples": int(counts[small])},
+            "largest": {"name": class_called(names, large), "samples": int(counts[large])},
             "without_samples": int((counts == 0).sum()),
         },
         "images": _images(samples),

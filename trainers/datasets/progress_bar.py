@@ -20,6 +20,8 @@ def showing_progress(
 ) -> Iterator[Callable[[int], None]]:
     """Yield a function that counts what is done: on stderr a bar if it is a terminal, else a line a minute.
 
+    The bar shows how much is done a second, and the time left.
+
     Args:
         words: the work.
         total: how much there is of it, in `unit`.
@@ -34,7 +36,7 @@ def showing_progress(
         done, now = done + number, time.monotonic()
         if sys.stderr.isatty():
             if now >= shown_from:
-                bar = bar or _bar(words, total)
+                bar = bar or _bar(words, total, unit)
                 bar.update(bar.task_ids[0], completed=done)
         elif now >= line_at:
             line_at = now + _LINE_SECONDS
@@ -48,11 +50,17 @@ def showing_progress(
             bar.stop()
 
 
-def _bar(words: str, total: int) -> Progress:
+def _bar(words: str, total: int, unit: str) -> Progress:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
+    from rich.text import Text
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    class Rate(TextColumn):
+        def render(self, task: Task) -> Text:
+            speed = task.finished_speed or task.speed
+            return Text("" if speed is None else f"{speed:,.0f} {unit}/s")
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Rate(""), TimeRemainingColumn())
     bar = Progress(*columns, console=Console(stderr=True, markup=False))
     bar.add_task(words, total=total)
     bar.start()

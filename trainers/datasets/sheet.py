@@ -21,7 +21,7 @@ from trainers.augmentations.mixing import GroupMixing
 from trainers.augmentations.normalize import Normalize
 from trainers.datasets.bad_images import open_samples
 from trainers.datasets.input_rates import pipeline_of
-from trainers.datasets.inspection import class_names
+from trainers.datasets.inspection import class_called, class_names
 
 ROWS = COLUMNS = 8
 _LEAST = 96  # pixels of an image's longer side on the sheet; smaller images are enlarged by whole numbers
@@ -125,7 +125,7 @@ class _Loader:
             {int(target): 1.0} if np.ndim(target) == 0 else {int(k): float(target[k]) for k in np.flatnonzero(target)}
         )
         largest = sorted(shares.items(), key=lambda pair: -pair[1])[:2]
-        names = [self._names[label] if label < len(self._names) else str(label) for label, _ in largest]
+        names = [class_called(self._names, label) for label, _ in largest]
         words = [f"{name} {share:.2f}" for name, (_, share) in zip(names, largest, strict=True)]
         caption = names[0] if len(words) == 1 else ", ".join(words)
         return Shown(image_HWC=image_HWC.round().clip(0, 255).astype(np.uint8), caption=caption)

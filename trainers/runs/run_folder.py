@@ -46,9 +46,14 @@ def newest_checkpoint_name(folder: Path) -> str | None:
 
 
 def dataset_facts(dataset: Dataset) -> dict[str, Any]:
-    """A data set as plain data: what two runs must agree on; its folder may differ."""
-    facts = {key: value for key, value in vars(dataset).items() if key not in ("reader", "root", "obtain", "lacks")}
-    return json.loads(json.dumps({**facts, "reader": repr(dataset.reader)}, default=vars))
+    """A data set as plain data: what two runs must agree on.
+
+    Its folder may differ, and so may `on_bad_image`: one that refuses and one that skips train alike until the first
+    bad image, where the first ends.
+    """
+    free = ("reader", "root", "obtain", "on_bad_image", "lacks")
+    facts = {key: value for key, value in vars(dataset).items() if key not in free}
+    return json.loads(json.dumps({**facts, "reader": repr(dataset.reader)}))
 
 
 def require_usable(folder: Path, *, resume: bool) -> None:

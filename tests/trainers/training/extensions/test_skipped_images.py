@@ -1,6 +1,7 @@
 """Runs on a folder with images that cannot be decoded."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -34,14 +35,14 @@ def photos(tmp_path_factory):
         content = (folder / name).read_bytes()
         (folder / name).write_bytes(content[:60] + content[-12:])  # ends as a PNG does
 
-    def recipe(policy):
-        beside = folder / policy.replace(" ", "")
-        beside.mkdir()
-        facts = "reader: {kind: ImageFolder}\nroot: ..\nchannels: 3\n"
+    def recipe(policy, images=folder):
+        beside = tmp_path_factory.mktemp("recipe")
+        facts = f"reader: {{kind: ImageFolder}}\nroot: {images}\nchannels: 3\n"
         (beside / "photos.yaml").write_text(f"{facts}on_bad_image: {policy}\n")
         (beside / "mine.yaml").write_text(MINE)
         return str(beside / "mine.yaml")
 
+    recipe.folder = folder
     return recipe
 
 
@@ -74,3 +75,20 @@ def test_a_run_ends_after_the_number_it_may_skip(tmp_path, photos, kilobatch):
     assert done.returncode == 3
     assert "images cannot be decoded, and on_bad_image stops after 2" in done.stderr
     assert "Last good checkpoint" in done.stderr
+
+
+def test_a_run_that_a_bad_image_ended_goes_on_by_skipping_it(tmp_path, photos, kilobatch):
+    """The bad image is one of the evaluation, after update 3."""
+    images = tmp_path / "images"
+    shutil.copytree(photos.folder, images)
+    for name in BAD[:3]:
+        shutil.copy(images / "train/a/00.png", images / name)
+    words = ("--out", tmp_path / "run", "--no-report", "--exact", "--stop-after", "3up", "--checkpoint-every", "update")
+    words += ("--set", "evaluation.every=1ep")
+    done = kilobatch("train", photos("refuse", images), *words, ranks=1)
+    assert done.returncode != 0
+    assert "val/b/05.png" in done.stderr
+    done = kilobatch("train", photos("skip", images), *words, "--resume", ranks=1)
+    assert done.returncode == 0, done.stderr
+    assert "resuming from update-000002" in done.stdout
+    assert skipped(tmp_path / "run") == [("eval", 17)]
