@@ -48,7 +48,7 @@ def verify(
     from trainers.runs.errors import EXIT_FAILED
 
     opened = opened_dataset(dataset, data, allow_code)
-    with showing_progress(f"decoding {opened.name}", num_images(opened), unit="images") as advance:
+    with showing_progress(f"decoding {opened.name}", num_images(opened), unit="images", after_seconds=1.0) as advance:
         verified = verify_images(opened, advance)
     print(json.dumps(verified.as_tree(), indent=2) if as_json else verified_text(verified))
     if write_list is not None:
