@@ -50,10 +50,16 @@ class Finish:
     def image(self, pixels_HWC: np.ndarray, mirrored: bool) -> np.ndarray:
         """The model's input: float32, CHW, in C order, a new array."""
         image_HWC = pixels_HWC[:, ::-1] if mirrored else pixels_HWC
-        if self.normalize is not None:
-            image_HWC = self.normalize.normalized(image_HWC)
-        image_CHW = np.array(image_HWC.transpose(2, 0, 1), dtype=np.float32, order="C")
-        image_CHW /= self.divisor
+        if self.normalize is None:
+            image_CHW = np.array(image_HWC.transpose(2, 0, 1), dtype=np.float32, order="C")
+            image_CHW /= self.divisor
+            return image_CHW
+        height, width, channels = image_HWC.shape
+        image_CHW = np.empty((channels, height, width), np.float32)
+        for channel, (shift, scale) in enumerate(zip(*self.normalize.shift_and_scale(channels), strict=True)):
+            one_HW = image_CHW[channel]  # which stays in the cache
+            np.subtract(image_HWC[:, :, channel], shift, out=one_HW, dtype=np.float32)
+            one_HW /= scale
         return image_CHW
 
     def shift_and_scale(self, channels: int) -> tuple[np.ndarray, np.ndarray]:

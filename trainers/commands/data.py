@@ -8,7 +8,17 @@ from typing import Annotated, Any
 
 import typer
 
-from trainers.commands.options import OPTIONS_OF_GROUPS, AllowCode, Data, Json, Recipe, Set, opened_recipe, written
+from trainers.commands.options import (
+    OPTIONS_OF_GROUPS,
+    AllowCode,
+    Data,
+    Decoder,
+    Json,
+    Recipe,
+    Set,
+    opened_recipe,
+    written,
+)
 
 app = typer.Typer(help="Look at a data set, check and time its images.", **OPTIONS_OF_GROUPS)
 
@@ -38,17 +48,20 @@ def inspect(
 def verify(
     dataset: Dataset,
     data: Data = None,
+    decoder: Decoder = None,
     write_list: Annotated[Path | None, typer.Option(metavar="F", help="Write the names of bad images there.")] = None,
     allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
     """Decode every image and name the bad ones. Exit code 3 if there are any, or the counts differ."""
+    from trainers.augmentations import decoders
     from trainers.datasets.image_check import num_images, verified_text, verify_images, write_names
     from trainers.datasets.progress_bar import showing_progress
     from trainers.runs.errors import EXIT_FAILED
 
+    decoders.use(decoder)
     opened = opened_dataset(dataset, data, allow_code)
-    with showing_progress(f"decoding {opened.name}", num_images(opened), unit="images") as advance:
+    with showing_progress(f"decoding {opened.name}", num_images(opened), unit="images", after_seconds=1.0) as advance:
         verified = verify_images(opened, advance)
     print(json.dumps(verified.as_tree(), indent=2) if as_json else verified_text(verified))
     if write_list is not None:
@@ -84,12 +97,15 @@ def bench(
     recipe: Annotated[str | None, typer.Option("--recipe", metavar="R", help="Whose augmentation is applied.")] = None,
     target: Annotated[float, typer.Option(min=1, metavar="RATE", help="Images/s to compute cores for.")] = 6300,
     data: Data = None,
+    decoder: Decoder = None,
     allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
     """Images/s by stage on one core and on all, and what bounds them."""
+    from trainers.augmentations import decoders
     from trainers.datasets.input_rates import measure_input, rates_text
 
+    decoders.use(decoder)
     opened = opened_dataset(dataset, data, allow_code)
     of = None if recipe is None else _trainable(opened_recipe(recipe, None, data, allow_code)).recipe
     rates = measure_input(opened, of, target=target)
@@ -104,12 +120,15 @@ def sheet(
     evaluation: Annotated[bool, typer.Option("--eval", help="Show samples of the evaluation.")] = False,
     overrides: Set = None,
     data: Data = None,
+    decoder: Decoder = None,
     allow_code: AllowCode = False,
 ) -> None:
     """Draw 64 samples as a recipe's model gets them."""
+    from trainers.augmentations import decoders
     from trainers.datasets.sheet import evaluated_samples, save_sheet, sheet, title_of, training_samples
     from trainers.launch.preflight import refuse_folder, require_data
 
+    decoders.use(decoder)
     opened = _trainable(opened_recipe(recipe, overrides, data, allow_code))
     made, dataset = opened.recipe, opened.dataset
     refuse_folder(dataset, data)

@@ -84,8 +84,9 @@ class SkippingSamples:
         return self._first(index, self.samples.__getitem__, noting=True)
 
     def name_of(self, index: int) -> str:
-        """The file of the sample, also of one that is skipped."""
-        return self.samples.name_of(index)
+        """The file of the sample that was taken for `index`."""
+        places = (number % len(self) for number in range(index, index + len(self)))
+        return self.samples.name_of(next((place for place in places if place not in self.skipped), index))
 
     def size_of(self, index: int) -> tuple[int, int]:
         """Height and width, of the first sample from `index` on whose header can be read."""

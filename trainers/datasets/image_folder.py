@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from trainers.datasets.index_file import indexed, state_of
-from trainers.datasets.manifest import preparation, refuse_unfinished
+from trainers.datasets.manifest import MANIFEST, preparation, refuse_unfinished
 from trainers.datasets.progress_bar import showing_progress
 from trainers.datasets.remote import Mirror, mirror_of
 from trainers.datasets.samples import (
@@ -138,8 +138,11 @@ class ImageFolder:
 
 def _mirror_and_folder(root: Path | None) -> tuple[Mirror | None, Path | None]:
     """A URL's mirror, which has all folders and fetches files when they are read, and its folder; else no mirror."""
-    mirror = mirror_of(root)
-    return mirror, root if mirror is None else mirror.folder
+    if (mirror := mirror_of(root)) is None:
+        return None, root
+    if MANIFEST in mirror.sizes:
+        mirror.fetch(MANIFEST)
+    return mirror, mirror.folder
 
 
 def _class_folders(root: Path, split: str) -> list[str]:

@@ -20,6 +20,7 @@ from recipes.schema import Dataset, Recipe
 from trainers.augmentations import HorizontalFlip, RandomResizedCrop, decoders
 from trainers.augmentations.pipeline import Pipeline
 from trainers.datasets.inspection import evenly
+from trainers.runs.errors import RankFailed
 
 ROUNDS = 5
 _IMAGES = 256  # of a round, at most
@@ -45,7 +46,18 @@ def measure_input(
     Returns:
         stages (name -> images_per_second on "one_core" and "all_cores"), cores, bound, first_read, target,
         cores_for_target, decoder, rounds, images.
+    Raises:
+        InputRefused: the recipe's augmentation does not fit the data, or an image cannot be used.
     """
+    try:
+        return _measured(dataset, recipe, target=target, rounds=rounds, num_images=num_images)
+    except RankFailed as error:  # an image that cannot be read, or is too small for a crop
+        raise InputRefused(f"{error}; `kilobatch data verify` names all that cannot be read") from error
+
+
+def _measured(
+    dataset: Dataset, recipe: Recipe | None, *, target: float, rounds: int, num_images: int
+) -> dict[str, Any]:
     samples = dataset.reader.open(dataset.root, "train")
     cores = len(os.sched_getaffinity(0))
     held = max(cores, int(_HELD_BYTES / _largest_bytes(samples)))
@@ -116,7 +128,8 @@ class _Stages:
         return self._samples.encoded(index) if self._is_encoded else self._samples[index][0]
 
     def _decode(self, place: int) -> np.ndarray:
-        return decoders.decode(self._files[place], self._samples.channels)
+        with self._samples.naming(self._indices[place]):
+            return decoders.decode(self._files[place], self._samples.channels)
 
     def _augment(self, place: int) -> Any:
         index = self._indices[place]

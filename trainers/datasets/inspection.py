@@ -55,10 +55,13 @@ def require_opened(dataset: Dataset) -> Dataset:
 
 
 def class_names(dataset: Dataset) -> list[str]:
-    """The names of the classes where the reader knows them (`class_names(root)`), else their numbers."""
-    if hasattr(dataset.reader, "class_names"):
-        return list(dataset.reader.class_names(dataset.root))
-    return [str(label) for label in range(dataset.num_classes)]
+    """The names of the classes in the order of their labels, by `class_names(root)` of the reader; else none."""
+    return list(dataset.reader.class_names(dataset.root)) if hasattr(dataset.reader, "class_names") else []
+
+
+def class_called(names: Sequence[str], label: int) -> str:
+    """The name of a class; its number if it has none."""
+    return names[label] if label < len(names) else str(label)
 
 
 def class_called(names: Sequence[str], label: int) -> str:
@@ -67,10 +70,10 @@ def class_called(names: Sequence[str], label: int) -> str:
 
 
 def labels_of(samples: Any) -> np.ndarray:
-    """The label of every sample; where the samples keep no array of them, each sample is loaded."""
+    """The label of every sample; where the samples keep no array of them, up to 2,000 evenly spaced ones are loaded."""
     if hasattr(samples, "labels"):
         return np.asarray(samples.labels)
-    return np.array([samples[index][1] for index in range(len(samples))])
+    return np.array([samples[index][1] for index in evenly(len(samples), _LOOKED)])
 
 
 def evenly(count: int, most: int) -> list[int]:
@@ -88,6 +91,7 @@ def inspect(dataset: Dataset) -> dict[str, Any]:
         name, num_classes, channels, fingerprint, and for each split samples, classes and images.
     """
     names = class_names(dataset)
+    opened = {split: dataset.reader.open(dataset.root, split) for split in SPLITS}
     return {
         "name": dataset.name,
         "reader": type(dataset.reader).__name__,
@@ -95,16 +99,17 @@ def inspect(dataset: Dataset) -> dict[str, Any]:
         "num_classes": dataset.num_classes,
         "channels": dataset.channels,
         "fingerprint": dataset.reader.fingerprint(dataset.root),
-        "splits": {split: _split(dataset.reader.open(dataset.root, split), names) for split in SPLITS},
+        "splits": {split: _split(samples, names, dataset.num_classes) for split, samples in opened.items()},
     }
 
 
-def _split(samples: Any, names: Sequence[str]) -> dict[str, Any]:
-    counts = np.bincount(labels_of(samples), minlength=len(names))
+def _split(samples: Any, names: Sequence[str], num_classes: int) -> dict[str, Any]:
+    counts = np.bincount(labels_of(samples), minlength=num_classes)
     small, large = int(counts.argmin()), int(counts.argmax())
     return {
         "samples": len(samples),
         "classes": {
+            "counted": int(counts.sum()),
             "counts": counts.tolist(),
             "smallest": {"name": class_called(names, small), "samples": int(counts[small])},
             "largest": {"name": class_called(names, large), "samples": int(counts[large])},
@@ -159,16 +164,17 @@ def inspection_text(found: dict[str, Any]) -> str:
     lines.append(f"read by {found['reader']}" + (f" from {found['root']}" if found["root"] else ""))
     lines.append(f"fingerprint {found['fingerprint']}")
     for split, part in found["splits"].items():
-        lines += ["", f"{split}: {counted(part['samples'], 'sample')}", *_class_lines(part["classes"])]
+        lines += ["", f"{split}: {counted(part['samples'], 'sample')}", *_class_lines(part["classes"], part["samples"])]
         lines += _image_lines(part["images"])
     return "\n".join(lines)
 
 
-def _class_lines(classes: dict[str, Any]) -> list[str]:
+def _class_lines(classes: dict[str, Any], samples: int) -> list[str]:
     small, large = classes["smallest"], classes["largest"]
+    among = "" if classes["counted"] == samples else f", of {number(classes['counted'])} evenly spaced ones"
     line = f"  samples a class: {number(small['samples'])} ({small['name']}) to {number(large['samples'])}"
     empty = classes["without_samples"]
-    return [f"{line} ({large['name']})"] + ([f"  classes without a sample: {number(empty)}"] if empty else [])
+    return [f"{line} ({large['name']}){among}"] + ([f"  classes without a sample: {number(empty)}"] if empty else [])
 
 
 def _image_lines(images: dict[str, Any]) -> list[str]:

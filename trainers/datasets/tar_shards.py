@@ -90,6 +90,10 @@ class TarShards:
         opened = [self.open(root, split).fingerprints(root) for split in ("train", "eval")]
         return {**preparation(root), **opened[0], **opened[1]}
 
+    def class_names(self, root: Path) -> list[str]:
+        """Names of the classes, in the order of their labels; none where the archives have .cls."""
+        return [os.fsdecode(name) for name in self._index(root, "train")[0]["classes"]]
+
     def _index(self, root: Path, split: str) -> tuple[dict[str, np.ndarray], list[Path]]:
         pattern = getattr(self, split)
         files = sorted(root.glob(pattern), key=os.fsencode)

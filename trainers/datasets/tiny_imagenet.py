@@ -38,7 +38,7 @@ class TinyImageNet:
         """
         require_split(split)
         root = require_root("TinyImageNet", root, _LAYOUT)
-        classes = sorted(_names(root / "train"), key=os.fsencode)
+        classes = self.class_names(root)
         label_of = {name: label for label, name in enumerate(classes)}
         if split == "train":
             folder, class_of = root / split, {}
@@ -53,6 +53,10 @@ class TinyImageNet:
         paths.extend(map(os.fsencode, files))
         labels = np.array([label_of[class_of[file]] for file in files], dtype=np.int32)
         return ImageFiles(folder=folder, paths=paths, labels=labels, channels=3)
+
+    def class_names(self, root: Path) -> list[str]:
+        """Names of the classes, in the order of their labels."""
+        return sorted(_names(root / "train"), key=os.fsencode)
 
     def facts(self, root: Path | None) -> dict[str, int]:
         """num_train, num_eval and num_classes, counted from the folders."""

@@ -34,6 +34,7 @@ def test_the_next_readable_sample_takes_the_place_with_its_own_label(dataset):
     found = [(int(image.max()), label) for image, label in (samples[index] for index in range(6))]
     assert found == [(0, 0), (30, 1), (30, 1), (30, 1), (40, 1), (0, 0)]
     assert [samples[index][1] for index in (5, 2, 1)] == [0, 1, 1]  # again, and in another order
+    assert samples.name_of(1) == str(dataset.root / "train/dog/3.png")
 
 
 def test_each_skip_is_noted_once_with_file_and_cause(dataset):

@@ -1,6 +1,7 @@
 """`data bench` times what a run does, and computes cores from it."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 import kilobatch
 from recipes.errors import InputRefused
 from recipes.reading.open import open_recipe
+from trainers.augmentations import decoders
 from trainers.datasets.input_rates import measure_input, rates_text
 from trainers.datasets.inspection import dataset_of_folder
 from trainers.launch.vocabulary import vocabulary
@@ -60,3 +62,17 @@ def test_the_command_takes_the_augmentation_of_a_recipe(folder):
 def test_samples_in_memory_have_nothing_to_decode():
     result = CliRunner().invoke(kilobatch.app, ["data", "bench", "digits", "--recipe", "digits/large_batch", "--json"])
     assert [*json.loads(result.stdout)["stages"]] == ["read", "augment", "finish", "whole batches"]
+
+
+def test_an_image_that_cannot_be_read_is_named(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "photos")
+    for path in (tmp_path / "photos/train/cat").iterdir():
+        path.write_bytes(path.read_bytes()[:-300])
+    with pytest.raises(InputRefused, match=r"train/cat/.\.jpg: .*`kilobatch data verify` names all"):
+        measure_input(dataset_of_folder(tmp_path / "photos"), None, target=6300, rounds=1)
+
+
+def test_a_family_of_decoders_can_be_chosen(folder, monkeypatch):
+    monkeypatch.setattr(decoders, "_in_use", None)  # and as before afterwards
+    result = CliRunner().invoke(kilobatch.app, ["data", "bench", str(folder), "--decoder", "pillow", "--json"])
+    assert json.loads(result.stdout)["decoder"] == "pillow"

@@ -1,5 +1,8 @@
 """What `data inspect` says is what was put into the data set."""
 
+import io
+import tarfile
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -7,8 +10,15 @@ from PIL import Image
 from recipes.errors import InputRefused
 from recipes.reports.plots.of_data import data_figure
 from recipes.schema import Dataset
-from trainers.datasets import Synthetic
-from trainers.datasets.inspection import dataset_of_folder, evenly, inspect, inspection_text, require_opened
+from trainers.datasets import Synthetic, TarShards
+from trainers.datasets.inspection import (
+    class_names,
+    dataset_of_folder,
+    evenly,
+    inspect,
+    inspection_text,
+    require_opened,
+)
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +74,28 @@ def test_samples_that_keep_no_labels_are_counted_one_by_one():
     assert part["train"]["classes"]["counts"] == [3, 2, 2]
     assert part["eval"]["classes"]["without_samples"] == 1
     assert part["train"]["images"]["modes"] == {"uint8, 3 channels": 7}
+
+
+def test_of_many_samples_without_labels_some_are_counted():
+    reader = Synthetic(num_train=5001, num_eval=2, num_classes=2, channels=1, size=1)
+    found = inspect(Dataset(name="made", channels=1, reader=reader, **reader.facts(None)))
+    assert found["splits"]["train"]["classes"]["counted"] == 2000
+    assert "), of 2,000 evenly spaced ones" in inspection_text(found)
+
+
+def test_classes_of_shards_have_the_names_of_their_folders(tmp_path):
+    for split in ("train", "val"):
+        with tarfile.open(tmp_path / f"{split}-0.tar", "w") as archive:
+            for name in ("dog", "cat"):
+                file = io.BytesIO()
+                Image.new("RGB", (9, 9)).save(file, format="JPEG")
+                member = tarfile.TarInfo(f"{name}/1.jpg")
+                member.size = file.tell()
+                archive.addfile(member, io.BytesIO(file.getvalue()))
+    reader = TarShards()
+    found = Dataset(name="shards", channels=3, reader=reader, root=tmp_path, **reader.facts(tmp_path))
+    assert class_names(found) == ["cat", "dog"]
+    assert inspect(found)["splits"]["eval"]["images"]["types"] == {"JPEG": 2}
 
 
 def test_the_picture_shows_every_split(found):
