@@ -127,7 +127,7 @@ def test_own_code_needs_the_flag(folder):
     assert not (folder / "unflagged").exists()
 
 
-def test_a_photo_that_is_damaged_in_the_middle_ends_the_run_with_its_name(folder, tmp_path):
+def test_a_photo_that_is_damaged_in_the_middle_ends_the_run_and_is_named_with_rank_and_sample(folder, tmp_path):
     write_photos(tmp_path / "photos")
     (tmp_path / "photos" / "train" / "red" / "8.jpg").unlink()
     damaged = tmp_path / "photos" / "train" / "red" / "8.png"
@@ -137,7 +137,9 @@ def test_a_photo_that_is_damaged_in_the_middle_ends_the_run_with_its_name(folder
     damaged.write_bytes(content)
     words = ("--allow-code", "-n", 2, "--data", tmp_path / "photos", "--out", "damaged")
     output = kilobatch(folder, "train", "mine.yaml", *words, code=3)
-    message = rf"^rank [01] on \S+ failed:\n{re.escape(str(damaged))}: not a readable image \(.+\)$"
+    ids = sorted(str(path) for path in (tmp_path / "photos" / "train").glob("*/*"))
+    why = rf"not a readable image \(.+\); it is sample {ids.index(str(damaged))}: .+ `on_bad_image: skip`"
+    message = rf"^rank [01] on \S+ failed:\n{re.escape(str(damaged))}: {why}"
     assert re.search(message, output, re.MULTILINE), output
     assert "Traceback" not in output
 

@@ -5,8 +5,9 @@
     nvimgcodec  JPEG by NVIDIA's nvImageCodec on the CPU, which decodes no more than the crop; resampling by OpenCV
     dali        the same by a pipeline of NVIDIA's DALI on the CPU, which is given the file and the crop
 
-Files that are no JPEG, and JPEGs in CMYK, are decoded by Pillow in each family. All families decode the same pixels
-from a JPEG in colour; resampled ones differ by about half a step of 255 from Pillow's, on average.
+Files that are no JPEG, JPEGs in CMYK, and JPEGs that libjpeg-turbo has a warning about are decoded by Pillow in each
+family. So all families read the same files, and decode the same pixels from a JPEG in colour; resampled ones differ by
+about half a step of 255 from Pillow's, on average.
 
 A process uses one family, chosen by `use` or by KILOBATCH_DECODER in its environment, else the first of opencv and
 pillow that is installed.
@@ -19,7 +20,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -244,15 +245,16 @@ def _cut(decode: Callable[[bytes, int], np.ndarray]) -> Callable[[bytes, int, _R
 
 
 def _turbo_size(file: bytes) -> tuple[int, int] | None:
-    """Height and width of a JPEG that libjpeg-turbo is to decode; None for all else."""
+    """Height and width of a JPEG that libjpeg-turbo is to decode; None for all else, which Pillow reads or refuses."""
     import simplejpeg
 
     if not simplejpeg.is_jpeg(file):
         return None
-    height, width, colours, _ = simplejpeg.decode_jpeg_header(file)
-    if height * width > MOST_PIXELS:
-        raise ValueError(f"{height} x {width} pixels, more than {MOST_PIXELS:,}: it could be made to fill the memory")
-    return (height, width) if colours in ("YCbCr", "RGB", "Gray") else None
+    try:
+        height, width, colours, _ = simplejpeg.decode_jpeg_header(file)
+    except ValueError:
+        return None
+    return (height, width) if colours in ("YCbCr", "RGB", "Gray") and height * width <= MOST_PIXELS else None
 
 
 def _size_with_turbo(file: bytes) -> tuple[int, int]:
@@ -262,9 +264,12 @@ def _size_with_turbo(file: bytes) -> tuple[int, int]:
 def _decode_with_turbo(file: bytes, channels: int) -> np.ndarray:
     import simplejpeg
 
-    if _turbo_size(file) is None:
-        return _decode_with_pillow(file, channels)
-    return simplejpeg.decode_jpeg(file, colorspace="RGB" if channels == 3 else "GRAY")
+    if _turbo_size(file) is not None:
+        # A warning of libjpeg-turbo, such as of bytes between two markers, is an error here. Published data sets have
+        # such files: Pillow decodes what can be used, and refuses a truncated file.
+        with suppress(ValueError):
+            return simplejpeg.decode_jpeg(file, colorspace="RGB" if channels == 3 else "GRAY")
+    return _decode_with_pillow(file, channels)
 
 
 def _part_with(make: Callable[[], Callable[[bytes, _Rectangle], np.ndarray]]) -> Callable[..., np.ndarray]:
@@ -272,12 +277,15 @@ def _part_with(make: Callable[[], Callable[[bytes, _Rectangle], np.ndarray]]) ->
     of_thread = threading.local()
 
     def crop(file: bytes, channels: int, rectangle: _Rectangle) -> np.ndarray:
-        if channels != 3 or _turbo_size(file) is None:
-            return _cut(_decode_with_turbo)(file, channels, rectangle)
-        if not hasattr(of_thread, "part"):
-            with _stderr_dropped():  # NVIDIA's packages print what they lack for a GPU
-                of_thread.part = make()
-        return of_thread.part(file, rectangle)
+        if channels == 3 and _turbo_size(file) is not None:
+            if not hasattr(of_thread, "part"):
+                with _stderr_dropped():  # NVIDIA's packages print what they lack for a GPU
+                    of_thread.part = make()
+            try:
+                return of_thread.part(file, rectangle)
+            except Exception:  # of NVIDIA's packages, for a damaged file; DALI's pipeline does not survive it
+                del of_thread.part
+        return _cut(_decode_with_turbo)(file, channels, rectangle)
 
     return crop
 

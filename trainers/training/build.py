@@ -25,10 +25,10 @@ from trainers.communicators import Auto, Direct
 from trainers.communicators.gpu import Gpu
 from trainers.communicators.host_staging import connect_on_gpu
 from trainers.communicators.wire import WIRES, FullWire
-from trainers.datasets.bad_images import SkippedImage, SkippingSamples, open_samples
+from trainers.datasets.bad_images import SkippedImage, SkippingSamples, can_skip, open_samples
 from trainers.datasets.device_feed import DeviceFeed
 from trainers.datasets.loader import LoadImage
-from trainers.datasets.samples import EncodedSamples
+from trainers.datasets.samples import EncodedSamples, UnreadableImage
 from trainers.gradients.exchange import ExactExchange, Exchange
 from trainers.gradients.flat_gradients import FlatGradients
 from trainers.gradients.mixed_precision import images_dtype
@@ -361,3 +361,6 @@ def _load(
             return augmented(image, epoch=epoch, index=index, image_size=image_size), label
     except UnfitImage as error:
         raise UnfitImage(f"{named(index)}: {error}") from error
+    except UnreadableImage as error:
+        way_out = ": mend or remove it, or write `on_bad_image: skip` in the data set's file" if can_skip(error) else ""
+        raise UnreadableImage(f"{error}; it is sample {index}{way_out}") from error.__cause__

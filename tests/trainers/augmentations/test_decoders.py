@@ -5,6 +5,7 @@ import random
 import resource
 import struct
 import zlib
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from recipes.errors import InputRefused
 from recipes.planning.random_bits import draws
 from trainers.augmentations import RandomResizedCrop, decoders
 from trainers.augmentations.decoders import EncodedImage, UndecodableImage, decode, resampled, size_of
+from trainers.datasets.samples import EncodedSamples, UnreadableImage
 from trainers.training.environment import changed_decoder_warning
 
 FAMILIES = [
@@ -185,6 +187,44 @@ def test_mutated_files_are_decoded_or_refused_in_bounded_memory(family, count):
             results[False] += 1
     assert min(results.values()) > 0
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # KiB
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class InMemory(EncodedSamples):
+    files: list
+
+    def encoded(self, index):
+        return self.files[index]
+
+    def name_of(self, index):
+        return f"photos/{index}.jpg"
+
+
+@pytest.mark.parametrize("count", [100, pytest.param(MUTATED, marks=pytest.mark.slow)])
+def test_a_mutated_file_is_read_as_by_pillow_or_named(family, count):
+    files = [*mutated(count, SEED)]
+    samples = InMemory(labels=np.zeros(count, int), channels=3, files=files)
+    for index, file in enumerate(files):
+        decoders.use("pillow")
+        try:
+            expected = decode(file, 3)
+        except UndecodableImage:
+            expected = None
+        decoders.use(family)
+        if expected is None:
+            with pytest.raises(UnreadableImage, match=rf"^photos/{index}\.jpg: not a readable image"):
+                _ = samples[index]
+        else:
+            np.testing.assert_array_equal(samples[index][0], expected)
+
+
+def test_bytes_between_two_markers_do_no_harm(family):
+    """As in some files of ImageNet: libjpeg warns of them."""
+    file = saved(photo())
+    place = file.index(b"\xff\xc4")
+    padded, whole = file[:place] + b"\1\2\3" + file[place:], decode(file, 3)
+    np.testing.assert_array_equal(decode(padded, 3), whole)
+    np.testing.assert_array_equal(EncodedImage(padded, 3).crop(20, 30, 90, 140), whole[20:110, 30:170])
 
 
 def test_the_environment_chooses_and_what_is_not_there_is_refused(monkeypatch):
