@@ -114,9 +114,7 @@ def convert(
     for split, shape in sizes.items():
         _allocate(root / _ARRAYS[split].format("images"), shape)
     for split, samples in source.splits.items():
-        found = chunks_of(
-            conversion.form, split, samples.labels, source.classes, per_chunk=conversion.per_chunk
-        )
+        found = chunks_of(conversion.form, split, samples.labels, source.classes, per_chunk=conversion.per_chunk)
         waiting = [chunk for chunk in found if chunk.name not in done]
         words = f"{split}: writing {conversion.form}, {conversion.as_text()}"
         with showing(words, len(samples)) as add, (root / MANIFEST).open("a", encoding="utf-8") as manifest:

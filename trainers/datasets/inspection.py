@@ -64,11 +64,6 @@ def class_called(names: Sequence[str], label: int) -> str:
     return names[label] if label < len(names) else str(label)
 
 
-def class_called(names: Sequence[str], label: int) -> str:
-    """The name of a class; its number if it has none."""
-    return names[label] if label < len(names) else str(label)
-
-
 def labels_of(samples: Any) -> np.ndarray:
     """The label of every sample; where the samples keep no array of them, up to 2,000 evenly spaced ones are loaded."""
     if hasattr(samples, "labels"):
