@@ -155,9 +155,13 @@ class GroupMixing:
         images, targets = zip(*mixed, strict=True)
         return np.concatenate(images), np.concatenate(targets)
 
+    def needed(self, part: MicroBatch, *, samples: int, norm_span: int) -> list[int]:
+        """All positions that `load` asks for, in that order."""
+        return [position for own, group in _pieces(part, samples, norm_span) for position in _with_partners(own, group)]
+
     def _mixed(self, own: range, group: range, load: LoadPositions) -> tuple[np.ndarray, np.ndarray]:
-        mirrored = [group.start + group.stop - 1 - position for position in own]
-        needed = [*own, *(position for position in mirrored if position not in own)]
+        mirrored = _mirrored(own, group)
+        needed = _with_partners(own, group)
         images, labels = load(needed)
         number_of = {position: number for number, position in enumerate(needed)}
         partners = [number_of[position] for position in mirrored]
@@ -166,6 +170,15 @@ class GroupMixing:
         mixed, share = mix(images[: len(own)], images[partners], keyed)
         rows = np.eye(self.num_classes)[labels]
         return mixed, (share * rows[: len(own)] + (1.0 - share) * rows[partners]).astype(np.float32)
+
+
+def _mirrored(own: range, group: range) -> list[int]:
+    """The partner of each position of a group."""
+    return [group.start + group.stop - 1 - position for position in own]
+
+
+def _with_partners(own: range, group: range) -> list[int]:
+    return [*own, *(position for position in _mirrored(own, group) if position not in own)]
 
 
 def _pieces(part: MicroBatch, samples: int, norm_span: int) -> Iterator[tuple[range, range]]:

@@ -18,11 +18,7 @@ from recipes.planning.stream import Stream
 from recipes.planning.timeline import Segment
 from trainers.augmentations.mixing import GroupMixing
 from trainers.datasets.device_feed import DeviceFeed
-from trainers.kernels.threads import shared
-from trainers.runs.errors import UnfitImage
-
-# (epoch, index, image_size=None) -> float32 CHW image as the model gets it, label
-LoadImage = Callable[..., tuple[np.ndarray, int]]
+from trainers.datasets.loader_workers import LoadedAhead, LoaderWorkers, LoadImage, Loading
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,8 +94,8 @@ class StreamIterator(chainer.dataset.Iterator):
         plan: the timeline and its division; may be replaced by one with other micro-batches.
         rank: this worker.
         stream: order of the samples.
-        load: gives one augmented sample.
-        threads_load: whether several threads should call `load` at once.
+        load: (epoch, index, image_size=None) -> one augmented sample, float32 CHW, and its label.
+        workers: load ahead, across updates; None loads on the thread that asks.
         mixing: mixes samples, where the recipe does.
         trace: note index and digest of every sample.
         feed: sends the micro-batches to the GPU; None on a CPU.
@@ -112,7 +108,7 @@ class StreamIterator(chainer.dataset.Iterator):
         rank: int,
         stream: Stream,
         load: LoadImage,
-        threads_load: bool = False,
+        workers: LoaderWorkers | None = None,
         mixing: GroupMixing | None = None,
         trace: bool = False,
         feed: DeviceFeed | None = None,
@@ -121,7 +117,8 @@ class StreamIterator(chainer.dataset.Iterator):
         self._rank = rank
         self._stream = stream
         self._load = load if feed is None or mixing is not None else feed.load
-        self._threads_load = threads_load
+        self._ahead = LoadedAhead(workers or LoaderWorkers(), self._loading, self._parts_after)
+        self._dtype = chainer.get_dtype()  # of this thread
         self._mixing = mixing
         self._trace = trace
         self._feed = feed
@@ -176,13 +173,15 @@ class StreamIterator(chainer.dataset.Iterator):
 
     def finalize(self) -> None:
         """Free memory."""
+        self._ahead.drop()
         if self._feed is not None:
             self._feed.drop()
 
     def _micro_batches(self, update: int, seen: list[TracedSample]) -> Iterator[LoadedMicroBatch]:
         for part in self.plan.division_of(update).micro_batches(self._rank):
-            load = partial(self._loaded, update, part)
-            micro_batch = load() if self._feed is None else self._feed.take((update, part), load)
+            key = update, part
+            load = partial(self._ahead.take, key)
+            micro_batch = load() if self._feed is None else self._feed.take(key, load)
             seen.extend(micro_batch.seen)
             yield micro_batch
 
@@ -190,25 +189,45 @@ class StreamIterator(chainer.dataset.Iterator):
         update = self.update
         if update < self.plan.timeline.num_updates:
             for part in self.plan.division_of(update).micro_batches(self._rank)[:1]:
-                self._feed.prefetch((update, part), partial(self._loaded, update, part))
+                self._feed.prefetch((update, part), partial(self._ahead.take, (update, part)))
 
-    def _loaded(self, update: int, part: MicroBatch) -> LoadedMicroBatch:
-        timeline = self.plan.timeline
-        samples = timeline.samples_at(update)
+    def _parts_after(self, key: tuple[int, MicroBatch]) -> Iterator[tuple[int, MicroBatch]]:
+        """This worker's micro-batches after one, each with its update, to the end of the run."""
+        update, part = key
+        parts = self.plan.division_of(update).micro_batches(self._rank)
+        parts = parts[parts.index(part) + 1 :]
+        while True:
+            yield from ((update, part) for part in parts)
+            update += 1
+            if update == self.plan.timeline.num_updates:
+                return
+            parts = self.plan.division_of(update).micro_batches(self._rank)
+
+    def _loading(self, key: tuple[int, MicroBatch]) -> Loading:
+        update, part = key
+        timeline, division = self.plan.timeline, self.plan.division_of(update)
+        samples, norm_span = timeline.samples_at(update), division.norm_span
         start = samples + part.offset
+        positions: Sequence[int] = range(start, start + part.size)
+        if self._mixing is not None:
+            positions = self._mixing.needed(part, samples=samples, norm_span=norm_span)
+        needed = list(zip(*(numbers.tolist() for numbers in self._stream.at(positions)), strict=True))
         epochs, indices = self._stream.samples(start, part.size)
-        load = partial(self._load_positions, image_size=timeline.segment_of(update).image_size)
-        if self._mixing is None:
-            images, targets = load(range(start, start + part.size))
-        else:
-            norm_span = self.plan.division_of(update).norm_span
-            images, targets = self._mixing.load(part, samples=samples, norm_span=norm_span, load=load)
-        seen = tuple(self._seen(part, indices, images)) if self._trace else ()
-        if self._feed is None:
-            images = images.astype(chainer.get_dtype(), copy=False)
-        return LoadedMicroBatch(
-            part=part, images_NCHW=images, targets=targets, epochs=epochs, indices=indices, seen=seen
-        )
+
+        def finish(images: Any, labels: np.ndarray) -> LoadedMicroBatch:
+            targets = labels
+            if self._mixing is not None:
+                take = _Rows(images, labels)
+                images, targets = self._mixing.load(part, samples=samples, norm_span=norm_span, load=take)
+            seen = tuple(self._seen(part, indices, images)) if self._trace else ()
+            if isinstance(images, np.ndarray) and self._feed is None:
+                images = images.astype(self._dtype, copy=False)
+            return LoadedMicroBatch(
+                part=part, images_NCHW=images, targets=targets, epochs=epochs, indices=indices, seen=seen
+            )
+
+        size = timeline.segment_of(update).image_size
+        return Loading(self._load, needed, image_size=size, key="augmentation.train", finish=finish)
 
     def _seen(self, part: MicroBatch, indices: np.ndarray, images: Any) -> Iterator[TracedSample]:
         finished = images if isinstance(images, np.ndarray) else starmap(self._feed.finish.image, images)
@@ -216,56 +235,17 @@ class StreamIterator(chainer.dataset.Iterator):
             digest = hashlib.sha256(np.ascontiguousarray(image)).digest()
             yield TracedSample(position=part.offset + number, index=int(index), digest=digest)
 
-    def _load_positions(self, positions: Sequence[int], *, image_size: int | None) -> tuple[Any, np.ndarray]:
-        """Images as the pipeline gives them, stacked unless they are `Pixels`, and labels int32 (samples,)."""
-        samples = list(zip(*(numbers.tolist() for numbers in self._stream.at(positions)), strict=True))
-        loaded = load_all(partial(self._load, image_size=image_size), samples, threads=self._threads_load)
-        images, labels = zip(*loaded, strict=True)
-        whole = stacked(images, "augmentation.train") if isinstance(images[0], np.ndarray) else images
-        return whole, np.array(labels, dtype=np.int32)
-
     def serialize(self, serializer: chainer.Serializer) -> None:
         """Read or write the number of the next update."""
         self.update = int(serializer("update", self.update))
 
 
-def load_all(load: Callable[[int, int], Any], samples: Sequence[tuple[int, int]], *, threads: bool) -> list[Any]:
-    """The result of `load` for each sample, in order.
+class _Rows:
+    """Gives the rows of arrays from first to last, as many as it is asked for."""
 
-    Decoding and resizing release the GIL, so threads load in parallel. The random numbers of a sample do not depend on
-    the thread that loads it.
+    def __init__(self, *arrays: np.ndarray) -> None:
+        self._arrays, self._given = arrays, 0
 
-    Args:
-        load: (epoch, index) -> sample.
-        samples: epoch and index of each.
-        threads: whether to use several threads, see `trainers.training.build.Parts`.
-    Raises:
-        Exception: what `load` raises for one of them.
-    """
-    loaded: list[Any] = [None] * len(samples)
-
-    def load_range(start: int, stop: int) -> None:
-        for number in range(start, stop):
-            loaded[number] = load(*samples[number])
-
-    shared(load_range, len(samples), worth=threads)
-    return loaded
-
-
-def stacked(images_CHW: Sequence[np.ndarray], key: str) -> np.ndarray:
-    """Images as one array, NCHW.
-
-    Args:
-        images_CHW: as a pipeline gives them.
-        key: of the recipe, that the pipeline is made of.
-    Raises:
-        UnfitImage: they have different sizes.
-    """
-    try:
-        return np.stack(images_CHW)
-    except ValueError:
-        one, other = list(dict.fromkeys(image.shape for image in images_CHW))[:2]
-        raise UnfitImage(
-            f"images of {one} and {other}, channels, height and width, cannot be computed together; bring all to one "
-            f"size in {key}: RandomResizedCrop, or Resize and CenterCrop"
-        ) from None
+    def __call__(self, wanted: Sequence[int]) -> tuple[np.ndarray, ...]:
+        start, self._given = self._given, self._given + len(wanted)
+        return tuple(array[start : self._given] for array in self._arrays)

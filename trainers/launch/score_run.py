@@ -73,7 +73,7 @@ def score_run(
     with refuse_foreign(path):
         state = load_into(parts.model, None, content)
         reached = {"update": state["update"], "epoch": state["epoch"]}
-    read = {"load": parts.load_eval, "threads_load": parts.threads_load, "num_samples": parts.num_eval}
+    read = {"load": parts.load_eval, "num_samples": parts.num_eval}
     try:
         result = score(parts.model, **read, loss=parts.loss, mpi=MPI.COMM_SELF)
     except RankFailed as error:  # a broken image, say

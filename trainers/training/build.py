@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +18,14 @@ from recipes.reading.image_size import at_image_size
 from recipes.schema import Dataset, Recipe
 from recipes.schema.vocabulary import Unbuilt
 from trainers.augmentations.mixing import GroupMixing
-from trainers.augmentations.pipeline import Finish, Pipeline, Pixels
+from trainers.augmentations.pipeline import Finish
 from trainers.communicators import Auto, Direct
 from trainers.communicators.gpu import Gpu
 from trainers.communicators.host_staging import connect_on_gpu
 from trainers.communicators.wire import WIRES, FullWire
-from trainers.datasets.bad_images import SkippedImage, SkippingSamples, can_skip, open_samples
+from trainers.datasets.augmented import AugmentedSamples, augmented_samples
+from trainers.datasets.bad_images import SkippedImage, SkippingSamples
 from trainers.datasets.device_feed import DeviceFeed
-from trainers.datasets.loader import LoadImage
-from trainers.datasets.samples import EncodedSamples, UnreadableImage
 from trainers.gradients.exchange import ExactExchange, Exchange
 from trainers.gradients.flat_gradients import FlatGradients
 from trainers.gradients.mixed_precision import images_dtype
@@ -50,7 +47,6 @@ class Parts:
         loss: (logits, targets) -> mean over the samples given.
         load_train, load_eval: (epoch, index, image_size=None) -> image as the model gets it, label.
         load_pixels: as `load_train`, but gives `Pixels`, which `finish` makes an image of.
-        threads_load: whether several threads should load at once: samples of both splits have `threads_pay = True`.
         finish: pixels -> image.
         mixing: of training samples, None where the recipe does not mix.
         num_eval: samples of the evaluation set.
@@ -60,10 +56,9 @@ class Parts:
     model: chainer.Chain
     optimizer: chainer.Optimizer
     loss: Callable[..., chainer.Variable]
-    load_train: LoadImage
-    load_eval: LoadImage
-    load_pixels: Callable[..., tuple[Pixels, int]]
-    threads_load: bool
+    load_train: AugmentedSamples
+    load_eval: AugmentedSamples
+    load_pixels: AugmentedSamples
     finish: Finish
     mixing: GroupMixing | None
     num_eval: int
@@ -80,31 +75,26 @@ def build(recipe: Recipe, dataset: Dataset) -> Parts:
     optimizer = recipe.optimizer.build()
     optimizer.setup(model)
     decay_parameters(optimizer, recipe.optimizer)
-    sources = {}
-    for split, parts, expected in (
-        ("train", recipe.augmentation.train, dataset.num_train),
-        ("eval", recipe.augmentation.eval, dataset.num_eval),
-    ):
-        samples = open_samples(dataset, split)
-        if len(samples) != expected:
+    train, evaluated = (augmented_samples(recipe, dataset, split) for split in ("train", "eval"))
+    for load, expected in ((train, dataset.num_train), (evaluated, dataset.num_eval)):
+        if len(load.samples) != expected:
             raise ValueError(
-                f"data set {dataset.name}: {len(samples)} samples in {split}, its file says {expected}; "
-                f"correct num_{split} there, or give the right folder with --data"
+                f"data set {dataset.name}: {len(load.samples)} samples in {load.split}, its file says {expected}; "
+                f"correct num_{load.split} there, or give the right folder with --data"
             )
-        sources[split] = samples, Pipeline(parts=parts, dataset=dataset, seed=recipe.seed)
-    train, pipeline = sources["train"]
     return Parts(
         model=model,
         optimizer=optimizer,
         loss=recipe.loss.build(),
-        load_train=functools.partial(_load, *sources["train"]),
-        load_eval=functools.partial(_load, *sources["eval"]),
-        load_pixels=functools.partial(_load, train, pipeline.pixels),
-        threads_load=all(getattr(samples, "threads_pay", False) for samples, _ in sources.values()),
-        finish=pipeline.finish,
+        load_train=train,
+        load_eval=evaluated,
+        load_pixels=replace(train, pixels=True),
+        finish=train.pipeline.finish,
         mixing=_mixing(recipe, dataset),
         num_eval=dataset.num_eval,
-        skipped=tuple(samples.skipped for samples, _ in sources.values() if isinstance(samples, SkippingSamples)),
+        skipped=tuple(
+            load.samples.skipped for load in (train, evaluated) if isinstance(load.samples, SkippingSamples)
+        ),
     )
 
 
@@ -175,7 +165,7 @@ def _own_place(error: Exception) -> str:
 
 def example_image(recipe: Recipe, dataset: Dataset) -> np.ndarray:
     """The first training sample as the model gets it: CHW, of CHAINER_DTYPE."""
-    load = _loaders(recipe, dataset, "train")[0]
+    load = augmented_samples(recipe, dataset, "train")
     image_CHW, _ = load(0, 0, image_size=image_sizes(recipe)[-1])
     return image_CHW.astype(chainer.get_dtype(), copy=False)
 
@@ -189,7 +179,8 @@ def require_images(recipe: Recipe, dataset: Dataset) -> None:
         InputRefused: an augmentation fails, or images come out in several sizes.
     """
     for split, key in (("train", "augmentation.train"), ("eval", "augmentation.eval")):
-        load, samples, parts = _loaders(recipe, dataset, split)
+        load = augmented_samples(recipe, dataset, split)
+        samples, parts = load.samples, getattr(recipe.augmentation, split)
         own = [part for part in parts if not type(part).__module__.startswith("trainers.")]
         if not own and not hasattr(samples, "size_of"):
             continue
@@ -226,12 +217,6 @@ def _extremes(samples: Any) -> list[int]:
         for measure in (lambda i: sizes[i][0], lambda i: sizes[i][1], lambda i: sizes[i][0] / sizes[i][1]):
             chosen += [min(sizes, key=measure), max(sizes, key=measure)]
     return sorted(set(chosen))
-
-
-def _loaders(recipe: Recipe, dataset: Dataset, split: str) -> tuple[LoadImage, Any, Sequence[Any]]:
-    """The loader of a split, its samples and its augmentations."""
-    samples, parts = open_samples(dataset, split), getattr(recipe.augmentation, split)
-    return functools.partial(_load, samples, Pipeline(parts=parts, dataset=dataset, seed=recipe.seed)), samples, parts
 
 
 def _with_weights(model: chainer.Chain, recipe: Recipe, dataset: Dataset) -> chainer.Chain:
@@ -348,19 +333,3 @@ def sizes_of(model: chainer.Chain, recipe: Recipe) -> Model:
 def _mixing(recipe: Recipe, dataset: Dataset) -> GroupMixing | None:
     mixes = recipe.augmentation.mix
     return GroupMixing(mixes=mixes, seed=recipe.seed, num_classes=dataset.num_classes) if mixes else None
-
-
-def _load(
-    samples: Any, augmented: Callable[..., Any], epoch: int, index: int, image_size: int | None = None
-) -> tuple[Any, int]:
-    named = getattr(samples, "name_of", "sample {}".format)
-    is_encoded = isinstance(samples, EncodedSamples)
-    try:
-        image, label = samples.lazy(index) if is_encoded else samples[index]
-        with samples.naming(index) if is_encoded else nullcontext():
-            return augmented(image, epoch=epoch, index=index, image_size=image_size), label
-    except UnfitImage as error:
-        raise UnfitImage(f"{named(index)}: {error}") from error
-    except UnreadableImage as error:
-        way_out = ": mend or remove it, or write `on_bad_image: skip` in the data set's file" if can_skip(error) else ""
-        raise UnreadableImage(f"{error}; it is sample {index}{way_out}") from error.__cause__

@@ -19,6 +19,7 @@ from trainers import kernels
 from trainers.communicators.tree_sum import TreeSum
 from trainers.datasets.bad_images import TooManyBadImages, limit_of
 from trainers.datasets.loader import StreamIterator
+from trainers.datasets.loader_workers import LoaderWorkers
 from trainers.models.batch_norm import NormGroups
 from trainers.optimizers.weight_average import AveragedWeights
 from trainers.runs.checkpoint import load_into, newest_checkpoint, read_checkpoint, refuse_foreign
@@ -64,7 +65,6 @@ from trainers.training.request import Prepared, TrainRequest
 from trainers.training.updater import RecipeUpdater
 
 log = logging.getLogger("kilobatch")
-_SLOW = ("loss", "load_train", "load_eval", "load_pixels")  # parts whose calls count as progress
 _FIRST = 300  # priority of extensions that run before all others
 _AFTER_EVALUATION = 110  # of the recipe's extensions: above that of checkpoints
 
@@ -131,8 +131,8 @@ class _Run:
         self.device = take_device(plan.cluster.device, mpi)
         parts = build(opened.recipe, opened.dataset)
         parts.model.to_device(self.device)
-        slow = {name: heartbeat.marking(getattr(parts, name)) for name in _SLOW}
-        self.parts = replace(parts, **slow)
+        self.parts = replace(parts, loss=heartbeat.marking(parts.loss))
+        self.loader = LoaderWorkers(moved=heartbeat.moved)
         self.norm_groups = NormGroups(opened.recipe.evaluation, TreeSum(mpi) if plan.exact else None)
         self.norm_groups.install(self.parts.model)
         average = opened.recipe.weight_average
@@ -149,7 +149,7 @@ class _Run:
             rank=self.mpi.rank,
             stream=Stream(seed=recipe.seed, num_samples=dataset.num_train, repeats=recipe.stream.repeats),
             load=parts.load_train,
-            threads_load=parts.threads_load,
+            workers=self.loader,
             mixing=parts.mixing,
             trace=self.request.trace,
             feed=build_feed(recipe, parts, self.device),
@@ -344,7 +344,7 @@ class _Run:
             return score(
                 parts.model,
                 load=parts.load_eval,
-                threads_load=parts.threads_load,
+                workers=self.loader,
                 num_samples=parts.num_eval,
                 loss=parts.loss,
                 mpi=self.mpi,
@@ -387,6 +387,7 @@ class _Run:
         """Release what the next run of this process must not find; all ranks call this together."""
         self.metrics.close()
         self.stop_request.close()
+        self.loader.close()
         self.updater.close()
 
 

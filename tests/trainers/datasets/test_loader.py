@@ -1,65 +1,14 @@
-"""Samples are loaded by as many threads as a rank has, in their order; the iterator makes micro-batches of them."""
-
-import threading
+"""The iterator gives the same micro-batches, bit by bit, however many workers load them."""
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from recipes.planning.stream import Stream
-from trainers.datasets.loader import StreamIterator, load_all, stacked
-from trainers.kernels import threads as pool
+from trainers.datasets.loader import StreamIterator
+from trainers.datasets.loader_workers import LoaderWorkers
 from trainers.launch.request import TrainRequest, prepare
-from trainers.runs.errors import RankFailed
 from trainers.training.build import build
-
-
-@pytest.fixture
-def given(monkeypatch):
-    """Gives a rank so many threads."""
-    kept = pool.num_threads, pool._pool
-
-    def give(count):
-        for cached in kept:
-            cached.cache_clear()
-        monkeypatch.setenv("OMP_NUM_THREADS", str(count))
-
-    yield give
-    for cached in kept:
-        cached.cache_clear()
-
-
-@pytest.mark.parametrize("count", [0, 1, 2, 7])
-@pytest.mark.parametrize("threads", [False, True])
-def test_samples_come_in_their_order(given, count, threads):
-    given(3)
-    samples = [(epoch, 10 * epoch) for epoch in range(count)]
-    loaded = load_all(lambda epoch, index: (index, epoch), samples, threads=threads)
-    assert loaded == [(10 * epoch, epoch) for epoch in range(count)]
-
-
-def test_threads_load_at_once(given):
-    given(2)
-    both = threading.Barrier(2)
-    load_all(lambda epoch, index: both.wait(timeout=20), [(0, 0), (0, 1)], threads=True)
-
-
-def test_one_thread_loads_where_more_do_not_pay(given):
-    given(3)
-    names = load_all(lambda epoch, index: threading.current_thread(), [(0, 0), (0, 1), (0, 2)], threads=False)
-    assert set(names) == {threading.current_thread()}
-
-
-@pytest.mark.parametrize("bad", [0, 3])
-def test_what_one_of_them_raises_is_raised(given, bad):
-    given(2)
-
-    def load(epoch, index):
-        if index == bad:
-            raise ValueError(f"sample {index}")
-
-    with pytest.raises(ValueError, match=f"sample {bad}"):
-        load_all(load, [(0, index) for index in range(4)], threads=True)
 
 
 @pytest.fixture
@@ -78,44 +27,11 @@ def photos(tmp_path):
     )
     recipe = tmp_path / "mine.yaml"
     recipe.write_text(
-        "kilobatch: 1\nextends: digits/baseline\ndataset: photos.yaml\nbatch: {global: 16, norm_span: 8}\nepochs: 4\n"
+        "kilobatch: 1\nextends: digits/baseline\ndataset: photos.yaml\nbatch: {global: 16, norm_span: 8}\nepochs: 8\n"
         "augmentation:\n  train: [{kind: RandomResizedCrop, size: 16}, {kind: HorizontalFlip}, {kind: Normalize, with: "
         "photos}]\n  eval: [{kind: Resize, shorter: 16}, {kind: CenterCrop, size: 16}]\n"
     )
     return str(recipe)
-
-
-def test_a_run_sees_the_same_images_however_many_threads_load_them(given, photos):
-    prepared = prepare(TrainRequest(recipe=photos, micro_batch_size=8), workers=1)
-    recipe, dataset = prepared.opened.recipe, prepared.opened.dataset
-    parts = build(recipe, dataset)
-    assert parts.threads_load
-    seen = {}
-    for count in (1, 3):
-        given(count)
-        stream = Stream(seed=recipe.seed, num_samples=dataset.num_train)
-        how = {"load": parts.load_train, "threads_load": True, "trace": True}
-        iterator = StreamIterator(plan=prepared.plan, rank=0, stream=stream, **how)
-        shares = [next(iterator) for _ in range(3)]
-        images = [part.images_NCHW for share in shares for part in share.micro_batches]
-        seen[count] = np.concatenate(images), [share.seen for share in shares]
-    np.testing.assert_array_equal(seen[1][0], seen[3][0])
-    assert seen[1][1] == seen[3][1]
-
-
-def test_for_digits_threads_do_not_pay():
-    prepared = prepare(TrainRequest(recipe="digits/baseline"), workers=1)
-    assert not build(prepared.opened.recipe, prepared.opened.dataset).threads_load
-
-
-def test_images_of_different_sizes_are_refused_with_a_way_out():
-    images = [np.zeros((1, side, 8), np.float32) for side in (8, 8, 9, 10)]
-    assert stacked(images[:2], "augmentation.eval").shape == (2, 1, 8, 8)
-    message = (
-        r"images of \(1, 8, 8\) and \(1, 9, 8\), .*; bring all to one size in augmentation.eval: RandomResizedCrop"
-    )
-    with pytest.raises(RankFailed, match=message):
-        stacked(images, "augmentation.eval")
 
 
 def test_an_update_that_reaches_another_epoch_is_marked():
@@ -126,3 +42,74 @@ def test_an_update_that_reaches_another_epoch_is_marked():
     reached = [share.update for share in iterator if iterator.is_new_epoch]
     assert reached[:3] == [15, 23, 31]
     assert len(reached) == int(plan.timeline.num_samples / 1500)
+
+
+MIX = "augmentation.mix=[{kind: Mixup, alpha: 1}]"
+GROWING = (
+    "image_size=[{from: 0, size: 12}, {from: 2, size: 16}]",
+    "augmentation.train=[{kind: RandomResizedCrop, size: image_size}, {kind: HorizontalFlip}]",
+    "model={kind: SmallCNN}",
+)
+
+
+def iterators(prepared, workers, ranks=1):
+    recipe, dataset = prepared.opened.recipe, prepared.opened.dataset
+    parts = build(recipe, dataset)
+    stream = Stream(seed=recipe.seed, num_samples=dataset.num_train)
+    how = {"plan": prepared.plan, "load": parts.load_train, "mixing": parts.mixing, "trace": True, "workers": workers}
+    return [StreamIterator(rank=rank, stream=stream, **how) for rank in range(ranks)]
+
+
+def seen_by(iterators, updates=10):
+    """Ids, images and targets of all ranks, by update."""
+    seen = []
+    for _ in range(updates):
+        batches = [part for iterator in iterators for part in next(iterator).micro_batches]
+        batches.sort(key=lambda batch: batch.part.offset)
+        arrays = zip(*((batch.indices, batch.images_NCHW, batch.targets) for batch in batches), strict=True)
+        seen.append([np.concatenate(each) for each in arrays])
+        assert [each.index for batch in batches for each in batch.seen] == seen[-1][0].tolist()
+    return seen
+
+
+def assert_equal(seen, expected):
+    for update, other in zip(seen, expected, strict=True):
+        for array, wanted in zip(update, other, strict=True):
+            np.testing.assert_array_equal(array, wanted)
+
+
+@pytest.mark.parametrize("overrides", [(), (MIX,), GROWING], ids=["plain", "mixed", "growing"])
+def test_batches_are_the_same_for_any_number_of_workers_and_ranks(photos, overrides):
+    def prepared(ranks):
+        return prepare(TrainRequest(recipe=photos, overrides=overrides, micro_batch_size=8), workers=ranks)
+
+    expected = seen_by(iterators(prepared(1), None))
+    for count in (1, 4):
+        for ranks in (1, 2, 3, 5):
+            with LoaderWorkers(count) as workers:
+                assert_equal(seen_by(iterators(prepared(ranks), workers, ranks)), expected)
+
+
+def test_batches_are_the_same_after_a_resume_and_again_and_a_limit(photos):
+    prepared = prepare(TrainRequest(recipe=photos, overrides=(MIX,), micro_batch_size=16), workers=1)
+    expected = seen_by(iterators(prepared, None))
+    with LoaderWorkers(2) as workers:
+        (resumed,) = iterators(prepared, workers)
+        resumed.update = 4  # within an epoch
+        assert_equal(seen_by([resumed], 2), expected[4:6])
+        share = next(resumed)
+        next(share.micro_batches)
+        again = [part.images_NCHW for part in resumed.again().micro_batches]
+        np.testing.assert_array_equal(np.concatenate(again), expected[6][1])
+        resumed.limit(8)
+        again = [part.images_NCHW for part in resumed.again().micro_batches]
+        assert [len(images) for images in again] == [8, 8]
+        np.testing.assert_array_equal(np.concatenate(again), expected[6][1])
+        assert_equal(seen_by([resumed], 3), expected[7:])
+
+
+def test_workers_end_with_the_stream(photos):
+    prepared = prepare(TrainRequest(recipe=photos, micro_batch_size=8), workers=1)
+    with LoaderWorkers(2) as workers:
+        (iterator,) = iterators(prepared, workers)
+        assert sum(1 for share in iterator for _ in share.micro_batches) == 24

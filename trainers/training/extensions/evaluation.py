@@ -13,7 +13,7 @@ import chainer
 import numpy as np
 from chainer.training import Extension, Trainer
 
-from trainers.datasets.loader import LoadImage, load_all, stacked
+from trainers.datasets.loader_workers import LoadedAhead, LoaderWorkers, LoadImage, Loading
 from trainers.runs.memory import is_out_of_memory
 from trainers.training.extensions.metrics import Metrics
 
@@ -71,7 +71,7 @@ def score(
     num_samples: int,
     loss: Callable[..., chainer.Variable],
     mpi: Any,
-    threads_load: bool = False,
+    workers: LoaderWorkers | None = None,
     whole_forwards: bool = False,
 ) -> Score:
     """Score a model over samples 0 ... num_samples - 1, split contiguously over the workers.
@@ -86,7 +86,7 @@ def score(
         num_samples: of the evaluation set.
         loss: (logits, labels) -> mean over the samples given.
         mpi: communicator of all workers.
-        threads_load: several threads should load at once.
+        workers: load ahead; None loads on the thread that asks.
         whole_forwards: split the samples into the forwards of a single worker and deal these out: the score then has
             the same bits on any number of workers, and some workers score up to 100 samples more than others.
     """
@@ -94,14 +94,19 @@ def score(
     units = -(-num_samples // unit)
     start, stop = (min(unit * (units * rank // mpi.size), num_samples) for rank in (mpi.rank, mpi.rank + 1))
     correct, losses, first, size = 0, [], start, _CHUNK
+    ahead = LoadedAhead(
+        workers or LoaderWorkers(),
+        lambda indices: Loading(load, [(0, index) for index in indices], key="augmentation.eval", finish=_pair),
+        lambda indices: (range(at, min(at + size, stop)) for at in range(indices.stop, stop, size)),
+    )
     while first < stop:
         indices = range(first, min(first + size, stop))
         try:
-            samples = load_all(load, [(0, index) for index in indices], threads=threads_load)
-            num_correct, mean_loss = _forward(model, samples, loss)
+            num_correct, mean_loss = _forward(model, *ahead.take(indices), loss)
         except Exception as error:
             if whole_forwards or len(indices) == 1 or not is_out_of_memory(error):
                 raise
+            ahead.drop()
             size = len(indices) // 2
             log.warning("memory ran out over %d samples of the evaluation: %d from here on", len(indices), size)
         else:
@@ -112,13 +117,17 @@ def score(
     return Score(accuracy=sum(corrects) / num_samples, loss=total_loss / num_samples, num_samples=num_samples)
 
 
+def _pair(images_NCHW: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return images_NCHW, labels
+
+
 def _forward(
-    model: chainer.Chain, samples: list[tuple[np.ndarray, int]], loss: Callable[..., chainer.Variable]
+    model: chainer.Chain, images_NCHW: np.ndarray, labels: np.ndarray, loss: Callable[..., chainer.Variable]
 ) -> tuple[int, float]:
     """How many samples are classified correctly, and the mean loss of all."""
-    images_NCHW = stacked([image for image, _ in samples], "augmentation.eval").astype(chainer.get_dtype(), copy=False)
+    images_NCHW = images_NCHW.astype(chainer.get_dtype(), copy=False)
     with chainer.using_config("train", False), chainer.no_backprop_mode():
-        labels = model.device.send(np.array([label for _, label in samples], dtype=np.int32))
+        labels = model.device.send(labels)
         logits = model(model.device.send(images_NCHW))
         mean_loss = float(loss(logits, labels).array)
     return int((logits.array.argmax(axis=1) == labels).sum()), mean_loss

@@ -1,0 +1,302 @@
+"""Workers that load the samples of a rank ahead of time, on threads or in processes, in a known order."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from trainers.runs.errors import UnfitImage
+
+# (epoch, index, image_size=None) -> image or pixels, label
+LoadImage = Callable[..., tuple[Any, int]]
+# All images of a micro-batch, an array (or a tuple of what is no array), int32 labels -> what becomes of them
+Finish = Callable[[Any, np.ndarray], Any]
+
+AHEAD_BYTES = 256 << 20  # of images that a rank has loaded ahead; then it adds no micro-batch
+_CHUNK = 8  # samples that a worker takes at a time: small, so that all workers end a micro-batch together
+_ENOUGH = 4 * _CHUNK  # samples that wait for each worker, at least, so that none is idle
+
+
+class LoadsSamples(Protocol):
+    """Another place where samples are loaded, such as a process; used by one thread."""
+
+    def load(self, load: LoadImage, samples: Sequence[tuple[int, int]], image_size: int | None) -> list[Any]:
+        """What `load` gives for each sample; arrays may be overwritten by the next call."""
+
+    def close(self) -> None:
+        """Free it."""
+
+
+class Loading:
+    """The samples of a micro-batch that are being loaded, each put in its place.
+
+    Args:
+        load: gives a sample.
+        samples: epoch and index of each, at least one.
+        image_size: of this update.
+        key: of the recipe, that the images are made by, for messages.
+        finish: called once all are there, by the worker that loaded the last one.
+    """
+
+    def __init__(
+        self,
+        load: LoadImage,
+        samples: Sequence[tuple[int, int]],
+        *,
+        image_size: int | None = None,
+        key: str,
+        finish: Finish,
+    ) -> None:
+        self.load, self.samples, self.image_size = load, samples, image_size
+        self.dropped = False
+        self._key, self._finish = key, finish
+        self._images: Any = None
+        self._labels = np.empty(len(samples), dtype=np.int32)
+        self._shapes: list[tuple[int, ...] | None] = [None] * len(samples)
+        self._errors: dict[int, BaseException] = {}
+        self._missing, self._lock, self._done = len(samples), threading.Lock(), threading.Event()
+        self._result: Any = None
+        self._bytes = 0
+
+    def chunks(self, size: int) -> Iterator[tuple[int, int]]:
+        """First and last, not with it, of the samples that a worker loads at a time."""
+        return ((start, min(start + size, len(self.samples))) for start in range(0, len(self.samples), size))
+
+    def run(self, start: int, stop: int, load_samples: Callable[..., list[Any]]) -> None:
+        """Load some of the samples; what goes wrong is raised by `result`."""
+        try:
+            self._put(start, load_samples(self.load, self.samples[start:stop], self.image_size))
+        except BaseException as error:  # also of an exit: the thread goes on
+            self._errors[start] = error
+        with self._lock:
+            self._missing -= stop - start
+            last = not self._missing
+        if last:
+            try:
+                if not self._errors:
+                    self._require_one_shape()
+                    self._result = self._finish(self._images, self._labels)
+            except BaseException as error:
+                self._errors[len(self.samples)] = error
+            self._images = None
+            self._done.set()
+
+    def result(self) -> Any:
+        """What `finish` made of all samples.
+
+        Raises:
+            Exception: of the first sample that failed; it is that of `load` or `finish`.
+            UnfitImage: the images have different sizes.
+        """
+        self._done.wait()
+        if self._errors:
+            raise self._first_error()
+        return self._result
+
+    def _first_error(self) -> BaseException:
+        """The error of the first sample; forgets all, since their frames keep images alive."""
+        errors, self._errors = self._errors, {}
+        return errors[min(errors)]
+
+    @property
+    def sample_bytes(self) -> int:
+        """Bytes of one image; 0 until the first is there."""
+        return self._bytes
+
+    def _put(self, start: int, loaded: list[Any]) -> None:
+        for number, (image, label) in enumerate(loaded, start):
+            self._labels[number] = label
+            if self._images is None:
+                self._reserve(image)
+            if isinstance(self._images, list):
+                self._images[number] = image
+                continue
+            self._shapes[number] = image.shape
+            if image.shape == self._images.shape[1:]:
+                self._images[number] = image
+
+    def _reserve(self, image: Any) -> None:
+        with self._lock:
+            if self._images is None:
+                whole = isinstance(image, np.ndarray)
+                self._bytes = image.nbytes if whole else image[0].nbytes
+                many = len(self.samples)
+                self._images = np.empty((many, *image.shape), image.dtype) if whole else [None] * many
+
+    def _require_one_shape(self) -> None:
+        if isinstance(self._images, list):
+            self._images = tuple(self._images)
+        elif len(shapes := list(dict.fromkeys(self._shapes))) > 1:
+            raise UnfitImage(
+                f"images of {shapes[0]} and {shapes[1]}, channels, height and width, cannot be computed together; "
+                f"bring all to one size in {self._key}: RandomResizedCrop, or Resize and CenterCrop"
+            )
+
+
+class LoaderWorkers:
+    """Workers of one rank, which load in the order in which they are asked.
+
+    What they load depends neither on their number nor on their kind: a sample's random numbers are keyed.
+
+    Args:
+        num_workers: 0 loads on the thread that asks, when it wants the result.
+        place: makes a place for each worker where it loads, called on its thread; None: that thread itself.
+        moved: called after each image on a thread, and after a few of another place.
+    """
+
+    def __init__(
+        self,
+        num_workers: int = 0,
+        *,
+        place: Callable[[int], LoadsSamples] | None = None,
+        moved: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.num_workers = num_workers
+        self._moved = moved
+        self._tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        threads = [
+            threading.Thread(
+                target=_work, args=(self._tasks, number, place, moved), name=f"loader {number}", daemon=True
+            )
+            for number in range(num_workers)
+        ]
+        for thread in threads:
+            thread.start()
+        self._close = weakref.finalize(self, _end, self._tasks, threads)  # also when the program ends
+
+    def begin(self, loading: Loading) -> None:
+        """Have it loaded, after all that was begun before."""
+        if self.num_workers:
+            for start, stop in loading.chunks(_CHUNK):
+                self._tasks.put((loading, start, stop))
+
+    def result(self, loading: Loading) -> Any:
+        """See `Loading.result`."""
+        if not self.num_workers:
+            loading.run(0, len(loading.samples), lambda *what: _load_here(*what, self._moved))
+        return loading.result()
+
+    def close(self) -> None:
+        """End all workers; what they have begun is given up."""
+        self._close()
+
+    def __enter__(self) -> LoaderWorkers:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _load_here(
+    load: LoadImage, samples: Sequence[tuple[int, int]], image_size: int | None, moved: Callable[[], None]
+) -> list[Any]:
+    loaded = []
+    for epoch, index in samples:
+        loaded.append(load(epoch, index) if image_size is None else load(epoch, index, image_size=image_size))
+        moved()
+    return loaded
+
+
+def _work(
+    tasks: queue.SimpleQueue[Any],
+    number: int,
+    place: Callable[[int], LoadsSamples] | None,
+    moved: Callable[[], None],
+) -> None:
+    """What the thread of a worker does until it is given None."""
+    elsewhere = None if place is None else place(number)
+
+    def load_samples(load: LoadImage, samples: Sequence[tuple[int, int]], image_size: int | None) -> list[Any]:
+        if elsewhere is None:
+            return _load_here(load, samples, image_size, moved)
+        loaded = elsewhere.load(load, samples, image_size)
+        moved()
+        return loaded
+
+    def do(loading: Loading, start: int, stop: int) -> None:  # of its own, so that an idle worker holds no images
+        if not loading.dropped:
+            loading.run(start, stop, load_samples)
+
+    try:
+        while (task := tasks.get()) is not None:
+            do(*task)
+            del task
+    finally:
+        if elsewhere is not None:
+            elsewhere.close()
+
+
+def _end(tasks: queue.SimpleQueue[Any], threads: Sequence[threading.Thread]) -> None:
+    while not tasks.empty():
+        tasks.get()
+    for _ in threads:
+        tasks.put(None)
+    for thread in threads:
+        thread.join()
+
+
+class LoadedAhead:
+    """Micro-batches that are loaded before they are asked for, since their order is known.
+
+    Args:
+        workers: which load them; with none nothing is loaded ahead.
+        loading_of: key -> its samples.
+        keys_after: key -> the keys that will be asked for after it, in order.
+    """
+
+    def __init__(
+        self,
+        workers: LoaderWorkers,
+        loading_of: Callable[[Any], Loading],
+        keys_after: Callable[[Any], Iterator[Hashable]],
+    ) -> None:
+        self._workers, self._loading_of, self._keys_after = workers, loading_of, keys_after
+        self._ahead: deque[tuple[Hashable, Loading]] = deque()
+        self._following: Iterator[Hashable] = iter(())
+        self._sample_bytes = 0  # of the last images; 0 before there were any
+
+    def take(self, key: Hashable) -> Any:
+        """The result of a key, which is loaded now if it was not expected.
+
+        Raises:
+            Exception: see `Loading.result`.
+        """
+        while self._ahead and self._ahead[0][0] != key:  # an update is done again, or something was left out
+            self._ahead.popleft()[1].dropped = True
+        if not self._ahead:
+            self._following = self._keys_after(key)
+            self._begin(key)
+        loading = self._ahead.popleft()[1]
+        while self._has_room(loading):
+            following = next(self._following, None)
+            if following is None:
+                break
+            self._begin(following)
+        result = self._workers.result(loading)
+        self._sample_bytes = loading.sample_bytes
+        return result
+
+    def drop(self) -> None:
+        """Give up, and free, all that was loaded ahead."""
+        for _, loading in self._ahead:
+            loading.dropped = True
+        self._ahead.clear()
+
+    def _begin(self, key: Hashable) -> None:
+        loading = self._loading_of(key)
+        self._workers.begin(loading)
+        self._ahead.append((key, loading))
+
+    def _has_room(self, current: Loading) -> bool:
+        """Whether to load another one ahead; always one, also if it is large or its size is not known yet."""
+        if not self._workers.num_workers or not self._ahead:
+            return self._workers.num_workers > 0
+        samples = sum(len(loading.samples) for _, loading in self._ahead)
+        enough = max(2 * len(current.samples), _ENOUGH * self._workers.num_workers)
+        return samples < enough and 0 < samples * self._sample_bytes < AHEAD_BYTES
