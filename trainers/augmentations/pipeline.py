@@ -87,6 +87,7 @@ class Pipeline:
         dataset: the recipe's.
         seed: the recipe's.
     Attributes:
+        parts: in order.
         finish: turns `Pixels` into the model's input.
     Raises:
         ValueError: a `Normalize` names another data set, or the data set has no mean and std.
@@ -94,13 +95,13 @@ class Pipeline:
 
     def __init__(self, *, parts: Sequence[Augmentation], dataset: NamedStatistics, seed: int) -> None:
         numbers = {"name": dataset.name, "mean": dataset.mean, "std": dataset.std}
-        self._parts = [part.bound(**numbers) if isinstance(part, Normalize) else part for part in parts]
-        self._end = _end_of(self._parts)
-        normalize = next((part for part in self._parts[self._end :] if isinstance(part, Normalize)), None)
+        self.parts = [part.bound(**numbers) if isinstance(part, Normalize) else part for part in parts]
+        self._end = _end_of(self.parts)
+        normalize = next((part for part in self.parts[self._end :] if isinstance(part, Normalize)), None)
         scaled = any(getattr(part, "scales_pixels", False) for part in parts)
         self.finish = Finish(normalize=normalize, divisor=np.float32(1 if scaled else 255))
         self._seed = seed
-        self._needs_size = any(map(keys_of_image_size, self._parts))
+        self._needs_size = any(map(keys_of_image_size, self.parts))
         self._parts_at: dict[int, list[Augmentation]] = {}
 
     def __call__(
@@ -147,11 +148,11 @@ class Pipeline:
 
     def _sized(self, image_size: int | None) -> list[Augmentation]:
         if not self._needs_size:
-            return self._parts
+            return self.parts
         if image_size is None:
             raise ValueError("an augmentation means the recipe's `image_size`, which is not there")
         if image_size not in self._parts_at:
-            self._parts_at[image_size] = [at_image_size(part, image_size) for part in self._parts]
+            self._parts_at[image_size] = [at_image_size(part, image_size) for part in self.parts]
         return self._parts_at[image_size]
 
 

@@ -45,6 +45,12 @@ def train(
         str | None, typer.Option(metavar="K", help="Kernels: numpy or torch, on a GPU cudnn; chainer: Chainer's own.")
     ] = None,
     decoder: Decoder = None,
+    loader_workers: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Workers of each rank that load ahead; 0: the rank itself.")
+    ] = None,
+    loader: Annotated[
+        str | None, typer.Option(metavar="threads|processes", help="What they are; left out, what is faster.")
+    ] = None,
     trace: Annotated[bool, typer.Option("--trace", help="Write trace.jsonl: samples, images, loss by update.")] = False,
     noise_scale: Annotated[
         bool, typer.Option("--noise-scale", help="Measure the gradient noise scale: see the report.")
@@ -101,8 +107,17 @@ def train(
         report=report,
         watchdog_seconds=watchdog,
         verbosity=verbose - quiet,
+        loader_workers=loader_workers,
+        loader=loader,
     )
     raise typer.Exit(start_or_join(request))
+
+
+def load_samples(socket: int, memory: int) -> None:
+    """A loader worker's process, which a rank starts; the arguments are file descriptors."""
+    from trainers.launch.load_samples import serve_samples
+
+    serve_samples(socket, memory)
 
 
 def plan(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,6 +20,8 @@ from recipes.planning.timeline import Segment
 from trainers.augmentations.mixing import GroupMixing
 from trainers.datasets.device_feed import DeviceFeed
 from trainers.datasets.loader_workers import LoadedAhead, LoaderWorkers, LoadImage, Loading
+
+_FETCHED_AHEAD = 512  # samples whose files are fetched before they are loaded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +122,8 @@ class StreamIterator(chainer.dataset.Iterator):
         self._load = load if feed is None or mixing is not None else feed.load
         self._ahead = LoadedAhead(workers or LoaderWorkers(), self._loading, self._parts_after)
         self._dtype = chainer.get_dtype()  # of this thread
+        self._fetching: deque[tuple[int, MicroBatch]] = deque()  # micro-batches whose files are being fetched
+        self._to_fetch: Iterator[tuple[int, MicroBatch]] = iter(())
         self._mixing = mixing
         self._trace = trace
         self._feed = feed
@@ -212,6 +217,7 @@ class StreamIterator(chainer.dataset.Iterator):
         if self._mixing is not None:
             positions = self._mixing.needed(part, samples=samples, norm_span=norm_span)
         needed = list(zip(*(numbers.tolist() for numbers in self._stream.at(positions)), strict=True))
+        self._fetch_ahead(key)
         epochs, indices = self._stream.samples(start, part.size)
 
         def finish(images: Any, labels: np.ndarray) -> LoadedMicroBatch:
@@ -228,6 +234,25 @@ class StreamIterator(chainer.dataset.Iterator):
 
         size = timeline.segment_of(update).image_size
         return Loading(self._load, needed, image_size=size, key="augmentation.train", finish=finish)
+
+    def _fetch_ahead(self, key: tuple[int, MicroBatch]) -> None:
+        """Have files fetched of samples that follow a micro-batch, where they come from a URL."""
+        samples = getattr(self._load, "samples", None)
+        samples = getattr(samples, "samples", samples)  # whose bad images are skipped
+        if getattr(samples, "mirror", None) is None:
+            return
+        if key not in self._fetching:  # the first, or an update is done again
+            self._fetching, self._to_fetch = deque([key]), self._parts_after(key)
+        while self._fetching[0] != key:
+            self._fetching.popleft()
+        while sum(part.size for _, part in self._fetching) < _FETCHED_AHEAD:
+            following = next(self._to_fetch, None)
+            if following is None:
+                return
+            update, part = following
+            start = self.plan.timeline.samples_at(update) + part.offset
+            samples.will_need(self._stream.samples(start, part.size)[1].tolist())
+            self._fetching.append(following)
 
     def _seen(self, part: MicroBatch, indices: np.ndarray, images: Any) -> Iterator[TracedSample]:
         finished = images if isinstance(images, np.ndarray) else starmap(self._feed.finish.image, images)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -20,6 +21,9 @@ Finish = Callable[[Any, np.ndarray], Any]
 
 AHEAD_BYTES = 256 << 20  # of images that a rank has loaded ahead; then it adds no micro-batch
 _CHUNK = 8  # samples that a worker takes at a time: small, so that all workers end a micro-batch together
+_TIMED = 8  # samples a thread, for the choice between threads and processes
+_SHORT_SECONDS = 0.0005  # a sample, below which workers do not pay
+_WORTH = 1.3  # of two threads' speed over one's, from which on they serve
 _ENOUGH = 4 * _CHUNK  # samples that wait for each worker, at least, so that none is idle
 
 
@@ -191,6 +195,52 @@ class LoaderWorkers:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def choose_workers(
+    loads: Sequence[Any], *, kind: str | None, number: int | None, threads: int, image_size: int | None
+) -> tuple[str, int]:
+    """What loads the samples of a rank: threads or processes, and how many of them; 0: the rank's own thread.
+
+    Left out, there are as many as the rank has threads, where that pays: loading releases Python's lock (`threads_pay`
+    of the samples), or code of the user's own takes long. For such code threads are timed, and serve if two of
+    them load 1.3 times as fast as one; else processes do.
+
+    Args:
+        loads: `AugmentedSamples` of both splits.
+        kind, number: what the user asks for.
+        threads: of the rank.
+        image_size: of training.
+    """
+    pays = all(getattr(load.samples, "threads_pay", False) for load in loads)
+    parts = (part for load in loads for part in (load.samples, *load.pipeline.parts))
+    own = not all(type(getattr(part, "own", part)).__module__.startswith("trainers.") for part in parts)
+    number = threads if number is None and (threads > 1 or kind) and (pays or own or kind) else number or 0
+    if number == 0 or kind is not None or not own:
+        return kind or "threads", number
+    alone = _seconds(loads[0], image_size, at_once=1)
+    if alone < _SHORT_SECONDS:
+        return "threads", 0
+    return "threads" if alone / _seconds(loads[0], image_size, at_once=2) > _WORTH else "processes", number
+
+
+def _seconds(load: LoadImage, image_size: int | None, *, at_once: int) -> float:
+    """Seconds a sample, of a few that are loaded by so many threads at once."""
+    size = {} if image_size is None else {"image_size": image_size}
+
+    def some(start: int) -> None:
+        for index in range(start, start + _TIMED):
+            load(0, index % len(load.samples), **size)
+
+    some(0)
+    others = [threading.Thread(target=some, args=(number * _TIMED,)) for number in range(1, at_once)]
+    began = time.perf_counter()
+    for thread in others:
+        thread.start()
+    some(0)
+    for thread in others:
+        thread.join()
+    return (time.perf_counter() - began) / (at_once * _TIMED)
 
 
 def _load_here(

@@ -38,22 +38,16 @@ def prepare(request: TrainRequest, *, workers: int) -> Prepared:
     if unknown or (request.accept_changed and not request.resume):
         what = f"{unknown[0]!r} is neither code nor data" if unknown else "is for a run that is resumed"
         raise refused("--accept-changed", what, "write --resume --accept-changed code,data, or one of them")
-    folders = code_folders(*_runs_of(request)) if request.allow_code else []
-    words = vocabulary(allow_code=request.allow_code)
-    own, of_cluster = overrides_by_file(request.overrides, "cluster")
-    opened = open_recipe(
-        request.recipe,
-        vocabulary=words,
-        overrides=own,
-        overrides_from=request.overrides_from or "command line",
-        allow_code=request.allow_code,
-        data_root=request.data,
-    )
+    if request.loader not in (None, "threads", "processes"):
+        raise refused("--loader", f"{request.loader!r} is no kind of worker", "write threads or processes")
+    opened, folders = open_request(request)
+    _, of_cluster = overrides_by_file(request.overrides, "cluster")
     refuse_unbuilt(opened.recipe, opened.dataset)
     refuse_folder(opened.dataset, request.data)
     if hasattr(opened.recipe.loss, "require_classes"):
         opened.recipe.loss.require_classes(opened.dataset.num_classes)
     require_numbers(opened.recipe.precision.compute, opened.reading)
+    words = vocabulary(allow_code=request.allow_code)
     cluster, reading = cluster_of(request.cluster, workers=workers, vocabulary=words, overrides=of_cluster)
     cluster = replace(cluster, device=settled(request.device, cluster.device))
     if request.device is not None:
@@ -83,6 +77,25 @@ def prepare(request: TrainRequest, *, workers: int) -> Prepared:
         ),
         checkpoint_every=every if every == "update" else _epochs("--checkpoint-every", every, made),
     )
+
+
+def open_request(request: TrainRequest) -> tuple[OpenedRecipe, list[Path]]:
+    """The recipe of a request, and where code of the user's own is imported from, first to last.
+
+    Raises:
+        RecipeError: with all problems of the recipe, of what it extends, or of its data set.
+    """
+    folders = code_folders(*_runs_of(request)) if request.allow_code else []
+    own, _ = overrides_by_file(request.overrides, "cluster")
+    opened = open_recipe(
+        request.recipe,
+        vocabulary=vocabulary(allow_code=request.allow_code),
+        overrides=own,
+        overrides_from=request.overrides_from or "command line",
+        allow_code=request.allow_code,
+        data_root=request.data,
+    )
+    return opened, folders
 
 
 def _runs_of(request: TrainRequest) -> Iterator[Path]:

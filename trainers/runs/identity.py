@@ -42,6 +42,11 @@ def own_code(trees: Iterable[Any], folders: Sequence[Path]) -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
+def sha256_of_tree(tree: Mapping[str, Any]) -> str:
+    """SHA-256 of a resolved recipe."""
+    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+
+
 def identity_of(trees: Iterable[Any], folders: Sequence[Path], dataset: Dataset) -> dict[str, Any]:
     """What decides a run besides its recipe, as plain data: SHA-256 of each own file, and of each part of the data."""
     files = own_code(trees, folders)

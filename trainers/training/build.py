@@ -92,9 +92,7 @@ def build(recipe: Recipe, dataset: Dataset) -> Parts:
         finish=train.pipeline.finish,
         mixing=_mixing(recipe, dataset),
         num_eval=dataset.num_eval,
-        skipped=tuple(
-            load.samples.skipped for load in (train, evaluated) if isinstance(load.samples, SkippingSamples)
-        ),
+        skipped=tuple(load.samples.skipped for load in (train, evaluated) if isinstance(load.samples, SkippingSamples)),
     )
 
 

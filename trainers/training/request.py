@@ -39,6 +39,8 @@ class TrainRequest:
     report: bool = True
     watchdog_seconds: float = 120.0
     verbosity: int = 0  # -1 quiet, 1 verbose
+    loader_workers: int | None = None  # of each rank; None: as it pays
+    loader: str | None = None  # threads or processes
 
     def as_tree(self) -> dict[str, Any]:
         """The same request as plain data."""

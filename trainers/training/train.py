@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import logging
+import socket
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -16,16 +15,19 @@ from chainer.training import Trainer
 from recipes.planning.stream import Stream
 from recipes.schema.positions import last_multiple
 from trainers import kernels
+from trainers.augmentations import decoders
 from trainers.communicators.tree_sum import TreeSum
 from trainers.datasets.bad_images import TooManyBadImages, limit_of
 from trainers.datasets.loader import StreamIterator
-from trainers.datasets.loader_workers import LoaderWorkers
+from trainers.datasets.loader_process import LoaderProcess
+from trainers.datasets.loader_workers import LoaderWorkers, choose_workers
+from trainers.kernels.threads import num_threads
 from trainers.models.batch_norm import NormGroups
 from trainers.optimizers.weight_average import AveragedWeights
 from trainers.runs.checkpoint import load_into, newest_checkpoint, read_checkpoint, refuse_foreign
 from trainers.runs.errors import EXIT_STOPPED, NotFinite, Overflow, RunFailed
 from trainers.runs.heartbeat import Heartbeat
-from trainers.runs.identity import CODE, identity_of, own_code, write_identity
+from trainers.runs.identity import CODE, identity_of, own_code, sha256_of_tree, write_identity
 from trainers.runs.memory import peak_memory, reset_peak
 from trainers.runs.mpi_ranks import command_line
 from trainers.runs.phase_clock import RankSeconds
@@ -42,7 +44,7 @@ from trainers.runs.run_folder import (
     write_run,
 )
 from trainers.runs.stop_request import StopRequest
-from trainers.training.build import Parts, build, build_exchange, build_feed, sizes_of
+from trainers.training.build import Parts, build, build_exchange, build_feed, image_sizes, sizes_of
 from trainers.training.device import gpu_facts, notes_on, take_device
 from trainers.training.environment import (
     changed_decoder_warning,
@@ -100,7 +102,8 @@ def train_as_rank(
     log.info("run: %s", folder)
     if prepared.plan.cluster.device == "cpu":
         kernels.settle()
-    require_one_recipe(fingerprint(prepared.opened.tree), mpi)
+    decoders.use(None)  # of the environment, whatever this process did before
+    require_one_recipe(sha256_of_tree(prepared.opened.tree), mpi)
     if prepared.plan.exact and (why := unlike_hosts(mpi)) is not None:
         if request.exact:
             raise RunFailed(f"--exact cannot be held: {why}, or leave --exact out")
@@ -132,7 +135,7 @@ class _Run:
         parts = build(opened.recipe, opened.dataset)
         parts.model.to_device(self.device)
         self.parts = replace(parts, loss=heartbeat.marking(parts.loss))
-        self.loader = LoaderWorkers(moved=heartbeat.moved)
+        self.loader, self.loads_by = self._loader(parts)
         self.norm_groups = NormGroups(opened.recipe.evaluation, TreeSum(mpi) if plan.exact else None)
         self.norm_groups.install(self.parts.model)
         average = opened.recipe.weight_average
@@ -141,6 +144,26 @@ class _Run:
         self.updater = self._updater(self.parts)
         heartbeat.current_update = lambda: self.updater.iteration
         self.end_update = min(prepared.stop_after_update or plan.timeline.num_updates, plan.timeline.num_updates)
+
+    def _loader(self, parts: Parts) -> tuple[LoaderWorkers, str]:
+        """The workers that load this rank's samples, and what they are, in words."""
+        request, moved = self.request, self.heartbeat.moved
+        kind, number = choose_workers(
+            [parts.load_train, parts.load_eval],
+            kind=request.loader,
+            number=request.loader_workers,
+            threads=num_threads(),
+            image_size=image_sizes(self.opened.recipe)[-1],
+        )
+        if kind == "threads":
+            return LoaderWorkers(number, moved=moved), f"{number} loader thread(s)" if number else "no loader workers"
+        tree = {"train": request.as_tree(), "recipe_sha256": sha256_of_tree(self.opened.tree)}
+        name = f"loader worker {{}} of rank {self.mpi.rank} on {socket.gethostname()}"
+
+        def place(number: int) -> LoaderProcess:
+            return LoaderProcess(tree, name=name.format(number))
+
+        return LoaderWorkers(number, place=place, moved=moved), f"{number} loader process(es)"
 
     def _updater(self, parts: Parts) -> RecipeUpdater:
         recipe, dataset = self.opened.recipe, self.opened.dataset
@@ -194,10 +217,11 @@ class _Run:
         for note in notes:
             log.info("%s", note)
         log.info(
-            "training %s on %d worker(s), %d thread(s) each, %s kernels, updates %d to %d of %d",
+            "training %s on %d worker(s), %d thread(s) each, %s, %s kernels, updates %d to %d of %d",
             self.opened.recipe.name,
             self.mpi.size,
             self.threads,
+            self.loads_by,
             kernels.in_use(),
             self.updater.iteration,
             self.end_update,
@@ -287,7 +311,7 @@ class _Run:
             evaluation=evaluation,
             metrics=self.metrics,
             resumed=resumed,
-            identity={"recipe": self.opened.recipe.name, "recipe_sha256": fingerprint(self.opened.tree)},
+            identity={"recipe": self.opened.recipe.name, "recipe_sha256": sha256_of_tree(self.opened.tree)},
             moved=self.heartbeat.moved,
         )
         every = Every(epochs=self.prepared.checkpoint_every, num_updates=num_updates)
@@ -410,8 +434,3 @@ class Every:
         return last_multiple(updater.epoch_detail, self.epochs) > last_multiple(
             updater.previous_epoch_detail, self.epochs
         )
-
-
-def fingerprint(tree: dict[str, Any]) -> str:
-    """SHA-256 of a resolved recipe."""
-    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()

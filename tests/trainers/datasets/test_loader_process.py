@@ -1,0 +1,197 @@
+"""Loader workers of either kind give the same run as none, report what goes wrong as a rank does, and leave nothing."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+pytestmark = pytest.mark.mpi
+
+OWN = """
+import os, signal
+import numpy as np
+
+class Slow:
+    \"\"\"Kills its process at a sample where the environment says so, each time or once.\"\"\"
+
+    def __call__(self, image_HWC, draws):
+        total = sum(range(20_000))  # holds Python's lock
+        once = os.environ.get("KILL_ONCE")
+        if once and draws.integers(30) == 7:
+            with __import__("contextlib").suppress(FileExistsError):
+                os.mkdir(once)
+                os.kill(os.getpid(), signal.SIGKILL)
+        if os.environ.get("KILL_ALWAYS") and draws.integers(30) == 7:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if os.environ.get("RAISE") and draws.integers(30) == 7:
+            raise ValueError("a part of mine is broken")
+        return image_HWC[:, ::-1] if draws.integers(2) else image_HWC
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A recipe on 96 small JPEGs, with an augmentation of one's own beside it."""
+    root, random = tmp_path_factory.mktemp("loader"), np.random.default_rng(0)
+    for split, count in (("train", 48), ("val", 4)):
+        for name in ("ant", "bee"):
+            (root / "images" / split / name).mkdir(parents=True)
+            for number in range(count):
+                pixels = random.integers(0, 256, (40, 48, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(root / "images" / split / name / f"{number:02}.jpg")
+    (root / "mine.py").write_text(OWN)
+    facts = "name: mine\nchannels: 3\nmean: [0.5, 0.5, 0.5]\nstd: [0.2, 0.2, 0.2]\nreader: {kind: ImageFolder}\n"
+    (root / "mine.yaml").write_text(f"{facts}root: images\n")
+    return root
+
+
+def words(folder, out, *more, mix=""):
+    crop = "{kind: RandomResizedCrop, size: 24}, {kind: mine.Slow}, {kind: Normalize, with: mine}"
+    crop = f"{{train: [{crop}], eval: [{{kind: Resize, shorter: 24}}, {{kind: CenterCrop, size: 24}}]{mix}}}"
+    changes = [f"dataset={folder / 'mine.yaml'}", f"augmentation={crop}", "learning_rate.warmup=null", "model.width=4"]
+    changes += ["batch={global: [{from: 0, size: 24}, {from: 1, size: 48}], norm_span: 6}", "epochs=3"]
+    sets = [word for change in changes for word in ("--set", change)]
+    command = [sys.executable, "-P", "-m", "kilobatch", "train", "digits/large_batch", *sets, "--no-report", "--trace"]
+    return [*command, "--allow-code", "--checkpoint-every", "1up", "--out", str(out), *map(str, more)]
+
+
+def run(folder, out, *more, environment=None, mix="", timeout=100):
+    environment = {**os.environ, **(environment or {})}
+    command = words(folder, out, *more, mix=mix)
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment, timeout=timeout)
+
+
+def trace(out):
+    return (out / "trace.jsonl").read_text()
+
+
+@pytest.fixture(scope="module")
+def alone(folder, tmp_path_factory):
+    """The trace of a run whose rank loads by itself."""
+    out = tmp_path_factory.mktemp("alone") / "run"
+    done = run(folder, out, "-n", 1, "--loader-workers", 0)
+    assert done.returncode == 0, done.stderr
+    return trace(out)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "kind", "number"),
+    [
+        (2, "threads", 4),
+        (3, "processes", 1),
+        *(
+            pytest.param(ranks, kind, number, marks=pytest.mark.slow)
+            for ranks in (1, 2, 3, 5)
+            for kind in ("threads", "processes")
+            for number in (1, 4)
+        ),
+    ],
+)
+def test_workers_and_ranks_change_no_sample_and_no_bit(folder, alone, tmp_path, ranks, kind, number):
+    done = run(folder, tmp_path / "run", "-n", ranks, "--loader", kind, "--loader-workers", number)
+    assert done.returncode == 0, done.stderr
+    assert trace(tmp_path / "run") == alone
+    assert (
+        f"{number} loader {'thread(s)' if kind == 'threads' else 'process(es)'}"
+        in (tmp_path / "run" / "log.txt").read_text()
+    )
+
+
+def test_a_run_resumed_in_mid_epoch_with_other_workers_is_the_same(folder, alone, tmp_path):
+    first = run(
+        folder, tmp_path / "run", "-n", 2, "--loader-workers", 2, "--loader", "processes", "--stop-after", "2up"
+    )
+    assert first.returncode == 0, first.stderr
+    second = run(folder, tmp_path / "run", "-n", 1, "--loader-workers", 1, "--loader", "threads", "--resume")
+    assert second.returncode == 0, second.stderr
+    assert trace(tmp_path / "run") == alone
+
+
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+def test_mixed_samples_are_the_same(folder, tmp_path, kind):
+    traces = []
+    for number in (0, 2):
+        out = tmp_path / f"run{number}"
+        how = ["--loader", kind] if number else []
+        done = run(folder, out, "-n", 2, "--loader-workers", number, *how, mix=", mix: [{kind: Mixup, alpha: 0.4}]")
+        assert done.returncode == 0, done.stderr
+        traces.append(trace(out))
+    assert traces[0] == traces[1]
+
+
+def test_a_process_that_is_killed_is_named_and_started_again(folder, alone, tmp_path, processes_of):
+    once = {"KILL_ONCE": str(tmp_path / "killed")}
+    done = run(folder, tmp_path / "run", "-n", 2, "--loader", "processes", "--loader-workers", 2, environment=once)
+    assert done.returncode == 0, done.stderr
+    assert trace(tmp_path / "run") == alone
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert "was ended by SIGKILL; it had samples" in log
+    assert "it is started again" in log
+    processes_of(tmp_path / "run", gone=True)
+
+
+def test_a_process_that_is_killed_again_ends_the_run(folder, tmp_path, processes_of):
+    always = {"KILL_ALWAYS": "1"}
+    done = run(folder, tmp_path / "run", "-n", 2, "--loader", "processes", "--loader-workers", 2, environment=always)
+    assert done.returncode == 3
+    assert "was ended by SIGKILL; it had samples" in done.stderr
+    assert "It was started again before, and died once more" in done.stderr
+    processes_of(tmp_path / "run", gone=True)
+
+
+def test_what_a_sample_raises_in_a_process_is_raised_in_the_rank(folder, tmp_path):
+    raising = {"RAISE": "1"}
+    done = run(folder, tmp_path / "run", "-n", 1, "--loader", "processes", "--loader-workers", 1, environment=raising)
+    assert done.returncode in (2, 3)
+    assert "a part of mine is broken" in done.stderr
+
+
+def loaders(rank_folder):
+    """PIDs of loader processes, by their command line, that this test's run has started."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if b"load-samples" in (process / "cmdline").read_bytes().split(b"\0"):
+                if os.fsencode(rank_folder) in (process / "environ").read_bytes():
+                    found.append(int(process.name))
+    return found
+
+
+@pytest.mark.parametrize("number", [0, *(pytest.param(number, marks=pytest.mark.slow) for number in range(1, 100))])
+def test_starts_and_ends_leave_nothing(folder, tmp_path, processes_of, number):
+    """Runs that end by themselves, by an exception, by a kill of a loader, of a rank, of the parent."""
+    shared = set(os.listdir("/dev/shm"))
+    how = ("ends", "raises", "kill a loader", "kill the parent", "stop")[number % 5]
+    environment = {**os.environ, "MARK": str(tmp_path), **({"RAISE": "1"} if how == "raises" else {})}
+    command = words(folder, tmp_path / "run", "-n", 2, "--loader", "processes", "--loader-workers", 2)
+    process = subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    until = time.monotonic() + 20
+    while how not in ("ends", "raises") and process.poll() is None and time.monotonic() < until:
+        if victims := loaders(tmp_path):
+            time.sleep(0.02 * (number % 13))
+            target, with_signal = {
+                "kill a loader": (victims[0], signal.SIGKILL),
+                "kill the parent": (process.pid, signal.SIGKILL),
+                "stop": (process.pid, signal.SIGTERM),
+            }[how]
+            with suppress(ProcessLookupError):
+                os.kill(target, with_signal)
+            break
+        time.sleep(0.01)
+    code = process.wait(timeout=60)
+    assert code in {"ends": (0,), "raises": (2, 3), "kill a loader": (0,), "stop": (0, 4)}.get(how, (-9,))
+    processes_of(tmp_path / "run", gone=True, timeout=30)
+    until = time.monotonic() + 10
+    while (left := loaders(tmp_path)) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert left == []
+    assert {name for name in os.listdir("/dev/shm") if "kilobatch" in name} <= shared
