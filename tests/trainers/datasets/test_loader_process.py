@@ -15,22 +15,24 @@ from PIL import Image
 pytestmark = pytest.mark.mpi
 
 OWN = """
-import os, signal
+import contextlib, os, signal
+from dataclasses import dataclass
 import numpy as np
 
+@dataclass(frozen=True, kw_only=True)
 class Slow:
     \"\"\"Kills its process at a sample where the environment says so, each time or once.\"\"\"
 
     def __call__(self, image_HWC, draws):
         total = sum(range(20_000))  # holds Python's lock
-        once = os.environ.get("KILL_ONCE")
-        if once and draws.integers(30) == 7:
-            with __import__("contextlib").suppress(FileExistsError):
+        once, chosen = os.environ.get("KILL_ONCE"), draws.integers(30) == 7
+        if once and chosen:
+            with contextlib.suppress(FileExistsError):
                 os.mkdir(once)
                 os.kill(os.getpid(), signal.SIGKILL)
-        if os.environ.get("KILL_ALWAYS") and draws.integers(30) == 7:
+        if os.environ.get("KILL_ALWAYS") and chosen:
             os.kill(os.getpid(), signal.SIGKILL)
-        if os.environ.get("RAISE") and draws.integers(30) == 7:
+        if os.environ.get("RAISE") and chosen:
             raise ValueError("a part of mine is broken")
         return image_HWC[:, ::-1] if draws.integers(2) else image_HWC
 """
@@ -158,9 +160,9 @@ def loaders(rank_folder):
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if b"load-samples" in (process / "cmdline").read_bytes().split(b"\0"):
-                if os.fsencode(rank_folder) in (process / "environ").read_bytes():
-                    found.append(int(process.name))
+            words, environment = ((process / name).read_bytes().split(b"\0") for name in ("cmdline", "environ"))
+            if b"load-samples" in words and b"MARK=" + os.fsencode(rank_folder) in environment:
+                found.append(int(process.name))
     return found
 
 
