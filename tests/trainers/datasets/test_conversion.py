@@ -66,6 +66,7 @@ def test_folders_become_shards_and_shards_the_same_folders(source, tmp_path):
         "train-00001.tar",
         "val-00000.tar",
     ]
+    assert not list(shards.glob(".*.part"))
     again = converted(shards, tmp_path / "again", Conversion(form="folder"), reader=TarShards())
     found = contents(again)
     del found[MANIFEST]
