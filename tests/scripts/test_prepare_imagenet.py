@@ -361,6 +361,7 @@ def test_wrong_options_are_refused(archives, prepare):
     assert (code, "the folder of the source; name another ROOT" in output) == (2, True)
 
 
+@pytest.mark.slow
 def test_killed_while_shards_are_written_the_same_command_goes_on(archives, prepare):
     files = {f"n00000007_{n}.JPEG": image_of("n00000007", n) for n in range(4000)}
     (archives / TRAIN).write_bytes(tar_of({f"{n}.tar": tar_of(files) if "07" in n else class_tar(n) for n in NAMES}))

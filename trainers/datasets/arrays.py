@@ -50,7 +50,7 @@ class Arrays:
             ValueError: see the class.
         """
         require_split(split)
-        root = require_root("Arrays", root, "train_images.npy, train_labels.npy, val_images.npy, val_labels.npy")
+        root = self._root(root)
         name, images, labels = _load(root, getattr(self, split))
         if images.dtype != np.uint8 or images.ndim not in (3, 4) or not len(images):
             what = f"{images.dtype} of shape {images.shape}"
@@ -68,6 +68,7 @@ class Arrays:
 
     def facts(self, root: Path | None) -> dict[str, int]:
         """num_train, num_eval and num_classes: the largest label and one."""
+        root = self._root(root)
         refuse_unfinished(root)
         opened = {split: self.open(root, split) for split in ("train", "eval")}
         counts = {f"num_{split}": len(samples) for split, samples in opened.items()}
@@ -79,8 +80,12 @@ class Arrays:
 
     def fingerprints(self, root: Path | None) -> dict[str, str]:
         """SHA-256 of each split: its shape, its labels and its images; of more than 1 GiB, 4,096 evenly spaced ones."""
+        root = self._root(root)
         opened = {getattr(self, split): self.open(root, split) for split in ("train", "eval")}
         return {**preparation(root), **{name: sha256_of(_identity(samples)) for name, samples in opened.items()}}
+
+    def _root(self, root: Path | None) -> Path:
+        return require_root("Arrays", root, "train_images.npy, train_labels.npy, val_images.npy, val_labels.npy")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

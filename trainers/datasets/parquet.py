@@ -103,6 +103,7 @@ class Parquet:
 
     def facts(self, root: Path | None) -> dict[str, int]:
         """num_train, num_eval and num_classes: the largest label and one."""
+        root = self._root(root)
         refuse_unfinished(root)
         labels = {split: self._index(root, split)[0]["labels"] for split in ("train", "eval")}
         counts = {f"num_{split}": len(values) for split, values in labels.items()}
@@ -114,11 +115,15 @@ class Parquet:
 
     def fingerprints(self, root: Path | None) -> dict[str, str]:
         """SHA-256 of each file, see `ByteRanges` and `RowGroups`."""
+        root = self._root(root)
         opened = [self.open(root, split).fingerprints(root) for split in ("train", "eval")]
         return {**preparation(root), **opened[0], **opened[1]}
 
+    def _root(self, root: Path | None) -> Path:
+        return require_root("Parquet", root, f"{self.train} and {self.eval}")
+
     def _index(self, root: Path | None, split: str) -> tuple[dict[str, np.ndarray], list[Path]]:
-        root, pattern = require_root("Parquet", root, f"{self.train} and {self.eval}"), getattr(self, split)
+        root, pattern = self._root(root), getattr(self, split)
         files = sorted(root.glob(pattern), key=os.fsencode)
         if not files:
             raise ValueError(f"{root / pattern}: no such file; write `{split}` in the reader for other names")

@@ -58,7 +58,7 @@ class TarShards:
             ValueError: see the class.
         """
         require_split(split)
-        root = require_root("TarShards", root, f"{self.train} and {self.eval}")
+        root = self._root(root)
         found = {each: self._index(root, each) for each in ("train", "eval")}
         (train, _), (evaluation, _) = (found[each] for each in ("train", "eval"))
         if list(train["classes"]) != list(evaluation["classes"]):
@@ -76,6 +76,7 @@ class TarShards:
 
     def facts(self, root: Path | None) -> dict[str, int]:
         """num_train, num_eval and num_classes: of .cls the largest and one."""
+        root = self._root(root)
         refuse_unfinished(root)
         opened = {split: self.open(root, split) for split in ("train", "eval")}
         counts = {f"num_{split}": len(samples) for split, samples in opened.items()}
@@ -87,12 +88,16 @@ class TarShards:
 
     def fingerprints(self, root: Path | None) -> dict[str, str]:
         """SHA-256 of each archive, see `ByteRanges`."""
+        root = self._root(root)
         opened = [self.open(root, split).fingerprints(root) for split in ("train", "eval")]
         return {**preparation(root), **opened[0], **opened[1]}
 
     def class_names(self, root: Path) -> list[str]:
         """Names of the classes, in the order of their labels; none where the archives have .cls."""
-        return [os.fsdecode(name) for name in self._index(root, "train")[0]["classes"]]
+        return [os.fsdecode(name) for name in self._index(self._root(root), "train")[0]["classes"]]
+
+    def _root(self, root: Path | None) -> Path:
+        return require_root("TarShards", root, f"{self.train} and {self.eval}")
 
     def _index(self, root: Path, split: str) -> tuple[dict[str, np.ndarray], list[Path]]:
         pattern = getattr(self, split)

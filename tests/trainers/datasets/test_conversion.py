@@ -16,6 +16,7 @@ from trainers.datasets.manifest import MANIFEST, read_manifest
 from trainers.datasets.samples import UnreadableImage
 from trainers.runs.errors import RunFailed
 
+SLOW = pytest.mark.slow
 TAR = Conversion(form="tar", per_chunk=4)
 
 
@@ -66,13 +67,14 @@ def test_folders_become_shards_and_shards_the_same_folders(source, tmp_path):
         "train-00001.tar",
         "val-00000.tar",
     ]
+    assert not list(shards.glob(".*.part"))
     again = converted(shards, tmp_path / "again", Conversion(form="folder"), reader=TarShards())
     found = contents(again)
     del found[MANIFEST]
     assert found == contents(source)
 
 
-@pytest.mark.parametrize("form", ["folder", "tar", "arrays"])
+@pytest.mark.parametrize("form", ["tar", pytest.param("folder", marks=SLOW), pytest.param("arrays", marks=SLOW)])
 def test_several_processes_write_the_same_bytes(source, tmp_path, form):
     how = Conversion(form=form, shorter=6, per_chunk=3)
     one, three = (converted(source, tmp_path / f"{n}", how, workers=n) for n in (1, 3))
@@ -154,7 +156,7 @@ def test_images_of_several_sizes_are_no_array(source, tmp_path):
         converted(source, tmp_path / "arrays", Conversion(form="arrays"))
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=SLOW)])
 def test_an_image_that_cannot_be_decoded_is_named(source, tmp_path, workers):
     (source / "train/dog/2.jpg").write_bytes(b"no image")
     with pytest.raises((RunFailed, UnreadableImage), match=r"dog/2\.jpg: not a readable image"):

@@ -15,7 +15,7 @@ from trainers.datasets.parquet import RowGroups
 from trainers.datasets.samples import UnreadableImage
 
 pyarrow = pytest.importorskip("pyarrow", reason="an extra: pip install 'kilobatch[parquet]'")
-from pyarrow.parquet import write_table  # noqa: E402
+from pyarrow.parquet import read_table, write_table  # noqa: E402
 
 
 def png(value):
@@ -65,6 +65,15 @@ def test_equal_images_of_which_one_is_stored_are_found(tmp_path):
     samples = Parquet().open(tmp_path, "train")
     assert isinstance(samples, ByteRanges)
     assert [samples.encoded(index) for index in range(9)] == [png(index % 2) for index in range(9)]
+
+
+def test_where_one_file_is_compressed_all_are_read_by_groups(tmp_path):
+    write(tmp_path, compression="none")
+    path = tmp_path / "data/train-00001-of-00002.parquet"
+    write_table(read_table(path), path, compression="snappy")
+    samples = Parquet().open(tmp_path, "train")
+    assert isinstance(samples, RowGroups)
+    assert [samples.encoded(index) for index in range(9)] == [png(index) for index in range(9)]
 
 
 def test_of_an_index_pyarrow_is_not_needed(tmp_path):

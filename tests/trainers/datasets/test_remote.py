@@ -160,6 +160,7 @@ def test_other_readers_have_a_whole_copy_and_refuse_what_the_cache_cannot_hold(s
         subprocess.run(["tar", "-C", images / split, "-cf", tmp_path / f"{split}-0.tar", *names], check=True)
         s3fs.S3FileSystem().put(str(tmp_path / f"{split}-0.tar"), f"images/tars/{split}-0.tar")
     assert len(TarShards().open(Path("s3://images/tars"), "train")) == 24
+    assert TarShards().fingerprints(Path("s3://images/tars")) == TarShards().fingerprints(tmp_path)
     remote._mirror.cache_clear()
     monkeypatch.setenv(remote.SIZE_VARIABLE, "1KB")
     with pytest.raises(
