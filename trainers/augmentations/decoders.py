@@ -72,8 +72,8 @@ class EncodedImage:
 
     def crop(self, top: int, left: int, height: int, width: int) -> np.ndarray:
         """A rectangle of it in pixels, uint8 HWC: the bytes of the whole there."""
-        with _decoding():
-            return _FAMILIES[in_use()].crop(self._file, self._channels, (top, left, height, width))
+        with _decoding() as family:
+            return family.crop(self._file, self._channels, (top, left, height, width))
 
 
 def size_of(file: bytes) -> tuple[int, int]:
@@ -82,8 +82,8 @@ def size_of(file: bytes) -> tuple[int, int]:
     Raises:
         UndecodableImage: no image, or 16 bits or more a channel.
     """
-    with _decoding():
-        return _FAMILIES[in_use()].size(file)
+    with _decoding() as family:
+        return family.size(file)
 
 
 def format_of(file: bytes) -> str:
@@ -97,9 +97,11 @@ def format_of(file: bytes) -> str:
 
 
 @contextmanager
-def _decoding() -> Iterator[None]:
+def _decoding() -> Iterator[_Family]:
+    """The family in use; what it raises is damage of the file."""
+    family = _FAMILIES[in_use()]
     try:
-        yield
+        yield family
     except Exception as error:  # Pillow raises OSError, SyntaxError, struct.error and more for broken files
         raise UndecodableImage(f"not a readable image ({type(error).__name__}: {error})") from error
 
@@ -110,8 +112,8 @@ def decode(file: bytes, channels: int) -> np.ndarray:
     Raises:
         UndecodableImage: truncated, no image, 16 bits or more a channel, or too many pixels.
     """
-    with _decoding():
-        return _FAMILIES[in_use()].decode(file, channels)
+    with _decoding() as family:
+        return family.decode(file, channels)
 
 
 def resampled(image_HWC: np.ndarray, *, height: int, width: int) -> np.ndarray:

@@ -233,6 +233,9 @@ def test_the_environment_chooses_and_what_is_not_there_is_refused(monkeypatch):
     monkeypatch.setenv(decoders.VARIABLE, "fast")
     with pytest.raises(InputRefused, match="no decoder is called fast .*; there are opencv, pillow, nvimgcodec, dali"):
         decoders.use(None)
+    monkeypatch.setattr(decoders, "_in_use", None)
+    with pytest.raises(InputRefused, match="no decoder is called fast"):
+        decode(saved(photo()), 3)
     monkeypatch.setattr(decoders, "find_spec", lambda module: None)
     with pytest.raises(InputRefused, match="decoder opencv needs simplejpeg, opencv-python-headless .* pip install"):
         decoders.use("opencv")
