@@ -276,12 +276,12 @@ def _decode_with_turbo(file: bytes, channels: int) -> np.ndarray:
 
 def _part_with(make: Callable[[], Callable[[bytes, _Rectangle], np.ndarray]]) -> Callable[..., np.ndarray]:
     """A crop of a JPEG in colour by what `make` makes, once a thread; of all else by decoding the whole."""
-    of_thread = threading.local()
+    of_thread, making = threading.local(), threading.Lock()
 
     def crop(file: bytes, channels: int, rectangle: _Rectangle) -> np.ndarray:
         if channels == 3 and _turbo_size(file) is not None:
             if not hasattr(of_thread, "part"):
-                with _stderr_dropped():  # NVIDIA's packages print what they lack for a GPU
+                with making, _stderr_dropped():  # NVIDIA's packages print what they lack for a GPU
                     of_thread.part = make()
             try:
                 return of_thread.part(file, rectangle)

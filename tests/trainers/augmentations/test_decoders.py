@@ -1,10 +1,13 @@
 """Families of decoders: the same pixels of a file, right for all kinds of files, and every damaged one is named."""
 
 import io
+import os
 import random
 import resource
 import struct
+import threading
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -187,6 +190,23 @@ def test_mutated_files_are_decoded_or_refused_in_bounded_memory(family, count):
             results[False] += 1
     assert min(results.values()) > 0
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # KiB
+
+
+def test_threads_that_begin_together_get_the_same_crops_and_keep_stderr(family):
+    files, threads = [saved(photo(height)) for height in range(60, 68)], 8
+    expected = [decode(file, 3)[3:40, 5:90] for file in files]
+    stderr, begin = os.fstat(2), threading.Barrier(threads)
+
+    def crops(_):
+        begin.wait()
+        return [EncodedImage(file, 3).crop(3, 5, 37, 85) for file in files]
+
+    for _ in range(5):  # new threads each time
+        with ThreadPoolExecutor(threads) as pool:
+            for found in pool.map(crops, range(threads)):
+                for ours, whole in zip(found, expected, strict=True):
+                    np.testing.assert_array_equal(ours, whole)
+    assert os.path.samestat(os.fstat(2), stderr)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
