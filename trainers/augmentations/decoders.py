@@ -310,11 +310,12 @@ def _nvimgcodec() -> Callable[[bytes, _Rectangle], np.ndarray]:
     backends = [nvimgcodec.Backend(nvimgcodec.BackendKind.CPU_ONLY)]
     on_cpu = {"device_id": nvimgcodec.NVIMGCODEC_DEVICE_CPU_ONLY, "max_num_cpu_threads": 1}
     decoder = nvimgcodec.Decoder(backends=backends, **on_cpu)
+    as_stored = nvimgcodec.DecodeParams(apply_exif_orientation=False)
 
     def part(file: bytes, rectangle: _Rectangle) -> np.ndarray:
         top, left, height, width = rectangle
         region = nvimgcodec.Region(top, left, top + height, left + width)
-        image = decoder.decode(nvimgcodec.CodeStream(file).get_sub_code_stream(region=region))
+        image = decoder.decode(nvimgcodec.CodeStream(file).get_sub_code_stream(region=region), params=as_stored)
         if image is None:
             raise ValueError("nvImageCodec cannot decode it")
         return np.asarray(image)
@@ -329,7 +330,7 @@ def _dali() -> Callable[[bytes, _Rectangle], np.ndarray]:
     with pipeline:
         file = fn.external_source(name="file", dtype=types.UINT8, ndim=1)
         place, shape = (fn.external_source(name=name, dtype=types.FLOAT, ndim=1) for name in ("place", "shape"))
-        how = {"axes": [0, 1], "normalized_anchor": False, "normalized_shape": False}
+        how = {"axes": [0, 1], "normalized_anchor": False, "normalized_shape": False, "adjust_orientation": False}
         pipeline.set_outputs(fn.decoders.image_slice(file, place, shape, **how))
     pipeline.build()
 

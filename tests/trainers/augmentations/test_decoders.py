@@ -67,9 +67,13 @@ def test_a_jpeg_in_colour_has_the_same_pixels_in_each_family(family, subsampling
     np.testing.assert_array_equal(decode(file, 3), by_pillow(file))
 
 
-def test_a_crop_is_that_of_the_whole_byte_for_byte(family):
-    file = saved(photo())
-    whole, image = decode(file, 3), EncodedImage(file, 3)
+HOW = [{}, {"subsampling": "4:4:4"}, {"subsampling": "4:2:2"}, {"progressive": True}, {"restart_marker_rows": 1}]
+
+
+@pytest.mark.parametrize("how", [*HOW, {"keep_rgb": True}])
+def test_a_crop_is_that_of_the_whole_byte_for_byte(family, how):
+    file = saved(photo(), **how)
+    whole, image = by_pillow(file), EncodedImage(file, 3)
     for top, left, height, width in ((0, 0, 120, 170), (3, 5, 64, 100), (119, 169, 1, 1), (17, 0, 33, 170)):
         crop = image.crop(top, left, height, width)
         np.testing.assert_array_equal(crop, whole[top : top + height, left : left + width])
@@ -100,10 +104,14 @@ def test_tiny_and_very_long_images_are_read(family, size, kind):
     assert size_of(file) == decode(file, 3).shape[:2] == size
 
 
-def test_an_orientation_in_the_exif_data_is_not_applied(family):
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_an_orientation_in_the_exif_data_is_not_applied(family, orientation):
     turned = Image.Exif()
-    turned[0x0112] = 6
-    assert decode(saved(photo(), exif=turned), 3).shape == (120, 170, 3)
+    turned[0x0112] = orientation
+    file = saved(photo(), exif=turned)
+    whole = decode(file, 3)
+    np.testing.assert_array_equal(whole, by_pillow(file))
+    np.testing.assert_array_equal(EncodedImage(file, 3).crop(10, 20, 90, 140), whole[10:100, 20:160])
 
 
 @pytest.mark.parametrize("height_width", [((300, 400), (224, 224)), ((100, 140), (224, 224)), ((240, 180), (224, 224))])
