@@ -111,9 +111,10 @@ def test_own_model_recipe_and_photos_train_evaluate_and_report(folder):
 
 def test_the_same_run_on_three_ranks_from_a_folder_that_moved(folder, tmp_path):
     (tmp_path / "photos").symlink_to(folder / "photos")
-    words = ("--allow-code", "--trace", "--stop-after", "4up", "--data")
+    words = ("--allow-code", "--trace", "--stop-after", "4up", "--decoder", "pillow", "--data")
     kilobatch(folder, "train", "mine.yaml", *words, tmp_path / "photos", "-n", 3, "--out", "moved")
     kilobatch(folder, "train", "mine.yaml", *words, "photos", "-n", 1, "--out", "alone")
+    assert json.loads((folder / "moved" / "environment.json").read_text())["decoder"] == "pillow"
     traces = [(folder / name / "trace.jsonl").read_text().splitlines() for name in ("moved", "alone")]
     for three, one in zip(*([json.loads(line) for line in trace] for trace in traces), strict=True):
         assert three["loss"] == pytest.approx(one["loss"], rel=1e-5)

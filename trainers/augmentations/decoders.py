@@ -72,8 +72,8 @@ class EncodedImage:
 
     def crop(self, top: int, left: int, height: int, width: int) -> np.ndarray:
         """A rectangle of it in pixels, uint8 HWC: the bytes of the whole there."""
-        with _decoding():
-            return _FAMILIES[in_use()].crop(self._file, self._channels, (top, left, height, width))
+        with _decoding() as family:
+            return family.crop(self._file, self._channels, (top, left, height, width))
 
 
 def size_of(file: bytes) -> tuple[int, int]:
@@ -82,8 +82,8 @@ def size_of(file: bytes) -> tuple[int, int]:
     Raises:
         UndecodableImage: no image, or 16 bits or more a channel.
     """
-    with _decoding():
-        return _FAMILIES[in_use()].size(file)
+    with _decoding() as family:
+        return family.size(file)
 
 
 def format_of(file: bytes) -> str:
@@ -97,9 +97,11 @@ def format_of(file: bytes) -> str:
 
 
 @contextmanager
-def _decoding() -> Iterator[None]:
+def _decoding() -> Iterator[_Family]:
+    """The family in use; what it raises is damage of the file."""
+    family = _FAMILIES[in_use()]
     try:
-        yield
+        yield family
     except Exception as error:  # Pillow raises OSError, SyntaxError, struct.error and more for broken files
         raise UndecodableImage(f"not a readable image ({type(error).__name__}: {error})") from error
 
@@ -110,8 +112,8 @@ def decode(file: bytes, channels: int) -> np.ndarray:
     Raises:
         UndecodableImage: truncated, no image, 16 bits or more a channel, or too many pixels.
     """
-    with _decoding():
-        return _FAMILIES[in_use()].decode(file, channels)
+    with _decoding() as family:
+        return family.decode(file, channels)
 
 
 def resampled(image_HWC: np.ndarray, *, height: int, width: int) -> np.ndarray:
@@ -274,12 +276,12 @@ def _decode_with_turbo(file: bytes, channels: int) -> np.ndarray:
 
 def _part_with(make: Callable[[], Callable[[bytes, _Rectangle], np.ndarray]]) -> Callable[..., np.ndarray]:
     """A crop of a JPEG in colour by what `make` makes, once a thread; of all else by decoding the whole."""
-    of_thread = threading.local()
+    of_thread, making = threading.local(), threading.Lock()
 
     def crop(file: bytes, channels: int, rectangle: _Rectangle) -> np.ndarray:
         if channels == 3 and _turbo_size(file) is not None:
             if not hasattr(of_thread, "part"):
-                with _stderr_dropped():  # NVIDIA's packages print what they lack for a GPU
+                with making, _stderr_dropped():  # NVIDIA's packages print what they lack for a GPU
                     of_thread.part = make()
             try:
                 return of_thread.part(file, rectangle)
@@ -308,11 +310,12 @@ def _nvimgcodec() -> Callable[[bytes, _Rectangle], np.ndarray]:
     backends = [nvimgcodec.Backend(nvimgcodec.BackendKind.CPU_ONLY)]
     on_cpu = {"device_id": nvimgcodec.NVIMGCODEC_DEVICE_CPU_ONLY, "max_num_cpu_threads": 1}
     decoder = nvimgcodec.Decoder(backends=backends, **on_cpu)
+    as_stored = nvimgcodec.DecodeParams(apply_exif_orientation=False)
 
     def part(file: bytes, rectangle: _Rectangle) -> np.ndarray:
         top, left, height, width = rectangle
         region = nvimgcodec.Region(top, left, top + height, left + width)
-        image = decoder.decode(nvimgcodec.CodeStream(file).get_sub_code_stream(region=region))
+        image = decoder.decode(nvimgcodec.CodeStream(file).get_sub_code_stream(region=region), params=as_stored)
         if image is None:
             raise ValueError("nvImageCodec cannot decode it")
         return np.asarray(image)
@@ -327,7 +330,7 @@ def _dali() -> Callable[[bytes, _Rectangle], np.ndarray]:
     with pipeline:
         file = fn.external_source(name="file", dtype=types.UINT8, ndim=1)
         place, shape = (fn.external_source(name=name, dtype=types.FLOAT, ndim=1) for name in ("place", "shape"))
-        how = {"axes": [0, 1], "normalized_anchor": False, "normalized_shape": False}
+        how = {"axes": [0, 1], "normalized_anchor": False, "normalized_shape": False, "adjust_orientation": False}
         pipeline.set_outputs(fn.decoders.image_slice(file, place, shape, **how))
     pipeline.build()
 

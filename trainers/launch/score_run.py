@@ -64,10 +64,15 @@ def score_run(
     from trainers.training.build import build
     from trainers.training.extensions.evaluation import score
 
+    decoder = environment_of(folder).get("decoder", "pillow")
+    decoders.use(None)
+    decoders.follow(decoder)
+    if decoders.in_use() != decoder:
+        what = f"images are decoded by {decoders.in_use()}, in the run by {decoder}; {decoders.VARIABLE}={decoder} asks"
+        print_error(f"kilobatch: warning: {what} for it")
     parts = build(opened.recipe, opened.dataset)
     if kind == "cpu":
         kernels.settle()
-    decoders.follow(environment_of(folder).get("decoder", "pillow"))
     parts.model.to_device(take_device(kind, MPI.COMM_SELF))
     NormGroups(opened.recipe.evaluation).install(parts.model)  # one pass a layer, with the same bits as in training
     with refuse_foreign(path):

@@ -1,10 +1,13 @@
 """Families of decoders: the same pixels of a file, right for all kinds of files, and every damaged one is named."""
 
 import io
+import os
 import random
 import resource
 import struct
+import threading
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,9 +67,13 @@ def test_a_jpeg_in_colour_has_the_same_pixels_in_each_family(family, subsampling
     np.testing.assert_array_equal(decode(file, 3), by_pillow(file))
 
 
-def test_a_crop_is_that_of_the_whole_byte_for_byte(family):
-    file = saved(photo())
-    whole, image = decode(file, 3), EncodedImage(file, 3)
+HOW = [{}, {"subsampling": "4:4:4"}, {"subsampling": "4:2:2"}, {"progressive": True}, {"restart_marker_rows": 1}]
+
+
+@pytest.mark.parametrize("how", [*HOW, {"keep_rgb": True}])
+def test_a_crop_is_that_of_the_whole_byte_for_byte(family, how):
+    file = saved(photo(), **how)
+    whole, image = by_pillow(file), EncodedImage(file, 3)
     for top, left, height, width in ((0, 0, 120, 170), (3, 5, 64, 100), (119, 169, 1, 1), (17, 0, 33, 170)):
         crop = image.crop(top, left, height, width)
         np.testing.assert_array_equal(crop, whole[top : top + height, left : left + width])
@@ -97,10 +104,14 @@ def test_tiny_and_very_long_images_are_read(family, size, kind):
     assert size_of(file) == decode(file, 3).shape[:2] == size
 
 
-def test_an_orientation_in_the_exif_data_is_not_applied(family):
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_an_orientation_in_the_exif_data_is_not_applied(family, orientation):
     turned = Image.Exif()
-    turned[0x0112] = 6
-    assert decode(saved(photo(), exif=turned), 3).shape == (120, 170, 3)
+    turned[0x0112] = orientation
+    file = saved(photo(), exif=turned)
+    whole = decode(file, 3)
+    np.testing.assert_array_equal(whole, by_pillow(file))
+    np.testing.assert_array_equal(EncodedImage(file, 3).crop(10, 20, 90, 140), whole[10:100, 20:160])
 
 
 @pytest.mark.parametrize("height_width", [((300, 400), (224, 224)), ((100, 140), (224, 224)), ((240, 180), (224, 224))])
@@ -189,6 +200,23 @@ def test_mutated_files_are_decoded_or_refused_in_bounded_memory(family, count):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # KiB
 
 
+def test_threads_that_begin_together_get_the_same_crops_and_keep_stderr(family):
+    files, threads = [saved(photo(height)) for height in range(60, 68)], 8
+    expected = [decode(file, 3)[3:40, 5:90] for file in files]
+    stderr, begin = os.fstat(2), threading.Barrier(threads)
+
+    def crops(_):
+        begin.wait()
+        return [EncodedImage(file, 3).crop(3, 5, 37, 85) for file in files]
+
+    for _ in range(5):  # new threads each time
+        with ThreadPoolExecutor(threads) as pool:
+            for found in pool.map(crops, range(threads)):
+                for ours, whole in zip(found, expected, strict=True):
+                    np.testing.assert_array_equal(ours, whole)
+    assert os.path.samestat(os.fstat(2), stderr)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class InMemory(EncodedSamples):
     files: list
@@ -233,6 +261,9 @@ def test_the_environment_chooses_and_what_is_not_there_is_refused(monkeypatch):
     monkeypatch.setenv(decoders.VARIABLE, "fast")
     with pytest.raises(InputRefused, match="no decoder is called fast .*; there are opencv, pillow, nvimgcodec, dali"):
         decoders.use(None)
+    monkeypatch.setattr(decoders, "_in_use", None)
+    with pytest.raises(InputRefused, match="no decoder is called fast"):
+        decode(saved(photo()), 3)
     monkeypatch.setattr(decoders, "find_spec", lambda module: None)
     with pytest.raises(InputRefused, match="decoder opencv needs simplejpeg, opencv-python-headless .* pip install"):
         decoders.use("opencv")
