@@ -1,8 +1,8 @@
 """Data at a URL, such as `s3://bucket/imagenet`: listed once, and each file fetched to a cache when it is first needed.
 
 fsspec opens the URL and alone knows the credentials: from its configuration, or the environment. The cache is a folder
-for each URL in `KILOBATCH_CACHE`, else `~/.cache/kilobatch/data`, which all processes of the machine share. When its
-files are larger than `KILOBATCH_CACHE_SIZE`, 200GB by default, those that were not read for longest are removed.
+for each URL in `KILOBATCH_CACHE`, else `~/.cache/kilobatch/data`, which all processes of the machine share. When the
+files of a URL are larger than `KILOBATCH_CACHE_SIZE`, 200GB by default, those that were not read for longest are removed.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ STALLED_SECONDS = 30.0  # without a byte, after which an attempt is given up
 _FETCHERS = 16  # files that are fetched ahead at once
 _LISTED_SECONDS = 600.0  # for which processes other than a run's ranks trust a listing
 _LISTING, _LOCK = ".listing.json", ".lock"
+_SECRET = re.compile("KEY|SECRET|TOKEN|PASS", re.IGNORECASE)  # in the name of a variable
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
@@ -179,14 +180,14 @@ class Mirror:
                 if launched_by_us() or age < _LISTED_SECONDS:
                     kept = json.loads(place.read_text(encoding="utf-8"))
                     return kept["sizes"], kept["version"]
-            found = self._attempt("", lambda: self._files.find(self._base, detail=True))
+            found = self._attempt("", lambda: _in_time(lambda: self._files.find(self._base, detail=True)))
             marks, sizes = {}, {}
             for path, facts in sorted(found.items()):
                 name = path[len(self._base) :].lstrip("/")
                 if facts.get("type") == "directory" or not name:
                     continue
                 if facts.get("size") is None:  # HTTP's listings have none
-                    facts = self._attempt(name, partial(self._files.info, path))
+                    facts = self._attempt(name, partial(_in_time, partial(self._files.info, path)))
                 if ".." in PurePosixPath(name).parts:
                     raise InputRefused(f"{self.url}/{name}: leads out of the root")
                 sizes[name] = int(facts["size"])
@@ -220,7 +221,7 @@ class Mirror:
             except InputRefused:
                 raise
             except Exception as error:  # of a network, by any of fsspec's drivers
-                cause = f"{type(error).__name__}: {error}"
+                cause = _cause(error)
                 missing = isinstance(error, FileNotFoundError | PermissionError)
                 if missing or attempt == ATTEMPTS:
                     tries = "" if missing else f" after {attempt} attempts"
@@ -231,26 +232,11 @@ class Mirror:
 
     def _get(self, name: str, part: Path) -> None:
         """Copy a file; given up where no byte comes for long."""
-        outcome: list[BaseException | None] = []
-
-        def copy() -> None:
-            try:
-                self._files.get_file(f"{self._base}/{name}", os.fspath(part))
-                outcome.append(None)
-            except BaseException as error:
-                outcome.append(error)
-
-        thread = threading.Thread(target=copy, name=f"fetch {name}", daemon=True)
-        thread.start()
-        size, grown = 0, time.monotonic()
-        while thread.join(0.02 if size == 0 else 0.2) or thread.is_alive():
-            now = part.stat().st_size if part.exists() else 0
-            if now > size:
-                size, grown = now, time.monotonic()
-            elif time.monotonic() - grown > STALLED_SECONDS:
-                raise TimeoutError(f"no byte came for {STALLED_SECONDS:g} s")
-        if outcome[0] is not None:
-            raise outcome[0]
+        _in_time(
+            partial(self._files.get_file, f"{self._base}/{name}", os.fspath(part)),
+            seconds=STALLED_SECONDS,
+            grown=lambda: part.stat().st_size if part.exists() else 0,
+        )
         if (size := part.stat().st_size) != self.sizes[name]:
             raise OSError(f"{size} of {self.sizes[name]} bytes came")
 
@@ -297,7 +283,7 @@ def stage(root: Path, target: Path, *, done: Callable[[int], None] = lambda coun
     def one(name: str) -> None:
         path = target / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.part")
+        part = path.with_name(f".{path.name}.{os.getpid()}.part")
         if mirror is None:
             shutil.copyfile(root / name, part)
         else:
@@ -347,12 +333,53 @@ def _open(url: str) -> tuple[Any, str]:
         ) from error
 
 
+def _in_time(task: Callable[[], Any], *, seconds: float | None = None, grown: Callable[[], int] = lambda: 0) -> Any:
+    """The result of a task on another thread, which is left alone if nothing comes of it.
+
+    Args:
+        seconds: that it may take after `grown` has changed for the last time; None: ten times `STALLED_SECONDS`.
+    Raises:
+        TimeoutError: it took longer.
+    """
+    limit = 10 * STALLED_SECONDS if seconds is None else seconds
+    outcome: list[tuple[Any, BaseException | None]] = []
+
+    def run() -> None:
+        try:
+            outcome.append((task(), None))
+        except BaseException as error:
+            outcome.append((None, error))
+
+    thread = threading.Thread(target=run, name="fetch", daemon=True)
+    thread.start()
+    size, since = 0, time.monotonic()
+    while thread.is_alive():
+        thread.join(0.02)
+        if (now := grown()) != size:
+            size, since = now, time.monotonic()
+        elif time.monotonic() - since > limit:
+            raise TimeoutError(f"no byte came for {limit:g} s")
+    result, error = outcome[0]
+    if error is not None:
+        raise error
+    return result
+
+
 def _timeouts(url: str) -> dict[str, Any]:
     """Options by which a driver itself gives up a server that does not answer, where it can."""
     if url.startswith("s3://"):
         times = {"connect_timeout": STALLED_SECONDS, "read_timeout": STALLED_SECONDS, "retries": {"max_attempts": 1}}
         return {"config_kwargs": times}
     return {}
+
+
+def _cause(error: Exception) -> str:
+    """A driver's error in words, without what its environment holds as a secret."""
+    text = f"{type(error).__name__}: {error}"
+    for name, value in os.environ.items():
+        if _SECRET.search(name) and len(value) > 3:
+            text = text.replace(value, "***")
+    return text
 
 
 def _bytes_of(text: str) -> int:

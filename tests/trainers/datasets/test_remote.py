@@ -236,6 +236,21 @@ def test_a_server_that_stalls_is_given_up(http_mirror, monkeypatch):
         http_mirror.read("stalled")
 
 
+def test_a_server_that_stalls_before_it_lists_is_given_up(monkeypatch):
+    monkeypatch.setattr(remote, "STALLED_SECONDS", 0.03)
+    monkeypatch.setattr(remote, "ATTEMPTS", 2)
+    with socket.socket() as silent:  # takes connections and says nothing
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        with pytest.raises(CannotFetch, match="/set: cannot be read after 2 attempts .*no byte came for 0.3 s"):
+            Mirror(f"http://127.0.0.1:{silent.getsockname()[1]}/set")
+
+
+def test_a_drivers_message_hides_secrets_of_the_environment(monkeypatch):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush-hush")
+    assert remote._cause(OSError("403 for hush-hush")) == "OSError: 403 for ***"
+
+
 def test_hdfs_says_what_it_lacks():
     pytest.importorskip("pyarrow", reason="hdfs:// needs pyarrow")
     with pytest.raises(InputRefused, match="hdfs://nowhere:8020/set: cannot be opened .*(JVM|libhdfs|libjvm|HADOOP)"):
