@@ -2,7 +2,7 @@
 
 fsspec opens the URL and alone knows the credentials: from its configuration, or the environment. The cache is a folder
 for each URL in `KILOBATCH_CACHE`, else `~/.cache/kilobatch/data`, which all processes of the machine share. When the
-files of a URL are larger than `KILOBATCH_CACHE_SIZE`, 200GB by default, those that were not read for longest are removed.
+files of a URL are larger than `KILOBATCH_CACHE_SIZE`, 200GB by default, those not read for longest are removed.
 """
 
 from __future__ import annotations

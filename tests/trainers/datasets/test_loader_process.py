@@ -86,7 +86,6 @@ def alone(folder, tmp_path_factory):
 @pytest.mark.parametrize(
     ("ranks", "kind", "number"),
     [
-        (2, "threads", 4),
         (3, "processes", 1),
         *(
             pytest.param(ranks, kind, number, marks=pytest.mark.slow)
@@ -116,6 +115,7 @@ def test_a_run_resumed_in_mid_epoch_with_other_workers_is_the_same(folder, alone
     assert trace(tmp_path / "run") == alone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["threads", "processes"])
 def test_mixed_samples_are_the_same(folder, tmp_path, kind):
     traces = []
