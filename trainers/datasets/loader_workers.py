@@ -8,6 +8,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import numpy as np
@@ -283,8 +284,9 @@ def _work(
 
 
 def _end(tasks: queue.SimpleQueue[Any], threads: Sequence[threading.Thread]) -> None:
-    while not tasks.empty():
-        tasks.get()
+    with suppress(queue.Empty):  # the workers take from it too, so its length says nothing
+        while True:
+            tasks.get_nowait()
     for _ in threads:
         tasks.put(None)
     for thread in threads:

@@ -1,6 +1,7 @@
 """Workers load what is asked for in its order, ahead and within bounds; what goes wrong is raised where it is taken."""
 
 import gc
+import sys
 import threading
 import time
 
@@ -160,3 +161,17 @@ def test_threads_end_with_their_workers():
     del workers
     gc.collect()
     assert threading.active_count() == before
+
+
+def test_workers_end_at_any_time_while_they_take_the_last_samples():
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(200):
+            workers = LoaderWorkers(2)
+            dropped = loading(count=8000)
+            dropped.dropped = True  # taken as fast as can be
+            workers.begin(dropped)
+            workers.close()
+    finally:
+        sys.setswitchinterval(interval)
