@@ -110,10 +110,11 @@ class LoaderProcess:
         assert process is not None
         with suppress(subprocess.TimeoutExpired):
             process.wait(_END_SECONDS)
+        code = process.returncode
         self.close()
         named = ", ".join(str(index) for _, index in samples[:_MOST_NAMED])
         more = f" and {len(samples) - _MOST_NAMED} more" if len(samples) > _MOST_NAMED else ""
-        how = f"{self._name}, process {process.pid}, {_end_text(process.returncode)}; it had samples {named}{more}"
+        how = f"{self._name}, process {process.pid}, {_end_text(code)}; it had samples {named}{more}"
         self._deaths += 1
         if self._deaths > 1:
             raise RankFailed(

@@ -199,7 +199,7 @@ class LoaderWorkers:
 
 
 def choose_workers(
-    loads: Sequence[Any], *, kind: str | None, number: int | None, threads: int, image_size: int | None
+    loads: Sequence[Any], *, kind: str | None, number: int | None, threads: int, on_gpu: bool, image_size: int | None
 ) -> tuple[str, int]:
     """What loads the samples of a rank: threads or processes, and how many of them; 0: the rank's own thread.
 
@@ -211,12 +211,14 @@ def choose_workers(
         loads: `AugmentedSamples` of both splits.
         kind, number: what the user asks for.
         threads: of the rank.
+        on_gpu: so that a core is free while the rank computes.
         image_size: of training.
     """
     pays = all(getattr(load.samples, "threads_pay", False) for load in loads)
     parts = (part for load in loads for part in (load.samples, *load.pipeline.parts))
     own = not all(type(getattr(part, "own", part)).__module__.startswith("trainers.") for part in parts)
-    number = threads if number is None and (threads > 1 or kind) and (pays or own or kind) else number or 0
+    worth = kind or ((threads > 1 or on_gpu) and (pays or own))
+    number = threads if number is None and worth else number or 0
     if number == 0 or kind is not None or not own:
         return kind or "threads", number
     alone = _seconds(loads[0], image_size, at_once=1)

@@ -1,4 +1,4 @@
-"""The samples of a recipe without training: in a loader worker's process, and to iterate over."""
+"""The process of a loader worker: it opens the rank's recipe and loads samples of it."""
 
 from __future__ import annotations
 

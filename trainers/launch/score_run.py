@@ -60,6 +60,8 @@ def score_run(
 
     from mpi4py import MPI
 
+    from trainers.datasets.loader_workers import LoaderWorkers
+    from trainers.kernels.threads import num_threads
     from trainers.models.batch_norm import NormGroups
     from trainers.training.build import build
     from trainers.training.extensions.evaluation import score
@@ -79,8 +81,10 @@ def score_run(
         state = load_into(parts.model, None, content)
         reached = {"update": state["update"], "epoch": state["epoch"]}
     read = {"load": parts.load_eval, "num_samples": parts.num_eval}
+    pays = getattr(parts.load_eval.samples, "threads_pay", False)
     try:
-        result = score(parts.model, **read, loss=parts.loss, mpi=MPI.COMM_SELF)
+        with LoaderWorkers(num_threads() if pays else 0) as workers:
+            result = score(parts.model, **read, loss=parts.loss, mpi=MPI.COMM_SELF, workers=workers)
     except RankFailed as error:  # a broken image, say
         raise InputRefused(str(error)) from error
     for image in (image for images in parts.skipped for image in images.values()):

@@ -35,12 +35,15 @@ _PACKAGES = (
 )
 
 
-def environment(*, ranks: list[dict[str, Any]], threads: int, fingerprint: str, exact: bool) -> dict[str, Any]:
+def environment(
+    *, ranks: list[dict[str, Any]], threads: int, loader: str, fingerprint: str, exact: bool
+) -> dict[str, Any]:
     """Versions, machine, ranks and data of a run, as plain data.
 
     Args:
         ranks: `this_rank` of each rank.
         threads: BLAS and OpenMP threads of a rank.
+        loader: the loader workers of rank 0, in words.
         fingerprint: of the data.
         exact: whether the run is in exact mode.
     """
@@ -54,6 +57,7 @@ def environment(*, ranks: list[dict[str, Any]], threads: int, fingerprint: str, 
         "cores": len(os.sched_getaffinity(0)),
         "mpi": MPI.Get_library_version().split("\n")[0].strip("\0 "),
         "threads_per_rank": threads,
+        "loader": loader,
         "ranks": ranks,
         "git": _git(),
         "data_fingerprint": fingerprint,

@@ -153,6 +153,7 @@ class _Run:
             kind=request.loader,
             number=request.loader_workers,
             threads=num_threads(),
+            on_gpu=self.device.xp is not np,
             image_size=image_sizes(self.opened.recipe)[-1],
         )
         if kind == "threads":
@@ -279,6 +280,7 @@ class _Run:
             environment=environment(
                 ranks=ranks,
                 threads=self.threads,
+                loader=self.loads_by,
                 fingerprint=opened.dataset.reader.fingerprint(opened.dataset.root),
                 exact=self.exact,
             ),

