@@ -9,7 +9,7 @@ order of its own, with one worker or several:
     decoder                  files read and decoded by the family in use, nothing else, on as many threads
     decode + crop + flip     the pipeline of augmentations on top: RandomResizedCrop 224, HorizontalFlip
     kilobatch                the trainer's own loader, to uint8 batches of 32
-    kilobatch, pillow        the same with Pillow
+    kilobatch, pillow        the same with Pillow; "kilobatch, nvimgcodec" with nvImageCodec, which decodes the crop only
     torchvision + Pillow     ImageFolder, RandomResizedCrop, RandomHorizontalFlip in a DataLoader, to uint8 batches
     torchvision's decoder    decode_jpeg of torchvision.io and transforms.v2 in a DataLoader, to uint8 batches
     ChainerCV                its transforms of an image read by Pillow, in Chainer's MultiprocessIterator
@@ -138,7 +138,8 @@ def ours(root: Path, workers: int, stack: ExitStack) -> dict[str, Turn]:
         "decode + crop + flip": with_family(family, lambda index: parts.load_pixels(0, index)),
         "kilobatch": whole_loader(family),
     }
-    return lines | ({"kilobatch, pillow": whole_loader("pillow")} if family != "pillow" else {})
+    others = [other for other in ("pillow", "nvimgcodec") if other != family and not decoders.missing(other)]
+    return lines | {f"kilobatch, {other}": whole_loader(other) for other in others}
 
 
 def torch_loader(root: Path, workers: int, stack: ExitStack, *, own_decoder: bool) -> Turn:

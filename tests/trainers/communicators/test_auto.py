@@ -108,7 +108,7 @@ def test_nothing_is_sent_where_the_first_sends_nothing(fastest, sent):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("ranks", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_between_gpus_without_nccl_whatever_waits_longer_for_its_gpu_is_not_chosen(run_on_ranks, ranks):
     done = run_on_ranks(ranks, __file__)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -31,7 +31,11 @@ HOST = re.escape(socket.gethostname())
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("words", [(2,), (3,), (3, "python")], ids=lambda words: "-".join(map(str, words)))
+@pytest.mark.parametrize(
+    "words",
+    [pytest.param((2,), marks=pytest.mark.slow), (3,), (3, "python")],
+    ids=lambda words: "-".join(map(str, words)),
+)
 def test_on_ranks(run_on_ranks, words):
     ranks, *implementation = words
     done = run_on_ranks(ranks, __file__, *implementation)
