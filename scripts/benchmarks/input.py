@@ -9,7 +9,8 @@ order of its own, with one worker or several:
     decoder                  files read and decoded by the family in use, nothing else, on as many threads
     decode + crop + flip     the pipeline of augmentations on top: RandomResizedCrop 224, HorizontalFlip
     kilobatch                the trainer's own loader, to uint8 batches of 32
-    kilobatch, pillow        the same with Pillow; "kilobatch, nvimgcodec" with nvImageCodec, which decodes the crop only
+    kilobatch, pillow        the same with Pillow
+    kilobatch, nvimgcodec    the same with nvImageCodec, which decodes no more than the crop
     torchvision + Pillow     ImageFolder, RandomResizedCrop, RandomHorizontalFlip in a DataLoader, to uint8 batches
     torchvision's decoder    decode_jpeg of torchvision.io and transforms.v2 in a DataLoader, to uint8 batches
     ChainerCV                its transforms of an image read by Pillow, in Chainer's MultiprocessIterator
