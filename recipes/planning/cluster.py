@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from recipes.planning.hardware import Hardware
 from recipes.schema.vocabulary import Component
 
 _BUCKET_BYTES = (256_000, 32_000_000)  # at least and at most, where the plan decides
@@ -60,6 +61,7 @@ class Cluster:
         cuda_graph: replay forward and backward of a micro-batch as a CUDA graph, once two replays have given what the
             eager computation gave; where that does not work they stay eager, and the log says why. GPUs only; not run
             on one yet.
+        hardware: what its devices, links and storage can do, for the time that a run takes; null: no time is planned.
     Raises:
         ValueError: a number is out of its range.
     """
@@ -74,6 +76,7 @@ class Cluster:
     micro_batch_size: int | Literal["auto"] = "auto"
     exchange: GradientExchange = GradientExchange()
     cuda_graph: bool = False
+    hardware: Hardware | None = None
 
     def __post_init__(self) -> None:
         for field in ("nodes", "workers_per_node", "device_memory_bytes"):
@@ -81,6 +84,19 @@ class Cluster:
                 raise ValueError(f"Cluster.{field} must be at least 1, got {getattr(self, field)}")
         if self.micro_batch_size != "auto" and self.micro_batch_size < 1:
             raise ValueError(f"Cluster.micro_batch_size must be auto or at least 1, got {self.micro_batch_size}")
+        if self.hardware is not None:
+            self._require_links(self.hardware)
+
+    def _require_links(self, hardware: Hardware) -> None:
+        """Refuse hardware whose workers could not reach each other, or whose rate took more devices than a node has."""
+        if self.nodes > 1 and hardware.network is None:
+            raise ValueError(f"Cluster.hardware.network is missing, and there are {self.nodes} nodes")
+        if self.workers_per_node > 1 and hardware.node_link is None and not hardware.all_reduces:
+            raise ValueError(f"Cluster.hardware.node_link is missing, and a node has {self.workers_per_node} workers")
+        for rate in hardware.rates:
+            if rate.devices > self.workers_per_node:
+                what = f"is of {rate.devices} devices, and a node has {self.workers_per_node}"
+                raise ValueError(f"Cluster.hardware.rates: that of {rate.model} {what}; give one of a node's devices")
 
     @property
     def num_workers(self) -> int:

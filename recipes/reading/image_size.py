@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TypeVar
 
 from recipes.reading.read import Reading
@@ -24,6 +25,24 @@ def at_image_size(entry: _Entry, size: int) -> _Entry:
     """An augmentation with `size` pixels in place of `image_size`; the same object if it does not use it."""
     keys = [] if isinstance(entry, Unbuilt) else keys_of_image_size(entry)
     return dataclasses.replace(entry, **dict.fromkeys(keys, size)) if keys else entry
+
+
+def image_sizes(recipe: Recipe) -> list[int | None]:
+    """Side of the images that the model is trained on in pixels, for each step of the recipe's `image_size`.
+
+    It is the `size` of the last augmentation that has one, else None. An augmentation whose `size` is not that of its
+    output says so by a class attribute `keeps_size = True`.
+    """
+    if recipe.image_size is None:
+        return [side_of(recipe.augmentation.train)]
+    steps = recipe.image_size.sizes
+    return [side_of([at_image_size(part, size) for part in recipe.augmentation.train]) or size for size in steps]
+
+
+def side_of(parts: Sequence[object]) -> int | None:
+    """The `size` of the last augmentation that has one."""
+    sizes = [getattr(part, "size", None) for part in parts if not getattr(part, "keeps_size", False)]
+    return next((size for size in reversed(sizes) if isinstance(size, int)), None)
 
 
 def check_image_size(reading: Reading, recipe: Recipe) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from recipes.errors import InputRefused
 from recipes.planning.cluster import GradientExchange
 from recipes.planning.planner import Model
-from recipes.reading.image_size import at_image_size
+from recipes.reading.image_size import image_sizes, side_of
 from recipes.schema import Dataset, Recipe
 from recipes.schema.vocabulary import Unbuilt
 from trainers.augmentations.mixing import GroupMixing
@@ -228,23 +228,6 @@ def _with_weights(model: chainer.Chain, recipe: Recipe, dataset: Dataset) -> cha
     return model
 
 
-def image_sizes(recipe: Recipe) -> list[int | None]:
-    """Side of the images that the model is trained on in pixels, for each step of the recipe's `image_size`.
-
-    It is the `size` of the last augmentation that has one, else None. An augmentation whose `size` is not that of its
-    output says so by a class attribute `keeps_size = True`.
-    """
-    if recipe.image_size is None:
-        return [_side(recipe.augmentation.train)]
-    steps = recipe.image_size.sizes
-    return [_side([at_image_size(part, size) for part in recipe.augmentation.train]) or size for size in steps]
-
-
-def _side(parts: Sequence[object]) -> int | None:
-    sizes = [getattr(part, "size", None) for part in parts if not getattr(part, "keeps_size", False)]
-    return next((size for size in reversed(sizes) if isinstance(size, int)), None)
-
-
 def _require_sizes(model: chainer.Chain, component: object, *, channels: int, sizes: Sequence[int]) -> None:
     """Refuse now, not in the middle of the run, a model that fails on one of the sizes."""
     for size in sizes:
@@ -261,7 +244,7 @@ def _require_sizes(model: chainer.Chain, component: object, *, channels: int, si
 
 def _require_evaluated_size(model: chainer.Chain, recipe: Recipe) -> None:
     """Refuse now a model made for one `image_size` that evaluation would give another."""
-    built_for, scored_at = getattr(model, "image_size", None), _side(recipe.augmentation.eval)
+    built_for, scored_at = getattr(model, "image_size", None), side_of(recipe.augmentation.eval)
     if None not in (built_for, scored_at) and built_for != scored_at:
         raise InputRefused(
             f"{type(recipe.model).__name__} takes images of one size, and would be trained on {built_for}x{built_for} "
