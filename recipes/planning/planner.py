@@ -67,6 +67,7 @@ class Plan:
         model: sizes for the memory, or None where the model was not built.
         exact: divided so that the bits of the run do not depend on the number of workers.
         why_not_exact: what keeps the bits from that, and a way out; None where `exact`.
+        micro_batch_size: the most samples of one forward on one worker that was asked for, or `auto`.
     """
 
     recipe: Recipe
@@ -78,6 +79,7 @@ class Plan:
     model: Model | None = None
     exact: bool = False
     why_not_exact: str | None = None
+    micro_batch_size: int | str = "auto"
 
     def division_of(self, update: int) -> Division:
         """How an update is divided."""
@@ -222,6 +224,7 @@ def plan(
         model=model,
         exact=exact,
         why_not_exact=why_not_exact,
+        micro_batch_size=largest,
     )
     _require_memory(made)
     return made
@@ -242,12 +245,17 @@ def _require_workers(workers: int, cluster: Cluster, whole: Timeline) -> None:
         )
 
 
+def largest_micro_batch(asked: int | str, norm_span: int) -> int:
+    """The most samples of one forward, where `asked` may be `auto`."""
+    return max(norm_span, _AUTO_MICRO_BATCH_SIZE) if asked == "auto" else asked
+
+
 def _division(
     recipe: Recipe, segment: Segment, workers: int, largest: int | str, *, exact: bool, by_group: bool
 ) -> Division:
     """How the updates of a segment are divided, at most `largest` samples a forward."""
     parts = {"global_batch_size": segment.global_batch_size, "norm_span": segment.norm_span, "workers": workers}
-    size = max(segment.norm_span, _AUTO_MICRO_BATCH_SIZE) if largest == "auto" else largest
+    size = largest_micro_batch(largest, segment.norm_span)
     who = None
     if getattr(recipe.optimizer, "needs_group_gradients", False):
         who, by_group = f"{type(recipe.optimizer).__name__} needs the gradient of", True

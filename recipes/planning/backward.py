@@ -1,0 +1,274 @@
+"""Questions backwards: how many devices for a time, which batch for an accuracy, how to share devices among trials.
+
+Time is not monotone in the devices at a fixed batch (norm groups and samples do not divide evenly), so all numbers of
+devices are computed, in one call on arrays.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from recipes.errors import InputRefused
+from recipes.planning.forecast import PARTS, Timing, case_of, num_evaluations, timing_of
+from recipes.planning.planner import Plan, largest_micro_batch
+from recipes.schema.vocabulary import Unbuilt
+
+MOST_DEVICES = 100_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """Epochs to 75.9 % of ResNet-50 on ImageNet with LARS at a batch: mean, least and most of so many runs."""
+
+    batch: int
+    epochs: float
+    least: float
+    most: float
+    runs: int
+
+
+# MLPerf Training's reference convergence points. Hyperparameters: recipes `mlperf/lars_*`.
+CONVERGENCE = tuple(
+    Point(batch=batch, epochs=epochs, least=least, most=most, runs=runs)
+    for batch, epochs, least, most, runs in (
+        (1632, 35.0, 33, 37, 17),
+        (3264, 35.2, 34, 37, 15),
+        (4096, 40.0, 39, 42, 10),
+        (8192, 42.0, 41, 44, 10),
+        (13056, 45.4, 44, 46, 10),
+        (32768, 56.0, 55, 57, 10),
+        (49152, 68.0, 67, 69, 10),
+        (58880, 79.9, 78, 81, 10),
+    )
+)
+CONVERGENCE_TARGET = 0.759
+
+
+def epochs_to_target(batch: int) -> tuple[float, float, float]:
+    """Mean, least and most epochs to 75.9 % at a batch, linear in its logarithm between the reference points.
+
+    Raises:
+        InputRefused: the batch lies outside the points.
+
+    >>> epochs_to_target(32768)
+    (56.0, 55.0, 57.0)
+    """
+    sizes = [point.batch for point in CONVERGENCE]
+    if not sizes[0] <= batch <= sizes[-1]:
+        known = f"{sizes[0]:,} to {sizes[-1]:,}"
+        raise InputRefused(f"epochs to {CONVERGENCE_TARGET:.1%} are published for batches of {known}, not of {batch:,}")
+    at = min(bisect_right(sizes, batch), len(sizes) - 1)
+    low, high = CONVERGENCE[at - 1], CONVERGENCE[at]
+    share = math.log(batch / low.batch) / math.log(high.batch / low.batch)
+    values = [(getattr(low, name), getattr(high, name)) for name in ("epochs", "least", "most")]
+    return tuple(float(first + share * (last - first)) for first, last in values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scan:
+    """The time of a run on each number of devices; infinite where they cannot serve it.
+
+    Args:
+        devices: rising, shape (n,).
+        seconds: of the run, shape (n,).
+        parts: of the updates, seconds by part, each of shape (n,).
+        other: evaluations, checkpoints and start, in seconds, shape (n,).
+    """
+
+    devices: np.ndarray
+    seconds: np.ndarray
+    parts: dict[str, np.ndarray]
+    other: np.ndarray
+
+    def fewest(self, seconds: float) -> int | None:
+        """The fewest devices on which the run takes at most so long; None if none of them do."""
+        fit = np.flatnonzero(self.seconds <= seconds)
+        return int(self.devices[fit[0]]) if len(fit) else None
+
+    @property
+    def fastest(self) -> int:
+        """The fewest devices on which the run is fastest."""
+        return int(self.devices[np.argmin(self.seconds)])
+
+
+def fullest_shares(
+    *, global_batch_size: int, norm_span: int, devices: np.ndarray, micro_batch_size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Micro-batch and micro-batches of the worker with the most samples; 0 where the workers cannot serve the batch.
+
+    The rules are those of `division.divide`, on an array of numbers of workers.
+    """
+    groups = global_batch_size // norm_span
+    needed = -(-norm_span // micro_batch_size)
+    team = np.minimum(np.maximum(needed, devices // groups), norm_span)
+    teams = np.maximum(devices // team, 1)
+    each = -(-groups // teams)
+    part = -(-norm_span // team)
+    steps = -(-each // max(1, micro_batch_size // norm_span))
+    serves = (devices >= needed) & (devices <= global_batch_size)
+    return np.where(serves, -(-each // steps) * part, 0), np.where(serves, steps, 0)
+
+
+def scan(plan: Plan, image_sizes: dict | None = None, devices: Sequence[int] | np.ndarray | None = None) -> Scan:
+    """The time of a plan's run on other numbers of devices of its cluster, or of a larger one of its kind.
+
+    Args:
+        plan: on a cluster with `hardware`; its number of workers does not matter.
+        image_sizes: as of `forecast`.
+        devices: rising; from 1 to 100,000 by default.
+    Raises:
+        NoForecast: the cluster lacks a figure.
+    """
+    numbers = np.arange(1, MOST_DEVICES + 1) if devices is None else np.asarray(devices)
+    node = plan.cluster.workers_per_node
+    found = [_scanned(plan, image_sizes or {}, numbers[numbers == one]) for one in range(1, node + 1) if one in numbers]
+    if (numbers > node).any():
+        found.append(_scanned(plan, image_sizes or {}, numbers[numbers > node]))
+    return Scan(
+        devices=numbers,
+        seconds=np.concatenate([each.seconds for each in found]),
+        parts={part: np.concatenate([each.parts[part] for each in found]) for part in PARTS},
+        other=np.concatenate([each.other for each in found]),
+    )
+
+
+def _scanned(plan: Plan, sides: dict, devices: np.ndarray) -> Scan:
+    """Of numbers of devices that one calibration serves: one number within a node, or any beyond."""
+    parts = {part: np.zeros(len(devices)) for part in PARTS}
+    serves = np.ones(len(devices), dtype=bool)
+    timing: Timing | None = None
+    for planned in plan.segments:
+        segment, size = planned.segment, planned.segment.image_size
+        largest = largest_micro_batch(plan.micro_batch_size, segment.norm_span)
+        span, batch = segment.norm_span, segment.global_batch_size
+        micro, steps = fullest_shares(
+            global_batch_size=batch, norm_span=span, devices=devices, micro_batch_size=largest
+        )
+        serves &= micro > 0
+        reached = int(micro.max(initial=1)) or 1
+        timing = timing_of(case_of(plan, sides.get(size, size)), micro_batch_size=reached, devices=int(devices[-1]))
+        made = timing.update(
+            devices=devices, micro_batch_size=np.maximum(micro, 1), steps=np.maximum(steps, 1), samples=batch
+        )
+        for part in PARTS:
+            parts[part] += segment.num_updates * np.broadcast_to(getattr(made, part), devices.shape)
+    hardware = plan.cluster.hardware
+    scored = num_evaluations(plan) * -(-plan.dataset.num_eval // devices) * timing.scoring_seconds
+    other = scored + hardware.start_seconds
+    seconds = np.where(serves, sum(parts.values()) + other, np.inf)
+    return Scan(devices=devices, seconds=seconds, parts=parts, other=other)
+
+
+def reaches_target(plan: Plan, top1: float) -> None:
+    """Refuse an accuracy that no published points give epochs for.
+
+    Raises:
+        InputRefused: another model or data set, or more than 75.9 %.
+    """
+    model = plan.recipe.model
+    kind = model.kind if isinstance(model, Unbuilt) else type(model).__name__
+    if (kind, plan.dataset.name) != ("ResNet50", "imagenet") or top1 > CONVERGENCE_TARGET:
+        what = f"epochs by batch are published for ResNet50 on imagenet to {CONVERGENCE_TARGET}"
+        raise InputRefused(f"--target top1={top1:g}: {what}, not for {kind} on {plan.dataset.name} to {top1:g}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A way to reach an accuracy.
+
+    Args:
+        batch, epochs: and the least and most epochs of published runs.
+        devices: on which it takes `seconds`.
+        seconds: expected; at the least and the most epochs.
+    """
+
+    batch: int
+    epochs: tuple[float, float, float]
+    devices: int
+    seconds: tuple[float, float, float]
+
+
+def choices(
+    plan_at: Any, *, batches: Sequence[int], devices: int, image_sizes: dict | None, within: float | None
+) -> list[Choice]:
+    """For each batch the fewest devices that reach 75.9 % in time, or without a time all that are of use.
+
+    Args:
+        plan_at: (batch, epochs) -> the plan of a run of that batch and length.
+        batches: to try, within the reference points.
+        devices: the most to take.
+        image_sizes: as of `forecast`.
+        within: seconds; None for the fastest.
+    """
+    found = []
+    for batch in batches:
+        epochs = epochs_to_target(batch)
+        most = min(devices, batch)
+        numbers = np.arange(1, most + 1)
+        times = scan(plan_at(batch, epochs[0]), image_sizes, numbers)
+        number = times.fastest if within is None else times.fewest(within)
+        if number is None:
+            continue
+        at = int(np.flatnonzero(times.devices == number)[0])
+        mean = float(times.seconds[at])
+        ends = tuple(float(mean * value / epochs[0]) for value in epochs[1:])
+        found.append(Choice(batch=batch, epochs=epochs, devices=number, seconds=(mean, *ends)))
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharing:
+    """Devices shared among trials of a search.
+
+    Args:
+        devices_each: of one trial.
+        at_once: trials side by side.
+        rounds: one after another.
+        trial_seconds, seconds: of one trial, and of all.
+    """
+
+    devices_each: int
+    at_once: int
+    rounds: int
+    trial_seconds: float
+    seconds: float
+
+
+def sharings(times: Scan, *, trials: int, devices: int) -> list[Sharing]:
+    """Every way to share `devices` evenly among trials, from one device each to all for one; only those that serve."""
+    found = []
+    for each in (number for number in range(1, devices + 1) if devices % number == 0):
+        trial = float(times.seconds[np.flatnonzero(times.devices == each)[0]])
+        if not math.isfinite(trial):
+            continue
+        at_once = min(devices // each, trials)
+        rounds = -(-trials // at_once)
+        found.append(
+            Sharing(devices_each=each, at_once=at_once, rounds=rounds, trial_seconds=trial, seconds=rounds * trial)
+        )
+    return found
+
+
+SEQUENTIAL_ROUNDS = 10  # assumed: a sampler that learns needs so many rounds to use what it learned
+
+
+def best_sharing(found: Sequence[Sharing], *, sequential: bool) -> Sharing:
+    """The fastest; for a sampler that learns from ended trials, of those with at least ten rounds where there are."""
+    fit = [each for each in found if each.rounds >= SEQUENTIAL_ROUNDS] if sequential else []
+    return min(fit or found, key=lambda each: (each.seconds, each.devices_each))
+
+
+def at_batch(plan: Plan, batch: int, epochs: float) -> Any:
+    """The recipe of a plan at another batch and length, for planning only: its rates are not adapted."""
+    ramp = plan.recipe.batch.global_
+    span = plan.recipe.batch.norm_span
+    one = replace(plan.recipe.batch, global_=type(ramp)(boundaries=(0.0,), sizes=(batch,)))
+    size = math.gcd(batch, span.sizes[0]) or 1
+    one = replace(one, norm_span=type(span)(boundaries=(0.0,), sizes=(size,)))
+    return replace(plan.recipe, batch=one, epochs=epochs)
